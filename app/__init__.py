@@ -1,0 +1,1 @@
+"""View: Streamlit pages and chart builders."""

@@ -1,0 +1,1 @@
+"""What the machine is: descriptions and data files; no simulation, no GPU."""

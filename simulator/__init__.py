@@ -1,0 +1,1 @@
+"""What runs on the machine and how long it takes."""
