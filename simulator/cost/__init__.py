@@ -1,0 +1,1 @@
+"""Seconds for an operator or a transfer (pure functions)."""

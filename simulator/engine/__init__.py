@@ -1,0 +1,1 @@
+"""Executes a schedule on a cluster: the only part that imports SimPy."""

@@ -1,0 +1,1 @@
+"""Where things live: rank coordinates, stages, routing, bytes per GPU (pure)."""

@@ -1,0 +1,1 @@
+"""Shapes, operators and counts of a transformer: pure data, no time."""

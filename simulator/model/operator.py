@@ -1,0 +1,79 @@
+"""One operator of a training step as plain data: what it computes and moves, not how long it takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Direction = Literal["F", "I", "W"]
+"""Forward, input gradient, weight gradient."""
+
+Dtype = Literal["fp8", "bf16", "fp32"]
+
+OperatorClass = Literal[
+    "gemm",  # dense matrix product on tensor cores
+    "grouped_gemm",  # the experts of one rank in one launch
+    "wgrad_gemm",  # weight gradient, FP32 accumulation into the gradient buffer
+    "gate_gemm",  # router logits (small n)
+    "attention_forward",
+    "attention_backward",
+    "attention_pre_post",  # the two memory-bound kernels around the attention backward core
+    "cast",  # quantisation, de-quantisation, with or without transpose
+    "permute",  # expand to expert order, reduce back, mapping
+    "norm",
+    "swiglu",
+    "rope",
+    "copy",
+    "transpose",
+    "elementwise",
+    "topk",  # gate selection and its small kernels
+    "embedding",
+    "loss",
+    "optimizer",
+]
+
+Phase = Literal[
+    "attn F", "mlp F", "mlp I", "mlp W", "attn I", "attn W",
+    "dispatch F", "combine F", "combine B", "dispatch B",
+]  # fmt: skip
+"""Slots of the overlap schedule. The four communication phases hold only the small operators
+that run on the communication stream before the payload (layout, cast)."""
+
+BlockKind = Literal["embedding", "dense", "moe", "mtp", "head"]
+"""What a pipeline stage is made of. `mtp` is a multi-token-prediction module: one MoE block plus its
+projection and norms (its head pass is a separate `head` block). `head` is final norm + output
+projection + loss over the local tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class GemmShape:
+    """[m, k] x [k, n], `groups` times with m rows in all (m is the sum over groups)."""
+
+    m: float
+    n: int
+    k: float
+    groups: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One kernel-sized piece of work on one GPU for one micro-batch.
+
+    `flop`, `bytes_read` and `bytes_written` are totals of the launch. `per_received_row` is true where
+    all of them (and gemm.m, or gemm.k of a weight gradient) grow with the token rows that routing sends
+    to this rank; they are then given for the nominal rows. `recompute` marks work that model FLOPs do
+    not count.
+    """
+
+    name: str
+    cls: OperatorClass
+    direction: Direction
+    dtype: Dtype
+    flop: float = 0.0
+    bytes_read: float = 0.0
+    bytes_written: float = 0.0
+    gemm: GemmShape | None = None
+    per_received_row: bool = False
+    recompute: bool = False
+    stream: int = 0
+    """0 = main compute stream; 1 = the second compute stream of the weight-gradient phase."""

@@ -1,0 +1,47 @@
+"""Which number format each kind of tensor and product uses."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+Format = Literal["fp8", "bf16", "fp32"]
+
+BYTES_PER_ELEMENT: dict[str, float] = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0}
+FP8_TILE = 128
+"""Elements that share one FP32 scale (DeepSeek-V3 report, section 3.3: 1x128 tiles)."""
+
+
+class Precision(BaseModel):
+    """A precision recipe; the presets `fp8` and `bf16` are in `PRECISIONS`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    linear: Literal["fp8", "bf16"]
+    head: Literal["bf16", "fp32"] = "bf16"
+    parameters: Literal["bf16", "fp8", "fp32"] = "bf16"
+    """Format of the copy that forward and backward read."""
+    master_weights: Format = "fp32"
+    gradients: Format = "fp32"
+    moments: Format = "fp32"
+    dispatch: Literal["fp8", "bf16"] = "bf16"
+    """Payload of dispatch forward and of the gradient that the backward of combine sends."""
+    combine: Literal["fp8", "bf16"] = "bf16"
+    activation_cache: Literal["fp8", "bf16"] = "bf16"
+    gradient_reduce: Literal["fp32", "bf16"] = "fp32"
+    """Format of the data-parallel reduce-scatter."""
+    parameter_gather: Literal["fp32", "bf16", "fp8"] = "bf16"
+
+
+PRECISIONS: dict[str, Precision] = {
+    # DeepSeek-V3 report 3.3: FP8 products, BF16 moments, FP32 masters and gradients, FP8 dispatch and cache.
+    "fp8": Precision(linear="fp8", moments="bf16", dispatch="fp8", activation_cache="fp8"),
+    "bf16": Precision(linear="bf16"),
+}
+
+
+def row_bytes(elements: float, fmt: str) -> float:
+    """Bytes of one row in a format, its FP8 scales (one FP32 per 128 elements) included."""
+    scales = 4.0 * elements / FP8_TILE if fmt == "fp8" else 0.0
+    return elements * BYTES_PER_ELEMENT[fmt] + scales
