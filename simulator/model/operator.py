@@ -35,9 +35,11 @@ OperatorClass = Literal[
 Phase = Literal[
     "attn F", "mlp F", "mlp I", "mlp W", "attn I", "attn W",
     "dispatch F", "combine F", "combine B", "dispatch B",
+    "gather F", "gather B", "scatter W",
 ]  # fmt: skip
-"""Slots of the overlap schedule. The four communication phases hold only the small operators
-that run on the communication stream before the payload (layout, cast)."""
+"""Slots of the overlap schedule. The four expert-parallel phases hold only the small operators that run
+on the communication stream before the payload (layout, cast); the last three are ZeRO-3's parameter
+all-gathers and gradient reduce-scatter, without operators of their own."""
 
 BlockKind = Literal["embedding", "dense", "moe", "mtp", "head"]
 """What a pipeline stage is made of. `mtp` is a multi-token-prediction module: one MoE block plus its

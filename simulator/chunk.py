@@ -1,0 +1,216 @@
+"""The phases inside one schedule action, as plain data: which stream, in which order, waiting for what.
+
+A pipeline action (F, B, I, W or an overlapped F&B pair) becomes a `Template`: a list of `Task`s on two
+in-order streams, `compute` and `communication`. The engine walks the template; nothing here knows time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from moesim.simulator.model.operator import Phase
+
+Stream = Literal["compute", "communication"]
+ActionKind = Literal["F", "B", "I", "W", "F&B"]
+
+COMMUNICATION_PHASES: frozenset[str] = frozenset({"dispatch F", "combine F", "combine B", "dispatch B"})
+
+FORWARD_CHAIN: tuple[Phase, ...] = ("attn F", "dispatch F", "mlp F", "combine F")
+INPUT_CHAIN: tuple[Phase, ...] = ("combine B", "mlp I", "dispatch B", "attn I")
+WEIGHT_OF: dict[Phase, Phase] = {"mlp W": "mlp I", "attn W": "attn I"}
+"""A weight gradient may start when the input gradient of the same part has its output gradient."""
+
+
+class OverlapOrder(BaseModel):
+    """Order of the phases of one layer pair inside an overlapped F&B action.
+
+    Both streams run their list in order, layer pair by layer pair; dependencies do the rest.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    compute: tuple[Phase, ...]
+    communication: tuple[Phase, ...]
+    source: str
+
+    @model_validator(mode="after")
+    def _complete(self) -> OverlapOrder:
+        want_compute = {"attn F", "mlp I", "mlp W", "mlp F", "attn I", "attn W"}
+        if set(self.compute) != want_compute or len(self.compute) != len(want_compute):
+            raise ValueError(f"compute must name each of {sorted(want_compute)} once, got {list(self.compute)}")
+        if set(self.communication) != COMMUNICATION_PHASES or len(self.communication) != 4:
+            raise ValueError(
+                f"communication must name each of {sorted(COMMUNICATION_PHASES)} once, got {list(self.communication)}"
+            )
+        return self
+
+
+OVERLAP_ORDERS: dict[str, OverlapOrder] = {
+    "deepseek-v3": OverlapOrder(
+        compute=("attn F", "mlp I", "mlp W", "mlp F", "attn I", "attn W"),
+        communication=("combine B", "dispatch F", "dispatch B", "combine F"),
+        source="deepseek-ai/profile-data@449602428a1b train.json, order of the phases in the trace",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One phase of one block. `deps` are positions of earlier tasks in the same template."""
+
+    phase: Phase
+    stream: Stream
+    side: int
+    """0: the forward micro-batch of the action, 1: the backward one."""
+    block: int
+    """Position of the block in its stage."""
+    deps: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """Tasks in an order that respects both streams and every dependency.
+
+    `forward_out` / `backward_out`: the task whose end lets the activation / the input gradient leave for
+    the next stage (None where the action produces none, or the stage has no such phase).
+    """
+
+    kind: ActionKind
+    tasks: tuple[Task, ...]
+    forward_out: int | None
+    backward_out: int | None
+
+
+BlockPhases = Sequence[frozenset[Phase]]
+"""For every block of a stage, in forward order: the phases it has."""
+
+
+def build_template(
+    kind: ActionKind,
+    forward: BlockPhases = (),
+    backward: BlockPhases = (),
+    order: OverlapOrder | None = None,
+) -> Template:
+    """Return the task template of an action.
+
+    Un-overlapped actions run serially: every task waits for the one before it. In an overlapped pair the
+    two streams run side by side in `order`, and only true dependencies join them. Source: order of the
+    slots in DeepSeek's published H800 profile; docs/model.md, section "Inside an F&B pair".
+    """
+    if kind == "F&B":
+        if order is None:
+            raise ValueError("an overlapped pair needs an overlap order")
+        return _pair(forward, backward, order)
+    return _serial(kind, forward if kind == "F" else backward)
+
+
+def _serial(kind: ActionKind, blocks: BlockPhases) -> Template:
+    side = 0 if kind == "F" else 1
+    wanted: dict[ActionKind, tuple[Phase, ...]] = {
+        "F": FORWARD_CHAIN,
+        "I": INPUT_CHAIN,
+        "W": ("mlp W", "attn W"),
+        "B": ("combine B", "mlp I", "mlp W", "dispatch B", "attn I", "attn W"),
+    }
+    order = range(len(blocks)) if kind == "F" else range(len(blocks) - 1, -1, -1)
+    tasks: list[Task] = []
+    out: int | None = None
+    for block in order:
+        for phase in wanted[kind]:
+            if phase in blocks[block]:
+                deps = (len(tasks) - 1,) if tasks else ()
+                tasks.append(Task(phase, _stream(phase), side, block, deps))
+                if kind == "F" or phase in INPUT_CHAIN:
+                    out = len(tasks) - 1
+    if kind == "B" and tasks:
+        out = len(tasks) - 1  # autograd hands the gradient on when the whole chunk is done
+    return Template(kind, tuple(tasks), out if kind == "F" else None, out if kind in ("B", "I") else None)
+
+
+def _stream(phase: Phase) -> Stream:
+    return "communication" if phase in COMMUNICATION_PHASES else "compute"
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    phase: Phase
+    side: int
+    block: int
+
+
+def _pair(forward: BlockPhases, backward: BlockPhases, order: OverlapOrder) -> Template:
+    compute, communication = _stream_slots(forward, backward, order)
+    chain = _dependencies(forward, backward)
+    tasks: list[Task] = []
+    at: dict[_Slot, int] = {}
+    queues = {"compute": compute, "communication": communication}
+    while compute or communication:
+        for name in ("compute", "communication"):
+            queue = queues[name]
+            if queue and all(d in at for d in chain[queue[0]]):
+                slot = queue.pop(0)
+                at[slot] = len(tasks)
+                deps = tuple(at[d] for d in chain[slot])
+                tasks.append(Task(slot.phase, _stream(slot.phase), slot.side, slot.block, deps))
+                break
+        else:
+            raise ValueError(
+                f"overlap order deadlocks: compute waits at {compute[:1]}, communication at {communication[:1]}"
+            )
+    forward_last = [at[s] for s in at if s.side == 0]
+    backward_last = [at[s] for s in at if s.side == 1 and s.phase in INPUT_CHAIN]
+    return Template(
+        "F&B",
+        tuple(tasks),
+        max(forward_last, default=None),
+        max(backward_last, default=None),
+    )
+
+
+def _stream_slots(
+    forward: BlockPhases, backward: BlockPhases, order: OverlapOrder
+) -> tuple[list[_Slot], list[_Slot]]:
+    """Queue of each stream: layer pair by layer pair (forward in order, backward from the last block)."""
+    compute: list[_Slot] = []
+    communication: list[_Slot] = []
+    for position in range(max(len(forward), len(backward))):
+        pair = []
+        if position < len(forward):
+            pair.append((0, position, forward[position]))
+        if position < len(backward):
+            block = len(backward) - 1 - position
+            pair.append((1, block, backward[block]))
+        for phases, queue in ((order.compute, compute), (order.communication, communication)):
+            for phase in phases:
+                for side, block, have in pair:
+                    if phase in have and (side == 0) == (phase in FORWARD_CHAIN):
+                        queue.append(_Slot(phase, side, block))
+    return compute, communication
+
+
+def _dependencies(forward: BlockPhases, backward: BlockPhases) -> dict[_Slot, tuple[_Slot, ...]]:
+    """Data dependencies of every slot: its own chain, across blocks."""
+    chain: dict[_Slot, tuple[_Slot, ...]] = {}
+    before: tuple[_Slot, ...] = ()
+    for block, have in enumerate(forward):
+        for phase in FORWARD_CHAIN:
+            if phase in have:
+                slot = _Slot(phase, 0, block)
+                chain[slot] = before
+                before = (slot,)
+    before = ()
+    for block in range(len(backward) - 1, -1, -1):
+        for phase in INPUT_CHAIN:
+            if phase in backward[block]:
+                slot = _Slot(phase, 1, block)
+                chain[slot] = before
+                before = (slot,)
+        for weight, source in WEIGHT_OF.items():
+            if weight in backward[block]:
+                need = _Slot(source, 1, block)
+                chain[_Slot(weight, 1, block)] = (need,) if source in backward[block] else before
+    return chain
