@@ -1,0 +1,368 @@
+"""Import of Hugging Face `config.json` files: raw keys only, never a class default."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.validation import nearest, validate_model
+from moesim.hwmodels.yaml_io import dump_mapping, load_mapping
+from moesim.simulator.model.shape import ModelShape
+
+NESTED = ("text_config", "llm_config")
+"""Keys under which multimodal files keep the language model."""
+
+_MISSING = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Understood:
+    """One key of the file, its value and what it means here."""
+
+    key: str
+    value: Any
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedModel:
+    """A shape with the account of how its file was read; `shape.not_modelled` names what is left out."""
+
+    shape: ModelShape
+    understood: tuple[Understood, ...]
+    ignored: tuple[str, ...]
+
+
+def import_hf(path: str | Path) -> ImportedModel:
+    """Read a Hugging Face config.json of a known family.
+
+    Raises InputError naming file and key for an unknown `model_type`, a missing key, a value of the
+    wrong type, and a feature that would change the shape in a way that is not modelled.
+    """
+    return shape_from_config(load_mapping(path), str(path))
+
+
+def shape_from_config(data: dict[str, Any], place: str) -> ImportedModel:
+    """`import_hf` for a mapping that was already read from `place`."""
+    config, prefix = data, ""
+    for key in NESTED:
+        inner = data.get(key)
+        if isinstance(inner, dict) and data.get("model_type") not in FAMILIES:
+            config, prefix = inner, f"{key}."
+    reader = _Reader(config, place, prefix)
+    family = reader.text("model_type", "family")
+    if family not in FAMILIES:
+        raise InputError(
+            f"{place}: {prefix}model_type={family!r} is not a family that can be imported"
+            f"{nearest(family, list(FAMILIES))}; known families: {', '.join(sorted(FAMILIES))}. Another "
+            "model can be described by hand in a model file (see the shipped ones for the keys)."
+        )
+    fields = _common(reader) | FAMILIES[family](reader)
+    left_out = list(fields.pop("not_modelled", ()))
+    if prefix:
+        left_out.append(f"everything outside {prefix[:-1]} (the file describes a multimodal model)")
+    stem = Path(place).stem
+    fields["name"] = stem if stem != "config" else Path(place).resolve().parent.name or family
+    fields["source"] = {
+        "kind": "published",
+        "reference": f"Hugging Face config {Path(place).name} ({family})",
+    }
+    shape = validate_model(ModelShape, fields | {"not_modelled": left_out}, place)
+    outside = [key for key in data if prefix and f"{key}." != prefix]
+    return ImportedModel(shape, tuple(reader.understood), tuple([*outside, *reader.unread()]))
+
+
+def to_yaml(shape: ModelShape) -> str:
+    """A model file that `load_model` reads back to an equal shape; absent parts are left out."""
+    return dump_mapping(shape.model_dump(mode="json", exclude_none=True))
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Typed access to the keys of one file; remembers what was read and what it was taken for."""
+
+    config: dict[str, Any]
+    place: str
+    prefix: str
+    understood: list[Understood] = field(default_factory=list)
+    seen: set[str] = field(default_factory=set)
+
+    def take(self, keys: tuple[str, ...], meaning: str, absent: Any = _MISSING) -> Any:
+        """The value under the one of `keys` (aliases) that the file has."""
+        present = [key for key in keys if key in self.config]
+        self.seen.update(present)
+        if not present:
+            if absent is not _MISSING:
+                return absent
+            raise InputError(
+                f"{self.place}: the key {self.prefix}{' or '.join(keys)} is missing ({meaning}). The defaults "
+                "of a model class are not the model: add the key with the value that the model has."
+            )
+        value = self.config[present[0]]
+        for key in present[1:]:
+            if self.config[key] != value:
+                raise InputError(
+                    f"{self.place}: {self.prefix}{present[0]}={value!r} and {self.prefix}{key}="
+                    f"{self.config[key]!r} mean the same thing and differ; keep one of them"
+                )
+        self.understood.append(Understood(f"{self.prefix}{present[0]}", value, meaning))
+        return value
+
+    def integer(self, *keys: str, meaning: str, least: int = 1, absent: Any = _MISSING) -> Any:
+        """A whole number of at least `least`; `absent` stands for a missing key or null, where given."""
+        value = self.take(keys, meaning, absent)
+        if value is None and absent is not _MISSING:
+            return absent
+        if value is absent:
+            return value
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise InputError(
+                f"{self.place}: {self.prefix}{keys[0]}={value!r} must be a whole number of at least {least} "
+                f"({meaning})"
+            )
+        return value
+
+    def flag(self, key: str, meaning: str, absent: Any = _MISSING) -> bool:
+        """True or false."""
+        value = self.take((key,), meaning, absent)
+        if not isinstance(value, bool):
+            raise InputError(f"{self.place}: {self.prefix}{key}={value!r} must be true or false ({meaning})")
+        return value
+
+    def text(self, key: str, meaning: str) -> str:
+        """A word."""
+        value = self.take((key,), meaning)
+        if not isinstance(value, str):
+            raise InputError(f"{self.place}: {self.prefix}{key}={value!r} must be a text ({meaning})")
+        return value
+
+    def refuse_unless(self, key: str, legal: Any, why: str) -> None:
+        """Stop at a feature that would change the shape; an absent key means the feature is absent."""
+        value = self.take((key,), why, absent=legal)
+        if value != legal:
+            raise InputError(
+                f"{self.place}: {self.prefix}{key}={value!r} is not modelled ({why}); only {legal!r} can be "
+                "imported"
+            )
+
+    def unread(self) -> list[str]:
+        """Keys that play no role in the shape."""
+        return [f"{self.prefix}{key}" for key in self.config if key not in self.seen]
+
+
+def _common(r: _Reader) -> dict[str, Any]:
+    r.refuse_unless("hidden_act", "silu", "activation of the FFN: gate and up projection with SiLU")
+    return {
+        "n_layers": r.integer("num_hidden_layers", meaning="layers"),
+        "hidden": r.integer("hidden_size", meaning="hidden size"),
+        "vocab": r.integer("vocab_size", meaning="vocabulary"),
+        "tied_embeddings": r.flag("tie_word_embeddings", "the head shares the embedding table"),
+    }
+
+
+def _gqa(
+    r: _Reader, *, kv_default: bool = False, own_head_dim: bool = False, qkv_bias: bool | None = None
+) -> dict[str, Any]:
+    """Grouped-query attention; `own_head_dim`: the family's head_dim is independent of the hidden size.
+
+    In the other families an absent or null head_dim means hidden size / heads: that is how the format
+    defines it, not a class default. `kv_default`: an absent or null num_key_value_heads means
+    num_attention_heads (Llama). `qkv_bias` None: read from attention_bias, which also gives the output
+    projection a bias.
+    """
+    heads = r.integer("num_attention_heads", meaning="query heads")
+    kv_absent = {"absent": heads} if kv_default else {}
+    kv_heads = r.integer("num_key_value_heads", meaning="key and value heads", **kv_absent)
+    hidden = r.config["hidden_size"]
+    if own_head_dim or r.config.get("head_dim") is not None:
+        head_dim = r.integer("head_dim", meaning="width of one head")
+    else:
+        r.seen.add("head_dim")
+        if hidden % heads:
+            raise InputError(
+                f"{r.place}: {r.prefix}num_attention_heads={heads} does not divide hidden_size={hidden} and "
+                "head_dim is absent; add head_dim"
+            )
+        head_dim = hidden // heads
+        r.understood.append(Understood(f"{r.prefix}head_dim", head_dim, "hidden_size / num_attention_heads"))
+    bias = r.flag("attention_bias", "bias of the attention projections", False) if qkv_bias is None else False
+    return {
+        "kind": "gqa",
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "qkv_bias": qkv_bias or bias,
+        "o_bias": bias,
+    }
+
+
+def _sliding_window(r: _Reader) -> list[str]:
+    if r.flag("use_sliding_window", "sliding-window attention is used", True) is False:
+        r.seen.add("sliding_window")
+        return []
+    window = r.integer("sliding_window", meaning="attention window, tokens", absent=None)
+    if window is None:
+        return []
+    return [f"sliding_window={window}: attention is priced in full, too high for sequences beyond the window"]
+
+
+def _dense_ffn(r: _Reader) -> int:
+    r.refuse_unless("mlp_bias", False, "bias of the FFN projections")
+    return r.integer("intermediate_size", meaning="width of the dense FFN")  # type: ignore[no-any-return]
+
+
+def _llama(r: _Reader) -> dict[str, Any]:
+    return {"attention": _gqa(r, kv_default=True), "dense_ffn": _dense_ffn(r)}
+
+
+def _mistral(r: _Reader) -> dict[str, Any]:
+    attention = _gqa(r, qkv_bias=False)
+    return {"attention": attention, "dense_ffn": _dense_ffn(r), "not_modelled": _sliding_window(r)}
+
+
+def _qwen2(r: _Reader) -> dict[str, Any]:
+    attention = _gqa(r, qkv_bias=True)
+    return {"attention": attention, "dense_ffn": _dense_ffn(r), "not_modelled": _sliding_window(r)}
+
+
+def _qwen3(r: _Reader) -> dict[str, Any]:
+    attention = _gqa(r, own_head_dim=True) | {"qk_norm": True}
+    return {"attention": attention, "dense_ffn": _dense_ffn(r), "not_modelled": _sliding_window(r)}
+
+
+def _mixtral(r: _Reader) -> dict[str, Any]:
+    moe = {
+        "experts": r.integer("num_local_experts", "num_experts", meaning="routed experts"),
+        "top_k": r.integer("num_experts_per_tok", meaning="experts a token"),
+        "expert_ffn": r.integer("intermediate_size", meaning="width of one expert"),
+        "scoring": "softmax",
+    }
+    return {"attention": _gqa(r, qkv_bias=False), "moe": moe, "not_modelled": _sliding_window(r)}
+
+
+def _qwen_moe(r: _Reader) -> dict[str, Any]:
+    layers = r.config["num_hidden_layers"]
+    experts = r.integer("num_experts", "num_local_experts", meaning="routed experts")
+    step = r.integer("decoder_sparse_step", meaning="every n-th layer has experts")
+    only = r.take(("mlp_only_layers",), "layers that stay dense")
+    if not isinstance(only, list) or not all(isinstance(i, int) for i in only):
+        raise InputError(f"{r.place}: {r.prefix}mlp_only_layers={only!r} must be a list of layer indices")
+    dense = [i for i in range(layers) if i in only or (i + 1) % step]
+    width = r.integer("intermediate_size", meaning="width of the dense FFN (unused where no layer is dense)")
+    moe = {
+        "experts": experts,
+        "top_k": r.integer("num_experts_per_tok", meaning="experts a token"),
+        "expert_ffn": r.integer("moe_intermediate_size", meaning="width of one expert"),
+        "scoring": "softmax",
+        "dense_layers": dense,
+    }
+    return {"moe": moe, "dense_ffn": width if dense else None, "not_modelled": _sliding_window(r)}
+
+
+def _qwen3_moe(r: _Reader) -> dict[str, Any]:
+    return _qwen_moe(r) | {"attention": _gqa(r, own_head_dim=True) | {"qk_norm": True}}
+
+
+def _qwen2_moe(r: _Reader) -> dict[str, Any]:
+    fields = _qwen_moe(r)
+    shared = r.integer("shared_expert_intermediate_size", meaning="width of the shared expert")
+    fields["moe"] |= {"shared_experts": 1, "shared_ffn": shared, "shared_gate": True}
+    return fields | {"attention": _gqa(r, qkv_bias=True)}
+
+
+def _mla(r: _Reader) -> dict[str, Any]:
+    r.refuse_unless("attention_bias", False, "bias of the attention projections")
+    r.seen.add("num_key_value_heads")  # MLA expands to all heads; the file repeats the number
+    if "q_lora_rank" not in r.config:
+        r.take(("q_lora_rank",), "width of the compressed query; null for none")
+    return {
+        "kind": "mla",
+        "heads": r.integer("num_attention_heads", meaning="heads"),
+        "q_lora_rank": r.integer("q_lora_rank", meaning="width of the compressed query", absent=None),
+        "kv_lora_rank": r.integer("kv_lora_rank", meaning="width of the compressed keys and values"),
+        "qk_nope_dim": r.integer("qk_nope_head_dim", meaning="query-key width without rotation"),
+        "qk_rope_dim": r.integer("qk_rope_head_dim", meaning="query-key width with rotation"),
+        "v_dim": r.integer("v_head_dim", meaning="value width of one head"),
+    }
+
+
+_TOPK_METHODS: dict[str, tuple[str | None, bool]] = {
+    "noaux_tc": ("top2-sum", True),
+    "group_limited_greedy": ("best", False),
+    "greedy": (None, False),
+}
+"""topk_method -> (how groups are ranked, whether a balance bias takes part in the choice)."""
+
+
+def _deepseek_moe(r: _Reader) -> dict[str, Any]:
+    layers = r.config["num_hidden_layers"]
+    first = r.integer("first_k_dense_replace", meaning="first layers that stay dense", least=0)
+    every = r.integer("moe_layer_freq", meaning="every n-th layer after them has experts")
+    method = r.text("topk_method", "how groups are ranked")
+    if method not in _TOPK_METHODS:
+        raise InputError(
+            f"{r.place}: {r.prefix}topk_method={method!r} is not modelled; known: {', '.join(_TOPK_METHODS)}"
+        )
+    score, bias = _TOPK_METHODS[method]
+    groups = r.integer("n_group", meaning="groups of experts", absent=1)
+    per_token = r.integer("topk_group", meaning="groups that a token may reach", absent=1)
+    width = r.integer("moe_intermediate_size", meaning="width of one expert, routed or shared")
+    shared = r.integer("n_shared_experts", meaning="shared experts", least=0, absent=0)
+    limited = per_token < groups and score is not None
+    return {
+        "experts": r.integer("n_routed_experts", meaning="routed experts"),
+        "top_k": r.integer("num_experts_per_tok", meaning="experts a token"),
+        "expert_ffn": width,
+        "shared_experts": shared,
+        "shared_ffn": width if shared else 0,
+        "groups": groups if limited else 1,
+        "groups_per_token": per_token if limited else 1,
+        "group_score": score if limited else None,
+        "scoring": r.text("scoring_func", "scores from logits"),
+        "score_bias": bias,
+        "dense_layers": [i for i in range(layers) if i < first or i % every],
+    }
+
+
+def _deepseek(r: _Reader) -> dict[str, Any]:
+    moe = _deepseek_moe(r)
+    width = r.integer("intermediate_size", meaning="width of the dense FFN (unused where no layer is dense)")
+    return {"attention": _mla(r), "moe": moe, "dense_ffn": width if moe["dense_layers"] else None}
+
+
+def _deepseek_v3(r: _Reader) -> dict[str, Any]:
+    keys = ("num_nextn_predict_layers", "num_mtp_layers")
+    return _deepseek(r) | {"mtp_layers": r.integer(*keys, meaning="MTP modules", least=0)}
+
+
+def _deepseek_v32(r: _Reader) -> dict[str, Any]:
+    """As V3 plus the sparse-attention indexer: its parameters count, its effect on time does not."""
+    fields = _deepseek_v3(r)
+    top_k = r.integer("index_topk", meaning="keys that the indexer keeps for one query")
+    fields["attention"]["indexer"] = {
+        "heads": r.integer("index_n_heads", meaning="heads of the indexer"),
+        "head_dim": r.integer("index_head_dim", meaning="width of one indexer head"),
+        "top_k": top_k,
+    }
+    note = (
+        f"sparse attention (index_topk={top_k}): attention is priced dense over the whole sequence and the "
+        "indexer's own work is left out; only its parameters are counted"
+    )
+    return fields | {"not_modelled": [note]}
+
+
+FAMILIES = {
+    "deepseek_v2": _deepseek,
+    "deepseek_v3": _deepseek_v3,
+    "deepseek_v32": _deepseek_v32,
+    "mixtral": _mixtral,
+    "qwen3_moe": _qwen3_moe,
+    "qwen2_moe": _qwen2_moe,
+    "llama": _llama,
+    "mistral": _mistral,
+    "qwen3": _qwen3,
+    "qwen2": _qwen2,
+}
+"""Reader of each `model_type`."""
