@@ -1,0 +1,152 @@
+"""One accelerator as its vendor and published measurements describe it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.library import by_name, load_described, shipped_names
+from moesim.hwmodels.provenance import (
+    Sourced,
+    SourcedBytes,
+    SourcedBytesPerSecond,
+    SourcedCount,
+    SourcedFlopPerSecond,
+    SourcedHertz,
+    SourcedWatts,
+)
+
+FOLDER = "accelerators"
+
+SourcedT = TypeVar("SourcedT", bound=Sourced)
+
+ComputeDtype = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp6", "fp4", "int8"]
+
+
+class Accelerator(BaseModel):
+    """Data of one accelerator (`data/accelerators/*.yaml`).
+
+    Fields hold numbers with provenance; the properties below give the same as SI floats, their unit in
+    the name. Compute peaks are dense (no 2:4 sparsity). Scale-up bandwidth is per GPU and direction.
+    An achievable figure is what a published or own measurement reached, payload only.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    title: str
+    vendor: str
+    architecture: str
+    sms: SourcedCount
+    peak: dict[ComputeDtype, SourcedFlopPerSecond]
+    """Datasheet peak by number format. A format that the chip lacks is absent."""
+    peak_sustained: dict[ComputeDtype, SourcedFlopPerSecond] = Field(default_factory=dict)
+    """Peak at the clock that the chip holds under a dense GEMM, where somebody published it."""
+    hbm: SourcedBytes
+    hbm_bandwidth: SourcedBytesPerSecond
+    hbm_bandwidth_achievable: SourcedBytesPerSecond | None = None
+    l2: SourcedBytes
+    clock: SourcedHertz
+    clock_sustained: SourcedHertz | None = None
+    tdp: SourcedWatts
+    scale_up_bandwidth: SourcedBytesPerSecond
+    scale_up_bandwidth_achievable: SourcedBytesPerSecond | None = None
+    host_bandwidth: SourcedBytesPerSecond | None = None
+    """PCIe (or the like) to the host, per direction."""
+    note: str | None = None
+
+    @property
+    def n_sms(self) -> int:
+        """Streaming multiprocessors (or the vendor's counterpart)."""
+        return self.sms.n
+
+    @property
+    def hbm_bytes(self) -> float:
+        """Memory capacity."""
+        return self.hbm.value
+
+    @property
+    def hbm_bytes_per_s(self) -> float:
+        """Nominal memory bandwidth, reads and writes together."""
+        return self.hbm_bandwidth.value
+
+    @property
+    def hbm_achievable_bytes_per_s(self) -> float:
+        """Memory bandwidth that a good kernel reaches; raises InputError where the file has none."""
+        return self._required(self.hbm_bandwidth_achievable, "hbm_bandwidth_achievable").value
+
+    @property
+    def hbm_achievable_fraction(self) -> float:
+        """Achievable over nominal memory bandwidth."""
+        return self.hbm_achievable_bytes_per_s / self.hbm_bytes_per_s
+
+    @property
+    def scale_up_bytes_per_s(self) -> float:
+        """Nominal NVLink (or the like) bandwidth per GPU and direction."""
+        return self.scale_up_bandwidth.value
+
+    @property
+    def scale_up_achievable_bytes_per_s(self) -> float:
+        """Payload bandwidth that a copy kernel reaches per GPU and direction; InputError where unknown."""
+        return self._required(self.scale_up_bandwidth_achievable, "scale_up_bandwidth_achievable").value
+
+    @property
+    def tdp_w(self) -> float:
+        """Board power limit."""
+        return self.tdp.value
+
+    @property
+    def clock_hz(self) -> float:
+        """The clock that reproduces the datasheet peak."""
+        return self.clock.value
+
+    def peak_flop_per_s(self, dtype: str) -> float:
+        """Dense datasheet peak of a number format; the denominator of MFU is that of bf16.
+
+        Raises InputError where the accelerator has no such figure.
+        """
+        figure = next((value for key, value in self.peak.items() if key == dtype), None)
+        if figure is None:
+            raise InputError(
+                f"accelerator {self.name!r} has no peak.{dtype}; it has {', '.join(sorted(self.peak))}: "
+                f"choose one of these precisions, another accelerator, or add the figure to its file"
+            )
+        return figure.value
+
+    def sustained_peak_flop_per_s(self, dtype: str) -> float:
+        """Peak at the sustained clock: the published figure, or the datasheet peak scaled by the clocks.
+
+        Raises InputError where neither a sustained peak nor a sustained clock is known.
+        """
+        figure = next((value for key, value in self.peak_sustained.items() if key == dtype), None)
+        if figure is not None:
+            return figure.value
+        sustained = self._required(self.clock_sustained, "clock_sustained")
+        return self.peak_flop_per_s(dtype) * sustained.value / self.clock.value
+
+    def _required(self, figure: SourcedT | None, key: str) -> SourcedT:
+        if figure is None:
+            raise InputError(
+                f"accelerator {self.name!r} has no figure {key}; add it, with its source, to its file"
+            )
+        return figure
+
+
+def list_accelerators() -> tuple[str, ...]:
+    """Names of the shipped accelerators."""
+    return shipped_names(FOLDER)
+
+
+def load_accelerator(name: str, base: Path | None = None) -> Accelerator:
+    """The accelerator of a shipped name or a file path (relative to the file `base`, if given).
+
+    Raises InputError for an unknown name or a malformed file.
+    """
+    return load_described(Accelerator, FOLDER, name, "accelerator", base)
+
+
+AcceleratorRef = Annotated[Accelerator, by_name(load_accelerator)]
+"""A field that takes an accelerator's name, path or full description."""

@@ -1,0 +1,102 @@
+"""Measured curves with range-checked interpolation: a reading outside the measured range says so."""
+
+from __future__ import annotations
+
+import bisect
+import math
+from functools import cached_property
+from typing import Literal, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Reading(NamedTuple):
+    """One value read from a curve; `note` says what was done when `extrapolated` is true."""
+
+    value: float
+    extrapolated: bool
+    note: str
+
+
+class Curve(BaseModel):
+    """A measured dependence y(x), piecewise linear in x or in log x.
+
+    `points` are (x, y) with strictly increasing x, in the units that `x_unit` and `y_unit` name.
+    Outside the first and last x the end value is held and the reading is flagged: a curve is never
+    continued beyond what was measured.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str = Field(min_length=1)
+    x_name: str
+    x_unit: str
+    y_name: str
+    y_unit: str
+    points: tuple[tuple[float, float], ...] = Field(min_length=1)
+    interpolation: Literal["linear", "log"] = "linear"
+
+    @model_validator(mode="after")
+    def _points_are_a_function(self) -> Self:
+        for x, y in self.points:
+            if not (math.isfinite(x) and math.isfinite(y)):
+                raise ValueError(f"curve {self.id!r}: point ({x}, {y}) is not finite")
+        for (x0, _), (x1, _) in zip(self.points, self.points[1:], strict=False):
+            if x1 <= x0:
+                raise ValueError(f"curve {self.id!r}: x must increase strictly, but {x1:g} follows {x0:g}")
+        if self.interpolation == "log" and self.points[0][0] <= 0:
+            raise ValueError(
+                f"curve {self.id!r}: interpolation in log x needs x > 0, not {self.points[0][0]:g}"
+            )
+        return self
+
+    @cached_property
+    def xs(self) -> tuple[float, ...]:
+        """The measured x values, increasing."""
+        return tuple(x for x, _ in self.points)
+
+    @cached_property
+    def ys(self) -> tuple[float, ...]:
+        """The measured y values, in the order of `xs`."""
+        return tuple(y for _, y in self.points)
+
+    def at(self, x: float) -> Reading:
+        """The value at x; held at the end value and flagged outside the measured range.
+
+        Raises ValueError when x is not a number.
+        """
+        if math.isnan(x):
+            raise ValueError(f"curve {self.id!r}: {self.x_name} is not a number")
+        xs, ys = self.xs, self.ys
+        if x < xs[0] or x > xs[-1]:
+            return Reading(ys[0] if x < xs[0] else ys[-1], True, self._note(x))
+        right = bisect.bisect_left(xs, x)
+        if xs[right] == x:
+            return Reading(ys[right], False, "")
+        x0, x1, y0, y1 = xs[right - 1], xs[right], ys[right - 1], ys[right]
+        log = self.interpolation == "log"
+        weight = math.log(x / x0) / math.log(x1 / x0) if log else (x - x0) / (x1 - x0)
+        # The clamp keeps rounding from leaving the interval between two measured values.
+        value = min(max(y0 + (y1 - y0) * weight, min(y0, y1)), max(y0, y1))
+        return Reading(value, False, "")
+
+    def at_many(self, x: npt.ArrayLike) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+        """`at` for an array: values and, of the same shape, which of them were extrapolated."""
+        array = np.asarray(x, dtype=np.float64)
+        if np.isnan(array).any():
+            raise ValueError(f"curve {self.id!r}: {self.x_name} is not a number")
+        outside = (array < self.xs[0]) | (array > self.xs[-1])
+        clipped = np.clip(array, self.xs[0], self.xs[-1])
+        if self.interpolation == "log":
+            values = np.interp(np.log(clipped), np.log(self.xs), self.ys)
+        else:
+            values = np.interp(clipped, self.xs, self.ys)
+        return np.asarray(values, dtype=np.float64), outside
+
+    def _note(self, x: float) -> str:
+        return (
+            f"{self.id}: {self.x_name} {x:g} {self.x_unit} is outside the measured "
+            f"{self.xs[0]:g} to {self.xs[-1]:g}; the end value is held"
+        )

@@ -1,0 +1,70 @@
+"""Finding and reading the shipped data files, or a file of the user's: one way for every kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ValidationInfo
+
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.validation import nearest
+from moesim.hwmodels.yaml_io import EXTENSIONS, load_mapping, parse_mapping, validate_model
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+@lru_cache(maxsize=64)
+def shipped_names(folder: str) -> tuple[str, ...]:
+    """Names of the shipped files of one kind (`folder` below hwmodels/data), sorted."""
+    entries = files("moesim.hwmodels").joinpath("data", *folder.split("/")).iterdir()
+    return tuple(sorted(entry.name[:-5] for entry in entries if entry.name.endswith(".yaml")))
+
+
+def load_described(cls: type[ModelT], folder: str, name: str, what: str, base: Path | None = None) -> ModelT:
+    """The description called `name`: a shipped name, or the path of a YAML or JSON file.
+
+    `what` names the kind in messages. A relative path is looked up beside `base` (the file that names
+    it) and then in the working directory. Raises InputError for an unknown name, with the valid ones
+    and the nearest, and for a file that is missing or malformed.
+    """
+    if name in shipped_names(folder):
+        described: ModelT = _shipped(cls, folder, name)
+        return described
+    if name.lower().endswith(EXTENSIONS):
+        path = Path(name)
+        if base is not None and not path.is_absolute() and (base.parent / path).exists():
+            path = base.parent / path
+        return validate_model(cls, load_mapping(path), str(path))
+    valid = list(shipped_names(folder))
+    raise InputError(
+        f"unknown {what} {name!r}{nearest(name, valid)}; the known ones are {', '.join(valid)}, "
+        f"or give the path of a file that ends in {', '.join(EXTENSIONS)}"
+    )
+
+
+@lru_cache(maxsize=256)
+def _shipped(cls: type[ModelT], folder: str, name: str) -> ModelT:
+    """Descriptions are frozen, so one copy of each shipped file serves a whole process."""
+    place = f"moesim/hwmodels/data/{folder}/{name}.yaml"
+    text = files("moesim.hwmodels").joinpath("data", *folder.split("/"), f"{name}.yaml").read_text("utf-8")
+    return validate_model(cls, parse_mapping(text, place), place)
+
+
+def by_name(loader: Callable[[str, Path | None], Any]) -> BeforeValidator:
+    """A field that holds a description and may be written as its name or path."""
+
+    def resolve(value: Any, info: ValidationInfo) -> Any:
+        if not isinstance(value, str):
+            return value
+        place = (info.context or {}).get("place")
+        try:
+            return loader(value, Path(place) if place else None)
+        except InputError as error:
+            prefix = f"{place}: " if place else ""
+            raise InputError(f"{prefix}{info.field_name}: {error}") from None
+
+    return BeforeValidator(resolve)

@@ -1,0 +1,204 @@
+"""Numbers that know where they come from: value, unit, kind, source and date travel together."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
+
+from moesim.hwmodels.units import (
+    Bytes,
+    BytesPerSecond,
+    Count,
+    FlopPerSecond,
+    Fraction,
+    Hertz,
+    KgPerKwh,
+    PerNodeDay,
+    Seconds,
+    UsdPerHour,
+    UsdPerKwh,
+    Watts,
+    format_quantity,
+)
+
+Kind = Literal["spec", "measured", "published", "derived", "assumed"]
+
+UNDATED = "undated"
+"""Date of a number that a user stated without one; the shipped data files never use it."""
+
+
+def _date_text(value: Any) -> Any:
+    """YAML reads an unquoted 2024-12-01 as a date and 2024 as a number; both mean the text."""
+    if isinstance(value, datetime.date):
+        return value.isoformat()[:10]
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+DateText = Annotated[
+    str,
+    Field(pattern=r"^(\d{4}(-\d{2}){0,2}|undated)$"),
+    BeforeValidator(_date_text, json_schema_input_type=str),
+]
+"""YYYY, YYYY-MM or YYYY-MM-DD."""
+
+Source = Annotated[str, Field(min_length=3)]
+
+
+class Sourced(BaseModel):
+    """A number with its provenance; each subclass fixes the dimension of `value` (an SI float).
+
+    In a file it is `{value: "3.35 TB/s", kind: spec, source: "...", date: "2023-03"}`. A user may also
+    write the quantity alone: it then counts as `assumed`, with the file it stands in as its source.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True)
+
+    dimension: ClassVar[str] = "fraction"
+    value: float
+    kind: Kind
+    source: Source
+    date: DateText
+    note: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, data: Any, info: ValidationInfo) -> Any:
+        if isinstance(data, str) or (isinstance(data, int | float) and not isinstance(data, bool)):
+            place = (info.context or {}).get("place") or "Python code"
+            return {"value": data, "kind": "assumed", "source": f"stated in {place}", "date": UNDATED}
+        return data
+
+    @property
+    def text(self) -> str:
+        """The value with its unit, for people."""
+        return format_quantity(self.value, self.dimension)
+
+
+class SourcedBytes(Sourced):
+    """A size in bytes."""
+
+    dimension: ClassVar[str] = "bytes"
+    value: Bytes
+
+
+class SourcedBytesPerSecond(Sourced):
+    """A bandwidth in bytes/s."""
+
+    dimension: ClassVar[str] = "bytes_per_s"
+    value: BytesPerSecond
+
+
+class SourcedSeconds(Sourced):
+    """A time in s."""
+
+    dimension: ClassVar[str] = "s"
+    value: Seconds
+
+
+class SourcedFlopPerSecond(Sourced):
+    """A compute rate in FLOP/s."""
+
+    dimension: ClassVar[str] = "flop_per_s"
+    value: FlopPerSecond
+
+
+class SourcedHertz(Sourced):
+    """A clock in Hz."""
+
+    dimension: ClassVar[str] = "hz"
+    value: Hertz
+
+
+class SourcedWatts(Sourced):
+    """A power in W."""
+
+    dimension: ClassVar[str] = "w"
+    value: Watts
+
+
+class SourcedUsdPerHour(Sourced):
+    """A price in US dollars per (GPU) hour."""
+
+    dimension: ClassVar[str] = "usd_per_hour"
+    value: UsdPerHour
+
+
+class SourcedUsdPerKwh(Sourced):
+    """A price of electricity in US dollars per kWh."""
+
+    dimension: ClassVar[str] = "usd_per_kwh"
+    value: UsdPerKwh
+
+
+class SourcedKgPerKwh(Sourced):
+    """A carbon intensity in kg CO2e per kWh."""
+
+    dimension: ClassVar[str] = "kg_per_kwh"
+    value: KgPerKwh
+
+
+class SourcedPerNodeDay(Sourced):
+    """A failure rate in events per node and day."""
+
+    dimension: ClassVar[str] = "per_node_day"
+    value: PerNodeDay
+
+
+class SourcedFraction(Sourced):
+    """A number without a dimension, such as an efficiency or a PUE."""
+
+    dimension: ClassVar[str] = "fraction"
+    value: Fraction
+
+
+class SourcedCount(Sourced):
+    """A whole number of things."""
+
+    dimension: ClassVar[str] = "count"
+    value: Annotated[Count, Field(multiple_of=1)]
+
+    @property
+    def n(self) -> int:
+        """The count as an int."""
+        return int(self.value)
+
+
+class ProvenanceRow(NamedTuple):
+    """One number of a description: `path` inside it, SI `value`, its dimension, and where it is from."""
+
+    path: str
+    value: float
+    unit: str
+    kind: str
+    source: str
+    date: str
+
+
+def provenance_rows(model: BaseModel, prefix: str = "") -> list[ProvenanceRow]:
+    """Every sourced number inside a description, in field order; paths start with `prefix`."""
+    return [
+        ProvenanceRow(path, number.value, number.dimension, number.kind, number.source, number.date)
+        for path, number in sourced_numbers(model, prefix)
+    ]
+
+
+def sourced_numbers(value: object, path: str = "") -> Iterator[tuple[str, Sourced]]:
+    """(path, number) for every sourced number inside models, mappings and sequences."""
+    if isinstance(value, Sourced):
+        yield path, value
+    elif isinstance(value, BaseModel):
+        for name in type(value).model_fields:
+            yield from sourced_numbers(getattr(value, name), _join(path, name))
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from sourced_numbers(item, _join(path, str(key)))
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from sourced_numbers(item, _join(path, str(index)))
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

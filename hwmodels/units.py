@@ -1,0 +1,190 @@
+"""Quantities with units: parsed once at the border, plain SI floats inside.
+
+GB is 1e9 bytes, GiB is 2^30 bytes, and bits are written with a small `b` ("400 Gb/s" is 50e9 B/s).
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from decimal import Decimal
+from functools import lru_cache
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, WithJsonSchema
+
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.unit_tables import DIMENSIONS, DimensionTable
+
+__all__ = [
+    "DIMENSIONS", "Bytes", "BytesPerSecond", "Count", "Flop", "FlopPerSecond", "Fraction", "Hertz", "Joules",
+    "KgPerKwh", "PerNodeDay", "Seconds", "Usd", "UsdPerHour", "UsdPerKwh", "Watts", "format_quantity",
+    "parse_quantity", "quantity_text",
+]  # fmt: skip
+
+_QUANTITY = re.compile(
+    r"^\s*(?P<dollar>\$)?\s*(?P<number>[+-]?(\d[\d_]*\.?\d*|\.\d+)([eE][+-]?\d+)?)\s*(?P<unit>.*?)\s*$"
+)
+
+
+def _table(dimension: str) -> DimensionTable:
+    assert dimension in DIMENSIONS, f"no such dimension: {dimension}"
+    return DIMENSIONS[dimension]
+
+
+def _clean_unit(unit: str) -> str:
+    """One spelling per unit: no spaces, one kind of micro sign."""
+    return re.sub(r"\s+", "", unit).replace("µ", "u").replace("μ", "u")
+
+
+def parse_quantity(text: str, dimension: str) -> float:
+    """The SI value of a string such as "50 GB/s", "80 GiB", "400 Gb/s", "3.7 us" or "$2/h".
+
+    `dimension` is a key of `DIMENSIONS`. The result is finite and not negative; dimensionless ones
+    (`fraction`, `count`) need no unit. Raises InputError for a bare number, an unknown or wrong unit,
+    and for anything that is not a number.
+    """
+    table = _table(dimension)
+    match = _QUANTITY.match(text) if len(text) <= 100 else None
+    if match is None:
+        raise InputError(
+            f"{_shown(text)} is not a quantity; write {table.what} as, for example, {table.example!r}"
+        )
+    unit = _clean_unit(match["unit"])
+    if match["dollar"]:
+        unit = "$" + unit
+    if not unit and "" not in table.units:
+        raise InputError(
+            f"{_shown(text)} is a bare number, but {table.what} needs a unit; "
+            f"write, for example, {table.example!r}"
+        )
+    factor = table.units.get(unit)
+    if factor is None:
+        raise InputError(_wrong_unit(text, unit, dimension))
+    value = float(Decimal(match["number"].replace("_", "")) * factor)
+    if not math.isfinite(value) or value < 0:
+        raise InputError(f"{_shown(text)} is out of range: {table.what} must be finite and not negative")
+    return value
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:57] + "...")
+
+
+def _wrong_unit(text: str, unit: str, dimension: str) -> str:
+    table = _table(dimension)
+    others = [other.what for other in DIMENSIONS.values() if unit in other.units]
+    written = unit.lstrip("$") or unit
+    if others:
+        cause = f"{_shown(text)} is {others[0]}, but {table.what} is expected here"
+    else:
+        cause = f"{_shown(text)} has the unknown unit {written!r}, where {table.what} is expected"
+    near = [known for known in table.units if known.lower() == unit.lower()]
+    near = near or difflib.get_close_matches(unit, list(table.units), n=2, cutoff=0.5)
+    hint = f" (did you mean {' or '.join(repr(n) for n in near)}?)" if near else ""
+    return f"{cause}{hint}; write, for example, {table.example!r}"
+
+
+@lru_cache(maxsize=4096)
+def _scaled(value: float, dimension: str) -> tuple[Decimal, str]:
+    """The number and the unit that shows a value best: the largest shown unit that keeps it >= 1."""
+    table = _table(dimension)
+    exact = Decimal(repr(value))
+    if dimension == "bytes":
+        for unit in ("TiB", "GiB", "MiB"):
+            if value >= float(table.units[unit]) and exact % table.units[unit] == 0:
+                return exact / table.units[unit], unit
+    for unit in table.shown:
+        if exact >= table.units[unit]:
+            return exact / table.units[unit], unit
+    return exact / table.units[table.shown[-1]], table.shown[-1]
+
+
+def _join(number: str, unit: str) -> str:
+    if unit.startswith("$"):
+        return f"${number}{unit[1:]}"
+    return f"{number} {unit}".rstrip() if unit != "%" else f"{number} %"
+
+
+def format_quantity(value: float, dimension: str) -> str:
+    """A quantity for people, four significant digits: 5e10 bytes_per_s is "50 GB/s"."""
+    if not math.isfinite(value):
+        return str(value)
+    if value < 0:
+        return "-" + format_quantity(-value, dimension)
+    number, unit = _scaled(float(value), dimension)
+    digits = f"{float(number):.4g}"
+    return _join(format(Decimal(digits), "f") if "e" in digits else digits, unit)
+
+
+def quantity_text(value: float, dimension: str) -> str:
+    """A quantity for files, without loss: `parse_quantity(quantity_text(v, d), d) == v`."""
+    table = _table(dimension)
+    number, unit = _scaled(float(value), dimension)
+    text = _join(format(number.normalize(), "f"), unit)
+    if len(text) <= 40 and parse_quantity(text, dimension) == value:
+        return text
+    return _join(repr(float(value)), table.base)
+
+
+def _validator(dimension: str) -> BeforeValidator:
+    def validate(value: Any, info: ValidationInfo) -> Any:
+        """Strings are parsed; a plain SI float is accepted from Python code only, never from a file."""
+        table = _table(dimension)
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise ValueError(f"expected {table.what} such as {table.example!r}")
+        from_file = info.mode == "json" or bool((info.context or {}).get("place"))
+        if isinstance(value, str) or (from_file and "" not in table.units):
+            try:
+                return parse_quantity(str(value), dimension)
+            except InputError as error:
+                raise ValueError(str(error)) from None
+        return float(value)
+
+    return BeforeValidator(validate)
+
+
+def _serializer(dimension: str) -> PlainSerializer:
+    if "" in _table(dimension).units:
+        return PlainSerializer(lambda value: value, return_type=float, when_used="json")
+    return PlainSerializer(lambda value: quantity_text(value, dimension), return_type=str, when_used="json")
+
+
+def _schema(dimension: str) -> WithJsonSchema:
+    """A file carries a string with a unit, so that is what its JSON Schema asks for."""
+    table = _table(dimension)
+    if "" in table.units:
+        return WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string"}], "description": table.what})
+    return WithJsonSchema({"type": "string", "description": table.what, "examples": [table.example]})
+
+
+_FINITE = Field(ge=0, allow_inf_nan=False)
+
+Bytes = Annotated[float, _FINITE, _validator("bytes"), _serializer("bytes"), _schema("bytes")]
+BytesPerSecond = Annotated[
+    float, _FINITE, _validator("bytes_per_s"), _serializer("bytes_per_s"), _schema("bytes_per_s")
+]
+Seconds = Annotated[float, _FINITE, _validator("s"), _serializer("s"), _schema("s")]
+Flop = Annotated[float, _FINITE, _validator("flop"), _serializer("flop"), _schema("flop")]
+FlopPerSecond = Annotated[
+    float, _FINITE, _validator("flop_per_s"), _serializer("flop_per_s"), _schema("flop_per_s")
+]
+Hertz = Annotated[float, _FINITE, _validator("hz"), _serializer("hz"), _schema("hz")]
+Watts = Annotated[float, _FINITE, _validator("w"), _serializer("w"), _schema("w")]
+Joules = Annotated[float, _FINITE, _validator("j"), _serializer("j"), _schema("j")]
+Usd = Annotated[float, _FINITE, _validator("usd"), _serializer("usd"), _schema("usd")]
+UsdPerHour = Annotated[
+    float, _FINITE, _validator("usd_per_hour"), _serializer("usd_per_hour"), _schema("usd_per_hour")
+]
+UsdPerKwh = Annotated[
+    float, _FINITE, _validator("usd_per_kwh"), _serializer("usd_per_kwh"), _schema("usd_per_kwh")
+]
+KgPerKwh = Annotated[
+    float, _FINITE, _validator("kg_per_kwh"), _serializer("kg_per_kwh"), _schema("kg_per_kwh")
+]
+PerNodeDay = Annotated[
+    float, _FINITE, _validator("per_node_day"), _serializer("per_node_day"), _schema("per_node_day")
+]
+Fraction = Annotated[float, _FINITE, _validator("fraction"), _serializer("fraction"), _schema("fraction")]
+Count = Annotated[float, _FINITE, _validator("count"), _serializer("count"), _schema("count")]

@@ -1,0 +1,95 @@
+"""From a mapping to a checked description, and from pydantic's errors to one readable paragraph."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from moesim.hwmodels.errors import InputError
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+_SHOWN_PROBLEMS = 4
+
+
+def validate_model(cls: type[ModelT], data: Mapping[str, Any], place: str) -> ModelT:
+    """An instance of `cls` from data that was read from `place` (a file name or the like).
+
+    Validation runs with `place` as context, so a bare number in a field with a dimension is refused
+    here although Python code may construct the same model with plain SI floats. Raises InputError: one
+    paragraph with the place, and for every problem its key path, value, reason and nearest legal value.
+    """
+    try:
+        return cls.model_validate(dict(data), context={"place": place})
+    except ValidationError as error:
+        problems = [_describe(cls, item) for item in error.errors(include_url=False)]
+    shown = "; ".join(problems[:_SHOWN_PROBLEMS])
+    more = f"; and {len(problems) - _SHOWN_PROBLEMS} more" if len(problems) > _SHOWN_PROBLEMS else ""
+    raise InputError(f"{place}: {shown}{more}")
+
+
+def nearest(word: str, allowed: list[str]) -> str:
+    """A hint " (nearest: 'x')", or nothing when no allowed word is close; case does not count."""
+    folded = {candidate.lower(): candidate for candidate in allowed}
+    close = difflib.get_close_matches(word.lower(), list(folded), n=1, cutoff=0.5)
+    return f" (nearest: {folded[close[0]]!r})" if close else ""
+
+
+def _describe(cls: type[BaseModel], item: Any) -> str:
+    """One problem as `path: what is wrong, what would be right`."""
+    location = tuple(item["loc"])
+    path = ".".join(str(part) for part in location if not str(part).startswith("function-"))
+    kind, value = item["type"], item["input"]
+    if kind == "extra_forbidden":
+        allowed = sorted(_keys_at(cls, location[:-1]))
+        hint = nearest(str(location[-1]), allowed)
+        return f"{path}: unknown key{hint}; the keys here are {', '.join(allowed)}"
+    if kind == "missing":
+        return f"{path}: this key is missing"
+    if kind == "literal_error":
+        allowed = _literals(item["ctx"]["expected"])
+        return f"{path}={_short(value)} is not one of {', '.join(allowed)}{nearest(str(value), allowed)}"
+    if kind in ("value_error", "assertion_error"):
+        reason = item["msg"].split(", ", 1)[-1]
+        return f"{path}: {reason}" if path else reason
+    reason = item["msg"].replace("Input should be", "should be")
+    return f"{path}={_short(value)}: {reason}" if path else reason
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _literals(expected: str) -> list[str]:
+    """pydantic's "'a', 'b' or 'c'" as a list."""
+    return [word.strip().strip("'") for word in expected.replace(" or ", ", ").split(", ")]
+
+
+def _keys_at(cls: type[BaseModel], location: tuple[Any, ...]) -> set[str]:
+    """Names of the fields that a mapping at this location may have (over all members of a union)."""
+    models: list[Any] = [cls]
+    for part in location:
+        step: list[Any] = []
+        for model in models:
+            field = model.model_fields.get(part) or _by_alias(model, part)
+            annotation = field.annotation if field is not None else None
+            # A part that is no field is a list index, a mapping key or a union tag: the models stay.
+            step.extend(_models_in(annotation) if annotation is not None else [model])
+        models = step or models
+    return {field.alias or name for model in models for name, field in model.model_fields.items()}
+
+
+def _by_alias(model: type[BaseModel], part: object) -> Any:
+    return next((field for field in model.model_fields.values() if field.alias == part), None)
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Every model named inside an annotation such as `dict[str, Model] | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models_in(argument)
