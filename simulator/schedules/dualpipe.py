@@ -1,0 +1,36 @@
+"""DualPipe: a bidirectional pipeline of overlapped forward-backward pairs (DeepSeek-V3, arXiv 2412.19437)."""
+
+from __future__ import annotations
+
+from moesim.hwmodels.errors import InputError
+from moesim.simulator.schedules.eight_steps import eight_steps
+from moesim.simulator.schedules.schedule import Schedule, bidirectional_routes
+from moesim.simulator.schedules.sizes import check_fixed_vpp, check_microbatches, check_positive
+
+NAME = "dualpipe"
+
+
+def build_dualpipe(pp: int, microbatches: int, vpp: int = 1) -> Schedule:
+    """Schedule for even pp and even micro-batches >= 2 pp.
+
+    A stage is counted in its own direction, so rank r holds stages r and pp - 1 - r; micro-batches
+    0..M/2-1 enter at rank 0 and M/2..M-1 at the last rank. Raises InputError.
+    """
+    check_positive(NAME, pp, microbatches, vpp)
+    check_fixed_vpp(NAME, vpp, 1)
+    if pp % 2:
+        nearest = ", ".join(str(p) for p in (pp - 1, pp + 1) if p)
+        raise InputError(
+            f"schedule {NAME}: pp={pp} is odd, but ranks work in mirrored pairs; nearest legal: {nearest}."
+        )
+    rule = f"half of them enter at each end and the eight steps need at least 2 pp = {2 * pp}"
+    check_microbatches(NAME, microbatches, 2 * pp, lambda m: m % 2 == 0, rule)
+    half = microbatches // 2
+    ranks = []
+    for rank in range(pp):
+        position = min(rank, pp - 1 - rank)
+        near_end = 0 if rank < pp // 2 else half  # first micro-batch entering at this rank's end
+        own = (position, near_end)
+        other = (pp - 1 - position, half - near_end)
+        ranks.append(eight_steps(own, other, position, depth=pp // 2, chunks=half))
+    return Schedule(NAME, microbatches, bidirectional_routes(pp), tuple(ranks))

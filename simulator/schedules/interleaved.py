@@ -1,0 +1,55 @@
+"""Interleaved 1F1B: several stages a rank, micro-batches in rounds (arXiv 2104.04473, 2.2.2)."""
+
+from __future__ import annotations
+
+from moesim.simulator.schedules.action import Step
+from moesim.simulator.schedules.schedule import Schedule, loop_route
+from moesim.simulator.schedules.sequence import Chunk, one_forward_one_backward
+from moesim.simulator.schedules.sizes import check_microbatches, check_positive
+
+NAME = "interleaved-1f1b"
+
+
+def build_interleaved_1f1b(pp: int, microbatches: int, vpp: int = 1) -> Schedule:
+    """Schedule with `vpp` stages a rank, stage s on rank s % pp.
+
+    Micro-batches must divide into max(1, micro-batches // pp) equal rounds, the rule of
+    `torch.distributed.pipelining` (2.13), whose order this is. Raises InputError.
+    """
+    check_positive(NAME, pp, microbatches, vpp)
+    check_rounds(NAME, pp, microbatches)
+    ranks = tuple(interleaved_rank(pp, microbatches, vpp, rank, warmup_per_hop=2) for rank in range(pp))
+    return Schedule(NAME, microbatches, (loop_route(pp, pp * vpp),), ranks)
+
+
+def check_rounds(name: str, pp: int, microbatches: int) -> None:
+    """Raise InputError unless the micro-batches divide into max(1, microbatches // pp) equal rounds."""
+    rounds = max(1, microbatches // pp)
+    rule = f"they must divide into {rounds} equal rounds (micro-batches // pp, with pp={pp})"
+    check_microbatches(name, microbatches, 1, lambda m: m % max(1, m // pp) == 0, rule)
+
+
+def interleaved_rank(
+    pp: int, microbatches: int, vpp: int, rank: int, warmup_per_hop: int
+) -> tuple[Step, ...]:
+    """Steps of one rank with full backwards.
+
+    The warm-up is one round for each further stage of the rank, plus `warmup_per_hop` forwards for each
+    rank that follows: 2 where forward and full backward alternate, 1 where backwards are split.
+    """
+    per_round = microbatches // max(1, microbatches // pp)
+    stages = [rank + pp * level for level in range(vpp)]
+    forwards = _rounds(stages, microbatches, per_round)
+    backwards = _rounds(stages[::-1], microbatches, per_round)
+    warmup = (vpp - 1) * per_round + warmup_per_hop * (pp - 1 - rank)
+    return one_forward_one_backward(forwards, backwards, min(warmup, len(forwards)))
+
+
+def _rounds(stages: list[int], microbatches: int, per_round: int) -> list[Chunk]:
+    """Chunks round by round, inside a round stage by stage, inside a stage micro-batch by micro-batch."""
+    return [
+        (stage, microbatch)
+        for first in range(0, microbatches, per_round)
+        for stage in stages
+        for microbatch in range(first, first + per_round)
+    ]

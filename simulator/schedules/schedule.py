@@ -1,0 +1,79 @@
+"""A pipeline schedule as plain data: what every rank runs, in order, and where each stage lives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from moesim.simulator.schedules.action import Step
+
+Placement = Literal["loop", "v", "bidirectional", "custom"]
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Steps of every pipeline rank in execution order.
+
+    `ranks[r]` are the steps of rank r. `routes[d][stage]` is the rank that runs `stage` for the
+    micro-batches of direction d. There is one direction, or two for a bidirectional pipeline, whose
+    stages are counted in their own direction: micro-batches 0..M/2-1 follow `routes[0]` and enter at
+    rank 0, M/2..M-1 follow `routes[1]` and enter at the last rank.
+    """
+
+    name: str
+    microbatches: int
+    routes: tuple[tuple[int, ...], ...]
+    ranks: tuple[tuple[Step, ...], ...]
+
+    @property
+    def pp(self) -> int:
+        """Number of pipeline ranks."""
+        return len(self.ranks)
+
+    @property
+    def n_stages(self) -> int:
+        """Number of stages that one micro-batch passes."""
+        return len(self.routes[0])
+
+    @property
+    def vpp(self) -> int:
+        """Most stages of one direction that a rank holds."""
+        return max(self.routes[0].count(rank) for rank in range(self.pp))
+
+    @property
+    def placement(self) -> Placement:
+        """Named pattern of the routes; `custom` is any other single route, as read from a file."""
+        pp, n_stages = self.pp, self.n_stages
+        if len(self.routes) == 2:
+            return "bidirectional"
+        if self.routes[0] == loop_route(pp, n_stages):
+            return "loop"
+        return "v" if self.routes[0] == v_route(pp) else "custom"
+
+    def direction_of(self, microbatch: int) -> int:
+        """Index into `routes` of the direction that a micro-batch travels."""
+        return microbatch * len(self.routes) // self.microbatches
+
+    def rank_of(self, stage: int, microbatch: int) -> int:
+        """Rank that runs every action of (stage, micro-batch)."""
+        return self.routes[microbatch * len(self.routes) // self.microbatches][stage]
+
+    def stages_on_rank(self, rank: int) -> tuple[int, ...]:
+        """Stages whose parameters a rank holds, ascending, over all directions."""
+        held = {stage for route in self.routes for stage, owner in enumerate(route) if owner == rank}
+        return tuple(sorted(held))
+
+
+def loop_route(pp: int, n_stages: int) -> tuple[int, ...]:
+    """Stage s on rank s % pp."""
+    return tuple(stage % pp for stage in range(n_stages))
+
+
+def v_route(pp: int) -> tuple[int, ...]:
+    """Two stages a rank, down and back up: stages r and 2 pp - 1 - r on rank r."""
+    return (*range(pp), *reversed(range(pp)))
+
+
+def bidirectional_routes(pp: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """One stage a rank and direction: stage s on rank s, and on rank pp - 1 - s the other way."""
+    return tuple(range(pp)), tuple(reversed(range(pp)))

@@ -1,0 +1,155 @@
+"""CSV and JSON forms of a schedule, and what can be told from the actions alone."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from moesim.hwmodels.errors import InputError
+from moesim.simulator.schedules.action import Step, actions_of, parse_step
+from moesim.simulator.schedules.schedule import Schedule, bidirectional_routes
+from moesim.simulator.schedules.validate import validate
+
+_MAX_RANKS = 65_536
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    name: str
+    pp: int
+    microbatches: int
+    ranks: list[list[str]]
+
+
+def to_csv(schedule: Schedule) -> str:
+    """One line a rank, one cell a step: the compute-only format of `torch.distributed.pipelining`.
+
+    PyTorch's runtime rejects a bidirectional schedule, whose stages live on two ranks each.
+    """
+    return "".join(",".join(map(str, steps)) + "\n" for steps in schedule.ranks)
+
+
+def from_csv(text: str, name: str = "csv", source: str = "schedule CSV") -> Schedule:
+    """Read and validate the CSV of a schedule; empty cells (idle slots) and trailing blank lines are skipped.
+
+    Sizes and placement are inferred from the actions. Raises InputError naming `source`, line and cell.
+    """
+    try:
+        rows = list(csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=""), strict=True))
+    except csv.Error as error:
+        raise InputError(
+            f"{source}: not a CSV text ({error}); write one line a rank, cells such as 0F0."
+        ) from None
+    while rows and not any(cell.strip() for cell in rows[-1]):
+        rows.pop()
+    ranks = tuple(
+        tuple(
+            parse_step(cell, f"{source}: line {line}, cell {column}")
+            for column, cell in enumerate(row, start=1)
+            if cell.strip()
+        )
+        for line, row in enumerate(rows, start=1)
+    )
+    return infer_schedule(name, ranks, source)
+
+
+def to_json(schedule: Schedule) -> str:
+    """One JSON object with name, pp, microbatches and ranks (lists of step texts)."""
+    ranks = [[str(step) for step in steps] for steps in schedule.ranks]
+    document = {
+        "name": schedule.name,
+        "pp": schedule.pp,
+        "microbatches": schedule.microbatches,
+        "ranks": ranks,
+    }
+    return json.dumps(document)
+
+
+def from_json(text: str, source: str = "schedule JSON") -> Schedule:
+    """Read and validate the JSON of a schedule. Raises InputError naming `source` and the place in it."""
+    try:
+        document = _Document.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"])) or "top level"
+        raise InputError(
+            f"{source}: {place}: {first['msg']}; expected an object with name (text), pp, microbatches "
+            '(whole numbers) and ranks, such as [["0F0", "0B0"]].'
+        ) from None
+    except UnicodeError:
+        raise InputError(f"{source}: not valid Unicode text; write the file as UTF-8.") from None
+    ranks = tuple(
+        tuple(parse_step(cell, f"{source}: ranks.{r}.{position}") for position, cell in enumerate(row))
+        for r, row in enumerate(document.ranks)
+    )
+    schedule = infer_schedule(document.name, ranks, source)
+    for key, written, found in (
+        ("pp", document.pp, schedule.pp),
+        ("microbatches", document.microbatches, schedule.microbatches),
+    ):
+        if written != found:
+            raise InputError(
+                f"{source}: {key}={written}, but the ranks listed have {found}; write {key}={found}."
+            )
+    return schedule
+
+
+def infer_schedule(name: str, ranks: tuple[tuple[Step, ...], ...], source: str = "schedule") -> Schedule:
+    """Schedule with sizes and routes taken from its forwards, validated.
+
+    Every stage on one rank gives a single route, of whatever pattern; mirrored routes for the first and
+    the second half of the micro-batches give a bidirectional schedule. Raises InputError.
+    """
+    forwards = {
+        (action.stage, action.microbatch): rank
+        for rank, steps in enumerate(ranks)
+        for step in steps
+        for action in actions_of(step)
+        if action.kind == "F"
+    }
+    if not forwards:
+        raise InputError(
+            f"{source}: holds no forward action; write one line a rank with steps such as 0F0,0B0."
+        )
+    for rank, steps in enumerate(ranks):
+        if not steps or rank >= _MAX_RANKS:
+            why = "has no steps" if not steps else f"is past the limit of {_MAX_RANKS:,} ranks"
+            raise InputError(
+                f"{source}: rank {rank} {why}; every line is one rank that runs at least one stage."
+            )
+    n_stages = 1 + max(stage for stage, _ in forwards)
+    microbatches = 1 + max(microbatch for _, microbatch in forwards)
+    # Checked before anything of that size is made: sparse numbers in a small file must stay cheap.
+    if len(forwards) != n_stages * microbatches:
+        stage, microbatch = _first_missing(forwards, n_stages, microbatches)
+        raise InputError(
+            f"{source}: forward {stage}F{microbatch} is missing, but stage {n_stages - 1} and micro-batch "
+            f"{microbatches - 1} occur; number stages and micro-batches from 0 without gaps."
+        )
+    schedule = Schedule(name, microbatches, _routes(forwards, n_stages, microbatches), ranks)
+    validate(schedule)
+    return schedule
+
+
+def _first_missing(forwards: dict[tuple[int, int], int], n_stages: int, microbatches: int) -> tuple[int, int]:
+    # At most len(forwards) pairs are present, so the search ends after one more than that.
+    return next(
+        (stage, microbatch)
+        for stage in range(n_stages)
+        for microbatch in range(microbatches)
+        if (stage, microbatch) not in forwards
+    )
+
+
+def _routes(
+    forwards: dict[tuple[int, int], int], n_stages: int, microbatches: int
+) -> tuple[tuple[int, ...], ...]:
+    forth = tuple(forwards[stage, 0] for stage in range(n_stages))
+    back = tuple(forwards[stage, microbatches - 1] for stage in range(n_stages))
+    mirrored = microbatches % 2 == 0 and (forth, back) == bidirectional_routes(n_stages)
+    # Any other mixture of ranks fails the validator's check of each action against the single route.
+    return (forth, back) if mirrored and n_stages > 1 else (forth,)
