@@ -15,9 +15,10 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from moesim.simulator.model.operator import Phase
 
 Stream = Literal["compute", "communication"]
-ActionKind = Literal["F", "B", "I", "W", "F&B"]
+ActionKind = Literal["F", "B", "I", "W", "F&B", "F&I"]
 
-COMMUNICATION_PHASES: frozenset[str] = frozenset({"dispatch F", "combine F", "combine B", "dispatch B"})
+EP_PHASES: frozenset[str] = frozenset({"dispatch F", "combine F", "combine B", "dispatch B"})
+COMMUNICATION_PHASES: frozenset[str] = EP_PHASES | {"gather F", "gather B", "scatter W"}
 
 FORWARD_CHAIN: tuple[Phase, ...] = ("attn F", "dispatch F", "mlp F", "combine F")
 INPUT_CHAIN: tuple[Phase, ...] = ("combine B", "mlp I", "dispatch B", "attn I")
@@ -42,9 +43,9 @@ class OverlapOrder(BaseModel):
         want_compute = {"attn F", "mlp I", "mlp W", "mlp F", "attn I", "attn W"}
         if set(self.compute) != want_compute or len(self.compute) != len(want_compute):
             raise ValueError(f"compute must name each of {sorted(want_compute)} once, got {list(self.compute)}")
-        if set(self.communication) != COMMUNICATION_PHASES or len(self.communication) != 4:
+        if set(self.communication) != EP_PHASES or len(self.communication) != 4:
             raise ValueError(
-                f"communication must name each of {sorted(COMMUNICATION_PHASES)} once, got {list(self.communication)}"
+                f"communication must name each of {sorted(EP_PHASES)} once, got {list(self.communication)}"
             )
         return self
 
@@ -97,37 +98,54 @@ def build_template(
 ) -> Template:
     """Return the task template of an action.
 
-    Un-overlapped actions run serially: every task waits for the one before it. In an overlapped pair the
-    two streams run side by side in `order`, and only true dependencies join them. Source: order of the
-    slots in DeepSeek's published H800 profile; docs/model.md, section "Inside an F&B pair".
+    Un-overlapped actions run serially: every task waits for the one before it, except ZeRO-3's parameter
+    gathers, which run one block ahead, and its gradient scatters, which nobody waits for. In an overlapped
+    pair the two streams run side by side in `order`, and only true dependencies join them. Source: order
+    of the slots in DeepSeek's published H800 profile; docs/model.md, section "Inside an action". Raises
+    ValueError for a pair without an order, or with ZeRO-3 phases.
     """
-    if kind == "F&B":
+    if kind in ("F&B", "F&I"):
         if order is None:
             raise ValueError("an overlapped pair needs an overlap order")
-        return _pair(forward, backward, order)
+        weights = kind == "F&B"
+        kept = [have if weights else have - set(WEIGHT_OF) for have in backward]
+        return _pair(kind, forward, kept, order)
     return _serial(kind, forward if kind == "F" else backward)
 
 
+_SERIAL: dict[str, tuple[Phase, ...]] = {
+    "F": ("gather F", *FORWARD_CHAIN),
+    "I": ("gather B", *INPUT_CHAIN),
+    "W": ("mlp W", "attn W", "scatter W"),
+    "B": ("gather B", "combine B", "mlp I", "mlp W", "dispatch B", "attn I", "attn W", "scatter W"),
+}
+
+
 def _serial(kind: ActionKind, blocks: BlockPhases) -> Template:
-    side = 0 if kind == "F" else 1
-    wanted: dict[ActionKind, tuple[Phase, ...]] = {
-        "F": FORWARD_CHAIN,
-        "I": INPUT_CHAIN,
-        "W": ("mlp W", "attn W"),
-        "B": ("combine B", "mlp I", "mlp W", "dispatch B", "attn I", "attn W"),
-    }
     order = range(len(blocks)) if kind == "F" else range(len(blocks) - 1, -1, -1)
     tasks: list[Task] = []
+    chain: int | None = None
+    before: list[int | None] = [None, None]  # last chain task of the two blocks before this one
     out: int | None = None
     for block in order:
-        for phase in wanted[kind]:
-            if phase in blocks[block]:
-                deps = (len(tasks) - 1,) if tasks else ()
-                tasks.append(Task(phase, _stream(phase), side, block, deps))
-                if kind == "F" or phase in INPUT_CHAIN:
-                    out = len(tasks) - 1
-    if kind == "B" and tasks:
-        out = len(tasks) - 1  # autograd hands the gradient on when the whole chunk is done
+        gathered: int | None = None
+        for phase in (p for p in _SERIAL[kind] if p in blocks[block]):
+            if phase.startswith("gather"):
+                waits = (before[0],)
+            elif phase == "scatter W":
+                waits = (chain,)
+            else:
+                waits = (chain, gathered)
+            deps = tuple(sorted(d for d in waits if d is not None))
+            tasks.append(Task(phase, _stream(phase), 0 if kind == "F" else 1, block, deps))
+            if phase.startswith("gather"):
+                gathered = len(tasks) - 1
+            elif phase != "scatter W":
+                chain = len(tasks) - 1
+                out = chain if kind == "F" or phase in INPUT_CHAIN else out
+        before = [before[1], chain]
+    if kind == "B":
+        out = chain  # autograd hands the gradient on when the whole chunk is done
     return Template(kind, tuple(tasks), out if kind == "F" else None, out if kind in ("B", "I") else None)
 
 
@@ -142,7 +160,10 @@ class _Slot:
     block: int
 
 
-def _pair(forward: BlockPhases, backward: BlockPhases, order: OverlapOrder) -> Template:
+def _pair(kind: ActionKind, forward: BlockPhases, backward: BlockPhases, order: OverlapOrder) -> Template:
+    sharded = sorted({p for have in (*forward, *backward) for p in have if p in COMMUNICATION_PHASES - EP_PHASES})
+    if sharded:
+        raise ValueError(f"an overlapped pair has no slot for {', '.join(sharded)}: ZeRO-3 needs another schedule")
     compute, communication = _stream_slots(forward, backward, order)
     chain = _dependencies(forward, backward)
     tasks: list[Task] = []
@@ -164,7 +185,7 @@ def _pair(forward: BlockPhases, backward: BlockPhases, order: OverlapOrder) -> T
     forward_last = [at[s] for s in at if s.side == 0]
     backward_last = [at[s] for s in at if s.side == 1 and s.phase in INPUT_CHAIN]
     return Template(
-        "F&B",
+        kind,
         tuple(tasks),
         max(forward_last, default=None),
         max(backward_last, default=None),

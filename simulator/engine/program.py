@@ -1,0 +1,315 @@
+"""Everything the engine needs before time starts: task templates and the duration of every task.
+
+A `Program` is plain data. Its vectors have one entry a *member*: the ranks of one expert-parallel group
+(folded resolution) of each pipeline rank. Groups of several expert-parallel groups use the same layout
+with more members, `groups` of them meeting at each barrier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from moesim.simulator.chunk import COMMUNICATION_PHASES, ActionKind, OverlapOrder, build_template
+from moesim.simulator.model.operator import BlockKind, Phase
+from moesim.simulator.schedules import Action, Overlap, Schedule
+
+IntVector = npt.NDArray[np.int64]
+FloatVector = npt.NDArray[np.float64]
+
+NS = 1e9
+"""Nanoseconds in a second: cost functions return seconds, the engine counts integer nanoseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseCost:
+    """Seconds of the compute of one phase of one block on one GPU for one micro-batch.
+
+    seconds = fixed_s + row_s * load, load = received expert rows over the nominal number. `exposed_s` is
+    the part of fixed_s in which the SMs wait for a collective inside the phase (tensor or context
+    parallel). `best_s` / `worst_s` bound the phase at load 1.
+    """
+
+    fixed_s: float
+    row_s: float = 0.0
+    exposed_s: float = 0.0
+    best_s: float = 0.0
+    worst_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TransferCost:
+    """A collective of the communication stream: barrier, then payload.
+
+    Payload of a member alone on its links: max(nic_s * node load, scale_up_s * load). `launch_s` is the
+    notify/launch part after the last member arrived. Small kernels before it are a `PhaseCost` under the
+    same key.
+    """
+
+    launch_s: float
+    nic_s: float
+    scale_up_s: float
+    nic_bytes: float
+    scale_up_bytes: float
+    best_s: float = 0.0
+    worst_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SyncCost:
+    """End of the step on one pipeline rank: gradient reduction, global norm, optimizer, gather."""
+
+    reduce_s: float
+    norm_s: float
+    optimizer_s: float
+    gather_s: float
+    nic_bytes: float = 0.0
+    best_s: float = 0.0
+    worst_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """Seconds of the four parts one after the other."""
+        return self.reduce_s + self.norm_s + self.optimizer_s + self.gather_s
+
+
+@dataclass(frozen=True, slots=True)
+class CostTable:
+    """Seconds by (block kind, phase, overlapped?); transfers by the same key."""
+
+    compute: Mapping[tuple[BlockKind, Phase, bool], PhaseCost]
+    transfer: Mapping[tuple[BlockKind, Phase, bool], TransferCost]
+    send_bytes: float
+    send_s: float
+    """One pipeline hop of one micro-batch, alone on its NIC; 0 where neighbours share a GPU."""
+    sync: tuple[SyncCost, ...]
+    """One entry a pipeline rank."""
+
+    def phases(self, kind: BlockKind) -> frozenset[Phase]:
+        """Phases that a block of this kind has."""
+        found = {phase for k, phase, _ in self.compute if k == kind and phase not in COMMUNICATION_PHASES}
+        return frozenset(found | {phase for k, phase, _ in self.transfer if k == kind})
+
+
+@dataclass(frozen=True, slots=True)
+class Variation:
+    """What makes members differ: vectors of one value a member.
+
+    `clock`: time factor of each member, per pipeline rank [pp, members]; `loads`: relative received rows
+    [MoE blocks, micro-batches, members]; `node_loads`: the same averaged over the members of a node;
+    `jitter_cv`: relative spread of a phase's duration from run to run; `seed` of that spread.
+    """
+
+    clock: FloatVector
+    loads: FloatVector
+    node_loads: FloatVector
+    jitter_cv: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransferRows:
+    """A transfer phase for every micro-batch: barrier to launch, then the slowest member's payload."""
+
+    launch_ns: int
+    payload_ns: FloatVector
+    """Of the slowest member, alone on its links [micro-batches]."""
+    share: FloatVector
+    """Each member's part of that [micro-batches, members]."""
+    demand: tuple[tuple[int, float], ...]
+    """(link number, bytes) a micro-batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledTask:
+    """One task of a template with its durations for every micro-batch."""
+
+    phase: Phase
+    kind: BlockKind
+    block: int
+    side: int
+    deps: tuple[int, ...]
+    rows_ns: IntVector
+    """Compute nanoseconds [micro-batches, members]; before a transfer, its small kernels."""
+    transfer: TransferRows | None
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledTemplate:
+    """A template on one pipeline rank, ready to run for any micro-batch."""
+
+    kind: str
+    tasks: tuple[CompiledTask, ...]
+    forward_out: int | None
+    backward_out: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedStep:
+    """One schedule step on its pipeline rank."""
+
+    label: str
+    code: CompiledTemplate
+    stages: tuple[int, int]
+    """(stage of the forward side, stage of the backward side); -1 where the side is absent."""
+    microbatches: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A schedule with its costs: `ranks[r]` is what pipeline rank r runs, in order."""
+
+    schedule: Schedule
+    members: int
+    ranks: tuple[tuple[PlacedStep, ...], ...]
+    costs: CostTable
+    blocks: tuple[tuple[BlockKind, ...], ...]
+    variation: Variation
+    link_bytes_per_ns: tuple[float, ...]
+    """Per link number, see `nic_out`, `nic_in`, `scale_up`."""
+
+
+def nic_out(rank: int) -> int:
+    """Link number of the sending side of the NIC of a member of pipeline rank `rank`."""
+    return 3 * rank
+
+
+def nic_in(rank: int) -> int:
+    """Link number of the receiving side of that NIC."""
+    return 3 * rank + 1
+
+
+def scale_up(rank: int) -> int:
+    """Link number of that member's port into the scale-up network."""
+    return 3 * rank + 2
+
+
+def compile_program(
+    schedule: Schedule,
+    blocks: Sequence[Sequence[BlockKind]],
+    costs: CostTable,
+    order: OverlapOrder | None,
+    variation: Variation,
+    nic_bytes_per_s: float,
+    scale_up_bytes_per_s: float,
+) -> Program:
+    """Price every task of a schedule once, for all micro-batches and members.
+
+    `blocks[stage]`: block kinds of the stage in forward order; MoE loads are taken from `variation` in
+    stage and block order. Link rates are per GPU and direction.
+    """
+    members = variation.clock.shape[1]
+    compiler = _Compiler(schedule, blocks, costs, order, variation, members)
+    ranks = tuple(
+        tuple(compiler.place(rank, step) for step in steps) for rank, steps in enumerate(schedule.ranks)
+    )
+    per_rank = (nic_bytes_per_s / NS, nic_bytes_per_s / NS, scale_up_bytes_per_s / NS)
+    return Program(
+        schedule, members, ranks, costs, tuple(tuple(b) for b in blocks), variation, per_rank * schedule.pp
+    )
+
+
+class _Compiler:
+    """Caches what steps share: templates by stage pair, duration rows by block and phase."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        blocks: Sequence[Sequence[BlockKind]],
+        costs: CostTable,
+        order: OverlapOrder | None,
+        variation: Variation,
+        members: int,
+    ) -> None:
+        self.schedule, self.blocks, self.costs = schedule, blocks, costs
+        self.order, self.variation, self.members = order, variation, members
+        routed = [(s, b) for s, kinds in enumerate(blocks) for b, k in enumerate(kinds) if k in ("moe", "mtp")]
+        self.routed = {place: number for number, place in enumerate(routed)}
+        micro = range(schedule.microbatches)
+        # A stage of a bidirectional schedule runs on two pipeline ranks, one per direction.
+        self.clock = [
+            variation.clock[[schedule.rank_of(stage, m) for m in micro]] for stage in range(len(blocks))
+        ]
+        self.templates: dict[tuple[int, ActionKind, int, int], CompiledTemplate] = {}
+        self.rows: dict[tuple[int, int, Phase, bool], IntVector] = {}
+
+    def place(self, rank: int, step: Action | Overlap) -> PlacedStep:
+        forward, backward = (step.first, step.second) if isinstance(step, Overlap) else _sides(step)
+        kind: ActionKind = step.kind if isinstance(step, Action) else "F&B" if step.second.kind == "B" else "F&I"
+        stages = (forward.stage if forward else -1, backward.stage if backward else -1)
+        micro = (forward.microbatch if forward else -1, backward.microbatch if backward else -1)
+        key = (rank, kind, *stages)
+        if key not in self.templates:
+            self.templates[key] = self._compile(*key)
+        return PlacedStep(str(step), self.templates[key], stages, micro)
+
+    def _compile(self, rank: int, kind: ActionKind, forward: int, backward: int) -> CompiledTemplate:
+        sets = [[self.costs.phases(k) for k in self.blocks[s]] if s >= 0 else [] for s in (forward, backward)]
+        template = build_template(kind, sets[0], sets[1], self.order)
+        tasks = []
+        for task in template.tasks:
+            stage = (forward, backward)[task.side]
+            block_kind = self.blocks[stage][task.block]
+            overlapped = "&" in kind
+            cost = self.costs.transfer.get((block_kind, task.phase, overlapped))
+            transfer = None if cost is None else self._transfer(rank, stage, task.block, cost)
+            rows = self._compute_rows(stage, task.block, task.phase, overlapped)
+            tasks.append(CompiledTask(task.phase, block_kind, task.block, task.side, task.deps, rows, transfer))
+        return CompiledTemplate(kind, tuple(tasks), template.forward_out, template.backward_out)
+
+    def _compute_rows(self, stage: int, block: int, phase: Phase, overlapped: bool) -> IntVector:
+        key = (stage, block, phase, overlapped)
+        if key not in self.rows:
+            cost = self.costs.compute.get((self.blocks[stage][block], phase, overlapped), PhaseCost(0.0))
+            seconds = np.full((self.schedule.microbatches, self.members), cost.fixed_s)
+            if cost.row_s:
+                number = self.routed.get((stage, block))
+                seconds += cost.row_s * (1.0 if number is None else self.variation.loads[number])
+            seconds *= self.clock[stage] * self._noise(key, seconds.shape)
+            self.rows[key] = np.rint(seconds * NS).astype(np.int64)
+        return self.rows[key]
+
+    def _noise(self, key: tuple[int, int, Phase, bool], shape: tuple[int, ...]) -> FloatVector | float:
+        cv = self.variation.jitter_cv
+        if cv == 0.0:
+            return 1.0
+        entropy = [self.variation.seed, key[0], key[1], _PHASE_NUMBER[key[2]], int(key[3])]
+        noise: FloatVector = np.random.default_rng(entropy).standard_normal(shape, dtype=np.float32)
+        return np.maximum(1.0 + cv * noise, 0.0)
+
+    def _transfer(self, rank: int, stage: int, block: int, cost: TransferCost) -> TransferRows:
+        number = self.routed.get((stage, block))
+        if number is None:
+            alone = max(cost.nic_s, cost.scale_up_s)
+            payload = np.full((self.schedule.microbatches, self.members), alone)
+        else:
+            payload = np.maximum(
+                cost.nic_s * self.variation.node_loads[number], cost.scale_up_s * self.variation.loads[number]
+            )
+        slowest = payload.max(axis=1)
+        share = payload / np.where(slowest > 0.0, slowest, 1.0)[:, None]
+        links = (
+            (nic_out(rank), cost.nic_bytes),
+            (nic_in(rank), cost.nic_bytes),
+            (scale_up(rank), cost.scale_up_bytes),
+        )
+        demand = tuple((link, amount) for link, amount in links if amount > 0.0)
+        return TransferRows(round(cost.launch_s * NS), slowest * NS, share, demand)
+
+
+def _sides(step: Action) -> tuple[Action | None, Action | None]:
+    return (step, None) if step.kind == "F" else (None, step)
+
+
+_PHASE_NUMBER: dict[Phase, int] = {
+    phase: number
+    for number, phase in enumerate(
+        (
+            "attn F", "mlp F", "mlp I", "mlp W", "attn I", "attn W", "dispatch F", "combine F",
+            "combine B", "dispatch B", "gather F", "gather B", "scatter W",
+        )
+    )
+}  # fmt: skip

@@ -1,0 +1,207 @@
+"""A scenario: everything a prediction depends on, read from YAML, validated, units parsed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from ruamel.yaml import YAML, YAMLError
+
+from moesim.hwmodels.cluster import Cluster, load_cluster
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.provenance import SourcedFraction
+from moesim.hwmodels.validation import nearest, validate_model
+from moesim.hwmodels.yaml_io import EXTENSIONS, load_mapping, parse_mapping
+from moesim.simulator.chunk import OVERLAP_ORDERS, OverlapOrder
+from moesim.simulator.layout.parallel import ParallelPlan
+from moesim.simulator.model.precision import PRECISIONS, Precision
+
+PRESETS = "data/scenarios"
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Batch(_Part):
+    """Global batch of one step."""
+
+    sequences: PositiveInt
+    sequence_length: PositiveInt
+
+
+class Communication(_Part):
+    """Communication kernels: how many SMs they hold, which generation, what they overlap with."""
+
+    sms: int = Field(20, ge=0)
+    kernels: str = "deepep-2025-02"
+    """Generation of the expert-parallel kernels: names the profile curve ep.nic_fraction.<kernels>."""
+    overlap: str | OverlapOrder = "deepseek-v3"
+    """Order of the phases inside an overlapped pair: a name or the two lists."""
+
+    @property
+    def order(self) -> OverlapOrder:
+        """The overlap order itself."""
+        if isinstance(self.overlap, OverlapOrder):
+            return self.overlap
+        if self.overlap not in OVERLAP_ORDERS:
+            raise InputError(
+                f"communication.overlap={self.overlap!r} is not known{nearest(self.overlap, list(OVERLAP_ORDERS))}; "
+                f"known: {', '.join(OVERLAP_ORDERS)}, or give compute and communication lists"
+            )
+        return OVERLAP_ORDERS[self.overlap]
+
+
+class Stages(_Part):
+    """Which layers each pipeline stage holds.
+
+    `layers`: decoder layers per stage, embedding on the first and MTP and head on the last; absent =
+    balanced by the stages' compute. `blocks`: explicit block kinds per stage ("moe*4"), which may be
+    only a part of the model, as for a kernel-level test.
+    """
+
+    layers: tuple[int, ...] | None = None
+    blocks: tuple[str, ...] | None = None
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Stages:
+        if self.layers is not None and self.blocks is not None:
+            raise ValueError("stages.layers and stages.blocks exclude each other: give one")
+        return self
+
+
+class Routing(_Part):
+    """Which experts tokens go to: the gate, and how uneven the load is."""
+
+    gate: Literal["model", "best", "top2-sum", "unlimited"] = "model"
+    """`model`: as the model's config says; the others replace the score by which groups are ranked."""
+    expert_load_cv: SourcedFraction
+    """Coefficient of variation of the load of one expert within one micro-batch of one group."""
+
+
+class Variation(_Part):
+    """What else makes ranks differ."""
+
+    clock_cv: SourcedFraction
+    """Relative spread of the GPUs' sustained speed."""
+    jitter_cv: SourcedFraction
+    """Relative spread of one phase's duration from run to run on one GPU."""
+
+
+class RunPlan(_Part):
+    """The whole run: tokens to train on at constant batch."""
+
+    tokens: float = Field(gt=0)
+
+
+class Scenario(_Part):
+    """One prediction's input; the keys of a scenario file are these field names."""
+
+    name: str
+    description: str = ""
+    model: str
+    """A shipped model, a model.yaml or a Hugging Face config.json."""
+    cluster: str | Cluster
+    profile: str
+    """Calibration profile: a shipped name or a file."""
+    precision: str | Precision
+    parallel: ParallelPlan
+    schedule: str = "1f1b"
+    """A schedule name, or a CSV file in PyTorch's pipelining notation."""
+    batch: Batch
+    stages: Stages = Stages()
+    communication: Communication = Communication()
+    recompute: Literal["none", "selective", "full", "deepseek-v3"] = "none"
+    routing: Routing
+    variation: Variation
+    run: RunPlan
+    seed: int = Field(0, ge=0, lt=2**63)
+    base: str | None = Field(None, exclude=True)
+    """Folder that relative paths start from (set by the loader)."""
+
+    @property
+    def recipe(self) -> Precision:
+        """The precision recipe itself."""
+        if isinstance(self.precision, Precision):
+            return self.precision
+        if self.precision not in PRECISIONS:
+            raise InputError(
+                f"precision={self.precision!r} is not known{nearest(self.precision, list(PRECISIONS))}; "
+                f"known: {', '.join(PRECISIONS)}, or give the fields of a recipe"
+            )
+        return PRECISIONS[self.precision]
+
+    @property
+    def machine(self) -> Cluster:
+        """The cluster itself."""
+        return self.cluster if isinstance(self.cluster, Cluster) else load_cluster(self.cluster, self._base())
+
+    def _base(self) -> Path | None:
+        return None if self.base is None else Path(self.base) / "scenario"
+
+    def path(self, name: str) -> str:
+        """`name` relative to the scenario file, where such a file exists beside it."""
+        if self.base is not None and (Path(self.base) / name).exists():
+            return str(Path(self.base) / name)
+        return name
+
+
+def preset_names() -> list[str]:
+    """Names of the scenarios that ship with the package."""
+    folder = resources.files("moesim.simulator").joinpath(PRESETS)
+    return sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def load_scenario(name_or_path: str, overrides: Sequence[str] = ()) -> Scenario:
+    """The scenario of a preset name or a YAML/JSON file, with `key=value` overrides applied.
+
+    An override names a key by its dotted path ("parallel.ep=32"); its value is read as YAML. Raises
+    InputError with file, key, value and nearest legal value for anything malformed.
+    """
+    if name_or_path in preset_names():
+        folder = resources.files("moesim.simulator").joinpath(PRESETS)
+        place = f"preset {name_or_path}"
+        with resources.as_file(folder) as real:
+            data = parse_mapping(folder.joinpath(f"{name_or_path}.yaml").read_text("utf-8"), place)
+            base = str(real)
+    elif name_or_path.lower().endswith(EXTENSIONS):
+        data, place, base = load_mapping(Path(name_or_path)), name_or_path, str(Path(name_or_path).parent)
+    else:
+        raise InputError(
+            f"unknown scenario {name_or_path!r}{nearest(name_or_path, preset_names())}; presets: "
+            f"{', '.join(preset_names())}; or give a file that ends in {', '.join(EXTENSIONS)}"
+        )
+    for text in overrides:
+        data = _override(data, text)
+    if "base" in data:
+        raise InputError(f"{place}: unknown key 'base'")
+    return validate_model(Scenario, {**data, "base": base}, place)
+
+
+def _override(data: Mapping[str, Any], text: str) -> dict[str, Any]:
+    """`data` with one dotted key replaced; creates missing sections, so the validator names a typo."""
+    key, equals, value_text = text.partition("=")
+    if not equals or not key.strip():
+        raise InputError(f"--set {text!r}: write key=value, for example parallel.ep=32")
+    try:
+        value = YAML(typ="safe", pure=True).load(value_text)
+    except YAMLError:
+        raise InputError(f"--set {text!r}: the value is not YAML") from None
+    result: dict[str, Any] = json.loads(json.dumps(data, default=str)) if data else {}
+    section: Any = result
+    parts = key.strip().split(".")
+    for part in parts[:-1]:
+        below = section.get(part)
+        if below is None:
+            below = section[part] = {}
+        if not isinstance(below, dict):
+            raise InputError(
+                f"--set {text!r}: {part!r} is {below!r}, which has no keys below it; replace it as a whole"
+            )
+        section = below
+    section[parts[-1]] = value
+    return result
