@@ -79,3 +79,10 @@ class Operator:
     recompute: bool = False
     stream: int = 0
     """0 = main compute stream; 1 = the second compute stream of the weight-gradient phase."""
+    variant: str = ""
+    """Kernel family inside the class, such as "token" or "channel" of a cast; "" = the class at large."""
+    launches: int = 1
+    """Kernels that this operator stands for (a chain of small kernels, or one per expert)."""
+    uncounted_flop: float = 0.0
+    """Part of `flop` that model FLOPs leave out although nothing is recomputed by choice: the scores
+    that a flash-attention backward forms again."""

@@ -1,0 +1,309 @@
+"""Calibration profiles: what was measured or published about kernels on one accelerator, as data.
+
+A profile is the only meeting point of measurement (kernels/) and prediction (simulator/). Every entry
+carries its source, kind, date, conditions and residual; a profile may include others, so that each fact
+stands in one file only. Own entries come before included ones, and a look-up takes the first that fits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from typing_extensions import Self
+
+from moesim.hwmodels.efficiency import Curve
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.provenance import DateText, Kind, Source, SourcedSeconds
+from moesim.hwmodels.units import DIMENSIONS, parse_quantity
+from moesim.hwmodels.validation import validate_model
+from moesim.hwmodels.yaml_io import load_mapping
+
+PROFILE_DIRECTORY = Path(__file__).parent / "data" / "calibration"
+
+GemmClass = Literal["gemm", "grouped_gemm", "wgrad_gemm", "gate_gemm"]
+LawGroup = Literal["gemm_told", "gemm_untold", "attention", "memory_bound", "communication"]
+COUNT_UNITS = frozenset({"1", "SMs", "GPUs", "nodes", "tokens", "rows", "CTAs", "ranks"})
+
+
+def si_factor(unit: str) -> float:
+    """The factor from a unit name of a curve ("TFLOP/s", "MB", "us", "SMs") to SI.
+
+    Raises InputError for a unit that no dimension knows.
+    """
+    if unit in COUNT_UNITS:
+        return 1.0
+    for name, table in DIMENSIONS.items():
+        if unit and unit in table.units:
+            return parse_quantity(f"1 {unit}", name)
+    known = sorted(COUNT_UNITS | {u for t in DIMENSIONS.values() for u in t.units if u})
+    raise InputError(f"unknown unit {unit!r} in a calibration profile; known: {', '.join(known)}")
+
+
+class _Plain(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True)
+
+
+class Residual(_Plain):
+    """Relative uncertainty of an entry (0.04 is +-4 %) and what it stands for."""
+
+    relative: Annotated[float, Field(ge=0.0, lt=1.0)]
+    meaning: str = Field(min_length=3)
+
+
+class Conditions(_Plain):
+    """How something was measured; None where the source does not say."""
+
+    compute_sms: int | None = None
+    communication_sms: Annotated[int, Field(ge=0)] = 0
+    beside_communication: bool = False
+    device: str | None = None
+    driver: str | None = None
+    clocks: str | None = None
+    note: str | None = None
+
+
+class Entry(_Plain):
+    """What every calibration entry carries."""
+
+    id: str = Field(min_length=3)
+    source: Source
+    kind: Kind
+    date: DateText
+    residual: Residual
+    conditions: Conditions = Conditions()
+    note: str | None = None
+
+
+GemmRow = tuple[float, float, float, float, float] | tuple[float, float, float, float, float, str]
+"""m, n, k, groups, value [, which kernel]; m (k of a weight gradient) is the sum over the groups."""
+
+
+class GemmTable(Entry):
+    """Rates or times of matrix products of one class and format, by shape."""
+
+    cls: GemmClass
+    dtype: Literal["fp8", "bf16", "fp32"]
+    told: bool
+    """Whether these kernels take a number of SMs to run on (and so leave the rest alone)."""
+    unit: Literal["TFLOP/s", "us"]
+    points: tuple[GemmRow, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _positive(self) -> Self:
+        for row in self.points:
+            if any(not number > 0 for number in row[:5]):
+                raise ValueError(f"{self.id}: every number of {list(row)} must be positive")
+        return self
+
+    def flop_per_s(self, row: GemmRow) -> float:
+        """The rate of one row in FLOP/s (2 m n k operations)."""
+        if self.unit == "us":
+            return 2.0 * row[0] * row[1] * row[2] / (row[4] * 1e-6)
+        return row[4] * 1e12
+
+
+class MeasuredCurve(Entry):
+    """A measured y(x). `used_for` names operator classes ("cast") or class/variant ("cast/token").
+
+    `overlapped` restricts a curve to operators that run beside (true) or without (false) other work.
+    """
+
+    x_name: str
+    x_unit: str
+    y_name: str
+    y_unit: str
+    points: tuple[tuple[float, float] | tuple[float, float, str], ...] = Field(min_length=1)
+    interpolation: Literal["linear", "log"] = "linear"
+    used_for: tuple[str, ...] = ()
+    overlapped: bool | None = None
+
+    @model_validator(mode="after")
+    def _is_a_curve(self) -> Self:
+        try:
+            _ = self.curve
+        except InputError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+    @cached_property
+    def curve(self) -> Curve:
+        """The points in SI units."""
+        x, y = si_factor(self.x_unit), si_factor(self.y_unit)
+        return Curve(
+            id=self.id,
+            x_name=self.x_name,
+            x_unit=self.x_unit if x == 1.0 else f"x {x:g} {self.x_unit}^-1",
+            y_name=self.y_name,
+            y_unit=self.y_unit if y == 1.0 else f"x {y:g} {self.y_unit}^-1",
+            points=tuple((p[0] * x, p[1] * y) for p in self.points),
+            interpolation=self.interpolation,
+        )
+
+
+class Law(Entry):
+    """Slow-down of a group of operators beside n communication SMs: time / time alone on all SMs.
+
+    `free_sms`: total / (total - n). `table`: points (n, slow-down), from (0, 1). `alone` is the value
+    while nothing runs beside (above 1 only where a rate measured beside communication is kept).
+    """
+
+    group: LawGroup
+    form: Literal["table", "free_sms"] = "table"
+    points: tuple[tuple[float, float], ...] = ()
+    alone: Annotated[float, Field(gt=0)] = 1.0
+
+    @model_validator(mode="after")
+    def _has_points(self) -> Self:
+        if (self.form == "table") != bool(self.points):
+            raise ValueError(f"{self.id}: a table law needs points, a free_sms law has none")
+        if self.form == "table":
+            _ = self.curve
+        return self
+
+    @cached_property
+    def curve(self) -> Curve:
+        """Slow-down over the number of communication SMs (table laws only)."""
+        return Curve(
+            id=self.id,
+            x_name="communication SMs",
+            x_unit="SMs",
+            y_name="slow-down",
+            y_unit="1",
+            points=self.points,
+        )
+
+
+class Prior(Entry):
+    """An assumed fraction of a datasheet figure, for operators that no measurement covers."""
+
+    used_for: tuple[str, ...] = Field(min_length=1)
+    dtype: Literal["fp8", "bf16", "fp32"] | None = None
+    of: Literal["tensor_peak", "memory_bandwidth"]
+    fraction: Annotated[float, Field(gt=0, le=1)]
+    low: Annotated[float, Field(gt=0, le=1)]
+    high: Annotated[float, Field(gt=0, le=1)]
+
+
+class CalibrationProfile(_Plain):
+    """All that is known about the kernels of one accelerator under one software stack."""
+
+    name: str
+    accelerator: str
+    """Name of the accelerator, or "any" for a generic profile that others include."""
+    software: str
+    description: str
+    evidence: str
+    """Why these entries and not others; decided before looking at any end-to-end error."""
+    include: tuple[str, ...] = ()
+    launch_gap: SourcedSeconds | None = None
+    """Idle time between two kernels of one stream."""
+    kernel_floor: SourcedSeconds | None = None
+    """Shortest duration of a kernel."""
+    gemm_tables: tuple[GemmTable, ...] = ()
+    curves: tuple[MeasuredCurve, ...] = ()
+    laws: tuple[Law, ...] = ()
+    priors: tuple[Prior, ...] = ()
+
+    @model_validator(mode="after")
+    def _ids_are_unique(self) -> Self:
+        seen: set[str] = set()
+        for entry in self.entries():
+            if entry.id in seen:
+                raise ValueError(f"the entry id {entry.id!r} appears twice (includes counted)")
+            seen.add(entry.id)
+        return self
+
+    def entries(self) -> Iterator[Entry]:
+        """Every entry, in look-up order within its kind."""
+        yield from self.gemm_tables
+        yield from self.curves
+        yield from self.laws
+        yield from self.priors
+
+    def curve(self, id_: str) -> MeasuredCurve:
+        """The curve with an id; raises InputError naming the curves there are."""
+        for entry in self.curves:
+            if entry.id == id_:
+                return entry
+        have = ", ".join(c.id for c in self.curves) or "none"
+        raise InputError(f"calibration profile {self.name!r} has no curve {id_!r}; it has: {have}")
+
+    def entry(self, id_: str) -> Entry:
+        """Any entry by id; raises InputError when it is not in the profile."""
+        for entry in self.entries():
+            if entry.id == id_:
+                return entry
+        raise InputError(f"calibration profile {self.name!r} has no entry {id_!r}")
+
+
+def list_profiles() -> list[str]:
+    """Names of the profiles that ship with the package."""
+    return sorted(path.stem for path in PROFILE_DIRECTORY.glob("*.yaml"))
+
+
+def load_profile(name_or_path: str | Path) -> CalibrationProfile:
+    """The profile with a shipped name or a file path, its includes merged in (own entries first).
+
+    An include is looked up beside the including file, then among the shipped profiles. Raises InputError
+    for an unknown name, a malformed file, an entry that appears twice or an include cycle.
+    """
+    return _load(str(_find(name_or_path, None)))
+
+
+def profile_hash(profile: CalibrationProfile) -> str:
+    """SHA-256 over the merged content: equal hashes mean equal predictions."""
+    return hashlib.sha256(profile.model_dump_json().encode()).hexdigest()
+
+
+@lru_cache(maxsize=64)
+def _load(path: str) -> CalibrationProfile:
+    return _merge(Path(path), ())
+
+
+def _find(name_or_path: str | Path, beside: Path | None) -> Path:
+    text = str(name_or_path)
+    if text.endswith((".yaml", ".yml", ".json")):
+        path = Path(text)
+        return path if beside is None or path.is_absolute() else beside / path
+    for directory in (beside, PROFILE_DIRECTORY):
+        if directory is not None and (directory / f"{text}.yaml").is_file():
+            return directory / f"{text}.yaml"
+    raise InputError(
+        f"no calibration profile {text!r}; shipped: {', '.join(list_profiles()) or 'none'}; "
+        "or give the path of a .yaml file"
+    )
+
+
+def _merge(path: Path, chain: tuple[Path, ...]) -> CalibrationProfile:
+    path = path.resolve()
+    if path in chain:
+        loop = " -> ".join(p.stem for p in (*chain, path))
+        raise InputError(f"{path}: calibration profiles include each other: {loop}")
+    profile = validate_model(CalibrationProfile, load_mapping(path), str(path))
+    for name in profile.include:
+        other = _merge(_find(name, path.parent), (*chain, path))
+        profile = _with(profile, other, path)
+    return profile
+
+
+def _with(profile: CalibrationProfile, other: CalibrationProfile, path: Path) -> CalibrationProfile:
+    """`profile` with the entries of `other` after its own; a shared include is counted once."""
+    have = {entry.id: entry for entry in profile.entries()}
+    for entry in other.entries():
+        if entry.id in have and have[entry.id] != entry:
+            raise InputError(
+                f"{path}: the entry {entry.id!r} of {other.name!r} is already defined differently"
+            )
+    update: dict[str, Any] = {}
+    for field in ("gemm_tables", "curves", "laws", "priors"):
+        own = getattr(profile, field)
+        update[field] = own + tuple(e for e in getattr(other, field) if e.id not in have)
+    for field in ("launch_gap", "kernel_floor"):
+        if getattr(profile, field) is None:
+            update[field] = getattr(other, field)
+    return profile.model_copy(update=update)
