@@ -9,10 +9,13 @@ from typing import Any
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import dump_mapping, load_mapping
-from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.model.shape import MAX_LAYERS, ModelShape
 
 NESTED = ("text_config", "llm_config")
 """Keys under which multimodal files keep the language model."""
+
+MOST = 10**8
+"""Far above any real width or vocabulary: a larger number is a mistake."""
 
 _MISSING = object()
 
@@ -47,10 +50,10 @@ def import_hf(path: str | Path) -> ImportedModel:
 def shape_from_config(data: dict[str, Any], place: str) -> ImportedModel:
     """`import_hf` for a mapping that was already read from `place`."""
     config, prefix = data, ""
-    for key in NESTED:
-        inner = data.get(key)
-        if isinstance(inner, dict) and data.get("model_type") not in FAMILIES:
-            config, prefix = inner, f"{key}."
+    if str(data.get("model_type")) not in FAMILIES:
+        for key in NESTED:
+            if isinstance(inner := data.get(key), dict):
+                config, prefix = inner, f"{key}."
     reader = _Reader(config, place, prefix)
     family = reader.text("model_type", "family")
     if family not in FAMILIES:
@@ -71,7 +74,7 @@ def shape_from_config(data: dict[str, Any], place: str) -> ImportedModel:
     }
     shape = validate_model(ModelShape, fields | {"not_modelled": left_out}, place)
     outside = [key for key in data if prefix and f"{key}." != prefix]
-    return ImportedModel(shape, tuple(reader.understood), tuple([*outside, *reader.unread()]))
+    return ImportedModel(shape, tuple(reader.understood), (*outside, *reader.unread()))
 
 
 def to_yaml(shape: ModelShape) -> str:
@@ -97,8 +100,8 @@ class _Reader:
             if absent is not _MISSING:
                 return absent
             raise InputError(
-                f"{self.place}: the key {self.prefix}{' or '.join(keys)} is missing ({meaning}). The defaults "
-                "of a model class are not the model: add the key with the value that the model has."
+                f"{self.place}: the key {self.prefix}{' or '.join(keys)} is missing ({meaning}). The "
+                "defaults of a model class are not the model: add the key with the value that the model has"
             )
         value = self.config[present[0]]
         for key in present[1:]:
@@ -111,15 +114,15 @@ class _Reader:
         return value
 
     def integer(self, *keys: str, meaning: str, least: int = 1, absent: Any = _MISSING) -> Any:
-        """A whole number of at least `least`; `absent` stands for a missing key or null, where given."""
+        """A whole number from `least` to MOST; `absent` stands for a missing key or null, where given."""
         value = self.take(keys, meaning, absent)
         if value is None and absent is not _MISSING:
             return absent
         if value is absent:
             return value
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
             raise InputError(
-                f"{self.place}: {self.prefix}{keys[0]}={value!r} must be a whole number of at least {least} "
+                f"{self.place}: {self.prefix}{keys[0]}={value!r} must be a whole number from {least} to {MOST} "
                 f"({meaning})"
             )
         return value
@@ -155,11 +158,20 @@ class _Reader:
 def _common(r: _Reader) -> dict[str, Any]:
     r.refuse_unless("hidden_act", "silu", "activation of the FFN: gate and up projection with SiLU")
     return {
-        "n_layers": r.integer("num_hidden_layers", meaning="layers"),
+        "n_layers": _layers(r),
         "hidden": r.integer("hidden_size", meaning="hidden size"),
         "vocab": r.integer("vocab_size", meaning="vocabulary"),
         "tied_embeddings": r.flag("tie_word_embeddings", "the head shares the embedding table"),
     }
+
+
+def _layers(r: _Reader) -> int:
+    layers: int = r.integer("num_hidden_layers", meaning="layers")
+    if layers > MAX_LAYERS:
+        raise InputError(
+            f"{r.place}: {r.prefix}num_hidden_layers={layers} is above the limit of {MAX_LAYERS}"
+        )
+    return layers
 
 
 def _gqa(

@@ -17,6 +17,9 @@ from moesim.hwmodels.yaml_io import EXTENSIONS, load_mapping, parse_mapping
 GroupScore = Literal["best", "top2-sum"]
 """How a group of experts is ranked: by its best score, or by the sum of its two best."""
 
+MAX_LAYERS = 1000
+"""Far above any real model: lists of layers are built, so a mistyped number must not exhaust memory."""
+
 
 class _Shape(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -150,7 +153,7 @@ class ModelShape(_Shape):
 
     name: str
     source: ShapeSource
-    n_layers: PositiveInt
+    n_layers: Annotated[PositiveInt, Field(le=MAX_LAYERS)]
     hidden: PositiveInt
     vocab: PositiveInt
     attention: Annotated[MLA | GQA, Field(discriminator="kind")]

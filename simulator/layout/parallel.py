@@ -1,0 +1,239 @@
+"""Which rank holds which part: parallel dimensions, coordinates and groups, with expert parallelism folded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+
+from moesim.hwmodels.errors import InputError
+from moesim.simulator.model.shape import GQA, ModelShape
+
+
+class ParallelPlan(BaseModel):
+    """Degrees of parallelism; the data-parallel degree follows from the number of GPUs.
+
+    `ep` and `expert_tp` divide the GPUs of one pipeline rank (tp x cp x dp) a second time, for the
+    experts only (folding, as in Megatron-Core). Every degree is 1, and every option off, unless given.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    tp: PositiveInt = 1
+    pp: PositiveInt = 1
+    ep: PositiveInt = 1
+    cp: PositiveInt = 1
+    vpp: PositiveInt = 1
+    microbatch: PositiveInt = 1
+    """Sequences in one micro-batch of one data-parallel rank."""
+    zero_stage: int = Field(default=0, ge=0, le=3)
+    """0 = replicated, 1 = optimizer states, 2 = + gradients, 3 = + parameters (FSDP) over data parallel."""
+    sequence_parallel: bool = False
+    expert_tp: PositiveInt = 1
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Coordinates:
+    """Position of a rank in every dimension; `ep` and `expert_dp` refold tp x cp x dp."""
+
+    pp: int
+    dp: int
+    cp: int
+    tp: int
+    ep: int
+    expert_tp: int
+    expert_dp: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A plan on a number of GPUs: rank to coordinates and back, and the groups that communicate.
+
+    Ranks count tp fastest, then cp, dp, and pp slowest; inside the tp x cp x dp GPUs of one pipeline
+    rank the experts count expert_tp fastest, then ep, then expert-dp. Raises InputError for a plan that
+    does not divide, with the nearest degrees that do.
+    """
+
+    plan: ParallelPlan
+    n_gpus: int
+    gpus_per_node: int
+
+    def __post_init__(self) -> None:
+        """Check that every dimension divides."""
+        p, n = self.plan, self.n_gpus
+        if n < 1 or self.gpus_per_node < 1:
+            raise InputError(f"n_gpus={n} and gpus_per_node={self.gpus_per_node} must both be at least 1")
+        if n > self.gpus_per_node and n % self.gpus_per_node:
+            below = n // self.gpus_per_node * self.gpus_per_node
+            raise InputError(
+                f"n_gpus={n} does not fill nodes of {self.gpus_per_node} GPUs; nearest: {below}, "
+                f"{below + self.gpus_per_node}"
+            )
+        left = n
+        for key, degree in (("pp", p.pp), ("tp", p.tp), ("cp", p.cp)):
+            check_divides(f"parallel.{key}", degree, left, f"the {left} GPUs left of n_gpus={n}")
+            left //= degree
+        inner = self.gpus_per_pipeline_rank
+        what = f"tp x cp x dp = {p.tp} x {p.cp} x {self.dp} = {inner}"
+        check_divides("parallel.ep", p.ep, inner, what)
+        check_divides("parallel.expert_tp", p.expert_tp, inner // p.ep, f"({what}) / ep = {inner // p.ep}")
+
+    @property
+    def dp(self) -> int:
+        """Data-parallel replicas of the parameters that are not experts, in one direction of a pipeline."""
+        return self.n_gpus // (self.plan.tp * self.plan.cp * self.plan.pp)
+
+    @property
+    def gpus_per_pipeline_rank(self) -> int:
+        """GPUs that hold the same pipeline rank: tp x cp x dp."""
+        return self.n_gpus // self.plan.pp
+
+    @property
+    def expert_dp(self) -> int:
+        """Replicas of one expert, in one direction of a pipeline."""
+        return self.gpus_per_pipeline_rank // (self.plan.ep * self.plan.expert_tp)
+
+    def coordinates(self, rank: int) -> Coordinates:
+        """Where a rank stands in every dimension."""
+        self._check_rank(rank)
+        p = self.plan
+        pp, inner = divmod(rank, self.gpus_per_pipeline_rank)
+        rest, tp = divmod(inner, p.tp)
+        dp, cp = divmod(rest, p.cp)
+        rest, expert_tp = divmod(inner, p.expert_tp)
+        expert_dp, ep = divmod(rest, p.ep)
+        return Coordinates(pp, dp, cp, tp, ep, expert_tp, expert_dp)
+
+    def rank(self, pp: int, dp: int, cp: int, tp: int) -> int:
+        """The rank at these coordinates."""
+        p = self.plan
+        for key, value, size in (("pp", pp, p.pp), ("dp", dp, self.dp), ("cp", cp, p.cp), ("tp", tp, p.tp)):
+            if not 0 <= value < size:
+                raise InputError(f"coordinate {key}={value} is outside 0 to {size - 1}")
+        return ((pp * self.dp + dp) * p.cp + cp) * p.tp + tp
+
+    def tp_group(self, rank: int) -> tuple[int, ...]:
+        """Ranks that share the products of one layer."""
+        return self._strided(rank, 1, self.plan.tp)
+
+    def cp_group(self, rank: int) -> tuple[int, ...]:
+        """Ranks that share the sequence of one micro-batch."""
+        return self._strided(rank, self.plan.tp, self.plan.cp)
+
+    def dp_group(self, rank: int) -> tuple[int, ...]:
+        """Ranks with the same parameters and other micro-batches."""
+        return self._strided(rank, self.plan.tp * self.plan.cp, self.dp)
+
+    def ep_group(self, rank: int) -> tuple[int, ...]:
+        """Ranks that exchange tokens: together they hold every expert once."""
+        return self._strided(rank, self.plan.expert_tp, self.plan.ep)
+
+    def expert_dp_group(self, rank: int) -> tuple[int, ...]:
+        """Ranks that hold the same experts, in one direction of a pipeline."""
+        return self._strided(rank, self.plan.expert_tp * self.plan.ep, self.expert_dp)
+
+    def pp_group(self, rank: int) -> tuple[int, ...]:
+        """Ranks of one pipeline, first to last."""
+        return self._strided(rank, self.gpus_per_pipeline_rank, self.plan.pp)
+
+    def node(self, rank: int) -> int:
+        """The node that a rank sits in."""
+        self._check_rank(rank)
+        return rank // self.gpus_per_node
+
+    def nodes_spanned(self, group: tuple[int, ...]) -> int:
+        """How many nodes the ranks of a group sit in."""
+        return len({self.node(rank) for rank in group})
+
+    def _strided(self, rank: int, stride: int, size: int) -> tuple[int, ...]:
+        """Ranks that differ from `rank` only in the dimension with this stride and size."""
+        self._check_rank(rank)
+        first = rank - rank // stride % size * stride
+        return tuple(range(first, first + stride * size, stride))
+
+    def _check_rank(self, rank: int) -> None:
+        if not 0 <= rank < self.n_gpus:
+            raise InputError(f"rank {rank} is outside 0 to {self.n_gpus - 1}")
+
+
+def check_against_model(plan: ParallelPlan, shape: ModelShape, sequence: int, n_stages: int) -> None:
+    """Raise InputError where the plan does not divide the model or the sequence.
+
+    `n_stages` is the number of pipeline stages of the schedule (pp, pp x vpp, or 2 pp for the V shapes).
+    """
+    a, moe = shape.attention, shape.moe
+    check_divides("parallel.tp", plan.tp, a.heads, f"attention heads={a.heads}")
+    if isinstance(a, GQA) and plan.tp < a.kv_heads:
+        check_divides("parallel.tp", plan.tp, a.kv_heads, f"kv_heads={a.kv_heads}")
+    if shape.dense_ffn is not None:
+        check_divides("parallel.tp", plan.tp, shape.dense_ffn, f"dense_ffn={shape.dense_ffn}")
+    if plan.sequence_parallel and plan.tp == 1:
+        raise InputError("parallel.sequence_parallel=true needs parallel.tp of at least 2; tp is 1")
+    if moe is None:
+        for key, degree in (("ep", plan.ep), ("expert_tp", plan.expert_tp)):
+            if degree > 1:
+                raise InputError(f"parallel.{key}={degree} but {shape.name} has no experts; use {key}: 1")
+    else:
+        _check_experts(plan, shape)
+    # Causal balance gives every context-parallel rank one early and one late slice of the sequence.
+    slices = 2 * plan.cp if plan.cp > 1 else 1
+    if sequence % slices:
+        raise InputError(
+            f"parallel.cp={plan.cp} does not cut sequence={sequence} into {slices} equal slices; nearest: "
+            f"{_listed([d for d in nearest_divisors(plan.cp, sequence) if sequence % (2 * d) == 0 or d == 1])}"
+        )
+    if plan.sequence_parallel:
+        check_divides("parallel.tp", plan.tp, sequence // plan.cp, f"sequence / cp = {sequence // plan.cp}")
+    if n_stages > shape.n_layers:
+        raise InputError(
+            f"{n_stages} pipeline stages (parallel.pp={plan.pp}, vpp={plan.vpp}) are more than the "
+            f"{shape.n_layers} layers of {shape.name}; use at most {shape.n_layers} stages"
+        )
+
+
+def _check_experts(plan: ParallelPlan, shape: ModelShape) -> None:
+    moe = shape.moe
+    assert moe is not None
+    check_divides("parallel.ep", plan.ep, moe.experts, f"experts={moe.experts}")
+    width = f"expert_ffn={moe.expert_ffn}"
+    check_divides("parallel.expert_tp", plan.expert_tp, moe.expert_ffn, width)
+    if plan.tp > 1 and not plan.sequence_parallel:
+        raise InputError(
+            f"parallel.tp={plan.tp} with experts needs parallel.sequence_parallel: true; otherwise every "
+            "rank of a TP group would dispatch the same tokens"
+        )
+
+
+def microbatches(layout: Layout, global_batch: int) -> int:
+    """Micro-batches that each data-parallel rank runs in one step; `global_batch` counts sequences.
+
+    Raises InputError where the batch does not divide, with the nearest batches that do.
+    """
+    unit = layout.dp * layout.plan.microbatch
+    if global_batch < 1 or global_batch % unit:
+        below = global_batch // unit * unit
+        raise InputError(
+            f"batch of {global_batch} sequences is not a multiple of dp x microbatch = {layout.dp} x "
+            f"{layout.plan.microbatch} = {unit}; nearest: {_listed([n for n in (below, below + unit) if n > 0])}"
+        )
+    return global_batch // unit
+
+
+def check_divides(key: str, value: int, whole: int, what: str) -> None:
+    """Raise InputError naming the nearest divisors where `value` does not divide `whole`."""
+    if whole % value:
+        near = _listed(nearest_divisors(value, whole))
+        raise InputError(f"{key}={value} does not divide {what}; nearest: {near}")
+
+
+def nearest_divisors(value: int, whole: int) -> list[int]:
+    """The largest divisor of `whole` not above `value` and the smallest not below, without repeats."""
+    divisors = [d for d in range(1, int(whole**0.5) + 1) if whole % d == 0]
+    divisors += [whole // d for d in divisors]
+    below = max(d for d in divisors if d <= max(value, 1))
+    above = min((d for d in divisors if d >= value), default=below)
+    return sorted({below, above})
+
+
+def _listed(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))

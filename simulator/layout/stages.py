@@ -1,0 +1,186 @@
+"""Which blocks of the model each pipeline stage holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby
+
+from moesim.hwmodels.errors import InputError
+from moesim.simulator.model.operator import BlockKind
+from moesim.simulator.model.shape import ModelShape
+
+RESOLUTION = 10**12
+"""Weights are compared as integer parts of their sum, so that ties do not depend on rounding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One indivisible piece of a stage.
+
+    `layer` is the layer index; an MTP module continues the count after the last layer, and its head
+    pass carries the same index; embedding and main head have none.
+    """
+
+    kind: BlockKind
+    layer: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StageAssignment:
+    """The blocks of each stage, stage 0 first."""
+
+    stages: tuple[tuple[Block, ...], ...]
+
+    @property
+    def layers_per_stage(self) -> tuple[int, ...]:
+        """Transformer layers of each stage, MTP modules left out."""
+        return tuple(sum(block.kind in ("dense", "moe") for block in stage) for stage in self.stages)
+
+    def stages_with(self, kind: BlockKind) -> tuple[int, ...]:
+        """Stages that hold a block of this kind."""
+        return tuple(i for i, stage in enumerate(self.stages) if any(b.kind == kind for b in stage))
+
+
+def blocks_of(shape: ModelShape) -> tuple[Block, ...]:
+    """Every block of a model in forward order: embedding, layers, main head, then MTP modules with heads.
+
+    Each MTP module runs the shared output head and its own loss (DeepSeek-V3 report, section 2.2).
+    """
+    layers = [Block("moe" if shape.is_moe_layer(i) else "dense", i) for i in range(shape.n_layers)]
+    deeper = range(shape.n_layers, shape.n_layers + shape.mtp_layers)
+    tail = [block for i in deeper for block in (Block("mtp", i), Block("head", i))]
+    return (Block("embedding"), *layers, Block("head"), *tail)
+
+
+def balanced(
+    blocks: Sequence[Block],
+    weights: Sequence[float],
+    n_stages: int,
+    first_stage_layers: int | None = None,
+    last_stage_layers: int | None = None,
+) -> StageAssignment:
+    """The contiguous assignment with the lightest heaviest stage.
+
+    `weights` are the blocks' costs in any one unit (seconds of forward and backward). The embedding
+    stays on the first stage and heads and MTP modules on the last, where they share their tables
+    (DeepSeek-V3 report, section 3.2.3). Among equals the smallest sum of squared stage weights wins,
+    then the smallest stage sizes from the first stage on: the result does not depend on the machine.
+    `first_stage_layers` and `last_stage_layers` fix the transformer layers of those stages. Raises
+    InputError for weights that do not fit and for more stages than layers.
+    """
+    head, body, tail = _split(blocks)
+    costs = _integer_costs(blocks, weights)
+    _check_stage_count(n_stages, len(body))
+    sums = [0, *accumulate(costs[len(head) : len(head) + len(body)])]
+    first, last = sum(costs[: len(head)]), sum(costs[len(blocks) - len(tail) :])
+    fixed = {0: first_stage_layers} if first_stage_layers is not None else {}
+    if last_stage_layers is not None:
+        fixed[n_stages - 1] = last_stage_layers
+    extra = [0] * n_stages
+    extra[0] += first
+    extra[-1] += last
+    return from_layers_per_stage(blocks, _best_sizes(sums, extra, fixed))
+
+
+def from_layers_per_stage(blocks: Sequence[Block], layers_per_stage: Sequence[int]) -> StageAssignment:
+    """The assignment with the given number of transformer layers on each stage.
+
+    The first stage also gets the embedding and the last one the heads and MTP modules. Raises
+    InputError where the numbers do not add up.
+    """
+    head, body, tail = _split(blocks)
+    if not layers_per_stage or any(n < 0 for n in layers_per_stage) or sum(layers_per_stage) != len(body):
+        raise InputError(
+            f"layers_per_stage={list(layers_per_stage)} adds up to {sum(layers_per_stage)}; the model has "
+            f"{len(body)} layers, and every entry must be 0 or more"
+        )
+    empty = [i for i, n in enumerate(layers_per_stage[1:-1], start=1) if n == 0]
+    if empty:
+        raise InputError(f"layers_per_stage leaves stage {empty[0]} empty; give every inner stage a layer")
+    ends = list(accumulate(layers_per_stage))
+    stages = [tuple(body[end - n : end]) for n, end in zip(layers_per_stage, ends, strict=True)]
+    stages[0] = (*head, *stages[0])
+    stages[-1] = (*stages[-1], *tail)
+    return StageAssignment(tuple(stages))
+
+
+def describe(assignment: StageAssignment) -> str:
+    """One line a stage: `stage 0: embedding + 3 dense + 1 moe`."""
+    lines = []
+    for i, stage in enumerate(assignment.stages):
+        runs = [(kind, len(list(run))) for kind, run in groupby(block.kind for block in stage)]
+        parts = [
+            kind if kind in ("embedding", "head", "mtp") and n == 1 else f"{n} {kind}" for kind, n in runs
+        ]
+        lines.append(f"stage {i}: {' + '.join(parts)}")
+    return "\n".join(lines)
+
+
+def _split(blocks: Sequence[Block]) -> tuple[list[Block], list[Block], list[Block]]:
+    """Blocks bound to the first stage, free layers, blocks bound to the last stage."""
+    head = [b for b in blocks if b.kind == "embedding"]
+    body = [b for b in blocks if b.kind in ("dense", "moe")]
+    tail = [b for b in blocks if b.kind in ("head", "mtp")]
+    assert [*head, *body, *tail] == list(blocks), "blocks are not in forward order"
+    return head, body, tail
+
+
+def _check_stage_count(n_stages: int, n_layers: int) -> None:
+    if not 1 <= n_stages <= n_layers:
+        raise InputError(f"{n_stages} pipeline stages: the {n_layers} layers can fill from 1 to {n_layers}")
+
+
+def _integer_costs(blocks: Sequence[Block], weights: Sequence[float]) -> list[int]:
+    if len(weights) != len(blocks):
+        raise InputError(f"{len(weights)} weights for {len(blocks)} blocks; give one weight a block")
+    for block, weight in zip(blocks, weights, strict=True):
+        if not 0 <= weight < float("inf"):
+            raise InputError(f"weight {weight} of {block.kind} block {block.layer} must be finite and >= 0")
+    total = sum(weights) or 1.0
+    return [round(weight / total * RESOLUTION) for weight in weights]
+
+
+def _best_sizes(sums: list[int], extra: list[int], fixed: dict[int, int]) -> list[int]:
+    """Sizes of contiguous runs by two passes of dynamic programming: least maximum, then least squares."""
+    n, k = len(sums) - 1, len(extra)
+
+    def choices(stage: int, start: int) -> range:
+        """Ends that a stage beginning at layer `start` may have; every stage keeps at least one layer."""
+        if stage in fixed:
+            return range(start + fixed[stage], start + fixed[stage] + 1)
+        return range(start + 1, n + 1)
+
+    size_of: dict[tuple[int, int], int] = {}
+
+    def solve(score: int | None) -> dict[tuple[int, int], int]:
+        best: dict[tuple[int, int], int] = {(k, n): 0}
+        for stage in range(k - 1, -1, -1):
+            for start in range(n, -1, -1):
+                for end in choices(stage, start):
+                    rest = best.get((stage + 1, end))
+                    if rest is None:
+                        continue
+                    cost = sums[end] - sums[start] + extra[stage]
+                    if cost > (best.get((stage, start), cost) if score is None else score):
+                        break  # longer runs only cost more
+                    value = max(cost, rest) if score is None else cost * cost + rest
+                    if (stage, start) not in best or value < best[stage, start]:
+                        best[stage, start] = value
+                        size_of[stage, start] = end - start
+        return best
+
+    maximum = solve(None)
+    if (0, 0) not in maximum:
+        raise InputError(
+            f"the fixed stage sizes {fixed} leave no way to place {n} layers on {k} stages with at least "
+            "one layer each"
+        )
+    size_of.clear()
+    solve(maximum[0, 0])
+    sizes, start = [], 0
+    for stage in range(k):
+        size = size_of[stage, start]
+        sizes.append(size)
+        start += size
+    return sizes
