@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -25,7 +25,7 @@ def validate_model(cls: type[ModelT], data: Mapping[str, Any], place: str) -> Mo
     try:
         return cls.model_validate(dict(data), context={"place": place})
     except ValidationError as error:
-        problems = [_describe(cls, item) for item in error.errors(include_url=False)]
+        problems = _problems(cls, error.errors(include_url=False))
     shown = "; ".join(problems[:_SHOWN_PROBLEMS])
     more = f"; and {len(problems) - _SHOWN_PROBLEMS} more" if len(problems) > _SHOWN_PROBLEMS else ""
     raise InputError(f"{place}: {shown}{more}")
@@ -38,17 +38,34 @@ def nearest(word: str, allowed: list[str]) -> str:
     return f" (nearest: {folded[close[0]]!r})" if close else ""
 
 
+def _problems(cls: type[BaseModel], items: Sequence[Any]) -> list[str]:
+    """One text per problem: unknown keys first (they explain missing ones), then values, then missing keys."""
+    missing = [_path(item["loc"]) for item in items if item["type"] == "missing"]
+    others = sorted((item for item in items if item["type"] != "missing"), key=_is_known)
+    problems = [_describe(cls, item) for item in others]
+    if missing:
+        noun = "the key" if len(missing) == 1 else "the keys"
+        problems.append(f"{noun} {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
+    return problems
+
+
+def _is_known(item: Any) -> bool:
+    return bool(item["type"] != "extra_forbidden")
+
+
+def _path(location: tuple[Any, ...]) -> str:
+    return ".".join(str(part) for part in location if not str(part).startswith("function-"))
+
+
 def _describe(cls: type[BaseModel], item: Any) -> str:
     """One problem as `path: what is wrong, what would be right`."""
     location = tuple(item["loc"])
-    path = ".".join(str(part) for part in location if not str(part).startswith("function-"))
+    path = _path(location)
     kind, value = item["type"], item["input"]
     if kind == "extra_forbidden":
         allowed = sorted(_keys_at(cls, location[:-1]))
         hint = nearest(str(location[-1]), allowed)
         return f"{path}: unknown key{hint}; the keys here are {', '.join(allowed)}"
-    if kind == "missing":
-        return f"{path}: this key is missing"
     if kind == "literal_error":
         allowed = _literals(item["ctx"]["expected"])
         return f"{path}={_short(value)} is not one of {', '.join(allowed)}{nearest(str(value), allowed)}"

@@ -1,0 +1,92 @@
+"""A cluster: how many of which node on which network, and what an hour of it costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from moesim.hwmodels.accelerator import Accelerator
+from moesim.hwmodels.energy import EnergySiteRef
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.library import by_name, load_described, shipped_names
+from moesim.hwmodels.network import NetworkRef
+from moesim.hwmodels.node import NodeRef
+from moesim.hwmodels.provenance import DateText, Kind, Source, SourcedUsdPerHour
+from moesim.hwmodels.topologies import Topology, build_topology
+
+FOLDER = "clusters"
+
+
+class Cluster(BaseModel):
+    """Data of one cluster (`data/clusters/*.yaml`); node, network and energy may be names, paths or data.
+
+    `kind`, `source` and `date` say where the composition comes from; in a scenario they may be left out.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = "custom"
+    title: str = "custom cluster"
+    node: NodeRef
+    nodes: Annotated[int, Field(ge=1, strict=True)]
+    network: NetworkRef
+    price_per_gpu_hour: SourcedUsdPerHour | None = None
+    energy: EnergySiteRef | None = None
+    kind: Kind = "assumed"
+    source: Source = "stated by the user"
+    date: DateText = "undated"
+    note: str | None = None
+
+    @model_validator(mode="after")
+    def _nodes_fit_the_network(self) -> Self:
+        try:
+            self.topology()
+        except InputError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+    @property
+    def accelerator(self) -> Accelerator:
+        """The accelerator of its nodes."""
+        return self.node.accelerator
+
+    @property
+    def n_gpus(self) -> int:
+        """Accelerators in the cluster."""
+        return self.nodes * self.node.n_gpus
+
+    @property
+    def usd_per_gpu_hour(self) -> float:
+        """Price of one GPU for one hour; raises InputError where the cluster states none."""
+        if self.price_per_gpu_hour is None:
+            raise InputError(
+                f"cluster {self.name!r} has no price_per_gpu_hour; state one, for example "
+                f'price_per_gpu_hour: "$2/h", to get a cost'
+            )
+        return self.price_per_gpu_hour.value
+
+    def topology(self) -> Topology:
+        """Links and routes between its GPUs; GPU g is local GPU g % n of node g // n.
+
+        Raises InputError where the nodes do not fit the network.
+        """
+        return build_topology(self.node, self.nodes, self.network)
+
+
+def list_clusters() -> tuple[str, ...]:
+    """Names of the shipped clusters."""
+    return shipped_names(FOLDER)
+
+
+def load_cluster(name: str, base: Path | None = None) -> Cluster:
+    """The cluster of a shipped name or a file path (relative to the file `base`, if given).
+
+    Raises InputError for an unknown name or a malformed file.
+    """
+    return load_described(Cluster, FOLDER, name, "cluster", base)
+
+
+ClusterRef = Annotated[Cluster, by_name(load_cluster)]
+"""A field that takes a cluster's name, path or full description."""

@@ -1,0 +1,97 @@
+"""Hardware descriptions as rows for people: what is shipped, and every number of one description."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from pydantic import BaseModel
+
+from moesim.hwmodels.accelerator import list_accelerators, load_accelerator
+from moesim.hwmodels.cluster import list_clusters, load_cluster
+from moesim.hwmodels.energy import list_energy_sites, load_energy_site
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.failure import list_failure_rates, load_failure_rate
+from moesim.hwmodels.network import list_networks, load_network
+from moesim.hwmodels.node import list_nodes, load_node
+from moesim.hwmodels.price import list_prices, load_prices
+from moesim.hwmodels.provenance import sourced_numbers
+from moesim.hwmodels.units import format_quantity
+from moesim.hwmodels.validation import nearest
+
+
+class HardwareRow(NamedTuple):
+    """One shipped description: what it is, its name and a line about it."""
+
+    what: str
+    name: str
+    summary: str
+
+
+class FigureRow(NamedTuple):
+    """One number of a description, formatted, with its provenance."""
+
+    path: str
+    value: str
+    kind: str
+    source: str
+    date: str
+    note: str
+
+
+_KINDS: dict[str, tuple[Callable[[], tuple[str, ...]], Callable[[str], BaseModel]]] = {
+    "accelerator": (list_accelerators, load_accelerator),
+    "node": (list_nodes, load_node),
+    "network": (list_networks, load_network),
+    "cluster": (list_clusters, load_cluster),
+    "energy": (list_energy_sites, load_energy_site),
+    "failures": (list_failure_rates, load_failure_rate),
+}
+
+
+def hardware_rows() -> list[HardwareRow]:
+    """Every shipped accelerator, node, network, cluster, energy site and failure rate."""
+    rows = [
+        HardwareRow(what, name, _summary(load(name)))
+        for what, (names, load) in _KINDS.items()
+        for name in names()
+    ]
+    return rows + [HardwareRow("prices", name, _price_summary(name)) for name in list_prices()]
+
+
+def describe(name: str) -> list[FigureRow]:
+    """Every sourced number of the shipped description called `name`, in file order.
+
+    An accelerator's rental offers are appended. Raises InputError for an unknown name, with the nearest.
+    """
+    for names, load in _KINDS.values():
+        if name in names():
+            rows = _figures(load(name))
+            return rows + (_figures(load_prices(name)) if name in list_prices() else [])
+    known = [row.name for row in hardware_rows() if row.what != "prices"]
+    raise InputError(
+        f"unknown hardware {name!r}{nearest(name, known)}; the known names are {', '.join(known)}"
+    )
+
+
+def _figures(model: BaseModel) -> list[FigureRow]:
+    return [
+        FigureRow(path, number.text, number.kind, number.source, number.date, _note(number))
+        for path, number in sourced_numbers(model)
+    ]
+
+
+def _note(number: BaseModel) -> str:
+    terms = getattr(number, "terms", "")
+    return "; ".join(text for text in (terms, getattr(number, "note", None)) if text)
+
+
+def _summary(model: BaseModel) -> str:
+    title: str = getattr(model, "title", "")
+    return title
+
+
+def _price_summary(name: str) -> str:
+    values = [offer.value for offer in load_prices(name).offers]
+    low, high = (format_quantity(value, "usd_per_hour") for value in (min(values), max(values)))
+    return f"{len(values)} dated offers, {low} to {high}" if len(values) > 1 else f"one figure, {low}"
