@@ -30,6 +30,8 @@ def draw(schedule: Schedule, width: int = 100, durations: Durations | None = Non
         note = "F forward, I input gradient, W weight gradient, B both, X overlapped pair"
     else:
         length = round(total * scale)
+        # Panels end between steps of the shortest duration, so that their labels stay whole.
+        columns -= columns % int(scale) if columns > scale else 0
         rows = [
             _blocks(schedule, rank, own, scale, columns).ljust(length, _IDLE)
             for rank, own in enumerate(times)

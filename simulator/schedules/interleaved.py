@@ -51,5 +51,5 @@ def _rounds(stages: list[int], microbatches: int, per_round: int) -> list[Chunk]
         (stage, microbatch)
         for first in range(0, microbatches, per_round)
         for stage in stages
-        for microbatch in range(first, first + per_round)
+        for microbatch in range(first, min(first + per_round, microbatches))
     ]

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moesim.hwmodels.errors import InputError
+from moesim.simulator.schedules import (
+    BUILDERS,
+    Action,
+    Overlap,
+    Schedule,
+    build,
+    from_csv,
+    from_json,
+    to_csv,
+    to_json,
+    validate,
+)
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "schedules"
+
+
+def is_legal(name: str, pp: int, microbatches: int, vpp: int) -> bool:
+    """The rules as published, stated once more and apart from the code under test."""
+    if name in ("interleaved-1f1b", "interleaved-zero-bubble"):
+        return microbatches < pp or microbatches % (microbatches // pp) == 0
+    if name == "dualpipe":
+        return vpp == 1 and pp % 2 == 0 and microbatches % 2 == 0 and microbatches >= 2 * pp
+    if name == "dualpipev":
+        return vpp in (1, 2) and microbatches >= 2 * pp
+    return vpp in (1, 2) if name == "zbv" else vpp == 1
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> Schedule:
+    name = draw(st.sampled_from(sorted(BUILDERS)))
+    pp = draw(st.integers(1, 9)) if name != "dualpipe" else 2 * draw(st.integers(1, 4))
+    vpp = draw(st.integers(1, 4)) if name.startswith("interleaved") else 1
+    legal = [m for m in range(1, 40) if is_legal(name, pp, m, vpp)]
+    return build(name, pp, draw(st.sampled_from(legal)), vpp)
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_every_small_size_is_valid_or_refused_with_legal_values(name: str) -> None:
+    for pp in range(1, 7):
+        for microbatches in range(1, 21):
+            for vpp in range(1, 4):
+                if is_legal(name, pp, microbatches, vpp):
+                    schedule = build(name, pp, microbatches, vpp)
+                    validate(schedule)
+                    assert (schedule.name, schedule.pp) == (name, pp)
+                    assert schedule.microbatches == microbatches
+                    continue
+                with pytest.raises(InputError, match=r"nearest legal") as error:
+                    build(name, pp, microbatches, vpp)
+                text = str(error.value)
+                if "microbatches=" in text:
+                    nearest = [int(m) for m in re.findall(r"\d+", text.split("nearest legal:")[1])]
+                    assert nearest and all(is_legal(name, pp, m, vpp) for m in nearest)
+                    between = range(min(microbatches, *nearest) + 1, max(microbatches, *nearest))
+                    assert not any(is_legal(name, pp, m, vpp) for m in between if m not in nearest)
+
+
+@settings(max_examples=60, deadline=None)
+@given(schedules())
+def test_random_sizes_are_valid_and_survive_both_text_forms(schedule: Schedule) -> None:
+    report = validate(schedule)
+    assert max(report.peak_in_flight) <= schedule.microbatches * schedule.n_stages
+    assert from_json(to_json(schedule)) == schedule
+    assert from_csv(to_csv(schedule), name=schedule.name) == schedule
+
+
+@pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.csv")), ids=lambda path: path.stem)
+def test_golden_schedules(path: Path) -> None:
+    match = re.fullmatch(r"(.+)-pp(\d+)-mb(\d+)(?:-vpp(\d+))?", path.stem)
+    assert match is not None
+    schedule = build(match[1], int(match[2]), int(match[3]), int(match[4] or 1))
+    assert to_csv(schedule) == path.read_text()
+    assert from_csv(path.read_text(), name=match[1]) == schedule
+
+
+@pytest.mark.parametrize(("name", "digest"), json.loads((GOLDEN / "digests.json").read_text()).items())
+def test_orders_of_all_small_sizes_are_those_once_compared(name: str, digest: str) -> None:
+    # test_against_pytorch.py computes the same digests from the published implementations.
+    orders = hashlib.sha256()
+    for pp in range(2, 7):
+        for microbatches in range(1, 25):
+            for vpp in range(1, 4) if name.startswith("interleaved") else (1,):
+                if is_legal(name, pp, microbatches, vpp):
+                    schedule = build(name, pp, microbatches, vpp)
+                    orders.update(f"{pp} {microbatches} {vpp}\n{to_csv(schedule)}".encode())
+    assert orders.hexdigest() == digest
+
+
+def test_every_schedule_has_a_golden_file() -> None:
+    assert {re.sub(r"-pp\d.*", "", path.stem) for path in GOLDEN.glob("*.csv")} == set(BUILDERS)
+
+
+@pytest.mark.parametrize(
+    ("name", "vpp", "placement", "stages"),
+    [
+        ("1f1b", 1, "loop", (1,)),
+        ("interleaved-1f1b", 3, "loop", (1, 5, 9)),
+        ("zbv", 1, "v", (1, 6)),
+        ("dualpipev", 2, "v", (1, 6)),
+        ("dualpipe", 1, "bidirectional", (1, 2)),
+    ],
+)
+def test_placement_of_stages(name: str, vpp: int, placement: str, stages: tuple[int, ...]) -> None:
+    schedule = build(name, 4, 8, vpp)
+    assert schedule.placement == placement
+    assert schedule.stages_on_rank(1) == stages
+    assert schedule.vpp == (2 if placement == "v" else vpp)
+
+
+def test_dualpipe_enters_half_of_the_micro_batches_at_each_end() -> None:
+    schedule = build("dualpipe", 8, 20)
+    assert [schedule.rank_of(2, m) for m in (0, 9, 10, 19)] == [2, 2, 5, 5]
+    first = [
+        step for steps in schedule.ranks for step in steps if step in (Action(0, "F", 0), Action(0, "F", 10))
+    ]
+    assert len(first) == 2
+    assert schedule.ranks[0][0] == Action(0, "F", 0)
+    assert schedule.ranks[7][0] == Action(0, "F", 10)
+
+
+def test_dualpipe_action_counts_of_the_home_case() -> None:
+    # The eight steps at PP 16, 120 micro-batches: rank h and its mirror, counted by hand.
+    report = validate(build("dualpipe", 16, 120))
+    for rank in range(16):
+        h = min(rank, 15 - rank)
+        expected = {"F": 23 - h, "B": 8, "I": 15 - h, "W": 15 - h, "overlap": 97 + h}
+        if h == 7:  # the first pair of the middle ranks runs as separate F and B
+            expected = {"F": 17, "B": 9, "I": 8, "W": 8, "overlap": 103}
+        assert report.ranks[rank].counts == expected
+
+
+def test_1f1b_of_a_small_pipeline_by_hand() -> None:
+    rows = [",".join(map(str, steps)) for steps in build("1f1b", 3, 4).ranks]
+    assert rows == [
+        "0F0,0F1,0F2,0B0,0F3,0B1,0B2,0B3",
+        "1F0,1F1,1B0,1F2,1B1,1F3,1B2,1B3",
+        "2F0,2B0,2F1,2B1,2F2,2B2,2F3,2B3",
+    ]
+
+
+def test_zb_h1_is_the_interleaved_order_with_one_stage() -> None:
+    assert build("zb-h1", 4, 12).ranks == build("interleaved-zero-bubble", 4, 12, 1).ranks
+    validate(build("zb-h1", 4, 9))  # rounds do not matter with one stage
+
+
+def test_pairs_hold_a_forward_and_a_full_backward() -> None:
+    for name in ("dualpipe", "dualpipev"):
+        pairs = [s for steps in build(name, 4, 12).ranks for s in steps if isinstance(s, Overlap)]
+        assert Counter((p.first.kind, p.second.kind) for p in pairs) == {("F", "B"): len(pairs)}
+
+
+def test_unknown_name_lists_the_valid_ones() -> None:
+    with pytest.raises(InputError, match=r"'gpip' is unknown.*gpipe, 1f1b, .*dualpipev"):
+        build("gpip", 4, 8)
+
+
+@pytest.mark.parametrize(
+    "sizes", [(0, 8, 1), (4, 0, 1), (4, 8, 0), (-1, 8, 1), (4, 10**9, 1), (10**12, 10**12, 1)]
+)
+@pytest.mark.parametrize("name", BUILDERS)
+def test_absurd_sizes_are_refused_at_once(name: str, sizes: tuple[int, int, int]) -> None:
+    with pytest.raises(InputError, match=r"legal|limit"):
+        build(name, *sizes)
+
+
+def test_home_case_is_fast() -> None:
+    build("dualpipe", 16, 120)
+    start = time.perf_counter()
+    schedule = build("dualpipe", 16, 120)
+    built = time.perf_counter()
+    validate(schedule)
+    # Usually 5 and 20 ms; the limits leave room for a loaded machine.
+    assert built - start < 0.05
+    assert time.perf_counter() - built < 0.2
