@@ -1,4 +1,4 @@
-"""Which rank holds which part: parallel dimensions, coordinates and groups, with expert parallelism folded."""
+"""Which rank holds which part: parallel dimensions, coordinates and groups, experts folded in."""
 
 from __future__ import annotations
 
@@ -178,9 +178,9 @@ def check_against_model(plan: ParallelPlan, shape: ModelShape, sequence: int, n_
     # Causal balance gives every context-parallel rank one early and one late slice of the sequence.
     slices = 2 * plan.cp if plan.cp > 1 else 1
     if sequence % slices:
+        near = _listed(nearest_divisors(plan.cp, sequence // 2) if sequence % 2 == 0 else [1])
         raise InputError(
-            f"parallel.cp={plan.cp} does not cut sequence={sequence} into {slices} equal slices; nearest: "
-            f"{_listed([d for d in nearest_divisors(plan.cp, sequence) if sequence % (2 * d) == 0 or d == 1])}"
+            f"parallel.cp={plan.cp} does not cut sequence={sequence} into {slices} equal slices; nearest: {near}"
         )
     if plan.sequence_parallel:
         check_divides("parallel.tp", plan.tp, sequence // plan.cp, f"sequence / cp = {sequence // plan.cp}")
@@ -212,9 +212,10 @@ def microbatches(layout: Layout, global_batch: int) -> int:
     unit = layout.dp * layout.plan.microbatch
     if global_batch < 1 or global_batch % unit:
         below = global_batch // unit * unit
+        near = _listed([n for n in (below, below + unit) if n > 0])
         raise InputError(
             f"batch of {global_batch} sequences is not a multiple of dp x microbatch = {layout.dp} x "
-            f"{layout.plan.microbatch} = {unit}; nearest: {_listed([n for n in (below, below + unit) if n > 0])}"
+            f"{layout.plan.microbatch} = {unit}; nearest: {near}"
         )
     return global_batch // unit
 

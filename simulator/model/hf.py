@@ -122,8 +122,8 @@ class _Reader:
             return value
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
             raise InputError(
-                f"{self.place}: {self.prefix}{keys[0]}={value!r} must be a whole number from {least} to {MOST} "
-                f"({meaning})"
+                f"{self.place}: {self.prefix}{keys[0]}={value!r} must be a whole number from "
+                f"{least} to {MOST} ({meaning})"
             )
         return value
 

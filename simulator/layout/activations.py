@@ -1,0 +1,160 @@
+"""Tensors that a block keeps from its forward to its backward pass, for each recompute policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from moesim.simulator.layout.parallel import ParallelPlan
+from moesim.simulator.model.operator import BlockKind
+from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision, row_bytes
+from moesim.simulator.model.shape import MLA, ModelShape, MoE
+
+RecomputePolicy = Literal["none", "selective", "full", "deepseek-v3"]
+"""What backward computes again.
+
+none: nothing. selective: norms, MLA up-projections and SwiGLU products. full: every layer from its
+input. deepseek-v3: as selective, and the attention output is kept in the 12-bit format E5M6
+(DeepSeek-V3 report, sections 3.2.3 and 3.3.3).
+"""
+
+E5M6_BYTES = 1.5
+Role = Literal["residual", "norm output", "latent", "expanded", "kept", "linear input", "swiglu output"]
+"""What a tensor is, which decides whether a policy keeps it."""
+
+RECOMPUTED: dict[RecomputePolicy, frozenset[Role]] = {
+    "none": frozenset(),
+    "selective": frozenset({"norm output", "expanded", "swiglu output"}),
+    "deepseek-v3": frozenset({"norm output", "expanded", "swiglu output"}),
+    "full": frozenset({"norm output", "latent", "expanded", "kept", "linear input", "swiglu output"}),
+}
+
+Sharding = Literal["tokens", "width", "none"]
+"""How tensor parallelism cuts it: by tokens (only with sequence parallelism), by width, or not at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachedTensor:
+    """One tensor of a block: bytes for one token of the micro-batch, and how it is cut."""
+
+    name: str
+    bytes_per_token: float
+    role: Role
+    sharding: Sharding
+
+
+def cached_tensors(
+    shape: ModelShape, kind: BlockKind, precision: Precision, policy: RecomputePolicy
+) -> tuple[CachedTensor, ...]:
+    """The tensors of one block that stay in memory between its forward and its backward pass.
+
+    Attention is of the flash kind: no score matrix, one FP32 log-sum-exp a head. Of the routed part
+    the received rows count, top_k a token on average. The loss overwrites the logits with their
+    gradient, one tensor in the head's format. `full` applies to layers; embedding and head keep theirs.
+    """
+    tensors = _tensors(shape, kind, precision, policy)
+    dropped = frozenset() if kind == "head" and policy == "full" else RECOMPUTED[policy]
+    return tuple(t for t in tensors if t.role not in dropped)
+
+
+def activation_bytes(
+    shape: ModelShape,
+    kind: BlockKind,
+    precision: Precision,
+    policy: RecomputePolicy,
+    plan: ParallelPlan,
+    sequence: int,
+) -> float:
+    """Bytes on one GPU that one micro-batch keeps in one block."""
+    tokens = plan.microbatch * sequence / plan.cp
+    cut = {
+        "tokens": plan.tp if plan.sequence_parallel else 1,
+        "width": plan.tp,
+        "none": 1,
+    }
+    tensors = cached_tensors(shape, kind, precision, policy)
+    return sum(tokens * t.bytes_per_token / cut[t.sharding] for t in tensors)
+
+
+def working_bytes(
+    shape: ModelShape, kind: BlockKind, plan: ParallelPlan, precision: Precision, sequence: int
+) -> float:
+    """Bytes alive while one block runs backward: each of its tensors once, in BF16, nothing recomputed."""
+    plain = precision.model_copy(update={"activation_cache": "bf16", "head": "bf16"})
+    return activation_bytes(shape, kind, plain, "none", plan, sequence)
+
+
+def _tensors(
+    shape: ModelShape, kind: BlockKind, precision: Precision, policy: RecomputePolicy
+) -> Iterator[CachedTensor]:
+    h = shape.hidden
+    if kind == "embedding":
+        yield CachedTensor("token ids", 8.0, "residual", "none")
+        return
+    if kind == "head":
+        yield CachedTensor("norm input", row_bytes(h, "bf16"), "residual", "tokens")
+        yield CachedTensor("head input", row_bytes(h, precision.head), "norm output", "tokens")
+        yield CachedTensor("logits", row_bytes(shape.vocab, precision.head), "kept", "width")
+        return
+    if kind == "mtp":
+        yield CachedTensor("MTP norm inputs", 2 * row_bytes(h, "bf16"), "residual", "tokens")
+        yield CachedTensor(
+            "projection input", row_bytes(2 * h, precision.activation_cache), "norm output", "tokens"
+        )
+    yield from _attention(shape, precision, policy)
+    if kind == "dense" or shape.moe is None:
+        assert shape.dense_ffn is not None
+        yield from _ffn_input(shape, precision)
+        yield from _swiglu("FFN", 1.0, shape.dense_ffn, precision, "width")
+    else:
+        yield from _ffn_input(shape, precision)
+        yield from _experts(shape, shape.moe, precision)
+
+
+def _attention(shape: ModelShape, precision: Precision, policy: RecomputePolicy) -> Iterator[CachedTensor]:
+    a, h, cache = shape.attention, shape.hidden, precision.activation_cache
+    yield CachedTensor("attention norm input", row_bytes(h, "bf16"), "residual", "tokens")
+    yield CachedTensor("attention input", row_bytes(h, cache), "norm output", "tokens")
+    q, k, v = a.heads * a.qk_head_dim, a.kv_heads * a.qk_head_dim, a.kv_heads * a.v_head_dim
+    if isinstance(a, MLA):
+        latents = (a.q_lora_rank or 0) + a.kv_lora_rank
+        yield CachedTensor("latents", row_bytes(latents + a.qk_rope_dim, "bf16"), "latent", "none")
+        yield CachedTensor("normalised latents", row_bytes(latents, cache), "norm output", "none")
+        yield CachedTensor("q, k, v", row_bytes(q + k + v, "bf16"), "expanded", "width")
+    else:
+        if a.qk_norm:
+            yield CachedTensor("normalised q, k", row_bytes(q + k, "bf16"), "norm output", "width")
+        yield CachedTensor("q, k, v", row_bytes(q + k + v, "bf16"), "kept", "width")
+    out = a.heads * a.v_head_dim
+    out_bytes = out * E5M6_BYTES if policy == "deepseek-v3" else row_bytes(out, "bf16")
+    yield CachedTensor("attention output", out_bytes, "kept", "width")
+    yield CachedTensor("log-sum-exp", a.heads * BYTES_PER_ELEMENT["fp32"], "kept", "width")
+
+
+def _ffn_input(shape: ModelShape, precision: Precision) -> Iterator[CachedTensor]:
+    yield CachedTensor("FFN norm input", row_bytes(shape.hidden, "bf16"), "kept", "tokens")
+    yield CachedTensor(
+        "FFN input", row_bytes(shape.hidden, precision.activation_cache), "norm output", "tokens"
+    )
+
+
+def _swiglu(
+    name: str, rows: float, width: int, precision: Precision, sharding: Sharding
+) -> Iterator[CachedTensor]:
+    cache = precision.activation_cache
+    yield CachedTensor(f"{name} gate and up", rows * row_bytes(2 * width, cache), "kept", sharding)
+    yield CachedTensor(f"{name} SwiGLU output", rows * row_bytes(width, cache), "swiglu output", sharding)
+
+
+def _experts(shape: ModelShape, moe: MoE, precision: Precision) -> Iterator[CachedTensor]:
+    """Tensor parallelism of the experts gathers rows and cuts widths: per GPU only the rows' tokens count."""
+    fp32 = BYTES_PER_ELEMENT["fp32"]
+    yield CachedTensor("gate scores", moe.experts * fp32, "kept", "tokens")
+    yield CachedTensor("chosen experts and weights", moe.top_k * 2 * fp32, "kept", "tokens")
+    rows = moe.top_k * row_bytes(shape.hidden, precision.activation_cache)
+    yield CachedTensor("dispatched rows", rows, "linear input", "tokens")
+    yield from _swiglu("experts", moe.top_k, moe.expert_ffn, precision, "tokens")
+    if moe.shared_experts:
+        width = moe.shared_experts * moe.shared_ffn
+        yield from _swiglu("shared experts", 1.0, width, precision, "width")

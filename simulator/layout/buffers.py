@@ -1,0 +1,77 @@
+"""Communication buffers on one GPU: expert dispatch and combine, and pipeline transfers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moesim.simulator.layout.parallel import ParallelPlan
+from moesim.simulator.model.precision import row_bytes
+from moesim.simulator.model.shape import ModelShape
+
+PEERS = 8
+"""NVLink peers that DeepEP's normal kernels are written for."""
+
+RING_TOKENS: dict[int, tuple[int, int]] = {
+    8: (256, 0),
+    16: (288, 140),
+    32: (288, 128),
+    64: (288, 128),
+    128: (560, 132),
+    160: (720, 132),
+}
+"""EP size -> tokens in a receive ring over NVLink and over RDMA: the larger of dispatch and combine.
+
+Source: deepseek-ai/DeepEP deep_ep/buffer.py, defaults of V1 (@567632dd5981; EP160 @04b06f7a299c); the
+RDMA ring is rounded up to a whole number of send chunks, as csrc/config.hpp does.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertBuffers:
+    """Bytes of DeepEP's two buffers; `note` says when the ring sizes were extrapolated."""
+
+    nvlink_bytes: int
+    rdma_bytes: int
+    note: str | None
+
+    @property
+    def total_bytes(self) -> int:
+        """Both buffers."""
+        return self.nvlink_bytes + self.rdma_bytes
+
+
+def expert_buffers(ep: int, hidden: int, sms: int) -> ExpertBuffers:
+    """Buffers of DeepEP's normal kernels for BF16 rows: 377.7 and 336.0 MB for EP64, 20 SMs, hidden 7168.
+
+    Two SMs are one channel; each channel has a ring for each NVLink peer, and a send and a receive ring
+    for each node. A slot holds the row, its source, 128 expert indices, weights and scales (DeepEP@
+    567632dd5981 csrc/config.hpp). Without expert parallelism there are none.
+    """
+    if ep <= 1:
+        return ExpertBuffers(0, 0, None)
+    size = next((s for s in RING_TOKENS if s >= ep), max(RING_TOKENS))
+    note = None
+    if ep > max(RING_TOKENS):
+        note = (
+            f"communication buffers of EP{ep} use the ring sizes of EP{size}, the largest that are published"
+        )
+    nvl_tokens, rdma_tokens = RING_TOKENS[size]
+    channels, peers, nodes = max(sms // 2, 1), min(ep, PEERS), max(ep // PEERS, 1)
+    slot = 2 * hidden + 8 + 128 * (8 + 4 + 4)
+    nvlink = channels * peers * (nvl_tokens * slot + (2 * nodes + 3) * 4)
+    rdma = 0
+    if ep > PEERS:
+        rdma = 2 * channels * nodes * (rdma_tokens * (slot + 16) + (2 * PEERS + 2) * 4)
+    return ExpertBuffers(_round_up(nvlink), _round_up(rdma), note)
+
+
+def pipeline_buffer_bytes(shape: ModelShape, plan: ParallelPlan, sequence: int) -> float:
+    """Send and receive buffers of activations and their gradients between pipeline ranks, in BF16."""
+    if plan.pp == 1:
+        return 0.0
+    tokens = plan.microbatch * sequence / plan.cp / (plan.tp if plan.sequence_parallel else 1)
+    return 4 * tokens * row_bytes(shape.hidden, "bf16")
+
+
+def _round_up(size: int) -> int:
+    return -(-size // 128) * 128

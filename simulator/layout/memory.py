@@ -1,0 +1,244 @@
+"""Bytes on each GPU by kind, for every pipeline rank and the fullest."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+from moesim.hwmodels.errors import InfeasibleError, InputError
+from moesim.hwmodels.provenance import SourcedBytes
+from moesim.simulator.layout.activations import RecomputePolicy, activation_bytes, working_bytes
+from moesim.simulator.layout.buffers import expert_buffers, pipeline_buffer_bytes
+from moesim.simulator.layout.parallel import Layout
+from moesim.simulator.layout.stages import Block, StageAssignment
+from moesim.simulator.model.counts import block_parameters
+from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision
+from moesim.simulator.model.shape import ModelShape
+
+FRAMEWORK_BYTES = SourcedBytes(
+    value=3.0e9,
+    kind="assumed",
+    source="CUDA context, NCCL and NVSHMEM channels, cuBLAS workspaces and allocator slack of one process; "
+    "a round figure, not measured on the H800",
+    date="2026-11-20",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RankStages:
+    """What one pipeline rank holds.
+
+    `in_flight` lists states that occur at one moment: micro-batches in flight by stage. The schedule
+    gives them; the largest counts.
+    """
+
+    stages: tuple[int, ...]
+    in_flight: tuple[Mapping[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalParameters:
+    """Parameters on one GPU: routed experts, and everything else."""
+
+    experts: float
+    other: float
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """Bytes on one GPU of a pipeline rank, by kind."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    workspace: float
+    communication_buffers: float
+    framework: float
+
+    def by_kind(self) -> dict[str, float]:
+        """Bytes by kind, in a fixed order."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @property
+    def total(self) -> float:
+        """All kinds together."""
+        return sum(self.by_kind().values())
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReport:
+    """Memory of the fullest pipeline rank, and of each."""
+
+    by_kind_bytes: dict[str, float]
+    total_bytes: float
+    capacity_bytes: float
+    fits: bool
+    fullest_rank: int
+    by_rank: tuple[RankMemory, ...]
+    notes: tuple[str, ...]
+    """What was extrapolated."""
+
+
+def memory_by_kind(
+    shape: ModelShape,
+    layout: Layout,
+    precision: Precision,
+    assignment: StageAssignment,
+    ranks: Sequence[RankStages],
+    *,
+    sequence: int,
+    recompute: RecomputePolicy,
+    communication_sms: int,
+    capacity_bytes: float,
+) -> MemoryReport:
+    """Bytes per GPU for every pipeline rank of a plan.
+
+    `ranks[r]` names the stages of pipeline rank r; a stage that several ranks hold (DualPipe) has its
+    states sharded over all of its copies. Tokens are spread evenly; skew of the routing is not included.
+    Raises InputError where the ranks do not cover the stages.
+    """
+    copies = Counter(stage for rank in ranks for stage in rank.stages)
+    if sorted(copies) != list(range(len(assignment.stages))):
+        raise InputError(
+            f"the pipeline ranks hold stages {sorted(copies)}, but the model is cut into "
+            f"{len(assignment.stages)} stages, 0 to {len(assignment.stages) - 1}"
+        )
+    expert = expert_buffers(layout.plan.ep, shape.hidden, communication_sms)
+    notes = (expert.note,) if expert.note and any(assignment.stages_with("moe")) else ()
+    by_rank = []
+    for rank in ranks:
+        blocks = [block for stage in rank.stages for block in assignment.stages[stage]]
+        has_experts = any(_has_experts(shape, block) for block in blocks)
+        states = _states(shape, layout, precision, assignment, rank, copies)
+        by_rank.append(
+            RankMemory(
+                weights=states[0],
+                gradients=states[1],
+                optimizer=states[2],
+                activations=_activations(shape, layout, precision, assignment, rank, sequence, recompute),
+                workspace=_workspace(shape, layout, precision, blocks, sequence),
+                communication_buffers=expert.total_bytes * has_experts
+                + pipeline_buffer_bytes(shape, layout.plan, sequence),
+                framework=FRAMEWORK_BYTES.value,
+            )
+        )
+    fullest = max(range(len(by_rank)), key=lambda r: (by_rank[r].total, -r))
+    total = by_rank[fullest].total
+    return MemoryReport(
+        by_kind_bytes=by_rank[fullest].by_kind(),
+        total_bytes=total,
+        capacity_bytes=capacity_bytes,
+        fits=total <= capacity_bytes,
+        fullest_rank=fullest,
+        by_rank=tuple(by_rank),
+        notes=notes,
+    )
+
+
+def require_fit(report: MemoryReport) -> None:
+    """Raise InfeasibleError, with the largest kinds and the remedies, where a plan does not fit."""
+    if report.fits:
+        return
+    largest = sorted(report.by_kind_bytes.items(), key=lambda item: -item[1])[:3]
+    parts = ", ".join(f"{kind} {value / 1e9:.1f} GB" for kind, value in largest)
+    raise InfeasibleError(
+        f"out of memory: pipeline rank {report.fullest_rank} needs {report.total_bytes / 1e9:.1f} GB a GPU, "
+        f"{(report.total_bytes - report.capacity_bytes) / 1e9:.1f} GB above the limit of "
+        f"{report.capacity_bytes / 1e9:.1f} GB ({parts}); raise parallel.pp, ep, tp or zero_stage, or use a "
+        "recompute policy that keeps less"
+    )
+
+
+def local_parameters(shape: ModelShape, layout: Layout, blocks: Sequence[Block]) -> LocalParameters:
+    """Parameters of these blocks on one GPU; tables that several blocks use are held once.
+
+    An MTP module needs the embedding table, and a tied head is that table: a rank without the embedding
+    block then holds a copy of it.
+    """
+    plan, total = layout.plan, [0.0, 0.0]
+    for block in blocks:
+        p = block_parameters(shape, block.kind)
+        total[0] += p.routed_experts / (plan.ep * plan.expert_tp)
+        cut = p.attention + p.dense_ffn + p.shared_experts + p.mtp_projection
+        total[1] += cut / plan.tp + p.norms + p.router
+    kinds = {block.kind for block in blocks}
+    embedding = "embedding" in kinds or "mtp" in kinds or (shape.tied_embeddings and "head" in kinds)
+    head = "head" in kinds and not shape.tied_embeddings
+    table = shape.vocab * shape.hidden / plan.tp
+    return LocalParameters(total[0], total[1] + table * (embedding + head))
+
+
+def _states(
+    shape: ModelShape,
+    layout: Layout,
+    precision: Precision,
+    assignment: StageAssignment,
+    rank: RankStages,
+    copies: Mapping[int, int],
+) -> tuple[float, float, float]:
+    """(weights, gradients, optimizer states) of one rank, each sharded as the ZeRO stage says."""
+    zero = layout.plan.zero_stage
+    elements = {level: 0.0 for level in (1, 2, 3)}
+    blocks = [block for stage in rank.stages for block in assignment.stages[stage]]
+    whole = local_parameters(shape, layout, blocks)
+    # Shares are per stage because the number of copies is; shared tables follow the rank's own blocks.
+    parts = [local_parameters(shape, layout, assignment.stages[stage]) for stage in rank.stages]
+    twice = sum(part.other for part in parts) - whole.other
+    for stage, part in zip(rank.stages, parts, strict=True):
+        other = part.other - twice * part.other / sum(p.other for p in parts)
+        replicas_expert = layout.expert_dp * copies[stage]
+        replicas_other = layout.dp * layout.plan.cp * copies[stage]
+        for level in elements:
+            if zero >= level:
+                elements[level] += part.experts / replicas_expert + other / replicas_other
+            else:
+                elements[level] += part.experts + other
+    master = precision.master_weights if precision.master_weights != precision.parameters else None
+    per_parameter = (BYTES_PER_ELEMENT[master] if master else 0.0) + 2 * BYTES_PER_ELEMENT[precision.moments]
+    weights = elements[3] * BYTES_PER_ELEMENT[precision.parameters]
+    if zero >= 3:  # the block under way and the next one are gathered in full
+        weights += 2 * _largest_block(shape, layout, blocks) * BYTES_PER_ELEMENT[precision.parameters]
+    gradients = elements[2] * BYTES_PER_ELEMENT[precision.gradients]
+    if zero >= 2:  # the block under way has its gradient in full until it is scattered
+        gradients += _largest_block(shape, layout, blocks) * BYTES_PER_ELEMENT[precision.gradients]
+    return weights, gradients, elements[1] * per_parameter
+
+
+def _largest_block(shape: ModelShape, layout: Layout, blocks: Sequence[Block]) -> float:
+    sizes = (local_parameters(shape, layout, [block]) for block in blocks)
+    return max((size.experts + size.other for size in sizes), default=0.0)
+
+
+def _activations(
+    shape: ModelShape,
+    layout: Layout,
+    precision: Precision,
+    assignment: StageAssignment,
+    rank: RankStages,
+    sequence: int,
+    recompute: RecomputePolicy,
+) -> float:
+    per_stage = {
+        stage: sum(
+            activation_bytes(shape, block.kind, precision, recompute, layout.plan, sequence)
+            for block in assignment.stages[stage]
+        )
+        for stage in rank.stages
+    }
+    states = (sum(per_stage[stage] * count for stage, count in state.items()) for state in rank.in_flight)
+    return max(states, default=0.0)
+
+
+def _workspace(
+    shape: ModelShape, layout: Layout, precision: Precision, blocks: Sequence[Block], sequence: int
+) -> float:
+    sizes = (
+        working_bytes(shape, kind, layout.plan, precision, sequence) for kind in {b.kind for b in blocks}
+    )
+    return max(sizes, default=0.0)
+
+
+def _has_experts(shape: ModelShape, block: Block) -> bool:
+    return block.kind == "moe" or (block.kind == "mtp" and shape.moe is not None)
