@@ -180,7 +180,7 @@ def _states(
 ) -> tuple[float, float, float]:
     """(weights, gradients, optimizer states) of one rank, each sharded as the ZeRO stage says."""
     zero = layout.plan.zero_stage
-    elements = {level: 0.0 for level in (1, 2, 3)}
+    elements = dict.fromkeys((1, 2, 3), 0.0)
     blocks = [block for stage in rank.stages for block in assignment.stages[stage]]
     whole = local_parameters(shape, layout, blocks)
     # Shares are per stage because the number of copies is; shared tables follow the rank's own blocks.

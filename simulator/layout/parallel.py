@@ -180,7 +180,8 @@ def check_against_model(plan: ParallelPlan, shape: ModelShape, sequence: int, n_
     if sequence % slices:
         near = _listed(nearest_divisors(plan.cp, sequence // 2) if sequence % 2 == 0 else [1])
         raise InputError(
-            f"parallel.cp={plan.cp} does not cut sequence={sequence} into {slices} equal slices; nearest: {near}"
+            f"parallel.cp={plan.cp} does not cut sequence={sequence} into {slices} equal slices; "
+            f"nearest: {near}"
         )
     if plan.sequence_parallel:
         check_divides("parallel.tp", plan.tp, sequence // plan.cp, f"sequence / cp = {sequence // plan.cp}")

@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from functools import lru_cache
 from math import comb
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,11 +41,12 @@ class Gate:
     scores: str = "sigmoid"
 
     @classmethod
-    def of(cls, moe: MoE) -> Gate:
-        """The gate of a model."""
-        if not moe.group_limited:
+    def of(cls, moe: MoE, ranking: Literal["model", "best", "top2-sum", "unlimited"] = "model") -> Gate:
+        """The gate of a model, or the same gate with its groups ranked otherwise or not limited."""
+        if not moe.group_limited or ranking == "unlimited":
             return cls(moe.experts, moe.top_k)
-        return cls(moe.experts, moe.top_k, moe.groups, moe.groups_per_token, moe.group_score, moe.scoring)
+        score = moe.group_score if ranking == "model" else ranking
+        return cls(moe.experts, moe.top_k, moe.groups, moe.groups_per_token, score, moe.scoring)
 
     @classmethod
     def deepep_test(cls, nodes: int, experts: int = 256, top_k: int = 8) -> Gate:

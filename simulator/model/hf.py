@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import dump_mapping, load_mapping
+from moesim.simulator.model.hf_reader import Reader, Understood
 from moesim.simulator.model.shape import MAX_LAYERS, ModelShape
 
 NESTED = ("text_config", "llm_config")
 """Keys under which multimodal files keep the language model."""
-
-MOST = 10**8
-"""Far above any real width or vocabulary: a larger number is a mistake."""
-
-_MISSING = object()
-
-
-@dataclass(frozen=True, slots=True)
-class Understood:
-    """One key of the file, its value and what it means here."""
-
-    key: str
-    value: Any
-    meaning: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +41,7 @@ def shape_from_config(data: dict[str, Any], place: str) -> ImportedModel:
         for key in NESTED:
             if isinstance(inner := data.get(key), dict):
                 config, prefix = inner, f"{key}."
-    reader = _Reader(config, place, prefix)
+    reader = Reader(config, place, prefix)
     family = reader.text("model_type", "family")
     if family not in FAMILIES:
         raise InputError(
@@ -82,80 +69,7 @@ def to_yaml(shape: ModelShape) -> str:
     return dump_mapping(shape.model_dump(mode="json", exclude_none=True))
 
 
-@dataclass(slots=True)
-class _Reader:
-    """Typed access to the keys of one file; remembers what was read and what it was taken for."""
-
-    config: dict[str, Any]
-    place: str
-    prefix: str
-    understood: list[Understood] = field(default_factory=list)
-    seen: set[str] = field(default_factory=set)
-
-    def take(self, keys: tuple[str, ...], meaning: str, absent: Any = _MISSING) -> Any:
-        """The value under the one of `keys` (aliases) that the file has."""
-        present = [key for key in keys if key in self.config]
-        self.seen.update(present)
-        if not present:
-            if absent is not _MISSING:
-                return absent
-            raise InputError(
-                f"{self.place}: the key {self.prefix}{' or '.join(keys)} is missing ({meaning}). The "
-                "defaults of a model class are not the model: add the key with the value that the model has"
-            )
-        value = self.config[present[0]]
-        for key in present[1:]:
-            if self.config[key] != value:
-                raise InputError(
-                    f"{self.place}: {self.prefix}{present[0]}={value!r} and {self.prefix}{key}="
-                    f"{self.config[key]!r} mean the same thing and differ; keep one of them"
-                )
-        self.understood.append(Understood(f"{self.prefix}{present[0]}", value, meaning))
-        return value
-
-    def integer(self, *keys: str, meaning: str, least: int = 1, absent: Any = _MISSING) -> Any:
-        """A whole number from `least` to MOST; `absent` stands for a missing key or null, where given."""
-        value = self.take(keys, meaning, absent)
-        if value is None and absent is not _MISSING:
-            return absent
-        if value is absent:
-            return value
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
-            raise InputError(
-                f"{self.place}: {self.prefix}{keys[0]}={value!r} must be a whole number from "
-                f"{least} to {MOST} ({meaning})"
-            )
-        return value
-
-    def flag(self, key: str, meaning: str, absent: Any = _MISSING) -> bool:
-        """True or false."""
-        value = self.take((key,), meaning, absent)
-        if not isinstance(value, bool):
-            raise InputError(f"{self.place}: {self.prefix}{key}={value!r} must be true or false ({meaning})")
-        return value
-
-    def text(self, key: str, meaning: str) -> str:
-        """A word."""
-        value = self.take((key,), meaning)
-        if not isinstance(value, str):
-            raise InputError(f"{self.place}: {self.prefix}{key}={value!r} must be a text ({meaning})")
-        return value
-
-    def refuse_unless(self, key: str, legal: Any, why: str) -> None:
-        """Stop at a feature that would change the shape; an absent key means the feature is absent."""
-        value = self.take((key,), why, absent=legal)
-        if value != legal:
-            raise InputError(
-                f"{self.place}: {self.prefix}{key}={value!r} is not modelled ({why}); only {legal!r} can be "
-                "imported"
-            )
-
-    def unread(self) -> list[str]:
-        """Keys that play no role in the shape."""
-        return [f"{self.prefix}{key}" for key in self.config if key not in self.seen]
-
-
-def _common(r: _Reader) -> dict[str, Any]:
+def _common(r: Reader) -> dict[str, Any]:
     r.refuse_unless("hidden_act", "silu", "activation of the FFN: gate and up projection with SiLU")
     return {
         "n_layers": _layers(r),
@@ -165,7 +79,7 @@ def _common(r: _Reader) -> dict[str, Any]:
     }
 
 
-def _layers(r: _Reader) -> int:
+def _layers(r: Reader) -> int:
     layers: int = r.integer("num_hidden_layers", meaning="layers")
     if layers > MAX_LAYERS:
         raise InputError(
@@ -175,7 +89,7 @@ def _layers(r: _Reader) -> int:
 
 
 def _gqa(
-    r: _Reader, *, kv_default: bool = False, own_head_dim: bool = False, qkv_bias: bool | None = None
+    r: Reader, *, kv_default: bool = False, own_head_dim: bool = False, qkv_bias: bool | None = None
 ) -> dict[str, Any]:
     """Grouped-query attention; `own_head_dim`: the family's head_dim is independent of the hidden size.
 
@@ -185,7 +99,7 @@ def _gqa(
     projection a bias.
     """
     heads = r.integer("num_attention_heads", meaning="query heads")
-    kv_absent = {"absent": heads} if kv_default else {}
+    kv_absent = {"absent": heads, "null": heads} if kv_default else {}
     kv_heads = r.integer("num_key_value_heads", meaning="key and value heads", **kv_absent)
     hidden = r.config["hidden_size"]
     if own_head_dim or r.config.get("head_dim") is not None:
@@ -210,41 +124,41 @@ def _gqa(
     }
 
 
-def _sliding_window(r: _Reader) -> list[str]:
+def _sliding_window(r: Reader) -> list[str]:
     if r.flag("use_sliding_window", "sliding-window attention is used", True) is False:
         r.seen.add("sliding_window")
         return []
-    window = r.integer("sliding_window", meaning="attention window, tokens", absent=None)
+    window = r.integer("sliding_window", meaning="attention window, tokens", absent=None, null=None)
     if window is None:
         return []
     return [f"sliding_window={window}: attention is priced in full, too high for sequences beyond the window"]
 
 
-def _dense_ffn(r: _Reader) -> int:
+def _dense_ffn(r: Reader) -> int:
     r.refuse_unless("mlp_bias", False, "bias of the FFN projections")
     return r.integer("intermediate_size", meaning="width of the dense FFN")  # type: ignore[no-any-return]
 
 
-def _llama(r: _Reader) -> dict[str, Any]:
+def _llama(r: Reader) -> dict[str, Any]:
     return {"attention": _gqa(r, kv_default=True), "dense_ffn": _dense_ffn(r)}
 
 
-def _mistral(r: _Reader) -> dict[str, Any]:
+def _mistral(r: Reader) -> dict[str, Any]:
     attention = _gqa(r, qkv_bias=False)
     return {"attention": attention, "dense_ffn": _dense_ffn(r), "not_modelled": _sliding_window(r)}
 
 
-def _qwen2(r: _Reader) -> dict[str, Any]:
+def _qwen2(r: Reader) -> dict[str, Any]:
     attention = _gqa(r, qkv_bias=True)
     return {"attention": attention, "dense_ffn": _dense_ffn(r), "not_modelled": _sliding_window(r)}
 
 
-def _qwen3(r: _Reader) -> dict[str, Any]:
+def _qwen3(r: Reader) -> dict[str, Any]:
     attention = _gqa(r, own_head_dim=True) | {"qk_norm": True}
     return {"attention": attention, "dense_ffn": _dense_ffn(r), "not_modelled": _sliding_window(r)}
 
 
-def _mixtral(r: _Reader) -> dict[str, Any]:
+def _mixtral(r: Reader) -> dict[str, Any]:
     moe = {
         "experts": r.integer("num_local_experts", "num_experts", meaning="routed experts"),
         "top_k": r.integer("num_experts_per_tok", meaning="experts a token"),
@@ -254,7 +168,7 @@ def _mixtral(r: _Reader) -> dict[str, Any]:
     return {"attention": _gqa(r, qkv_bias=False), "moe": moe, "not_modelled": _sliding_window(r)}
 
 
-def _qwen_moe(r: _Reader) -> dict[str, Any]:
+def _qwen_moe(r: Reader) -> dict[str, Any]:
     layers = r.config["num_hidden_layers"]
     experts = r.integer("num_experts", "num_local_experts", meaning="routed experts")
     step = r.integer("decoder_sparse_step", meaning="every n-th layer has experts")
@@ -273,26 +187,26 @@ def _qwen_moe(r: _Reader) -> dict[str, Any]:
     return {"moe": moe, "dense_ffn": width if dense else None, "not_modelled": _sliding_window(r)}
 
 
-def _qwen3_moe(r: _Reader) -> dict[str, Any]:
+def _qwen3_moe(r: Reader) -> dict[str, Any]:
     return _qwen_moe(r) | {"attention": _gqa(r, own_head_dim=True) | {"qk_norm": True}}
 
 
-def _qwen2_moe(r: _Reader) -> dict[str, Any]:
+def _qwen2_moe(r: Reader) -> dict[str, Any]:
     fields = _qwen_moe(r)
     shared = r.integer("shared_expert_intermediate_size", meaning="width of the shared expert")
     fields["moe"] |= {"shared_experts": 1, "shared_ffn": shared, "shared_gate": True}
     return fields | {"attention": _gqa(r, qkv_bias=True)}
 
 
-def _mla(r: _Reader) -> dict[str, Any]:
+def _mla(r: Reader) -> dict[str, Any]:
     r.refuse_unless("attention_bias", False, "bias of the attention projections")
     r.seen.add("num_key_value_heads")  # MLA expands to all heads; the file repeats the number
-    if "q_lora_rank" not in r.config:
-        r.take(("q_lora_rank",), "width of the compressed query; null for none")
     return {
         "kind": "mla",
         "heads": r.integer("num_attention_heads", meaning="heads"),
-        "q_lora_rank": r.integer("q_lora_rank", meaning="width of the compressed query", absent=None),
+        "q_lora_rank": r.integer(
+            "q_lora_rank", meaning="width of the compressed query; null for none", null=None
+        ),
         "kv_lora_rank": r.integer("kv_lora_rank", meaning="width of the compressed keys and values"),
         "qk_nope_dim": r.integer("qk_nope_head_dim", meaning="query-key width without rotation"),
         "qk_rope_dim": r.integer("qk_rope_head_dim", meaning="query-key width with rotation"),
@@ -308,7 +222,7 @@ _TOPK_METHODS: dict[str, tuple[str | None, bool]] = {
 """topk_method -> (how groups are ranked, whether a balance bias takes part in the choice)."""
 
 
-def _deepseek_moe(r: _Reader) -> dict[str, Any]:
+def _deepseek_moe(r: Reader) -> dict[str, Any]:
     layers = r.config["num_hidden_layers"]
     first = r.integer("first_k_dense_replace", meaning="first layers that stay dense", least=0)
     every = r.integer("moe_layer_freq", meaning="every n-th layer after them has experts")
@@ -318,10 +232,10 @@ def _deepseek_moe(r: _Reader) -> dict[str, Any]:
             f"{r.place}: {r.prefix}topk_method={method!r} is not modelled; known: {', '.join(_TOPK_METHODS)}"
         )
     score, bias = _TOPK_METHODS[method]
-    groups = r.integer("n_group", meaning="groups of experts", absent=1)
-    per_token = r.integer("topk_group", meaning="groups that a token may reach", absent=1)
+    groups = r.integer("n_group", meaning="groups of experts", null=1)
+    per_token = r.integer("topk_group", meaning="groups that a token may reach", null=1)
     width = r.integer("moe_intermediate_size", meaning="width of one expert, routed or shared")
-    shared = r.integer("n_shared_experts", meaning="shared experts", least=0, absent=0)
+    shared = r.integer("n_shared_experts", meaning="shared experts", least=0, null=0)
     limited = per_token < groups and score is not None
     return {
         "experts": r.integer("n_routed_experts", meaning="routed experts"),
@@ -338,18 +252,18 @@ def _deepseek_moe(r: _Reader) -> dict[str, Any]:
     }
 
 
-def _deepseek(r: _Reader) -> dict[str, Any]:
+def _deepseek(r: Reader) -> dict[str, Any]:
     moe = _deepseek_moe(r)
     width = r.integer("intermediate_size", meaning="width of the dense FFN (unused where no layer is dense)")
     return {"attention": _mla(r), "moe": moe, "dense_ffn": width if moe["dense_layers"] else None}
 
 
-def _deepseek_v3(r: _Reader) -> dict[str, Any]:
+def _deepseek_v3(r: Reader) -> dict[str, Any]:
     keys = ("num_nextn_predict_layers", "num_mtp_layers")
     return _deepseek(r) | {"mtp_layers": r.integer(*keys, meaning="MTP modules", least=0)}
 
 
-def _deepseek_v32(r: _Reader) -> dict[str, Any]:
+def _deepseek_v32(r: Reader) -> dict[str, Any]:
     """As V3 plus the sparse-attention indexer: its parameters count, its effect on time does not."""
     fields = _deepseek_v3(r)
     top_k = r.integer("index_topk", meaning="keys that the indexer keeps for one query")

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.yaml_io import dump_mapping
+from moesim.simulator.model.hf import to_yaml
+from moesim.simulator.model.shape import GQA, MLA, ModelShape, load_model, shipped_models
+
+SHIPPED = ("deepseek-v3", "llama-3-70b", "llama-3-8b", "mixtral-8x22b", "qwen3-30b-a3b")
+
+
+def test_shipped_models_are_the_promised_ones() -> None:
+    assert shipped_models() == SHIPPED
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_model_has_provenance_and_round_trips(name: str, tmp_path: Path) -> None:
+    shape = load_model(name)
+    assert shape.name == name
+    assert shape.source.kind == "published"
+    assert shape.source.date != "undated"
+    path = tmp_path / "model.yaml"
+    path.write_text(to_yaml(shape))
+    assert load_model(path) == shape
+    assert load_model(str(path)) == shape
+
+
+def test_deepseek_v3_layers() -> None:
+    shape = load_model("deepseek-v3")
+    assert [shape.is_moe_layer(i) for i in (0, 2, 3, 60, 61)] == [False, False, True, True, True]
+    assert (shape.n_dense_layers, shape.n_moe_layers) == (3, 58)
+    with pytest.raises(InputError, match="no layer 62"):
+        shape.is_moe_layer(62)
+    assert isinstance(shape.attention, MLA)
+    assert (shape.attention.qk_head_dim, shape.attention.v_head_dim) == (192, 128)
+
+
+def test_dense_model_has_no_moe_layer() -> None:
+    shape = load_model("llama-3-8b")
+    assert isinstance(shape.attention, GQA)
+    assert not any(shape.is_moe_layer(i) for i in range(32))
+    assert (shape.n_dense_layers, shape.n_moe_layers) == (32, 0)
+
+
+def edited(**changes: Any) -> dict[str, Any]:
+    data = load_model("deepseek-v3").model_dump(mode="json", exclude_none=True)
+    for path, value in changes.items():
+        *parents, key = path.split("__")
+        target = data
+        for parent in parents:
+            target = target[parent]
+        if value is None:
+            del target[key]
+        else:
+            target[key] = value
+    return data
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"hiden": 7168}, "hidden"),
+        ({"hidden": None}, "hidden"),
+        ({"hidden": "7168"}, "hidden"),
+        ({"hidden": True}, "hidden"),
+        ({"n_layers": 0}, "n_layers"),
+        ({"n_layers": 10**9}, "n_layers"),
+        ({"dense_ffn": None}, "dense_ffn"),
+        ({"moe__groups": 7}, "groups=7 does not divide experts=256"),
+        ({"moe__groups_per_token": 9}, "groups_per_token=9"),
+        ({"moe__top_k": 200}, "top_k=200"),
+        ({"moe__group_score": None}, "group_score"),
+        ({"moe__group_score": "sum"}, "top2-sum"),
+        ({"moe__shared_ffn": None}, "shared_ffn"),
+        ({"moe__dense_layers": [0, 61]}, "61"),
+        ({"moe__dense_layers": [1, 0]}, "dense_layers"),
+        ({"attention__kind": "mha"}, "mha"),
+        ({"attention__v_dim": None}, "v_dim"),
+    ],
+)
+def test_bad_model_file_names_file_and_key(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_text(dump_mapping(edited(**changes)))
+    with pytest.raises(InputError) as caught:
+        load_model(path)
+    assert "broken.yaml" in str(caught.value)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_name_lists_the_nearest() -> None:
+    with pytest.raises(InputError, match=r"deepseek-v4.*nearest: 'deepseek-v3'.*mixtral-8x22b"):
+        load_model("deepseek-v4")
+
+
+def test_missing_and_empty_files(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"gone\.json"):
+        load_model(tmp_path / "gone.json")
+    (tmp_path / "empty.yaml").write_text("")
+    with pytest.raises(InputError, match="empty"):
+        load_model(tmp_path / "empty.yaml")
+
+
+def test_shape_is_frozen_and_hashable() -> None:
+    shape = load_model("deepseek-v3")
+    assert hash(shape) == hash(ModelShape.model_validate(shape.model_dump()))
+    with pytest.raises(ValueError, match="frozen"):
+        shape.hidden = 1
