@@ -148,14 +148,12 @@ class MeasuredCurve(Entry):
 class Law(Entry):
     """Slow-down of a group of operators beside n communication SMs: time / time alone on all SMs.
 
-    `free_sms`: total / (total - n). `table`: points (n, slow-down), from (0, 1). `alone` is the value
-    while nothing runs beside (above 1 only where a rate measured beside communication is kept).
+    `free_sms`: total / (total - n). `table`: points (n, slow-down), from (0, 1).
     """
 
     group: LawGroup
     form: Literal["table", "free_sms"] = "table"
     points: tuple[tuple[float, float], ...] = ()
-    alone: Annotated[float, Field(gt=0)] = 1.0
 
     @model_validator(mode="after")
     def _has_points(self) -> Self:
@@ -183,7 +181,8 @@ class Prior(Entry):
 
     used_for: tuple[str, ...] = Field(min_length=1)
     dtype: Literal["fp8", "bf16", "fp32"] | None = None
-    of: Literal["tensor_peak", "memory_bandwidth"]
+    of: Literal["tensor_peak", "memory_bandwidth", "gemm_rate"]
+    """`gemm_rate`: of the measured rate of a dense product of the same shape and format."""
     fraction: Annotated[float, Field(gt=0, le=1)]
     low: Annotated[float, Field(gt=0, le=1)]
     high: Annotated[float, Field(gt=0, le=1)]
@@ -195,6 +194,8 @@ class CalibrationProfile(_Plain):
     name: str
     accelerator: str
     """Name of the accelerator, or "any" for a generic profile that others include."""
+    also_for: tuple[str, ...] = ()
+    """Other accelerators that the evidence argues for; a use elsewhere is flagged as an assumption."""
     software: str
     description: str
     evidence: str
@@ -204,6 +205,8 @@ class CalibrationProfile(_Plain):
     """Idle time between two kernels of one stream."""
     kernel_floor: SourcedSeconds | None = None
     """Shortest duration of a kernel."""
+    in_situ_groups: tuple[LawGroup, ...] = ()
+    """Groups whose rates were measured beside communication and are kept where none runs."""
     gemm_tables: tuple[GemmTable, ...] = ()
     curves: tuple[MeasuredCurve, ...] = ()
     laws: tuple[Law, ...] = ()
