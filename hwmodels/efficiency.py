@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import bisect
 import math
+from collections.abc import Mapping
 from functools import cached_property
-from typing import Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -61,6 +62,11 @@ class Curve(BaseModel):
     def ys(self) -> tuple[float, ...]:
         """The measured y values, in the order of `xs`."""
         return tuple(y for _, y in self.points)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A changed copy, checked again; a plain copy would keep the columns cached for the old points."""
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        return type(self).model_validate({**fields, **(update or {})})
 
     def at(self, x: float) -> Reading:
         """The value at x; held at the end value and flagged outside the measured range.

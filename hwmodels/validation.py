@@ -25,7 +25,7 @@ def validate_model(cls: type[ModelT], data: Mapping[str, Any], place: str) -> Mo
     try:
         return cls.model_validate(dict(data), context={"place": place})
     except ValidationError as error:
-        problems = _problems(cls, error.errors(include_url=False))
+        problems = _problems(cls, data, error.errors(include_url=False))
     shown = "; ".join(problems[:_SHOWN_PROBLEMS])
     more = f"; and {len(problems) - _SHOWN_PROBLEMS} more" if len(problems) > _SHOWN_PROBLEMS else ""
     raise InputError(f"{place}: {shown}{more}")
@@ -38,11 +38,11 @@ def nearest(word: str, allowed: list[str]) -> str:
     return f" (nearest: {folded[close[0]]!r})" if close else ""
 
 
-def _problems(cls: type[BaseModel], items: Sequence[Any]) -> list[str]:
-    """One text per problem: unknown keys first (they explain missing ones), then values, then missing keys."""
-    missing = [_path(item["loc"]) for item in items if item["type"] == "missing"]
+def _problems(cls: type[BaseModel], data: Any, items: Sequence[Any]) -> list[str]:
+    """One text per problem: unknown keys first (they explain missing ones), missing keys last."""
+    missing = [_path(item["loc"], data) for item in items if item["type"] == "missing"]
     others = sorted((item for item in items if item["type"] != "missing"), key=_is_known)
-    problems = [_describe(cls, item) for item in others]
+    problems = [_describe(cls, _path(item["loc"], data), item) for item in others]
     if missing:
         noun = "the key" if len(missing) == 1 else "the keys"
         problems.append(f"{noun} {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
@@ -53,14 +53,22 @@ def _is_known(item: Any) -> bool:
     return bool(item["type"] != "extra_forbidden")
 
 
-def _path(location: tuple[Any, ...]) -> str:
-    return ".".join(str(part) for part in location if not str(part).startswith("function-"))
+def _path(location: tuple[Any, ...], data: Any) -> str:
+    """The location as the file writes it: pydantic's names of union members and validators are left out."""
+    parts: list[str] = []
+    for index, part in enumerate(location):
+        inside = part in data if isinstance(data, Mapping) else isinstance(data, list | tuple)
+        if inside and not (isinstance(data, list | tuple) and not isinstance(part, int)):
+            data = data[part]
+        elif index < len(location) - 1 or not isinstance(data, Mapping) or part == "[key]":
+            continue
+        parts.append(str(part))
+    return ".".join(parts)
 
 
-def _describe(cls: type[BaseModel], item: Any) -> str:
+def _describe(cls: type[BaseModel], path: str, item: Any) -> str:
     """One problem as `path: what is wrong, what would be right`."""
     location = tuple(item["loc"])
-    path = _path(location)
     kind, value = item["type"], item["input"]
     if kind == "extra_forbidden":
         allowed = sorted(_keys_at(cls, location[:-1]))

@@ -16,10 +16,20 @@ from ruamel.yaml.events import AliasEvent
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import validate_model
 
-__all__ = ["EXTENSIONS", "MAX_BYTES", "dump_mapping", "load_mapping", "parse_mapping", "validate_model"]
+__all__ = [
+    "EXTENSIONS",
+    "MAX_JSON_BYTES",
+    "MAX_YAML_BYTES",
+    "dump_mapping",
+    "load_mapping",
+    "parse_mapping",
+    "validate_model",
+]
 
-MAX_BYTES = 4_000_000
-"""Far above any real scenario or calibration profile; a larger file is a mistake or an attack."""
+MAX_JSON_BYTES = 4_000_000
+MAX_YAML_BYTES = 1_000_000
+"""Far above any real scenario or calibration profile. YAML is read at 50 to 400 kB/s: data that
+does not fit belongs in a JSON file."""
 
 EXTENSIONS = (".yaml", ".yml", ".json")
 
@@ -38,8 +48,8 @@ class _NoAliasComposer(Composer):
 def load_mapping(path: str | Path) -> dict[str, Any]:
     """The top-level mapping of a YAML 1.2 or JSON file (by its extension), as plain dicts and lists.
 
-    Raises InputError, naming the file and where possible the line, for a file that is missing, larger
-    than 4 MB, empty, binary or malformed, that uses aliases or duplicate keys, or whose top level is
+    Raises InputError, naming the file and where possible the line, for a file that is missing, too
+    large, empty, binary or malformed, that uses aliases or duplicate keys, or whose top level is
     not a mapping.
     """
     path = Path(path)
@@ -48,11 +58,10 @@ def load_mapping(path: str | Path) -> dict[str, Any]:
         raise InputError(f"{name}: unknown file type {path.suffix!r}; use {', '.join(EXTENSIONS)}")
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+            data = file.read(MAX_JSON_BYTES + 1)
     except OSError as error:
         raise InputError(f"{name}: cannot be read: {error.strerror or error}") from None
-    if len(data) > MAX_BYTES:
-        raise InputError(f"{name}: larger than the limit of {MAX_BYTES // 10**6} MB for an input file")
+    _check_size(len(data), name)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -65,14 +74,13 @@ def parse_mapping(text: str, name: str) -> dict[str, Any]:
 
     Raises InputError as `load_mapping` does.
     """
-    if len(text) > MAX_BYTES:
-        raise InputError(f"{name}: larger than the limit of {MAX_BYTES // 10**6} MB for an input file")
+    _check_size(len(text), name)
     if not text.strip():
         raise InputError(f"{name}: the file is empty; a mapping of keys to values is expected")
     if "\0" in text:
         raise InputError(f"{name}: not a text file (it contains a zero byte)")
     try:
-        data = _parse_json(text) if name.lower().endswith(".json") else _parse_yaml(text)
+        data = _parse_json(text) if _is_json(name) else _parse_yaml(text)
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
     except RecursionError:
@@ -84,6 +92,16 @@ def parse_mapping(text: str, name: str) -> dict[str, Any]:
             f"{name}: the top level is {_kind(data)}, but a mapping of keys to values is expected"
         )
     return data
+
+
+def _check_size(size: int, name: str) -> None:
+    kind, limit = ("JSON", MAX_JSON_BYTES) if _is_json(name) else ("YAML", MAX_YAML_BYTES)
+    if size > limit:
+        raise InputError(f"{name}: larger than the limit of {limit // 10**6} MB for a {kind} file")
+
+
+def _is_json(name: str) -> bool:
+    return name.lower().endswith(".json")
 
 
 def dump_mapping(data: dict[str, Any]) -> str:

@@ -5,6 +5,8 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel, ConfigDict
+
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.units import (
     DIMENSIONS,
@@ -17,7 +19,6 @@ from moesim.hwmodels.units import (
     quantity_text,
 )
 from moesim.hwmodels.yaml_io import validate_model
-from pydantic import BaseModel, ConfigDict
 
 
 @pytest.mark.parametrize(
@@ -156,7 +157,7 @@ def test_dumps_load_back(bandwidth: float, buffer: float) -> None:
 @pytest.mark.parametrize("value", [math.inf, math.nan, -1.0, True, None, [1]])
 def test_code_may_not_give_nonsense(value: object) -> None:
     with pytest.raises(ValueError):
-        Link(bandwidth=value, buffer=1.0)  # type: ignore[arg-type]
+        Link(bandwidth=value, buffer=1.0)
 
 
 def test_json_schema_asks_for_a_string_with_unit() -> None:

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from moesim.hwmodels import (
+    Accelerator,
+    InputError,
+    describe,
+    hardware_rows,
+    list_accelerators,
+    list_clusters,
+    list_prices,
+    load_accelerator,
+    load_cluster,
+    load_energy_site,
+    load_failure_rate,
+    load_node,
+    load_prices,
+)
+from moesim.hwmodels.yaml_io import dump_mapping
+
+
+def test_the_six_accelerators_are_there() -> None:
+    assert list_accelerators() == ("a100-sxm", "b200-sxm", "h100-sxm", "h20", "h200-sxm", "h800-sxm")
+
+
+def test_h800_figures_of_the_home_case() -> None:
+    h800 = load_accelerator("h800-sxm")
+    assert h800.n_sms == 132
+    assert h800.peak_flop_per_s("bf16") == 989e12
+    assert h800.peak_flop_per_s("fp8") == 1979e12
+    assert h800.sustained_peak_flop_per_s("bf16") == 865e12
+    assert h800.sustained_peak_flop_per_s("fp8") == pytest.approx(1979e12 * 1600 / 1830)
+    assert h800.hbm_bytes == 80 * 2**30
+    assert h800.hbm_achievable_fraction == pytest.approx(3000 / 3350)
+    assert h800.scale_up_bytes_per_s == 200e9
+    assert h800.scale_up_achievable_bytes_per_s == 160e9
+
+
+@pytest.mark.parametrize("name", list_accelerators())
+def test_figures_are_consistent(name: str) -> None:
+    chip = load_accelerator(name)
+    assert chip.name == name
+    assert chip.hbm_achievable_bytes_per_s < chip.hbm_bytes_per_s
+    assert chip.scale_up_achievable_bytes_per_s < chip.scale_up_bytes_per_s
+    assert chip.peak_flop_per_s("fp32") < chip.peak_flop_per_s("bf16")
+    assert 1e9 < chip.clock_hz < 3e9
+    assert 300 <= chip.tdp_w <= 1500
+    assert Accelerator.model_validate_json(chip.model_dump_json()) == chip
+
+
+def test_a_missing_format_is_an_error_that_names_it() -> None:
+    with pytest.raises(InputError, match=r"'a100-sxm' has no peak\.fp8; it has bf16"):
+        load_accelerator("a100-sxm").peak_flop_per_s("fp8")
+    with pytest.raises(InputError, match="no figure clock_sustained"):
+        load_accelerator("h100-sxm").sustained_peak_flop_per_s("bf16")
+
+
+def test_unknown_name_lists_the_known_and_the_nearest() -> None:
+    with pytest.raises(InputError, match=r"'h800-sx' \(nearest: 'h800-sxm'\).*a100-sxm, b200-sxm"):
+        load_accelerator("h800-sx")
+
+
+def test_a_file_of_the_user(tmp_path: Path) -> None:
+    chip = load_accelerator("h800-sxm").model_dump(mode="json", exclude_none=True)
+    chip |= {"name": "mine", "hbm_bandwidth": "4 TB/s", "hbm_bandwidth_achievable": None}
+    path = tmp_path / "mine.yaml"
+    path.write_text(dump_mapping(chip))
+    mine = load_accelerator(str(path))
+    assert mine.hbm_bytes_per_s == 4e12
+    assert mine.hbm_bandwidth.source == f"stated in {path}"
+    with pytest.raises(InputError, match="'mine' has no figure hbm_bandwidth_achievable"):
+        _ = mine.hbm_achievable_bytes_per_s
+    node = load_node("hgx-h800").model_dump(mode="json", exclude_none=True) | {"accelerator": "mine.yaml"}
+    (tmp_path / "node.yaml").write_text(dump_mapping(node))
+    assert load_node(str(tmp_path / "node.yaml")).accelerator == mine
+
+
+def test_a_bare_number_in_a_file_is_refused(tmp_path: Path) -> None:
+    chip = load_accelerator("h800-sxm").model_dump(mode="json", exclude_none=True)
+    path = tmp_path / "mine.yaml"
+    path.write_text(dump_mapping(chip | {"tdp": 700}))
+    with pytest.raises(InputError, match=r"mine\.yaml: tdp: '700' is a bare number, but a power"):
+        load_accelerator(str(path))
+
+
+def test_prices_energy_and_failures() -> None:
+    assert set(list_prices()) == set(list_accelerators())
+    for name in list_prices():
+        offers = load_prices(name).offers
+        assert [offer.value for offer in offers] == sorted(offer.value for offer in offers)
+    assert load_prices("h800-sxm").offers[0].value == 2.0
+    assert load_energy_site("china").pue.value == 1.56
+    llama = load_failure_rate("llama3-16k-h100")
+    # 419 unexpected interruptions in 54 days on 2,048 nodes: one in 3.09 h.
+    assert llama.mean_time_between_s(2048) / 3600 == pytest.approx(54 * 24 / 419, rel=0.01)
+
+
+def test_hardware_names_are_unique_and_describable() -> None:
+    rows = [row for row in hardware_rows() if row.what != "prices"]
+    names = [row.name for row in rows]
+    assert len(set(names)) == len(names)
+    assert all(row.summary for row in hardware_rows())
+    for name in names:
+        assert all(figure.source and figure.value for figure in describe(name))
+    with pytest.raises(InputError, match=r"unknown hardware 'h801-sxm' \(nearest: 'h800-sxm'\)"):
+        describe("h801-sxm")
+
+
+def test_description_of_the_h800() -> None:
+    rows = {row.path: row for row in describe("h800-sxm")}
+    assert rows["hbm_bandwidth"].value == "3.35 TB/s"
+    assert rows["peak.bf16"].value == "989 TFLOP/s"
+    assert rows["hbm"].value == "80 GiB"
+    assert rows["offers.0"].value == "$2/h"
+
+
+@pytest.mark.parametrize("name", list_clusters())
+def test_every_cluster_loads_with_a_price_and_an_energy_site(name: str) -> None:
+    cluster = load_cluster(name)
+    assert cluster.name == name
+    assert cluster.usd_per_gpu_hour > 0
+    assert cluster.energy is not None
+    price = load_prices(cluster.accelerator.name)
+    assert cluster.usd_per_gpu_hour in [offer.value for offer in price.offers]

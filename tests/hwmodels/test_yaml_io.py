@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ConfigDict
+
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.units import BytesPerSecond
+from moesim.hwmodels.yaml_io import MAX_YAML_BYTES, dump_mapping, load_mapping, parse_mapping, validate_model
+
+BOMB = "\n".join(['a0: &a0 ["x"]'] + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 10)])
+
+
+def test_yaml_is_version_1_2() -> None:
+    assert parse_mapping("a: 160e9\nb: on\nc: 1:30\n", "f.yaml") == {"a": 160e9, "b": "on", "c": "1:30"}
+
+
+def test_json_is_read_by_its_extension(tmp_path: Path) -> None:
+    path = tmp_path / "f.json"
+    path.write_text('{"a": [1, 2.5, "x"], "b": null}')
+    assert load_mapping(path) == {"a": [1, 2.5, "x"], "b": None}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("f.yaml", "", ["f.yaml", "empty"]),
+        ("f.yaml", "  \n\n", ["empty"]),
+        ("f.yaml", "# only a comment\n", ["no data"]),
+        ("f.yaml", "- 1\n- 2\n", ["a list", "mapping"]),
+        ("f.yaml", "just words", ["a text", "mapping"]),
+        ("f.yaml", "a: 1\na: 2\n", ["line 2", "duplicate key"]),
+        ("f.yaml", "a: 1\nb: [1, 2\nc: 3\n", ["line 3", "not valid YAML"]),
+        ("f.yaml", "a: !!python/object:os.system x\n", ["not valid YAML"]),
+        ("f.yaml", "a: 2024-13-99\n", ["not valid YAML"]),
+        ("f.yaml", "a: 1\n---\nb: 2\n", ["not valid YAML"]),
+        ("f.yaml", "a: \x00", ["zero byte"]),
+        ("f.yaml", "a: \x07", ["not valid YAML"]),
+        ("f.yaml", BOMB, ["line 2", "alias *a0", "refused"]),
+        ("f.yaml", "a: &x 1\nb: *x\n", ["line 2", "alias *x"]),
+        ("f.yaml", "a: " + "[" * 5000 + "]" * 5000, ["nested too deeply"]),
+        ("f.json", '{"a": 1, "a": 2}', ["'a' appears twice"]),
+        ("f.json", '{"a": 1,\n"b": }', ["line 2", "not valid JSON"]),
+        ("f.json", '{"a": NaN}', ["NaN is not a JSON number"]),
+        ("f.json", "[1]", ["a list"]),
+        ("f.json", "[" * 100_000, ["nested too deeply"]),
+    ],
+)
+def test_bad_text_is_one_paragraph(name: str, text: str, words: list[str]) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_mapping(text, name)
+    message = str(caught.value)
+    assert message.startswith(f"{name}: ")
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+def test_bad_files(tmp_path: Path) -> None:
+    binary = tmp_path / "b.yaml"
+    binary.write_bytes(bytes([0x89, 0x50, 0x4E, 0x47, 0xFF, 0xFE]))
+    with pytest.raises(InputError, match=r"b\.yaml: not a text file"):
+        load_mapping(binary)
+    big = tmp_path / "big.yaml"
+    big.write_bytes(b"a: 1\n" + b"#" * MAX_YAML_BYTES)
+    with pytest.raises(InputError, match=r"larger than the limit of 1 MB for a YAML file"):
+        load_mapping(big)
+    with pytest.raises(InputError, match="cannot be read"):
+        load_mapping(tmp_path / "absent.yaml")
+    with pytest.raises(InputError, match="cannot be read"):
+        load_mapping(tmp_path / "no" / "x.yml")
+    with pytest.raises(InputError, match=r"unknown file type '\.toml'"):
+        load_mapping(tmp_path / "f.toml")
+
+
+def test_bom_is_accepted(tmp_path: Path) -> None:
+    path = tmp_path / "f.yaml"
+    path.write_bytes(b"\xef\xbb\xbfa: 1\n")
+    assert load_mapping(path) == {"a": 1}
+
+
+_FLOATS = st.floats(allow_nan=False, allow_infinity=False)
+_SCALARS = st.none() | st.booleans() | st.integers(-(10**9), 10**9) | _FLOATS
+_TEXTS = st.text("abc: -#'\"{}", max_size=10)
+_VALUES = st.recursive(_SCALARS | _TEXTS, lambda x: st.lists(x, max_size=3), max_leaves=5)
+_KEYS = st.text("abcdefghij_", min_size=1, max_size=8)
+
+
+@given(st.dictionaries(_KEYS, _VALUES, min_size=1, max_size=5))
+def test_dump_and_parse_round_trip(data: dict[str, Any]) -> None:
+    assert parse_mapping(dump_mapping(data), "f.yaml") == data
+
+
+class Inner(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    bandwidth: BytesPerSecond
+    kind: Literal["nvlink", "nic"] = "nic"
+
+
+class Outer(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    inner: Inner | None = None
+    many: dict[str, Inner] = {}
+    listed: tuple[Inner, ...] = ()
+    either: int | Inner = 0
+    rates: dict[Literal["bf16", "fp8"], int] = {}
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"iner": {}}, ["s.yaml: iner: unknown key (nearest: 'inner')", "the keys here are"]),
+        ({"inner": {"bandwith": "1 GB/s"}}, ["inner.bandwith: unknown key (nearest: 'bandwidth')"]),
+        ({"inner": {"bandwith": "1 GB/s"}}, ["the key inner.bandwidth is missing"]),
+        (
+            {"many": {"a": {"bandwidth": "1 GB/s", "knd": "nic"}}},
+            ["many.a.knd: unknown key (nearest: 'kind')"],
+        ),
+        (
+            {"listed": [{"bandwidth": "1 GB/s", "knd": "nic"}]},
+            ["listed.0.knd: unknown key (nearest: 'kind')"],
+        ),
+        ({"inner": {"bandwidth": "1 GB"}}, ["inner.bandwidth: '1 GB' is a number of bytes", "a bandwidth"]),
+        ({"inner": {"bandwidth": 5}}, ["inner.bandwidth: '5' is a bare number"]),
+        (
+            {"inner": {"bandwidth": "1 GB/s", "kind": "nvlnk"}},
+            ["inner.kind='nvlnk'", "nvlink, nic", "(nearest: 'nvlink')"],
+        ),
+        ({"either": {"bandwidth": "fast"}}, ["either.bandwidth: 'fast' is not a quantity"]),
+        ({"rates": {"bf15": 3}}, ["rates.bf15", "bf16, fp8", "(nearest: 'bf16')"]),
+        ({"rates": {"bf16": "x" * 500}}, ["rates.bf16='xxx", "...", "valid integer"]),
+        ({"inner": 7}, ["inner=7"]),
+    ],
+)
+def test_validation_names_place_path_value_and_nearest(data: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(InputError) as caught:
+        validate_model(Outer, data, "s.yaml")
+    message = str(caught.value)
+    assert "\n" not in message
+    assert len(message) < 600
+    for word in words:
+        assert word in message
+
+
+def test_validation_accepts_good_data() -> None:
+    outer = validate_model(Outer, {"inner": {"bandwidth": "400 Gb/s"}, "rates": {"fp8": 2}}, "s.yaml")
+    assert outer.inner == Inner(bandwidth=50e9)
+
+
+def test_many_problems_are_counted() -> None:
+    data = {f"key{i}": i for i in range(9)}
+    with pytest.raises(InputError, match="and 5 more"):
+        validate_model(Outer, data, "s.yaml")
