@@ -129,6 +129,7 @@ def _serial(kind: ActionKind, blocks: BlockPhases) -> Template:
     out: int | None = None
     for block in order:
         gathered: int | None = None
+        waits: tuple[int | None, ...]
         for phase in (p for p in _SERIAL[kind] if p in blocks[block]):
             if phase.startswith("gather"):
                 waits = (before[0],)

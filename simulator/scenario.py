@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
-from ruamel.yaml import YAML, YAMLError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 from moesim.hwmodels.cluster import Cluster, load_cluster
 from moesim.hwmodels.errors import InputError

@@ -10,13 +10,12 @@ from typing import Literal
 
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.layout.routing import LinkBytes
 
 EpOperation = Literal["dispatch", "combine"]
 
 NOTIFY_ROUNDS = 2
 """Counts, then a barrier: two latency-bound exchanges before every payload (DeepEP notify_dispatch)."""
-
-MIB = 2.0**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,19 +30,6 @@ class Links:
     nic_bytes_per_s: float
     nic_latency_s: float
     gpus_per_node: int
-
-
-@dataclass(frozen=True, slots=True)
-class EpTraffic:
-    """Bytes one GPU moves in one dispatch or combine of its tokens.
-
-    `nic_bytes` leave through its NIC (once per distinct remote node), `rows_bytes` are all rows it
-    receives or reduces, own-rank rows included, `scale_up_bytes` the part of them that crosses NVLink.
-    """
-
-    nic_bytes: float
-    rows_bytes: float
-    scale_up_bytes: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,29 +53,9 @@ class TransferTime:
         return max(self.nic_s, self.scale_up_s)
 
 
-def ep_traffic(
-    tokens: float, row_bytes: float, distinct_nodes: float, distinct_gpus: float, nodes: int, ranks: int
-) -> EpTraffic:
-    """Bytes of one dispatch (or combine, which runs it backwards) on one GPU.
-
-    `distinct_nodes` / `distinct_gpus`: expected distinct target nodes / GPUs of a token, the local ones
-    included; `nodes`, `ranks`: size of the expert-parallel group. Under uniform routing a share
-    (nodes-1)/nodes of the node copies is remote and (ranks-1)/ranks of the rows leaves the GPU; a row
-    from another node crosses NVLink unless it lands on the GPU that received it. Source: docs/model.md,
-    eq. X1; DeepEP's own byte counts are the logical ones (tests/test_internode.py).
-    """
-    rows = tokens * distinct_gpus * row_bytes
-    local_gpus = ranks // nodes
-    return EpTraffic(
-        nic_bytes=tokens * distinct_nodes * (nodes - 1) / nodes * row_bytes,
-        rows_bytes=rows,
-        scale_up_bytes=rows * (local_gpus - 1) / local_gpus,
-    )
-
-
 def ep_transfer(
     operation: EpOperation,
-    traffic: EpTraffic,
+    traffic: LinkBytes,
     links: Links,
     profile: CalibrationProfile,
     *,
@@ -101,8 +67,8 @@ def ep_transfer(
 ) -> TransferTime:
     """Seconds of a dispatch or combine with `sms` communication SMs, alone on its links.
 
-    payload = max(NIC bytes / NIC rate, NVLink bytes / NVLink rate, rows / SM rate) * `slowdown`, the rates
-    from the profile's curves (docs/model.md, eq. X2); `slowdown` >= 1 is what compute beside it costs,
+    payload = max(NIC bytes / NIC rate, NVLink bytes / NVLink rate, rows / SM rate) * `slowdown`; the rates
+    come from the profile's curves, the rows count the own rank's (docs/model.md, eq. X2); `slowdown` >= 1 is what compute beside it costs,
     `kernels` the generation of the NIC curve. Raises InputError without SMs or without such a curve.
     """
     if sms < 1:
@@ -122,15 +88,16 @@ def ep_transfer(
         return reading.value, curve.residual.relative
 
     sm_rate, sm_residual = read(f"ep.{operation}.sm_rate", sms)
+    # Below 20 SMs the SM curve is the limit; the link share was measured with enough SMs.
     fraction, link_residual = read(f"ep.{operation}.scale_up_fraction", max(20, sms))
     link_rate = fraction * links.scale_up_bytes_per_s
-    scale_up_s = max(traffic.rows_bytes / sm_rate, traffic.scale_up_bytes / link_rate)
+    scale_up_s = max(traffic.logical_nvlink_bytes / sm_rate, traffic.nvlink_bytes / link_rate)
     nic_s = best_nic = nic_residual = 0.0
-    if traffic.nic_bytes:
+    if traffic.ib_bytes:
         share, nic_residual = read(f"ep.nic_fraction.{kernels}", nodes)
-        nic_s = traffic.nic_bytes / (share * links.nic_bytes_per_s)
-        best_nic = traffic.nic_bytes / links.nic_bytes_per_s
-    best = max(best_nic, traffic.scale_up_bytes / links.scale_up_bytes_per_s)
+        nic_s = traffic.ib_bytes / (share * links.nic_bytes_per_s)
+        best_nic = traffic.ib_bytes / links.nic_bytes_per_s
+    best = max(best_nic, traffic.nvlink_bytes / links.scale_up_bytes_per_s)
     residual = max(sm_residual, link_residual, nic_residual) + slowdown_residual
     return TransferTime(
         launch_s=notify_seconds(links, nodes),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -134,6 +135,10 @@ class CompiledTask:
     deps: tuple[int, ...]
     rows_ns: IntVector
     """Compute nanoseconds [micro-batches, members]; before a transfer, its small kernels."""
+    mean_ns: list[float]
+    """Mean of `rows_ns` over the members, per micro-batch."""
+    most_ns: list[int]
+    """Slowest member of `rows_ns`, per micro-batch."""
     transfer: TransferRows | None
 
 
@@ -234,7 +239,7 @@ class _Compiler:
             variation.clock[[schedule.rank_of(stage, m) for m in micro]] for stage in range(len(blocks))
         ]
         self.templates: dict[tuple[int, ActionKind, int, int], CompiledTemplate] = {}
-        self.rows: dict[tuple[int, int, Phase, bool], IntVector] = {}
+        self.rows: dict[tuple[int, int, Phase, bool], tuple[IntVector, list[float], list[int]]] = {}
 
     def place(self, rank: int, step: Action | Overlap) -> PlacedStep:
         forward, backward = (step.first, step.second) if isinstance(step, Overlap) else _sides(step)
@@ -256,11 +261,17 @@ class _Compiler:
             overlapped = "&" in kind
             cost = self.costs.transfer.get((block_kind, task.phase, overlapped))
             transfer = None if cost is None else self._transfer(rank, stage, task.block, cost)
-            rows = self._compute_rows(stage, task.block, task.phase, overlapped)
-            tasks.append(CompiledTask(task.phase, block_kind, task.block, task.side, task.deps, rows, transfer))
+            rows, mean, most = self._compute_rows(stage, task.block, task.phase, overlapped)
+            tasks.append(
+                CompiledTask(
+                    task.phase, block_kind, task.block, task.side, task.deps, rows, mean, most, transfer
+                )
+            )
         return CompiledTemplate(kind, tuple(tasks), template.forward_out, template.backward_out)
 
-    def _compute_rows(self, stage: int, block: int, phase: Phase, overlapped: bool) -> IntVector:
+    def _compute_rows(
+        self, stage: int, block: int, phase: Phase, overlapped: bool
+    ) -> tuple[IntVector, list[float], list[int]]:
         key = (stage, block, phase, overlapped)
         if key not in self.rows:
             cost = self.costs.compute.get((self.blocks[stage][block], phase, overlapped), PhaseCost(0.0))
@@ -269,7 +280,8 @@ class _Compiler:
                 number = self.routed.get((stage, block))
                 seconds += cost.row_s * (1.0 if number is None else self.variation.loads[number])
             seconds *= self.clock[stage] * self._noise(key, seconds.shape)
-            self.rows[key] = np.rint(seconds * NS).astype(np.int64)
+            rows = np.rint(seconds * NS).astype(np.int64)
+            self.rows[key] = rows, rows.mean(axis=1).tolist(), rows.max(axis=1).tolist()
         return self.rows[key]
 
     def _noise(self, key: tuple[int, int, Phase, bool], shape: tuple[int, ...]) -> FloatVector | float:
@@ -277,7 +289,7 @@ class _Compiler:
         if cv == 0.0:
             return 1.0
         entropy = [self.variation.seed, key[0], key[1], _PHASE_NUMBER[key[2]], int(key[3])]
-        noise: FloatVector = np.random.default_rng(entropy).standard_normal(shape, dtype=np.float32)
+        noise = np.random.default_rng(entropy).standard_normal(shape, dtype=np.float32).astype(np.float64)
         return np.maximum(1.0 + cv * noise, 0.0)
 
     def _transfer(self, rank: int, stage: int, block: int, cost: TransferCost) -> TransferRows:
@@ -304,12 +316,5 @@ def _sides(step: Action) -> tuple[Action | None, Action | None]:
     return (step, None) if step.kind == "F" else (None, step)
 
 
-_PHASE_NUMBER: dict[Phase, int] = {
-    phase: number
-    for number, phase in enumerate(
-        (
-            "attn F", "mlp F", "mlp I", "mlp W", "attn I", "attn W", "dispatch F", "combine F",
-            "combine B", "dispatch B", "gather F", "gather B", "scatter W",
-        )
-    )
-}  # fmt: skip
+_PHASE_NUMBER: dict[Phase, int] = {phase: number for number, phase in enumerate(get_args(Phase))}
+"""Part of the seed of a phase's jitter."""

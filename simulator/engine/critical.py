@@ -1,0 +1,148 @@
+"""The chain of work that decides the step time: walked back from its last nanosecond."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from moesim.simulator.engine.execute import Execution, StepRecord, holders
+from moesim.simulator.engine.program import NS
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One piece of the critical path on one pipeline rank, nanoseconds."""
+
+    rank: int
+    step: str
+    cause: str
+    begin_ns: int
+    end_ns: int
+
+
+def critical_path(execution: Execution) -> list[Segment]:
+    """Segments from time 0 to the end of the step, in order; they touch without gaps.
+
+    At every barrier the path goes to the member that came last, at every wait to the rank that sent.
+    """
+    walker = _Walker(execution)
+    return walker.walk()[::-1]
+
+
+def seconds_by_cause(path: list[Segment]) -> list[tuple[str, float]]:
+    """Seconds of the path per cause, largest first (ties by name)."""
+    total: defaultdict[str, int] = defaultdict(int)
+    for segment in path:
+        total[segment.cause] += segment.end_ns - segment.begin_ns
+    return sorted(((c, ns / NS) for c, ns in total.items() if ns), key=lambda row: (-row[1], row[0]))
+
+
+class _Walker:
+    def __init__(self, execution: Execution) -> None:
+        self.execution = execution
+        self.path: list[Segment] = []
+        self.producers: dict[tuple[str, int, int], tuple[int, int, int | None]] = {}
+        for rank, records in enumerate(execution.ranks):
+            for position, record in enumerate(records):
+                code, (forward, backward) = record.step.code, record.step.stages
+                fmb, bmb = record.step.microbatches
+                if forward >= 0:
+                    self.producers["F", forward + 1, fmb] = (rank, position, code.forward_out)
+                if backward >= 0 and code.kind != "W":
+                    self.producers["B", backward - 1, bmb] = (rank, position, code.backward_out)
+
+    def walk(self) -> list[Segment]:
+        rank, time = self._end_of_step()
+        position = len(self.execution.ranks[rank]) - 1
+        while position >= 0 and time > 0:
+            record = self.execution.ranks[rank][position]
+            member = int(record.end.argmax()) if time == int(record.end.max()) else self._member(record, time)
+            tasks = [n for n, e in enumerate(record.ends) if int(e[member]) == time]
+            if tasks:
+                member, time = self._tasks(rank, record, tasks[-1], member)
+            rank, position, time = self._before(rank, position, record, member, time)
+        return self.path
+
+    def _add(self, rank: int, step: str, cause: str, begin: int, end: int) -> None:
+        if end > begin:
+            self.path.append(Segment(rank, step, cause, begin, end))
+
+    def _end_of_step(self) -> tuple[int, int]:
+        syncs = self.execution.syncs
+        rank = max(range(len(syncs)), key=lambda r: syncs[r].gather[1])
+        last = syncs[rank]
+        self._add(rank, "end", "parameter gather", *last.gather)
+        self._add(rank, "end", "optimizer", *last.optimizer)
+        self._add(rank, "end", "gradient norm", *last.norm)
+        rank = max(range(len(syncs)), key=lambda r: syncs[r].reduce[1])
+        self._add(rank, "end", "gradient reduction", *syncs[rank].reduce)
+        ready = syncs[rank].reduce[0]
+        schedule = self.execution.program.schedule
+        rank = max(holders(schedule, rank), key=lambda r: syncs[r].ready_ns)
+        return rank, ready
+
+    @staticmethod
+    def _member(record: StepRecord, time: int) -> int:
+        """A member that has a task ending at `time` (an output that left before its action ended)."""
+        for ends in record.ends:
+            hits = (ends == time).nonzero()[0]
+            if hits.size:
+                return int(hits[0])
+        return int(record.end.argmax())
+
+    def _tasks(self, rank: int, record: StepRecord, number: int, member: int) -> tuple[int, int]:
+        """Walk back inside one action; returns the member and the time at its start."""
+        label, code = record.step.label, record.step.code
+        while True:
+            task, end = code.tasks[number], int(record.ends[number][member])
+            row_of = task.rows_ns[record.step.microbatches[task.side]]
+            before = [*task.deps, *self._stream_before(record, number)]
+            if task.transfer is not None:
+                meet = record.begins[number]
+                launch = meet + task.transfer.launch_ns
+                self._add(rank, label, task.phase, launch, end)
+                self._add(rank, label, "notify", meet, min(launch, end))
+                ready = [max([int(record.start[m]), *(int(record.ends[d][m]) for d in before)]) + int(row_of[m])
+                         for m in range(len(row_of))]  # fmt: skip
+                member = max(range(len(ready)), key=ready.__getitem__)
+                end = ready[member]
+            row = int(row_of[member])
+            begin = end - row
+            self._add(rank, label, task.phase, begin, end)
+            follow = [d for d in before if int(record.ends[d][member]) == begin]
+            if not follow:
+                return member, begin
+            number = follow[-1]
+
+    @staticmethod
+    def _stream_before(record: StepRecord, number: int) -> list[int]:
+        """The task before on the same stream, if there is one."""
+        tasks = record.step.code.tasks
+        own = tasks[number].transfer is None
+        return [n for n in range(number) if (tasks[n].transfer is None) == own][-1:]
+
+    def _before(
+        self, rank: int, position: int, record: StepRecord, member: int, time: int
+    ) -> tuple[int, int, int]:
+        """What the start of an action waited for: the rank's own previous action, or a neighbour's output."""
+        records = self.execution.ranks[rank]
+        if position > 0 and int(records[position - 1].end[member]) == time:
+            return rank, position - 1, int(records[position - 1].end.max())
+        (forward, backward), (fmb, bmb) = record.step.stages, record.step.microbatches
+        keys = []
+        if forward > 0:
+            keys.append(("F", forward, fmb))
+        if backward >= 0 and record.step.code.kind != "W":
+            keys.append(("B", backward, bmb))
+        best: tuple[int, int, int] | None = None
+        for key in keys:
+            if key in self.producers:
+                source, at, out = self.producers[key]
+                sender = self.execution.ranks[source][at]
+                left = int((sender.end if out is None else sender.ends[out])[member])
+                if best is None or left > best[2]:
+                    best = (source, at, left)
+        if best is None or best[2] > time:
+            return rank, -1, 0
+        self._add(rank, record.step.label, "pipeline send", best[2], time)
+        return best

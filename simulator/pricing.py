@@ -1,0 +1,331 @@
+"""From a scenario to the seconds of every phase, transfer and synchronisation (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import ceil, log2
+
+from moesim.hwmodels.calibration import CalibrationProfile, Law
+from moesim.hwmodels.cluster import Cluster
+from moesim.simulator.chunk import EP_PHASES
+from moesim.simulator.cost.communication import (
+    EpOperation,
+    Links,
+    ep_transfer,
+    notify_seconds,
+    ring_seconds,
+    send_seconds,
+)
+from moesim.simulator.cost.compute import SmContext, operator_seconds
+from moesim.simulator.engine.program import CostTable, PhaseCost, SyncCost, TransferCost
+from moesim.simulator.layout.parallel import Layout
+from moesim.simulator.layout.routing import Gate, TargetStatistics, expected_targets, transfer_bytes
+from moesim.simulator.layout.stages import Block, StageAssignment
+from moesim.simulator.model.counts import block_parameters, expert_parameters
+from moesim.simulator.model.operator import BlockKind, Operator, Phase
+from moesim.simulator.model.operators import block_operators, optimizer_operators
+from moesim.simulator.model.precision import BYTES_PER_ELEMENT, row_bytes
+from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.schedules import Schedule
+
+EP_OPERATION: dict[Phase, EpOperation] = {
+    "dispatch F": "dispatch",
+    "combine B": "dispatch",  # the backward of a combine sends rows out again
+    "combine F": "combine",
+    "dispatch B": "combine",
+}
+
+
+@dataclass(slots=True)
+class Evidence:
+    """What the prices stand on: calibration entries used, and every reading out of its measured range."""
+
+    entries: set[str] = field(default_factory=set)
+    extrapolated: set[str] = field(default_factory=set)
+
+    def add(self, entries: Iterable[str], extrapolated: Iterable[str]) -> None:
+        """Note entries and extrapolations of one price."""
+        self.entries.update(entries)
+        self.extrapolated.update(extrapolated)
+
+
+@dataclass(slots=True)
+class Pricer:
+    """Prices the parts of one scenario; every method is a pure function of the fields."""
+
+    scenario: Scenario
+    shape: ModelShape
+    cluster: Cluster
+    profile: CalibrationProfile
+    layout: Layout
+    evidence: Evidence = field(default_factory=Evidence)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one micro-batch of one model replica."""
+        return self.scenario.parallel.microbatch * self.scenario.batch.sequence_length
+
+    @property
+    def ep_tokens(self) -> float:
+        """Tokens that one GPU sends into its expert-parallel group: CP and sequence parallelism split them."""
+        plan = self.scenario.parallel
+        return self.tokens / (plan.cp * plan.tp)
+
+    @property
+    def received_rows(self) -> float:
+        """Expert rows that a GPU computes under uniform routing."""
+        return self.ep_tokens * self.shape.moe.top_k if self.shape.moe else 0.0
+
+    @property
+    def ep_nodes(self) -> int:
+        """Nodes that one expert-parallel group spans."""
+        return self.layout.nodes_spanned(self.layout.ep_group(0))
+
+    @property
+    def links(self) -> Links:
+        """Nominal link rates and latencies of one GPU."""
+        node, fabric = self.cluster.node, self.cluster.network.fabric
+        return Links(
+            scale_up_bytes_per_s=node.scale_up_bytes_per_s,
+            scale_up_latency_s=node.scale_up_latency_s,
+            nic_bytes_per_s=node.scale_out_bytes_per_s if self.cluster.nodes > 1 else 0.0,
+            nic_latency_s=fabric.latency_cross_leaf.value if fabric else 0.0,
+            gpus_per_node=node.n_gpus,
+        )
+
+    def gate(self) -> Gate:
+        """The gate whose expectations are used."""
+        assert self.shape.moe is not None
+        choice = self.scenario.routing.gate
+        own = Gate.of(self.shape.moe)
+        if choice == "model":
+            return own
+        if choice == "unlimited":
+            return Gate(own.experts, own.top_k)
+        return Gate(own.experts, own.top_k, own.groups, own.groups_per_token, choice, own.scores)
+
+    def targets(self) -> TargetStatistics:
+        """Expected distinct targets of a token."""
+        per_node = self.scenario.parallel.ep // self.ep_nodes
+        return expected_targets(self.gate(), self.scenario.parallel.ep, per_node)
+
+    # -- compute -------------------------------------------------------------------------------------
+
+    def operators(self, kind: BlockKind) -> dict[Phase, tuple[Operator, ...]]:
+        """Operators of a block by phase."""
+        s, plan = self.scenario, self.scenario.parallel
+        return block_operators(
+            self.shape,
+            kind,
+            s.recipe,
+            tokens=self.tokens,
+            sequence=s.batch.sequence_length,
+            tp=plan.tp,
+            cp=plan.cp,
+            ep=plan.ep,
+            received_rows=self.received_rows,
+            # The policies differ in what is kept (bytes), not in what is computed again.
+            recompute="selective" if s.recompute == "deepseek-v3" else s.recompute,
+        )
+
+    def context(self, overlapped: bool) -> SmContext:
+        """SMs of a phase: beside the communication SMs, or alone on all of them."""
+        return SmContext(self.scenario.communication.sms if overlapped else 0, overlapped)
+
+    def phase(self, operators: tuple[Operator, ...], overlapped: bool, exposed_s: float = 0.0) -> PhaseCost:
+        """Seconds of one phase: the part that grows with routed rows, and the rest."""
+        fixed = row = best = worst = 0.0
+        for operator in operators:
+            cost = operator_seconds(operator, self.cluster.accelerator, self.profile, self.context(overlapped))
+            self.evidence.add(cost.curve_ids, (*cost.extrapolations, *cost.assumptions))
+            best += cost.best_seconds
+            worst += cost.worst_seconds
+            if operator.per_received_row:
+                row += cost.seconds
+            else:
+                fixed += cost.seconds
+        return PhaseCost(fixed + exposed_s, row, exposed_s, best, worst + exposed_s)
+
+    def tensor_parallel_s(self, phase: Phase) -> float:
+        """Collectives of tensor and context parallelism inside a phase, not overlapped (eq. X6).
+
+        Tensor parallel: an all-gather and a reduce-scatter (or one all-reduce) of the activations around
+        attention and around the FFN, forward and again for the input gradient. Context parallel: keys and
+        values of the whole sequence are gathered before attention, their gradients scattered after.
+        """
+        plan, links = self.scenario.parallel, self.links
+        seconds = 0.0
+        if plan.tp > 1 and phase in ("attn F", "mlp F", "attn I", "mlp I"):
+            activation = self.tokens / plan.cp * self.shape.hidden * 2.0
+            seconds += 2 * ring_seconds(activation, plan.tp, min(plan.tp, links.gpus_per_node), links, self.profile)
+        if plan.cp > 1 and phase in ("attn F", "attn I"):
+            attention = self.shape.attention
+            width = attention.kv_heads * (attention.qk_head_dim + attention.v_head_dim) / plan.tp
+            per_node = max(1, min(plan.cp, links.gpus_per_node // min(plan.tp, links.gpus_per_node)))
+            seconds += ring_seconds(self.tokens * width * 2.0, plan.cp, per_node, links, self.profile)
+        return seconds
+
+    # -- transfers -----------------------------------------------------------------------------------
+
+    def ep_slowdown(self, overlapped: bool) -> tuple[float, float]:
+        """How much longer an EP kernel takes beside compute, and how sure that is."""
+        if not overlapped:
+            return 1.0, 0.0
+        law = communication_law(self.profile)
+        if law is None:
+            self.evidence.extrapolated.add(f"profile {self.profile.name}: no law for communication beside compute")
+            return 1.0, 0.0
+        reading = law.curve.at(self.scenario.communication.sms)
+        self.evidence.add([law.id], [f"{law.id}: {reading.note}"] if reading.extrapolated else [])
+        return reading.value, law.residual.relative
+
+    def ep_phase(self, phase: Phase, overlapped: bool) -> TransferCost:
+        """One dispatch or combine of a micro-batch."""
+        operation = EP_OPERATION[phase]
+        recipe = self.scenario.recipe
+        wire = recipe.dispatch if operation == "dispatch" else recipe.combine
+        bytes_ = transfer_bytes(self.targets(), self.ep_tokens, row_bytes(self.shape.hidden, wire))
+        slowdown, residual = self.ep_slowdown(overlapped)
+        time = ep_transfer(
+            operation,
+            bytes_,
+            self.links,
+            self.profile,
+            sms=self.scenario.communication.sms,
+            nodes=self.ep_nodes,
+            kernels=self.scenario.communication.kernels,
+            slowdown=slowdown,
+            slowdown_residual=residual,
+        )
+        self.evidence.add(time.curve_ids, time.extrapolations)
+        return TransferCost(
+            launch_s=time.launch_s,
+            nic_s=time.nic_s,
+            scale_up_s=time.scale_up_s,
+            nic_bytes=bytes_.ib_bytes,
+            scale_up_bytes=bytes_.nvlink_bytes,
+            best_s=time.best_s,
+            worst_s=time.worst_s,
+        )
+
+    def sharded_phase(self, kind: BlockKind, phase: Phase) -> TransferCost:
+        """ZeRO-3: all-gather of a block's parameters, or reduce-scatter of its gradients."""
+        recipe = self.scenario.recipe
+        fmt = recipe.gradient_reduce if phase == "scatter W" else recipe.parameter_gather
+        dense, expert = self.block_parameters(kind)
+        size = BYTES_PER_ELEMENT[fmt]
+        seconds = self.data_parallel_s(dense * size, expert * size, 1)
+        return TransferCost(0.0, seconds, seconds, 0.0, 0.0, 0.0, seconds)
+
+    def data_parallel_s(self, dense_bytes: float, expert_bytes: float, copies: int) -> float:
+        """Seconds of a reduce-scatter or all-gather over the data-parallel groups, one after the other.
+
+        `copies`: pipeline ranks that hold the same parameters (2 for a bidirectional pipeline): they
+        multiply the replicas of the experts and of the rest (eq. X7).
+        """
+        plan, layout = self.scenario.parallel, self.layout
+        node = self.links.gpus_per_node
+        dense_ranks = layout.dp * plan.cp
+        per_node = max(1, min(node // min(plan.tp, node), dense_ranks))
+        expert_per_node = max(1, min(node // min(plan.ep * plan.expert_tp, node), layout.expert_dp))
+        return ring_seconds(
+            dense_bytes, dense_ranks * copies, per_node, self.links, self.profile
+        ) + ring_seconds(expert_bytes, layout.expert_dp * copies, expert_per_node, self.links, self.profile)
+
+    def block_parameters(self, kind: BlockKind) -> tuple[float, float]:
+        """(dense, expert) parameters of a block on one GPU."""
+        plan = self.scenario.parallel
+        total = block_parameters(self.shape, kind).total
+        moe = self.shape.moe
+        experts = moe.experts * expert_parameters(self.shape) if moe and kind in ("moe", "mtp") else 0
+        return (total - experts) / plan.tp, experts / plan.ep / plan.expert_tp
+
+    # -- the whole table -----------------------------------------------------------------------------
+
+    def table(self, schedule: Schedule, stages: StageAssignment) -> CostTable:
+        """Prices of everything that the schedule and its stages need."""
+        kinds = sorted({block.kind for stage in stages.stages for block in stage})
+        overlaps = [False, True] if any("OVERLAP" in str(s) for rank in schedule.ranks for s in rank) else [False]
+        compute: dict[tuple[BlockKind, Phase, bool], PhaseCost] = {}
+        transfer: dict[tuple[BlockKind, Phase, bool], TransferCost] = {}
+        for kind in kinds:
+            layer = kind in ("dense", "moe", "mtp")
+            for phase, operators in self.operators(kind).items():
+                for overlapped in overlaps:
+                    exposed = self.tensor_parallel_s(phase) if layer else 0.0
+                    compute[kind, phase, overlapped] = self.phase(operators, overlapped, exposed)
+                    if phase in EP_PHASES and self.scenario.parallel.ep > 1:
+                        transfer[kind, phase, overlapped] = self.ep_phase(phase, overlapped)
+            if self.scenario.parallel.zero_stage == 3:
+                phases: tuple[Phase, ...] = ("gather F", "gather B", "scatter W")
+                transfer |= {(kind, phase, False): self.sharded_phase(kind, phase) for phase in phases}
+        return CostTable(compute, transfer, *self.send(schedule), self.sync(schedule, stages))
+
+    def send(self, schedule: Schedule) -> tuple[float, float]:
+        """(bytes, seconds) of one activation or gradient between neighbouring pipeline ranks.
+
+        Each tensor-parallel rank sends its own part of the sequence, in BF16.
+        """
+        if schedule.pp == 1:
+            return 0.0, 0.0
+        size = self.ep_tokens * self.shape.hidden * 2.0
+        across = self.layout.nodes_spanned(self.layout.pp_group(0)[:2]) > 1
+        return size, send_seconds(size, self.links, self.profile, across_nodes=across)
+
+    def sync(self, schedule: Schedule, stages: StageAssignment) -> tuple[SyncCost, ...]:
+        """End of the step on every pipeline rank (docs/model.md, section "End of the step")."""
+        return tuple(self._sync(rank, schedule, stages) for rank in range(schedule.pp))
+
+    def _sync(self, rank: int, schedule: Schedule, stages: StageAssignment) -> SyncCost:
+        plan, recipe, layout = self.scenario.parallel, self.scenario.recipe, self.layout
+        copies = len(schedule.routes)
+        held = [self.block_parameters(b.kind) for s in schedule.stages_on_rank(rank) for b in unique(stages, s)]
+        dense, expert = sum(d for d, _ in held), sum(e for _, e in held)
+        reduce_bytes = BYTES_PER_ELEMENT[recipe.gradient_reduce]
+        gather_bytes = BYTES_PER_ELEMENT[recipe.parameter_gather]
+        zero = plan.zero_stage
+        reduce_s = self.data_parallel_s(dense * reduce_bytes, expert * reduce_bytes, copies)
+        # Without ZeRO the gradients themselves are gathered (all-reduce); with it the new parameters are.
+        gathered = reduce_bytes if zero == 0 else gather_bytes
+        gather_s = self.data_parallel_s(dense * gathered, expert * gathered, copies)
+        if zero == 3:
+            reduce_s = gather_s = 0.0  # both happen block by block inside the step
+        shards = (layout.dp * plan.cp * copies, layout.expert_dp * copies) if zero else (1, 1)
+        owned = dense / shards[0] + expert / shards[1]
+        local = dense + expert if recipe.linear == "fp8" else 0.0
+        update = self.phase(optimizer_operators(owned, recipe, local), False)
+        nodes = max(2, self.cluster.nodes)
+        links = self.links
+        norm_s = 2 * ceil(log2(nodes)) * links.nic_latency_s + notify_seconds(links, 1)
+        total = reduce_s + norm_s + update.fixed_s + gather_s
+        worst = (reduce_s + gather_s) * 1.25 + norm_s + update.worst_s
+        return SyncCost(reduce_s, norm_s, update.fixed_s, gather_s, 0.0, update.best_s, max(worst, total))
+
+
+def unique(stages: StageAssignment, stage: int) -> list[Block]:
+    """Blocks of a stage whose parameters are stored once: a second head pass reads the same table."""
+    seen_head = False
+    kept = []
+    for block in stages.stages[stage]:
+        if block.kind == "head" and seen_head:
+            continue
+        seen_head = seen_head or block.kind == "head"
+        kept.append(block)
+    return kept
+
+
+def communication_law(profile: CalibrationProfile) -> Law | None:
+    """The law of communication kernels beside compute, where the profile has one."""
+    return next((law for law in profile.laws if law.group == "communication"), None)
+
+
+def check_profile(profile: CalibrationProfile, cluster: Cluster) -> list[str]:
+    """Warnings where the profile was taken on another accelerator than the cluster's."""
+    if profile.accelerator in ("any", cluster.accelerator.name):
+        return []
+    return [
+        f"profile {profile.name} was measured on {profile.accelerator}, the cluster has "
+        f"{cluster.accelerator.name}: rates are used as they are"
+    ]

@@ -1,0 +1,144 @@
+"""Figures of a finished execution: breakdown, pair, utilisation (pure)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from moesim.simulator.engine.execute import Execution, StepRecord
+from moesim.simulator.engine.program import NS, Program, nic_out, scale_up
+from moesim.simulator.result import Breakdown, PhaseSpan, Utilisation
+
+CATEGORY = {
+    "F": "forward",
+    "B": "backward_input",
+    "I": "backward_input",
+    "W": "backward_weight",
+    "F&B": "forward_backward",
+    "F&I": "forward_backward",
+}
+"""The W of a full backward chunk counts in backward_input: fixed before any comparison."""
+
+
+def breakdowns(execution: Execution, split_weight: bool = False) -> list[Breakdown]:
+    """Seconds by category for every pipeline rank, mean over its members.
+
+    With `split_weight` the weight-gradient phases of a full backward chunk count in backward_weight.
+    The bubble is the time that no action runs; exposed communication is the part of the actions in
+    which the compute SMs wait, plus the gradient traffic at the end of the step.
+    """
+    return [_breakdown(execution, rank, split_weight) for rank in range(len(execution.ranks))]
+
+
+def _breakdown(execution: Execution, rank: int, split_weight: bool) -> Breakdown:
+    seconds: defaultdict[str, float] = defaultdict(float)
+    exposed = 0.0
+    for record in execution.ranks[rank]:
+        kind = record.step.code.kind
+        span = float((record.end - record.start).mean())
+        weight = _weight_ns(record) if split_weight and kind == "B" else 0.0
+        seconds[CATEGORY[kind]] += span - weight
+        seconds["backward_weight"] += weight
+        exposed += span - compute_ns(execution.program, record)
+    sync = execution.syncs[rank]
+    optimizer = sum(end - begin for begin, end in (sync.reduce, sync.norm, sync.optimizer, sync.gather))
+    exposed += optimizer - (sync.optimizer[1] - sync.optimizer[0])
+    bubble = execution.end_ns - sum(seconds.values()) - optimizer
+    return Breakdown(
+        forward=seconds["forward"] / NS,
+        backward_input=seconds["backward_input"] / NS,
+        backward_weight=seconds["backward_weight"] / NS,
+        forward_backward=seconds["forward_backward"] / NS,
+        bubble=bubble / NS,
+        optimizer=optimizer / NS,
+        exposed_communication=exposed / NS,
+    )
+
+
+def mean_breakdown(rows: list[Breakdown]) -> Breakdown:
+    """Mean over pipeline ranks."""
+    return Breakdown(**{name: sum(getattr(r, name) for r in rows) / len(rows) for name in Breakdown.model_fields})
+
+
+def compute_ns(program: Program, record: StepRecord) -> float:
+    """Nanoseconds that the compute SMs work inside a step (mean over members)."""
+    total = 0.0
+    overlapped = "&" in record.step.code.kind
+    for task in record.step.code.tasks:
+        if task.transfer is None:
+            total += task.mean_ns[record.step.microbatches[task.side]]
+            cost = program.costs.compute.get((task.kind, task.phase, overlapped))
+            total -= cost.exposed_s * NS if cost else 0.0
+    return total
+
+
+def _weight_ns(record: StepRecord) -> float:
+    micro = record.step.microbatches
+    return sum(
+        task.mean_ns[micro[task.side]]
+        for task in record.step.code.tasks
+        if task.phase in ("mlp W", "attn W")
+    )
+
+
+def pair_seconds(execution: Execution) -> float | None:
+    """Mean duration of the overlapped pairs, None where the schedule has none."""
+    spans = [
+        float((record.end - record.start).mean())
+        for rank in execution.ranks
+        for record in rank
+        if record.step.code.kind == "F&B"
+    ]
+    return sum(spans) / len(spans) / NS if spans else None
+
+
+def pair_phases(execution: Execution) -> tuple[PhaseSpan, ...]:
+    """Mean span of each phase of MoE blocks inside overlapped pairs, as the first member sees it."""
+    total: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+    for rank in execution.ranks:
+        for record in rank:
+            if record.step.code.kind == "F&B":
+                _add_phases(record, total)
+    return tuple(
+        PhaseSpan(phase=phase, seconds=span / n / NS, wait_s=wait / n / NS)
+        for phase, (span, wait, n) in sorted(total.items())
+    )
+
+
+def _add_phases(record: StepRecord, total: dict[str, list[float]]) -> None:
+    """Add one record's MoE phases for member 0: payload (or compute) time, and time at the barrier."""
+    previous = int(record.start[0])
+    for number, task in enumerate(record.step.code.tasks):
+        end = int(record.ends[number][0])
+        row = int(task.rows_ns[record.step.microbatches[task.side]][0])
+        if task.transfer is not None:
+            ready = max([previous, *(int(record.ends[d][0]) for d in task.deps)])
+            wait = record.begins[number] - ready - row + task.transfer.launch_ns
+            span = end - record.begins[number] - task.transfer.launch_ns
+            previous = end
+        else:
+            wait, span = 0, row
+        if task.kind == "moe":
+            entry = total[task.phase]
+            entry[0] += span
+            entry[1] += wait
+            entry[2] += 1
+
+
+def utilisation(execution: Execution, nic_bytes_per_s: float, scale_up_bytes_per_s: float) -> Utilisation:
+    """Busy fractions over the step, mean over pipeline ranks; link rates are nominal."""
+    ranks, end = len(execution.ranks), max(execution.end_ns, 1)
+    compute = sum(compute_ns(execution.program, record) for rank in execution.ranks for record in rank)
+    transfers = 0.0
+    for record in (record for rank in execution.ranks for record in rank):
+        for number, task in enumerate(record.step.code.tasks):
+            if task.transfer is not None:
+                transfers += float(record.ends[number].mean()) - record.begins[number]
+    carried = execution.carried_bytes
+    nic = sum(carried[nic_out(r)] for r in range(ranks))
+    nvlink = sum(carried[scale_up(r)] for r in range(ranks))
+    return Utilisation(
+        compute_partition=compute / ranks / end,
+        communication_partition=transfers / ranks / end,
+        scale_up=nvlink / ranks / (scale_up_bytes_per_s * end / NS) if scale_up_bytes_per_s else 0.0,
+        nic=nic / ranks / (nic_bytes_per_s * end / NS) if nic_bytes_per_s else 0.0,
+    )

@@ -1,0 +1,122 @@
+"""What a prediction returns; `Result.model_dump()` is the object that `simulate --json` prints."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+SCHEMA_VERSION = 1
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class StepResult(_Part):
+    """One training step. Rates per second or day, MFU as a fraction of the BF16 datasheet peak."""
+
+    time_s: float
+    tokens: int
+    tokens_per_s: float
+    tokens_per_s_per_gpu: float
+    tokens_per_day: float
+    tflops_per_gpu_causal: float
+    tflops_per_gpu_noncausal: float
+    mfu_causal: float
+    mfu_noncausal: float
+    lower_bound_s: float
+    upper_bound_s: float
+
+
+class Breakdown(_Part):
+    """Where a pipeline rank's step goes; the first six sum to the step, the last is a part of them."""
+
+    forward: float
+    backward_input: float
+    backward_weight: float
+    forward_backward: float
+    bubble: float
+    optimizer: float
+    exposed_communication: float
+
+
+class MemoryResult(_Part):
+    """Bytes of the fullest GPU."""
+
+    total_bytes: float
+    capacity_bytes: float
+    fits: bool
+    by_kind_bytes: dict[str, float]
+
+
+class RunResult(_Part):
+    """The whole run at constant batch."""
+
+    tokens: float
+    steps: int
+    days: float
+    gpu_hours: float
+    cost_usd: float | None
+
+
+class Utilisation(_Part):
+    """Busy fractions over the step, mean over pipeline ranks; links as carried over nominal bytes."""
+
+    compute_partition: float
+    communication_partition: float
+    scale_up: float
+    nic: float
+
+
+class CauseRow(_Part):
+    """Seconds of the critical path that one cause accounts for."""
+
+    cause: str
+    seconds: float
+
+
+class PhaseSpan(_Part):
+    """Mean duration of one phase inside overlapped pairs (seconds), MoE blocks only.
+
+    `wait_s` is the time at the barrier of a transfer before its slowest member came, as seen by the
+    first member; 0 for compute.
+    """
+
+    phase: str
+    seconds: float
+    wait_s: float
+
+
+class ProvenanceEntry(_Part):
+    """One number or curve that the prediction stands on."""
+
+    path: str
+    value: float | None
+    unit: str
+    kind: str
+    source: str
+    date: str
+
+
+class Result(_Part):
+    """A prediction."""
+
+    scenario: str
+    step: StepResult
+    breakdown_s: Breakdown
+    breakdown_by_rank_s: tuple[Breakdown, ...]
+    breakdown_alternative_s: Breakdown
+    forward_backward_pair_s: float | None
+    pair_phases: tuple[PhaseSpan, ...]
+    utilisation: Utilisation
+    critical_path_s: tuple[CauseRow, ...]
+    memory: MemoryResult
+    run: RunResult
+    stages: tuple[str, ...]
+    profile: str
+    profile_hash: str
+    warnings: tuple[str, ...]
+    provenance: tuple[ProvenanceEntry, ...]
+    extrapolated: tuple[str, ...]
+    seed: int
+    version: str
+    schema_version: int = SCHEMA_VERSION
