@@ -148,5 +148,5 @@ def load_accelerator(name: str, base: Path | None = None) -> Accelerator:
     return load_described(Accelerator, FOLDER, name, "accelerator", base)
 
 
-AcceleratorRef = Annotated[Accelerator, by_name(load_accelerator)]
+AcceleratorRef = Annotated[Accelerator, by_name(Accelerator, load_accelerator)]
 """A field that takes an accelerator's name, path or full description."""

@@ -88,5 +88,5 @@ def load_cluster(name: str, base: Path | None = None) -> Cluster:
     return load_described(Cluster, FOLDER, name, "cluster", base)
 
 
-ClusterRef = Annotated[Cluster, by_name(load_cluster)]
+ClusterRef = Annotated[Cluster, by_name(Cluster, load_cluster)]
 """A field that takes a cluster's name, path or full description."""

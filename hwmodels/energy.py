@@ -35,5 +35,5 @@ def load_energy_site(name: str, base: Path | None = None) -> EnergySite:
     return load_described(EnergySite, FOLDER, name, "energy site", base)
 
 
-EnergySiteRef = Annotated[EnergySite, by_name(load_energy_site)]
+EnergySiteRef = Annotated[EnergySite, by_name(EnergySite, load_energy_site)]
 """A field that takes a site's name, path or full description."""

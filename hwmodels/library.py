@@ -54,8 +54,8 @@ def _shipped(cls: type[ModelT], folder: str, name: str) -> ModelT:
     return validate_model(cls, parse_mapping(text, place), place)
 
 
-def by_name(loader: Callable[[str, Path | None], Any]) -> BeforeValidator:
-    """A field that holds a description and may be written as its name or path."""
+def by_name(cls: type[BaseModel], loader: Callable[[str, Path | None], Any]) -> BeforeValidator:
+    """A field that holds a `cls` and may be written as its name or path."""
 
     def resolve(value: Any, info: ValidationInfo) -> Any:
         if not isinstance(value, str):
@@ -67,4 +67,4 @@ def by_name(loader: Callable[[str, Path | None], Any]) -> BeforeValidator:
             prefix = f"{place}: " if place else ""
             raise InputError(f"{prefix}{info.field_name}: {error}") from None
 
-    return BeforeValidator(resolve)
+    return BeforeValidator(resolve, json_schema_input_type=str | cls)

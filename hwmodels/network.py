@@ -75,5 +75,5 @@ def load_network(name: str, base: Path | None = None) -> Network:
     return load_described(Network, FOLDER, name, "network", base)
 
 
-NetworkRef = Annotated[Network, by_name(load_network)]
+NetworkRef = Annotated[Network, by_name(Network, load_network)]
 """A field that takes a network's name, path or full description."""

@@ -90,5 +90,5 @@ def load_node(name: str, base: Path | None = None) -> Node:
     return load_described(Node, FOLDER, name, "node", base)
 
 
-NodeRef = Annotated[Node, by_name(load_node)]
+NodeRef = Annotated[Node, by_name(Node, load_node)]
 """A field that takes a node's name, path or full description."""

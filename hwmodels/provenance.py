@@ -6,9 +6,20 @@ import datetime
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    ValidationInfo,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from moesim.hwmodels.units import (
+    DIMENSIONS,
     Bytes,
     BytesPerSecond,
     Count,
@@ -70,6 +81,14 @@ class Sourced(BaseModel):
             place = (info.context or {}).get("place") or "Python code"
             return {"value": data, "kind": "assumed", "source": f"stated in {place}", "date": UNDATED}
         return data
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """The long form or the short one (see `_short_form`)."""
+        short = {"type": ["number", "string"] if "" in DIMENSIONS[cls.dimension].units else "string"}
+        return {"anyOf": [handler(schema), short]}
 
     @property
     def text(self) -> str:

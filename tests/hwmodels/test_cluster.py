@@ -82,3 +82,13 @@ def test_a_cluster_file_may_name_its_neighbours(tmp_path: Path) -> None:
     cluster = load_cluster(str(path))
     assert cluster.accelerator.name == "h20"
     assert cluster.usd_per_gpu_hour == 3.0
+
+
+def test_json_schema_takes_names_and_short_quantities() -> None:
+    schema = Cluster.model_json_schema()
+    node = schema["properties"]["node"]["anyOf"]
+    assert {"type": "string"} in node
+    assert {"$ref": "#/$defs/Node"} in node
+    price = schema["$defs"]["SourcedUsdPerHour"]["anyOf"]
+    assert {"type": "string"} in price
+    assert price[0]["properties"]["value"]["examples"] == ["$2/h"]
