@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
+from math import frexp, ldexp
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.shape import ModelShape
 
-RESOLUTION = 10**12
-"""Weights are compared as integer parts of their sum, so that ties do not depend on rounding."""
+RESOLUTION_BITS = 40
+"""Weights are compared as integers of this many bits, so that ties do not depend on rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +138,8 @@ def _integer_costs(blocks: Sequence[Block], weights: Sequence[float]) -> list[in
     for block, weight in zip(blocks, weights, strict=True):
         if not 0 <= weight < float("inf"):
             raise InputError(f"weight {weight} of {block.kind} block {block.layer} must be finite and >= 0")
-    total = sum(weights) or 1.0
-    return [round(weight / total * RESOLUTION) for weight in weights]
+    shift = RESOLUTION_BITS - frexp(sum(weights))[1]
+    return [round(ldexp(weight, shift)) for weight in weights]
 
 
 def _best_sizes(sums: list[int], extra: list[int], fixed: dict[int, int]) -> list[int]:

@@ -109,4 +109,4 @@ def test_shape_is_frozen_and_hashable() -> None:
     shape = load_model("deepseek-v3")
     assert hash(shape) == hash(ModelShape.model_validate(shape.model_dump()))
     with pytest.raises(ValueError, match="frozen"):
-        shape.hidden = 1
+        shape.hidden = 1  # type: ignore[misc]

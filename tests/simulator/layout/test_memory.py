@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from moesim.hwmodels.errors import InfeasibleError, InputError
+from moesim.simulator.layout.activations import (
+    RecomputePolicy,
+    activation_bytes,
+    cached_tensors,
+    working_bytes,
+)
+from moesim.simulator.layout.buffers import expert_buffers, pipeline_buffer_bytes
+from moesim.simulator.layout.memory import (
+    MemoryReport,
+    RankStages,
+    local_parameters,
+    memory_by_kind,
+    require_fit,
+)
+from moesim.simulator.layout.parallel import Layout, ParallelPlan
+from moesim.simulator.layout.stages import StageAssignment, blocks_of, from_layers_per_stage
+from moesim.simulator.model.counts import parameters_mtp, parameters_total
+from moesim.simulator.model.operator import BlockKind
+from moesim.simulator.model.precision import PRECISIONS
+from moesim.simulator.model.shape import ModelShape, load_model
+
+V3 = load_model("deepseek-v3")
+LLAMA = load_model("llama-3-8b")
+HOME_STAGES = from_layers_per_stage(blocks_of(V3), (4,) * 15 + (1,))
+POLICIES: tuple[RecomputePolicy, ...] = get_args(RecomputePolicy)
+
+
+def home(zero: int = 1, policy: RecomputePolicy = "deepseek-v3", capacity: float = 80e9) -> MemoryReport:
+    layout = Layout(ParallelPlan(pp=16, ep=64, zero_stage=zero), 2048, 8)
+    ranks = [RankStages((r, 15 - r), ({r: 16 - r, 15 - r: r + 1},)) for r in range(16)]
+    return memory_by_kind(
+        V3, layout, PRECISIONS["fp8"], HOME_STAGES, ranks, sequence=4096, recompute=policy,
+        communication_sms=20, capacity_bytes=capacity,
+    )  # fmt: skip
+
+
+def single(shape: ModelShape, zero: int = 0, n_gpus: int = 8, precision: str = "bf16") -> MemoryReport:
+    layout = Layout(ParallelPlan(zero_stage=zero), n_gpus, 8)
+    assignment = StageAssignment((blocks_of(shape),))
+    return memory_by_kind(
+        shape, layout, PRECISIONS[precision], assignment, [RankStages((0,), ({0: 1},))], sequence=4096,
+        recompute="none", communication_sms=20, capacity_bytes=80e9,
+    )  # fmt: skip
+
+
+def test_home_case_fits() -> None:
+    report = home()
+    assert report.fits
+    assert report.total_bytes == pytest.approx(sum(report.by_kind_bytes.values()))
+    assert 60e9 < report.total_bytes < 80e9
+    assert report.notes == ()
+
+
+def test_home_case_needs_its_recompute_policy() -> None:
+    report = home(policy="none")
+    assert not report.fits
+    with pytest.raises(InfeasibleError, match=r"out of memory.*activations"):
+        require_fit(report)
+    require_fit(home())
+
+
+def test_home_case_weights_by_hand() -> None:
+    """An inner rank holds 8 MoE layers: 4 of 256 experts each, and all that is not sharded."""
+    layer_other = 187.107e6 + 44.04e6 + 1.835e6 + 0.0165e6
+    experts, other = 8 * 4 * 44.04e6, 8 * layer_other
+    inner = home().by_rank[5]
+    assert inner.weights == pytest.approx(2 * (experts + other), rel=1e-3)
+    assert inner.gradients == pytest.approx(4 * (experts + other), rel=1e-3)
+    # FP32 master and two BF16 moments over 2 x 2 copies of the experts, 128 x 2 of the rest
+    assert inner.optimizer == pytest.approx(8 * (experts / 4 + other / 256), rel=1e-3)
+
+
+def test_zero_stages_shrink_their_states() -> None:
+    reports = [home(zero).by_rank[5] for zero in range(4)]
+    assert reports[0].optimizer > 3 * reports[1].optimizer
+    assert reports[1].gradients > 2 * reports[2].gradients
+    assert reports[2].weights > 1.2 * reports[3].weights
+    assert reports[1].activations == reports[3].activations
+
+
+def test_plain_data_parallel_holds_everything() -> None:
+    report = single(LLAMA)
+    n = parameters_total(LLAMA)
+    assert report.by_kind_bytes["weights"] == pytest.approx(2 * n)
+    assert report.by_kind_bytes["gradients"] == pytest.approx(4 * n)
+    assert report.by_kind_bytes["optimizer"] == pytest.approx(12 * n)  # FP32 master and two moments
+    assert single(LLAMA, zero=1).by_kind_bytes["optimizer"] == pytest.approx(12 * n / 8)
+    assert report.by_kind_bytes["communication_buffers"] == 0
+
+
+def test_parameters_of_all_ranks_add_up() -> None:
+    layout = Layout(ParallelPlan(pp=16, ep=64), 1024, 8)
+    parts = [local_parameters(V3, layout, stage) for stage in HOME_STAGES.stages]
+    total = sum(64 * p.experts + p.other for p in parts)
+    extra_table = V3.vocab * V3.hidden  # the MTP module's copy of the embedding, away from stage 0
+    extra_norm = V3.hidden  # the second head pass has a final norm of its own
+    expected = parameters_total(V3) + parameters_mtp(V3) + extra_table + extra_norm
+    assert total == pytest.approx(expected, rel=1e-9)
+
+
+def test_shared_tables_count_once_on_a_rank() -> None:
+    layout = Layout(ParallelPlan(pp=16, ep=64), 1024, 8)
+    first, last = HOME_STAGES.stages[0], HOME_STAGES.stages[-1]
+    together = local_parameters(V3, layout, (*first, *last)).other
+    apart = local_parameters(V3, layout, first).other + local_parameters(V3, layout, last).other
+    assert apart - together == pytest.approx(V3.vocab * V3.hidden)
+    tied = LLAMA.model_copy(update={"tied_embeddings": True})
+    one = Layout(ParallelPlan(), 8, 8)
+    assert local_parameters(tied, one, blocks_of(tied)).other == parameters_total(tied)
+
+
+def test_deepseek_cache_by_hand() -> None:
+    """Bytes a token of one MoE layer: residuals, latents, E5M6 output, FP8 rows and SwiGLU inputs."""
+    fp8 = 1 + 4 / 128
+    by_hand = (
+        2 * 7168 + 2 * (1536 + 512 + 64) + 1.5 * 16384 + 4 * 128  # attention
+        + 2 * 7168 + 4 * 256 + 8 * 8  # norm input, gate
+        + 8 * 7168 * fp8 + 8 * 4096 * fp8 + 4096 * fp8  # experts, shared expert
+    )  # fmt: skip
+    tensors = cached_tensors(V3, "moe", PRECISIONS["fp8"], "deepseek-v3")
+    assert sum(t.bytes_per_token for t in tensors) == pytest.approx(by_hand)
+
+
+def test_dense_bf16_layer_by_hand() -> None:
+    h, ffn, qkv = 4096, 14336, 4096 + 2 * 1024
+    by_hand = 2 * (2 * h + qkv + h + 2 * h + 3 * ffn) + 4 * 32
+    tensors = cached_tensors(LLAMA, "dense", PRECISIONS["bf16"], "none")
+    assert sum(t.bytes_per_token for t in tensors) == pytest.approx(by_hand)
+    full = cached_tensors(LLAMA, "dense", PRECISIONS["bf16"], "full")
+    assert [t.bytes_per_token for t in full] == [2 * h]
+
+
+@pytest.mark.parametrize("kind", ["embedding", "dense", "moe", "mtp", "head"])
+def test_policies_keep_less_and_less(kind: BlockKind) -> None:
+    plan = ParallelPlan()
+    kept = {p: activation_bytes(V3, kind, PRECISIONS["fp8"], p, plan, 4096) for p in POLICIES}
+    assert kept["none"] >= kept["selective"] >= kept["deepseek-v3"] >= 0
+    if kind not in ("embedding", "head"):
+        assert kept["none"] > kept["selective"] > kept["deepseek-v3"] > kept["full"] > 0
+    assert working_bytes(V3, kind, plan, PRECISIONS["fp8"], 4096) >= kept["none"]
+
+
+def test_tensor_and_context_parallel_cut_the_cache() -> None:
+    def bytes_of(**plan: int | bool) -> float:
+        return activation_bytes(
+            LLAMA, "dense", PRECISIONS["bf16"], "none", ParallelPlan.model_validate(plan), 4096
+        )
+
+    whole = bytes_of()
+    assert bytes_of(cp=2) == pytest.approx(whole / 2)
+    assert bytes_of(microbatch=3) == pytest.approx(whole * 3)
+    assert bytes_of(tp=2, sequence_parallel=True) == pytest.approx(whole / 2)
+    assert whole / 2 < bytes_of(tp=2) < whole
+
+
+def test_activations_take_the_worst_moment() -> None:
+    assignment = from_layers_per_stage(blocks_of(LLAMA), (16, 16))
+    layout = Layout(ParallelPlan(pp=2), 8, 8)
+
+    def activations(*states: dict[int, int]) -> float:
+        ranks = [RankStages((0,), tuple(states)), RankStages((1,), ({1: 1},))]
+        report = memory_by_kind(
+            LLAMA, layout, PRECISIONS["bf16"], assignment, ranks, sequence=4096, recompute="none",
+            communication_sms=0, capacity_bytes=1e12,
+        )  # fmt: skip
+        return report.by_rank[0].activations
+
+    assert activations({0: 1}, {0: 4}, {0: 2}) == pytest.approx(4 * activations({0: 1}))
+    assert activations() == 0
+
+
+def test_ranks_must_cover_the_stages() -> None:
+    layout = Layout(ParallelPlan(pp=2), 8, 8)
+    with pytest.raises(InputError, match="cut into 16 stages"):
+        memory_by_kind(
+            V3, layout, PRECISIONS["fp8"], HOME_STAGES, [RankStages((0, 1), ())], sequence=4096,
+            recompute="none", communication_sms=20, capacity_bytes=80e9,
+        )  # fmt: skip
+
+
+def test_deepep_buffers() -> None:
+    buffers = expert_buffers(64, 7168, 20)
+    assert buffers.nvlink_bytes == pytest.approx(377.7e6, abs=0.05e6)
+    assert buffers.rdma_bytes == pytest.approx(336.0e6, abs=0.1e6)
+    assert expert_buffers(1, 7168, 20).total_bytes == 0
+    assert expert_buffers(8, 7168, 20).rdma_bytes == 0
+    assert expert_buffers(64, 7168, 24).nvlink_bytes > buffers.nvlink_bytes
+    assert expert_buffers(320, 7168, 20).note is not None
+    assert pipeline_buffer_bytes(V3, ParallelPlan(), 4096) == 0
+    assert pipeline_buffer_bytes(V3, ParallelPlan(pp=2), 4096) == 4 * 4096 * 7168 * 2

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moesim.hwmodels.errors import InputError
+from moesim.simulator.layout.stages import (
+    Block,
+    balanced,
+    blocks_of,
+    describe,
+    from_layers_per_stage,
+)
+from moesim.simulator.model.shape import load_model
+
+V3 = blocks_of(load_model("deepseek-v3"))
+
+
+def test_blocks_of_deepseek_v3() -> None:
+    kinds = [b.kind for b in V3]
+    assert kinds == ["embedding"] + ["dense"] * 3 + ["moe"] * 58 + ["head", "mtp", "head"]
+    assert V3[-2:] == (Block("mtp", 61), Block("head", 61))
+    assert [b.layer for b in V3[1:62]] == list(range(61))
+
+
+def brute_force(body: list[int], first: int, last: int, k: int) -> tuple[int, ...]:
+    """Every contiguous cut, by the stated order of preference."""
+    best: tuple[int, int, tuple[int, ...]] | None = None
+    for cuts in combinations(range(1, len(body)), k - 1):
+        ends = [0, *cuts, len(body)]
+        loads = [sum(body[a:b]) for a, b in pairwise(ends)]
+        loads[0] += first
+        loads[-1] += last
+        key = (
+            max(loads),
+            sum(x * x for x in loads),
+            tuple(b - a for a, b in pairwise(ends)),
+        )
+        best = key if best is None else min(best, key)
+    assert best is not None
+    return best[2]
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_balanced_equals_brute_force(data: st.DataObject) -> None:
+    body = data.draw(st.lists(st.integers(0, 6), min_size=1, max_size=9))
+    first, last = data.draw(st.integers(0, 8)), data.draw(st.integers(0, 8))
+    k = data.draw(st.integers(1, len(body)))
+    blocks = [Block("embedding"), *(Block("moe", i) for i in range(len(body))), Block("head")]
+    got = balanced(blocks, [float(first), *map(float, body), float(last)], k)
+    assert sum(got.stages, ()) == tuple(blocks)
+    assert got.layers_per_stage == brute_force(body, first, last, k)
+
+
+def test_ties_take_the_smallest_sizes_first() -> None:
+    blocks = [Block("embedding"), *(Block("moe", i) for i in range(7)), Block("head")]
+    assert balanced(blocks, [0.0] + [1.0] * 7 + [0.0], 4).layers_per_stage == (1, 2, 2, 2)
+    scaled = balanced(blocks, [0.0] + [0.1] * 7 + [0.0], 4)
+    assert scaled.layers_per_stage == (1, 2, 2, 2)
+
+
+def test_embedding_first_and_heads_last() -> None:
+    weights = [5.0 if b.kind == "head" else 1.0 for b in V3]
+    assignment = balanced(V3, weights, 16)
+    assert assignment.stages[0][0].kind == "embedding"
+    assert assignment.stages_with("head") == assignment.stages_with("mtp") == (15,)
+    assert [b.kind for b in assignment.stages[-1]][-3:] == ["head", "mtp", "head"]
+    assert assignment.layers_per_stage[-1] == 1
+    assert sum(assignment.layers_per_stage) == 61
+
+
+def test_fixed_ends() -> None:
+    fixed = balanced(V3, [1.0] * len(V3), 8, first_stage_layers=3, last_stage_layers=2)
+    assert fixed.layers_per_stage[0] == 3
+    assert fixed.layers_per_stage[-1] == 2
+    assert max(fixed.layers_per_stage) == 10
+    with pytest.raises(InputError, match="no way to place"):
+        balanced(V3, [1.0] * len(V3), 8, first_stage_layers=60)
+
+
+def test_explicit_sizes_round_trip_and_describe() -> None:
+    sizes = (4,) * 15 + (1,)
+    assignment = from_layers_per_stage(V3, sizes)
+    assert assignment.layers_per_stage == sizes
+    lines = describe(assignment).splitlines()
+    assert lines[0] == "stage 0: embedding + 3 dense + 1 moe"
+    assert lines[15] == "stage 15: 1 moe + head + mtp + head"
+    # a stage of nothing but the tail is legal
+    assert from_layers_per_stage(V3, (31, 30, 0)).stages[-1][0].kind == "head"
+
+
+@pytest.mark.parametrize("sizes", [(4,) * 16, (), (-1, 62), (30, 0, 31)])
+def test_illegal_sizes(sizes: tuple[int, ...]) -> None:
+    with pytest.raises(InputError, match="layers_per_stage"):
+        from_layers_per_stage(V3, sizes)
+
+
+def test_illegal_weights_and_counts() -> None:
+    with pytest.raises(InputError, match="weights"):
+        balanced(V3, [1.0], 4)
+    with pytest.raises(InputError, match="finite"):
+        balanced(V3, [float("nan")] * len(V3), 4)
+    with pytest.raises(InputError, match="62 pipeline stages"):
+        balanced(V3, [1.0] * len(V3), 62)
