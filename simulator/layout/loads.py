@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,9 @@ from moesim.simulator.layout.routing import Gate, scores_of
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+
+SMALLEST_CV = 1e-6
+"""Below it experts count as equally popular: the spread is under any rounding that follows."""
 
 
 def sampled_loads(
@@ -26,13 +30,13 @@ def sampled_loads(
     """
     if ep < 1 or experts % ep:
         raise InputError(f"parallel.ep={ep} does not divide experts={experts}")
-    if not (0 <= expert_cv < float("inf")) or rows_per_rank < 0 or n_samples < 0:
+    if not (0 <= expert_cv < inf and 0 <= rows_per_rank < inf and n_samples >= 0):
         raise InputError(
             f"expert_cv={expert_cv}, rows_per_rank={rows_per_rank} and n_samples={n_samples} must be finite "
             "and 0 or more"
         )
     rng = np.random.default_rng(seed)
-    if expert_cv > 0:
+    if expert_cv > SMALLEST_CV:
         shape = 1.0 / expert_cv**2
         # The sum of a rank's independent gammas is a gamma with the shapes added: one draw a rank.
         popularity = rng.gamma(shape * (experts // ep), size=(n_samples, ep))

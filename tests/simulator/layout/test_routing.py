@@ -149,7 +149,8 @@ def test_load_spread_follows_the_popularity() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ep", "cv", "rows"), [(48, 0.1, 1), (64, -1, 1), (64, float("nan"), 1), (64, 0.1, -1)]
+    ("ep", "cv", "rows"),
+    [(48, 0.1, 1), (64, -1, 1), (64, float("nan"), 1), (64, 0.1, -1), (64, 0.1, float("inf"))],
 )
 def test_bad_load_inputs(ep: int, cv: float, rows: float) -> None:
     with pytest.raises(InputError):
