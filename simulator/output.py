@@ -1,0 +1,60 @@
+"""Writing result files: whole or not at all, and the same bytes for the same content."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO
+
+from moesim.hwmodels.errors import InputError
+
+
+def check_writable(path: Path, what: str) -> None:
+    """Raise InputError where `path` cannot become a file: no such folder, or it is a folder itself."""
+    if path.is_dir():
+        raise InputError(f"{what} {path}: this is a folder; give a file name inside it")
+    if not path.parent.is_dir():
+        raise InputError(f"{what} {path}: the folder {path.parent} does not exist; create it first")
+
+
+def write_atomically(path: Path, chunks: Iterable[str]) -> None:
+    """Write text to `path` by way of a temporary file beside it; gzip where the name ends in .gz.
+
+    A reader sees the old file or the complete new one. The gzip header holds no time and no name, so
+    equal text gives equal bytes. Raises InputError where the folder cannot be written to.
+    """
+    check_writable(path, "output file")
+    try:
+        # Beside the target: a rename is atomic only inside one file system.
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    except OSError as error:
+        raise InputError(f"output file {path}: cannot be written: {error.strerror or error}") from None
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as raw:
+            if path.suffix == ".gz":
+                with gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=raw, mtime=0) as packed:
+                    _write(packed, chunks)
+            else:
+                _write(raw, chunks)
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(path)
+    except OSError as error:
+        raise InputError(f"output file {path}: cannot be written: {error.strerror or error}") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _write(file: IO[bytes] | gzip.GzipFile, chunks: Iterable[str]) -> None:
+    for chunk in chunks:
+        file.write(chunk.encode())
+
+
+def _umask() -> int:
+    """The mask of permission bits; reading it means setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
