@@ -11,10 +11,9 @@ import hashlib
 from collections.abc import Iterator
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from typing_extensions import Self
 
 from moesim.hwmodels.efficiency import Curve
 from moesim.hwmodels.errors import InputError

@@ -8,6 +8,7 @@ from functools import lru_cache
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.model import operators_attention as attention
 from moesim.simulator.model import operators_ends as ends
+from moesim.simulator.model import operators_experts as experts
 from moesim.simulator.model import operators_ffn as ffn
 from moesim.simulator.model.operator import BlockKind, Operator, Phase
 from moesim.simulator.model.operators_ends import optimizer_operators
@@ -100,17 +101,17 @@ def _layer(w: Work, precision: Precision, moe: bool) -> dict[str, list[Operator]
         send = [cast("ffn_norm.cast", "F", w.tokens, w.shape.hidden, "token")] if w.fp8 else []
         phases = {
             "attn F": [*attention_forward, *ffn.gate_forward(w), *send],
-            "mlp F": ffn.experts_forward(w),
-            "mlp I": ffn.experts_input_gradient(w),
-            "mlp W": ffn.experts_weight_gradient(w),
+            "mlp F": experts.experts_forward(w),
+            "mlp I": experts.experts_input_gradient(w),
+            "mlp W": experts.experts_weight_gradient(w),
             "attn I": [*ffn.gate_backward(w), *attention.attention_input_gradient(w)],
             "attn W": attention.attention_weight_gradient(w),
         }
         if w.ep > 1:
             phases |= {
-                "dispatch F": ffn.dispatch_operators(w),
+                "dispatch F": experts.dispatch_operators(w),
                 "combine F": [],
-                "combine B": ffn.combine_backward_operators(w, precision.dispatch == "fp8"),
+                "combine B": experts.combine_backward_operators(w, precision.dispatch == "fp8"),
                 "dispatch B": [],
             }
     if w.recompute == "full":
@@ -128,7 +129,7 @@ def expected_received_tokens(shape: ModelShape, ep: int) -> float:
     if m is None:
         return 1.0
     here = min(max(1, m.experts // ep), m.experts)
-    reach = m.experts  # group limits change the ratio by less than 2 % for DeepSeek-V3's gate
+    reach = m.experts  # DeepSeek-V3's group-limited gate: 0.936 sampled, 0.959 here
     if here >= reach:
         return 1.0 / m.top_k
     miss = 1.0

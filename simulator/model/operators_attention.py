@@ -59,7 +59,7 @@ def core_forward(w: Work) -> Operator:
 
 
 def core_backward(w: Work) -> list[Operator]:
-    """Preparation, core (five products, of which the scores again are not model FLOPs) and conversion of dQ."""
+    """Preparation, core (five products; the repeated scores are not model FLOPs), conversion of dQ."""
     a = w.shape.attention
     heads, kv_heads = a.heads // w.tp, max(1, a.kv_heads // w.tp)
     q, v = w.tokens * heads * a.qk_head_dim, w.tokens * heads * a.v_head_dim
@@ -139,7 +139,9 @@ def _mla_inputs(w: Work) -> list[Operator]:
     if a.q_lora_rank is not None:
         out += linear_forward(w, "q_down", t, a.q_lora_rank, h)
     out += linear_forward(w, "kv_down", t, a.kv_lora_rank + a.qk_rope_dim, h)
-    out.append(move("rope_positions", "elementwise", "F", 0.0, 16.0 * w.sequence, variant="tiny", launches=2))
+    out.append(
+        move("rope_positions", "elementwise", "F", 0.0, 16.0 * w.sequence, variant="positions", launches=2)
+    )
     latent_norms, up = _mla_latents(w, a), _mla_up(w, a)
     return [*out, *latent_norms, *up]
 
@@ -208,8 +210,8 @@ def _mla_input_gradient(w: Work, a: MLA) -> list[Operator]:
     out += linear_input_gradient(w, q_name, t, heads * a.qk_head_dim, q_in)
     out += [
         move(
-            "k_rope.sum_heads", "elementwise", "I", t * heads * a.qk_rope_dim * BF16, t * a.qk_rope_dim * BF16,
-            variant="reduce",
+            "k_rope.sum_heads", "elementwise", "I", t * heads * a.qk_rope_dim * BF16,
+            t * a.qk_rope_dim * BF16, variant="reduce",
         ),
         _rope("rope_k.backward", "I", t * a.qk_rope_dim),
         _copy("k_nope_unpack", "I", t * heads * a.qk_nope_dim, "pack"),

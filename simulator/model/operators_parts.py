@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from moesim.simulator.model.operator import Direction, Dtype, GemmShape, Operator, OperatorClass
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, FP8_TILE, row_bytes
-from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.model.shape import ModelShape, MoE
 
 BF16 = 2.0
 FP32 = 4.0
@@ -40,6 +40,17 @@ class Work:
     def norm_tokens(self) -> float:
         """Rows of element-wise work: sequence parallelism splits them over TP."""
         return self.tokens / self.tp
+
+    @property
+    def moe(self) -> MoE:
+        """The mixture-of-experts part of a shape that has one."""
+        assert self.shape.moe is not None
+        return self.shape.moe
+
+    @property
+    def experts_here(self) -> int:
+        """Experts of this rank."""
+        return max(1, self.moe.experts // self.ep)
 
     @property
     def linear(self) -> Dtype:

@@ -1,0 +1,185 @@
+"""Time of an operator under the conditions of its best evidence: table, curve or stated prior."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from moesim.hwmodels.accelerator import Accelerator
+from moesim.hwmodels.calibration import CalibrationProfile, Conditions, LawGroup, MeasuredCurve, Prior
+from moesim.hwmodels.errors import InputError
+from moesim.simulator.cost.gemm import GemmLookup
+from moesim.simulator.cost.memory_bound import TransferCurve
+from moesim.simulator.model.operator import GemmShape, Operator
+
+Bound = Literal["compute", "memory", "launch"]
+
+ATTENTION_CLASSES = frozenset({"attention_forward", "attention_backward"})
+GEMM_CLASSES = frozenset({"gemm", "grouped_gemm", "wgrad_gemm", "gate_gemm"})
+
+
+class Basis(NamedTuple):
+    """Time under the conditions of its evidence."""
+
+    seconds: float
+    bound: Bound
+    group: LawGroup
+    conditions: Conditions
+    residual: float
+    curve_id: str
+    best_seconds: float
+    """Alone at the best credible rate; 0 where the residual says it."""
+    interpolated: str = ""
+    extrapolated: str = ""
+    assumed: str = ""
+
+
+class Evidence:
+    """Look-ups of one profile for one accelerator, built once."""
+
+    def __init__(self, accelerator: Accelerator, profile: CalibrationProfile) -> None:
+        """Index the profile; its first fitting entry wins."""
+        self.accelerator, self.profile = accelerator, profile
+        self._hbm_bytes_per_s = accelerator.hbm_bytes_per_s
+        self._gemm: dict[tuple[str, str], GemmLookup] = {}
+        for table in profile.gemm_tables:
+            if (table.cls, table.dtype) not in self._gemm:
+                self._gemm[table.cls, table.dtype] = GemmLookup(table)
+        self._curves: dict[tuple[str, bool | None], MeasuredCurve] = {}
+        for curve in profile.curves:
+            for use in curve.used_for:
+                self._curves.setdefault((use, curve.overlapped), curve)
+        self._transfers = {c.id: TransferCurve(c) for c in profile.curves if c.used_for}
+
+    def basis(self, op: Operator, overlapped: bool) -> Basis:
+        """What the evidence says about an operator; raises InputError where there is none."""
+        if op.cls in GEMM_CLASSES:
+            return self._gemm_base(op)
+        if op.cls in ATTENTION_CLASSES:
+            return self._attention_base(op)
+        return self._memory_base(op, overlapped)
+
+    # --- products and attention ---
+
+    def _gemm_base(self, op: Operator) -> Basis:
+        assert op.gemm is not None
+        lookup, assumed = self._gemm.get((op.cls, op.dtype)), ""
+        fraction, shape = 1.0, op.gemm
+        if lookup is None and op.cls != "gemm":
+            lookup = self._gemm.get(("gemm", op.dtype))
+            if lookup is not None:
+                prior = self._prior(op, "gemm_rate")
+                fraction = prior.fraction if prior else 1.0
+                shape = _one_group(op.gemm, op.cls)
+                assumed = f"{op.cls} {op.dtype} at {fraction:.0%} of the dense rates of {lookup.table.id}"
+        if lookup is None:
+            return self._prior_base(op, "gemm_told" if op.dtype == "fp8" else "gemm_untold")
+        reading = lookup.read(shape)
+        table = lookup.table
+        compute_s = op.flop / (reading.flop_per_s * fraction)
+        # A rate taken from another shape cannot beat the memory that this shape must move.
+        memory_s = (
+            op_bytes(op) / self._hbm_bytes_per_s if reading.interpolated or reading.extrapolated else 0.0
+        )
+        return Basis(
+            max(compute_s, memory_s),
+            "compute" if compute_s >= memory_s else "memory",
+            "gemm_told" if table.told else "gemm_untold",
+            table.conditions,
+            reading.residual,
+            table.id,
+            0.0,
+            reading.interpolated,
+            reading.extrapolated,
+            assumed,
+        )
+
+    def _attention_base(self, op: Operator) -> Basis:
+        assert op.gemm is not None
+        curve = self._find_curve(op.cls, op.variant, None)
+        if curve is None:
+            return self._prior_base(op, "attention")
+        reading = curve.curve.at(op.gemm.n)
+        return Basis(
+            op.flop / reading.value,
+            "compute",
+            "attention",
+            curve.conditions,
+            curve.residual.relative,
+            curve.id,
+            0.0,
+            extrapolated=reading.note,
+        )
+
+    # --- memory-bound ---
+
+    def _memory_base(self, op: Operator, overlapped: bool) -> Basis:
+        curve = self._find_curve(op.cls, op.variant, overlapped)
+        if curve is None:
+            return self._prior_base(op, "memory_bound")
+        reading = self._transfers[curve.id].read(op_bytes(op))
+        return Basis(
+            reading.seconds,
+            "memory",
+            "memory_bound",
+            curve.conditions,
+            curve.residual.relative,
+            curve.id,
+            0.0,
+            extrapolated=reading.extrapolated,
+        )
+
+    def _find_curve(self, cls: str, variant: str, overlapped: bool | None) -> MeasuredCurve | None:
+        for use in (f"{cls}/{variant}", cls):
+            for when in (overlapped, None):
+                curve = self._curves.get((use, when))
+                if curve is not None:
+                    return curve
+        return None
+
+    # --- assumptions ---
+
+    def _prior(self, op: Operator, *of: str) -> Prior | None:
+        for prior in self.profile.priors:
+            if op.cls in prior.used_for and prior.dtype in (None, op.dtype) and prior.of in of:
+                return prior
+        return None
+
+    def _prior_base(self, op: Operator, group: LawGroup) -> Basis:
+        prior = self._prior(op, "tensor_peak", "memory_bandwidth")
+        if prior is None:
+            raise InputError(
+                f"calibration profile {self.profile.name!r} has neither a measurement nor a prior for "
+                f"{op.cls} in {op.dtype} (operator {op.name!r}); include generic-priors or add a curve"
+            )
+        of = prior.of.replace("_", " ")
+        if prior.of == "tensor_peak":
+            peak = self.accelerator.peak_flop_per_s(op.dtype)
+            compute_s = op.flop / (peak * prior.fraction)
+            memory_s = op_bytes(op) / self._hbm_bytes_per_s
+            best = max(op.flop / (peak * prior.high), memory_s)
+        else:
+            compute_s = 0.0
+            memory_s = op_bytes(op) / (self._hbm_bytes_per_s * prior.fraction)
+            best = op_bytes(op) / (self._hbm_bytes_per_s * prior.high)
+        return Basis(
+            max(compute_s, memory_s),
+            "compute" if compute_s > memory_s else "memory",
+            group,
+            prior.conditions,
+            prior.fraction / prior.low - 1.0,
+            prior.id,
+            best,
+            assumed=f"{prior.id}: {op.cls} {op.dtype} at {prior.fraction:.0%} of {of}",
+        )
+
+
+def _one_group(shape: GemmShape, cls: str) -> GemmShape:
+    """The dense product that one group of a grouped one is."""
+    if cls == "wgrad_gemm":
+        return GemmShape(shape.m, shape.n, shape.k / shape.groups)
+    return GemmShape(shape.m / shape.groups, shape.n, shape.k)
+
+
+def op_bytes(op: Operator) -> float:
+    """Bytes read and written."""
+    return op.bytes_read + op.bytes_written

@@ -1,0 +1,63 @@
+"""Slow-down of compute beside communication SMs (eq. C8), read from a profile's laws."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from moesim.hwmodels.accelerator import Accelerator
+from moesim.hwmodels.calibration import CalibrationProfile, Law, LawGroup
+from moesim.hwmodels.errors import InputError
+
+ASSUMED_RESIDUAL = 0.2
+"""Half-width given to the free-SM ratio where a profile has no law for a group."""
+
+
+class SlowDown(NamedTuple):
+    """Time over time alone on all SMs, with what it stands on."""
+
+    factor: float
+    residual: float
+    id: str = ""
+    extrapolated: str = ""
+    assumed: str = ""
+
+
+class SmLaws:
+    """The laws of one profile on one accelerator; readings are kept."""
+
+    def __init__(self, accelerator: Accelerator, profile: CalibrationProfile) -> None:
+        """Index the laws by group; the first one of a group wins."""
+        self._total = accelerator.n_sms
+        self._accelerator, self._profile = accelerator.name, profile.name
+        self._laws: dict[LawGroup, Law] = {}
+        for law in profile.laws:
+            self._laws.setdefault(law.group, law)
+        self._readings: dict[tuple[LawGroup, int], SlowDown] = {}
+
+    def at(self, group: LawGroup, communication_sms: int, beside: bool) -> SlowDown:
+        """S(n) of a group; 1 where nothing runs beside. Raises InputError when no SM is left."""
+        n = communication_sms if beside else 0
+        reading = self._readings.get((group, n))
+        if reading is None:
+            reading = self._readings[group, n] = self._read(group, n)
+        return reading
+
+    def _read(self, group: LawGroup, n: int) -> SlowDown:
+        if not 0 <= n < self._total:
+            raise InputError(
+                f"communication.sms={n} is not between 0 and {self._total - 1}: "
+                f"{self._accelerator} has {self._total} SMs and compute needs at least one"
+            )
+        law = self._laws.get(group)
+        if n == 0:
+            return SlowDown(1.0, 0.0, law.id if law else "")
+        free = self._total / (self._total - n)
+        if law is None:
+            note = (
+                f"no slow-down law for {group} in profile {self._profile}: free-SM ratio {free:.2f} assumed"
+            )
+            return SlowDown(free, ASSUMED_RESIDUAL, "", "", note)
+        if law.form == "free_sms":
+            return SlowDown(free, law.residual.relative, law.id)
+        reading = law.curve.at(n)
+        return SlowDown(reading.value, law.residual.relative, law.id, reading.note)

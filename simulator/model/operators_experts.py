@@ -1,0 +1,184 @@
+"""Operators of routed and shared experts, and the small ones of the communication stream.
+
+The order is that of the kernels in DeepSeek's published H800 training profile
+(deepseek-ai/profile-data@449602428a1b, train.json); without FP8 the casts and transposes fall away.
+Rows are not padded to the tile of the grouped product (128 rows an expert, under 1 % for DeepSeek-V3).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from moesim.simulator.model.operator import Direction, Operator, OperatorClass
+from moesim.simulator.model.operators_ffn import (
+    ffn_norm_again,
+    swiglu_forward,
+    swiglu_input_gradient_down,
+    swiglu_input_gradient_up,
+    swiglu_product,
+    swiglu_weight_gradient,
+)
+from moesim.simulator.model.operators_parts import (
+    BF16,
+    FP32,
+    Work,
+    cast,
+    gemm,
+    move,
+    per_row_bytes,
+    scale_transpose,
+    weight_transpose,
+)
+
+
+def _expert_move(
+    w: Work,
+    name: str,
+    cls: OperatorClass,
+    d: Direction,
+    read: float,
+    written: float,
+    variant: str = "",
+    launches: int = 1,
+) -> Operator:
+    """A memory-bound kernel over received rows; `read` and `written` are bytes per row."""
+    return move(
+        name, cls, d, w.rows * read, w.rows * written,
+        variant=variant, launches=launches, per_received_row=True,
+    )  # fmt: skip
+
+
+def _expand(w: Work, name: str, d: Direction, fp8: bool) -> list[Operator]:
+    """Received tokens copied into expert order; scales put into the layout of the product."""
+    row = per_row_bytes(w.shape.hidden, fp8)
+    out = [_expert_move(w, name, "permute", d, row * w.received_tokens / w.rows, row, "expand")]
+    if fp8:
+        out.append(scale_transpose(f"{name}.scales", d, w.rows, w.shape.hidden, per_row=True))
+    return out
+
+
+def _reduce(w: Work, name: str, d: Direction) -> Operator:
+    """Rows of the same token summed back into one."""
+    row = w.shape.hidden * BF16
+    return _expert_move(w, name, "permute", d, row, row * w.received_tokens / w.rows, "reduce")
+
+
+def experts_forward(w: Work) -> list[Operator]:
+    """Shared and routed experts of a MoE layer, forward, between dispatch and combine."""
+    m, h, e = w.moe, w.shape.hidden, w.experts_here
+    f, rows, fp8 = m.expert_ffn, w.rows, w.fp8
+    before, after = _shared_forward(w)
+    index_bytes = 8.0 * m.top_k * w.received_tokens / rows
+    out = [
+        *before,
+        _expert_move(w, "experts.count", "permute", "F", index_bytes, 0.0, "count"),
+        _expert_move(w, "experts.mapping", "permute", "F", index_bytes, index_bytes, "mapping"),
+        *_expand(w, "experts.expand", "F", fp8),
+    ]
+    if fp8:
+        out.insert(-1, weight_transpose("experts.gate_up.weight_transpose", "F", 2 * f, h, e))
+    out.append(_grouped(w, "experts.gate_up", "F", 2 * f, h, e))
+    out.append(_expert_move(w, "experts.scale_weights", "elementwise", "F", FP32, FP32, "tiny"))
+    out.append(swiglu_product("experts.swiglu", rows, f, fp8, per_row=True))
+    if fp8:
+        out.append(weight_transpose("experts.down.weight_transpose", "F", h, f, e))
+        out.append(scale_transpose("experts.down.scales", "F", rows, f, per_row=True))
+        out.append(move("experts.tensor_maps", "elementwise", "F", 0.0, 128.0 * e, variant="tiny"))
+    out.append(_grouped(w, "experts.down", "F", h, f, e))
+    out.append(_reduce(w, "experts.reduce", "F"))
+    out += after
+    if fp8:
+        out.append(cast("experts.cache", "F", rows, 2 * f, "token", per_row=True))
+        if m.shared_experts:
+            out.append(cast("shared.cache", "F", w.tokens, 2 * _shared_width(w), "token"))
+    return out
+
+
+def experts_input_gradient(w: Work) -> list[Operator]:
+    """Shared and routed experts, input gradient, between the two communications of the backward."""
+    m, h, e = w.moe, w.shape.hidden, w.experts_here
+    f, rows, fp8 = m.expert_ffn, w.rows, w.fp8
+    element = per_row_bytes(f, False)
+    out = swiglu_input_gradient_down(w, "shared", _shared_width(w)) if m.shared_experts else []
+    if fp8:
+        out.append(cast("experts.restore", "I", rows, 2 * f, "back", per_row=True))
+    out += _expand(w, "experts.expand_gradient", "I", fp8)
+    out.append(_grouped(w, "experts.down.dgrad", "I", f, h, e))
+    # Reads gate, up and the gradient; writes the output again and the gradients of gate and up.
+    out.append(
+        _expert_move(
+            w, "experts.swiglu.backward", "swiglu", "I", 3 * element, 3 * element, "weighted_backward"
+        )
+    )
+    out.append(
+        _expert_move(w, "experts.weight_gradient", "swiglu", "I", 2 * element, FP32, "weight_backward")
+    )
+    if fp8:
+        out.append(cast("experts.down.input_cast_channel", "I", rows, f, "channel", per_row=True))
+    out.append(_expert_move(w, "experts.scale_weights.backward", "elementwise", "I", FP32, FP32, "tiny"))
+    out += ffn_norm_again(w)
+    if fp8:
+        out.append(cast("experts.gate_up.cast_gradient", "I", rows, 2 * f, "token", per_row=True))
+        out.append(scale_transpose("experts.gate_up.scales", "I", rows, 2 * f, per_row=True))
+    out.append(_grouped(w, "experts.gate_up.dgrad", "I", h, 2 * f, e))
+    out.append(_reduce(w, "experts.reduce_gradient", "I"))
+    if fp8:
+        out.append(cast("experts.gate_up.gradient_cast_channel", "I", rows, 2 * f, "channel", per_row=True))
+    if m.shared_experts:
+        out += swiglu_input_gradient_up(w, "shared", _shared_width(w))
+    return out
+
+
+def experts_weight_gradient(w: Work) -> list[Operator]:
+    """Weight gradients of shared and routed experts; one launch an expert in the published profile."""
+    m, h, e = w.moe, w.shape.hidden, w.experts_here
+    f, rows = m.expert_ffn, w.rows
+    shared = swiglu_weight_gradient(w, "shared", _shared_width(w)) if m.shared_experts else None
+    out: list[Operator] = [shared[0]] if shared else []
+    if w.fp8:
+        out.append(cast("experts.down.gradient_cast_channel", "W", rows, h, "channel_fp8", per_row=True))
+    out.append(_grouped_weight_gradient(w, "experts.down", h, f, e))
+    if w.fp8:
+        out.append(cast("experts.gate_up.input_cast_channel", "W", rows, h, "channel_fp8", per_row=True))
+    out.append(_grouped_weight_gradient(w, "experts.gate_up", 2 * f, h, e))
+    return [*out, shared[1]] if shared else out
+
+
+def _shared_width(w: Work) -> int:
+    m = w.moe
+    return m.shared_experts * m.shared_ffn // w.tp
+
+
+def _shared_forward(w: Work) -> tuple[list[Operator], list[Operator]]:
+    if not w.moe.shared_experts:
+        return [], []
+    return swiglu_forward(w, "shared", _shared_width(w), cast_input=False)
+
+
+def _grouped(w: Work, name: str, d: Direction, n: int, k: int, groups: int) -> Operator:
+    return gemm(name, d, w.rows, n, k, w.linear, cls="grouped_gemm", groups=groups, per_received_row=True)
+
+
+def _grouped_weight_gradient(w: Work, name: str, n: int, k: int, groups: int) -> Operator:
+    op = gemm(
+        f"{name}.wgrad", "W", n, k, w.rows, w.linear, cls="wgrad_gemm", groups=groups, per_received_row=True
+    )
+    return replace(op, launches=groups)
+
+
+# --- small operators of the communication stream --------------------------------------------------
+
+
+def dispatch_operators(w: Work) -> list[Operator]:
+    """What runs on the communication stream before the forward dispatch: its layout."""
+    m = w.moe
+    read = 8.0 * m.top_k * w.tokens
+    return [move("dispatch.layout", "permute", "F", read, w.tokens * m.experts / 8, variant="layout")]
+
+
+def combine_backward_operators(w: Work, fp8_dispatch: bool) -> list[Operator]:
+    """What runs on the communication stream before the backward of combine: the gradient's cast."""
+    if not fp8_dispatch:
+        return []
+    op = cast("combine.cast_gradient", "I", w.tokens, w.shape.hidden, "token")
+    return [replace(op, variant="token_on_communication_stream")]

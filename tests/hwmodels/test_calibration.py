@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from moesim.hwmodels.calibration import (
+    CalibrationProfile,
+    list_profiles,
+    load_profile,
+    profile_hash,
+    si_factor,
+)
+from moesim.hwmodels.errors import InputError
+
+HEAD = """
+name: {name}
+accelerator: h800-sxm
+software: test kernels
+description: test
+evidence: made up for a test
+"""
+LAW = """
+laws:
+  - id: {id}
+    group: attention
+    points: [[0, 1.0], [20, {value}]]
+    source: made up for a test
+    kind: assumed
+    date: "2026-11-20"
+    residual: {{relative: 0.1, meaning: made up}}
+"""
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    path = folder / f"{name}.yaml"
+    path.write_text(HEAD.format(name=name) + text)
+    return path
+
+
+@pytest.mark.parametrize("name", list_profiles())
+def test_every_shipped_profile_loads_and_every_entry_has_its_evidence(name: str) -> None:
+    profile = load_profile(name)
+    assert profile.name == name
+    assert len(profile.evidence) > 80
+    for entry in profile.entries():
+        assert 0 < entry.residual.relative < 1, entry.id
+        assert len(entry.source) > 20 and entry.kind and entry.date != "undated", entry.id
+
+
+@pytest.mark.parametrize("name", list_profiles())
+def test_more_communication_sms_never_slow_compute_less(name: str) -> None:
+    for law in load_profile(name).laws:
+        values = [value for _, value in law.points]
+        if law.group == "communication":
+            assert values == sorted(values, reverse=True), law.id
+        else:
+            assert values == sorted(values), law.id
+
+
+@pytest.mark.parametrize("name", list_profiles())
+def test_moving_more_bytes_never_takes_less_time(name: str) -> None:
+    for curve in load_profile(name).curves:
+        if curve.used_for and curve.y_unit == "GB/s":
+            times = [x / y for x, y in curve.curve.points]
+            assert times == pytest.approx(sorted(times), rel=1e-4), curve.id
+
+
+def test_the_trace_profile_holds_no_communication_kernel_and_no_total() -> None:
+    profile = load_profile("h800-trace")
+    labels = [str(p[-1]) for t in profile.gemm_tables for p in t.points if isinstance(p[-1], str)]
+    labels += [
+        str(p[2]) for c in profile.curves for p in c.points if len(p) == 3 and c.id.startswith("h800-trace")
+    ]
+    assert len(labels) > 60
+    assert not [x for x in labels if "notify" in x or "ep_" in x or "129" in x]
+
+
+def test_profiles_include_each_fact_once() -> None:
+    trace, published = load_profile("h800-trace"), load_profile("h800-published")
+    shared = "hopper-interference.memory_bound"
+    assert trace.entry(shared) == published.entry(shared)
+    assert trace.launch_gap == published.launch_gap is not None
+    ids = [entry.id for entry in trace.entries()]
+    assert len(ids) == len(set(ids))
+
+
+def test_own_entries_come_before_included_ones(tmp_path: Path) -> None:
+    write(tmp_path, "inner", LAW.format(id="inner.law", value=1.5))
+    outer = write(tmp_path, "outer", "include: [inner]\n" + LAW.format(id="outer.law", value=1.2))
+    assert [law.id for law in load_profile(outer).laws] == ["outer.law", "inner.law"]
+
+
+def test_an_include_cycle_is_named(tmp_path: Path) -> None:
+    write(tmp_path, "one", "include: [two]\n")
+    write(tmp_path, "two", "include: [one]\n")
+    with pytest.raises(InputError, match="one -> two -> one"):
+        load_profile(tmp_path / "one.yaml")
+
+
+def test_the_same_id_with_other_content_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, "inner", LAW.format(id="same.law", value=1.5))
+    outer = write(tmp_path, "outer", "include: [inner]\n" + LAW.format(id="same.law", value=1.2))
+    with pytest.raises(InputError, match=r"same\.law"):
+        load_profile(outer)
+
+
+def test_an_unknown_name_lists_the_shipped_ones() -> None:
+    with pytest.raises(InputError, match="h800-trace"):
+        load_profile("h900")
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        (LAW.format(id="x.law", value=1.2).replace("residual:", "residuum:"), "residual"),
+        (LAW.format(id="x.law", value=1.2).replace("made up for a test", "xx", 1), "source"),
+        (LAW.format(id="x.law", value=1.2).replace("points: [[0, 1.0], [20, 1.2]]", "form: table"), "points"),
+        ("launch_gap: {value: 2, kind: assumed, source: made up, date: '2026'}\n", "bare number"),
+        ("gemm_tables: [{}]\n", "missing"),
+        ("colour: red\n", "colour"),
+    ],
+)
+def test_a_malformed_profile_names_file_and_key(tmp_path: Path, text: str, match: str) -> None:
+    path = write(tmp_path, "bad", text)
+    with pytest.raises(InputError, match=match) as error:
+        load_profile(path)
+    assert "bad.yaml" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_units_of_curves_become_si_and_unknown_ones_are_refused(tmp_path: Path) -> None:
+    assert si_factor("TFLOP/s") == 1e12
+    assert si_factor("us") == 1e-6
+    assert si_factor("MB") == 1e6
+    assert si_factor("SMs") == 1.0
+    with pytest.raises(InputError, match="furlong"):
+        si_factor("furlong")
+
+
+def test_the_hash_follows_the_content(tmp_path: Path) -> None:
+    first = load_profile(write(tmp_path, "p", LAW.format(id="a.law", value=1.2)))
+    again = CalibrationProfile.model_validate(first.model_dump())
+    other = load_profile(write(tmp_path, "q", LAW.format(id="a.law", value=1.3)))
+    assert profile_hash(first) == profile_hash(again) != profile_hash(other)
+    assert len(profile_hash(first)) == 64

@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moesim.hwmodels.accelerator import load_accelerator
+from moesim.hwmodels.calibration import CalibrationProfile, load_profile
+from moesim.hwmodels.errors import InputError
+from moesim.simulator.cost.compute import OperatorCost, SmContext, operator_seconds, slow_down
+from moesim.simulator.model.operator import Operator, Phase
+from moesim.simulator.model.operators import block_operators, optimizer_operators, scale_rows
+from moesim.simulator.model.operators_parts import cast, gemm
+from moesim.simulator.model.precision import PRECISIONS
+from moesim.simulator.model.shape import load_model
+
+H800 = load_accelerator("h800-sxm")
+TRACE, PUBLISHED, ROOFLINE = (load_profile(n) for n in ("h800-trace", "h800-published", "generic-roofline"))
+V3 = load_model("deepseek-v3")
+PAIR, ALONE = SmContext(20, True), SmContext(20, False)
+
+# deepseek-ai/profile-data@449602428a1b train.json: mean span of the compute phases of one layer, ms
+SPANS_MS: dict[Phase, float] = {
+    "attn F": 4.599,
+    "mlp I": 5.363,
+    "mlp W": 5.073,
+    "mlp F": 4.641,
+    "attn I": 9.540,
+    "attn W": 2.396,
+}
+
+
+def price(op: Operator, profile: CalibrationProfile = TRACE, context: SmContext = PAIR) -> OperatorCost:
+    return operator_seconds(op, H800, profile, context)
+
+
+def moe_block(rows: float = 32320.0, precision: str = "fp8") -> Mapping[Phase, tuple[Operator, ...]]:
+    return block_operators(
+        V3, "moe", PRECISIONS[precision], tokens=4096, sequence=4096, ep=64, received_rows=rows,
+        received_tokens=rows * 0.935,
+    )  # fmt: skip
+
+
+def phase_ms(profile: CalibrationProfile, phase: Phase, context: SmContext = PAIR) -> float:
+    return 1e3 * sum(price(op, profile, context).seconds for op in moe_block()[phase])
+
+
+@pytest.mark.parametrize("phase", SPANS_MS)
+def test_trace_kernels_add_up_to_the_spans_of_the_trace(phase: Phase) -> None:
+    # 4 %: the first attn F of the trace starts with 0.4 ms of launch stalls, which no kernel rate holds.
+    assert phase_ms(TRACE, phase) == pytest.approx(SPANS_MS[phase], rel=0.04)
+
+
+def test_stand_alone_rates_come_within_reach_of_the_spans() -> None:
+    total = sum(phase_ms(PUBLISHED, phase) for phase in SPANS_MS)
+    assert total == pytest.approx(sum(SPANS_MS.values()), rel=0.15)
+
+
+def test_no_operator_of_the_traced_layer_is_extrapolated_or_assumed() -> None:
+    for ops in moe_block().values():
+        for op in ops:
+            cost = price(op)
+            assert not cost.extrapolations and not cost.assumptions and not cost.interpolations, op.name
+            assert cost.curve_ids[0].startswith("h800-trace."), op.name
+
+
+@pytest.mark.parametrize("profile", [TRACE, PUBLISHED, ROOFLINE, load_profile("h800-deepgemm")])
+@pytest.mark.parametrize("context", [PAIR, ALONE, SmContext(32, True), SmContext(0, False)])
+def test_bounds_bracket_and_no_product_beats_the_datasheet(
+    profile: CalibrationProfile, context: SmContext
+) -> None:
+    for kind in ("moe", "dense", "mtp", "head", "embedding"):
+        phases = block_operators(
+            V3, kind, PRECISIONS["fp8"], tokens=4096, sequence=4096, ep=64, received_rows=32768.0
+        )
+        for op in (op for ops in phases.values() for op in ops):
+            cost = price(op, profile, context)
+            assert 0 < cost.best_seconds <= cost.seconds <= cost.worst_seconds, op.name
+            if op.flop:
+                assert cost.best_seconds >= op.flop / H800.peak_flop_per_s(op.dtype) * 0.999, op.name
+
+
+@given(
+    n=st.integers(0, 60), more=st.integers(0, 60), phase=st.sampled_from(sorted(SPANS_MS)),
+    name=st.sampled_from(["h800-trace", "h800-published", "generic-roofline"]),
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_more_communication_sms_never_make_compute_faster(n: int, more: int, phase: Phase, name: str) -> None:
+    profile = load_profile(name)
+    for op in moe_block()[phase][:12]:
+        few, many = (price(op, profile, SmContext(k, True)).seconds for k in (n, n + more))
+        assert few <= many * (1 + 1e-12), op.name
+        assert price(op, profile, SmContext(n, False)).seconds <= few * (1 + 1e-12), op.name
+
+
+@given(factor=st.floats(0.3, 3.0), more=st.floats(1.0, 2.0))
+@settings(max_examples=40, deadline=None)
+def test_more_rows_never_take_less_time(factor: float, more: float) -> None:
+    for op in (o for ops in moe_block().values() for o in ops if o.per_received_row):
+        few, many = price(scale_rows(op, factor)), price(scale_rows(op, factor * more))
+        assert few.seconds <= many.seconds * (1 + 1e-9), op.name
+
+
+def test_told_products_of_the_trace_gain_the_free_sm_ratio_alone() -> None:
+    op = gemm("o_proj", "F", 4096, 7168, 16384, "fp8")
+    gap = TRACE.launch_gap.value if TRACE.launch_gap else 0.0
+    beside, alone = price(op).seconds - gap, price(op, context=ALONE).seconds - gap
+    assert beside == pytest.approx(900.75e-6)
+    assert beside / alone == pytest.approx(132 / 112)
+
+
+def test_memory_bound_kernels_of_the_trace_keep_their_in_situ_rate() -> None:
+    op = cast("x", "F", 4096, 7168, "token")
+    assert (
+        price(op).seconds
+        == price(op, context=ALONE).seconds
+        == price(op, context=SmContext(0, False)).seconds
+    )
+    assert price(op, context=SmContext(32, True)).seconds > price(op).seconds
+
+
+def test_a_stand_alone_rate_pays_the_measured_law_beside_communication() -> None:
+    op = gemm("o_proj", "F", 4096, 7168, 16384, "fp8")
+    gap = PUBLISHED.launch_gap.value if PUBLISHED.launch_gap else 0.0
+    alone = price(op, PUBLISHED, ALONE).seconds - gap
+    assert op.flop / alone == pytest.approx((1358 / 1.2 + 1426 / 1.3 + 1520 / 1.4) / 3 * 1e12, rel=1e-3)
+    assert (price(op, PUBLISHED).seconds - gap) / alone == pytest.approx(1.31)
+    assert slow_down("gemm_told", H800, PUBLISHED, PAIR) == 1.31
+    assert slow_down("gemm_untold", H800, PUBLISHED, PAIR) > slow_down("gemm_told", H800, PUBLISHED, PAIR)
+
+
+def test_a_shape_between_measured_ones_is_named_and_lies_between_their_rates() -> None:
+    op = gemm("dense.gate_up", "F", 4096, 9216, 7168, "fp8")
+    cost = price(op)
+    assert "9216x7168" in cost.interpolations[0] and "nearest is m=4096" in cost.interpolations[0]
+    assert 500e12 < op.flop / cost.seconds < 1100e12
+    assert cost.residual > price(gemm("o_proj", "F", 4096, 7168, 16384, "fp8")).residual
+
+
+def test_far_outside_a_table_is_an_extrapolation() -> None:
+    assert price(gemm("tiny", "F", 16, 7168, 16384, "fp8")).extrapolations
+    assert price(gemm("huge", "F", 4096, 700000, 70000, "fp8")).extrapolations
+    assert not price(gemm("near", "F", 4500, 7168, 16384, "fp8")).extrapolations
+
+
+def test_priors_are_never_silent() -> None:
+    for op in optimizer_operators(1e9, PRECISIONS["fp8"]):
+        assert "generic-priors.memory_bound" in price(op).assumptions[0]
+    op = gemm("any", "F", 4096, 4096, 4096, "bf16")
+    assert "70%" in price(op, ROOFLINE).assumptions[0]
+
+
+def test_a_profile_used_on_another_accelerator_says_so() -> None:
+    op = gemm("o_proj", "F", 4096, 7168, 16384, "fp8")
+    cost = operator_seconds(op, load_accelerator("h20"), TRACE, PAIR)
+    assert "h800-sxm" in cost.assumptions[0] and "h20" in cost.assumptions[0]
+    h100 = operator_seconds(op, load_accelerator("h100-sxm"), load_profile("h200-measured"), PAIR)
+    assert not h100.assumptions
+
+
+def test_without_measurement_and_prior_the_class_is_named() -> None:
+    bare = TRACE.model_copy(update={"priors": ()})
+    with pytest.raises(InputError, match=r"optimizer.*generic-priors"):
+        price(optimizer_operators(1e9, PRECISIONS["fp8"])[0], bare)
+
+
+def test_a_missing_peak_names_the_figure() -> None:
+    with pytest.raises(InputError, match=r"peak\.fp8"):
+        operator_seconds(
+            gemm("x", "F", 4096, 4096, 4096, "fp8"), load_accelerator("a100-sxm"), ROOFLINE, ALONE
+        )
+
+
+def test_communication_cannot_take_every_sm() -> None:
+    with pytest.raises(InputError, match=r"communication\.sms=132"):
+        price(cast("x", "F", 4096, 7168, "token"), context=SmContext(132, True))
+
+
+def test_a_cast_on_the_communication_stream_is_slow_only_beside_compute() -> None:
+    op = moe_block()["combine B"][0]
+    assert price(op).seconds == pytest.approx(345e-6, rel=0.02)
+    assert price(op, context=ALONE).seconds == pytest.approx(54e-6, rel=0.02)
+
+
+def test_a_changed_profile_is_not_answered_from_the_old_ones_cache() -> None:
+    op = gemm("o_proj", "F", 4096, 7168, 16384, "fp8")
+    before = price(op).seconds
+    table = TRACE.gemm_tables[0]
+    slower = table.model_copy(update={"points": tuple((*row[:4], 2 * row[4]) for row in table.points)})
+    changed = TRACE.model_copy(update={"gemm_tables": (slower, *TRACE.gemm_tables[1:])})
+    assert price(op, changed).seconds > 1.9 * before
+    assert price(op).seconds == before
+
+
+def test_launch_chains_pay_a_gap_per_kernel() -> None:
+    op = next(o for o in moe_block()["attn F"] if o.launches > 30)
+    one = replace(op, launches=1)
+    assert TRACE.launch_gap is not None
+    assert price(op).seconds - price(one).seconds == pytest.approx((op.launches - 1) * TRACE.launch_gap.value)
+
+
+def test_a_grouped_product_without_its_own_table_is_priced_as_dense_ones_of_one_group() -> None:
+    measured = load_profile("h200-measured")
+    dense = gemm("x", "F", 4096, 4096, 7168, "bf16")
+    grouped = gemm("y", "F", 4 * 4096, 4096, 7168, "bf16", cls="grouped_gemm", groups=4)
+    one, four = (
+        operator_seconds(op, load_accelerator("h200-sxm"), measured, ALONE) for op in (dense, grouped)
+    )
+    assert grouped.flop / four.seconds == pytest.approx(dense.flop / one.seconds, rel=0.02)
+    assert "dense rates" in four.assumptions[0] and not one.assumptions
+
+
+@pytest.mark.parametrize(
+    ("name", "profile"),
+    [
+        ("a100-sxm", "generic-roofline"), ("b200-sxm", "generic-roofline"), ("h20", "generic-roofline"),
+        ("h100-sxm", "h200-measured"), ("h200-sxm", "h200-measured"), ("h800-sxm", "h800-deepgemm"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("model", ["deepseek-v3", "llama-3-8b", "mixtral-8x22b", "qwen3-30b-a3b"])
+def test_every_block_of_every_shipped_model_has_a_price(name: str, profile: str, model: str) -> None:
+    accelerator, calibration, shape = load_accelerator(name), load_profile(profile), load_model(model)
+    kinds = ["embedding", "head", *(["moe"] if shape.moe else []), *(["dense"] if shape.dense_ffn else [])]
+    for kind in kinds:
+        phases = block_operators(
+            shape, kind, PRECISIONS["bf16"], tokens=4096, sequence=4096, ep=1, received_rows=32768.0
+        )
+        for op in (op for ops in phases.values() for op in ops):
+            cost = operator_seconds(op, accelerator, calibration, ALONE)
+            assert 0 < cost.seconds < 1.0, op.name
