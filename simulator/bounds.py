@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moesim.simulator.engine.program import CompiledTemplate, PlacedStep, Program
+from moesim.simulator.engine.program import PlacedStep, Program
 from moesim.simulator.schedules import Step, longest_path, makespan
 
 SENDS_BESIDE_AN_ACTION = 4
@@ -12,33 +12,15 @@ SENDS_BESIDE_AN_ACTION = 4
 def lower_bound_s(program: Program) -> float:
     """Seconds that the busiest resource needs at its best-case rates (docs/model.md, eq. B1).
 
-    Per pipeline rank: its compute at datasheet peaks, or its payload at nominal link rates, whichever is
-    longer, over all its actions; plus the optimizer at its best.
+    Per pipeline rank: its compute at the best credible rates, or its payload at nominal link rates,
+    whichever is longer, over all its actions; plus the optimizer at its best.
     """
-    worst = 0.0
+    most = 0.0
     for rank, steps in enumerate(program.ranks):
-        compute = sum(_best_compute(program, step) for step in steps)
-        payload = sum(_best_payload(program, step) for step in steps)
-        worst = max(worst, max(compute, payload) + program.costs.sync[rank].best_s)
-    return worst
-
-
-def _best_compute(program: Program, step: PlacedStep) -> float:
-    table = program.costs.compute
-    return sum(
-        cost.best_s
-        for task in step.code.tasks
-        if task.transfer is None and (cost := table.get((task.kind, task.phase, "&" in step.code.kind)))
-    )
-
-
-def _best_payload(program: Program, step: PlacedStep) -> float:
-    table = program.costs.transfer
-    return sum(
-        table[task.kind, task.phase, "&" in step.code.kind].best_s
-        for task in step.code.tasks
-        if task.transfer is not None
-    )
+        compute = sum(step.code.best_s[0] for step in steps)
+        payload = sum(step.code.best_s[1] for step in steps)
+        most = max(most, max(compute, payload) + program.costs.sync[rank].best_s)
+    return most
 
 
 def upper_bound_s(program: Program) -> float:
@@ -56,18 +38,8 @@ def upper_bound_s(program: Program) -> float:
 
 
 def _worst(program: Program, step: PlacedStep) -> float:
-    code: CompiledTemplate = step.code
-    overlapped = "&" in code.kind
     total = SENDS_BESIDE_AN_ACTION * program.costs.send_s
-    for task in code.tasks:
-        microbatch = step.microbatches[task.side]
-        cost = program.costs.compute.get((task.kind, task.phase, overlapped))
-        if cost is not None and cost.fixed_s + cost.row_s > 0.0:
-            factor = max(1.0, cost.worst_s / (cost.fixed_s + cost.row_s))
-            total += task.most_ns[microbatch] * 1e-9 * factor
-        if task.transfer is not None:
-            price = program.costs.transfer[task.kind, task.phase, overlapped]
-            alone = max(price.nic_s, price.scale_up_s)
-            factor = max(1.0, price.worst_s / alone) if alone else 1.0
-            total += price.launch_s + float(task.transfer.payload_ns[microbatch]) * 1e-9 * factor
+    for side in (0, 1):
+        if step.microbatches[side] >= 0:
+            total += float(step.code.worst_s[side][step.microbatches[side]])
     return total

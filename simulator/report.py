@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from moesim.simulator.engine.execute import Execution, StepRecord
-from moesim.simulator.engine.program import NS, Program, nic_out, scale_up
+from moesim.simulator.engine.program import NS, nic_out, scale_up
 from moesim.simulator.result import Breakdown, PhaseSpan, Utilisation
 
 CATEGORY = {
@@ -35,10 +35,10 @@ def _breakdown(execution: Execution, rank: int, split_weight: bool) -> Breakdown
     for record in execution.ranks[rank]:
         kind = record.step.code.kind
         span = float((record.end - record.start).mean())
-        weight = _weight_ns(record) if split_weight and kind == "B" else 0.0
+        weight = float(record.step.code.weight_ns[record.step.microbatches[1]]) if split_weight and kind == "B" else 0.0
         seconds[CATEGORY[kind]] += span - weight
         seconds["backward_weight"] += weight
-        exposed += span - compute_ns(execution.program, record)
+        exposed += span - compute_ns(record)
     sync = execution.syncs[rank]
     optimizer = sum(end - begin for begin, end in (sync.reduce, sync.norm, sync.optimizer, sync.gather))
     exposed += optimizer - (sync.optimizer[1] - sync.optimizer[0])
@@ -59,25 +59,10 @@ def mean_breakdown(rows: list[Breakdown]) -> Breakdown:
     return Breakdown(**{name: sum(getattr(r, name) for r in rows) / len(rows) for name in Breakdown.model_fields})
 
 
-def compute_ns(program: Program, record: StepRecord) -> float:
+def compute_ns(record: StepRecord) -> float:
     """Nanoseconds that the compute SMs work inside a step (mean over members)."""
-    total = 0.0
-    overlapped = "&" in record.step.code.kind
-    for task in record.step.code.tasks:
-        if task.transfer is None:
-            total += task.mean_ns[record.step.microbatches[task.side]]
-            cost = program.costs.compute.get((task.kind, task.phase, overlapped))
-            total -= cost.exposed_s * NS if cost else 0.0
-    return total
-
-
-def _weight_ns(record: StepRecord) -> float:
-    micro = record.step.microbatches
-    return sum(
-        task.mean_ns[micro[task.side]]
-        for task in record.step.code.tasks
-        if task.phase in ("mlp W", "attn W")
-    )
+    code, micro = record.step.code, record.step.microbatches
+    return sum(float(code.compute_ns[side][micro[side]]) for side in (0, 1) if micro[side] >= 0)
 
 
 def pair_seconds(execution: Execution) -> float | None:
@@ -92,47 +77,54 @@ def pair_seconds(execution: Execution) -> float | None:
 
 
 def pair_phases(execution: Execution) -> tuple[PhaseSpan, ...]:
-    """Mean span of each phase of MoE blocks inside overlapped pairs, as the first member sees it."""
+    """Mean span of each phase of MoE blocks inside overlapped pairs.
+
+    Compute: mean over members. Transfers: payload of the slowest member, and the wait of the first
+    member at the barrier, launch included.
+    """
     total: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     for rank in execution.ranks:
+        seen: defaultdict[int, list[StepRecord]] = defaultdict(list)
         for record in rank:
             if record.step.code.kind == "F&B":
-                _add_phases(record, total)
+                seen[id(record.step.code)].append(record)
+        for records in seen.values():
+            _add_phases(records, total)
     return tuple(
         PhaseSpan(phase=phase, seconds=span / n / NS, wait_s=wait / n / NS)
         for phase, (span, wait, n) in sorted(total.items())
     )
 
 
-def _add_phases(record: StepRecord, total: dict[str, list[float]]) -> None:
-    """Add one record's MoE phases for member 0: payload (or compute) time, and time at the barrier."""
-    previous = int(record.start[0])
-    for number, task in enumerate(record.step.code.tasks):
-        end = int(record.ends[number][0])
-        row = int(task.rows_ns[record.step.microbatches[task.side]][0])
-        if task.transfer is not None:
-            ready = max([previous, *(int(record.ends[d][0]) for d in task.deps)])
-            wait = record.begins[number] - ready - row + task.transfer.launch_ns
-            span = end - record.begins[number] - task.transfer.launch_ns
-            previous = end
-        else:
-            wait, span = 0, row
-        if task.kind == "moe":
-            entry = total[task.phase]
-            entry[0] += span
-            entry[1] += wait
-            entry[2] += 1
+def _add_phases(records: list[StepRecord], total: dict[str, list[float]]) -> None:
+    """Add the MoE phases of records that share one template."""
+    code = records[0].step.code
+    for number, task in enumerate(code.tasks):
+        if task.kind != "moe":
+            continue
+        entry = total[task.phase]
+        micro = [record.step.microbatches[task.side] for record in records]
+        entry[2] += len(records)
+        if task.transfer is None:
+            entry[0] += float(task.rows_ns[micro].mean(axis=1).sum())
+            continue
+        before = [*task.deps, *(n for n in code.transfers if n < number)][-1 - len(task.deps) :]
+        for record in records:
+            ready = max([int(record.start[0]), *(int(record.ends[d][0]) for d in before)])
+            launch = record.begins[number] + task.transfer.launch_ns
+            entry[0] += record.finishes[number] - launch
+            entry[1] += launch - ready
+        entry[1] -= float(task.rows_ns[micro, 0].sum())
 
 
 def utilisation(execution: Execution, nic_bytes_per_s: float, scale_up_bytes_per_s: float) -> Utilisation:
     """Busy fractions over the step, mean over pipeline ranks; link rates are nominal."""
     ranks, end = len(execution.ranks), max(execution.end_ns, 1)
-    compute = sum(compute_ns(execution.program, record) for rank in execution.ranks for record in rank)
-    transfers = 0.0
-    for record in (record for rank in execution.ranks for record in rank):
-        for number, task in enumerate(record.step.code.tasks):
-            if task.transfer is not None:
-                transfers += float(record.ends[number].mean()) - record.begins[number]
+    records = [record for rank in execution.ranks for record in rank]
+    compute = sum(compute_ns(record) for record in records)
+    transfers = sum(
+        record.finishes[n] - record.begins[n] for record in records for n in record.step.code.transfers
+    )
     carried = execution.carried_bytes
     nic = sum(carried[nic_out(r)] for r in range(ranks))
     nvlink = sum(carried[scale_up(r)] for r in range(ranks))

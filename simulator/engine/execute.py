@@ -38,7 +38,9 @@ class StepRecord:
     ends: list[IntVector]
     """End of every task of the template."""
     begins: list[int]
-    """Start of every transfer's payload launch (after its barrier); -1 for compute tasks."""
+    """When the last member reached the barrier of each transfer; -1 for compute tasks."""
+    finishes: list[int]
+    """When the slowest member had its payload; -1 for compute tasks."""
 
 
 @dataclass(slots=True)
@@ -141,7 +143,7 @@ class _Machine:
                     event = self.waiting[key] = self.env.event()
                     yield event
                 start = np.maximum(start, self.arrived.pop(key))
-            record = StepRecord(step, start, start, [], [])
+            record = StepRecord(step, start, start, [], [], [])
             yield from self._run_tasks(rank, step, record)
             self.records[rank].append(record)
             free = record.end
@@ -157,36 +159,38 @@ class _Machine:
 
     def _run_tasks(self, rank: int, step: PlacedStep, record: StepRecord) -> Process:
         code: CompiledTemplate = step.code
-        ends, begins = record.ends, record.begins
+        ends, begins, finishes = record.ends, record.begins, record.finishes
         compute = communication = record.start
         micro = step.microbatches
         env = self.env
         for number, task in enumerate(code.tasks):
-            row = task.rows_ns[micro[task.side]]
+            mb = micro[task.side]
             transfer = task.transfer
             end = compute if transfer is None else communication
             for dep in task.deps:
                 if ends[dep] is not end:
                     end = np.maximum(end, ends[dep])
-            end = end + row
+            end = end + task.rows_ns[mb]
             if transfer is None:
                 compute = end
-                begins.append(-1)
+                meet = finish = -1
             else:
                 # Barrier: everybody waits for the slowest member, then the payload goes out.
                 meet = int(end.max())
-                begins.append(meet)
                 launch = meet + transfer.launch_ns
                 if launch > env.now:
                     yield env.timeout(launch - int(env.now))
                 begin = int(env.now)
-                mb = micro[task.side]
-                flow = self.links.start(transfer.demand, float(transfer.payload_ns[mb]))
-                yield flow.done
-                took = int(env.now) - begin
-                end = np.rint(transfer.share[mb] * took).astype(np.int64)
-                end += begin
+                alone = transfer.payload_ns[mb]
+                yield self.links.start(transfer.demand, alone).done
+                finish = int(env.now)
+                if finish - begin == round(alone):
+                    end = transfer.member_ns[mb] + begin
+                else:  # others were on its links
+                    end = np.rint(transfer.share[mb] * (finish - begin)).astype(np.int64) + begin
                 communication = end
+            begins.append(meet)
+            finishes.append(finish)
             ends.append(end)
             if number == code.forward_out:
                 self.send(rank, "F", step.stages[0], micro[0], end)

@@ -56,8 +56,9 @@ class LinkPool:
         shared = False
         for link, amount in demand:
             self.carried_bytes[link] += amount
-            shared = shared or bool(self.on_link[link])
-            self.on_link[link][flow] = None
+            users = self.on_link[link]
+            shared = shared or bool(users)
+            users[flow] = None
         if shared:
             self._rebalance(flow)
         else:

@@ -14,7 +14,13 @@ from typing import get_args
 import numpy as np
 import numpy.typing as npt
 
-from moesim.simulator.chunk import COMMUNICATION_PHASES, ActionKind, OverlapOrder, build_template
+from moesim.simulator.chunk import (
+    COMMUNICATION_PHASES,
+    WEIGHT_OF,
+    ActionKind,
+    OverlapOrder,
+    build_template,
+)
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.schedules import Action, Overlap, Schedule
 
@@ -116,10 +122,12 @@ class TransferRows:
     """A transfer phase for every micro-batch: barrier to launch, then the slowest member's payload."""
 
     launch_ns: int
-    payload_ns: FloatVector
-    """Of the slowest member, alone on its links [micro-batches]."""
+    payload_ns: list[float]
+    """Of the slowest member, alone on its links, per micro-batch."""
     share: FloatVector
     """Each member's part of that [micro-batches, members]."""
+    member_ns: IntVector
+    """Payload of each member, alone [micro-batches, members]: the common case, rounded once."""
     demand: tuple[tuple[int, float], ...]
     """(link number, bytes) a micro-batch."""
 
@@ -135,10 +143,6 @@ class CompiledTask:
     deps: tuple[int, ...]
     rows_ns: IntVector
     """Compute nanoseconds [micro-batches, members]; before a transfer, its small kernels."""
-    mean_ns: list[float]
-    """Mean of `rows_ns` over the members, per micro-batch."""
-    most_ns: list[int]
-    """Slowest member of `rows_ns`, per micro-batch."""
     transfer: TransferRows | None
 
 
@@ -150,6 +154,16 @@ class CompiledTemplate:
     tasks: tuple[CompiledTask, ...]
     forward_out: int | None
     backward_out: int | None
+    transfers: tuple[int, ...]
+    """Positions of the transfer tasks."""
+    compute_ns: tuple[FloatVector, FloatVector]
+    """Compute of each side per micro-batch: mean over the members, exposed collectives left out."""
+    weight_ns: FloatVector
+    """Its weight-gradient part (backward side)."""
+    best_s: tuple[float, float]
+    """(compute, payload) at best-case rates."""
+    worst_s: tuple[FloatVector, FloatVector]
+    """All phases of each side in series for the slowest member at worst-case rates, per micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +253,8 @@ class _Compiler:
             variation.clock[[schedule.rank_of(stage, m) for m in micro]] for stage in range(len(blocks))
         ]
         self.templates: dict[tuple[int, ActionKind, int, int], CompiledTemplate] = {}
-        self.rows: dict[tuple[int, int, Phase, bool], tuple[IntVector, list[float], list[int]]] = {}
+        self.noise: dict[tuple[int, int, Phase], FloatVector] = {}
+        self.rows: dict[tuple[int, int, Phase, bool], IntVector] = {}
 
     def place(self, rank: int, step: Action | Overlap) -> PlacedStep:
         forward, backward = (step.first, step.second) if isinstance(step, Overlap) else _sides(step)
@@ -254,24 +269,56 @@ class _Compiler:
     def _compile(self, rank: int, kind: ActionKind, forward: int, backward: int) -> CompiledTemplate:
         sets = [[self.costs.phases(k) for k in self.blocks[s]] if s >= 0 else [] for s in (forward, backward)]
         template = build_template(kind, sets[0], sets[1], self.order)
+        overlapped = "&" in kind
         tasks = []
         for task in template.tasks:
             stage = (forward, backward)[task.side]
             block_kind = self.blocks[stage][task.block]
-            overlapped = "&" in kind
             cost = self.costs.transfer.get((block_kind, task.phase, overlapped))
             transfer = None if cost is None else self._transfer(rank, stage, task.block, cost)
-            rows, mean, most = self._compute_rows(stage, task.block, task.phase, overlapped)
-            tasks.append(
-                CompiledTask(
-                    task.phase, block_kind, task.block, task.side, task.deps, rows, mean, most, transfer
-                )
-            )
-        return CompiledTemplate(kind, tuple(tasks), template.forward_out, template.backward_out)
+            rows = self._compute_rows(stage, task.block, task.phase, overlapped)
+            tasks.append(CompiledTask(task.phase, block_kind, task.block, task.side, task.deps, rows, transfer))
+        return CompiledTemplate(
+            kind,
+            tuple(tasks),
+            template.forward_out,
+            template.backward_out,
+            tuple(n for n, task in enumerate(tasks) if task.transfer is not None),
+            *self._totals(tasks, overlapped),
+        )
+
+    def _totals(
+        self, tasks: list[CompiledTask], overlapped: bool
+    ) -> tuple[
+        tuple[FloatVector, FloatVector], FloatVector, tuple[float, float], tuple[FloatVector, FloatVector]
+    ]:
+        """Sums over a template that the report and the bounds need, for all micro-batches at once."""
+        zero = np.zeros(self.schedule.microbatches)
+        compute, worst, weight = [zero.copy(), zero.copy()], [zero.copy(), zero.copy()], zero.copy()
+        best = [0.0, 0.0]
+        for task in tasks:
+            cost = self.costs.compute.get((task.kind, task.phase, overlapped), PhaseCost(0.0))
+            alone = cost.fixed_s + cost.row_s
+            if alone > 0.0:
+                slowest = task.rows_ns.max(axis=1)
+                worst[task.side] += slowest / NS * max(1.0, cost.worst_s / alone)
+            if task.transfer is None:
+                mean = task.rows_ns.mean(axis=1)
+                compute[task.side] += mean - cost.exposed_s * NS
+                best[0] += cost.best_s
+                if task.phase in WEIGHT_OF:
+                    weight += mean
+            else:
+                price = self.costs.transfer[task.kind, task.phase, overlapped]
+                payload = max(price.nic_s, price.scale_up_s)
+                factor = max(1.0, price.worst_s / payload) if payload else 1.0
+                worst[task.side] += price.launch_s + np.array(task.transfer.payload_ns) / NS * factor
+                best[1] += price.best_s
+        return (compute[0], compute[1]), weight, (best[0], best[1]), (worst[0], worst[1])
 
     def _compute_rows(
         self, stage: int, block: int, phase: Phase, overlapped: bool
-    ) -> tuple[IntVector, list[float], list[int]]:
+    ) -> IntVector:
         key = (stage, block, phase, overlapped)
         if key not in self.rows:
             cost = self.costs.compute.get((self.blocks[stage][block], phase, overlapped), PhaseCost(0.0))
@@ -279,18 +326,21 @@ class _Compiler:
             if cost.row_s:
                 number = self.routed.get((stage, block))
                 seconds += cost.row_s * (1.0 if number is None else self.variation.loads[number])
-            seconds *= self.clock[stage] * self._noise(key, seconds.shape)
-            rows = np.rint(seconds * NS).astype(np.int64)
-            self.rows[key] = rows, rows.mean(axis=1).tolist(), rows.max(axis=1).tolist()
+            if cost.fixed_s + cost.row_s > 0.0:
+                seconds *= self.clock[stage] * self._noise(key[:3], seconds.shape)
+            self.rows[key] = np.rint(seconds * NS).astype(np.int64)
         return self.rows[key]
 
-    def _noise(self, key: tuple[int, int, Phase, bool], shape: tuple[int, ...]) -> FloatVector | float:
+    def _noise(self, key: tuple[int, int, Phase], shape: tuple[int, ...]) -> FloatVector | float:
+        """Run-to-run factor of a phase: one draw a micro-batch and member, however it is run."""
         cv = self.variation.jitter_cv
         if cv == 0.0:
             return 1.0
-        entropy = [self.variation.seed, key[0], key[1], _PHASE_NUMBER[key[2]], int(key[3])]
-        noise = np.random.default_rng(entropy).standard_normal(shape, dtype=np.float32).astype(np.float64)
-        return np.maximum(1.0 + cv * noise, 0.0)
+        if key not in self.noise:
+            entropy = [self.variation.seed, key[0], key[1], _PHASE_NUMBER[key[2]]]
+            draws = np.random.default_rng(entropy).standard_normal(shape, dtype=np.float32)
+            self.noise[key] = np.maximum(1.0 + cv * draws.astype(np.float64), 0.0)
+        return self.noise[key]
 
     def _transfer(self, rank: int, stage: int, block: int, cost: TransferCost) -> TransferRows:
         number = self.routed.get((stage, block))
@@ -309,7 +359,8 @@ class _Compiler:
             (scale_up(rank), cost.scale_up_bytes),
         )
         demand = tuple((link, amount) for link, amount in links if amount > 0.0)
-        return TransferRows(round(cost.launch_s * NS), slowest * NS, share, demand)
+        member_ns = np.rint(payload * NS).astype(np.int64)
+        return TransferRows(round(cost.launch_s * NS), (slowest * NS).tolist(), share, member_ns, demand)
 
 
 def _sides(step: Action) -> tuple[Action | None, Action | None]:
