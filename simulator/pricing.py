@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import ceil, log2
 
-from moesim.hwmodels.calibration import CalibrationProfile, Law
+from moesim.hwmodels.calibration import CalibrationProfile, Law, list_profiles, load_profile
 from moesim.hwmodels.cluster import Cluster
+from moesim.hwmodels.errors import InputError
 from moesim.simulator.chunk import EP_PHASES
 from moesim.simulator.cost.communication import (
     EpOperation,
@@ -95,21 +96,12 @@ class Pricer:
             gpus_per_node=node.n_gpus,
         )
 
-    def gate(self) -> Gate:
-        """The gate whose expectations are used."""
-        assert self.shape.moe is not None
-        choice = self.scenario.routing.gate
-        own = Gate.of(self.shape.moe)
-        if choice == "model":
-            return own
-        if choice == "unlimited":
-            return Gate(own.experts, own.top_k)
-        return Gate(own.experts, own.top_k, own.groups, own.groups_per_token, choice, own.scores)
-
     def targets(self) -> TargetStatistics:
         """Expected distinct targets of a token."""
+        assert self.shape.moe is not None
+        gate = Gate.of(self.shape.moe, self.scenario.routing.gate)
         per_node = self.scenario.parallel.ep // self.ep_nodes
-        return expected_targets(self.gate(), self.scenario.parallel.ep, per_node)
+        return expected_targets(gate, self.scenario.parallel.ep, per_node)
 
     # -- compute -------------------------------------------------------------------------------------
 
@@ -175,7 +167,9 @@ class Pricer:
             return 1.0, 0.0
         law = communication_law(self.profile)
         if law is None:
-            self.evidence.extrapolated.add(f"profile {self.profile.name}: no law for communication beside compute")
+            self.evidence.extrapolated.add(
+                f"profile {self.profile.name}: no law for communication beside compute; no slow-down is priced"
+            )
             return 1.0, 0.0
         reading = law.curve.at(self.scenario.communication.sms)
         self.evidence.add([law.id], [f"{law.id}: {reading.note}"] if reading.extrapolated else [])
@@ -200,6 +194,10 @@ class Pricer:
             slowdown_residual=residual,
         )
         self.evidence.add(time.curve_ids, time.extrapolations)
+        if self.profile.accelerator == "any":
+            self.evidence.extrapolated.add(
+                f"profile {self.profile.name}: communication shares of Hopper used for {self.cluster.accelerator.name}"
+            )
         return TransferCost(
             launch_s=time.launch_s,
             nic_s=time.nic_s,
@@ -321,11 +319,14 @@ def communication_law(profile: CalibrationProfile) -> Law | None:
     return next((law for law in profile.laws if law.group == "communication"), None)
 
 
-def check_profile(profile: CalibrationProfile, cluster: Cluster) -> list[str]:
-    """Warnings where the profile was taken on another accelerator than the cluster's."""
-    if profile.accelerator in ("any", cluster.accelerator.name):
-        return []
-    return [
-        f"profile {profile.name} was measured on {profile.accelerator}, the cluster has "
-        f"{cluster.accelerator.name}: rates are used as they are"
-    ]
+def check_profile(profile: CalibrationProfile, cluster: Cluster) -> None:
+    """Raise InputError where a profile of one accelerator would price another."""
+    accelerator = cluster.accelerator.name
+    if profile.accelerator == "any" or accelerator in (profile.accelerator, *profile.also_for):
+        return
+    known = [load_profile(name) for name in list_profiles()]
+    fitting = [p.name for p in known if accelerator in (p.accelerator, *p.also_for)]
+    raise InputError(
+        f"profile={profile.name} was taken on {profile.accelerator}, but the cluster has {accelerator}; use "
+        f"{' or '.join([*fitting, 'generic-roofline'])} (the last one prices from datasheet peaks)"
+    )

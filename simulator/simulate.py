@@ -17,9 +17,9 @@ from moesim.simulator.bounds import lower_bound_s, upper_bound_s
 from moesim.simulator.engine.critical import critical_path, seconds_by_cause
 from moesim.simulator.engine.execute import Execution, execute
 from moesim.simulator.engine.program import Program, Variation, compile_program
-from moesim.simulator.footprint import memory_report
+from moesim.simulator.layout.in_flight import rank_stages
 from moesim.simulator.layout.loads import sampled_loads
-from moesim.simulator.layout.memory import MemoryReport
+from moesim.simulator.layout.memory import MemoryReport, memory_by_kind
 from moesim.simulator.layout.parallel import Layout, check_against_model, microbatches
 from moesim.simulator.layout.stages import Block, StageAssignment, balanced, blocks_of, describe, from_layers_per_stage
 from moesim.simulator.model.counts import flop_per_token
@@ -82,10 +82,25 @@ def prepare(scenario: Scenario) -> Prepared:
     variation = draw_variation(scenario, shape, layout, schedule, kinds, pricer.received_rows)
     links = pricer.links
     program = compile_program(
-        schedule, kinds, costs, scenario.communication.order, variation, links.nic_bytes_per_s or 1.0,
+        schedule,
+        kinds,
+        costs,
+        scenario.communication.order,
+        variation,
+        links.nic_bytes_per_s or 1.0,  # a single node has no NIC traffic; its links still need a rate
         links.scale_up_bytes_per_s,
-    )  # fmt: skip
-    report = memory_report(scenario, shape, cluster, layout, schedule, stages)
+    )
+    report = memory_by_kind(
+        shape,
+        layout,
+        scenario.recipe,
+        stages,
+        rank_stages(schedule),
+        sequence=scenario.batch.sequence_length,
+        recompute=scenario.recompute,
+        communication_sms=scenario.communication.sms,
+        capacity_bytes=cluster.accelerator.hbm_bytes,
+    )
     return Prepared(scenario, shape, cluster, profile, layout, schedule, stages, pricer, program, report)
 
 
@@ -231,7 +246,9 @@ def summarise(prepared: Prepared, execution: Execution) -> Result:
         profile_hash=profile_hash(prepared.profile),
         warnings=tuple(_warnings(prepared)),
         provenance=tuple(_provenance(prepared)),
-        extrapolated=tuple(sorted({*pricer.evidence.extrapolated, *prepared.memory.notes})),
+        extrapolated=tuple(
+            sorted({*pricer.evidence.extrapolated, *prepared.memory.notes, *prepared.shape.not_modelled})
+        ),
         seed=scenario.seed,
         version=moesim.__version__,
     )

@@ -1,0 +1,41 @@
+# Everything a newcomer needs: `make run` predicts, `make test` tests; each sets up .venv on first use.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SCENARIO ?= deepseek-v3-2048xh800
+
+.PHONY: run test check docs-validation bench clean
+
+run: $(VENV)/.core
+	@$(BIN)/moesim simulate $(SCENARIO)
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(MAKE) --no-print-directory test
+
+# Rewrites docs/validation.md from a fresh scoring; never edit that page by hand.
+docs-validation: $(VENV)/.core
+	$(BIN)/python benchmarks/write_validation.py
+
+bench: $(VENV)/.core
+	$(BIN)/python benchmarks/speed.py
+
+clean:
+	rm -rf $(VENV)
+
+# pip's own output stays quiet unless something fails; an editable install follows every edit.
+$(VENV)/.core: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/.test: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	@touch $@ $(VENV)/.core
