@@ -130,7 +130,8 @@ def _chunks(trace: dict[str, Any]) -> Iterator[str]:
     """JSON text with one event a line, so that two traces can be compared line by line."""
     encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
     head = {key: value for key, value in trace.items() if key != "traceEvents"}
-    yield encode(head)[:-1] + ',"traceEvents":[\n'
+    # HTA finds the rank by the text `"rank": 0`, blank included; without it every file is rank 0.
+    yield json.dumps(head)[:-1] + ', "traceEvents":[\n'
     events: list[Event] = trace["traceEvents"]
     for start in range(0, len(events), 4096):
         part = ",\n".join(encode(event) for event in events[start : start + 4096])
