@@ -184,10 +184,10 @@ class _Machine:
                 alone = transfer.payload_ns[mb]
                 yield self.links.start(transfer.demand, alone).done
                 finish = int(env.now)
-                if finish - begin == round(alone):
-                    end = transfer.member_ns[mb] + begin
-                else:  # others were on its links
-                    end = np.rint(transfer.share[mb] * (finish - begin)).astype(np.int64) + begin
+                end = transfer.member_ns[mb]
+                if finish - begin != round(alone):  # others were on its links: stretch every member alike
+                    end = np.rint(end * ((finish - begin) / alone)).astype(np.int64)
+                end = end + begin
                 communication = end
             begins.append(meet)
             finishes.append(finish)

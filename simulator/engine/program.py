@@ -124,10 +124,8 @@ class TransferRows:
     launch_ns: int
     payload_ns: list[float]
     """Of the slowest member, alone on its links, per micro-batch."""
-    share: FloatVector
-    """Each member's part of that [micro-batches, members]."""
     member_ns: IntVector
-    """Payload of each member, alone [micro-batches, members]: the common case, rounded once."""
+    """Payload of each member, alone on its links [micro-batches, members]."""
     demand: tuple[tuple[int, float], ...]
     """(link number, bytes) a micro-batch."""
 
@@ -254,6 +252,7 @@ class _Compiler:
         ]
         self.templates: dict[tuple[int, ActionKind, int, int], CompiledTemplate] = {}
         self.noise: dict[tuple[int, int, Phase], FloatVector] = {}
+        self.payloads: dict[tuple[int, int, float, float], tuple[list[float], IntVector]] = {}
         self.rows: dict[tuple[int, int, Phase, bool], IntVector] = {}
 
     def place(self, rank: int, step: Action | Overlap) -> PlacedStep:
@@ -343,24 +342,29 @@ class _Compiler:
         return self.noise[key]
 
     def _transfer(self, rank: int, stage: int, block: int, cost: TransferCost) -> TransferRows:
-        number = self.routed.get((stage, block))
-        if number is None:
-            alone = max(cost.nic_s, cost.scale_up_s)
-            payload = np.full((self.schedule.microbatches, self.members), alone)
-        else:
-            payload = np.maximum(
-                cost.nic_s * self.variation.node_loads[number], cost.scale_up_s * self.variation.loads[number]
-            )
-        slowest = payload.max(axis=1)
-        share = payload / np.where(slowest > 0.0, slowest, 1.0)[:, None]
+        payload_ns, member_ns = self._payload(stage, block, cost)
         links = (
             (nic_out(rank), cost.nic_bytes),
             (nic_in(rank), cost.nic_bytes),
             (scale_up(rank), cost.scale_up_bytes),
         )
         demand = tuple((link, amount) for link, amount in links if amount > 0.0)
-        member_ns = np.rint(payload * NS).astype(np.int64)
-        return TransferRows(round(cost.launch_s * NS), (slowest * NS).tolist(), share, member_ns, demand)
+        return TransferRows(round(cost.launch_s * NS), payload_ns, member_ns, demand)
+
+    def _payload(self, stage: int, block: int, cost: TransferCost) -> tuple[list[float], IntVector]:
+        """Nanoseconds of the slowest and of each member; phases with equal rates share them."""
+        key = (stage, block, cost.nic_s, cost.scale_up_s)
+        if key not in self.payloads:
+            number = self.routed.get((stage, block))
+            loads, node_loads = self.variation.loads, self.variation.node_loads
+            if number is None:
+                alone = max(cost.nic_s, cost.scale_up_s)
+                payload = np.full((self.schedule.microbatches, self.members), alone)
+            else:
+                payload = np.maximum(cost.nic_s * node_loads[number], cost.scale_up_s * loads[number])
+            slowest = (payload.max(axis=1) * NS).tolist()
+            self.payloads[key] = slowest, np.rint(payload * NS).astype(np.int64)
+        return self.payloads[key]
 
 
 def _sides(step: Action) -> tuple[Action | None, Action | None]:
