@@ -1,0 +1,342 @@
+"""The command line: the composition root, which may import every part.
+
+Results go to stdout, progress and messages to stderr. Exit codes: 0, 1 (a fault of ours), 2 (malformed or
+illegal input), 3 (legal, but does not fit). Every command imports what it needs when it runs, so that
+`moesim --help` stays fast.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+import moesim
+from moesim.hwmodels.errors import InfeasibleError, InputError, MoesimError
+
+if TYPE_CHECKING:
+    from moesim.simulator.engine.execute import Execution
+    from moesim.simulator.result import Result
+    from moesim.simulator.simulate import Prepared
+
+app = typer.Typer(
+    name="moesim",
+    help="Predict how long a large MoE training run takes on a cluster, and what it costs.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+importers = typer.Typer(
+    help="Read descriptions that other tools wrote.", no_args_is_help=True, rich_markup_mode=None
+)
+app.add_typer(importers, name="import")
+
+ScenarioName = Annotated[
+    str, typer.Argument(metavar="SCENARIO", help="A preset name, or a YAML or JSON file.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Replace a scenario key, such as parallel.ep=32; repeatable."
+    ),
+]
+Seed = Annotated[int | None, typer.Option(help="Seed of routing and jitter; short for --set seed=N.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"moesim {moesim.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an internal error.")] = False,
+) -> None:
+    """Options before the command; `main` reads --debug itself."""
+
+
+@app.command()
+def simulate(
+    scenario: ScenarioName,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Write a Perfetto trace to this .json or .json.gz file.", dir_okay=False),
+    ] = None,
+    trace_per_rank: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Write one trace file a GPU, as Holistic Trace Analysis reads them."
+        ),
+    ] = None,
+    ranks: Annotated[
+        str, typer.Option(metavar="0,1|all", help="Pipeline ranks in the trace.", show_default=True)
+    ] = "all",
+    members: Annotated[
+        str, typer.Option(metavar="0,1|all", help="GPUs of each rank's expert-parallel group in the trace.")
+    ] = "0",
+    seed: Seed = None,
+) -> None:
+    """Predict one training step and the run made of it."""
+    from moesim.cli_console import print_text
+    from moesim.cli_report import summary
+    from moesim.simulator.trace import trace_path
+
+    if trace is not None:
+        trace_path(trace)  # refused before the work, not after it
+    if trace_per_rank is not None and not trace_per_rank.is_dir():
+        raise InputError(f"--trace-per-rank {trace_per_rank}: the folder does not exist; create it first")
+    shown = {"ranks": _numbers("--ranks", ranks), "members": _numbers("--members", members)}
+    prepared, execution, result = _predict(scenario, overrides, seed)
+    if trace is not None or trace_per_rank is not None:
+        _write_traces(prepared, execution, trace, trace_per_rank, **shown)
+    if as_json:
+        typer.echo(result.model_dump_json(indent=2))
+    else:
+        print_text(summary(prepared, result))
+    _check_fit(result)
+
+
+def _predict(
+    scenario: str, overrides: list[str] | None, seed: int | None
+) -> tuple[Prepared, Execution, Result]:
+    from moesim.cli_console import working
+
+    with working(f"simulating {scenario}") as say:
+        from moesim.simulator.engine.execute import execute
+        from moesim.simulator.scenario import load_scenario
+        from moesim.simulator.simulate import prepare, summarise
+
+        extra = [] if seed is None else [f"seed={seed}"]
+        prepared = prepare(load_scenario(scenario, [*(overrides or []), *extra]))
+        count = sum(len(steps) for steps in prepared.program.ranks)
+        say(f"{prepared.scenario.name}: running {count:,} actions on {prepared.schedule.pp} pipeline ranks")
+        execution = execute(prepared.program)
+        return prepared, execution, summarise(prepared, execution)
+
+
+def _write_traces(
+    prepared: Prepared,
+    execution: Execution,
+    trace: Path | None,
+    folder: Path | None,
+    ranks: list[int] | None,
+    members: list[int] | None,
+) -> None:
+    from moesim.cli_console import say_written, working
+    from moesim.simulator.trace import trace_info, write_trace, write_trace_per_gpu
+
+    who = list(range(prepared.program.members)) if members is None else members
+    with working("writing the trace"):
+        info = trace_info(prepared)
+        if trace is not None:
+            write_trace(trace, execution, info, ranks, who)
+            say_written(str(trace), "open it at https://ui.perfetto.dev")
+        if folder is not None:
+            paths = write_trace_per_gpu(folder, execution, info, ranks, who)
+            say_written(f"{len(paths)} files in {folder}", "for Holistic Trace Analysis")
+
+
+def _numbers(option: str, text: str) -> list[int] | None:
+    """The numbers of "0,3,5-7"; None for "all"."""
+    if text.strip() == "all":
+        return None
+    numbers: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        ends = (first, last if dash else first)
+        if not all(end.isascii() and end.isdigit() and len(end) < 7 for end in ends) or int(ends[0]) > int(
+            ends[1]
+        ):
+            raise InputError(f"{option} {text!r}: write numbers such as 0,3 or 0-3, or all")
+        numbers.extend(range(int(ends[0]), int(ends[1]) + 1))
+    return numbers
+
+
+def _check_fit(result: Result) -> None:
+    """Raise InfeasibleError, after the result was printed, where the plan needs more memory than there is."""
+    if not result.memory.fits:
+        from moesim.cli_report import shortage
+
+        raise InfeasibleError(shortage(result))
+
+
+@app.command()
+def schedule(
+    name: Annotated[str, typer.Argument(help="gpipe, 1f1b, interleaved-1f1b, zb-h1, zbv, dualpipe, ...")],
+    pp: Annotated[int, typer.Option(help="Pipeline ranks.")],
+    microbatches: Annotated[int, typer.Option(help="Micro-batches of one step.")],
+    vpp: Annotated[int, typer.Option(help="Stages a rank, for the interleaved schedules.")] = 1,
+    format_: Annotated[str, typer.Option("--format", help="text, json or csv.")] = "text",
+    width: Annotated[int | None, typer.Option(help="Columns of the drawing.", min=20, max=10_000)] = None,
+) -> None:
+    """Draw a pipeline schedule, or print it as CSV or JSON.
+
+    The CSV is the notation of torch.distributed.pipelining.
+    """
+    from moesim.cli_console import print_raw
+    from moesim.cli_tables import schedule_text
+    from moesim.hwmodels.validation import nearest
+    from moesim.simulator import schedules
+
+    formats = {"text": schedule_text, "json": schedules.to_json, "csv": schedules.to_csv}
+    if format_ not in formats:
+        raise InputError(
+            f"--format {format_!r} is not one of {', '.join(formats)}{nearest(format_, list(formats))}"
+        )
+    built = schedules.build(name, pp, microbatches, vpp)
+    if format_ == "text":
+        print_raw(schedule_text(built, width))
+    else:
+        print_raw(formats[format_](built))
+
+
+@app.command()
+def validate(as_json: AsJson = False) -> None:
+    """Show published figures beside predicted ones."""
+    from moesim.cli_console import print_json, working
+    from moesim.cli_tables import print_scores
+
+    with working("validating") as say:
+        from moesim.simulator.scenario import load_scenario
+        from moesim.simulator.validation import placement_sensitivity, score
+
+        rows = score(say)
+        home = "deepseek-v3-2048xh800"
+        placements = [] if as_json else placement_sensitivity(load_scenario(home), say)
+    if as_json:
+        print_json([row.model_dump() for row in rows])
+    else:
+        print_scores(rows, placements)
+
+
+@app.command()
+def explain(scenario: ScenarioName, overrides: Overrides = None, seed: Seed = None) -> None:
+    """Say where a step's time goes and why."""
+    from moesim.cli_report import print_explanation
+
+    prepared, _, result = _predict(scenario, overrides, seed)
+    print_explanation(prepared, result)
+    _check_fit(result)
+
+
+@app.command()
+def models(
+    name: Annotated[
+        str | None, typer.Argument(help="A shipped model, a model file or a config.json.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the shipped models, or show one."""
+    from moesim.cli_tables import print_model, print_models
+
+    print_models(as_json) if name is None else print_model(name, as_json)
+
+
+@app.command()
+def hardware(
+    name: Annotated[
+        str | None, typer.Argument(help="A shipped accelerator, node, network or cluster.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the shipped hardware, or show one with sources."""
+    from moesim.cli_tables import print_hardware
+
+    print_hardware(name, as_json)
+
+
+@app.command()
+def schema(what: Annotated[str, typer.Argument(help="scenario or result.")]) -> None:
+    """Print the JSON Schema of a scenario file or of a result."""
+    from moesim.cli_console import print_json
+    from moesim.hwmodels.validation import nearest
+
+    known = ["scenario", "result"]
+    if what not in known:
+        raise InputError(f"schema {what!r} is not one of {', '.join(known)}{nearest(what, known)}")
+    if what == "scenario":
+        from moesim.simulator.scenario import Scenario
+
+        print_json(Scenario.model_json_schema())
+    else:
+        from moesim.simulator.result import Result
+
+        print_json(Result.model_json_schema(mode="serialization"))
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """Say what this installation has."""
+    from moesim.cli_console import print_json, print_pairs
+    from moesim.cli_doctor import findings
+
+    print_json(findings()) if as_json else print_pairs(findings())
+
+
+@importers.command("hf")
+def import_hf(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A Hugging Face config.json.")],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the model file here.")] = None,
+    as_json: AsJson = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+) -> None:
+    """Read a Hugging Face config.json; say what was understood."""
+    from moesim.cli_console import say_written
+    from moesim.cli_tables import print_import
+    from moesim.simulator.model import hf
+    from moesim.simulator.output import check_writable, write_atomically
+
+    if output is not None:
+        if output.suffix.lower() not in (".yaml", ".yml"):
+            raise InputError(f"output file {output}: a model file ends in .yaml or .yml")
+        check_writable(output, "output file")
+        if output.exists() and not force:
+            raise InputError(
+                f"output file {output}: exists already; give another name, or --force to replace it"
+            )
+    imported = hf.import_hf(config)
+    if output is not None:
+        write_atomically(output, [hf.to_yaml(imported.shape)])
+    print_import(imported, as_json)
+    if output is not None:
+        say_written(str(output), "use its path as `model` in a scenario")
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Entry point of the console script: run a command, turn errors into one paragraph and an exit code."""
+    args = sys.argv[1:] if arguments is None else arguments
+    try:
+        app(args=args, prog_name="moesim")
+    except MoesimError as error:
+        _complain(str(error))
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        _complain("interrupted")
+        sys.exit(130)
+    except Exception as error:
+        if "--debug" in args:
+            raise
+        _complain(
+            f"internal error ({type(error).__name__}: {error}); this is a fault of moesim "
+            f"{moesim.__version__}: please report it with the command, its input, and the traceback that "
+            "`moesim --debug ...` shows"
+        )
+        sys.exit(1)
+    sys.exit(0)
+
+
+def _complain(text: str) -> None:
+    """One paragraph on stderr; control characters of foreign input are shown, not obeyed."""
+    line = " ".join(text.split())
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+    print(f"moesim: error: {shown}", file=sys.stderr)  # noqa: T201 - this is the console

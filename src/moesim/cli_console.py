@@ -1,0 +1,104 @@
+"""How the commands print: text and tables on stdout, progress and messages on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+QUIET_S = 2.0
+"""Work shorter than this shows no progress."""
+
+PIPED_WIDTH = 200
+"""Columns of a table that does not go to a terminal."""
+
+
+def print_raw(text: str) -> None:
+    """Text as it is, ended by one newline."""
+    sys.stdout.write(text if text.endswith("\n") else text + "\n")
+
+
+def print_text(text: str) -> None:
+    """Lines for people: never wrapped, numbers in colour on a terminal only."""
+    Console().print(text, markup=False, emoji=False, soft_wrap=True)
+
+
+def print_json(data: object) -> None:
+    """Any JSON value, indented."""
+    print_raw(json.dumps(data, indent=2, allow_nan=False))
+
+
+def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
+    """A table without lines; columns numbered in `right` are numbers."""
+    terminal = sys.stdout.isatty()
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for number, header in enumerate(headers):
+        table.add_column(header, justify="right" if number in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    console = Console(width=None if terminal else PIPED_WIDTH)
+    if terminal:
+        console.print(table)
+        return
+    with console.capture() as captured:
+        console.print(table)
+    print_raw("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def print_pairs(pairs: Mapping[str, str]) -> None:
+    """Two columns."""
+    print_table(("", ""), list(pairs.items()))
+
+
+def say_written(what: str, hint: str) -> None:
+    """A message about a file, on stderr."""
+    Console(stderr=True).print(Text(f"wrote {what} ({hint})"), soft_wrap=True)
+
+
+@contextmanager
+def working(what: str) -> Iterator[Callable[[str], None]]:
+    """Show on stderr that something runs, once it has run for two seconds; yields a way to say what."""
+    console = Console(stderr=True)
+    status = console.status(Text(what), refresh_per_second=4)
+    started = threading.Event()
+    now = what
+
+    def start() -> None:
+        started.set()
+        status.start() if console.is_terminal else console.print(Text(f"moesim: {now} ..."), soft_wrap=True)
+
+    def say(text: str) -> None:
+        nonlocal now
+        now = text
+        status.update(Text(text))
+        if started.is_set() and not console.is_terminal:
+            console.print(Text(f"moesim: {text} ..."), soft_wrap=True)
+
+    timer = threading.Timer(QUIET_S, start)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield say
+    finally:
+        timer.cancel()
+        timer.join()
+        status.stop()
+
+
+def short(value: float, digits: int = 3) -> str:
+    """Some significant digits with a thousands letter: 2.66 M."""
+    for scale, letter in ((1e12, " T"), (1e9, " B"), (1e6, " M")):
+        if abs(value) >= scale:
+            return f"{value / scale:.{digits}g}{letter}"
+    return f"{value:,.0f}"
+
+
+def percent(fraction: float) -> str:
+    """A fraction as a percentage."""
+    return f"{100 * fraction:.1f} %"

@@ -1,0 +1,151 @@
+"""The text of the commands that list things: schedules, scores, models, imports, hardware."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from moesim.cli_console import print_json, print_raw, print_table, print_text, short
+
+if TYPE_CHECKING:
+    from moesim.simulator.model.hf import ImportedModel
+    from moesim.simulator.model.shape import ModelShape
+    from moesim.simulator.schedules import Schedule
+    from moesim.simulator.validation import Placement, Row
+
+
+def schedule_text(schedule: Schedule, width: int | None = None) -> str:
+    """The drawing, and the bubble beside the published formula for the same durations."""
+    from moesim.simulator.schedules import draw, validate
+
+    report = validate(schedule)
+    console = Console()
+    peaks = sorted(set(report.peak_in_flight))
+    shown = str(peaks[0]) if len(peaks) == 1 else f"{peaks[0]} to {peaks[-1]}"
+    return f"{draw(schedule, width or console.width)}\nmicro-batches in flight on a rank: at most {shown}"
+
+
+def print_scores(rows: Sequence[Row], placements: Sequence[Placement]) -> None:
+    """The scoreboard, and what the unpublished placement of the layers is worth."""
+    cells = [
+        (
+            row.id,
+            row.quantity,
+            row.unit,
+            f"{row.published:,.4g}" if row.published < 1e5 else short(row.published, 4),
+            f"{row.predicted:,.4g}" if row.predicted < 1e5 else short(row.predicted, 4),
+            f"{100 * row.relative_error:+.1f} %",
+            "yes" if row.used_for_calibration else "no",
+            row.source,
+        )
+        for row in rows
+    ]
+    headers = ("id", "quantity", "unit", "published", "predicted", "error", "calibrated", "source")
+    print_table(headers, cells, right=(3, 4, 5))
+    if placements:
+        print_text("\nstep time under other placements of the layers, which the reports do not publish")
+        lines = [
+            (p.name, f"{p.time_s:.3f}", f"{100 * p.relative_to_default:+.1f} %", " ".join(map(str, p.layers)))
+            for p in placements
+        ]
+        print_table(("placement", "seconds", "change", "layers per stage"), lines, right=(1, 2))
+
+
+def print_models(as_json: bool) -> None:
+    """Every shipped model with its size."""
+    from moesim.simulator.model.shape import load_model, shipped_models
+
+    shapes = [load_model(name) for name in shipped_models()]
+    if as_json:
+        print_json([{"name": shape.name, **_counts(shape)} for shape in shapes])
+        return
+    rows = [_model_row(shape) for shape in shapes]
+    headers = ("name", "parameters", "activated", "layers", "hidden", "experts", "source")
+    print_table(headers, rows, right=(1, 2, 3, 4))
+
+
+def _model_row(shape: ModelShape) -> tuple[str, ...]:
+    counts, moe = _counts(shape), shape.moe
+    experts = "dense" if moe is None else f"{moe.top_k} of {moe.experts}, {moe.shared_experts} shared"
+    sizes = (counts["parameters_total"], counts["parameters_activated"])
+    return (
+        shape.name, *(short(n, 4) for n in sizes), str(shape.n_layers), str(shape.hidden), experts,
+        shape.source.reference,
+    )  # fmt: skip
+
+
+def _counts(shape: ModelShape) -> dict[str, int]:
+    from moesim.simulator.model import counts
+
+    return {
+        "parameters_total": counts.parameters_total(shape),
+        "parameters_activated": counts.parameters_activated(shape, embedding=True),
+        "parameters_activated_without_embedding": counts.parameters_activated(shape, embedding=False),
+        "parameters_mtp": counts.parameters_mtp(shape),
+    }
+
+
+def _model_object(shape: ModelShape) -> dict[str, Any]:
+    from moesim.simulator.model.counts import parameters_by_component
+
+    return {
+        "name": shape.name,
+        **_counts(shape),
+        "parameters_by_component": parameters_by_component(shape).as_dict(),
+        "shape": shape.model_dump(mode="json", exclude_none=True),
+    }
+
+
+def print_model(name: str, as_json: bool) -> None:
+    """One model: sizes and shape."""
+    from moesim.simulator.model.shape import load_model
+
+    shape = load_model(name)
+    if as_json:
+        print_json(_model_object(shape))
+        return
+    print_text(f"{shape.name}: {shape.source.reference}")
+    _print_sizes(shape)
+    from moesim.simulator.model.hf import to_yaml
+
+    print_raw("\n" + to_yaml(shape))
+
+
+def _print_sizes(shape: ModelShape) -> None:
+    from moesim.simulator.model.counts import parameters_by_component
+
+    parts = {f"  {name}": n for name, n in parameters_by_component(shape).as_dict().items() if n}
+    rows = [(name.replace("_", " "), f"{n:,}", short(n, 4)) for name, n in (_counts(shape) | parts).items()]
+    print_table(("count", "exact", ""), rows, right=(1, 2))
+
+
+def print_import(imported: ImportedModel, as_json: bool) -> None:
+    """How a config.json was read, and the sizes that follow from it."""
+    shape = imported.shape
+    if as_json:
+        understood = [{"key": u.key, "value": u.value, "meaning": u.meaning} for u in imported.understood]
+        print_json({**_model_object(shape), "understood": understood, "ignored": list(imported.ignored)})
+        return
+    print_text(f"{shape.name}: {shape.source.reference}\n\nunderstood")
+    rows = [(f"  {u.key}", str(u.value), u.meaning) for u in imported.understood]
+    print_table(("key", "value", "as"), rows)
+    print_text(f"\nignored, no part in time or memory: {', '.join(imported.ignored) or 'nothing'}")
+    for text in shape.not_modelled:
+        print_text(f"not modelled: {text}")
+    print_text("")
+    _print_sizes(shape)
+
+
+def print_hardware(name: str | None, as_json: bool) -> None:
+    """Every shipped description, or every figure of one."""
+    from moesim.hwmodels.describe import describe, hardware_rows
+
+    rows: Sequence[Any] = hardware_rows() if name is None else describe(name)
+    if as_json:
+        print_json([row._asdict() for row in rows])
+    elif name is None:
+        print_table(("what", "name", "summary"), rows)
+    else:
+        print_table(("figure", "value", "kind", "source", "date", "note"), rows)
