@@ -70,6 +70,9 @@ class Task:
     block: int
     """Position of the block in its stage."""
     deps: tuple[int, ...]
+    beside: float | None = None
+    """In an overlapped pair: share of the four expert-parallel transfers of a MoE layer pair that this
+    layer pair has, which is how much of its compute runs beside busy communication SMs. None: alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +170,7 @@ def _pair(kind: ActionKind, forward: BlockPhases, backward: BlockPhases, order: 
         raise ValueError(f"an overlapped pair has no slot for {', '.join(sharded)}: ZeRO-3 needs another schedule")
     compute, communication = _stream_slots(forward, backward, order)
     chain = _dependencies(forward, backward)
+    shares = _shares(forward, backward)
     tasks: list[Task] = []
     at: dict[_Slot, int] = {}
     queues = {"compute": compute, "communication": communication}
@@ -177,7 +181,9 @@ def _pair(kind: ActionKind, forward: BlockPhases, backward: BlockPhases, order: 
                 slot = queue.pop(0)
                 at[slot] = len(tasks)
                 deps = tuple(at[d] for d in chain[slot])
-                tasks.append(Task(slot.phase, _stream(slot.phase), slot.side, slot.block, deps))
+                tasks.append(
+                    Task(slot.phase, _stream(slot.phase), slot.side, slot.block, deps, shares[slot.side, slot.block])
+                )
                 break
         else:
             raise ValueError(
@@ -191,6 +197,21 @@ def _pair(kind: ActionKind, forward: BlockPhases, backward: BlockPhases, order: 
         max(forward_last, default=None),
         max(backward_last, default=None),
     )
+
+
+def _shares(forward: BlockPhases, backward: BlockPhases) -> dict[tuple[int, int], float]:
+    """For every (side, block): transfers of its layer pair over the four of a MoE layer pair."""
+    shares: dict[tuple[int, int], float] = {}
+    for position in range(max(len(forward), len(backward))):
+        pair = [(0, position, forward[position])] if position < len(forward) else []
+        block = len(backward) - 1 - position
+        if block >= 0:
+            pair.append((1, block, backward[block]))
+        transfers = sum(
+            phase in have and (side == 0) == (phase in FORWARD_CHAIN) for side, _, have in pair for phase in EP_PHASES
+        )
+        shares |= {(side, number): transfers / len(EP_PHASES) for side, number, _ in pair}
+    return shares
 
 
 def _stream_slots(

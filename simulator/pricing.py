@@ -19,7 +19,7 @@ from moesim.simulator.cost.communication import (
     send_seconds,
 )
 from moesim.simulator.cost.compute import SmContext, operator_seconds
-from moesim.simulator.engine.program import CostTable, PhaseCost, SyncCost, TransferCost
+from moesim.simulator.engine.program import CostTable, Mode, PhaseCost, SyncCost, TransferCost
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.routing import Gate, TargetStatistics, expected_targets, transfer_bytes
 from moesim.simulator.layout.stages import Block, StageAssignment
@@ -29,7 +29,7 @@ from moesim.simulator.model.operators import block_operators, optimizer_operator
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, row_bytes
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.schedules import Schedule
+from moesim.simulator.schedules import Overlap, Schedule
 
 EP_OPERATION: dict[Phase, EpOperation] = {
     "dispatch F": "dispatch",
@@ -122,15 +122,15 @@ class Pricer:
             recompute="selective" if s.recompute == "deepseek-v3" else s.recompute,
         )
 
-    def context(self, overlapped: bool) -> SmContext:
-        """SMs of a phase: beside the communication SMs, or alone on all of them."""
-        return SmContext(self.scenario.communication.sms if overlapped else 0, overlapped)
+    def context(self, mode: Mode) -> SmContext:
+        """SMs of a phase: all of them, or all but the communication SMs, which idle or are busy."""
+        return SmContext(0 if mode == "alone" else self.scenario.communication.sms, mode == "beside")
 
-    def phase(self, operators: tuple[Operator, ...], overlapped: bool, exposed_s: float = 0.0) -> PhaseCost:
+    def phase(self, operators: tuple[Operator, ...], mode: Mode, exposed_s: float = 0.0) -> PhaseCost:
         """Seconds of one phase: the part that grows with routed rows, and the rest."""
         fixed = row = best = worst = 0.0
         for operator in operators:
-            cost = operator_seconds(operator, self.cluster.accelerator, self.profile, self.context(overlapped))
+            cost = operator_seconds(operator, self.cluster.accelerator, self.profile, self.context(mode))
             self.evidence.add(cost.curve_ids, (*cost.extrapolations, *cost.assumptions))
             best += cost.best_seconds
             worst += cost.worst_seconds
@@ -161,9 +161,9 @@ class Pricer:
 
     # -- transfers -----------------------------------------------------------------------------------
 
-    def ep_slowdown(self, overlapped: bool) -> tuple[float, float]:
+    def ep_slowdown(self, mode: Mode) -> tuple[float, float]:
         """How much longer an EP kernel takes beside compute, and how sure that is."""
-        if not overlapped:
+        if mode == "alone":
             return 1.0, 0.0
         law = communication_law(self.profile)
         if law is None:
@@ -175,13 +175,13 @@ class Pricer:
         self.evidence.add([law.id], [f"{law.id}: {reading.note}"] if reading.extrapolated else [])
         return reading.value, law.residual.relative
 
-    def ep_phase(self, phase: Phase, overlapped: bool) -> TransferCost:
+    def ep_phase(self, phase: Phase, mode: Mode) -> TransferCost:
         """One dispatch or combine of a micro-batch."""
         operation = EP_OPERATION[phase]
         recipe = self.scenario.recipe
         wire = recipe.dispatch if operation == "dispatch" else recipe.combine
         bytes_ = transfer_bytes(self.targets(), self.ep_tokens, row_bytes(self.shape.hidden, wire))
-        slowdown, residual = self.ep_slowdown(overlapped)
+        slowdown, residual = self.ep_slowdown(mode)
         time = ep_transfer(
             operation,
             bytes_,
@@ -245,20 +245,21 @@ class Pricer:
     def table(self, schedule: Schedule, stages: StageAssignment) -> CostTable:
         """Prices of everything that the schedule and its stages need."""
         kinds = sorted({block.kind for stage in stages.stages for block in stage})
-        overlaps = [False, True] if any("OVERLAP" in str(s) for rank in schedule.ranks for s in rank) else [False]
-        compute: dict[tuple[BlockKind, Phase, bool], PhaseCost] = {}
-        transfer: dict[tuple[BlockKind, Phase, bool], TransferCost] = {}
+        paired = any(isinstance(step, Overlap) for rank in schedule.ranks for step in rank)
+        modes: tuple[Mode, ...] = ("alone", "quiet", "beside") if paired else ("alone",)
+        compute: dict[tuple[BlockKind, Phase, Mode], PhaseCost] = {}
+        transfer: dict[tuple[BlockKind, Phase, Mode], TransferCost] = {}
         for kind in kinds:
             layer = kind in ("dense", "moe", "mtp")
             for phase, operators in self.operators(kind).items():
-                for overlapped in overlaps:
+                for mode in modes:
                     exposed = self.tensor_parallel_s(phase) if layer else 0.0
-                    compute[kind, phase, overlapped] = self.phase(operators, overlapped, exposed)
-                    if phase in EP_PHASES and self.scenario.parallel.ep > 1:
-                        transfer[kind, phase, overlapped] = self.ep_phase(phase, overlapped)
+                    compute[kind, phase, mode] = self.phase(operators, mode, exposed)
+                    if phase in EP_PHASES and self.scenario.parallel.ep > 1 and mode != "quiet":
+                        transfer[kind, phase, mode] = self.ep_phase(phase, mode)
             if self.scenario.parallel.zero_stage == 3:
                 phases: tuple[Phase, ...] = ("gather F", "gather B", "scatter W")
-                transfer |= {(kind, phase, False): self.sharded_phase(kind, phase) for phase in phases}
+                transfer |= {(kind, phase, "alone"): self.sharded_phase(kind, phase) for phase in phases}
         return CostTable(compute, transfer, *self.send(schedule), self.sync(schedule, stages))
 
     def send(self, schedule: Schedule) -> tuple[float, float]:
@@ -293,7 +294,7 @@ class Pricer:
         shards = (layout.dp * plan.cp * copies, layout.expert_dp * copies) if zero else (1, 1)
         owned = dense / shards[0] + expert / shards[1]
         local = dense + expert if recipe.linear == "fp8" else 0.0
-        update = self.phase(optimizer_operators(owned, recipe, local), False)
+        update = self.phase(optimizer_operators(owned, recipe, local), "alone")
         nodes = max(2, self.cluster.nodes)
         links = self.links
         norm_s = 2 * ceil(log2(nodes)) * links.nic_latency_s + notify_seconds(links, 1)

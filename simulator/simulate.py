@@ -36,7 +36,7 @@ from moesim.simulator.result import (
     StepResult,
 )
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.schedules import Schedule, build, from_csv, validate
+from moesim.simulator.schedules import Overlap, Schedule, build, from_csv, validate
 
 MOST_MEMBERS = 256
 """Data-parallel ranks that the folded engine carries for a model without expert parallelism."""
@@ -135,7 +135,7 @@ def load_schedule(scenario: Scenario, count: int) -> Schedule:
 
 
 def _check_combination(scenario: Scenario, schedule: Schedule) -> None:
-    overlapped = any("OVERLAP" in str(step) for rank in schedule.ranks for step in rank)
+    overlapped = any(isinstance(step, Overlap) for rank in schedule.ranks for step in rank)
     if scenario.parallel.zero_stage == 3 and overlapped:
         raise InputError(
             f"parallel.zero_stage=3 with schedule={schedule.name}: parameter gathers have no slot in an "
@@ -164,7 +164,7 @@ def assign_stages(scenario: Scenario, pricer: Pricer, schedule: Schedule) -> Sta
 
 
 def _compute_s(pricer: Pricer, kind: BlockKind) -> float:
-    costs = [pricer.phase(ops, overlapped=False) for ops in pricer.operators(kind).values()]
+    costs = [pricer.phase(ops, "alone") for ops in pricer.operators(kind).values()]
     return sum(cost.fixed_s + cost.row_s for cost in costs)
 
 

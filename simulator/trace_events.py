@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moesim.simulator.engine.execute import Execution, SendRecord, StepRecord
-from moesim.simulator.engine.program import NS, CompiledTask
+from moesim.simulator.engine.program import NS, CompiledTask, Mode
 
 Event = dict[str, Any]
 
@@ -107,17 +107,15 @@ class GpuEvents:
         step, end = record.step, int(record.ends[number][self.member])
         microbatch = step.microbatches[task.side]
         row = int(task.rows_ns[microbatch][self.member])
-        overlapped = "&" in step.code.kind
         args: Event = {"stage": step.stages[task.side], "block": task.block, "microbatch": microbatch}
-        costs = self.execution.program.costs
         if task.transfer is None:
-            cost = costs.compute.get((task.kind, task.phase, overlapped))
-            waits = min(row, round(cost.exposed_s * NS)) if cost else 0
+            waits = min(row, round(task.price.exposed_s * NS))
             yield from self._slice(COMPUTE, f"{task.phase} ({task.kind})", end - row, end - waits, args)
             args |= {"Collective name": "allgather", "Group size": self.info.group_sizes["model"]}
             yield from self._slice(INSIDE, f"ncclDevKernel_{_word(task.phase)}", end - waits, end, args)
             return
-        price = costs.transfer[task.kind, task.phase, overlapped]
+        mode: Mode = "beside" if "&" in step.code.kind else "alone"
+        price = self.execution.program.costs.transfer[task.kind, task.phase, mode]
         ready = self._ready(record, number) + row
         launch = min(end, record.begins[number] + task.transfer.launch_ns)
         name, args = _word(task.phase), {**args, **self._collective(task.phase)}

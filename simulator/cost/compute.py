@@ -18,7 +18,7 @@ _MAX_CACHED = 100_000
 
 @dataclass(frozen=True, slots=True)
 class SmContext:
-    """What shares the GPU: `communication_sms` held by communication kernels while `overlapped`."""
+    """What shares the GPU: `communication_sms` reserved for communication kernels, busy if `overlapped`."""
 
     communication_sms: int = 0
     overlapped: bool = False
@@ -123,7 +123,7 @@ class _Index:
         where = basis.conditions
         loaded = self.laws.at(basis.group, context.communication_sms, True)
         reference = self.laws.at(basis.group, where.communication_sms, where.beside_communication)
-        now = loaded if context.overlapped else self.laws.at(basis.group, 0, False)
+        now = self.laws.at(basis.group, context.communication_sms, context.overlapped)
         # Measured beside communication, and not believed to be faster with less or without it.
         if basis.group in self.profile.in_situ_groups and now.factor < reference.factor:
             now = reference

@@ -32,26 +32,30 @@ class SmLaws:
         self._laws: dict[LawGroup, Law] = {}
         for law in profile.laws:
             self._laws.setdefault(law.group, law)
-        self._readings: dict[tuple[LawGroup, int], SlowDown] = {}
+        self._readings: dict[tuple[LawGroup, int, bool], SlowDown] = {}
 
     def at(self, group: LawGroup, communication_sms: int, beside: bool) -> SlowDown:
-        """S(n) of a group; 1 where nothing runs beside. Raises InputError when no SM is left."""
-        n = communication_sms if beside else 0
-        reading = self._readings.get((group, n))
+        """S(n) of a group while n communication SMs are busy (`beside`) or reserved but idle.
+
+        Idle ones only cost the products that were told to leave them alone: the free-SM ratio. Raises
+        InputError when no SM is left.
+        """
+        key = (group, communication_sms, beside)
+        reading = self._readings.get(key)
         if reading is None:
-            reading = self._readings[group, n] = self._read(group, n)
+            reading = self._readings[key] = self._read(*key)
         return reading
 
-    def _read(self, group: LawGroup, n: int) -> SlowDown:
+    def _read(self, group: LawGroup, n: int, beside: bool) -> SlowDown:
         if not 0 <= n < self._total:
             raise InputError(
                 f"communication.sms={n} is not between 0 and {self._total - 1}: "
                 f"{self._accelerator} has {self._total} SMs and compute needs at least one"
             )
         law = self._laws.get(group)
-        if n == 0:
-            return SlowDown(1.0, 0.0, law.id if law else "")
         free = self._total / (self._total - n)
+        if n == 0 or not beside:
+            return SlowDown(free if group == "gemm_told" else 1.0, 0.0, law.id if law else "")
         if law is None:
             note = (
                 f"no slow-down law for {group} in profile {self._profile}: free-SM ratio {free:.2f} assumed"

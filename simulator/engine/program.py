@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,10 @@ from moesim.simulator.chunk import (
 )
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.schedules import Action, Overlap, Schedule
+
+Mode = Literal["alone", "quiet", "beside"]
+"""Where a phase runs: un-overlapped on all SMs; in a pair while the communication SMs idle; beside them
+while they are busy."""
 
 IntVector = npt.NDArray[np.int64]
 FloatVector = npt.NDArray[np.float64]
@@ -45,6 +49,17 @@ class PhaseCost:
     exposed_s: float = 0.0
     best_s: float = 0.0
     worst_s: float = 0.0
+
+
+def blend(quiet: PhaseCost, beside: PhaseCost, share: float) -> PhaseCost:
+    """Cost of a phase of which `share` runs beside busy communication SMs (docs/model.md, eq. E6)."""
+    return PhaseCost(
+        fixed_s=quiet.fixed_s + share * (beside.fixed_s - quiet.fixed_s),
+        row_s=quiet.row_s + share * (beside.row_s - quiet.row_s),
+        exposed_s=quiet.exposed_s + share * (beside.exposed_s - quiet.exposed_s),
+        best_s=min(quiet.best_s, beside.best_s),
+        worst_s=max(quiet.worst_s, beside.worst_s),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +100,23 @@ class SyncCost:
 
 @dataclass(frozen=True, slots=True)
 class CostTable:
-    """Seconds by (block kind, phase, overlapped?); transfers by the same key."""
+    """Seconds by block kind, phase and mode; transfers by the same key (they have no quiet mode)."""
 
-    compute: Mapping[tuple[BlockKind, Phase, bool], PhaseCost]
-    transfer: Mapping[tuple[BlockKind, Phase, bool], TransferCost]
+    compute: Mapping[tuple[BlockKind, Phase, Mode], PhaseCost]
+    transfer: Mapping[tuple[BlockKind, Phase, Mode], TransferCost]
     send_bytes: float
     send_s: float
     """One pipeline hop of one micro-batch, alone on its NIC; 0 where neighbours share a GPU."""
     sync: tuple[SyncCost, ...]
     """One entry a pipeline rank."""
+
+    def phase(self, kind: BlockKind, phase: Phase, beside: float | None) -> PhaseCost:
+        """Compute of a phase: alone (None), or with a share of it beside busy communication SMs."""
+        if beside is None:
+            return self.compute.get((kind, phase, "alone"), PhaseCost(0.0))
+        nothing = PhaseCost(0.0)
+        quiet = self.compute.get((kind, phase, "quiet"), nothing)
+        return blend(quiet, self.compute.get((kind, phase, "beside"), nothing), beside)
 
     def phases(self, kind: BlockKind) -> frozenset[Phase]:
         """Phases that a block of this kind has."""
@@ -139,6 +162,7 @@ class CompiledTask:
     block: int
     side: int
     deps: tuple[int, ...]
+    price: PhaseCost
     rows_ns: IntVector
     """Compute nanoseconds [micro-batches, members]; before a transfer, its small kernels."""
     transfer: TransferRows | None
@@ -253,7 +277,7 @@ class _Compiler:
         self.templates: dict[tuple[int, ActionKind, int, int], CompiledTemplate] = {}
         self.noise: dict[tuple[int, int, Phase], FloatVector] = {}
         self.payloads: dict[tuple[int, int, float, float], tuple[list[float], IntVector]] = {}
-        self.rows: dict[tuple[int, int, Phase, bool], IntVector] = {}
+        self.rows: dict[tuple[int, int, Phase, PhaseCost], IntVector] = {}
 
     def place(self, rank: int, step: Action | Overlap) -> PlacedStep:
         forward, backward = (step.first, step.second) if isinstance(step, Overlap) else _sides(step)
@@ -268,26 +292,29 @@ class _Compiler:
     def _compile(self, rank: int, kind: ActionKind, forward: int, backward: int) -> CompiledTemplate:
         sets = [[self.costs.phases(k) for k in self.blocks[s]] if s >= 0 else [] for s in (forward, backward)]
         template = build_template(kind, sets[0], sets[1], self.order)
-        overlapped = "&" in kind
+        mode: Mode = "beside" if "&" in kind else "alone"
         tasks = []
         for task in template.tasks:
             stage = (forward, backward)[task.side]
             block_kind = self.blocks[stage][task.block]
-            cost = self.costs.transfer.get((block_kind, task.phase, overlapped))
+            cost = self.costs.transfer.get((block_kind, task.phase, mode))
             transfer = None if cost is None else self._transfer(rank, stage, task.block, cost)
-            rows = self._compute_rows(stage, task.block, task.phase, overlapped)
-            tasks.append(CompiledTask(task.phase, block_kind, task.block, task.side, task.deps, rows, transfer))
+            price = self.costs.phase(block_kind, task.phase, task.beside)
+            rows = self._compute_rows(stage, task.block, task.phase, price)
+            tasks.append(
+                CompiledTask(task.phase, block_kind, task.block, task.side, task.deps, price, rows, transfer)
+            )
         return CompiledTemplate(
             kind,
             tuple(tasks),
             template.forward_out,
             template.backward_out,
             tuple(n for n, task in enumerate(tasks) if task.transfer is not None),
-            *self._totals(tasks, overlapped),
+            *self._totals(tasks, mode),
         )
 
     def _totals(
-        self, tasks: list[CompiledTask], overlapped: bool
+        self, tasks: list[CompiledTask], mode: Mode
     ) -> tuple[
         tuple[FloatVector, FloatVector], FloatVector, tuple[float, float], tuple[FloatVector, FloatVector]
     ]:
@@ -296,7 +323,7 @@ class _Compiler:
         compute, worst, weight = [zero.copy(), zero.copy()], [zero.copy(), zero.copy()], zero.copy()
         best = [0.0, 0.0]
         for task in tasks:
-            cost = self.costs.compute.get((task.kind, task.phase, overlapped), PhaseCost(0.0))
+            cost = task.price
             alone = cost.fixed_s + cost.row_s
             if alone > 0.0:
                 slowest = task.rows_ns.max(axis=1)
@@ -308,19 +335,17 @@ class _Compiler:
                 if task.phase in WEIGHT_OF:
                     weight += mean
             else:
-                price = self.costs.transfer[task.kind, task.phase, overlapped]
+                price = self.costs.transfer[task.kind, task.phase, mode]
                 payload = max(price.nic_s, price.scale_up_s)
                 factor = max(1.0, price.worst_s / payload) if payload else 1.0
                 worst[task.side] += price.launch_s + np.array(task.transfer.payload_ns) / NS * factor
                 best[1] += price.best_s
         return (compute[0], compute[1]), weight, (best[0], best[1]), (worst[0], worst[1])
 
-    def _compute_rows(
-        self, stage: int, block: int, phase: Phase, overlapped: bool
-    ) -> IntVector:
-        key = (stage, block, phase, overlapped)
+    def _compute_rows(self, stage: int, block: int, phase: Phase, cost: PhaseCost) -> IntVector:
+        """Nanoseconds [micro-batches, members] of a compute phase at a price."""
+        key = (stage, block, phase, cost)
         if key not in self.rows:
-            cost = self.costs.compute.get((self.blocks[stage][block], phase, overlapped), PhaseCost(0.0))
             seconds = np.full((self.schedule.microbatches, self.members), cost.fixed_s)
             if cost.row_s:
                 number = self.routed.get((stage, block))
