@@ -64,4 +64,6 @@ class SmLaws:
         if law.form == "free_sms":
             return SlowDown(free, law.residual.relative, law.id)
         reading = law.curve.at(n)
-        return SlowDown(reading.value, law.residual.relative, law.id, reading.note)
+        # Beyond the measured counts the end value is held, but never below what the lost SMs alone cost.
+        least = free if group == "gemm_told" and reading.extrapolated else 1.0
+        return SlowDown(max(reading.value, least), law.residual.relative, law.id, reading.note)

@@ -17,6 +17,7 @@ from moesim.simulator.chunk import OVERLAP_ORDERS
 from moesim.simulator.engine.execute import Execution, SendRecord, execute
 from moesim.simulator.engine.program import (
     CostTable,
+    Mode,
     PhaseCost,
     SyncCost,
     TransferCost,
@@ -55,16 +56,16 @@ INFO = TraceInfo(
 def small(schedule: str = "dualpipe", exposed_s: float = 0.0, send_s: float = 20e-6) -> Execution:
     """Two pipeline ranks of two GPUs with one MoE layer each, hand-made prices."""
     kind: BlockKind = "moe"
-    both = (False, True)
+    slower: dict[Mode, float] = {"alone": 1.0, "quiet": 1.1, "beside": 1.1}
     compute = {
-        (kind, phase, beside): PhaseCost(fixed * (1.1 if beside else 1.0) + exposed_s, row, exposed_s)
+        (kind, phase, mode): PhaseCost(fixed * factor + exposed_s, row, exposed_s)
         for phase, (fixed, row) in COMPUTE.items()
-        for beside in both
+        for mode, factor in slower.items()
     }
     transfer = {
-        (kind, phase, beside): TransferCost(4e-6, 150e-6, 120e-6, 6e6, 18e6)
+        (kind, phase, mode): TransferCost(4e-6, 150e-6, 120e-6, 6e6, 18e6)
         for phase in TRANSFERS
-        for beside in both
+        for mode in slower
     }
     sync = (SyncCost(100e-6, 10e-6, 50e-6, 40e-6),) * PP
     costs = CostTable(compute, transfer, 1e6, send_s, sync)

@@ -20,7 +20,7 @@ from moesim.simulator.model.shape import load_model
 H800 = load_accelerator("h800-sxm")
 TRACE, PUBLISHED, ROOFLINE = (load_profile(n) for n in ("h800-trace", "h800-published", "generic-roofline"))
 V3 = load_model("deepseek-v3")
-PAIR, ALONE = SmContext(20, True), SmContext(20, False)
+PAIR, ALONE = SmContext(20, True), SmContext(0, False)
 
 # deepseek-ai/profile-data@449602428a1b train.json: mean span of the compute phases of one layer, ms
 SPANS_MS: dict[Phase, float] = {
@@ -93,7 +93,8 @@ def test_more_communication_sms_never_make_compute_faster(n: int, more: int, pha
     for op in moe_block()[phase][:12]:
         few, many = (price(op, profile, SmContext(k, True)).seconds for k in (n, n + more))
         assert few <= many * (1 + 1e-12), op.name
-        assert price(op, profile, SmContext(n, False)).seconds <= few * (1 + 1e-12), op.name
+        idle, alone = (price(op, profile, SmContext(k, False)).seconds for k in (n, 0))
+        assert alone <= idle * (1 + 1e-12) and idle <= few * (1 + 1e-12), op.name
 
 
 @given(factor=st.floats(0.3, 3.0), more=st.floats(1.0, 2.0))
@@ -110,6 +111,13 @@ def test_told_products_of_the_trace_gain_the_free_sm_ratio_alone() -> None:
     beside, alone = price(op).seconds - gap, price(op, context=ALONE).seconds - gap
     assert beside == pytest.approx(900.75e-6)
     assert beside / alone == pytest.approx(132 / 112)
+
+
+def test_idle_communication_sms_cost_only_the_products_told_of_them() -> None:
+    idle = SmContext(20, False)
+    assert slow_down("gemm_told", H800, PUBLISHED, idle) == pytest.approx(132 / 112)
+    for group in ("gemm_untold", "attention", "memory_bound"):
+        assert slow_down(group, H800, PUBLISHED, idle) == 1.0
 
 
 def test_memory_bound_kernels_of_the_trace_keep_their_in_situ_rate() -> None:
