@@ -44,7 +44,8 @@ def home_case(scenario: Scenario, repeats: int) -> None:
     print(f"  execute           {median_s(lambda: execute(prepared.program), repeats):7.3f} s")
     print(f"  summarise         {median_s(lambda: summarise(prepared, execution), repeats):7.3f} s")
     print(f"tasks               {execution.events:7d}")
-    print(f"peak memory         {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:7.0f} MB of this process")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"peak memory         {peak:7.0f} MB of this process, which keeps several executions")
 
 
 def from_shell(repeats: int) -> None:
@@ -64,12 +65,16 @@ def scaling(repeats: int) -> None:
         execution = execute(prepared.program)
         seconds = median_s(lambda s=scenario: simulate(s), repeats)  # type: ignore[misc]
         per_task = seconds / execution.events * 1e6
-        print(f"{sequences // 128:4d} micro-batches   {seconds:7.3f} s   {execution.events} tasks   {per_task:.1f} us a task")
+        print(
+            f"{sequences // 128:4d} micro-batches   {seconds:7.3f} s   {per_task:.1f} us for each of {execution.events} tasks"
+        )
 
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--profile", action="store_true", help="print where one prediction spends its time")
     parser.add_argument("--repeats", type=int, default=7)
     options = parser.parse_args()

@@ -42,7 +42,9 @@ class OverlapOrder(BaseModel):
     def _complete(self) -> OverlapOrder:
         want_compute = {"attn F", "mlp I", "mlp W", "mlp F", "attn I", "attn W"}
         if set(self.compute) != want_compute or len(self.compute) != len(want_compute):
-            raise ValueError(f"compute must name each of {sorted(want_compute)} once, got {list(self.compute)}")
+            raise ValueError(
+                f"compute must name each of {sorted(want_compute)} once, got {list(self.compute)}"
+            )
         if set(self.communication) != EP_PHASES or len(self.communication) != 4:
             raise ValueError(
                 f"communication must name each of {sorted(EP_PHASES)} once, got {list(self.communication)}"
@@ -165,9 +167,13 @@ class _Slot:
 
 
 def _pair(kind: ActionKind, forward: BlockPhases, backward: BlockPhases, order: OverlapOrder) -> Template:
-    sharded = sorted({p for have in (*forward, *backward) for p in have if p in COMMUNICATION_PHASES - EP_PHASES})
+    sharded = sorted(
+        {p for have in (*forward, *backward) for p in have if p in COMMUNICATION_PHASES - EP_PHASES}
+    )
     if sharded:
-        raise ValueError(f"an overlapped pair has no slot for {', '.join(sharded)}: ZeRO-3 needs another schedule")
+        raise ValueError(
+            f"an overlapped pair has no slot for {', '.join(sharded)}: ZeRO-3 needs another schedule"
+        )
     compute, communication = _stream_slots(forward, backward, order)
     chain = _dependencies(forward, backward)
     shares = _shares(forward, backward)
@@ -182,12 +188,19 @@ def _pair(kind: ActionKind, forward: BlockPhases, backward: BlockPhases, order: 
                 at[slot] = len(tasks)
                 deps = tuple(at[d] for d in chain[slot])
                 tasks.append(
-                    Task(slot.phase, _stream(slot.phase), slot.side, slot.block, deps, shares[slot.side, slot.block])
+                    Task(
+                        slot.phase,
+                        _stream(slot.phase),
+                        slot.side,
+                        slot.block,
+                        deps,
+                        shares[slot.side, slot.block],
+                    )
                 )
                 break
         else:
             raise ValueError(
-                f"overlap order deadlocks: compute waits at {compute[:1]}, communication at {communication[:1]}"
+                f"overlap order deadlocks: next are {compute[:1]} and {communication[:1]}, and both wait"
             )
     forward_last = [at[s] for s in at if s.side == 0]
     backward_last = [at[s] for s in at if s.side == 1 and s.phase in INPUT_CHAIN]
@@ -208,7 +221,9 @@ def _shares(forward: BlockPhases, backward: BlockPhases) -> dict[tuple[int, int]
         if block >= 0:
             pair.append((1, block, backward[block]))
         transfers = sum(
-            phase in have and (side == 0) == (phase in FORWARD_CHAIN) for side, _, have in pair for phase in EP_PHASES
+            phase in have and (side == 0) == (phase in FORWARD_CHAIN)
+            for side, _, have in pair
+            for phase in EP_PHASES
         )
         shares |= {(side, number): transfers / len(EP_PHASES) for side, number, _ in pair}
     return shares

@@ -70,7 +70,7 @@ class Pricer:
 
     @property
     def ep_tokens(self) -> float:
-        """Tokens that one GPU sends into its expert-parallel group: CP and sequence parallelism split them."""
+        """Tokens that one GPU sends into its expert-parallel group: CP and TP split them."""
         plan = self.scenario.parallel
         return self.tokens / (plan.cp * plan.tp)
 
@@ -151,7 +151,9 @@ class Pricer:
         seconds = 0.0
         if plan.tp > 1 and phase in ("attn F", "mlp F", "attn I", "mlp I"):
             activation = self.tokens / plan.cp * self.shape.hidden * 2.0
-            seconds += 2 * ring_seconds(activation, plan.tp, min(plan.tp, links.gpus_per_node), links, self.profile)
+            seconds += 2 * ring_seconds(
+                activation, plan.tp, min(plan.tp, links.gpus_per_node), links, self.profile
+            )
         if plan.cp > 1 and phase in ("attn F", "attn I"):
             attention = self.shape.attention
             width = attention.kv_heads * (attention.qk_head_dim + attention.v_head_dim) / plan.tp
@@ -168,11 +170,11 @@ class Pricer:
         law = communication_law(self.profile)
         if law is None:
             self.evidence.extrapolated.add(
-                f"profile {self.profile.name}: no law for communication beside compute; no slow-down is priced"
+                f"profile {self.profile.name}: no law for communication beside compute, no slow-down priced"
             )
             return 1.0, 0.0
         reading = law.curve.at(self.scenario.communication.sms)
-        self.evidence.add([law.id], [f"{law.id}: {reading.note}"] if reading.extrapolated else [])
+        self.evidence.add([law.id], [reading.note] if reading.extrapolated else [])
         return reading.value, law.residual.relative
 
     def ep_phase(self, phase: Phase, mode: Mode) -> TransferCost:
@@ -195,8 +197,9 @@ class Pricer:
         )
         self.evidence.add(time.curve_ids, time.extrapolations)
         if self.profile.accelerator == "any":
+            name = self.cluster.accelerator.name
             self.evidence.extrapolated.add(
-                f"profile {self.profile.name}: communication shares of Hopper used for {self.cluster.accelerator.name}"
+                f"profile {self.profile.name}: communication shares of Hopper used for {name}"
             )
         return TransferCost(
             launch_s=time.launch_s,
@@ -280,7 +283,9 @@ class Pricer:
     def _sync(self, rank: int, schedule: Schedule, stages: StageAssignment) -> SyncCost:
         plan, recipe, layout = self.scenario.parallel, self.scenario.recipe, self.layout
         copies = len(schedule.routes)
-        held = [self.block_parameters(b.kind) for s in schedule.stages_on_rank(rank) for b in unique(stages, s)]
+        held = [
+            self.block_parameters(b.kind) for s in schedule.stages_on_rank(rank) for b in unique(stages, s)
+        ]
         dense, expert = sum(d for d, _ in held), sum(e for _, e in held)
         reduce_bytes = BYTES_PER_ELEMENT[recipe.gradient_reduce]
         gather_bytes = BYTES_PER_ELEMENT[recipe.parameter_gather]

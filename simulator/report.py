@@ -35,7 +35,11 @@ def _breakdown(execution: Execution, rank: int, split_weight: bool) -> Breakdown
     for record in execution.ranks[rank]:
         kind = record.step.code.kind
         span = float((record.end - record.start).mean())
-        weight = float(record.step.code.weight_ns[record.step.microbatches[1]]) if split_weight and kind == "B" else 0.0
+        weight = (
+            float(record.step.code.weight_ns[record.step.microbatches[1]])
+            if split_weight and kind == "B"
+            else 0.0
+        )
         seconds[CATEGORY[kind]] += span - weight
         seconds["backward_weight"] += weight
         exposed += span - compute_ns(record)
@@ -56,7 +60,9 @@ def _breakdown(execution: Execution, rank: int, split_weight: bool) -> Breakdown
 
 def mean_breakdown(rows: list[Breakdown]) -> Breakdown:
     """Mean over pipeline ranks."""
-    return Breakdown(**{name: sum(getattr(r, name) for r in rows) / len(rows) for name in Breakdown.model_fields})
+    return Breakdown(
+        **{name: sum(getattr(r, name) for r in rows) / len(rows) for name in Breakdown.model_fields}
+    )
 
 
 def compute_ns(record: StepRecord) -> float:

@@ -50,8 +50,9 @@ class Communication(_Part):
         if isinstance(self.overlap, OverlapOrder):
             return self.overlap
         if self.overlap not in OVERLAP_ORDERS:
+            hint = nearest(self.overlap, list(OVERLAP_ORDERS))
             raise InputError(
-                f"communication.overlap={self.overlap!r} is not known{nearest(self.overlap, list(OVERLAP_ORDERS))}; "
+                f"communication.overlap={self.overlap!r} is not known{hint}; "
                 f"known: {', '.join(OVERLAP_ORDERS)}, or give compute and communication lists"
             )
         return OVERLAP_ORDERS[self.overlap]

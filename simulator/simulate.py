@@ -21,7 +21,14 @@ from moesim.simulator.layout.in_flight import rank_stages
 from moesim.simulator.layout.loads import sampled_loads
 from moesim.simulator.layout.memory import MemoryReport, memory_by_kind
 from moesim.simulator.layout.parallel import Layout, check_against_model, microbatches
-from moesim.simulator.layout.stages import Block, StageAssignment, balanced, blocks_of, describe, from_layers_per_stage
+from moesim.simulator.layout.stages import (
+    Block,
+    StageAssignment,
+    balanced,
+    blocks_of,
+    describe,
+    from_layers_per_stage,
+)
 from moesim.simulator.model.counts import flop_per_token
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.shape import ModelShape, load_model
@@ -127,7 +134,10 @@ def load_schedule(scenario: Scenario, count: int) -> Schedule:
     except UnicodeDecodeError:
         raise InputError(f"schedule: {path} is not a text file") from None
     schedule = from_csv(text, name=path.stem, source=str(path))
-    for key, have, want in (("parallel.pp", schedule.pp, plan.pp), ("micro-batches", schedule.microbatches, count)):
+    for key, have, want in (
+        ("parallel.pp", schedule.pp, plan.pp),
+        ("micro-batches", schedule.microbatches, count),
+    ):
         if have != want:
             raise InputError(f"schedule: {path} is for {key}={have}, but the scenario has {want}")
     validate(schedule)
@@ -224,7 +234,7 @@ def draw_variation(
 
 def summarise(prepared: Prepared, execution: Execution) -> Result:
     """The result object of a finished execution."""
-    scenario, cluster, pricer = prepared.scenario, prepared.cluster, prepared.pricer
+    scenario, pricer = prepared.scenario, prepared.pricer
     time_s = execution.end_ns / 1e9
     by_rank = breakdowns(execution)
     path = seconds_by_cause(critical_path(execution))
@@ -306,14 +316,21 @@ def _warnings(prepared: Prepared) -> list[str]:
     found = []
     if prepared.scenario.stages.blocks is not None:
         count = sum(len(stage) for stage in prepared.stages.stages)
-        found.append(f"stages.blocks is given: {count} blocks are simulated, FLOPs and MFU count the whole model")
+        found.append(
+            f"stages.blocks is given: {count} blocks are simulated, FLOPs and MFU count the whole model"
+        )
     return found
 
 
 def _provenance(prepared: Prepared) -> list[ProvenanceEntry]:
     rows = [
         *provenance_rows(prepared.cluster, "cluster"),
-        *provenance_rows(prepared.scenario, "scenario"),
+        # An inline cluster is a part of the scenario too: it is listed once.
+        *(
+            r
+            for r in provenance_rows(prepared.scenario, "scenario")
+            if not r.path.startswith("scenario.cluster.")
+        ),
     ]
     entries = [
         ProvenanceEntry(path=r.path, value=r.value, unit=r.unit, kind=r.kind, source=r.source, date=r.date)
@@ -323,8 +340,12 @@ def _provenance(prepared: Prepared) -> list[ProvenanceEntry]:
         entry = prepared.profile.entry(id_)
         entries.append(
             ProvenanceEntry(
-                path=f"profile.{id_}", value=None, unit="see profile", kind=entry.kind, source=entry.source,
+                path=f"profile.{id_}",
+                value=None,
+                unit="see profile",
+                kind=entry.kind,
+                source=entry.source,
                 date=entry.date,
-            )  # fmt: skip
+            )
         )
     return entries

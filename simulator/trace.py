@@ -150,8 +150,6 @@ def _shown(
 def _chosen(what: str, numbers: Sequence[int], count: int) -> list[int]:
     wrong = [n for n in numbers if not 0 <= n < count]
     if wrong or not numbers:
-        legal = f"{what[:-1]} 0" if count == 1 else f"{what} 0 to {count - 1}"
-        raise InputError(
-            f"trace of {what}={wrong[0] if wrong else 'none'}: the result has {legal}; name at least one"
-        )
+        legal = f"only {what[:-1]} 0" if count == 1 else f"{what} 0 to {count - 1}"
+        raise InputError(f"trace of {what}={wrong[0] if wrong else 'none'}: the result has {legal}")
     return sorted(set(numbers))

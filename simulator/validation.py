@@ -218,7 +218,9 @@ def placement_sensitivity(scenario: Scenario, progress: Progress = lambda what: 
         explicit = scenario.stages.model_copy(update={"layers": layers, "blocks": None})
         time_s = simulate(scenario.model_copy(update={"stages": explicit})).step.time_s
         base = rows[0].time_s if rows else time_s
-        rows.append(Placement(name=name, layers=layers, time_s=time_s, relative_to_default=time_s / base - 1.0))
+        rows.append(
+            Placement(name=name, layers=layers, time_s=time_s, relative_to_default=time_s / base - 1.0)
+        )
     return rows
 
 
@@ -237,5 +239,3 @@ def _alternatives(default: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
             *(inner + (i >= n - 1 - inner_extra) for i in range(n - 1)), 0,
         ),
     }  # fmt: skip
-
-

@@ -68,8 +68,9 @@ def ep_transfer(
     """Seconds of a dispatch or combine with `sms` communication SMs, alone on its links.
 
     payload = max(NIC bytes / NIC rate, NVLink bytes / NVLink rate, rows / SM rate) * `slowdown`; the rates
-    come from the profile's curves, the rows count the own rank's (docs/model.md, eq. X2); `slowdown` >= 1 is what compute beside it costs,
-    `kernels` the generation of the NIC curve. Raises InputError without SMs or without such a curve.
+    come from the profile's curves, the rows count the own rank's (docs/model.md, eq. X2). `slowdown` >= 1
+    is what compute beside it costs, `kernels` the generation of the NIC curve. Raises InputError without
+    SMs or without such a curve.
     """
     if sms < 1:
         raise InputError(
@@ -84,7 +85,7 @@ def ep_transfer(
         reading = curve.curve.at(x)
         used.append(curve_id)
         if reading.extrapolated:
-            notes.append(f"{curve_id}: {reading.note}")
+            notes.append(reading.note)
         return reading.value, curve.residual.relative
 
     sm_rate, sm_residual = read(f"ep.{operation}.sm_rate", sms)
@@ -118,7 +119,9 @@ def notify_seconds(links: Links, nodes: int) -> float:
     return NOTIFY_ROUNDS * (links.scale_up_latency_s + (links.nic_latency_s if nodes > 1 else 0.0))
 
 
-def send_seconds(payload_bytes: float, links: Links, profile: CalibrationProfile, *, across_nodes: bool) -> float:
+def send_seconds(
+    payload_bytes: float, links: Links, profile: CalibrationProfile, *, across_nodes: bool
+) -> float:
     """Seconds of one point-to-point send between neighbouring pipeline ranks, alone (eq. X4)."""
     kind, rate, latency = (
         ("nic", links.nic_bytes_per_s, links.nic_latency_s)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
+import numpy as np
+
 from moesim.simulator.engine.execute import Execution, StepRecord, holders
 from moesim.simulator.engine.program import NS
 
@@ -102,10 +104,12 @@ class _Walker:
                 launch = meet + task.transfer.launch_ns
                 self._add(rank, label, task.phase, launch, end)
                 self._add(rank, label, "notify", meet, min(launch, end))
-                ready = [max([int(record.start[m]), *(int(record.ends[d][m]) for d in before)]) + int(row_of[m])
-                         for m in range(len(row_of))]  # fmt: skip
-                member = max(range(len(ready)), key=ready.__getitem__)
-                end = ready[member]
+                ready = record.start
+                for d in before:
+                    ready = np.maximum(ready, record.ends[d])
+                ready = ready + row_of
+                member = int(ready.argmax())
+                end = int(ready[member])
             row = int(row_of[member])
             begin = end - row
             self._add(rank, label, task.phase, begin, end)

@@ -111,7 +111,10 @@ class _Machine:
             self.deliver(key, ready)
             return
         label = f"{stage}{kind}{microbatch}"
-        demand = ((nic_out(rank), self.program.costs.send_bytes), (nic_in(target), self.program.costs.send_bytes))
+        demand = (
+            (nic_out(rank), self.program.costs.send_bytes),
+            (nic_in(target), self.program.costs.send_bytes),
+        )
 
         def launch(_: simpy.Event) -> None:
             begin = int(self.env.now)
@@ -214,7 +217,9 @@ def execute(program: Program) -> Execution:
     stuck = [r for r, p in enumerate(processes) if p.is_alive]
     if stuck:
         waits = sorted(machine.waiting)[:4]
-        raise RuntimeError(f"pipeline ranks {stuck} wait for {waits} for ever: the schedule is not executable")
+        raise RuntimeError(
+            f"pipeline ranks {stuck} wait for {waits} for ever: the schedule is not executable"
+        )
     syncs, end_ns = _synchronise(program, machine.records)
     events = sum(len(r.ends) for rank in machine.records for r in rank)
     return Execution(

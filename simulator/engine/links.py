@@ -133,12 +133,20 @@ def max_min_rates(
             for link, amount in flows[i][0]:
                 slope[link] = slope.get(link, 0.0) + amount / largest[i]
         room = min(
-            (max(0.0, capacity_bytes_per_ns[link] - used.get(link, 0.0)) / s for link, s in slope.items() if s > 0.0),
+            (
+                max(0.0, capacity_bytes_per_ns[link] - used.get(link, 0.0)) / s
+                for link, s in slope.items()
+                if s > 0.0
+            ),
         )
         step = min([room, *(cap[i] - rate[i] for i in active)])
         for link, s in slope.items():
             used[link] = used.get(link, 0.0) + s * step
-        full = {link for link in slope if capacity_bytes_per_ns[link] - used[link] <= 1e-12 * capacity_bytes_per_ns[link]}
+        full = {
+            link
+            for link in slope
+            if capacity_bytes_per_ns[link] - used[link] <= 1e-12 * capacity_bytes_per_ns[link]
+        }
         left = []
         for i in active:
             rate[i] += step
@@ -146,6 +154,4 @@ def max_min_rates(
             if not blocked and rate[i] < cap[i] * (1.0 - 1e-12):
                 left.append(i)
         active = left
-    return [
-        rate[i] / largest[i] if largest[i] > 0.0 else 1.0 / flows[i][1] for i in range(len(flows))
-    ]
+    return [rate[i] / largest[i] if largest[i] > 0.0 else 1.0 / flows[i][1] for i in range(len(flows))]

@@ -267,7 +267,9 @@ class _Compiler:
     ) -> None:
         self.schedule, self.blocks, self.costs = schedule, blocks, costs
         self.order, self.variation, self.members = order, variation, members
-        routed = [(s, b) for s, kinds in enumerate(blocks) for b, k in enumerate(kinds) if k in ("moe", "mtp")]
+        routed = [
+            (s, b) for s, kinds in enumerate(blocks) for b, k in enumerate(kinds) if k in ("moe", "mtp")
+        ]
         self.routed = {place: number for number, place in enumerate(routed)}
         micro = range(schedule.microbatches)
         # A stage of a bidirectional schedule runs on two pipeline ranks, one per direction.
@@ -281,7 +283,9 @@ class _Compiler:
 
     def place(self, rank: int, step: Action | Overlap) -> PlacedStep:
         forward, backward = (step.first, step.second) if isinstance(step, Overlap) else _sides(step)
-        kind: ActionKind = step.kind if isinstance(step, Action) else "F&B" if step.second.kind == "B" else "F&I"
+        kind: ActionKind = (
+            step.kind if isinstance(step, Action) else "F&B" if step.second.kind == "B" else "F&I"
+        )
         stages = (forward.stage if forward else -1, backward.stage if backward else -1)
         micro = (forward.microbatch if forward else -1, backward.microbatch if backward else -1)
         key = (rank, kind, *stages)
