@@ -1,0 +1,321 @@
+"""Measurements to curves: pure functions from rows of numbers to parameters with residuals.
+
+Every fit works on relative (log) errors, weighs outliers down (Cauchy weights on the median absolute
+deviation), and states a leave-one-out error: each x is left out in turn and predicted from the others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from moesim.hwmodels.errors import InputError
+from moesim.kernels.fit_models import (
+    NO_QUALITY,
+    LatencyBandwidth,
+    Pair,
+    Piece,
+    Piecewise,
+    Quality,
+    Saturating,
+    SlowDown,
+    TransferFit,
+    interpolate,
+)
+from moesim.kernels.fit_solver import (
+    MIN_SCALE,
+    Array,
+    log_saturate,
+    minimise,
+    saturation_parameters,
+)
+
+__all__ = [
+    "LatencyBandwidth",
+    "Pair",
+    "Piece",
+    "Piecewise",
+    "Quality",
+    "Saturating",
+    "SlowDown",
+    "TransferFit",
+    "fit_latency_bandwidth",
+    "fit_piecewise",
+    "fit_saturating",
+    "fit_slow_down",
+    "fit_transfer",
+    "interpolate",
+    "isotonic",
+    "medians",
+]
+
+
+def medians(rows: Iterable[Pair]) -> tuple[tuple[Pair, ...], float]:
+    """Median y of every distinct x, in order of x, and the median relative spread within one x.
+
+    Raises InputError for values that are not finite and positive in y.
+    """
+    groups: dict[float, list[float]] = defaultdict(list)
+    for x, y in rows:
+        if not (math.isfinite(x) and math.isfinite(y) and y > 0.0):
+            raise InputError(
+                f"a measured row ({x}, {y}) is not usable: x must be finite and y finite and positive; "
+                "remove the row or measure it again"
+            )
+        groups[float(x)].append(float(y))
+    points = tuple((x, float(np.median(groups[x]))) for x in sorted(groups))
+    half = [(max(v) - min(v)) / 2.0 / float(np.median(v)) for v in groups.values() if len(v) > 1]
+    return points, float(np.median(half)) if half else 0.0
+
+
+def fit_latency_bandwidth(rows: Iterable[Pair], what: str = "transfer") -> LatencyBandwidth:
+    """Latency and bandwidth of (bytes, seconds) rows, at least three different sizes.
+
+    Raises InputError for too few sizes, or where time does not grow with size.
+    """
+    rows = list(rows)
+    points, spread = medians(rows)
+    _enough(points, 3, what, "sizes")
+    latency, rate = _line(points, what)
+    found = LatencyBandwidth(latency, rate, NO_QUALITY)
+    left_out = _left_out(points, 4, lambda rest: _line_predictor(rest, what))
+    return LatencyBandwidth(latency, rate, _quality(rows, found.seconds, left_out, spread))
+
+
+def fit_piecewise(rows: Iterable[Pair], what: str = "transfer", max_pieces: int = 3) -> Piecewise:
+    """The fewest ranges of sizes, up to `max_pieces` of three sizes or more, that explain (bytes, seconds).
+
+    A further piece is taken when it lowers the Bayesian information criterion of the log errors. Raises
+    InputError as `fit_latency_bandwidth` does.
+    """
+    rows = list(rows)
+    points, spread = medians(rows)
+    _enough(points, 3, what, "sizes")
+    pieces = _best_pieces(points, what, max_pieces)
+    found = Piecewise(pieces, NO_QUALITY)
+    left_out = _left_out(
+        points, 5, lambda rest: Piecewise(_best_pieces(rest, what, max_pieces), NO_QUALITY).seconds
+    )
+    return Piecewise(pieces, _quality(rows, found.seconds, left_out, spread))
+
+
+def fit_saturating(rows: Iterable[Pair], what: str = "rate against SMs") -> Saturating:
+    """Slope, limit and knee of (SMs, rate) rows, at least four different numbers of SMs.
+
+    Raises InputError for too few points or numbers of SMs below 1.
+    """
+    rows = list(rows)
+    points, spread = medians(rows)
+    _enough(points, 4, what, "numbers of SMs")
+    if points[0][0] < 1:
+        raise InputError(f"{what}: {points[0][0]:g} SMs is not a measurement; numbers of SMs start at 1")
+    slope, limit, sharp = _saturating(points)
+    found = Saturating(slope, limit, sharp, NO_QUALITY)
+    left_out = _left_out(points, 5, lambda rest: Saturating(*_saturating(rest), NO_QUALITY).at)
+    return Saturating(slope, limit, sharp, _quality(rows, found.at, left_out, spread))
+
+
+def fit_transfer(rows: Iterable[tuple[float, float, float]], what: str = "dispatch") -> TransferFit:
+    """Latency and saturating rate of (bytes, SMs, seconds) rows.
+
+    Left out in turn: every (bytes, SMs) point. Raises InputError for fewer than six points, two sizes or
+    three numbers of SMs.
+    """
+    rows = list(rows)
+    cells: dict[tuple[float, float], list[float]] = defaultdict(list)
+    for size, sms, seconds in rows:
+        cells[float(size), float(sms)].append(float(seconds))
+    points = sorted((size, sms, medians((0.0, s) for s in v)[0][0][1]) for (size, sms), v in cells.items())
+    sizes, sms_seen = {p[0] for p in points}, {p[1] for p in points}
+    if len(points) < 6 or len(sizes) < 2 or len(sms_seen) < 3 or min(sms_seen, default=0) < 1:
+        raise InputError(
+            f"{what}: {len(points)} points over {len(sizes)} sizes and {len(sms_seen)} numbers of SMs are "
+            "too few; measure at least 6 points over 2 sizes and 3 numbers of SMs (1 or more)"
+        )
+    found = _transfer(points)
+    errors = []
+    if len(points) >= 8:
+        for i, (size, sms, seconds) in enumerate(points):
+            rest = points[:i] + points[i + 1 :]
+            if {p[1] for p in rest} == sms_seen and len({p[0] for p in rest}) > 1:
+                errors.append(abs(_transfer(rest, found).seconds(size, sms) / seconds - 1.0))
+    inside = [abs(found.seconds(size, sms) / seconds - 1.0) for size, sms, seconds in rows]
+    spread = _spread(cells.values())
+    return TransferFit(found.latency_s, found.rate, _summary(len(rows), inside, errors, spread))
+
+
+def fit_slow_down(rows: Iterable[Pair], *, falling: bool = False, what: str = "slow-down") -> SlowDown:
+    """Medians of (SMs, time over time alone), pooled until monotone in the SMs (isotonic regression).
+
+    Fewer free SMs are never faster for compute (rising); more of its own SMs never slow communication more
+    (`falling`, then no point (0, 1)). Left out in turn: every inner number of SMs, predicted from its
+    neighbours. Raises InputError without a row at 1 SM or more.
+    """
+    rows = [(x, y) for x, y in rows if x > 0]
+    points, spread = medians(rows)
+    _enough(points, 1, what, "numbers of SMs")
+    ys = [max(1.0, y) for _, y in points]
+    pooled = [-v for v in isotonic([-y for y in ys])] if falling else isotonic(ys)
+    curve = tuple((x, y) for (x, _), y in zip(points, pooled, strict=True))
+    if not falling:
+        curve = ((0.0, 1.0), *curve)
+    errors = [
+        abs(interpolate(curve[:i] + curve[i + 1 :], x) / y - 1.0)
+        for i, (x, y) in enumerate(curve)
+        if 0 < i < len(curve) - 1
+    ]
+    inside = [abs(interpolate(curve, x) / y - 1.0) for x, y in rows]
+    return SlowDown(curve, points, _summary(len(rows), inside, errors, spread))
+
+
+def isotonic(values: Sequence[float]) -> list[float]:
+    """The non-decreasing sequence nearest to `values` (least squares, pool adjacent violators)."""
+    blocks: list[tuple[float, int]] = []
+    for value in values:
+        blocks.append((value, 1))
+        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
+            (b, m), (a, n) = blocks.pop(), blocks.pop()
+            blocks.append(((a * n + b * m) / (n + m), n + m))
+    return [mean for mean, count in blocks for _ in range(count)]
+
+
+# --- robust least squares on log errors ---
+
+
+def _enough(points: Sequence[object], needed: int, what: str, of: str) -> None:
+    if len(points) < needed:
+        raise InputError(
+            f"{what}: {len(points)} different {of} measured, but the fit needs at least {needed}; "
+            "measure more points (without --quick) or leave this curve out"
+        )
+
+
+def _line(points: Sequence[Pair], what: str) -> Pair:
+    """(latency, rate) of (bytes, seconds) points."""
+    sizes, seconds = (np.array(column) for column in zip(*points, strict=True))
+    grown = float(np.max(sizes) - np.min(sizes))
+    slope = (seconds[-1] - seconds[0]) / grown if grown > 0 else 0.0
+    if slope <= 0.0:
+        raise InputError(
+            f"{what}: {seconds[-1]:g} s for {sizes[-1]:g} B is not longer than {seconds[0]:g} s for "
+            f"{sizes[0]:g} B, so no bandwidth follows; measure larger sizes"
+        )
+    start = np.log([max(1e-9, float(seconds[0] - slope * sizes[0]), 0.05 * float(seconds[0])), 1.0 / slope])
+    logs = np.log(seconds)
+    best = minimise(lambda p: np.log(np.exp(p[0]) + sizes / np.exp(p[1])) - logs, start)
+    return float(np.exp(best[0])), float(np.exp(best[1]))
+
+
+def _line_predictor(points: Sequence[Pair], what: str) -> Callable[[float], float]:
+    latency, rate = _line(points, what)
+    return lambda size: latency + size / rate
+
+
+def _best_pieces(points: Sequence[Pair], what: str, max_pieces: int) -> tuple[Piece, ...]:
+    """Exhaustive choice of break points (sizes are few), judged by the information criterion."""
+    n = len(points)
+    segments: dict[tuple[int, int], tuple[float, Piece]] = {}
+    for i in range(n - 2):
+        for j in range(i + 3, n + 1):
+            try:
+                latency, rate = _line(points[i:j], what)
+            except InputError:
+                if (i, j) == (0, n):
+                    raise
+                continue
+            squares = sum(math.log((latency + x / rate) / y) ** 2 for x, y in points[i:j])
+            segments[i, j] = squares, Piece(points[i][0], latency, rate)
+    chosen: dict[tuple[int, int], tuple[float, tuple[Piece, ...]]] = {(0, 0): (0.0, ())}
+    for count in range(1, max_pieces + 1):
+        for (i, j), (squares, piece) in segments.items():
+            if (before := chosen.get((count - 1, i))) is not None:
+                total = before[0] + squares
+                if (count, j) not in chosen or total < chosen[count, j][0]:
+                    chosen[count, j] = total, (*before[1], piece)
+    scored = []
+    for count in range(1, max_pieces + 1):
+        if (count, n) in chosen:
+            squares, pieces = chosen[count, n]
+            variance = max(squares / n, MIN_SCALE**2)
+            scored.append((n * math.log(variance) + 3 * count * math.log(n), count, pieces))
+    return min(scored)[2]
+
+
+def _saturating(points: Sequence[Pair]) -> tuple[float, float, float]:
+    ns, ys = (np.log(np.array(column)) for column in zip(*points, strict=True))
+    best, best_cost = None, math.inf
+    for sharp in (2.0, 8.0):
+        start = np.array([float(np.max(ys - ns)), float(np.max(ys)), math.log(sharp)])
+        found = minimise(lambda p: log_saturate(ns, p) - ys, start)
+        cost = float(np.median(np.abs(log_saturate(ns, found) - ys)))
+        if cost < best_cost:
+            best, best_cost = found, cost
+    assert best is not None
+    return saturation_parameters(best)
+
+
+def _transfer(
+    points: Sequence[tuple[float, float, float]], start_from: TransferFit | None = None
+) -> TransferFit:
+    sizes, ns, seconds = (np.array(column) for column in zip(*points, strict=True))
+    logs, log_n = np.log(seconds), np.log(ns)
+    if start_from is None:
+        rates = sizes / seconds
+        first = (
+            math.log(float(np.min(seconds)) / 2),
+            math.log(float(np.max(rates / ns))),
+            math.log(float(np.max(rates))),
+        )
+        start = np.array([*first, math.log(4.0)])
+    else:
+        r = start_from.rate
+        start = np.log([start_from.latency_s, r.slope, r.limit, r.sharpness])
+
+    def residual(p: Array) -> Array:
+        return np.asarray(np.log(np.exp(p[0]) + sizes / np.exp(log_saturate(log_n, p[1:]))) - logs)
+
+    found = minimise(residual, start)
+    return TransferFit(
+        float(np.exp(found[0])), Saturating(*saturation_parameters(found[1:]), NO_QUALITY), NO_QUALITY
+    )
+
+
+# --- stated errors ---
+
+
+def _left_out(
+    points: Sequence[Pair], needed: int, refit: Callable[[Sequence[Pair]], Callable[[float], float]]
+) -> list[float]:
+    """Relative errors of every inner point, predicted without it (the ends would be extrapolated)."""
+    errors: list[float] = []
+    if len(points) < needed:
+        return errors
+    for i in range(1, len(points) - 1):
+        x, y = points[i]
+        errors.append(abs(refit([*points[:i], *points[i + 1 :]])(x) / y - 1.0))
+    return errors
+
+
+def _quality(
+    rows: Sequence[Pair], predict: Callable[[float], float], left_out: list[float], spread: float
+) -> Quality:
+    return _summary(len(rows), [abs(predict(x) / y - 1.0) for x, y in rows], left_out, spread)
+
+
+def _summary(rows: int, inside: list[float], left_out: list[float], spread: float) -> Quality:
+    return Quality(
+        rows,
+        float(np.median(inside)),
+        max(inside),
+        float(np.median(left_out)) if left_out else math.nan,
+        max(left_out) if left_out else math.nan,
+        spread,
+    )
+
+
+def _spread(groups: Iterable[Sequence[float]]) -> float:
+    half = [(max(v) - min(v)) / 2.0 / float(np.median(v)) for v in groups if len(v) > 1]
+    return float(np.median(half)) if half else 0.0
