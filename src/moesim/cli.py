@@ -7,6 +7,7 @@ illegal input), 3 (legal, but does not fit). Every command imports what it needs
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -87,7 +88,7 @@ def simulate(
     seed: Seed = None,
 ) -> None:
     """Predict one training step and the run made of it."""
-    from moesim.cli_console import print_text
+    from moesim.cli_console import chosen_numbers, print_text
     from moesim.cli_report import summary
     from moesim.simulator.trace import trace_path
 
@@ -95,7 +96,7 @@ def simulate(
         trace_path(trace)  # refused before the work, not after it
     if trace_per_rank is not None and not trace_per_rank.is_dir():
         raise InputError(f"--trace-per-rank {trace_per_rank}: the folder does not exist; create it first")
-    shown = {"ranks": _numbers("--ranks", ranks), "members": _numbers("--members", members)}
+    shown = {"ranks": chosen_numbers("--ranks", ranks), "members": chosen_numbers("--members", members)}
     prepared, execution, result = _predict(scenario, overrides, seed)
     if trace is not None or trace_per_rank is not None:
         _write_traces(prepared, execution, trace, trace_per_rank, **shown)
@@ -117,7 +118,11 @@ def _predict(
         from moesim.simulator.simulate import prepare, summarise
 
         extra = [] if seed is None else [f"seed={seed}"]
-        prepared = prepare(load_scenario(scenario, [*(overrides or []), *extra]))
+        loaded = load_scenario(scenario, [*(overrides or []), *extra])
+        try:
+            prepared = prepare(loaded)
+        except InputError as error:  # what does not fit together is told without the file's name
+            raise InputError(f"{scenario}: {error}") from None
         count = sum(len(steps) for steps in prepared.program.ranks)
         say(f"{prepared.scenario.name}: running {count:,} actions on {prepared.schedule.pp} pipeline ranks")
         execution = execute(prepared.program)
@@ -144,22 +149,6 @@ def _write_traces(
         if folder is not None:
             paths = write_trace_per_gpu(folder, execution, info, ranks, who)
             say_written(f"{len(paths)} files in {folder}", "for Holistic Trace Analysis")
-
-
-def _numbers(option: str, text: str) -> list[int] | None:
-    """The numbers of "0,3,5-7"; None for "all"."""
-    if text.strip() == "all":
-        return None
-    numbers: list[int] = []
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        ends = (first, last if dash else first)
-        if not all(end.isascii() and end.isdigit() and len(end) < 7 for end in ends) or int(ends[0]) > int(
-            ends[1]
-        ):
-            raise InputError(f"{option} {text!r}: write numbers such as 0,3 or 0-3, or all")
-        numbers.extend(range(int(ends[0]), int(ends[1]) + 1))
-    return numbers
 
 
 def _check_fit(result: Result) -> None:
@@ -314,15 +303,32 @@ def import_hf(
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Entry point of the console script: run a command, turn errors into one paragraph and an exit code."""
-    args = sys.argv[1:] if arguments is None else arguments
+    code = _run(sys.argv[1:] if arguments is None else arguments)
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):  # a reader such as head that has enough is no error
+            _complain(f"the result cannot be written: {error.strerror}")
+        # What is left in the buffer would fail again, with a traceback, when Python exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = code or 1
+    sys.exit(code)
+
+
+def _run(args: list[str]) -> int:
     try:
         app(args=args, prog_name="moesim")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0
     except MoesimError as error:
         _complain(str(error))
-        sys.exit(error.exit_code)
+        return error.exit_code
     except KeyboardInterrupt:
         _complain("interrupted")
-        sys.exit(130)
+        return 130
+    except OSError as error:
+        _complain(f"{error.filename or 'the output'} cannot be read or written: {error.strerror or error}")
+        return 1
     except Exception as error:
         if "--debug" in args:
             raise
@@ -331,8 +337,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
             f"{moesim.__version__}: please report it with the command, its input, and the traceback that "
             "`moesim --debug ...` shows"
         )
-        sys.exit(1)
-    sys.exit(0)
+        return 1
+    return 0
 
 
 def _complain(text: str) -> None:

@@ -12,11 +12,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from moesim.hwmodels.errors import InputError
+
 QUIET_S = 2.0
 """Work shorter than this shows no progress."""
 
-PIPED_WIDTH = 200
-"""Columns of a table that does not go to a terminal."""
+PIPED_WIDTH = 10_000
+"""Columns for a table that does not go to a terminal: one row stays one line."""
 
 
 def print_raw(text: str) -> None:
@@ -37,7 +39,7 @@ def print_json(data: object) -> None:
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
     """A table without lines; columns numbered in `right` are numbers."""
     terminal = sys.stdout.isatty()
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, header_style="bold", show_header=any(headers))
     for number, header in enumerate(headers):
         table.add_column(header, justify="right" if number in right else "left", overflow="fold")
     for row in rows:
@@ -102,3 +104,19 @@ def short(value: float, digits: int = 3) -> str:
 def percent(fraction: float) -> str:
     """A fraction as a percentage."""
     return f"{100 * fraction:.1f} %"
+
+
+def chosen_numbers(option: str, text: str) -> list[int] | None:
+    """The numbers of "0,3,5-7"; None for "all". Raises InputError naming `option` otherwise."""
+    if text.strip() == "all":
+        return None
+    numbers: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        ends = (first, last if dash else first)
+        if not all(end.isascii() and end.isdigit() and len(end) < 7 for end in ends) or int(ends[0]) > int(
+            ends[1]
+        ):
+            raise InputError(f"{option} {text!r}: write numbers such as 0,3 or 0-3, or all")
+        numbers.extend(range(int(ends[0]), int(ends[1]) + 1))
+    return numbers

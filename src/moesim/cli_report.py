@@ -63,6 +63,10 @@ def _figures(prepared: Prepared, result: Result) -> list[str]:
         "memory": f"{_gib(memory.total_bytes)} of {_gib(memory.capacity_bytes)} GiB on the fullest GPU: "
         f"{'fits' if memory.fits else 'DOES NOT FIT'} ({parts})",
     }
+    if (
+        prepared.scenario.stages.blocks is not None
+    ):  # a part of the model: nothing a token or a run would cost
+        rows = {name: rows[name] for name in ("step time", "memory")}
     return [f"{name:<12}{text}" for name, text in rows.items()]
 
 
@@ -146,6 +150,7 @@ def print_explanation(prepared: Prepared, result: Result) -> None:
     print_table(("cause", "seconds", "share"), causes, right=(1, 2))
     print_text("\nwhere each pipeline rank's step goes, seconds")
     print_table(("rank", *(key.replace("_", " ") for key in CATEGORIES)), _rank_rows(result), right=range(8))
+    print_text("mean*: over the ranks, weight gradients of full backward chunks counted as such")
     if result.pair_phases:
         print_text("\ninside an overlapped pair (MoE blocks), milliseconds each")
         spans = [(p.phase, f"{1e3 * p.seconds:.3f}", f"{1e3 * p.wait_s:.3f}") for p in result.pair_phases]
@@ -168,10 +173,7 @@ def _rank_rows(result: Result) -> list[tuple[str, ...]]:
 
 
 def _print_footing(result: Result) -> None:
-    print_text(
-        "  (mean*: over the ranks, weight gradients of full backward chunks counted as such)\n"
-        f"\nprofile {result.profile}, hash {result.profile_hash}\nnumbers by kind of evidence"
-    )
+    print_text(f"\nprofile {result.profile}, hash {result.profile_hash}\nnumbers by kind of evidence")
     by_kind: dict[str, list[ProvenanceEntry]] = {}
     for entry in result.provenance:
         by_kind.setdefault(entry.kind, []).append(entry)
@@ -193,6 +195,6 @@ def shortage(result: Result) -> str:
     largest, size = max(memory.by_kind_bytes.items(), key=lambda item: item[1])
     return (
         f"{result.scenario}: does not fit: the fullest GPU needs {_gib(memory.total_bytes)} GiB and has "
-        f"{_gib(memory.capacity_bytes)} GiB; the largest part is {largest.replace('_', ' ')} with {_gib(size)} "
-        "GiB. More parallel.pp, ep or tp, a higher zero_stage, or recompute=full needs less"
+        f"{_gib(memory.capacity_bytes)} GiB; the largest part is {largest.replace('_', ' ')} with "
+        f"{_gib(size)} GiB. More parallel.pp, ep or tp, a higher zero_stage, or recompute=full needs less"
     )

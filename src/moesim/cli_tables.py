@@ -29,6 +29,7 @@ def schedule_text(schedule: Schedule, width: int | None = None) -> str:
 
 def print_scores(rows: Sequence[Row], placements: Sequence[Placement]) -> None:
     """The scoreboard, and what the unpublished placement of the layers is worth."""
+    sources = {source: number for number, source in enumerate(dict.fromkeys(row.source for row in rows), 1)}
     cells = [
         (
             row.id,
@@ -38,12 +39,15 @@ def print_scores(rows: Sequence[Row], placements: Sequence[Placement]) -> None:
             f"{row.predicted:,.4g}" if row.predicted < 1e5 else short(row.predicted, 4),
             f"{100 * row.relative_error:+.1f} %",
             "yes" if row.used_for_calibration else "no",
-            row.source,
+            f"[{sources[row.source]}]",
         )
         for row in rows
     ]
     headers = ("id", "quantity", "unit", "published", "predicted", "error", "calibrated", "source")
     print_table(headers, cells, right=(3, 4, 5))
+    print_text("")
+    for source, number in sources.items():
+        print_text(f"[{number}] {source}")
     if placements:
         print_text("\nstep time under other placements of the layers, which the reports do not publish")
         lines = [
