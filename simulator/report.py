@@ -20,7 +20,7 @@ CATEGORY = {
 
 
 def breakdowns(execution: Execution, split_weight: bool = False) -> list[Breakdown]:
-    """Seconds by category for every pipeline rank, mean over its members.
+    """Seconds by category for every pipeline rank, mean over its members (docs/model.md, eq. T1, eq. T2).
 
     With `split_weight` the weight-gradient phases of a full backward chunk count in backward_weight.
     The bubble is the time that no action runs; exposed communication is the part of the actions in

@@ -12,7 +12,8 @@ class _Part(BaseModel):
 
 
 class StepResult(_Part):
-    """One training step. Rates per second or day, MFU as a fraction of the BF16 datasheet peak."""
+    """One training step. Rates per second or day (docs/model.md, eq. F4), MFU as a fraction of the BF16
+    datasheet peak (eq. F5)."""
 
     time_s: float
     tokens: int
@@ -49,7 +50,7 @@ class MemoryResult(_Part):
 
 
 class RunResult(_Part):
-    """The whole run at constant batch."""
+    """The whole run at constant batch (docs/model.md, eq. F6)."""
 
     tokens: float
     steps: int

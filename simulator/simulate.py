@@ -154,7 +154,7 @@ def _check_combination(scenario: Scenario, schedule: Schedule) -> None:
 
 
 def assign_stages(scenario: Scenario, pricer: Pricer, schedule: Schedule) -> StageAssignment:
-    """Stages as the scenario says; otherwise balanced by the compute of one micro-batch on all SMs.
+    """Stages as the scenario says; otherwise balanced by the compute of one micro-batch on all SMs (eq. S1).
 
     The principle is fixed beforehand: the heaviest stage is as light as it can be, embedding on the
     first stage, MTP module and head passes on the last (docs/decisions/0003-stage-balance.md).

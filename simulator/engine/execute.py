@@ -209,6 +209,7 @@ class _Machine:
 def execute(program: Program) -> Execution:
     """Run the program to its end and return every start and end in integer nanoseconds.
 
+    Compute by docs/model.md, eq. E1, transfers behind their barrier by eq. E2, pipeline sends by eq. E4.
     Raises RuntimeError where ranks wait for each other forever (a validated schedule cannot).
     """
     machine = _Machine(program)
@@ -234,7 +235,7 @@ def holders(schedule: Schedule, rank: int) -> list[int]:
 
 
 def _synchronise(program: Program, records: list[list[StepRecord]]) -> tuple[list[SyncRecord], int]:
-    """Gradient reduction, global norm, optimizer and parameter gather after the last action.
+    """Gradient reduction, global norm, optimizer and parameter gather after the last action (eq. E5).
 
     A rank's reduction waits for the ranks that hold the same parameters (the mirror rank of a
     bidirectional schedule); gradient clipping makes the norm a barrier of all ranks.

@@ -66,7 +66,7 @@ def activation_bytes(
     plan: ParallelPlan,
     sequence: int,
 ) -> float:
-    """Bytes on one GPU that one micro-batch keeps in one block."""
+    """Bytes on one GPU that one micro-batch keeps in one block (docs/model.md, eq. M2)."""
     tokens = plan.microbatch * sequence / plan.cp
     cut = {
         "tokens": plan.tp if plan.sequence_parallel else 1,
@@ -80,7 +80,7 @@ def activation_bytes(
 def working_bytes(
     shape: ModelShape, kind: BlockKind, plan: ParallelPlan, precision: Precision, sequence: int
 ) -> float:
-    """Bytes alive while one block runs backward: each of its tensors once, in BF16, nothing recomputed."""
+    """Bytes alive while one block runs backward: its tensors once, in BF16, nothing recomputed (eq. M3)."""
     plain = precision.model_copy(update={"activation_cache": "bf16", "head": "bf16"})
     return activation_bytes(shape, kind, plain, "none", plan, sequence)
 

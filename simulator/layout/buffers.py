@@ -66,7 +66,7 @@ def expert_buffers(ep: int, hidden: int, sms: int) -> ExpertBuffers:
 
 
 def pipeline_buffer_bytes(shape: ModelShape, plan: ParallelPlan, sequence: int) -> float:
-    """Send and receive buffers of activations and their gradients between pipeline ranks, in BF16."""
+    """Send and receive buffers of activations and gradients between pipeline ranks, in BF16 (eq. M4)."""
     if plan.pp == 1:
         return 0.0
     tokens = plan.microbatch * sequence / plan.cp / (plan.tp if plan.sequence_parallel else 1)

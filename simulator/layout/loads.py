@@ -21,7 +21,7 @@ SMALLEST_CV = 1e-6
 def sampled_loads(
     seed: int, n_samples: int, ep: int, experts: int, expert_cv: float, rows_per_rank: float
 ) -> FloatArray:
-    """Expert rows that each rank receives, relative to the mean: [n_samples, ep], each sample averages 1.
+    """Expert rows that each rank receives over their mean: [n_samples, ep], each sample averages 1 (eq. R3).
 
     Every sample draws a popularity for each expert (gamma with mean 1 and coefficient of variation
     `expert_cv`, 0 = all equal), sums it over the experts/ep experts of a rank, and deals the

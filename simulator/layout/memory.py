@@ -93,7 +93,7 @@ def memory_by_kind(
     communication_sms: int,
     capacity_bytes: float,
 ) -> MemoryReport:
-    """Bytes per GPU for every pipeline rank of a plan.
+    """Bytes per GPU for every pipeline rank of a plan (docs/model.md, eq. M5).
 
     `ranks[r]` names the stages of pipeline rank r; a stage that several ranks hold (DualPipe) has its
     states sharded over all of its copies. Tokens are spread evenly; skew of the routing is not included.
@@ -178,7 +178,7 @@ def _states(
     rank: RankStages,
     copies: Mapping[int, int],
 ) -> tuple[float, float, float]:
-    """(weights, gradients, optimizer states) of one rank, each sharded as the ZeRO stage says."""
+    """(weights, gradients, optimizer states) of one rank, each sharded as the ZeRO stage says (eq. M1)."""
     zero = layout.plan.zero_stage
     elements = dict.fromkeys((1, 2, 3), 0.0)
     blocks = [block for stage in rank.stages for block in assignment.stages[stage]]

@@ -96,7 +96,7 @@ class LinkBytes:
 
 @lru_cache(maxsize=256)
 def expected_targets(gate: Gate, ep: int, gpus_per_node: int, seed: int = 0) -> TargetStatistics:
-    """Expected distinct targets of one token over `ep` ranks with `gpus_per_node` of them on a node.
+    """Expected distinct targets of one token over `ep` ranks, `gpus_per_node` of them on a node (eq. R2).
 
     Exact for gates without groups and for groups ranked by their best score; a seeded Monte Carlo over
     group choices (`seed`, exact inside the groups) for top2-sum. Experts are placed in order, experts/ep
@@ -123,7 +123,7 @@ def expected_targets(gate: Gate, ep: int, gpus_per_node: int, seed: int = 0) -> 
 
 
 def transfer_bytes(targets: TargetStatistics, tokens: float, bytes_per_row: float) -> LinkBytes:
-    """Bytes of one dispatch or combine of `tokens` tokens a rank, each `bytes_per_row` long.
+    """Bytes of one dispatch or combine of `tokens` tokens a rank, each `bytes_per_row` long (eq. X1).
 
     The backward of a dispatch is a combine and the other way round; both take the same paths.
     """
@@ -140,7 +140,7 @@ def transfer_bytes(targets: TargetStatistics, tokens: float, bytes_per_row: floa
 
 @lru_cache(maxsize=64)
 def group_counts(gate: Gate, seed: int = 0) -> tuple[tuple[GroupCounts, float], ...]:
-    """Distribution of how a token's experts spread over groups (which group is which does not matter)."""
+    """Distribution of how a token's experts spread over groups, whichever they are (eq. R1)."""
     limited = gate.groups_per_token < gate.groups
     return _spread_by_top2(gate, seed) if limited and gate.group_score != "best" else _spread_by_best(gate)
 

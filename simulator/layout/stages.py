@@ -61,7 +61,7 @@ def balanced(
     first_stage_layers: int | None = None,
     last_stage_layers: int | None = None,
 ) -> StageAssignment:
-    """The contiguous assignment with the lightest heaviest stage.
+    """The contiguous assignment with the lightest heaviest stage (docs/model.md, eq. S2).
 
     `weights` are the blocks' costs in any one unit (seconds of forward and backward). The embedding
     stays on the first stage and heads and MTP modules on the last, where they share their tables

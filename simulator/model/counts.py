@@ -112,7 +112,7 @@ def block_parameters(shape: ModelShape, kind: BlockKind, activated: bool = False
 
 
 def parameters_by_component(shape: ModelShape, activated: bool = False) -> Parameters:
-    """The main model without MTP modules; a tied head counts once, as embedding."""
+    """The main model without MTP modules; a tied head counts once, as embedding (docs/model.md, eq. F1)."""
     out = block_parameters(shape, "embedding") + block_parameters(shape, "head")
     if shape.tied_embeddings:
         out = out + Parameters(head=-out.head)
@@ -145,7 +145,7 @@ def parameters_activated(shape: ModelShape, embedding: bool) -> int:
 def flop_per_token(shape: ModelShape, sequence: int, causal: bool) -> float:
     """Model FLOPs of one training token, forward and backward, in the convention of published MFUs.
 
-    6 x the matrix parameters that a token uses (no embedding, router, norms, MTP or indexer, no
+    Eq. F2: 6 x the matrix parameters that a token uses (no embedding, router, norms, MTP or indexer, no
     recompute) plus 3 x the attention products, halved when only the causal half counts. Reproduces
     249.8 and 280.5 GF for DeepSeek-V3 at 4,096 tokens (arXiv 2505.09343v2, tables 2 and 4).
     """
@@ -157,7 +157,7 @@ def flop_per_token(shape: ModelShape, sequence: int, causal: bool) -> float:
 
 
 def attention_flop_per_token(shape: ModelShape, sequence: int, causal: bool) -> float:
-    """The part of `flop_per_token` that the attention scores and their product with V take."""
+    """The part of `flop_per_token` that attention scores and their product with V take (eq. F3)."""
     a = shape.attention
     products = 2.0 * a.heads * sequence * (a.qk_head_dim + a.v_head_dim)
     return 3.0 * shape.n_layers * products * (0.5 if causal else 1.0)
