@@ -50,7 +50,7 @@ def home_case(scenario: Scenario, repeats: int) -> None:
 
 def from_shell(repeats: int) -> None:
     """Shell to answer, and the peak memory of that process."""
-    command = [sys.executable, "-m", "moesim.cli", "simulate", HOME, "--json"]
+    command = [sys.executable, "-c", "from moesim.cli import main; main()", "simulate", HOME, "--json"]
     seconds = median_s(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL), repeats)
     print(f"shell to answer     {seconds:7.3f} s median of {repeats}")
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
@@ -64,10 +64,8 @@ def scaling(repeats: int) -> None:
         prepared = prepare(scenario)
         execution = execute(prepared.program)
         seconds = median_s(lambda s=scenario: simulate(s), repeats)  # type: ignore[misc]
-        per_task = seconds / execution.events * 1e6
-        print(
-            f"{sequences // 128:4d} micro-batches   {seconds:7.3f} s   {per_task:.1f} us for each of {execution.events} tasks"
-        )
+        each = f"{seconds / execution.events * 1e6:.1f} us for each of {execution.events} tasks"
+        print(f"{sequences // 128:4d} micro-batches   {seconds:7.3f} s   {each}")
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from moesim.simulator.cost.communication import EpOperation, Links, ep_transfer
 from moesim.simulator.layout.routing import Gate, expected_targets, transfer_bytes
 from moesim.simulator.model.precision import row_bytes
 from moesim.simulator.result import Result
-from moesim.simulator.scenario import Scenario, load_scenario
+from moesim.simulator.scenario import Scenario, load_scenario, preset_names
 from moesim.simulator.simulate import prepare, simulate
 
 PROFILES = ("h800-trace", "h800-published")
@@ -109,20 +109,36 @@ def _score_profile(figures: tuple[Figure, ...], profile: str, progress: Progress
             progress(f"{figure.scenario} with {profile}")
             overrides = [f"profile={profile}", *figure.override]
             results[key] = simulate(load_scenario(figure.scenario, overrides))
-        predicted = lookup(results[key], figure.path) * figure.scale
-        rows.append(
-            Row(
-                id=f"{figure.id}@{profile}",
-                source=figure.source,
-                quantity=figure.quantity,
-                unit=figure.unit,
-                published=figure.value,
-                predicted=predicted,
-                relative_error=predicted / figure.value - 1.0,
-                used_for_calibration=profile in figure.calibrated_by,
-            )
-        )
+        rows.append(_row(figure, results[key]))
     return rows
+
+
+def _row(figure: Figure, result: Result) -> Row:
+    predicted = lookup(result, figure.path) * figure.scale
+    return Row(
+        id=f"{figure.id}@{result.profile}",
+        source=figure.source,
+        quantity=figure.quantity,
+        unit=figure.unit,
+        published=figure.value,
+        predicted=predicted,
+        relative_error=predicted / figure.value - 1.0,
+        used_for_calibration=result.profile in figure.calibrated_by,
+    )
+
+
+def beside_published(scenario: Scenario, result: Result) -> list[Row]:
+    """Published figures of a preset beside a result of it; empty where the scenario was changed.
+
+    The profile and the seed may differ from the preset's: the published job is still the same.
+    """
+    if scenario.name not in preset_names():
+        return []
+    same = {"profile": scenario.profile, "seed": scenario.seed, "base": scenario.base}
+    if load_scenario(scenario.name).model_copy(update=same) != scenario:
+        return []
+    figures = _read(_Figures, "deepseek-v3.yaml").figures
+    return [_row(f, result) for f in figures if f.scenario == scenario.name and not f.override]
 
 
 def lookup(result: Result, path: str) -> float:

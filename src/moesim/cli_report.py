@@ -27,6 +27,7 @@ def summary(prepared: Prepared, result: Result) -> str:
             "",
             *_breakdown(result),
             "",
+            *_published(prepared, result),
             *_reasons(result),
             "",
             *_footing(result),
@@ -94,6 +95,23 @@ def _breakdown(result: Result) -> list[str]:
             f"  {'one overlapped pair, milliseconds':<45}{1e3 * result.forward_backward_pair_s:>9.1f}"
         )
     return lines
+
+
+def _published(prepared: Prepared, result: Result) -> list[str]:
+    """What was published about this very job beside the prediction, every error printed."""
+    from moesim.simulator.validation import beside_published
+
+    rows = beside_published(prepared.scenario, result)
+    if not rows:
+        return []
+    lines = [f"{'against what was published':<58}{'published':>10}{'predicted':>11}{'error':>9}"]
+    for row in rows:
+        quantity = f"{row.quantity}{'' if row.unit == '1' else f', {row.unit}'}"
+        mark = " (calibrated on it)" if row.used_for_calibration else ""
+        lines.append(
+            f"  {quantity:<56}{row.published:>10.4g}{row.predicted:>11.4g}{row.relative_error:>+9.1%}{mark}"
+        )
+    return [*lines, ""]
 
 
 def _reasons(result: Result) -> list[str]:
