@@ -8,9 +8,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, PrivateAttr, model_validator
 
 from moesim.hwmodels.cluster import Cluster, load_cluster
 from moesim.hwmodels.errors import InputError
@@ -97,7 +95,7 @@ class Variation(_Part):
 class RunPlan(_Part):
     """The whole run: tokens to train on at constant batch."""
 
-    tokens: float = Field(gt=0)
+    tokens: float = Field(gt=0, le=1e18, allow_inf_nan=False)
 
 
 class Scenario(_Part):
@@ -122,7 +120,7 @@ class Scenario(_Part):
     variation: Variation
     run: RunPlan
     seed: int = Field(0, ge=0, lt=2**63)
-    base: str | None = Field(None, exclude=True)
+    _base: str | None = PrivateAttr(None)
     """Folder that relative paths start from (set by the loader)."""
 
     @property
@@ -140,16 +138,21 @@ class Scenario(_Part):
     @property
     def machine(self) -> Cluster:
         """The cluster itself."""
-        return self.cluster if isinstance(self.cluster, Cluster) else load_cluster(self.cluster, self._base())
-
-    def _base(self) -> Path | None:
-        return None if self.base is None else Path(self.base) / "scenario"
+        if isinstance(self.cluster, Cluster):
+            return self.cluster
+        return load_cluster(self.cluster, None if self._base is None else Path(self._base) / "scenario")
 
     def path(self, name: str) -> str:
         """`name` relative to the scenario file, where such a file exists beside it."""
-        if self.base is not None and (Path(self.base) / name).exists():
-            return str(Path(self.base) / name)
+        if self._base is not None and (Path(self._base) / name).exists():
+            return str(Path(self._base) / name)
         return name
+
+    def based_on(self, folder: str) -> Scenario:
+        """The same scenario with relative paths starting from `folder`."""
+        copy = self.model_copy()
+        copy._base = folder
+        return copy
 
 
 def preset_names() -> list[str]:
@@ -179,9 +182,7 @@ def load_scenario(name_or_path: str, overrides: Sequence[str] = ()) -> Scenario:
         )
     for text in overrides:
         data = _override(data, text)
-    if "base" in data:
-        raise InputError(f"{place}: unknown key 'base'")
-    return validate_model(Scenario, {**data, "base": base}, place)
+    return validate_model(Scenario, data, place).based_on(base)
 
 
 def _override(data: Mapping[str, Any], text: str) -> dict[str, Any]:
@@ -189,10 +190,7 @@ def _override(data: Mapping[str, Any], text: str) -> dict[str, Any]:
     key, equals, value_text = text.partition("=")
     if not equals or not key.strip():
         raise InputError(f"--set {text!r}: write key=value, for example parallel.ep=32")
-    try:
-        value = YAML(typ="safe", pure=True).load(value_text)
-    except YAMLError:
-        raise InputError(f"--set {text!r}: the value is not YAML") from None
+    value = parse_mapping(f"value: {value_text}", f"--set {key.strip()}")["value"]
     result: dict[str, Any] = json.loads(json.dumps(data, default=str)) if data else {}
     section: Any = result
     parts = key.strip().split(".")

@@ -76,6 +76,7 @@ def prepare(scenario: Scenario) -> Prepared:
     cluster, plan = scenario.machine, scenario.parallel
     profile = load_profile(scenario.path(scenario.profile))
     check_profile(profile, cluster)
+    _check_sms(scenario, cluster)
     layout = Layout(plan, cluster.n_gpus, cluster.node.n_gpus)
     count = microbatches(layout, scenario.batch.sequences)
     schedule = load_schedule(scenario, count)
@@ -144,6 +145,15 @@ def load_schedule(scenario: Scenario, count: int) -> Schedule:
     return schedule
 
 
+def _check_sms(scenario: Scenario, cluster: Cluster) -> None:
+    sms, total = scenario.communication.sms, cluster.accelerator.n_sms
+    if sms >= total:
+        raise InputError(
+            f"communication.sms={sms} leaves no SM for compute: {cluster.accelerator.name} has {total}; "
+            f"use at most {total - 1} (DeepEP uses 20 to 24)"
+        )
+
+
 def _check_combination(scenario: Scenario, schedule: Schedule) -> None:
     overlapped = any(isinstance(step, Overlap) for rank in schedule.ranks for step in rank)
     if scenario.parallel.zero_stage == 3 and overlapped:
@@ -160,7 +170,9 @@ def assign_stages(scenario: Scenario, pricer: Pricer, schedule: Schedule) -> Sta
     first stage, MTP module and head passes on the last (docs/decisions/0003-stage-balance.md).
     """
     if scenario.stages.blocks is not None:
-        return explicit_blocks(scenario.stages.blocks, schedule.n_stages)
+        stages = explicit_blocks(scenario.stages.blocks, schedule.n_stages)
+        _check_blocks(stages, pricer.shape)
+        return stages
     blocks = blocks_of(pricer.shape)
     if scenario.stages.layers is not None:
         if len(scenario.stages.layers) != schedule.n_stages:
@@ -171,6 +183,19 @@ def assign_stages(scenario: Scenario, pricer: Pricer, schedule: Schedule) -> Sta
         return from_layers_per_stage(blocks, scenario.stages.layers)
     weight = {kind: _compute_s(pricer, kind) for kind in sorted({block.kind for block in blocks})}
     return balanced(blocks, [weight[block.kind] for block in blocks], schedule.n_stages)
+
+
+def _check_blocks(stages: StageAssignment, shape: ModelShape) -> None:
+    """Explicit blocks must be of kinds that the model has."""
+    missing = {"moe": shape.moe is None, "dense": shape.dense_ffn is None, "mtp": shape.mtp_layers == 0}
+    for number, stage in enumerate(stages.stages):
+        for block in stage:
+            if missing.get(block.kind, False):
+                has = ", ".join(kind for kind in ("dense", "moe", "mtp") if not missing[kind])
+                raise InputError(
+                    f"stages.blocks.{number} names a {block.kind} block, but model {shape.name} has none; it "
+                    f"has {has}, embedding and head"
+                )
 
 
 def _compute_s(pricer: Pricer, kind: BlockKind) -> float:

@@ -134,8 +134,10 @@ def beside_published(scenario: Scenario, result: Result) -> list[Row]:
     """
     if scenario.name not in preset_names():
         return []
-    same = {"profile": scenario.profile, "seed": scenario.seed, "base": scenario.base}
-    if load_scenario(scenario.name).model_copy(update=same) != scenario:
+    preset = load_scenario(scenario.name).model_copy(
+        update={"profile": scenario.profile, "seed": scenario.seed}
+    )
+    if preset.model_dump() != scenario.model_dump():
         return []
     figures = _read(_Figures, "deepseek-v3.yaml").figures
     return [_row(f, result) for f in figures if f.scenario == scenario.name and not f.override]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.validation import nearest
 from moesim.simulator.schedules.action import Action, Kind, Overlap, Step, actions_of, parse_step
 from moesim.simulator.schedules.bubble import published_bubble
 from moesim.simulator.schedules.draw import draw
@@ -50,7 +51,8 @@ def build(name: str, pp: int, microbatches: int, vpp: int = 1) -> Schedule:
     """
     builder = BUILDERS.get(name)
     if builder is None:
-        raise InputError(f"schedule {name!r} is unknown; valid names: {', '.join(BUILDERS)}.")
+        hint = nearest(name, list(BUILDERS))
+        raise InputError(f"schedule {name!r} is unknown{hint}; valid names: {', '.join(BUILDERS)}.")
     return builder(pp, microbatches, vpp)
 
 
