@@ -40,6 +40,7 @@ def nearest(word: str, allowed: list[str]) -> str:
 
 def _problems(cls: type[BaseModel], data: Any, items: Sequence[Any]) -> list[str]:
     """One text per problem: unknown keys first (they explain missing ones), missing keys last."""
+    items = [item for item in items if not _is_other_branch(item, items)]
     missing = [_path(item["loc"], data) for item in items if item["type"] == "missing"]
     others = sorted((item for item in items if item["type"] != "missing"), key=_is_known)
     problems = [_describe(cls, _path(item["loc"], data), item) for item in others]
@@ -47,6 +48,16 @@ def _problems(cls: type[BaseModel], data: Any, items: Sequence[Any]) -> list[str
         noun = "the key" if len(missing) == 1 else "the keys"
         problems.append(f"{noun} {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
     return problems
+
+
+def _is_other_branch(item: Any, items: Sequence[Any]) -> bool:
+    """A mapping where a name is legal too: that it is no string is not the problem when others are told."""
+    place = tuple(item["loc"])[:-1]
+    return (
+        item["type"] == "string_type"
+        and isinstance(item["input"], Mapping)
+        and any(other is not item and tuple(other["loc"])[: len(place)] == place for other in items)
+    )
 
 
 def _is_known(item: Any) -> bool:
