@@ -34,6 +34,8 @@ evidence: >-
   parts with 132 SMs. The copy pushes up to 375 GB/s over NVLink, which loads HBM and L2 more than an
   InfiniBand-bound all-to-all. The GPU rested before every window (median 1.89 GHz); at the 700 W limit the
   ratios at 20 SMs moved by -3 to +3 %. Neighbours that break the order are pooled to their mean.
+  These laws are for a GPU that only sends. One that receives as much at the same time (20 SMs each) pays
+  more: memory-bound 1.22 to 1.26, attention 1.17 to 1.18, FP8 row-wise untold 1.19 to 1.34.
   gemm_told at 20 SMs (raw 1.61) is high on two hosts and for both copy placements; it looks as if kernels in
   clusters of two, told of exactly the 112 SMs that are left, do not fit in one wave (not proven; grouped
   products fit at 16 and 24): on another host one told of 22 instead of 20 ran 1.04 to 1.14 instead of 1.87.
