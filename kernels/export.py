@@ -1,0 +1,295 @@
+"""Measured curves to a calibration profile file: provenance on every entry, the same bytes every time.
+
+The schema is `moesim.hwmodels.calibration`; nothing is written that it does not load back unchanged.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+
+from moesim.hwmodels.calibration import (
+    CalibrationProfile,
+    Conditions,
+    Entry,
+    GemmClass,
+    GemmRow,
+    GemmTable,
+    Law,
+    LawGroup,
+    MeasuredCurve,
+    Residual,
+)
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.provenance import Kind
+from moesim.hwmodels.validation import validate_model
+from moesim.hwmodels.yaml_io import dump_mapping, parse_mapping
+
+SIGNIFICANT_DIGITS = 5
+"""Kept of a measured number: far below any spread, and the file stays readable."""
+
+_FLOW_KEYS = frozenset({"residual", "conditions", "include", "used_for", "also_for", "in_situ_groups"})
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where measurements come from; goes into the source and conditions of every entry."""
+
+    title: str
+    """"moesim calibrate on 8x NVIDIA H200", "nccl-tests all_gather_perf on 8x ..." and the like."""
+    date: str
+    kind: Kind = "measured"
+    device: str | None = None
+    driver: str | None = None
+    clocks: str | None = None
+    cuda: str | None = None
+    kernels_hash: str | None = None
+    command: str | None = None
+    note: str | None = None
+
+    def source(self, what: str) -> str:
+        """The source text of an entry: who measured `what`, where, with which software."""
+        parts = [self.title]
+        parts += [f"driver {self.driver}"] if self.driver else []
+        parts += [f"CUDA {self.cuda}"] if self.cuda else []
+        parts += [f"kernels {self.kernels_hash}"] if self.kernels_hash else []
+        parts += [f"command {self.command!r}"] if self.command else []
+        return f"{', '.join(parts)}: {what}"
+
+    def conditions(
+        self,
+        *,
+        compute_sms: int | None = None,
+        communication_sms: int = 0,
+        beside_communication: bool = False,
+        note: str | None = None,
+    ) -> Conditions:
+        """Conditions of an entry on this machine."""
+        notes = [text for text in (note, self.note) if text]
+        return Conditions(
+            compute_sms=compute_sms,
+            communication_sms=communication_sms,
+            beside_communication=beside_communication,
+            device=self.device,
+            driver=self.driver,
+            clocks=self.clocks,
+            note="; ".join(notes) or None,
+        )
+
+
+def significant(value: float, digits: int = SIGNIFICANT_DIGITS) -> float:
+    """The value rounded to significant digits; raises InputError for a value that is not finite."""
+    if not math.isfinite(value):
+        raise InputError(f"a measured value is {value}, which no profile may hold; measure it again")
+    return float(f"{value:.{digits - 1}e}")
+
+
+def residual(relative: float, meaning: str) -> Residual:
+    """A stated relative error, at least 0.1 % (nothing here is exact) and below 1."""
+    return Residual(relative=significant(min(0.95, max(1e-3, relative)), 3), meaning=meaning)
+
+
+def curve(
+    id_: str,
+    points: Iterable[tuple[float, float]],
+    *,
+    x: tuple[str, str],
+    y: tuple[str, str],
+    origin: Origin,
+    what: str,
+    error: Residual,
+    conditions: Conditions | None = None,
+    interpolation: Literal["linear", "log"] = "linear",
+    used_for: Sequence[str] = (),
+    note: str | None = None,
+) -> MeasuredCurve:
+    """A measured curve; `x` and `y` are (name, unit), points in these units (see `si_factor`).
+
+    Raises InputError for points that are no function of x, or a unit that the schema does not know.
+    """
+    rounded = tuple((significant(px, 8), significant(py)) for px, py in sorted(points))
+    try:
+        return MeasuredCurve(
+            id=id_,
+            x_name=x[0],
+            x_unit=x[1],
+            y_name=y[0],
+            y_unit=y[1],
+            points=rounded,
+            interpolation=interpolation,
+            used_for=tuple(used_for),
+            source=origin.source(what),
+            kind=origin.kind,
+            date=origin.date,
+            residual=error,
+            conditions=conditions or origin.conditions(),
+            note=note,
+        )
+    except ValidationError as problem:
+        raise _unusable(f"curve {id_!r}", problem) from None
+
+
+def law(
+    id_: str,
+    group: LawGroup,
+    points: Iterable[tuple[float, float]],
+    *,
+    origin: Origin,
+    what: str,
+    error: Residual,
+    note: str | None = None,
+) -> Law:
+    """A slow-down law from (communication SMs, time over time alone); raises InputError as `curve` does."""
+    try:
+        return Law(
+            id=id_,
+            group=group,
+            points=tuple((n, significant(s)) for n, s in points),
+            source=origin.source(what),
+            kind=origin.kind,
+            date=origin.date,
+            residual=error,
+            conditions=origin.conditions(),
+            note=note,
+        )
+    except ValidationError as problem:
+        raise _unusable(f"law {id_!r}", problem) from None
+
+
+def gemm_table(
+    id_: str,
+    cls: GemmClass,
+    dtype: Literal["fp8", "bf16", "fp32"],
+    rows: Iterable[tuple[float, float, float, float, float]],
+    *,
+    told: bool,
+    origin: Origin,
+    what: str,
+    error: Residual,
+    conditions: Conditions,
+) -> GemmTable:
+    """Rates of products: rows are (m, n, k, groups, FLOP/s). Raises InputError as `curve` does."""
+    table: list[GemmRow] = [(m, n, k, g, significant(rate / 1e12)) for m, n, k, g, rate in rows]
+    try:
+        return GemmTable(
+            id=id_,
+            cls=cls,
+            dtype=dtype,
+            told=told,
+            unit="TFLOP/s",
+            points=tuple(table),
+            source=origin.source(what),
+            kind=origin.kind,
+            date=origin.date,
+            residual=error,
+            conditions=conditions,
+        )
+    except ValidationError as problem:
+        raise _unusable(f"table {id_!r}", problem) from None
+
+
+def carried(entry: Entry, profile_name: str) -> Entry:
+    """An entry of another profile, unchanged but for a note that says where it stood."""
+    text = f"carried unchanged from the profile {profile_name}"
+    return entry.model_copy(update={"note": f"{entry.note}; {text}" if entry.note else text})
+
+
+def profile_mapping(profile: CalibrationProfile) -> dict[str, Any]:
+    """Plain data of a profile as a file holds it: defaults left out, times as text with their unit."""
+    data = profile.model_dump(exclude_defaults=True)
+    for key in ("launch_gap", "kernel_floor"):
+        if key in data:
+            data[key]["value"] = f"{significant(data[key]['value'] * 1e6, 9):.12g} us"
+    return {key: _plain(value) for key, value in data.items()}
+
+
+def profile_text(profile: CalibrationProfile, *, as_json: bool = False) -> str:
+    """The file's text; equal profiles give equal text, and the text reads back to an equal profile.
+
+    Raises InputError where it would not, which is a fault in the entries (a number beyond the text's
+    precision, say).
+    """
+    data = profile_mapping(profile)
+    if as_json:
+        text = json.dumps(data, indent=1, ensure_ascii=False) + "\n"
+    else:
+        text = dump_mapping({key: _styled(key, value) for key, value in data.items()})
+    name = f"{profile.name}{'.json' if as_json else '.yaml'}"
+    back = validate_model(CalibrationProfile, parse_mapping(text, name), name)
+    if profile_mapping(back) != data:
+        raise InputError(f"{name}: the profile would not read back as it was written; nothing was written")
+    return text
+
+
+def write_profile(profile: CalibrationProfile, path: Path) -> Path:
+    """Write a .yaml, .yml or .json profile; an interrupted write leaves the old file as it was.
+
+    Raises InputError for another extension or a folder that cannot be written.
+    """
+    if path.suffix.lower() not in (".yaml", ".yml", ".json"):
+        raise InputError(f"{path}: a profile is a .yaml, .yml or .json file; choose such a name")
+    write_atomically(path, profile_text(profile, as_json=path.suffix.lower() == ".json"))
+    return path
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a text file through a temporary file beside it; raises InputError where that cannot be done."""
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot write there: {error.strerror or error}; choose an existing, writable folder"
+        ) from None
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror or error}") from None
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def _unusable(what: str, problem: ValidationError) -> InputError:
+    reasons = "; ".join(
+        item["msg"].removeprefix("Value error, ") for item in problem.errors(include_url=False)
+    )
+    return InputError(f"{what} cannot stand in a calibration profile: {reasons}")
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as lists, whole floats as ints: as a person would write them."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    return value
+
+
+def _styled(key: str, value: Any) -> Any:
+    """Short things on one line (rows of points, residuals, conditions), the rest as blocks."""
+    if isinstance(value, dict):
+        styled = CommentedMap({name: _styled(name, item) for name, item in value.items()})
+        if key in _FLOW_KEYS:
+            styled.fa.set_flow_style()
+        return styled
+    if isinstance(value, list):
+        items = CommentedSeq([_styled("", item) for item in value])
+        if key in _FLOW_KEYS or all(not isinstance(item, dict | list) for item in value):
+            items.fa.set_flow_style()
+        return items
+    return value

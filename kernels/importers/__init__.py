@@ -1,0 +1,8 @@
+"""Other people's measurements to calibration-profile entries."""
+
+from __future__ import annotations
+
+from moesim.kernels.importers.deepep import deepep_profile
+from moesim.kernels.importers.nccl_tests import nccl_tests_profile
+
+__all__ = ["deepep_profile", "nccl_tests_profile"]

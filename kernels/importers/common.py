@@ -1,0 +1,74 @@
+"""What the importers share: bounded reading, the accelerator that is meant, the profile around entries."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable
+from pathlib import Path
+
+from moesim.hwmodels.accelerator import Accelerator, load_accelerator
+from moesim.hwmodels.calibration import CalibrationProfile, MeasuredCurve
+from moesim.hwmodels.errors import InputError
+from moesim.kernels.machine import accelerator_name
+
+MAX_BYTES = 16_000_000
+"""A log of a full sweep is well below a megabyte."""
+
+
+def read_log(path: Path) -> str:
+    """The text of a log; raises InputError for a file that is missing, too large, empty or binary."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    if len(data) > MAX_BYTES:
+        raise InputError(
+            f"{path}: larger than the limit of {MAX_BYTES // 10**6} MB for a log of measurements"
+        )
+    if b"\0" in data:
+        raise InputError(f"{path}: not a text file (it contains a zero byte)")
+    text = data.decode("utf-8-sig", errors="replace")
+    if not text.strip():
+        raise InputError(f"{path}: the file is empty; the printed output of a benchmark is expected")
+    return text
+
+
+def meant_accelerator(named: str | None, device: str | None, place: str) -> Accelerator:
+    """The accelerator that was named, or that the log's device is.
+
+    Raises InputError when neither says it, or when they contradict each other.
+    """
+    seen = accelerator_name(device) if device else None
+    if named is None and seen is None:
+        what = f"the device {device!r} is not a shipped accelerator" if device else "it names no device"
+        raise InputError(f"{place}: {what}; say which accelerator was measured (--accelerator h200-sxm)")
+    accelerator = load_accelerator(named or seen or "")
+    if seen is not None and accelerator.name != seen:
+        raise InputError(
+            f"{place}: measured on {device!r} ({seen}), not on {accelerator.name}; a profile of another "
+            f"accelerator is made from this one's by transfer, not by renaming: use --accelerator {seen}"
+        )
+    return accelerator
+
+
+def file_date(path: Path) -> str:
+    """Day of the file's last change: when a log carries no date of its own."""
+    return datetime.datetime.fromtimestamp(path.stat().st_mtime, tz=datetime.UTC).date().isoformat()
+
+
+def imported_profile(
+    name: str, accelerator: Accelerator, curves: Iterable[MeasuredCurve], *, software: str, description: str
+) -> CalibrationProfile:
+    """A profile that holds imported curves only; another profile includes it, or it is merged by hand."""
+    return CalibrationProfile(
+        name=name,
+        accelerator=accelerator.name,
+        software=software,
+        description=description,
+        evidence=(
+            "Imported as printed, nothing fitted: every entry says which tool printed it and under which "
+            "conditions. Operators that it does not cover need the entries of another profile."
+        ),
+        curves=tuple(curves),
+    )

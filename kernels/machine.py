@@ -1,0 +1,255 @@
+"""Facts of this machine's GPUs from NVML (package nvidia-ml-py, optional): kind, load, peers, clocks.
+
+Importing this module needs nothing; every reader says in one sentence what is missing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from moesim.hwmodels.errors import InputError
+
+BUSY_UTILISATION = 0.05
+BUSY_MEMORY_BYTES = 1 << 30
+"""More than this, held by others, marks a GPU as busy; a driver alone holds a few hundred MB."""
+
+_P2P_READ, _P2P_WRITE = 0, 1  # nvmlGpuP2PCapsIndex_t
+_CORES_PER_SM = 128  # Ampere GA102 and later; GA100 has 64
+
+_ACCELERATORS = (
+    ("H200", "h200-sxm"),
+    ("H800", "h800-sxm"),
+    ("H100", "h100-sxm"),
+    ("H20", "h20"),
+    ("A100", "a100-sxm"),
+    ("B200", "b200-sxm"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU; None where the driver does not say."""
+
+    index: int
+    name: str
+    bus_id: str
+    memory_bytes: int
+    memory_used_bytes: int
+    utilisation: float
+    mig: bool
+    other_processes: int
+    sms: int | None = None
+    sm_clock_max_hz: float | None = None
+    power_limit_w: float | None = None
+    nvlinks: int | None = None
+
+    @property
+    def busy(self) -> str:
+        """Why measurements on it would not count, or nothing."""
+        reasons = []
+        if self.utilisation > BUSY_UTILISATION:
+            reasons.append(f"{self.utilisation:.0%} utilised")
+        if self.other_processes:
+            reasons.append(f"{self.other_processes} other process(es) on it")
+        elif self.memory_used_bytes > BUSY_MEMORY_BYTES:
+            reasons.append(f"{self.memory_used_bytes / 2**30:.1f} GiB of memory in use")
+        return ", ".join(reasons)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The GPUs of one machine. `peers[i][j]`: GPU i can read and write GPU j's memory directly."""
+
+    gpus: tuple[Gpu, ...]
+    driver: str
+    cuda: str
+    peers: tuple[tuple[bool, ...], ...]
+
+    @property
+    def title(self) -> str:
+        """ "8x NVIDIA H200"."""
+        names = sorted({gpu.name for gpu in self.gpus})
+        return f"{len(self.gpus)}x {' and '.join(names)}"
+
+    @property
+    def accelerator(self) -> str | None:
+        """Name of the shipped accelerator that these GPUs are, or None."""
+        found = {accelerator_name(gpu.name) for gpu in self.gpus}
+        return found.pop() if len(found) == 1 else None
+
+    def subset(self, indices: Sequence[int]) -> Machine:
+        """Only some GPUs, in the given order; raises InputError for an index that there is not."""
+        bad = [i for i in indices if not 0 <= i < len(self.gpus)]
+        if bad or not indices or len(set(indices)) != len(indices):
+            raise InputError(
+                f"GPUs {list(indices)} cannot be chosen: this machine has the GPUs 0 to "
+                f"{len(self.gpus) - 1}; name each at most once"
+            )
+        peers = tuple(tuple(self.peers[i][j] for j in indices) for i in indices)
+        return Machine(tuple(self.gpus[i] for i in indices), self.driver, self.cuda, peers)
+
+    def reachable(self, count: int) -> bool:
+        """Whether the first `count` GPUs all reach each other."""
+        if count > len(self.gpus):
+            return False
+        return all(self.peers[i][j] for i in range(count) for j in range(count) if i != j)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A GPU's clock, power and temperature at one moment; None where the driver does not say."""
+
+    sm_clock_hz: float | None
+    power_w: float | None
+    temperature_c: float | None
+    throttled: bool = False
+
+
+def accelerator_name(gpu_name: str) -> str | None:
+    """The shipped accelerator that a driver's GPU name means, or None.
+
+    A PCIe or NVL board of the same family is not the SXM part: other clocks, power and links.
+    """
+    words = gpu_name.upper().replace("-", " ").split()
+    if any(word in ("PCIE", "NVL", "GH200", "GB200") for word in words):
+        return None
+    return next((ours for theirs, ours in _ACCELERATORS if theirs in words), None)
+
+
+def read_machine(nvml: Any = None) -> Machine:
+    """The GPUs that the driver lists; `nvml` replaces the module pynvml in tests.
+
+    Raises InputError in one sentence without the package, without a driver or without a GPU.
+    """
+    with _Nvml(nvml) as api:
+        count = api.nvmlDeviceGetCount()
+        if count == 0:
+            raise InputError("the NVIDIA driver lists no GPU on this machine; run on a machine with one")
+        handles = [api.nvmlDeviceGetHandleByIndex(i) for i in range(count)]
+        peers = tuple(
+            tuple(i != j and _reaches(api, a, b) for j, b in enumerate(handles))
+            for i, a in enumerate(handles)
+        )
+        version = api.nvmlSystemGetCudaDriverVersion()
+        return Machine(
+            gpus=tuple(_read_gpu(api, handle, i) for i, handle in enumerate(handles)),
+            driver=_text(api.nvmlSystemGetDriverVersion()),
+            cuda=f"{version // 1000}.{version % 1000 // 10}",
+            peers=peers,
+        )
+
+
+def read_state(bus_id: str, nvml: Any = None) -> State:
+    """Clock, power and temperature now of the GPU at a PCI bus id; raises InputError as `read_machine`."""
+    with _Nvml(nvml) as api:
+        handle = api.nvmlDeviceGetHandleByPciBusId(bus_id.encode())
+        clock = _ask(lambda: api.nvmlDeviceGetClockInfo(handle, api.NVML_CLOCK_SM))
+        power = _ask(lambda: api.nvmlDeviceGetPowerUsage(handle))
+        reasons = _ask(lambda: api.nvmlDeviceGetCurrentClocksThrottleReasons(handle)) or 0
+        return State(
+            sm_clock_hz=None if clock is None else clock * 1e6,
+            power_w=None if power is None else power / 1e3,
+            temperature_c=_ask(lambda: api.nvmlDeviceGetTemperature(handle, api.NVML_TEMPERATURE_GPU)),
+            throttled=bool(reasons & ~0x3),  # idle and set application clocks are no throttling
+        )
+
+
+def refusals(machine: Machine, *, allow_busy: bool = False) -> list[str]:
+    """Why this machine cannot be measured, each with its remedy; empty when it can."""
+    found = []
+    for gpu in machine.gpus:
+        if gpu.mig:
+            found.append(
+                f"GPU {gpu.index} ({gpu.name}) is split by MIG, so its SMs and links are not all there; "
+                "measure a GPU without MIG (--gpus)"
+            )
+        if gpu.busy and not allow_busy:
+            found.append(
+                f"GPU {gpu.index} ({gpu.name}) is busy ({gpu.busy}), which would spoil every figure; "
+                "wait, choose other GPUs (--gpus), or pass --allow-busy to measure and mark the profile"
+            )
+    names = {gpu.name for gpu in machine.gpus}
+    if len(names) > 1:
+        found.append(f"the GPUs differ ({', '.join(sorted(names))}); choose equal ones with --gpus")
+    return found
+
+
+class _Nvml:
+    """NVML initialised while used."""
+
+    def __init__(self, api: Any) -> None:
+        self.api = api
+
+    def __enter__(self) -> Any:
+        if self.api is None:
+            try:
+                self.api = importlib.import_module("pynvml")
+            except ImportError:
+                raise InputError(
+                    "GPU facts need the package nvidia-ml-py; install moesim[gpu-cu12] or moesim[gpu-cu13], "
+                    "by the CUDA version of the driver"
+                ) from None
+        try:
+            self.api.nvmlInit()
+        except Exception as error:  # NVMLError_LibraryNotFound, NVMLError_DriverNotLoaded and others
+            raise InputError(
+                f"no working NVIDIA driver on this machine ({_text(error)}); calibration needs an NVIDIA GPU "
+                "(predictions do not: choose a shipped profile)"
+            ) from None
+        return self.api
+
+    def __exit__(self, *_: object) -> None:
+        _ask(self.api.nvmlShutdown)
+
+
+def _read_gpu(api: Any, handle: Any, index: int) -> Gpu:
+    memory = api.nvmlDeviceGetMemoryInfo(handle)
+    busy = _ask(lambda: api.nvmlDeviceGetUtilizationRates(handle).gpu) or 0
+    name = _text(api.nvmlDeviceGetName(handle))
+    clock = _ask(lambda: api.nvmlDeviceGetMaxClockInfo(handle, api.NVML_CLOCK_SM))
+    limit = _ask(lambda: api.nvmlDeviceGetEnforcedPowerLimit(handle))
+    cores = _ask(lambda: api.nvmlDeviceGetNumGpuCores(handle))
+    others = _ask(lambda: [p.pid for p in api.nvmlDeviceGetComputeRunningProcesses(handle)]) or []
+    mig = _ask(lambda: api.nvmlDeviceGetMigMode(handle)[0])
+    return Gpu(
+        index=index,
+        name=name,
+        bus_id=_text(api.nvmlDeviceGetPciInfo(handle).busId),
+        memory_bytes=int(memory.total),
+        memory_used_bytes=int(memory.used),
+        utilisation=busy / 100.0,
+        mig=mig == 1,
+        other_processes=sum(pid != os.getpid() for pid in others),
+        sms=None if cores is None else cores // (64 if "A100" in name else _CORES_PER_SM),
+        sm_clock_max_hz=None if clock is None else clock * 1e6,
+        power_limit_w=None if limit is None else limit / 1e3,
+        nvlinks=_count_nvlinks(api, handle),
+    )
+
+
+def _count_nvlinks(api: Any, handle: Any) -> int | None:
+    states = [_ask(partial(api.nvmlDeviceGetNvLinkState, handle, link)) for link in range(18)]
+    known = [state for state in states if state is not None]
+    return sum(known) if known else None
+
+
+def _reaches(api: Any, a: Any, b: Any) -> bool:
+    status = [_ask(partial(api.nvmlDeviceGetP2PStatus, a, b, what)) for what in (_P2P_READ, _P2P_WRITE)]
+    return status == [0, 0]
+
+
+def _ask(question: Callable[[], Any]) -> Any:
+    """The answer, or None where this driver or board does not support the question (NVMLError)."""
+    try:
+        return question()
+    except Exception:
+        return None
+
+
+def _text(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
