@@ -56,9 +56,9 @@ class _Walker:
     def walk(self) -> list[Segment]:
         rank, time = self._end_of_step()
         position = len(self.execution.ranks[rank]) - 1
+        member = int(self.execution.ranks[rank][position].end.argmax()) if position >= 0 else 0
         while position >= 0 and time > 0:
             record = self.execution.ranks[rank][position]
-            member = int(record.end.argmax()) if time == int(record.end.max()) else self._member(record, time)
             tasks = [n for n, e in enumerate(record.ends) if int(e[member]) == time]
             if tasks:
                 member, time = self._tasks(rank, record, tasks[-1], member)
@@ -82,15 +82,6 @@ class _Walker:
         schedule = self.execution.program.schedule
         rank = max(holders(schedule, rank), key=lambda r: syncs[r].ready_ns)
         return rank, ready
-
-    @staticmethod
-    def _member(record: StepRecord, time: int) -> int:
-        """A member that has a task ending at `time` (an output that left before its action ended)."""
-        for ends in record.ends:
-            hits = (ends == time).nonzero()[0]
-            if hits.size:
-                return int(hits[0])
-        return int(record.end.argmax())
 
     def _tasks(self, rank: int, record: StepRecord, number: int, member: int) -> tuple[int, int]:
         """Walk back inside one action; returns the member and the time at its start."""
@@ -131,7 +122,7 @@ class _Walker:
         """What the start of an action waited for: the rank's own previous action, or a neighbour's output."""
         records = self.execution.ranks[rank]
         if position > 0 and int(records[position - 1].end[member]) == time:
-            return rank, position - 1, int(records[position - 1].end.max())
+            return rank, position - 1, time
         (forward, backward), (fmb, bmb) = record.step.stages, record.step.microbatches
         keys = []
         if forward > 0:
