@@ -114,7 +114,7 @@ def _add_phases(records: list[StepRecord], total: dict[str, list[float]]) -> Non
         if task.transfer is None:
             entry[0] += float(task.rows_ns[micro].mean(axis=1).sum())
             continue
-        before = [*task.deps, *(n for n in code.transfers if n < number)][-1 - len(task.deps) :]
+        before = [*task.deps, *[n for n in code.transfers if n < number][-1:]]
         for record in records:
             ready = max([int(record.start[0]), *(int(record.ends[d][0]) for d in before)])
             launch = record.begins[number] + task.transfer.launch_ns
