@@ -263,18 +263,19 @@ class Pricer:
             if self.scenario.parallel.zero_stage == 3:
                 phases: tuple[Phase, ...] = ("gather F", "gather B", "scatter W")
                 transfer |= {(kind, phase, "alone"): self.sharded_phase(kind, phase) for phase in phases}
-        return CostTable(compute, transfer, *self.send(schedule), self.sync(schedule, stages))
+        send_bytes, send_s, across = self.send(schedule)
+        return CostTable(compute, transfer, send_bytes, send_s, self.sync(schedule, stages), across)
 
-    def send(self, schedule: Schedule) -> tuple[float, float]:
-        """(bytes, seconds) of one activation or gradient between neighbouring pipeline ranks.
+    def send(self, schedule: Schedule) -> tuple[float, float, bool]:
+        """(bytes, seconds, across nodes?) of one activation or gradient between neighbouring pipeline ranks.
 
         Each tensor-parallel rank sends its own part of the sequence, in BF16.
         """
         if schedule.pp == 1:
-            return 0.0, 0.0
+            return 0.0, 0.0, False
         size = self.ep_tokens * self.shape.hidden * 2.0
         across = self.layout.nodes_spanned(self.layout.pp_group(0)[:2]) > 1
-        return size, send_seconds(size, self.links, self.profile, across_nodes=across)
+        return size, send_seconds(size, self.links, self.profile, across_nodes=across), across
 
     def sync(self, schedule: Schedule, stages: StageAssignment) -> tuple[SyncCost, ...]:
         """End of the step on every pipeline rank (docs/model.md, section "End of the step")."""

@@ -22,6 +22,7 @@ from moesim.simulator.engine.program import (
     Program,
     nic_in,
     nic_out,
+    scale_up,
 )
 from moesim.simulator.schedules import Schedule
 
@@ -111,10 +112,10 @@ class _Machine:
             self.deliver(key, ready)
             return
         label = f"{stage}{kind}{microbatch}"
-        demand = (
-            (nic_out(rank), self.program.costs.send_bytes),
-            (nic_in(target), self.program.costs.send_bytes),
-        )
+        # A scale-up port is one link for both directions: a send counts at its source only.
+        across = self.program.costs.send_across_nodes
+        links = (nic_out(rank), nic_in(target)) if across else (scale_up(rank),)
+        demand = tuple((link, self.program.costs.send_bytes) for link in links)
 
         def launch(_: simpy.Event) -> None:
             begin = int(self.env.now)
@@ -185,7 +186,8 @@ class _Machine:
                     yield env.timeout(launch - int(env.now))
                 begin = int(env.now)
                 alone = transfer.payload_ns[mb]
-                yield self.links.start(transfer.demand, alone).done
+                if alone > 0.0:  # a group of one has nothing to move
+                    yield self.links.start(transfer.demand, alone).done
                 finish = int(env.now)
                 end = transfer.member_ns[mb]
                 if finish - begin != round(alone):  # others were on its links: stretch every member alike

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from moesim.simulator.chunk import (
     COMMUNICATION_PHASES,
+    EP_PHASES,
     WEIGHT_OF,
     ActionKind,
     OverlapOrder,
@@ -106,9 +107,11 @@ class CostTable:
     transfer: Mapping[tuple[BlockKind, Phase, Mode], TransferCost]
     send_bytes: float
     send_s: float
-    """One pipeline hop of one micro-batch, alone on its NIC; 0 where neighbours share a GPU."""
+    """One pipeline hop of one micro-batch, alone on its links; 0 where neighbours share a GPU."""
     sync: tuple[SyncCost, ...]
     """One entry a pipeline rank."""
+    send_across_nodes: bool = True
+    """Whether a pipeline hop uses the NICs or, inside a node, the scale-up ports."""
 
     def phase(self, kind: BlockKind, phase: Phase, beside: float | None) -> PhaseCost:
         """Compute of a phase: alone (None), or with a share of it beside busy communication SMs."""
@@ -278,7 +281,7 @@ class _Compiler:
         ]
         self.templates: dict[tuple[int, ActionKind, int, int], CompiledTemplate] = {}
         self.noise: dict[tuple[int, int, Phase], FloatVector] = {}
-        self.payloads: dict[tuple[int, int, float, float], tuple[list[float], IntVector]] = {}
+        self.payloads: dict[tuple[int | None, float, float], tuple[list[float], IntVector]] = {}
         self.rows: dict[tuple[int, int, Phase, PhaseCost], IntVector] = {}
 
     def place(self, rank: int, step: Action | Overlap) -> PlacedStep:
@@ -302,7 +305,9 @@ class _Compiler:
             stage = (forward, backward)[task.side]
             block_kind = self.blocks[stage][task.block]
             cost = self.costs.transfer.get((block_kind, task.phase, mode))
-            transfer = None if cost is None else self._transfer(rank, stage, task.block, cost)
+            # What routing sends depends on the load; a gather of parameters does not.
+            routed = self.routed.get((stage, task.block)) if task.phase in EP_PHASES else None
+            transfer = None if cost is None else self._transfer(rank, routed, cost)
             price = self.costs.phase(block_kind, task.phase, task.beside)
             rows = self._compute_rows(stage, task.block, task.phase, price)
             tasks.append(
@@ -370,8 +375,8 @@ class _Compiler:
             self.noise[key] = np.maximum(1.0 + cv * draws.astype(np.float64), 0.0)
         return self.noise[key]
 
-    def _transfer(self, rank: int, stage: int, block: int, cost: TransferCost) -> TransferRows:
-        payload_ns, member_ns = self._payload(stage, block, cost)
+    def _transfer(self, rank: int, routed: int | None, cost: TransferCost) -> TransferRows:
+        payload_ns, member_ns = self._payload(routed, cost)
         links = (
             (nic_out(rank), cost.nic_bytes),
             (nic_in(rank), cost.nic_bytes),
@@ -380,17 +385,16 @@ class _Compiler:
         demand = tuple((link, amount) for link, amount in links if amount > 0.0)
         return TransferRows(round(cost.launch_s * NS), payload_ns, member_ns, demand)
 
-    def _payload(self, stage: int, block: int, cost: TransferCost) -> tuple[list[float], IntVector]:
+    def _payload(self, routed: int | None, cost: TransferCost) -> tuple[list[float], IntVector]:
         """Nanoseconds of the slowest and of each member; phases with equal rates share them."""
-        key = (stage, block, cost.nic_s, cost.scale_up_s)
+        key = (routed, cost.nic_s, cost.scale_up_s)
         if key not in self.payloads:
-            number = self.routed.get((stage, block))
             loads, node_loads = self.variation.loads, self.variation.node_loads
-            if number is None:
+            if routed is None:
                 alone = max(cost.nic_s, cost.scale_up_s)
                 payload = np.full((self.schedule.microbatches, self.members), alone)
             else:
-                payload = np.maximum(cost.nic_s * node_loads[number], cost.scale_up_s * loads[number])
+                payload = np.maximum(cost.nic_s * node_loads[routed], cost.scale_up_s * loads[routed])
             slowest = (payload.max(axis=1) * NS).tolist()
             self.payloads[key] = slowest, np.rint(payload * NS).astype(np.int64)
         return self.payloads[key]
