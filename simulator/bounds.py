@@ -34,7 +34,10 @@ def upper_bound_s(program: Program) -> float:
         for step, place in zip(steps, placed, strict=True):
             costs[rank, step] = _worst(program, place)
     times = longest_path(program.schedule, lambda rank, step: costs[rank, step])
-    return makespan(times) + max((sync.worst_s for sync in program.costs.sync), default=0.0)
+    sync = program.costs.sync
+    # The norm is a barrier: one rank's reduction may be followed by another's optimizer.
+    last = max(s.reduce_s for s in sync) + max(s.worst_s - s.reduce_s for s in sync)
+    return makespan(times) + last
 
 
 def _worst(program: Program, step: PlacedStep) -> float:

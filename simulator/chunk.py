@@ -12,6 +12,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from moesim.hwmodels.errors import InputError
 from moesim.simulator.model.operator import Phase
 
 Stream = Literal["compute", "communication"]
@@ -107,7 +108,7 @@ def build_template(
     gathers, which run one block ahead, and its gradient scatters, which nobody waits for. In an overlapped
     pair the two streams run side by side in `order`, and only true dependencies join them. Source: order
     of the slots in DeepSeek's published H800 profile; docs/model.md, section "Inside an action". Raises
-    ValueError for a pair without an order, or with ZeRO-3 phases.
+    InputError for an order that deadlocks, ValueError for a pair without an order or with ZeRO-3 phases.
     """
     if kind in ("F&B", "F&I"):
         if order is None:
@@ -199,8 +200,10 @@ def _pair(kind: ActionKind, forward: BlockPhases, backward: BlockPhases, order: 
                 )
                 break
         else:
-            raise ValueError(
-                f"overlap order deadlocks: next are {compute[:1]} and {communication[:1]}, and both wait"
+            stuck = " and ".join(f"{queue[0].phase!r}" for queue in (compute, communication) if queue)
+            raise InputError(
+                f"communication.overlap deadlocks: {stuck} come next in their streams, and wait for a phase "
+                "that stands behind them; put every phase after those it depends on, as in deepseek-v3"
             )
     forward_last = [at[s] for s in at if s.side == 0]
     backward_last = [at[s] for s in at if s.side == 1 and s.phase in INPUT_CHAIN]

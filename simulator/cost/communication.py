@@ -144,7 +144,7 @@ def ring_seconds(
     if ranks <= 1 or total_bytes <= 0.0:
         return 0.0
     moved = total_bytes * (ranks - 1) / ranks
-    nodes = max(1, ranks // ranks_per_node)
+    nodes = -(-ranks // ranks_per_node)
     steps_s = (ranks_per_node - 1) * links.scale_up_latency_s
     seconds = 0.0
     if ranks_per_node > 1:

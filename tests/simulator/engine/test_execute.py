@@ -73,7 +73,9 @@ KEYS: list[tuple[str, str, bool]] = [
 def timings(draw: st.DrawFn) -> Timings:
     """Random durations of very different sizes; only the seed shrinks."""
     random = Random(draw(st.integers(0, 10**6)))
-    return {key: random.choice([1, 10, 100, 1000]) * random.randint(1, 9) for key in KEYS}
+    sizes = {key: random.choice([1, 10, 100, 1000]) * random.randint(1, 9) for key in KEYS}
+    # A transfer takes a nanosecond at least; 20 leave room for members with half the load.
+    return {key: 20 * value if key[0] == "transfer" else value for key, value in sizes.items()}
 
 
 def make(toy: Toy, schedule: Schedule, blocks: Any, ns: Timings, **more: Any) -> Program:
