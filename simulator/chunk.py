@@ -24,7 +24,7 @@ COMMUNICATION_PHASES: frozenset[str] = EP_PHASES | {"gather F", "gather B", "sca
 FORWARD_CHAIN: tuple[Phase, ...] = ("attn F", "dispatch F", "mlp F", "combine F")
 INPUT_CHAIN: tuple[Phase, ...] = ("combine B", "mlp I", "dispatch B", "attn I")
 WEIGHT_OF: dict[Phase, Phase] = {"mlp W": "mlp I", "attn W": "attn I"}
-"""A weight gradient may start when the input gradient of the same part has its output gradient."""
+"""A weight gradient starts after the input gradient of the same part, which forms what it multiplies."""
 
 
 class OverlapOrder(BaseModel):
@@ -202,8 +202,8 @@ def _pair(kind: ActionKind, forward: BlockPhases, backward: BlockPhases, order: 
         else:
             stuck = " and ".join(f"{queue[0].phase!r}" for queue in (compute, communication) if queue)
             raise InputError(
-                f"communication.overlap deadlocks: {stuck} come next in their streams, and wait for a phase "
-                "that stands behind them; put every phase after those it depends on, as in deepseek-v3"
+                f"communication.overlap deadlocks at {stuck}: what is next in a stream waits for a phase that "
+                "stands behind it; put every phase after those it depends on, as in deepseek-v3"
             )
     forward_last = [at[s] for s in at if s.side == 0]
     backward_last = [at[s] for s in at if s.side == 1 and s.phase in INPUT_CHAIN]
