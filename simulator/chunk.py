@@ -202,8 +202,8 @@ def _pair(kind: ActionKind, forward: BlockPhases, backward: BlockPhases, order: 
         else:
             stuck = " and ".join(f"{queue[0].phase!r}" for queue in (compute, communication) if queue)
             raise InputError(
-                f"communication.overlap deadlocks at {stuck}: what is next in a stream waits for a phase that "
-                "stands behind it; put every phase after those it depends on, as in deepseek-v3"
+                f"communication.overlap deadlocks at {stuck}: what is next in a stream waits for a phase "
+                "that stands behind it; put every phase after those it depends on, as in deepseek-v3"
             )
     forward_last = [at[s] for s in at if s.side == 0]
     backward_last = [at[s] for s in at if s.side == 1 and s.phase in INPUT_CHAIN]

@@ -80,6 +80,13 @@ class Pricer:
         return self.ep_tokens * self.shape.moe.top_k if self.shape.moe else 0.0
 
     @property
+    def received_tokens(self) -> float | None:
+        """Distinct tokens behind those rows: one that chose two experts of a GPU arrives once."""
+        if self.shape.moe is None or self.scenario.parallel.ep == 1:
+            return None
+        return self.ep_tokens * self.targets().distinct_gpus
+
+    @property
     def ep_nodes(self) -> int:
         """Nodes that one expert-parallel group spans."""
         return self.layout.nodes_spanned(self.layout.ep_group(0))
@@ -118,6 +125,7 @@ class Pricer:
             cp=plan.cp,
             ep=plan.ep,
             received_rows=self.received_rows,
+            received_tokens=self.received_tokens,
             # The policies differ in what is kept (bytes), not in what is computed again.
             recompute="selective" if s.recompute == "deepseek-v3" else s.recompute,
         )
@@ -231,6 +239,8 @@ class Pricer:
         dense_ranks = layout.dp * plan.cp
         per_node = max(1, min(node // min(plan.tp, node), dense_ranks))
         expert_per_node = max(1, min(node // min(plan.ep * plan.expert_tp, node), layout.expert_dp))
+        if self.cluster.nodes == 1:  # every copy is on the one node
+            per_node, expert_per_node = dense_ranks * copies, layout.expert_dp * copies
         return ring_seconds(
             dense_bytes, dense_ranks * copies, per_node, self.links, self.profile
         ) + ring_seconds(expert_bytes, layout.expert_dp * copies, expert_per_node, self.links, self.profile)
@@ -305,8 +315,8 @@ class Pricer:
         links = self.links
         norm_s = 2 * ceil(log2(nodes)) * links.nic_latency_s + notify_seconds(links, 1)
         total = reduce_s + norm_s + update.fixed_s + gather_s
-        worst = (reduce_s + gather_s) * 1.25 + norm_s + update.worst_s
-        return SyncCost(reduce_s, norm_s, update.fixed_s, gather_s, 0.0, update.best_s, max(worst, total))
+        worst = (reduce_s + gather_s) * (1.0 + collective_residual(self.profile)) + norm_s + update.worst_s
+        return SyncCost(reduce_s, norm_s, update.fixed_s, gather_s, update.best_s, max(worst, total))
 
 
 def unique(stages: StageAssignment, stage: int) -> list[Block]:
@@ -319,6 +329,12 @@ def unique(stages: StageAssignment, stage: int) -> list[Block]:
         seen_head = seen_head or block.kind == "head"
         kept.append(block)
     return kept
+
+
+def collective_residual(profile: CalibrationProfile) -> float:
+    """Relative uncertainty of the data-parallel collectives: the larger of their two curves'."""
+    curves = ("collective.scale_up_fraction", "collective.nic_fraction")
+    return max(profile.curve(name).residual.relative for name in curves)
 
 
 def communication_law(profile: CalibrationProfile) -> Law | None:

@@ -89,7 +89,6 @@ class SyncCost:
     norm_s: float
     optimizer_s: float
     gather_s: float
-    nic_bytes: float = 0.0
     best_s: float = 0.0
     worst_s: float = 0.0
 
