@@ -1,0 +1,74 @@
+"""Launchers of the copy kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from moesim.hwmodels.errors import InputError
+from moesim.kernels.catalog import KERNELS
+from moesim.kernels.launch import Group, address, check_multiple
+
+
+@dataclass(frozen=True, slots=True)
+class BulkShape:
+    """How copy_bulk uses an SM: a ring a warp, its stages of chunk_bytes, stores in flight."""
+
+    warps: int = 4
+    stages: int = 6
+    depth: int = 2
+    chunk_bytes: int = 8192
+
+    def __post_init__(self) -> None:
+        """Check against the kernel's header."""
+        check_multiple("copy_bulk", "chunk_bytes", self.chunk_bytes, 128)
+        if self.depth not in (1, 2, 4, 8) or self.stages <= self.depth:
+            raise InputError(
+                f"copy_bulk: depth={self.depth} must be 1, 2, 4 or 8 and below stages={self.stages}"
+            )
+        if not 1 <= self.warps <= 8:
+            raise InputError(f"copy_bulk: warps={self.warps} must be 1 to 8")
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a CTA."""
+        sizes = {"warps": self.warps, "stages": self.stages, "chunk_bytes": self.chunk_bytes}
+        return KERNELS["copy_bulk"].shared_bytes(sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Sources and targets of one copy launch on one rank, and their address table on its GPU."""
+
+    table: Any
+    count: int
+    n_bytes: int
+    arrays: tuple[Any, ...]
+
+
+def make_pairs(group: Group, rank: int, pairs: Sequence[tuple[Any, Any]]) -> Pairs:
+    """Check equal sizes and alignment, and put the table on the rank's GPU."""
+    sizes = {a.nbytes for pair in pairs for a in pair}
+    if len(sizes) != 1:
+        raise InputError(f"copy: all sources and targets must have one size, got {sorted(sizes)} bytes")
+    n_bytes = sizes.pop()
+    check_multiple("copy", "n_bytes", n_bytes, 16)
+    rows = np.array([[address(a) for a in pair] for pair in pairs], dtype=np.uint64)
+    return Pairs(group.put(rank, rows), len(pairs), n_bytes, tuple(a for pair in pairs for a in pair))
+
+
+def copy_ldst(group: Group, rank: int, pairs: Pairs, ctas: int, threads: int = 1024) -> None:
+    """Queue a copy by 16-byte loads and stores on `ctas` SMs."""
+    group.launch(rank, "copy_ldst", ctas, threads, (address(pairs.table), pairs.count, pairs.n_bytes))
+
+
+def copy_bulk(group: Group, rank: int, pairs: Pairs, ctas: int, shape: BulkShape | None = None) -> None:
+    """Queue a copy by the bulk copy engine on `ctas` SMs."""
+    use = shape or BulkShape()
+    arguments = (
+        address(pairs.table), pairs.count, pairs.n_bytes, use.chunk_bytes, use.stages, use.depth,
+    )  # fmt: skip
+    group.launch(rank, "copy_bulk", ctas, 32 * use.warps, arguments, use.shared_bytes)

@@ -1,0 +1,169 @@
+"""Dispatch and combine of expert-parallel tokens inside a node: buffers and launchers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from moesim.hwmodels.errors import InputError
+from moesim.kernels.catalog import KERNELS, SHARED_MEMORY_LIMIT_BYTES
+from moesim.kernels.launch import Group, address, check_multiple
+
+COMBINE_PART_LIMIT_BYTES = 14336  # two 16-byte vectors for each of 448 reducing threads
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of one expert-parallel group. `fp8`: rows travel as E4M3 with FP32 scales of 1x128 tiles."""
+
+    tokens: int
+    hidden: int
+    k: int
+    experts: int
+    fp8: bool
+
+    def check(self, ranks: int) -> None:
+        """Raise InputError where the kernels cannot serve these sizes."""
+        check_multiple("dispatch", "hidden", self.hidden, 512 if self.fp8 else 128)
+        if self.experts < ranks or self.experts % ranks:
+            raise InputError(f"dispatch: experts={self.experts} must be a positive multiple of {ranks} ranks")
+        if not 1 <= self.k <= min(32, self.experts):
+            raise InputError(f"dispatch: k={self.k} must be 1 to {min(32, self.experts)}")
+        if self.tokens < 1:
+            raise InputError(f"dispatch: tokens={self.tokens} must be at least 1")
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a token's row on the wire."""
+        return self.hidden * (1 if self.fp8 else 2)
+
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes of a token's scales: the first part of its side record."""
+        return self.hidden // 128 * 4 if self.fp8 else 0
+
+    @property
+    def side_bytes(self) -> int:
+        """Bytes of a side record: scales, k ids, k weights, token index, padded to 16."""
+        return (self.scale_bytes + 8 * self.k + 4 + 15) // 16 * 16
+
+    @property
+    def dispatch_stages(self) -> int:
+        """Ring of the dispatch kernel: as many rows as fit an SM, at most 32."""
+        return min(32, SHARED_MEMORY_LIMIT_BYTES // (self.row_bytes + self.side_bytes + 16))
+
+    def combine_parts(self, ranks: int) -> tuple[int, int, int]:
+        """Pieces of a result row, bytes of a piece, stages of the combine kernel's ring (>= ranks)."""
+        row, parts = 2 * self.hidden, 1
+        while row % parts or row // parts % 16 or row // parts > COMBINE_PART_LIMIT_BYTES:
+            parts += 1
+        while SHARED_MEMORY_LIMIT_BYTES // (row // parts + 16) < ranks:
+            parts *= 2
+        stages = min(64, SHARED_MEMORY_LIMIT_BYTES // (row // parts + 16))
+        return parts, row // parts, stages
+
+
+class ExpertParallel:
+    """Symmetric buffers of one group and shape, and the four steps layout, notify, dispatch, combine.
+
+    Per rank: `x` rows [tokens, row_bytes] u8, `topk_idx`, `topk_w`, `side`; after notify `bases`, `received`,
+    `experts_received`; after dispatch `recv_x`, `recv_side`; combine reads `results` bf16 bits [capacity,
+    hidden] and `weights` f32 [tokens, ranks] and writes `out` bf16 bits [tokens, hidden]. Steps are queued on
+    the ranks' streams; Group.synchronize reports errors. capacity = rows of a receive buffer (default: enough
+    for any routing, ranks x tokens).
+    """
+
+    def __init__(self, group: Group, shape: Shape, capacity: int | None = None) -> None:
+        """Allocate everything; InputError where the sizes cannot work."""
+        shape.check(group.ranks)
+        self.group, self.shape = group, shape
+        self.capacity = capacity if capacity is not None else group.ranks * shape.tokens
+        if not 1 <= self.capacity < 2**31 // max(group.ranks, 1):
+            raise InputError(f"dispatch: capacity={self.capacity} rows is out of range")
+        r, s = group.ranks, shape
+        self.per_rank = s.experts // r
+        make = group.symmetric
+        self.x = make((s.tokens, s.row_bytes), "u1")
+        self.topk_idx, self.topk_w = make((s.tokens, s.k), "i4", 255), make((s.tokens, s.k), "f4")
+        self.side = make((s.tokens, s.side_bytes), "u1")
+        self.slots, self.bases = make((s.tokens, r), "i4"), make((r,), "i4")
+        self.rank_counts, self.expert_counts = make((r,), "i4"), make((s.experts,), "i4")
+        self.received, self.experts_received = make((r + 1,), "i4"), make((self.per_rank,), "i4")
+        self.recv_x = make((self.capacity, s.row_bytes), "u1")
+        self.recv_side = make((self.capacity, s.side_bytes), "u1")
+        self.results = make((self.capacity, s.hidden), "u2")
+        self.weights, self.out = make((s.tokens, r), "f4"), make((s.tokens, s.hidden), "u2")
+        exchange = make((2, r * r + r * self.per_rank), "i4")
+        flags, arrivals, ready = (make((r,), "u4") for _ in range(3))
+        self._keep = (exchange, flags, arrivals, ready)
+        self._notify_table = group.table([exchange, flags])
+        self._dispatch_table = group.table([self.recv_x, self.recv_side, arrivals])
+        self._combine_table = group.table([self.results, ready])
+        self._notified = self._arrivals = self._combined = 0
+
+    def _ranks(self, only: Sequence[int] | None) -> Sequence[int]:
+        """The ranks to launch; fewer than all makes the others' waits time out (tests)."""
+        return range(self.group.ranks) if only is None else only
+
+    def layout(self) -> None:
+        """Queue the layout on every rank: slots, counts and side records from topk_idx and topk_w."""
+        s, r = self.shape, self.group.ranks
+        for rank in range(r):
+            pointers = (
+                self.topk_idx, self.topk_w, self.slots, self.rank_counts, self.expert_counts, self.side,
+            )  # fmt: skip
+            sizes = (s.tokens, s.k, r, self.per_rank, s.side_bytes, s.scale_bytes)
+            arguments = (*(address(p[rank], 4) for p in pointers), *sizes)
+            self.group.launch(rank, "layout", r, 1024, arguments)
+
+    def notify(self, only: Sequence[int] | None = None) -> None:
+        """Queue the exchange of counts on every rank."""
+        self._notified += 1
+        for rank in self._ranks(only):
+            pointers = (
+                self._notify_table, self.rank_counts, self.expert_counts, self.bases, self.received,
+                self.experts_received,
+            )  # fmt: skip
+            sizes = (rank, self.group.ranks, self.per_rank, self._notified, self.capacity)
+            tail = (self.group.timeout_ns, address(self.group.status[rank]))
+            self.group.launch(
+                rank, "notify", 1, 256, (*(address(p[rank], 4) for p in pointers), *sizes, *tail)
+            )
+
+    def dispatch(self, sms: int, only: Sequence[int] | None = None, stages: int | None = None) -> None:
+        """Queue the dispatch on every rank, on `sms` SMs each."""
+        s, r = self.shape, self.group.ranks
+        use = s.dispatch_stages if stages is None else stages
+        if use < 5:
+            raise InputError(f"dispatch: hidden={s.hidden} leaves {use} rows in shared memory; 5 are needed")
+        self._arrivals += sms
+        shared = KERNELS["dispatch"].shared_bytes(
+            {"stages": use, "row_bytes": s.row_bytes, "side_bytes": s.side_bytes}
+        )
+        for rank in self._ranks(only):
+            pointers = (self.x, self.side, self.slots, self.bases, self._dispatch_table)
+            sizes = (s.tokens, r, rank, s.row_bytes, s.side_bytes, use, self._arrivals)
+            tail = (self.group.timeout_ns, address(self.group.status[rank]))
+            arguments = (*(address(p[rank]) for p in pointers), *sizes, *tail)
+            self.group.launch(rank, "dispatch", sms, 64, arguments, shared)
+
+    def combine(self, sms: int, weighted: bool = True, only: Sequence[int] | None = None) -> None:
+        """Queue the combine on every rank, on `sms` SMs each."""
+        r = self.group.ranks
+        parts, part_bytes, stages = self.shape.combine_parts(r)
+        self._combined += 1
+        shared = KERNELS["combine"].shared_bytes({"stages": stages, "part_bytes": part_bytes})
+        for rank in self._ranks(only):
+            weights = address(self.weights[rank]) if weighted else 0
+            pointers = (self._combine_table, self.slots, self.bases)
+            sizes = (self.shape.tokens, r, rank, part_bytes, parts, stages, self._combined)
+            arguments = (
+                *(address(p[rank]) for p in pointers), weights, address(self.out[rank]), *sizes,
+                self.group.timeout_ns, address(self.group.status[rank]),
+            )  # fmt: skip
+            self.group.launch(rank, "combine", sms, 480, arguments, shared)
+
+    def copies(self) -> list[list[int]]:
+        """Rows sent, [source][rank], after layout has run (reads back from the GPUs)."""
+        self.group.synchronize()
+        return [[int(n) for n in counts.get()] for counts in self.rank_counts]

@@ -1,0 +1,194 @@
+"""Ranks of one process: streams, peer access, symmetric buffers, launches, and device errors in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from moesim.hwmodels.errors import InputError, MoesimError
+from moesim.kernels.catalog import KERNELS, SHARED_MEMORY_LIMIT_BYTES
+from moesim.kernels.loader import cupy, load
+
+STATUS_WORDS = 8
+_TYPES = {"u32": np.uint32, "u64": np.uint64}
+_CODES = {
+    0x100: ("signal", "wait for a flag", "reached"),
+    0x200: ("barrier", "wait for rank {peer}", "epoch"),
+    0x300: ("notify", "wait for the counts of rank {peer}", "epoch"),
+    0x301: ("notify", "receive buffer of rank {peer} is too small", "rows"),
+    0x400: ("dispatch", "wait for all CTAs of rank {peer}", "arrivals"),
+    0x500: ("combine", "wait until rank {peer} is ready", "epoch"),
+}
+
+
+class DeviceTimeoutError(MoesimError):
+    """A wait on the device ended without what it waited for; kernel, rank, peer, expected, found are set."""
+
+    def __init__(self, words: Sequence[int]) -> None:
+        """From the status block {code, rank, peer, expected, found, ...}."""
+        code, self.rank, self.peer, self.expected, self.found = (int(w) for w in words[:5])
+        self.kernel, what, unit = _CODES.get(code, (f"status code {code:#x}", "unknown wait", "value"))
+        super().__init__(
+            f"kernel {self.kernel} on rank {self.rank}: {what.format(peer=self.peer)} failed: "
+            f"expected {unit} {self.expected}, found {self.found}. The group is unusable now: make a new one."
+        )
+
+
+def check_launch(name: str, grid: int, block: int, shared_bytes: int) -> None:
+    """Raise InputError if a launch breaks the catalog's rule."""
+    low, high = KERNELS[name].block
+    if grid < 1:
+        raise InputError(f"{name}: {grid} CTAs; at least 1 is needed")
+    if not low <= block <= high or block % 32:
+        raise InputError(f"{name}: block of {block} threads; allowed: multiples of 32 from {low} to {high}")
+    if shared_bytes > SHARED_MEMORY_LIMIT_BYTES:
+        raise InputError(
+            f"{name}: {shared_bytes} bytes of shared memory a CTA; the limit is {SHARED_MEMORY_LIMIT_BYTES}: "
+            "use fewer stages or smaller pieces"
+        )
+
+
+def check_multiple(name: str, what: str, value: int, of: int) -> None:
+    """Raise InputError unless value is a positive multiple."""
+    if value <= 0 or value % of:
+        near = max(of, value // of * of)
+        raise InputError(f"{name}: {what}={value} must be a positive multiple of {of}; nearest: {near}")
+
+
+def address(array: Any, alignment: int = 16) -> int:
+    """Device address of a CuPy array; InputError where it is not C-contiguous or not aligned."""
+    if not array.flags.c_contiguous:
+        raise InputError(f"array of shape {array.shape} is not contiguous: pass cupy.ascontiguousarray(...)")
+    if array.data.ptr % alignment:
+        raise InputError(f"array of shape {array.shape} is not aligned to {alignment} bytes")
+    return int(array.data.ptr)
+
+
+def pack(name: str, arguments: Sequence[int]) -> tuple[Any, ...]:
+    """Arguments as the types of the catalog; InputError for a wrong number or a value that does not fit."""
+    parameters = KERNELS[name].parameters
+    if len(arguments) != len(parameters):
+        raise InputError(f"{name} takes {len(parameters)} arguments, got {len(arguments)}")
+    packed = []
+    for (parameter, kind), value in zip(parameters, arguments, strict=True):
+        if not 0 <= value < 2 ** int(kind[1:]):
+            raise InputError(f"{name}: {parameter}={value} does not fit {kind}")
+        packed.append(_TYPES[kind](value))
+    return tuple(packed)
+
+
+class Group:
+    """GPUs driven by this process, one rank each (or several ranks on one GPU, for tests).
+
+    `devices[r]` is the CUDA device of rank r; `streams[r]` its stream; `status[r]` its status block. Raises
+    GpuUnavailableError where a device is missing, InputError where two have no peer access.
+    """
+
+    def __init__(self, devices: Sequence[int], timeout_s: float = 5.0) -> None:
+        """Enable peer access between all pairs and allocate flags and status blocks."""
+        self.devices = tuple(devices)
+        self.ranks = len(self.devices)
+        if not 1 <= self.ranks <= 32:
+            raise InputError(f"a group of {self.ranks} ranks; 1 to 32 are supported")
+        self.timeout_ns = int(timeout_s * 1e9)
+        cp = cupy()
+        count = cp.cuda.runtime.getDeviceCount()
+        if missing := [d for d in self.devices if not 0 <= d < count]:
+            raise InputError(f"no GPU {missing[0]}: this machine shows {count} (0 to {count - 1})")
+        _enable_peers(self.devices)
+        self.streams = []
+        for device in self.devices:
+            with cp.cuda.Device(device):
+                self.streams.append(cp.cuda.Stream(non_blocking=True))
+        self.status = self.symmetric((STATUS_WORDS,), "u4")
+        self._flags = self.symmetric((self.ranks,), "u4")
+        self._flag_table = self.table([self._flags])
+        self._epoch = 0
+
+    def symmetric(self, shape: tuple[int, ...], dtype: str, fill: int = 0) -> list[Any]:
+        """One array a rank, filled with the byte `fill`."""
+        cp, arrays = cupy(), []
+        for device, stream in zip(self.devices, self.streams, strict=True):
+            with cp.cuda.Device(device), stream:
+                array = cp.empty(shape, dtype=dtype)
+                array.data.memset_async(fill, array.nbytes, stream)
+                arrays.append(array)
+        for stream in self.streams:
+            stream.synchronize()
+        return arrays
+
+    def put(self, rank: int, array: Any) -> Any:
+        """Copy a host array to a rank's GPU."""
+        cp = cupy()
+        with cp.cuda.Device(self.devices[rank]), self.streams[rank]:
+            out = cp.asarray(np.ascontiguousarray(array))
+        self.streams[rank].synchronize()
+        return out
+
+    def to_ranks(self, arrays: Sequence[Any]) -> list[Any]:
+        """Copy one host array to each rank's GPU."""
+        return [self.put(rank, array) for rank, array in enumerate(arrays)]
+
+    def table(self, kinds: Sequence[Sequence[Any]]) -> list[Any]:
+        """The address table of symmetric buffers, [kinds][ranks] u64, on each rank's GPU."""
+        rows = np.array([[address(a) for a in kind] for kind in kinds], dtype=np.uint64)
+        return self.to_ranks([rows] * self.ranks)
+
+    def launch(
+        self, rank: int, name: str, grid: int, block: int, arguments: Sequence[int], shared_bytes: int = 0
+    ) -> None:
+        """Launch a kernel on a rank's stream, after checking the launch against the catalog."""
+        check_launch(name, grid, block, shared_bytes)
+        packed, device = pack(name, arguments), self.devices[rank]
+        function = load(name, device)
+        with cupy().cuda.Device(device), self.streams[rank]:
+            function((grid,), (block,), packed, shared_mem=shared_bytes)
+
+    def barrier(self) -> None:
+        """Queue a barrier between all ranks on their streams."""
+        self._epoch += 1
+        for rank in range(self.ranks):
+            table, status = address(self._flag_table[rank]), address(self.status[rank])
+            self.launch(
+                rank, "barrier", 1, 32, (table, rank, self.ranks, self._epoch, self.timeout_ns, status)
+            )
+
+    def post(self, rank: int, flag: int, value: int) -> None:
+        """Queue: set the u32 at device or pinned host address `flag` once the rank's stream is that far."""
+        status = address(self.status[rank])
+        self.launch(rank, "signal", 1, 32, (flag, value, 0, self.timeout_ns, status, rank, rank))
+
+    def wait(self, rank: int, flag: int, value: int, peer: int, timeout_s: float | None = None) -> None:
+        """Queue: hold the rank's stream until the u32 at address `flag` has reached value."""
+        limit = self.timeout_ns if timeout_s is None else int(timeout_s * 1e9)
+        self.launch(rank, "signal", 1, 32, (flag, value, 1, limit, address(self.status[rank]), rank, peer))
+
+    def synchronize(self) -> None:
+        """Wait for all streams; raise DeviceTimeoutError if a status block holds an error."""
+        for stream in self.streams:
+            stream.synchronize()
+        for words in (status.get() for status in self.status):
+            if words[0]:
+                raise DeviceTimeoutError(words)
+
+
+def _enable_peers(devices: Sequence[int]) -> None:
+    """Peer access between all ordered pairs; InputError names the first pair without it."""
+    cp, distinct = cupy(), sorted(set(devices))
+    for a in distinct:
+        for b in distinct:
+            if a == b:
+                continue
+            if not cp.cuda.runtime.deviceCanAccessPeer(a, b):
+                raise InputError(
+                    f"GPU {a} has no peer access to GPU {b} (no NVLink or PCIe path, or MIG is on): choose "
+                    "GPUs of one NVLink domain, or measure one GPU alone."
+                )
+            with cp.cuda.Device(a):
+                try:
+                    cp.cuda.runtime.deviceEnablePeerAccess(b)
+                except cp.cuda.runtime.CUDARuntimeError as error:
+                    if "PeerAccessAlreadyEnabled" not in str(error):
+                        raise

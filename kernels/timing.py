@@ -1,0 +1,112 @@
+"""Time device work: warm-up, CUDA events on every rank, repeats, medians and spread."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from moesim.hwmodels.errors import InputError
+from moesim.kernels.launch import Group
+from moesim.kernels.loader import cupy
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Times of one repeated operation, in seconds."""
+
+    median_s: float
+    quartile_low_s: float
+    quartile_high_s: float
+    least_s: float
+    repeats: int
+
+    @property
+    def iqr_s(self) -> float:
+        """Inter-quartile range."""
+        return self.quartile_high_s - self.quartile_low_s
+
+
+def summarize(times_s: Sequence[float]) -> Summary:
+    """Median, quartiles and least of at least one time."""
+    if not times_s:
+        raise InputError("no measurement was kept: nothing to summarize")
+    low, high = np.percentile(times_s, [25, 75])
+    return Summary(statistics.median(times_s), float(low), float(high), min(times_s), len(times_s))
+
+
+class Gate:
+    """Holds every rank's stream until opened, so that queued work starts together and launches are free.
+
+    A word in pinned host memory that one waiting thread a GPU polls; a stream is held for at most limit_s.
+    """
+
+    def __init__(self, group: Group, limit_s: float = 20.0) -> None:
+        """Closed."""
+        self._group, self._limit_s, self._turn = group, limit_s, 0
+        self._memory = cupy().cuda.alloc_pinned_memory(64)
+        self._word = np.frombuffer(self._memory, dtype=np.uint32, count=1)
+        self._word[0] = 0
+
+    def close(self, ranks: Sequence[int]) -> None:
+        """Queue the wait on the ranks' streams."""
+        self._turn += 1
+        for rank in ranks:
+            self._group.wait(rank, self._memory.ptr, self._turn, rank, self._limit_s)
+
+    def open(self) -> None:
+        """Let all held streams go."""
+        self._word[0] = self._turn
+
+
+def time_group(
+    group: Group,
+    work: Callable[[int], None],
+    repeats: int = 20,
+    warm_up: int = 3,
+    ranks: Sequence[int] | None = None,
+    gate: Gate | None = None,
+    before: Callable[[int], None] | None = None,
+) -> list[list[float]]:
+    """Seconds of each repeat on each rank, [repeat][rank], for work(i) queued on the ranks' streams.
+
+    All launches are queued behind a gate, then run back to back; events around work(i) exclude before(i).
+    For a collective take the largest of the ranks. Raises DeviceTimeoutError where a wait failed.
+    """
+    used = list(range(group.ranks)) if ranks is None else list(ranks)
+    hold = gate or Gate(group)
+    for i in range(warm_up):
+        if before:
+            before(i)
+        work(i)
+    group.synchronize()
+    hold.close(used)
+    marks: list[tuple[list[Any], list[Any]]] = []
+    for i in range(repeats):
+        if before:
+            before(i)
+        first = [_mark(group, rank) for rank in used]
+        work(i)
+        marks.append((first, [_mark(group, rank) for rank in used]))
+    time.sleep(0.002)  # the last launches reach the GPUs before the gate opens
+    hold.open()
+    group.synchronize()
+    elapsed = cupy().cuda.get_elapsed_time
+    return [[elapsed(a, b) * 1e-3 for a, b in zip(first, last, strict=True)] for first, last in marks]
+
+
+def time_collective(group: Group, work: Callable[[int], None], **options: Any) -> Summary:
+    """Summary of the slowest rank's time of each repeat."""
+    return summarize([max(row) for row in time_group(group, work, **options)])
+
+
+def _mark(group: Group, rank: int) -> Any:
+    cp = cupy()
+    with cp.cuda.Device(group.devices[rank]):
+        event = cp.cuda.Event()
+        event.record(group.streams[rank])
+    return event

@@ -1,0 +1,155 @@
+"""Launchers refuse bad sizes in words, without a GPU."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from moesim.hwmodels.errors import InputError
+from moesim.kernels import launch, loader
+from moesim.kernels.catalog import KERNELS, SHARED_MEMORY_LIMIT_BYTES
+from moesim.kernels.copy import BulkShape
+from moesim.kernels.expert_parallel import Shape
+from moesim.kernels.launch import DeviceTimeoutError
+from moesim.kernels.timing import summarize
+
+V3 = Shape(tokens=4096, hidden=7168, k=8, experts=256, fp8=True)
+
+
+def test_importing_kernels_does_not_import_cupy() -> None:
+    assert "cupy" not in sys.modules or True in (m.startswith("cupy.") for m in sys.modules)
+
+
+def test_no_cupy_is_one_clear_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader.cupy.cache_clear()
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(loader.GpuUnavailableError, match=r"pip install.*gpu-cu13.*needs no GPU"):
+        loader.load("copy_ldst", 0)
+    loader.cupy.cache_clear()
+
+
+def test_an_old_driver_and_an_old_gpu_are_named() -> None:
+    with pytest.raises(loader.GpuUnavailableError, match=r"CUDA 11\.8.*PTX 8\.0 needs 12\.0"):
+        loader.check_driver((8, 0), 11080)
+    loader.check_driver((8, 0), 12000)
+    with pytest.raises(loader.GpuUnavailableError, match=r"needs compute capability 9\.0.*A100 has 8\.0"):
+        loader.check_capability(KERNELS["dispatch"], (8, 0), "A100")
+    with pytest.raises(InputError, match=r"unknown kernel 'nope'; known: barrier"):
+        loader.load("nope", 0)
+
+
+@pytest.mark.parametrize(
+    ("grid", "block", "shared", "words"),
+    [
+        (0, 64, 0, "at least 1"),
+        (8, 96, 0, "from 64 to 64"),
+        (8, 64, 240_000, "227|232448.*fewer stages"),
+    ],
+)
+def test_a_launch_outside_the_catalog_is_refused(grid: int, block: int, shared: int, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        launch.check_launch("dispatch", grid, block, shared)
+
+
+def test_arguments_must_match_number_and_width() -> None:
+    with pytest.raises(InputError, match="takes 3 arguments, got 2"):
+        launch.pack("copy_ldst", (1, 2))
+    with pytest.raises(InputError, match=r"n_pairs=4294967296 does not fit u32"):
+        launch.pack("copy_ldst", (1, 2**32, 3))
+
+
+def test_misaligned_and_strided_arrays_are_refused() -> None:
+    def array(contiguous: bool, pointer: int) -> SimpleNamespace:
+        return SimpleNamespace(
+            flags=SimpleNamespace(c_contiguous=contiguous), data=SimpleNamespace(ptr=pointer), shape=(2, 3)
+        )
+
+    assert launch.address(array(True, 4096)) == 4096
+    with pytest.raises(InputError, match="not aligned to 16"):
+        launch.address(array(True, 4098))
+    with pytest.raises(InputError, match="not contiguous"):
+        launch.address(array(False, 4096))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"hidden": 7000}, "hidden=7000 must be a positive multiple of 512; nearest: 6656"),
+        ({"hidden": 1000, "fp8": False}, "multiple of 128"),
+        ({"experts": 12}, "experts=12 must be a positive multiple of 8 ranks"),
+        ({"k": 0}, "k=0 must be 1 to 32"),
+        ({"k": 33}, "k=33 must be 1 to 32"),
+        ({"tokens": 0}, "tokens=0"),
+    ],
+)
+def test_shapes_that_the_kernels_cannot_serve_are_refused(change: dict[str, int], words: str) -> None:
+    fields = {"tokens": 4096, "hidden": 7168, "k": 8, "experts": 256, "fp8": True} | change
+    with pytest.raises(InputError, match=words):
+        Shape(**fields).check(8)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("hidden", [512, 1024, 2560, 4096, 5120, 7168, 8192, 16384])
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8, 16])
+def test_derived_sizes_fit_the_kernels(hidden: int, ranks: int) -> None:
+    for fp8 in (True, False):
+        shape = Shape(tokens=5, hidden=hidden, k=8, experts=256, fp8=fp8)
+        assert shape.side_bytes % 16 == 0 and shape.side_bytes >= shape.scale_bytes + 8 * 8 + 4
+        sizes = {
+            "row_bytes": shape.row_bytes,
+            "side_bytes": shape.side_bytes,
+            "stages": shape.dispatch_stages,
+        }
+        assert shape.dispatch_stages >= 5
+        assert KERNELS["dispatch"].shared_bytes(sizes) <= SHARED_MEMORY_LIMIT_BYTES
+    parts, part_bytes, stages = shape.combine_parts(ranks)
+    assert parts * part_bytes == 2 * hidden and part_bytes % 16 == 0 and part_bytes <= 14336
+    assert stages >= ranks
+    assert KERNELS["combine"].shared_bytes({"stages": stages, "part_bytes": part_bytes}) <= (
+        SHARED_MEMORY_LIMIT_BYTES
+    )
+
+
+def test_v3_sizes_are_the_ones_written_in_the_headers() -> None:
+    assert (V3.row_bytes, V3.scale_bytes, V3.side_bytes) == (7168, 224, 304)
+    assert V3.combine_parts(8) == (1, 14336, 16)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"depth": 3}, "depth=3"),
+        ({"stages": 2, "depth": 2}, "below stages=2"),
+        ({"chunk_bytes": 100}, "chunk_bytes=100 must be a positive multiple of 128"),
+        ({"warps": 9}, "warps=9"),
+    ],
+)
+def test_bulk_shapes_outside_the_kernel_are_refused(change: dict[str, int], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        BulkShape(**change)
+
+
+def test_a_timeout_says_kernel_rank_peer_expected_and_found() -> None:
+    error = DeviceTimeoutError([0x400, 3, 5, 160, 140, 0, 0, 0])
+    assert str(error).startswith(
+        "kernel dispatch on rank 3: wait for all CTAs of rank 5 failed: expected arrivals 160, found 140"
+    )
+    assert (error.kernel, error.rank, error.peer, error.expected, error.found) == ("dispatch", 3, 5, 160, 140)
+    assert "too small" in str(DeviceTimeoutError([0x301, 0, 7, 4096, 5000]))
+
+
+def test_moved_bytes_of_the_home_case() -> None:
+    # 4,096 tokens to 5.26 of 8 ranks on average: 160 MB of FP8 rows, scales and side records leave the SMs.
+    read, written = KERNELS["dispatch"].moved_bytes(
+        {"tokens": 4096, "ranks": 8, "row_bytes": 7168, "side_bytes": 304, "copies": 21_545}
+    )
+    assert written == 21_545 * 7472 and read == 4096 * (7472 + 32)
+
+
+def test_summary_is_the_median_with_quartiles() -> None:
+    summary = summarize([1.0, 2.0, 3.0, 4.0, 100.0])
+    assert (summary.median_s, summary.quartile_low_s, summary.quartile_high_s) == (3.0, 2.0, 4.0)
+    assert summary.iqr_s == 2.0 and summary.least_s == 1.0 and summary.repeats == 5
+    with pytest.raises(InputError, match="nothing to summarize"):
+        summarize([])

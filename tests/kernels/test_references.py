@@ -1,0 +1,119 @@
+"""The NumPy meaning of the kernels, against independent definitions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from moesim.kernels import references as ref
+
+finite = st.floats(float(np.float32(-3e38)), float(np.float32(3e38)), width=32, allow_nan=False)
+
+
+@given(hnp.arrays(np.float32, 64, elements=finite))
+def test_bf16_is_the_nearest_value_with_ties_to_even(values: np.ndarray) -> None:
+    bits = ref.f32_to_bf16(values)
+    got = ref.bf16_to_f32(bits).astype(np.float64)
+    for step in (-1, 1):
+        other = ref.bf16_to_f32((bits.astype(np.int64) + step).astype(np.uint16)).astype(np.float64)
+        ok = np.isfinite(other) & np.isfinite(got)
+        near, far = np.abs(got - values)[ok], np.abs(other - values)[ok]
+        assert (near <= far).all()
+        assert ((near < far) | (bits[ok] % 2 == 0) | (near == 0)).all()
+
+
+@given(hnp.arrays(np.uint16, 64))
+def test_bf16_bits_survive_a_round_trip(bits: np.ndarray) -> None:
+    number = ~np.isnan(ref.bf16_to_f32(bits))
+    assert (ref.f32_to_bf16(ref.bf16_to_f32(bits))[number] == bits[number]).all()
+
+
+def test_e4m3_table_has_the_published_landmarks() -> None:
+    # OCP 8-bit floating point specification: largest 448, smallest normal 2^-6, smallest subnormal 2^-9.
+    assert ref.E4M3[0x7E] == 448 and ref.E4M3[0x08] == 2.0**-6 and ref.E4M3[0x01] == 2.0**-9
+    assert np.isnan(ref.E4M3[[0x7F, 0xFF]]).all() and not np.isnan(ref.E4M3[:0x7F]).any()
+    assert (ref.E4M3[0x80:0xFF] == -ref.E4M3[:0x7F]).all()
+
+
+def test_e4m3_bits_survive_a_round_trip_and_large_values_saturate() -> None:
+    numbers = np.array([b for b in range(256) if b & 0x7F != 0x7F], np.uint8)
+    assert (ref.f32_to_e4m3(ref.E4M3[numbers]) == numbers).all()
+    assert ref.f32_to_e4m3(np.array([1e9, -1e9, 464.0], np.float32)).tolist() == [0x7E, 0xFE, 0x7E]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(17.0, 16.0), (19.0, 20.0), (2.0**-10, 0.0), (3 * 2.0**-10, 2.0**-8)]
+)
+def test_e4m3_ties_go_to_even(value: float, expected: float) -> None:
+    assert ref.E4M3[ref.f32_to_e4m3(np.array([value], np.float32))][0] == expected
+
+
+@given(hnp.arrays(np.float32, (3, 256), elements=st.floats(-1e4, 1e4, width=32)))
+def test_quantisation_error_stays_within_half_a_step(values: np.ndarray) -> None:
+    x = ref.f32_to_bf16(values)
+    q, scales = ref.quantize_e4m3(x)
+    exact = ref.bf16_to_f32(x).reshape(3, 2, 128).astype(np.float64)
+    back = ref.E4M3[q].reshape(3, 2, 128).astype(np.float64) * scales[:, :, None]
+    step = np.maximum(np.abs(exact) / 16, scales[:, :, None] * 2.0**-10)  # 3 mantissa bits, subnormals below
+    assert (np.abs(back - exact) <= step * (1 + 1e-5)).all()
+    amax = np.abs(exact).max(axis=2)
+    large = amax > 1e-15
+    assert (np.abs(ref.E4M3[q]).reshape(3, 2, 128).max(axis=2)[large] == 448).all()
+    assert np.allclose(ref.bf16_to_f32(ref.dequantize_e4m3(q, scales)).reshape(3, 2, 128), back, rtol=2**-8)
+
+
+def test_a_tile_with_infinity_or_nan_comes_back_as_nan_and_zeros_as_zeros() -> None:
+    x = np.zeros((1, 384), np.float32)
+    x[0, 5], x[0, 130] = np.inf, np.nan
+    back = ref.bf16_to_f32(ref.dequantize_e4m3(*ref.quantize_e4m3(ref.f32_to_bf16(x))))
+    assert np.isnan(back[0, :256]).all() and (back[0, 256:] == 0).all()
+
+
+@st.composite
+def routings(draw: st.DrawFn) -> tuple[int, int, list[np.ndarray]]:
+    ranks, per = draw(st.sampled_from([1, 2, 4, 8])), draw(st.integers(1, 4))
+    k, tokens = draw(st.integers(1, 8)), draw(st.integers(1, 20))
+    ids = hnp.arrays(np.int32, (tokens, k), elements=st.integers(-1, ranks * per - 1))
+    return ranks, per, [draw(ids) for _ in range(ranks)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(routings())
+def test_dispatch_then_combine_returns_every_token_times_its_number_of_ranks(
+    routing: tuple[int, int, list[np.ndarray]],
+) -> None:
+    ranks, per, ids = routing
+    layouts = [ref.layout(idx, ranks, per) for idx in ids]
+    bases, received, experts = ref.notify(layouts, per)
+    tokens = ids[0].shape[0]
+    rows = [
+        ref.f32_to_bf16(np.float32(np.random.default_rng(r).integers(-8, 8, (tokens, 16))))
+        for r in range(ranks)
+    ]
+    buffers = ref.dispatch([row.view(np.uint8) for row in rows], [la.slots for la in layouts], bases)
+    assert [len(b) for b in buffers] == received[:, -1].tolist()
+    assert experts.sum() == sum((idx >= 0).sum() for idx in ids)
+    for rank, idx in enumerate(ids):
+        reached = [len({e // per for e in row if e >= 0}) for row in idx.tolist()]
+        assert ((layouts[rank].slots >= 0).sum(axis=1) == reached).all()
+        results = [b.view(np.uint16) for b in buffers]
+        out, bound = ref.combine(results, layouts[rank].slots, bases[rank], None)
+        expected = ref.bf16_to_f32(rows[rank]) * np.array(reached)[:, None]
+        assert (ref.bf16_to_f32(out) == expected).all() and (bound >= 0).all()
+
+
+def test_each_source_keeps_its_token_order_in_its_block() -> None:
+    idx = np.array([[0, 1], [2, 3], [0, 3], [-1, -1]], np.int32)
+    layout = ref.layout(idx, 2, 2)
+    assert layout.slots.tolist() == [[0, -1], [-1, 0], [1, 1], [-1, -1]]
+    assert layout.rank_counts.tolist() == [2, 2] and layout.expert_counts.tolist() == [2, 1, 1, 2]
+
+
+def test_combine_weights_each_rank_and_rounds_once() -> None:
+    rows = [ref.f32_to_bf16(np.full((1, 8), v, np.float32)) for v in (1.0, 3.0)]
+    slots, bases = np.zeros((1, 2), np.int32), np.zeros(2, np.int32)
+    out, _ = ref.combine(rows, slots, bases, np.array([[0.5, 1 / 3]], np.float32))
+    assert (ref.bf16_to_f32(out) == 1.5).all()
