@@ -103,9 +103,17 @@ def refused(outcome: Outcome, folder: Path, *words: str, code: int = 2) -> None:
         ("seed=-1", ("seed=-1",)),
         ("communication.sms=0", ("communication.sms=0",)),
         ("run.tokens=.nan", ("run.tokens",)),
+        ("run.tokens=.inf", ("run.tokens",)),
+        ("run.tokens=1e308", ("run.tokens", "less than")),
+        ("communication.sms=500", ("communication.sms=500", "131")),
+        ("base=x", ("base", "unknown key")),
+        ("stages.blocks=[dense*3, moe, mtp, moe]", ("stages.blocks.0", "dense", "mixtral-8x22b", "moe")),
         # not even key=value
         ("parallel.pp", ("key=value",)),
-        ("model=[1", ("--set", "not YAML")),
+        ("model=[1", ("--set", "not valid YAML")),
+        ("name=2024-13-99", ("--set", "not valid YAML")),
+        ("model=" + "[" * 3000, ("--set", "model")),
+        ("name=[&a x, *a]", ("--set", "alias")),
         ("name.first=x", ("name", "no keys below")),
     ],
 )
