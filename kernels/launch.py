@@ -131,6 +131,20 @@ class Group:
         """Copy one host array to each rank's GPU."""
         return [self.put(rank, array) for rank, array in enumerate(arrays)]
 
+    def fill(self, arrays: Sequence[Any], byte: int) -> None:
+        """Set every byte of symmetric buffers (to poison outputs), and wait for it."""
+        for device, stream, array in zip(self.devices, self.streams, arrays, strict=True):
+            with cupy().cuda.Device(device):
+                array.data.memset_async(byte, array.nbytes, stream)
+            stream.synchronize()
+
+    def write(self, arrays: Sequence[Any], values: Sequence[Any]) -> None:
+        """Host values into symmetric buffers of the same shape, and wait for it."""
+        for rank, (array, value) in enumerate(zip(arrays, values, strict=True)):
+            with cupy().cuda.Device(self.devices[rank]):
+                array.set(np.ascontiguousarray(value), stream=self.streams[rank])
+            self.streams[rank].synchronize()
+
     def table(self, kinds: Sequence[Sequence[Any]]) -> list[Any]:
         """The address table of symmetric buffers, [kinds][ranks] u64, on each rank's GPU."""
         rows = np.array([[address(a) for a in kind] for kind in kinds], dtype=np.uint64)

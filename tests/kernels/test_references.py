@@ -90,7 +90,7 @@ def test_dispatch_then_combine_returns_every_token_times_its_number_of_ranks(
     bases, received, experts = ref.notify(layouts, per)
     tokens = ids[0].shape[0]
     rows = [
-        ref.f32_to_bf16(np.float32(np.random.default_rng(r).integers(-8, 8, (tokens, 16))))
+        ref.f32_to_bf16(np.random.default_rng(r).integers(-8, 8, (tokens, 16)).astype(np.float32))
         for r in range(ranks)
     ]
     buffers = ref.dispatch([row.view(np.uint8) for row in rows], [la.slots for la in layouts], bases)

@@ -1,0 +1,289 @@
+"""Kernels on a GPU against their NumPy meaning, outputs poisoned first; skipped with a reason elsewhere."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from moesim.hwmodels.errors import InputError
+from moesim.kernels import references as ref
+from moesim.kernels.copy import BulkShape, copy_bulk, copy_ldst, make_pairs
+from moesim.kernels.expert_parallel import ExpertParallel, Shape
+from moesim.kernels.inputs import bf16_rows, routing
+from moesim.kernels.launch import DeviceTimeoutError, Group, address
+from moesim.kernels.loader import GpuUnavailableError, cupy
+from moesim.kernels.quantization import dequantize, quantize
+
+POISON = 0xEE
+
+
+@dataclass(frozen=True)
+class Case:
+    """A routing to test; `kind` is one of inputs.ROUTINGS."""
+
+    kind: str
+    ranks: int
+    tokens: int
+    hidden: int
+    k: int
+    experts: int
+    fp8: bool
+    sms: int
+
+    def __str__(self) -> str:
+        payload = "fp8" if self.fp8 else "bf16"
+        return f"{self.kind}-{self.ranks}r-{self.tokens}t-{self.hidden}h-{payload}-{self.sms}sm"
+
+
+CASES = [
+    Case("balanced", 8, 129, 7168, 8, 256, True, 3),
+    Case("balanced", 8, 129, 7168, 8, 256, False, 3),
+    Case("balanced", 4, 300, 2048, 8, 64, True, 5),
+    Case("skewed", 8, 200, 4096, 8, 256, False, 4),
+    Case("skewed", 2, 1025, 1024, 8, 32, True, 7),
+    Case("some ranks idle", 8, 65, 1024, 6, 64, True, 2),
+    Case("all on one rank", 8, 33, 1024, 8, 128, False, 2),
+    Case("dropped choices", 4, 77, 1536, 8, 64, True, 3),
+    Case("balanced", 8, 1, 7168, 8, 256, True, 4),
+    Case("balanced", 2, 1, 1024, 1, 2, False, 1),
+    Case("balanced", 1, 50, 1024, 4, 8, True, 2),
+    Case("balanced", 4, 40, 8192, 8, 64, False, 1),
+]
+
+
+def usable_gpus() -> int:
+    """How many GPUs can run the kernels here; a reason to skip otherwise."""
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    try:
+        cp = cupy()
+    except GpuUnavailableError as error:
+        pytest.skip(str(error))
+    properties = cp.cuda.runtime.getDeviceProperties(0)
+    if (properties["major"], properties["minor"]) < (9, 0):
+        pytest.skip(f"{properties['name'].decode()} is older than Hopper (compute capability 9.0)")
+    return int(cp.cuda.runtime.getDeviceCount())
+
+
+def one_gpu(ranks: int, timeout_s: float = 10.0) -> Group:
+    """All ranks on GPU 0, each with its own stream."""
+    usable_gpus()
+    return Group([0] * ranks, timeout_s)
+
+
+def many_gpus(ranks: int) -> Group:
+    """One GPU a rank."""
+    if (count := usable_gpus()) < ranks:
+        pytest.skip(f"needs {ranks} GPUs, this machine shows {count}")
+    return Group(list(range(ranks)), 10.0)
+
+
+def check_expert_parallel(group: Group, case: Case, seed: int) -> None:
+    shape = Shape(case.tokens, case.hidden, case.k, case.experts, case.fp8)
+    ep, rng = ExpertParallel(group, shape), np.random.default_rng(seed)
+    per, ranks = ep.per_rank, case.ranks
+    for repeat in range(2):  # the second round meets used flags, counters and the other exchange area
+        ids = [routing(case.kind, case.tokens, case.k, case.experts, ranks, rng) for _ in range(ranks)]
+        topk_w = [rng.random((case.tokens, case.k), dtype=np.float32) for _ in range(ranks)]
+        x = [rng.integers(0, 256, (case.tokens, shape.row_bytes), dtype=np.uint8) for _ in range(ranks)]
+        scales = [rng.random((case.tokens, shape.scale_bytes // 4), dtype=np.float32) for _ in range(ranks)]
+        side = [np.zeros((case.tokens, shape.side_bytes), np.uint8) for _ in range(ranks)]
+        for record, scale in zip(side, scales, strict=True):
+            record[:, : shape.scale_bytes] = scale.view(np.uint8)
+        for arrays in (ep.slots, ep.bases, ep.rank_counts, ep.expert_counts, ep.received, ep.recv_x):
+            group.fill(arrays, POISON)
+        for arrays in (ep.recv_side, ep.out, ep.results, ep.experts_received):
+            group.fill(arrays, POISON)
+        for target, value in ((ep.x, x), (ep.topk_idx, ids), (ep.topk_w, topk_w), (ep.side, side)):
+            group.write(target, value)
+        ep.layout()
+        ep.notify()
+        ep.dispatch(case.sms)
+        group.synchronize()
+
+        layouts = [ref.layout(idx, ranks, per) for idx in ids]
+        slots = [item.slots for item in layouts]
+        bases, received, experts = ref.notify(layouts, per)
+        sides = [
+            ref.side_records(i, w, s if case.fp8 else None, shape.side_bytes)
+            for i, w, s in zip(ids, topk_w, scales, strict=True)
+        ]
+        rows, records = ref.dispatch(x, slots, bases), ref.dispatch(sides, slots, bases)
+        for r in range(ranks):
+            where = f"{case} seed {seed} round {repeat} rank {r}"
+            np.testing.assert_array_equal(ep.slots[r].get(), slots[r], err_msg=where)
+            np.testing.assert_array_equal(ep.expert_counts[r].get(), layouts[r].expert_counts, where)
+            np.testing.assert_array_equal(ep.bases[r].get(), bases[r], err_msg=where)
+            np.testing.assert_array_equal(ep.received[r].get(), received[r], err_msg=where)
+            np.testing.assert_array_equal(ep.experts_received[r].get(), experts[r], err_msg=where)
+            total = received[r, -1]
+            got = ep.recv_x[r].get()
+            np.testing.assert_array_equal(got[:total], rows[r], err_msg=where)
+            assert (got[total:] == POISON).all(), f"{where}: wrote behind the last row"
+            np.testing.assert_array_equal(ep.recv_side[r].get()[:total], records[r], err_msg=where)
+
+        results = [bf16_rows(ep.capacity, case.hidden, rng) for _ in range(ranks)]
+        weights = [rng.standard_normal((case.tokens, ranks)).astype(np.float32) for _ in range(ranks)]
+        group.write(ep.results, results)
+        group.write(ep.weights, weights)
+        for weighted in (False, True):
+            group.fill(ep.out, POISON)
+            ep.combine(case.sms, weighted)
+            group.synchronize()
+            for r in range(ranks):
+                where = f"{case} seed {seed} round {repeat} rank {r} weighted {weighted}"
+                expected, bound = ref.combine(results, slots[r], bases[r], weights[r] if weighted else None)
+                out = ep.out[r].get()
+                if not weighted:  # plain f32 sums in a stated order: no freedom at all
+                    np.testing.assert_array_equal(out, expected, err_msg=where)
+                error = np.abs(ref.bf16_to_f32(out) - ref.bf16_to_f32(expected))
+                limit = np.abs(ref.bf16_to_f32(expected)) * 2.0**-7 + bound
+                assert (error <= limit).all(), f"{where}: off by {np.max(error / np.maximum(limit, 1e-30))}"
+                assert (out == expected).mean() > 0.999, where
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_expert_parallel_with_all_ranks_on_one_gpu(case: Case) -> None:
+    check_expert_parallel(one_gpu(case.ranks), case, seed=1)
+
+
+@pytest.mark.multigpu
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_expert_parallel_across_gpus(case: Case) -> None:
+    check_expert_parallel(many_gpus(case.ranks), case, seed=2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n_bytes", [16, 4080, 8192, 1 << 20, (1 << 20) + 48])
+@pytest.mark.parametrize("ctas", [1, 5, 132])
+def test_copies_move_every_byte_and_no_other(n_bytes: int, ctas: int) -> None:
+    group, rng = one_gpu(1), np.random.default_rng(n_bytes)
+    sources = [rng.integers(0, 256, n_bytes, dtype=np.uint8) for _ in range(3)]
+    held = [group.put(0, s) for s in sources]
+    targets = [group.symmetric((n_bytes + 64,), "u1", POISON)[0] for _ in range(3)]
+    pairs = make_pairs(group, 0, [(s, t[:n_bytes]) for s, t in zip(held, targets, strict=True)])
+    small = BulkShape(warps=2, stages=3, depth=1, chunk_bytes=2048)
+    runs: list[Callable[[], None]] = [
+        lambda: copy_ldst(group, 0, pairs, ctas),
+        lambda: copy_ldst(group, 0, pairs, ctas, threads=128),
+        lambda: copy_bulk(group, 0, pairs, ctas),
+        lambda: copy_bulk(group, 0, pairs, ctas, small),
+        lambda: copy_bulk(group, 0, pairs, ctas, BulkShape(1, 12, 8, 16384)),
+    ]
+    for run in runs:
+        for target in targets:
+            group.fill([target], POISON)
+        run()
+        group.synchronize()
+        for source, target in zip(sources, targets, strict=True):
+            got = target.get()
+            assert (got[:n_bytes] == source).all() and (got[n_bytes:] == POISON).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("rows", "columns"), [(1, 128), (3, 128), (37, 1024), (256, 7168), (5, 640)])
+def test_quantisation_is_bit_exact_both_ways(rows: int, columns: int) -> None:
+    group, rng = one_gpu(1), np.random.default_rng(rows * columns)
+    x = bf16_rows(rows, columns, rng)
+    x[0, :8] = [0, 0x8000, 1, 0x8001, 0x7F7F, 0xFF7F, 0x0080, 0x3F80]
+    for content in (x, np.zeros_like(x), rng.integers(0, 65536, x.shape).astype(np.uint16)):
+        expected_q, expected_scales = ref.quantize_e4m3(content)
+        q = group.symmetric(x.shape, "u1", POISON)[0]
+        scales = group.symmetric((rows, columns // 128), "f4", POISON)[0]
+        y = group.symmetric(x.shape, "u2", POISON)[0]
+        quantize(group, 0, group.put(0, content), q, scales, ctas=7)
+        dequantize(group, 0, q, scales, y, ctas=3)
+        group.synchronize()
+        number = ~np.isnan(np.repeat(expected_scales, 128, axis=1))
+        np.testing.assert_array_equal(scales.get(), expected_scales)
+        got = q.get()
+        np.testing.assert_array_equal((got & 0x7F)[number], (expected_q & 0x7F)[number])
+        zero = (expected_q & 0x7F) == 0x7F  # the sign of a NaN is free
+        np.testing.assert_array_equal(got[number & ~zero], expected_q[number & ~zero])
+        back = ref.dequantize_e4m3(got, scales.get())
+        finite = ~np.isnan(ref.bf16_to_f32(back))
+        np.testing.assert_array_equal(y.get()[finite], back[finite])
+        assert np.isnan(ref.bf16_to_f32(y.get())[~finite]).all()
+
+
+@pytest.mark.gpu
+def test_a_lost_peer_is_reported_in_words_by_every_waiting_kernel() -> None:
+    shape = Shape(tokens=9, hidden=1024, k=2, experts=8, fp8=True)
+
+    def fails(kernel: str, peer: int, queue: Callable[[Group], None], words: str) -> None:
+        group = one_gpu(2, timeout_s=0.05)
+        queue(group)
+        with pytest.raises(DeviceTimeoutError, match=words) as caught:
+            group.synchronize()
+        assert (caught.value.kernel, caught.value.rank, caught.value.peer) == (kernel, 0, peer)
+
+    def lone_notify(group: Group) -> None:
+        ep = ExpertParallel(group, shape)
+        ep.layout()
+        ep.notify(only=[0])
+        ep.dispatch(2, only=[0])  # sees the error and does nothing
+
+    def lone_dispatch(group: Group) -> None:
+        ep = ExpertParallel(group, shape)
+        ep.layout()
+        ep.notify()
+        ep.dispatch(2, only=[0])
+
+    def lone_combine(group: Group) -> None:
+        ep = ExpertParallel(group, shape)
+        ep.layout()
+        ep.notify()
+        ep.dispatch(2)
+        ep.combine(2, only=[0])
+
+    def lone_wait(group: Group) -> None:
+        flag = group.symmetric((4,), "u4")[0]
+        group.wait(0, address(flag), 7, peer=1)
+
+    def small_buffer(group: Group) -> None:
+        ep = ExpertParallel(group, shape, capacity=3)
+        group.write(ep.topk_idx, [np.tile(np.array([0, 1], np.int32), (9, 1))] * 2)
+        ep.layout()
+        ep.notify()
+        ep.dispatch(2)
+
+    fails("notify", 1, lone_notify, "expected epoch 1, found 0")
+    fails("dispatch", 1, lone_dispatch, "expected arrivals 2, found 0")
+    fails("combine", 1, lone_combine, "expected epoch 1, found 0")
+    fails("signal", 1, lone_wait, "expected reached 7, found 0")
+    fails("notify", 0, small_buffer, "too small failed: expected rows 3, found 18")
+
+
+@pytest.mark.gpu
+def test_signals_order_streams_and_barriers_repeat() -> None:
+    group = one_gpu(4)
+    flag = group.symmetric((4,), "u4")[0]
+    group.wait(1, address(flag), 3, peer=0)
+    group.post(0, address(flag), 3)
+    for _ in range(20):
+        group.barrier()
+    group.synchronize()
+    assert int(flag.get()[0]) == 3
+
+
+@pytest.mark.gpu
+def test_a_gpu_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(InputError, match="this machine shows"):
+        Group([usable_gpus()])
+
+
+@pytest.mark.multigpu
+@pytest.mark.parametrize("ctas", [1, 8])
+def test_copies_push_and_pull_between_gpus(ctas: int) -> None:
+    group, n_bytes = many_gpus(2), (4 << 20) + 16
+    data = np.random.default_rng(0).integers(0, 256, n_bytes, dtype=np.uint8)
+    for run in (copy_ldst, copy_bulk):
+        for issuer in (0, 1):  # the holder pushes, the other pulls
+            source, target = group.put(0, data), group.symmetric((n_bytes,), "u1", POISON)[1]
+            run(group, issuer, make_pairs(group, issuer, [(source, target)]), ctas)
+            group.synchronize()
+            assert (target.get() == data).all(), f"{run.__name__} issued by {issuer}"
