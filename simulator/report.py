@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+import numpy as np
+
 from moesim.simulator.engine.execute import Execution, StepRecord
 from moesim.simulator.engine.program import NS, nic_out, scale_up
 from moesim.simulator.result import Breakdown, PhaseSpan, Utilisation
@@ -85,8 +87,8 @@ def pair_seconds(execution: Execution) -> float | None:
 def pair_phases(execution: Execution) -> tuple[PhaseSpan, ...]:
     """Mean span of each phase of MoE blocks inside overlapped pairs.
 
-    Compute: mean over members. Transfers: payload of the slowest member, and the wait of the first
-    member at the barrier, launch included.
+    Compute: mean over members. Transfers: payload of the slowest member, and the wait at the barrier,
+    launch included, mean over members.
     """
     total: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     for rank in execution.ranks:
@@ -114,13 +116,13 @@ def _add_phases(records: list[StepRecord], total: dict[str, list[float]]) -> Non
         if task.transfer is None:
             entry[0] += float(task.rows_ns[micro].mean(axis=1).sum())
             continue
-        before = [*task.deps, *[n for n in code.transfers if n < number][-1:]]
-        for record in records:
-            ready = max([int(record.start[0]), *(int(record.ends[d][0]) for d in before)])
-            launch = record.begins[number] + task.transfer.launch_ns
-            entry[0] += record.finishes[number] - launch
-            entry[1] += launch - ready
-        entry[1] -= float(task.rows_ns[micro, 0].sum())
+        ready = np.array([record.start for record in records])
+        for dep in (*task.deps, *[n for n in code.transfers if n < number][-1:]):
+            ready = np.maximum(ready, np.array([record.ends[dep] for record in records]))
+        ready = ready + task.rows_ns[micro]
+        launch = np.array([record.begins[number] for record in records]) + task.transfer.launch_ns
+        entry[0] += float((np.array([record.finishes[number] for record in records]) - launch).sum())
+        entry[1] += float((launch - ready.mean(axis=1)).sum())
 
 
 def utilisation(execution: Execution, nic_bytes_per_s: float, scale_up_bytes_per_s: float) -> Utilisation:

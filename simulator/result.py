@@ -78,8 +78,8 @@ class CauseRow(_Part):
 class PhaseSpan(_Part):
     """Mean duration of one phase inside overlapped pairs (seconds), MoE blocks only.
 
-    `wait_s` is the time at the barrier of a transfer before its slowest member came, as seen by the
-    first member; 0 for compute.
+    `wait_s` is the time at the barrier of a transfer before its slowest member came, mean over the
+    members; 0 for compute.
     """
 
     phase: str
