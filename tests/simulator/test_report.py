@@ -97,7 +97,7 @@ def test_without_pairs_there_is_no_pair(toy: Toy) -> None:
 
 
 def test_waits_count_from_the_moment_a_member_could_have_gone_on(toy: Toy) -> None:
-    """Member 0 is fast, member 1 takes twice as long in compute: what 0 waits is the difference."""
+    """Member 1 takes twice as long in compute: member 0 waits the difference, and the mean is told."""
     program = toy(
         one_rank("0F0,(0F1;0B0)OVERLAP_F_B,0B1", 2), [["moe"]],
         lambda k, p, o: 1000, lambda p, o: 10.0, clock=[[1.0, 2.0]], launch_ns=3,
@@ -111,8 +111,12 @@ def test_waits_count_from_the_moment_a_member_could_have_gone_on(toy: Toy) -> No
     for phase, need in needs.items():
         launch = record.begins[at[phase]] + 3
         stream = order[order.index(phase) - 1]
-        ready = max(int(record.ends[at[need]][0]), int(record.ends[at[stream]][0]))
-        assert spans[phase].wait_s == pytest.approx((launch - ready) / 1e9)
+        waits = [
+            launch - max(int(record.ends[at[need]][member]), int(record.ends[at[stream]][member]))
+            for member in (0, 1)
+        ]
+        assert waits[0] > waits[1] == 3
+        assert spans[phase].wait_s == pytest.approx(sum(waits) / 2 / 1e9)
         assert spans[phase].seconds == pytest.approx(10e-9)
     assert spans["mlp F"].seconds == pytest.approx(1500e-9)
     assert spans["mlp F"].wait_s == 0.0
