@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SCENARIO ?= deepseek-v3-2048xh800
 
-.PHONY: run test check docs-validation bench clean
+.PHONY: run test check pages bench clean
 
 run: $(VENV)/.core
 	@$(BIN)/moesim simulate $(SCENARIO)
@@ -19,9 +19,9 @@ check: $(VENV)/.test
 	$(BIN)/lint-imports
 	$(MAKE) --no-print-directory test
 
-# Rewrites docs/validation.md from a fresh scoring; never edit that page by hand.
-docs-validation: $(VENV)/.core
-	$(BIN)/python benchmarks/write_validation.py
+# Rewrites docs/validation.md, the answer in README.md and examples/*.out from fresh runs.
+pages: $(VENV)/.core
+	$(BIN)/python benchmarks/write_pages.py
 
 bench: $(VENV)/.core
 	$(BIN)/python benchmarks/speed.py
