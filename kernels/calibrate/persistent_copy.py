@@ -1,0 +1,118 @@
+"""The wire load of a communication kernel: a PTX push to a peer that runs on n SMs until it is stopped."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.resources import as_file, files
+from typing import Any
+
+import numpy as np
+
+from moesim.kernels.calibrate.protocol import TaskFailed
+from moesim.kernels.loader import cupy
+
+CHUNK_BYTES = 1 << 20
+SIZE_BYTES = 1 << 29
+LIMIT_S = 2.0
+_STOP, _ISSUED, _LATE, _PLACES = 0, 1, 2, 8  # words of the control block, see copy.ptx
+
+
+@dataclass(slots=True)
+class Count:
+    """Bytes a second that the copy issued while it was counted."""
+
+    bytes_per_s: float = 0.0
+
+
+class PersistentCopy:
+    """The copy from one GPU's memory to another's; at most one runs at a time."""
+
+    def __init__(self, source: int, target: int) -> None:
+        """Load the kernel, enable peer access, fill the source with random words."""
+        cp = cupy()
+        with as_file(files("moesim.kernels").joinpath("ptx", "copy.ptx")) as path, cp.cuda.Device(source):
+            self._kernel = cp.RawModule(path=str(path)).get_function("copy_sys_v1")
+        self._device = cp.cuda.Device(source)
+        with self._device:
+            _enable(cp, target)
+            self._source = cp.random.randint(0, 2**31 - 1, size=SIZE_BYTES // 4, dtype=cp.int32)
+            self._control = cp.zeros(_PLACES + 256, dtype=cp.uint64)
+            self._stream, self._aside = (cp.cuda.Stream(non_blocking=True) for _ in range(2))
+            self._host = _pinned(cp, self._control.size)
+            self._word = _pinned(cp, 1)
+            self._word[0] = 1
+            self._device.synchronize()
+        with cp.cuda.Device(target):
+            self._target = cp.zeros(SIZE_BYTES // 4, dtype=cp.int32)
+            cp.cuda.Device(target).synchronize()
+
+    def start(self, sms: int) -> None:
+        """Launch on `sms` CTAs; raises TaskFailed unless each has begun on an SM of its own."""
+        with self._device:
+            self._control.data.memset_async(0, self._control.nbytes, self._aside)
+            self._aside.synchronize()
+            arguments = (
+                np.uint64(self._source.data.ptr),
+                np.uint64(self._target.data.ptr),
+                np.uint64(self._control.data.ptr),
+                np.uint32(SIZE_BYTES // CHUNK_BYTES),
+                np.uint64(int(LIMIT_S * 1e9)),
+            )
+            with self._stream:
+                self._kernel((sms,), (1024,), arguments)
+        until = time.monotonic() + 1.0
+        while self._read()[_ISSUED] < 2 * sms:
+            if time.monotonic() > until:
+                self.stop()
+                raise TaskFailed(f"a copy on {sms} SMs did not begin within a second")
+        places = self._host[_PLACES : _PLACES + sms].tolist()
+        if len(set(places)) != sms or 0 in places:
+            self.stop()
+            raise TaskFailed(f"the {sms} CTAs of the copy do not each have an SM of their own")
+
+    def stop(self) -> bool:
+        """End it; False if it had reached its time limit before (the window then does not count)."""
+        with self._device:
+            self._control[_STOP : _STOP + 1].data.copy_from_host_async(self._word.ctypes.data, 8, self._aside)
+            self._aside.synchronize()
+            self._stream.synchronize()
+        return int(self._read()[_LATE]) == 0
+
+    @contextmanager
+    def counting(self) -> Iterator[Count]:
+        """Bytes a second issued inside the with block, by the host's clock."""
+        count = Count()
+        first, begin = int(self._read()[_ISSUED]), time.perf_counter()
+        yield count
+        last, end = int(self._read()[_ISSUED]), time.perf_counter()
+        count.bytes_per_s = (last - first) * CHUNK_BYTES / (end - begin)
+
+    def alone(self, sms: int, seconds: float = 0.03) -> float:
+        """Bytes a second with nothing beside it."""
+        self.start(sms)
+        with self.counting() as count:
+            time.sleep(seconds)
+        self.stop()
+        return count.bytes_per_s
+
+    def _read(self) -> Any:
+        """The control words now, while the kernel runs."""
+        with self._device:
+            self._control.data.copy_to_host_async(self._host.ctypes.data, self._control.nbytes, self._aside)
+            self._aside.synchronize()
+        return self._host
+
+
+def _pinned(cp: Any, words: int) -> Any:
+    return np.frombuffer(cp.cuda.alloc_pinned_memory(8 * words), dtype=np.uint64, count=words)
+
+
+def _enable(cp: Any, target: int) -> None:
+    try:
+        cp.cuda.runtime.deviceEnablePeerAccess(target)
+    except cp.cuda.runtime.CUDARuntimeError as error:
+        if "AlreadyEnabled" not in str(error):
+            raise

@@ -1,0 +1,215 @@
+"""What a measurement is: a list of tasks, a way to do one on a GPU, and rows of plain numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from moesim.hwmodels.errors import InputError
+
+Parameter = int | float | str
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a plan may count on: GPUs that all reach each other, and importable libraries."""
+
+    gpus: int
+    libraries: frozenset[str]
+    sms: int = 132
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One thing to time, named by its parameters; `key` is the same in every run."""
+
+    measurement: str
+    parameters: Mapping[str, Parameter]
+
+    @property
+    def key(self) -> str:
+        """Identity in the journal."""
+        return json.dumps([self.measurement, dict(sorted(self.parameters.items()))], separators=(",", ":"))
+
+    @property
+    def text(self) -> str:
+        """What is being measured, for the progress display."""
+        return f"{self.measurement} " + " ".join(f"{k}={v}" for k, v in self.parameters.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Timings of one task in seconds, and what else was counted (`values`, SI units in the keys)."""
+
+    times_s: tuple[float, ...]
+    values: Mapping[str, float] = field(default_factory=dict)
+
+
+class TaskFailed(Exception):  # noqa: N818 - a result, not a fault of the program
+    """A task that this machine cannot do; the reason is kept as a row and the run goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A finished task: median and quartiles of its times, or the reason why there are none."""
+
+    measurement: str
+    parameters: Mapping[str, Parameter]
+    seconds: float = math.nan
+    low_s: float = math.nan
+    high_s: float = math.nan
+    repeats: int = 0
+    values: Mapping[str, float] = field(default_factory=dict)
+    failed: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether it holds a time."""
+        return not self.failed
+
+    @property
+    def task(self) -> Task:
+        """What was asked."""
+        return Task(self.measurement, self.parameters)
+
+    def to_json(self) -> str:
+        """One line of the journal."""
+        data: dict[str, Any] = {"measurement": self.measurement, "parameters": dict(self.parameters)}
+        if self.failed:
+            data["failed"] = self.failed
+        else:
+            data |= {"seconds": self.seconds, "low_s": self.low_s, "high_s": self.high_s}
+            data |= {"repeats": self.repeats, "values": dict(self.values)}
+        return json.dumps(data, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, data: Any, where: str) -> Row:
+        """The row of one parsed line; raises InputError for anything else."""
+        try:
+            row = cls(**data)
+            numbers = [*row.values.values()] + ([] if row.failed else [row.seconds, row.low_s, row.high_s])
+            if not row.measurement or not all(
+                isinstance(n, int | float) and math.isfinite(n) for n in numbers
+            ):
+                raise ValueError
+            if not isinstance(row.parameters, dict) or (row.ok and not row.seconds > 0):
+                raise ValueError
+        except (TypeError, ValueError, AttributeError):
+            raise InputError(
+                f"{where}: not a row of a calibration; remove the file to measure from the beginning"
+            ) from None
+        return row
+
+
+class Context(Protocol):
+    """Where measurements run: the GPUs, or a stand-in that returns synthetic samples."""
+
+    @property
+    def facts(self) -> Facts:
+        """What there is to measure on."""
+
+    @property
+    def quick(self) -> bool:
+        """Fewer points and repeats."""
+
+    def wanted(self, task: Task) -> bool:
+        """Whether this task still has to be done (not in the journal, time left)."""
+
+    def sample(self, measurement: Measurement, task: Task) -> Sample:
+        """Do one task; raises TaskFailed where this machine cannot."""
+
+
+class Measurement(Protocol):
+    """One kind of measurement. Implementations are data (`Grid`), so that a plan costs nothing."""
+
+    @property
+    def name(self) -> str:
+        """Its word on the command line and in the journal."""
+
+    @property
+    def title(self) -> str:
+        """What it measures, for people."""
+
+    def needs(self, facts: Facts) -> str:
+        """What is missing to run it at all, or nothing."""
+
+    def tasks(self, facts: Facts, quick: bool) -> list[Task]:
+        """Its tasks, the most important first."""
+
+    def estimate_s(self, facts: Facts, quick: bool) -> float:
+        """Seconds that it takes, about."""
+
+    def run(self, context: Context) -> Iterator[Row]:
+        """Do every wanted task; a row each, as it is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A measurement over a grid of parameters; `on_gpu` does one task with a `gpu.Session`.
+
+    `task_s` and `setup_s` are what a task and the set-up take on 8 H200, for the estimate.
+    """
+
+    name: str
+    title: str
+    grid: Callable[[Facts, bool], Sequence[Mapping[str, Parameter]]]
+    on_gpu: Callable[[Any, Mapping[str, Parameter]], Sample]
+    task_s: float
+    setup_s: float = 1.0
+    min_gpus: int = 1
+    libraries: tuple[str, ...] = ("cupy",)
+
+    def needs(self, facts: Facts) -> str:
+        """What is missing to run it at all, or nothing."""
+        if missing := [name for name in self.libraries if name not in facts.libraries]:
+            return f"needs {' and '.join(missing)}"
+        if facts.gpus < self.min_gpus:
+            return f"needs {self.min_gpus} GPUs with peer access, {facts.gpus} usable"
+        return ""
+
+    def tasks(self, facts: Facts, quick: bool) -> list[Task]:
+        """Its tasks, each once, the most important first."""
+        seen: dict[str, Task] = {}
+        for parameters in self.grid(facts, quick):
+            task = Task(self.name, parameters)
+            seen.setdefault(task.key, task)
+        return list(seen.values())
+
+    def estimate_s(self, facts: Facts, quick: bool) -> float:
+        """Seconds that it takes, about; quick runs repeat half as often."""
+        if self.needs(facts):
+            return 0.0
+        return self.setup_s + self.task_s * len(self.tasks(facts, quick)) * (0.5 if quick else 1.0)
+
+    def run(self, context: Context) -> Iterator[Row]:
+        """Do every wanted task; a failed one becomes a row with its reason."""
+        for task in self.tasks(context.facts, context.quick):
+            if context.wanted(task):
+                try:
+                    yield row_of(task, context.sample(self, task))
+                except TaskFailed as error:
+                    yield Row(task.measurement, task.parameters, failed=str(error) or "failed")
+
+
+def row_of(task: Task, sample: Sample) -> Row:
+    """Median and quartiles of a sample; a failed row where it holds no positive finite time."""
+    times = sorted(sample.times_s)
+    values = dict(sample.values)
+    if not times or not all(math.isfinite(t) and t > 0 for t in times):
+        return Row(task.measurement, task.parameters, failed="no usable time was measured")
+    if not all(math.isfinite(v) for v in values.values()):
+        return Row(task.measurement, task.parameters, failed="a counted value is not finite")
+    low, _, high = statistics.quantiles(times, n=4) if len(times) > 2 else (times[0], 0.0, times[-1])
+    return Row(
+        task.measurement,
+        task.parameters,
+        seconds=statistics.median(times),
+        low_s=max(low, times[0]),
+        high_s=min(high, times[-1]),
+        repeats=len(times),
+        values=values,
+    )

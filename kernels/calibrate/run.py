@@ -1,0 +1,285 @@
+"""A calibration from start to end: plan, measure into the journal, fit, write the profile."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from moesim.hwmodels.accelerator import Accelerator, load_accelerator
+from moesim.hwmodels.calibration import CalibrationProfile, Entry, load_profile
+from moesim.hwmodels.errors import InputError
+from moesim.kernels.calibrate.assemble import as_profile, entries
+from moesim.kernels.calibrate.entries_common import Rows
+from moesim.kernels.calibrate.journal import Journal
+from moesim.kernels.calibrate.nccl import settings
+from moesim.kernels.calibrate.plan import Plan, build_plan
+from moesim.kernels.calibrate.protocol import Context, Row, Task
+from moesim.kernels.catalog import KERNELS
+from moesim.kernels.export import Origin, carried, write_profile
+from moesim.kernels.machine import Machine, read_machine, refusals
+
+LINKS_FROM = "hopper-communication"
+"""Curves that one machine cannot show (NICs), or that were not measured, are carried from here."""
+LAWS_FROM = "hopper-interference"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line says. `output`: the profile; its rows go beside it as `<stem>.rows.jsonl`."""
+
+    output: Path
+    quick: bool = False
+    gpus: tuple[int, ...] = ()
+    """Driver numbers of the GPUs; empty = all."""
+    only: tuple[str, ...] = ()
+    accelerator: str | None = None
+    """Name or file of the accelerator; None = what the driver says the GPUs are."""
+    allow_busy: bool = False
+    command: str = "moesim calibrate"
+    budget_s: float | None = None
+
+    @property
+    def rows_path(self) -> Path:
+        """Where the rows are kept."""
+        return self.output.with_name(f"{self.output.stem}.rows.jsonl")
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """State of a run for a progress bar: seconds by estimate, and what is being measured or was said."""
+
+    done_s: float
+    total_s: float
+    text: str
+    message: str = ""
+
+
+ProgressCallback = Callable[[Progress], None]
+
+
+class ContextFactory(Protocol):
+    """Makes the context once the machine is known (tests give a stand-in)."""
+
+    def __call__(self, machine: Machine, /, *, quick: bool, wanted: Callable[[Task], bool]) -> Context:
+        """The context of a machine's chosen GPUs."""
+
+
+@dataclass(slots=True)
+class _Run:
+    """What happens around the tasks: the journal, the clock, the progress."""
+
+    journal: Journal
+    progress: ProgressCallback
+    budget_s: float
+    total_s: float
+    task_s: Mapping[str, float]
+    """Seconds of one task by measurement, about."""
+    begin: float = field(default_factory=time.monotonic)
+    done_s: float = 0.0
+    out_of_time: int = 0
+
+    def wanted(self, task: Task) -> bool:
+        row = self.journal.rows.get(task.key)
+        if row is not None and row.ok:
+            self.done_s += self.task_s[task.measurement]
+            return False
+        if time.monotonic() - self.begin > self.budget_s:
+            self.out_of_time += 1
+            return False
+        self.progress(Progress(self.done_s, self.total_s, task.text))
+        return True
+
+    def keep(self, row: Row) -> None:
+        self.journal.append(row)
+        self.done_s += self.task_s[row.measurement]
+
+
+def calibrate(
+    options: Options,
+    progress: ProgressCallback | None = None,
+    *,
+    machine: Machine | None = None,
+    context: ContextFactory | None = None,
+    today: datetime.date | None = None,
+) -> Path:
+    """Measure this machine and write its calibration profile; returns the profile's path.
+
+    Interrupted (Ctrl-C, a crash), every finished task is on disk, and the same call goes on from there.
+    Raises InputError where nothing can be measured: no GPU, no driver, a busy or split GPU, an unknown
+    accelerator, an unwritable output. The keyword arguments replace the machine in tests.
+    """
+    tell = progress or (lambda _: None)
+    _check_output(options.output)
+    found = machine or read_machine()
+    found = found.subset(options.gpus) if options.gpus else found
+    if reasons := refusals(found, allow_busy=options.allow_busy):
+        raise InputError("; ".join(reasons))
+    accelerator = _accelerator(options, found)
+    run: _Run | None = None
+
+    def wanted(task: Task) -> bool:
+        assert run is not None
+        return run.wanted(task)
+
+    here = (context or _gpu_context)(found, quick=options.quick, wanted=wanted)
+    plan = build_plan(here.facts, quick=options.quick, only=options.only)
+    journal = Journal(options.rows_path, _header(found, accelerator, plan))
+    total_s = plan.estimate_s
+    if journal.resumed:
+        tell(Progress(0.0, total_s, "", f"resuming: {journal.resumed} tasks were measured before"))
+    run = _Run(journal, tell, options.budget_s or plan.budget_s, total_s, plan.task_s)
+    for measurement in plan.measurements:
+        for row in measurement.run(here):
+            run.keep(row)
+    date = (today or datetime.datetime.now(tz=datetime.UTC).date()).isoformat()
+    keys = {task.key for task in plan.tasks}
+    kept = [row for key, row in journal.rows.items() if key in keys]
+    missing = _missing(plan, kept, run.out_of_time)
+    profile = make_profile(kept, accelerator, found, options, date, missing)
+    path = write_profile(profile, options.output)
+    if not run.out_of_time:
+        journal.finish()
+    tell(Progress(total_s, total_s, "", f"not measured: {'; '.join(missing)}"))
+    return path
+
+
+def make_profile(
+    rows: Sequence[Row],
+    accelerator: Accelerator,
+    machine: Machine,
+    options: Options,
+    date: str,
+    not_measured: Sequence[str] = (),
+) -> CalibrationProfile:
+    """The profile of a calibration's rows; raises InputError where no row supports an entry. Pure.
+
+    What was not measured is carried from the shipped Hopper profiles, each entry with its own source.
+    """
+    name = options.output.stem
+    origin = Origin(
+        title=f"moesim calibrate on {machine.title}",
+        date=date,
+        device=machine.gpus[0].name,
+        driver=machine.driver,
+        clocks=clocks_text(rows, machine),
+        cuda=machine.cuda,
+        kernels_hash=kernels_hash(),
+        command=options.command,
+        note=_marks(machine, options) or None,
+    )
+    own = entries(Rows(rows, accelerator, origin, name))
+    if not own:
+        raise InputError(
+            "no task gave a usable time, so there is no profile to write: see the .rows.jsonl file"
+        )
+    have = {entry.id for entry in own}
+    groups = {entry.group for entry in own if hasattr(entry, "group")}
+    links: list[Entry] = [carried(c, LINKS_FROM) for c in load_profile(LINKS_FROM).curves if c.id not in have]
+    include = ["hopper-launch", "generic-priors"]
+    if len(groups) < len(load_profile(LAWS_FROM).laws):
+        include.insert(1, LAWS_FROM)
+    shell = CalibrationProfile(
+        name=name,
+        accelerator=accelerator.name,
+        software=f"moesim kernels {kernels_hash()}, CUDA {machine.cuda}, driver {machine.driver}",
+        description=f"What {machine.title} carried on {date}, measured by {options.command!r}.",
+        evidence=(
+            "Measured on this machine: every entry with its own source. Entries carried from "
+            f"{LINKS_FROM} say so. Not measured: {'; '.join(not_measured) or 'nothing'}."
+        ),
+        include=tuple(include),
+    )
+    return as_profile(shell, [*own, *links])
+
+
+def clocks_text(rows: Sequence[Row], machine: Machine) -> str:
+    """The clocks that the figures stand for."""
+    parts = []
+    if (limit := machine.gpus[0].sm_clock_max_hz) is not None:
+        parts.append(f"at most {limit / 1e6:.0f} MHz")
+    for row in rows:
+        if row.ok and "sustained_clock_hz" in row.values:
+            power = row.values.get("sustained_power_w")
+            with_power = f" at {power:.0f} W" if power else ""
+            parts.append(f"{row.values['sustained_clock_hz'] / 1e6:.0f} MHz under BF16 products{with_power}")
+    seen = [row.values["sm_clock_hz"] for row in rows if row.ok and "sm_clock_hz" in row.values]
+    if seen:
+        parts.append(f"median {statistics.median(seen) / 1e6:.0f} MHz after tasks")
+    return ", ".join(["not pinned", *parts])
+
+
+def kernels_hash() -> str:
+    """Twelve digits over the text of every PTX kernel: equal means equal kernels."""
+    digest = hashlib.sha256()
+    for name in sorted(KERNELS):
+        digest.update(f"{name} {KERNELS[name].digest()}\n".encode())
+    return digest.hexdigest()[:12]
+
+
+def _marks(machine: Machine, options: Options) -> str:
+    """What a reader must know about this run."""
+    marks = [f"busy: {gpu.busy}" for gpu in machine.gpus if gpu.busy]
+    marks += ["quick run"] if options.quick else []
+    marks += [settings()] if settings() else []
+    return "; ".join(marks)
+
+
+def _missing(plan: Plan, rows: Sequence[Row], out_of_time: int) -> list[str]:
+    """What the profile lacks and why."""
+    missing = list(plan.not_measured)
+    failed = [row for row in rows if not row.ok]
+    reasons: dict[str, list[Row]] = {}
+    for row in failed:
+        reasons.setdefault(row.failed, []).append(row)
+    missing += [f"{len(group)} tasks of {group[0].measurement} ({why})" for why, group in reasons.items()]
+    if out_of_time:
+        missing.append(f"{out_of_time} tasks, out of time: run the same command again to measure them")
+    return missing
+
+
+def _header(machine: Machine, accelerator: Accelerator, plan: Plan) -> dict[str, Any]:
+    """What must be equal for rows to belong together."""
+    return {
+        "machine": machine.title,
+        "driver": machine.driver,
+        "cuda": machine.cuda,
+        "accelerator": accelerator.name,
+        "kernels": kernels_hash(),
+        "gpus": plan.facts.gpus,
+    }
+
+
+def _accelerator(options: Options, machine: Machine) -> Accelerator:
+    name = options.accelerator or machine.accelerator
+    if name is None:
+        raise InputError(
+            f"{machine.title}: not a shipped accelerator; describe it in a file (see moesim hardware) and "
+            "name it with --accelerator my-gpu.yaml"
+        )
+    accelerator = load_accelerator(name)
+    if options.accelerator and machine.accelerator and accelerator.name != machine.accelerator:
+        raise InputError(
+            f"--accelerator {options.accelerator}: these GPUs are {machine.title} ({machine.accelerator}); "
+            "a profile for another accelerator is made from theirs by transfer"
+        )
+    return accelerator
+
+
+def _check_output(path: Path) -> None:
+    """Refuse an output that cannot be written before the GPUs are touched."""
+    if path.suffix.lower() not in (".yaml", ".yml", ".json"):
+        raise InputError(f"{path}: a profile is a .yaml, .yml or .json file; choose such a name")
+    if not path.parent.is_dir():
+        raise InputError(f"{path}: the folder {path.parent} does not exist; create it first")
+
+
+def _gpu_context(machine: Machine, *, quick: bool, wanted: Callable[[Task], bool]) -> Context:
+    from moesim.kernels.calibrate.gpu import GpuContext, cuda_devices
+
+    return GpuContext(machine, cuda_devices(machine), quick=quick, wanted=wanted)

@@ -1,0 +1,219 @@
+"""From a profile measured on one accelerator to one for a sibling: what carries over, scales, or cannot.
+
+Nothing here is fitted: factors are ratios of the two accelerators' published figures, and every entry
+states what was assumed and by how much its error grows (docs/kernels.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from moesim.hwmodels.accelerator import Accelerator
+from moesim.hwmodels.calibration import CalibrationProfile, Entry, GemmTable, Law, MeasuredCurve, Prior
+from moesim.hwmodels.errors import InputError
+from moesim.kernels.export import residual
+
+Verdict = Literal["carries over", "scales", "cannot"]
+
+SAME_DIE_ERROR = 0.05
+"""Same SMs, peak and nominal clock: sustained clocks of two boards under one power limit still differ."""
+LINK_ERROR = 0.08
+"""Share of the nominal link rate on a link of another width: protocol overhead stays, the switch may not."""
+MEMORY_ERROR = 0.10
+"""Share of the nominal memory bandwidth on another memory generation."""
+INTERFERENCE_ERROR = 0.10
+"""Slow-downs beside communication that loads another memory and another link."""
+CLOCK_TOLERANCE = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """What becomes of an entry; `factor` multiplies its values, `error` adds to its stated error."""
+
+    id: str
+    verdict: Verdict
+    factor: float
+    error: float
+    reason: str
+
+
+def transfer(
+    profile: CalibrationProfile, source: Accelerator, target: Accelerator, *, name: str | None = None
+) -> CalibrationProfile:
+    """A profile for `target` from one measured on `source`, its entries marked as derived.
+
+    Raises InputError where the two do not share the SMs (number, peak and clock), where the profile is not
+    of `source`, or where nothing is left to transfer.
+    """
+    judged = statements(profile, source, target)
+    verdicts = {s.id: s for s in judged}
+    kept = [_applied(entry, verdicts[entry.id], source, target) for entry in profile.entries()
+            if verdicts[entry.id].verdict != "cannot"]  # fmt: skip
+    if not kept:
+        raise InputError(f"profile {profile.name!r} has no entry that carries over to {target.name}")
+    dropped = ", ".join(s.id for s in judged if s.verdict == "cannot") or "none"
+    fields: dict[str, Any] = {key: getattr(profile, key) for key in type(profile).model_fields}
+    fields |= {
+        "name": name or f"{target.name.split('-')[0]}-from-{source.name.split('-')[0]}",
+        "accelerator": target.name,
+        "also_for": (),
+        "include": (),
+        "description": f"{profile.description} Transferred from {source.title} to {target.title}.",
+        "evidence": (
+            f"Derived by rule from the profile {profile.name}: the compute die is the same, so rates per SM "
+            f"and products carry over; link and memory rates keep their share of the nominal figure; each "
+            f"entry's note says which. Left out because the source cannot show it: {dropped}. "
+            f"{profile.evidence}"
+        ),
+        "gemm_tables": tuple(e for e in kept if isinstance(e, GemmTable)),
+        "curves": tuple(e for e in kept if isinstance(e, MeasuredCurve)),
+        "laws": tuple(e for e in kept if isinstance(e, Law)),
+        "priors": tuple(e for e in kept if isinstance(e, Prior)),
+    }
+    return CalibrationProfile.model_validate(fields)
+
+
+def statements(profile: CalibrationProfile, source: Accelerator, target: Accelerator) -> list[Statement]:
+    """What becomes of every entry, in the profile's order; raises InputError as `transfer` does."""
+    _same_die(source, target)
+    if profile.accelerator not in (source.name, "any") and source.name not in profile.also_for:
+        raise InputError(
+            f"profile {profile.name!r} describes {profile.accelerator}, not {source.name}; "
+            f"transfer from {profile.accelerator}, or give the profile that was measured on {source.name}"
+        )
+    return [_judge(entry, source, target) for entry in profile.entries()]
+
+
+def _same_die(source: Accelerator, target: Accelerator) -> None:
+    def differs(a: float, b: float) -> bool:
+        return abs(a / b - 1.0) > CLOCK_TOLERANCE
+
+    reasons = []
+    if source.n_sms != target.n_sms:
+        reasons.append(f"{source.n_sms} and {target.n_sms} SMs")
+    if source.architecture != target.architecture:
+        reasons.append(f"{source.architecture} and {target.architecture}")
+    if differs(source.clock_hz, target.clock_hz):
+        reasons.append(f"{source.clock_hz / 1e6:g} and {target.clock_hz / 1e6:g} MHz")
+    if differs(source.peak_flop_per_s("bf16"), target.peak_flop_per_s("bf16")):
+        reasons.append("different BF16 peaks")
+    if reasons:
+        raise InputError(
+            f"{source.name} and {target.name} do not share their SMs ({'; '.join(reasons)}), so nothing "
+            "measured on one stands for the other; measure the target, or use a generic profile"
+        )
+
+
+def _judge(entry: Entry, source: Accelerator, target: Accelerator) -> Statement:
+    link = target.scale_up_bytes_per_s / source.scale_up_bytes_per_s
+    memory = target.hbm_bytes_per_s / source.hbm_bytes_per_s
+
+    def say(verdict: Verdict, factor: float, error: float, reason: str) -> Statement:
+        return Statement(entry.id, verdict, factor, error, reason)
+
+    if entry.kind in ("published", "assumed") or _of_another_device(entry, source):
+        return say("carries over", 1.0, 0.0, "not measured on the source: stands as it stood")
+    if isinstance(entry, GemmTable):
+        return say(
+            "carries over",
+            1.0,
+            SAME_DIE_ERROR,
+            "same SMs and clock; rows that memory bounds slow down with it",
+        )
+    if isinstance(entry, Prior):
+        return say("carries over", 1.0, 0.0, "a share of the accelerator's own figure")
+    if isinstance(entry, Law):
+        return say(
+            "carries over", 1.0, INTERFERENCE_ERROR, "same SMs; the link and memory beside them differ"
+        )
+    assert isinstance(entry, MeasuredCurve)
+    if "nic_fraction" in entry.id:
+        return say("cannot", 1.0, 0.0, "a share of the source's own NICs; measure the target's network")
+    if entry.y_unit == "1":
+        return say(
+            "carries over",
+            1.0,
+            LINK_ERROR,
+            f"a share of the nominal link, whose rate is {link:.3g} of the source's",
+        )
+    if any(use.startswith("attention_") and "pre_post" not in use for use in entry.used_for):
+        return say("carries over", 1.0, SAME_DIE_ERROR, "same SMs and clock, bound by compute")
+    if entry.used_for or entry.id.startswith("copy.local"):
+        return say(
+            "scales",
+            memory,
+            MEMORY_ERROR,
+            f"bound by memory: the nominal bandwidth is {memory:.3g} of the source's",
+        )
+    if entry.id.endswith(".sm_rate") and entry.id.startswith(("ep.", "quantise", "dequantise")):
+        return say(
+            "carries over",
+            1.0,
+            SAME_DIE_ERROR,
+            "rate an SM reaches by itself; the link share limits it on top",
+        )
+    if entry.id.startswith(("copy.", "nccl.")) and entry.y_unit.endswith("B/s"):
+        return say(
+            "scales", link, LINK_ERROR, f"bound by the link with enough SMs: {link:.3g} of the source's rate"
+        )
+    if entry.y_unit in ("us", "s", "ms"):
+        return say("carries over", 1.0, LINK_ERROR, "latency of the same links and switches, fewer of them")
+    return say("cannot", 1.0, 0.0, "no rule says what bounds it")
+
+
+def _of_another_device(entry: Entry, source: Accelerator) -> bool:
+    """Whether its conditions name a device of another family: a fact carried from elsewhere."""
+    device = (entry.conditions.device or "").upper()
+    family = source.name.split("-")[0].upper()
+    return bool(device) and family not in device
+
+
+def _applied(entry: Entry, statement: Statement, source: Accelerator, target: Accelerator) -> Entry:
+    if statement.error == 0.0 and statement.factor == 1.0:
+        return entry
+    worse = min(0.95, entry.residual.relative + statement.error)
+    note = f"from {source.name}, {statement.verdict}: {statement.reason}"
+    update: dict[str, Any] = {
+        "kind": "derived",
+        "residual": residual(worse, f"{entry.residual.meaning}, plus {statement.error:.0%} for the transfer"),
+        "note": f"{entry.note}; {note}" if entry.note else note,
+    }
+    if isinstance(entry, GemmTable):
+        update["points"] = tuple(_memory_bounded(entry, source, target))
+    elif isinstance(entry, MeasuredCurve) and statement.factor != 1.0:
+        update["points"] = tuple(
+            (p[0], float(f"{_scaled(entry, p, statement.factor):.5g}"), *p[2:]) for p in entry.points
+        )
+    fields = {name: getattr(entry, name) for name in type(entry).model_fields}
+    return type(entry).model_validate({**fields, **update})
+
+
+def _scaled(entry: MeasuredCurve, point: Any, factor: float) -> float:
+    """A point of a curve that scales; over SMs only its limit does: few SMs limit themselves."""
+    if entry.id.endswith(".sm_rate"):
+        limit = max(p[1] for p in entry.points) * factor
+        return float(min(point[1], limit))
+    return float(point[1] * factor)
+
+
+def _memory_bounded(table: GemmTable, source: Accelerator, target: Accelerator) -> Iterator[tuple[Any, ...]]:
+    """Rows at the source's rate, or slower where their bytes take longer in the target's memory.
+
+    Bytes: both operands once in the table's format, the result in BF16; at the share of the nominal
+    bandwidth that the row itself reached on the source where it was bound by it (at most 1).
+    """
+    size = {"fp8": 1.0, "bf16": 2.0, "fp32": 4.0}[table.dtype]
+    for row in table.points:
+        m, n, k, groups = row[:4]
+        grouped = table.cls == "wgrad_gemm"
+        moved = size * (m * k + (k * n if grouped else groups * k * n)) + 2.0 * m * n
+        seconds = 2.0 * m * n * k / table.flop_per_s(row)
+        share = moved / seconds / source.hbm_bytes_per_s  # of the source's memory, by these bytes
+        if share > 0.5:  # bound by memory: time grows with the ratio of the bandwidths
+            seconds *= max(1.0, source.hbm_bytes_per_s / target.hbm_bytes_per_s)
+            value = 2.0 * m * n * k / seconds / 1e12 if table.unit == "TFLOP/s" else seconds * 1e6
+            yield (*row[:4], float(f"{value:.5g}"), *row[5:])
+        else:
+            yield row

@@ -1,0 +1,539 @@
+"""A calibration without a GPU: a synthetic machine with known laws must come back out of its profile."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moesim.hwmodels.accelerator import load_accelerator
+from moesim.hwmodels.calibration import CalibrationProfile, load_profile
+from moesim.hwmodels.errors import InputError
+from moesim.kernels.calibrate import Options, Progress, build_plan, calibrate, compare, statements, transfer
+from moesim.kernels.calibrate.protocol import Facts, Measurement, Row, Sample, Task, TaskFailed, row_of
+from moesim.kernels.machine import Gpu, Machine
+
+ALL = frozenset({"cupy", "torch", "nccl"})
+TODAY = datetime.date(2026, 11, 20)
+
+
+def machine(gpus: int = 8, **changes: Any) -> Machine:
+    one = Gpu(0, "NVIDIA H200", "0000:00:00.0", 141 << 30, 0, 0.0, False, 0, 132, 1980e6, 700.0, 18)
+    peers = tuple(tuple(i != j for j in range(gpus)) for i in range(gpus))
+    return Machine(tuple(replace(one, index=i, **changes) for i in range(gpus)), "580.159.04", "13.0", peers)
+
+
+def saturate(n: float, slope: float, limit: float) -> float:
+    return float(((slope * n) ** -8 + limit**-8) ** (-1 / 8))
+
+
+class Synthetic:
+    """A machine whose times follow known laws with 1 % of noise."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        *,
+        quick: bool,
+        wanted: Callable[[Task], bool],
+        libraries: frozenset[str] = ALL,
+    ) -> None:
+        self.facts, self.quick, self._wanted = Facts(len(machine.gpus), libraries), quick, wanted
+        self.done: list[Task] = []
+        self.stop_after = 10**9
+        self.broken: set[str] = set()
+
+    def wanted(self, task: Task) -> bool:
+        return self._wanted(task)
+
+    def sample(self, measurement: Measurement, task: Task) -> Sample:
+        if len(self.done) >= self.stop_after:
+            raise KeyboardInterrupt
+        self.done.append(task)
+        if task.measurement in self.broken:
+            raise TaskFailed("made to fail")
+        seconds, values = TRUTH[task.measurement](task.parameters)
+        rng = random.Random(task.key)
+        return Sample(
+            tuple(seconds * (1 + rng.gauss(0, 0.01)) for _ in range(9)), {**values, "power_w": 500.0}
+        )
+
+
+def _all_to_all(p: Any) -> tuple[float, dict[str, float]]:
+    size = p["tokens"] * 5.295 * (7392 if "fp8" in p["operation"] else 14336)
+    rate = saturate(p["sms"], 20e9, 350e9)
+    return 40e-6 + size / rate, {"bytes": size, "crossing": 1 - 1 / p["ranks"]}
+
+
+def _copy(p: Any) -> tuple[float, dict[str, float]]:
+    return 10e-6 + p["size_bytes"] / saturate(p["ctas"], 45e9, 370e9), {"bytes": float(p["size_bytes"])}
+
+
+def _nccl(p: Any) -> tuple[float, dict[str, float]]:
+    total = p["size_bytes"] * (p["ranks"] if p["operation"] == "all_gather" else 1)
+    factor = 2.0 if p["beside"] == "gemm" else 1.0
+    return (30e-6 + total * (p["ranks"] - 1) / p["ranks"] / 340e9) * factor, {"bytes": float(p["size_bytes"])}
+
+
+def _gemm(p: Any) -> tuple[float, dict[str, float]]:
+    flop = 2.0 * p["m"] * p["n"] * p["k"]
+    values = {"flop": flop}
+    if p["kind"] == "sustained":
+        values |= {"sustained_clock_hz": 1725e6, "sustained_power_w": 690.0}
+    return flop / (750e12 if p["dtype"] == "bf16" else 1200e12), values
+
+
+def _attention(p: Any) -> tuple[float, dict[str, float]]:
+    products = 320 if p["direction"] == "forward" else 3 * 192 + 2 * 128
+    flop = p["heads"] * p["length"] ** 2 * products
+    around = p["heads"] * p["length"] * (4 * 128 + 10 * 192) / 3.9e12 if p["direction"] == "backward" else 0.0
+    return flop / 580e12 + around, {"flop": float(flop)}
+
+
+def _moved(p: Any) -> tuple[float, dict[str, float]]:
+    size = 2.0 * p["size_bytes"] if "size_bytes" in p else 3.03 * p["rows"] * 7168
+    return 3e-6 + size / saturate(p["ctas"], 97e9, 3.9e12), {"bytes": size}
+
+
+SLOPE = {"attention": 0.012, "memory": 0.006, "bf16": 0.02}
+
+
+def _interference(p: Any) -> tuple[float, dict[str, float]]:
+    ratio = 1 + SLOPE.get(p["operator"], 0.009 if p["told"] == "yes" else 0.018) * p["sms"]
+    carried = 350e9 / (1 + 4 / p["sms"])
+    values = {"ratio": ratio, "ratio_low": ratio * 0.98, "ratio_high": ratio * 1.02}
+    return 1e-3 * ratio, {**values, "copy_bytes_per_s": carried, "copy_alone_bytes_per_s": 350e9}
+
+
+TRUTH: dict[str, Callable[[Any], tuple[float, dict[str, float]]]] = {
+    "all_to_all": _all_to_all,
+    "copy": _copy,
+    "nccl": _nccl,
+    "gemm": _gemm,
+    "attention": _attention,
+    "hbm": _moved,
+    "quantise": _moved,
+    "interference": _interference,
+    "barrier": lambda p: (4e-6 + 0.3e-6 * p["ranks"], {}),
+}
+
+
+def run(
+    output: Path, gpus: int = 8, *, set_up: Callable[[Synthetic], None] | None = None, **options: Any
+) -> tuple[CalibrationProfile, list[Synthetic], list[Progress]]:
+    contexts: list[Synthetic] = []
+    seen: list[Progress] = []
+
+    def make(found: Machine, /, *, quick: bool, wanted: Callable[[Task], bool]) -> Synthetic:
+        contexts.append(Synthetic(found, quick=quick, wanted=wanted))
+        if set_up:
+            set_up(contexts[-1])
+        return contexts[-1]
+
+    path = calibrate(
+        Options(output=output, **options), seen.append, machine=machine(gpus), context=make, today=TODAY
+    )
+    return load_fresh(path), contexts, seen
+
+
+def load_fresh(path: Path) -> CalibrationProfile:
+    """`load_profile` remembers files by path; a copy under another name is read anew."""
+    copy = path.with_name(f"{path.stem}-{random.random()}{path.suffix}")
+    copy.write_bytes(path.read_bytes())
+    return load_profile(copy)
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> CalibrationProfile:
+    return run(tmp_path_factory.mktemp("full") / "h200-8.yaml")[0]
+
+
+# --- the profile says what the machine does ---
+
+
+def test_expert_parallel_curves_come_back(full: CalibrationProfile) -> None:
+    for operation, row in (("dispatch", 7392), ("combine", 14336)):
+        curve = full.curve(f"ep.{operation}.sm_rate")
+        size = 4096 * 5.295 * row
+        for n in (4, 8, 20):
+            expected = size / (40e-6 + size / saturate(n, 20e9, 350e9))
+            assert curve.curve.at(n).value == pytest.approx(expected, rel=0.02)
+        share = full.curve(f"ep.{operation}.scale_up_fraction").curve.at(20)
+        assert not share.extrapolated
+        assert share.value == pytest.approx(curve.curve.at(20).value * 7 / 8 / 450e9, rel=1e-3)
+        assert curve.residual.relative < 0.05 and "left-out median" in (curve.note or "")
+
+
+def test_sends_and_collectives_are_shares_of_the_nominal_link(full: CalibrationProfile) -> None:
+    assert full.curve("p2p.scale_up_fraction").curve.at(58e6).value == pytest.approx(370 / 450, rel=0.03)
+    at = full.curve("collective.scale_up_fraction").curve.at(256 * 2**20).value
+    assert at == pytest.approx(340 / 450, rel=0.03)
+    assert full.curve("nccl.all_gather.beside_compute").curve.at(2**28).value == pytest.approx(2.0, rel=0.03)
+    assert full.curve("copy.push.sm_rate").note is not None
+
+
+def test_products_attention_and_memory_rates(full: CalibrationProfile) -> None:
+    tables = {(t.cls, t.dtype): t for t in full.gemm_tables}
+    assert tables["gemm", "bf16"].points[0][4] == pytest.approx(750, rel=0.02)
+    assert tables["gemm", "fp8"].told and not tables["gemm", "bf16"].told
+    assert tables["grouped_gemm", "fp8"].points[0][3] == 8
+    for curve in full.curves:
+        if curve.used_for in (("attention_forward",), ("attention_backward",)):
+            assert curve.curve.at(4096).value == pytest.approx(580e12, rel=0.02)
+        if "copy" in curve.used_for:
+            assert curve.curve.at(2**31).value == pytest.approx(3.9e12, rel=0.02)
+    assert {u for c in full.curves for u in c.used_for} >= {"cast", "copy", "attention_forward"}
+
+
+def test_every_law_is_measured_and_monotone(full: CalibrationProfile) -> None:
+    laws = {law.group: law for law in full.laws}
+    assert set(laws) == {"gemm_told", "gemm_untold", "attention", "memory_bound", "communication"}
+    assert laws["gemm_told"].curve.at(20).value == pytest.approx(1.18, rel=0.01)
+    assert laws["attention"].curve.at(20).value == pytest.approx(1.24, rel=0.01)
+    assert laws["memory_bound"].curve.at(20).value == pytest.approx(1.12, rel=0.01)
+    assert laws["communication"].curve.at(8).value == pytest.approx(1.5, rel=0.01)
+    for group, law in laws.items():
+        values = [y for _, y in law.points]
+        assert values == sorted(values, reverse=group == "communication")
+
+
+def test_every_curve_that_the_simulator_reads_is_there(full: CalibrationProfile) -> None:
+    shipped = load_profile("hopper-communication")
+    for curve in shipped.curves:
+        assert full.curve(curve.id)
+    assert "carried unchanged" in (full.curve("p2p.nic_fraction").note or "")
+    assert full.curve("p2p.nic_fraction").kind == "published"
+    assert full.curve("ep.dispatch.sm_rate").kind == "measured"
+
+
+def test_entries_carry_the_conditions_of_the_run(full: CalibrationProfile) -> None:
+    entry = full.curve("copy.push.sm_rate")
+    for part in ("8x NVIDIA H200", "driver 580.159.04", "CUDA 13.0", "kernels ", "moesim calibrate"):
+        assert part in entry.source
+    clocks = entry.conditions.clocks or ""
+    assert "at most 1980 MHz" in clocks and "1725 MHz under BF16 products at 690 W" in clocks
+    assert entry.date == "2026-11-20"
+    assert "between nodes" in full.evidence
+
+
+def test_the_file_is_the_same_each_time(tmp_path: Path) -> None:
+    paths = [tmp_path / name / "p.yaml" for name in "ab"]
+    for path in paths:
+        path.parent.mkdir()
+        run(path, quick=True)
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+# --- plans ---
+
+
+@pytest.mark.parametrize("gpus", range(1, 9))
+@pytest.mark.parametrize("quick", [True, False])
+def test_plans_fit_their_time_on_any_number_of_gpus(gpus: int, quick: bool) -> None:
+    plan = build_plan(Facts(gpus, ALL), quick=quick)
+    assert plan.estimate_s < plan.budget_s < (120 if quick else 360)
+    assert len({task.key for task in plan.tasks}) == len(plan.tasks)
+    names = {m.name for m in plan.measurements}
+    assert ("copy" in names) == (gpus > 1) and "gemm" in names
+    assert any("between nodes" in text for text in plan.not_measured)
+    for task in plan.tasks:
+        assert int(task.parameters.get("ranks", 1)) <= gpus and int(task.parameters.get("peer", 1)) < max(
+            2, gpus
+        )
+
+
+def test_missing_libraries_are_said_and_the_rest_is_measured() -> None:
+    plan = build_plan(Facts(8, frozenset({"cupy"})))
+    assert {m.name for m in plan.measurements} == {"copy", "all_to_all", "hbm", "quantise", "barrier"}
+    assert "matrix products (needs torch)" in plan.not_measured
+    assert any("NCCL collectives (needs nccl)" in text for text in plan.not_measured)
+
+
+def test_impossible_or_unknown_plans_are_input_errors() -> None:
+    with pytest.raises(InputError, match="nearest: 'barrier'"):
+        build_plan(Facts(8, ALL), only=["bariers"])
+    with pytest.raises(InputError, match="nothing can be measured here: copy needs 2 GPUs"):
+        build_plan(Facts(1, ALL), only=["copy"])
+    with pytest.raises(InputError, match="needs cupy"):
+        build_plan(Facts(8, frozenset()))
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 4])
+def test_fewer_gpus_still_give_a_profile_that_loads(tmp_path: Path, gpus: int) -> None:
+    profile, _, _ = run(tmp_path / "p.yaml", gpus, quick=True)
+    assert profile.curve("ep.dispatch.sm_rate").kind == "measured"
+    assert "expert-parallel dispatch and combine (needs 2 GPUs" in profile.evidence or gpus > 1
+    assert {law.group for law in profile.laws} >= {"gemm_told", "attention", "communication"}
+
+
+# --- interruption ---
+
+
+def test_an_interrupted_run_keeps_its_rows_and_resumes(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+
+    def stop(context: Synthetic) -> None:
+        context.stop_after = 30
+
+    with pytest.raises(KeyboardInterrupt):
+        run(path, set_up=stop, quick=True)
+    assert not path.exists()
+    rows = (tmp_path / "p.rows.jsonl").read_text().splitlines()
+    assert len(rows) == 31  # a header and what was done
+    _, (context,), seen = run(path, quick=True)
+    plan = build_plan(Facts(8, ALL), quick=True)
+    assert len(context.done) == len(plan.tasks) - 30
+    assert seen[0].message == "resuming: 30 tasks were measured before"
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    run(whole / "p.yaml", quick=True)
+    assert path.read_bytes() == (whole / "p.yaml").read_bytes()
+
+
+def test_a_line_cut_by_a_crash_is_measured_again(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    with pytest.raises(KeyboardInterrupt):
+        run(path, set_up=lambda c: setattr(c, "stop_after", 5), quick=True)
+    journal = tmp_path / "p.rows.jsonl"
+    journal.write_bytes(journal.read_bytes()[:-20])
+    _, (context,), _ = run(path, quick=True)
+    assert len(context.done) == len(build_plan(Facts(8, ALL), quick=True).tasks) - 4
+    assert all(json.loads(line) for line in journal.read_text().splitlines())
+
+
+def test_a_finished_run_is_set_aside_and_measured_anew(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    run(path, quick=True)
+    _, (context,), _ = run(path, quick=True)
+    assert len(context.done) == len(build_plan(Facts(8, ALL), quick=True).tasks)
+    assert (tmp_path / "p.rows.jsonl.previous").exists()
+
+
+def test_a_run_out_of_time_says_so_and_is_completed_by_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    ticks = 0
+
+    def slow(context: Synthetic) -> None:
+        inner = context.wanted
+
+        def wanted(task: Task) -> bool:
+            nonlocal ticks
+            ticks += 1
+            return inner(task)
+
+        context.wanted = wanted  # type: ignore[method-assign]
+
+    profile, (first,), seen = run(path, set_up=slow, quick=True, budget_s=0.03)
+    assert 0 < len(first.done) < ticks and "out of time" in profile.evidence
+    assert "out of time" in seen[-1].message
+    profile, (second,), _ = run(path, quick=True)
+    assert len(first.done) + len(second.done) == ticks and "out of time" not in profile.evidence
+
+
+def test_another_machine_or_garbage_cannot_be_resumed(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    with pytest.raises(KeyboardInterrupt):
+        run(path, set_up=lambda c: setattr(c, "stop_after", 5))
+    with pytest.raises(InputError, match="cannot be resumed"):
+        run(path, gpus=4)
+    journal = tmp_path / "p.rows.jsonl"
+    for text in ('"hello"\n', "{}\n", '{"header": 3}\n', "\x00\n", '{"header": {}}\n{"seconds": 3}\n'):
+        journal.write_text(text)
+        with pytest.raises(InputError, match=r"remove the file|cannot be resumed"):
+            run(path)
+
+
+# --- what goes wrong ---
+
+
+def test_failed_tasks_are_reported_and_the_others_kept(tmp_path: Path) -> None:
+    profile, _, _ = run(tmp_path / "p.yaml", quick=True, set_up=lambda c: c.broken.add("interference"))
+    assert "tasks of interference (made to fail)" in profile.evidence
+    assert {law.id.split(".")[0] for law in profile.laws} == {"hopper-interference"}
+    assert profile.curve("ep.dispatch.sm_rate").kind == "measured"
+
+
+def test_nothing_measured_is_an_error_not_an_empty_profile(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no task gave a usable time"):
+        run(tmp_path / "p.yaml", set_up=lambda c: c.broken.update(TRUTH))
+    assert not (tmp_path / "p.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "gpu", "message"),
+    [
+        ({}, {"utilisation": 0.9}, "--allow-busy"),
+        ({}, {"mig": True}, "MIG"),
+        ({"accelerator": "h800-sxm"}, {}, "by transfer"),
+        ({"accelerator": "h999"}, {}, "unknown accelerator"),
+        ({}, {"name": "NVIDIA X1"}, "--accelerator my-gpu.yaml"),
+        ({"gpus": (9,)}, {}, "GPUs 0 to 7"),
+        ({"only": ("everything",)}, {}, "unknown measurement"),
+    ],
+)
+def test_unusable_machines_and_options_are_input_errors(
+    tmp_path: Path, options: Any, gpu: Any, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        calibrate(
+            Options(output=tmp_path / "p.yaml", **options),
+            machine=machine(**gpu),
+            context=Synthetic,
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["p.txt", "missing/p.yaml"])
+def test_an_output_that_cannot_be_written_is_refused_before_measuring(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match=r"does not exist|choose such a name"):
+        calibrate(Options(output=tmp_path / name), machine=machine())
+
+
+def test_a_busy_machine_measured_on_purpose_is_marked(tmp_path: Path) -> None:
+    path = calibrate(
+        Options(output=tmp_path / "p.yaml", quick=True, allow_busy=True),
+        machine=machine(utilisation=0.5),
+        context=Synthetic,
+    )
+    note = load_profile(path).curve("copy.push.sm_rate").conditions.note or ""
+    assert "busy: 50% utilised" in note and "quick run" in note
+
+
+def test_only_some_measurements(tmp_path: Path) -> None:
+    profile, (context,), _ = run(tmp_path / "p.yaml", only=("hbm", "barrier"))
+    assert {task.measurement for task in context.done} == {"hbm", "barrier"}
+    assert profile.curve("barrier.latency").curve.at(8).value == pytest.approx(6.4e-6, rel=0.02)
+    assert profile.curve("ep.dispatch.sm_rate").note is not None  # carried
+
+
+def test_progress_goes_forward_and_names_what_is_measured(tmp_path: Path) -> None:
+    _, _, seen = run(tmp_path / "p.yaml", quick=True)
+    done = [p.done_s for p in seen]
+    assert done == sorted(done) and seen[-1].done_s == seen[-1].total_s
+    assert any("all_to_all operation=dispatch_fp8" in p.text for p in seen)
+
+
+def test_rows_refuse_what_is_no_time() -> None:
+    task = Task("copy", {"size_bytes": 1})
+    for times in ((), (float("nan"),), (0.0,), (-1.0,)):
+        assert not row_of(task, Sample(times)).ok
+    assert not row_of(task, Sample((1.0,), {"bytes": float("inf")})).ok
+    row = row_of(task, Sample((3.0, 1.0, 2.0, 2.0, 100.0)))
+    assert row.seconds == 2.0 and row.low_s >= 1.0 and row.high_s <= 100.0 and row.repeats == 5
+    assert Row.from_json(json.loads(row.to_json()), "here") == row
+
+
+def test_importing_needs_no_gpu_library() -> None:
+    code = "import sys, moesim.kernels.calibrate; print({'cupy', 'torch', 'pynvml'} & sys.modules.keys())"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "set()"
+
+
+# --- drift ---
+
+
+def test_equal_profiles_do_not_drift(full: CalibrationProfile) -> None:
+    assert all(row.median == 0.0 and not row.drifted for row in compare(full, full))
+
+
+def test_drift_names_the_entry_and_the_point(full: CalibrationProfile) -> None:
+    slower = full.curve("copy.push.sm_rate")
+    points = tuple((p[0], p[1] * (0.5 if p[0] == 8 else 0.8)) for p in slower.points)
+    changed = type(slower).model_validate({**slower.model_dump(), "points": points})
+    curves = [changed if c.id == slower.id else c for c in full.curves if c.id != "barrier.latency"]
+    new = full.model_copy(update={"curves": tuple(curves)})
+    first, *_, last = compare(full, new)
+    assert first.id == "copy.push.sm_rate" and first.drifted
+    assert first.median == pytest.approx(-0.2, abs=1e-6) and first.worst == pytest.approx(-0.5)
+    assert first.worst_at == "8"
+    assert last.id == "barrier.latency" and last.note == "only in the old profile"
+
+
+# --- transfer ---
+
+
+def test_transfer_to_h800_carries_scales_and_drops(full: CalibrationProfile) -> None:
+    h200, h800 = load_accelerator("h200-sxm"), load_accelerator("h800-sxm")
+    said = {s.id: s for s in statements(full, h200, h800)}
+    moved = transfer(full, h200, h800)
+    assert moved.name == "h800-from-h200" and moved.accelerator == "h800-sxm"
+    # Same SMs: what one SM moves and what a product takes.
+    assert moved.curve("ep.dispatch.sm_rate").points == full.curve("ep.dispatch.sm_rate").points
+    assert said["ep.dispatch.sm_rate"].verdict == "carries over"
+    # A share of a nominal link stays a share; a rate that the link bounds follows 200/450.
+    assert (
+        moved.curve("ep.dispatch.scale_up_fraction").points
+        == full.curve("ep.dispatch.scale_up_fraction").points
+    )
+    push, before = moved.curve("copy.push.sm_rate").curve, full.curve("copy.push.sm_rate").curve
+    assert said["copy.push.sm_rate"].verdict == "scales"
+    assert push.at(64).value == pytest.approx(before.at(64).value * 200 / 450, rel=0.02)
+    assert push.at(1).value == before.at(1).value  # one SM is its own limit
+    # Memory follows 3.35/4.8.
+    copies = next(c for c in moved.curves if "copy" in c.used_for)
+    original = next(c for c in full.curves if "copy" in c.used_for)
+    assert copies.points[-1][1] == pytest.approx(original.points[-1][1] * 3.35 / 4.8, rel=1e-4)
+    # Published NIC shares stand as they stood.
+    assert moved.curve("p2p.nic_fraction") == full.curve("p2p.nic_fraction")
+    for entry in moved.entries():
+        before_entry = full.entry(entry.id)
+        if before_entry.kind == "measured" and "H200" in (before_entry.conditions.device or ""):
+            assert entry.kind == "derived" and entry.residual.relative > before_entry.residual.relative
+            assert "from h200-sxm" in (entry.note or "")
+
+
+def test_a_nic_measured_on_the_source_cannot_be_transferred(full: CalibrationProfile) -> None:
+    own = full.curve("ep.dispatch.sm_rate").model_copy(update={"id": "ep.nic_fraction.mine", "y_unit": "1"})
+    profile = full.model_copy(update={"curves": (*full.curves, own)})
+    h200, h800 = load_accelerator("h200-sxm"), load_accelerator("h800-sxm")
+    moved = transfer(profile, h200, h800)
+    with pytest.raises(InputError, match="no curve"):
+        moved.curve("ep.nic_fraction.mine")
+    assert "ep.nic_fraction.mine" in moved.evidence
+
+
+def test_only_products_that_memory_bounds_slow_down_with_it(full: CalibrationProfile) -> None:
+    h200, h800 = load_accelerator("h200-sxm"), load_accelerator("h800-sxm")
+    before = {row[:4]: row[4] for t in full.gemm_tables if t.dtype == "bf16" for row in t.points}
+    after = {
+        row[:4]: row[4]
+        for t in transfer(full, h200, h800).gemm_tables
+        if t.dtype == "bf16"
+        for row in t.points
+    }
+    assert after[4096, 4096, 7168, 1] == before[4096, 4096, 7168, 1]
+    slow = [shape for shape in before if after[shape] < before[shape]]
+    assert slow and all(shape[0] <= 128 for shape in slow)
+    for shape in slow:
+        assert after[shape] == pytest.approx(before[shape] * 3.35 / 4.8, rel=1e-3)
+
+
+def test_transfer_to_itself_changes_no_number(full: CalibrationProfile) -> None:
+    h200 = load_accelerator("h200-sxm")
+    same = transfer(full, h200, h200)
+    assert all(row.median == 0.0 and row.worst == 0.0 for row in compare(full, same))
+
+
+def test_other_dies_are_refused(full: CalibrationProfile) -> None:
+    h200 = load_accelerator("h200-sxm")
+    for other, reason in (("h20", "78 SMs"), ("a100-sxm", "Ampere")):
+        with pytest.raises(InputError, match=reason):
+            transfer(full, h200, load_accelerator(other))
+    with pytest.raises(InputError, match="transfer from h200-sxm"):
+        transfer(full, load_accelerator("h800-sxm"), h200)
+
+
+def test_shipped_h200_profile_transfers_and_loads(tmp_path: Path) -> None:
+    from moesim.kernels.export import write_profile
+
+    h200, h800 = load_accelerator("h200-sxm"), load_accelerator("h800-sxm")
+    moved = transfer(load_profile("h200-measured"), h200, h800)
+    assert load_profile(write_profile(moved, tmp_path / "h800.yaml")) == moved
