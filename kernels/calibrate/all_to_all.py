@@ -50,6 +50,7 @@ def _set_up(session: Any, tokens: int, ranks: int, fp8: bool) -> tuple[Any, floa
     Received bytes count every row once with its scales, those from the own rank included.
     """
     from moesim.kernels.expert_parallel import ExpertParallel, Shape
+    from moesim.kernels.loader import cupy
 
     group = session.group(ranks)
     experts = EXPERTS // ranks * ranks
@@ -58,9 +59,10 @@ def _set_up(session: Any, tokens: int, ranks: int, fp8: bool) -> tuple[Any, floa
     rng = np.random.default_rng(20261120)
     for rank in range(ranks):
         chosen = rng.random((tokens, experts)).argpartition(-TOP_K, axis=1)[:, -TOP_K:]
-        ep.topk_idx[rank].set(np.ascontiguousarray(chosen, dtype=np.int32))
-        ep.topk_w[rank].set(rng.random((tokens, TOP_K), dtype=np.float32))
-        ep.weights[rank].set(rng.random((tokens, ranks), dtype=np.float32))
+        with cupy().cuda.Device(session.devices[rank]):
+            ep.topk_idx[rank].set(np.ascontiguousarray(chosen, dtype=np.int32))
+            ep.topk_w[rank].set(rng.random((tokens, TOP_K), dtype=np.float32))
+            ep.weights[rank].set(rng.random((tokens, ranks), dtype=np.float32))
         for array in (ep.x[rank], ep.results[rank]):
             _fill(session, rank, array)
     group.synchronize()

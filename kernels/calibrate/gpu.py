@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -45,6 +46,8 @@ class Session:
             for device in self.devices:
                 with cupy().cuda.Device(device):
                     cupy().get_default_memory_pool().free_all_blocks()
+            if "torch" in sys.modules:  # its cache would keep the memory from CuPy
+                sys.modules["torch"].cuda.empty_cache()
             self._kept = key, build()
         return self._kept[1]
 

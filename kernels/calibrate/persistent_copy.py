@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.resources import as_file, files
 from typing import Any
 
@@ -20,13 +17,6 @@ LIMIT_S = 2.0
 _STOP, _ISSUED, _LATE, _PLACES = 0, 1, 2, 8  # words of the control block, see copy.ptx
 
 
-@dataclass(slots=True)
-class Count:
-    """Bytes a second that the copy issued while it was counted."""
-
-    bytes_per_s: float = 0.0
-
-
 class PersistentCopy:
     """The copy from one GPU's memory to another's; at most one runs at a time."""
 
@@ -39,7 +29,7 @@ class PersistentCopy:
         with self._device:
             _enable(cp, target)
             self._source = cp.random.randint(0, 2**31 - 1, size=SIZE_BYTES // 4, dtype=cp.int32)
-            self._control = cp.zeros(_PLACES + 256, dtype=cp.uint64)
+            self._control = cp.zeros(_PLACES + 256, dtype=cp.int64)
             self._stream, self._aside = (cp.cuda.Stream(non_blocking=True) for _ in range(2))
             self._host = _pinned(cp, self._control.size)
             self._word = _pinned(cp, 1)
@@ -50,7 +40,10 @@ class PersistentCopy:
             cp.cuda.Device(target).synchronize()
 
     def start(self, sms: int) -> None:
-        """Launch on `sms` CTAs; raises TaskFailed unless each has begun on an SM of its own."""
+        """Launch on `sms` CTAs (an even number: clusters of two take both SMs of a TPC, as libraries do).
+
+        Raises TaskFailed unless each has begun on an SM of its own.
+        """
         with self._device:
             self._control.data.memset_async(0, self._control.nbytes, self._aside)
             self._aside.synchronize()
@@ -81,22 +74,18 @@ class PersistentCopy:
             self._stream.synchronize()
         return int(self._read()[_LATE]) == 0
 
-    @contextmanager
-    def counting(self) -> Iterator[Count]:
-        """Bytes a second issued inside the with block, by the host's clock."""
-        count = Count()
-        first, begin = int(self._read()[_ISSUED]), time.perf_counter()
-        yield count
-        last, end = int(self._read()[_ISSUED]), time.perf_counter()
-        count.bytes_per_s = (last - first) * CHUNK_BYTES / (end - begin)
-
     def alone(self, sms: int, seconds: float = 0.03) -> float:
-        """Bytes a second with nothing beside it."""
+        """Bytes a second with nothing beside it, by the host's clock."""
         self.start(sms)
-        with self.counting() as count:
-            time.sleep(seconds)
+        first, begin = int(self._read()[_ISSUED]), time.perf_counter()
+        time.sleep(seconds)
+        last, end = int(self._read()[_ISSUED]), time.perf_counter()
         self.stop()
-        return count.bytes_per_s
+        return (last - first) * CHUNK_BYTES / (end - begin)
+
+    def counter(self, torch: Any) -> Any:
+        """The word that counts issued chunks, as a torch tensor on the same memory."""
+        return torch.as_tensor(self._control, device=f"cuda:{self._device.id}")[_ISSUED : _ISSUED + 1]
 
     def _read(self) -> Any:
         """The control words now, while the kernel runs."""
@@ -107,7 +96,7 @@ class PersistentCopy:
 
 
 def _pinned(cp: Any, words: int) -> Any:
-    return np.frombuffer(cp.cuda.alloc_pinned_memory(8 * words), dtype=np.uint64, count=words)
+    return np.frombuffer(cp.cuda.alloc_pinned_memory(8 * words), dtype=np.int64, count=words)
 
 
 def _enable(cp: Any, target: int) -> None:

@@ -111,6 +111,7 @@ class Graphs:
         t.cuda.set_device(device)
         self.stream = t.cuda.Stream(device)
         self._marks = [t.cuda.Event(enable_timing=True) for _ in range(2)]
+        self._counts = t.zeros(2, dtype=t.int64).pin_memory()
         with t.cuda.stream(self.stream):
             self.work = build()
             for i in range(self.work.sets):
@@ -125,25 +126,32 @@ class Graphs:
             self._graphs[told].replay()
 
     def seconds(self, told: int = 0, at_least_s: float = GRAPH_S) -> float:
-        """Seconds of one call, over graphs for at least so long (one more graph runs before)."""
-        graph = self._graphs[told]
-        with torch().cuda.stream(self.stream):
-            graph.replay()
-            self._marks[0].record()
-            graph.replay()
-            self._marks[1].record()
-            self.stream.synchronize()
-            once_s = self._marks[0].elapsed_time(self._marks[1]) * 1e-3
-            replays = max(1, math.ceil(at_least_s / once_s))
-            if replays == 1:
-                return float(once_s / self.calls)
-            elapsed_s = self._timed(lambda: [graph.replay() for _ in range(replays)])
-            return float(elapsed_s / (replays * self.calls))
+        """Seconds of one call, over graphs for at least so long (two more graphs run before)."""
+        return self.window(told, at_least_s, None)[0]
 
-    def _timed(self, queue: Callable[[], object]) -> float:
+    def window(self, told: int, at_least_s: float, counter: Any) -> tuple[float, float]:
+        """Seconds of one call, and how fast a device word (int64 tensor, or None) grew, in 1/s."""
+        t, graph = torch(), self._graphs[told]
+        self._counts.zero_()
+
+        def read(place: int) -> None:
+            if counter is not None:
+                self._counts[place : place + 1].copy_(counter, non_blocking=True)
+
+        with t.cuda.stream(self.stream):
+            once_s = self._timed(graph.replay)
+            replays = max(1, math.ceil(at_least_s / once_s))
+            graph.replay()
+            read(0)
+            elapsed_s = self._timed(lambda: [graph.replay() for _ in range(replays)], lambda: read(1))
+        grown = int(self._counts[1] - self._counts[0])
+        return elapsed_s / (replays * self.calls), grown / elapsed_s
+
+    def _timed(self, queue: Callable[[], object], after: Callable[[], object] = lambda: None) -> float:
         self._marks[0].record()
         queue()
         self._marks[1].record()
+        after()
         self.stream.synchronize()
         return float(self._marks[0].elapsed_time(self._marks[1]) * 1e-3)
 

@@ -103,11 +103,14 @@ def _moved(p: Any) -> tuple[float, dict[str, float]]:
     return 3e-6 + size / saturate(p["ctas"], 97e9, 3.9e12), {"bytes": size}
 
 
-SLOPE = {"attention": 0.012, "memory": 0.006, "bf16": 0.02}
+SLOPE = {"attention": 0.012, "memory": 0.006}
 
 
 def _interference(p: Any) -> tuple[float, dict[str, float]]:
-    ratio = 1 + SLOPE.get(p["operator"], 0.009 if p["told"] == "yes" else 0.018) * p["sms"]
+    """Told of exactly the copy's SMs an operator runs badly; two more help, four more cost a little."""
+    margin = {0: 0.2, 2: 0.0, 4: 0.05}.get(p["told"] - p["sms"], 0.0)
+    slope = SLOPE.get(p["operator"], 0.009 if p["told"] else 0.018)
+    ratio = 1 + slope * p["sms"] + (margin if p["told"] else 0.0)
     carried = 350e9 / (1 + 4 / p["sms"])
     values = {"ratio": ratio, "ratio_low": ratio * 0.98, "ratio_high": ratio * 1.02}
     return 1e-3 * ratio, {**values, "copy_bytes_per_s": carried, "copy_alone_bytes_per_s": 350e9}
@@ -197,9 +200,11 @@ def test_every_law_is_measured_and_monotone(full: CalibrationProfile) -> None:
     laws = {law.group: law for law in full.laws}
     assert set(laws) == {"gemm_told", "gemm_untold", "attention", "memory_bound", "communication"}
     assert laws["gemm_told"].curve.at(20).value == pytest.approx(1.18, rel=0.01)
+    assert laws["gemm_untold"].curve.at(20).value == pytest.approx(1.36, rel=0.01)
     assert laws["attention"].curve.at(20).value == pytest.approx(1.24, rel=0.01)
     assert laws["memory_bound"].curve.at(20).value == pytest.approx(1.12, rel=0.01)
     assert laws["communication"].curve.at(8).value == pytest.approx(1.5, rel=0.01)
+    assert "whichever is best" in (laws["gemm_told"].note or "")
     for group, law in laws.items():
         values = [y for _, y in law.points]
         assert values == sorted(values, reverse=group == "communication")
