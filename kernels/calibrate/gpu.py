@@ -42,6 +42,8 @@ class Session:
     def keep(self, key: object, build: Callable[[], Any]) -> Any:
         """The set-up of a key, built once; the set-up of another key is let go first."""
         if self._kept is None or self._kept[0] != key:
+            if self._kept is not None and hasattr(self._kept[1], "close"):
+                self._kept[1].close()
             self._kept = None
             for device in self.devices:
                 with cupy().cuda.Device(device):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from moesim.kernels.calibrate.protocol import Facts, Grid, Parameter, Sample
@@ -13,6 +14,21 @@ SIZES = tuple(1 << k for k in (28, 26, 24, 22, 20, 16))
 """Bytes that a rank contributes."""
 COMPUTE_S = 0.04
 """Matrix products queued on every GPU before a collective that runs beside them."""
+
+
+@dataclass(slots=True)
+class _Ring:
+    """A communicator with its buffers, and graphs of products where they run beside it."""
+
+    comm: Any
+    send: list[int] = field(default_factory=list)
+    receive: list[int] = field(default_factory=list)
+    arrays: list[Any] = field(default_factory=list)
+    graphs: list[Any] = field(default_factory=list)
+
+    def close(self) -> None:
+        """Give the communicator back before its buffers go."""
+        self.comm.close()
 
 
 def _grid(facts: Facts, quick: bool) -> Sequence[Mapping[str, Parameter]]:
@@ -33,17 +49,16 @@ def _grid(facts: Facts, quick: bool) -> Sequence[Mapping[str, Parameter]]:
 def _on_gpu(session: Any, p: Mapping[str, Any]) -> Sample:
     ranks, size = p["ranks"], p["size_bytes"]
     group = session.group(ranks)
-    made = session.keep(("nccl", ranks, p["beside"]), lambda: _set_up(session, ranks, p["beside"]))
-    comm, send, receive, graphs = made
+    ring = session.keep(("nccl", ranks, p["beside"]), lambda: _set_up(session, ranks, p["beside"]))
     streams = [stream.ptr for stream in group.streams]
 
     def work(_: int) -> None:
-        comm.run(p["operation"], send, receive, size, streams)
+        ring.comm.run(p["operation"], ring.send, ring.receive, size, streams)
 
     values = {"bytes": float(size)}
-    if not graphs:
+    if not ring.graphs:
         return Sample(session.time(ranks, work, before=lambda i: group.barrier()), values)
-    return Sample(_beside(session, group, work, graphs), values)
+    return Sample(_beside(session, group, work, ring.graphs), values)
 
 
 def _beside(session: Any, group: Any, work: Any, graphs: list[Any]) -> tuple[float, ...]:
@@ -73,27 +88,26 @@ def _beside(session: Any, group: Any, work: Any, graphs: list[Any]) -> tuple[flo
     return tuple(times[1:])
 
 
-def _set_up(session: Any, ranks: int, beside: str) -> tuple[Any, list[int], list[int], list[Any]]:
+def _set_up(session: Any, ranks: int, beside: str) -> _Ring:
     from moesim.kernels.calibrate.nccl_library import Communicator
     from moesim.kernels.loader import cupy
 
-    cp, send, receive, arrays = cupy(), [], [], []
-    for rank in range(ranks):
-        with cp.cuda.Device(session.devices[rank]):
+    cp = cupy()
+    ring = _Ring(Communicator(session.devices[:ranks]))
+    for device in session.devices[:ranks]:
+        with cp.cuda.Device(device):
             words = cp.random.randint(0x3000, 0x4000, size=SIZES[0] // 2, dtype=cp.uint16)
             out = cp.empty(SIZES[0] * ranks, dtype=cp.uint8)
             cp.cuda.Device().synchronize()
-        arrays += [words, out]
-        send.append(int(words.data.ptr))
-        receive.append(int(out.data.ptr))
-    graphs: list[Any] = []
+        ring.arrays += [words, out]
+        ring.send.append(int(words.data.ptr))
+        ring.receive.append(int(out.data.ptr))
     if beside == "gemm":
         from moesim.kernels.calibrate.torch_work import Graphs, product
 
-        graphs = [Graphs(d, lambda: product("bf16", 4096, 4096, 7168)) for d in session.devices[:ranks]]
-    comm = Communicator(session.devices[:ranks])
-    comm.buffers = arrays  # type: ignore[attr-defined]  # kept alive with the communicator
-    return comm, send, receive, graphs
+        devices = session.devices[:ranks]
+        ring.graphs = [Graphs(d, lambda: product("bf16", 4096, 4096, 7168)) for d in devices]
+    return ring
 
 
 def settings() -> str:
