@@ -120,6 +120,6 @@ MEASUREMENT = Grid(
     grid=_grid,
     on_gpu=_on_gpu,
     task_s=0.4,
-    setup_s=8.0,
+    setup_s=15.0,
     min_gpus=2,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from moesim.kernels.importers.deepep import deepep_profile
+from moesim.kernels.importers.merge import merge
 from moesim.kernels.importers.nccl_tests import nccl_tests_profile
 
-__all__ = ["deepep_profile", "nccl_tests_profile"]
+__all__ = ["deepep_profile", "merge", "nccl_tests_profile"]

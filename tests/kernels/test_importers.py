@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.errors import InputError
 from moesim.kernels.export import profile_text, write_profile
-from moesim.kernels.importers import deepep_profile, nccl_tests_profile
+from moesim.kernels.importers import deepep_profile, merge, nccl_tests_profile
 from moesim.kernels.importers.deepep import parse as parse_deepep
 from moesim.kernels.importers.nccl_tests import bus_factor, parse_json, parse_text
 
@@ -101,8 +102,6 @@ def test_secrets_stay_out_of_error_messages(tmp_path: Path) -> None:
 
 
 def test_imported_profiles_load_again(tmp_path: Path) -> None:
-    from moesim.hwmodels.calibration import load_profile
-
     for profile in (
         nccl_tests_profile(write(tmp_path, "a.txt", NCCL_TEXT)),
         deepep_profile([write(tmp_path, "b.txt", FIRST_INTRANODE)], accelerator="h200-sxm", ranks=8),
@@ -309,3 +308,28 @@ def test_unknown_accelerators_and_missing_formats_are_named(tmp_path: Path) -> N
         deepep_profile([path], accelerator="h200-sxm", dispatch_dtype="BF16")
     with pytest.raises(InputError, match="at least one"):
         deepep_profile([], accelerator="h200-sxm")
+
+
+# --- into a profile of one's own ---
+
+
+def test_imported_entries_replace_those_of_the_same_id(tmp_path: Path) -> None:
+    base = load_profile("h200-measured")
+    added = nccl_tests_profile(write(tmp_path, "a.txt", NCCL_TEXT))
+    merged = merge(base, added, name="mine")
+    share = merged.curve("collective.scale_up_fraction")
+    assert share.points == added.curve("collective.scale_up_fraction").points
+    assert "replaces the entry from moesim measurement" in (share.note or "")
+    assert merged.curve("ep.dispatch.sm_rate") == base.curve("ep.dispatch.sm_rate")
+    assert {e.id for e in merged.entries()} == {e.id for e in base.entries()} | {
+        e.id for e in added.entries()
+    }
+    assert load_profile(write_profile(merged, tmp_path / "mine.yaml")) == merged
+
+
+def test_profiles_of_two_accelerators_do_not_merge(tmp_path: Path) -> None:
+    added = deepep_profile([write(tmp_path, "a.txt", FIRST_INTRANODE)], accelerator="h200-sxm", ranks=8)
+    with pytest.raises(InputError, match="do not stand for another"):
+        merge(load_profile("h800-trace"), added)
+    with pytest.raises(InputError, match="holds no entry"):
+        merge(load_profile("h200-measured"), load_profile("hopper-launch"))
