@@ -18,8 +18,9 @@ import time
 from collections.abc import Callable
 
 from moesim.simulator.engine.execute import execute
+from moesim.simulator.prepare import prepare
 from moesim.simulator.scenario import Scenario, load_scenario
-from moesim.simulator.simulate import prepare, simulate, summarise
+from moesim.simulator.simulate import simulate, summarise
 
 HOME = "deepseek-v3-2048xh800"
 

@@ -19,7 +19,7 @@ from moesim.simulator.cost.communication import (
     send_seconds,
 )
 from moesim.simulator.cost.compute import SmContext, operator_seconds
-from moesim.simulator.engine.program import CostTable, Mode, PhaseCost, SyncCost, TransferCost
+from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, SyncCost, TransferCost
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.routing import Gate, TargetStatistics, expected_targets, transfer_bytes
 from moesim.simulator.layout.stages import Block, StageAssignment

@@ -18,7 +18,7 @@ from moesim.simulator.output import check_writable, write_atomically
 from moesim.simulator.trace_events import Event, GpuEvents, TraceInfo, flows, names, send_lanes
 
 if TYPE_CHECKING:
-    from moesim.simulator.simulate import Prepared
+    from moesim.simulator.prepare import Prepared
 
 EXTENSIONS = (".json", ".json.gz")
 

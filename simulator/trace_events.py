@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from moesim.simulator.cost.table import Mode
 from moesim.simulator.engine.execute import Execution, SendRecord, StepRecord
-from moesim.simulator.engine.program import NS, CompiledTask, Mode
+from moesim.simulator.engine.program import NS, CompiledTask
 
 Event = dict[str, Any]
 

@@ -16,9 +16,10 @@ from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.cost.communication import EpOperation, Links, ep_transfer
 from moesim.simulator.layout.routing import Gate, expected_targets, transfer_bytes
 from moesim.simulator.model.precision import row_bytes
+from moesim.simulator.prepare import prepare
 from moesim.simulator.result import Result
 from moesim.simulator.scenario import Scenario, load_scenario, preset_names
-from moesim.simulator.simulate import prepare, simulate
+from moesim.simulator.simulate import simulate
 
 PROFILES = ("h800-trace", "h800-published")
 """Both profiles are scored; the preset's default is the first (docs/decisions/0002-default-profile.md)."""

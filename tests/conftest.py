@@ -11,22 +11,15 @@ import pytest
 from hypothesis import settings
 
 from moesim.simulator.chunk import EP_PHASES, OVERLAP_ORDERS, OverlapOrder
+from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, SyncCost, TransferCost
 from moesim.simulator.engine.execute import Execution, execute
-from moesim.simulator.engine.program import (
-    CostTable,
-    Mode,
-    PhaseCost,
-    Program,
-    SyncCost,
-    TransferCost,
-    Variation,
-    compile_program,
-)
+from moesim.simulator.engine.program import Program, Variation, compile_program
 from moesim.simulator.model.operator import BlockKind, Phase
+from moesim.simulator.prepare import Prepared, prepare
 from moesim.simulator.result import Result
 from moesim.simulator.scenario import load_scenario
 from moesim.simulator.schedules import Schedule
-from moesim.simulator.simulate import Prepared, prepare, summarise
+from moesim.simulator.simulate import summarise
 
 # Time limits per example make tests fail on a loaded machine; nothing here asserts wall time.
 settings.register_profile("moesim", deadline=None)

@@ -19,8 +19,8 @@ from moesim.hwmodels.errors import InfeasibleError, InputError, MoesimError
 
 if TYPE_CHECKING:
     from moesim.simulator.engine.execute import Execution
+    from moesim.simulator.prepare import Prepared
     from moesim.simulator.result import Result
-    from moesim.simulator.simulate import Prepared
 
 app = typer.Typer(
     name="moesim",
@@ -114,8 +114,9 @@ def _predict(
 
     with working(f"simulating {scenario}") as say:
         from moesim.simulator.engine.execute import execute
+        from moesim.simulator.prepare import prepare
         from moesim.simulator.scenario import load_scenario
-        from moesim.simulator.simulate import prepare, summarise
+        from moesim.simulator.simulate import summarise
 
         extra = [] if seed is None else [f"seed={seed}"]
         loaded = load_scenario(scenario, [*(overrides or []), *extra])

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from moesim.cli_console import percent, print_table, print_text, short
 
 if TYPE_CHECKING:
+    from moesim.simulator.prepare import Prepared
     from moesim.simulator.result import Breakdown, ProvenanceEntry, Result
-    from moesim.simulator.simulate import Prepared
 
 
 def _gib(size: float) -> str:

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moesim.simulator.bounds import lower_bound_s, upper_bound_s
+from moesim.simulator.cost.table import SyncCost
 from moesim.simulator.engine.execute import execute
-from moesim.simulator.engine.program import Program, SyncCost
+from moesim.simulator.engine.program import Program
 from moesim.simulator.scenario import load_scenario
 from moesim.simulator.schedules import BUILDERS, build
 from moesim.simulator.simulate import simulate

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moesim.simulator.cost.table import SyncCost
 from moesim.simulator.engine.critical import critical_path, seconds_by_cause
 from moesim.simulator.engine.execute import Execution, execute
-from moesim.simulator.engine.program import Program, SyncCost
+from moesim.simulator.engine.program import Program
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.schedules import BUILDERS, build
 

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from moesim.simulator.cost.table import SyncCost
 from moesim.simulator.engine.execute import execute
-from moesim.simulator.engine.program import Program, SyncCost
+from moesim.simulator.engine.program import Program
 from moesim.simulator.report import breakdowns, mean_breakdown, pair_phases, pair_seconds, utilisation
 from moesim.simulator.schedules import Schedule, build, parse_step
 

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.placement import explicit_blocks
+from moesim.simulator.prepare import prepare
 from moesim.simulator.scenario import load_scenario
-from moesim.simulator.simulate import explicit_blocks, prepare, simulate
+from moesim.simulator.simulate import simulate
 
 HOME = "deepseek-v3-2048xh800"
 PAIR = "deepseek-v3-trace-pair"

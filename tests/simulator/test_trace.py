@@ -14,16 +14,9 @@ from hypothesis import strategies as st
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.chunk import OVERLAP_ORDERS
+from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, SyncCost, TransferCost
 from moesim.simulator.engine.execute import Execution, SendRecord, execute
-from moesim.simulator.engine.program import (
-    CostTable,
-    Mode,
-    PhaseCost,
-    SyncCost,
-    TransferCost,
-    Variation,
-    compile_program,
-)
+from moesim.simulator.engine.program import Variation, compile_program
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.report import compute_ns
 from moesim.simulator.schedules import build

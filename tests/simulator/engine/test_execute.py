@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moesim.simulator.chunk import COMMUNICATION_PHASES, FORWARD_CHAIN, INPUT_CHAIN, WEIGHT_OF
+from moesim.simulator.cost.table import SyncCost
 from moesim.simulator.engine.execute import Execution, execute
-from moesim.simulator.engine.program import PlacedStep, Program, SyncCost
+from moesim.simulator.engine.program import PlacedStep, Program
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.schedules import (
     BUILDERS,

@@ -1,0 +1,104 @@
+"""Prices of a step by block kind, phase and mode: what the engine needs to know of cost (plain data)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from moesim.simulator.chunk import COMMUNICATION_PHASES
+from moesim.simulator.model.operator import BlockKind, Phase
+
+Mode = Literal["alone", "quiet", "beside"]
+"""Where a phase runs: un-overlapped on all SMs; in a pair while the communication SMs idle; beside them
+while they are busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseCost:
+    """Seconds of the compute of one phase of one block on one GPU for one micro-batch.
+
+    seconds = fixed_s + row_s * load, load = received expert rows over the nominal number. `exposed_s` is
+    the part of fixed_s in which the SMs wait for a collective inside the phase (tensor or context
+    parallel). `best_s` / `worst_s` bound the phase at load 1.
+    """
+
+    fixed_s: float
+    row_s: float = 0.0
+    exposed_s: float = 0.0
+    best_s: float = 0.0
+    worst_s: float = 0.0
+
+
+def blend(quiet: PhaseCost, beside: PhaseCost, share: float) -> PhaseCost:
+    """Cost of a phase of which `share` runs beside busy communication SMs (docs/model.md, eq. E6)."""
+    return PhaseCost(
+        fixed_s=quiet.fixed_s + share * (beside.fixed_s - quiet.fixed_s),
+        row_s=quiet.row_s + share * (beside.row_s - quiet.row_s),
+        exposed_s=quiet.exposed_s + share * (beside.exposed_s - quiet.exposed_s),
+        best_s=min(quiet.best_s, beside.best_s),
+        worst_s=max(quiet.worst_s, beside.worst_s),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TransferCost:
+    """A collective of the communication stream: barrier, then payload.
+
+    Payload of a member alone on its links: max(nic_s * node load, scale_up_s * load). `launch_s` is the
+    notify/launch part after the last member arrived. Small kernels before it are a `PhaseCost` under the
+    same key.
+    """
+
+    launch_s: float
+    nic_s: float
+    scale_up_s: float
+    nic_bytes: float
+    scale_up_bytes: float
+    best_s: float = 0.0
+    worst_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SyncCost:
+    """End of the step on one pipeline rank: gradient reduction, global norm, optimizer, gather."""
+
+    reduce_s: float
+    norm_s: float
+    optimizer_s: float
+    gather_s: float
+    best_s: float = 0.0
+    worst_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """Seconds of the four parts one after the other."""
+        return self.reduce_s + self.norm_s + self.optimizer_s + self.gather_s
+
+
+@dataclass(frozen=True, slots=True)
+class CostTable:
+    """Seconds by block kind, phase and mode; transfers by the same key (they have no quiet mode)."""
+
+    compute: Mapping[tuple[BlockKind, Phase, Mode], PhaseCost]
+    transfer: Mapping[tuple[BlockKind, Phase, Mode], TransferCost]
+    send_bytes: float
+    send_s: float
+    """One pipeline hop of one micro-batch, alone on its links; 0 where neighbours share a GPU."""
+    sync: tuple[SyncCost, ...]
+    """One entry a pipeline rank."""
+    send_across_nodes: bool = True
+    """Whether a pipeline hop uses the NICs or, inside a node, the scale-up ports."""
+
+    def phase(self, kind: BlockKind, phase: Phase, beside: float | None) -> PhaseCost:
+        """Compute of a phase: alone (None), or with a share of it beside busy communication SMs."""
+        if beside is None:
+            return self.compute.get((kind, phase, "alone"), PhaseCost(0.0))
+        nothing = PhaseCost(0.0)
+        quiet = self.compute.get((kind, phase, "quiet"), nothing)
+        return blend(quiet, self.compute.get((kind, phase, "beside"), nothing), beside)
+
+    def phases(self, kind: BlockKind) -> frozenset[Phase]:
+        """Phases that a block of this kind has."""
+        found = {phase for k, phase, _ in self.compute if k == kind and phase not in COMMUNICATION_PHASES}
+        return frozenset(found | {phase for k, phase, _ in self.transfer if k == kind})
