@@ -66,7 +66,7 @@ def _dequantized(sizes: Sizes) -> tuple[int, int]:
 
 def _layout(sizes: Sizes) -> tuple[int, int]:
     tokens, k, ranks = sizes["tokens"], sizes["k"], sizes["ranks"]
-    written = tokens * (4 * ranks + 8 * k + 4) + 4 * ranks * (1 + sizes["experts_per_rank"])
+    written = tokens * (8 * ranks + 8 * k + 4) + 4 * ranks * (1 + sizes["experts_per_rank"])
     return tokens * 8 * k, written
 
 
@@ -77,7 +77,7 @@ def _notified(sizes: Sizes) -> tuple[int, int]:
 
 def _dispatched(sizes: Sizes) -> tuple[int, int]:
     size = sizes["row_bytes"] + sizes["side_bytes"]
-    return sizes["tokens"] * (size + 4 * sizes["ranks"]), sizes["copies"] * size
+    return sizes["copies"] * (size + 4), sizes["copies"] * size
 
 
 def _combined(sizes: Sizes) -> tuple[int, int]:
@@ -99,7 +99,9 @@ KERNELS: dict[str, Kernel] = {
         Kernel(
             name="copy_bulk",
             entry="copy_bulk_v1",
-            parameters=_parameters("u64 pairs; u32 n_pairs; u64 n_bytes; u32 chunk_bytes stages depth"),
+            parameters=_parameters(
+                "u64 pairs; u32 n_pairs; u64 n_bytes; u32 chunk_bytes stages depth spread_log2"
+            ),
             block=(32, 256),
             registers=48,
             moved_bytes=_copied,
@@ -141,7 +143,7 @@ KERNELS: dict[str, Kernel] = {
             name="layout",
             entry="layout_v1",
             parameters=_parameters(
-                "u64 topk_idx topk_w slots rank_counts expert_counts side;"
+                "u64 topk_idx topk_w slots lists rank_counts expert_counts side;"
                 "u32 tokens k ranks experts_per_rank side_stride side_offset"
             ),
             block=(1024, 1024),
@@ -163,13 +165,14 @@ KERNELS: dict[str, Kernel] = {
             name="dispatch",
             entry="dispatch_sys_v1",
             parameters=_parameters(
-                "u64 x side slots bases tables;"
-                "u32 tokens ranks rank row_bytes side_bytes stages expected; u64 timeout_ns status"
+                "u64 x side lists counts bases tables;"
+                "u32 tokens ranks rank row_bytes side_bytes stages depth phased expected;"
+                "u64 timeout_ns status"
             ),
-            block=(64, 64),
+            block=(32, 256),
             registers=64,
             moved_bytes=_dispatched,
-            shared_bytes=lambda s: s["stages"] * (s["row_bytes"] + s["side_bytes"] + 16),
+            shared_bytes=lambda s: s["warps"] * s["stages"] * (s["row_bytes"] + s["side_bytes"] + 24),
         ),
         Kernel(
             name="combine",

@@ -15,12 +15,16 @@ from moesim.kernels.launch import Group, address, check_multiple
 
 @dataclass(frozen=True, slots=True)
 class BulkShape:
-    """How copy_bulk uses an SM: a ring a warp, its stages of chunk_bytes, stores in flight."""
+    """How copy_bulk uses an SM: a ring a warp, its stages of chunk_bytes, stores in flight.
+
+    `spread_log2`: consecutive chunks come from 2^spread_log2 distant blocks, where they divide a buffer.
+    """
 
     warps: int = 4
     stages: int = 6
     depth: int = 2
     chunk_bytes: int = 8192
+    spread_log2: int = 0
 
     def __post_init__(self) -> None:
         """Check against the kernel's header."""
@@ -29,6 +33,8 @@ class BulkShape:
             raise InputError(
                 f"copy_bulk: depth={self.depth} must be 1, 2, 4 or 8 and below stages={self.stages}"
             )
+        if not 0 <= self.spread_log2 <= 16:
+            raise InputError(f"copy_bulk: spread_log2={self.spread_log2} must be 0 to 16")
         if not 1 <= self.warps <= 8:
             raise InputError(f"copy_bulk: warps={self.warps} must be 1 to 8")
 
@@ -68,7 +74,13 @@ def copy_ldst(group: Group, rank: int, pairs: Pairs, ctas: int, threads: int = 1
 def copy_bulk(group: Group, rank: int, pairs: Pairs, ctas: int, shape: BulkShape | None = None) -> None:
     """Queue a copy by the bulk copy engine on `ctas` SMs."""
     use = shape or BulkShape()
+    chunks = -(-pairs.n_bytes // use.chunk_bytes)
+    if chunks * pairs.count >= 2**32:
+        raise InputError(
+            f"copy_bulk: {chunks * pairs.count} chunks; below 2^32 are supported: use larger chunks"
+        )
+    spread = min(use.spread_log2, (chunks & -chunks).bit_length() - 1)  # blocks must divide the chunks
     arguments = (
-        address(pairs.table), pairs.count, pairs.n_bytes, use.chunk_bytes, use.stages, use.depth,
+        address(pairs.table), pairs.count, pairs.n_bytes, use.chunk_bytes, use.stages, use.depth, spread,
     )  # fmt: skip
     group.launch(rank, "copy_bulk", ctas, 32 * use.warps, arguments, use.shared_bytes)

@@ -13,6 +13,28 @@ COMBINE_PART_LIMIT_BYTES = 14336  # two 16-byte vectors for each of 448 reducing
 
 
 @dataclass(frozen=True, slots=True)
+class DispatchTuning:
+    """How the dispatch kernel uses an SM: rings of warps, stages (rows) of a ring, stores in flight, order.
+
+    `phased`: destination after destination instead of a row for each in turn.
+    """
+
+    warps: int
+    stages: int
+    depth: int
+    phased: bool = False
+
+    def __post_init__(self) -> None:
+        """Check against the kernel's header."""
+        if self.depth not in (1, 2, 4, 8) or self.stages <= self.depth:
+            raise InputError(
+                f"dispatch: depth={self.depth} must be 1, 2, 4 or 8 and below stages={self.stages}"
+            )
+        if not 1 <= self.warps <= 8:
+            raise InputError(f"dispatch: warps={self.warps} must be 1 to 8")
+
+
+@dataclass(frozen=True, slots=True)
 class Shape:
     """Sizes of one expert-parallel group. `fp8`: rows travel as E4M3 with FP32 scales of 1x128 tiles."""
 
@@ -48,9 +70,17 @@ class Shape:
         return (self.scale_bytes + 8 * self.k + 4 + 15) // 16 * 16
 
     @property
-    def dispatch_stages(self) -> int:
-        """Ring of the dispatch kernel: as many rows as fit an SM, at most 32."""
-        return min(32, SHARED_MEMORY_LIMIT_BYTES // (self.row_bytes + self.side_bytes + 16))
+    def dispatch_tuning(self) -> DispatchTuning:
+        """Rings that fill an SM's shared memory: 4 warps, or fewer where rows are too long for that."""
+        rows = SHARED_MEMORY_LIMIT_BYTES // (self.row_bytes + self.side_bytes + 24)
+        if rows < 2:
+            raise InputError(
+                f"dispatch: hidden={self.hidden} leaves room for {rows} rows in shared memory; 2 are needed"
+            )
+        warps = 4 if rows >= 12 else 2 if rows >= 6 else 1
+        stages = min(16, rows // warps)
+        depth = 4 if stages >= 7 else 2 if stages >= 5 else 1
+        return DispatchTuning(warps, stages, depth)
 
     def combine_parts(self, ranks: int) -> tuple[int, int, int]:
         """Pieces of a result row, bytes of a piece, stages of the combine kernel's ring (>= ranks)."""
@@ -86,7 +116,11 @@ class ExpertParallel:
         self.x = make((s.tokens, s.row_bytes), "u1")
         self.topk_idx, self.topk_w = make((s.tokens, s.k), "i4", 255), make((s.tokens, s.k), "f4")
         self.side = make((s.tokens, s.side_bytes), "u1")
-        self.slots, self.bases = make((s.tokens, r), "i4"), make((r,), "i4")
+        self.slots, self.lists, self.bases = (
+            make((s.tokens, r), "i4"),
+            make((r, s.tokens), "i4"),
+            make((r,), "i4"),
+        )
         self.rank_counts, self.expert_counts = make((r,), "i4"), make((s.experts,), "i4")
         self.received, self.experts_received = make((r + 1,), "i4"), make((self.per_rank,), "i4")
         self.recv_x = make((self.capacity, s.row_bytes), "u1")
@@ -97,20 +131,31 @@ class ExpertParallel:
         flags, arrivals, ready = (make((r,), "u4") for _ in range(3))
         self._keep = (exchange, flags, arrivals, ready)
         self._notify_table = group.table([exchange, flags])
-        self._dispatch_table = group.table([self.recv_x, self.recv_side, arrivals])
-        self._combine_table = group.table([self.results, ready])
+        self.dispatch_table = group.table([self.recv_x, self.recv_side, arrivals])
+        self.combine_table = group.table([self.results, ready])
         self._notified = self._arrivals = self._combined = 0
 
     def _ranks(self, only: Sequence[int] | None) -> Sequence[int]:
         """The ranks to launch; fewer than all makes the others' waits time out (tests)."""
         return range(self.group.ranks) if only is None else only
 
+    def next_arrivals(self, sms: int) -> int:
+        """Count a dispatch on `sms` CTAs; the value that every arrival counter has after it."""
+        self._arrivals += sms
+        return self._arrivals
+
+    def next_combine(self) -> int:
+        """Count a combine; its epoch."""
+        self._combined += 1
+        return self._combined
+
     def layout(self) -> None:
         """Queue the layout on every rank: slots, counts and side records from topk_idx and topk_w."""
         s, r = self.shape, self.group.ranks
         for rank in range(r):
             pointers = (
-                self.topk_idx, self.topk_w, self.slots, self.rank_counts, self.expert_counts, self.side,
+                self.topk_idx, self.topk_w, self.slots, self.lists, self.rank_counts, self.expert_counts,
+                self.side,
             )  # fmt: skip
             sizes = (s.tokens, s.k, r, self.per_rank, s.side_bytes, s.scale_bytes)
             arguments = (*(address(p[rank], 4) for p in pointers), *sizes)
@@ -130,33 +175,43 @@ class ExpertParallel:
                 rank, "notify", 1, 256, (*(address(p[rank], 4) for p in pointers), *sizes, *tail)
             )
 
-    def dispatch(self, sms: int, only: Sequence[int] | None = None, stages: int | None = None) -> None:
+    def dispatch(
+        self, sms: int, only: Sequence[int] | None = None, tuning: DispatchTuning | None = None
+    ) -> None:
         """Queue the dispatch on every rank, on `sms` SMs each."""
         s, r = self.shape, self.group.ranks
-        use = s.dispatch_stages if stages is None else stages
-        if use < 5:
-            raise InputError(f"dispatch: hidden={s.hidden} leaves {use} rows in shared memory; 5 are needed")
-        self._arrivals += sms
+        use = tuning or s.dispatch_tuning
+        expected = self.next_arrivals(sms)
         shared = KERNELS["dispatch"].shared_bytes(
-            {"stages": use, "row_bytes": s.row_bytes, "side_bytes": s.side_bytes}
+            {
+                "warps": use.warps,
+                "stages": use.stages,
+                "row_bytes": s.row_bytes,
+                "side_bytes": s.side_bytes,
+            }
         )
         for rank in self._ranks(only):
-            pointers = (self.x, self.side, self.slots, self.bases, self._dispatch_table)
-            sizes = (s.tokens, r, rank, s.row_bytes, s.side_bytes, use, self._arrivals)
+            pointers = (
+                self.x, self.side, self.lists, self.rank_counts, self.bases, self.dispatch_table,
+            )  # fmt: skip
+            sizes = (
+                s.tokens, r, rank, s.row_bytes, s.side_bytes, use.stages, use.depth, int(use.phased),
+                expected,
+            )  # fmt: skip
             tail = (self.group.timeout_ns, address(self.group.status[rank]))
             arguments = (*(address(p[rank]) for p in pointers), *sizes, *tail)
-            self.group.launch(rank, "dispatch", sms, 64, arguments, shared)
+            self.group.launch(rank, "dispatch", sms, 32 * use.warps, arguments, shared)
 
     def combine(self, sms: int, weighted: bool = True, only: Sequence[int] | None = None) -> None:
         """Queue the combine on every rank, on `sms` SMs each."""
         r = self.group.ranks
         parts, part_bytes, stages = self.shape.combine_parts(r)
-        self._combined += 1
+        epoch = self.next_combine()
         shared = KERNELS["combine"].shared_bytes({"stages": stages, "part_bytes": part_bytes})
         for rank in self._ranks(only):
             weights = address(self.weights[rank]) if weighted else 0
-            pointers = (self._combine_table, self.slots, self.bases)
-            sizes = (self.shape.tokens, r, rank, part_bytes, parts, stages, self._combined)
+            pointers = (self.combine_table, self.slots, self.bases)
+            sizes = (self.shape.tokens, r, rank, part_bytes, parts, stages, epoch)
             arguments = (
                 *(address(p[rank]) for p in pointers), weights, address(self.out[rank]), *sizes,
                 self.group.timeout_ns, address(self.group.status[rank]),

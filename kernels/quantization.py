@@ -34,7 +34,7 @@ def quantize(
     """Queue bf16 x [rows, columns] -> e4m3 q and f32 scales (scale_stride: bytes between rows of scales)."""
     rows, columns, stride = _check("quantize", x, q, scales, scale_stride)
     arguments = (address(x), address(q), address(scales, 4), rows, columns, stride)
-    group.launch(rank, "quantize", ctas, 512, arguments)
+    group.launch(rank, "quantize", ctas, 1024, arguments)
 
 
 def dequantize(
@@ -43,4 +43,4 @@ def dequantize(
     """Queue e4m3 q and f32 scales -> bf16 y [rows, columns]."""
     rows, columns, stride = _check("dequantize", y, q, scales, scale_stride)
     arguments = (address(q), address(scales, 4), address(y), rows, columns, stride)
-    group.launch(rank, "dequantize", ctas, 512, arguments)
+    group.launch(rank, "dequantize", ctas, 1024, arguments)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from moesim.hwmodels.errors import InputError
 from moesim.kernels import references as ref
 from moesim.kernels.copy import BulkShape, copy_bulk, copy_ldst, make_pairs
+from moesim.kernels.cuda_cpp import combine_cuda, copy_cuda, dispatch_cuda
 from moesim.kernels.expert_parallel import ExpertParallel, Shape
 from moesim.kernels.inputs import bf16_rows, routing
 from moesim.kernels.launch import DeviceTimeoutError, Group, address
@@ -81,7 +82,8 @@ def many_gpus(ranks: int) -> Group:
     return Group(list(range(ranks)), 10.0)
 
 
-def check_expert_parallel(group: Group, case: Case, seed: int) -> None:
+def check_expert_parallel(group: Group, case: Case, seed: int, cuda: bool = False) -> None:
+    """Two rounds of layout, notify, dispatch, combine; `cuda` takes dispatch and combine in CUDA C++."""
     shape = Shape(case.tokens, case.hidden, case.k, case.experts, case.fp8)
     ep, rng = ExpertParallel(group, shape), np.random.default_rng(seed)
     per, ranks = ep.per_rank, case.ranks
@@ -93,7 +95,15 @@ def check_expert_parallel(group: Group, case: Case, seed: int) -> None:
         side = [np.zeros((case.tokens, shape.side_bytes), np.uint8) for _ in range(ranks)]
         for record, scale in zip(side, scales, strict=True):
             record[:, : shape.scale_bytes] = scale.view(np.uint8)
-        for arrays in (ep.slots, ep.bases, ep.rank_counts, ep.expert_counts, ep.received, ep.recv_x):
+        for arrays in (
+            ep.slots,
+            ep.lists,
+            ep.bases,
+            ep.rank_counts,
+            ep.expert_counts,
+            ep.received,
+            ep.recv_x,
+        ):
             group.fill(arrays, POISON)
         for arrays in (ep.recv_side, ep.out, ep.results, ep.experts_received):
             group.fill(arrays, POISON)
@@ -101,7 +111,10 @@ def check_expert_parallel(group: Group, case: Case, seed: int) -> None:
             group.write(target, value)
         ep.layout()
         ep.notify()
-        ep.dispatch(case.sms)
+        if cuda:
+            dispatch_cuda(ep, case.sms)
+        else:
+            ep.dispatch(case.sms, tuning=replace(shape.dispatch_tuning, phased=repeat == 1))
         group.synchronize()
 
         layouts = [ref.layout(idx, ranks, per) for idx in ids]
@@ -131,7 +144,10 @@ def check_expert_parallel(group: Group, case: Case, seed: int) -> None:
         group.write(ep.weights, weights)
         for weighted in (False, True):
             group.fill(ep.out, POISON)
-            ep.combine(case.sms, weighted)
+            if cuda:
+                combine_cuda(ep, case.sms, weighted)
+            else:
+                ep.combine(case.sms, weighted)
             group.synchronize()
             for r in range(ranks):
                 where = f"{case} seed {seed} round {repeat} rank {r} weighted {weighted}"
@@ -149,6 +165,12 @@ def check_expert_parallel(group: Group, case: Case, seed: int) -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_expert_parallel_with_all_ranks_on_one_gpu(case: Case) -> None:
     check_expert_parallel(one_gpu(case.ranks), case, seed=1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", CASES[:4], ids=str)
+def test_the_cuda_counterparts_agree(case: Case) -> None:
+    check_expert_parallel(one_gpu(case.ranks), case, seed=3, cuda=True)
 
 
 @pytest.mark.multigpu
@@ -170,7 +192,9 @@ def test_copies_move_every_byte_and_no_other(n_bytes: int, ctas: int) -> None:
     runs: list[Callable[[], None]] = [
         lambda: copy_ldst(group, 0, pairs, ctas),
         lambda: copy_ldst(group, 0, pairs, ctas, threads=128),
+        lambda: copy_cuda(group, 0, pairs, ctas),
         lambda: copy_bulk(group, 0, pairs, ctas),
+        lambda: copy_bulk(group, 0, pairs, ctas, BulkShape(4, 12, 4, 4096, 3)),
         lambda: copy_bulk(group, 0, pairs, ctas, small),
         lambda: copy_bulk(group, 0, pairs, ctas, BulkShape(1, 12, 8, 16384)),
     ]
