@@ -112,7 +112,7 @@ def refused(outcome: Outcome, folder: Path, *words: str, code: int = 2) -> None:
         ("parallel.pp", ("key=value",)),
         ("model=[1", ("--set", "not valid YAML")),
         ("name=2024-13-99", ("--set", "not valid YAML")),
-        ("model=" + "[" * 3000, ("--set", "model")),
+        ("model=" + "[" * 1000, ("--set", "model")),
         ("name=[&a x, *a]", ("--set", "alias")),
         ("name.first=x", ("name", "no keys below")),
     ],
