@@ -18,13 +18,21 @@ if TYPE_CHECKING:
 
 def schedule_text(schedule: Schedule, width: int | None = None) -> str:
     """The drawing, and the bubble beside the published formula for the same durations."""
-    from moesim.simulator.schedules import draw, validate
+    from moesim.simulator.schedules import Durations, draw, idle, published_bubble, unit_times, validate
 
     report = validate(schedule)
     console = Console()
     peaks = sorted(set(report.peak_in_flight))
     shown = str(peaks[0]) if len(peaks) == 1 else f"{peaks[0]} to {peaks[-1]}"
-    return f"{draw(schedule, width or console.width)}\nmicro-batches in flight on a rank: at most {shown}"
+    bubbles = idle(unit_times(schedule))
+    published = published_bubble(schedule.name, schedule.pp, Durations(), schedule.vpp)
+    formula = "no published formula" if published is None else f"published formula {published:g}"
+    return (
+        f"{draw(schedule, width or console.width)}\n"
+        f"bubble: {sum(bubbles) / len(bubbles):g} on the mean rank, {bubbles[0]:g} on rank 0; {formula} "
+        "(F, I, W = 1, B = 2, pair = 3)\n"
+        f"micro-batches in flight on a rank: at most {shown}"
+    )
 
 
 def print_scores(rows: Sequence[Row], placements: Sequence[Placement]) -> None:
