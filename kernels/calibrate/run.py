@@ -80,7 +80,7 @@ class _Run:
     total_s: float
     task_s: Mapping[str, float]
     """Seconds of one task by measurement, about."""
-    begin: float = field(default_factory=time.monotonic)
+    begin: float = field(default_factory=lambda: time.monotonic())
     done_s: float = 0.0
     out_of_time: int = 0
 

@@ -1,7 +1,7 @@
 """From a profile measured on one accelerator to one for a sibling: what carries over, scales, or cannot.
 
 Nothing here is fitted: factors are ratios of the two accelerators' published figures, and every entry
-states what was assumed and by how much its error grows (docs/kernels.md).
+states what was assumed and by how much its error grows.
 """
 
 from __future__ import annotations

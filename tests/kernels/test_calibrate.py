@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
 import random
 import subprocess
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -179,6 +181,9 @@ def test_sends_and_collectives_are_shares_of_the_nominal_link(full: CalibrationP
     assert full.curve("p2p.scale_up_fraction").curve.at(58e6).value == pytest.approx(370 / 450, rel=0.03)
     at = full.curve("collective.scale_up_fraction").curve.at(256 * 2**20).value
     assert at == pytest.approx(340 / 450, rel=0.03)
+    size = 8 * 2**20 * 7 / 8
+    at = full.curve("collective.scale_up_fraction").curve.at(2**20).value
+    assert at == pytest.approx(size / (30e-6 + size / 340e9) / 450e9, rel=0.03)
     assert full.curve("nccl.all_gather.beside_compute").curve.at(2**28).value == pytest.approx(2.0, rel=0.03)
     assert full.curve("copy.push.sm_rate").note is not None
 
@@ -322,25 +327,19 @@ def test_a_finished_run_is_set_aside_and_measured_anew(tmp_path: Path) -> None:
     assert (tmp_path / "p.rows.jsonl.previous").exists()
 
 
-def test_a_run_out_of_time_says_so_and_is_completed_by_the_next(tmp_path: Path) -> None:
+def test_a_run_out_of_time_says_so_and_is_completed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "p.yaml"
-    ticks = 0
-
-    def slow(context: Synthetic) -> None:
-        inner = context.wanted
-
-        def wanted(task: Task) -> bool:
-            nonlocal ticks
-            ticks += 1
-            return inner(task)
-
-        context.wanted = wanted  # type: ignore[method-assign]
-
-    profile, (first,), seen = run(path, set_up=slow, quick=True, budget_s=0.03)
-    assert 0 < len(first.done) < ticks and "out of time" in profile.evidence
-    assert "out of time" in seen[-1].message
+    clock = itertools.count()
+    monkeypatch.setattr("moesim.kernels.calibrate.run.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    profile, (first,), seen = run(path, quick=True, budget_s=30)  # a second passes with every question
+    rest = len(build_plan(Facts(8, ALL), quick=True).tasks) - len(first.done)
+    assert len(first.done) == 30
+    assert f"{rest} tasks, out of time" in profile.evidence and "out of time" in seen[-1].message
+    monkeypatch.undo()
     profile, (second,), _ = run(path, quick=True)
-    assert len(first.done) + len(second.done) == ticks and "out of time" not in profile.evidence
+    assert len(second.done) == rest and "out of time" not in profile.evidence
 
 
 def test_another_machine_or_garbage_cannot_be_resumed(tmp_path: Path) -> None:

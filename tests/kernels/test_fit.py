@@ -75,6 +75,16 @@ def test_one_outlier_does_not_move_the_line() -> None:
     assert found.quality.worst > 0.5  # the outlier is reported, not hidden
 
 
+@pytest.mark.parametrize("bad", [0, -1])
+def test_an_outlier_at_an_end_does_not_move_the_line_either(bad: int) -> None:
+    rng = random.Random(5)
+    rows = [(x, (20e-6 + x / 300e9) * (1 + rng.gauss(0, 0.002))) for x in [2**k for k in range(18, 31)]]
+    rows[bad] = rows[bad][0], rows[bad][1] * 1.4
+    found = fit_latency_bandwidth(rows)
+    assert found.bytes_per_s == pytest.approx(300e9, rel=0.02)
+    assert found.latency_s == pytest.approx(20e-6, rel=0.05)
+
+
 def test_a_protocol_change_becomes_a_second_piece() -> None:
     rows = [(x, 10e-6 + x / 50e9 if x < 3e6 else 60e-6 + x / 350e9) for x in [2**k for k in range(14, 31)]]
     found = fit_piecewise(rows)
