@@ -254,7 +254,12 @@ def load_profile(name_or_path: str | Path) -> CalibrationProfile:
     An include is looked up beside the including file, then among the shipped profiles. Raises InputError
     for an unknown name, a malformed file, an entry that appears twice or an include cycle.
     """
-    return _load(str(_find(name_or_path, None)))
+    path = _find(name_or_path, None)
+    try:
+        stamp = path.stat().st_mtime_ns
+    except OSError:
+        stamp = 0  # the reader says what is wrong
+    return _load(str(path), stamp)
 
 
 def profile_hash(profile: CalibrationProfile) -> str:
@@ -263,7 +268,8 @@ def profile_hash(profile: CalibrationProfile) -> str:
 
 
 @lru_cache(maxsize=64)
-def _load(path: str) -> CalibrationProfile:
+def _load(path: str, stamp: int) -> CalibrationProfile:
+    """Read once per version of the file: a profile that was measured again is read again."""
     return _merge(Path(path), ())
 
 

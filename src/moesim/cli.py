@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 import moesim
+from moesim import cli_calibrate
 from moesim.hwmodels.errors import InfeasibleError, InputError, MoesimError
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ importers = typer.Typer(
     help="Read descriptions that other tools wrote.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(importers, name="import")
+cli_calibrate.register(app, importers)
 
 ScenarioName = Annotated[
     str, typer.Argument(metavar="SCENARIO", help="A preset name, or a YAML or JSON file.")
