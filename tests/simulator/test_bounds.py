@@ -100,3 +100,18 @@ def test_the_lower_bound_is_the_busiest_resource(home_case: Any) -> None:
         for resource in (0, 1):
             assert sum(step.code.best_s[resource] for step in steps) <= bound
         assert program.costs.sync[rank].best_s <= bound
+
+
+@given(st.data())
+def test_sends_that_crowd_the_links_stay_below_the_upper_bound(toy: Toy, data: st.DataObject) -> None:
+    """Certain prices, so nothing but the bound's own allowance covers sends and what they delay."""
+    name = data.draw(st.sampled_from(sorted(BUILDERS)))
+    pp = data.draw(st.sampled_from([2, 4]))
+    schedule = build(name, pp, 2 * pp * data.draw(st.integers(1, 2)))
+    compute, payload, send = (data.draw(st.integers(1000, 9000)) for _ in range(3))
+    program = toy(
+        schedule, [["moe"]] * schedule.n_stages, lambda k, p, o: compute, lambda p, o: float(payload),
+        send_ns=float(send), bytes_=1000.0, rate=1e9, clock=[[1.0, 1.3]] * pp,
+    )  # fmt: skip
+    end_s = execute(program).end_ns / 1e9
+    assert lower_bound_s(program) <= end_s <= upper_bound_s(program)
