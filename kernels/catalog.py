@@ -80,9 +80,19 @@ def _dispatched(sizes: Sizes) -> tuple[int, int]:
     return sizes["copies"] * (size + 4), sizes["copies"] * size
 
 
+def _dispatched_ll(sizes: Sizes) -> tuple[int, int]:
+    written = sizes["copies"] * (sizes["hidden"] + sizes["side_bytes"])
+    return sizes["tokens"] * (2 * sizes["hidden"] + 8 * sizes["k"]), written
+
+
 def _combined(sizes: Sizes) -> tuple[int, int]:
     row = sizes["parts"] * sizes["part_bytes"]
     return sizes["copies"] * row + 4 * sizes["tokens"] * sizes["ranks"], sizes["tokens"] * row
+
+
+def dispatch_stage_bytes(row_bytes: int, side_bytes: int) -> int:
+    """Shared memory of one stage of the dispatch: both parts on 128-byte lines, addresses, mbarrier."""
+    return (row_bytes + 127) // 128 * 128 + (side_bytes + 127) // 128 * 128 + 24
 
 
 KERNELS: dict[str, Kernel] = {
@@ -143,8 +153,8 @@ KERNELS: dict[str, Kernel] = {
             name="layout",
             entry="layout_v1",
             parameters=_parameters(
-                "u64 topk_idx topk_w slots lists rank_counts expert_counts side;"
-                "u32 tokens k ranks experts_per_rank side_stride side_offset"
+                "u64 topk_idx topk_w slots lists rank_counts expert_counts side tokens_at;"
+                "u32 tokens k ranks experts_per_rank first_expert choice_stride side_stride side_offset"
             ),
             block=(1024, 1024),
             registers=64,
@@ -172,13 +182,28 @@ KERNELS: dict[str, Kernel] = {
             block=(32, 256),
             registers=64,
             moved_bytes=_dispatched,
-            shared_bytes=lambda s: s["warps"] * s["stages"] * (s["row_bytes"] + s["side_bytes"] + 24),
+            shared_bytes=lambda s: (
+                s["warps"] * s["stages"] * dispatch_stage_bytes(s["row_bytes"], s["side_bytes"])
+            ),
+        ),
+        Kernel(
+            name="dispatch_ll",
+            entry="dispatch_ll_v1",
+            parameters=_parameters(
+                "u64 x topk_idx topk_w slots tables;"
+                "u32 tokens k ranks rank experts_per_rank hidden side_bytes most epoch expected;"
+                "u64 timeout_ns status"
+            ),
+            block=(512, 512),
+            registers=64,
+            moved_bytes=_dispatched_ll,
+            shared_bytes=lambda s: s["hidden"] + (s["side_bytes"] + 127) // 128 * 128 + 4 * s["tokens"] + 128,
         ),
         Kernel(
             name="combine",
             entry="combine_sys_v1",
             parameters=_parameters(
-                "u64 tables slots bases weights out;"
+                "u64 tables slots bases weights out tokens_at;"
                 "u32 tokens ranks rank part_bytes parts stages epoch; u64 timeout_ns status"
             ),
             block=(480, 480),

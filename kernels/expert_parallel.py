@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moesim.hwmodels.errors import InputError
-from moesim.kernels.catalog import KERNELS, SHARED_MEMORY_LIMIT_BYTES
+from moesim.kernels.catalog import KERNELS, SHARED_MEMORY_LIMIT_BYTES, dispatch_stage_bytes
 from moesim.kernels.launch import Group, address, check_multiple
 
 COMBINE_PART_LIMIT_BYTES = 14336  # two 16-byte vectors for each of 448 reducing threads
@@ -66,13 +66,13 @@ class Shape:
 
     @property
     def side_bytes(self) -> int:
-        """Bytes of a side record: scales, k ids, k weights, token index, padded to 16."""
-        return (self.scale_bytes + 8 * self.k + 4 + 15) // 16 * 16
+        """Bytes of a side record: scales, k ids, k weights, token index, padded to 32 (a memory sector)."""
+        return (self.scale_bytes + 8 * self.k + 4 + 31) // 32 * 32
 
     @property
     def dispatch_tuning(self) -> DispatchTuning:
         """Rings that fill an SM's shared memory: 4 warps, or fewer where rows are too long for that."""
-        rows = SHARED_MEMORY_LIMIT_BYTES // (self.row_bytes + self.side_bytes + 24)
+        rows = SHARED_MEMORY_LIMIT_BYTES // dispatch_stage_bytes(self.row_bytes, self.side_bytes)
         if rows < 2:
             raise InputError(
                 f"dispatch: hidden={self.hidden} leaves room for {rows} rows in shared memory; 2 are needed"
@@ -134,6 +134,9 @@ class ExpertParallel:
         self.dispatch_table = group.table([self.recv_x, self.recv_side, arrivals])
         self.combine_table = group.table([self.results, ready])
         self._notified = self._arrivals = self._combined = 0
+        # What a second hop changes: choices inside side records of the first, their number known on the GPU.
+        self.first_expert, self.choice_stride, self.writes_side = 0, 4 * s.k, True
+        self.tokens_at: list[int] = [0] * r
 
     def _ranks(self, only: Sequence[int] | None) -> Sequence[int]:
         """The ranks to launch; fewer than all makes the others' waits time out (tests)."""
@@ -150,15 +153,17 @@ class ExpertParallel:
         return self._combined
 
     def layout(self) -> None:
-        """Queue the layout on every rank: slots, counts and side records from topk_idx and topk_w."""
+        """Queue the layout on every rank: slots, lists, counts and side records from topk_idx and topk_w."""
         s, r = self.shape, self.group.ranks
         for rank in range(r):
-            pointers = (
-                self.topk_idx, self.topk_w, self.slots, self.lists, self.rank_counts, self.expert_counts,
-                self.side,
+            outputs = (self.slots, self.lists, self.rank_counts, self.expert_counts)
+            arguments = (
+                address(self.topk_idx[rank], 4), address(self.topk_w[rank], 4),
+                *(address(p[rank], 4) for p in outputs),
+                address(self.side[rank]) if self.writes_side else 0, self.tokens_at[rank],
+                s.tokens, s.k, r, self.per_rank, self.first_expert, self.choice_stride, s.side_bytes,
+                s.scale_bytes,
             )  # fmt: skip
-            sizes = (s.tokens, s.k, r, self.per_rank, s.side_bytes, s.scale_bytes)
-            arguments = (*(address(p[rank], 4) for p in pointers), *sizes)
             self.group.launch(rank, "layout", r, 1024, arguments)
 
     def notify(self, only: Sequence[int] | None = None) -> None:
@@ -213,7 +218,8 @@ class ExpertParallel:
             pointers = (self.combine_table, self.slots, self.bases)
             sizes = (self.shape.tokens, r, rank, part_bytes, parts, stages, epoch)
             arguments = (
-                *(address(p[rank]) for p in pointers), weights, address(self.out[rank]), *sizes,
+                *(address(p[rank]) for p in pointers), weights, address(self.out[rank]),
+                self.tokens_at[rank], *sizes,
                 self.group.timeout_ns, address(self.group.status[rank]),
             )  # fmt: skip
             self.group.launch(rank, "combine", sms, 480, arguments, shared)

@@ -19,6 +19,7 @@ _CODES = {
     0x300: ("notify", "wait for the counts of rank {peer}", "epoch"),
     0x301: ("notify", "receive buffer of rank {peer} is too small", "rows"),
     0x400: ("dispatch", "wait for all CTAs of rank {peer}", "arrivals"),
+    0x600: ("dispatch_ll", "wait for all CTAs of rank {peer}", "arrivals"),
     0x500: ("combine", "wait until rank {peer} is ready", "epoch"),
 }
 
@@ -106,6 +107,16 @@ class Group:
         self._flags = self.symmetric((self.ranks,), "u4")
         self._flag_table = self.table([self._flags])
         self._epoch = 0
+
+    def subset(self, ranks: Sequence[int]) -> Group:
+        """A group of some ranks that shares their devices, streams and status blocks."""
+        part = object.__new__(Group)
+        part.devices = tuple(self.devices[r] for r in ranks)
+        part.ranks, part.timeout_ns = len(part.devices), self.timeout_ns
+        part.streams, part.status = [self.streams[r] for r in ranks], [self.status[r] for r in ranks]
+        part._flags = part.symmetric((part.ranks,), "u4")
+        part._flag_table, part._epoch = part.table([part._flags]), 0
+        return part
 
     def symmetric(self, shape: tuple[int, ...], dtype: str, fill: int = 0) -> list[Any]:
         """One array a rank, filled with the byte `fill`."""
