@@ -8,7 +8,7 @@ from typing import Any
 import networkx as nx
 import pytest
 import simpy
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moesim.simulator.chunk import COMMUNICATION_PHASES, FORWARD_CHAIN, INPUT_CHAIN, WEIGHT_OF
@@ -28,6 +28,9 @@ from moesim.simulator.schedules import (
 )
 
 Toy = Callable[..., Program]
+
+FEWER = settings(max_examples=40)
+"""For properties that run several simulations an example."""
 
 PHASES: tuple[Phase, ...] = (*FORWARD_CHAIN, *INPUT_CHAIN, *WEIGHT_OF)
 SERIAL: dict[str, tuple[Phase, ...]] = {
@@ -195,6 +198,7 @@ def _gives(step: PlacedStep, here: tuple[int, int]) -> dict[tuple[str, int, int]
     return found
 
 
+@FEWER
 @given(st.data())
 def test_the_engine_is_the_longest_path_over_all_tasks(toy: Toy, data: st.DataObject) -> None:
     """Pairs, sends, launches and members with clocks and loads of their own included, to the nanosecond."""
@@ -273,6 +277,7 @@ def test_a_send_and_a_transfer_on_one_nic_slow_each_other_down(toy: Toy) -> None
     assert record.finishes[combine] - record.begins[combine] == 1000
 
 
+@FEWER
 @given(st.data())
 def test_contention_never_speeds_anything_up(toy: Toy, data: st.DataObject) -> None:
     schedule = data.draw(schedules(["1f1b", "zbv", "dualpipe", "interleaved-1f1b"]))
@@ -297,6 +302,7 @@ def _transfers(execution: Execution) -> int:
 # -- monotone ----------------------------------------------------------------------------------------
 
 
+@FEWER
 @given(st.data())
 def test_shorter_phases_transfers_and_sends_never_end_later(toy: Toy, data: st.DataObject) -> None:
     """More SMs for compute or more bandwidth of a link shorten phases; nothing may end later for it."""
@@ -311,6 +317,7 @@ def test_shorter_phases_transfers_and_sends_never_end_later(toy: Toy, data: st.D
     assert fast.end_ns <= slow.end_ns
 
 
+@FEWER
 @given(st.data())
 def test_more_microbatches_never_end_earlier(toy: Toy, data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(BUILDERS)))
@@ -322,6 +329,7 @@ def test_more_microbatches_never_end_earlier(toy: Toy, data: st.DataObject) -> N
     assert execute(make(toy, many, blocks, ns)).end_ns >= execute(make(toy, few, blocks, ns)).end_ns
 
 
+@FEWER
 @given(st.data())
 def test_more_skew_is_never_faster(toy: Toy, data: st.DataObject) -> None:
     """Fixed draws of mean 0, scaled up: durations 1/(1+cv z) are convex, and barriers take maxima."""
@@ -371,6 +379,7 @@ def test_a_member_with_fewer_rows_leaves_a_transfer_earlier(toy: Toy) -> None:
     assert record.begins[3] == 2750
 
 
+@FEWER
 @given(st.data())
 def test_equal_members_fold_to_one(toy: Toy, data: st.DataObject) -> None:
     schedule = data.draw(schedules())
