@@ -17,9 +17,9 @@ class TwoHop:
     """Virtual nodes of `node_size` consecutive ranks.
 
     `rails[l]` is the ExpertParallel of hop 1 between GPUs of local index l (its rank n = node n): write its
-    `x`, `topk_idx`, `topk_w`, `side`. `nodes[n]` is hop 2 inside node n (its rank l = local index l): received
-    rows end in its `recv_x`, `recv_side`; expert results go into its `results`; the combined rows arrive in
-    `rails[l].out`. Partial sums travel as BF16, so a token is rounded once a node and once at its owner.
+    `x`, `topk_idx`, `topk_w`, `side`. `nodes[n]` is hop 2 inside node n (its rank l = local index l): rows
+    received end in its `recv_x`, `recv_side`; expert results go into its `results`; the combined rows arrive
+    in `rails[l].out`. Partial sums travel as BF16, so a token is rounded once a node and once at its owner.
     """
 
     def __init__(self, group: Group, shape: Shape, node_size: int) -> None:

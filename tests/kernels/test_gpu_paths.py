@@ -119,7 +119,7 @@ def test_two_hops_deliver_and_return_every_token(
             ids[rank] = routing(kind, tokens, 6, shape.experts, ranks, rng)
             w[rank] = rng.random((tokens, 6), dtype=np.float32)
         for local, rail in enumerate(hops.rails):
-            mine = range(local, ranks, node_size)
+            mine = list(range(local, ranks, node_size))
             for target, value in ((rail.x, x), (rail.topk_idx, ids), (rail.topk_w, w)):
                 rail.group.write(target, [value[r] for r in mine])
         for hop in hops.nodes:
@@ -180,7 +180,7 @@ def test_a_lost_peer_of_the_low_latency_dispatch_is_reported() -> None:
 @pytest.mark.gpu
 def test_paths_refuse_what_they_cannot_serve() -> None:
     group = make_group([0, 0])
-    with pytest.raises(InputError, match="at most 2048 tokens.*use ExpertParallel"):
+    with pytest.raises(InputError, match=r"at most 2048 tokens.*use ExpertParallel"):
         LowLatency(group, Shape(4096, 512, 2, 8, fp8=True))
     with pytest.raises(InputError, match="no multiple of node_size=3"):
         TwoHop(group, Shape(4, 512, 2, 8, fp8=True), 3)
