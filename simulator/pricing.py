@@ -98,10 +98,18 @@ class Pricer:
         return Links(
             scale_up_bytes_per_s=node.scale_up_bytes_per_s,
             scale_up_latency_s=node.scale_up_latency_s,
-            nic_bytes_per_s=node.scale_out_bytes_per_s if self.cluster.nodes > 1 else 0.0,
+            nic_bytes_per_s=self.nic_bytes_per_s,
             nic_latency_s=fabric.latency_cross_leaf.value if fabric else 0.0,
             gpus_per_node=node.n_gpus,
         )
+
+    @property
+    def nic_bytes_per_s(self) -> float:
+        """Nominal scale-out rate of one GPU: its NICs, or their switch ports where those are slower."""
+        node, fabric = self.cluster.node, self.cluster.network.fabric
+        if self.cluster.nodes == 1 or fabric is None:
+            return 0.0
+        return min(node.scale_out_bytes_per_s, fabric.link_bandwidth.value * node.nics_per_gpu.n)
 
     def targets(self) -> TargetStatistics:
         """Expected distinct targets of a token."""
@@ -277,14 +285,15 @@ class Pricer:
         return CostTable(compute, transfer, send_bytes, send_s, self.sync(schedule, stages), across)
 
     def send(self, schedule: Schedule) -> tuple[float, float, bool]:
-        """(bytes, seconds, across nodes?) of one activation or gradient between neighbouring pipeline ranks.
+        """(bytes, seconds, across nodes?) of one activation or gradient between pipeline neighbours.
 
-        Each tensor-parallel rank sends its own part of the sequence, in BF16.
+        Each tensor-parallel rank sends its own part of the sequence, in BF16. Where any hop of the
+        pipeline crosses nodes, all are priced so (eq. X4).
         """
         if schedule.pp == 1:
             return 0.0, 0.0, False
         size = self.ep_tokens * self.shape.hidden * 2.0
-        across = self.layout.nodes_spanned(self.layout.pp_group(0)[:2]) > 1
+        across = self.layout.nodes_spanned(self.layout.pp_group(0)) > 1
         return size, send_seconds(size, self.links, self.profile, across_nodes=across), across
 
     def sync(self, schedule: Schedule, stages: StageAssignment) -> tuple[SyncCost, ...]:
