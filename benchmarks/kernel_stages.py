@@ -61,7 +61,7 @@ def copies(bench: Bench, n_bytes: int = 256 << 20) -> None:
                 bench.time(f"copy {way} {name}", n_bytes, work, sms, ranks=[0])
 
 
-def all_to_all(bench: Bench, pair_bytes: int = 2711 * 7488) -> None:
+def all_to_all(bench: Bench, pair_bytes: int = 2711 * 7552) -> None:
     """Every rank to or from all others at once: what a dispatch of equal bytes could reach at equal SMs."""
     group = bench.group
     send, receive = (group.symmetric((group.ranks, pair_bytes), "u1", 41 + i) for i in range(2))
@@ -181,8 +181,8 @@ def tunings(bench: Bench, tokens: int = 4096) -> None:
     """How the dispatch kernel divides an SM's shared memory: warps, stages, depth, order."""
     group = bench.group
     choices = {
-        True: ((4, 7, 4), (4, 7, 2), (2, 15, 4), (1, 29, 8)),
-        False: ((3, 5, 2), (2, 7, 2), (2, 7, 4), (1, 15, 8)),
+        True: ((4, 7, 4), (4, 7, 2), (6, 4, 2), (3, 10, 4)),
+        False: ((3, 5, 2), (2, 7, 2), (2, 7, 4), (5, 3, 1)),
     }
     for fp8, shapes in choices.items():
         ep = ExpertParallel(group, Shape(tokens, HIDDEN, TOP_K, EXPERTS, fp8))

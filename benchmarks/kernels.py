@@ -7,9 +7,9 @@ Every time is the slowest rank's, from events around the work, launched behind a
 then run); the median of the repeats is printed. Needs CuPy and Hopper GPUs of one host with peer access.
 
 Napkin math (8 ranks, 4,096 tokens, hidden 7168, top-8 of 256, random scores): a token reaches 8 (1 -
-C(224,8)/C(256,8)) = 5.30 ranks, 4.64 of them remote. FP8 row 7,168 B + side record 320 B: 4,096 x 4.64 x
-7,488 = 142 MB a rank over NVLink; at 373 GB/s (the best a copy reaches in one direction) 380 us. BF16 row
-14,336 B + 96 B: 274 MB, 734 us. Combine: rows only, 272 MB, 730 us.
+C(224,8)/C(256,8)) = 5.30 ranks, 4.64 of them remote. FP8 row 7,168 B + side record 384 B: 4,096 x 4.64 x
+7,552 = 144 MB a rank over NVLink; at 373 GB/s (the best a copy reaches in one direction) 385 us. BF16 row
+14,336 B + 128 B: 275 MB, 737 us. Combine: rows only, 272 MB, 730 us.
 """
 
 from __future__ import annotations

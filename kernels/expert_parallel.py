@@ -66,8 +66,11 @@ class Shape:
 
     @property
     def side_bytes(self) -> int:
-        """Bytes of a side record: scales, k ids, k weights, token index, padded to 32 (a memory sector)."""
-        return (self.scale_bytes + 8 * self.k + 4 + 31) // 32 * 32
+        """Bytes of a side record: scales, k ids, k weights, token index, padded to 128.
+
+        128-byte lines that lie alike in shared memory and at the receiver cross the link as whole packets.
+        """
+        return (self.scale_bytes + 8 * self.k + 4 + 127) // 128 * 128
 
     @property
     def dispatch_tuning(self) -> DispatchTuning:

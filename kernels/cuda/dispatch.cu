@@ -32,7 +32,7 @@ dispatch_cuda_v1(const uint4* x, const uint4* side, const int* lists, const int*
     for (u32 r = 0; r < ranks; ++r) most = max(most, counts[r]);
     const u32 step = gridDim.x * warps;
     for (u32 g = threadIdx.x / 32 * gridDim.x + blockIdx.x; g < most * ranks; g += step) {
-        const u32 to = (rank + g % ranks) % ranks, place = g / ranks;
+        const u32 place = g / ranks, to = (rank + g + place) % ranks;
         if (place >= counts[to]) continue;
         const u64 token = lists[(u64)to * tokens + place], at = bases[to] + place;
         copy_row((uint4*)tables[to] + at * row, x + token * row, row, lane);

@@ -95,7 +95,7 @@ def test_shapes_that_the_kernels_cannot_serve_are_refused(change: dict[str, int]
 def test_derived_sizes_fit_the_kernels(hidden: int, ranks: int) -> None:
     for fp8 in (True, False):
         shape = Shape(tokens=5, hidden=hidden, k=8, experts=256, fp8=fp8)
-        assert shape.side_bytes % 32 == 0 and shape.side_bytes >= shape.scale_bytes + 8 * 8 + 4
+        assert shape.side_bytes % 128 == 0 and shape.side_bytes >= shape.scale_bytes + 8 * 8 + 4
         sizes = {
             "row_bytes": shape.row_bytes,
             "side_bytes": shape.side_bytes,
@@ -112,7 +112,7 @@ def test_derived_sizes_fit_the_kernels(hidden: int, ranks: int) -> None:
 
 
 def test_v3_sizes_are_the_ones_written_in_the_headers() -> None:
-    assert (V3.row_bytes, V3.scale_bytes, V3.side_bytes) == (7168, 224, 320)
+    assert (V3.row_bytes, V3.scale_bytes, V3.side_bytes) == (7168, 224, 384)
     assert V3.combine_parts(8) == (1, 14336, 16)
 
 
@@ -142,9 +142,9 @@ def test_a_timeout_says_kernel_rank_peer_expected_and_found() -> None:
 def test_moved_bytes_of_the_home_case() -> None:
     # 4,096 tokens to 5.26 of 8 ranks on average: 160 MB of FP8 rows, scales and side records leave the SMs.
     read, written = KERNELS["dispatch"].moved_bytes(
-        {"tokens": 4096, "ranks": 8, "row_bytes": 7168, "side_bytes": 320, "copies": 21_545}
+        {"tokens": 4096, "ranks": 8, "row_bytes": 7168, "side_bytes": 384, "copies": 21_545}
     )
-    assert written == 21_545 * 7488 and read == 21_545 * 7492
+    assert written == 21_545 * 7552 and read == 21_545 * 7556
 
 
 def test_summary_is_the_median_with_quartiles() -> None:
