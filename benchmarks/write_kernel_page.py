@@ -1,0 +1,179 @@
+"""Writes docs/kernels.md and its figures from the rows of a calibration and of the kernel benchmark.
+
+    pip install matplotlib
+    python benchmarks/write_kernel_page.py
+
+Tables need nothing but the rows; the figures need matplotlib. Nothing on the page is typed in.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+ROWS = ROOT / "benchmarks" / "results" / "2026-11-20-h200-8gpu.rows.jsonl"
+FIGURES = ROOT / "docs" / "figures"
+PAGE = ROOT / "docs" / "kernels.md"
+NOTES = ROOT / "docs" / "kernels-notes.md"
+
+LINK_GB_S = 450.0
+"""Nominal NVLink rate of an H200 per direction."""
+
+Row = dict[str, Any]
+Series = dict[float, float]
+
+
+def read_rows(path: Path) -> tuple[dict[str, Any], list[Row]]:
+    """Header and usable rows of a calibration."""
+    lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    return lines[0]["header"], [row for row in lines[1:] if row.get("measurement") and not row.get("failed")]
+
+
+def series(rows: Iterable[Row], measurement: str, x: str, **wanted: Any) -> Series:
+    """GB/s of the rows of one measurement with the given parameters, by parameter `x`."""
+    found: Series = {}
+    for row in rows:
+        p = row["parameters"]
+        if row["measurement"] == measurement and all(p.get(k) == v for k, v in wanted.items()):
+            found[p[x]] = row["values"]["bytes"] / row["seconds"] / 1e9
+    return dict(sorted(found.items()))
+
+
+def slow_downs(rows: list[Row]) -> dict[str, dict[int, float]]:
+    """Time beside the copy over time alone, by operator (best told count) and copy SMs."""
+    found: defaultdict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        if row["measurement"] == "interference":
+            p = row["parameters"]
+            name = f"{p['operator']}, told" if p["told"] else p["operator"]
+            found[name][p["sms"]].append(row["values"]["ratio"])
+    return {
+        name: {sms: min(values) for sms, values in sorted(by.items())} for name, by in sorted(found.items())
+    }
+
+
+def table(head: list[str], rows: list[list[str]]) -> list[str]:
+    """Markdown table."""
+    return [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(f"| {' | '.join(r)} |" for r in rows)]
+
+
+def rate_table(lines: dict[str, Series]) -> list[str]:
+    """GB/s by number of SMs, one row a kernel."""
+    sms = sorted({x for line in lines.values() for x in line})
+    rows = [[name, *(f"{line[x]:.0f}" if x in line else "" for x in sms)] for name, line in lines.items()]
+    return table(["GB/s", *(f"{x:g}" for x in sms)], rows)
+
+
+def draw(name: str, lines: dict[str, Series], x_label: str, y_label: str, limit: float | None = None) -> str:
+    """An SVG line chart, the same bytes for the same data; returns the Markdown that shows it."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams["svg.hashsalt"] = "moesim"
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7.0, 4.0))
+    for (label, line), marker in zip(lines.items(), "osv^DPX*<>hp", strict=False):
+        axes.plot(list(line), list(line.values()), marker=marker, markersize=4, linewidth=1.2, label=label)
+    if limit is not None:
+        axes.axhline(limit, color="black", linewidth=0.8, linestyle="--", label=f"nominal link {limit:g}")
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    FIGURES.mkdir(exist_ok=True)
+    path = FIGURES / f"{name}.svg"
+    figure.savefig(path, metadata={"Date": None}, bbox_inches="tight")
+    plt.close(figure)
+    return f"![{y_label} against {x_label}](figures/{path.name})"
+
+
+def page(header: dict[str, Any], rows: list[Row]) -> str:
+    """The whole page."""
+    experts = {
+        "dispatch FP8": series(rows, "all_to_all", "sms", operation="dispatch_fp8", tokens=4096, ranks=8),
+        "combine BF16": series(rows, "all_to_all", "sms", operation="combine", tokens=4096, ranks=8),
+        "all-to-all push": series(rows, "all_to_all", "sms", operation="push", tokens=4096, ranks=8),
+    }
+    size = 256 * 2**20
+    copies = {
+        variant: series(rows, "copy", "ctas", variant=variant, size_bytes=size, **threads)
+        for variant, threads in (("push", {"threads": 1024}), ("pull", {"threads": 1024}), ("bulk", {}))
+    }
+    beside = slow_downs(rows)
+    times = [
+        [
+            str(row["parameters"]["sms"]),
+            row["parameters"]["operation"],
+            str(row["parameters"]["tokens"]),
+            f"{row['seconds'] * 1e6:.0f}",
+            f"{(row['high_s'] - row['low_s']) / row['seconds']:.1%}",
+        ]
+        for row in rows
+        if row["measurement"] == "all_to_all"
+        and row["parameters"]["tokens"] == 4096
+        and row["parameters"]["sms"] in (8, 16, 20, 24)
+    ]
+    clocks = statistics.median(r["values"]["sm_clock_hz"] for r in rows if "sm_clock_hz" in r["values"]) / 1e6
+    lines = [
+        "# The communication kernels, measured",
+        "",
+        "Generated by `python benchmarks/write_kernel_page.py` from",
+        f"`{ROWS.relative_to(ROOT)}`: {header['machine']},",
+        f"driver {header['driver']}, CUDA {header['cuda']}, median SM clock {clocks:.0f} MHz, NVLink multicast off,",
+        "`moesim calibrate`. Each kernel's layout, launch and memory model stand at the top of its file in",
+        "`kernels/ptx/`.",
+        "",
+        "## Dispatch and combine inside a node",
+        "",
+        "8 ranks, 4,096 tokens each, hidden 7168, top-8 of 256 experts, random scores; payload counts the rows",
+        "of the own rank (7/8 cross NVLink, and all of it for the push).",
+        "",
+        *rate_table(experts),
+        "",
+        draw("expert-parallel", experts, "communication SMs", "GB/s", LINK_GB_S),
+        "",
+        *table(["SMs", "operation", "tokens", "time (us)", "spread"], times),
+        "",
+        "## Copies to one peer",
+        "",
+        *rate_table(copies),
+        "",
+        draw("copies", copies, "SMs (CTAs of 1,024 threads)", "GB/s", LINK_GB_S),
+        "",
+        "## Compute beside communication",
+        "",
+        "Time beside a push copy on n SMs over time alone on all SMs. Told operators leave at least those n",
+        "SMs alone; the best of n, n + 2 and n + 4 counts.",
+        "",
+        *table(
+            ["operator", *(str(n) for n in sorted({n for by in beside.values() for n in by}))],
+            [
+                [
+                    name,
+                    *(
+                        f"{by[n]:.2f}" if n in by else ""
+                        for n in sorted({m for b in beside.values() for m in b})
+                    ),
+                ]
+                for name, by in beside.items()
+            ],
+        ),
+        "",
+        draw("interference", {k: dict(v) for k, v in beside.items()}, "communication SMs", "slow-down"),
+        "",
+        NOTES.read_text("utf-8").strip() if NOTES.is_file() else "",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(*read_rows(ROWS)), "utf-8")
+    print(f"wrote {PAGE.name}")
