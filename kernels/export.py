@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +28,7 @@ from moesim.hwmodels.calibration import (
     Residual,
 )
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.files import write_atomically
 from moesim.hwmodels.provenance import Kind
 from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import dump_mapping, parse_mapping
@@ -237,29 +236,8 @@ def write_profile(profile: CalibrationProfile, path: Path) -> Path:
     """
     if path.suffix.lower() not in (".yaml", ".yml", ".json"):
         raise InputError(f"{path}: a profile is a .yaml, .yml or .json file; choose such a name")
-    write_atomically(path, profile_text(profile, as_json=path.suffix.lower() == ".json"))
+    write_atomically(path, [profile_text(profile, as_json=path.suffix.lower() == ".json")])
     return path
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a text file through a temporary file beside it; raises InputError where that cannot be done."""
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    except OSError as error:
-        raise InputError(
-            f"{path}: cannot write there: {error.strerror or error}; choose an existing, writable folder"
-        ) from None
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror or error}") from None
-    finally:
-        Path(temporary).unlink(missing_ok=True)
 
 
 def _unusable(what: str, problem: ValidationError) -> InputError:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.files import check_writable, write_atomically
 from moesim.simulator.engine.execute import Execution
-from moesim.simulator.output import check_writable, write_atomically
 from moesim.simulator.trace_events import Event, GpuEvents, TraceInfo, flows, names, send_lanes
 
 if TYPE_CHECKING:

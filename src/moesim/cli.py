@@ -285,8 +285,8 @@ def import_hf(
     """Read a Hugging Face config.json; say what was understood."""
     from moesim.cli_console import say_written
     from moesim.cli_tables import print_import
+    from moesim.hwmodels.files import check_writable, write_atomically
     from moesim.simulator.model import hf
-    from moesim.simulator.output import check_writable, write_atomically
 
     if output is not None:
         if output.suffix.lower() not in (".yaml", ".yml"):

@@ -117,7 +117,7 @@ def test_an_interrupted_write_keeps_the_old_file(tmp_path: Path, monkeypatch: py
 
 
 def test_places_that_cannot_be_written_are_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="existing, writable folder"):
+    with pytest.raises(InputError, match="does not exist; create it first"):
         write_profile(profile(), tmp_path / "missing" / "p.yaml")
     with pytest.raises(InputError, match=r"\.yaml"):
         write_profile(profile(), tmp_path / "p.txt")

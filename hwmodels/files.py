@@ -1,4 +1,4 @@
-"""Writing result files: whole or not at all, and the same bytes for the same content."""
+"""Writing files: whole or not at all, and the same bytes for the same content."""
 
 from __future__ import annotations
 
@@ -40,6 +40,8 @@ def write_atomically(path: Path, chunks: Iterable[str]) -> None:
                     _write(packed, chunks)
             else:
                 _write(raw, chunks)
+            raw.flush()
+            os.fsync(raw.fileno())  # the content must be on disk before the name is
         temporary.chmod(0o666 & ~_umask())
         temporary.replace(path)
     except OSError as error:
