@@ -15,6 +15,7 @@ from moesim.simulator.cost.communication import (
     Links,
     ep_transfer,
     notify_seconds,
+    ring_bytes,
     ring_seconds,
     send_seconds,
 )
@@ -234,7 +235,10 @@ class Pricer:
         dense, expert = self.block_parameters(kind)
         size = BYTES_PER_ELEMENT[fmt]
         seconds = self.data_parallel_s(dense * size, expert * size, 1)
-        return TransferCost(0.0, seconds, seconds, 0.0, 0.0, 0.0, seconds)
+        dense_ring, expert_ring = self._rings(1)
+        moved = [ring_bytes(dense * size, *dense_ring), ring_bytes(expert * size, *expert_ring)]
+        nic, scale_up = (sum(ring[i] for ring in moved) for i in (0, 1))
+        return TransferCost(0.0, seconds, seconds, nic, scale_up, 0.0, seconds)
 
     def data_parallel_s(self, dense_bytes: float, expert_bytes: float, copies: int) -> float:
         """Seconds of a reduce-scatter or all-gather over the data-parallel groups, one after the other.
@@ -242,6 +246,13 @@ class Pricer:
         `copies`: pipeline ranks that hold the same parameters (2 for a bidirectional pipeline): they
         multiply the replicas of the experts and of the rest (eq. X7).
         """
+        dense_ring, expert_ring = self._rings(copies)
+        return ring_seconds(dense_bytes, *dense_ring, self.links, self.profile) + ring_seconds(
+            expert_bytes, *expert_ring, self.links, self.profile
+        )
+
+    def _rings(self, copies: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """(ranks, ranks a node) of the rings of the dense parameters and of the experts."""
         plan, layout = self.scenario.parallel, self.layout
         node = self.links.gpus_per_node
         dense_ranks = layout.dp * plan.cp
@@ -249,9 +260,7 @@ class Pricer:
         expert_per_node = max(1, min(node // min(plan.ep * plan.expert_tp, node), layout.expert_dp))
         if self.cluster.nodes == 1:  # every copy is on the one node
             per_node, expert_per_node = dense_ranks * copies, layout.expert_dp * copies
-        return ring_seconds(
-            dense_bytes, dense_ranks * copies, per_node, self.links, self.profile
-        ) + ring_seconds(expert_bytes, layout.expert_dp * copies, expert_per_node, self.links, self.profile)
+        return (dense_ranks * copies, per_node), (layout.expert_dp * copies, expert_per_node)
 
     def block_parameters(self, kind: BlockKind) -> tuple[float, float]:
         """(dense, expert) parameters of a block on one GPU."""

@@ -132,6 +132,17 @@ def send_seconds(
     return latency + payload_bytes / (share * rate)
 
 
+def ring_bytes(total_bytes: float, ranks: int, ranks_per_node: int) -> tuple[float, float]:
+    """(NIC, scale-up) bytes that one GPU sends in the ring collective of `ring_seconds` (eq. X5)."""
+    if ranks <= 1:
+        return 0.0, 0.0
+    moved = total_bytes * (ranks - 1) / ranks
+    return (
+        moved / ranks_per_node if ranks > ranks_per_node else 0.0,
+        moved if ranks_per_node > 1 else 0.0,
+    )
+
+
 def ring_seconds(
     total_bytes: float, ranks: int, ranks_per_node: int, links: Links, profile: CalibrationProfile
 ) -> float:
@@ -143,15 +154,15 @@ def ring_seconds(
     """
     if ranks <= 1 or total_bytes <= 0.0:
         return 0.0
-    moved = total_bytes * (ranks - 1) / ranks
+    nic_bytes, scale_up_bytes = ring_bytes(total_bytes, ranks, ranks_per_node)
     nodes = -(-ranks // ranks_per_node)
     steps_s = (ranks_per_node - 1) * links.scale_up_latency_s
     seconds = 0.0
     if ranks_per_node > 1:
         share = profile.curve("collective.scale_up_fraction").curve.at(total_bytes / ranks).value
-        seconds = moved / (share * links.scale_up_bytes_per_s)
+        seconds = scale_up_bytes / (share * links.scale_up_bytes_per_s)
     if nodes > 1:
         share = profile.curve("collective.nic_fraction").curve.at(nodes).value
-        seconds = max(seconds, moved / ranks_per_node / (share * links.nic_bytes_per_s))
+        seconds = max(seconds, nic_bytes / (share * links.nic_bytes_per_s))
         steps_s += (nodes - 1) * links.nic_latency_s
     return seconds + steps_s
