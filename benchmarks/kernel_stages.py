@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from moesim.kernels.catalog import KERNELS
-from moesim.kernels.copy import BulkShape, copy_bulk, copy_ldst, make_pairs
+from moesim.kernels.copy import copy_bulk, copy_ldst, make_pairs
 from moesim.kernels.cuda_cpp import combine_cuda, copy_cuda, dispatch_cuda
 from moesim.kernels.expert_parallel import DispatchTuning, ExpertParallel, Shape
 from moesim.kernels.inputs import bf16_rows, routing
@@ -22,7 +22,6 @@ from moesim.kernels.two_hop import TwoHop
 
 COPY_SMS = (1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 64, 132)
 EP_SMS = (2, 4, 6, 8, 12, 16, 20, 24, 32)
-COPY_SHAPE = BulkShape(4, 12, 4, 4096)
 HIDDEN, TOP_K, EXPERTS = 7168, 8, 256  # DeepSeek-V3
 
 
@@ -54,7 +53,7 @@ def copies(bench: Bench, n_bytes: int = 256 << 20) -> None:
         for sms in COPY_SMS:
             rungs: dict[str, Callable[[int], None]] = {
                 "ldst": lambda i, p=pairs, n=sms: copy_ldst(group, 0, p, n),
-                "bulk": lambda i, p=pairs, n=sms: copy_bulk(group, 0, p, n, COPY_SHAPE),
+                "bulk": lambda i, p=pairs, n=sms: copy_bulk(group, 0, p, n),
                 "cuda": lambda i, p=pairs, n=sms: copy_cuda(group, 0, p, n),
             }
             for name, work in rungs.items():

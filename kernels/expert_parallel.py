@@ -74,15 +74,15 @@ class Shape:
 
     @property
     def dispatch_tuning(self) -> DispatchTuning:
-        """Rings that fill an SM's shared memory: 4 warps, or fewer where rows are too long for that."""
+        """Rings that fill an SM's shared memory: 4 warps, or fewer where 7 rows each do not fit."""
         rows = SHARED_MEMORY_LIMIT_BYTES // dispatch_stage_bytes(self.row_bytes, self.side_bytes)
         if rows < 2:
             raise InputError(
                 f"dispatch: hidden={self.hidden} leaves room for {rows} rows in shared memory; 2 are needed"
             )
-        warps = 4 if rows >= 12 else 2 if rows >= 6 else 1
+        warps = next((n for n in (4, 2) if rows // n >= 7), 1)
         stages = min(16, rows // warps)
-        depth = 4 if stages >= 7 else 2 if stages >= 5 else 1
+        depth = 4 if stages >= 7 else 2 if stages >= 3 else 1
         return DispatchTuning(warps, stages, depth)
 
     def combine_parts(self, ranks: int) -> tuple[int, int, int]:
