@@ -1,6 +1,6 @@
 """Times of the communication kernels on the GPUs of this machine, beside what the links carry.
 
-    python benchmarks/kernels.py --out results.json --stages copy,alltoall,ep,ll
+    python benchmarks/kernels.py --out results.json --stages copy,alltoall,ep,deepep
 
 Check, then time: expert-parallel results are compared with their inputs at full size before any timing.
 Every time is the slowest rank's, from events around the work, launched behind a gate (all launches queued,
@@ -15,6 +15,7 @@ C(224,8)/C(256,8)) = 5.30 ranks, 4.64 of them remote. FP8 row 7,168 B + side rec
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import subprocess
 import sys
@@ -28,17 +29,6 @@ from moesim.kernels.catalog import KERNELS
 from moesim.kernels.launch import Group
 from moesim.kernels.loader import cupy
 from moesim.kernels.timing import Gate, Summary, time_collective
-
-STAGES = {
-    "nothing": stages.nothing,
-    "quantize": stages.quantisation,
-    "copy": stages.copies,
-    "alltoall": stages.all_to_all,
-    "ep": stages.expert_parallel,
-    "ll": stages.low_latency,
-    "twohop": stages.two_hop,
-    "tunings": stages.tunings,
-}
 
 
 class Bench:
@@ -69,6 +59,36 @@ class Bench:
         extra = " ".join(f"{k}={v}" for k, v in more.items())
         print(f"{what:28s} sms={sms:3d} {row['median_us']:9.1f} us  {row['gb_per_s']:7.1f} GB/s  {extra}")
         return found
+
+
+def deepep(bench: Bench) -> None:
+    """DeepEP on the same GPUs, if it is installed, by its own script in processes of its own."""
+    if importlib.util.find_spec("deep_ep") is None:
+        print("DeepEP is not importable here: not measured")
+        return
+    script = Path(__file__).with_name("deepep.py")
+    for sms in (8, 20, 24):
+        command = [sys.executable, str(script), "--ranks", str(bench.group.ranks), "--sms", str(sms)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            print(f"DeepEP on {sms} SMs failed: {done.stderr.strip().splitlines()[-1:]}")
+            continue
+        *lines, table = done.stdout.strip().splitlines()
+        print("\n".join(lines))
+        bench.rows += json.loads(table)
+
+
+STAGES = {
+    "nothing": stages.nothing,
+    "quantize": stages.quantisation,
+    "copy": stages.copies,
+    "alltoall": stages.all_to_all,
+    "ep": stages.expert_parallel,
+    "ll": stages.low_latency,
+    "twohop": stages.two_hop,
+    "tunings": stages.tunings,
+    "deepep": deepep,
+}
 
 
 def machine() -> dict[str, Any]:
