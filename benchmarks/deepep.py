@@ -3,10 +3,10 @@
     python benchmarks/deepep.py --sms 24
 
 Needs DeepEP (written against the Python interface of v1.2.1, without NVSHMEM) and PyTorch with NCCL; one
-process a GPU. The last line of output is JSON, rows like those of kernels.py. A time is the median over repeats
-of the slowest rank's; each repeat follows an all-reduce. Layout and the exchange of sizes with the CPU are left
-out (DeepEP's cached mode: the handle of an earlier dispatch), its notify kernel is in. The best of the listed
-chunk sizes is reported. Results are not checked here: DeepEP's own tests do that.
+process a GPU. The last line of output is JSON, rows like those of kernels.py. A time is the median over
+repeats of the slowest rank's; each repeat follows an all-reduce. Layout and the exchange of sizes with the
+CPU are left out (DeepEP's cached mode: the handle of an earlier dispatch), its notify kernel is in. The
+best of the listed chunk sizes is reported. Results are not checked here: DeepEP's own tests do that.
 """
 
 from __future__ import annotations

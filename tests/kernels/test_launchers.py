@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.kernels import launch, loader
 from moesim.kernels.catalog import KERNELS, SHARED_MEMORY_LIMIT_BYTES
 from moesim.kernels.copy import BulkShape
-from moesim.kernels.expert_parallel import Shape
+from moesim.kernels.expert_parallel import DispatchTuning, Shape
 from moesim.kernels.launch import DeviceTimeoutError
 from moesim.kernels.timing import summarize
 
@@ -114,6 +115,28 @@ def test_derived_sizes_fit_the_kernels(hidden: int, ranks: int) -> None:
 def test_v3_sizes_are_the_ones_written_in_the_headers() -> None:
     assert (V3.row_bytes, V3.scale_bytes, V3.side_bytes) == (7168, 224, 384)
     assert V3.combine_parts(8) == (1, 14336, 16)
+    assert V3.dispatch_tuning == DispatchTuning(4, 7, 4)
+    assert replace(V3, fp8=False).dispatch_tuning == DispatchTuning(2, 8, 4)
+
+
+@pytest.mark.parametrize(
+    ("warps", "stages", "depth", "words"),
+    [
+        (4, 4, 4, "depth=4 must be 1, 2, 4 or 8 and below stages=4"),
+        (4, 8, 3, "depth=3"),
+        (9, 4, 1, "warps=9"),
+    ],
+)
+def test_dispatch_tunings_outside_the_kernel_are_refused(
+    warps: int, stages: int, depth: int, words: str
+) -> None:
+    with pytest.raises(InputError, match=words):
+        DispatchTuning(warps, stages, depth)
+
+
+def test_a_row_that_does_not_fit_shared_memory_is_refused() -> None:
+    with pytest.raises(InputError, match="hidden=131072 leaves room for 0 rows"):
+        _ = replace(V3, hidden=131072, fp8=False).dispatch_tuning
 
 
 @pytest.mark.parametrize(
