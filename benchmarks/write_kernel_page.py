@@ -17,6 +17,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = ROOT / "benchmarks" / "results" / "2026-11-20-h200-8gpu.rows.jsonl"
+BENCH = ROOT / "benchmarks" / "results" / "kernels-h200-x8-2026-11-20.json"
 FIGURES = ROOT / "docs" / "figures"
 PAGE = ROOT / "docs" / "kernels.md"
 NOTES = ROOT / "docs" / "kernels-notes.md"
@@ -67,6 +68,23 @@ def rate_table(lines: dict[str, Series]) -> list[str]:
     sms = sorted({x for line in lines.values() for x in line})
     rows = [[name, *(f"{line[x]:.0f}" if x in line else "" for x in sms)] for name, line in lines.items()]
     return table(["GB/s", *(f"{x:g}" for x in sms)], rows)
+
+
+def bench_times(what: str, **wanted: Any) -> Series:
+    """Median microseconds of the kernel benchmark by number of SMs."""
+    rows = json.loads(BENCH.read_text("utf-8"))["rows"]
+    return {
+        row["sms"]: row["median_us"]
+        for row in rows
+        if row["what"] == what and all(row.get(k) == v for k, v in wanted.items())
+    }
+
+
+def time_table(lines: dict[str, Series]) -> list[str]:
+    """Microseconds by number of SMs, one row a kernel."""
+    sms = sorted({x for line in lines.values() for x in line})
+    rows = [[name, *(f"{line[x]:.0f}" if x in line else "" for x in sms)] for name, line in lines.items()]
+    return table(["us", *(f"{x:g}" for x in sms)], rows)
 
 
 def draw(name: str, lines: dict[str, Series], x_label: str, y_label: str, limit: float | None = None) -> str:
@@ -121,6 +139,16 @@ def page(header: dict[str, Any], rows: list[Row]) -> str:
         and row["parameters"]["sms"] in (8, 16, 20, 24)
     ]
     clocks = statistics.median(r["values"]["sm_clock_hz"] for r in rows if "sm_clock_hz" in r["values"]) / 1e6
+    languages = {
+        f"{name}, {language}": bench_times(f"{what}{suffix}", payload=payload)
+        for name, what, payload in (
+            ("dispatch FP8", "notify + dispatch", "fp8"),
+            ("dispatch BF16", "notify + dispatch", "bf16"),
+            ("combine", "combine", "bf16"),
+        )
+        for language, suffix in (("PTX", ""), ("CUDA C++", " cuda"))
+    }
+    hops = ("send", "forward", "dispatch", "reduce", "collect", "combine")
     lines = [
         "# The communication kernels, measured",
         "",
@@ -140,6 +168,23 @@ def page(header: dict[str, Any], rows: list[Row]) -> str:
         draw("expert-parallel", experts, "communication SMs", "GB/s", LINK_GB_S),
         "",
         *table(["SMs", "operation", "tokens", "time (us)", "spread"], times),
+        "",
+        "### PTX beside CUDA C++",
+        "",
+        f"Median of nine, slowest rank, notify included (`{BENCH.relative_to(ROOT)}`); the CUDA C++ versions have",
+        "no inline PTX.",
+        "",
+        *time_table(languages),
+        "",
+        draw("ptx-cuda", languages, "communication SMs", "us"),
+        "",
+        "### Low latency, 128 tokens",
+        "",
+        *time_table({k: bench_times(f"{k}_ll", tokens=128) for k in ("dispatch", "combine")}),
+        "",
+        "### Two hops over virtual nodes of 4 GPUs",
+        "",
+        *time_table({k: bench_times(f"two-hop {k}", nodes="2x4") for k in hops}),
         "",
         "## Copies to one peer",
         "",
