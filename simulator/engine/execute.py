@@ -6,7 +6,9 @@ links. A transfer is a barrier of its group: it starts when the slowest member i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+import gc
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,15 +121,15 @@ class _Machine:
 
         def launch(_: simpy.Event) -> None:
             begin = int(self.env.now)
-            flow = self.links.start(demand, self.send_ns)
+            arrived = self.links.start(demand, self.send_ns)
 
             def finish(_: simpy.Event) -> None:
                 took = int(self.env.now) - begin
                 self.sends.append(SendRecord(rank, target, label, begin, int(self.env.now)))
                 self.deliver(key, ready + took)
 
-            assert flow.done.callbacks is not None
-            flow.done.callbacks.append(finish)
+            assert arrived.callbacks is not None
+            arrived.callbacks.append(finish)
 
         self.at(int(ready.max()), launch)
 
@@ -164,6 +166,7 @@ class _Machine:
     def _run_tasks(self, rank: int, step: PlacedStep, record: StepRecord) -> Process:
         code: CompiledTemplate = step.code
         ends, begins, finishes = record.ends, record.begins, record.finishes
+        maximum, transfer_on_links = np.maximum, self.links.transfer
         compute = communication = record.start
         micro = step.microbatches
         env = self.env
@@ -173,7 +176,7 @@ class _Machine:
             end = compute if transfer is None else communication
             for dep in task.deps:
                 if ends[dep] is not end:
-                    end = np.maximum(end, ends[dep])
+                    end = maximum(end, ends[dep])
             end = end + task.rows_ns[mb]
             if transfer is None:
                 compute = end
@@ -187,7 +190,7 @@ class _Machine:
                 begin = int(env.now)
                 alone = transfer.payload_ns[mb]
                 if alone > 0.0:  # a group of one has nothing to move
-                    yield self.links.start(transfer.demand, alone).done
+                    yield from transfer_on_links(transfer.demand, alone)
                 finish = int(env.now)
                 end = transfer.member_ns[mb]
                 if finish - begin != round(alone):  # others were on its links: stretch every member alike
@@ -216,7 +219,8 @@ def execute(program: Program) -> Execution:
     """
     machine = _Machine(program)
     processes = [machine.env.process(machine.run_rank(r)) for r in range(len(program.ranks))]
-    machine.env.run()
+    with _collector_paused():
+        machine.env.run()
     stuck = [r for r, p in enumerate(processes) if p.is_alive]
     if stuck:
         waits = sorted(machine.waiting)[:4]
@@ -228,6 +232,18 @@ def execute(program: Program) -> Execution:
     return Execution(
         program, machine.records, syncs, machine.sends, end_ns, machine.links.carried_bytes, events
     )
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """No cyclic garbage collection meanwhile: a run only adds records that stay, so looking finds nothing."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def holders(schedule: Schedule, rank: int) -> list[int]:

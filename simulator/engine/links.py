@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,8 +19,9 @@ class Flow:
 
     demand: tuple[tuple[int, float], ...]
     alone_ns: float
-    done: simpy.Event
     serial: int
+    done: simpy.Event | None = None
+    """Succeeds when the last byte arrived; made only once somebody needs to wait for it."""
     remaining: float = 1.0
     rate: float = 0.0
     updated_ns: float = 0.0
@@ -48,10 +49,32 @@ class LinkPool:
         self.started = 0
         self.carried_bytes = [0.0] * len(self.capacity_bytes_per_ns)
 
-    def start(self, demand: tuple[tuple[int, float], ...], alone_ns: float) -> Flow:
-        """Put a transfer on its links now; `flow.done` succeeds when its last byte arrived."""
-        now = self.env.now
-        flow = Flow(demand, max(alone_ns, 1.0), self.env.event(), self.started, updated_ns=now)
+    def start(self, demand: tuple[tuple[int, float], ...], alone_ns: float) -> simpy.Event:
+        """Put a transfer on its links now; the event succeeds when its last byte arrived."""
+        flow, _ = self._begin(demand, alone_ns)
+        return self._event(flow)
+
+    def transfer(
+        self, demand: tuple[tuple[int, float], ...], alone_ns: float
+    ) -> Generator[simpy.Event, Any, None]:
+        """Run a transfer from inside a process; returns when its last byte arrived.
+
+        Nothing makes a transfer faster than it is alone, so its first deadline serves as the wait; only
+        one that met others on the way needs an event of its own.
+        """
+        flow, deadline = self._begin(demand, alone_ns)
+        yield deadline
+        if flow.remaining > 0.0:
+            yield self._event(flow)
+
+    def _event(self, flow: Flow) -> simpy.Event:
+        if flow.done is None:
+            flow.done = self.env.event()
+        return flow.done
+
+    def _begin(self, demand: tuple[tuple[int, float], ...], alone_ns: float) -> tuple[Flow, simpy.Event]:
+        """The flow on its links, and the deadline it would meet if nobody else came."""
+        flow = Flow(demand, max(alone_ns, 1.0), self.started, updated_ns=self.env.now)
         self.started += 1
         shared = False
         for link, amount in demand:
@@ -61,17 +84,17 @@ class LinkPool:
             users[flow] = None
         if shared:
             self._rebalance(flow)
-        else:
-            flow.rate = 1.0 / flow.alone_ns
-            self._schedule(flow)
-        return flow
+            return flow, self._event(flow)
+        flow.rate = 1.0 / flow.alone_ns
+        return flow, self._schedule(flow)
 
-    def _schedule(self, flow: Flow) -> None:
+    def _schedule(self, flow: Flow) -> simpy.Event:
         flow.version += 1
         delay = max(0, round(flow.remaining / flow.rate))
         timeout = self.env.timeout(delay, value=(flow, flow.version))
         assert timeout.callbacks is not None
         timeout.callbacks.append(self._expire)
+        return timeout
 
     def _expire(self, event: simpy.Event) -> None:
         value: Any = event.value
@@ -85,7 +108,8 @@ class LinkPool:
             # Leaving may split the component: each link it was on is solved from its own neighbours.
             if self.on_link[link]:
                 self._rebalance(next(iter(self.on_link[link])))
-        flow.done.succeed()
+        if flow.done is not None:
+            flow.done.succeed()
 
     def _component(self, flow: Flow) -> list[Flow]:
         """Flows that share a link with `flow`, directly or through others, in a reproducible order."""

@@ -152,7 +152,7 @@ def run_pool(arrivals: Sequence[Arrival], capacity: Sequence[float]) -> tuple[li
     def sender(number: int) -> simpy.events.ProcessGenerator:
         start, demand, alone = arrivals[number]
         yield env.timeout(start)
-        yield pool.start(demand, alone).done
+        yield pool.start(demand, alone)
         ends[number] = int(env.now)
 
     for number in range(len(arrivals)):
@@ -231,8 +231,26 @@ def test_a_busy_link_is_never_left_idle() -> None:
     assert max(run_pool(arrivals, [3.0])[0]) == 600
 
 
-def test_flows_are_told_apart_by_identity() -> None:
+@given(traffic())
+def test_a_process_waits_exactly_as_long_as_the_event_says(case: tuple[list[Arrival], list[float]]) -> None:
+    arrivals, capacity = case
     env = simpy.Environment()
-    flows = [Flow((), 1.0, env.event(), 0), Flow((), 1.0, env.event(), 0)]
+    pool = LinkPool(env, capacity)
+    ends = [0] * len(arrivals)
+
+    def user(number: int, arrival: Arrival) -> simpy.events.ProcessGenerator:
+        start, demand, alone = arrival
+        yield env.timeout(start)
+        yield from pool.transfer(demand, alone)
+        ends[number] = int(env.now)
+
+    for number, arrival in enumerate(arrivals):
+        env.process(user(number, arrival))
+    env.run()
+    assert all(abs(a - b) <= 1 for a, b in zip(ends, run_pool(arrivals, capacity)[0], strict=True))
+
+
+def test_flows_are_told_apart_by_identity() -> None:
+    flows = [Flow((), 1.0, 0), Flow((), 1.0, 0)]
     assert flows[0] != flows[1]
     assert len(dict.fromkeys(flows)) == 2
