@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, PrivateAttr, model_validator
 
+from moesim.hwmodels.accelerator import load_accelerator
 from moesim.hwmodels.cluster import Cluster, load_cluster
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.network import load_network
+from moesim.hwmodels.node import load_node
 from moesim.hwmodels.provenance import SourcedFraction
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import EXTENSIONS, load_mapping, parse_mapping
@@ -185,6 +188,26 @@ def load_scenario(name_or_path: str, overrides: Sequence[str] = ()) -> Scenario:
     return validate_model(Scenario, data, place).based_on(base)
 
 
+def _dumped(load: Callable[[str], BaseModel]) -> Callable[[str], dict[str, Any]]:
+    return lambda name: load(name).model_dump(mode="json", exclude_none=True)
+
+
+def _recipe(name: str) -> BaseModel:
+    if name not in PRECISIONS:
+        raise InputError(f"precision={name!r} is not known; known: {', '.join(PRECISIONS)}")
+    return PRECISIONS[name]
+
+
+_DESCRIPTIONS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "cluster": _dumped(load_cluster),
+    "node": _dumped(load_node),
+    "network": _dumped(load_network),
+    "accelerator": _dumped(load_accelerator),
+    "precision": _dumped(_recipe),
+}
+"""Keys whose value may be a name, and what the name stands for."""
+
+
 def _override(data: Mapping[str, Any], text: str) -> dict[str, Any]:
     """`data` with one dotted key replaced; creates missing sections, so the validator names a typo."""
     key, equals, value_text = text.partition("=")
@@ -198,6 +221,9 @@ def _override(data: Mapping[str, Any], text: str) -> dict[str, Any]:
         below = section.get(part)
         if below is None:
             below = section[part] = {}
+        if isinstance(below, str) and part in _DESCRIPTIONS:
+            # A name stands for its description: write that out, so that one figure in it can change.
+            below = section[part] = _DESCRIPTIONS[part](below)
         if not isinstance(below, dict):
             raise InputError(
                 f"--set {text!r}: {part!r} is {below!r}, which has no keys below it; replace it as a whole"

@@ -122,6 +122,12 @@ def _warnings(prepared: Prepared) -> list[str]:
         found.append(
             f"stages.blocks is given: {count} blocks are simulated, FLOPs and MFU count the whole model"
         )
+    node, fabric = prepared.cluster.node, prepared.cluster.network.fabric
+    if fabric is not None and prepared.pricer.nic_bytes_per_s < node.scale_out_bytes_per_s:
+        found.append(
+            f"the network's ports ({fabric.link_bandwidth.text}) are slower than the node's NICs "
+            f"({node.nic_bandwidth.text}): transfers go at the ports' rate"
+        )
     return found
 
 

@@ -111,7 +111,7 @@ def test_an_override_may_create_a_section_and_hold_any_yaml() -> None:
         ("seed=-1", ["seed=-1"]),
         ("seed=9223372036854775808", ["seed"]),
         ("stages={layers: [1], blocks: [moe]}", ["exclude each other"]),
-        ("cluster.nodes=3", ["'cluster' is 'deepseek-h800-2048'", "replace it as a whole"]),
+        ("model.layers=3", ["'model' is 'deepseek-v3'", "replace it as a whole"]),
         ("name=[1", ["--set name", "not valid YAML"]),
         ("name=2024-13-99", ["--set name", "not valid YAML"]),
         ("name=" + "[" * 5000 + "]" * 5000, ["--set name", "nested too deeply"]),
@@ -193,3 +193,16 @@ def test_the_schema_describes_every_key() -> None:
     assert set(schema["properties"]) == set(Scenario.model_fields)
     assert schema["additionalProperties"] is False
     assert {"model", "cluster", "profile", "parallel", "batch"} <= set(schema["required"])
+
+
+def test_one_figure_inside_a_named_description_can_change() -> None:
+    plain = load_scenario("deepseek-v3-2048xh800")
+    changed = load_scenario(
+        "deepseek-v3-2048xh800",
+        ["cluster.nodes=128", "cluster.node.nic_bandwidth=800 Gb/s", "precision.gradient_reduce=bf16"],
+    )
+    assert (plain.machine.nodes, changed.machine.nodes) == (256, 128)
+    assert changed.machine.node.nic_bandwidth.value == 2 * plain.machine.node.nic_bandwidth.value
+    assert changed.machine.node.nic_bandwidth.kind == "assumed"
+    assert changed.machine.node.accelerator == plain.machine.node.accelerator
+    assert changed.recipe == plain.recipe.model_copy(update={"gradient_reduce": "bf16"})
