@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import fsum
+
 from moesim.simulator.engine.program import PlacedStep, Program
 from moesim.simulator.schedules import Step, longest_path, makespan
 
@@ -17,8 +19,8 @@ def lower_bound_s(program: Program) -> float:
     """
     most = 0.0
     for rank, steps in enumerate(program.ranks):
-        compute = sum(step.code.best_s[0] for step in steps)
-        payload = sum(step.code.best_s[1] for step in steps)
+        compute = fsum(step.code.best_s[0] for step in steps)
+        payload = fsum(step.code.best_s[1] for step in steps)
         most = max(most, max(compute, payload) + program.costs.sync[rank].best_s)
     return most
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import fsum
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.layout.stages import (
@@ -56,7 +57,7 @@ def _check_blocks(stages: StageAssignment, shape: ModelShape) -> None:
 
 def _compute_s(pricer: Pricer, kind: BlockKind) -> float:
     costs = [pricer.phase(ops, "alone") for ops in pricer.operators(kind).values()]
-    return sum(cost.fixed_s + cost.row_s for cost in costs)
+    return fsum(cost.fixed_s + cost.row_s for cost in costs)
 
 
 def explicit_blocks(texts: Sequence[str], n_stages: int) -> StageAssignment:

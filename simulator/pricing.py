@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from math import ceil, log2
+from math import ceil, fsum, log2
 
 from moesim.hwmodels.calibration import CalibrationProfile, Law, list_profiles, load_profile
 from moesim.hwmodels.cluster import Cluster
@@ -237,7 +237,7 @@ class Pricer:
         seconds = self.data_parallel_s(dense * size, expert * size, 1)
         dense_ring, expert_ring = self._rings(1)
         moved = [ring_bytes(dense * size, *dense_ring), ring_bytes(expert * size, *expert_ring)]
-        nic, scale_up = (sum(ring[i] for ring in moved) for i in (0, 1))
+        nic, scale_up = (fsum(ring[i] for ring in moved) for i in (0, 1))
         return TransferCost(0.0, seconds, seconds, nic, scale_up, 0.0, seconds)
 
     def data_parallel_s(self, dense_bytes: float, expert_bytes: float, copies: int) -> float:
@@ -315,7 +315,7 @@ class Pricer:
         held = [
             self.block_parameters(b.kind) for s in schedule.stages_on_rank(rank) for b in unique(stages, s)
         ]
-        dense, expert = sum(d for d, _ in held), sum(e for _, e in held)
+        dense, expert = fsum(d for d, _ in held), fsum(e for _, e in held)
         reduce_bytes = BYTES_PER_ELEMENT[recipe.gradient_reduce]
         gather_bytes = BYTES_PER_ELEMENT[recipe.parameter_gather]
         zero = plan.zero_stage

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from math import fsum
 
 import numpy as np
 
@@ -48,7 +49,7 @@ def _breakdown(execution: Execution, rank: int, split_weight: bool) -> Breakdown
     sync = execution.syncs[rank]
     optimizer = sum(end - begin for begin, end in (sync.reduce, sync.norm, sync.optimizer, sync.gather))
     exposed += optimizer - (sync.optimizer[1] - sync.optimizer[0])
-    bubble = execution.end_ns - sum(seconds.values()) - optimizer
+    bubble = execution.end_ns - fsum(seconds.values()) - optimizer
     return Breakdown(
         forward=seconds["forward"] / NS,
         backward_input=seconds["backward_input"] / NS,
@@ -63,14 +64,14 @@ def _breakdown(execution: Execution, rank: int, split_weight: bool) -> Breakdown
 def mean_breakdown(rows: list[Breakdown]) -> Breakdown:
     """Mean over pipeline ranks."""
     return Breakdown(
-        **{name: sum(getattr(r, name) for r in rows) / len(rows) for name in Breakdown.model_fields}
+        **{name: fsum(getattr(r, name) for r in rows) / len(rows) for name in Breakdown.model_fields}
     )
 
 
 def compute_ns(record: StepRecord) -> float:
     """Nanoseconds that the compute SMs work inside a step (mean over members)."""
     code, micro = record.step.code, record.step.microbatches
-    return sum(float(code.compute_ns[side][micro[side]]) for side in (0, 1) if micro[side] >= 0)
+    return fsum(float(code.compute_ns[side][micro[side]]) for side in (0, 1) if micro[side] >= 0)
 
 
 def pair_seconds(execution: Execution) -> float | None:
@@ -81,7 +82,7 @@ def pair_seconds(execution: Execution) -> float | None:
         for record in rank
         if record.step.code.kind == "F&B"
     ]
-    return sum(spans) / len(spans) / NS if spans else None
+    return fsum(spans) / len(spans) / NS if spans else None
 
 
 def pair_phases(execution: Execution) -> tuple[PhaseSpan, ...]:
@@ -129,13 +130,13 @@ def utilisation(execution: Execution, nic_bytes_per_s: float, scale_up_bytes_per
     """Busy fractions over the step, mean over pipeline ranks; link rates are nominal."""
     ranks, end = len(execution.ranks), max(execution.end_ns, 1)
     records = [record for rank in execution.ranks for record in rank]
-    compute = sum(compute_ns(record) for record in records)
+    compute = fsum(compute_ns(record) for record in records)
     transfers = sum(
         record.finishes[n] - record.begins[n] for record in records for n in record.step.code.transfers
     )
     carried = execution.carried_bytes
-    nic = sum(carried[nic_out(r)] for r in range(ranks))
-    nvlink = sum(carried[scale_up(r)] for r in range(ranks))
+    nic = fsum(carried[nic_out(r)] for r in range(ranks))
+    nvlink = fsum(carried[scale_up(r)] for r in range(ranks))
     return Utilisation(
         compute_partition=compute / ranks / end,
         communication_partition=transfers / ranks / end,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from math import fsum
 from typing import NamedTuple
 
 from moesim.hwmodels.calibration import GemmTable
@@ -91,11 +92,13 @@ class GemmLookup:
 
     def _between_shapes(self, key: _Key, rows: float) -> GemmReading:
         at = _log(key, rows)
-        squares = [sum((a - b) ** 2 for a, b in zip(at, point, strict=True)) for point in self._logs]
+        squares = [fsum((a - b) ** 2 for a, b in zip(at, point, strict=True)) for point in self._logs]
         weights = [1.0 / max(square, 1e-12) for square in squares]
-        total = sum(weights)
-        rate = sum(w * p.flop_per_s for w, p in zip(weights, self._points, strict=True)) / total
-        spread = sum(w * (p.flop_per_s / rate - 1.0) ** 2 for w, p in zip(weights, self._points, strict=True))
+        total = fsum(weights)
+        rate = fsum(w * p.flop_per_s for w, p in zip(weights, self._points, strict=True)) / total
+        spread = fsum(
+            w * (p.flop_per_s / rate - 1.0) ** 2 for w, p in zip(weights, self._points, strict=True)
+        )
         residual = min(0.95, math.hypot(self.table.residual.relative, math.sqrt(spread / total)))
         nearest = self._points[squares.index(min(squares))]
         slack = math.log(HELD_WITHOUT_NOTE)

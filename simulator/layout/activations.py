@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import fsum
 from typing import Literal
 
 from moesim.simulator.layout.parallel import ParallelPlan
@@ -74,7 +75,7 @@ def activation_bytes(
         "none": 1,
     }
     tensors = cached_tensors(shape, kind, precision, policy)
-    return sum(tokens * t.bytes_per_token / cut[t.sharding] for t in tensors)
+    return fsum(tokens * t.bytes_per_token / cut[t.sharding] for t in tensors)
 
 
 def working_bytes(

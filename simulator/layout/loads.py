@@ -25,8 +25,10 @@ def sampled_loads(
 
     Every sample draws a popularity for each expert (gamma with mean 1 and coefficient of variation
     `expert_cv`, 0 = all equal), sums it over the experts/ep experts of a rank, and deals the
-    ep x `rows_per_rank` rows by it (multinomial noise; `rows_per_rank` 0 = without that noise). Raises
-    InputError for an `ep` that does not divide and for negative numbers.
+    ep x `rows_per_rank` rows by it (the multinomial's noise as a normal with its covariance; 0 rows =
+    without that noise). Only draws are used whose streams NumPy has kept over its versions, so a seed
+    means the same loads everywhere. Raises InputError for an `ep` that does not divide and for negative
+    numbers.
     """
     if ep < 1 or experts % ep:
         raise InputError(f"parallel.ep={ep} does not divide experts={experts}")
@@ -47,7 +49,9 @@ def sampled_loads(
     rows = round(rows_per_rank * ep)
     if rows == 0:
         return np.asarray(shares * ep)
-    return np.asarray(rng.multinomial(rows, shares) * (ep / rows), dtype=np.float64)
+    noise = np.sqrt(shares / rows) * rng.standard_normal((n_samples, ep))
+    dealt = np.maximum(shares + noise - shares * noise.sum(axis=1, keepdims=True), 0.0)
+    return np.asarray(dealt * (ep / dealt.sum(axis=1, keepdims=True)))
 
 
 def sample_choices(gate: Gate, n_tokens: int, seed: int) -> IntArray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from math import fsum
 
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.provenance import SourcedBytes
@@ -64,7 +65,7 @@ class RankMemory:
     @property
     def total(self) -> float:
         """All kinds together."""
-        return sum(self.by_kind().values())
+        return fsum(self.by_kind().values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,9 +186,9 @@ def _states(
     whole = local_parameters(shape, layout, blocks)
     # Shares are per stage because the number of copies is; shared tables follow the rank's own blocks.
     parts = [local_parameters(shape, layout, assignment.stages[stage]) for stage in rank.stages]
-    twice = sum(part.other for part in parts) - whole.other
+    twice = fsum(part.other for part in parts) - whole.other
     for stage, part in zip(rank.stages, parts, strict=True):
-        other = part.other - twice * part.other / sum(p.other for p in parts)
+        other = part.other - twice * part.other / fsum(p.other for p in parts)
         replicas_expert = layout.expert_dp * copies[stage]
         replicas_other = layout.dp * layout.plan.cp * copies[stage]
         for level in elements:
@@ -221,13 +222,13 @@ def _activations(
     recompute: RecomputePolicy,
 ) -> float:
     per_stage = {
-        stage: sum(
+        stage: fsum(
             activation_bytes(shape, block.kind, precision, recompute, layout.plan, sequence)
             for block in assignment.stages[stage]
         )
         for stage in rank.stages
     }
-    states = (sum(per_stage[stage] * count for stage, count in state.items()) for state in rank.in_flight)
+    states = (fsum(per_stage[stage] * count for stage, count in state.items()) for state in rank.in_flight)
     return max(states, default=0.0)
 
 

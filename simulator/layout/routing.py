@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from functools import lru_cache
-from math import comb
+from math import comb, fsum
 from typing import Literal
 
 import numpy as np
@@ -205,7 +205,7 @@ def _expected_units(gate: Gate, distribution: tuple[tuple[GroupCounts, float], .
         begin, end = unit * width, (unit + 1) * width
         overlaps = (min(end, (g + 1) * size) - max(begin, g * size) for g in range(gate.groups))
         kinds[tuple(sorted(o for o in overlaps if o > 0))] += 1
-    return sum(
+    return fsum(
         probability * times * (1.0 - _missed(_padded(counts, gate.groups), overlaps, size))
         for counts, probability in distribution
         for overlaps, times in kinds.items()

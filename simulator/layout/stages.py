@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
-from math import frexp, ldexp
+from math import frexp, fsum, ldexp
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.model.operator import BlockKind
@@ -138,7 +138,7 @@ def _integer_costs(blocks: Sequence[Block], weights: Sequence[float]) -> list[in
     for block, weight in zip(blocks, weights, strict=True):
         if not 0 <= weight < float("inf"):
             raise InputError(f"weight {weight} of {block.kind} block {block.layer} must be finite and >= 0")
-    shift = RESOLUTION_BITS - frexp(sum(weights))[1]
+    shift = RESOLUTION_BITS - frexp(fsum(weights))[1]
     return [round(ldexp(weight, shift)) for weight in weights]
 
 

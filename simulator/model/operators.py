@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from math import fsum
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.model import operators_attention as attention
@@ -141,7 +142,7 @@ def expected_received_tokens(shape: ModelShape, ep: int) -> float:
 def model_flop(operators: Iterable[Operator]) -> float:
     """FLOPs that published MFUs count: products and core attention, no gate, no recompute."""
     counted = GEMM_CLASSES | {"attention_forward", "attention_backward"}
-    return sum(op.flop - op.uncounted_flop for op in operators if op.cls in counted and not op.recompute)
+    return fsum(op.flop - op.uncounted_flop for op in operators if op.cls in counted and not op.recompute)
 
 
 def _check(shape: ModelShape, kind: BlockKind, tp: int, rows: float, recompute: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import fsum
+
 from moesim.simulator.schedules.action import Overlap, Step
 from moesim.simulator.schedules.schedule import Schedule
 from moesim.simulator.schedules.timeline import Durations, Times, idle, makespan, unit_times
@@ -49,7 +51,7 @@ def draw(schedule: Schedule, width: int = 100, durations: Durations | None = Non
 
 def _headline(schedule: Schedule, times: Times) -> str:
     total = makespan(times)
-    bubble = sum(idle(times)) / (schedule.pp * total) if total else 0.0
+    bubble = fsum(idle(times)) / (schedule.pp * total) if total else 0.0
     return (
         f"{schedule.name}: {schedule.pp} ranks, {schedule.n_stages} stages ({schedule.placement}), "
         f"{schedule.microbatches} micro-batches; length {total:g}, idle {bubble:.1%}"

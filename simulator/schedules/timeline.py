@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
+from math import fsum
 from typing import TypeAlias
 
 from moesim.hwmodels.errors import InputError
@@ -133,7 +134,7 @@ def makespan(times: Times) -> float:
 def idle(times: Times) -> tuple[float, ...]:
     """Time that each rank does not work between 0 and the makespan: its bubble."""
     total = makespan(times)
-    return tuple(total - sum(end - start for start, end in own) for own in times)
+    return tuple(total - fsum(end - start for start, end in own) for own in times)
 
 
 def _stuck(schedule: Schedule, positions: list[int], waiting: dict[Needs, list[int]]) -> str:
