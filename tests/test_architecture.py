@@ -180,3 +180,15 @@ def test_the_path_check_finds_what_it_looks_for() -> None:
         "/wo" + "rk/main",
         "/ho" + "me/me",
     ]
+
+
+PAGES = [name for name in tracked() if name.endswith(".md")]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_between_pages_are_alive(page: str) -> None:
+    text = (ROOT / page).read_text("utf-8")
+    targets = {target.split("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", text)}
+    local = [t for t in targets if t and not t.startswith(("http", "mailto"))]
+    dead = [t for t in local if not (ROOT / page).parent.joinpath(t).exists()]
+    assert not dead, f"{page} links to {dead}"
