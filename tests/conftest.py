@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 from hypothesis import settings
 
+from moesim.cli import main
 from moesim.simulator.chunk import EP_PHASES, OVERLAP_ORDERS, OverlapOrder
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, SyncCost, TransferCost
 from moesim.simulator.engine.execute import Execution, execute
@@ -117,3 +120,27 @@ def build_toy(
 def toy() -> Callable[..., Program]:
     """See `build_toy`."""
     return build_toy
+
+
+class Outcome(NamedTuple):
+    """What one call of the command line did."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., Outcome]:
+    """The command line in an empty folder, in this process."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> Outcome:
+        with pytest.raises(SystemExit) as end:
+            main(list(arguments))
+        assert isinstance(end.value.code, int)
+        return Outcome(end.value.code, *capsys.readouterr())
+
+    return call

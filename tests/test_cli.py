@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -43,26 +43,7 @@ MIXTRAL = {
 }  # fmt: skip
 
 
-class Outcome(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Outcome]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: str) -> Outcome:
-        with pytest.raises(SystemExit) as end:
-            main(list(arguments))
-        assert isinstance(end.value.code, int)
-        return Outcome(end.value.code, *capsys.readouterr())
-
-    return call
+Run = Callable[..., Any]
 
 
 @pytest.fixture

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from moesim.cli import main
 from moesim.simulator.model.hf import FAMILIES
 
 SCENARIO = """
@@ -36,30 +35,16 @@ CONFIG: dict[str, Any] = {
 }  # fmt: skip
 
 
-class Outcome(NamedTuple):
-    code: int
-    out: str
-    err: str
+Run = Callable[..., Any]
 
 
-Run = Callable[..., Outcome]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(autouse=True)
+def small(tmp_path: Path) -> None:
+    """A scenario file that is fine, beside whatever a test breaks."""
     (tmp_path / "small.yaml").write_text(SCENARIO)
 
-    def call(*arguments: str) -> Outcome:
-        with pytest.raises(SystemExit) as end:
-            main(list(arguments))
-        assert isinstance(end.value.code, int)
-        return Outcome(end.value.code, *capsys.readouterr())
 
-    return call
-
-
-def refused(outcome: Outcome, folder: Path, *words: str, code: int = 2) -> None:
+def refused(outcome: Any, folder: Path, *words: str, code: int = 2) -> None:
     """One paragraph with these words on stderr, nothing on stdout, no file but the input."""
     assert outcome.code == code, outcome
     assert outcome.out == ""
