@@ -83,9 +83,12 @@ class _Index:
         self.laws = SmLaws(accelerator, profile)
         self._gap_s = profile.launch_gap.value if profile.launch_gap else 0.0
         self._floor_s = profile.kernel_floor.value if profile.kernel_floor else 0.0
-        self._elsewhere = ""
+        self._assumed: list[str] = []
+        for name in ("launch_gap", "kernel_floor"):
+            if getattr(profile, name) is None:
+                self._assumed.append(f"profile {profile.name} states no {name}: taken as 0 s")
         if accelerator.name not in (profile.accelerator, *profile.also_for) and profile.accelerator != "any":
-            self._elsewhere = (
+            self._assumed.append(
                 f"profile {profile.name} describes {profile.accelerator}; "
                 f"its rates are applied unchanged to {accelerator.name}"
             )
@@ -115,7 +118,7 @@ class _Index:
             best_seconds=best,
             worst_seconds=worst + gaps_s,
             interpolations=(basis.interpolated,) if basis.interpolated else (),
-            assumptions=tuple(note for note in (basis.assumed, now.assumed, self._elsewhere) if note),
+            assumptions=tuple(note for note in (basis.assumed, now.assumed, *self._assumed) if note),
         )
 
     def _slow_downs(self, basis: Basis, context: SmContext) -> tuple[SlowDown, SlowDown, SlowDown]:

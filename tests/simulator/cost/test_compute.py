@@ -169,6 +169,17 @@ def test_a_profile_used_on_another_accelerator_says_so() -> None:
     assert not h100.assumptions
 
 
+def test_a_profile_without_launch_times_says_that_they_are_taken_as_zero() -> None:
+    bare = TRACE.model_copy(update={"launch_gap": None, "kernel_floor": None})
+    op = gemm("o_proj", "F", 4096, 7168, 16384, "fp8")
+    notes = operator_seconds(op, H800, bare, PAIR).assumptions
+    assert [name for name in ("launch_gap", "kernel_floor") if any(name in note for note in notes)] == [
+        "launch_gap",
+        "kernel_floor",
+    ]
+    assert not operator_seconds(op, H800, TRACE, PAIR).assumptions
+
+
 def test_without_measurement_and_prior_the_class_is_named() -> None:
     bare = TRACE.model_copy(update={"priors": ()})
     with pytest.raises(InputError, match=r"optimizer.*generic-priors"):
