@@ -8,6 +8,7 @@ from moesim.hwmodels.provenance import provenance_rows
 from moesim.simulator.bounds import lower_bound_s, upper_bound_s
 from moesim.simulator.engine.critical import critical_path, seconds_by_cause
 from moesim.simulator.engine.execute import Execution, execute
+from moesim.simulator.layout.memory import FRAMEWORK_BYTES
 from moesim.simulator.layout.stages import describe
 from moesim.simulator.model.counts import flop_per_token
 from moesim.simulator.prepare import Prepared, prepare
@@ -140,6 +141,8 @@ def _provenance(prepared: Prepared) -> list[ProvenanceEntry]:
             for r in provenance_rows(prepared.scenario, "scenario")
             if not r.path.startswith("scenario.cluster.")
         ),
+        *provenance_rows(prepared.profile, "profile"),
+        *provenance_rows(FRAMEWORK_BYTES, "memory.framework"),
     ]
     entries = [
         ProvenanceEntry(path=r.path, value=r.value, unit=r.unit, kind=r.kind, source=r.source, date=r.date)
