@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -20,20 +21,7 @@ from moesim.simulator.result import Result
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.schedules import build, from_csv, from_json, to_csv, to_json
 
-SMALL = """
-name: small
-model: mixtral-8x22b
-cluster: {node: hgx-h200, nodes: 4, network: mrft-ib-400g, price_per_gpu_hour: "$2.5/h"}
-profile: h200-measured
-precision: bf16
-parallel: {pp: 4, ep: 8, microbatch: 1, zero_stage: 1}
-schedule: 1f1b
-batch: {sequences: 64, sequence_length: 4096}
-recompute: full
-routing: {expert_load_cv: 10 %}
-variation: {clock_cv: 1 %, jitter_cv: 0 %}
-run: {tokens: 1.0e+12}
-"""
+SMALL_SCENARIO = Path(__file__).parent / "golden" / "scenario-small.yaml"
 
 MIXTRAL = {
     "model_type": "mixtral", "hidden_act": "silu", "hidden_size": 1024, "intermediate_size": 4096,
@@ -48,7 +36,7 @@ Run = Callable[..., Any]
 
 @pytest.fixture
 def small(tmp_path: Path) -> str:
-    (tmp_path / "small.yaml").write_text(SMALL)
+    shutil.copy(SMALL_SCENARIO, tmp_path / "small.yaml")
     return "small.yaml"
 
 

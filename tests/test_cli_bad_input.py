@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,20 +14,7 @@ from hypothesis import strategies as st
 
 from moesim.simulator.model.hf import FAMILIES
 
-SCENARIO = """
-name: small
-model: mixtral-8x22b
-cluster: {node: hgx-h200, nodes: 4, network: mrft-ib-400g, price_per_gpu_hour: "$2.5/h"}
-profile: h200-measured
-precision: bf16
-parallel: {pp: 4, ep: 8, microbatch: 1, zero_stage: 1}
-schedule: 1f1b
-batch: {sequences: 64, sequence_length: 4096}
-recompute: full
-routing: {expert_load_cv: 10 %}
-variation: {clock_cv: 1 %, jitter_cv: 0 %}
-run: {tokens: 1.0e+12}
-"""
+SMALL_SCENARIO = Path(__file__).parent / "golden" / "scenario-small.yaml"
 
 CONFIG: dict[str, Any] = {
     "model_type": "mixtral", "hidden_act": "silu", "hidden_size": 1024, "intermediate_size": 4096,
@@ -41,7 +29,7 @@ Run = Callable[..., Any]
 @pytest.fixture(autouse=True)
 def small(tmp_path: Path) -> None:
     """A scenario file that is fine, beside whatever a test breaks."""
-    (tmp_path / "small.yaml").write_text(SCENARIO)
+    shutil.copy(SMALL_SCENARIO, tmp_path / "small.yaml")
 
 
 def refused(outcome: Any, folder: Path, *words: str, code: int = 2) -> None:
