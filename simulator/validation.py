@@ -23,7 +23,8 @@ from moesim.simulator.simulate import simulate
 
 PROFILES = ("h800-trace", "h800-published", "h800-from-h200")
 """All are scored; the preset's default is the first (docs/decisions/0002-default-profile.md). The last one
-was made from a calibration of H200 by rule and has seen no H800 figure but the NICs'."""
+was made from a calibration of H200 by rule; of H800 it holds the rates of the NICs, the gap between launches
+and the shortest kernel, no kernel rate."""
 
 DataT = TypeVar("DataT", bound=BaseModel)
 
@@ -80,6 +81,7 @@ class _DeepEpTable(_Part):
     top_k: int
     sms: int
     node: str
+    network: str
     profile: str
     rows: tuple[_DeepEpRow, ...]
 
@@ -165,7 +167,8 @@ def score_deepep() -> list[Row]:
 def _deepep_row(table: _DeepEpTable, row: _DeepEpRow) -> Row:
     predicted = deepep_bandwidth(
         row.operation, row.ep, row.kernels, tokens=table.tokens, hidden=table.hidden, experts=table.experts,
-        top_k=table.top_k, sms=table.sms, node_name=table.node, profile_name=table.profile,
+        top_k=table.top_k, sms=table.sms, node_name=table.node, network_name=table.network,
+        profile_name=table.profile,
     )  # fmt: skip
     counted = "NVLink" if row.ep <= 8 else "RDMA"
     return Row(
@@ -191,13 +194,14 @@ def deepep_bandwidth(
     top_k: int,
     sms: int,
     node_name: str,
+    network_name: str,
     profile_name: str,
 ) -> float:
     """Logical GB/s as DeepEP's tests count it: NVLink inside one node, RDMA across nodes.
 
     Logical bytes include the local node (or own rank); time is notify plus payload on idle GPUs.
     """
-    node, network = load_node(node_name), load_network("mpft-ib-400g")
+    node, network = load_node(node_name), load_network(network_name)
     assert network.fabric is not None
     nodes = max(1, ep // node.n_gpus)
     targets = expected_targets(Gate.deepep_test(nodes, experts, top_k), ep, min(ep, node.n_gpus))

@@ -27,14 +27,12 @@ REACHED = {
     "isca-table-4.1b@h800-trace": 0.12,
     "isca-table-4.1w@h800-trace": 0.12,
     "isca-table-4.1f1b@h800-trace": 0.12,
+    "isca-table-4.bubble@h800-trace": 0.25,
     "isca-table-4.opt@h800-trace": 0.25,
     "h800-trace.pair@h800-trace": 0.05,
     "h800-trace.pair@h800-published": 0.12,
 }
 """Largest relative error by row: what the project aimed at and holds (docs/validation.md has the rest)."""
-
-AT_THE_EDGE = {"isca-table-4.bubble@h800-trace": 0.25}
-"""Aimed at, and near the limit on one side or the other: shown, never asserted. Do not widen a limit."""
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +70,9 @@ def test_both_profiles_score_every_quantity(rows: dict[str, Row]) -> None:
 
 
 def test_what_was_calibrated_on_a_row_is_said(rows: dict[str, Row]) -> None:
-    """The trace profile stands on the trace's compute kernels, so pair and compute slots are no scores."""
+    """Every H800 profile has something of the trace's compute spans: kernel rates or the launch gap."""
     marked = {i for i, row in rows.items() if row.used_for_calibration}
-    trace = {i for i in rows if i.startswith(("h800-trace.pair", "h800-trace.slot")) and "@h800-trace" in i}
+    trace = {i for i in rows if i.startswith(("h800-trace.pair", "h800-trace.slot"))}
     deepep = {i for i in marked if i.startswith("deepep-2025-04.")}
     assert trace <= marked
     assert marked == trace | deepep
@@ -88,20 +86,6 @@ def test_what_was_calibrated_on_a_row_is_said(rows: dict[str, Row]) -> None:
 @pytest.mark.parametrize(("row", "limit"), REACHED.items())
 def test_figures_that_the_project_reached(rows: dict[str, Row], row: str, limit: float) -> None:
     assert abs(rows[row].relative_error) <= limit, f"{row}: {rows[row].relative_error:+.1%}"
-
-
-@pytest.mark.xfail(
-    strict=False, reason="a bubble is a small difference of large numbers; see docs/validation.md"
-)
-@pytest.mark.parametrize(("row", "limit"), AT_THE_EDGE.items())
-def test_figures_at_the_edge_of_their_limit(rows: dict[str, Row], row: str, limit: float) -> None:
-    assert abs(rows[row].relative_error) <= limit, f"{row}: {rows[row].relative_error:+.1%}"
-
-
-@pytest.mark.parametrize("row", AT_THE_EDGE)
-def test_a_miss_is_reported_all_the_same(rows: dict[str, Row], row: str) -> None:
-    assert rows[row].predicted > 0.0
-    assert not rows[row].used_for_calibration
 
 
 def test_deepep_within_a_tenth_from_link_rates_and_the_sm_curve() -> None:
@@ -121,7 +105,7 @@ def test_logical_bandwidth_counts_the_local_node() -> None:
     """One of n nodes is local: with the NIC as limit, logical is physical times n/(n-1)."""
     settings: dict[str, Any] = {
         "tokens": 4_000_000, "hidden": 7168, "experts": 256, "top_k": 8, "sms": 24,
-        "node_name": "hgx-h800", "profile_name": "hopper-communication",
+        "node_name": "hgx-h800", "network_name": "mpft-ib-400g", "profile_name": "hopper-communication",
     }  # fmt: skip
     for ep, nodes in ((32, 4), (64, 8)):
         logical = deepep_bandwidth("dispatch", ep, "deepep-2025-02", **settings)
