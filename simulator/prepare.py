@@ -12,6 +12,7 @@ from moesim.hwmodels.calibration import CalibrationProfile, load_profile
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.engine.program import Program, Variation, compile_program
+from moesim.simulator.engine.wires import FoldedWires
 from moesim.simulator.layout.in_flight import rank_stages
 from moesim.simulator.layout.loads import sampled_loads
 from moesim.simulator.layout.memory import MemoryReport, memory_by_kind
@@ -66,14 +67,19 @@ def prepare(scenario: Scenario) -> Prepared:
     kinds = [[block.kind for block in stage] for stage in stages.stages]
     variation = draw_variation(scenario, shape, layout, schedule, kinds, pricer.received_rows)
     links = pricer.links
+    wires = FoldedWires(
+        schedule.pp,
+        links.nic_bytes_per_s or 1.0,  # a single node has no NIC traffic; its links still need a rate
+        links.scale_up_bytes_per_s,
+        costs.send_across_nodes,
+    )
     program = compile_program(
         schedule,
         kinds,
         costs,
         scenario.communication.order,
         variation,
-        links.nic_bytes_per_s or 1.0,  # a single node has no NIC traffic; its links still need a rate
-        links.scale_up_bytes_per_s,
+        wires,
     )
     report = memory_by_kind(
         shape,

@@ -8,7 +8,7 @@ from math import fsum
 import numpy as np
 
 from moesim.simulator.engine.execute import Execution, StepRecord
-from moesim.simulator.engine.program import NS, nic_out, scale_up
+from moesim.simulator.engine.program import NS
 from moesim.simulator.result import Breakdown, PhaseSpan, Utilisation
 
 CATEGORY = {
@@ -134,9 +134,10 @@ def utilisation(execution: Execution, nic_bytes_per_s: float, scale_up_bytes_per
     transfers = sum(
         record.finishes[n] - record.begins[n] for record in records for n in record.step.code.transfers
     )
-    carried = execution.carried_bytes
-    nic = fsum(carried[nic_out(r)] for r in range(ranks))
-    nvlink = fsum(carried[scale_up(r)] for r in range(ranks))
+    ports = [execution.program.wires.ports(rank) for rank in range(ranks)]
+    nic, nvlink = (
+        fsum(float(execution.carried_bytes[pair[which]].mean()) for pair in ports) for which in (0, 1)
+    )
     return Utilisation(
         compute_partition=compute / ranks / end,
         communication_partition=transfers / ranks / end,

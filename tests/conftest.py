@@ -17,6 +17,7 @@ from moesim.simulator.chunk import EP_PHASES, OVERLAP_ORDERS, OverlapOrder
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, SyncCost, TransferCost
 from moesim.simulator.engine.execute import Execution, execute
 from moesim.simulator.engine.program import Program, Variation, compile_program
+from moesim.simulator.engine.wires import FoldedWires
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.prepare import Prepared, prepare
 from moesim.simulator.result import Result
@@ -113,7 +114,8 @@ def build_toy(
     for number, values in (loads or {}).items():
         rows[number] = np.array(values)[None, :]
     costs = CostTable(compute, transfer, bytes_, send_ns / NS, tuple(sync or [SyncCost(0, 0, 0, 0)] * pp))
-    return compile_program(schedule, blocks, costs, order, Variation(factors, rows, rows, 0.0, 0), rate, rate)
+    wires = FoldedWires(schedule.pp, rate, rate, costs.send_across_nodes)
+    return compile_program(schedule, blocks, costs, order, Variation(factors, rows, rows, 0.0, 0), wires)
 
 
 @pytest.fixture(scope="session")

@@ -1,13 +1,14 @@
-"""Runs a program: the only place where simulated time passes.
+"""Runs programs: the only place where simulated time passes.
 
 Compute of a pipeline rank advances as vectors of member clocks; transfers are SimPy flows on shared
-links. A transfer is a barrier of its group: it starts when the slowest member is ready.
+links. A transfer is a barrier of its group: it starts when the slowest member is ready. Groups have
+programs of their own and meet on the links, and at the end of the step.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,17 +16,8 @@ from typing import Any
 import numpy as np
 import simpy
 
-from moesim.simulator.engine.links import LinkPool
-from moesim.simulator.engine.program import (
-    NS,
-    CompiledTemplate,
-    IntVector,
-    PlacedStep,
-    Program,
-    nic_in,
-    nic_out,
-    scale_up,
-)
+from moesim.simulator.engine.links import FloatVector, IntVector, LinkPool
+from moesim.simulator.engine.program import NS, CompiledTemplate, PlacedStep, Program
 from moesim.simulator.schedules import Schedule
 
 Process = Generator[simpy.Event, Any, None]
@@ -70,24 +62,26 @@ class SendRecord:
 
 @dataclass(slots=True)
 class Execution:
-    """What happened: records per pipeline rank, sends, end of the step, bytes carried per link."""
+    """What happened to one group: records per pipeline rank, sends; end of the step; bytes per link.
+
+    `end_ns`, `syncs` and `carried_bytes` are those of all groups together.
+    """
 
     program: Program
     ranks: list[list[StepRecord]]
     syncs: list[SyncRecord]
     sends: list[SendRecord]
     end_ns: int
-    carried_bytes: list[float]
+    carried_bytes: FloatVector
     events: int
 
 
 class _Machine:
-    """State of one run: who waits for which activation or gradient."""
+    """State of one group's run: who waits for which activation or gradient."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, env: simpy.Environment, links: LinkPool) -> None:
         self.program = program
-        self.env = simpy.Environment(initial_time=0)
-        self.links = LinkPool(self.env, program.link_bytes_per_ns)
+        self.env, self.links = env, links
         self.arrived: dict[tuple[str, int, int], IntVector] = {}
         self.waiting: dict[tuple[str, int, int], simpy.Event] = {}
         self.records: list[list[StepRecord]] = [[] for _ in program.ranks]
@@ -114,18 +108,20 @@ class _Machine:
             self.deliver(key, ready)
             return
         label = f"{stage}{kind}{microbatch}"
-        # A scale-up port is one link for both directions: a send counts at its source only.
-        across = self.program.costs.send_across_nodes
-        links = (nic_out(rank), nic_in(target)) if across else (scale_up(rank),)
-        demand = tuple((link, self.program.costs.send_bytes) for link in links)
+        wires = self.program.wires
+        slow = wires.send_slowness(rank, target)
+        alone = self.send_ns * (slow if isinstance(slow, float) else float(slow.max()))
 
         def launch(_: simpy.Event) -> None:
             begin = int(self.env.now)
-            arrived = self.links.start(demand, self.send_ns)
+            arrived = self.links.start(wires.send(rank, target, self.program.costs.send_bytes), alone)
 
             def finish(_: simpy.Event) -> None:
                 took = int(self.env.now) - begin
                 self.sends.append(SendRecord(rank, target, label, begin, int(self.env.now)))
+                if not isinstance(slow, float):  # each member's send ends with its own NICs
+                    self.deliver(key, ready + np.rint(slow * (took / slow.max())).astype(np.int64))
+                    return
                 self.deliver(key, ready + took)
 
             assert arrived.callbacks is not None
@@ -169,7 +165,7 @@ class _Machine:
         maximum, transfer_on_links = np.maximum, self.links.transfer
         compute = communication = record.start
         micro = step.microbatches
-        env = self.env
+        env, wires = self.env, self.program.wires
         for number, task in enumerate(code.tasks):
             mb = micro[task.side]
             transfer = task.transfer
@@ -190,7 +186,13 @@ class _Machine:
                 begin = int(env.now)
                 alone = transfer.payload_ns[mb]
                 if alone > 0.0:  # a group of one has nothing to move
-                    yield from transfer_on_links(transfer.demand, alone)
+                    demand = transfer.demand
+                    if demand is None:
+                        row = mb % len(transfer.load)
+                        demand = wires.transfer(
+                            rank, task.phase, transfer.cost, transfer.load[row], transfer.node_load[row]
+                        )
+                    yield from transfer_on_links(demand, alone)
                 finish = int(env.now)
                 end = transfer.member_ns[mb]
                 if finish - begin != round(alone):  # others were on its links: stretch every member alike
@@ -212,26 +214,50 @@ class _Machine:
 
 
 def execute(program: Program) -> Execution:
-    """Run the program to its end and return every start and end in integer nanoseconds.
+    """Run one program to its end and return every start and end in integer nanoseconds.
+
+    Raises RuntimeError as `execute_all` does.
+    """
+    return execute_all([program])[0]
+
+
+def execute_all(programs: Sequence[Program]) -> list[Execution]:
+    """Run the programs of all groups together and return what happened to each.
 
     Compute by docs/model.md, eq. E1, transfers behind their barrier by eq. E2, pipeline sends by eq. E4.
-    Raises RuntimeError where ranks wait for each other forever (a validated schedule cannot).
+    All programs follow one schedule on the links of one cluster. Raises RuntimeError where ranks wait for
+    each other forever (a validated schedule cannot).
     """
-    machine = _Machine(program)
-    processes = [machine.env.process(machine.run_rank(r)) for r in range(len(program.ranks))]
+    env = simpy.Environment(initial_time=0)
+    links = LinkPool(env, programs[0].wires.capacity_bytes_per_ns)
+    machines = [_Machine(program, env, links) for program in programs]
+    processes = [
+        (machine, rank, env.process(machine.run_rank(rank)))
+        for machine in machines
+        for rank in range(len(machine.program.ranks))
+    ]
     with _collector_paused():
-        machine.env.run()
-    stuck = [r for r, p in enumerate(processes) if p.is_alive]
+        env.run()
+    stuck = [(machine, rank) for machine, rank, process in processes if process.is_alive]
     if stuck:
-        waits = sorted(machine.waiting)[:4]
+        waits = sorted(key for machine, _ in stuck for key in machine.waiting)[:4]
+        ranks = sorted({rank for _, rank in stuck})
         raise RuntimeError(
-            f"pipeline ranks {stuck} wait for {waits} for ever: the schedule is not executable"
+            f"pipeline ranks {ranks} wait for {waits} for ever: the schedule is not executable"
         )
-    syncs, end_ns = _synchronise(program, machine.records)
-    events = sum(len(r.ends) for rank in machine.records for r in rank)
-    return Execution(
-        program, machine.records, syncs, machine.sends, end_ns, machine.links.carried_bytes, events
-    )
+    syncs, end_ns = _synchronise(machines)
+    return [
+        Execution(
+            machine.program,
+            machine.records,
+            syncs,
+            machine.sends,
+            end_ns,
+            links.carried_bytes,
+            sum(len(r.ends) for rank in machine.records for r in rank),
+        )
+        for machine in machines
+    ]
 
 
 @contextmanager
@@ -252,19 +278,20 @@ def holders(schedule: Schedule, rank: int) -> list[int]:
     return sorted({route[stage] for route in schedule.routes for stage in stages})
 
 
-def _synchronise(program: Program, records: list[list[StepRecord]]) -> tuple[list[SyncRecord], int]:
+def _synchronise(machines: list[_Machine]) -> tuple[list[SyncRecord], int]:
     """Gradient reduction, global norm, optimizer and parameter gather after the last action (eq. E5).
 
-    A rank's reduction waits for the ranks that hold the same parameters (the mirror rank of a
-    bidirectional schedule); gradient clipping makes the norm a barrier of all ranks.
+    A rank's reduction waits for every group of the ranks that hold the same parameters (the mirror rank of
+    a bidirectional schedule); gradient clipping makes the norm a barrier of all ranks.
     """
+    program = machines[0].program
     schedule, sync = program.schedule, program.costs.sync
-    done = [int(steps[-1].end.max()) if steps else 0 for steps in records]
+    done = [max(_end(machine.records[r]) for machine in machines) for r in range(schedule.pp)]
     ready = [max(done[holder] for holder in holders(schedule, r)) for r in range(schedule.pp)]
     reduced = [t + round(sync[r].reduce_s * NS) for r, t in enumerate(ready)]
     meet = max(reduced)
     result = []
-    for r in range(len(records)):
+    for r in range(schedule.pp):
         norm = meet + round(sync[r].norm_s * NS)
         updated = norm + round(sync[r].optimizer_s * NS)
         gathered = updated + round(sync[r].gather_s * NS)
@@ -272,3 +299,7 @@ def _synchronise(program: Program, records: list[list[StepRecord]]) -> tuple[lis
             SyncRecord(done[r], (ready[r], reduced[r]), (meet, norm), (norm, updated), (updated, gathered))
         )
     return result, max((s.gather[1] for s in result), default=0)
+
+
+def _end(steps: list[StepRecord]) -> int:
+    return int(steps[-1].end.max()) if steps else 0

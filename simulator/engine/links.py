@@ -6,7 +6,20 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import simpy
+
+IntVector = npt.NDArray[np.int64]
+FloatVector = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Demand:
+    """Links that a transfer uses, and the bytes that it puts on each."""
+
+    links: IntVector
+    bytes: FloatVector
 
 
 @dataclass(slots=True, eq=False)
@@ -37,25 +50,25 @@ class LinkPool:
     """
 
     env: simpy.Environment
-    capacity_bytes_per_ns: Sequence[float]
+    capacity_bytes_per_ns: FloatVector
     on_link: list[dict[Flow, None]] = field(init=False)
     """Flows on each link in order of their start: a dict keeps that order, so ties are reproducible."""
-    carried_bytes: list[float] = field(init=False)
+    carried_bytes: FloatVector = field(init=False)
     started: int = field(init=False)
 
     def __post_init__(self) -> None:
         """Start with every link idle."""
         self.on_link = [{} for _ in self.capacity_bytes_per_ns]
         self.started = 0
-        self.carried_bytes = [0.0] * len(self.capacity_bytes_per_ns)
+        self.carried_bytes = np.zeros(len(self.capacity_bytes_per_ns))
 
-    def start(self, demand: tuple[tuple[int, float], ...], alone_ns: float) -> simpy.Event:
+    def start(self, demand: Demand, alone_ns: float) -> simpy.Event:
         """Put a transfer on its links now; the event succeeds when its last byte arrived."""
         flow, _ = self._begin(demand, alone_ns)
         return self._event(flow)
 
     def transfer(
-        self, demand: tuple[tuple[int, float], ...], alone_ns: float
+        self, demand: Demand, alone_ns: float
     ) -> Generator[simpy.Event, Any, None]:
         """Run a transfer from inside a process; returns when its last byte arrived.
 
@@ -72,8 +85,9 @@ class LinkPool:
             flow.done = self.env.event()
         return flow.done
 
-    def _begin(self, demand: tuple[tuple[int, float], ...], alone_ns: float) -> tuple[Flow, simpy.Event]:
+    def _begin(self, wanted: Demand, alone_ns: float) -> tuple[Flow, simpy.Event]:
         """The flow on its links, and the deadline it would meet if nobody else came."""
+        demand = tuple(zip(wanted.links.tolist(), wanted.bytes.tolist(), strict=True))
         flow = Flow(demand, max(alone_ns, 1.0), self.started, updated_ns=self.env.now)
         self.started += 1
         shared = False

@@ -1,8 +1,7 @@
 """Everything the engine needs before time starts: task templates and the duration of every task.
 
-A `Program` is plain data. Its vectors have one entry a *member*: the ranks of one expert-parallel group
-(folded resolution) of each pipeline rank. Groups of several expert-parallel groups use the same layout
-with more members, `groups` of them meeting at each barrier.
+A `Program` is plain data. Its vectors have one entry a *member*: the GPUs of one expert-parallel group of
+each pipeline rank. Folded resolution runs one program, full resolution one for every such group.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from dataclasses import dataclass
 from typing import get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from moesim.simulator.chunk import (
     EP_PHASES,
@@ -22,11 +20,10 @@ from moesim.simulator.chunk import (
     build_template,
 )
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, TransferCost
+from moesim.simulator.engine.links import Demand, FloatVector, IntVector
+from moesim.simulator.engine.wires import Wires
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.schedules import Action, Overlap, Schedule
-
-IntVector = npt.NDArray[np.int64]
-FloatVector = npt.NDArray[np.float64]
 
 NS = 1e9
 """Nanoseconds in a second: cost functions return seconds, the engine counts integer nanoseconds."""
@@ -57,8 +54,13 @@ class TransferRows:
     """Of the slowest member, alone on its links, per micro-batch."""
     member_ns: IntVector
     """Payload of each member, alone on its links [micro-batches, members]."""
-    demand: tuple[tuple[int, float], ...]
-    """(link number, bytes) a micro-batch."""
+    cost: TransferCost
+    demand: Demand | None
+    """Links and bytes, where they are the same for every micro-batch."""
+    load: FloatVector
+    """Relative received rows [micro-batches, members]; one row where routing has no say."""
+    node_load: FloatVector
+    """The same averaged over the members of a node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,23 +119,9 @@ class Program:
     costs: CostTable
     blocks: tuple[tuple[BlockKind, ...], ...]
     variation: Variation
-    link_bytes_per_ns: tuple[float, ...]
-    """Per link number, see `nic_out`, `nic_in`, `scale_up`."""
-
-
-def nic_out(rank: int) -> int:
-    """Link number of the sending side of the NIC of a member of pipeline rank `rank`."""
-    return 3 * rank
-
-
-def nic_in(rank: int) -> int:
-    """Link number of the receiving side of that NIC."""
-    return 3 * rank + 1
-
-
-def scale_up(rank: int) -> int:
-    """Link number of that member's port into the scale-up network."""
-    return 3 * rank + 2
+    wires: Wires
+    group: int = 0
+    """Which expert-parallel group of each pipeline rank this is."""
 
 
 def compile_program(
@@ -142,22 +130,21 @@ def compile_program(
     costs: CostTable,
     order: OverlapOrder | None,
     variation: Variation,
-    nic_bytes_per_s: float,
-    scale_up_bytes_per_s: float,
+    wires: Wires,
+    group: int = 0,
 ) -> Program:
-    """Price every task of a schedule once, for all micro-batches and members.
+    """Price every task of a schedule once, for all micro-batches and members of a group.
 
     `blocks[stage]`: block kinds of the stage in forward order; MoE loads are taken from `variation` in
-    stage and block order. Link rates are per GPU and direction.
+    stage and block order. Run-to-run noise is drawn anew for every `group`.
     """
     members = variation.clock.shape[1]
-    compiler = _Compiler(schedule, blocks, costs, order, variation, members)
+    compiler = _Compiler(schedule, blocks, costs, order, variation, wires, group)
     ranks = tuple(
         tuple(compiler.place(rank, step) for step in steps) for rank, steps in enumerate(schedule.ranks)
     )
-    per_rank = (nic_bytes_per_s / NS, nic_bytes_per_s / NS, scale_up_bytes_per_s / NS)
     return Program(
-        schedule, members, ranks, costs, tuple(tuple(b) for b in blocks), variation, per_rank * schedule.pp
+        schedule, members, ranks, costs, tuple(tuple(b) for b in blocks), variation, wires, group
     )
 
 
@@ -171,10 +158,12 @@ class _Compiler:
         costs: CostTable,
         order: OverlapOrder | None,
         variation: Variation,
-        members: int,
+        wires: Wires,
+        group: int,
     ) -> None:
         self.schedule, self.blocks, self.costs = schedule, blocks, costs
-        self.order, self.variation, self.members = order, variation, members
+        self.order, self.variation, self.members = order, variation, variation.clock.shape[1]
+        self.wires, self.group = wires, group
         routed = [
             (s, b) for s, kinds in enumerate(blocks) for b, k in enumerate(kinds) if k in ("moe", "mtp")
         ]
@@ -186,7 +175,8 @@ class _Compiler:
         ]
         self.templates: dict[tuple[int, ActionKind, int, int], CompiledTemplate] = {}
         self.noise: dict[tuple[int, int, Phase], FloatVector] = {}
-        self.payloads: dict[tuple[int | None, float, float], tuple[list[float], IntVector]] = {}
+        self.payloads: dict[tuple[object, ...], tuple[list[float], IntVector]] = {}
+        self.even = np.ones((1, self.members))
         self.rows: dict[tuple[int, int, Phase, PhaseCost], IntVector] = {}
 
     def place(self, rank: int, step: Action | Overlap) -> PlacedStep:
@@ -212,7 +202,7 @@ class _Compiler:
             cost = self.costs.transfer.get((block_kind, task.phase, mode))
             # What routing sends depends on the load; a gather of parameters does not.
             routed = self.routed.get((stage, task.block)) if task.phase in EP_PHASES else None
-            transfer = None if cost is None else self._transfer(rank, routed, cost)
+            transfer = None if cost is None else self._transfer(rank, task.phase, routed, cost)
             price = self.costs.phase(block_kind, task.phase, task.beside)
             rows = self._compute_rows(stage, task.block, task.phase, price)
             tasks.append(
@@ -276,30 +266,38 @@ class _Compiler:
             return 1.0
         if key not in self.noise:
             entropy = [self.variation.seed, key[0], key[1], _PHASE_NUMBER[key[2]]]
+            entropy += [self.group] if self.group else []
             draws = np.random.default_rng(entropy).standard_normal(shape, dtype=np.float32)
             self.noise[key] = np.maximum(1.0 + cv * draws.astype(np.float64), 0.0)
         return self.noise[key]
 
-    def _transfer(self, rank: int, routed: int | None, cost: TransferCost) -> TransferRows:
-        payload_ns, member_ns = self._payload(routed, cost)
-        links = (
-            (nic_out(rank), cost.nic_bytes),
-            (nic_in(rank), cost.nic_bytes),
-            (scale_up(rank), cost.scale_up_bytes),
+    def _transfer(self, rank: int, phase: Phase, routed: int | None, cost: TransferCost) -> TransferRows:
+        load = self.even if routed is None else self.variation.loads[routed]
+        node_load = self.even if routed is None else self.variation.node_loads[routed]
+        payload_ns, member_ns = self._payload(rank, phase, routed, cost)
+        return TransferRows(
+            round(cost.launch_s * NS),
+            payload_ns,
+            member_ns,
+            cost,
+            self.wires.uniform(rank, phase, cost),
+            load,
+            node_load,
         )
-        demand = tuple((link, amount) for link, amount in links if amount > 0.0)
-        return TransferRows(round(cost.launch_s * NS), payload_ns, member_ns, demand)
 
-    def _payload(self, routed: int | None, cost: TransferCost) -> tuple[list[float], IntVector]:
+    def _payload(
+        self, rank: int, phase: Phase, routed: int | None, cost: TransferCost
+    ) -> tuple[list[float], IntVector]:
         """Nanoseconds of the slowest and of each member; phases with equal rates share them."""
-        key = (routed, cost.nic_s, cost.scale_up_s)
+        nic, scale_up = self.wires.slowness(rank, phase)
+        healthy = isinstance(nic, float) and isinstance(scale_up, float)
+        key = (routed, cost.nic_s, cost.scale_up_s, None if healthy else (rank, phase))
         if key not in self.payloads:
-            loads, node_loads = self.variation.loads, self.variation.node_loads
-            if routed is None:
-                alone = max(cost.nic_s, cost.scale_up_s)
-                payload = np.full((self.schedule.microbatches, self.members), alone)
-            else:
-                payload = np.maximum(cost.nic_s * node_loads[routed], cost.scale_up_s * loads[routed])
+            shape = (self.schedule.microbatches, self.members)
+            load = self.even if routed is None else self.variation.loads[routed]
+            node_load = self.even if routed is None else self.variation.node_loads[routed]
+            payload = np.maximum(cost.nic_s * node_load * nic, cost.scale_up_s * load * scale_up)
+            payload = np.broadcast_to(payload, shape)
             slowest = (payload.max(axis=1) * NS).tolist()
             self.payloads[key] = slowest, np.rint(payload * NS).astype(np.int64)
         return self.payloads[key]

@@ -17,6 +17,7 @@ from moesim.simulator.chunk import OVERLAP_ORDERS
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, SyncCost, TransferCost
 from moesim.simulator.engine.execute import Execution, SendRecord, execute
 from moesim.simulator.engine.program import Variation, compile_program
+from moesim.simulator.engine.wires import FoldedWires
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.report import compute_ns
 from moesim.simulator.schedules import build
@@ -66,7 +67,7 @@ def small(schedule: str = "dualpipe", exposed_s: float = 0.0, send_s: float = 20
     clock = np.array([[1.0, 1.01], [0.99, 1.0]])
     program = compile_program(
         build(schedule, PP, MICROBATCHES), [[kind], [kind]], costs, OVERLAP_ORDERS["deepseek-v3"],
-        Variation(clock, loads, np.ones_like(loads), 0.0, 0), 50e9, 200e9,
+        Variation(clock, loads, np.ones_like(loads), 0.0, 0), FoldedWires(PP, 50e9, 200e9, True),
     )  # fmt: skip
     return execute(program)
 
