@@ -11,8 +11,10 @@ import numpy as np
 from moesim.hwmodels.calibration import CalibrationProfile, load_profile
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.cost.table import CostTable
 from moesim.simulator.engine.program import Program, Variation, compile_program
 from moesim.simulator.engine.wires import FoldedWires
+from moesim.simulator.full.groups import ClusterPrograms, compile_groups
 from moesim.simulator.layout.in_flight import rank_stages
 from moesim.simulator.layout.loads import sampled_loads
 from moesim.simulator.layout.memory import MemoryReport, memory_by_kind
@@ -41,8 +43,16 @@ class Prepared:
     schedule: Schedule
     stages: StageAssignment
     pricer: Pricer
-    program: Program
+    programs: tuple[Program, ...]
+    """One, or one for every group of GPUs in full resolution."""
     memory: MemoryReport
+    cluster_programs: ClusterPrograms | None = None
+    """Where the members sit (full resolution)."""
+
+    @property
+    def program(self) -> Program:
+        """The program that stands for all."""
+        return self.programs[0]
 
 
 def prepare(scenario: Scenario) -> Prepared:
@@ -65,22 +75,7 @@ def prepare(scenario: Scenario) -> Prepared:
     stages = assign_stages(scenario, pricer, schedule)
     costs = pricer.table(schedule, stages)
     kinds = [[block.kind for block in stage] for stage in stages.stages]
-    variation = draw_variation(scenario, shape, layout, schedule, kinds, pricer.received_rows)
-    links = pricer.links
-    wires = FoldedWires(
-        schedule.pp,
-        links.nic_bytes_per_s or 1.0,  # a single node has no NIC traffic; its links still need a rate
-        links.scale_up_bytes_per_s,
-        costs.send_across_nodes,
-    )
-    program = compile_program(
-        schedule,
-        kinds,
-        costs,
-        scenario.communication.order,
-        variation,
-        wires,
-    )
+    programs = _programs(scenario, shape, layout, schedule, kinds, costs, pricer)
     report = memory_by_kind(
         shape,
         layout,
@@ -92,7 +87,41 @@ def prepare(scenario: Scenario) -> Prepared:
         communication_sms=scenario.communication.sms,
         capacity_bytes=cluster.accelerator.hbm_bytes,
     )
-    return Prepared(scenario, shape, cluster, profile, layout, schedule, stages, pricer, program, report)
+    singles, whole = programs
+    return Prepared(
+        scenario, shape, cluster, profile, layout, schedule, stages, pricer, singles, report, whole
+    )
+
+
+def _programs(
+    scenario: Scenario,
+    shape: ModelShape,
+    layout: Layout,
+    schedule: Schedule,
+    kinds: Sequence[Sequence[BlockKind]],
+    costs: CostTable,
+    pricer: Pricer,
+) -> tuple[tuple[Program, ...], ClusterPrograms | None]:
+    """One program for all GPUs, or one a group, by the scenario's resolution."""
+
+    def draw(group: int = 0, members: int | None = None) -> Variation:
+        return draw_variation(scenario, shape, layout, schedule, kinds, pricer.received_rows, group, members)
+
+    if scenario.resolution == "full":
+        whole = compile_groups(scenario, layout, schedule, kinds, costs, draw)
+        return whole.programs, whole
+    if scenario.faults:
+        raise InputError(
+            "faults need every GPU simulated for itself; add resolution: full (--resolution full)"
+        )
+    wires = FoldedWires(
+        schedule.pp,
+        pricer.links.nic_bytes_per_s or 1.0,  # a single node has no NIC traffic; its links need a rate
+        pricer.links.scale_up_bytes_per_s,
+        costs.send_across_nodes,
+    )
+    order = scenario.communication.order
+    return (compile_program(schedule, kinds, costs, order, draw(), wires),), None
 
 
 def load_schedule(scenario: Scenario, count: int) -> Schedule:
@@ -143,22 +172,30 @@ def draw_variation(
     schedule: Schedule,
     kinds: Sequence[Sequence[BlockKind]],
     received_rows: float,
+    group: int = 0,
+    members: int | None = None,
 ) -> Variation:
-    """Seeded vectors of one value a member: GPU speed, expert load, and the node average of the load."""
-    plan = scenario.parallel
-    members = plan.ep if plan.ep > 1 else min(layout.dp, MOST_MEMBERS)
+    """Seeded vectors of one value a member: GPU speed, expert load, and the node average of the load.
+
+    Every `group` has draws of its own; without `members` those of the folded run are drawn.
+    """
+    plan, folded = scenario.parallel, members is None
+    if members is None:
+        members = plan.ep if plan.ep > 1 else min(layout.dp, MOST_MEMBERS)
     clock_cv = scenario.variation.clock_cv.value
-    rng = np.random.default_rng([scenario.seed, 1])
+    own = [group] if group else []
+    rng = np.random.default_rng([scenario.seed, 1, *own])
     clock = 1.0 / np.maximum(1.0 + clock_cv * rng.standard_normal((schedule.pp, members)), 0.1)
     routed = sum(kind in ("moe", "mtp") for stage in kinds for kind in stage)
     cv = scenario.routing.expert_load_cv.value
     if shape.moe is None or not routed or plan.ep == 1 or cv == 0.0:
         flat = np.ones((routed, schedule.microbatches, members))
-        if clock_cv == 0.0 and scenario.variation.jitter_cv.value == 0.0:
+        if folded and clock_cv == 0.0 and scenario.variation.jitter_cv.value == 0.0:
             clock, flat = clock[:, :1], flat[:, :, :1]  # every member is the same: one stands for all
         return Variation(clock, flat, flat, scenario.variation.jitter_cv.value, scenario.seed)
     samples = routed * schedule.microbatches
-    loads = sampled_loads(scenario.seed, samples, plan.ep, shape.moe.experts, cv, received_rows)
+    seed = [scenario.seed, 2, group] if group else scenario.seed
+    loads = sampled_loads(seed, samples, plan.ep, shape.moe.experts, cv, received_rows)
     per_node = min(plan.ep, layout.gpus_per_node)
     nodes = loads.reshape(samples, plan.ep // per_node, per_node).mean(axis=2).repeat(per_node, axis=1)
     full = (routed, schedule.microbatches, members)

@@ -16,9 +16,11 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.network import load_network
 from moesim.hwmodels.node import load_node
 from moesim.hwmodels.provenance import SourcedFraction
+from moesim.hwmodels.topologies import Spreading
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import EXTENSIONS, load_mapping, parse_mapping
 from moesim.simulator.chunk import OVERLAP_ORDERS, OverlapOrder
+from moesim.simulator.full.faults import Fault
 from moesim.simulator.layout.parallel import ParallelPlan
 from moesim.simulator.model.precision import PRECISIONS, Precision
 
@@ -122,6 +124,12 @@ class Scenario(_Part):
     routing: Routing
     variation: Variation
     run: RunPlan
+    resolution: Literal["folded", "full"] = "folded"
+    """`folded`: one group of GPUs stands for all; `full`: every GPU for itself."""
+    spreading: Spreading = "modulo"
+    """How switches spread flows over equal paths (full resolution)."""
+    faults: tuple[Fault, ...] = ()
+    """What is broken or slow in the cluster (full resolution)."""
     seed: int = Field(0, ge=0, lt=2**63)
     _base: str | None = PrivateAttr(None)
     """Folder that relative paths start from (set by the loader)."""

@@ -288,13 +288,14 @@ def _synchronise(machines: list[_Machine]) -> tuple[list[SyncRecord], int]:
     schedule, sync = program.schedule, program.costs.sync
     done = [max(_end(machine.records[r]) for machine in machines) for r in range(schedule.pp)]
     ready = [max(done[holder] for holder in holders(schedule, r)) for r in range(schedule.pp)]
-    reduced = [t + round(sync[r].reduce_s * NS) for r, t in enumerate(ready)]
+    slow = [max(m.program.wires.sync_slowness(r) for m in machines) for r in range(schedule.pp)]
+    reduced = [t + round(sync[r].reduce_s * slow[r] * NS) for r, t in enumerate(ready)]
     meet = max(reduced)
     result = []
     for r in range(schedule.pp):
         norm = meet + round(sync[r].norm_s * NS)
         updated = norm + round(sync[r].optimizer_s * NS)
-        gathered = updated + round(sync[r].gather_s * NS)
+        gathered = updated + round(sync[r].gather_s * slow[r] * NS)
         result.append(
             SyncRecord(done[r], (ready[r], reduced[r]), (meet, norm), (norm, updated), (updated, gathered))
         )

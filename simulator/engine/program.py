@@ -41,7 +41,7 @@ class Variation:
     clock: FloatVector
     loads: FloatVector
     node_loads: FloatVector
-    jitter_cv: float
+    jitter_cv: float | FloatVector
     seed: int
 
 
@@ -173,6 +173,11 @@ class _Compiler:
         self.clock = [
             variation.clock[[schedule.rank_of(stage, m) for m in micro]] for stage in range(len(blocks))
         ]
+        cv = variation.jitter_cv
+        self.jitter = [
+            cv if isinstance(cv, float) else cv[[schedule.rank_of(stage, m) for m in micro]]
+            for stage in range(len(blocks))
+        ]
         self.templates: dict[tuple[int, ActionKind, int, int], CompiledTemplate] = {}
         self.noise: dict[tuple[int, int, Phase], FloatVector] = {}
         self.payloads: dict[tuple[object, ...], tuple[list[float], IntVector]] = {}
@@ -261,8 +266,8 @@ class _Compiler:
 
     def _noise(self, key: tuple[int, int, Phase], shape: tuple[int, ...]) -> FloatVector | float:
         """Run-to-run factor of a phase: one draw a micro-batch and member, however it is run."""
-        cv = self.variation.jitter_cv
-        if cv == 0.0:
+        cv = self.jitter[key[0]]
+        if isinstance(cv, float) and cv == 0.0:
             return 1.0
         if key not in self.noise:
             entropy = [self.variation.seed, key[0], key[1], _PHASE_NUMBER[key[2]]]

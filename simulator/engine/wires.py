@@ -7,8 +7,9 @@ from typing import Protocol
 import numpy as np
 
 from moesim.simulator.cost.table import TransferCost
-from moesim.simulator.engine.links import Demand, FloatVector, IntVector
+from moesim.simulator.engine.links import Demand
 from moesim.simulator.model.operator import Phase
+from moesim.simulator.vectors import FloatVector, IntVector
 
 PORTS = 4
 """Links of one GPU in the folded cluster: NIC out and in, scale-up port out and in."""
@@ -40,6 +41,9 @@ class Wires(Protocol):
 
     def send_slowness(self, source: int, target: int) -> FloatVector | float:
         """The same for a send between two pipeline ranks."""
+
+    def sync_slowness(self, rank: int) -> float:
+        """The same for a ring through all members of a pipeline rank."""
 
     def ports(self, rank: int) -> tuple[IntVector, IntVector]:
         """(NIC out, scale-up out): link numbers of the members' ports."""
@@ -86,6 +90,10 @@ class FoldedWires:
         return 1.0, 1.0
 
     def send_slowness(self, source: int, target: int) -> float:
+        """Every member is healthy."""
+        return 1.0
+
+    def sync_slowness(self, rank: int) -> float:
         """Every member is healthy."""
         return 1.0
 

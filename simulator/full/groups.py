@@ -1,0 +1,89 @@
+"""Every group of GPUs as a program of its own: who is in it, how its members differ, what links it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from moesim.hwmodels.topologies import Topology
+from moesim.simulator.cost.table import CostTable
+from moesim.simulator.vectors import IntVector
+from moesim.simulator.engine.program import Program, Variation, compile_program
+from moesim.simulator.full.faults import check_faults, degraded, jitter_cvs, slow_factors, surviving_groups
+from moesim.simulator.full.wires import ClusterWires
+from moesim.simulator.layout.parallel import Layout
+from moesim.simulator.model.operator import BlockKind
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.schedules import Schedule
+
+MOST_MEMBERS = 256
+"""Members of one program where no expert-parallel group says how many."""
+
+
+Draw = Callable[[int, int], Variation]
+"""(group, members) -> how the members of that group differ from each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPrograms:
+    """Programs of all groups that run, and where their members sit.
+
+    `gpus[rank, group, member]`: global GPU numbers, of all groups; `running`: the groups that have a
+    program, in its order.
+    """
+
+    programs: tuple[Program, ...]
+    gpus: IntVector
+    running: tuple[int, ...]
+    topology: Topology
+
+
+def grouped_gpus(layout: Layout) -> IntVector:
+    """Global GPU numbers [pipeline rank, group, member]: expert-parallel groups, or runs of neighbours."""
+    plan, inner = layout.plan, layout.gpus_per_pipeline_rank
+    numbers = np.arange(layout.n_gpus, dtype=np.int64).reshape(plan.pp, inner)
+    if plan.ep > 1:
+        folded = numbers.reshape(plan.pp, layout.expert_dp, plan.ep, plan.expert_tp)
+        return folded.transpose(0, 1, 3, 2).reshape(plan.pp, -1, plan.ep)
+    members = max(m for m in range(1, min(inner, MOST_MEMBERS) + 1) if inner % m == 0)
+    return numbers.reshape(plan.pp, -1, members)
+
+
+def compile_groups(
+    scenario: Scenario,
+    layout: Layout,
+    schedule: Schedule,
+    kinds: Sequence[Sequence[BlockKind]],
+    costs: CostTable,
+    draw: Draw,
+) -> ClusterPrograms:
+    """One program a group of GPUs, all on the links of the cluster with its faults (docs/model.md, N1-N3).
+
+    Raises InputError for faults of what is not there, InfeasibleError where they leave no way to end a step.
+    """
+    cluster, faults = scenario.machine, scenario.faults
+    check_faults(faults, cluster)
+    gpus = grouped_gpus(layout)
+    running = surviving_groups(faults, gpus, layout.gpus_per_node)
+    healthy = cluster.topology()
+    topology = degraded(healthy, faults)
+    per_node = min(gpus.shape[2], layout.gpus_per_node)
+    programs = []
+    for group in running:
+        own = gpus[:, group]
+        wires = ClusterWires(
+            topology, healthy, own, per_node, scenario.spreading, scenario.seed, scenario.parallel.ep > 1
+        )
+        variation = draw(group, gpus.shape[2])
+        usual = scenario.variation.jitter_cv.value
+        jitter = jitter_cvs(faults, own, usual)
+        variation = replace(
+            variation,
+            clock=variation.clock * slow_factors(faults, own),
+            jitter_cv=usual if bool((jitter == usual).all()) else jitter,
+        )
+        order = scenario.communication.order
+        programs.append(compile_program(schedule, kinds, costs, order, variation, wires, group))
+    return ClusterPrograms(tuple(programs), gpus, tuple(running), topology)
