@@ -134,7 +134,7 @@ def utilisation(execution: Execution, nic_bytes_per_s: float, scale_up_bytes_per
     transfers = sum(
         record.finishes[n] - record.begins[n] for record in records for n in record.step.code.transfers
     )
-    carried = execution.carried_bytes
+    carried: list[float] = execution.carried_bytes.tolist()
     nic = fsum(carried[nic_out(r)] for r in range(ranks))
     nvlink = fsum(carried[scale_up(r)] for r in range(ranks))
     return Utilisation(

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 import simpy
 
-from moesim.simulator.engine.links import LinkPool
+from moesim.simulator.engine.links import Demand, LinkPool
 from moesim.simulator.engine.program import (
     NS,
     CompiledTemplate,
+    FloatVector,
     IntVector,
     PlacedStep,
     Program,
@@ -77,7 +78,7 @@ class Execution:
     syncs: list[SyncRecord]
     sends: list[SendRecord]
     end_ns: int
-    carried_bytes: list[float]
+    carried_bytes: FloatVector
     events: int
 
 
@@ -92,6 +93,7 @@ class _Machine:
         self.waiting: dict[tuple[str, int, int], simpy.Event] = {}
         self.records: list[list[StepRecord]] = [[] for _ in program.ranks]
         self.sends: list[SendRecord] = []
+        self.send_demand: dict[tuple[int, int], Demand] = {}
         self.last_stage = program.schedule.n_stages - 1
         self.send_ns = program.costs.send_s * NS
 
@@ -114,10 +116,7 @@ class _Machine:
             self.deliver(key, ready)
             return
         label = f"{stage}{kind}{microbatch}"
-        # A scale-up port is one link for both directions: a send counts at its source only.
-        across = self.program.costs.send_across_nodes
-        links = (nic_out(rank), nic_in(target)) if across else (scale_up(rank),)
-        demand = tuple((link, self.program.costs.send_bytes) for link in links)
+        demand = self.demand_of_send(rank, target)
 
         def launch(_: simpy.Event) -> None:
             begin = int(self.env.now)
@@ -132,6 +131,15 @@ class _Machine:
             arrived.callbacks.append(finish)
 
         self.at(int(ready.max()), launch)
+
+    def demand_of_send(self, rank: int, target: int) -> Demand:
+        if (rank, target) not in self.send_demand:
+            # A scale-up port is one link for both directions: a send counts at its source only.
+            across = self.program.costs.send_across_nodes
+            links = (nic_out(rank), nic_in(target)) if across else (scale_up(rank),)
+            demand = Demand.of((link, self.program.costs.send_bytes) for link in links)
+            self.send_demand[rank, target] = demand
+        return self.send_demand[rank, target]
 
     def at(self, when_ns: int, call: Callable[[simpy.Event], None]) -> None:
         timeout = self.env.timeout(max(0, when_ns - int(self.env.now)))

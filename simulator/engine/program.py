@@ -22,6 +22,7 @@ from moesim.simulator.chunk import (
     build_template,
 )
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, TransferCost
+from moesim.simulator.engine.links import Demand
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.schedules import Action, Overlap, Schedule
 
@@ -57,8 +58,8 @@ class TransferRows:
     """Of the slowest member, alone on its links, per micro-batch."""
     member_ns: IntVector
     """Payload of each member, alone on its links [micro-batches, members]."""
-    demand: tuple[tuple[int, float], ...]
-    """(link number, bytes) a micro-batch."""
+    demand: Demand
+    """Bytes on every link it crosses, a micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,8 +288,7 @@ class _Compiler:
             (nic_in(rank), cost.nic_bytes),
             (scale_up(rank), cost.scale_up_bytes),
         )
-        demand = tuple((link, amount) for link, amount in links if amount > 0.0)
-        return TransferRows(round(cost.launch_s * NS), payload_ns, member_ns, demand)
+        return TransferRows(round(cost.launch_s * NS), payload_ns, member_ns, Demand.of(links))
 
     def _payload(self, routed: int | None, cost: TransferCost) -> tuple[list[float], IntVector]:
         """Nanoseconds of the slowest and of each member; phases with equal rates share them."""
