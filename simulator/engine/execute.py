@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import simpy
 
-from moesim.simulator.engine.links import FloatVector, IntVector, LinkPool
+from moesim.simulator.engine.links import LinkPool
 from moesim.simulator.engine.program import NS, CompiledTemplate, PlacedStep, Program
 from moesim.simulator.schedules import Schedule
+from moesim.simulator.vectors import FloatVector, IntVector
 
 Process = Generator[simpy.Event, Any, None]
 

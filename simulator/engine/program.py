@@ -20,10 +20,11 @@ from moesim.simulator.chunk import (
     build_template,
 )
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, TransferCost
-from moesim.simulator.engine.links import Demand, FloatVector, IntVector
+from moesim.simulator.engine.links import Demand
 from moesim.simulator.engine.wires import Wires
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.schedules import Action, Overlap, Schedule
+from moesim.simulator.vectors import FloatVector, IntVector
 
 NS = 1e9
 """Nanoseconds in a second: cost functions return seconds, the engine counts integer nanoseconds."""
@@ -143,9 +144,7 @@ def compile_program(
     ranks = tuple(
         tuple(compiler.place(rank, step) for step in steps) for rank, steps in enumerate(schedule.ranks)
     )
-    return Program(
-        schedule, members, ranks, costs, tuple(tuple(b) for b in blocks), variation, wires, group
-    )
+    return Program(schedule, members, ranks, costs, tuple(tuple(b) for b in blocks), variation, wires, group)
 
 
 class _Compiler:

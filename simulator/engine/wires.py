@@ -72,7 +72,7 @@ class FoldedWires:
         """Bytes of a member with the mean load, whatever the load."""
         amounts = (cost.nic_bytes, cost.nic_bytes, cost.scale_up_bytes, cost.scale_up_bytes)
         used = [(PORTS * rank + port, amount) for port, amount in enumerate(amounts) if amount > 0.0]
-        return _demand(used)
+        return Demand.of(used)
 
     def transfer(
         self, rank: int, phase: Phase, cost: TransferCost, load: FloatVector, node_load: FloatVector
@@ -83,7 +83,7 @@ class FoldedWires:
     def send(self, source: int, target: int, size: float) -> Demand:
         """NICs where the pipeline crosses nodes, else scale-up ports."""
         first = 0 if self._sends_cross_nodes else 2
-        return _demand([(PORTS * source + first, size), (PORTS * target + first + 1, size)])
+        return Demand.of([(PORTS * source + first, size), (PORTS * target + first + 1, size)])
 
     def slowness(self, rank: int, phase: Phase) -> tuple[float, float]:
         """Every member is healthy."""
@@ -100,7 +100,3 @@ class FoldedWires:
     def ports(self, rank: int) -> tuple[IntVector, IntVector]:
         """The ports of the one GPU."""
         return np.array([PORTS * rank]), np.array([PORTS * rank + 2])
-
-
-def _demand(used: list[tuple[int, float]]) -> Demand:
-    return Demand(np.array([link for link, _ in used], np.int64), np.array([b for _, b in used]))

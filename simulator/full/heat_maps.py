@@ -109,4 +109,3 @@ def _by_node(title: str, unit: str, of_gpu: FloatVector, gpus_per_node: int) -> 
 
 def _rounded(values: FloatVector) -> tuple[tuple[float | None, ...], ...]:
     return tuple(tuple(None if np.isnan(v) else round(float(v), 9) for v in row) for row in values)
-

@@ -145,9 +145,7 @@ def skew_rows(times: Sequence[GroupTimes]) -> tuple[SkewRow, ...]:
     for (phase, position), parts in sorted(gathered.items()):
         low, mid, high = np.percentile(np.concatenate(parts), [10, 50, 90])
         rows.append(
-            SkewRow(
-                phase=phase, layer=position, p10_s=float(low), p50_s=float(mid), p90_s=float(high)
-            )
+            SkewRow(phase=phase, layer=position, p10_s=float(low), p50_s=float(mid), p90_s=float(high))
         )
     return tuple(rows)
 
@@ -166,9 +164,7 @@ def link_ends(topology: Topology) -> LinkEnds:
     wiring = topology.wiring
     pairs = np.array([wiring.tails, wiring.heads])
     kinds = np.array(topology.links().kinds)
-    return LinkEnds(
-        pairs.T.ravel(), pairs[::-1].T.ravel(), np.isin(kinds, sorted(SCALE_UP_KINDS))
-    )
+    return LinkEnds(pairs.T.ravel(), pairs[::-1].T.ravel(), np.isin(kinds, sorted(SCALE_UP_KINDS)))
 
 
 def link_utilisation(topology: Topology, carried_bytes: FloatVector, end_ns: int) -> FloatVector:

@@ -33,7 +33,9 @@ class Pattern:
     peers: tuple[int, int]
     """Other nodes of the group, and other members in a node: a GPU's bytes go to them in equal parts."""
 
-    def demand(self, nic_bytes: float, scale_up_bytes: float, load: FloatVector, node_load: FloatVector) -> Demand:
+    def demand(
+        self, nic_bytes: float, scale_up_bytes: float, load: FloatVector, node_load: FloatVector
+    ) -> Demand:
         """Bytes on each link for these bytes a GPU and relative rows of the members (eq. N1)."""
         pair_bytes = np.empty(len(self.loaded))
         outer, inner = self.loaded[: self.outer_pairs], self.loaded[self.outer_pairs :]
@@ -53,7 +55,10 @@ class Pattern:
         """
         even = np.ones(members)
         result = []
-        for nic, up, pairs in ((1.0, 0.0, slice(0, self.outer_pairs)), (0.0, 1.0, slice(self.outer_pairs, None))):
+        for nic, up, pairs in (
+            (1.0, 0.0, slice(0, self.outer_pairs)),
+            (0.0, 1.0, slice(self.outer_pairs, None)),
+        ):
             demand = self.demand(nic, up, even, even)
             time = demand.bytes / capacity[self.links]
             chosen = np.zeros(len(self.loaded), bool)
@@ -135,9 +140,7 @@ class ClusterWires:
         return self._patterns[key]
 
     def _exchange(self, topology: Topology, rank: int, outward: bool) -> Pattern:
-        return exchange_pattern(
-            topology, self.gpus[rank], self.per_node, outward, self.spreading, self.seed
-        )
+        return exchange_pattern(topology, self.gpus[rank], self.per_node, outward, self.spreading, self.seed)
 
     def uniform(self, rank: int, phase: Phase, cost: TransferCost) -> Demand | None:
         """Parameters go round a ring through every GPU's own ports; routed rows depend on the load."""
@@ -193,7 +196,8 @@ class ClusterWires:
         key = (source, target)
         if key not in self._send_slow:
             now, before = (
-                self._times(t, self._send_pattern(t, source, target))[0] for t in (self.topology, self.healthy)
+                self._times(t, self._send_pattern(t, source, target))[0]
+                for t in (self.topology, self.healthy)
             )
             self._send_slow[key] = _ratio(now, before)
         return self._send_slow[key]
@@ -205,7 +209,8 @@ class ClusterWires:
         gpus = self.gpus[rank]
         step = self.per_node if len(gpus) > self.per_node else 1
         now, before = (
-            self._times(t, self._pairs(t, gpus, np.roll(gpus, -step)))[0] for t in (self.topology, self.healthy)
+            self._times(t, self._pairs(t, gpus, np.roll(gpus, -step)))[0]
+            for t in (self.topology, self.healthy)
         )
         return float(np.max(_ratio(now, before)))
 

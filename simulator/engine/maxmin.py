@@ -1,0 +1,133 @@
+"""Max-min fair rates of flows that cross links: pure arrays, no clock (docs/model.md, eq. E3).
+
+`fill` is the solver; `max_min_rates` puts it behind whole transfers; `few_rates` does the same for a
+handful of flows in plain Python, where arrays would cost more than they save.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+
+TIE = 1e-12
+"""Levels that differ by less, relatively, are one level."""
+
+
+def max_min_rates(
+    indptr: IntArray, links: IntArray, weights: FloatArray, caps: FloatArray, capacity: FloatArray
+) -> FloatArray:
+    """Progress of every flow in transfers per unit of time (1 = the whole transfer) under max-min fairness.
+
+    Flow i puts `weights[indptr[i]:indptr[i+1]]` bytes on `links[indptr[i]:indptr[i+1]]` per transfer; a link
+    named twice counts with its sum. `caps`: 1 / duration alone; `capacity`: bytes per unit of time of every
+    link, infinite allowed. A flow without bytes runs at its cap. Raises ValueError for shapes that do not
+    fit, negative numbers, and a flow that nothing limits. Source: Bertsekas and Gallager, Data Networks,
+    section 6.5.2; docs/model.md, eq. E3.
+    """
+    n = len(caps)
+    if len(indptr) != n + 1 or len(links) != len(weights) or int(indptr[-1]) != len(links):
+        raise ValueError(f"{n} caps need {n + 1} row starts that end at {len(links)} links and weights")
+    if (weights < 0).any() or (caps < 0).any() or (capacity < 0).any():
+        raise ValueError("weights, caps and capacity must not be negative")
+    flow = np.repeat(np.arange(n), np.diff(indptr))
+    bounded = (weights > 0) & np.isfinite(capacity[links])
+    free = np.bincount(flow[bounded], minlength=n) == 0
+    if not np.isfinite(caps[free]).all():
+        raise ValueError("a flow without a finite cap or link would never take any time")
+    largest = np.zeros(n)
+    flow, links, weights = _merged(flow, links, weights, len(capacity))
+    np.maximum.at(largest, flow, weights)
+    bounded = (weights > 0) & np.isfinite(capacity[links])
+    flow, links, weights = flow[bounded], links[bounded], weights[bounded]
+    ids = np.flatnonzero(~free)
+    place = np.cumsum(~free) - 1
+    starts = np.searchsorted(flow, ids)
+    rates = caps.astype(np.float64)
+    wide = largest[ids]
+    x = fill(np.append(starts, len(flow)), links, weights / wide[place[flow]], caps[ids] * wide, capacity)
+    rates[ids] = np.minimum(x / wide, caps[ids])
+    return rates
+
+
+def _merged(
+    flow: IntArray, links: IntArray, weights: FloatArray, n_links: int
+) -> tuple[IntArray, IntArray, FloatArray]:
+    """Entries with each link once a flow; as given where that is so already."""
+    key = flow * n_links + links
+    order = np.argsort(key, kind="stable")
+    fresh = np.append(True, np.diff(key[order]) > 0)[: len(key)]
+    if fresh.all():
+        return flow, links, weights
+    first = order[fresh]
+    return flow[first], links[first], np.bincount(np.cumsum(fresh) - 1, weights[order])
+
+
+def fill(
+    indptr: IntArray, links: IntArray, share: FloatArray, caps: FloatArray, capacity: FloatArray
+) -> FloatArray:
+    """Max-min fair bandwidth of every flow; flow i takes `share` times its bandwidth of each of its links.
+
+    Every flow has at least one link, every link a finite capacity; shares are positive. Instead of one level
+    after the other, each round settles every link whose own level is the lowest that any of its flows
+    meets: levels only rise while others settle, so no later round can undercut it (docs/model.md, eq. E3).
+    """
+    x = np.zeros(len(caps))
+    ids = np.arange(len(caps))
+    counts = np.diff(indptr)
+    flow = np.repeat(ids, counts)
+    used = np.zeros(len(capacity))
+    while len(ids):
+        slope = np.bincount(links, share, minlength=len(capacity))
+        room = np.maximum(capacity - used, 0.0)
+        at = room[links] / slope[links]
+        starts = np.cumsum(counts) - counts
+        level = np.minimum(np.minimum.reduceat(at, starts), caps)
+        held = np.zeros(len(capacity), dtype=bool)
+        held[links[at > (level * (1.0 + TIE))[flow]]] = True
+        done = np.logical_or.reduceat(~held[links], starts) | (caps <= level)
+        x[ids[done]] = level[done]
+        gone = done[flow]
+        used += np.bincount(links[gone], (share * level[flow])[gone], minlength=len(capacity))
+        stay = ~gone
+        links, share = links[stay], share[stay]
+        flow = (np.cumsum(~done) - 1)[flow[stay]]
+        ids, caps, counts = ids[~done], caps[~done], counts[~done]
+    return x
+
+
+def few_rates(
+    flows: Sequence[tuple[Sequence[tuple[int, float]], float]], capacity: Sequence[float]
+) -> list[float]:
+    """`max_min_rates` for a handful of flows: ((link, bytes) pairs, duration alone), level after level.
+
+    The bandwidth of all unfrozen flows rises together, measured on the link where each has most bytes,
+    until a link is full or a flow reaches its cap (docs/model.md, eq. E3).
+    """
+    largest = [max((b for _, b in demand), default=0.0) for demand, _ in flows]
+    cap = [big / alone for big, (_, alone) in zip(largest, flows, strict=True)]
+    rate = [0.0] * len(flows)
+    active = [i for i, big in enumerate(largest) if big > 0.0]
+    used: dict[int, float] = {}
+    while active:
+        slope: dict[int, float] = {}
+        for i in active:
+            for link, amount in flows[i][0]:
+                slope[link] = slope.get(link, 0.0) + amount / largest[i]
+        room = min(max(0.0, capacity[link] - used.get(link, 0.0)) / s for link, s in slope.items() if s > 0.0)
+        step = min([room, *(cap[i] - rate[i] for i in active)])
+        for link, s in slope.items():
+            used[link] = used.get(link, 0.0) + s * step
+        full = {link for link in slope if capacity[link] - used[link] <= TIE * capacity[link]}
+        left = []
+        for i in active:
+            rate[i] += step
+            blocked = any(link in full and amount > 0.0 for link, amount in flows[i][0])
+            if not blocked and rate[i] < cap[i] * (1.0 - TIE):
+                left.append(i)
+        active = left
+    return [rate[i] / largest[i] if largest[i] > 0.0 else 1.0 / flows[i][1] for i in range(len(flows))]

@@ -1,0 +1,273 @@
+"""Who slows whom: the offered load of every link, and the flows that full links tie together.
+
+A link whose flows, all at their own pace, would not fill it can never hold one of them back; only the
+others, the *tight* links, couple flows (docs/model.md, eq. E3a). `FewLinks` keeps that in plain Python,
+`ManyLinks` in arrays; both give the same flows and rates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import simpy
+
+from moesim.simulator.engine.maxmin import few_rates, fill
+
+IntVector = npt.NDArray[np.int64]
+FloatVector = npt.NDArray[np.float64]
+Pairs = tuple[tuple[int, float], ...]
+
+WHOLE = 1 << 44
+"""A link's capacity in the unit that offered loads are counted in: whole numbers neither drift over any
+number of starts and ends nor depend on their order."""
+TIGHT = WHOLE + 17
+"""Offered load above which a link may hold flows back: its capacity, and 1e-12 of it for rounding."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Demand:
+    """What one transfer puts on the links it crosses: `bytes[i]` on link `links[i]`.
+
+    Links without bytes are dropped, a link named twice counts with its sum. Raises ValueError for lengths
+    that differ and for bytes that are negative or not finite.
+    """
+
+    links: IntVector
+    bytes: FloatVector
+    _pairs: Pairs | None = field(init=False, default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        """Bring both vectors into the form that the pool relies on."""
+        links, amounts = np.asarray(self.links, np.int64), np.asarray(self.bytes, np.float64)
+        if links.shape != amounts.shape or links.ndim != 1:
+            raise ValueError(f"{links.shape} links for {amounts.shape} byte counts")
+        if not np.isfinite(amounts).all() or (amounts < 0.0).any():
+            raise ValueError("bytes of a transfer must be finite and not negative")
+        if not amounts.all():
+            links, amounts = links[amounts > 0.0], amounts[amounts > 0.0]
+        unique, place = np.unique(links, return_inverse=True)
+        if len(unique) < len(links):
+            links, amounts = unique, np.bincount(place, amounts)
+        object.__setattr__(self, "links", links)
+        object.__setattr__(self, "bytes", amounts)
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[int, float]]) -> Demand:
+        """The demand of (link, bytes) pairs."""
+        rows = list(pairs)
+        return cls(np.array([link for link, _ in rows], np.int64), np.array([b for _, b in rows]))
+
+    @property
+    def pairs(self) -> Pairs:
+        """(link, bytes) in plain Python."""
+        if self._pairs is None:
+            pairs = tuple(zip(self.links.tolist(), self.bytes.tolist(), strict=True))
+            object.__setattr__(self, "_pairs", pairs)
+            return pairs
+        return self._pairs
+
+
+@dataclass(slots=True, eq=False)
+class Flow:
+    """One transfer in flight; `alone_ns` is its duration with no other transfer around."""
+
+    demand: Demand
+    alone_ns: float
+    serial: int
+    done: simpy.Event | None = None
+    """Succeeds when the last byte arrived; made only once somebody needs to wait for it."""
+    remaining: float = 1.0
+    rate: float = 0.0
+    updated_ns: float = 0.0
+    version: int = 0
+    offered: Any = None
+    """Its load on each of its links, in units of capacity / WHOLE."""
+
+
+class Sharing(Protocol):
+    """Which flows have to be solved again when one starts or ends, and their rates."""
+
+    def join(self, flow: Flow) -> list[list[Flow]]:
+        """Put a flow on its links; return the coupled groups to solve, none if nothing holds it back."""
+
+    def leave(self, flow: Flow) -> list[list[Flow]]:
+        """Take a flow off its links; return the groups that it held back."""
+
+    def rates(self, flows: Sequence[Flow]) -> list[float]:
+        """Progress per nanosecond of a group."""
+
+    def carried(self) -> FloatVector:
+        """Bytes that transfers have put on every link so far."""
+
+    def busy(self) -> list[int]:
+        """Links that a transfer is on now."""
+
+
+class FewLinks:
+    """Sharing in plain Python: best for transfers on a few links each."""
+
+    def __init__(self, capacity: FloatVector) -> None:
+        """Start with every link idle; `capacity` in bytes/ns."""
+        self.capacity: list[float] = capacity.tolist()
+        self.unit = [WHOLE / c if c > 0.0 else float("inf") for c in self.capacity]
+        self.load = [0] * len(self.capacity)
+        self.bytes = [0.0] * len(self.capacity)
+        # Flows of a link in order of their start: a dict keeps that order, so ties are reproducible.
+        self.users: list[dict[Flow, None]] = [{} for _ in self.capacity]
+
+    def join(self, flow: Flow) -> list[list[Flow]]:
+        """Put a flow on its links; return the coupled groups to solve, none if nothing holds it back."""
+        flow.offered = offered = []
+        alone, load, unit = flow.alone_ns, self.load, self.unit
+        tight = False
+        for link, amount in flow.demand.pairs:
+            self.bytes[link] += amount
+            self.users[link][flow] = None
+            part = ceil(min(amount * unit[link] / alone, TIGHT + 1))
+            offered.append(part)
+            load[link] += part
+            tight = tight or load[link] > TIGHT
+        return [self._coupled(flow)] if tight else []
+
+    def leave(self, flow: Flow) -> list[list[Flow]]:
+        """Take a flow off its links; return the groups that it held back."""
+        load = self.load
+        freed = []
+        for (link, _), part in zip(flow.demand.pairs, flow.offered, strict=True):
+            if load[link] > TIGHT:
+                freed.append(link)
+            load[link] -= part
+            del self.users[link][flow]
+        groups: list[list[Flow]] = []
+        seen: set[Flow] = set()
+        for link in freed:
+            for user in self.users[link]:
+                if user not in seen:
+                    groups.append(self._coupled(user))
+                    seen.update(groups[-1])
+        return groups
+
+    def _coupled(self, flow: Flow) -> list[Flow]:
+        """Flows that share a tight link with `flow`, directly or through others, in order of their start."""
+        seen = {flow}
+        queue = [flow]
+        while queue:
+            for link, _ in queue.pop().demand.pairs:
+                if self.load[link] > TIGHT:
+                    for other in self.users[link]:
+                        if other not in seen:
+                            seen.add(other)
+                            queue.append(other)
+        return sorted(seen, key=lambda f: f.serial)
+
+    def rates(self, flows: Sequence[Flow]) -> list[float]:
+        """Progress per nanosecond of a group."""
+        if len(flows) == 1 and all(self.load[link] <= TIGHT for link, _ in flows[0].demand.pairs):
+            return [1.0 / flows[0].alone_ns]
+        return few_rates([(f.demand.pairs, f.alone_ns) for f in flows], self.capacity)
+
+    def carried(self) -> FloatVector:
+        """Bytes that transfers have put on every link so far."""
+        return np.array(self.bytes)
+
+    def busy(self) -> list[int]:
+        """Links that a transfer is on now."""
+        return [link for link, users in enumerate(self.users) if users]
+
+
+class ManyLinks:
+    """Sharing in arrays: best for transfers on hundreds of links each, or for thousands of links."""
+
+    def __init__(self, capacity: FloatVector) -> None:
+        """Start with every link idle; `capacity` in bytes/ns."""
+        self.capacity = capacity
+        with np.errstate(divide="ignore"):
+            self.unit = WHOLE / capacity
+        self.load = np.zeros(len(capacity), dtype=np.int64)
+        self.bytes = np.zeros(len(capacity))
+        self.flows: dict[Flow, None] = {}
+        self.number = np.zeros(len(capacity), dtype=np.int64)
+
+    def join(self, flow: Flow) -> list[list[Flow]]:
+        """Put a flow on its links; return the coupled groups to solve, none if nothing holds it back."""
+        links, amounts = flow.demand.links, flow.demand.bytes
+        part = np.ceil(np.minimum(amounts * self.unit[links] / flow.alone_ns, TIGHT + 1)).astype(np.int64)
+        load = self.load[links] + part
+        flow.offered = part
+        self.load[links] = load
+        self.bytes[links] += amounts
+        self.flows[flow] = None
+        tight = load > TIGHT
+        return [self._coupled(links[tight])] if tight.any() else []
+
+    def leave(self, flow: Flow) -> list[list[Flow]]:
+        """Take a flow off its links; return the groups that it held back, as one."""
+        links = flow.demand.links
+        load = self.load[links]
+        self.load[links] = load - flow.offered
+        del self.flows[flow]
+        tight = load > TIGHT
+        coupled = self._coupled(links[tight]) if tight.any() else []
+        return [coupled] if coupled else []
+
+    def _coupled(self, links: IntVector) -> list[Flow]:
+        """Flows on `links` and those that tight links tie to them, in order of their start."""
+        flows = list(self.flows)
+        if not flows:
+            return []
+        entry = np.concatenate([f.demand.links for f in flows])
+        owner = np.repeat(np.arange(len(flows)), [len(f.demand.links) for f in flows])
+        reached = np.zeros(len(self.capacity), dtype=bool)
+        reached[links] = True
+        tying = (self.load[entry] > TIGHT) | reached[entry]
+        entry, owner = entry[tying], owner[tying]
+        chosen = np.zeros(len(flows), dtype=bool)
+        known = 0
+        while True:
+            chosen[owner[reached[entry]]] = True
+            found = int(np.count_nonzero(chosen))
+            if found in (known, len(flows)):
+                return [flow for flow, take in zip(flows, chosen.tolist(), strict=True) if take]
+            known = found
+            reached[entry[chosen[owner]]] = True
+
+    def rates(self, flows: Sequence[Flow]) -> list[float]:
+        """Progress per nanosecond of a group."""
+        entry = np.concatenate([f.demand.links for f in flows])
+        flow = np.repeat(np.arange(len(flows)), [len(f.demand.links) for f in flows])
+        largest = np.array([f.demand.bytes.max() for f in flows])
+        alone = np.array([f.alone_ns for f in flows])
+        held = self.load[entry] > TIGHT
+        links, who = entry[held], flow[held]
+        rates = 1.0 / alone
+        if len(links):
+            counts = np.bincount(who, minlength=len(flows))
+            some = counts > 0
+            share = np.concatenate([f.demand.bytes for f in flows])[held] / largest[who]
+            # Numbered among themselves, the solver's vectors are as long as the group, not the cluster.
+            mark = np.zeros(len(self.capacity), dtype=bool)
+            mark[links] = True
+            used = np.flatnonzero(mark)
+            self.number[used] = np.arange(len(used))
+            caps = (largest / alone)[some]
+            starts = np.append(0, np.cumsum(counts[some]))
+            x = fill(starts, self.number[links], share, caps, self.capacity[used])
+            rates[some] = np.where(x < caps, x / largest[some], rates[some])
+        result: list[float] = rates.tolist()
+        return result
+
+    def carried(self) -> FloatVector:
+        """Bytes that transfers have put on every link so far."""
+        return self.bytes.copy()
+
+    def busy(self) -> list[int]:
+        """Links that a transfer is on now."""
+        if not self.flows:
+            return []
+        links: list[int] = np.unique(np.concatenate([f.demand.links for f in self.flows])).tolist()
+        return links
