@@ -46,7 +46,7 @@ class Prepared:
     programs: tuple[Program, ...]
     """One, or one for every group of GPUs in full resolution."""
     memory: MemoryReport
-    cluster_programs: ClusterPrograms | None = None
+    whole: ClusterPrograms | None = None
     """Where the members sit (full resolution)."""
 
     @property

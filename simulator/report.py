@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from math import fsum
 
 import numpy as np
@@ -68,16 +69,22 @@ def mean_breakdown(rows: list[Breakdown]) -> Breakdown:
     )
 
 
+def mean_over_groups(groups: list[list[Breakdown]]) -> list[Breakdown]:
+    """For every pipeline rank, the mean over its groups."""
+    return groups[0] if len(groups) == 1 else [mean_breakdown(list(rank)) for rank in zip(*groups, strict=True)]
+
+
 def compute_ns(record: StepRecord) -> float:
     """Nanoseconds that the compute SMs work inside a step (mean over members)."""
     code, micro = record.step.code, record.step.microbatches
     return fsum(float(code.compute_ns[side][micro[side]]) for side in (0, 1) if micro[side] >= 0)
 
 
-def pair_seconds(execution: Execution) -> float | None:
+def pair_seconds(executions: Sequence[Execution]) -> float | None:
     """Mean duration of the overlapped pairs, None where the schedule has none."""
     spans = [
         float((record.end - record.start).mean())
+        for execution in executions
         for rank in execution.ranks
         for record in rank
         if record.step.code.kind == "F&B"
@@ -85,14 +92,14 @@ def pair_seconds(execution: Execution) -> float | None:
     return fsum(spans) / len(spans) / NS if spans else None
 
 
-def pair_phases(execution: Execution) -> tuple[PhaseSpan, ...]:
+def pair_phases(executions: Sequence[Execution]) -> tuple[PhaseSpan, ...]:
     """Mean span of each phase of MoE blocks inside overlapped pairs.
 
     Compute: mean over members. Transfers: payload of the slowest member, and the wait at the barrier,
     launch included, mean over members.
     """
     total: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
-    for rank in execution.ranks:
+    for rank in (rank for execution in executions for rank in execution.ranks):
         seen: defaultdict[int, list[StepRecord]] = defaultdict(list)
         for record in rank:
             if record.step.code.kind == "F&B":
@@ -126,21 +133,30 @@ def _add_phases(records: list[StepRecord], total: dict[str, list[float]]) -> Non
         entry[1] += float((launch - ready.mean(axis=1)).sum())
 
 
-def utilisation(execution: Execution, nic_bytes_per_s: float, scale_up_bytes_per_s: float) -> Utilisation:
-    """Busy fractions over the step, mean over pipeline ranks; link rates are nominal."""
-    ranks, end = len(execution.ranks), max(execution.end_ns, 1)
-    records = [record for rank in execution.ranks for record in rank]
+def utilisation(
+    executions: Sequence[Execution], nic_bytes_per_s: float, scale_up_bytes_per_s: float
+) -> Utilisation:
+    """Busy fractions over the step, mean over pipeline ranks and groups; link rates are nominal, per GPU."""
+    end, ranks = max(executions[0].end_ns, 1), len(executions[0].ranks) * len(executions)
+    records = [record for execution in executions for rank in execution.ranks for record in rank]
     compute = fsum(compute_ns(record) for record in records)
     transfers = sum(
         record.finishes[n] - record.begins[n] for record in records for n in record.step.code.transfers
     )
-    ports = [execution.program.wires.ports(rank) for rank in range(ranks)]
-    nic, nvlink = (
-        fsum(float(execution.carried_bytes[pair[which]].mean()) for pair in ports) for which in (0, 1)
-    )
+    nic, scale_up = (fsum(_port_bytes(execution, which) for execution in executions) for which in (0, 1))
     return Utilisation(
         compute_partition=compute / ranks / end,
         communication_partition=transfers / ranks / end,
-        scale_up=nvlink / ranks / (scale_up_bytes_per_s * end / NS) if scale_up_bytes_per_s else 0.0,
+        scale_up=scale_up / ranks / (scale_up_bytes_per_s * end / NS) if scale_up_bytes_per_s else 0.0,
         nic=nic / ranks / (nic_bytes_per_s * end / NS) if nic_bytes_per_s else 0.0,
+    )
+
+
+def _port_bytes(execution: Execution, which: int) -> float:
+    """Bytes that a mean GPU sent through its NICs (0) or its scale-up ports (1), summed over pipeline ranks."""
+    wires = execution.program.wires
+    gpus = wires.gpus_per_rank
+    return fsum(
+        fsum(execution.carried_bytes[wires.ports(rank)[which]].tolist()) / gpus
+        for rank in range(len(execution.ranks))
     )

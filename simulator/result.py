@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
+from moesim.simulator.full.result import FullResult
+
 SCHEMA_VERSION = 1
 
 
@@ -120,4 +122,6 @@ class Result(_Part):
     extrapolated: tuple[str, ...]
     seed: int
     version: str
+    full: FullResult | None = None
+    """Every GPU for itself; None in folded resolution."""
     schema_version: int = SCHEMA_VERSION

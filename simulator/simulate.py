@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import moesim
 from moesim.hwmodels.calibration import profile_hash
 from moesim.hwmodels.provenance import provenance_rows
 from moesim.simulator.bounds import lower_bound_s, upper_bound_s
 from moesim.simulator.engine.critical import critical_path, seconds_by_cause
-from moesim.simulator.engine.execute import Execution, execute
+from moesim.simulator.engine.execute import Execution, execute_all, last_end
+from moesim.simulator.full.summary import full_result
 from moesim.simulator.layout.memory import FRAMEWORK_BYTES
 from moesim.simulator.layout.stages import describe
 from moesim.simulator.model.counts import flop_per_token
 from moesim.simulator.prepare import Prepared, prepare
-from moesim.simulator.report import breakdowns, mean_breakdown, pair_phases, pair_seconds, utilisation
+from moesim.simulator.report import (
+    breakdowns,
+    mean_breakdown,
+    mean_over_groups,
+    pair_phases,
+    pair_seconds,
+    utilisation,
+)
 from moesim.simulator.result import (
     CauseRow,
     MemoryResult,
@@ -33,25 +43,26 @@ def simulate(scenario: Scenario) -> Result:
     same, with `memory.fits` false.
     """
     prepared = prepare(scenario)
-    return summarise(prepared, execute(prepared.program))
+    return summarise(prepared, execute_all(prepared.programs))
 
 
-def summarise(prepared: Prepared, execution: Execution) -> Result:
-    """The result object of a finished execution."""
+def summarise(prepared: Prepared, executions: Sequence[Execution]) -> Result:
+    """The result object of a finished execution of every program."""
     scenario, pricer = prepared.scenario, prepared.pricer
-    time_s = execution.end_ns / 1e9
-    by_rank = breakdowns(execution)
-    path = seconds_by_cause(critical_path(execution))
-    links = pricer.links
+    time_s = executions[0].end_ns / 1e9
+    by_rank = mean_over_groups([breakdowns(execution) for execution in executions])
+    split = mean_over_groups([breakdowns(execution, split_weight=True) for execution in executions])
+    last = max(executions, key=lambda e: last_end(e.ranks))
+    path = seconds_by_cause(critical_path(last))
     return Result(
         scenario=scenario.name,
         step=_step(prepared, time_s),
         breakdown_s=by_rank[0],
         breakdown_by_rank_s=tuple(by_rank),
-        breakdown_alternative_s=mean_breakdown(breakdowns(execution, split_weight=True)),
-        forward_backward_pair_s=pair_seconds(execution),
-        pair_phases=pair_phases(execution),
-        utilisation=utilisation(execution, links.nic_bytes_per_s, links.scale_up_bytes_per_s),
+        breakdown_alternative_s=mean_breakdown(split),
+        forward_backward_pair_s=pair_seconds(executions),
+        pair_phases=pair_phases(executions),
+        utilisation=utilisation(executions, pricer.links.nic_bytes_per_s, pricer.links.scale_up_bytes_per_s),
         critical_path_s=tuple(CauseRow(cause=c, seconds=s) for c, s in path),
         memory=memory(prepared),
         run=_run(prepared, time_s),
@@ -65,12 +76,13 @@ def summarise(prepared: Prepared, execution: Execution) -> Result:
         ),
         seed=scenario.seed,
         version=moesim.__version__,
+        full=None if prepared.whole is None else full_result(prepared.whole, executions),
     )
 
 
 def _step(prepared: Prepared, time_s: float) -> StepResult:
     scenario, cluster = prepared.scenario, prepared.cluster
-    tokens = scenario.batch.sequences * scenario.batch.sequence_length
+    tokens = _tokens(prepared)
     per_gpu = tokens / time_s / cluster.n_gpus
     length = scenario.batch.sequence_length
     causal, full = (flop_per_token(prepared.shape, length, causal) * per_gpu for causal in (True, False))
@@ -85,14 +97,21 @@ def _step(prepared: Prepared, time_s: float) -> StepResult:
         tflops_per_gpu_noncausal=full / 1e12,
         mfu_causal=causal / peak,
         mfu_noncausal=full / peak,
-        lower_bound_s=lower_bound_s(prepared.program),
-        upper_bound_s=upper_bound_s(prepared.program),
+        lower_bound_s=max(lower_bound_s(program) for program in prepared.programs),
+        upper_bound_s=max(upper_bound_s(program) for program in prepared.programs),
     )
+
+
+def _tokens(prepared: Prepared) -> int:
+    """Tokens of a step; groups that a lost node stopped do not train theirs."""
+    batch, whole = prepared.scenario.batch, prepared.whole
+    tokens = batch.sequences * batch.sequence_length
+    return tokens if whole is None else tokens * len(whole.running) // whole.gpus.shape[1]
 
 
 def _run(prepared: Prepared, time_s: float) -> RunResult:
     scenario, cluster = prepared.scenario, prepared.cluster
-    tokens = scenario.batch.sequences * scenario.batch.sequence_length
+    tokens = _tokens(prepared)
     steps = -(-scenario.run.tokens // tokens)
     gpu_hours = steps * time_s / 3600.0 * cluster.n_gpus
     price = cluster.price_per_gpu_hour

@@ -42,6 +42,15 @@ class TraceInfo:
     notes: Mapping[str, str | int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a trace shows of one group: (pipeline rank, member) places of its execution."""
+
+    execution: Execution
+    info: TraceInfo
+    places: tuple[tuple[int, int], ...]
+
+
 def microseconds(ns: int) -> float:
     """`ns` in microseconds, never a trifle less: a reader that cuts off after * 1000 gets `ns` back.
 
@@ -177,8 +186,10 @@ def _word(phase: str) -> str:
     return phase.replace(" ", "_")
 
 
-def flows(execution: Execution, info: TraceInfo, ranks: list[int], members: list[int]) -> Iterator[Event]:
-    """Arrows from each pipeline send to the action that needs it, where both ranks are shown."""
+def flows(part: Shown, first: int) -> Iterator[Event]:
+    """Arrows, numbered from `first`, from each pipeline send to the action that needs it, where both are shown."""
+    execution, info = part.execution, part.info
+    ranks = sorted({rank for rank, _ in part.places})
     takers: dict[tuple[str, int, int], StepRecord] = {}
     for record in (record for rank in ranks for record in execution.ranks[rank]):
         (forward, backward), (fmb, bmb) = record.step.stages, record.step.microbatches
@@ -189,13 +200,13 @@ def flows(execution: Execution, info: TraceInfo, ranks: list[int], members: list
     sends: defaultdict[int, list[SendRecord]] = defaultdict(list)
     for send in execution.sends:
         sends[send.source].append(send)
-    number = 0
+    number = first
     for source in ranks:
         for send, lane in send_lanes(sends[source]):
             taker = takers.get(_wanted(send.label))
             if send.target not in ranks or taker is None or send.end <= send.start:
                 continue
-            for member in members:
+            for member in (m for r, m in part.places if r == source and (send.target, m) in part.places):
                 number += 1
                 for ph, rank, tid, ns in (
                     ("s", source, FIRST_SEND + lane, send.start),

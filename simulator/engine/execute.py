@@ -305,3 +305,8 @@ def _synchronise(machines: list[_Machine]) -> tuple[list[SyncRecord], int]:
 
 def _end(steps: list[StepRecord]) -> int:
     return int(steps[-1].end.max()) if steps else 0
+
+
+def last_end(ranks: list[list[StepRecord]]) -> int:
+    """When the last action of a group ended, nanoseconds."""
+    return max(_end(steps) for steps in ranks)

@@ -25,6 +25,10 @@ class Wires(Protocol):
     def capacity_bytes_per_ns(self) -> FloatVector:
         """Capacity of every link of the cluster, by link number."""
 
+    @property
+    def gpus_per_rank(self) -> int:
+        """GPUs that have links of their own on each pipeline rank."""
+
     def transfer(
         self, rank: int, phase: Phase, cost: TransferCost, load: FloatVector, node_load: FloatVector
     ) -> Demand:
@@ -67,6 +71,11 @@ class FoldedWires:
     def capacity_bytes_per_ns(self) -> FloatVector:
         """Four links a pipeline rank."""
         return self._capacity
+
+    @property
+    def gpus_per_rank(self) -> int:
+        """One GPU stands for all."""
+        return 1
 
     def uniform(self, rank: int, phase: Phase, cost: TransferCost) -> Demand:
         """Bytes of a member with the mean load, whatever the load."""

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InfeasibleError, InputError
-from moesim.hwmodels.topologies import LinkFault, Topology
+from moesim.hwmodels.topologies import FaultKind, LinkFault, Topology
 from moesim.simulator.vectors import FloatVector, IntVector
 
 
@@ -111,11 +111,19 @@ def degraded(topology: Topology, faults: Sequence[Fault]) -> Topology:
     Raises InputError for a link that does not exist, InfeasibleError where a GPU is cut off.
     """
     links = [
-        LinkFault.parse(fault.link, fault.bandwidth if isinstance(fault, SlowLink) else 0.0)
+        LinkFault(_kind(fault.link), fault.link, fault.bandwidth if isinstance(fault, SlowLink) else 0.0)
         for fault in faults
         if isinstance(fault, SlowLink | Down)
     ]
     return topology.degraded(links) if links else topology
+
+
+def _kind(target: str) -> FaultKind:
+    """What a target names: "nic:17", "plane:3", "gpu:5" (its scale-up ports), a link's id, or a switch."""
+    if "->" in target:
+        return "link"
+    kinds: dict[str, FaultKind] = {"nic": "nic", "plane": "plane", "scale-up": "plane", "gpu": "gpu-links"}
+    return kinds.get(target.partition(":")[0], "switch")
 
 
 def slow_factors(faults: Sequence[Fault], gpus: IntVector) -> FloatVector:

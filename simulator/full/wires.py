@@ -132,6 +132,11 @@ class ClusterWires:
         """Nominal, of every link of the cluster."""
         return self._capacity
 
+    @property
+    def gpus_per_rank(self) -> int:
+        """Members of the group."""
+        return int(self.gpus.shape[1])
+
     def pattern(self, rank: int, outward: bool) -> Pattern:
         """The exchange of a pipeline rank's members."""
         key = (rank, outward)

@@ -21,7 +21,7 @@ from moesim.simulator.engine.wires import FoldedWires
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.report import compute_ns
 from moesim.simulator.schedules import build
-from moesim.simulator.trace import chrome_trace, write_trace, write_trace_per_gpu
+from moesim.simulator.trace import chrome_trace, shown_places, write_trace, write_trace_per_gpu
 from moesim.simulator.trace_events import TraceInfo, microseconds, send_lanes
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "trace-small.json"
@@ -88,7 +88,7 @@ def is_communication(event: dict[str, Any]) -> bool:
 
 @pytest.mark.parametrize("schedule", ["dualpipe", "1f1b", "zb-h1"])
 def test_slices_of_a_thread_nest(schedule: str) -> None:
-    trace = chrome_trace(small(schedule, exposed_s=30e-6), INFO, members=range(MEMBERS))
+    trace = chrome_trace(shown_places(small(schedule, exposed_s=30e-6), INFO, members=range(MEMBERS)))
     threads: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for event in slices(trace):
         threads[event["pid"], event["tid"]].append(span(event))
@@ -106,7 +106,7 @@ def test_overlapping_sends_get_their_own_lanes() -> None:
 
 
 def test_events_come_in_order_of_time_after_the_names() -> None:
-    events = chrome_trace(small(), INFO)["traceEvents"]
+    events = chrome_trace(shown_places(small(), INFO))["traceEvents"]
     timed = [event for event in events if event["ph"] != "M"]
     assert events[: len(events) - len(timed)] == [event for event in events if event["ph"] == "M"]
     assert [e["ts"] for e in timed] == sorted(e["ts"] for e in timed)
@@ -116,7 +116,7 @@ def test_events_come_in_order_of_time_after_the_names() -> None:
 
 def test_every_task_of_every_action_is_a_slice() -> None:
     execution = small()
-    trace = chrome_trace(execution, INFO)
+    trace = chrome_trace(shown_places(execution, INFO))
     actions = [e for e in slices(trace) if e["cat"] == "user_annotation"]
     assert len(actions) == sum(len(rank) for rank in execution.ranks)
     payloads = [e for e in slices(trace) if e["tid"] == 2 and "nic bytes" in e["args"]]
@@ -127,7 +127,7 @@ def test_every_task_of_every_action_is_a_slice() -> None:
 @pytest.mark.parametrize("exposed_s", [0.0, 30e-6])
 def test_compute_slices_add_up_to_the_compute_time_of_the_report(exposed_s: float) -> None:
     execution = small("1f1b", exposed_s)
-    trace = chrome_trace(execution, INFO, members=range(MEMBERS))
+    trace = chrome_trace(shown_places(execution, INFO, members=range(MEMBERS)))
     for rank in range(PP):
         shown = [
             span(e)[1] - span(e)[0]
@@ -139,7 +139,7 @@ def test_compute_slices_add_up_to_the_compute_time_of_the_report(exposed_s: floa
 
 
 def test_everything_that_communicates_is_classified_as_communication() -> None:
-    for event in slices(chrome_trace(small(exposed_s=30e-6), INFO)):
+    for event in slices(chrome_trace(shown_places(small(exposed_s=30e-6), INFO))):
         if event["cat"] == "kernel":
             assert is_communication(event) == (event["tid"] != 1)
             assert isinstance(event["args"]["stream"], int)
@@ -148,7 +148,7 @@ def test_everything_that_communicates_is_classified_as_communication() -> None:
 
 
 def test_barrier_wait_and_payload_are_separate() -> None:
-    trace = chrome_trace(small(), INFO, members=range(MEMBERS))
+    trace = chrome_trace(shown_places(small(), INFO, members=range(MEMBERS)))
     waits = [e for e in slices(trace) if e["name"] == "ncclDevKernel_notify_combine_F"]
     ends = defaultdict(set)
     for event in waits:
@@ -159,7 +159,7 @@ def test_barrier_wait_and_payload_are_separate() -> None:
 
 
 def test_arrows_point_from_sends_to_the_actions_that_need_them() -> None:
-    trace = chrome_trace(small(), INFO)
+    trace = chrome_trace(shown_places(small(), INFO))
     starts = {e["id"]: e for e in trace["traceEvents"] if e["ph"] == "s"}
     ends = {e["id"]: e for e in trace["traceEvents"] if e["ph"] == "f"}
     assert starts.keys() == ends.keys() and len(starts) == 2 * MICROBATCHES
@@ -173,26 +173,26 @@ def test_arrows_point_from_sends_to_the_actions_that_need_them() -> None:
 
 
 def test_without_pipeline_traffic_there_are_no_sends() -> None:
-    trace = chrome_trace(small(send_s=0.0), INFO)
+    trace = chrome_trace(shown_places(small(send_s=0.0), INFO))
     assert not [e for e in trace["traceEvents"] if e["tid"] >= 8 or e["ph"] in "sf"]
 
 
 def test_ranks_and_members_are_chosen() -> None:
     execution = small()
-    assert {e["pid"] for e in chrome_trace(execution, INFO, [1], [1])["traceEvents"]} == {3}
-    assert {e["pid"] for e in chrome_trace(execution, INFO)["traceEvents"]} == {0, 2}
+    assert {e["pid"] for e in chrome_trace(shown_places(execution, INFO, [1], [1]))["traceEvents"]} == {3}
+    assert {e["pid"] for e in chrome_trace(shown_places(execution, INFO))["traceEvents"]} == {0, 2}
     for ranks, members, legal in (
         ([2], [0], "ranks 0 to 1"),
         ([0], [-1], "members 0 to 1"),
         ([], [0], "none"),
     ):
         with pytest.raises(InputError, match=legal):
-            chrome_trace(execution, INFO, ranks, members)
+            chrome_trace(shown_places(execution, INFO, ranks, members))
 
 
 def test_the_small_trace_is_the_golden_one(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
-    write_trace(path, small(), INFO)
+    write_trace(path, shown_places(small(), INFO))
     assert path.read_text() == GOLDEN.read_text()
 
 
@@ -200,15 +200,15 @@ def test_the_small_trace_is_the_golden_one(tmp_path: Path) -> None:
 def test_two_runs_write_the_same_bytes(tmp_path: Path, name: str) -> None:
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
-        write_trace(tmp_path / folder / name, small(), INFO)
+        write_trace(tmp_path / folder / name, shown_places(small(), INFO))
     first, second = ((tmp_path / folder / name).read_bytes() for folder in ("a", "b"))
     assert first == second
     text = gzip.decompress(first) if name.endswith("gz") else first
-    assert json.loads(text) == json.loads(json.dumps(chrome_trace(small(), INFO)))
+    assert json.loads(text) == json.loads(json.dumps(chrome_trace(shown_places(small(), INFO))))
 
 
 def test_one_file_a_gpu_carries_its_rank(tmp_path: Path) -> None:
-    paths = write_trace_per_gpu(tmp_path, small(), INFO, members=[0, 1])
+    paths = write_trace_per_gpu(tmp_path, shown_places(small(), INFO, members=[0, 1]))
     assert [p.name for p in paths] == [f"rank-0000{gpu}.json.gz" for gpu in range(4)]
     for gpu, path in enumerate(paths):
         text = gzip.decompress(path.read_bytes()).decode()
@@ -225,11 +225,11 @@ def test_a_bad_target_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
         ("folder.json", "is a folder"),
     ):
         with pytest.raises(InputError, match=why):
-            write_trace(tmp_path / name, execution, INFO)
+            write_trace(tmp_path / name, shown_places(execution, INFO))
     with pytest.raises(InputError, match="ranks"):
-        write_trace(tmp_path / "trace.json", execution, INFO, ranks=[9])
+        write_trace(tmp_path / "trace.json", shown_places(execution, INFO, ranks=[9]))
     with pytest.raises(InputError, match="does not exist"):
-        write_trace_per_gpu(tmp_path / "absent", execution, INFO)
+        write_trace_per_gpu(tmp_path / "absent", shown_places(execution, INFO))
     assert [p.name for p in tmp_path.iterdir()] == ["folder.json"]
 
 
@@ -243,11 +243,11 @@ def test_holistic_trace_analysis_sees_our_overlap(tmp_path: Path) -> None:
     pytest.importorskip("hta", reason="HolisticTraceAnalysis is not installed (314 MB, checked by hand)")
     analysis: Any = importlib.import_module("hta.trace_analysis")
     execution = small()
-    write_trace_per_gpu(tmp_path, execution, INFO)
+    write_trace_per_gpu(tmp_path, shown_places(execution, INFO))
     table = analysis.TraceAnalysis(trace_dir=str(tmp_path)).get_comm_comp_overlap(visualize=False)
     for rank in range(PP):
         gpu = INFO.gpus[rank][0]
-        kernels = [e for e in slices(chrome_trace(execution, INFO, [rank])) if e["cat"] == "kernel"]
+        kernels = [e for e in slices(chrome_trace(shown_places(execution, INFO, [rank]))) if e["cat"] == "kernel"]
         communication = _covered([span(e) for e in kernels if is_communication(e)])
         compute = _covered([span(e) for e in kernels if not is_communication(e)])
         overlap = len(communication & compute) / len(communication)
