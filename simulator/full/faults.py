@@ -10,7 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InfeasibleError, InputError
-from moesim.hwmodels.topologies import FaultKind, LinkFault, Topology
+from moesim.hwmodels.topologies import LinkFault, Topology
+from moesim.hwmodels.topologies.faults import FaultKind
 from moesim.simulator.vectors import FloatVector, IntVector
 
 

@@ -8,10 +8,11 @@ import numpy as np
 
 from moesim.hwmodels.topologies import RouteSet, Spreading, Topology
 from moesim.simulator.cost.table import TransferCost
-from moesim.simulator.engine.links import Demand, FloatVector, IntVector
+from moesim.simulator.engine.links import Demand
 from moesim.simulator.engine.wires import OUTWARD
 from moesim.simulator.full.statistics import link_ends
 from moesim.simulator.model.operator import Phase
+from moesim.simulator.vectors import FloatVector, IntVector
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +37,22 @@ class Pattern:
     def demand(
         self, nic_bytes: float, scale_up_bytes: float, load: FloatVector, node_load: FloatVector
     ) -> Demand:
-        """Bytes on each link for these bytes a GPU and relative rows of the members (eq. N1)."""
+        """Bytes on each link for these bytes a GPU and relative rows of the members (docs/model.md, eq. N1)."""
+        return Demand(self.links, self._on_links(nic_bytes, scale_up_bytes, load, node_load))
+
+    def _on_links(
+        self, nic_bytes: float, scale_up_bytes: float, load: FloatVector, node_load: FloatVector
+    ) -> FloatVector:
+        """Bytes on each of `links`."""
         pair_bytes = np.empty(len(self.loaded))
         outer, inner = self.loaded[: self.outer_pairs], self.loaded[self.outer_pairs :]
         pair_bytes[: self.outer_pairs] = nic_bytes / max(1, self.peers[0]) * node_load[outer]
         pair_bytes[self.outer_pairs :] = scale_up_bytes / max(1, self.peers[1]) * load[inner]
-        return self._on_links(pair_bytes)
-
-    def _on_links(self, pair_bytes: FloatVector) -> Demand:
         weights = self.entry_share * pair_bytes[self.entry_pair]
-        return Demand(self.links, np.bincount(self.entry_link, weights, len(self.links)))
+        return np.bincount(self.entry_link, weights, len(self.links))
 
     def member_times(self, capacity: FloatVector, members: int) -> tuple[FloatVector, FloatVector]:
-        """(scale-out, scale-up): time of the busiest link on the way of each member, one byte a GPU (eq. N2).
+        """(scale-out, scale-up): time of the busiest link on the way of each member, one byte a GPU (docs/model.md, eq. N2).
 
         On the scale-out hop all members of a node wait for every way into the node: what arrives at one
         is passed on to the others.
@@ -59,8 +63,7 @@ class Pattern:
             (1.0, 0.0, slice(0, self.outer_pairs)),
             (0.0, 1.0, slice(self.outer_pairs, None)),
         ):
-            demand = self.demand(nic, up, even, even)
-            time = demand.bytes / capacity[self.links]
+            time = self._on_links(nic, up, even, even) / capacity[self.links]
             chosen = np.zeros(len(self.loaded), bool)
             chosen[pairs] = True
             entries = chosen[self.entry_pair]
@@ -120,8 +123,7 @@ class ClusterWires:
         self.topology, self.healthy = topology, healthy
         self.gpus, self.per_node = gpus, per_node
         self.spreading, self.seed, self.exchanges = spreading, seed, exchanges
-        table = topology.links()
-        self._capacity = table.nominal_bytes_per_s / 1e9
+        self._capacity = link_bytes_per_s(topology) / 1e9
         self._patterns: dict[tuple[int, bool], Pattern] = {}
         self._slow: dict[tuple[int, bool], tuple[FloatVector | float, FloatVector | float]] = {}
         self._sends: dict[tuple[int, int], Pattern] = {}
@@ -151,10 +153,14 @@ class ClusterWires:
         """Parameters go round a ring through every GPU's own ports; routed rows depend on the load."""
         if phase in OUTWARD or phase in ("combine F", "dispatch B"):
             return None
-        nic, up = self.ports(rank)
-        links = np.concatenate([nic] * (cost.nic_bytes > 0.0) + [up] * (cost.scale_up_bytes > 0.0))
-        amounts = [cost.nic_bytes] * len(nic) * (cost.nic_bytes > 0.0) + [cost.scale_up_bytes] * len(up)
-        return Demand(links.astype(np.int64), np.array(amounts[: len(links)]))
+        used = [
+            (links, np.full(len(links), amount * self.gpus_per_rank / len(links)))
+            for links, amount in zip(self.ports(rank), (cost.nic_bytes, cost.scale_up_bytes), strict=True)
+            if len(links) and amount > 0.0
+        ]
+        if not used:
+            return Demand.of([])
+        return Demand(np.concatenate([u[0] for u in used]), np.concatenate([u[1] for u in used]))
 
     def transfer(
         self, rank: int, phase: Phase, cost: TransferCost, load: FloatVector, node_load: FloatVector
@@ -192,7 +198,7 @@ class ClusterWires:
         return self._slow[key]
 
     def _times(self, topology: Topology, pattern: Pattern) -> tuple[FloatVector, FloatVector]:
-        return pattern.member_times(topology.links().nominal_bytes_per_s, self.gpus.shape[1])
+        return pattern.member_times(link_bytes_per_s(topology), self.gpus.shape[1])
 
     def send_slowness(self, source: int, target: int) -> FloatVector | float:
         """The same for a send."""
@@ -224,6 +230,12 @@ class ClusterWires:
         ends = link_ends(self.topology)
         own = np.isin(ends.tails, self.gpus[rank])
         return np.flatnonzero(own & ~ends.scale_up), np.flatnonzero(own & ends.scale_up)
+
+
+def link_bytes_per_s(topology: Topology) -> FloatVector:
+    """Nominal bandwidth of every link, less what faults took."""
+    nominal = topology.links().nominal_bytes_per_s
+    return nominal if topology.left is None else nominal * topology.left
 
 
 def _ratio(now: FloatVector, before: FloatVector) -> FloatVector | float:
