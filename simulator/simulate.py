@@ -7,9 +7,11 @@ from collections.abc import Sequence
 import moesim
 from moesim.hwmodels.calibration import profile_hash
 from moesim.hwmodels.provenance import provenance_rows
+from moesim.simulator.causes import fault_effects
 from moesim.simulator.bounds import lower_bound_s, upper_bound_s
 from moesim.simulator.engine.critical import critical_path, seconds_by_cause
 from moesim.simulator.engine.execute import Execution, execute_all, last_end
+from moesim.simulator.full.result import FullResult
 from moesim.simulator.full.summary import full_result
 from moesim.simulator.layout.memory import FRAMEWORK_BYTES
 from moesim.simulator.layout.stages import describe
@@ -76,7 +78,7 @@ def summarise(prepared: Prepared, executions: Sequence[Execution]) -> Result:
         ),
         seed=scenario.seed,
         version=moesim.__version__,
-        full=None if prepared.whole is None else full_result(prepared.whole, executions),
+        full=_full(prepared, executions),
     )
 
 
@@ -100,6 +102,13 @@ def _step(prepared: Prepared, time_s: float) -> StepResult:
         lower_bound_s=max(lower_bound_s(program) for program in prepared.programs),
         upper_bound_s=max(upper_bound_s(program) for program in prepared.programs),
     )
+
+
+def _full(prepared: Prepared, executions: Sequence[Execution]) -> FullResult | None:
+    if prepared.whole is None:
+        return None
+    causes = fault_effects(prepared.scenario, executions[0].end_ns / 1e9)
+    return full_result(prepared.whole, executions, causes)
 
 
 def _tokens(prepared: Prepared) -> int:

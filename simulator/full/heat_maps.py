@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from moesim.hwmodels.topologies import Topology
+from moesim.hwmodels.topologies import SCALE_UP_KINDS, Topology
 from moesim.simulator.engine.program import Program
 from moesim.simulator.full.result import HeatMap
 from moesim.simulator.full.statistics import GroupTimes, link_ends
 from moesim.simulator.vectors import FloatVector
 
-UTILISATION = "bytes carried over what the nominal bandwidth lets through in a step"
+UTILISATION = "share of nominal bandwidth over the step"
 
 MOST_SWITCHES = 512
 """Rows or columns of a map of switches; larger fabrics show their ports only."""
@@ -34,23 +34,25 @@ def port_maps(topology: Topology, utilisation: FloatVector) -> list[HeatMap]:
 
 
 def switch_map(topology: Topology, utilisation: FloatVector) -> HeatMap | None:
-    """Utilisation of the scale-out links from switch to switch, tail down and head across, or None."""
-    ends = link_ends(topology)
-    gpus = topology.n_gpus
-    links = np.flatnonzero(~ends.scale_up & (ends.tails >= gpus) & (ends.heads >= gpus))
-    tails, row = np.unique(ends.tails[links], return_inverse=True)
-    heads, column = np.unique(ends.heads[links], return_inverse=True)
-    if not len(links) or max(len(tails), len(heads)) > MOST_SWITCHES:
+    """Utilisation of the scale-out cables from switch to switch, the busier direction; None without any."""
+    wiring = topology.wiring
+    kinds = np.array(topology.links().kinds[::2])
+    outer = ~np.isin(kinds, sorted(SCALE_UP_KINDS))
+    cables = np.flatnonzero(outer & (wiring.tails >= topology.n_gpus) & (wiring.heads >= topology.n_gpus))
+    tails, row = np.unique(wiring.tails[cables], return_inverse=True)
+    heads, column = np.unique(wiring.heads[cables], return_inverse=True)
+    if not len(cables) or max(len(tails), len(heads)) > MOST_SWITCHES:
         return None
     values = np.full((len(tails), len(heads)), -1.0)
-    np.maximum.at(values, (row, column), utilisation[links])
+    busier = np.maximum(utilisation[2 * cables], utilisation[2 * cables + 1])
+    np.maximum.at(values, (row, column), busier)
     values[values < 0.0] = np.nan
-    names = topology.wiring.names
+    names = wiring.names
     return HeatMap(
         title="switch link load",
         unit=UTILISATION,
-        row_label="from switch",
-        column_label="to switch",
+        row_label="switch",
+        column_label="switch",
         rows=tuple(names[v] for v in tails.tolist()),
         columns=tuple(names[v] for v in heads.tolist()),
         values=_rounded(values),

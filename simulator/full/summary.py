@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from moesim.simulator.engine.execute import Execution, last_end
 from moesim.simulator.full.groups import ClusterPrograms
 from moesim.simulator.full.heat_maps import expert_map, port_maps, rank_maps, switch_map
-from moesim.simulator.full.result import FullResult
+from moesim.simulator.full.result import FaultEffect, FullResult
 from moesim.simulator.full.statistics import (
     gpu_times,
     group_times,
@@ -19,7 +19,9 @@ from moesim.simulator.full.statistics import (
 
 
 
-def full_result(whole: ClusterPrograms, executions: Sequence[Execution]) -> FullResult:
+def full_result(
+    whole: ClusterPrograms, executions: Sequence[Execution], causes: tuple[FaultEffect, ...]
+) -> FullResult:
     """Stragglers, skew, link load and heat maps of a finished run of all groups (docs/model.md, N4)."""
     times = [group_times(execution) for execution in executions]
     running = list(whole.running)
@@ -44,5 +46,5 @@ def full_result(whole: ClusterPrograms, executions: Sequence[Execution]) -> Full
         link_kinds=kinds,
         busiest_links=busiest,
         heat_maps=tuple(found for found in maps if found is not None),
-        causes=(),
+        causes=causes,
     )

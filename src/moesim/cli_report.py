@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from moesim.cli_console import percent, print_table, print_text, short
+from moesim.cli_full import full_text
 
 if TYPE_CHECKING:
     from moesim.simulator.prepare import Prepared
@@ -30,9 +31,14 @@ def summary(prepared: Prepared, result: Result) -> str:
             *_published(prepared, result),
             *_reasons(result),
             "",
+            *_full(result),
             *_footing(result),
         ]
     )
+
+
+def _full(result: Result) -> list[str]:
+    return [] if result.full is None else [*full_text(result.full), ""]
 
 
 def _headline(prepared: Prepared, result: Result) -> str:
@@ -173,6 +179,14 @@ def print_explanation(prepared: Prepared, result: Result) -> None:
         print_text("\ninside an overlapped pair (MoE blocks), milliseconds each")
         spans = [(p.phase, f"{1e3 * p.seconds:.3f}", f"{1e3 * p.wait_s:.3f}") for p in result.pair_phases]
         print_table(("phase", "duration", "wait at barrier"), spans, right=(1, 2))
+    if result.full is not None:
+        print_text("\n" + "\n".join(full_text(result.full)))
+        print_text("\nskew along a pair: wait at the barrier before each transfer, milliseconds over all GPUs")
+        skew = [
+            (row.phase, str(row.layer), *(f"{1e3 * v:.2f}" for v in (row.p10_s, row.p50_s, row.p90_s)))
+            for row in result.full.skew
+        ]
+        print_table(("transfer", "layer", "10 %", "50 %", "90 %"), skew, right=(1, 2, 3, 4))
     print_text(
         f"\nbounds: {step.lower_bound_s:.3f} s if the busiest resource ran at its best rates all the time, "
         f"{step.upper_bound_s:.3f} s with every action in series at its worst rates\n\nstages"
