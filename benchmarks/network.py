@@ -113,7 +113,9 @@ def solve(net: Flows) -> FloatArray:
 
 def simulations(flows: int, seed: int) -> None:
     """Complete simulations: every flow starts within 1 ms and has its own size."""
-    print("Whole simulation                flows  endpoints   events        s  events/s  flows solved an event")
+    print(
+        "Whole simulation                flows  endpoints   events        s  events/s  flows solved an event"
+    )
     for kind in ("permutation", "incast", "all-to-all", "mixed"):
         report = FluidReport()
         endpoints = 2_048
@@ -146,9 +148,7 @@ def pool(groups: int, members: int, transfers: int, seed: int) -> LinkPool:
         for gap in draw.uniform(0, 2e5, transfers).tolist():
             loads = draw.uniform(2e6, 3e6, 3 * members)
             yield env.timeout(round(gap))
-            yield from links.transfer(
-                Demand(np.concatenate([own, own + 1, own + 2]), loads), 3e6 / 40
-            )
+            yield from links.transfer(Demand(np.concatenate([own, own + 1, own + 2]), loads), 3e6 / 40)
 
     def send(group: int) -> simpy.events.ProcessGenerator:
         demand = Demand(
@@ -183,7 +183,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--profile", action="store_true", help="print where the largest solve spends its time")
+    parser.add_argument(
+        "--profile", action="store_true", help="print where the largest solve spends its time"
+    )
     parser.add_argument("--flows", type=int, default=10_000, help="flows of a whole simulation")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()

@@ -49,9 +49,7 @@ def max_min_rates(
     starts = np.searchsorted(flow, ids)
     rates = caps.astype(np.float64)
     wide = largest[ids]
-    x = fill(
-        np.append(starts, len(flow)), links, weights / wide[place[flow]], caps[ids] * wide, capacity
-    )
+    x = fill(np.append(starts, len(flow)), links, weights / wide[place[flow]], caps[ids] * wide, capacity)
     rates[ids] = np.minimum(x / wide, caps[ids])
     return rates
 
@@ -66,7 +64,8 @@ def _merged(
     if fresh.all():
         return flow, links, weights
     first = order[fresh]
-    return flow[first], links[first], np.bincount(np.cumsum(fresh) - 1, weights[order])
+    total: FloatArray = np.bincount(np.cumsum(fresh) - 1, weights[order]).astype(np.float64)
+    return flow[first], links[first], total
 
 
 def fill(
