@@ -3,7 +3,8 @@
     python benchmarks/network.py [--profile] [--seed 1]
 
 Flows cross a two-layer fat-tree with 32 endpoints and 32 uplinks a leaf; a flow takes the spine that its hash
-names. Single runs; machines differ, so compare runs of one session only.
+names. Single runs on one core. CPU seconds are what the work takes; wall seconds grow with what else the
+machine does. Machines differ, so compare runs of one session only.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import pstats
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +27,9 @@ from moesim.simulator.engine.maxmin import max_min_rates
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
+Result = TypeVar("Result")
 
+KINDS = ("permutation", "incast", "all-to-all", "mixed")
 PER_LEAF = 32
 NIC = 50e9
 """Bytes/s of every link and direction: 400 Gb/s."""
@@ -64,8 +68,7 @@ def pairs(kind: str, flows: int, endpoints: int, seed: int) -> tuple[IntArray, I
     if kind == "mixed":
         share = [flows // 3, flows // 3, flows - 2 * (flows // 3)]
         parts = [
-            pairs(k, n, endpoints, seed + i)
-            for i, (k, n) in enumerate(zip(("permutation", "incast", "all-to-all"), share, strict=True))
+            pairs(k, n, endpoints, seed + i) for i, (k, n) in enumerate(zip(KINDS[:3], share, strict=True))
         ]
         return np.concatenate([s for s, _ in parts]), np.concatenate([t for _, t in parts])
     if kind == "permutation":
@@ -88,21 +91,22 @@ def pairs(kind: str, flows: int, endpoints: int, seed: int) -> tuple[IntArray, I
     return source, np.where(same, (target + PER_LEAF) % endpoints, target)
 
 
-def timed(call: Callable[[], object]) -> tuple[float, object]:
-    """Seconds of one call and what it returned."""
-    begin = time.perf_counter()
+def timed(call: Callable[[], Result]) -> tuple[float, float, Result]:
+    """CPU seconds, wall seconds and result of one call."""
+    cpu, wall = time.process_time(), time.perf_counter()
     result = call()
-    return time.perf_counter() - begin, result
+    return time.process_time() - cpu, time.perf_counter() - wall, result
 
 
 def solves(seed: int) -> None:
     """One max-min solve of all flows at once."""
-    print("One solve                       flows  endpoints    links        s")
-    for kind in ("permutation", "incast", "all-to-all", "mixed"):
-        for flows, endpoints in ((10_000, 2_048), (100_000, 16_384)):
-            net = fat_tree(endpoints, *pairs(kind, flows, endpoints, seed), spines=PER_LEAF, seed=seed)
-            seconds, _ = timed(lambda n=net: solve(n))  # type: ignore[misc]
-            print(f"  {kind:26s} {flows:8d} {endpoints:10d} {len(net.capacity):8d} {seconds:8.3f}")
+    print("One solve                       flows  endpoints    links    CPU s   wall s")
+    for kind in KINDS:
+        for flows, endpoints, spines in ((10_000, 2_048, 32), (100_000, 16_384, 32), (100_000, 16_384, 8)):
+            net = fat_tree(endpoints, *pairs(kind, flows, endpoints, seed), spines=spines, seed=seed)
+            cpu, wall, _ = timed(lambda n=net: solve(n))  # type: ignore[misc]
+            name = f"{kind}, {PER_LEAF // spines}:1"
+            print(f"  {name:26s} {flows:8d} {endpoints:10d} {len(net.capacity):8d} {cpu:8.3f} {wall:8.3f}")
 
 
 def solve(net: Flows) -> FloatArray:
@@ -113,17 +117,14 @@ def solve(net: Flows) -> FloatArray:
 
 def simulations(flows: int, seed: int) -> None:
     """Complete simulations: every flow starts within 1 ms and has its own size."""
-    print(
-        "Whole simulation                flows  endpoints   events        s  events/s  flows solved an event"
-    )
-    for kind in ("permutation", "incast", "all-to-all", "mixed"):
+    print("Whole simulation           flows   events    CPU s   wall s  events/CPU s  flows solved an event")
+    for kind in KINDS:
         report = FluidReport()
-        endpoints = 2_048
-        net = fat_tree(endpoints, *pairs(kind, flows, endpoints, seed), spines=PER_LEAF, seed=seed)
-        seconds, _ = timed(lambda n=net, r=report: simulate(n, seed, r))  # type: ignore[misc]
+        net = fat_tree(2_048, *pairs(kind, flows, 2_048, seed), spines=PER_LEAF, seed=seed)
+        cpu, wall, _ = timed(lambda n=net, r=report: simulate(n, seed, r))  # type: ignore[misc]
         print(
-            f"  {kind:26s} {flows:8d} {endpoints:10d} {report.events:8d} {seconds:8.2f} "
-            f"{report.events / seconds:9.0f} {report.solved / report.events:10.1f}"
+            f"  {kind:21s} {flows:8d} {report.events:8d} {cpu:8.2f} {wall:8.2f} "
+            f"{report.events / cpu:13.0f} {report.solved / report.events:10.1f}"
         )
 
 
@@ -167,14 +168,13 @@ def pool(groups: int, members: int, transfers: int, seed: int) -> LinkPool:
 
 def pools(seed: int) -> None:
     """The pool of the engine at full resolution, demands of 192 links."""
-    print("Link pool            groups of 64  endpoints  transfers   solves        s  transfers/s")
-    for groups in (32, 256):
+    print("Link pool        groups of 64  endpoints  transfers   solves    CPU s   wall s  transfers/CPU s")
+    for groups in (4, 32, 256):
         transfers = 20_000 // groups
-        seconds, links = timed(lambda g=groups, t=transfers: pool(g, 64, t, seed))  # type: ignore[misc]
-        assert isinstance(links, LinkPool)
+        cpu, wall, links = timed(lambda g=groups, t=transfers: pool(g, 64, t, seed))  # type: ignore[misc]
         print(
-            f"  {'dispatches and sends':26s} {groups:4d} {groups * 64:10d} {links.started:10d} "
-            f"{links.solved:8d} {seconds:8.2f} {links.started / seconds:9.0f}"
+            f"  {'dispatch and send':20s} {groups:6d} {groups * 64:10d} {links.started:10d} "
+            f"{links.solved:8d} {cpu:8.2f} {wall:8.2f} {links.started / cpu:12.0f}"
         )
 
 

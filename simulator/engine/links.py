@@ -139,6 +139,6 @@ class LinkPool:
         links = flow.demand.links
         dead = links[self.capacity_bytes_per_ns[links] == 0.0]
         raise InputError(
-            f"a transfer of {flow.demand.bytes.max():.6g} bytes crosses link "
-            f"{dead[0] if len(dead) else '?'}, whose bandwidth is 0: give the link a bandwidth, or route around it"
+            f"a transfer of {flow.demand.bytes.max():.6g} bytes crosses link {dead[0]}, "
+            "whose bandwidth is 0: give the link a bandwidth, or route around it"
         )

@@ -81,11 +81,13 @@ def fill(
     ids = np.arange(len(caps))
     counts = np.diff(indptr)
     flow = np.repeat(ids, counts)
-    used = np.zeros(len(capacity))
+    used, reach = np.zeros(len(capacity)), np.zeros(len(capacity))
     while len(ids):
         slope = np.bincount(links, share, minlength=len(capacity))
-        room = np.maximum(capacity - used, 0.0)
-        at = room[links] / slope[links]
+        # Levels never fall, so rounding in what is left of a link may not lower them either.
+        some = slope > 0.0
+        np.maximum(reach, np.divide(capacity - used, slope, out=reach.copy(), where=some), out=reach)
+        at = reach[links]
         starts = np.cumsum(counts) - counts
         level = np.minimum(np.minimum.reduceat(at, starts), caps)
         held = np.zeros(len(capacity), dtype=bool)

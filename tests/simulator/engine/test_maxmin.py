@@ -115,6 +115,19 @@ def test_bandwidth_is_compared_on_the_link_with_most_bytes() -> None:
     assert max_min_rates(*both, half, rates * 2, np.array([10.0, 1.0])) == pytest.approx([0.05, 0.1])
 
 
+def test_a_flow_with_next_to_nothing_on_a_full_link_still_moves() -> None:
+    """What one flow leaves of link 0 is below the rounding of its capacity, and all that the other needs."""
+    tiny = 1e-17
+    rates = max_min_rates(
+        np.array([0, 2, 4]),
+        np.array([0, 1, 0, 2]),
+        np.array([1.0, 1.0, tiny, 1.0]),
+        np.array([1.0, 1.0]),
+        np.array([0.7, 0.7 * (1 - 1e-17), 9.0]),
+    )
+    assert rates.tolist() == pytest.approx([0.7, 0.7])
+
+
 def test_a_link_named_twice_counts_with_its_sum() -> None:
     caps, capacity = np.full(2, 1.0), np.array([10.0, 10.0])
     twice = max_min_rates(
