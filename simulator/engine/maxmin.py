@@ -32,8 +32,8 @@ def max_min_rates(
     n = len(caps)
     if len(indptr) != n + 1 or len(links) != len(weights) or int(indptr[-1]) != len(links):
         raise ValueError(f"{n} caps need {n + 1} row starts that end at {len(links)} links and weights")
-    if (weights < 0).any() or (caps < 0).any() or (capacity < 0).any():
-        raise ValueError("weights, caps and capacity must not be negative")
+    if not ((weights >= 0).all() and (caps >= 0).all() and (capacity >= 0).all()):
+        raise ValueError("weights, caps and capacity must be numbers, and not negative")
     flow = np.repeat(np.arange(n), np.diff(indptr))
     bounded = (weights > 0) & np.isfinite(capacity[links])
     free = np.bincount(flow[bounded], minlength=n) == 0

@@ -6,10 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import simpy
 from hypothesis import given
 from hypothesis import strategies as st
 
 from moesim.simulator.engine.fluid import FluidReport, simulate_flows
+from moesim.simulator.engine.links import Demand, LinkPool
+from moesim.simulator.engine.maxmin import FloatArray, max_min_rates
 
 Case = tuple[list[int], list[list[int]], list[int], list[int | None], list[int]]
 
@@ -61,6 +64,66 @@ def test_every_end_is_that_of_the_textbook_in_fractions(textbook: Any, case: Cas
     ]
     expected = textbook.ends(arrivals, [Fraction(c) for c in capacity])
     assert simulated(*case) == pytest.approx([float(end) for end in expected], rel=1e-9)
+
+
+def crossing_flows(n: int, seed: int) -> tuple[FloatArray, list[list[int]], FloatArray, FloatArray]:
+    """Flows between 32 endpoints under 4 leaves over 2 spines, at random: starts, paths, bytes, capacity."""
+    draw = np.random.default_rng(seed)
+    paths = []
+    for source, target, spine in zip(
+        draw.integers(0, 32, n), draw.integers(0, 32, n), draw.integers(0, 2, n), strict=True
+    ):
+        here, there = source // 8, target // 8
+        middle = [] if here == there else [64 + 2 * here + spine, 72 + 2 * there + spine]
+        paths.append([int(link) for link in (source, *middle, 32 + target)])
+    return draw.uniform(0, 2, n), paths, draw.uniform(1, 40, n), np.repeat([50.0, 90.0], [64, 16])
+
+
+def test_hundreds_of_flows_end_as_if_all_were_solved_at_every_event() -> None:
+    start, paths, size, capacity = crossing_flows(400, seed=2)
+    report = FluidReport()
+    ends = simulated(
+        start.tolist(), paths, size.tolist(), [20.0] * len(paths), capacity.tolist(), 0.0, report
+    )
+    left, expected, now = size.copy(), np.zeros(len(paths)), 0.0
+    waiting, running = np.argsort(start).tolist(), list[int]()
+    while waiting or running:
+        indptr = np.cumsum([0, *(len(paths[i]) for i in running)])
+        links = np.array([link for i in running for link in paths[i]], dtype=np.int64)
+        rates = max_min_rates(indptr, links, np.ones(len(links)), np.full(len(running), 20.0), capacity)
+        first = min((now + left[i] / r for i, r in zip(running, rates, strict=True)), default=np.inf)
+        then = min(first, start[waiting[0]] if waiting else np.inf)
+        left[running] -= rates * (then - now)
+        now = float(then)
+        over = [i for i in running if left[i] <= 1e-12 * size[i]]
+        expected[over] = now
+        running = [i for i in running if i not in over]
+        while waiting and start[waiting[0]] <= now:
+            running.append(waiting.pop(0))
+    assert ends == pytest.approx(expected.tolist(), rel=1e-9)
+    assert report.solved < 0.5 * report.events * len(paths)
+
+
+def test_the_pool_of_the_engine_and_the_fluid_agree() -> None:
+    start, paths, size, capacity = crossing_flows(200, seed=4)
+    second = 10**12
+    ends = simulated(start.tolist(), paths, size.tolist(), [20.0] * len(paths), capacity.tolist())
+    env = simpy.Environment()
+    pool = LinkPool(env, capacity, arrays=True)
+    arrived = [0.0] * len(paths)
+
+    def sender(i: int) -> simpy.events.ProcessGenerator:
+        yield env.timeout(round(start[i] * second))
+        yield from pool.transfer(
+            Demand.of((link, size[i] * second) for link in paths[i]), size[i] / 20.0 * second
+        )
+        arrived[i] = env.now / second
+
+    for i in range(len(paths)):
+        env.process(sender(i))
+    env.run()
+    assert arrived == pytest.approx(ends, rel=1e-9)
+    assert pool.solved > 0
 
 
 def test_incast() -> None:
