@@ -25,6 +25,7 @@ pages: $(VENV)/.core
 
 bench: $(VENV)/.core
 	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/network.py
 
 clean:
 	rm -rf $(VENV)

@@ -9,7 +9,8 @@ import numpy as np
 import simpy
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.engine.sharing import Demand, FewLinks, Flow, FloatVector, ManyLinks, Sharing
+from moesim.simulator.engine.sharing import Demand, FewLinks, FloatVector, Flow, Sharing
+from moesim.simulator.engine.sharing_arrays import ManyLinks
 
 __all__ = ["Demand", "LinkPool"]
 
@@ -138,6 +139,6 @@ class LinkPool:
         links = flow.demand.links
         dead = links[self.capacity_bytes_per_ns[links] == 0.0]
         raise InputError(
-            f"a transfer of {flow.demand.bytes.max():.6g} bytes crosses link {dead[0] if len(dead) else '?'}, "
+            f"a transfer of {flow.demand.bytes.max():.6g} bytes crosses link {dead[0]}, "
             "whose bandwidth is 0: give the link a bandwidth, or route around it"
         )

@@ -32,8 +32,8 @@ def max_min_rates(
     n = len(caps)
     if len(indptr) != n + 1 or len(links) != len(weights) or int(indptr[-1]) != len(links):
         raise ValueError(f"{n} caps need {n + 1} row starts that end at {len(links)} links and weights")
-    if (weights < 0).any() or (caps < 0).any() or (capacity < 0).any():
-        raise ValueError("weights, caps and capacity must not be negative")
+    if not ((weights >= 0).all() and (caps >= 0).all() and (capacity >= 0).all()):
+        raise ValueError("weights, caps and capacity must be numbers, and not negative")
     flow = np.repeat(np.arange(n), np.diff(indptr))
     bounded = (weights > 0) & np.isfinite(capacity[links])
     free = np.bincount(flow[bounded], minlength=n) == 0
@@ -64,7 +64,8 @@ def _merged(
     if fresh.all():
         return flow, links, weights
     first = order[fresh]
-    return flow[first], links[first], np.bincount(np.cumsum(fresh) - 1, weights[order])
+    total: FloatArray = np.bincount(np.cumsum(fresh) - 1, weights[order]).astype(np.float64)
+    return flow[first], links[first], total
 
 
 def fill(
@@ -80,11 +81,13 @@ def fill(
     ids = np.arange(len(caps))
     counts = np.diff(indptr)
     flow = np.repeat(ids, counts)
-    used = np.zeros(len(capacity))
+    used, reach = np.zeros(len(capacity)), np.zeros(len(capacity))
     while len(ids):
         slope = np.bincount(links, share, minlength=len(capacity))
-        room = np.maximum(capacity - used, 0.0)
-        at = room[links] / slope[links]
+        # Levels never fall, so rounding in what is left of a link may not lower them either.
+        some = slope > 0.0
+        np.maximum(reach, np.divide(capacity - used, slope, out=reach.copy(), where=some), out=reach)
+        at = reach[links]
         starts = np.cumsum(counts) - counts
         level = np.minimum(np.minimum.reduceat(at, starts), caps)
         held = np.zeros(len(capacity), dtype=bool)

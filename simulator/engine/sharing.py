@@ -2,7 +2,7 @@
 
 A link whose flows, all at their own pace, would not fill it can never hold one of them back; only the
 others, the *tight* links, couple flows (docs/model.md, eq. E3a). `FewLinks` keeps that in plain Python,
-`ManyLinks` in arrays; both give the same flows and rates.
+`sharing_arrays.ManyLinks` in arrays; both give the same flows and rates.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import simpy
 
-from moesim.simulator.engine.maxmin import few_rates, fill
+from moesim.simulator.engine.maxmin import few_rates
 
 IntVector = npt.NDArray[np.int64]
 FloatVector = npt.NDArray[np.float64]
@@ -52,7 +52,7 @@ class Demand:
             links, amounts = links[amounts > 0.0], amounts[amounts > 0.0]
         unique, place = np.unique(links, return_inverse=True)
         if len(unique) < len(links):
-            links, amounts = unique, np.bincount(place, amounts)
+            links, amounts = unique, np.bincount(place, amounts).astype(np.float64)
         object.__setattr__(self, "links", links)
         object.__setattr__(self, "bytes", amounts)
 
@@ -87,6 +87,8 @@ class Flow:
     version: int = 0
     offered: Any = None
     """Its load on each of its links, in units of capacity / WHOLE."""
+    blocks: list[int] = field(default_factory=list)
+    """Where `ManyLinks` finds it."""
 
 
 class Sharing(Protocol):
@@ -178,96 +180,3 @@ class FewLinks:
     def busy(self) -> list[int]:
         """Links that a transfer is on now."""
         return [link for link, users in enumerate(self.users) if users]
-
-
-class ManyLinks:
-    """Sharing in arrays: best for transfers on hundreds of links each, or for thousands of links."""
-
-    def __init__(self, capacity: FloatVector) -> None:
-        """Start with every link idle; `capacity` in bytes/ns."""
-        self.capacity = capacity
-        with np.errstate(divide="ignore"):
-            self.unit = WHOLE / capacity
-        self.load = np.zeros(len(capacity), dtype=np.int64)
-        self.bytes = np.zeros(len(capacity))
-        self.flows: dict[Flow, None] = {}
-        self.number = np.zeros(len(capacity), dtype=np.int64)
-
-    def join(self, flow: Flow) -> list[list[Flow]]:
-        """Put a flow on its links; return the coupled groups to solve, none if nothing holds it back."""
-        links, amounts = flow.demand.links, flow.demand.bytes
-        part = np.ceil(np.minimum(amounts * self.unit[links] / flow.alone_ns, TIGHT + 1)).astype(np.int64)
-        load = self.load[links] + part
-        flow.offered = part
-        self.load[links] = load
-        self.bytes[links] += amounts
-        self.flows[flow] = None
-        tight = load > TIGHT
-        return [self._coupled(links[tight])] if tight.any() else []
-
-    def leave(self, flow: Flow) -> list[list[Flow]]:
-        """Take a flow off its links; return the groups that it held back, as one."""
-        links = flow.demand.links
-        load = self.load[links]
-        self.load[links] = load - flow.offered
-        del self.flows[flow]
-        tight = load > TIGHT
-        coupled = self._coupled(links[tight]) if tight.any() else []
-        return [coupled] if coupled else []
-
-    def _coupled(self, links: IntVector) -> list[Flow]:
-        """Flows on `links` and those that tight links tie to them, in order of their start."""
-        flows = list(self.flows)
-        if not flows:
-            return []
-        entry = np.concatenate([f.demand.links for f in flows])
-        owner = np.repeat(np.arange(len(flows)), [len(f.demand.links) for f in flows])
-        reached = np.zeros(len(self.capacity), dtype=bool)
-        reached[links] = True
-        tying = (self.load[entry] > TIGHT) | reached[entry]
-        entry, owner = entry[tying], owner[tying]
-        chosen = np.zeros(len(flows), dtype=bool)
-        known = 0
-        while True:
-            chosen[owner[reached[entry]]] = True
-            found = int(np.count_nonzero(chosen))
-            if found in (known, len(flows)):
-                return [flow for flow, take in zip(flows, chosen.tolist(), strict=True) if take]
-            known = found
-            reached[entry[chosen[owner]]] = True
-
-    def rates(self, flows: Sequence[Flow]) -> list[float]:
-        """Progress per nanosecond of a group."""
-        entry = np.concatenate([f.demand.links for f in flows])
-        flow = np.repeat(np.arange(len(flows)), [len(f.demand.links) for f in flows])
-        largest = np.array([f.demand.bytes.max() for f in flows])
-        alone = np.array([f.alone_ns for f in flows])
-        held = self.load[entry] > TIGHT
-        links, who = entry[held], flow[held]
-        rates = 1.0 / alone
-        if len(links):
-            counts = np.bincount(who, minlength=len(flows))
-            some = counts > 0
-            share = np.concatenate([f.demand.bytes for f in flows])[held] / largest[who]
-            # Numbered among themselves, the solver's vectors are as long as the group, not the cluster.
-            mark = np.zeros(len(self.capacity), dtype=bool)
-            mark[links] = True
-            used = np.flatnonzero(mark)
-            self.number[used] = np.arange(len(used))
-            caps = (largest / alone)[some]
-            starts = np.append(0, np.cumsum(counts[some]))
-            x = fill(starts, self.number[links], share, caps, self.capacity[used])
-            rates[some] = np.where(x < caps, x / largest[some], rates[some])
-        result: list[float] = rates.tolist()
-        return result
-
-    def carried(self) -> FloatVector:
-        """Bytes that transfers have put on every link so far."""
-        return self.bytes.copy()
-
-    def busy(self) -> list[int]:
-        """Links that a transfer is on now."""
-        if not self.flows:
-            return []
-        links: list[int] = np.unique(np.concatenate([f.demand.links for f in self.flows])).tolist()
-        return links
