@@ -43,7 +43,7 @@ def home_case(scenario: Scenario, repeats: int) -> None:
     print(f"simulate            {median_s(lambda: simulate(scenario), repeats):7.3f} s median of {repeats}")
     print(f"  prepare           {median_s(lambda: prepare(scenario), repeats):7.3f} s")
     print(f"  execute           {median_s(lambda: execute(prepared.program), repeats):7.3f} s")
-    print(f"  summarise         {median_s(lambda: summarise(prepared, execution), repeats):7.3f} s")
+    print(f"  summarise         {median_s(lambda: summarise(prepared, [execution]), repeats):7.3f} s")
     print(f"tasks               {execution.events:7d}")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"peak memory         {peak:7.0f} MB of this process, which keeps several executions")

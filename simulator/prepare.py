@@ -194,7 +194,7 @@ def draw_variation(
             clock, flat = clock[:, :1], flat[:, :, :1]  # every member is the same: one stands for all
         return Variation(clock, flat, flat, scenario.variation.jitter_cv.value, scenario.seed)
     samples = routed * schedule.microbatches
-    seed = [scenario.seed, 2, group] if group else scenario.seed
+    seed: int | list[int] = [scenario.seed, 2, group] if group else scenario.seed
     loads = sampled_loads(seed, samples, plan.ep, shape.moe.experts, cv, received_rows)
     per_node = min(plan.ep, layout.gpus_per_node)
     nodes = loads.reshape(samples, plan.ep // per_node, per_node).mean(axis=2).repeat(per_node, axis=1)

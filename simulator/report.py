@@ -71,7 +71,9 @@ def mean_breakdown(rows: list[Breakdown]) -> Breakdown:
 
 def mean_over_groups(groups: list[list[Breakdown]]) -> list[Breakdown]:
     """For every pipeline rank, the mean over its groups."""
-    return groups[0] if len(groups) == 1 else [mean_breakdown(list(rank)) for rank in zip(*groups, strict=True)]
+    return (
+        groups[0] if len(groups) == 1 else [mean_breakdown(list(rank)) for rank in zip(*groups, strict=True)]
+    )
 
 
 def compute_ns(record: StepRecord) -> float:
@@ -153,7 +155,7 @@ def utilisation(
 
 
 def _port_bytes(execution: Execution, which: int) -> float:
-    """Bytes that a mean GPU sent through its NICs (0) or its scale-up ports (1), summed over pipeline ranks."""
+    """Bytes that a mean GPU sent through its NICs (0) or scale-up ports (1), summed over pipeline ranks."""
     wires = execution.program.wires
     gpus = wires.gpus_per_rank
     return fsum(

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import moesim
 from moesim.hwmodels.calibration import profile_hash
 from moesim.hwmodels.provenance import provenance_rows
-from moesim.simulator.causes import fault_effects
 from moesim.simulator.bounds import lower_bound_s, upper_bound_s
+from moesim.simulator.causes import fault_effects
 from moesim.simulator.engine.critical import critical_path, seconds_by_cause
 from moesim.simulator.engine.execute import Execution, execute_all, last_end
 from moesim.simulator.full.result import FullResult

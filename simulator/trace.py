@@ -116,7 +116,11 @@ def chrome_trace(shown: Sequence[Shown]) -> dict[str, Any]:
         event["args"]["correlation"] = number
     info = shown[0].info
     rank, member = shown[0].places[0]
-    distributed = {"backend": "nccl", "rank": info.gpus[rank][member], "world_size": info.group_sizes["world"]}
+    distributed = {
+        "backend": "nccl",
+        "rank": info.gpus[rank][member],
+        "world_size": info.group_sizes["world"],
+    }
     return {
         "schemaVersion": 1,
         "displayTimeUnit": "ms",

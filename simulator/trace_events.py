@@ -187,7 +187,7 @@ def _word(phase: str) -> str:
 
 
 def flows(part: Shown, first: int) -> Iterator[Event]:
-    """Arrows, numbered from `first`, from each pipeline send to the action that needs it, where both are shown."""
+    """Arrows, numbered after `first`, from pipeline sends to the actions that need them, where both show."""
     execution, info = part.execution, part.info
     ranks = sorted({rank for rank, _ in part.places})
     takers: dict[tuple[str, int, int], StepRecord] = {}

@@ -40,7 +40,7 @@ Run = tuple[Prepared, Execution, Result]
 def _run(preset: str) -> Run:
     prepared = prepare(load_scenario(preset))
     execution = execute(prepared.program)
-    return prepared, execution, summarise(prepared, execution)
+    return prepared, execution, summarise(prepared, [execution])
 
 
 @pytest.fixture(scope="session")

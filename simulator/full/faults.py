@@ -143,7 +143,7 @@ def jitter_cvs(faults: Sequence[Fault], gpus: IntVector, usual: float) -> FloatV
         if isinstance(fault, Jitter):
             hit = np.ones(gpus.shape, bool) if fault.gpu == "all" else np.isin(gpus, np.atleast_1d(fault.gpu))
             square[hit] += fault.cv**2
-    return np.sqrt(square)
+    return np.asarray(np.sqrt(square))
 
 
 def surviving_groups(faults: Sequence[Fault], gpus: IntVector, gpus_per_node: int) -> list[int]:
@@ -152,7 +152,7 @@ def surviving_groups(faults: Sequence[Fault], gpus: IntVector, gpus_per_node: in
     Raises InfeasibleError where no group is left: the step cannot end.
     """
     lost = sorted({fault.node for fault in faults if isinstance(fault, NodeLoss)})
-    hit = np.isin(gpus // gpus_per_node, lost).any(axis=(0, 2))
+    hit = np.atleast_1d(np.isin(gpus // gpus_per_node, lost).any(axis=(0, 2)))
     left = [group for group in range(gpus.shape[1]) if not hit[group]]
     if not left:
         ranks = sorted({int(r) for r in np.nonzero(np.isin(gpus // gpus_per_node, lost))[0]})

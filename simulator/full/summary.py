@@ -18,7 +18,6 @@ from moesim.simulator.full.statistics import (
 )
 
 
-
 def full_result(
     whole: ClusterPrograms, executions: Sequence[Execution], causes: tuple[FaultEffect, ...]
 ) -> FullResult:

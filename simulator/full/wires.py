@@ -37,7 +37,7 @@ class Pattern:
     def demand(
         self, nic_bytes: float, scale_up_bytes: float, load: FloatVector, node_load: FloatVector
     ) -> Demand:
-        """Bytes on each link for these bytes a GPU and relative rows of the members (docs/model.md, eq. N1)."""
+        """Bytes on each link, for these bytes a GPU and relative rows of members (docs/model.md, eq. N1)."""
         return Demand(self.links, self._on_links(nic_bytes, scale_up_bytes, load, node_load))
 
     def _on_links(
@@ -49,13 +49,13 @@ class Pattern:
         pair_bytes[: self.outer_pairs] = nic_bytes / max(1, self.peers[0]) * node_load[outer]
         pair_bytes[self.outer_pairs :] = scale_up_bytes / max(1, self.peers[1]) * load[inner]
         weights = self.entry_share * pair_bytes[self.entry_pair]
-        return np.bincount(self.entry_link, weights, len(self.links))
+        return np.asarray(np.bincount(self.entry_link, weights, len(self.links)), dtype=np.float64)
 
     def member_times(self, capacity: FloatVector, members: int) -> tuple[FloatVector, FloatVector]:
-        """(scale-out, scale-up): time of the busiest link on the way of each member, one byte a GPU (docs/model.md, eq. N2).
+        """(scale-out, scale-up): time of the busiest link on each member's way (docs/model.md, eq. N2).
 
-        On the scale-out hop all members of a node wait for every way into the node: what arrives at one
-        is passed on to the others.
+        Every GPU sends one byte. On the scale-out hop all members of a node wait for every way into the
+        node: what arrives at one is passed on to the others.
         """
         even = np.ones(members)
         result = []

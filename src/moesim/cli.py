@@ -109,8 +109,8 @@ def simulate(
 ) -> None:
     """Predict one training step and the run made of it."""
     from moesim.cli_console import chosen_numbers, print_text
-    from moesim.cli_report import summary
     from moesim.cli_picture import draw_heat_maps, picture_path
+    from moesim.cli_report import summary
     from moesim.simulator.trace import trace_path
 
     if trace is not None:
@@ -182,7 +182,9 @@ def _write_traces(
     chosen = None if ranks is None else chosen_numbers("--ranks", ranks)
     if prepared.whole is not None:
         if members is not None:
-            raise InputError("--members names GPUs of the folded run; in full resolution use --ranks for GPUs")
+            raise InputError(
+                "--members names GPUs of the folded run; in full resolution use --ranks for GPUs"
+            )
         every = prepared.whole.gpus[:, list(prepared.whole.running)].ravel().tolist()
         shown = shown_gpus(prepared, executions, every if chosen is None and ranks is not None else chosen)
     else:

@@ -1,4 +1,4 @@
-"""The text of full resolution: who waits for whom, which links are busy, what faults cost. No model in here."""
+"""The text of full resolution: who waits for whom, busy links, what faults cost. No model in here."""
 
 from __future__ import annotations
 

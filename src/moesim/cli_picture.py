@@ -17,6 +17,9 @@ ENDINGS = (".svg", ".png")
 MOST_LABELS = 16
 """Rows or columns that are named; of more, every n-th."""
 
+LONG = 6
+"""Letters of a name above which the names under a map stand upright."""
+
 
 def picture_path(path: Path) -> Path:
     """`path` if a picture can be written there.
@@ -71,5 +74,6 @@ def _draw(figure: Any, axis: Any, heat_map: HeatMap) -> None:
     axis.set_ylabel(heat_map.row_label)
     for set_ticks, names in ((axis.set_xticks, heat_map.columns), (axis.set_yticks, heat_map.rows)):
         step = -(-len(names) // MOST_LABELS)
-        set_ticks(range(0, len(names), step), names[::step], fontsize=6)
+        turned = {"rotation": 90} if set_ticks == axis.set_xticks and max(map(len, names)) > LONG else {}
+        set_ticks(range(0, len(names), step), names[::step], fontsize=6, **turned)
     figure.colorbar(image, ax=axis, label=heat_map.unit, pad=0.01)

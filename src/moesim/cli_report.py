@@ -181,7 +181,9 @@ def print_explanation(prepared: Prepared, result: Result) -> None:
         print_table(("phase", "duration", "wait at barrier"), spans, right=(1, 2))
     if result.full is not None:
         print_text("\n" + "\n".join(full_text(result.full)))
-        print_text("\nskew along a pair: wait at the barrier before each transfer, milliseconds over all GPUs")
+        print_text(
+            "\nskew along a pair: wait at the barrier before each transfer, milliseconds over all GPUs"
+        )
         skew = [
             (row.phase, str(row.layer), *(f"{1e3 * v:.2f}" for v in (row.p10_s, row.p50_s, row.p90_s)))
             for row in result.full.skew

@@ -93,8 +93,8 @@ def test_the_bubble_is_the_time_that_no_action_runs(toy: Toy) -> None:
 
 def test_without_pairs_there_is_no_pair(toy: Toy) -> None:
     execution = execute(toy(build("1f1b", 2, 4), [["moe"]] * 2, lambda k, p, o: 10, lambda p, o: 5.0))
-    assert pair_seconds(execution) is None
-    assert pair_phases(execution) == ()
+    assert pair_seconds([execution]) is None
+    assert pair_phases([execution]) == ()
 
 
 def test_waits_count_from_the_moment_a_member_could_have_gone_on(toy: Toy) -> None:
@@ -104,7 +104,7 @@ def test_waits_count_from_the_moment_a_member_could_have_gone_on(toy: Toy) -> No
         lambda k, p, o: 1000, lambda p, o: 10.0, clock=[[1.0, 2.0]], launch_ns=3,
     )  # fmt: skip
     execution = execute(program)
-    spans = {row.phase: row for row in pair_phases(execution)}
+    spans = {row.phase: row for row in pair_phases([execution])}
     record = next(r for r in execution.ranks[0] if r.step.code.kind == "F&B")
     at: dict[str, int] = {task.phase: n for n, task in enumerate(record.step.code.tasks)}
     needs = {"dispatch F": "attn F", "dispatch B": "mlp I", "combine F": "mlp F"}
@@ -129,9 +129,9 @@ def test_links_count_what_they_carried(toy: Toy) -> None:
     )
     execution = execute(program)
     assert execution.end_ns == 2 * 100 + 4 * 100 + 4 * 50
-    use = utilisation(execution, 1e9, 1e9)
+    use = utilisation([execution], 1e9, 1e9)
     assert use.compute_partition == pytest.approx(600 / 800)
     assert use.communication_partition == pytest.approx(200 / 800)
     assert use.nic == pytest.approx(4 * 25 / 800)
     assert use.scale_up == 0.0
-    assert utilisation(execution, 0.0, 0.0).nic == 0.0
+    assert utilisation([execution], 0.0, 0.0).nic == 0.0

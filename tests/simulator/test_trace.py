@@ -247,7 +247,9 @@ def test_holistic_trace_analysis_sees_our_overlap(tmp_path: Path) -> None:
     table = analysis.TraceAnalysis(trace_dir=str(tmp_path)).get_comm_comp_overlap(visualize=False)
     for rank in range(PP):
         gpu = INFO.gpus[rank][0]
-        kernels = [e for e in slices(chrome_trace(shown_places(execution, INFO, [rank]))) if e["cat"] == "kernel"]
+        kernels = [
+            e for e in slices(chrome_trace(shown_places(execution, INFO, [rank]))) if e["cat"] == "kernel"
+        ]
         communication = _covered([span(e) for e in kernels if is_communication(e)])
         compute = _covered([span(e) for e in kernels if not is_communication(e)])
         overlap = len(communication & compute) / len(communication)
