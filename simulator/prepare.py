@@ -12,8 +12,8 @@ from moesim.hwmodels.calibration import CalibrationProfile, load_profile
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.engine.program import Program, Variation, compile_program
+from moesim.simulator.layout.expert_load import LoadSpec, RankLoads, draw_rank_loads
 from moesim.simulator.layout.in_flight import rank_stages
-from moesim.simulator.layout.loads import sampled_loads
 from moesim.simulator.layout.memory import MemoryReport, memory_by_kind
 from moesim.simulator.layout.parallel import Layout, check_against_model, microbatches
 from moesim.simulator.layout.stages import StageAssignment
@@ -21,6 +21,7 @@ from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.shape import ModelShape, load_model
 from moesim.simulator.placement import assign_stages
 from moesim.simulator.pricing import Pricer, check_profile
+from moesim.simulator.routing_load import load_spec
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import Overlap, Schedule, build, from_csv, validate
 
@@ -42,6 +43,10 @@ class Prepared:
     pricer: Pricer
     program: Program
     memory: MemoryReport
+    loads: RankLoads | None
+    """Expert load of the carried group; None where every rank always receives the same."""
+    load_notes: tuple[str, ...]
+    """What the expert load assumes."""
 
 
 def prepare(scenario: Scenario) -> Prepared:
@@ -64,7 +69,9 @@ def prepare(scenario: Scenario) -> Prepared:
     stages = assign_stages(scenario, pricer, schedule)
     costs = pricer.table(schedule, stages)
     kinds = [[block.kind for block in stage] for stage in stages.stages]
-    variation = draw_variation(scenario, shape, layout, schedule, kinds, pricer.received_rows)
+    spec = load_spec(scenario, shape, layout, routed_layers(kinds))
+    loads = draw_loads(spec, scenario, shape, layout, schedule, kinds, pricer.received_rows)
+    variation = draw_variation(scenario, layout, schedule, routed_layers(kinds), loads)
     links = pricer.links
     program = compile_program(
         schedule,
@@ -85,8 +92,22 @@ def prepare(scenario: Scenario) -> Prepared:
         recompute=scenario.recompute,
         communication_sms=scenario.communication.sms,
         capacity_bytes=cluster.accelerator.hbm_bytes,
+        redundant_experts=scenario.routing.redundant_experts,
     )
-    return Prepared(scenario, shape, cluster, profile, layout, schedule, stages, pricer, program, report)
+    return Prepared(
+        scenario,
+        shape,
+        cluster,
+        profile,
+        layout,
+        schedule,
+        stages,
+        pricer,
+        program,
+        report,
+        loads,
+        spec.notes,
+    )
 
 
 def load_schedule(scenario: Scenario, count: int) -> Schedule:
@@ -130,13 +151,41 @@ def _check_combination(scenario: Scenario, schedule: Schedule) -> None:
         )
 
 
-def draw_variation(
+def routed_layers(kinds: Sequence[Sequence[BlockKind]]) -> int:
+    """Blocks with routed experts, where the model has any: MoE layers and MTP modules, in stage order."""
+    return sum(kind in ("moe", "mtp") for stage in kinds for kind in stage)
+
+
+def draw_loads(
+    spec: LoadSpec,
     scenario: Scenario,
     shape: ModelShape,
     layout: Layout,
     schedule: Schedule,
     kinds: Sequence[Sequence[BlockKind]],
     received_rows: float,
+    group: int = 0,
+) -> RankLoads | None:
+    """Seeded expert load of one expert-parallel group; None where every rank always receives the same."""
+    plan, layers = scenario.parallel, routed_layers(kinds)
+    if shape.moe is None or not layers or plan.ep == 1 or spec.even:
+        return None
+    return draw_rank_loads(
+        spec,
+        seed=scenario.seed,
+        group=group,
+        layers=layers,
+        microbatches=schedule.microbatches,
+        ep=plan.ep,
+        gpus_per_node=layout.gpus_per_node,
+        experts=shape.moe.experts,
+        top_k=shape.moe.top_k,
+        rows_per_rank=received_rows,
+    )
+
+
+def draw_variation(
+    scenario: Scenario, layout: Layout, schedule: Schedule, layers: int, loads: RankLoads | None
 ) -> Variation:
     """Seeded vectors of one value a member: GPU speed, expert load, and the node average of the load."""
     plan = scenario.parallel
@@ -144,18 +193,11 @@ def draw_variation(
     clock_cv = scenario.variation.clock_cv.value
     rng = np.random.default_rng([scenario.seed, 1])
     clock = 1.0 / np.maximum(1.0 + clock_cv * rng.standard_normal((schedule.pp, members)), 0.1)
-    routed = sum(kind in ("moe", "mtp") for stage in kinds for kind in stage)
-    cv = scenario.routing.expert_load_cv.value
-    if shape.moe is None or not routed or plan.ep == 1 or cv == 0.0:
-        flat = np.ones((routed, schedule.microbatches, members))
+    full = (layers, schedule.microbatches, members)
+    if loads is None:
+        flat = np.ones(full)
         if clock_cv == 0.0 and scenario.variation.jitter_cv.value == 0.0:
             clock, flat = clock[:, :1], flat[:, :, :1]  # every member is the same: one stands for all
         return Variation(clock, flat, flat, scenario.variation.jitter_cv.value, scenario.seed)
-    samples = routed * schedule.microbatches
-    loads = sampled_loads(scenario.seed, samples, plan.ep, shape.moe.experts, cv, received_rows)
-    per_node = min(plan.ep, layout.gpus_per_node)
-    nodes = loads.reshape(samples, plan.ep // per_node, per_node).mean(axis=2).repeat(per_node, axis=1)
-    full = (routed, schedule.microbatches, members)
-    return Variation(
-        clock, loads.reshape(full), nodes.reshape(full), scenario.variation.jitter_cv.value, scenario.seed
-    )
+    rows, nodes = loads.rows.reshape(full), loads.node_rows.reshape(full)
+    return Variation(clock, rows, nodes, scenario.variation.jitter_cv.value, scenario.seed)
