@@ -191,7 +191,8 @@ def _placement(
         if groups % nodes:
             raise InputError(
                 f"routing.eplb.policy=hierarchical: {groups} groups of experts do not spread evenly over the "
-                f"{nodes} nodes of an expert-parallel group; use policy: global, or a multiple of {nodes} groups"
+                f"{nodes} nodes of an expert-parallel group; use policy: global, or a multiple of {nodes} "
+                "groups"
             )
     mean = np.broadcast_to(popularity.mean(axis=0), (layers, moe.experts))
     try:

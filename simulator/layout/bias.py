@@ -64,7 +64,8 @@ def bias_dynamics(
     """
     if not 1 <= record <= steps <= MOST_STEPS:
         raise InputError(
-            f"routing.load: steps={steps} and record={record}: 1 <= record <= steps <= {MOST_STEPS} is needed"
+            f"routing.load.step={steps} is outside 1 to {MOST_STEPS}, or record={record} outside 1 to step; "
+            "the load forgets its start within a few drift_steps, so fewer steps do"
         )
     if not (0 <= affinity_spread <= 5 and 1 <= drift_steps < 1e12 and 0 <= gamma <= 1):
         raise InputError(

@@ -118,7 +118,7 @@ def _nested(values: list[Any], name: str, where: str, depth: int) -> list[Any]:
     if not any(lists):
         for index, value in enumerate(values):
             if isinstance(value, bool) or not isinstance(value, int | float):
-                raise InputError(f"{name}: {where}.{index}={str(value)[:40]!r} is not a number")
+                raise InputError(f"{name}: {where}.{index}={repr(value)[:40]} is not a number")
         try:
             return [float(value) for value in values]
         except OverflowError:

@@ -19,7 +19,7 @@ SUM_TOLERANCE = 1e-6
 def zipf_shares(
     exponent: float, layers: int, experts: int, top_k: int, seed: int, *, shuffle_per_layer: bool = True
 ) -> FloatArray:
-    """Shares [layers, experts]: the r-th most popular expert has a share of the rows ~ 1 / r^exponent (eq. R4).
+    """Shares [layers, experts] of the rows: ~ 1 / r^exponent for the r-th most popular expert (eq. R4).
 
     With `shuffle_per_layer` every layer has its own seeded order of popularity; otherwise expert 0 is the
     most popular one everywhere. No share exceeds 1 / top_k (see `capped`). Raises InputError for an
