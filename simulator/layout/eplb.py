@@ -2,7 +2,9 @@
 
 The planner knows one number an expert: its load. It replicates the experts with the most load a replica,
 then packs the replicas into ranks of equally many slots: round by round, the heaviest left to the lightest
-rank, and at last swaps between the heaviest rank and another while that lowers the heavier of the two.
+rank, then swaps between the heaviest rank and another while that lowers the heavier of the two. At last it
+hands the packs of each layer to ranks so that no rank has the heaviest one layer after layer: a rank that is
+always late delays a pipeline more than ranks that take turns.
 """
 
 from __future__ import annotations
@@ -75,7 +77,7 @@ def plan_placement(
 
     `global`: all experts over all ranks. `hierarchical`: the `groups` (equal, contiguous) of experts are
     packed into the `nodes` first, then every node replicates and packs its own experts, so that a group
-    stays on one node and node-limited routing keeps its traffic. Where the plan of a layer is no better
+    stays on one node and node-limited routing keeps its traffic. Where the plan of a layer is worse
     than experts in order, that layer keeps them in order (replicas then sit beside their original).
     Raises InputError for loads that are no table of finite numbers of at least 0, and for counts that do
     not divide.
@@ -95,7 +97,7 @@ def plan_placement(
             f"make sense, a replica on each of the {within} ranks that policy {policy} may use"
         )
     if policy == "global":
-        slots, replicas = _plan(table, ranks, redundant_experts)
+        slots, replicas = _plan(table, ranks, redundant_experts, domains=1)
     elif policy == "hierarchical":
         _check_divides("groups", groups, experts, "experts")
         _check_divides("nodes", nodes, groups, "groups", "; use policy global, which needs no groups")
@@ -105,19 +107,22 @@ def plan_placement(
         raise InputError(f"policy={policy!r} is not known; known: hierarchical, global")
     plan = ExpertPlacement(slots, replicas, ranks)
     plain = in_order(len(table), experts, ranks)
-    kept = plain.rank_load(table).max(axis=1) <= plan.rank_load(table).max(axis=1)
+    kept = plain.rank_load(table).max(axis=1) < plan.rank_load(table).max(axis=1)
     if kept.any():
         slots[kept], replicas[kept] = _beside_originals(experts, ranks, redundant_experts)
     return plan
 
 
-def _plan(loads: FloatArray, ranks: int, redundant: int) -> tuple[IntArray, IntArray]:
-    """(expert of each slot, replicas of each expert) without regard to groups."""
+def _plan(loads: FloatArray, ranks: int, redundant: int, domains: int) -> tuple[IntArray, IntArray]:
+    """(expert of each slot, replicas of each expert) without regard to groups.
+
+    The rows of `loads` are layer by layer, `domains` (nodes that are planned apart) of each.
+    """
     layers, experts = loads.shape
-    replicas = _replicas(loads, redundant, ranks)
+    replicas = replicate(loads, redundant, ranks)
     owner = np.tile(np.arange(experts, dtype=np.int64), layers)
     items = np.repeat(owner, replicas.ravel()).reshape(layers, experts + redundant)
-    order = _packed(np.take_along_axis(loads / replicas, items, axis=1), ranks)
+    order = _packed(np.take_along_axis(loads / replicas, items, axis=1), ranks, domains)
     return np.take_along_axis(items, order, axis=1), replicas
 
 
@@ -127,17 +132,17 @@ def _plan_by_node(
     """The same with every group on one node; a node is planned like a small cluster."""
     layers, experts = loads.shape
     width = experts // groups
-    group_order = _packed(loads.reshape(layers, groups, width).sum(axis=2), nodes)
+    group_order = _packed(loads.reshape(layers, groups, width).sum(axis=2), nodes, domains=1)
     members = (group_order[:, :, None] * width + np.arange(width)).reshape(layers * nodes, experts // nodes)
     layer = np.repeat(np.arange(layers), nodes)[:, None]
-    local, counts = _plan(loads[layer, members], ranks // nodes, redundant // nodes)
+    local, counts = _plan(loads[layer, members], ranks // nodes, redundant // nodes, domains=nodes)
     slots = np.take_along_axis(members, local, axis=1).reshape(layers, experts + redundant)
     replicas = np.empty((layers, experts), dtype=np.int64)
     replicas[layer, members] = counts
     return slots, replicas
 
 
-def _replicas(loads: FloatArray, redundant: int, most: int) -> IntArray:
+def replicate(loads: FloatArray, redundant: int, most: int) -> IntArray:
     """One replica each, then `redundant` more, each to the expert with the most load a replica.
 
     At most `most` (one a rank). Greedy is optimal for the largest load a replica: an optimal choice that
@@ -151,27 +156,40 @@ def _replicas(loads: FloatArray, redundant: int, most: int) -> IntArray:
     return replicas
 
 
-def _packed(items: FloatArray, bins: int) -> IntArray:
-    """Order of the items [layers, items] so that consecutive runs of items / bins form balanced bins.
+def _packed(items: FloatArray, bins: int, domains: int) -> IntArray:
+    """Order of the items [rows, items] so that consecutive runs of items / bins form balanced bins.
 
     Rounds of one item a bin, the heaviest left to the lightest bin. The spread of the bins is then at
     most the largest range inside a round: with sums L rising and items a falling over the bins, (L_j +
     a_j) - (L_i + a_i) is the difference of two numbers that lie between 0 and the old spread, and 0 and
     the range. Swaps afterwards never raise the heaviest bin. So max <= optimum + that range.
     """
-    layers, count = items.shape
+    rows, count = items.shape
     rank_of = np.argsort(-items, axis=1, kind="stable")
-    sums = np.zeros((layers, bins))
-    content = np.empty((layers, bins, count // bins), dtype=np.int64)
+    sums = np.zeros((rows, bins))
+    content = np.empty((rows, bins, count // bins), dtype=np.int64)
     for number in range(count // bins):
         lightest = np.argsort(sums, axis=1, kind="stable")
         chosen = rank_of[:, number * bins : (number + 1) * bins]
         np.put_along_axis(content[:, :, number], lightest, chosen, axis=1)
         here = np.take_along_axis(sums, lightest, axis=1) + np.take_along_axis(items, chosen, axis=1)
         np.put_along_axis(sums, lightest, here, axis=1)
-    for layer in range(layers):
-        _swap(items[layer], content[layer])
-    return content.reshape(layers, count)
+    for row in range(rows):
+        _swap(items[row], content[row])
+    packed = np.take_along_axis(items, content.reshape(rows, count), axis=1).reshape(content.shape)
+    order = _turns(packed.sum(axis=2).reshape(-1, domains, bins)).reshape(rows, bins)
+    return np.take_along_axis(content, order[:, :, None], axis=1).reshape(rows, count)
+
+
+def _turns(loads: FloatArray) -> IntArray:
+    """Which bin each rank takes [layers, domains, bins]: the heaviest goes to who had the least so far."""
+    order = np.empty(loads.shape, dtype=np.int64)
+    total = np.zeros(loads.shape[1:])
+    for layer, load in enumerate(loads):
+        heaviest = np.argsort(-load, axis=1, kind="stable")
+        np.put_along_axis(order[layer], np.argsort(total, axis=1, kind="stable"), heaviest, axis=1)
+        total += np.take_along_axis(load, order[layer], axis=1)
+    return order
 
 
 def _swap(items: FloatArray, content: IntArray) -> None:

@@ -15,6 +15,7 @@ from moesim.simulator.layout.eplb import (
     imbalance,
     in_order,
     plan_placement,
+    replicate,
 )
 from moesim.simulator.layout.popularity import zipf_shares
 
@@ -93,22 +94,26 @@ def test_packing_is_within_the_proven_bound_of_the_optimum(values: list[float], 
 @given(st.lists(st.floats(0.01, 100), min_size=4, max_size=4), st.sampled_from([2, 4]))
 def test_replicas_minimise_the_hottest_replica(values: list[float], redundant: int) -> None:
     items = np.array(values)
-    plan = plan_placement(items[None], ranks=2, redundant_experts=redundant)
-    if (plan.replicas[0] > 2).any():  # kept in order: experts in order were as good
-        return
-    best = min(
-        (items / (1 + np.array(extra))).max() for extra in np.ndindex(2, 2, 2, 2) if sum(extra) == redundant
-    )
-    before = imbalance(in_order(1, 4, 2).rank_load(items[None]))[0]
-    after = imbalance(plan.rank_load(items[None]))[0]
-    if after < before:
-        assert (items / plan.replicas[0]).max() == pytest.approx(best)
+    replicas = replicate(items[None], redundant, 2)[0]
+    tried = [1 + np.array(extra) for extra in np.ndindex(2, 2, 2, 2) if sum(extra) == redundant]
+    assert (items / replicas).max() == min((items / choice).max() for choice in tried)
 
 
 def test_swaps_help_where_rounds_alone_do_not() -> None:
     # Rounds give {9, 5, 3} and {8, 7, 1}; the heavier bin then takes the other's smaller items.
     items = np.array([[9.0, 8.0, 7.0, 5.0, 3.0, 2.0]])
     assert plan_placement(items, ranks=2).rank_load(items).max() == 17.0
+
+
+@pytest.mark.parametrize("policy", ["global", "hierarchical"])
+def test_no_rank_is_the_heaviest_layer_after_layer(policy: Policy) -> None:
+    # One expert outweighs the rest: some rank must be heavy in every layer, but not always the same.
+    loads = np.ones((16, 32))
+    loads[:, 5] = 40.0
+    plan = plan_placement(loads, ranks=8, policy=policy, groups=4, nodes=2)
+    heavy = plan.rank_load(loads).argmax(axis=1)
+    most = 2 if policy == "global" else 4  # a group stays on one of two nodes in a layer
+    assert np.bincount(heavy, minlength=8).max() <= most
 
 
 def test_zipf_at_home() -> None:

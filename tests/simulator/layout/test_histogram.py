@@ -17,7 +17,7 @@ from moesim.simulator.layout.popularity import shares_of_counts
 GOOD = np.array([[4, 2, 1, 1], [2, 2, 2, 2]])
 
 
-def npy(array: np.ndarray) -> bytes:  # type: ignore[type-arg]
+def npy(array: np.ndarray) -> bytes:
     buffer = io.BytesIO()
     np.save(buffer, array)
     return buffer.getvalue()
