@@ -102,18 +102,21 @@ def choice_probabilities(
     low, high = bias.min(axis=1, keepdims=True), bias.max(axis=1, keepdims=True) + 1.0
     threshold = np.clip(start, low + 1e-9, high - 1e-9)
     tiny = 1e-12
+    close = False
     for _ in range(200):
         score = np.clip(threshold - bias, tiny, 1.0 - tiny)
         # exp((logit(score) - affinity) / scale), as a power of the odds.
         beaten = (score / (1.0 - score)) ** (1.0 / TOKEN_SCALE) * np.exp(-affinity / TOKEN_SCALE)
         chosen = 1.0 / (1.0 + beaten)
         excess = chosen.sum(axis=1, keepdims=True) - top_k
-        if np.abs(excess).max() < 1e-9 * top_k:
+        if close:
             break
+        # One step more doubles the digits: then nothing hangs on where exactly the search stopped.
+        close = bool(np.abs(excess).max() < 1e-9 * top_k)
         low, high = np.where(excess > 0, threshold, low), np.where(excess > 0, high, threshold)
         slope = (chosen * (1.0 - chosen) / (score * (1.0 - score))).sum(axis=1, keepdims=True) / TOKEN_SCALE
         following = threshold + excess / np.maximum(slope, tiny)
-        inside = (following > low) & (following < high)
+        inside = (following >= low) & (following <= high)
         threshold = np.where(inside, following, (low + high) / 2.0)
     return chosen, threshold
 

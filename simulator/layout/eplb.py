@@ -145,8 +145,9 @@ def _plan_by_node(
 def replicate(loads: FloatArray, redundant: int, most: int) -> IntArray:
     """One replica each, then `redundant` more, each to the expert with the most load a replica.
 
-    At most `most` (one a rank). Greedy is optimal for the largest load a replica: an optimal choice that
-    left the hottest expert alone could only be worse.
+    At most `most` (one a rank). That makes the largest load a replica as small as it can be: to get below a
+    level x every expert needs at least load / x replicas, and greedy gives none to an expert below x while
+    another is above.
     """
     rows = np.arange(len(loads))
     replicas = np.ones(loads.shape, dtype=np.int64)

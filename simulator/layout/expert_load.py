@@ -19,6 +19,9 @@ FloatArray = NDArray[np.float64]
 LOAD_STREAM = 2
 """Part of the seed of the draws of every group and step but the first."""
 
+ROUNDING = 1e-12
+"""Rows that add up to 1 less than this are all there."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoadSpec:
@@ -111,7 +114,8 @@ def draw_rank_loads(
             kept = np.minimum(rows, spec.capacity_factor)
             tokens = tokens * (kept / np.maximum(rows, np.finfo(np.float64).tiny))
             rows = kept
-        dropped = max(0.0, 1.0 - float(rows.mean()))
+        lost = 1.0 - float(rows.mean())
+        dropped = lost if lost > ROUNDING else 0.0
     return RankLoads(rows, _node_mean(rows, gpus_per_node), tokens, dropped)
 
 

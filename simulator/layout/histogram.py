@@ -13,8 +13,8 @@ from moesim.hwmodels.yaml_io import load_mapping
 
 FloatArray = NDArray[np.float64]
 
-MAX_BYTES = 64_000_000
-"""Far above 61 layers of 256 experts over a thousand steps in a binary file."""
+MAX_BYTES = 16_000_000
+"""61 layers of 256 experts over a hundred steps, in any of the formats; numbers take up to 16 times that."""
 
 
 def read_counts(path: Path) -> FloatArray:

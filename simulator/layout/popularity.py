@@ -12,6 +12,9 @@ FloatArray = NDArray[np.float64]
 ZIPF_STREAM = 3
 """Part of the seed of the shuffle, so that it shares no draw with the loads."""
 
+LARGEST_COUNT = 1e15
+"""Whole numbers up to here are exact as floats, and so are their sums."""
+
 SUM_TOLERANCE = 1e-6
 """Relative difference of two layers' totals that counts as rounding of written decimals."""
 
@@ -88,12 +91,12 @@ def shares_of_counts(counts: FloatArray, *, layers: int, experts: int, top_k: in
 
 def check_counts(table: FloatArray, top_k: int, place: str) -> None:
     """Raise InputError where counts [steps, layers, experts] cannot be those of a top-k gate."""
-    bad = ~np.isfinite(table) | (table < 0)
+    bad = ~np.isfinite(table) | (table < 0) | (table > LARGEST_COUNT)
     if bad.any():
         step, layer, expert = (int(i) for i in np.argwhere(bad)[0])
         raise InputError(
             f"{place}: {_where(table, step, layer)}, expert {expert}: {table[step, layer, expert]:g} is no "
-            "count; counts are finite numbers of at least 0"
+            f"count; counts are numbers from 0 to {LARGEST_COUNT:g}"
         )
     totals = table.sum(axis=2)
     for step, row in enumerate(totals):

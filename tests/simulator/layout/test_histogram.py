@@ -141,6 +141,7 @@ def test_shares_of_counts() -> None:
         ([[4, 2, 1, 1], [2, 2, -2, 6]], "layer 1, expert 2: -2"),
         ([[4, 2, 1, 1], [2, 2, float("nan"), 2]], "layer 1, expert 2: nan"),
         ([[4, 2, 1, float("inf")], [2, 2, 2, 2]], "layer 0, expert 3: inf"),
+        ([[4, 2, 1, 1e308], [2, 2, 2, 2]], "layer 0, expert 3: 1e.308 is no count"),
         ([[0, 0, 0, 0], [2, 2, 2, 2]], "layer 0 has no rows"),
         ([[5, 1, 1, 1], [2, 2, 2, 2]], "layer 0, expert 0: 5 rows, but only 4 tokens"),
         ([[4, 2, 1], [2, 2, 4]], "3 experts a row, but the model has 4"),
