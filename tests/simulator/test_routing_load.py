@@ -132,6 +132,7 @@ def test_bias_dynamics_as_a_load() -> None:
         (("routing.load={kind: zipf, exponent: 12}",), "exponent=12.*0 .*10"),
         (("routing.load={kind: zipf, exponent: -1}",), "exponent=-1"),
         (("routing.load={kind: zipf, exponent: 1, shufle: true}",), "shufle.*shuffle_per_layer"),
+        (("routing.load={kind: uniform, exponent: 1}",), r"exponent: unknown key; the keys here are kind$"),
         (("routing.load={kind: histogram, file: absent.csv}",), "absent.csv"),
         (("routing.load={kind: bias, affinity_spread: 1, drift_steps: 9, step: 1}",), "softmax"),
         (("routing.load={kind: bias, affinity_spread: 1, drift_steps: 9, step: 0}",), "step=0"),
