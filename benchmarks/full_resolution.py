@@ -1,4 +1,4 @@
-"""Cost of full resolution against the number of GPUs: the home case's plan on more or fewer data-parallel ranks.
+"""Cost of full resolution against the number of GPUs: the home case with more or fewer data-parallel ranks.
 
     python benchmarks/full_resolution.py [--most 16384]
 

@@ -111,14 +111,22 @@ def _keys_at(cls: type[BaseModel], location: tuple[Any, ...]) -> set[str]:
     """Names of the fields that a mapping at this location may have (over all members of a union)."""
     models: list[Any] = [cls]
     for part in location:
+        # A union tag such as a kind leaves the one model that has it.
+        models = [m for m in models if _has_tag(m, part)] or models
         step: list[Any] = []
         for model in models:
             field = model.model_fields.get(part) or _by_alias(model, part)
             annotation = field.annotation if field is not None else None
-            # A part that is no field is a list index, a mapping key or a union tag: the models stay.
+            # A part that is no field is a list index, a mapping key or the tag: the models stay.
             step.extend(_models_in(annotation) if annotation is not None else [model])
         models = step or models
     return {field.alias or name for model in models for name, field in model.model_fields.items()}
+
+
+def _has_tag(model: type[BaseModel], part: object) -> bool:
+    return isinstance(part, str) and any(
+        get_args(field.annotation) == (part,) for field in model.model_fields.values()
+    )
 
 
 def _by_alias(model: type[BaseModel], part: object) -> Any:

@@ -6,17 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from moesim.hwmodels.calibration import CalibrationProfile, load_profile
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.cost.table import CostTable
+from moesim.simulator.draws import draw_loads, draw_variation, routed_layers
 from moesim.simulator.engine.program import Program, Variation, compile_program
 from moesim.simulator.engine.wires import FoldedWires
-from moesim.simulator.full.groups import ClusterPrograms, compile_groups
+from moesim.simulator.full.groups import ClusterPrograms, Draw, compile_groups
+from moesim.simulator.layout.expert_load import RankLoads
 from moesim.simulator.layout.in_flight import rank_stages
-from moesim.simulator.layout.loads import sampled_loads
 from moesim.simulator.layout.memory import MemoryReport, memory_by_kind
 from moesim.simulator.layout.parallel import Layout, check_against_model, microbatches
 from moesim.simulator.layout.stages import StageAssignment
@@ -24,11 +23,9 @@ from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.shape import ModelShape, load_model
 from moesim.simulator.placement import assign_stages
 from moesim.simulator.pricing import Pricer, check_profile
+from moesim.simulator.routing_load import load_spec
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import Overlap, Schedule, build, from_csv, validate
-
-MOST_MEMBERS = 256
-"""Data-parallel ranks that the folded engine carries for a model without expert parallelism."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +43,10 @@ class Prepared:
     programs: tuple[Program, ...]
     """One, or one for every group of GPUs in full resolution."""
     memory: MemoryReport
+    loads: RankLoads | None
+    """Expert load of the carried group; None where every rank always receives the same."""
+    load_notes: tuple[str, ...]
+    """What the expert load assumes."""
     whole: ClusterPrograms | None = None
     """Where the members sit (full resolution)."""
 
@@ -75,7 +76,18 @@ def prepare(scenario: Scenario) -> Prepared:
     stages = assign_stages(scenario, pricer, schedule)
     costs = pricer.table(schedule, stages)
     kinds = [[block.kind for block in stage] for stage in stages.stages]
-    programs = _programs(scenario, shape, layout, schedule, kinds, costs, pricer)
+    spec = load_spec(scenario, shape, layout, routed_layers(kinds))
+
+    def loads_of(group: int = 0) -> RankLoads | None:
+        return draw_loads(spec, scenario, shape, layout, schedule, kinds, pricer.received_rows, group)
+
+    loads = loads_of()
+
+    def draw(group: int, members: int | None) -> Variation:
+        own = loads if group == 0 else loads_of(group)
+        return draw_variation(scenario, layout, schedule, routed_layers(kinds), own, group, members)
+
+    programs, whole = _programs(scenario, layout, schedule, kinds, costs, pricer, draw)
     report = memory_by_kind(
         shape,
         layout,
@@ -86,27 +98,35 @@ def prepare(scenario: Scenario) -> Prepared:
         recompute=scenario.recompute,
         communication_sms=scenario.communication.sms,
         capacity_bytes=cluster.accelerator.hbm_bytes,
+        redundant_experts=scenario.routing.redundant_experts,
     )
-    singles, whole = programs
     return Prepared(
-        scenario, shape, cluster, profile, layout, schedule, stages, pricer, singles, report, whole
+        scenario,
+        shape,
+        cluster,
+        profile,
+        layout,
+        schedule,
+        stages,
+        pricer,
+        programs,
+        report,
+        loads,
+        spec.notes,
+        whole,
     )
 
 
 def _programs(
     scenario: Scenario,
-    shape: ModelShape,
     layout: Layout,
     schedule: Schedule,
     kinds: Sequence[Sequence[BlockKind]],
     costs: CostTable,
     pricer: Pricer,
+    draw: Draw,
 ) -> tuple[tuple[Program, ...], ClusterPrograms | None]:
     """One program for all GPUs, or one a group, by the scenario's resolution."""
-
-    def draw(group: int = 0, members: int | None = None) -> Variation:
-        return draw_variation(scenario, shape, layout, schedule, kinds, pricer.received_rows, group, members)
-
     if scenario.resolution == "full":
         whole = compile_groups(scenario, layout, schedule, kinds, costs, draw)
         return whole.programs, whole
@@ -121,7 +141,7 @@ def _programs(
         costs.send_across_nodes,
     )
     order = scenario.communication.order
-    return (compile_program(schedule, kinds, costs, order, draw(), wires),), None
+    return (compile_program(schedule, kinds, costs, order, draw(0, None), wires),), None
 
 
 def load_schedule(scenario: Scenario, count: int) -> Schedule:
@@ -163,42 +183,3 @@ def _check_combination(scenario: Scenario, schedule: Schedule) -> None:
             f"parallel.zero_stage=3 with schedule={schedule.name}: parameter gathers have no slot in an "
             "overlapped pair; use zero_stage 0 to 2, or a schedule without pairs such as 1f1b"
         )
-
-
-def draw_variation(
-    scenario: Scenario,
-    shape: ModelShape,
-    layout: Layout,
-    schedule: Schedule,
-    kinds: Sequence[Sequence[BlockKind]],
-    received_rows: float,
-    group: int = 0,
-    members: int | None = None,
-) -> Variation:
-    """Seeded vectors of one value a member: GPU speed, expert load, and the node average of the load.
-
-    Every `group` has draws of its own; without `members` those of the folded run are drawn.
-    """
-    plan, folded = scenario.parallel, members is None
-    if members is None:
-        members = plan.ep if plan.ep > 1 else min(layout.dp, MOST_MEMBERS)
-    clock_cv = scenario.variation.clock_cv.value
-    own = [group] if group else []
-    rng = np.random.default_rng([scenario.seed, 1, *own])
-    clock = 1.0 / np.maximum(1.0 + clock_cv * rng.standard_normal((schedule.pp, members)), 0.1)
-    routed = sum(kind in ("moe", "mtp") for stage in kinds for kind in stage)
-    cv = scenario.routing.expert_load_cv.value
-    if shape.moe is None or not routed or plan.ep == 1 or cv == 0.0:
-        flat = np.ones((routed, schedule.microbatches, members))
-        if folded and clock_cv == 0.0 and scenario.variation.jitter_cv.value == 0.0:
-            clock, flat = clock[:, :1], flat[:, :, :1]  # every member is the same: one stands for all
-        return Variation(clock, flat, flat, scenario.variation.jitter_cv.value, scenario.seed)
-    samples = routed * schedule.microbatches
-    seed: int | list[int] = [scenario.seed, 2, group] if group else scenario.seed
-    loads = sampled_loads(seed, samples, plan.ep, shape.moe.experts, cv, received_rows)
-    per_node = min(plan.ep, layout.gpus_per_node)
-    nodes = loads.reshape(samples, plan.ep // per_node, per_node).mean(axis=2).repeat(per_node, axis=1)
-    full = (routed, schedule.microbatches, members)
-    return Variation(
-        clock, loads.reshape(full), nodes.reshape(full), scenario.variation.jitter_cv.value, scenario.seed
-    )

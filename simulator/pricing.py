@@ -113,9 +113,15 @@ class Pricer:
         return min(node.scale_out_bytes_per_s, fabric.link_bandwidth.value * node.nics_per_gpu.n)
 
     def targets(self) -> TargetStatistics:
-        """Expected distinct targets of a token."""
+        """Expected distinct targets of a token.
+
+        A global placement spreads the experts of a group over all nodes: the gate's limit on groups then
+        limits no nodes, and the statistics are those of a gate without it.
+        """
         assert self.shape.moe is not None
-        gate = Gate.of(self.shape.moe, self.scenario.routing.gate)
+        routing = self.scenario.routing
+        scattered = routing.eplb is not None and routing.eplb.policy == "global"
+        gate = Gate.of(self.shape.moe, "unlimited" if scattered else routing.gate)
         per_node = self.scenario.parallel.ep // self.ep_nodes
         return expected_targets(gate, self.scenario.parallel.ep, per_node)
 
@@ -137,6 +143,7 @@ class Pricer:
             received_tokens=self.received_tokens,
             # The policies differ in what is kept (bytes), not in what is computed again.
             recompute="selective" if s.recompute == "deepseek-v3" else s.recompute,
+            redundant_experts=s.routing.redundant_experts,
         )
 
     def context(self, mode: Mode) -> SmContext:
@@ -263,12 +270,16 @@ class Pricer:
         return (dense_ranks * copies, per_node), (layout.expert_dp * copies, expert_per_node)
 
     def block_parameters(self, kind: BlockKind) -> tuple[float, float]:
-        """(dense, expert) parameters of a block on one GPU."""
+        """(dense, expert) parameters of a block on one GPU, replicas of experts included."""
         plan = self.scenario.parallel
         total = block_parameters(self.shape, kind).total
         moe = self.shape.moe
         experts = moe.experts * expert_parameters(self.shape) if moe and kind in ("moe", "mtp") else 0
-        return (total - experts) / plan.tp, experts / plan.ep / plan.expert_tp
+        dense = (total - experts) / plan.tp
+        redundant = self.scenario.routing.redundant_experts
+        if moe and experts and redundant:  # gradients and parameters of a replica travel like any expert's
+            experts += redundant * expert_parameters(self.shape)
+        return dense, experts / plan.ep / plan.expert_tp
 
     # -- the whole table -----------------------------------------------------------------------------
 

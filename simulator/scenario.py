@@ -23,6 +23,7 @@ from moesim.simulator.chunk import OVERLAP_ORDERS, OverlapOrder
 from moesim.simulator.full.faults import Fault
 from moesim.simulator.layout.parallel import ParallelPlan
 from moesim.simulator.model.precision import PRECISIONS, Precision
+from moesim.simulator.routing_load import Capacity, Eplb, Load
 
 PRESETS = "data/scenarios"
 
@@ -86,6 +87,17 @@ class Routing(_Part):
     """`model`: as the model's config says; the others replace the score by which groups are ranked."""
     expert_load_cv: SourcedFraction
     """Coefficient of variation of the load of one expert within one micro-batch of one group."""
+    load: Load | None = None
+    """Lasting popularity of the experts of a layer; absent: all equal."""
+    capacity: Capacity | None = None
+    """Rows above it are dropped; absent: nothing is dropped."""
+    eplb: Eplb | None = None
+    """Redundant experts and their placement; absent: experts in order, one replica each."""
+
+    @property
+    def redundant_experts(self) -> int:
+        """Replicas beyond one for each expert, in every layer of one expert-parallel group."""
+        return 0 if self.eplb is None else self.eplb.redundant_experts
 
 
 class Variation(_Part):

@@ -74,7 +74,14 @@ def summarise(prepared: Prepared, executions: Sequence[Execution]) -> Result:
         warnings=tuple(_warnings(prepared)),
         provenance=tuple(_provenance(prepared)),
         extrapolated=tuple(
-            sorted({*pricer.evidence.extrapolated, *prepared.memory.notes, *prepared.shape.not_modelled})
+            sorted(
+                {
+                    *pricer.evidence.extrapolated,
+                    *prepared.memory.notes,
+                    *prepared.shape.not_modelled,
+                    *prepared.load_notes,
+                }
+            )
         ),
         seed=scenario.seed,
         version=moesim.__version__,
@@ -156,6 +163,11 @@ def _warnings(prepared: Prepared) -> list[str]:
         found.append(
             f"the network's ports ({fabric.link_bandwidth.text}) are slower than the node's NICs "
             f"({node.nic_bandwidth.text}): transfers go at the ports' rate"
+        )
+    if prepared.loads is not None and prepared.loads.dropped > 0.0:
+        found.append(
+            f"routing.capacity drops {prepared.loads.dropped:.2%} of the expert rows: those tokens skip an "
+            "expert, which the step time does not charge and the loss may"
         )
     return found
 

@@ -22,8 +22,8 @@ MOST_MEMBERS = 256
 """Members of one program where no expert-parallel group says how many."""
 
 
-Draw = Callable[[int, int], Variation]
-"""(group, members) -> how the members of that group differ from each other."""
+Draw = Callable[[int, int | None], Variation]
+"""(group, members; None: those of the folded run) -> how the members of that group differ."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -19,7 +20,12 @@ SMALLEST_CV = 1e-6
 
 
 def sampled_loads(
-    seed: int, n_samples: int, ep: int, experts: int, expert_cv: float, rows_per_rank: float
+    seed: int | Sequence[int],
+    n_samples: int,
+    ep: int,
+    experts: int,
+    expert_cv: float,
+    rows_per_rank: float,
 ) -> FloatArray:
     """Expert rows that each rank receives over their mean: [n_samples, ep], each sample averages 1 (eq. R3).
 
@@ -49,9 +55,17 @@ def sampled_loads(
     rows = round(rows_per_rank * ep)
     if rows == 0:
         return np.asarray(shares * ep)
-    noise = np.sqrt(shares / rows) * rng.standard_normal((n_samples, ep))
-    dealt = np.maximum(shares + noise - shares * noise.sum(axis=1, keepdims=True), 0.0)
+    dealt = deal(rng, shares, rows)
     return np.asarray(dealt * (ep / dealt.sum(axis=1, keepdims=True)))
+
+
+def deal(rng: np.random.Generator, shares: FloatArray, rows: int) -> FloatArray:
+    """Shares of `rows` rows that were dealt by `shares` [samples, receivers], summing to about 1 (eq. R3).
+
+    The multinomial as the normal of its mean and covariance, cut off at 0.
+    """
+    noise = np.sqrt(shares / rows) * rng.standard_normal(shares.shape)
+    return np.asarray(np.maximum(shares + noise - shares * noise.sum(axis=1, keepdims=True), 0.0))
 
 
 def sample_choices(gate: Gate, n_tokens: int, seed: int) -> IntArray:

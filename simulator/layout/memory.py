@@ -93,11 +93,13 @@ def memory_by_kind(
     recompute: RecomputePolicy,
     communication_sms: int,
     capacity_bytes: float,
+    redundant_experts: int = 0,
 ) -> MemoryReport:
     """Bytes per GPU for every pipeline rank of a plan (docs/model.md, eq. M5).
 
     `ranks[r]` names the stages of pipeline rank r; a stage that several ranks hold (DualPipe) has its
     states sharded over all of its copies. Tokens are spread evenly; skew of the routing is not included.
+    `redundant_experts` replicas beyond one an expert count as experts, states included (eq. M6).
     Raises InputError where the ranks do not cover the stages.
     """
     copies = Counter(stage for rank in ranks for stage in rank.stages)
@@ -112,7 +114,7 @@ def memory_by_kind(
     for rank in ranks:
         blocks = [block for stage in rank.stages for block in assignment.stages[stage]]
         has_experts = any(_has_experts(shape, block) for block in blocks)
-        states = _states(shape, layout, precision, assignment, rank, copies)
+        states = _states(shape, layout, precision, assignment, rank, copies, redundant_experts)
         by_rank.append(
             RankMemory(
                 weights=states[0],
@@ -152,16 +154,19 @@ def require_fit(report: MemoryReport) -> None:
     )
 
 
-def local_parameters(shape: ModelShape, layout: Layout, blocks: Sequence[Block]) -> LocalParameters:
+def local_parameters(
+    shape: ModelShape, layout: Layout, blocks: Sequence[Block], redundant_experts: int = 0
+) -> LocalParameters:
     """Parameters of these blocks on one GPU; tables that several blocks use are held once.
 
     An MTP module needs the embedding table, and a tied head is that table: a rank without the embedding
     block then holds a copy of it.
     """
     plan, total = layout.plan, [0.0, 0.0]
+    held = 1.0 if shape.moe is None else (shape.moe.experts + redundant_experts) / shape.moe.experts
     for block in blocks:
         p = block_parameters(shape, block.kind)
-        total[0] += p.routed_experts / (plan.ep * plan.expert_tp)
+        total[0] += p.routed_experts * held / (plan.ep * plan.expert_tp)
         cut = p.attention + p.dense_ffn + p.shared_experts + p.mtp_projection
         total[1] += cut / plan.tp + p.norms + p.router
     kinds = {block.kind for block in blocks}
@@ -178,14 +183,15 @@ def _states(
     assignment: StageAssignment,
     rank: RankStages,
     copies: Mapping[int, int],
+    redundant: int,
 ) -> tuple[float, float, float]:
     """(weights, gradients, optimizer states) of one rank, each sharded as the ZeRO stage says (eq. M1)."""
     zero = layout.plan.zero_stage
     elements = dict.fromkeys((1, 2, 3), 0.0)
     blocks = [block for stage in rank.stages for block in assignment.stages[stage]]
-    whole = local_parameters(shape, layout, blocks)
+    whole = local_parameters(shape, layout, blocks, redundant)
     # Shares are per stage because the number of copies is; shared tables follow the rank's own blocks.
-    parts = [local_parameters(shape, layout, assignment.stages[stage]) for stage in rank.stages]
+    parts = [local_parameters(shape, layout, assignment.stages[stage], redundant) for stage in rank.stages]
     twice = fsum(part.other for part in parts) - whole.other
     for stage, part in zip(rank.stages, parts, strict=True):
         other = part.other - twice * part.other / fsum(p.other for p in parts)
@@ -200,15 +206,17 @@ def _states(
     per_parameter = (BYTES_PER_ELEMENT[master] if master else 0.0) + 2 * BYTES_PER_ELEMENT[precision.moments]
     weights = elements[3] * BYTES_PER_ELEMENT[precision.parameters]
     if zero >= 3:  # the block under way and the next one are gathered in full
-        weights += 2 * _largest_block(shape, layout, blocks) * BYTES_PER_ELEMENT[precision.parameters]
+        weights += (
+            2 * _largest_block(shape, layout, blocks, redundant) * BYTES_PER_ELEMENT[precision.parameters]
+        )
     gradients = elements[2] * BYTES_PER_ELEMENT[precision.gradients]
     if zero >= 2:  # the block under way has its gradient in full until it is scattered
-        gradients += _largest_block(shape, layout, blocks) * BYTES_PER_ELEMENT[precision.gradients]
+        gradients += _largest_block(shape, layout, blocks, redundant) * BYTES_PER_ELEMENT[precision.gradients]
     return weights, gradients, elements[1] * per_parameter
 
 
-def _largest_block(shape: ModelShape, layout: Layout, blocks: Sequence[Block]) -> float:
-    sizes = (local_parameters(shape, layout, [block]) for block in blocks)
+def _largest_block(shape: ModelShape, layout: Layout, blocks: Sequence[Block], redundant: int) -> float:
+    sizes = (local_parameters(shape, layout, [block], redundant) for block in blocks)
     return max((size.experts + size.other for size in sizes), default=0.0)
 
 

@@ -50,12 +50,14 @@ def block_operators(
     received_rows: float = 0.0,
     received_tokens: float | None = None,
     recompute: str = "selective",
+    redundant_experts: int = 0,
 ) -> dict[Phase, tuple[Operator, ...]]:
     """Operators of a block on one GPU, by phase; phases that the block does not have are absent.
 
     `tokens`: rows of the micro-batch in one model replica (one CP rank holds tokens / cp). `sequence`:
     tokens of one sequence, for the causal core attention. `received_rows`: expert rows that this rank
     computes; `received_tokens`: distinct tokens behind them (expected for uniform routing by default).
+    `redundant_experts`: replicas beyond one an expert, which all ranks share evenly.
     The result is cached: do not change it. Raises InputError for an unknown recompute policy, a MoE
     block without rows, and a TP that does not divide heads or FFN widths.
     """
@@ -72,6 +74,7 @@ def block_operators(
         received_rows,
         received_tokens,
         recompute,
+        redundant_experts,
     )
     if kind == "embedding":
         phases = {"mlp F": ends.embedding_forward(w), "mlp W": ends.embedding_weight_gradient(w)}

@@ -35,6 +35,8 @@ class Work:
     received_tokens: float
     """Distinct tokens behind `rows`: one that chose two experts of this rank is sent once."""
     recompute: str
+    redundant_experts: int = 0
+    """Replicas of experts beyond one each, over all ranks."""
 
     @property
     def norm_tokens(self) -> float:
@@ -49,8 +51,8 @@ class Work:
 
     @property
     def experts_here(self) -> int:
-        """Experts of this rank."""
-        return max(1, self.moe.experts // self.ep)
+        """Experts of this rank, replicas included."""
+        return max(1, (self.moe.experts + self.redundant_experts) // self.ep)
 
     @property
     def linear(self) -> Dtype:

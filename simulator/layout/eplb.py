@@ -1,0 +1,227 @@
+"""Expert-parallel load balancing: which experts get replicas, and which rank holds each of them.
+
+The planner knows one number an expert: its load. It replicates the experts with the most load a replica,
+then packs the replicas into ranks of equally many slots: round by round, the heaviest left to the lightest
+rank, then swaps between the heaviest rank and another while that lowers the heavier of the two. At last it
+hands the packs of each layer to ranks so that no rank has the heaviest one layer after layer: a rank that is
+always late delays a pipeline more than ranks that take turns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moesim.hwmodels.errors import InputError
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+Policy = Literal["hierarchical", "global"]
+
+LEAST_GAIN = 1e-9
+"""A swap must lower the heavier of two ranks by this part of the mean: rounding is no gain."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertPlacement:
+    """Where the replicas sit: slot s of layer l holds expert `expert_of_slot[l, s]`.
+
+    `expert_of_slot` [layers, slots], slots in rank order, slots / ranks on each; `replicas` [layers,
+    experts]. The rows of an expert are split evenly over its replicas.
+    """
+
+    expert_of_slot: IntArray
+    replicas: IntArray
+    ranks: int
+
+    @property
+    def slots_per_rank(self) -> int:
+        """Experts that each rank holds, replicas counted."""
+        return int(self.expert_of_slot.shape[1]) // self.ranks
+
+    def slot_load(self, loads: FloatArray) -> FloatArray:
+        """Load of every slot [layers, slots] from loads of experts [layers, experts]."""
+        return np.take_along_axis(loads / self.replicas, self.expert_of_slot, axis=1)
+
+    def rank_load(self, loads: FloatArray) -> FloatArray:
+        """Load of every rank [layers, ranks] from loads of experts [layers, experts]."""
+        slots = self.slot_load(loads)
+        return np.asarray(slots.reshape(len(slots), self.ranks, -1).sum(axis=2))
+
+
+def in_order(layers: int, experts: int, ranks: int) -> ExpertPlacement:
+    """The placement without balancing: expert e on rank e // (experts / ranks), one replica each."""
+    _check_divides("ranks", ranks, experts, "experts")
+    slots = np.broadcast_to(np.arange(experts, dtype=np.int64), (layers, experts))
+    return ExpertPlacement(slots, np.ones((layers, experts), dtype=np.int64), ranks)
+
+
+def imbalance(rank_load: FloatArray) -> FloatArray:
+    """Heaviest rank over the mean rank, one figure a layer [layers] (eq. R7)."""
+    return np.asarray(rank_load.max(axis=1) / rank_load.mean(axis=1))
+
+
+def plan_placement(
+    loads: FloatArray,
+    *,
+    ranks: int,
+    redundant_experts: int = 0,
+    policy: Policy = "global",
+    groups: int = 1,
+    nodes: int = 1,
+) -> ExpertPlacement:
+    """Replicas and places of the experts of every layer, from `loads` [layers, experts] (eq. R7).
+
+    `global`: all experts over all ranks. `hierarchical`: the `groups` (equal, contiguous) of experts are
+    packed into the `nodes` first, then every node replicates and packs its own experts, so that a group
+    stays on one node and node-limited routing keeps its traffic. Where the plan of a layer is worse
+    than experts in order, that layer keeps them in order (replicas then sit beside their original).
+    Raises InputError for loads that are no table of finite numbers of at least 0, and for counts that do
+    not divide.
+    """
+    table = np.asarray(loads, dtype=np.float64)
+    if table.ndim != 2 or not table.size or not np.isfinite(table).all() or (table < 0).any():
+        raise InputError("expert loads must be a table [layers, experts] of finite numbers, 0 or more")
+    experts = table.shape[1]
+    _check_divides("ranks", ranks, experts, "experts")
+    if redundant_experts < 0:
+        raise InputError(f"redundant_experts={redundant_experts} must be 0 or more")
+    _check_divides("ranks", ranks, redundant_experts, "redundant_experts")
+    within = ranks // nodes if policy == "hierarchical" and nodes > 0 else ranks
+    if redundant_experts > experts * (within - 1):
+        raise InputError(
+            f"redundant_experts={redundant_experts}: with {experts} experts at most {experts * (within - 1)} "
+            f"make sense, a replica on each of the {within} ranks that policy {policy} may use"
+        )
+    if policy == "global":
+        slots, replicas = _plan(table, ranks, redundant_experts, domains=1)
+    elif policy == "hierarchical":
+        _check_divides("groups", groups, experts, "experts")
+        _check_divides("nodes", nodes, groups, "groups", "; use policy global, which needs no groups")
+        _check_divides("nodes", nodes, ranks, "ranks")
+        slots, replicas = _plan_by_node(table, ranks, redundant_experts, groups, nodes)
+    else:
+        raise InputError(f"policy={policy!r} is not known; known: hierarchical, global")
+    plan = ExpertPlacement(slots, replicas, ranks)
+    plain = in_order(len(table), experts, ranks)
+    kept = plain.rank_load(table).max(axis=1) < plan.rank_load(table).max(axis=1)
+    if kept.any():
+        slots[kept], replicas[kept] = _beside_originals(experts, ranks, redundant_experts)
+    return plan
+
+
+def _plan(loads: FloatArray, ranks: int, redundant: int, domains: int) -> tuple[IntArray, IntArray]:
+    """(expert of each slot, replicas of each expert) without regard to groups.
+
+    The rows of `loads` are layer by layer, `domains` (nodes that are planned apart) of each.
+    """
+    layers, experts = loads.shape
+    replicas = replicate(loads, redundant, ranks)
+    owner = np.tile(np.arange(experts, dtype=np.int64), layers)
+    items = np.repeat(owner, replicas.ravel()).reshape(layers, experts + redundant)
+    order = _packed(np.take_along_axis(loads / replicas, items, axis=1), ranks, domains)
+    return np.take_along_axis(items, order, axis=1), replicas
+
+
+def _plan_by_node(
+    loads: FloatArray, ranks: int, redundant: int, groups: int, nodes: int
+) -> tuple[IntArray, IntArray]:
+    """The same with every group on one node; a node is planned like a small cluster."""
+    layers, experts = loads.shape
+    width = experts // groups
+    group_order = _packed(loads.reshape(layers, groups, width).sum(axis=2), nodes, domains=1)
+    members = (group_order[:, :, None] * width + np.arange(width)).reshape(layers * nodes, experts // nodes)
+    layer = np.repeat(np.arange(layers), nodes)[:, None]
+    local, counts = _plan(loads[layer, members], ranks // nodes, redundant // nodes, domains=nodes)
+    slots = np.take_along_axis(members, local, axis=1).reshape(layers, experts + redundant)
+    replicas = np.empty((layers, experts), dtype=np.int64)
+    replicas[layer, members] = counts
+    return slots, replicas
+
+
+def replicate(loads: FloatArray, redundant: int, most: int) -> IntArray:
+    """One replica each, then `redundant` more, each to the expert with the most load a replica.
+
+    At most `most` (one a rank). That makes the largest load a replica as small as it can be: to get below a
+    level x every expert needs at least load / x replicas, and greedy gives none to an expert below x while
+    another is above.
+    """
+    rows = np.arange(len(loads))
+    replicas = np.ones(loads.shape, dtype=np.int64)
+    for _ in range(redundant):
+        hottest = np.where(replicas < most, loads / replicas, -1.0).argmax(axis=1)
+        replicas[rows, hottest] += 1
+    return replicas
+
+
+def _packed(items: FloatArray, bins: int, domains: int) -> IntArray:
+    """Order of the items [rows, items] so that consecutive runs of items / bins form balanced bins.
+
+    Rounds of one item a bin, the heaviest left to the lightest bin. The spread of the bins is then at
+    most the largest range inside a round: with sums L rising and items a falling over the bins, (L_j +
+    a_j) - (L_i + a_i) is the difference of two numbers that lie between 0 and the old spread, and 0 and
+    the range. Swaps afterwards never raise the heaviest bin. So max <= optimum + that range.
+    """
+    rows, count = items.shape
+    rank_of = np.argsort(-items, axis=1, kind="stable")
+    sums = np.zeros((rows, bins))
+    content = np.empty((rows, bins, count // bins), dtype=np.int64)
+    for number in range(count // bins):
+        lightest = np.argsort(sums, axis=1, kind="stable")
+        chosen = rank_of[:, number * bins : (number + 1) * bins]
+        np.put_along_axis(content[:, :, number], lightest, chosen, axis=1)
+        here = np.take_along_axis(sums, lightest, axis=1) + np.take_along_axis(items, chosen, axis=1)
+        np.put_along_axis(sums, lightest, here, axis=1)
+    for row in range(rows):
+        _swap(items[row], content[row])
+    packed = np.take_along_axis(items, content.reshape(rows, count), axis=1).reshape(content.shape)
+    order = _turns(packed.sum(axis=2).reshape(-1, domains, bins)).reshape(rows, bins)
+    return np.take_along_axis(content, order[:, :, None], axis=1).reshape(rows, count)
+
+
+def _turns(loads: FloatArray) -> IntArray:
+    """Which bin each rank takes [layers, domains, bins]: the heaviest goes to who had the least so far."""
+    order = np.empty(loads.shape, dtype=np.int64)
+    total = np.zeros(loads.shape[1:])
+    for layer, load in enumerate(loads):
+        heaviest = np.argsort(-load, axis=1, kind="stable")
+        np.put_along_axis(order[layer], np.argsort(total, axis=1, kind="stable"), heaviest, axis=1)
+        total += np.take_along_axis(load, order[layer], axis=1)
+    return order
+
+
+def _swap(items: FloatArray, content: IntArray) -> None:
+    """Exchange items between the heaviest bin and another while the heavier of the two gets lighter."""
+    weights = items[content]
+    sums = weights.sum(axis=1)
+    least = LEAST_GAIN * sums.mean()
+    for _ in range(8 * content.size):  # every swap lowers the heaviest bin; the limit is far above need
+        top = int(sums.argmax())
+        moved = weights[top][None, :, None] - weights[:, None, :]
+        moved[top] = 0.0
+        after = np.maximum(sums[top] - moved, sums[:, None, None] + moved)
+        best = int(after.argmin())
+        other, mine, theirs = (int(i) for i in np.unravel_index(best, after.shape))
+        if after[other, mine, theirs] > sums[top] - least:
+            return
+        content[top, mine], content[other, theirs] = content[other, theirs], content[top, mine]
+        weights[top], weights[other] = items[content[top]], items[content[other]]
+        sums[[top, other]] = weights[[top, other]].sum(axis=1)
+
+
+def _beside_originals(experts: int, ranks: int, redundant: int) -> tuple[IntArray, IntArray]:
+    """Experts in order, and every rank's extra slots filled with its own experts again."""
+    per_rank, extra = experts // ranks, redundant // ranks
+    local = np.arange(per_rank + extra) % per_rank
+    slots = (np.arange(ranks)[:, None] * per_rank + local).ravel()
+    return slots, np.bincount(slots, minlength=experts)
+
+
+def _check_divides(key: str, value: int, whole: int, what: str, remedy: str = "") -> None:
+    if value < 1 or whole % value:
+        below = whole // value * value if value > 0 else 0
+        near = f"nearest {what}: {below}, {below + value}" if value > 0 else f"use 1 to {whole} {key}"
+        raise InputError(f"{what}={whole} cannot be shared evenly by {key}={value} ({near}){remedy}")

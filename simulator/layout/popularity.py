@@ -1,0 +1,132 @@
+"""How popular every expert of a layer is: Zipf, recorded counts, and what a top-k gate allows."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moesim.hwmodels.errors import InputError
+
+FloatArray = NDArray[np.float64]
+
+ZIPF_STREAM = 3
+"""Part of the seed of the shuffle, so that it shares no draw with the loads."""
+
+LARGEST_COUNT = 1e15
+"""Whole numbers up to here are exact as floats, and so are their sums."""
+
+SUM_TOLERANCE = 1e-6
+"""Relative difference of two layers' totals that counts as rounding of written decimals."""
+
+
+def zipf_shares(
+    exponent: float, layers: int, experts: int, top_k: int, seed: int, *, shuffle_per_layer: bool = True
+) -> FloatArray:
+    """Shares [layers, experts] of the rows: ~ 1 / r^exponent for the r-th most popular expert (eq. R4).
+
+    With `shuffle_per_layer` every layer has its own seeded order of popularity; otherwise expert 0 is the
+    most popular one everywhere. No share exceeds 1 / top_k (see `capped`). Raises InputError for an
+    exponent outside 0 to 10.
+    """
+    if not 0 <= exponent <= 10:
+        raise InputError(f"routing.load.exponent={exponent} is outside 0 (all equal) to 10")
+    weights = np.array([float(rank) ** -exponent for rank in range(1, experts + 1)])
+    shares = np.tile(weights / weights.sum(), (layers, 1))
+    if shuffle_per_layer:
+        # Sorting draws instead of shuffling: the streams of NumPy's shuffles changed between versions.
+        draws = np.random.default_rng([seed, ZIPF_STREAM]).random((layers, experts))
+        shares = np.take_along_axis(shares, np.argsort(draws, axis=1, kind="stable"), axis=1)
+    return capped(shares, top_k)
+
+
+def capped(shares: FloatArray, top_k: int) -> FloatArray:
+    """Shares [..., experts] with none above 1 / top_k; what they lose goes to the others in proportion.
+
+    A token picks an expert at most once, so no expert gets more rows than there are tokens (eq. R4).
+    """
+    limit = 1.0 / top_k
+    held = shares > limit * (1.0 + 1e-12)
+    if not held.any():
+        return shares
+    out = shares
+    for _ in range(top_k + 1):  # every pass holds at least one more expert, and top_k of them hold all rows
+        free = np.maximum(np.where(held, 0.0, shares), np.finfo(np.float64).tiny * ~held)
+        room = np.maximum(1.0 - held.sum(axis=-1, keepdims=True) * limit, 0.0)
+        out = np.where(held, limit, free * (room / np.maximum(free.sum(axis=-1, keepdims=True), 1e-300)))
+        over = out > limit * (1.0 + 1e-12)
+        if not over.any():
+            break
+        held = held | over
+    return np.asarray(out)
+
+
+def shares_of_counts(counts: FloatArray, *, layers: int, experts: int, top_k: int, place: str) -> FloatArray:
+    """Shares [steps, layers or 1, experts] of recorded counts: one row, a row a layer, or that for each step.
+
+    Every layer of a step routes the same tokens to `top_k` experts each, so its rows must have one total,
+    a multiple of top_k where the counts are whole numbers, and no expert can have more rows than there
+    are tokens. Raises InputError, naming `place`, layer and expert, for counts that contradict that, are
+    negative or not finite, or whose shape is not that of the model.
+    """
+    table = np.asarray(counts, dtype=np.float64)
+    if table.ndim < 3:
+        table = table.reshape(1, -1, table.shape[-1]) if table.ndim else table.reshape(1, 1, 1)
+    if table.ndim != 3 or not table.size:
+        raise InputError(
+            f"{place}: shape {counts.shape} is not [layers, experts] or [steps, layers, experts]"
+        )
+    if table.shape[2] != experts:
+        raise InputError(
+            f"{place}: {table.shape[2]} experts a row, but the model has {experts}; give {experts} counts "
+            "a layer"
+        )
+    if table.shape[1] not in (1, layers):
+        raise InputError(
+            f"{place}: {table.shape[1]} layers, but the scenario has {layers} with routed experts (the MTP "
+            f"module counts as the last); give {layers} rows, or 1 for all layers"
+        )
+    check_counts(table, top_k, place)
+    return np.asarray(table / table.sum(axis=2, keepdims=True))
+
+
+def check_counts(table: FloatArray, top_k: int, place: str) -> None:
+    """Raise InputError where counts [steps, layers, experts] cannot be those of a top-k gate."""
+    bad = ~np.isfinite(table) | (table < 0) | (table > LARGEST_COUNT)
+    if bad.any():
+        step, layer, expert = (int(i) for i in np.argwhere(bad)[0])
+        raise InputError(
+            f"{place}: {_where(table, step, layer)}, expert {expert}: {table[step, layer, expert]:g} is no "
+            f"count; counts are numbers from 0 to {LARGEST_COUNT:g}"
+        )
+    totals = table.sum(axis=2)
+    for step, row in enumerate(totals):
+        if (row == 0).any():
+            layer = int((row == 0).argmax())
+            raise InputError(
+                f"{place}: {_where(table, step, layer)} has no rows at all; every layer routes tokens"
+            )
+        off = np.abs(row - row[0]) > SUM_TOLERANCE * row[0]
+        if off.any():
+            layer = int(off.argmax())
+            raise InputError(
+                f"{place}: {_where(table, step, layer)} sums to {row[layer]:.10g}, but layer 0 to "
+                f"{row[0]:.10g}; every layer routes the same tokens, so all rows must have one total"
+            )
+        whole = bool((table[step] == np.rint(table[step])).all())
+        if whole and row[0] % top_k:
+            raise InputError(
+                f"{place}: {_where(table, step, 0)} sums to {row[0]:.10g}, which is not a multiple of "
+                f"top_k={top_k}; every token takes {top_k} experts, so the total is {top_k} x tokens"
+            )
+        most = row[:, None] / top_k * (1.0 + SUM_TOLERANCE)
+        if (table[step] > most).any():
+            layer, expert = (int(i) for i in np.argwhere(table[step] > most)[0])
+            raise InputError(
+                f"{place}: {_where(table, step, layer)}, expert {expert}: {table[step, layer, expert]:.10g} "
+                f"rows, but only {row[layer] / top_k:.10g} tokens (total / top_k={top_k}); a token picks an "
+                "expert at most once"
+            )
+
+
+def _where(table: FloatArray, step: int, layer: int) -> str:
+    return f"layer {layer}" if len(table) == 1 else f"step {step}, layer {layer}"

@@ -1,0 +1,208 @@
+"""The expert load of a scenario: its keys, and the `LoadSpec` that they mean for a model and a plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator
+
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.provenance import SourcedCount, SourcedFraction
+from moesim.simulator.layout.bias import bias_dynamics, check_gate
+from moesim.simulator.layout.eplb import ExpertPlacement, Policy, plan_placement
+from moesim.simulator.layout.expert_load import FloatArray, LoadSpec
+from moesim.simulator.layout.histogram import read_counts
+from moesim.simulator.layout.parallel import Layout, nearest_divisors
+from moesim.simulator.layout.popularity import shares_of_counts, zipf_shares
+from moesim.simulator.model.shape import ModelShape, MoE
+
+if TYPE_CHECKING:
+    from moesim.simulator.scenario import Scenario
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class UniformLoad(_Part):
+    """All experts equally popular."""
+
+    kind: Literal["uniform"]
+
+
+class ZipfLoad(_Part):
+    """The r-th most popular expert has a share proportional to 1 / r^exponent."""
+
+    kind: Literal["zipf"]
+    exponent: SourcedFraction
+    shuffle_per_layer: bool = True
+    """Every layer has its own order; false: expert 0 is the most popular one in all of them."""
+
+
+class HistogramLoad(_Part):
+    """Recorded counts, a row a layer (or one row for all), or that for each of several steps."""
+
+    kind: Literal["histogram"]
+    file: str
+    step: int = Field(0, ge=0)
+    """Which recorded step is predicted."""
+
+
+class BiasLoad(_Part):
+    """Auxiliary-loss-free balancing simulated up to a training step."""
+
+    kind: Literal["bias"]
+    affinity_spread: SourcedFraction
+    """Standard deviation of the experts' mean affinity, in that of one token's affinity to one expert."""
+    drift_steps: SourcedCount
+    """Steps over which those means are forgotten."""
+    step: PositiveInt
+    """Training step that is predicted, counted from unbiased routing at 0."""
+    gamma: SourcedFraction = SourcedFraction(
+        value=0.001,
+        kind="published",
+        source="DeepSeek-V3 technical report, arXiv 2412.19437, section 4.2: bias update speed for the first "
+        "14.3T tokens (0.0 for the last 500B)",
+        date="2024-12",
+    )
+
+
+Load = Annotated[UniformLoad | ZipfLoad | HistogramLoad | BiasLoad, Field(discriminator="kind")]
+
+
+class Capacity(_Part):
+    """Rows above `factor` times the mean of an expert (or of a rank's experts together) are dropped."""
+
+    factor: SourcedFraction
+    per: Literal["expert", "rank"] = "expert"
+
+    @field_validator("factor")
+    @classmethod
+    def _positive(cls, factor: SourcedFraction) -> SourcedFraction:
+        if factor.value <= 0:
+            raise ValueError(f"factor={factor.value} drops every row; use above 0, such as 1.25")
+        return factor
+
+
+class Eplb(_Part):
+    """Expert-parallel load balancing: how many replicas, and how they are placed."""
+
+    redundant_experts: int = Field(ge=0)
+    policy: Policy = "hierarchical"
+    groups: PositiveInt | None = None
+    """Groups of experts that stay on one node (hierarchical); absent: those of the model's gate."""
+
+
+def load_spec(scenario: Scenario, shape: ModelShape, layout: Layout, layers: int) -> LoadSpec:
+    """What the expert load of `layers` routed layers is drawn from; files are read, replicas planned.
+
+    Raises InputError for keys that the model or the plan cannot have, and for files that are not what
+    they claim.
+    """
+    routing, moe = scenario.routing, shape.moe
+    given = [key for key in ("load", "capacity", "eplb") if getattr(routing, key) is not None]
+    if not given:
+        return LoadSpec(routing.expert_load_cv.value)
+    if moe is None:
+        raise InputError(f"routing.{given[0]} is given, but {shape.name} has no experts; leave it out")
+    if scenario.parallel.ep == 1:
+        raise InputError(
+            f"routing.{given[0]} is given, but parallel.ep=1: every GPU holds all experts, so their load "
+            "cannot differ between ranks; raise parallel.ep or leave it out"
+        )
+    if layers == 0:
+        raise InputError(f"routing.{given[0]} is given, but no stage holds a layer with routed experts")
+    popularity, notes = _popularity(scenario, moe, layers)
+    capacity = routing.capacity
+    return LoadSpec(
+        expert_cv=routing.expert_load_cv.value,
+        popularity=popularity,
+        placement=_placement(scenario, moe, layout, layers, popularity),
+        capacity_factor=None if capacity is None else capacity.factor.value,
+        capacity_per="expert" if capacity is None else capacity.per,
+        notes=notes,
+    )
+
+
+def _popularity(scenario: Scenario, moe: MoE, layers: int) -> tuple[FloatArray, tuple[str, ...]]:
+    """(shares [steps, layers or 1, experts], what was assumed)."""
+    load, seed = scenario.routing.load, scenario.seed
+    even = np.full((1, 1, moe.experts), 1.0 / moe.experts)
+    if load is None or isinstance(load, UniformLoad):
+        return even, ()
+    if isinstance(load, ZipfLoad):
+        shares = zipf_shares(
+            load.exponent.value,
+            layers,
+            moe.experts,
+            moe.top_k,
+            seed,
+            shuffle_per_layer=load.shuffle_per_layer,
+        )
+        return shares[None], ("routing.load: Zipf popularity, a what-if, not a measured load",)
+    if isinstance(load, HistogramLoad):
+        counts = read_counts(Path(scenario.path(load.file)))
+        place = f"routing.load.file {load.file}"
+        table = shares_of_counts(counts, layers=layers, experts=moe.experts, top_k=moe.top_k, place=place)
+        if load.step >= len(table):
+            raise InputError(f"routing.load.step={load.step}: {load.file} holds steps 0 to {len(table) - 1}")
+        return np.roll(table, -load.step, axis=0), ()
+    check_gate(moe)
+    run = bias_dynamics(
+        layers=layers,
+        experts=moe.experts,
+        top_k=moe.top_k,
+        affinity_spread=load.affinity_spread.value,
+        drift_steps=load.drift_steps.value,
+        gamma=load.gamma.value,
+        steps=load.step,
+        seed=seed,
+    )
+    worst = float(run.max_vio[-1].max())
+    return run.popularity, (
+        f"routing.load: bias dynamics from a model of the scores (docs/model.md, eq. R5); MaxVio after "
+        f"{load.step} steps {float(run.max_vio[-1].mean()):.3f} on the mean layer, {worst:.3f} on the worst",
+    )
+
+
+def _placement(
+    scenario: Scenario, moe: MoE, layout: Layout, layers: int, popularity: FloatArray
+) -> ExpertPlacement | None:
+    """Replicas and ranks planned for the mean of the recorded steps."""
+    eplb, ep = scenario.routing.eplb, scenario.parallel.ep
+    if eplb is None:
+        return None
+    if eplb.redundant_experts % ep:
+        below = eplb.redundant_experts // ep * ep
+        raise InputError(
+            f"routing.eplb.redundant_experts={eplb.redundant_experts} is not a multiple of parallel.ep={ep}, "
+            f"so ranks would hold unequal numbers; nearest: {below}, {below + ep}"
+        )
+    groups = eplb.groups if eplb.groups is not None else (moe.groups if moe.group_limited else 1)
+    nodes = layout.nodes_spanned(layout.ep_group(0))
+    if eplb.policy == "hierarchical":
+        if moe.experts % groups:
+            near = ", ".join(map(str, nearest_divisors(groups, moe.experts)))
+            raise InputError(
+                f"routing.eplb.groups={groups} does not divide experts={moe.experts}; nearest: {near}"
+            )
+        if groups % nodes:
+            raise InputError(
+                f"routing.eplb.policy=hierarchical: {groups} groups of experts do not spread evenly over the "
+                f"{nodes} nodes of an expert-parallel group; use policy: global, or a multiple of {nodes} "
+                "groups"
+            )
+    mean = np.broadcast_to(popularity.mean(axis=0), (layers, moe.experts))
+    try:
+        return plan_placement(
+            mean,
+            ranks=ep,
+            redundant_experts=eplb.redundant_experts,
+            policy=eplb.policy,
+            groups=groups,
+            nodes=nodes if eplb.policy == "hierarchical" else 1,
+        )
+    except InputError as error:
+        raise InputError(f"routing.eplb: {error}") from None
