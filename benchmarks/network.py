@@ -115,7 +115,7 @@ CAP = 0.8 * NIC / 1e6
 
 
 def unsettled(net: Flows, rates: FloatArray) -> int:
-    """Flows below their cap without a full link on which nobody is faster: the answer is wrong if any is left."""
+    """Flows below their cap without a full link on which nobody is faster: none, if the rates are right."""
     flow = np.repeat(np.arange(net.n), np.diff(net.indptr))
     full = np.bincount(net.links, rates[flow] * 1e6, len(net.capacity)) >= net.capacity * (1 - 1e-11)
     highest = np.zeros(len(net.capacity))
