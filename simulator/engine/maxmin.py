@@ -7,6 +7,7 @@ handful of flows in plain Python, where arrays would cost more than they save.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 import numpy as np
 import numpy.typing as npt
@@ -125,7 +126,7 @@ def few_rates(
         step = min([room, *(cap[i] - rate[i] for i in active)])
         for link, s in slope.items():
             used[link] = used.get(link, 0.0) + s * step
-        full = {link for link in slope if capacity[link] - used[link] <= TIE * capacity[link]}
+        full = {link for link in slope if capacity[link] - used[link] <= TIE * capacity[link] < inf}
         left = []
         for i in active:
             rate[i] += step

@@ -165,6 +165,12 @@ def test_closed_forms(solve: Solver) -> None:
 
 
 @both_solvers
+def test_a_link_without_a_limit_never_holds_anybody_back(solve: Solver) -> None:
+    slow, fast = ((0, 10.0), (1, 10.0)), ((0, 10.0), (1, 10.0))
+    assert solve([(slow, 5.0), (fast, 1.0)], [10.0, float("inf")]) == pytest.approx([0.2, 0.8])
+
+
+@both_solvers
 def test_a_transfer_without_bytes_runs_at_its_own_pace(solve: Solver) -> None:
     assert solve([((), 7.0), (((0, 0.0),), 4.0), (((0, 9.0),), 1.0)], [9.0]) == [1 / 7, 1 / 4, 1.0]
 
