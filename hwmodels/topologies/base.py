@@ -318,6 +318,15 @@ class Topology(ABC):
         """Switches, ports, cables, transceivers and endpoints, and what they cost."""
         return count_inventory(self.wiring, self.prices)
 
+    def longest_route(self, sources: int = 64) -> int:
+        """Most links on a route from any of `sources` evenly chosen GPUs (all, where there are fewer)."""
+        src = np.unique(np.linspace(0, self.n_gpus - 1, min(sources, self.n_gpus)).astype(np.int64))
+        longest = 0
+        for gpu in src.tolist():
+            routes = self.routes(np.full(self.n_gpus, gpu), np.arange(self.n_gpus))
+            longest = max(longest, int(np.diff(routes.indptr).max()))
+        return longest
+
     def graph(self) -> networkx.Graph:
         """The whole network for people and checks; edges carry kind, cables and bytes_per_s (a direction).
 
