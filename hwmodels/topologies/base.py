@@ -153,8 +153,8 @@ class Topology(ABC):
         `modulo`: one path, by destination modulo (as InfiniBand subnet managers route fat-trees); `ecmp`:
         one of the equally good paths by a hash of pair and seed; `ideal`: all equally good paths, in equal
         parts (in proportion to what faults left of them). A pair whose paths are all down takes a
-        detour. Raises InputError for a GPU that does not exist and an unknown spreading, InfeasibleError
-        naming the ranks where no detour is left.
+        detour (docs/model.md, eq. N2). Raises InputError for a GPU that does not exist and an unknown
+        spreading, InfeasibleError naming the ranks where no detour is left.
         """
         latency_s = self.wiring.latency_s  # the wiring comes first: it says where each part's cables start
         src, dst = self._checked(src), self._checked(dst)

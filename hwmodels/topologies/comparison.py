@@ -76,11 +76,12 @@ SLIM_FLY_Q = 28
 
 
 def slim_fly_counts(q: int) -> tuple[int, int, int]:
-    """(endpoints, switches, links) of a slim fly over q, q = 4 w + d with d in -1, 0, 1 (arXiv 1912.08968).
+    """(endpoints, switches, links) of a slim fly over q, q = 4 w + d with d in -1, 0, 1 (eq. N5).
 
-    2 q^2 switches with (3 q - d) / 2 links to others and half as many endpoints, rounded up. Raises
-    InputError where q leaves the remainder 2. The graph itself exists only where q is a power of a prime:
-    the table's q = 28 is none, so its column is this formula and no network that could be wired.
+    2 q^2 switches with (3 q - d) / 2 links to others and half as many endpoints, rounded up
+    (arXiv 1912.08968). Raises InputError where q leaves the remainder 2. The graph itself exists only
+    where q is a power of a prime: the table's q = 28 is none, so its column is this formula and no network
+    that could be wired.
     """
     if q < 3 or q % 4 == 2:
         raise InputError(f"q={q}: a slim fly needs q = 4 w - 1, 4 w or 4 w + 1, at least 3")
