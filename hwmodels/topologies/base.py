@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, get_args
 import numpy as np
 
 from moesim.hwmodels.errors import InfeasibleError, InputError
+from moesim.hwmodels.network import load_fabric_prices
 from moesim.hwmodels.node import Node
 from moesim.hwmodels.topologies.faults import LinkFault, check_connected, link_factors
 from moesim.hwmodels.topologies.inventory import Inventory, count_inventory
@@ -35,8 +36,6 @@ from moesim.hwmodels.validation import nearest
 if TYPE_CHECKING:
     import networkx
 
-    from moesim.hwmodels.network import FabricPrices
-
 
 class Topology(ABC):
     """`nodes` equal servers and what joins them; GPU g is local GPU g % n of server g // n.
@@ -47,7 +46,8 @@ class Topology(ABC):
     """
 
     kind: str
-    prices: FabricPrices | None = None
+    prices: str | None = None
+    """Name or path of the price list of its parts."""
 
     def __init__(self, node: Node, nodes: int) -> None:
         """Raises InputError where the nodes do not fit the network (in subclasses)."""
@@ -316,7 +316,8 @@ class Topology(ABC):
 
     def inventory(self) -> Inventory:
         """Switches, ports, cables, transceivers and endpoints, and what they cost."""
-        return count_inventory(self.wiring, self.prices)
+        prices = None if self.prices is None else load_fabric_prices(self.prices)
+        return count_inventory(self.wiring, prices)
 
     def longest_route(self, sources: int = 64) -> int:
         """Most links on a route from any of `sources` evenly chosen GPUs (all, where there are fewer)."""
