@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from moesim.hwmodels.network import FabricPrices
 from moesim.hwmodels.node import Node
 from moesim.hwmodels.topologies.base import Topology
 from moesim.hwmodels.topologies.part import ScaleOutPart, ScaleUpPart
@@ -28,7 +27,7 @@ class ClusterTopology(Topology):
         node: Node,
         nodes: int,
         parts: tuple[ScaleUpPart, ScaleOutPart | None],
-        prices: FabricPrices | None = None,
+        prices: str | None = None,
     ) -> None:
         """`kind` names the network; the parts were made for the same node and number of nodes."""
         super().__init__(node, nodes)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from moesim.hwmodels.errors import InfeasibleError, InputError
-from moesim.hwmodels.network import EdgeListFabric, FabricPrices
+from moesim.hwmodels.network import EdgeListFabric
 from moesim.hwmodels.node import Node
 from moesim.hwmodels.topologies.base import Topology
 from moesim.hwmodels.topologies.faults import check_connected
@@ -78,9 +78,7 @@ class EdgeList(Topology):
 
     kind = "edge-list"
 
-    def __init__(
-        self, node: Node, nodes: int, fabric: EdgeListFabric, prices: FabricPrices | None = None
-    ) -> None:
+    def __init__(self, node: Node, nodes: int, fabric: EdgeListFabric, prices: str | None = None) -> None:
         """Raises InputError where the graph's GPUs are not those of the nodes, or are not all joined."""
         super().__init__(node, nodes)
         self.fabric = fabric

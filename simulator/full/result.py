@@ -10,7 +10,7 @@ class _Part(BaseModel):
 
 
 class GpuTimes(_Part):
-    """Seconds of every GPU that ran, in order of `gpu` (docs/model.md, eq. N4).
+    """Seconds of every GPU that ran, in order of `gpu` (docs/model.md, eq. G4).
 
     `compute_s`: its SMs worked; `wait_s`: it waited at barriers for members that came later; `held_up_s`:
     its group waited for it alone.

@@ -69,7 +69,7 @@ class GroupTimes:
 
 
 def group_times(execution: Execution) -> GroupTimes:
-    """Busy and waiting time of every member (docs/model.md, eq. N4)."""
+    """Busy and waiting time of every member (docs/model.md, eq. G4)."""
     shape = (len(execution.ranks), execution.program.members)
     compute, wait, held_up = np.zeros(shape), np.zeros(shape), np.zeros(shape)
     skew: defaultdict[tuple[str, int], list[FloatVector]] = defaultdict(list)

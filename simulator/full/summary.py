@@ -21,7 +21,7 @@ from moesim.simulator.full.statistics import (
 def full_result(
     whole: ClusterPrograms, executions: Sequence[Execution], causes: tuple[FaultEffect, ...]
 ) -> FullResult:
-    """Stragglers, skew, link load and heat maps of a finished run of all groups (docs/model.md, N4)."""
+    """Stragglers, skew, link load and heat maps of a finished run of all groups (docs/model.md, eq. G4)."""
     times = [group_times(execution) for execution in executions]
     running = list(whole.running)
     gpus = whole.gpus[:, running]

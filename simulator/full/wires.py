@@ -37,7 +37,7 @@ class Pattern:
     def demand(
         self, nic_bytes: float, scale_up_bytes: float, load: FloatVector, node_load: FloatVector
     ) -> Demand:
-        """Bytes on each link, for these bytes a GPU and relative rows of members (docs/model.md, eq. N1)."""
+        """Bytes on each link, for these bytes a GPU and relative rows of members (docs/model.md, eq. G1)."""
         return Demand(self.links, self._on_links(nic_bytes, scale_up_bytes, load, node_load))
 
     def _on_links(
@@ -52,7 +52,7 @@ class Pattern:
         return np.asarray(np.bincount(self.entry_link, weights, len(self.links)), dtype=np.float64)
 
     def member_times(self, capacity: FloatVector, members: int) -> tuple[FloatVector, FloatVector]:
-        """(scale-out, scale-up): time of the busiest link on each member's way (docs/model.md, eq. N2).
+        """(scale-out, scale-up): time of the busiest link on each member's way (docs/model.md, eq. G2).
 
         Every GPU sends one byte. On the scale-out hop all members of a node wait for every way into the
         node: what arrives at one is passed on to the others.
@@ -187,7 +187,7 @@ class ClusterWires:
         return self._sends[key].demand(size, 0.0, even, even)
 
     def slowness(self, rank: int, phase: Phase) -> tuple[FloatVector | float, FloatVector | float]:
-        """Busiest link with the faults over busiest link without them, for every member (eq. N2)."""
+        """Busiest link with the faults over busiest link without them, for every member (eq. G2)."""
         if self.topology is self.healthy or not self.exchanges:
             return 1.0, 1.0
         key = (rank, phase in OUTWARD)
