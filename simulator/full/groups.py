@@ -59,7 +59,7 @@ def compile_groups(
     costs: CostTable,
     draw: Draw,
 ) -> ClusterPrograms:
-    """One program a group of GPUs, all on the links of the cluster with its faults (docs/model.md, eqs. G1 to G3).
+    """One program a group of GPUs, on the cluster's links with its faults (docs/model.md, eqs. G1 to G3).
 
     Raises InputError for faults of what is not there, InfeasibleError where they leave no way to end a step.
     """

@@ -10,18 +10,13 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
 import moesim
-from moesim import cli_calibrate, cli_eplb, cli_topology
-from moesim.hwmodels.errors import InfeasibleError, InputError, MoesimError
-
-if TYPE_CHECKING:
-    from moesim.simulator.engine.execute import Execution
-    from moesim.simulator.prepare import Prepared
-    from moesim.simulator.result import Result
+from moesim import cli_calibrate, cli_eplb, cli_simulate, cli_topology
+from moesim.hwmodels.errors import InputError, MoesimError
 
 app = typer.Typer(
     name="moesim",
@@ -37,22 +32,9 @@ importers = typer.Typer(
 app.add_typer(importers, name="import")
 cli_calibrate.register(app, importers)
 cli_eplb.register(app)
+cli_simulate.register(app)
 cli_topology.register(app, importers)
 
-ScenarioName = Annotated[
-    str, typer.Argument(metavar="SCENARIO", help="A preset name, or a YAML or JSON file.")
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Replace a scenario key, such as parallel.ep=32; repeatable."
-    ),
-]
-Seed = Annotated[int | None, typer.Option(help="Seed of routing and jitter; short for --set seed=N.")]
-Resolution = Annotated[
-    str | None,
-    typer.Option(metavar="folded|full", help="One group of GPUs for all, or every GPU for itself."),
-]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
@@ -70,144 +52,6 @@ def _options(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an internal error.")] = False,
 ) -> None:
     """Options before the command; `main` reads --debug itself."""
-
-
-@app.command()
-def simulate(
-    scenario: ScenarioName,
-    overrides: Overrides = None,
-    as_json: AsJson = False,
-    trace: Annotated[
-        Path | None,
-        typer.Option(help="Write a Perfetto trace to this .json or .json.gz file.", dir_okay=False),
-    ] = None,
-    trace_per_rank: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Write one trace file a GPU, as Holistic Trace Analysis reads them."
-        ),
-    ] = None,
-    ranks: Annotated[
-        str | None,
-        typer.Option(
-            metavar="0,5-7|all",
-            help="What the trace shows: pipeline ranks (default all); in full resolution GPUs by number "
-            "(default one pipeline).",
-        ),
-    ] = None,
-    members: Annotated[
-        str | None,
-        typer.Option(
-            metavar="0,1|all",
-            help="GPUs of each pipeline rank's expert-parallel group in the trace (folded resolution).",
-        ),
-    ] = None,
-    resolution: Resolution = None,
-    picture: Annotated[
-        Path | None,
-        typer.Option(help="Draw the heat maps of full resolution into this .svg or .png file."),
-    ] = None,
-    seed: Seed = None,
-) -> None:
-    """Predict one training step and the run made of it."""
-    from moesim.cli_console import chosen_numbers, print_text
-    from moesim.cli_picture import draw_heat_maps, picture_path
-    from moesim.cli_report import summary
-    from moesim.simulator.trace import trace_path
-
-    if trace is not None:
-        trace_path(trace)  # refused before the work, not after it
-    if trace_per_rank is not None and not trace_per_rank.is_dir():
-        raise InputError(f"--trace-per-rank {trace_per_rank}: the folder does not exist; create it first")
-    for option, text in (("--ranks", ranks), ("--members", members)):
-        if text is not None:
-            chosen_numbers(option, text)
-    if picture is not None:
-        picture_path(picture)
-    prepared, executions, result = _predict(scenario, overrides, seed, resolution)
-    if trace is not None or trace_per_rank is not None:
-        _write_traces(prepared, executions, trace, trace_per_rank, ranks, members)
-    if picture is not None:
-        draw_heat_maps(picture, result)
-    if as_json:
-        typer.echo(result.model_dump_json(indent=2))
-    else:
-        print_text(summary(prepared, result))
-    _check_fit(result)
-
-
-def _predict(
-    scenario: str, overrides: list[str] | None, seed: int | None, resolution: str | None = None
-) -> tuple[Prepared, list[Execution], Result]:
-    from moesim.cli_console import working
-
-    with working(f"simulating {scenario}") as say:
-        from moesim.simulator.engine.execute import execute_all
-        from moesim.simulator.prepare import prepare
-        from moesim.simulator.scenario import load_scenario
-        from moesim.simulator.simulate import summarise
-
-        extra = [] if seed is None else [f"seed={seed}"]
-        extra += [] if resolution is None else [f"resolution={resolution}"]
-        loaded = load_scenario(scenario, [*(overrides or []), *extra])
-        try:
-            prepared = prepare(loaded)
-        except InputError as error:  # what does not fit together is told without the file's name
-            raise InputError(f"{scenario}: {error}") from None
-        count = sum(len(steps) for program in prepared.programs for steps in program.ranks)
-        where = "" if len(prepared.programs) == 1 else f", {len(prepared.programs)} groups each"
-        say(
-            f"{prepared.scenario.name}: running {count:,} actions on {prepared.schedule.pp} pipeline "
-            f"ranks{where}"
-        )
-        executions = execute_all(prepared.programs)
-        return prepared, executions, summarise(prepared, executions)
-
-
-def _write_traces(
-    prepared: Prepared,
-    executions: list[Execution],
-    trace: Path | None,
-    folder: Path | None,
-    ranks: str | None,
-    members: str | None,
-) -> None:
-    from moesim.cli_console import chosen_numbers, say_written, working
-    from moesim.simulator.trace import (
-        shown_gpus,
-        shown_places,
-        trace_info,
-        write_trace,
-        write_trace_per_gpu,
-    )
-
-    chosen = None if ranks is None else chosen_numbers("--ranks", ranks)
-    if prepared.whole is not None:
-        if members is not None:
-            raise InputError(
-                "--members names GPUs of the folded run; in full resolution use --ranks for GPUs"
-            )
-        every = prepared.whole.gpus[:, list(prepared.whole.running)].ravel().tolist()
-        shown = shown_gpus(prepared, executions, every if chosen is None and ranks is not None else chosen)
-    else:
-        who = [0] if members is None else chosen_numbers("--members", members)
-        everyone = list(range(prepared.program.members))
-        shown = shown_places(executions[0], trace_info(prepared), chosen, everyone if who is None else who)
-    with working("writing the trace"):
-        if trace is not None:
-            write_trace(trace, shown)
-            say_written(str(trace), "open it at https://ui.perfetto.dev")
-        if folder is not None:
-            paths = write_trace_per_gpu(folder, shown)
-            say_written(f"{len(paths)} files in {folder}", "for Holistic Trace Analysis")
-
-
-def _check_fit(result: Result) -> None:
-    """Raise InfeasibleError, after the result was printed, where the plan needs more memory than there is."""
-    if not result.memory.fits:
-        from moesim.cli_report import shortage
-
-        raise InfeasibleError(shortage(result))
 
 
 @app.command()
@@ -257,18 +101,6 @@ def validate(as_json: AsJson = False) -> None:
         print_json([row.model_dump() for row in rows])
     else:
         print_scores(rows, placements)
-
-
-@app.command()
-def explain(
-    scenario: ScenarioName, overrides: Overrides = None, seed: Seed = None, resolution: Resolution = None
-) -> None:
-    """Say where a step's time goes and why."""
-    from moesim.cli_report import print_explanation
-
-    prepared, _, result = _predict(scenario, overrides, seed, resolution)
-    print_explanation(prepared, result)
-    _check_fit(result)
 
 
 @app.command()
