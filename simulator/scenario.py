@@ -21,6 +21,7 @@ from moesim.hwmodels.yaml_io import EXTENSIONS, load_mapping, parse_mapping
 from moesim.simulator.chunk import OVERLAP_ORDERS, OverlapOrder
 from moesim.simulator.layout.parallel import ParallelPlan
 from moesim.simulator.model.precision import PRECISIONS, Precision
+from moesim.simulator.run.plan import RunPlanRef, load_run_plan
 
 PRESETS = "data/scenarios"
 
@@ -95,12 +96,6 @@ class Variation(_Part):
     """Relative spread of one phase's duration from run to run on one GPU."""
 
 
-class RunPlan(_Part):
-    """The whole run: tokens to train on at constant batch."""
-
-    tokens: float = Field(gt=0, le=1e18, allow_inf_nan=False)
-
-
 class Scenario(_Part):
     """One prediction's input; the keys of a scenario file are these field names."""
 
@@ -121,7 +116,8 @@ class Scenario(_Part):
     recompute: Literal["none", "selective", "full", "deepseek-v3"] = "none"
     routing: Routing
     variation: Variation
-    run: RunPlan
+    run: RunPlanRef
+    """The whole run: a run plan's name or file, or its keys."""
     seed: int = Field(0, ge=0, lt=2**63)
     _base: str | None = PrivateAttr(None)
     """Folder that relative paths start from (set by the loader)."""
@@ -156,6 +152,14 @@ class Scenario(_Part):
         copy = self.model_copy()
         copy._base = folder
         return copy
+
+    def overridden(self, *overrides: str) -> Scenario:
+        """The same scenario with `key=value` overrides; raises InputError as `load_scenario` does."""
+        data = self.model_dump(mode="json", exclude_none=True)
+        for text in overrides:
+            data = _override(data, text)
+        changed = validate_model(Scenario, data, self.name)
+        return changed if self._base is None else changed.based_on(self._base)
 
 
 def preset_names() -> list[str]:
@@ -204,6 +208,7 @@ _DESCRIPTIONS: dict[str, Callable[[str], dict[str, Any]]] = {
     "network": _dumped(load_network),
     "accelerator": _dumped(load_accelerator),
     "precision": _dumped(_recipe),
+    "run": _dumped(load_run_plan),
 }
 """Keys whose value may be a name, and what the name stands for."""
 

@@ -10,7 +10,7 @@ from moesim.simulator.engine.critical import critical_path, seconds_by_cause
 from moesim.simulator.engine.execute import Execution, execute
 from moesim.simulator.layout.memory import FRAMEWORK_BYTES
 from moesim.simulator.layout.stages import describe
-from moesim.simulator.model.counts import flop_per_token
+from moesim.simulator.model.counts import flop_per_token, parameters_mtp, parameters_total
 from moesim.simulator.prepare import Prepared, prepare
 from moesim.simulator.report import breakdowns, mean_breakdown, pair_phases, pair_seconds, utilisation
 from moesim.simulator.result import (
@@ -21,6 +21,10 @@ from moesim.simulator.result import (
     RunResult,
     StepResult,
 )
+from moesim.simulator.run.interruptions import interruptions
+from moesim.simulator.run.report import RunReport
+from moesim.simulator.run.simulate_run import FloatArray, simulate_run
+from moesim.simulator.run.work import StepFigures, phase_works
 from moesim.simulator.scenario import Scenario
 
 SECONDS_PER_DAY = 86400.0
@@ -102,7 +106,29 @@ def _run(prepared: Prepared, time_s: float) -> RunResult:
         days=steps * time_s / SECONDS_PER_DAY,
         gpu_hours=gpu_hours,
         cost_usd=gpu_hours * price.value if price else None,
+        report=run_report(prepared, time_s) if scenario.run.asks_for_more else None,
     )
+
+
+def run_report(prepared: Prepared, time_s: float, factors: FloatArray | None = None) -> RunReport:
+    """The whole run of a prepared scenario whose step takes `time_s` s: phases, stops, bill.
+
+    Steps of other batches and phases are simulated here. `factors`: see `simulate_run`. Raises InputError
+    for an illegal phase, InfeasibleError for a run that practically never ends.
+    """
+    scenario, plan = prepared.scenario, prepared.scenario.run
+
+    def measure(of: Scenario) -> StepFigures:
+        if of is scenario:
+            return StepFigures(time_s, prepared.memory.total_bytes, prepared.memory.capacity_bytes)
+        other = prepare(of)
+        seconds = execute(other.program).end_ns / 1e9
+        return StepFigures(seconds, other.memory.total_bytes, other.memory.capacity_bytes)
+
+    trained = parameters_total(prepared.shape) + parameters_mtp(prepared.shape)
+    stops = interruptions(plan, prepared.cluster, trained, scenario.recipe)
+    works = phase_works(scenario, measure)
+    return simulate_run(plan, prepared.cluster, works, stops, scenario.seed, factors)
 
 
 def memory(prepared: Prepared) -> MemoryResult:
