@@ -153,7 +153,8 @@ def _saved(
     if interval < least:
         raise InputError(
             f"run.checkpoint.interval={save.interval}: one asynchronous write of "
-            f"{format_quantity(size, 'bytes')} to {save.storage.name} takes {_time(write)}; use a longer interval or faster storage"
+            f"{format_quantity(size, 'bytes')} to {save.storage.name} takes {_time(write)}; use a longer "
+            "interval or faster storage"
         )
     return CheckpointReport(
         bytes=size,

@@ -75,8 +75,8 @@ class Phase(_Part):
         for text in self.override:
             if text.split("=")[0].strip().split(".")[0] in ("run", "batch", "cluster", "name", "seed"):
                 raise ValueError(
-                    f"phase {self.name!r}: override {text!r}: run, batch, cluster, name and seed are those of "
-                    "the whole run (sequences and sequence_length are keys of the phase)"
+                    f"phase {self.name!r}: override {text!r}: run, batch, cluster, name and seed are those "
+                    "of the whole run (sequences and sequence_length are keys of the phase)"
                 )
         return self
 

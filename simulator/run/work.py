@@ -124,8 +124,9 @@ def _simulated(
         times = _ramp_times(scenario, ramp, full.time_s, measure)
         if ramp.sequences < times.sequences[0]:
             notes.append(
-                f"{name}: schedule {scenario.schedule} cannot run batches below {times.sequences[0]:,} sequences "
-                f"on this plan; their step times continue the line of the next ones down to {ramp.sequences:,}"
+                f"{name}: schedule {scenario.schedule} cannot run batches below {times.sequences[0]:,} "
+                "sequences on this plan; their step times continue the line of the next ones down to "
+                f"{ramp.sequences:,}"
             )
     return PhaseWork(
         name=name,
@@ -155,8 +156,8 @@ def _ramp_times(scenario: Scenario, ramp: Ramp, full_s: float, measure: Measure)
     if first == full:
         raise InputError(
             f"run.ramp: schedule {scenario.schedule} runs no batch from {ramp.sequences} to below {full} "
-            "sequences on this plan, so nothing says how long their steps take; use fewer data-parallel ranks "
-            "or another schedule"
+            "sequences on this plan, so nothing says how long their steps take; use fewer data-parallel "
+            "ranks or another schedule"
         )
     middle = _legal(scenario, math.isqrt(first * full) // quantum, full // quantum, quantum)
     known = {full: full_s}
