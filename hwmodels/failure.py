@@ -53,7 +53,7 @@ class FailureRate(BaseModel):
     note: str | None = None
 
     def mean_time_between_s(self, nodes: int) -> float:
-        """Mean time between interruptions of a job on this many nodes (independent failures; eq. J5)."""
+        """Mean time between interruptions of a job on this many nodes (independent failures; eq. J4)."""
         rate = self.interruptions.value * nodes
         return SECONDS_PER_DAY / rate if rate > 0.0 else float("inf")
 

@@ -40,6 +40,14 @@ def simulate(scenario: Scenario) -> Result:
     return summarise(prepared, execute(prepared.program))
 
 
+def predict_run(scenario: Scenario, step_time_s: float | None = None) -> RunReport:
+    """The whole run of a scenario; see `run_report`. Its own step is simulated where no time is given."""
+    prepared = prepare(scenario)
+    if step_time_s is None:
+        step_time_s = execute(prepared.program).end_ns / 1e9
+    return run_report(prepared, step_time_s)
+
+
 def summarise(prepared: Prepared, execution: Execution) -> Result:
     """The result object of a finished execution."""
     scenario, pricer = prepared.scenario, prepared.pricer

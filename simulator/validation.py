@@ -108,11 +108,11 @@ def score(progress: Progress = lambda what: None) -> list[Row]:
     figures = _read(_Figures, "deepseek-v3.yaml").figures
     rows = []
     for profile in PROFILES:
-        rows += _score_profile(figures, profile, progress) + _score_run(profile, progress)
+        rows += _score_profile(figures, profile, progress) + score_run(profile, progress)
     return [*rows, *score_deepep(), *(_run_row(scored) for scored in score_goodput())]
 
 
-def _score_run(profile: str, progress: Progress) -> list[Row]:
+def score_run(profile: str, progress: Progress = lambda what: None) -> list[Row]:
     """DeepSeek-V3's whole run, phase by phase."""
     progress(f"the whole run with {profile}")
     data = published_runs()

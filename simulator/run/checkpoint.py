@@ -14,12 +14,12 @@ def checkpoint_bytes(parameters: int, recipe: Precision) -> float:
 
 
 def young_interval_s(stall_s: float, mean_time_between_s: float) -> float:
-    """Young's first-order optimum of the training time between checkpoints (Young 1974; eq. J7)."""
+    """Young's first-order optimum of the training time between checkpoints (Young 1974; eq. J6)."""
     return math.sqrt(2.0 * stall_s * mean_time_between_s)
 
 
 def daly_interval_s(stall_s: float, mean_time_between_s: float) -> float:
-    """Daly's higher-order optimum (Daly 2006, eq. 37; eq. J7)."""
+    """Daly's higher-order optimum (Daly 2006, eq. 37; eq. J6)."""
     if stall_s >= 2.0 * mean_time_between_s:
         return mean_time_between_s
     ratio = stall_s / (2.0 * mean_time_between_s)
@@ -28,7 +28,7 @@ def daly_interval_s(stall_s: float, mean_time_between_s: float) -> float:
 
 
 def optimal_interval_s(stall_s: float, mean_time_between_s: float) -> float:
-    """The interval that minimises the exact expectation of eq. J6: (1 - t/M) e^((t+d)/M) = 1.
+    """The interval that minimises the exact expectation of eq. J5: (1 - t/M) e^((t+d)/M) = 1.
 
     Found by bisection on (0, M), where the left side falls. Detection, restart and the lag of an
     asynchronous write scale or shift the cost alike for every interval, so they do not move it.
@@ -60,7 +60,7 @@ def expected_seconds(
     detection_s: float,
     restart_s: float,
 ) -> float:
-    """Expected wall time of `work_s` s of training under exponential failures (Daly 2006, exact; eq. J6).
+    """Expected wall time of `work_s` s of training under exponential failures (Daly 2006, exact; eq. J5).
 
     Every stretch is followed by a checkpoint that training waits for; failures strike training,
     checkpoints and restarts alike; inf where a stretch practically never succeeds.

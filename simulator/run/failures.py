@@ -67,7 +67,7 @@ def simulate_failures(
     seed: int,
     factors: FloatArray | None = None,
 ) -> Outcome:
-    """Run the phases one after the other in every replica (eq. J5).
+    """Run the phases one after the other in every replica (eq. J4).
 
     `work_s`: training seconds of each phase without any interruption; `factors` multiplies them for each
     replica (an uncertain step time). A phase ends with a durable checkpoint. The n-th interruption of

@@ -43,7 +43,7 @@ class Interruptions:
         return self.model.rate_per_s <= 0.0
 
     def expected_seconds(self, work_s: Sequence[float]) -> float:
-        """Wall seconds by the closed form (eq. J6), asynchronous writes as their stall, spares at hand."""
+        """Wall seconds by the closed form (eq. J5), asynchronous writes as their stall, spares at hand."""
         m = self.model
         between = math.inf if self.certain else 1.0 / m.rate_per_s
         return math.fsum(
@@ -69,6 +69,16 @@ class Interruptions:
             "failures are needed"
         )
 
+    def check_waiting(self, work_s: float, waiting_s: float) -> None:
+        """Raise InfeasibleError where the run waits for repaired nodes most of its life (mean seconds)."""
+        if work_s + waiting_s > MOST_SLOWDOWN * work_s:
+            raise InfeasibleError(
+                f"the run never finishes in practice: it trains for {_time(work_s)} and waits for a spare "
+                f"node for {_time(waiting_s)}: {self.model.spares} spares, one interruption every "
+                f"{_time(1.0 / self.model.rate_per_s)}, {_time(self.model.repair_s)} of repair. More "
+                "run.spares or a shorter repair are needed"
+            )
+
 
 def _time(seconds: float) -> str:
     for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
@@ -78,7 +88,7 @@ def _time(seconds: float) -> str:
 
 
 def interruptions(plan: RunPlan, cluster: Cluster, parameters: int, recipe: Precision) -> Interruptions:
-    """The interruptions of a plan on a cluster (eqs. J2 to J5).
+    """The interruptions of a plan on a cluster (eqs. J2 to J4).
 
     `parameters`: all that are trained, for the size of a checkpoint. Raises InputError where an
     asynchronous write takes longer than the interval.

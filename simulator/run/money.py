@@ -38,7 +38,7 @@ class Rates:
 
 
 def rates(cluster: Cluster, price: Price | None, spare_nodes: int) -> Rates:
-    """Prices and energy of a cluster's hour (eqs. J8 and J9).
+    """Prices and energy of a cluster's hour (eqs. J7 and J8).
 
     Electricity is counted at the node's power under load, all the time, spares as well. Raises InputError
     where a choice fits no offer, or a purchase needs a site whose electricity is not known.
@@ -71,7 +71,7 @@ def rates(cluster: Cluster, price: Price | None, spare_nodes: int) -> Rates:
 
 
 def purchase_usd_per_hour(buy: Purchase, gpus: int, power_w: float, site: EnergySite) -> dict[str, float]:
-    """Dollars of an hour of owned hardware, by part (eq. J8)."""
+    """Dollars of an hour of owned hardware, by part (eq. J7)."""
     used_hours_per_s = buy.utilisation.value / 3600.0
 
     def written_off(usd: float, life_s: float) -> float:

@@ -51,7 +51,7 @@ class CauseReport(_Part):
 
 
 class CheckpointReport(_Part):
-    """Checkpoints, and how often they are best taken (docs/model.md, eqs. J2, J3 and J7)."""
+    """Checkpoints, and how often they are best taken (docs/model.md, eqs. J2, J3 and J6)."""
 
     bytes: float
     interval_s: float
@@ -98,7 +98,7 @@ class RunReport(_Part):
     goodput: Spread
     """Training that counted over time on the clock; stated phases left out."""
     goodput_expected: float
-    """The same from the closed form of eq. J6; without asynchronous writes and spares the two agree."""
+    """The same from the closed form of eq. J5; without asynchronous writes and spares the two agree."""
     interruptions: Spread
     causes: tuple[CauseReport, ...]
     checkpoint: CheckpointReport | None

@@ -42,6 +42,7 @@ def simulate_run(
     if factors is None and interruptions.certain:
         replicas = 1  # every one is the same
     outcome = simulate_failures(work, interruptions.model, replicas, seed, factors)
+    interruptions.check_waiting(mean(outcome.work.sum(axis=0)), mean(outcome.waiting.sum(axis=0)))
     spare_nodes = plan.spares.count if plan.spares else 0
     bill = rates(cluster, plan.price, spare_nodes)
     book = _Book(phases, outcome, cluster.n_gpus, bill)
