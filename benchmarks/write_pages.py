@@ -70,7 +70,7 @@ def page(rows: list[Row], placements: list[Placement], contexts: list[ContextRow
     lines += [
         "## Goodput of published runs",
         "",
-        "Simulated from published failure rates and restart times; what was published are limits, or rounded.",
+        "Simulated from published failure rates and restart times; the published ones are limits or rounded.",
         "",
         "| quantity | published | predicted | error | source, and what is not from it |",
         "|---|---|---|---|---|",

@@ -30,8 +30,8 @@ def daly_interval_s(stall_s: float, mean_time_between_s: float) -> float:
 def optimal_interval_s(stall_s: float, mean_time_between_s: float) -> float:
     """The interval that minimises the exact expectation of eq. J5: (1 - t/M) e^((t+d)/M) = 1.
 
-    Found by bisection on (0, M), where the left side falls. Detection, restart and the lag of an
-    asynchronous write scale or shift the cost alike for every interval, so they do not move it.
+    Found by bisection on (0, M), where the left side falls. Detection and restart scale the cost alike for
+    every interval, and the lag of an asynchronous write shifts it nearly alike: they do not move it.
     """
     if math.isinf(mean_time_between_s):
         return math.inf
