@@ -140,7 +140,7 @@ def context_plans(progress: Progress = lambda what: None) -> list[ContextRow]:
 
     def report_of(plan: RunPlan) -> RunReport:
         scenario = prepared.scenario.model_copy(update={"run": plan})
-        return run_report(replace(prepared, scenario=scenario), 1.0)
+        return run_report(replace(prepared, scenario=scenario), 1.0)  # the main phase is not looked at
 
     return context_plan_sensitivity(report_of, progress)
 

@@ -24,7 +24,7 @@ from moesim.simulator.run.report import CheckpointReport
 MOST_SLOWDOWN = 20.0
 """A run that is expected to take more than this times its training time does not finish in practice."""
 
-MOST_INTERRUPTIONS = 200_000
+MOST_INTERRUPTIONS = 50_000
 """Expected interruptions of one run beyond which there is nothing to learn from simulating it."""
 
 

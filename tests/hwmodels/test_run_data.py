@@ -50,8 +50,10 @@ def test_llama3_table_5() -> None:
     # 419 in 54 days, the published rate to its three digits.
     assert rate.mean_time_between_s(2048) == pytest.approx(54 * 86400 / 419, rel=1e-3)
     assert rate.mean_time_between_s(2048) / rate.mean_time_between_s(1024) == 0.5
+    # The paper's 78 % of hardware: what takes a node, and the network, without host maintenance.
     hardware = sum(c.count for c in rate.counts if c.node or c.cause.startswith("network"))
-    assert hardware / 419 == pytest.approx(0.78, abs=0.075)
+    maintenance = next(c.count for c in rate.counts if c.cause == "host maintenance")
+    assert (hardware - maintenance) / 419 == pytest.approx(0.78, abs=0.01)
 
 
 def test_the_latest_fitting_offer_and_of_one_date_the_cheapest() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -171,6 +172,23 @@ def test_bad_input_names_the_place() -> None:
 def test_a_ramp_needs_a_schedule_that_can_run_smaller_batches() -> None:
     notes = report("run=deepseek-v3").assumptions
     assert notes[0].startswith("main: schedule dualpipe cannot run batches below 4,096 sequences")
+
+
+def test_phases_of_a_scenario_with_a_cluster_of_its_own() -> None:
+    """Everything that a scenario file states survives the way into a phase."""
+    small = str(Path(__file__).parents[2] / "golden" / "scenario-small.yaml")
+    plan = (
+        "run.ramp={sequences: 32, tokens: 1e9}",
+        "run.phases=[{name: long, steps: 10, sequence_length: 8192}]",
+    )
+    result = moesim.simulate(small, *plan)
+    main, long = result.run.report.phases if result.run.report else ()
+    assert main.step_time_s == result.step.time_s
+    assert main.interpolation_error < 0.02
+    direct = moesim.simulate(small, "batch.sequence_length=8192").step.time_s
+    assert long.step_time_s == direct
+    assert long.gpu_hours == pytest.approx(10 * direct * 32 / 3600)
+    assert moesim.run(small, *plan, step_time_s=result.step.time_s) == result.run.report
 
 
 def test_the_report_is_attached_where_the_plan_asks_for_it(
