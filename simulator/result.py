@@ -54,7 +54,7 @@ class MemoryResult(_Part):
 class RunResult(_Part):
     """The main phase at constant batch, without stops (docs/model.md, eq. F6), and the report of all of it.
 
-    `report`: where the run plan asks for more than tokens (docs/model.md, section 11).
+    `report`: where the run plan asks for more than tokens (docs/model.md, section 13).
     """
 
     tokens: float
