@@ -14,8 +14,16 @@ from itertools import groupby
 from pathlib import Path
 
 import moesim
+from moesim.simulator.run.score import ContextRow
 from moesim.simulator.scenario import load_scenario
-from moesim.simulator.validation import PROFILES, Placement, Row, placement_sensitivity, score
+from moesim.simulator.validation import (
+    PROFILES,
+    Placement,
+    Row,
+    context_plans,
+    placement_sensitivity,
+    score,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "validation.md"
@@ -41,7 +49,7 @@ def table(rows: list[Row]) -> list[str]:
     return lines
 
 
-def page(rows: list[Row], placements: list[Placement]) -> str:
+def page(rows: list[Row], placements: list[Placement], contexts: list[ContextRow]) -> str:
     """The whole page."""
     lines = [
         "# Validation: the home case",
@@ -56,9 +64,24 @@ def page(rows: list[Row], placements: list[Placement]) -> str:
         for source, group in groupby(own, key=lambda row: row.source):
             lines += [f"### {source}", "", *table(list(group)), ""]
     lines += ["## Stand-alone expert-parallel kernels", ""]
-    kernels = [row for row in rows if "@" not in row.id]
+    kernels = [row for row in rows if "@" not in row.id and not row.id.startswith("goodput")]
     for source, group in groupby(kernels, key=lambda row: row.source):
         lines += [f"### {source}", "", *table(list(group)), ""]
+    lines += [
+        "## Goodput of published runs",
+        "",
+        "Simulated from published failure rates and restart times; the published ones are limits or rounded.",
+        "",
+        "| quantity | published | predicted | error | source, and what is not from it |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {row.quantity} | {row.published:.1%} | {row.predicted:.1%} | {row.relative_error:+.1%} "
+        f"| {row.source} |"
+        for row in rows
+        if row.id.startswith("goodput")
+    ]
+    lines.append("")
     lines += [
         "## Sensitivity to the layer placement",
         "",
@@ -70,6 +93,19 @@ def page(rows: list[Row], placements: list[Placement]) -> str:
     for p in placements:
         layers = " ".join(map(str, p.layers))
         lines.append(f"| {p.name} | {layers} | {p.time_s:.3f} | {p.relative_to_default:+.1%} |")
+    lines += [
+        "",
+        "## Sensitivity to the plan of the context extension",
+        "",
+        "The parallel plan at 32K and 128K tokens was not published. GPU-hours under some that fit:",
+        "",
+        "| plan | 32K (kh) | 128K (kh) | together (kh) | fits |",
+        "|---|---|---|---|---|",
+    ]
+    for c in contexts:
+        hours = [h / 1e3 for h in (c.first_gpu_hours, c.second_gpu_hours)]
+        fits = "yes" if c.fits else "no"
+        lines.append(f"| {c.name} | {hours[0]:.1f} | {hours[1]:.1f} | {sum(hours):.1f} | {fits} |")
     lines += ["", NOTES.read_text("utf-8").strip(), ""]
     return "\n".join(lines)
 
@@ -111,7 +147,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
     pages = {
-        PAGE: page(score(), placement_sensitivity(load_scenario(HOME))),
+        PAGE: page(score(), placement_sensitivity(load_scenario(HOME)), context_plans()),
         README: readme_with_answer(),
         **example_outputs(),
     }

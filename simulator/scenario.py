@@ -24,6 +24,7 @@ from moesim.simulator.full.faults import Fault
 from moesim.simulator.layout.parallel import ParallelPlan
 from moesim.simulator.model.precision import PRECISIONS, Precision
 from moesim.simulator.routing_load import Capacity, Eplb, Load
+from moesim.simulator.run.plan import RunPlanRef, load_run_plan
 
 PRESETS = "data/scenarios"
 
@@ -109,12 +110,6 @@ class Variation(_Part):
     """Relative spread of one phase's duration from run to run on one GPU."""
 
 
-class RunPlan(_Part):
-    """The whole run: tokens to train on at constant batch."""
-
-    tokens: float = Field(gt=0, le=1e18, allow_inf_nan=False)
-
-
 class Scenario(_Part):
     """One prediction's input; the keys of a scenario file are these field names."""
 
@@ -135,7 +130,8 @@ class Scenario(_Part):
     recompute: Literal["none", "selective", "full", "deepseek-v3"] = "none"
     routing: Routing
     variation: Variation
-    run: RunPlan
+    run: RunPlanRef
+    """The whole run: a run plan's name or file, or its keys."""
     resolution: Literal["folded", "full"] = "folded"
     """`folded`: one group of GPUs stands for all; `full`: every GPU for itself."""
     spreading: Spreading = "modulo"
@@ -176,6 +172,14 @@ class Scenario(_Part):
         copy = self.model_copy()
         copy._base = folder
         return copy
+
+    def overridden(self, *overrides: str) -> Scenario:
+        """The same scenario with `key=value` overrides; raises InputError as `load_scenario` does."""
+        data = self.model_dump(mode="json", exclude_none=True)
+        for text in overrides:
+            data = _override(data, text)
+        changed = validate_model(Scenario, data, self.name)
+        return changed if self._base is None else changed.based_on(self._base)
 
 
 def preset_names() -> list[str]:
@@ -224,6 +228,7 @@ _DESCRIPTIONS: dict[str, Callable[[str], dict[str, Any]]] = {
     "network": _dumped(load_network),
     "accelerator": _dumped(load_accelerator),
     "precision": _dumped(_recipe),
+    "run": _dumped(load_run_plan),
 }
 """Keys whose value may be a name, and what the name stands for."""
 

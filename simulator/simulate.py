@@ -15,7 +15,7 @@ from moesim.simulator.full.result import FullResult
 from moesim.simulator.full.summary import full_result
 from moesim.simulator.layout.memory import FRAMEWORK_BYTES
 from moesim.simulator.layout.stages import describe
-from moesim.simulator.model.counts import flop_per_token
+from moesim.simulator.model.counts import flop_per_token, parameters_mtp, parameters_total
 from moesim.simulator.prepare import Prepared, prepare
 from moesim.simulator.report import (
     breakdowns,
@@ -33,6 +33,10 @@ from moesim.simulator.result import (
     RunResult,
     StepResult,
 )
+from moesim.simulator.run.interruptions import interruptions
+from moesim.simulator.run.report import RunReport
+from moesim.simulator.run.simulate_run import FloatArray, simulate_run
+from moesim.simulator.run.work import StepFigures, phase_works
 from moesim.simulator.scenario import Scenario
 
 SECONDS_PER_DAY = 86400.0
@@ -46,6 +50,14 @@ def simulate(scenario: Scenario) -> Result:
     """
     prepared = prepare(scenario)
     return summarise(prepared, execute_all(prepared.programs))
+
+
+def predict_run(scenario: Scenario, step_time_s: float | None = None) -> RunReport:
+    """The whole run of a scenario; see `run_report`. Its own step is simulated where no time is given."""
+    prepared = prepare(scenario)
+    if step_time_s is None:
+        step_time_s = execute_all(prepared.programs)[0].end_ns / 1e9
+    return run_report(prepared, step_time_s)
 
 
 def summarise(prepared: Prepared, executions: Sequence[Execution]) -> Result:
@@ -137,7 +149,29 @@ def _run(prepared: Prepared, time_s: float) -> RunResult:
         days=steps * time_s / SECONDS_PER_DAY,
         gpu_hours=gpu_hours,
         cost_usd=gpu_hours * price.value if price else None,
+        report=run_report(prepared, time_s) if scenario.run.asks_for_more else None,
     )
+
+
+def run_report(prepared: Prepared, time_s: float, factors: FloatArray | None = None) -> RunReport:
+    """The whole run of a prepared scenario whose step takes `time_s` s: phases, stops, bill.
+
+    Steps of other batches and phases are simulated here. `factors`: see `simulate_run`. Raises InputError
+    for an illegal phase, InfeasibleError for a run that practically never ends.
+    """
+    scenario, plan = prepared.scenario, prepared.scenario.run
+
+    def measure(of: Scenario) -> StepFigures:
+        if of is scenario:
+            return StepFigures(time_s, prepared.memory.total_bytes, prepared.memory.capacity_bytes)
+        other = prepare(of)
+        seconds = execute_all(other.programs)[0].end_ns / 1e9
+        return StepFigures(seconds, other.memory.total_bytes, other.memory.capacity_bytes)
+
+    trained = parameters_total(prepared.shape) + parameters_mtp(prepared.shape)
+    stops = interruptions(plan, prepared.cluster, trained, scenario.recipe)
+    works = phase_works(scenario, measure)
+    return simulate_run(plan, prepared.cluster, works, stops, scenario.seed, factors)
 
 
 def memory(prepared: Prepared) -> MemoryResult:

@@ -18,6 +18,7 @@ from moesim.cli_console import chosen_numbers, short
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.model.shape import load_model
 from moesim.simulator.result import Result
+from moesim.simulator.run.report import RunReport
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.schedules import build, from_csv, from_json, to_csv, to_json
 
@@ -227,12 +228,49 @@ def test_validate(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert printed == [{"id": id_, **row, **numbers} for id_ in ("a", "b")]
 
 
+STOPS = [
+    *("--set", "run.failures=llama3-16k-h100", "--set", "run.restart=megascale"),
+    *("--set", "run.checkpoint={interval: optimal, storage: llama3-tectonic}"),
+    *("--set", "run.start=2026-12-01", "--set", "run.spares={count: 2, repair: 3 days}"),
+]
+
+
+def test_run_prints_the_whole_run(run: Run, small: str) -> None:
+    code, out, _ = run("run", small, *STOPS, "--set", "run.phases=[{name: tuning, gpu_hours: 2 kGPU-h}]")
+    assert code == 0
+    for word in (
+        "small, the whole run on 32 GPUs", "with stops", "main", "tuning", "as stated", "finish      after",
+        "P90", "goodput", "interruptions", "restart", "Young", "Daly", "faulty GPU", "$", "assumed: ",
+    ):  # fmt: skip
+        assert word in out
+    plain = run("run", small).out
+    assert "goodput" not in plain and "finish" in plain
+
+
+def test_run_json_is_the_report_and_simulate_shows_it_too(run: Run, small: str) -> None:
+    first, second = run("run", small, *STOPS, "--json"), run("run", small, *STOPS, "--json")
+    assert first == second and first.code == 0
+    report = RunReport.model_validate_json(first.out)
+    assert first.out == report.model_dump_json(indent=2) + "\n"
+    assert run("run", small, *STOPS, "--json", "--seed", "1").out != first.out
+    whole = Result.model_validate_json(run("simulate", small, *STOPS, "--json").out)
+    assert whole.run.report == report
+    assert "the whole run" in run("simulate", small, *STOPS).out
+
+
+def test_a_run_that_never_finishes_exits_with_3(run: Run, small: str) -> None:
+    code, out, err = run("run", small, *STOPS, "--set", "run.failures={interruptions: 9000 /node-day}")
+    assert (code, out) == (3, "")
+    assert "small.yaml: the run never finishes in practice" in err and "Traceback" not in err
+
+
 def test_version_and_help(run: Run) -> None:
     assert run("--version") == (0, f"moesim {moesim.__version__}\n", "")
     code, out, _ = run("--help")
     assert code == 0
     for command in (
         "simulate",
+        "run",
         "schedule",
         "validate",
         "explain",
