@@ -22,7 +22,18 @@ from moesim.hwmodels.price import PriceList, list_prices, load_prices
 from moesim.hwmodels.provenance import ProvenanceRow, Sourced, provenance_rows
 from moesim.hwmodels.purchase import Purchase, list_purchases, load_purchase
 from moesim.hwmodels.storage import Storage, list_storage, load_storage
-from moesim.hwmodels.topologies import Link, Topology, build_topology, route_bytes_per_s, route_latency_s
+from moesim.hwmodels.scale_up import ScaleUp, list_scale_ups, load_scale_up
+from moesim.hwmodels.topologies import (
+    Inventory,
+    Link,
+    LinkFault,
+    LinkTable,
+    RouteSet,
+    Topology,
+    build_topology,
+    route_bytes_per_s,
+    route_latency_s,
+)
 from moesim.hwmodels.units import format_quantity, parse_quantity
 from moesim.hwmodels.yaml_io import load_mapping, parse_mapping, validate_model
 
@@ -34,7 +45,10 @@ __all__ = [
     "FailureRate",
     "InfeasibleError",
     "InputError",
+    "Inventory",
     "Link",
+    "LinkFault",
+    "LinkTable",
     "MoesimError",
     "Network",
     "Node",
@@ -43,6 +57,8 @@ __all__ = [
     "Purchase",
     "Reading",
     "Restart",
+    "RouteSet",
+    "ScaleUp",
     "Sourced",
     "Storage",
     "Topology",
@@ -59,6 +75,7 @@ __all__ = [
     "list_prices",
     "list_purchases",
     "list_restarts",
+    "list_scale_ups",
     "list_storage",
     "load_accelerator",
     "load_cluster",
@@ -70,6 +87,7 @@ __all__ = [
     "load_prices",
     "load_purchase",
     "load_restart",
+    "load_scale_up",
     "load_storage",
     "parse_mapping",
     "parse_quantity",

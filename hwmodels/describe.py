@@ -16,8 +16,8 @@ from moesim.hwmodels.network import list_networks, load_network
 from moesim.hwmodels.node import list_nodes, load_node
 from moesim.hwmodels.price import list_prices, load_prices
 from moesim.hwmodels.provenance import sourced_numbers
-from moesim.hwmodels.scale_up import list_scale_ups, load_scale_up
 from moesim.hwmodels.purchase import list_purchases, load_purchase
+from moesim.hwmodels.scale_up import list_scale_ups, load_scale_up
 from moesim.hwmodels.storage import list_storage, load_storage
 from moesim.hwmodels.units import format_quantity
 from moesim.hwmodels.validation import nearest
