@@ -21,8 +21,8 @@ from moesim.hwmodels.node import Node, list_nodes, load_node
 from moesim.hwmodels.price import PriceList, list_prices, load_prices
 from moesim.hwmodels.provenance import ProvenanceRow, Sourced, provenance_rows
 from moesim.hwmodels.purchase import Purchase, list_purchases, load_purchase
-from moesim.hwmodels.storage import Storage, list_storage, load_storage
 from moesim.hwmodels.scale_up import ScaleUp, list_scale_ups, load_scale_up
+from moesim.hwmodels.storage import Storage, list_storage, load_storage
 from moesim.hwmodels.topologies import (
     Inventory,
     Link,
