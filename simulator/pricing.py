@@ -10,12 +10,12 @@ from moesim.hwmodels.calibration import CalibrationProfile, Law, list_profiles, 
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.chunk import EP_PHASES
+from moesim.simulator.collectives.ring import busiest_bytes
 from moesim.simulator.cost.communication import (
     EpOperation,
     Links,
     ep_transfer,
     notify_seconds,
-    ring_bytes,
     ring_seconds,
     send_seconds,
 )
@@ -236,7 +236,10 @@ class Pricer:
         size = BYTES_PER_ELEMENT[fmt]
         seconds = self.data_parallel_s(dense * size, expert * size, 1)
         dense_ring, expert_ring = self._rings(1)
-        moved = [ring_bytes(dense * size, *dense_ring), ring_bytes(expert * size, *expert_ring)]
+        moved = [
+            busiest_bytes("all_gather", dense * size, *dense_ring),
+            busiest_bytes("all_gather", expert * size, *expert_ring),
+        ]
         nic, scale_up = (fsum(ring[i] for ring in moved) for i in (0, 1))
         return TransferCost(0.0, seconds, seconds, nic, scale_up, 0.0, seconds)
 

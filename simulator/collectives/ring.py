@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.collectives.plan import Group, Hops, Operation, Phase, Plan, flows_of, rails_of, size_of
+from moesim.simulator.collectives.library import Library
+from moesim.simulator.collectives.plan import (
+    PROTOCOLS,
+    Group,
+    Hops,
+    Operation,
+    Phase,
+    Plan,
+    flows_of,
+    rails_of,
+    size_of,
+)
 
 PASSES: dict[Operation, int] = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
 """Rounds through the ring: an all-reduce is a reduce-scatter and an all-gather in one kernel."""
@@ -27,9 +40,14 @@ def plan(operation: Operation, total_bytes: float, group: Group) -> Plan:
     for rail in range(rails):
         order = ring_order(group, rail)
         edges += [(a, b, each) for a, b in zip(order, (*order[1:], order[0]), strict=True)]
-    between = 0 if nodes == 1 else PASSES[operation] * (nodes - 1)
-    hops = Hops(PASSES[operation] * (n - 1) - between, between)
-    return Plan(operation, "ring", (Phase(flows_of(edges), hops, own_bytes=total_bytes / n),))
+    phase = Phase(flows_of(edges), hops(operation, n, nodes), own_bytes=own_bytes(total_bytes, n))
+    return Plan(operation, "ring", (phase,))
+
+
+def hops(operation: Operation, ranks: int, nodes: int) -> Hops:
+    """Dependent steps: n-1 a round, of which one a node but the last crosses the network (eq. X12)."""
+    between = PASSES[operation] * (nodes - 1)
+    return Hops(PASSES[operation] * (ranks - 1) - between, between)
 
 
 def ring_order(group: Group, rail: int) -> tuple[int, ...]:
@@ -55,3 +73,41 @@ def busiest_bytes(
     if ranks <= ranks_per_node:
         return 0.0, moved
     return moved / ranks_per_node, moved * (ranks_per_node - 1) / ranks_per_node
+
+
+def closed_form_seconds(
+    operation: Operation,
+    total_bytes: float,
+    ranks: int,
+    ranks_per_node: int,
+    library: Library,
+    *,
+    scale_up_bytes_per_s: float,
+    nic_bytes_per_s: float,
+    ll_limit_bytes_per_s: float = inf,
+    own_bytes_per_s: float = inf,
+) -> float:
+    """Seconds of a ring without a topology, fastest protocol: what `plan` takes on full nodes (eq. X5).
+
+    Rates are payload per GPU and direction, that of the own copy included; the NIC's matters across nodes
+    only.
+    """
+    if ranks <= 1 or total_bytes <= 0.0:
+        return 0.0
+    nic, scale_up = busiest_bytes(operation, total_bytes, ranks, ranks_per_node)
+    nodes = -(-ranks // ranks_per_node)
+    steps = hops(operation, ranks, nodes)
+    links_s = max(scale_up / scale_up_bytes_per_s, nic / nic_bytes_per_s if nodes > 1 else 0.0)
+    return own_bytes(total_bytes, ranks) / own_bytes_per_s + min(
+        library.latency_s("ring", protocol, steps, nodes=nodes)
+        + max(
+            links_s / library.wire_shares[protocol].value,
+            (nic + scale_up) / (ll_limit_bytes_per_s if protocol == "LL" else inf),
+        )
+        for protocol in PROTOCOLS
+    )
+
+
+def own_bytes(total_bytes: float, ranks: int) -> float:
+    """A rank's own part, which its kernel stores once more beside sending it."""
+    return total_bytes / ranks
