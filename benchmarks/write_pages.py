@@ -14,8 +14,19 @@ from itertools import groupby
 from pathlib import Path
 
 import moesim
+from moesim.simulator.collectives.group_report import dispatch_loads
+from moesim.simulator.layout.routing import Gate
+from moesim.simulator.model.precision import row_bytes
+from moesim.simulator.prepare import prepare
 from moesim.simulator.scenario import load_scenario
 from moesim.simulator.validation import PROFILES, Placement, Row, placement_sensitivity, score
+from moesim.simulator.validation_collectives import (
+    ALL_SCORED,
+    TITLES,
+    not_predicted,
+    score_collectives,
+    summarise,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "validation.md"
@@ -59,6 +70,7 @@ def page(rows: list[Row], placements: list[Placement]) -> str:
     kernels = [row for row in rows if "@" not in row.id]
     for source, group in groupby(kernels, key=lambda row: row.source):
         lines += [f"### {source}", "", *table(list(group)), ""]
+    lines += [*collectives(), *link_loads()]
     lines += [
         "## Sensitivity to the layer placement",
         "",
@@ -72,6 +84,74 @@ def page(rows: list[Row], placements: list[Placement]) -> str:
         lines.append(f"| {p.name} | {layers} | {p.time_s:.3f} | {p.relative_to_default:+.1%} |")
     lines += ["", NOTES.read_text("utf-8").strip(), ""]
     return "\n".join(lines)
+
+
+def collectives() -> list[str]:
+    """Errors by group, the scored rows, and why other rows have no prediction."""
+    rows = score_collectives()
+    groups = summarise(rows)
+    lines = [
+        "## Collectives",
+        "",
+        "Time of NCCL collectives from link rates, steps and protocols ([model](model.md), X8 to X13)",
+        "beside measured times. Nothing in `simulator/data/collectives/nccl.yaml` is taken from a scored row.",
+        "",
+    ]
+    for use, title in TITLES.items():
+        lines += [
+            f"### {title}",
+            "",
+            "| group | rows | median abs. error | signed median | worst row | its error |",
+            "|---|---|---|---|---|---|",
+        ]
+        for group in (g for g in groups if g.use == use):
+            name = f"**{group.group}**" if group.group == ALL_SCORED else group.group
+            lines.append(
+                f"| {name} | {group.rows} | {group.median_absolute_error:.1%} | "
+                f"{group.signed_median_error:+.1%} | {group.worst_row} | {group.worst_error:+.1%} |"
+            )
+        lines.append("")
+    lines += ["### Every scored row", "", "| row | measured (us) | predicted (us) | error | chosen |"]
+    lines.append("|---|---|---|---|---|")
+    lines += [
+        f"| {row.id} | {row.measured * 1e6:.5g} | {row.predicted * 1e6:.5g} | {row.relative_error:+.1%} | "
+        f"{row.how} |"
+        for row in rows
+        if row.use == "scored"
+    ]
+    lines += ["", "### Rows without a prediction", "", "| class | why | rows |", "|---|---|---|"]
+    lines += [f"| {use} | {why} | {count} |" for (use, why), count in not_predicted().items()]
+    return [*lines, ""]
+
+
+def link_loads() -> list[str]:
+    """Bytes on the links of one expert-parallel group of the home case in one dispatch."""
+    scenario = load_scenario(HOME)
+    prepared = prepare(scenario)
+    shape = prepared.shape
+    assert shape.moe is not None
+    tokens = scenario.parallel.microbatch * scenario.batch.sequence_length
+    rows = dispatch_loads(
+        Gate.of(shape.moe), tokens, row_bytes(shape.hidden, scenario.recipe.dispatch),
+        prepared.layout.ep_group(0), prepared.cluster.topology(), scenario.seed,
+    )  # fmt: skip
+    lines = [
+        "## Link loads of one expert-parallel group",
+        "",
+        f"One dispatch of the home case, {tokens:,} tokens a GPU over {scenario.parallel.ep} GPUs, as flows",
+        "over the routes of its network. Sampled: seeded tokens, experts equally popular; popularity comes",
+        "on top.",
+        "",
+        "| routing | link | links used | mean (MB) | largest (MB) | largest over mean | largest on |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        load = row.load
+        lines.append(
+            f"| {row.routing} | {load.kind} | {load.links} | {load.mean_bytes / 1e6:.2f} | "
+            f"{load.largest_bytes / 1e6:.2f} | {row.largest_over_mean:.4f} | `{load.largest_link}` |"
+        )
+    return [*lines, ""]
 
 
 def readme_with_answer() -> str:

@@ -18,10 +18,18 @@ from moesim.simulator.collectives.library import load_library
 from moesim.simulator.collectives.plan import Operation
 from moesim.simulator.collectives.price import collective, neighbour_sends
 from moesim.simulator.layout.routing import Gate
-from moesim.simulator.validation import deepep_bandwidth
+from moesim.simulator.validation import Row, deepep_bandwidth
 
 Use = Literal[
-    "scored", "nvls", "unstated", "peak", "latency", "expert-parallel", "calibrated", "elsewhere", "unscorable"
+    "scored",
+    "nvls",
+    "unstated",
+    "peak",
+    "latency",
+    "expert-parallel",
+    "calibrated",
+    "elsewhere",
+    "unscorable",
 ]
 """scored: 1 MiB and more, topology stated, no in-switch reduction. The next five are reported beside them."""
 
@@ -64,7 +72,10 @@ class MeasuredRow(BaseModel):
 
 
 class CollectiveRow(BaseModel):
-    """A measured and a predicted time in s; `relative_error` = predicted / measured - 1 of the time."""
+    """A measured figure beside a predicted one; `relative_error` = predicted / measured - 1 of the time.
+
+    `unit` is s, or GB/s as the source counts them (then the time's error is measured / predicted - 1).
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -72,8 +83,9 @@ class CollectiveRow(BaseModel):
     use: Use
     group: str
     source: str
-    measured_s: float
-    predicted_s: float
+    unit: Literal["s", "GB/s"]
+    measured: float
+    predicted: float
     relative_error: float
     how: str
     """Algorithm and protocol that the model chose."""
@@ -96,7 +108,11 @@ class GroupSummary(BaseModel):
 @lru_cache(maxsize=1)
 def measured_rows() -> tuple[MeasuredRow, ...]:
     """Every measured row with its class; those without a prediction say why in `note`."""
-    text = resources.files("moesim.simulator").joinpath("data", "published", "collectives.csv").read_text("utf-8")
+    text = (
+        resources.files("moesim.simulator")
+        .joinpath("data", "published", "collectives.csv")
+        .read_text("utf-8")
+    )
     return tuple(TypeAdapter(list[MeasuredRow]).validate_python(list(csv.DictReader(text.splitlines()))))
 
 
@@ -108,20 +124,20 @@ def score_collectives() -> list[CollectiveRow]:
 def _scored(row: MeasuredRow) -> CollectiveRow:
     assert row.ranks != "" and row.bytes != "" and row.seconds != ""
     if row.use == "expert-parallel":
-        # Bandwidths: their inverse is the time of the same bytes.
-        measured, predicted = 1.0 / row.seconds, 1.0 / _expert_parallel(row, row.ranks, int(row.bytes))
-        how = f"{int(row.bytes)} SMs, {row.note}"
+        predicted, how = _expert_parallel(row, row.ranks, int(row.bytes)), f"{int(row.bytes)} SMs, {row.note}"
+        error = row.seconds / predicted - 1.0
     else:
-        measured = row.seconds
         predicted, how = _predict(row, row.ranks, row.bytes)
+        error = predicted / row.seconds - 1.0
     return CollectiveRow(
         id=row.id,
         use=row.use,
         group=row.group,
         source=row.source,
-        measured_s=measured,
-        predicted_s=predicted,
-        relative_error=predicted / measured - 1.0,
+        unit="GB/s" if row.use == "expert-parallel" else "s",
+        measured=row.seconds,
+        predicted=predicted,
+        relative_error=error,
         how=how,
     )
 
@@ -145,8 +161,8 @@ def _topology(node_name: str, network_name: str, ranks: int) -> Topology:
 def _expert_parallel(row: MeasuredRow, ep: int, sms: int) -> float:
     operation: Literal["dispatch", "combine"] = "combine" if "combine" in row.operation else "dispatch"
     return deepep_bandwidth(
-        operation, ep, "deepep-2025-04", tokens=TOKENS, hidden=HIDDEN, experts=LOCAL_EXPERTS * ep, top_k=TOP_K,
-        sms=sms, node_name=row.node, network_name=row.network, profile_name="hopper-communication",
+        operation, ep, "deepep-2025-04",
+        tokens=TOKENS, hidden=HIDDEN, experts=LOCAL_EXPERTS * ep, top_k=TOP_K, sms=sms, node_name=row.node, network_name=row.network, profile_name="hopper-communication",
         gate=Gate(LOCAL_EXPERTS * ep, TOP_K), wire="fp8" if row.operation.endswith("fp8") else "bf16",
     )  # fmt: skip
 
@@ -160,8 +176,9 @@ def summarise(rows: Iterable[CollectiveRow]) -> list[GroupSummary]:
             if row.use == use:
                 groups.setdefault((use, row.group), []).append(row)
     scored = [row for row in found if row.use == "scored"]
-    everything = {("scored", ALL_SCORED): scored} if scored else {}
-    return [_summary(use, name, members) for (use, name), members in {**groups, **everything}.items()]
+    if scored:
+        groups["scored", ALL_SCORED] = scored
+    return [_summary(use, name, members) for (use, name), members in groups.items()]
 
 
 def _summary(use: str, name: str, rows: list[CollectiveRow]) -> GroupSummary:
@@ -176,6 +193,20 @@ def _summary(use: str, name: str, rows: list[CollectiveRow]) -> GroupSummary:
             "worst_row": worst.id,
             "worst_error": worst.relative_error,
         }
+    )
+
+
+def as_score(row: CollectiveRow) -> Row:
+    """The same as one row of the scoreboard; the error stays that of the time."""
+    return Row(
+        id=f"collectives.{row.id}",
+        source=row.source,
+        quantity=f"{row.group} ({row.use})",
+        unit=row.unit,
+        published=row.measured,
+        predicted=row.predicted,
+        relative_error=row.relative_error,
+        used_for_calibration=False,
     )
 
 

@@ -19,8 +19,8 @@ from moesim.simulator.layout.routing import TargetStatistics
 class RowTraffic:
     """Rows that ranks of one expert-parallel group pass on in a dispatch, [ep, ep] each.
 
-    `network[s, f]`: from rank s to the forwarder f, the rank with its index on another node. `scale_up[f, d]`:
-    from the forwarder (or the sender itself, at home) to another rank of its node.
+    `network[s, f]`: from rank s to the forwarder f, the rank with its index on another node.
+    `scale_up[f, d]`: from the forwarder (or the sender itself, at home) to another rank of its node.
     """
 
     network: FloatArray

@@ -42,7 +42,9 @@ class LinkLoads:
     def of_kind(self, kind: str) -> dict[str, float]:
         """Bytes by link id, for one kind of link."""
         return {
-            link.id: float(size) for link, size in zip(self.links, self.bytes, strict=True) if link.kind == kind
+            link.id: float(size)
+            for link, size in zip(self.links, self.bytes, strict=True)
+            if link.kind == kind
         }
 
 

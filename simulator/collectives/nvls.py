@@ -16,8 +16,8 @@ def plan(total_bytes: float, group: Group) -> Plan:
     """
     if len(group) != 1:
         raise InputError(
-            f"in-switch reduction needs all ranks on one switch; this group spans {len(group)} nodes: use a ring "
-            "or a tree"
+            f"in-switch reduction needs all ranks on one switch; this group spans {len(group)} nodes: use a "
+            "ring or a tree"
         )
     members, n = group[0], size_of(group)
     each = total_bytes * (1.0 + 1.0 / n)

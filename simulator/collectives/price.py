@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.topologies import Topology
@@ -50,8 +51,8 @@ def collective(
 ) -> Estimate:
     """The fastest way, as a library chooses it: by its own estimate of each (eq. X13).
 
-    `total_bytes`: the whole buffer (input of an all-reduce, reduce-scatter or all-to-all on one rank, output of
-    an all-gather). `in_switch`: an all-reduce may also be reduced in the switch. Raises InputError for
+    `total_bytes`: the whole buffer (input of an all-reduce, reduce-scatter or all-to-all on one rank, output
+    of an all-gather). `in_switch`: an all-reduce may also be reduced in the switch. Raises InputError for
     negative bytes, groups of fewer than two ranks, and in-switch reduction where there is none.
     """
     if not total_bytes >= 0.0:
@@ -96,8 +97,11 @@ def estimate(
     """Latency, busiest link and own copies of a plan under one protocol, phases added up (eq. X13)."""
     architecture = topology.node.accelerator.architecture
     share = scale_up_share or library.generation(architecture).scale_up_share.value
-    wire = library.wire_shares[protocol].value * (library.tree_share.value if plan.algorithm == "tree" else 1.0)
+    wire = library.wire_shares[protocol].value * (
+        library.tree_share.value if plan.algorithm == "tree" else 1.0
+    )
     limit = library.rate_limit(architecture, protocol, nodes)
+    family: Literal["ring", "tree"] = "tree" if plan.algorithm == "tree" else "ring"
     latency = payload = own = 0.0
     bottleneck = "latency"
     for phase, load in zip(plan.phases, loads, strict=True):
@@ -106,8 +110,7 @@ def estimate(
         link_s /= wire
         if max(link_s, kernel_s) > 0.0:
             bottleneck = f"kernel ({protocol})" if kernel_s > link_s else str(link and link.id)
-        family: str = "tree" if plan.algorithm == "tree" else "ring"
-        latency += library.latency_s("tree" if family == "tree" else "ring", protocol, phase.hops, nodes=nodes)
+        latency += library.latency_s(family, protocol, phase.hops, nodes=nodes)
         payload += max(link_s, kernel_s)
         own += phase.own_bytes / library.local_copy_bytes_per_s
     return Estimate(plan.algorithm, protocol, latency, payload, own, bottleneck)
@@ -128,7 +131,9 @@ def _in_switch(
     architecture = topology.node.accelerator.architecture
     figures = library.generation(architecture)
     if operation != "all_reduce" or figures.nvls_share is None:
-        raise InputError(f"no in-switch {operation} for architecture {architecture!r} in library {library.name!r}")
+        raise InputError(
+            f"no in-switch {operation} for architecture {architecture!r} in library {library.name!r}"
+        )
     plan = nvls.plan(total_bytes, group)
     loads = [link_loads(phase.flows, topology) for phase in plan.phases]
     share = figures.scale_up_share.value * figures.nvls_share.value

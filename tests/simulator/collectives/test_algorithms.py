@@ -14,6 +14,7 @@ from moesim.hwmodels.network import load_network
 from moesim.hwmodels.node import load_node
 from moesim.hwmodels.topologies import Topology, build_topology
 from moesim.simulator.collectives import exchange, nvls, ring, tree
+from moesim.simulator.collectives.library import load_library
 from moesim.simulator.collectives.network import LinkLoads, link_loads
 from moesim.simulator.collectives.plan import Flows, Operation, flows_of, group_by_node
 
@@ -161,7 +162,9 @@ def test_an_all_to_all_keeps_to_its_rails_and_to_its_closed_form(nodes: int, net
     topology = place(nodes, network)
     flows = exchange.all_to_all(SIZE, group_by_node(range(8 * nodes), 8)).phases[0].flows
     for src, dst in zip(flows.src.tolist(), flows.dst.tolist(), strict=True):
-        assert topology.node_of(src) == topology.node_of(dst) or topology.local_of(src) == topology.local_of(dst)
+        assert topology.node_of(src) == topology.node_of(dst) or topology.local_of(src) == topology.local_of(
+            dst
+        )
     _, nic, nvlink = loads_of(flows, topology)
     assert (nic, nvlink) == pytest.approx(exchange.all_to_all_bytes(SIZE, 8 * nodes, 8))
 
@@ -169,7 +172,7 @@ def test_an_all_to_all_keeps_to_its_rails_and_to_its_closed_form(nodes: int, net
 def test_every_rank_of_an_all_to_all_receives_what_it_sends() -> None:
     """Across the network a part stays on its rail, so relays only pass on."""
     flows = exchange.all_to_all(SIZE, group_by_node(range(16), 8)).phases[0].flows
-    net = defaultdict(float)
+    net: dict[int, float] = defaultdict(float)
     for src, dst, size in zip(flows.src.tolist(), flows.dst.tolist(), flows.bytes.tolist(), strict=True):
         net[src] -= size
         net[dst] += size
@@ -198,8 +201,6 @@ def test_a_group_has_at_least_two_different_ranks(ranks: list[int]) -> None:
 
 
 def test_ring_seconds_without_limits_are_latency() -> None:
-    from moesim.simulator.collectives.library import load_library
-
     rates = {"scale_up_bytes_per_s": inf, "nic_bytes_per_s": inf}
     seconds = ring.closed_form_seconds("all_gather", 1.0, 8, 8, load_library(), **rates)
     assert seconds == pytest.approx(6.6e-6 + 7 * 0.6e-6)

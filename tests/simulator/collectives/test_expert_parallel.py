@@ -76,7 +76,9 @@ def test_combine_is_dispatch_backwards() -> None:
     traffic = sampled(sampled_traffic(V3, 16, 8, 200, seed=3))
     there, back = dispatch_flows(traffic, ROW, range(16)), combine_flows(traffic, ROW, range(16))
     forward = dict(zip(zip(there.src.tolist(), there.dst.tolist(), strict=True), there.bytes, strict=True))
-    assert forward == dict(zip(zip(back.dst.tolist(), back.src.tolist(), strict=True), back.bytes, strict=True))
+    assert forward == dict(
+        zip(zip(back.dst.tolist(), back.src.tolist(), strict=True), back.bytes, strict=True)
+    )
 
 
 def test_sampled_loads_spread_around_the_uniform_ones() -> None:
@@ -95,7 +97,7 @@ def test_rows_reach_all_their_targets() -> None:
     drawn = sampled_traffic(V3, 32, 8, 100, seed=5)
     traffic = sampled(drawn)
     arrived = traffic.scale_up.sum(axis=0)
-    # Everything a rank gets comes from a forwarder of its node, but for what the one with its own index keeps.
+    # What a rank gets comes from the forwarders of its node, but for what the one of its own index keeps.
     same_index = np.arange(32)[:, None] % 8 == np.arange(32)[None, :] % 8
     assert arrived == pytest.approx(np.where(same_index, 0, drawn.rows).sum(axis=0))
 

@@ -56,9 +56,7 @@ def test_large_rings_reach_the_payload_rate_of_their_links() -> None:
 
 
 def test_the_protocol_changes_with_the_size() -> None:
-    chosen = [
-        collective("reduce_scatter", size, range(8), H200, NCCL).protocol for size in (1e4, 3e7, 1e9)
-    ]
+    chosen = [collective("reduce_scatter", size, range(8), H200, NCCL).protocol for size in (1e4, 3e7, 1e9)]
     assert chosen == ["LL", "LL128", "Simple"]
 
 
