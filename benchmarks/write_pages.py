@@ -94,7 +94,7 @@ def collectives() -> list[str]:
         "## Collectives",
         "",
         "Time of NCCL collectives from link rates, steps and protocols ([model](model.md), X8 to X13)",
-        "beside measured times. Nothing in `simulator/data/collectives/nccl.yaml` is taken from a scored row.",
+        "beside measured times. No scored row gave a figure of `simulator/data/collectives/nccl.yaml`.",
         "",
     ]
     for use, title in TITLES.items():

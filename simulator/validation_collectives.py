@@ -160,10 +160,12 @@ def _topology(node_name: str, network_name: str, ranks: int) -> Topology:
 
 def _expert_parallel(row: MeasuredRow, ep: int, sms: int) -> float:
     operation: Literal["dispatch", "combine"] = "combine" if "combine" in row.operation else "dispatch"
+    experts = LOCAL_EXPERTS * ep
     return deepep_bandwidth(
         operation, ep, "deepep-2025-04",
-        tokens=TOKENS, hidden=HIDDEN, experts=LOCAL_EXPERTS * ep, top_k=TOP_K, sms=sms, node_name=row.node, network_name=row.network, profile_name="hopper-communication",
-        gate=Gate(LOCAL_EXPERTS * ep, TOP_K), wire="fp8" if row.operation.endswith("fp8") else "bf16",
+        tokens=TOKENS, hidden=HIDDEN, experts=experts, top_k=TOP_K, sms=sms,
+        node_name=row.node, network_name=row.network, profile_name="hopper-communication",
+        gate=Gate(experts, TOP_K), wire="fp8" if row.operation.endswith("fp8") else "bf16",
     )  # fmt: skip
 
 
