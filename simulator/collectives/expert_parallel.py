@@ -76,7 +76,7 @@ class KindLoad:
 
 def load_by_kind(loads: LinkLoads) -> tuple[KindLoad, ...]:
     """How even a group loads its links, kind by kind; links that carry nothing do not count."""
-    kinds = dict.fromkeys(link.kind for link in loads.links)
+    kinds = dict.fromkeys(loads.kinds)
     found = []
     for kind in kinds:
         sizes = loads.of_kind(kind)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
 
 import numpy as np
 
 from moesim.hwmodels.topologies import Link, Topology
 from moesim.simulator.collectives.plan import FloatArray, Flows
+
+SCALE_UP = "nvlink"
+"""Kind of the links inside a scale-up domain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,38 +23,35 @@ class Shares:
 
 @dataclass(frozen=True, slots=True)
 class LinkLoads:
-    """Payload bytes on every link that a set of flows uses, in order of first use."""
+    """Payload bytes on every link that a set of flows uses, [links], with the links' kinds and rates.
 
-    links: tuple[Link, ...]
+    `payload_bytes_per_s` is the ceiling of any transport, `nominal_bytes_per_s` the data-sheet rate.
+    """
+
+    ids: tuple[str, ...]
+    kinds: tuple[str, ...]
     bytes: FloatArray
+    payload_bytes_per_s: FloatArray
+    nominal_bytes_per_s: FloatArray
 
     def seconds(self, shares: Shares) -> FloatArray:
         """Time of every link alone: bytes over the rate that the transport reaches on it."""
-        rates = np.array([rate(link, shares) for link in self.links])
-        return np.asarray(self.bytes / rates)
+        scale_up = np.array([kind == SCALE_UP for kind in self.kinds], dtype=bool)
+        inside = np.minimum(shares.scale_up * self.nominal_bytes_per_s, self.payload_bytes_per_s)
+        return np.asarray(self.bytes / np.where(scale_up, inside, shares.network * self.nominal_bytes_per_s))
 
-    def busiest(self, shares: Shares) -> tuple[Link | None, float]:
-        """The link that takes longest, with its seconds; nothing for no flows."""
-        if not self.links:
-            return None, 0.0
+    def busiest(self, shares: Shares) -> tuple[str, float]:
+        """Id of the link that takes longest, with its seconds; "" and 0 for no flows."""
+        if not self.ids:
+            return "", 0.0
         seconds = self.seconds(shares)
         worst = int(np.argmax(seconds))
-        return self.links[worst], float(seconds[worst])
+        return self.ids[worst], float(seconds[worst])
 
     def of_kind(self, kind: str) -> dict[str, float]:
         """Bytes by link id, for one kind of link."""
-        return {
-            link.id: float(size)
-            for link, size in zip(self.links, self.bytes, strict=True)
-            if link.kind == kind
-        }
-
-
-def rate(link: Link, shares: Shares) -> float:
-    """Payload bytes/s that a transport reaches on a link."""
-    if link.kind == "nvlink":
-        return min(shares.scale_up * link.nominal_bytes_per_s, link.bytes_per_s)
-    return shares.network * link.nominal_bytes_per_s
+        sizes = zip(self.ids, self.kinds, self.bytes.tolist(), strict=True)
+        return {link: size for link, of, size in sizes if of == kind}
 
 
 def link_loads(flows: Flows, topology: Topology) -> LinkLoads:
@@ -60,17 +59,19 @@ def link_loads(flows: Flows, topology: Topology) -> LinkLoads:
 
     The only place that asks the topology for routes. Raises InputError for a GPU that does not exist.
     """
-    place: dict[str, int] = {}
-    links: list[Link] = []
-    total: list[float] = []
+    links: dict[str, Link] = {}
+    total: dict[str, float] = {}
     for src, dst, size in zip(flows.src.tolist(), flows.dst.tolist(), flows.bytes.tolist(), strict=True):
         for link in topology.route(src, dst):
-            index = place.setdefault(link.id, len(links))
-            if index == len(links):
-                links.append(link)
-                total.append(0.0)
-            total[index] += size
-    return LinkLoads(tuple(links), np.array(total, dtype=np.float64))
+            links[link.id] = link
+            total[link.id] = total.get(link.id, 0.0) + size
+    return LinkLoads(
+        tuple(links),
+        tuple(link.kind for link in links.values()),
+        np.array(list(total.values()), dtype=np.float64),
+        np.array([link.bytes_per_s for link in links.values()], dtype=np.float64),
+        np.array([link.nominal_bytes_per_s for link in links.values()], dtype=np.float64),
+    )
 
 
 def largest_by_gpu(flows: Flows) -> float:
@@ -78,8 +79,3 @@ def largest_by_gpu(flows: Flows) -> float:
     if len(flows.src) == 0:
         return 0.0
     return float(np.bincount(flows.src, flows.bytes).max())
-
-
-def over(size: float, bytes_per_s: float) -> float:
-    """Seconds at a rate that may be infinite (no limit)."""
-    return 0.0 if bytes_per_s == inf else size / bytes_per_s

@@ -10,7 +10,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.topologies import Topology
 from moesim.simulator.collectives import exchange, nvls, ring, tree
 from moesim.simulator.collectives.library import Library
-from moesim.simulator.collectives.network import LinkLoads, Shares, largest_by_gpu, link_loads, over
+from moesim.simulator.collectives.network import LinkLoads, Shares, largest_by_gpu, link_loads
 from moesim.simulator.collectives.plan import (
     PROTOCOLS,
     Group,
@@ -106,10 +106,10 @@ def estimate(
     bottleneck = "latency"
     for phase, load in zip(plan.phases, loads, strict=True):
         link, link_s = load.busiest(Shares(share, library.nic_share.value))
-        kernel_s = over(largest_by_gpu(phase.flows), limit)
+        kernel_s = largest_by_gpu(phase.flows) / limit
         link_s /= wire
         if max(link_s, kernel_s) > 0.0:
-            bottleneck = f"kernel ({protocol})" if kernel_s > link_s else str(link and link.id)
+            bottleneck = f"kernel ({protocol})" if kernel_s > link_s else link
         latency += library.latency_s(family, protocol, phase.hops, nodes=nodes)
         payload += max(link_s, kernel_s)
         own += phase.own_bytes / library.local_copy_bytes_per_s

@@ -71,7 +71,7 @@ def test_a_ring_on_part_of_the_nodes_uses_the_nics_of_its_members() -> None:
     plan = ring.plan("all_gather", SIZE, group_by_node(members, 8))
     loads, nic, nvlink = loads_of(plan.phases[0].flows, topology)
     assert (nic, nvlink) == pytest.approx(ring.busiest_bytes("all_gather", SIZE, 8, 2))
-    used = {link.tail for link in loads.links if link.tail.startswith("gpu")}
+    used = {link.split("->")[0] for link in loads.ids if link.startswith("gpu")}
     assert used == {f"gpu:{m}" for m in members}
 
 
