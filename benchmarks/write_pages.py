@@ -21,6 +21,7 @@ from moesim.simulator.prepare import prepare
 from moesim.simulator.scenario import load_scenario
 from moesim.simulator.validation import PROFILES, Placement, Row, placement_sensitivity, score
 from moesim.simulator.validation_collectives import (
+    ALL_OWN,
     ALL_SCORED,
     TITLES,
     not_predicted,
@@ -105,7 +106,7 @@ def collectives() -> list[str]:
             "|---|---|---|---|---|---|",
         ]
         for group in (g for g in groups if g.use == use):
-            name = f"**{group.group}**" if group.group == ALL_SCORED else group.group
+            name = f"**{group.group}**" if group.group in (ALL_OWN, ALL_SCORED) else group.group
             lines.append(
                 f"| {name} | {group.rows} | {group.median_absolute_error:.1%} | "
                 f"{group.signed_median_error:+.1%} | {group.worst_row} | {group.worst_error:+.1%} |"

@@ -42,7 +42,9 @@ TITLES: dict[str, str] = {
     "latency": "Reported: latency-bound, below 1 MiB",
     "expert-parallel": "Reported: expert-parallel kernels of another library",
 }
-ALL_SCORED = "all scored rows"
+ALL_OWN, ALL_SCORED = "all own H200 rows", "all scored rows"
+OWN = "ours-"
+"""How the ids of our own measurements begin."""
 LOCAL_EXPERTS, TOP_K, TOKENS, HIDDEN = 8, 8, 4096, 7168
 """Of the Hybrid-EP table: uniform router, experts a GPU, experts a token, tokens a GPU."""
 
@@ -51,8 +53,8 @@ class MeasuredRow(BaseModel):
     """One row of `data/published/collectives.csv`.
 
     `bytes`: the whole buffer (input of an all-reduce, reduce-scatter or all-to-all on one rank, output of an
-    all-gather); for expert-parallel rows the communication SMs. `seconds`: measured; for expert-parallel
-    rows GB/s as the source counts them. `note` says why a row is where it is.
+    all-gather). Expert-parallel rows have communication SMs instead, and GB/s as their source counts them.
+    `note` says why a row is where it is.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -65,7 +67,9 @@ class MeasuredRow(BaseModel):
     network: str
     ranks: int | Literal[""]
     bytes: float | Literal[""]
-    seconds: float | Literal[""]
+    sms: int | Literal[""]
+    measured: float | Literal[""]
+    unit: Literal["s", "GB/s", ""]
     in_switch: bool
     source: str
     note: str
@@ -122,20 +126,21 @@ def score_collectives() -> list[CollectiveRow]:
 
 
 def _scored(row: MeasuredRow) -> CollectiveRow:
-    assert row.ranks != "" and row.bytes != "" and row.seconds != ""
-    if row.use == "expert-parallel":
-        predicted, how = _expert_parallel(row, row.ranks, int(row.bytes)), f"{int(row.bytes)} SMs, {row.note}"
-        error = row.seconds / predicted - 1.0
+    assert row.ranks != "" and row.measured != "" and row.unit != ""
+    if row.sms != "":
+        predicted, how = _expert_parallel(row, row.ranks, row.sms), f"{row.sms} SMs, {row.note}"
+        error = row.measured / predicted - 1.0
     else:
+        assert row.bytes != ""
         predicted, how = _predict(row, row.ranks, row.bytes)
-        error = predicted / row.seconds - 1.0
+        error = predicted / row.measured - 1.0
     return CollectiveRow(
         id=row.id,
         use=row.use,
         group=row.group,
         source=row.source,
-        unit="GB/s" if row.use == "expert-parallel" else "s",
-        measured=row.seconds,
+        unit=row.unit,
+        measured=row.measured,
         predicted=predicted,
         relative_error=error,
         how=how,
@@ -170,7 +175,7 @@ def _expert_parallel(row: MeasuredRow, ep: int, sms: int) -> float:
 
 
 def summarise(rows: Iterable[CollectiveRow]) -> list[GroupSummary]:
-    """Errors by group, scored rows first, and over all scored rows."""
+    """Errors by group, scored rows first, and over all own and all scored rows."""
     found = list(rows)
     groups: dict[tuple[Use, str], list[CollectiveRow]] = {}
     for use in PREDICTED:
@@ -178,8 +183,9 @@ def summarise(rows: Iterable[CollectiveRow]) -> list[GroupSummary]:
             if row.use == use:
                 groups.setdefault((use, row.group), []).append(row)
     scored = [row for row in found if row.use == "scored"]
-    if scored:
-        groups["scored", ALL_SCORED] = scored
+    for name, members in ((ALL_OWN, [r for r in scored if r.id.startswith(OWN)]), (ALL_SCORED, scored)):
+        if members:
+            groups["scored", name] = members
     return [_summary(use, name, members) for (use, name), members in groups.items()]
 
 
