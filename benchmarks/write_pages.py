@@ -15,7 +15,6 @@ from pathlib import Path
 
 import moesim
 from moesim.simulator.run.score import ContextRow
-from moesim.simulator.scenario import load_scenario
 from moesim.simulator.validation import (
     PROFILES,
     Placement,
@@ -23,6 +22,18 @@ from moesim.simulator.validation import (
     context_plans,
     placement_sensitivity,
     score,
+from moesim.simulator.collectives.group_report import dispatch_loads
+from moesim.simulator.layout.routing import Gate
+from moesim.simulator.model.precision import row_bytes
+from moesim.simulator.prepare import prepare
+from moesim.simulator.scenario import load_scenario
+from moesim.simulator.validation_collectives import (
+    ALL_OWN,
+    ALL_SCORED,
+    TITLES,
+    not_predicted,
+    score_collectives,
+    summarise,
 )
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -67,6 +78,7 @@ def page(rows: list[Row], placements: list[Placement], contexts: list[ContextRow
     kernels = [row for row in rows if "@" not in row.id and not row.id.startswith("goodput")]
     for source, group in groupby(kernels, key=lambda row: row.source):
         lines += [f"### {source}", "", *table(list(group)), ""]
+    lines += [*collectives(), *link_loads()]
     lines += [
         "## Goodput of published runs",
         "",
@@ -108,6 +120,74 @@ def page(rows: list[Row], placements: list[Placement], contexts: list[ContextRow
         lines.append(f"| {c.name} | {hours[0]:.1f} | {hours[1]:.1f} | {sum(hours):.1f} | {fits} |")
     lines += ["", NOTES.read_text("utf-8").strip(), ""]
     return "\n".join(lines)
+
+
+def collectives() -> list[str]:
+    """Errors by group, the scored rows, and why other rows have no prediction."""
+    rows = score_collectives()
+    groups = summarise(rows)
+    lines = [
+        "## Collectives",
+        "",
+        "Time of NCCL collectives from link rates, steps and protocols ([model](model.md), X8 to X13)",
+        "beside measured times. No scored row gave a figure of `simulator/data/collectives/nccl.yaml`.",
+        "",
+    ]
+    for use, title in TITLES.items():
+        lines += [
+            f"### {title}",
+            "",
+            "| group | rows | median abs. error | signed median | worst row | its error |",
+            "|---|---|---|---|---|---|",
+        ]
+        for group in (g for g in groups if g.use == use):
+            name = f"**{group.group}**" if group.group in (ALL_OWN, ALL_SCORED) else group.group
+            lines.append(
+                f"| {name} | {group.rows} | {group.median_absolute_error:.1%} | "
+                f"{group.signed_median_error:+.1%} | {group.worst_row} | {group.worst_error:+.1%} |"
+            )
+        lines.append("")
+    lines += ["### Every scored row", "", "| row | measured (us) | predicted (us) | error | chosen |"]
+    lines.append("|---|---|---|---|---|")
+    lines += [
+        f"| {row.id} | {row.measured * 1e6:.5g} | {row.predicted * 1e6:.5g} | {row.relative_error:+.1%} | "
+        f"{row.how} |"
+        for row in rows
+        if row.use == "scored"
+    ]
+    lines += ["", "### Rows without a prediction", "", "| class | why | rows |", "|---|---|---|"]
+    lines += [f"| {use} | {why} | {count} |" for (use, why), count in not_predicted().items()]
+    return [*lines, ""]
+
+
+def link_loads() -> list[str]:
+    """Bytes on the links of one expert-parallel group of the home case in one dispatch."""
+    scenario = load_scenario(HOME)
+    prepared = prepare(scenario)
+    shape = prepared.shape
+    assert shape.moe is not None
+    tokens = scenario.parallel.microbatch * scenario.batch.sequence_length
+    rows = dispatch_loads(
+        Gate.of(shape.moe), tokens, row_bytes(shape.hidden, scenario.recipe.dispatch),
+        prepared.layout.ep_group(0), prepared.cluster.topology(), scenario.seed,
+    )  # fmt: skip
+    lines = [
+        "## Link loads of one expert-parallel group",
+        "",
+        f"One dispatch of the home case, {tokens:,} tokens a GPU over {scenario.parallel.ep} GPUs, as flows",
+        "over the routes of its network. Sampled: seeded tokens, experts equally popular; popularity comes",
+        "on top.",
+        "",
+        "| routing | link | links used | mean (MB) | largest (MB) | largest over mean | largest on |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        load = row.load
+        lines.append(
+            f"| {row.routing} | {load.kind} | {load.links} | {load.mean_bytes / 1e6:.2f} | "
+            f"{load.largest_bytes / 1e6:.2f} | {row.largest_over_mean:.4f} | `{load.largest_link}` |"
+        )
+    return [*lines, ""]
 
 
 def readme_with_answer() -> str:

@@ -10,12 +10,12 @@ from moesim.hwmodels.calibration import CalibrationProfile, Law, list_profiles, 
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.chunk import EP_PHASES
+from moesim.simulator.collectives.ring import busiest_bytes
 from moesim.simulator.cost.communication import (
     EpOperation,
     Links,
     ep_transfer,
     notify_seconds,
-    ring_bytes,
     ring_seconds,
     send_seconds,
 )
@@ -175,14 +175,12 @@ class Pricer:
         seconds = 0.0
         if plan.tp > 1 and phase in ("attn F", "mlp F", "attn I", "mlp I"):
             activation = self.tokens / plan.cp * self.shape.hidden * 2.0
-            seconds += 2 * ring_seconds(
-                activation, plan.tp, min(plan.tp, links.gpus_per_node), links, self.profile
-            )
+            seconds += 2 * self._ring_s(activation, plan.tp, min(plan.tp, links.gpus_per_node))
         if plan.cp > 1 and phase in ("attn F", "attn I"):
             attention = self.shape.attention
             width = attention.kv_heads * (attention.qk_head_dim + attention.v_head_dim) / plan.tp
             per_node = max(1, min(plan.cp, links.gpus_per_node // min(plan.tp, links.gpus_per_node)))
-            seconds += ring_seconds(self.tokens * width * 2.0, plan.cp, per_node, links, self.profile)
+            seconds += self._ring_s(self.tokens * width * 2.0, plan.cp, per_node)
         return seconds
 
     # -- transfers -----------------------------------------------------------------------------------
@@ -243,7 +241,10 @@ class Pricer:
         size = BYTES_PER_ELEMENT[fmt]
         seconds = self.data_parallel_s(dense * size, expert * size, 1)
         dense_ring, expert_ring = self._rings(1)
-        moved = [ring_bytes(dense * size, *dense_ring), ring_bytes(expert * size, *expert_ring)]
+        moved = [
+            busiest_bytes("all_gather", dense * size, *dense_ring),
+            busiest_bytes("all_gather", expert * size, *expert_ring),
+        ]
         nic, scale_up = (fsum(ring[i] for ring in moved) for i in (0, 1))
         return TransferCost(0.0, seconds, seconds, nic, scale_up, 0.0, seconds)
 
@@ -254,9 +255,14 @@ class Pricer:
         multiply the replicas of the experts and of the rest (eq. X7).
         """
         dense_ring, expert_ring = self._rings(copies)
-        return ring_seconds(dense_bytes, *dense_ring, self.links, self.profile) + ring_seconds(
-            expert_bytes, *expert_ring, self.links, self.profile
-        )
+        return self._ring_s(dense_bytes, *dense_ring) + self._ring_s(expert_bytes, *expert_ring)
+
+    def _ring_s(self, total_bytes: float, ranks: int, ranks_per_node: int) -> float:
+        """Seconds of a ring, and the rates that it stands on."""
+        if ranks > 1 and total_bytes > 0.0:
+            self.evidence.add(["collective.scale_up_fraction"] if ranks_per_node > 1 else [], [])
+            self.evidence.add(["collective.nic_fraction"] if ranks > ranks_per_node else [], [])
+        return ring_seconds(total_bytes, ranks, ranks_per_node, self.links, self.profile)
 
     def _rings(self, copies: int) -> tuple[tuple[int, int], tuple[int, int]]:
         """(ranks, ranks a node) of the rings of the dense parameters and of the experts."""

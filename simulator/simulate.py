@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import moesim
 from moesim.hwmodels.calibration import profile_hash
-from moesim.hwmodels.provenance import provenance_rows
+from moesim.hwmodels.provenance import provenance_rows, sourced_numbers
 from moesim.simulator.bounds import lower_bound_s, upper_bound_s
 from moesim.simulator.causes import fault_effects
+from moesim.simulator.collectives.library import load_library
 from moesim.simulator.engine.critical import critical_path, seconds_by_cause
 from moesim.simulator.engine.execute import Execution, execute_all, last_end
 from moesim.simulator.full.result import FullResult
@@ -222,6 +223,8 @@ def _provenance(prepared: Prepared) -> list[ProvenanceEntry]:
         ProvenanceEntry(path=r.path, value=r.value, unit=r.unit, kind=r.kind, source=r.source, date=r.date)
         for r in rows
     ]
+    if any(id_.startswith("collective.") for id_ in prepared.pricer.evidence.entries):
+        entries += _library_provenance()
     for id_ in sorted(prepared.pricer.evidence.entries):
         entry = prepared.profile.entry(id_)
         entries.append(
@@ -235,3 +238,23 @@ def _provenance(prepared: Prepared) -> list[ProvenanceEntry]:
             )
         )
     return entries
+
+
+def _library_provenance() -> list[ProvenanceEntry]:
+    """What the rings of the pricer take from the communication library."""
+    library = load_library()
+    path, table = f"collectives.{library.name}", library.latencies
+    used = {"wire_shares": library.wire_shares, "network_post": library.network_post}
+    rows = [
+        ProvenanceEntry(path=at, value=n.value, unit=n.dimension, kind=n.kind, source=n.source, date=n.date)
+        for at, n in sourced_numbers(used, path)
+    ]
+    latencies = ProvenanceEntry(
+        path=f"{path}.latencies",
+        value=None,
+        unit="see file",
+        kind=table.kind,
+        source=table.source,
+        date=table.date,
+    )
+    return [latencies, *rows]

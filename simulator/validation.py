@@ -16,7 +16,7 @@ from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.cost.communication import EpOperation, Links, ep_transfer
 from moesim.simulator.layout.routing import Gate, expected_targets, transfer_bytes
-from moesim.simulator.model.precision import row_bytes
+from moesim.simulator.model.precision import Format, row_bytes
 from moesim.simulator.prepare import prepare
 from moesim.simulator.result import Result
 from moesim.simulator.run.plan import RunPlan
@@ -242,16 +242,21 @@ def deepep_bandwidth(
     node_name: str,
     network_name: str,
     profile_name: str,
+    gate: Gate | None = None,
+    wire: Format | None = None,
 ) -> float:
     """Logical GB/s as DeepEP's tests count it: NVLink inside one node, RDMA across nodes.
 
-    Logical bytes include the local node (or own rank); time is notify plus payload on idle GPUs.
+    Logical bytes include the local node (or own rank); time is notify plus payload on idle GPUs. `gate` and
+    `wire` differ from those of DeepEP's tests (its own gate; FP8 out, BF16 back) for other tests.
     """
     node, network = load_node(node_name), load_network(network_name)
     assert network.fabric is not None
     nodes = max(1, ep // node.n_gpus)
-    targets = expected_targets(Gate.deepep_test(nodes, experts, top_k), ep, min(ep, node.n_gpus))
-    moved = transfer_bytes(targets, tokens, row_bytes(hidden, "fp8" if operation == "dispatch" else "bf16"))
+    gate = gate or Gate.deepep_test(nodes, experts, top_k)
+    targets = expected_targets(gate, ep, min(ep, node.n_gpus))
+    wire = wire or ("fp8" if operation == "dispatch" else "bf16")
+    moved = transfer_bytes(targets, tokens, row_bytes(hidden, wire))
     links = Links(
         scale_up_bytes_per_s=node.scale_up_bytes_per_s,
         scale_up_latency_s=node.scale_up_latency_s,

@@ -213,7 +213,7 @@ def test_an_imported_model_runs_in_a_scenario(run: Run, small: str, tmp_path: Pa
 
 
 def test_validate(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from moesim.simulator import validation
+    from moesim.simulator import validation, validation_collectives
 
     row = {"source": "a paper", "quantity": "time per step", "unit": "s", "used_for_calibration": False}
     numbers = {"published": 20.0, "predicted": 19.0, "relative_error": -0.05}
@@ -221,11 +221,18 @@ def test_validate(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     place = validation.Placement(name="even", layers=(2, 1), time_s=19.5, relative_to_default=0.026)
     monkeypatch.setattr(validation, "score", lambda progress: rows)
     monkeypatch.setattr(validation, "placement_sensitivity", lambda scenario, progress: [place])
+    ring = validation_collectives.CollectiveRow(
+        id="r", use="scored", group="rings", source="a log", unit="s", measured=2e-3, predicted=1.5e-3,
+        relative_error=-0.25, how="ring Simple",
+    )  # fmt: skip
+    monkeypatch.setattr(validation_collectives, "score_collectives", lambda: [ring])
     code, out, _ = run("validate")
     assert code == 0
     assert "-5.0 %" in out and "[1] a paper" in out and "+2.6 %" in out
+    assert "rings" in out and "-25.0 %" in out
     printed = json.loads(run("validate", "--json").out)
-    assert printed == [{"id": id_, **row, **numbers} for id_ in ("a", "b")]
+    assert printed[:2] == [{"id": id_, **row, **numbers} for id_ in ("a", "b")]
+    assert printed[2]["id"] == "collectives.r" and printed[2]["relative_error"] == -0.25
 
 
 STOPS = [

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from moesim.simulator.model.shape import ModelShape
     from moesim.simulator.schedules import Schedule
     from moesim.simulator.validation import Placement, Row
+    from moesim.simulator.validation_collectives import GroupSummary
 
 
 def schedule_text(schedule: Schedule, width: int | None = None) -> str:
@@ -63,6 +64,27 @@ def print_scores(rows: Sequence[Row], placements: Sequence[Placement]) -> None:
             for p in placements
         ]
         print_table(("placement", "seconds", "change", "layers per stage"), lines, right=(1, 2))
+
+
+def print_collectives(groups: Sequence[GroupSummary]) -> None:
+    """Errors of the collectives' times by group; single rows are in the JSON."""
+    if not groups:
+        return
+    print_text("\ncollectives: error of the predicted time, by group (single rows: --json)")
+    cells = [
+        (
+            group.use,
+            group.group,
+            str(group.rows),
+            f"{100 * group.median_absolute_error:.1f} %",
+            f"{100 * group.signed_median_error:+.1f} %",
+            f"{100 * group.worst_error:+.1f} %",
+            group.worst_row,
+        )
+        for group in groups
+    ]
+    headers = ("class", "group", "rows", "median |error|", "signed median", "worst", "worst row")
+    print_table(headers, cells, right=(2, 3, 4, 5))
 
 
 def print_models(as_json: bool) -> None:
