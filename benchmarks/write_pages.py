@@ -14,7 +14,12 @@ from itertools import groupby
 from pathlib import Path
 
 import moesim
+from moesim.simulator.collectives.group_report import dispatch_loads
+from moesim.simulator.layout.routing import Gate
+from moesim.simulator.model.precision import row_bytes
+from moesim.simulator.prepare import prepare
 from moesim.simulator.run.score import ContextRow
+from moesim.simulator.scenario import load_scenario
 from moesim.simulator.validation import (
     PROFILES,
     Placement,
@@ -22,11 +27,7 @@ from moesim.simulator.validation import (
     context_plans,
     placement_sensitivity,
     score,
-from moesim.simulator.collectives.group_report import dispatch_loads
-from moesim.simulator.layout.routing import Gate
-from moesim.simulator.model.precision import row_bytes
-from moesim.simulator.prepare import prepare
-from moesim.simulator.scenario import load_scenario
+)
 from moesim.simulator.validation_collectives import (
     ALL_OWN,
     ALL_SCORED,

@@ -58,7 +58,7 @@ def link_loads(flows: Flows, topology: Topology, spreading: Spreading = "modulo"
     """
     routes, table = topology.routes(flows.src, flows.dst, spreading, seed), topology.links()
     carried = routes.share * np.repeat(flows.bytes, np.diff(routes.indptr))
-    total = np.bincount(routes.links, carried, minlength=len(table.ids))
+    total: FloatArray = np.bincount(routes.links, carried, minlength=len(table.ids)).astype(np.float64)
     used = np.unique(routes.links)
     return LinkLoads(
         tuple(table.ids[link] for link in used.tolist()),
