@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import moesim
 from moesim.hwmodels.calibration import profile_hash
+from moesim.hwmodels.confidence import confidence, peak_only_note, statement
 from moesim.hwmodels.provenance import provenance_rows
 from moesim.simulator.bounds import lower_bound_s, upper_bound_s
 from moesim.simulator.engine.critical import critical_path, seconds_by_cause
@@ -58,10 +59,19 @@ def summarise(prepared: Prepared, execution: Execution) -> Result:
         stages=tuple(describe(prepared.stages).splitlines()),
         profile=prepared.profile.name,
         profile_hash=profile_hash(prepared.profile),
+        confidence=confidence(prepared.cluster, prepared.profile),
+        confidence_reason=statement(prepared.cluster, prepared.profile),
         warnings=tuple(_warnings(prepared)),
         provenance=tuple(_provenance(prepared)),
         extrapolated=tuple(
-            sorted({*pricer.evidence.extrapolated, *prepared.memory.notes, *prepared.shape.not_modelled})
+            sorted(
+                {
+                    *pricer.evidence.extrapolated,
+                    *prepared.memory.notes,
+                    *prepared.shape.not_modelled,
+                    *peak_only_note(prepared.cluster, prepared.profile),
+                }
+            )
         ),
         seed=scenario.seed,
         version=moesim.__version__,

@@ -30,6 +30,8 @@ class Links:
     nic_bytes_per_s: float
     nic_latency_s: float
     gpus_per_node: int
+    curves: str = ""
+    """Prefix of the ids of the share curves: "engine." where a dedicated engine moves the payload."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,38 @@ def ep_transfer(
     )
 
 
+def engine_transfer(
+    traffic: LinkBytes, links: Links, profile: CalibrationProfile, *, nodes: int
+) -> TransferTime:
+    """Seconds of a dispatch or combine that a dedicated engine moves, no compute unit taking part.
+
+    payload = max(NIC bytes / NIC rate, scale-up bytes / scale-up rate), the rates being shares of the
+    nominal ones from the profile's curves engine.ep.* over the number of nodes (docs/model.md, eq. X8).
+    Raises InputError where the profile has no such curve.
+    """
+
+    def seconds(curve_id: str, moved: float, rate: float) -> tuple[float, float]:
+        curve = profile.curve(curve_id)
+        return moved / (curve.curve.at(nodes).value * rate), curve.residual.relative
+
+    ids = ["engine.ep.scale_up_fraction"]
+    scale_up_s, residual = seconds(ids[0], traffic.nvlink_bytes, links.scale_up_bytes_per_s)
+    nic_s = best_nic = 0.0
+    if traffic.ib_bytes:
+        ids.append("engine.ep.nic_fraction")
+        nic_s, nic_residual = seconds(ids[1], traffic.ib_bytes, links.nic_bytes_per_s)
+        residual = max(residual, nic_residual)
+        best_nic = traffic.ib_bytes / links.nic_bytes_per_s
+    return TransferTime(
+        launch_s=notify_seconds(links, nodes),
+        nic_s=nic_s,
+        scale_up_s=scale_up_s,
+        best_s=max(best_nic, traffic.nvlink_bytes / links.scale_up_bytes_per_s),
+        worst_s=max(nic_s, scale_up_s) * (1.0 + residual),
+        curve_ids=tuple(ids),
+    )
+
+
 def notify_seconds(links: Links, nodes: int) -> float:
     """Latency of the notify kernel once every rank is there: two exchanges over each fabric it spans.
 
@@ -128,7 +162,7 @@ def send_seconds(
         if across_nodes
         else ("scale_up", links.scale_up_bytes_per_s, links.scale_up_latency_s)
     )
-    share = profile.curve(f"p2p.{kind}_fraction").curve.at(payload_bytes).value
+    share = profile.curve(f"{links.curves}p2p.{kind}_fraction").curve.at(payload_bytes).value
     return latency + payload_bytes / (share * rate)
 
 
@@ -159,10 +193,10 @@ def ring_seconds(
     steps_s = (ranks_per_node - 1) * links.scale_up_latency_s
     seconds = 0.0
     if ranks_per_node > 1:
-        share = profile.curve("collective.scale_up_fraction").curve.at(total_bytes / ranks).value
+        share = profile.curve(f"{links.curves}collective.scale_up_fraction").curve.at(total_bytes / ranks).value
         seconds = scale_up_bytes / (share * links.scale_up_bytes_per_s)
     if nodes > 1:
-        share = profile.curve("collective.nic_fraction").curve.at(nodes).value
+        share = profile.curve(f"{links.curves}collective.nic_fraction").curve.at(nodes).value
         seconds = max(seconds, nic_bytes / (share * links.nic_bytes_per_s))
         steps_s += (nodes - 1) * links.nic_latency_s
     return seconds + steps_s
