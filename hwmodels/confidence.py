@@ -24,7 +24,7 @@ GENERIC = "generic-roofline"
 
 
 def confidence(cluster: Cluster, profile: CalibrationProfile) -> Confidence:
-    """What the matrix products, the larger part of a step's compute, stand on (docs/model.md, table C).
+    """What the matrix products, the larger part of a step's compute, stand on (docs/profiles.md).
 
     `measured`: every format's first rate table was measured on this accelerator. `published`: rates by
     shape that were stated by others, derived, or measured on a sibling; or the best rate that somebody
@@ -91,13 +91,15 @@ def units(accelerator: Accelerator) -> str:
 
 
 def best_profile(accelerator: Accelerator) -> tuple[Confidence, str]:
-    """The best confidence that a shipped profile gives an accelerator, and the first such profile by name.
+    """The best confidence that a shipped profile gives an accelerator, and that profile's name.
 
-    `generic-roofline` where no shipped profile was made or argued for it.
+    Of equals the one with the most entries; `generic-roofline` where none is for this accelerator.
     """
-    found = [(_confidence(accelerator, load_profile(GENERIC)), GENERIC)]
+    found = [(LEVELS.index(_confidence(accelerator, load_profile(GENERIC))), 0, GENERIC)]
     for name in list_profiles():
         profile = load_profile(name)
         if accelerator.name in (profile.accelerator, *profile.also_for) and profile.gemm_tables:
-            found.append((_confidence(accelerator, profile), name))
-    return min(found, key=lambda item: LEVELS.index(item[0]))
+            size = sum(1 for _ in profile.entries())
+            found.append((LEVELS.index(_confidence(accelerator, profile)), -size, name))
+    level, _, name = min(found)
+    return LEVELS[level], name

@@ -119,7 +119,7 @@ def engine_transfer(
     """Seconds of a dispatch or combine that a dedicated engine moves, no compute unit taking part.
 
     payload = max(NIC bytes / NIC rate, scale-up bytes / scale-up rate), the rates being shares of the
-    nominal ones from the profile's curves engine.ep.* over the number of nodes (docs/model.md, eq. X8).
+    nominal ones from the profile's curves engine.ep.* over the number of nodes (docs/model.md, eq. H1).
     Raises InputError where the profile has no such curve.
     """
 

@@ -147,6 +147,7 @@ class Evidence:
         return None
 
     def _prior_base(self, op: Operator, group: LawGroup) -> Basis:
+        """Eq. H2: a fraction of the best measured product, of the tensor peak or of the memory bandwidth."""
         prior = self._prior(op, "gemm_achievable", "tensor_peak", "memory_bandwidth")
         if prior is None:
             raise InputError(
