@@ -105,6 +105,8 @@ class Pricer:
             nic_latency_s=fabric.latency_cross_leaf.value if fabric else 0.0,
             gpus_per_node=node.n_gpus,
             curves="engine." if self.cluster.accelerator.communication_engine else "",
+            wiring=node.scale_up_shares,
+            ep_per_node=self.scenario.parallel.ep // self.ep_nodes,
         )
 
     @property
@@ -306,8 +308,6 @@ class Pricer:
             if self.scenario.parallel.zero_stage == 3:
                 phases: tuple[Phase, ...] = ("gather F", "gather B", "scatter W")
                 transfer |= {(kind, phase, "alone"): self.sharded_phase(kind, phase) for phase in phases}
-        if self.cluster.n_gpus > 1:
-            self._note_carried_shares()
         send_bytes, send_s, across = self.send(schedule)
         return CostTable(compute, transfer, send_bytes, send_s, self.sync(schedule, stages), across)
 
@@ -325,6 +325,8 @@ class Pricer:
 
     def sync(self, schedule: Schedule, stages: StageAssignment) -> tuple[SyncCost, ...]:
         """End of the step on every pipeline rank (docs/model.md, section "End of the step")."""
+        if self.cluster.n_gpus > 1:
+            self._note_carried_shares()
         return tuple(self._sync(rank, schedule, stages) for rank in range(schedule.pp))
 
     def _sync(self, rank: int, schedule: Schedule, stages: StageAssignment) -> SyncCost:

@@ -10,6 +10,7 @@ from typing import Literal
 
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.scale_up_shares import SWITCHED, ScaleUpShares
 from moesim.simulator.layout.routing import LinkBytes
 
 EpOperation = Literal["dispatch", "combine"]
@@ -32,6 +33,10 @@ class Links:
     gpus_per_node: int
     curves: str = ""
     """Prefix of the ids of the share curves: "engine." where a dedicated engine moves the payload."""
+    wiring: ScaleUpShares = SWITCHED
+    """What part of `scale_up_bytes_per_s` a group can use."""
+    ep_per_node: int = 1
+    """Members of an expert-parallel group on one node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +98,7 @@ def ep_transfer(
     sm_rate, sm_residual = read(f"ep.{operation}.sm_rate", sms)
     # Below 20 SMs the SM curve is the limit; the link share was measured with enough SMs.
     fraction, link_residual = read(f"ep.{operation}.scale_up_fraction", max(20, sms))
-    link_rate = fraction * links.scale_up_bytes_per_s
+    link_rate = fraction * links.wiring.all_to_all(links.ep_per_node) * links.scale_up_bytes_per_s
     scale_up_s = max(traffic.logical_nvlink_bytes / sm_rate, traffic.nvlink_bytes / link_rate)
     nic_s = best_nic = nic_residual = 0.0
     if traffic.ib_bytes:
@@ -128,7 +133,8 @@ def engine_transfer(
         return moved / (curve.curve.at(nodes).value * rate), curve.residual.relative
 
     ids = ["engine.ep.scale_up_fraction"]
-    scale_up_s, residual = seconds(ids[0], traffic.nvlink_bytes, links.scale_up_bytes_per_s)
+    wired = links.wiring.all_to_all(links.ep_per_node) * links.scale_up_bytes_per_s
+    scale_up_s, residual = seconds(ids[0], traffic.nvlink_bytes, wired)
     nic_s = best_nic = 0.0
     if traffic.ib_bytes:
         ids.append("engine.ep.nic_fraction")
@@ -160,7 +166,7 @@ def send_seconds(
     kind, rate, latency = (
         ("nic", links.nic_bytes_per_s, links.nic_latency_s)
         if across_nodes
-        else ("scale_up", links.scale_up_bytes_per_s, links.scale_up_latency_s)
+        else ("scale_up", links.wiring.pair() * links.scale_up_bytes_per_s, links.scale_up_latency_s)
     )
     share = profile.curve(f"{links.curves}p2p.{kind}_fraction").curve.at(payload_bytes).value
     return latency + payload_bytes / (share * rate)
@@ -194,7 +200,7 @@ def ring_seconds(
     seconds = 0.0
     if ranks_per_node > 1:
         share = profile.curve(f"{links.curves}collective.scale_up_fraction").curve.at(total_bytes / ranks).value
-        seconds = scale_up_bytes / (share * links.scale_up_bytes_per_s)
+        seconds = scale_up_bytes / (share * links.wiring.ring(ranks_per_node) * links.scale_up_bytes_per_s)
     if nodes > 1:
         share = profile.curve(f"{links.curves}collective.nic_fraction").curve.at(nodes).value
         seconds = max(seconds, nic_bytes / (share * links.nic_bytes_per_s))
