@@ -10,12 +10,13 @@ from pydantic import BaseModel, ConfigDict
 from moesim.hwmodels.accelerator import AcceleratorRef
 from moesim.hwmodels.library import by_name, load_described, shipped_names
 from moesim.hwmodels.provenance import SourcedBytesPerSecond, SourcedCount, SourcedSeconds, SourcedWatts
+from moesim.hwmodels.scale_up import ScaleUpRef
 
 FOLDER = "nodes"
 
 
 class Node(BaseModel):
-    """Data of one node (`data/nodes/*.yaml`); every GPU reaches every other through the NVSwitch.
+    """Data of one node (`data/nodes/*.yaml`): a server, or a whole scale-up domain such as an NVL72.
 
     The scale-up bandwidths are the accelerator's own. Bandwidths are per GPU (or NIC) and direction.
     """
@@ -28,6 +29,8 @@ class Node(BaseModel):
     gpus: SourcedCount
     scale_up_switch: str
     """What joins the GPUs, in words."""
+    scale_up: ScaleUpRef | None = None
+    """What joins the GPUs, as links; without it one non-blocking switch."""
     scale_up_latency: SourcedSeconds
     """GPU to GPU inside the node, end to end, small message."""
     nics_per_gpu: SourcedCount

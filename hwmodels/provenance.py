@@ -29,6 +29,7 @@ from moesim.hwmodels.units import (
     KgPerKwh,
     PerNodeDay,
     Seconds,
+    Usd,
     UsdPerHour,
     UsdPerKwh,
     Watts,
@@ -136,6 +137,13 @@ class SourcedWatts(Sourced):
 
     dimension: ClassVar[str] = "w"
     value: Watts
+
+
+class SourcedUsd(Sourced):
+    """A price in US dollars."""
+
+    dimension: ClassVar[str] = "usd"
+    value: Usd
 
 
 class SourcedUsdPerHour(Sourced):

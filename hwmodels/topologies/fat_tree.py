@@ -1,60 +1,144 @@
-"""One two-layer fat-tree for all rails (multi-rail fat-tree, MRFT): a leaf serves one rail."""
+"""One fat-tree for all rails (multi-rail fat-tree, MRFT), of two or three layers; a leaf serves one rail."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import numpy as np
 
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.network import Fabric
+from moesim.hwmodels.network import FatTreeFabric
 from moesim.hwmodels.node import Node
-from moesim.hwmodels.topologies.base import Route, Topology, gpu_name
-from moesim.hwmodels.topologies.nvswitch_node import add_nvswitch_nodes, nvlink_route
-from moesim.hwmodels.topologies.two_layer import TwoLayer, nic_rates
+from moesim.hwmodels.topologies.part import (
+    ScaleOutPart,
+    absent_where,
+    columns,
+    endpoints_of_leaf,
+    link,
+)
+from moesim.hwmodels.topologies.two_layer import Trees, TreeShape, wire_two_layers
+from moesim.hwmodels.topologies.wiring import IntArray, Wiring
 
-if TYPE_CHECKING:
-    import networkx
 
+class FatTree(ScaleOutPart):
+    """Two layers, single plane: GPU i of every server is on rail i, and the rails meet in the spines.
 
-class FatTree(Topology):
-    """Single plane: GPU i of every server is on rail i, and the rails meet in the spines."""
+    The spine and the cable follow from the destination (destination-modulo routing, as InfiniBand subnet
+    managers do on fat-trees), so shifts of all ranks by a constant do not collide.
+    """
 
-    kind = "fat-tree"
-
-    def __init__(self, node: Node, nodes: int, fabric: Fabric) -> None:
+    def __init__(self, node: Node, nodes: int, fabric: FatTreeFabric) -> None:
         """Raises InputError where two layers of these switches have too few ports."""
-        super().__init__(node, nodes)
-        if fabric.planes.n != 1:
-            raise InputError(
-                f"planes={fabric.planes.n}: a network of kind {self.kind!r} has 1 plane; "
-                f"for more use kind 'multi-plane-fat-tree'"
-            )
-        self.fabric = fabric
-        down = fabric.switch_ports.n // 2
-        self.leaves_per_rail = -(-nodes // down)
-        self.tree = TwoLayer.for_leaves("", self.leaves_per_rail * self.gpus_per_node, fabric.switch_ports.n)
+        super().__init__(node, nodes, fabric)
+        down, up = fabric.leaf_ports()
+        self.down = endpoints_of_leaf(down, node.nics_per_gpu.n)
+        self.leaves_per_rail = -(-nodes // self.down)
+        shape = TreeShape.for_leaves(self.leaves_per_rail * self.per_node, fabric.switch_ports.n, up)
+        self.trees = Trees(1, shape)
 
-    def endpoint(self, gpu: int) -> int:
+    def endpoint(self, gpu: IntArray) -> IntArray:
         """Rails fill whole leaves, so a leaf's last ports stay free where nodes are not a multiple."""
-        return self.local_of(gpu) * self.leaves_per_rail * self.tree.down_ports + self.node_of(gpu)
+        return gpu % self.per_node * self.leaves_per_rail * self.down + gpu // self.per_node
 
-    def route(self, src_gpu: int, dst_gpu: int) -> Route:
-        """NVLink inside a server; otherwise NIC, leaf, spine unless the leaf is the same, leaf, NIC."""
-        self.check_gpu(src_gpu)
-        self.check_gpu(dst_gpu)
-        if self.node_of(src_gpu) == self.node_of(dst_gpu):
-            return nvlink_route(self.node, self.node_of(src_gpu), src_gpu, dst_gpu)
-        src, dst = (src_gpu, self.endpoint(src_gpu)), (dst_gpu, self.endpoint(dst_gpu))
-        return self.tree.route(self.node, self.fabric, src, dst)
+    def wire(self, wiring: Wiring) -> None:
+        """Switches and trunks, then a cable for every GPU's NIC."""
+        leaves = wire_two_layers(wiring, self.trees, [""], self.base)
+        gpus = np.arange(self.n_gpus)
+        self.nics = self.wire_nics(wiring, leaves[0, self.endpoint(gpus) // self.down])
 
-    def graph(self) -> networkx.Graph:
-        """Servers with their NVSwitch, leaves and spines."""
-        import networkx  # takes 0.2 s to load, and only drawings and checks need it
+    def fanout(self, src: IntArray, dst: IntArray) -> IntArray:
+        """One on a leaf, every cable of the leaf across."""
+        same = self.endpoint(src) // self.down == self.endpoint(dst) // self.down
+        return np.where(same, 1, self.trees.shape.choices)
 
-        graph = networkx.Graph()
-        add_nvswitch_nodes(graph, self.node, self.nodes)
-        self.tree.add_to(graph, self.fabric)
-        payload = nic_rates(self.node, self.fabric)[1]
-        for gpu in range(self.n_gpus):
-            leaf = f"leaf:{self.tree.leaf_of(self.endpoint(gpu))}"
-            graph.add_edge(gpu_name(gpu), leaf, kind="nic", cables=1, bytes_per_s=payload)
-        return graph
+    def preferred(self, src: IntArray, dst: IntArray) -> IntArray:
+        """The destination's number, modulo the cables."""
+        return self.endpoint(dst) % self.fanout(src, dst)
+
+    def paths(self, src: IntArray, dst: IntArray, choice: IntArray) -> IntArray:
+        """NIC, leaf, spine unless the leaf is the same, leaf, NIC."""
+        here, there = self.endpoint(src) // self.down, self.endpoint(dst) // self.down
+        same = here == there
+        return columns(
+            absent_where(src == dst, link(self.nics + src)),
+            absent_where(same, link(self.trees.trunk(0, here, choice))),
+            absent_where(same, link(self.trees.trunk(0, there, choice), back=True)),
+            absent_where(src == dst, link(self.nics + dst, back=True)),
+        )
+
+
+class ThreeLayerFatTree(ScaleOutPart):
+    """Pods of leaves and middle switches, joined by cores (the k-ary fat-tree).
+
+    A pod of P-port switches has P/2 leaves, each with one cable to each of its middle switches; middle
+    switch j of every pod is joined to core group j. A full tree without oversubscription has P^3/4
+    endpoints and 5 P^2/4 switches (arXiv 2505.09343, Table 3: 65,536 and 5,120 for P = 64). Nodes fill a pod
+    before the next one: a unit of leaves, one for each rail, serves as many nodes as a leaf has ports.
+    """
+
+    def __init__(self, node: Node, nodes: int, fabric: FatTreeFabric) -> None:
+        """Raises InputError where three layers of these switches have too few ports."""
+        super().__init__(node, nodes, fabric)
+        ports = fabric.switch_ports.n
+        down, self.middles = fabric.leaf_ports()
+        self.down = endpoints_of_leaf(down, node.nics_per_gpu.n)
+        self.leaves = -(-nodes // self.down) * self.per_node
+        self.pod_leaves = ports // 2
+        self.pods = -(-self.leaves // self.pod_leaves)
+        if self.pods > ports:
+            raise InputError(
+                f"a three-layer fat-tree of {ports}-port switches has at most {ports} pods "
+                f"({ports * self.pod_leaves * down} endpoints), but {self.pods} are needed: use fewer nodes "
+                f"or switches with more ports"
+            )
+        self.cores = Trees(self.middles, TreeShape.for_leaves(self.pods, ports))
+
+    def leaf(self, gpu: IntArray) -> IntArray:
+        """Unit by unit, a leaf for each rail."""
+        return gpu // self.per_node // self.down * self.per_node + gpu % self.per_node
+
+    def wire(self, wiring: Wiring) -> None:
+        """Leaves, middle switches and cores; trunks leaf by leaf, then core group by core group; NICs."""
+        leaves = wiring.add_vertices("leaf", self.leaves, lambda i: f"leaf:{i}")
+        middles = wiring.add_vertices(
+            "middle", self.pods * self.middles, lambda i: f"middle:{i // self.middles}.{i % self.middles}"
+        )
+        per_group = self.cores.shape.spines
+        cores = wiring.add_vertices(
+            "core", self.middles * per_group, lambda i: f"core:{i // per_group}.{i % per_group}"
+        )
+        tails = np.repeat(np.arange(self.leaves), self.middles)
+        heads = tails // self.pod_leaves * self.middles + np.tile(np.arange(self.middles), self.leaves)
+        rate = self.base.link_bandwidth.value
+        self.trunks = wiring.add_cables(
+            "leaf-spine", leaves + tails, middles + heads, (rate, rate), self.base.hop_latency_s, optical=True
+        )
+        of_group = middles + np.arange(self.pods * self.middles).reshape(self.pods, self.middles).T
+        core = cores + np.arange(self.middles * per_group).reshape(self.middles, per_group)
+        self.cores.wire(wiring, "spine-core", (of_group, core), self.base)
+        self.nics = self.wire_nics(wiring, leaves + self.leaf(np.arange(self.n_gpus)))
+
+    def fanout(self, src: IntArray, dst: IntArray) -> IntArray:
+        """One on a leaf, every middle switch in a pod, every core cable across."""
+        here, there = self.leaf(src), self.leaf(dst)
+        in_pod = here // self.pod_leaves == there // self.pod_leaves
+        across = self.middles * self.cores.shape.choices
+        return np.where(here == there, 1, np.where(in_pod, self.middles, across))
+
+    def preferred(self, src: IntArray, dst: IntArray) -> IntArray:
+        """The destination's number modulo the middle switches, then modulo the core cables."""
+        number = self.leaf(dst) * self.down + dst // self.per_node % self.down
+        return number % self.fanout(src, dst)
+
+    def paths(self, src: IntArray, dst: IntArray, choice: IntArray) -> IntArray:
+        """NIC, leaf, (middle, (core, middle,) leaf,) NIC."""
+        here, there = self.leaf(src), self.leaf(dst)
+        pods = here // self.pod_leaves, there // self.pod_leaves
+        same, in_pod = here == there, pods[0] == pods[1]
+        middle, up = choice % self.middles, choice // self.middles
+        return columns(
+            absent_where(src == dst, link(self.nics + src)),
+            absent_where(same, link(self.trunks + here * self.middles + middle)),
+            absent_where(in_pod, link(self.cores.trunk(middle, pods[0], up))),
+            absent_where(in_pod, link(self.cores.trunk(middle, pods[1], up), back=True)),
+            absent_where(same, link(self.trunks + there * self.middles + middle, back=True)),
+            absent_where(src == dst, link(self.nics + dst, back=True)),
+        )

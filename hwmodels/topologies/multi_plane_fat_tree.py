@@ -2,83 +2,88 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import numpy as np
 
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.network import Fabric
+from moesim.hwmodels.network import MultiPlaneFabric
 from moesim.hwmodels.node import Node
-from moesim.hwmodels.topologies.base import Route, Topology, gpu_name
-from moesim.hwmodels.topologies.nvswitch_node import add_nvswitch_nodes, nvlink_route
-from moesim.hwmodels.topologies.two_layer import TwoLayer, nic_rates
+from moesim.hwmodels.topologies.part import (
+    ScaleOutPart,
+    absent_where,
+    columns,
+    endpoints_of_leaf,
+    link,
+)
+from moesim.hwmodels.topologies.two_layer import Trees, TreeShape, wire_two_layers
+from moesim.hwmodels.topologies.wiring import IntArray, Wiring
 
-if TYPE_CHECKING:
-    import networkx
 
-
-class MultiPlaneFatTree(Topology):
+class MultiPlaneFatTree(ScaleOutPart):
     """Planes are not joined by any switch (arXiv 2505.09343, section 5.1).
 
     Traffic to a GPU on another plane is first forwarded inside the sender's server, over NVLink, to the
-    GPU whose NIC is on the receiver's plane. A transport that forwards at the receiver instead (DeepEP)
-    asks for the two routes one after the other.
+    GPU whose NIC is on the receiver's plane.
     """
 
-    kind = "multi-plane-fat-tree"
+    forwards = True
 
-    def __init__(self, node: Node, nodes: int, fabric: Fabric) -> None:
+    def __init__(self, node: Node, nodes: int, fabric: MultiPlaneFabric) -> None:
         """Raises InputError where planes do not divide a server's GPUs or switches have too few ports."""
-        super().__init__(node, nodes)
-        self.fabric = fabric
+        super().__init__(node, nodes, fabric)
         self.planes = fabric.planes.n
-        if self.gpus_per_node % self.planes:
-            legal = [p for p in range(1, self.gpus_per_node + 1) if self.gpus_per_node % p == 0]
+        if self.per_node % self.planes:
+            legal = [p for p in range(1, self.per_node + 1) if self.per_node % p == 0]
             raise InputError(
-                f"planes={self.planes} does not divide the {self.gpus_per_node} GPUs of node {node.name!r}; "
+                f"planes={self.planes} does not divide the {self.per_node} GPUs of node {node.name!r}; "
                 f"legal: {', '.join(map(str, legal))}"
             )
-        self.endpoints_per_plane = self.n_gpus // self.planes
-        down = fabric.switch_ports.n // 2
-        leaves = -(-self.endpoints_per_plane // down)
-        self.trees = tuple(
-            TwoLayer.for_leaves(f"plane{plane}.", leaves, fabric.switch_ports.n)
-            for plane in range(self.planes)
-        )
+        down, up = fabric.leaf_ports()
+        self.down = endpoints_of_leaf(down, node.nics_per_gpu.n)
+        leaves = -(-(self.n_gpus // self.planes) // self.down)
+        self.trees = Trees(self.planes, TreeShape.for_leaves(leaves, fabric.switch_ports.n, up))
 
-    def plane_of(self, gpu: int) -> int:
+    def plane(self, gpu: IntArray) -> IntArray:
         """The plane of a GPU's NIC."""
-        return self.local_of(gpu) % self.planes
+        return gpu % self.per_node % self.planes
 
-    def endpoint(self, gpu: int) -> int:
+    def endpoint(self, gpu: IntArray) -> IntArray:
         """The GPU's number among the endpoints of its plane, server by server."""
-        per_node = self.gpus_per_node // self.planes
-        return self.node_of(gpu) * per_node + self.local_of(gpu) // self.planes
+        in_plane = self.per_node // self.planes
+        number: IntArray = gpu // self.per_node * in_plane + gpu % self.per_node // self.planes
+        return number
 
-    def route(self, src_gpu: int, dst_gpu: int) -> Route:
-        """NVLink in a server; otherwise (NVLink to the receiver's plane,) NIC, leaf, (spine, leaf,) NIC."""
-        self.check_gpu(src_gpu)
-        self.check_gpu(dst_gpu)
-        server = self.node_of(src_gpu)
-        if server == self.node_of(dst_gpu):
-            return nvlink_route(self.node, server, src_gpu, dst_gpu)
-        plane = self.plane_of(dst_gpu)
-        sender = src_gpu
-        if self.plane_of(src_gpu) != plane:
-            sender = server * self.gpus_per_node + self.local_of(dst_gpu)
-        forward = nvlink_route(self.node, server, src_gpu, sender)
-        src, dst = (sender, self.endpoint(sender)), (dst_gpu, self.endpoint(dst_gpu))
-        return forward + self.trees[plane].route(self.node, self.fabric, src, dst)
+    def sender(self, src: IntArray, dst: IntArray) -> IntArray:
+        """The sender itself where it is on the receiver's plane, else the receiver's counterpart."""
+        sender: IntArray = np.where(self.plane(src) == self.plane(dst), src, super().sender(src, dst))
+        return sender
 
-    def graph(self) -> networkx.Graph:
-        """Servers with their NVSwitch, and the leaves and spines of every plane."""
-        import networkx  # takes 0.2 s to load, and only drawings and checks need it
+    def joined(self, src: IntArray, dst: IntArray) -> IntArray:
+        """1 on the same plane."""
+        return (self.plane(src) == self.plane(dst)).astype(np.int64)
 
-        graph = networkx.Graph()
-        add_nvswitch_nodes(graph, self.node, self.nodes)
-        for tree in self.trees:
-            tree.add_to(graph, self.fabric)
-        payload = nic_rates(self.node, self.fabric)[1]
-        for gpu in range(self.n_gpus):
-            tree = self.trees[self.plane_of(gpu)]
-            leaf = f"{tree.prefix}leaf:{tree.leaf_of(self.endpoint(gpu))}"
-            graph.add_edge(gpu_name(gpu), leaf, kind="nic", cables=1, bytes_per_s=payload)
-        return graph
+    def wire(self, wiring: Wiring) -> None:
+        """Switches and trunks plane by plane, then a cable for every GPU's NIC."""
+        prefixes = [f"plane{plane}." for plane in range(self.planes)]
+        leaves = wire_two_layers(wiring, self.trees, prefixes, self.base)
+        gpus = np.arange(self.n_gpus)
+        self.nics = self.wire_nics(wiring, leaves[self.plane(gpus), self.endpoint(gpus) // self.down])
+
+    def fanout(self, src: IntArray, dst: IntArray) -> IntArray:
+        """One on a leaf, every cable of the leaf across."""
+        same = self.endpoint(src) // self.down == self.endpoint(dst) // self.down
+        return np.where(same, 1, self.trees.shape.choices)
+
+    def preferred(self, src: IntArray, dst: IntArray) -> IntArray:
+        """The destination's number in its plane, modulo the cables."""
+        return self.endpoint(dst) % self.fanout(src, dst)
+
+    def paths(self, src: IntArray, dst: IntArray, choice: IntArray) -> IntArray:
+        """NIC, leaf, (spine, leaf,) NIC of one plane."""
+        here, there = self.endpoint(src) // self.down, self.endpoint(dst) // self.down
+        same, plane = here == there, self.plane(dst)
+        return columns(
+            absent_where(src == dst, link(self.nics + src)),
+            absent_where(same, link(self.trees.trunk(plane, here, choice))),
+            absent_where(same, link(self.trees.trunk(plane, there, choice), back=True)),
+            absent_where(src == dst, link(self.nics + dst, back=True)),
+        )

@@ -1,77 +1,51 @@
-"""Servers whose GPUs share one non-blocking switch; alone, the network of a single server."""
+"""Servers whose GPUs share one non-blocking switch."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import numpy as np
 
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.network import SINGLE_NODE
 from moesim.hwmodels.node import Node
-from moesim.hwmodels.topologies.base import Link, Route, Topology, gpu_name
-
-if TYPE_CHECKING:
-    import networkx
-
-
-def nvlink_route(node: Node, node_index: int, src_gpu: int, dst_gpu: int) -> Route:
-    """GPU, switch, GPU inside one server; the physical NVSwitch chips count as one non-blocking switch."""
-    if src_gpu == dst_gpu:
-        return ()
-    hub = f"nvswitch:{node_index}"
-    return tuple(
-        Link(
-            id=f"{tail}->{head}",
-            kind="nvlink",
-            tail=tail,
-            head=head,
-            bytes_per_s=node.scale_up_achievable_bytes_per_s,
-            nominal_bytes_per_s=node.scale_up_bytes_per_s,
-            latency_s=node.scale_up_latency_s / 2,
-        )
-        for tail, head in ((gpu_name(src_gpu), hub), (hub, gpu_name(dst_gpu)))
-    )
+from moesim.hwmodels.scale_up import HubSection
+from moesim.hwmodels.topologies.part import ScaleUpPart, absent_where, columns, link
+from moesim.hwmodels.topologies.wiring import IntArray, Wiring
 
 
-def add_nvswitch_nodes(graph: networkx.Graph, node: Node, nodes: int) -> None:
-    """The inside of every server: a switch and one edge to each GPU."""
-    for index in range(nodes):
-        graph.add_node(f"nvswitch:{index}", kind="nvswitch")
-        for local in range(node.n_gpus):
-            gpu = gpu_name(index * node.n_gpus + local)
-            graph.add_node(gpu, kind="gpu")
-            graph.add_edge(
-                gpu,
-                f"nvswitch:{index}",
-                kind="nvlink",
-                cables=1,
-                bytes_per_s=node.scale_up_achievable_bytes_per_s,
-            )
+class NvswitchNode(ScaleUpPart):
+    """GPU, switch, GPU: a port is one link out of the GPU and one into it.
 
+    The switch chips count as one non-blocking switch, for every GPU stripes its traffic over all of them;
+    a chip that is lost takes its part of every port.
+    """
 
-class NvswitchNode(Topology):
-    """One server and nothing else."""
-
-    kind = SINGLE_NODE
-
-    def __init__(self, node: Node, nodes: int) -> None:
-        """Raises InputError for more than one server."""
-        if nodes != 1:
-            raise InputError(
-                f"nodes={nodes}: a network of kind {SINGLE_NODE!r} joins exactly 1 node; "
-                f"name a network such as 'mrft-ib-400g' or 'mpft-ib-400g'"
-            )
+    def __init__(self, node: Node, nodes: int, section: HubSection | None = None) -> None:
+        """Raises InputError where the GPU's links do not divide over the chips."""
         super().__init__(node, nodes)
+        self.chips = 1 if section is None else section.switches.n
+        self.strands = 1 if section is None else section.links_per_gpu.n
+        if self.strands < self.chips:
+            raise InputError(
+                f"links_per_gpu={self.strands} is fewer than switches={self.chips}: "
+                f"every GPU needs a link to every chip"
+            )
 
-    def graph(self) -> networkx.Graph:
-        """A star: the switch and its GPUs."""
-        import networkx  # takes 0.2 s to load, and only drawings and checks need it
+    def wire(self, wiring: Wiring) -> None:
+        """One switch a node and one cable a GPU."""
+        hub = wiring.add_vertices("nvswitch", self.nodes, lambda i: f"nvswitch:{i}", chips=self.chips)
+        gpus = np.arange(self.n_gpus)
+        self.first = wiring.add_cables(
+            "nvlink",
+            gpus,
+            hub + gpus // self.per_node,
+            (self.node.scale_up_achievable_bytes_per_s, self.node.scale_up_bytes_per_s),
+            self.node.scale_up_latency_s / 2,
+            strands=self.strands,
+        )
 
-        graph = networkx.Graph()
-        add_nvswitch_nodes(graph, self.node, 1)
-        return graph
-
-    def route(self, src_gpu: int, dst_gpu: int) -> Route:
-        """Two NVLink links."""
-        self.check_gpu(src_gpu)
-        self.check_gpu(dst_gpu)
-        return nvlink_route(self.node, 0, src_gpu, dst_gpu)
+    def paths(self, src: IntArray, dst: IntArray, choice: IntArray) -> IntArray:
+        """Out of the sender's port, into the receiver's."""
+        itself = src == dst
+        return columns(
+            absent_where(itself, link(self.first + src)),
+            absent_where(itself, link(self.first + dst, back=True)),
+        )

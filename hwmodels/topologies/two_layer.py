@@ -1,117 +1,99 @@
-"""Leaves and spines of one two-layer fat-tree: how many there are, and which a packet takes."""
+"""Leaves and spines of one or several equal two-layer trees: how many there are, and their cables."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.network import Fabric
-from moesim.hwmodels.node import Node
-from moesim.hwmodels.topologies.base import Link, LinkKind, Route, gpu_name
-
-if TYPE_CHECKING:
-    import networkx
+from moesim.hwmodels.network import BaseFabric
+from moesim.hwmodels.topologies.wiring import IntArray, Wiring
 
 
 @dataclass(frozen=True, slots=True)
-class TwoLayer:
-    """One fat-tree of `leaves` leaf switches; endpoint e sits on leaf e // (ports / 2).
+class TreeShape:
+    """One tree of `leaves` switches with `spines` over them and `bundle` parallel cables between each two.
 
-    The spines are the fewest that take every uplink without oversubscription and divide a leaf's
-    uplinks evenly; each leaf has `bundle` parallel cables to each spine. A full tree of P-port switches
-    has P leaves, P/2 spines and P^2/2 endpoints (arXiv 2505.09343, Table 3: 2,048 for P = 64).
+    The spines are the fewest that take every uplink and divide a leaf's uplinks evenly. A full tree of
+    P-port switches without oversubscription has P leaves, P/2 spines and P^2/2 endpoints
+    (arXiv 2505.09343, Table 3: 2,048 for P = 64).
     """
 
-    prefix: str
     leaves: int
     spines: int
     bundle: int
-    down_ports: int
 
     @classmethod
-    def for_leaves(cls, prefix: str, leaves: int, switch_ports: int) -> TwoLayer:
-        """The smallest non-blocking tree with this many leaves.
+    def for_leaves(cls, leaves: int, switch_ports: int, uplinks: int | None = None) -> TreeShape:
+        """The smallest tree with this many leaves of `uplinks` (half the ports where not given) each.
 
-        Raises InputError above `switch_ports` leaves: a third layer would be needed.
+        Raises InputError above `switch_ports` leaves: a further layer would be needed.
         """
+        up = switch_ports // 2 if uplinks is None else uplinks
         if leaves > switch_ports:
             raise InputError(
                 f"a two-layer fat-tree of {switch_ports}-port switches has at most {switch_ports} leaves "
-                f"({switch_ports**2 // 2} endpoints), but {leaves} are needed: use fewer nodes, "
-                f"a network with more planes, or switches with more ports"
+                f"({switch_ports * (switch_ports - up)} endpoints), but {leaves} are needed: use fewer "
+                f"nodes, a network with more planes or layers, or switches with more ports"
             )
-        uplinks = switch_ports // 2
         if leaves == 1:
-            return cls(prefix, 1, 0, 0, uplinks)
-        bundle = max(b for b in range(1, uplinks + 1) if uplinks % b == 0 and leaves * b <= switch_ports)
-        return cls(prefix, leaves, uplinks // bundle, bundle, uplinks)
+            return cls(1, 0, 0)
+        bundle = max(b for b in range(1, up + 1) if up % b == 0 and leaves * b <= switch_ports)
+        return cls(leaves, up // bundle, bundle)
 
-    def leaf_of(self, endpoint: int) -> int:
-        """The leaf of an endpoint."""
-        return endpoint // self.down_ports
+    @property
+    def choices(self) -> int:
+        """Paths between two leaves: cables of a leaf to its spines."""
+        return max(1, self.spines * self.bundle)
 
-    def switch_names(self) -> tuple[list[str], list[str]]:
-        """Names of the leaves and of the spines."""
-        leaves = [f"{self.prefix}leaf:{i}" for i in range(self.leaves)]
-        return leaves, [f"{self.prefix}spine:{i}" for i in range(self.spines)]
 
-    def route(self, node: Node, fabric: Fabric, src: tuple[int, int], dst: tuple[int, int]) -> Route:
-        """Links between two (gpu, endpoint) pairs: NIC, leaf, spine where the leaves differ, leaf, NIC.
+class Trees:
+    """`count` equal trees side by side; trunk cables are numbered tree, leaf, spine, bundle."""
 
-        The spine and the cable follow from the destination (destination-modulo routing, as InfiniBand
-        subnet managers do on fat-trees), so shifts of all ranks by a constant do not collide.
+    def __init__(self, count: int, shape: TreeShape) -> None:
+        """The trees; `wire` adds their cables."""
+        self.count = count
+        self.shape = shape
+
+    def wire(self, wiring: Wiring, kind: str, ends: tuple[IntArray, IntArray], fabric: BaseFabric) -> None:
+        """Cables between the vertices of leaves [count, leaves] and spines [count, spines].
+
+        Between switches the line rate holds; what a NIC cannot fill is lost at the NIC links already.
         """
-        (src_gpu, src_end), (dst_gpu, dst_end) = src, dst
-        up_leaf, down_leaf = (f"{self.prefix}leaf:{self.leaf_of(e)}" for e in (src_end, dst_end))
-        first = self._nic(node, fabric, gpu_name(src_gpu), up_leaf)
-        last = self._nic(node, fabric, down_leaf, gpu_name(dst_gpu))
-        if up_leaf == down_leaf:
-            return (first, last)
-        spine = f"{self.prefix}spine:{dst_end % self.spines}"
-        cable = (dst_end // self.spines) % self.bundle
-        extra_s = (fabric.latency_cross_leaf.value - fabric.latency_same_leaf.value) / 2
-        # Between switches the line rate holds; what a NIC cannot fill is lost at the NIC links already.
+        leaves, spines = ends
+        shape = (self.count, self.shape.leaves, self.shape.spines, self.shape.bundle)
         rate = fabric.link_bandwidth.value
-        middle = (
-            _link("leaf-spine", up_leaf, spine, (rate, rate), extra_s, cable),
-            _link("leaf-spine", spine, down_leaf, (rate, rate), extra_s, cable),
+        self.first = wiring.add_cables(
+            kind,
+            np.broadcast_to(leaves[:, :, None, None], shape).ravel(),
+            np.broadcast_to(spines[:, None, :, None], shape).ravel(),
+            (rate, rate),
+            fabric.hop_latency_s,
+            copies=np.broadcast_to(np.arange(self.shape.bundle), shape).ravel(),
+            optical=True,
         )
-        return (first, *middle, last)
 
-    def _nic(self, node: Node, fabric: Fabric, tail: str, head: str) -> Link:
-        nominal, payload = nic_rates(node, fabric)
-        return _link("nic", tail, head, (payload, nominal), fabric.latency_same_leaf.value / 2)
-
-    def add_to(self, graph: networkx.Graph, fabric: Fabric) -> None:
-        """The switches and the cables between them."""
-        leaves, spines = self.switch_names()
-        graph.add_nodes_from(leaves, kind="leaf")
-        graph.add_nodes_from(spines, kind="spine")
-        for leaf in leaves:
-            for spine in spines:
-                graph.add_edge(
-                    leaf,
-                    spine,
-                    kind="leaf-spine",
-                    cables=self.bundle,
-                    bytes_per_s=fabric.link_bandwidth.value,
-                )
+    def trunk(self, tree: IntArray | int, leaf: IntArray, choice: IntArray) -> IntArray:
+        """The cable of a leaf for each choice: spines first, then cables of the bundle."""
+        spines, bundle = max(1, self.shape.spines), max(1, self.shape.bundle)
+        row = (tree * self.shape.leaves + leaf) * spines + choice % spines
+        return self.first + row * bundle + choice // spines % bundle
 
 
-def nic_rates(node: Node, fabric: Fabric) -> tuple[float, float]:
-    """(nominal, payload) bandwidth of a GPU's NICs on this fabric: the slower of NIC and switch port."""
-    ports = fabric.link_bandwidth.value * node.nics_per_gpu.n
-    return min(node.scale_out_bytes_per_s, ports), min(node.scale_out_effective_bytes_per_s, ports)
+def wire_two_layers(wiring: Wiring, trees: Trees, prefixes: list[str], fabric: BaseFabric) -> IntArray:
+    """Leaves, spines and trunks of trees called by `prefixes`; the leaves' vertices [count, leaves].
 
+    More than one tree are the planes of the network.
+    """
+    ends = []
+    for kind, number in (("leaf", trees.shape.leaves), ("spine", trees.shape.spines)):
+        planes = np.repeat(np.arange(trees.count), number) if trees.count > 1 else None
 
-def _link(
-    kind: LinkKind,
-    tail: str,
-    head: str,
-    rates: tuple[float, float],
-    latency_s: float,
-    cable: int | None = None,
-) -> Link:
-    suffix = "" if cable is None else f"#{cable}"
-    return Link(f"{tail}->{head}{suffix}", kind, tail, head, rates[0], rates[1], latency_s)
+        def name(index: int, kind: str = kind, number: int = number) -> str:
+            return f"{prefixes[index // number]}{kind}:{index % number}"
+
+        first = wiring.add_vertices(kind, trees.count * number, name, planes=planes)
+        ends.append(first + np.arange(trees.count * number).reshape(trees.count, number))
+    trees.wire(wiring, "leaf-spine", (ends[0], ends[1]), fabric)
+    return ends[0]

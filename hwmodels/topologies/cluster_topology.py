@@ -1,0 +1,168 @@
+"""A cluster: one scale-up network inside every node, and maybe one scale-out network between them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from moesim.hwmodels.network import FabricPrices
+from moesim.hwmodels.node import Node
+from moesim.hwmodels.topologies.base import Topology
+from moesim.hwmodels.topologies.part import ScaleOutPart, ScaleUpPart
+from moesim.hwmodels.topologies.tables import pair_hash
+from moesim.hwmodels.topologies.wiring import IntArray, Wiring
+
+
+class ClusterTopology(Topology):
+    """Any scale-up part with any scale-out part.
+
+    Traffic between nodes goes over NICs; a scale-out part that forwards (planes, rails) has it move inside
+    the sender's node first. A transport that forwards at the receiver instead (DeepEP) asks for the two
+    routes one after the other. Detours, tried in this order where all equally good paths are down: those
+    of the part itself; the rail of the sender, of the receiver, then the others, with forwarding inside
+    the node at one or both ends; inside a node, its NICs.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        node: Node,
+        nodes: int,
+        parts: tuple[ScaleUpPart, ScaleOutPart | None],
+        prices: FabricPrices | None = None,
+    ) -> None:
+        """`kind` names the network; the parts were made for the same node and number of nodes."""
+        super().__init__(node, nodes)
+        self.kind = kind
+        self.scale_up, self.scale_out = parts
+        self.prices = prices
+
+    def _wire(self, wiring: Wiring) -> None:
+        self.scale_up.wire(wiring)
+        if self.scale_out is not None:
+            self.scale_out.wire(wiring)
+
+    def _split(self, src: IntArray, dst: IntArray) -> tuple[IntArray, IntArray]:
+        """Indices of the pairs inside a node, and of those between nodes."""
+        same = src // self.gpus_per_node == dst // self.gpus_per_node
+        return np.flatnonzero(same), np.flatnonzero(~same)
+
+    def _fanout(self, src: IntArray, dst: IntArray) -> IntArray:
+        inside, across = self._split(src, dst)
+        fanout = np.ones(len(src), np.int64)
+        fanout[inside] = self.scale_up.fanout(src[inside], dst[inside])
+        if self.scale_out is not None and len(across):
+            sender = self.scale_out.sender(src[across], dst[across])
+            forward = self.scale_up.fanout(src[across], sender)
+            fanout[across] = self.scale_out.fanout(sender, dst[across]) * forward
+        return fanout
+
+    def _preferred(self, src: IntArray, dst: IntArray) -> IntArray:
+        inside, across = self._split(src, dst)
+        choice = np.zeros(len(src), np.int64)
+        choice[inside] = self.scale_up.preferred(src[inside], dst[inside])
+        if self.scale_out is not None and len(across):
+            sender = self.scale_out.sender(src[across], dst[across])
+            forward = self.scale_up.preferred(src[across], sender)
+            out = self.scale_out.preferred(sender, dst[across])
+            choice[across] = out + forward * self.scale_out.fanout(sender, dst[across])
+        return choice
+
+    def _paths(self, src: IntArray, dst: IntArray, choice: IntArray) -> IntArray:
+        inside, across = self._split(src, dst)
+        pieces = [(inside, self.scale_up.paths(src[inside], dst[inside], choice[inside]))]
+        if self.scale_out is not None:
+            s, d, c = src[across], dst[across], choice[across]
+            sender = self.scale_out.sender(s, d)
+            n_out = self.scale_out.fanout(sender, d)
+            out = self.scale_out.paths(sender, d, c % n_out)
+            if self.scale_out.forwards:
+                out = np.hstack([self.scale_up.paths(s, sender, c // n_out), out])
+            pieces.append((across, out))
+        paths = np.full((len(src), max(piece.shape[1] for _, piece in pieces)), -1, np.int64)
+        for rows, piece in pieces:
+            paths[rows, : piece.shape[1]] = piece
+        return paths
+
+    # -- detours -------------------------------------------------------------------------------------
+
+    def _rail_choices(self) -> int:
+        """Paths of the scale-out part that are tried on every rail."""
+        assert self.scale_out is not None
+        some = np.arange(min(self.n_gpus, 4096))
+        last = np.full(len(some), self.n_gpus - 1)
+        return int(self.scale_out.fanout(some, last).max(initial=1)) + self.scale_out.detours()
+
+    def _unavoidable(self, src: IntArray, dst: IntArray) -> IntArray:
+        """Between nodes the two NICs."""
+        if self.scale_out is None:
+            return super()._unavoidable(src, dst)
+        inside = src // self.gpus_per_node == dst // self.gpus_per_node
+        nics = self.scale_out.nic_links(self.scale_out.sender(src, dst), dst)
+        return np.where(inside[:, None], -1, nics)
+
+    def _detours(self) -> tuple[int, int]:
+        own = self.scale_up.detours()
+        if self.scale_out is None:
+            return own, 1
+        return max(own, self.scale_out.detours()) + self.gpus_per_node + 2, self._rail_choices()
+
+    def _detour_paths(self, src: IntArray, dst: IntArray, way: int, turn: int) -> tuple[IntArray, IntArray]:
+        nothing = np.zeros(0, np.int64), np.zeros((0, 1), np.int64)
+        inside, across = self._split(src, dst)
+        out = self.scale_out
+        first = max(self.scale_up.detours(), 0 if out is None else out.detours())
+        if out is not None and way >= first:
+            return self._by_rail(src, dst, way - first, turn)
+        if turn:
+            return nothing
+        rows, found = [], []
+        if way < self.scale_up.detours() and len(inside):
+            rows.append(inside)
+            found.append(self.scale_up.detour_paths(src[inside], dst[inside], way))
+        if out is not None and way < out.detours() and len(across):
+            s, d = src[across], dst[across]
+            sender = out.sender(s, d)
+            rows.append(across)
+            found.append(np.hstack([self._inside(s, sender), out.detour_paths(sender, d, way)]))
+        if not rows:
+            return nothing
+        width = max(paths.shape[1] for paths in found)
+        wide = [np.pad(p, ((0, 0), (0, width - p.shape[1])), constant_values=-1) for p in found]
+        return np.concatenate(rows), np.vstack(wide)
+
+    def _by_rail(self, src: IntArray, dst: IntArray, order: int, turn: int) -> tuple[IntArray, IntArray]:
+        """Forward to a rail, take its path number `turn` across, forward to dst."""
+        assert self.scale_out is not None
+        here, there = src // self.gpus_per_node, dst // self.gpus_per_node
+        mixed = pair_hash(src, dst, 0)
+        local = {0: src % self.gpus_per_node, 1: dst % self.gpus_per_node}.get(
+            order, (mixed + order) % self.gpus_per_node
+        )
+        sender, receiver = here * self.gpus_per_node + local, there * self.gpus_per_node + local
+        # Inside one node a rail leads nowhere: there the two GPUs' own NICs are what is left.
+        inside = here == there
+        sender, receiver = np.where(inside, src, sender), np.where(inside, dst, receiver)
+        fanout = self.scale_out.fanout(sender, receiver)
+        have = np.flatnonzero((turn < fanout + self.scale_out.detours()) & (src != dst))
+        have = have[self.scale_out.joined(sender[have], receiver[have]) > 0]
+        have = have[self._live(self.scale_out.nic_links(sender[have], receiver[have])) > 0]
+        s, d, a, b, n = (x[have] for x in (src, dst, sender, receiver, fanout))
+        out = self.scale_out.paths(a, b, (mixed[have] + turn) % n)
+        beyond = np.flatnonzero(turn >= n)
+        if len(beyond):
+            for offset in np.unique(turn - n[beyond]):
+                rows = beyond[turn - n[beyond] == offset]
+                out = _placed(out, rows, self.scale_out.detour_paths(a[rows], b[rows], int(offset)))
+        return have, np.hstack([self._inside(s, a), out, self._inside(b, d)])
+
+    def _inside(self, src: IntArray, dst: IntArray) -> IntArray:
+        return self.scale_up.paths(src, dst, self.scale_up.preferred(src, dst))
+
+
+def _placed(paths: IntArray, rows: IntArray, new: IntArray) -> IntArray:
+    width = max(paths.shape[1], new.shape[1])
+    wide = np.full((len(paths), width), -1, np.int64)
+    wide[:, : paths.shape[1]] = paths
+    wide[rows] = -1
+    wide[rows, : new.shape[1]] = new
+    return wide

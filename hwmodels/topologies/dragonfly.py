@@ -1,0 +1,185 @@
+"""A dragonfly: groups of fully joined switches, and global cables between all groups."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.network import DragonflyFabric
+from moesim.hwmodels.node import Node
+from moesim.hwmodels.topologies.part import ScaleOutPart, absent_where, columns, link
+from moesim.hwmodels.topologies.wiring import IntArray, Wiring
+
+MOST_DETOURS = 128
+"""Ways around a broken global or local cable that are tried."""
+
+
+class Dragonfly(ScaleOutPart):
+    """Groups of `a` switches with p endpoints and h global links each (Kim et al., ISCA 2008).
+
+    g groups have a h global ports each. Every pair of groups gets m = a h // (g - 1) cables; of the s ports
+    that are left over, pairs join each group with the s // 2 next ones on either side, so that no more
+    than one port a group (two groups: none) stays free. A cable's port on its group is number
+    (offset - 1) + copy (g - 1), offset being how many groups further on the other end is; port i sits on
+    switch i mod a. Equally good paths: the cables between the two groups, each with at most one local hop
+    at either end. Detours: over any third group or, inside a group, any third switch.
+    """
+
+    def __init__(self, node: Node, nodes: int, fabric: DragonflyFabric) -> None:
+        """Raises InputError where there are more groups than global links can join."""
+        super().__init__(node, nodes, fabric)
+        self.p, self.a = fabric.endpoints_per_switch.n, fabric.switches_per_group.n
+        self.nics_per_gpu = node.nics_per_gpu.n
+        if self.p % self.nics_per_gpu:
+            raise InputError(
+                f"nics_per_gpu={self.nics_per_gpu} does not divide endpoints_per_switch={self.p}"
+            )
+        self.gpus_per_switch = self.p // self.nics_per_gpu
+        self.groups = -(-self.n_gpus // (self.gpus_per_switch * self.a))
+        self.ports = self.a * fabric.global_links_per_switch.n
+        if self.groups > self.ports + 1:
+            raise InputError(
+                f"a dragonfly with {self.ports} global links a group has at most {self.ports + 1} groups "
+                f"({(self.ports + 1) * self.a * self.p} endpoints), but {self.groups} are needed: use fewer "
+                f"nodes, or more global links"
+            )
+        others = max(1, self.groups - 1)
+        self.copies = self.ports // others if self.groups > 1 else 0
+        spare = self.ports - self.copies * others if self.groups > 1 else 0
+        # A ring of offset d uses two ports a group; the offset g/2 would meet itself.
+        self.rings = min(spare // 2, (self.groups - 1) // 2)
+
+    def switch(self, gpu: IntArray) -> IntArray:
+        """The switch of a GPU, over all groups."""
+        return gpu // self.gpus_per_switch
+
+    def wire(self, wiring: Wiring) -> None:
+        """Local cables group by group, global ones copy by copy, the rings of spare ports, then NICs."""
+        a, g = self.a, self.groups
+        self.vertex = wiring.add_vertices("router", a * g, lambda i: f"router:{i // a}.{i % a}")
+        rate = self.base.link_bandwidth.value
+        i, j = np.triu_indices(a, 1)
+        group = np.repeat(np.arange(g), len(i)) * a
+        self.local = wiring.add_cables(
+            "local",
+            self.vertex + group + np.tile(i, g),
+            self.vertex + group + np.tile(j, g),
+            (rate, rate),
+            self.base.hop_latency_s,
+        )
+        low, high = np.triu_indices(g, 1)
+        tails = [(low, high, np.full(len(low), copy)) for copy in range(self.copies)]
+        ring = np.arange(g)
+        tails += [(ring, (ring + 1 + d) % g, np.full(g, self.copies)) for d in range(self.rings)]
+        empty = np.zeros(0, np.int64)
+        one, other, copy = (np.concatenate([part[k] for part in tails] or [empty]) for k in range(3))
+        self.globals = wiring.add_cables(
+            "global",
+            self.vertex + one * a + self._port(one, other, copy) % a,
+            self.vertex + other * a + self._port(other, one, copy) % a,
+            (rate, rate),
+            self.base.hop_latency_s,
+            copies=self._number_among_equal(one, other, copy),
+            optical=True,
+        )
+        self.nics = self.wire_nics(wiring, self.vertex + self.switch(np.arange(self.n_gpus)))
+
+    def _number_among_equal(self, one: IntArray, other: IntArray, copy: IntArray) -> IntArray:
+        """Copies between the same two switches get numbers; copies to other switches start at 0 too."""
+        a = self.a
+        here = one * a + self._port(one, other, copy) % a
+        there = other * a + self._port(other, one, copy) % a
+        key = np.minimum(here, there) * (a * self.groups) + np.maximum(here, there)
+        order = np.argsort(key, kind="stable")
+        ordered = key[order]
+        starts = np.concatenate([[True], ordered[1:] != ordered[:-1]]) if len(key) else np.zeros(0, bool)
+        index = np.arange(len(key))
+        number = np.zeros(len(key), np.int64)
+        number[order] = index - np.maximum.accumulate(np.where(starts, index, 0))
+        return number
+
+    def _port(self, here: IntArray, there: IntArray, copy: IntArray) -> IntArray:
+        """The global port of group `here` for a cable to group `there`."""
+        offset = (there - here) % self.groups
+        plain = offset - 1 + copy * (self.groups - 1)
+        ahead = offset <= self.groups // 2
+        spare = self.copies * (self.groups - 1) + np.where(
+            ahead, 2 * (offset - 1), 2 * (self.groups - offset - 1) + 1
+        )
+        port: IntArray = np.where(copy == self.copies, spare, plain)
+        return port
+
+    def _cable(self, here: IntArray, there: IntArray, copy: IntArray) -> tuple[IntArray, IntArray]:
+        """(cable, 1 where it is traversed backwards) of a copy between two groups."""
+        g = self.groups
+        low, high = np.minimum(here, there), np.maximum(here, there)
+        pair = low * (2 * g - low - 1) // 2 + high - low - 1
+        plain = copy * (g * (g - 1) // 2) + pair
+        offset = (there - here) % g
+        ahead = offset <= g // 2
+        from_ = np.where(ahead, here, there)
+        spare = self.copies * (g * (g - 1) // 2) + (np.where(ahead, offset, g - offset) - 1) * g + from_
+        extra = copy == self.copies
+        return self.globals + np.where(extra, spare, plain), np.where(extra, ~ahead, here > there).astype(
+            np.int64
+        )
+
+    def fanout(self, src: IntArray, dst: IntArray) -> IntArray:
+        """One in a group, every cable between the two groups across."""
+        here, there = self.switch(src) // self.a, self.switch(dst) // self.a
+        return np.where(here == there, 1, self._cables_between(here, there))
+
+    def _cables_between(self, here: IntArray, there: IntArray) -> IntArray:
+        offset = (there - here) % self.groups
+        near = np.minimum(offset, self.groups - offset) <= self.rings
+        count: IntArray = np.where(near, self.copies + 1, self.copies)
+        return count
+
+    def preferred(self, src: IntArray, dst: IntArray) -> IntArray:
+        """The destination's number, modulo the cables."""
+        return dst % self.fanout(src, dst)
+
+    def _local(self, one: IntArray, other: IntArray) -> IntArray:
+        """Link between two switches of a group (numbers over all groups), -1 where they are the same."""
+        a = self.a
+        group, x, y = one // a, one % a, other % a
+        i, j = np.minimum(x, y), np.maximum(x, y)
+        cable = self.local + group * (a * (a - 1) // 2) + i * (2 * a - i - 1) // 2 + j - i - 1
+        return absent_where(x == y, np.where(x > y, link(cable, back=True), link(cable)))
+
+    def _between(self, here: IntArray, there: IntArray, choice: IntArray) -> IntArray:
+        """[n, 3] local, global and local link from switch to switch, or one local link inside a group."""
+        a = self.a
+        one, other = here // a, there // a
+        out = one * a + self._port(one, other, choice) % a
+        into = other * a + self._port(other, one, choice) % a
+        cable, back = self._cable(one, other, choice)
+        inside = one == other
+        middle = absent_where(inside, 2 * cable + back)
+        first = np.where(inside, self._local(here, there), self._local(here, out))
+        last = absent_where(inside, self._local(into, there))
+        return columns(first, middle, last)
+
+    def paths(self, src: IntArray, dst: IntArray, choice: IntArray) -> IntArray:
+        """NIC, (local,) (global,) (local,) NIC."""
+        return self._with_nics(src, dst, self._between(self.switch(src), self.switch(dst), choice))
+
+    def _with_nics(self, src: IntArray, dst: IntArray, between: IntArray) -> IntArray:
+        first = absent_where(src == dst, link(self.nics + src))
+        last = absent_where(src == dst, link(self.nics + dst, back=True))
+        return np.hstack([first[:, None], between, last[:, None]])
+
+    def detours(self) -> int:
+        """Over third switches: the first one of every group before the others, up to a limit."""
+        return min(self.a * self.groups, MOST_DETOURS)
+
+    def detour_paths(self, src: IntArray, dst: IntArray, number: int) -> IntArray:
+        """By way of a third switch: of a third group between groups, of the group inside it."""
+        here, there = self.switch(src), self.switch(dst)
+        a, g = self.a, self.groups
+        inside = here // a == there // a
+        group = (here // a + there // a + number) % g
+        via = np.where(inside, here // a * a + (here + there + number) % a, group * a + number // g % a)
+        first = self._between(here, via, np.zeros(len(src), np.int64))
+        second = self._between(via, there, np.zeros(len(src), np.int64))
+        return self._with_nics(src, dst, np.hstack([first, second]))

@@ -1,0 +1,164 @@
+"""Failures and degradations of a topology: what is named, and which links it touches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from moesim.hwmodels.errors import InfeasibleError, InputError
+from moesim.hwmodels.topologies.wiring import SCALE_UP_KINDS, FloatArray, IntArray, Wiring, gpu_name
+from moesim.hwmodels.validation import nearest
+
+FaultKind = Literal["nic", "link", "switch", "plane", "gpu-links"]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFault:
+    """Something that lost part (`factor` of its rate is left) or all (`factor` 0) of its bandwidth.
+
+    `target` by kind: nic "nic:17" (all NICs of GPU 17); link "leaf:0->spine:1#0" (a link's id; a cable
+    fails in both directions); switch "leaf:3", or "nvswitch:0.2" for chip 2 of a striped switch; plane
+    "plane:3" of a multi-plane network, or "scale-up:3" for chip 3 of every scale-up switch; gpu-links
+    "gpu:5" (its scale-up ports).
+    """
+
+    kind: FaultKind
+    target: str
+    factor: float = 0.0
+
+
+def link_factors(wiring: Wiring, faults: Sequence[LinkFault]) -> FloatArray:
+    """[links] the part of each link's bandwidth that is left; faults on the same link multiply.
+
+    Raises InputError for a factor outside 0 to 1 and a target that does not exist.
+    """
+    left = np.ones(wiring.n_cables)
+    for fault in faults:
+        if not (isinstance(fault.factor, int | float) and 0.0 <= fault.factor <= 1.0):
+            raise InputError(
+                f"fault {fault.kind} {fault.target!r}: factor={fault.factor} is not the part of the "
+                f"bandwidth that is left; write 0 (down) to 1 (healthy)"
+            )
+        if fault.kind not in get_args(FaultKind):
+            known = list(get_args(FaultKind))
+            raise InputError(
+                f"fault kind {fault.kind!r} is not one of {', '.join(known)}{nearest(str(fault.kind), known)}"
+            )
+        try:
+            cables, factor = _touched(wiring, fault)
+        except InputError as error:
+            raise InputError(f"fault {fault.kind} {fault.target!r}: {error}") from None
+        left[cables] *= factor
+    return np.repeat(left, 2)
+
+
+def _touched(wiring: Wiring, fault: LinkFault) -> tuple[IntArray, float]:
+    """Cables that a fault touches, and the factor on each."""
+    if fault.kind == "link":
+        return _cables_of_link(wiring, fault.target), fault.factor
+    if fault.kind == "nic":
+        gpu = _number(fault.target, "nic", wiring.n_gpus)
+        return _gpu_cables(wiring, gpu, scale_up=False), fault.factor
+    if fault.kind == "gpu-links":
+        gpu = _number(fault.target, "gpu", wiring.n_gpus)
+        return _gpu_cables(wiring, gpu, scale_up=True), fault.factor
+    if fault.kind == "plane":
+        return _plane(wiring, fault)
+    name, dot, chip = fault.target.rpartition(".")
+    if dot and name in wiring.vertex_by_name:
+        return _chip(wiring, wiring.vertex(name), chip, fault.factor)
+    vertex = wiring.vertex(fault.target)
+    if vertex < wiring.n_gpus:
+        raise InputError("this is a GPU, not a switch; use gpu-links or nic")
+    return _at(wiring, np.array([vertex])), fault.factor
+
+
+def _at(wiring: Wiring, vertices: IntArray) -> IntArray:
+    return np.flatnonzero(np.isin(wiring.tails, vertices) | np.isin(wiring.heads, vertices))
+
+
+def _gpu_cables(wiring: Wiring, gpu: int, *, scale_up: bool) -> IntArray:
+    found = [
+        block.first + np.flatnonzero((block.tails == gpu) | (block.heads == gpu))
+        for block in wiring.cables
+        if (block.kind in SCALE_UP_KINDS) == scale_up
+    ]
+    cables = np.concatenate(found) if found else np.zeros(0, np.int64)
+    if not len(cables):
+        raise InputError(f"{gpu_name(gpu)} has no {'scale-up ports' if scale_up else 'NIC'} in this topology")
+    return cables
+
+
+def _cables_of_link(wiring: Wiring, target: str) -> IntArray:
+    ends, _, copy = target.partition("#")
+    tail, arrow, head = ends.partition("->")
+    if not arrow:
+        raise InputError("a link is written tail->head, such as gpu:0->leaf:0 or leaf:0->spine:1#0")
+    a, b = wiring.vertex(tail), wiring.vertex(head)
+    match = ((wiring.tails == a) & (wiring.heads == b)) | ((wiring.tails == b) & (wiring.heads == a))
+    if copy:
+        match &= wiring.copies == (int(copy) if copy.isdecimal() else -2)
+    if not match.any():
+        raise InputError("there is no such link")
+    return np.flatnonzero(match)
+
+
+def _plane(wiring: Wiring, fault: LinkFault) -> tuple[IntArray, float]:
+    if fault.target.startswith("scale-up:"):
+        chips = {block.chips for block in wiring.vertices if block.chips > 1}
+        if not chips:
+            raise InputError("the scale-up switches of this topology are not striped over chips")
+        n = min(chips)
+        _number(fault.target, "scale-up", n)
+        blocks = [block for block in wiring.cables if block.kind in SCALE_UP_KINDS]
+        cables = np.concatenate([block.first + np.arange(len(block.tails)) for block in blocks])
+        return cables, (n - 1 + fault.factor) / n
+    planes = np.full(wiring.n_vertices, -1)
+    for block in wiring.vertices:
+        if block.planes is not None:
+            planes[block.first : block.first + block.count] = block.planes
+    if planes.max() < 0:
+        raise InputError("this topology has no planes")
+    plane = _number(fault.target, "plane", int(planes.max()) + 1)
+    return _at(wiring, np.flatnonzero(planes == plane)), fault.factor
+
+
+def _chip(wiring: Wiring, vertex: int, chip: str, factor: float) -> tuple[IntArray, float]:
+    """One chip of a striped switch: every port of the switch keeps the other chips' part."""
+    chips = wiring.block_of(vertex).chips
+    _number(f"chip:{chip}", "chip", chips)
+    return _at(wiring, np.array([vertex])), (chips - 1 + factor) / chips
+
+
+def _number(target: str, word: str, count: int) -> int:
+    name, _, number = target.partition(":")
+    if name != word or not (number.isascii() and number.isdecimal() and int(number) < count):
+        raise InputError(f"write {word}:N with N from 0 to {count - 1}")
+    return int(number)
+
+
+def check_connected(wiring: Wiring, left: FloatArray | None) -> None:
+    """Raise InfeasibleError, naming the ranks, where live cables do not join all GPUs."""
+    live = np.ones(wiring.n_cables, dtype=bool) if left is None else left[::2] > 0
+    tails, heads = wiring.tails[live], wiring.heads[live]
+    label = np.arange(wiring.n_vertices)
+    while True:  # every vertex takes the smallest label around it, then its label's label
+        new = label.copy()
+        np.minimum.at(new, tails, label[heads])
+        np.minimum.at(new, heads, label[tails])
+        new = new[new]
+        if np.array_equal(new, label):
+            break
+        label = new
+    groups, sizes = np.unique(label[: wiring.n_gpus], return_counts=True)
+    if len(groups) > 1:
+        cut_off = np.flatnonzero(label[: wiring.n_gpus] != groups[np.argmax(sizes)])
+        shown = ", ".join(gpu_name(int(gpu)) for gpu in cut_off[:4])
+        more = f" and {len(cut_off) - 4} more" if len(cut_off) > 4 else ""
+        raise InfeasibleError(
+            f"rank {shown}{more} cannot be reached: no live link joins it to the other GPUs; "
+            f"take it out of the job or repair a link on the way"
+        )

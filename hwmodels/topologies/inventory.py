@@ -1,0 +1,85 @@
+"""What a network is made of and what it costs: switches, ports, cables, transceivers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from moesim.hwmodels.topologies.wiring import SCALE_UP_KINDS, Wiring
+
+if TYPE_CHECKING:
+    from moesim.hwmodels.network import FabricPrices
+
+NIC_KIND = "nic"
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """Counts of a topology; the cost is that of the scale-out network alone.
+
+    `endpoints`: NIC ports. `switches`, `cables`: physical ones by kind. `switch_ports`: those in use.
+    `inter_switch_links`: scale-out cables between switches ("links" of arXiv 2505.09343, Table 3).
+    `transceivers`: two for each optical cable. `cost_usd` by part; empty where no prices are known.
+    """
+
+    endpoints: int
+    switches: dict[str, int]
+    switch_ports: int
+    cables: dict[str, int]
+    inter_switch_links: int
+    transceivers: int
+    cost_usd: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def scale_out_switches(self) -> int:
+        """Switches of the scale-out network."""
+        return sum(n for kind, n in self.switches.items() if kind not in SCALE_UP_SWITCHES)
+
+    @property
+    def total_usd(self) -> float | None:
+        """Switches and cables of the scale-out network; None where no prices are known."""
+        return sum(self.cost_usd.values()) if self.cost_usd else None
+
+    @property
+    def usd_per_endpoint(self) -> float | None:
+        """Cost for each NIC port; None without prices or endpoints."""
+        total = self.total_usd
+        return None if total is None or not self.endpoints else total / self.endpoints
+
+
+SCALE_UP_SWITCHES = frozenset({"nvswitch", "scale-up-l1", "scale-up-l2"})
+
+
+def count_inventory(wiring: Wiring, prices: FabricPrices | None) -> Inventory:
+    """Count a wiring: chips of striped switches and strands of bundled cables one by one."""
+    switches: dict[str, int] = {}
+    for block in wiring.vertices:
+        if block.kind not in ("gpu", "host"):
+            switches[block.kind] = switches.get(block.kind, 0) + block.count * block.chips
+    cables: dict[str, int] = {}
+    endpoints = inter_switch = transceivers = ports = 0
+    for run in wiring.cables:
+        n = len(run.tails) * run.strands
+        cables[run.kind] = cables.get(run.kind, 0) + n
+        transceivers += 2 * n if run.optical else 0
+        at_switch = int(np.sum(run.tails >= wiring.n_gpus) + np.sum(run.heads >= wiring.n_gpus))
+        if run.kind in SCALE_UP_KINDS:
+            continue
+        ports += at_switch * run.strands
+        if run.kind == NIC_KIND:
+            endpoints += n
+        else:
+            inter_switch += (
+                int(np.sum((run.tails >= wiring.n_gpus) & (run.heads >= wiring.n_gpus))) * run.strands
+            )
+    counted = Inventory(endpoints, switches, ports, cables, inter_switch, transceivers)
+    if prices is None:
+        return counted
+    cost = {
+        "switches": counted.scale_out_switches * prices.switch.value,
+        "inter-switch links": inter_switch * prices.link.value,
+        "endpoint links": endpoints * prices.link.value,
+    }
+    return Inventory(endpoints, switches, ports, cables, inter_switch, transceivers, cost)

@@ -1,0 +1,126 @@
+"""The two halves of a cluster's topology: what joins the GPUs of a node, and what joins the nodes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.network import BaseFabric
+from moesim.hwmodels.node import Node
+from moesim.hwmodels.topologies.wiring import IntArray, Wiring
+
+
+class Part(ABC):
+    """Paths between GPUs through one network; GPU numbers are global, arrays are [n] pairs."""
+
+    def __init__(self, node: Node, nodes: int) -> None:
+        """The node, and how many of them."""
+        self.node = node
+        self.nodes = nodes
+        self.per_node = node.n_gpus
+        self.n_gpus = nodes * node.n_gpus
+
+    @abstractmethod
+    def wire(self, wiring: Wiring) -> None:
+        """Add the switches and cables, and remember where they start."""
+
+    def fanout(self, src: IntArray, dst: IntArray) -> IntArray:
+        """Number of equally good paths of each pair; one, unless a part says otherwise."""
+        return np.ones(len(src), np.int64)
+
+    def preferred(self, src: IntArray, dst: IntArray) -> IntArray:
+        """The path that destination-modulo routing takes."""
+        return np.zeros(len(src), np.int64)
+
+    @abstractmethod
+    def paths(self, src: IntArray, dst: IntArray, choice: IntArray) -> IntArray:
+        """[n, hops] links of each path in order, padded with -1; all -1 where src is dst."""
+
+    def detours(self) -> int:
+        """How many paths beyond the equally good ones there are at most."""
+        return 0
+
+    def detour_paths(self, src: IntArray, dst: IntArray, number: int) -> IntArray:
+        """Detour `number` of each pair, as `paths`."""
+        raise NotImplementedError
+
+
+class ScaleUpPart(Part):
+    """What joins the GPUs of one node: src and dst share it."""
+
+
+class ScaleOutPart(Part):
+    """What joins the nodes, by their NICs.
+
+    Where `forwards`, traffic to another plane or rail first moves inside the sender's node to the GPU
+    `sender` names. `joined` says whether two GPUs' NICs reach each other at all.
+    """
+
+    forwards = False
+
+    def __init__(self, node: Node, nodes: int, fabric: BaseFabric) -> None:
+        """The node, how many of them, and the figures of the network."""
+        super().__init__(node, nodes)
+        self.base = fabric
+        self.nics = 0
+        """The cable of GPU 0's NIC, those of the others follow; set by `wire`."""
+
+    def sender(self, src: IntArray, dst: IntArray) -> IntArray:
+        """The GPU of src's node whose NIC sends to dst: dst's counterpart where the network forwards."""
+        if not self.forwards:
+            return src
+        return src // self.per_node * self.per_node + dst % self.per_node
+
+    def joined(self, src: IntArray, dst: IntArray) -> IntArray:
+        """[n] 1 where the NICs of the two GPUs are on the same plane."""
+        return np.ones(len(src), np.int64)
+
+    def nic_rates(self) -> tuple[float, float]:
+        """(payload, nominal) bandwidth of a GPU's NICs here: the slower of NIC and switch port."""
+        ports = self.base.link_bandwidth.value * self.node.nics_per_gpu.n
+        return (
+            min(self.node.scale_out_effective_bytes_per_s, ports),
+            min(self.node.scale_out_bytes_per_s, ports),
+        )
+
+    def nic_links(self, src: IntArray, dst: IntArray) -> IntArray:
+        """[n, 2] the link out of src's NIC and the one into dst's."""
+        return np.stack([2 * (self.nics + src), 2 * (self.nics + dst) + 1], axis=1)
+
+    def wire_nics(self, wiring: Wiring, switch_of_gpu: IntArray) -> int:
+        """One cable a GPU to its switch (as many strands as it has NICs); the number of the first."""
+        return wiring.add_cables(
+            "nic",
+            np.arange(self.n_gpus),
+            switch_of_gpu,
+            self.nic_rates(),
+            self.base.latency_same_leaf.value / 2,
+            strands=self.node.nics_per_gpu.n,
+            optical=True,
+        )
+
+
+def endpoints_of_leaf(down_ports: int, nics: int) -> int:
+    """GPUs that fit on a leaf; raises InputError where one GPU's NICs need more ports than it has."""
+    if nics > down_ports:
+        raise InputError(f"nics_per_gpu={nics}: a leaf has only {down_ports} ports for the nodes")
+    return down_ports // nics
+
+
+def link(cable: IntArray, *, back: bool = False) -> IntArray:
+    """Link numbers of cables, from tail to head or back."""
+    return 2 * cable + int(back)
+
+
+def absent_where(
+    condition: IntArray | np.ndarray[tuple[int], np.dtype[np.bool_]], links: IntArray
+) -> IntArray:
+    """Links, but -1 where the condition holds."""
+    return np.where(condition, -1, links)
+
+
+def columns(*links: IntArray) -> IntArray:
+    """[n, hops] from one array [n] per hop."""
+    return np.stack(links, axis=1)

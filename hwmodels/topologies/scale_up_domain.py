@@ -1,0 +1,30 @@
+"""A scale-up domain over several servers (NVL72): their GPUs share switch chips in trays of their own."""
+
+from __future__ import annotations
+
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.node import Node
+from moesim.hwmodels.scale_up import DomainSection
+from moesim.hwmodels.topologies.nvswitch_node import NvswitchNode
+
+
+class ScaleUpDomain(NvswitchNode):
+    """As a node with NVSwitch, whose `gpus` are those of all hosts in the domain.
+
+    The domain is the "node" of ranks and placement: its GPUs are numbered host by host.
+    """
+
+    def __init__(self, node: Node, nodes: int, section: DomainSection) -> None:
+        """Raises InputError where hosts do not divide the domain or links the chips."""
+        super().__init__(node, nodes, section)
+        per_host = section.gpus_per_host.n
+        if per_host < 1 or self.per_node % per_host:
+            raise InputError(
+                f"gpus_per_host={per_host} does not divide the {self.per_node} GPUs of node {node.name!r}"
+            )
+        if self.strands % self.chips:
+            raise InputError(
+                f"links_per_gpu={self.strands} is no multiple of switches={self.chips}: "
+                f"chips of a domain carry equal parts"
+            )
+        self.hosts = self.per_node // per_host

@@ -1,0 +1,86 @@
+"""A two-level supernode (CloudMatrix384): switches in every host, and second-level switches over them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.node import Node
+from moesim.hwmodels.scale_up import SupernodeSection
+from moesim.hwmodels.topologies.part import ScaleUpPart, absent_where, columns, link
+from moesim.hwmodels.topologies.wiring import IntArray, Wiring
+
+
+class Supernode(ScaleUpPart):
+    """Inside a host GPU, first level, GPU; across hosts over one of the second-level switches as well.
+
+    Traffic is striped over the planes, so a first-level vertex stands for one chip of every plane, and so
+    does each second-level one; a plane that is lost takes its part of every link.
+    """
+
+    def __init__(self, node: Node, nodes: int, section: SupernodeSection) -> None:
+        """Raises InputError where hosts do not divide the node."""
+        super().__init__(node, nodes)
+        self.section = section
+        self.per_host = section.gpus_per_host.n
+        if self.per_node % self.per_host:
+            raise InputError(
+                f"gpus_per_host={self.per_host} does not divide the {self.per_node} GPUs "
+                f"of node {node.name!r}"
+            )
+        self.hosts = self.per_node // self.per_host
+        self.spines = section.second_level_switches.n
+
+    def wire(self, wiring: Wiring) -> None:
+        """Ports first, then the trunks host by host."""
+        planes, hosts = self.section.planes.n, self.hosts * self.nodes
+        low = wiring.add_vertices(
+            "scale-up-l1", hosts, lambda i: f"l1:{i // self.hosts}.{i % self.hosts}", planes
+        )
+        high = wiring.add_vertices(
+            "scale-up-l2",
+            self.spines * self.nodes,
+            lambda i: f"l2:{i // self.spines}.{i % self.spines}",
+            planes,
+        )
+        gpus = np.arange(self.n_gpus)
+        port = self.node.scale_up_bytes_per_s
+        self.ports = wiring.add_cables(
+            "nvlink",
+            gpus,
+            low + gpus // self.per_host,
+            (self.node.scale_up_achievable_bytes_per_s, port),
+            self.node.scale_up_latency_s / 2,
+            strands=planes,
+        )
+        host = np.repeat(np.arange(hosts), self.spines)
+        spine = np.tile(np.arange(self.spines), hosts)
+        trunk = port * self.per_host / self.spines  # no oversubscription
+        self.trunks = wiring.add_cables(
+            "scale-up-trunk",
+            low + host,
+            high + host // self.hosts * self.spines + spine,
+            (trunk, trunk),
+            self.section.latency_across_hosts.value / 2,
+            strands=planes,
+            optical=True,
+        )
+
+    def fanout(self, src: IntArray, dst: IntArray) -> IntArray:
+        """One inside a host, every second-level switch across."""
+        return np.where(src // self.per_host == dst // self.per_host, 1, self.spines)
+
+    def preferred(self, src: IntArray, dst: IntArray) -> IntArray:
+        """The second-level switch follows from the destination."""
+        return dst % self.fanout(src, dst)
+
+    def paths(self, src: IntArray, dst: IntArray, choice: IntArray) -> IntArray:
+        """Port, (trunk up, trunk down,) port."""
+        here, there = src // self.per_host, dst // self.per_host
+        same = here == there
+        return columns(
+            absent_where(src == dst, link(self.ports + src)),
+            absent_where(same, link(self.trunks + here * self.spines + choice)),
+            absent_where(same, link(self.trunks + there * self.spines + choice, back=True)),
+            absent_where(src == dst, link(self.ports + dst, back=True)),
+        )

@@ -1,0 +1,110 @@
+"""A torus of GPUs joined to their neighbours (TPU): dimension-order routes the short way around."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.node import Node
+from moesim.hwmodels.scale_up import TorusSection
+from moesim.hwmodels.topologies.part import ScaleUpPart
+from moesim.hwmodels.topologies.wiring import IntArray, Wiring
+
+
+class Torus(ScaleUpPart):
+    """Chip x + X (y + Y z) has links to its neighbours in every dimension; sizes of 3 and more wrap around.
+
+    Equally good paths: every order of the dimensions, and both ways around where they are equally far.
+    Destination-modulo routing here is plain dimension order (x, y, z; the upward way on a tie).
+    Detours go by way of a third chip, the nearest first.
+    """
+
+    def __init__(self, node: Node, nodes: int, section: TorusSection) -> None:
+        """Raises InputError where the dimensions do not make up the node."""
+        super().__init__(node, nodes)
+        self.section = section
+        self.sizes = np.array([dimension.n for dimension in section.dimensions])
+        chips = math.prod(self.sizes.tolist())
+        if chips != self.per_node:
+            raise InputError(
+                f"dimensions {'x'.join(map(str, self.sizes))} are {chips} chips, but "
+                f"node {node.name!r} has {self.per_node}"
+            )
+        self.steps = np.concatenate([[1], np.cumprod(self.sizes)[:-1]])
+        self.orders = np.array(list(itertools.permutations(range(len(self.sizes)))))
+
+    def wire(self, wiring: Wiring) -> None:
+        """Dimension by dimension, the upward cable of every chip that has one."""
+        chips = np.arange(self.n_gpus)
+        place = self._place(chips)
+        self.cable = np.full((len(self.sizes), self.n_gpus), -1)
+        rates = (self.section.link_bandwidth_effective.value, self.section.link_bandwidth.value)
+        for axis, size in enumerate(self.sizes.tolist()):
+            has = np.ones(self.n_gpus, bool) if size > 2 else (place[:, axis] < size - 1)
+            tails = chips[has]
+            first = wiring.add_cables(
+                "torus", tails, self._moved(tails, axis, 1), rates, self.section.latency_per_hop.value
+            )
+            self.cable[axis, has] = first + np.arange(len(tails))
+
+    def _place(self, chips: IntArray) -> IntArray:
+        """[n, dimensions] coordinates inside the node."""
+        place: IntArray = (chips[:, None] % self.per_node) // self.steps % self.sizes
+        return place
+
+    def _moved(self, chips: IntArray, axis: int | IntArray, by: int | IntArray) -> IntArray:
+        """The chips `by` (-1 or 1) further along an axis, around the ring."""
+        size, step = self.sizes[axis], self.steps[axis]
+        at = chips % self.per_node // step % size
+        moved: IntArray = chips + ((at + by) % size - at) * step
+        return moved
+
+    def fanout(self, src: IntArray, dst: IntArray) -> IntArray:
+        """Orders of the dimensions times the ways around; paths that coincide count twice."""
+        return np.full(len(src), len(self.orders) * 2 ** len(self.sizes))
+
+    def paths(self, src: IntArray, dst: IntArray, choice: IntArray) -> IntArray:
+        """One hop after the other, in the chosen order of dimensions."""
+        n = len(src)
+        order = self.orders[choice % len(self.orders)]
+        ties = choice // len(self.orders)
+        ahead = (self._place(dst) - self._place(src)) % self.sizes
+        behind = ahead - self.sizes
+        tie_back = (ties[:, None] >> np.arange(len(self.sizes))) & 1
+        down = (ahead > -behind) | ((ahead == -behind) & (tie_back == 1) & (self.sizes > 2))
+        # A dimension of 2 or less does not wrap: there is only the way along the line.
+        line = self._place(dst) - self._place(src)
+        move = np.where(self.sizes > 2, np.where(down, behind, ahead), line)
+        rows, at, hops = np.arange(n), src.copy(), []
+        for slot in range(len(self.sizes)):
+            axis = order[:, slot]
+            left = move[rows, axis]
+            for _ in range(int(max(1, self.sizes.max() // 2))):
+                going, up = left != 0, left > 0
+                after = self._moved(at, axis, np.where(up, 1, -1))
+                cable = self.cable[axis, np.where(up, at, after)]
+                hops.append(np.where(going, np.where(up, 2 * cable, 2 * cable + 1), -1))
+                at = np.where(going, after, at)
+                left = left - np.sign(left)
+        return np.stack(hops, axis=1)
+
+    def detours(self) -> int:
+        """By way of every other chip."""
+        return self.per_node - 1
+
+    def detour_paths(self, src: IntArray, dst: IntArray, number: int) -> IntArray:
+        """By way of the chip that is `number`-th nearest to src."""
+        via = src // self.per_node * self.per_node + self._near(src, number)
+        zero = np.zeros(len(src), np.int64)
+        return np.hstack([self.paths(src, via, zero), self.paths(via, dst, zero)])
+
+    def _near(self, src: IntArray, number: int) -> IntArray:
+        offsets = self._place(np.arange(self.per_node))
+        away = np.minimum(offsets, self.sizes - offsets).sum(axis=1)
+        nearest_first = np.argsort(away, kind="stable")[1:]
+        there = (self._place(src) + offsets[nearest_first[number]]) % self.sizes
+        near: IntArray = (there * self.steps).sum(axis=1)
+        return near

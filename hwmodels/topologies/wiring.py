@@ -1,0 +1,176 @@
+"""What a topology is made of, as arrays: vertices with names, and cables between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.validation import nearest
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+SCALE_UP_KINDS = frozenset({"nvlink", "mesh", "torus", "scale-up-trunk"})
+"""Link kinds that belong to the inside of a node or scale-up domain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vertices:
+    """A run of equal vertices; `chips` physical switch chips stand behind each, striped over evenly."""
+
+    first: int
+    count: int
+    kind: str
+    name: Callable[[int], str]
+    chips: int
+    planes: IntArray | None
+    """[count] the scale-out plane of each, where there are planes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cables:
+    """A run of cables of one kind: tail and head vertex of each, and what one direction carries.
+
+    `strands` physical cables stand behind each; `optical` says whether they need transceivers.
+    """
+
+    first: int
+    kind: str
+    tails: IntArray
+    heads: IntArray
+    copies: IntArray | None
+    payload_bytes_per_s: FloatArray
+    nominal_bytes_per_s: FloatArray
+    latency_s: FloatArray
+    strands: int
+    optical: bool
+
+
+class Wiring:
+    """Vertices (GPUs first) and cables; cable c is link 2c from its tail to its head and 2c + 1 back."""
+
+    def __init__(self, n_gpus: int) -> None:
+        """The GPUs, named gpu:0, gpu:1, ..., and nothing between them yet."""
+        self.n_gpus = n_gpus
+        self.vertices: list[Vertices] = []
+        self.cables: list[Cables] = []
+        self.add_vertices("gpu", n_gpus, gpu_name)
+
+    def add_vertices(
+        self,
+        kind: str,
+        count: int,
+        name: Callable[[int], str],
+        chips: int = 1,
+        planes: IntArray | None = None,
+    ) -> int:
+        """Add `count` vertices; the number of the first."""
+        first = self.n_vertices
+        self.vertices.append(Vertices(first, count, kind, name, chips, planes))
+        return first
+
+    def add_cables(
+        self,
+        kind: str,
+        tails: IntArray,
+        heads: IntArray,
+        rates: tuple[float | FloatArray, float | FloatArray],
+        latency_s: float | FloatArray,
+        *,
+        copies: IntArray | None = None,
+        strands: int = 1,
+        optical: bool = False,
+    ) -> int:
+        """Add cables [n] of (payload, nominal) bytes/s a direction; the number of the first.
+
+        `copies` [n] numbers parallel cables between the same two vertices.
+        """
+        first, n = self.n_cables, len(tails)
+        payload, nominal, latency = (
+            np.broadcast_to(np.asarray(x, dtype=np.float64), (n,)) for x in (*rates, latency_s)
+        )
+        self.cables.append(
+            Cables(first, kind, tails, heads, copies, payload, nominal, latency, strands, optical)
+        )
+        return first
+
+    @property
+    def n_vertices(self) -> int:
+        """Vertices so far."""
+        return self.vertices[-1].first + self.vertices[-1].count if self.vertices else 0
+
+    @property
+    def n_cables(self) -> int:
+        """Cables so far."""
+        return self.cables[-1].first + len(self.cables[-1].tails) if self.cables else 0
+
+    @cached_property
+    def tails(self) -> IntArray:
+        """[cables] the tail vertex of each; read only after the last cable was added."""
+        return np.concatenate([block.tails for block in self.cables] or [np.zeros(0, np.int64)])
+
+    @cached_property
+    def heads(self) -> IntArray:
+        """[cables] the head vertex of each."""
+        return np.concatenate([block.heads for block in self.cables] or [np.zeros(0, np.int64)])
+
+    @cached_property
+    def copies(self) -> IntArray:
+        """[cables] number among parallel cables; -1 where there is no number in the name."""
+        return np.concatenate(
+            [np.full(len(b.tails), -1) if b.copies is None else b.copies for b in self.cables]
+            or [np.zeros(0, np.int64)]
+        )
+
+    def per_cable(self, what: Callable[[Cables], FloatArray]) -> FloatArray:
+        """[cables] a figure of each cable."""
+        return np.concatenate([what(block) for block in self.cables] or [np.zeros(0)])
+
+    @cached_property
+    def latency_s(self) -> FloatArray:
+        """[links] share of the end-to-end latency of each link."""
+        return np.repeat(self.per_cable(lambda block: block.latency_s), 2)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """[vertices] the name of each."""
+        return tuple(block.name(index) for block in self.vertices for index in range(block.count))
+
+    @cached_property
+    def vertex_by_name(self) -> dict[str, int]:
+        """The vertex of each name."""
+        return {name: index for index, name in enumerate(self.names)}
+
+    def vertex(self, name: str) -> int:
+        """The vertex called `name`; raises InputError with the nearest name."""
+        found = self.vertex_by_name.get(name)
+        if found is None:
+            hint = nearest(name, list(self.names[:2000]) + list(self.names[-2000:]))
+            raise InputError(f"the topology has no vertex {name!r}{hint}")
+        return found
+
+    def block_of(self, vertex: int) -> Vertices:
+        """The run that a vertex belongs to."""
+        return next(block for block in self.vertices if vertex < block.first + block.count)
+
+    def block_of_cable(self, cable: int) -> Cables:
+        """The run that a cable belongs to."""
+        return next(block for block in self.cables if cable < block.first + len(block.tails))
+
+    def link_id(self, link: int) -> str:
+        """The name of a link: tail->head, with #n where parallel cables are numbered."""
+        cable, back = divmod(link, 2)
+        ends = (self.names[int(self.tails[cable])], self.names[int(self.heads[cable])])
+        tail, head = reversed(ends) if back else ends
+        copy = int(self.copies[cable])
+        return f"{tail}->{head}" if copy < 0 else f"{tail}->{head}#{copy}"
+
+
+def gpu_name(gpu: int) -> str:
+    """Name of a GPU in graphs and links, by its global number (node-major)."""
+    return f"gpu:{gpu}"
