@@ -30,13 +30,16 @@ CLUSTERS = (
 def main() -> None:
     """Print one line an accelerator, and then what is missing of each."""
     print(
-        "accelerator   number  format  step (s)  tokens/s each  $M a T tokens  memory (GB)  confidence (profile)"
+        "accelerator   number  format  step (s)  tokens/s each  $M a T tokens  memory (GB)"
+        "  confidence (profile)"
     )
     gaps = []
     for name, nodes in CLUSTERS:
         chip = load_cluster(name).accelerator
         _, profile = best_profile(chip)
-        precision = "fp8" if chip.peak_flop_per_s("bf16") < chip.peak.get("fp8", chip.peak["bf16"]).value else "bf16"
+        precision = (
+            "fp8" if chip.peak_flop_per_s("bf16") < chip.peak.get("fp8", chip.peak["bf16"]).value else "bf16"
+        )
         resized = [] if nodes is None else [f"cluster.nodes={nodes}"]
         units = 0 if chip.communication_engine else 20
         result = moesim.simulate(

@@ -71,7 +71,7 @@ def statement(cluster: Cluster, profile: CalibrationProfile) -> str:
 
 
 def peak_only_note(cluster: Cluster, profile: CalibrationProfile) -> tuple[str, ...]:
-    """The statement, where rates are not measured on this accelerator by shape, for the list of extrapolations."""
+    """The statement as an extrapolation, where products are priced without a table of rates by shape."""
     return () if profile.gemm_tables else (statement(cluster, profile),)
 
 

@@ -116,8 +116,8 @@ def _check_sms(scenario: Scenario, cluster: Cluster) -> None:
     sms, engine = scenario.communication.sms, cluster.accelerator.communication_engine
     if engine is not None and sms:
         raise InputError(
-            f"communication.sms={sms}: on {cluster.accelerator.name} a dedicated engine ({engine.name}) moves "
-            f"collectives, no {cluster.accelerator.unit_name} does; set communication.sms=0"
+            f"communication.sms={sms}: on {cluster.accelerator.name} a dedicated engine ({engine.name}) "
+            f"moves collectives, no {cluster.accelerator.unit_name} does; set communication.sms=0"
         )
     if sms == 0:
         return

@@ -115,7 +115,7 @@ class Pricer:
         node, fabric = self.cluster.node, self.cluster.network.fabric
         if self.cluster.nodes == 1 or fabric is None:
             return 0.0
-        return min(node.scale_out_bytes_per_s, fabric.link_bandwidth.value * node.nics_per_gpu.n)
+        return min(node.scale_out_bytes_per_s, fabric.link_bandwidth.value * node.n_nics_per_gpu)
 
     def targets(self) -> TargetStatistics:
         """Expected distinct targets of a token."""
@@ -353,7 +353,11 @@ class Pricer:
         links = self.links
         norm_s = 2 * ceil(log2(nodes)) * links.nic_latency_s + notify_seconds(links, 1)
         total = reduce_s + norm_s + update.fixed_s + gather_s
-        worst = (reduce_s + gather_s) * (1.0 + collective_residual(self.profile, links.curves)) + norm_s + update.worst_s
+        worst = (
+            (reduce_s + gather_s) * (1.0 + collective_residual(self.profile, links.curves))
+            + norm_s
+            + update.worst_s
+        )
         return SyncCost(reduce_s, norm_s, update.fixed_s, gather_s, update.best_s, max(worst, total))
 
 

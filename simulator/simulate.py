@@ -6,6 +6,7 @@ import moesim
 from moesim.hwmodels.calibration import profile_hash
 from moesim.hwmodels.confidence import confidence, peak_only_note, statement
 from moesim.hwmodels.provenance import provenance_rows
+from moesim.hwmodels.units import format_quantity
 from moesim.simulator.bounds import lower_bound_s, upper_bound_s
 from moesim.simulator.engine.critical import critical_path, seconds_by_cause
 from moesim.simulator.engine.execute import Execution, execute
@@ -137,7 +138,7 @@ def _warnings(prepared: Prepared) -> list[str]:
     if fabric is not None and prepared.pricer.nic_bytes_per_s < node.scale_out_bytes_per_s:
         found.append(
             f"the network's ports ({fabric.link_bandwidth.text}) are slower than the node's NICs "
-            f"({node.nic_bandwidth.text}): transfers go at the ports' rate"
+            f"({format_quantity(node.scale_out_bytes_per_s, 'bytes_per_s')}): transfers go at the ports' rate"
         )
     return found
 

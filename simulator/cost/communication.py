@@ -199,7 +199,9 @@ def ring_seconds(
     steps_s = (ranks_per_node - 1) * links.scale_up_latency_s
     seconds = 0.0
     if ranks_per_node > 1:
-        share = profile.curve(f"{links.curves}collective.scale_up_fraction").curve.at(total_bytes / ranks).value
+        share = (
+            profile.curve(f"{links.curves}collective.scale_up_fraction").curve.at(total_bytes / ranks).value
+        )
         seconds = scale_up_bytes / (share * links.wiring.ring(ranks_per_node) * links.scale_up_bytes_per_s)
     if nodes > 1:
         share = profile.curve(f"{links.curves}collective.nic_fraction").curve.at(nodes).value

@@ -46,7 +46,14 @@ def worst_link_load(sizes: tuple[int, ...], wraps: tuple[bool, ...]) -> float:
 
 @pytest.mark.parametrize(
     ("torus", "block"),
-    [((4, 4), (4, 4)), ((4, 4), (2, 4)), ((8, 4), (4, 4)), ((5, 3), (5, 3)), ((4, 4, 4), (4, 4, 4)), ((6, 6), (3, 3))],
+    [
+        ((4, 4), (4, 4)),
+        ((4, 4), (2, 4)),
+        ((8, 4), (4, 4)),
+        ((5, 3), (5, 3)),
+        ((4, 4, 4), (4, 4, 4)),
+        ((6, 6), (3, 3)),
+    ],
 )
 def test_the_cut_of_a_torus_equals_the_busiest_link_of_routes(
     torus: tuple[int, ...], block: tuple[int, ...]

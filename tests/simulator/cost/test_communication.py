@@ -235,7 +235,7 @@ def test_an_engine_takes_the_slower_of_its_two_paths() -> None:
 
 
 def test_an_engine_needs_no_sms() -> None:
-    """Rows to the own rank cost an SM kernel time (`logical`), an engine nothing; no NIC bytes, no NIC curve."""
+    """Rows to the own rank cost an SM kernel time (`logical`), an engine nothing."""
     alone = engine_transfer(moved(0.0, 300e6, logical=900e6), TORUS, ENGINES, nodes=1)
     assert alone.payload_s == engine_transfer(moved(0.0, 300e6), TORUS, ENGINES, nodes=1).payload_s
     assert alone.curve_ids == ("engine.ep.scale_up_fraction",) and alone.nic_s == 0.0
@@ -261,5 +261,7 @@ def test_sends_and_rings_of_an_engine_read_its_own_shares() -> None:
 
 
 def test_a_profile_without_engine_shares_is_named() -> None:
-    with pytest.raises(InputError, match=r"'hopper-communication' has no curve 'engine\.ep\.scale_up_fraction'"):
+    with pytest.raises(
+        InputError, match=r"'hopper-communication' has no curve 'engine\.ep\.scale_up_fraction'"
+    ):
         engine_transfer(moved(0.0, 1e6), TORUS, PROFILE, nodes=1)

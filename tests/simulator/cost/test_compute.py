@@ -11,7 +11,7 @@ from moesim.hwmodels.accelerator import load_accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, load_profile
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.cost.compute import OperatorCost, SmContext, operator_seconds, slow_down
-from moesim.simulator.model.operator import Operator, Phase
+from moesim.simulator.model.operator import Dtype, Operator, Phase
 from moesim.simulator.model.operators import block_operators, optimizer_operators, scale_rows
 from moesim.simulator.model.operators_parts import cast, gemm
 from moesim.simulator.model.precision import PRECISIONS
@@ -265,9 +265,9 @@ def test_every_block_of_every_shipped_model_has_a_price(name: str, profile: str,
     ],
 )
 def test_a_best_measured_product_comes_before_the_datasheet_peak(
-    chip: str, dtype: str, flop_per_s: float
+    chip: str, dtype: Dtype, flop_per_s: float
 ) -> None:
-    op = replace(gemm("big", "forward", 8192, 8192, 8192, "bf16"), dtype=dtype)
+    op = gemm("big", "F", 8192, 8192, 8192, dtype)
     cost = operator_seconds(op, load_accelerator(chip), ROOFLINE, ALONE)
     assert cost.seconds == pytest.approx(op.flop / flop_per_s)
     assert cost.best_seconds <= cost.seconds <= cost.worst_seconds
@@ -276,7 +276,7 @@ def test_a_best_measured_product_comes_before_the_datasheet_peak(
 
 def test_compute_alone_needs_no_number_of_units_and_compute_beside_it_does() -> None:
     s5000 = load_accelerator("mtt-s5000")
-    op = gemm("big", "forward", 8192, 8192, 8192, "bf16")
+    op = gemm("big", "F", 8192, 8192, 8192, "bf16")
     assert operator_seconds(op, s5000, ROOFLINE, ALONE).seconds > 0
     with pytest.raises(InputError, match="'mtt-s5000' has no figure compute_units"):
         operator_seconds(op, s5000, ROOFLINE, PAIR)
