@@ -37,9 +37,8 @@ def main() -> None:
     for name, nodes in CLUSTERS:
         chip = load_cluster(name).accelerator
         _, profile = best_profile(chip)
-        precision = (
-            "fp8" if chip.peak_flop_per_s("bf16") < chip.peak.get("fp8", chip.peak["bf16"]).value else "bf16"
-        )
+        peak = chip.peak_flop_per_s
+        precision = "fp8" if "fp8" in chip.peak and peak("fp8") > peak("bf16") else "bf16"
         resized = [] if nodes is None else [f"cluster.nodes={nodes}"]
         units = 0 if chip.communication_engine else 20
         result = moesim.simulate(
@@ -53,10 +52,11 @@ def main() -> None:
         step, run, memory = result.step, result.run, result.memory
         number = step.tokens_per_s / step.tokens_per_s_per_gpu
         cost = "no price" if run.cost_usd is None else f"{run.cost_usd / run.tokens * 1e6:.3f}"
-        fits = "" if memory.fits else " (too much)"
+        fits = "" if memory.fits else ", does not fit"
         print(
-            f"{chip.name:12s}  {number:6.0f}  {precision:6s}  {step.time_s:8.2f}  {step.tokens_per_s_per_gpu:13.0f}"
-            f"  {cost:>13s}  {memory.total_bytes / 1e9:11.1f}  {result.confidence} ({profile}){fits}"
+            f"{chip.name:12s}  {number:6.0f}  {precision:6s}  {step.time_s:8.2f}"
+            f"  {step.tokens_per_s_per_gpu:13.0f}  {cost:>13s}  {memory.total_bytes / 1e9:11.1f}"
+            f"  {result.confidence} ({profile}){fits}"
         )
         missing = [*missing_figures(chip), *(["price"] if run.cost_usd is None else [])]
         if missing:

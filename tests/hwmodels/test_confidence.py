@@ -59,9 +59,8 @@ def test_the_weakest_of_the_first_tables_decides() -> None:
 def test_a_peak_only_statement_holds_the_prior_its_range_and_its_source() -> None:
     cluster, profile = cluster_of("tpu-v5p"), load_profile(GENERIC)
     text = statement(cluster, profile)
-    assert text.startswith(
-        "peak-only, efficiency prior 0.7 (0.5 to 0.85) of the datasheet peak of tpu-v5p (generic-priors.gemm: "
-    )
+    prior = "0.7 (0.5 to 0.85) of the datasheet peak of tpu-v5p (generic-priors.gemm: "
+    assert text.startswith(f"peak-only, efficiency prior {prior}")
     assert peak_only_note(cluster, profile) == (text,)
     assert peak_only_note(cluster_of("h800-sxm"), load_profile("h800-trace")) == ()
     assert "of the best product measured on it of mi300x" in statement(cluster_of("mi300x"), profile)
