@@ -17,6 +17,7 @@ from moesim.hwmodels.network import list_networks, load_network
 from moesim.hwmodels.node import list_nodes, load_node
 from moesim.hwmodels.price import list_prices, load_prices
 from moesim.hwmodels.provenance import sourced_numbers
+from moesim.hwmodels.scale_up import list_scale_ups, load_scale_up
 from moesim.hwmodels.units import format_quantity
 from moesim.hwmodels.validation import nearest
 
@@ -49,6 +50,7 @@ class FigureRow(NamedTuple):
 _KINDS: dict[str, tuple[Callable[[], tuple[str, ...]], Callable[[str], BaseModel]]] = {
     "accelerator": (list_accelerators, load_accelerator),
     "node": (list_nodes, load_node),
+    "scale-up": (list_scale_ups, load_scale_up),
     "network": (list_networks, load_network),
     "cluster": (list_clusters, load_cluster),
     "energy": (list_energy_sites, load_energy_site),

@@ -153,8 +153,8 @@ class Topology(ABC):
         `modulo`: one path, by destination modulo (as InfiniBand subnet managers route fat-trees); `ecmp`:
         one of the equally good paths by a hash of pair and seed; `ideal`: all equally good paths, in equal
         parts (in proportion to what faults left of them). A pair whose paths are all down takes a
-        detour. Raises InputError for a GPU that does not exist and an unknown spreading, InfeasibleError
-        naming the ranks where no detour is left.
+        detour (docs/model.md, eq. N2). Raises InputError for a GPU that does not exist and an unknown
+        spreading, InfeasibleError naming the ranks where no detour is left.
         """
         latency_s = self.wiring.latency_s  # the wiring comes first: it says where each part's cables start
         src, dst = self._checked(src), self._checked(dst)
@@ -317,6 +317,15 @@ class Topology(ABC):
     def inventory(self) -> Inventory:
         """Switches, ports, cables, transceivers and endpoints, and what they cost."""
         return count_inventory(self.wiring, self.prices)
+
+    def longest_route(self, sources: int = 64) -> int:
+        """Most links on a route from any of `sources` evenly chosen GPUs (all, where there are fewer)."""
+        src = np.unique(np.linspace(0, self.n_gpus - 1, min(sources, self.n_gpus)).astype(np.int64))
+        longest = 0
+        for gpu in src.tolist():
+            routes = self.routes(np.full(self.n_gpus, gpu), np.arange(self.n_gpus))
+            longest = max(longest, int(np.diff(routes.indptr).max()))
+        return longest
 
     def graph(self) -> networkx.Graph:
         """The whole network for people and checks; edges carry kind, cables and bytes_per_s (a direction).

@@ -15,7 +15,7 @@ MOST_DETOURS = 128
 
 
 class Dragonfly(ScaleOutPart):
-    """Groups of `a` switches with p endpoints and h global links each (Kim et al., ISCA 2008).
+    """Groups of `a` switches with p endpoints and h global links each (Kim et al., ISCA 2008; eq. N4).
 
     g groups have a h global ports each. Every pair of groups gets m = a h // (g - 1) cables; of the s ports
     that are left over, pairs join each group with the s // 2 next ones on either side, so that no more

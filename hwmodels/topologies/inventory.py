@@ -53,7 +53,10 @@ SCALE_UP_SWITCHES = frozenset({"nvswitch", "scale-up-l1", "scale-up-l2"})
 
 
 def count_inventory(wiring: Wiring, prices: FabricPrices | None) -> Inventory:
-    """Count a wiring: chips of striped switches and strands of bundled cables one by one."""
+    """Count a wiring: chips of striped switches and strands of bundled cables one by one.
+
+    Cost: docs/model.md, eq. N1.
+    """
     switches: dict[str, int] = {}
     for block in wiring.vertices:
         if block.kind not in ("gpu", "host"):

@@ -59,7 +59,7 @@ class MultiPlaneFatTree(ScaleOutPart):
 
     def joined(self, src: IntArray, dst: IntArray) -> IntArray:
         """1 on the same plane."""
-        return (self.plane(src) == self.plane(dst)).astype(np.int64)
+        return np.where(self.plane(src) == self.plane(dst), 1, 0)
 
     def wire(self, wiring: Wiring) -> None:
         """Switches and trunks plane by plane, then a cable for every GPU's NIC."""

@@ -17,7 +17,7 @@ class TreeShape:
 
     The spines are the fewest that take every uplink and divide a leaf's uplinks evenly. A full tree of
     P-port switches without oversubscription has P leaves, P/2 spines and P^2/2 endpoints
-    (arXiv 2505.09343, Table 3: 2,048 for P = 64).
+    (arXiv 2505.09343, Table 3: 2,048 for P = 64; docs/model.md, eq. N3).
     """
 
     leaves: int

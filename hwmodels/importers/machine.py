@@ -1,0 +1,42 @@
+"""What an import found out about a machine, whatever file it came from."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One server as a file describes it.
+
+    `pair_links` counts direct scale-up links of GPU pairs (i < j), `switch_links` those of each GPU to
+    switches. `edges` are the PCIe tree, "a b 63GB/s" each, for machines without scale-up links.
+    `nic_bytes_per_s`: one rate per NIC, None where the file does not say.
+    """
+
+    form: str
+    gpus: int
+    pair_links: dict[tuple[int, int], int] = field(default_factory=dict)
+    switch_links: tuple[int, ...] = ()
+    nics: int = 0
+    nic_bytes_per_s: float | None = None
+    edges: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def shape(self) -> str:
+        """`nvswitch`, `fully-connected`, `pcie` (no scale-up link at all) or `partial`."""
+        if self.switch_links and all(self.switch_links):
+            return "nvswitch"
+        if not self.pair_links and not any(self.switch_links):
+            return "pcie"
+        every = self.gpus * (self.gpus - 1) // 2
+        same = len(set(self.pair_links.values())) == 1
+        return "fully-connected" if len(self.pair_links) == every and same and self.gpus > 1 else "partial"
+
+
+def rate_text(bytes_per_s: float) -> str:
+    """A bandwidth as an edge list writes it, without a space."""
+    assert math.isfinite(bytes_per_s)
+    return f"{bytes_per_s / 1e9:.6g}GB/s"

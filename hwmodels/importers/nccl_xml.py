@@ -1,0 +1,128 @@
+"""NCCL's topology file (NCCL_TOPO_DUMP_FILE): GPUs, NVLinks, NICs and the PCIe tree of one server."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.importers.machine import Machine, rate_text
+from moesim.hwmodels.importers.safe_xml import Element, parse_xml
+
+_NVSWITCH_CLASS = "0x0680"
+
+
+def read_nccl_xml(text: str, name: str) -> Machine:
+    """The machine of a NCCL topology file.
+
+    `<system>` holds `<cpu>`s, these nested `<pci>` devices with `link_speed` ("32.0 GT/s PCIe") and
+    `link_width`, these `<gpu>` with `<nvlink target count tclass>` and `<nic>` with `<net speed>` in
+    Mb/s. A link to a switch is told by its class 0x068000. Raises InputError for XML that is malformed or
+    hostile, holds no GPU, or names GPUs that are not there.
+    """
+    root = parse_xml(text, name)
+    if root.tag != "system":
+        raise InputError(f"{name}: the root is <{root.tag[:40]}>, but a NCCL topology starts with <system>")
+    gpus = _gpus(root, name)
+    by_bus = {bus: index for index, (bus, _) in enumerate(gpus)}
+    switch = [0] * len(gpus)
+    pairs: dict[tuple[int, int], int] = {}
+    for index, (_, gpu) in enumerate(gpus):
+        for link in gpu.all("nvlink", "xgmi"):
+            target = link.attributes.get("target", "")
+            count = _integer(link, "count", name, default=1)
+            if link.attributes.get("tclass", "").startswith(_NVSWITCH_CLASS):
+                switch[index] += count
+            elif target in by_bus and by_bus[target] != index:
+                low, high = sorted((index, by_bus[target]))
+                if pairs.setdefault((low, high), count) != count:
+                    raise InputError(f"{name}: GPUs {low} and {high} disagree about the links between them")
+            else:
+                raise InputError(
+                    f"{name}: GPU {index} has a {link.tag} to {target[:40]!r}, which is neither a GPU "
+                    f"of the file nor marked as a switch (tclass {_NVSWITCH_CLASS}00)"
+                )
+    speeds = sorted({_integer(net, "speed", name) for net in root.all("net")})
+    nets = len({net.attributes.get("name", str(i)) for i, net in enumerate(root.all("net"))})
+    notes = []
+    if len(speeds) > 1:
+        notes.append(
+            f"NICs of {', '.join(f'{s / 1000:g}' for s in speeds)} Gb/s: the fastest is taken for all"
+        )
+    machine = Machine(
+        form="NCCL topology XML",
+        gpus=len(gpus),
+        pair_links=pairs,
+        switch_links=tuple(switch) if any(switch) else (),
+        nics=nets,
+        nic_bytes_per_s=speeds[-1] * 1e6 / 8 if speeds and speeds[-1] else None,
+        notes=tuple(notes),
+    )
+    if machine.shape in ("pcie", "partial"):  # virtual machines often hide the PCIe speeds: ask only then
+        return replace(machine, edges=tuple(_pcie_edges(root, by_bus, name)))
+    return machine
+
+
+def _gpus(root: Element, name: str) -> list[tuple[str, Element]]:
+    """(bus id, element) of every GPU, in the order of their device numbers."""
+    found = []
+    for pci in root.all("pci"):
+        for gpu in pci.children:
+            if gpu.tag == "gpu":
+                found.append((_integer(gpu, "dev", name), pci.attributes.get("busid", ""), gpu))
+    if not found:
+        raise InputError(f"{name}: there is no <gpu> inside a <pci>; dump it with NCCL_TOPO_DUMP_FILE")
+    found.sort(key=lambda item: item[0])
+    if len({dev for dev, *_ in found}) < len(found) or len({bus for _, bus, _ in found}) < len(found):
+        raise InputError(f"{name}: two GPUs have the same dev or busid")
+    return [(bus, gpu) for _, bus, gpu in found]
+
+
+def _integer(element: Element, key: str, name: str, default: int | None = None) -> int:
+    text = element.attributes.get(key)
+    if text is None and default is not None:
+        return default
+    if text is None or not re.fullmatch(r"\d{1,9}", text):
+        shown = "missing" if text is None else repr(text[:40])
+        raise InputError(f"{name}: <{element.tag}> {key}={shown}; a whole number is needed")
+    return int(text)
+
+
+def _pcie_edges(root: Element, by_bus: dict[str, int], name: str) -> list[str]:
+    """The PCIe tree as edges; sockets are joined at the fastest rate in the file, which is an assumption."""
+    edges: list[str] = []
+    fastest = 0.0
+
+    def walk(element: Element, parent: str) -> None:
+        nonlocal fastest
+        for child in element.children:
+            if child.tag != "pci":
+                continue
+            bus = child.attributes.get("busid", "")
+            is_gpu, below = bus in by_bus, any(child.all("gpu"))
+            if not is_gpu and not below:
+                continue
+            here = f"gpu:{by_bus[bus]}" if is_gpu else f"pci:{bus}"
+            if not re.fullmatch(r"[\w.:-]{1,40}", here):
+                raise InputError(f"{name}: busid {bus[:40]!r} is no PCI bus id")
+            rate = _pcie_bytes_per_s(child, name)
+            fastest = max(fastest, rate)
+            edges.append(f"{here} {parent} {rate_text(rate)}")
+            walk(child, here)
+
+    cpus = [cpu for cpu in root.all("cpu") if any(cpu.all("gpu"))]
+    for number, cpu in enumerate(cpus):
+        walk(cpu, f"cpu:{number}")
+    edges += [f"cpu:{n} cpu:{m} {rate_text(fastest)}" for m in range(len(cpus)) for n in range(m)]
+    return edges
+
+
+def _pcie_bytes_per_s(pci: Element, name: str) -> float:
+    """GT/s times lanes, less the line code (128/130 from 8 GT/s on, 8/10 below): 63.0 GB/s for Gen5 x16."""
+    match = re.fullmatch(r"(\d{1,3}(?:\.\d)?) ?GT/s.{0,20}", pci.attributes.get("link_speed", ""))
+    lanes = _integer(pci, "link_width", name)
+    if match is None or lanes == 0:
+        bus = pci.attributes.get("busid", "")[:40]
+        raise InputError(f"{name}: <pci busid={bus!r}> has no usable link_speed and link_width")
+    speed = float(match[1])
+    return speed * 1e9 * lanes / 8 * (128 / 130 if speed >= 8 else 8 / 10)

@@ -1,0 +1,232 @@
+"""A cluster file from what describes the user's machine: NCCL XML, `nvidia-smi topo -m`, an edge list."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moesim.hwmodels.cluster import Cluster
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.importers.machine import Machine, rate_text
+from moesim.hwmodels.importers.nccl_xml import read_nccl_xml
+from moesim.hwmodels.importers.smi_topo import read_smi_topo
+from moesim.hwmodels.network import load_network
+from moesim.hwmodels.node import Node, load_node
+from moesim.hwmodels.topologies.edge_list import parse_edges
+from moesim.hwmodels.validation import validate_model
+from moesim.hwmodels.yaml_io import dump_mapping
+
+MAX_BYTES = 4_000_000
+NVLINK_BYTES_PER_S = 25e9
+"""One NVLink 3 or 4 and direction; later ones are faster, so counts by it never miss a switch."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedTopology:
+    """A cluster, its file's text, and in words what came from the file and what did not."""
+
+    cluster: Cluster
+    text: str
+    understood: tuple[str, ...]
+    assumed: tuple[str, ...]
+
+
+def import_topology(
+    path: Path, like: str, nodes: int = 1, network: str | None = None, date: str | None = None
+) -> ImportedTopology:
+    """The cluster that a file describes; `like` names a shipped node for everything the file cannot say.
+
+    An edge list describes the whole cluster of `nodes` nodes; the other two one server, of which `nodes`
+    are joined by the network called `network`. `date` stands in the provenance (today where not given).
+    Raises InputError for a file that is missing, malformed or hostile, and for what does not fit together.
+    """
+    text, base = _read(path), load_node(like)
+    day = date or datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+    name = re.sub(r"[^a-z0-9-]+", "-", path.stem.lower()).strip("-") or "imported"
+    if nodes < 1:
+        raise InputError(f"--nodes {nodes}: at least 1")
+    if text.lstrip().startswith("<"):
+        machine = read_nccl_xml(text, str(path))
+    elif re.search(r"^\s*(\x1b\[[0-9;]*m)*\s*GPU0\b", text, re.MULTILINE):
+        machine = read_smi_topo(text, str(path), _host_rate(base), _most_links(base))
+    else:
+        return _finish(_from_edges(text, base, nodes, (str(path), day)), name, path, nodes)
+    parts = _from_machine(machine, base, nodes, network, (str(path), day))
+    return _finish(parts, name, path, nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    node: dict[str, Any]
+    network: Any
+    understood: tuple[str, ...]
+    assumed: tuple[str, ...]
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    if len(data) > MAX_BYTES:
+        raise InputError(f"{path}: larger than {MAX_BYTES // 10**6} MB; this is no topology")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not a text file (byte {error.start} is not UTF-8)") from None
+    if "\0" in text or not text.strip():
+        raise InputError(
+            f"{path}: {'not a text file (it contains a zero byte)' if text.strip() else 'empty'}"
+        )
+    return text
+
+
+def _host_rate(base: Node) -> float:
+    figure = base.accelerator.host_bandwidth
+    if figure is None:
+        raise InputError(
+            f"accelerator {base.accelerator.name!r} has no host_bandwidth; choose another --like"
+        )
+    return figure.value
+
+
+def _most_links(base: Node) -> int:
+    return round(base.accelerator.scale_up_bytes_per_s / NVLINK_BYTES_PER_S)
+
+
+def _figure(value: Any, place: tuple[str, str], kind: str = "measured") -> dict[str, Any]:
+    return {"value": value, "kind": kind, "source": f"read from {place[0]}", "date": place[1]}
+
+
+def _base_node(base: Node, gpus: int, place: tuple[str, str]) -> dict[str, Any]:
+    data = base.model_dump(mode="json", exclude_none=True)
+    changed = {"name": "imported", "title": f"as {base.name}, with what {place[0]} says"}
+    return {**data, **changed, "accelerator": base.accelerator.name, "gpus": _figure(gpus, place)}
+
+
+def _from_machine(
+    machine: Machine, base: Node, nodes: int, network: str | None, place: tuple[str, str]
+) -> _Parts:
+    node = _base_node(base, machine.gpus, place)
+    understood = [f"{machine.form}: {machine.gpus} GPUs, {machine.nics} NICs"]
+    assumed = [*machine.notes, f"latencies, power and payload rates as node {base.name!r}"]
+    node.pop("scale_up", None)
+    joined: Any = "single-node" if nodes == 1 else network
+    if machine.shape == "nvswitch":
+        links = max(machine.switch_links)
+        if min(machine.switch_links) != links:
+            raise InputError(
+                f"{place[0]}: the GPUs have {min(machine.switch_links)} to {links} links to switches"
+            )
+        node["scale_up_switch"] = f"switched, {links} links a GPU"
+        understood.append(f"all GPUs behind switches, {links} links each")
+    elif machine.shape == "fully-connected":
+        _mesh(node, machine, base, place)
+        understood.append("every pair of GPUs joined directly")
+    else:
+        if nodes > 1:
+            raise InputError(
+                f"{place[0]}: not all pairs of GPUs have an equal scale-up link; "
+                f"such a server is read as a graph of its own: use --nodes 1, or write an edge list of the "
+                f"whole cluster"
+            )
+        edges = _direct_edges(machine, base) + list(machine.edges)
+        joined = _edge_network(edges, base, machine.form)
+        node["scale_up_switch"] = "as its edge list says"
+        understood.append(f"a graph of {len(edges)} links")
+        assumed.append("PCIe sockets joined at the rate of their fastest link")
+    if nodes > 1 and joined is None:
+        raise InputError(f"--nodes {nodes}: name the network that joins them, such as --network mrft-ib-400g")
+    understood += _nics(node, machine, base, place)
+    return _Parts(node, joined, tuple(understood), tuple(assumed))
+
+
+def _mesh(node: dict[str, Any], machine: Machine, base: Node, place: tuple[str, str]) -> None:
+    """Every pair has the same part of a GPU's scale-up bandwidth."""
+    pair = base.scale_up_bytes_per_s / (machine.gpus - 1)
+    effective = base.scale_up_achievable_bytes_per_s / (machine.gpus - 1)
+    node["scale_up_switch"] = "none: a link for every pair"
+    node["scale_up"] = {
+        "kind": "fully-connected",
+        "title": "a link for every pair of GPUs",
+        "fabric": {
+            "link_bandwidth": _figure(f"{pair / 1e9:.6g} GB/s", place, "derived"),
+            "link_bandwidth_effective": _figure(f"{effective / 1e9:.6g} GB/s", place, "derived"),
+        },
+    }
+
+
+def _direct_edges(machine: Machine, base: Node) -> list[str]:
+    """Scale-up links of a partial mesh; a GPU's bandwidth is divided by the most links any GPU has."""
+    totals = [0] * machine.gpus
+    for (i, j), count in machine.pair_links.items():
+        totals[i] += count
+        totals[j] += count
+    each = base.scale_up_achievable_bytes_per_s / max(1, *totals)
+    return [f"gpu:{i} gpu:{j} {rate_text(each * n)}" for (i, j), n in sorted(machine.pair_links.items())]
+
+
+def _nics(node: dict[str, Any], machine: Machine, base: Node, place: tuple[str, str]) -> list[str]:
+    if not machine.nics:
+        return ["no NIC in the file: those of the node it is like"]
+    each, rest = divmod(machine.nics, machine.gpus)
+    rate = machine.nic_bytes_per_s or base.scale_out_bytes_per_s / base.n_nics_per_gpu
+    share = 1.0
+    if each == 0 or rest:  # storage NICs are among them, or GPUs share: count whole NICs a GPU
+        each, share = max(1, each), min(1.0, machine.nics / machine.gpus)
+    node["nics_per_gpu"] = _figure(each, place)
+    payload = base.scale_out_effective_bytes_per_s / base.scale_out_bytes_per_s
+    node["nic_bandwidth"] = _figure(f"{rate * share * 8 / 1e9:.6g} Gb/s", place)
+    node["nic_bandwidth_effective"] = _figure(f"{rate * share * payload / 1e9:.6g} GB/s", place, "derived")
+    return [f"{each} NIC a GPU of {rate * share * 8 / 1e9:g} Gb/s"]
+
+
+def _from_edges(text: str, base: Node, nodes: int, place: tuple[str, str]) -> _Parts:
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("#")]
+    try:
+        edges = parse_edges(text.splitlines())
+    except InputError as error:
+        raise InputError(f"{place[0]}: {error}") from None
+    gpus = len({name for edge in edges for name in (edge.a, edge.b) if re.fullmatch(r"gpu:\d+", name)})
+    if not gpus:
+        raise InputError(f"{place[0]}: no name like gpu:0; GPUs are called gpu:0, gpu:1, ...")
+    if gpus % nodes:
+        raise InputError(f"{place[0]}: {gpus} GPUs do not divide into --nodes {nodes}")
+    node = _base_node(base, gpus // nodes, place)
+    understood = (f"edge list: {len(edges)} links, {gpus} GPUs in {nodes} nodes",)
+    assumed = (f"latencies that are not stated, power and NICs as node {base.name!r}",)
+    return _Parts(node, _edge_network(lines, base, "edge list"), understood, assumed)
+
+
+def _edge_network(edges: list[str], base: Node, form: str) -> dict[str, Any]:
+    """A network of kind edge-list; the figures it cannot hold are those of the node and of InfiniBand."""
+    fabric = load_network("mrft-ib-400g").fabric
+    assert fabric is not None
+    keep = ("value", "kind", "source", "date")
+    nic = base.nic_bandwidth.model_dump(mode="json", include=set(keep))
+    latencies = {
+        key: getattr(fabric, key).model_dump(mode="json", include=set(keep)) | {"kind": "assumed"}
+        for key in ("latency_same_leaf", "latency_cross_leaf")
+    }
+    return {
+        "name": "imported",
+        "title": f"imported from a {form}",
+        "kind": "edge-list",
+        "fabric": {"link_bandwidth": nic, **latencies, "edges": edges},
+    }
+
+
+def _finish(parts: _Parts, name: str, path: Path, nodes: int) -> ImportedTopology:
+    data = {
+        "name": name,
+        "title": f"imported from {path.name}",
+        "node": parts.node,
+        "nodes": nodes,
+        "network": parts.network,
+    }
+    cluster = validate_model(Cluster, data, str(path))
+    return ImportedTopology(cluster, dump_mapping(data), parts.understood, parts.assumed)

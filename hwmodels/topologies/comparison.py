@@ -1,0 +1,123 @@
+"""Networks at full size beside the table of arXiv 2505.09343: counts and cost, published and ours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.resources import files
+
+from pydantic import BaseModel, ConfigDict
+
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.network import FabricPrices, load_fabric_prices, load_network
+from moesim.hwmodels.node import load_node
+from moesim.hwmodels.provenance import DateText, Kind, Source
+from moesim.hwmodels.topologies import build_topology
+from moesim.hwmodels.yaml_io import parse_mapping, validate_model
+
+PRICES = "ndr-400g"
+
+
+class PublishedNetwork(BaseModel):
+    """One column of the table: counts, and cost in millions of dollars and thousands an endpoint."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    endpoints: int
+    switches: int
+    links: int
+    cost_musd: float
+    cost_kusd_per_endpoint: float
+
+
+class PublishedTable(BaseModel):
+    """The table with its source (`data/comparisons/isca-2025-table3.yaml`)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    title: str
+    kind: Kind
+    source: Source
+    date: DateText
+    note: str
+    rows: tuple[PublishedNetwork, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One figure of one network: published, ours, and the relative error."""
+
+    network: str
+    figure: str
+    published: float
+    ours: float
+
+    @property
+    def relative_error(self) -> float:
+        """(ours - published) / published."""
+        return self.ours / self.published - 1
+
+
+def published_table() -> PublishedTable:
+    """The table as printed."""
+    name = "isca-2025-table3.yaml"
+    text = files("moesim.hwmodels").joinpath("data", "comparisons", name).read_text("utf-8")
+    return validate_model(PublishedTable, parse_mapping(text, name), name)
+
+
+# Nodes of 8 GPUs that fill each network.
+FULL_SIZE = {
+    "FT2": ("mrft-ib-400g", 256),
+    "MPFT": ("mpft-ib-400g", 2048),
+    "FT3": ("ft3-ib-400g", 8192),
+    "DF": ("dragonfly-ib-400g", 32704),
+}
+SLIM_FLY_Q = 28
+
+
+def slim_fly_counts(q: int) -> tuple[int, int, int]:
+    """(endpoints, switches, links) of a slim fly over q, q = 4 w + d with d in -1, 0, 1 (eq. N5).
+
+    2 q^2 switches with (3 q - d) / 2 links to others and half as many endpoints, rounded up
+    (arXiv 1912.08968). Raises InputError where q leaves the remainder 2. The graph itself exists only
+    where q is a power of a prime: the table's q = 28 is none, so its column is this formula and no network
+    that could be wired.
+    """
+    if q < 3 or q % 4 == 2:
+        raise InputError(f"q={q}: a slim fly needs q = 4 w - 1, 4 w or 4 w + 1, at least 3")
+    degree = (3 * q - {0: 0, 1: 1, 3: -1}[q % 4]) // 2
+    switches = 2 * q * q
+    return switches * -(-degree // 2), switches, switches * degree // 2
+
+
+def compare_networks() -> list[Cell]:
+    """Every cell of the table beside what the topologies count and a price list gives.
+
+    Nothing is fitted to the table: the prices are those of another source, NICs not included.
+    """
+    prices, cells = load_fabric_prices(PRICES), []
+    for row in published_table().rows:
+        endpoints, switches, links = _counts(row.name)
+        cost = _cost_usd(prices, endpoints, switches, links)
+        ours = {
+            "endpoints": float(endpoints),
+            "switches": float(switches),
+            "links": float(links),
+            "cost_musd": cost / 1e6,
+            "cost_kusd_per_endpoint": cost / endpoints / 1e3,
+        }
+        cells += [Cell(row.name, name, float(getattr(row, name)), value) for name, value in ours.items()]
+    return cells
+
+
+def _counts(name: str) -> tuple[int, int, int]:
+    if name == "SF":
+        return slim_fly_counts(SLIM_FLY_Q)
+    network, nodes = FULL_SIZE[name]
+    counted = build_topology(load_node("hgx-h800"), nodes, load_network(network)).inventory()
+    return counted.endpoints, counted.scale_out_switches, counted.inter_switch_links
+
+
+def _cost_usd(prices: FabricPrices, endpoints: int, switches: int, links: int) -> float:
+    """Switches, and a link for every endpoint and between switches (docs/model.md, eq. N1)."""
+    return switches * prices.switch.value + (endpoints + links) * prices.link.value

@@ -1,0 +1,322 @@
+"""Routes of every kind of topology, as arrays: paths of the graph, conserved bytes, closed forms."""
+
+from __future__ import annotations
+
+import functools
+from itertools import pairwise
+from typing import cast
+
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from topology_cases import SHIPPED, cases, network, node
+
+from moesim.hwmodels import InputError, load_network, load_node
+from moesim.hwmodels.topologies import SCALE_UP_KINDS, RouteSet, Spreading, Topology, build_topology
+
+NAMES = sorted(cases())
+SPREADINGS = ("modulo", "ecmp", "ideal")
+
+
+@functools.cache
+def graph(name: str) -> nx.Graph:
+    return cases()[name].graph()
+
+
+def all_pairs(topo: Topology) -> tuple[np.ndarray, np.ndarray]:
+    n = min(topo.n_gpus, 60)
+    picked = np.unique(np.linspace(0, topo.n_gpus - 1, n).astype(np.int64))
+    src, dst = np.meshgrid(picked, picked)
+    return src.ravel(), dst.ravel()
+
+
+def ends(topo: Topology) -> tuple[np.ndarray, np.ndarray]:
+    """[links] tail and head vertex of each link."""
+    wiring = topo.wiring
+    return (
+        np.stack([wiring.tails, wiring.heads], axis=1).ravel(),
+        np.stack([wiring.heads, wiring.tails], axis=1).ravel(),
+    )
+
+
+def check_flow(topo: Topology, src: np.ndarray, dst: np.ndarray, routes: RouteSet) -> None:
+    """What leaves every vertex entered it: 1 more leaves the source, 1 more enters the destination."""
+    tails, heads = ends(topo)
+    pair = np.repeat(np.arange(len(src)), np.diff(routes.indptr))
+    n = topo.wiring.n_vertices
+    net = np.zeros((len(src), n))
+    np.add.at(net, (pair, tails[routes.links]), routes.share)
+    np.add.at(net, (pair, heads[routes.links]), -routes.share)
+    expected = np.zeros((len(src), n))
+    np.add.at(expected, (np.arange(len(src)), src), 1.0)
+    np.add.at(expected, (np.arange(len(src)), dst), -1.0)
+    assert np.abs(net - expected).max() < 1e-9
+    assert (routes.share > 0).all() and (routes.share <= 1 + 1e-12).all()
+
+
+@pytest.mark.parametrize("spreading", SPREADINGS)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_route_conserves_flow(name: str, spreading: str) -> None:
+    topo = cases()[name]
+    src, dst = all_pairs(topo)
+    routes = topo.routes(src, dst, cast("Spreading", spreading), seed=3)
+    assert len(routes.indptr) == len(src) + 1 and len(routes.latency_s) == len(src)
+    check_flow(topo, src, dst, routes)
+    key = np.repeat(np.arange(len(src)), np.diff(routes.indptr)) * 10**7 + routes.links
+    assert len(np.unique(key)) == len(key), "a link stands twice in one route"
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(NAMES), st.data())
+def test_one_route_is_the_array_route_and_a_path_of_the_graph(name: str, data: st.DataObject) -> None:
+    topo = cases()[name]
+    src, dst = (data.draw(st.integers(0, topo.n_gpus - 1)) for _ in range(2))
+    route = topo.route(src, dst)
+    routes = topo.routes(np.array([src]), np.array([dst]))
+    table = topo.links()
+    assert [link.id for link in route] == [table.ids[n] for n in routes.links]
+    assert routes.latency_s[0] == sum(link.latency_s for link in route)
+    if src == dst:
+        assert route == ()
+        return
+    assert (route[0].tail, route[-1].head) == (f"gpu:{src}", f"gpu:{dst}")
+    assert all(link.head == after.tail for link, after in pairwise(route))
+    for link, number in zip(route, routes.links.tolist(), strict=True):
+        edge = graph(name).edges[link.tail, link.head]
+        assert edge["kind"] == link.kind == table.kinds[number]
+        assert table.bytes_per_s[number] == link.bytes_per_s <= link.nominal_bytes_per_s
+        assert link.bytes_per_s == pytest.approx(edge["bytes_per_s"]) or name == "edge-list"
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in ("rails", "mesh-rails", "supernode", "nvl72")])
+def test_routes_are_as_short_as_the_graph_allows(name: str) -> None:
+    """Multi-plane routes too: forwarding inside a node is the only way to another plane."""
+    topo = cases()[name]
+    src, dst = all_pairs(topo)
+    lengths = np.diff(topo.routes(src, dst).indptr)
+    best = dict(nx.all_pairs_shortest_path_length(graph(name)))
+    shortest = np.array([best[f"gpu:{s}"][f"gpu:{d}"] for s, d in zip(src, dst, strict=True)])
+    through_gpus = 0 if name not in ("multi-plane", "two-planes") else 2
+    if name.startswith("dragonfly"):  # minimal between groups: a chain over a third group is no route
+        assert (lengths <= 5).all() and (lengths >= shortest).all()
+    else:
+        assert (lengths <= shortest + through_gpus).all() and (lengths >= shortest).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_graph_is_connected_and_holds_every_cable(name: str) -> None:
+    topo, drawn = cases()[name], graph(name)
+    assert nx.is_connected(drawn)
+    assert drawn.number_of_nodes() == topo.wiring.n_vertices
+    assert sum(edge["cables"] for *_, edge in drawn.edges(data=True)) == topo.wiring.n_cables
+    assert len(topo.links().ids) == 2 * topo.wiring.n_cables == len(set(topo.links().ids))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_inventory_counts_what_the_graph_shows(name: str) -> None:
+    topo, drawn = cases()[name], graph(name)
+    counted = topo.inventory()
+    kinds: dict[str, int] = {}
+    for _, data in drawn.nodes(data=True):
+        if data["kind"] != "gpu":
+            kinds[data["kind"]] = kinds.get(data["kind"], 0) + data["chips"]
+    assert counted.switches == kinds
+    strands = {run.kind: run.strands for run in topo.wiring.cables}
+    cables: dict[str, int] = {}
+    for *_, edge in drawn.edges(data=True):
+        cables[edge["kind"]] = cables.get(edge["kind"], 0) + edge["cables"] * strands[edge["kind"]]
+    assert {k: n for k, n in counted.cables.items() if n} == cables
+    nics = topo.node.n_nics_per_gpu
+    if any(kind == "nic" for kind in cables):
+        assert counted.endpoints == topo.n_gpus * nics
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_no_switch_of_a_shipped_network_has_more_cables_than_ports(name: str) -> None:
+    net = load_network(name)
+    topo = build_topology(load_node("hgx-h800"), 130, net)
+    drawn = topo.graph()
+    for vertex, data in drawn.nodes(data=True):
+        if data["kind"] not in ("gpu", "nvswitch"):
+            assert sum(edge["cables"] for *_, edge in drawn.edges(vertex, data=True)) <= 64
+
+
+@pytest.mark.parametrize("name", ["fat-tree-2", "fat-tree-3", "dragonfly-9", "two-nics"])
+def test_small_switches_do_not_overflow(name: str) -> None:
+    topo, drawn = cases()[name], graph(name)
+    for vertex, data in drawn.nodes(data=True):
+        if data["kind"] not in ("gpu", "nvswitch"):
+            at = drawn.edges(vertex, data=True)
+            ports = sum(e["cables"] * (topo.node.n_nics_per_gpu if e["kind"] == "nic" else 1) for *_, e in at)
+            assert ports <= 8
+
+
+# -- closed forms ------------------------------------------------------------------------------------
+
+
+def load(topo: Topology, src: np.ndarray, dst: np.ndarray, spreading: Spreading, seed: int = 0) -> np.ndarray:
+    """[links] transfers of one unit that cross each link."""
+    routes = topo.routes(src, dst, spreading, seed)
+    return np.bincount(routes.links, weights=routes.share, minlength=len(topo.links().ids))
+
+
+def of_kind(topo: Topology, values: np.ndarray, *kinds: str) -> np.ndarray:
+    return values[np.isin(topo.links().kinds, kinds)]
+
+
+@pytest.mark.parametrize("name", ["fat-tree-2", "fat-tree-3", "multi-plane"])
+@given(st.integers(1, 100))
+@settings(max_examples=40, deadline=None)
+def test_shifts_of_all_nodes_never_share_a_link_with_modulo_routing(name: str, shift: int) -> None:
+    topo = cases()[name]
+    if name == "fat-tree-3":  # whole pods, or the shift wraps around in the middle of one
+        topo = full_three_layers()
+    src = np.arange(topo.n_gpus)
+    dst = (src + topo.gpus_per_node * (1 + shift % (topo.nodes - 1))) % topo.n_gpus
+    assert load(topo, src, dst, "modulo").max() == 1
+    if name != "multi-plane":
+        assert load(topo, src, dst, "ideal").max() <= 1 + 1e-9
+
+
+@functools.cache
+def full_three_layers() -> Topology:
+    return build_topology(node(4), 32, network("fat-tree", switch_ports="8", layers="3"))
+
+
+def test_hashing_collides_where_modulo_does_not() -> None:
+    topo = full_three_layers()
+    src = np.arange(topo.n_gpus)
+    dst = (src + 16) % topo.n_gpus
+    worst = [load(topo, src, dst, "ecmp", seed).max() for seed in range(5)]
+    assert max(worst) >= 2 and len({load(topo, src, dst, "ecmp", s).tobytes() for s in range(5)}) == 5
+    same = (load(topo, src, dst, "ecmp", 1), load(topo, src, dst, "ecmp", 1))
+    assert np.array_equal(*same)
+
+
+def test_ideal_spreading_balances_an_oversubscribed_spine_exactly() -> None:
+    topo = cases()["fat-tree-2-over"]  # leaves of 6 down and 2 up
+    src = np.arange(topo.n_gpus)
+    dst = (src + 6 * topo.gpus_per_node) % topo.n_gpus  # every node to the other leaf of its rail
+    up = of_kind(topo, load(topo, src, dst, "ideal"), "leaf-spine")
+    assert np.allclose(up, 3.0)
+    assert of_kind(topo, load(topo, src, dst, "ecmp"), "leaf-spine").max() > 3.0
+
+
+def test_all_to_all_fills_a_full_bisection_evenly() -> None:
+    topo = cases()["fat-tree-2"]
+    src, dst = (x.ravel() for x in np.meshgrid(np.arange(topo.n_gpus), np.arange(topo.n_gpus)))
+    across = src // 4 != dst // 4
+    moved = load(topo, src[across], dst[across], "ideal")
+    trunks, nics = of_kind(topo, moved, "leaf-spine"), of_kind(topo, moved, "nic")
+    assert np.allclose(nics, 28) and np.allclose(trunks, trunks[0]) and trunks[0] <= 28
+
+
+def test_a_torus_spreads_a_shift_along_one_ring() -> None:
+    topo = cases()["torus-5x4"]
+    src = np.arange(20)
+    dst = src // 5 * 5 + (src + 1) % 5
+    assert np.diff(topo.routes(src, dst).indptr).tolist() == [1] * 20
+    tie = src % 5 + (src // 5 + 2) % 4 * 5  # half around the ring of 4: both ways
+    assert load(topo, src, tie, "ideal").max() == pytest.approx(1.0)
+    assert load(topo, src, tie, "modulo").max() == 2.0
+
+
+def test_supernode_adds_the_second_level_across_hosts_only() -> None:
+    topo = cases()["supernode"]
+    inside, across = topo.route(0, 3), topo.route(0, 4)
+    assert [link.kind for link in inside] == ["nvlink", "nvlink"]
+    assert [link.kind for link in across] == ["nvlink", "scale-up-trunk", "scale-up-trunk", "nvlink"]
+    assert sum(x.latency_s for x in across) - sum(x.latency_s for x in inside) == pytest.approx(1e-6)
+    trunk = of_kind(topo, topo.links().nominal_bytes_per_s, "scale-up-trunk")
+    assert np.allclose(trunk * 4, 4 * topo.node.scale_up_bytes_per_s)  # 4 second-level switches, 4 GPUs
+
+
+def test_rails_forward_inside_the_node_first() -> None:
+    kinds = [link.kind for link in cases()["rails"].route(0, 5)]
+    assert kinds == ["nvlink", "nvlink", "nic", "nic"]
+    assert [link.kind for link in cases()["rails-spine"].route(0, 5)] == [
+        "nic",
+        "leaf-spine",
+        "leaf-spine",
+        "nic",
+    ]
+
+
+@pytest.mark.parametrize("name", ["dragonfly-4", "dragonfly-7", "dragonfly-9"])
+def test_dragonfly_groups_are_all_joined_and_use_their_ports(name: str) -> None:
+    topo, drawn = cases()[name], graph(name)
+    groups = {int(name[7:].split(".")[0]) for name in drawn if name.startswith("router")}
+    between: dict[tuple[int, int], int] = {}
+    ports = dict.fromkeys(groups, 0)
+    for a, b, edge in drawn.edges(data=True):
+        if edge["kind"] == "global":
+            one, other = sorted(int(x[7:].split(".")[0]) for x in (a, b))
+            between[one, other] = between.get((one, other), 0) + edge["cables"]
+            ports[one] += edge["cables"]
+            ports[other] += edge["cables"]
+    g = len(groups)
+    assert len(between) == g * (g - 1) // 2
+    assert max(between.values()) - min(between.values()) <= 1
+    assert all(8 - 2 < n <= 8 for n in ports.values())
+    assert topo.inventory().cables["local"] == g * 6
+
+
+def test_link_kinds_tell_scale_up_from_scale_out() -> None:
+    inside = set(cases()["nvl72"].links().kinds) & SCALE_UP_KINDS
+    assert inside == {"nvlink"}
+    assert cases()["mesh"].links().kinds[0] == "mesh"
+
+
+# -- bad input ---------------------------------------------------------------------------------------
+
+
+def test_bad_pairs_are_refused() -> None:
+    topo = cases()["nvswitch"]
+    with pytest.raises(InputError, match=r"no GPU 8.*0 to 7"):
+        topo.routes(np.array([0]), np.array([8]))
+    with pytest.raises(InputError, match="2 sources but 1 destinations"):
+        topo.routes(np.array([0, 1]), np.array([1]))
+    with pytest.raises(InputError, match=r"'modula' is not one of .*nearest: 'modulo'"):
+        topo.routes(np.array([0]), np.array([1]), cast("Spreading", "modula"))
+    with pytest.raises(InputError, match="one-dimensional"):
+        topo.routes(np.array([0.5]), np.array([1]))
+    empty = topo.routes(np.zeros(0, np.int64), np.zeros(0, np.int64), "ideal")
+    assert empty.indptr.tolist() == [0] and len(empty.links) == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: network("fat-tree", switch_ports="8", oversubscription="2"), "does not divide the 8 ports"),
+        (lambda: network("fat-tree", switch_ports="7"), "must be even"),
+        (lambda: network("fat-tree", switch_ports="8", layers="4"), "2 or 3 layers"),
+        (lambda: network("fat-tree", switch_ports="8", planes="2"), "has 1 plane"),
+        (lambda: network("fat-tree", switch_ports="8", link_bandwidth="0 GB/s"), "above 0"),
+        (lambda: network("rail-optimised", switch_ports="8", cross_rail="x"), "forward, spine"),
+        (lambda: network("hypercube", switch_ports="8"), "unknown kind 'hypercube'"),
+        (lambda: network("single-node", switch_ports="8"), "no fabric"),
+        (
+            lambda: network(
+                "dragonfly", switch_ports="8", endpoints_per_switch="4", switches_per_group="4",
+                global_links_per_switch="2",
+            ),
+            "need 9 ports",
+        ),
+        (
+            lambda: build_topology(node(4), 200, network("fat-tree", switch_ports="8", layers="3")),
+            "at most 8 pods",
+        ),
+        (
+            lambda: build_topology(
+                node(4), 99, network("dragonfly", switch_ports="8", endpoints_per_switch="2",
+                                     switches_per_group="4", global_links_per_switch="2"),
+            ),
+            "at most 9 groups",
+        ),
+    ],
+)  # fmt: skip
+def test_networks_that_cannot_be_built(make: object, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        make()  # type: ignore[operator]
