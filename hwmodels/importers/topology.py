@@ -207,6 +207,8 @@ def _edge_network(edges: list[str], base: Node, form: str) -> dict[str, Any]:
     fabric = load_network("mrft-ib-400g").fabric
     assert fabric is not None
     keep = ("value", "kind", "source", "date")
+    if base.nic_bandwidth is None:
+        raise InputError(f"node {base.name!r} has no figure nic_bandwidth: name a node that has one")
     nic = base.nic_bandwidth.model_dump(mode="json", include=set(keep))
     latencies = {
         key: getattr(fabric, key).model_dump(mode="json", include=set(keep)) | {"kind": "assumed"}
