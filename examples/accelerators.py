@@ -36,9 +36,9 @@ def main() -> None:
     gaps = []
     for name, nodes in CLUSTERS:
         chip = load_cluster(name).accelerator
-        _, profile = best_profile(chip)
         peak = chip.peak_flop_per_s
         precision = "fp8" if "fp8" in chip.peak and peak("fp8") > peak("bf16") else "bf16"
+        _, profile = best_profile(chip, precision)
         resized = [] if nodes is None else [f"cluster.nodes={nodes}"]
         units = 0 if chip.communication_engine else 20
         result = moesim.simulate(

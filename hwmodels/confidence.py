@@ -23,56 +23,70 @@ GENERIC = "generic-roofline"
 """The profile that prices any accelerator from its data file."""
 
 
-def confidence(cluster: Cluster, profile: CalibrationProfile) -> Confidence:
-    """What the matrix products, the larger part of a step's compute, stand on (docs/profiles.md).
+def confidence(cluster: Cluster, profile: CalibrationProfile, dtype: str = "bf16") -> Confidence:
+    """What the matrix products of a format, the larger part of a step's compute, stand on (docs/profiles.md).
 
-    `measured`: every format's first rate table was measured on this accelerator. `published`: rates by
+    `measured`: the first rate table of every class was measured on this accelerator. `published`: rates by
     shape that were stated by others, derived, or measured on a sibling; or the best rate that somebody
-    measured on this accelerator. `peak-only`: datasheet peaks times a stated efficiency prior.
+    measured on this accelerator. `peak-only`: the datasheet peak times a stated efficiency prior.
     """
-    return _confidence(cluster.accelerator, profile)
+    return _confidence(cluster.accelerator, profile, dtype)
 
 
-def _confidence(accelerator: Accelerator, profile: CalibrationProfile) -> Confidence:
-    first: dict[tuple[str, str], GemmTable] = {}
-    for table in profile.gemm_tables:
-        first.setdefault((table.cls, table.dtype), table)
-    if first:
-        own = accelerator.name == profile.accelerator
-        measured = own and all(table.kind == "measured" for table in first.values())
-        return "measured" if measured else "published"
-    prior = efficiency_prior(accelerator, profile)
+def _confidence(accelerator: Accelerator, profile: CalibrationProfile, dtype: str) -> Confidence:
+    tables = rate_tables(profile, dtype)
+    if tables:
+        return "measured" if all(_measured_on(accelerator, profile, t) for t in tables) else "published"
+    prior = efficiency_prior(accelerator, profile, dtype)
     return "published" if prior is not None and prior.of == "gemm_achievable" else "peak-only"
 
 
-def efficiency_prior(accelerator: Accelerator, profile: CalibrationProfile) -> Prior | None:
-    """The prior that prices dense BF16 products where a profile has no rate table for them."""
-    for prior in profile.priors:
-        fits = "gemm" in prior.used_for and prior.dtype in (None, "bf16")
-        known = prior.of == "tensor_peak" or (prior.of == "gemm_achievable" and accelerator.gemm_achievable)
-        if fits and known:
-            return prior
+def rate_tables(profile: CalibrationProfile, dtype: str) -> tuple[GemmTable, ...]:
+    """The tables that products of a format are priced from: the first of every class; none without "gemm"."""
+    first: dict[str, GemmTable] = {}
+    for table in profile.gemm_tables:
+        if table.dtype == dtype:
+            first.setdefault(table.cls, table)
+    return tuple(first.values()) if "gemm" in first else ()
+
+
+def _measured_on(accelerator: Accelerator, profile: CalibrationProfile, table: GemmTable) -> bool:
+    """Whether a table was measured, and on this accelerator as far as its conditions say."""
+    device = table.conditions.device
+    here = device is None or accelerator.name.split("-")[0] in device.lower()
+    return table.kind == "measured" and here and profile.accelerator == accelerator.name
+
+
+def efficiency_prior(
+    accelerator: Accelerator, profile: CalibrationProfile, dtype: str = "bf16"
+) -> Prior | None:
+    """The prior that prices dense products of a format where a profile has no rate table for it."""
+    for of in ("gemm_achievable", "tensor_peak"):
+        for prior in profile.priors:
+            fits = prior.of == of and "gemm" in prior.used_for and prior.dtype in (None, dtype)
+            if fits and (of == "tensor_peak" or dtype in accelerator.gemm_achievable):
+                return prior
     return None
 
 
-def statement(cluster: Cluster, profile: CalibrationProfile) -> str:
+def statement(cluster: Cluster, profile: CalibrationProfile, dtype: str = "bf16") -> str:
     """One line for the result: the confidence, and the efficiency prior with its range and source."""
-    level = confidence(cluster, profile)
-    if profile.gemm_tables:
-        return f"{level}: matrix products from the rate tables of profile {profile.name}"
-    prior = efficiency_prior(cluster.accelerator, profile)
+    level, chip = confidence(cluster, profile, dtype), cluster.accelerator
+    if rate_tables(profile, dtype):
+        return f"{level}: {dtype} products from the rate tables of profile {profile.name}"
+    prior = efficiency_prior(chip, profile, dtype)
     if prior is None:
-        return f"{level}: profile {profile.name} has no rate of matrix products"
-    of = "the datasheet peak" if prior.of == "tensor_peak" else "the best product measured on it"
+        return f"{level}: profile {profile.name} has no rate of {dtype} products"
+    of = "datasheet peak" if prior.of == "tensor_peak" else "best measured product"
     return (
-        f"{level}, efficiency prior {prior.fraction:g} ({prior.low:g} to {prior.high:g}) of {of} of "
-        f"{cluster.accelerator.name} ({prior.id}: {prior.source})"
+        f"{level}, efficiency prior {prior.fraction:g} ({prior.low:g} to {prior.high:g}) of the {dtype} {of} "
+        f"of {chip.name} ({prior.id}: {prior.source})"
     )
 
 
-def peak_only_note(cluster: Cluster, profile: CalibrationProfile) -> tuple[str, ...]:
+def peak_only_note(cluster: Cluster, profile: CalibrationProfile, dtype: str = "bf16") -> tuple[str, ...]:
     """The statement as an extrapolation, where products are priced without a table of rates by shape."""
-    return () if profile.gemm_tables else (statement(cluster, profile),)
+    return () if rate_tables(profile, dtype) else (statement(cluster, profile, dtype),)
 
 
 def missing_figures(accelerator: Accelerator) -> tuple[str, ...]:
@@ -90,16 +104,23 @@ def units(accelerator: Accelerator) -> str:
     return f"? {accelerator.unit_name}s" if count is None else f"{count.n} {accelerator.unit_name}s"
 
 
-def best_profile(accelerator: Accelerator) -> tuple[Confidence, str]:
+def best_profile(accelerator: Accelerator, *dtypes: str) -> tuple[Confidence, str]:
     """The best confidence that a shipped profile gives an accelerator, and that profile's name.
 
-    Of equals the one with the most entries; `generic-roofline` where none is for this accelerator.
+    In any of `dtypes` (BF16 and FP8, where not given) that the accelerator has. Of equals the profile
+    with the most entries; `generic-roofline` where none has rates for this accelerator.
     """
-    found = [(LEVELS.index(_confidence(accelerator, load_profile(GENERIC))), 0, GENERIC)]
+    wanted = [dtype for dtype in dtypes or ("bf16", "fp8") if dtype in accelerator.peak] or ["bf16"]
+    generic = load_profile(GENERIC)
+    found = [(LEVELS.index(_confidence(accelerator, generic, dtype)), 1, GENERIC) for dtype in wanted]
     for name in list_profiles():
         profile = load_profile(name)
-        if accelerator.name in (profile.accelerator, *profile.also_for) and profile.gemm_tables:
+        if accelerator.name in (profile.accelerator, *profile.also_for):
             size = sum(1 for _ in profile.entries())
-            found.append((LEVELS.index(_confidence(accelerator, profile)), -size, name))
+            found += [
+                (LEVELS.index(_confidence(accelerator, profile, dtype)), -size, name)
+                for dtype in wanted
+                if rate_tables(profile, dtype)
+            ]
     level, _, name = min(found)
     return LEVELS[level], name

@@ -252,7 +252,7 @@ def _step(held: Sequence[_Held], prepared: Prepared, program: Program, time_s: f
 def _pool(held: _Held, prepared: Prepared, layers: Sequence[int], bubbles: Sequence[float]) -> PoolResult:
     ranks, by_rank = held.ranks, prepared.memory.by_rank
     fullest = max(ranks, key=lambda rank: (by_rank[rank].total, -rank))
-    capacity = held.cluster.accelerator.hbm_bytes
+    capacity, linear = held.cluster.accelerator.hbm_bytes, prepared.scenario.recipe.linear
     return PoolResult(
         accelerator=held.cluster.accelerator.name,
         n_gpus=held.pool.cluster.n_gpus,
@@ -267,8 +267,8 @@ def _pool(held: _Held, prepared: Prepared, layers: Sequence[int], bubbles: Seque
             by_kind_bytes=by_rank[fullest].by_kind(),
         ),
         profile=prepared.profile.name,
-        confidence=confidence(held.cluster, prepared.profile),
-        confidence_reason=statement(held.cluster, prepared.profile),
+        confidence=confidence(held.cluster, prepared.profile, linear),
+        confidence_reason=statement(held.cluster, prepared.profile, linear),
     )
 
 

@@ -60,8 +60,8 @@ def summarise(prepared: Prepared, execution: Execution) -> Result:
         stages=tuple(describe(prepared.stages).splitlines()),
         profile=prepared.profile.name,
         profile_hash=profile_hash(prepared.profile),
-        confidence=confidence(prepared.cluster, prepared.profile),
-        confidence_reason=statement(prepared.cluster, prepared.profile),
+        confidence=confidence(prepared.cluster, prepared.profile, scenario.recipe.linear),
+        confidence_reason=statement(prepared.cluster, prepared.profile, scenario.recipe.linear),
         warnings=tuple(_warnings(prepared)),
         provenance=tuple(_provenance(prepared)),
         extrapolated=tuple(
@@ -70,7 +70,7 @@ def summarise(prepared: Prepared, execution: Execution) -> Result:
                     *pricer.evidence.extrapolated,
                     *prepared.memory.notes,
                     *prepared.shape.not_modelled,
-                    *peak_only_note(prepared.cluster, prepared.profile),
+                    *peak_only_note(prepared.cluster, prepared.profile, scenario.recipe.linear),
                 }
             )
         ),

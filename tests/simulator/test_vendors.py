@@ -26,8 +26,9 @@ def predict(cluster: str, *more: str) -> Result:
     """Mixtral on one node (or slice) of a cluster."""
     described = load_cluster(cluster)
     chip, gpus = described.accelerator, described.node.n_gpus
+    _, profile = best_profile(chip, "bf16")
     return moesim.simulate(
-        HOME, *MIXTRAL, f"cluster={cluster}", f"profile={best_profile(chip)[1]}",
+        HOME, *MIXTRAL, f"cluster={cluster}", f"profile={profile}",
         f"cluster.nodes={1 if described.nodes == 1 else 2}",
         f"parallel.ep={8 if gpus % 8 == 0 or described.nodes > 1 else 1}",
         f"communication.sms={0 if chip.communication_engine else 20}",
@@ -53,7 +54,7 @@ def test_a_small_moe_is_predicted_or_the_missing_figure_named(name: str) -> None
     step = result.step
     assert 0 < step.lower_bound_s <= step.time_s <= step.upper_bound_s
     assert 0.02 < step.mfu_causal < 0.8
-    level, profile = best_profile(chip)
+    level, profile = best_profile(chip, "bf16")
     assert result.confidence == level
     assert result.confidence_reason == statement(cluster, load_profile(profile))
     if level == "peak-only":
