@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from moesim.hwmodels.library import by_name, load_described, shipped_names
 from moesim.hwmodels.provenance import (
@@ -196,8 +196,21 @@ class Network(BaseModel):
     title: str
     kind: str
     fabric: Annotated[Fabric, Field(discriminator="kind")] | None = None
-    prices: Annotated[FabricPrices, by_name(FabricPrices, load_fabric_prices)] | None = None
+    prices: str | None = None
+    """Name or path of a price list. Only a name: a predicted step does not stand on what switches cost."""
     note: str | None = None
+
+    @field_validator("prices")
+    @classmethod
+    def _prices_exist(cls, value: str | None, info: ValidationInfo) -> str | None:
+        place = (info.context or {}).get("place")
+        base = Path(place) if place else None
+        if value is None or base is None:
+            return value
+        beside = base.parent / value
+        found = str(beside) if beside.is_file() else value
+        load_fabric_prices(found)
+        return found
 
     @model_validator(mode="before")
     @classmethod

@@ -52,6 +52,8 @@ def import_topology(
         machine = read_nccl_xml(text, str(path))
     elif re.search(r"^\s*(\x1b\[[0-9;]*m)*\s*GPU0\b", text, re.MULTILINE):
         machine = read_smi_topo(text, str(path), _host_rate(base), _most_links(base))
+    elif network is not None:
+        raise InputError(f"--network {network!r}: the edge list {path} is the network already")
     else:
         return _finish(_from_edges(text, base, nodes, (str(path), day)), name, path, nodes)
     parts = _from_machine(machine, base, nodes, network, (str(path), day))
@@ -115,7 +117,7 @@ def _from_machine(
     understood = [f"{machine.form}: {machine.gpus} GPUs, {machine.nics} NICs"]
     assumed = [*machine.notes, f"latencies, power and payload rates as node {base.name!r}"]
     node.pop("scale_up", None)
-    joined: Any = "single-node" if nodes == 1 else network
+    joined: Any = network or ("single-node" if nodes == 1 else None)
     if machine.shape == "nvswitch":
         links = max(machine.switch_links)
         if min(machine.switch_links) != links:
@@ -128,11 +130,11 @@ def _from_machine(
         _mesh(node, machine, base, place)
         understood.append("every pair of GPUs joined directly")
     else:
-        if nodes > 1:
+        if nodes > 1 or network is not None:
             raise InputError(
                 f"{place[0]}: not all pairs of GPUs have an equal scale-up link; "
-                f"such a server is read as a graph of its own: use --nodes 1, or write an edge list of the "
-                f"whole cluster"
+                f"such a server is read as a graph of its own: use --nodes 1 and no --network, or write "
+                f"an edge list of the whole cluster"
             )
         edges = _direct_edges(machine, base) + list(machine.edges)
         joined = _edge_network(edges, base, machine.form)

@@ -219,6 +219,8 @@ def test_what_does_not_fit_together(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not all pairs"):
         import_topology(path, "hgx-h200", nodes=2, network="mrft-ib-400g")
     path.write_text("gpu:0 gpu:1 5GB/s\ngpu:2 gpu:1 5GB/s")
+    with pytest.raises(InputError, match="is the network already"):
+        import_topology(path, "hgx-h200", network="mrft-ib-400g")
     with pytest.raises(InputError, match="3 GPUs do not divide into --nodes 2"):
         import_topology(path, "hgx-h200", nodes=2)
 

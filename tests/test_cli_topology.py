@@ -1,0 +1,82 @@
+"""moesim topology and moesim import topology."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moesim.hwmodels import load_cluster
+
+Run = Callable[..., Any]
+EDGES = "gpu:0 s0 100GB/s 1us\ngpu:1 s0 100GB/s\n"
+
+
+def test_the_published_table_is_printed_with_errors(run: Run) -> None:
+    code, out, err = run("topology")
+    assert code == 0 and err == ""
+    assert (
+        "arXiv 2505.09343" in out and out.count(" %") >= 25 and "$36,000" in out.replace("$36000", "$36,000")
+    )
+    cells = json.loads(run("topology", "--json").out)
+    assert len(cells) == 25
+    assert {c["figure"] for c in cells if c["relative_error"]} == {"cost_musd", "cost_kusd_per_endpoint"}
+
+
+def test_a_cluster_is_counted(run: Run) -> None:
+    facts = json.loads(run("topology", "deepseek-h800-2048", "--json").out)
+    assert facts["switches"] == {"nvswitch": 256, "leaf": 64, "spine": 32}
+    assert facts["inter_switch_links"] == facts["endpoints"] == 2048
+    assert facts["usd_per_endpoint"] == pytest.approx(4247.5)
+    assert facts["longest_route_links"] == 6
+    text = run("topology", "deepseek-h800-2048").out
+    assert "leaf-spine" in text and "$3,456,000" in text
+
+
+def test_a_network_needs_its_nodes(run: Run) -> None:
+    facts = json.loads(run("topology", "dragonfly-ib-400g", "--nodes", "128", "--json").out)
+    assert facts["gpus"] == 1024 and facts["switches"]["router"] == 64
+    code, out, err = run("topology", "dragonfly-ib-400g")
+    assert (code, out) == (2, "") and "--nodes 256" in err
+    code, out, err = run("topology", "dragonfly")
+    assert code == 2 and "nearest: 'dragonfly-ib-400g'" in err
+
+
+def test_an_import_becomes_a_cluster(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "edges.txt").write_text(EDGES)
+    code, out, err = run("import", "topology", "edges.txt", "--like", "hgx-h200", "-o", "mine.yaml")
+    assert code == 0 and "understood: edge list: 2 links, 2 GPUs" in out and "wrote mine.yaml" in err
+    assert load_cluster(str(tmp_path / "mine.yaml")).n_gpus == 2
+    counted = json.loads(run("topology", "mine.yaml", "--json").out)
+    assert counted["cables"] == {"edge": 2} and counted["cost_usd"] == {}
+    again = run("import", "topology", "edges.txt", "--like", "hgx-h200", "-o", "mine.yaml")
+    assert again.code == 2 and "--force" in again.err
+    forced = run(
+        "import", "topology", "edges.txt", "--like", "hgx-h200", "-o", "mine.yaml", "--force", "--json"
+    )
+    assert forced.code == 0 and json.loads(forced.out)["gpus"] == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "extra", "words"),
+    [
+        (EDGES, ("-o", "mine.json"), "ends in .yaml"),
+        (EDGES, ("-o", "no/mine.yaml"), "does not exist"),
+        (EDGES, ("--nodes", "3"), "do not divide"),
+        ('<!DOCTYPE a [<!ENTITY b "c">]><system/>', (), "document type"),
+        ("gpu:0 gpu:1 0GB/s", (), "zero"),
+        ("gpu:0 s 1GB/s\ngpu:1 t 1GB/s", (), "not connected"),
+    ],
+)
+def test_bad_imports_end_in_one_paragraph(
+    run: Run, tmp_path: Path, text: str, extra: tuple[str, ...], words: str
+) -> None:
+    (tmp_path / "bad.txt").write_text(text)
+    before = sorted(tmp_path.iterdir())
+    code, out, err = run("import", "topology", "bad.txt", "--like", "hgx-h200", *extra)
+    assert code == 2 and out == "" and words in err
+    assert err.startswith("moesim: error: ") and err.count("\n") == 1 and "Traceback" not in err
+    assert sorted(tmp_path.iterdir()) == before
