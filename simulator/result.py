@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
+from moesim.hwmodels.confidence import Confidence
 from moesim.simulator.full.result import FullResult
 from moesim.simulator.run.report import RunReport
 
@@ -122,6 +123,9 @@ class Result(_Part):
     stages: tuple[str, ...]
     profile: str
     profile_hash: str
+    confidence: Confidence
+    """What the matrix products stand on (`moesim.hwmodels.confidence`)."""
+    confidence_reason: str
     warnings: tuple[str, ...]
     provenance: tuple[ProvenanceEntry, ...]
     extrapolated: tuple[str, ...]

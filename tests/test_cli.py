@@ -160,6 +160,24 @@ def test_hardware(run: Run) -> None:
     assert code == 0 and "peak.bf16" in out and "989" in out
     rows = json.loads(run("hardware", "h800-sxm", "--json").out)
     assert all(row["source"] and row["kind"] for row in rows)
+    listed = {row["name"]: row for row in json.loads(run("hardware", "--json").out)}
+    assert listed["mtt-s5000"]["missing"].startswith("compute_units")
+    assert listed["mtt-s5000"]["confidence"] == "peak-only (generic-roofline)"
+
+
+def test_confidence_is_printed_and_an_engine_is_told(run: Run, small: str) -> None:
+    code, out, _ = run("simulate", small)
+    assert (
+        code == 0
+        and "\nconfidence measured: bf16 products from the rate tables of profile h200-measured\n" in out
+    )
+    machine = ("--set", "cluster=tpu-v5e-256-pod", "--set", "profile=generic-roofline")
+    code, _, err = run("simulate", "deepseek-v3-2048xh800", *machine)
+    assert code == 2 and "a dedicated engine (ICI remote DMA)" in err and "set communication.sms=0" in err
+    single = ("--set", "cluster=m3-ultra-single", "--set", "profile=generic-roofline")
+    code, _, err = run("simulate", "deepseek-v3-2048xh800", *single, "--set", "schedule=1f1b",
+                       "--set", "parallel.pp=1", "--set", "parallel.ep=1")  # fmt: skip
+    assert code == 2 and "'m3-ultra' has no peak." in err
 
 
 def test_schemas_describe_what_is_read_and_printed(run: Run, small: str) -> None:

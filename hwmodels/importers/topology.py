@@ -176,12 +176,12 @@ def _nics(node: dict[str, Any], machine: Machine, base: Node, place: tuple[str, 
     if not machine.nics:
         return ["no NIC in the file: those of the node it is like"]
     each, rest = divmod(machine.nics, machine.gpus)
-    rate = machine.nic_bytes_per_s or base.nic_bandwidth.value
+    rate = machine.nic_bytes_per_s or base.scale_out_bytes_per_s / base.n_nics_per_gpu
     share = 1.0
     if each == 0 or rest:  # storage NICs are among them, or GPUs share: count whole NICs a GPU
         each, share = max(1, each), min(1.0, machine.nics / machine.gpus)
     node["nics_per_gpu"] = _figure(each, place)
-    payload = base.nic_bandwidth_effective.value / base.nic_bandwidth.value
+    payload = base.scale_out_effective_bytes_per_s / base.scale_out_bytes_per_s
     node["nic_bandwidth"] = _figure(f"{rate * share * 8 / 1e9:.6g} Gb/s", place)
     node["nic_bandwidth_effective"] = _figure(f"{rate * share * payload / 1e9:.6g} GB/s", place, "derived")
     return [f"{each} NIC a GPU of {rate * share * 8 / 1e9:g} Gb/s"]
@@ -209,6 +209,8 @@ def _edge_network(edges: list[str], base: Node, form: str) -> dict[str, Any]:
     fabric = load_network("mrft-ib-400g").fabric
     assert fabric is not None
     keep = ("value", "kind", "source", "date")
+    if base.nic_bandwidth is None:
+        raise InputError(f"node {base.name!r} has no figure nic_bandwidth: name a node that has one")
     nic = base.nic_bandwidth.model_dump(mode="json", include=set(keep))
     latencies = {
         key: getattr(fabric, key).model_dump(mode="json", include=set(keep)) | {"kind": "assumed"}

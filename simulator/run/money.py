@@ -46,7 +46,7 @@ def rates(cluster: Cluster, price: Price | None, spare_nodes: int) -> Rates:
     nodes = cluster.nodes + spare_nodes
     gpus = nodes * cluster.node.n_gpus
     site = cluster.energy
-    power_w = nodes * cluster.node.power.value
+    power_w = gpus * cluster.node.power_w_per_gpu
     kwh = None if site is None else power_w / 1000.0 * site.pue.value
     electricity = None if site is None or kwh is None else kwh * site.electricity_price.value
     notes = [] if site is not None else [f"cluster {cluster.name!r} names no energy site: no kWh, no CO2"]
