@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import moesim
 from moesim.hwmodels.calibration import profile_hash
 from moesim.hwmodels.confidence import confidence, peak_only_note, statement
-from moesim.hwmodels.units import format_quantity
 from moesim.hwmodels.provenance import provenance_rows, sourced_numbers
+from moesim.hwmodels.units import format_quantity
 from moesim.simulator.bounds import lower_bound_s, upper_bound_s
 from moesim.simulator.causes import fault_effects
 from moesim.simulator.collectives.library import load_library
