@@ -17,12 +17,14 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from moesim.hwmodels.errors import InfeasibleError, InputError, MoesimError
+    from moesim.simulator.check import Check
     from moesim.simulator.result import Result
     from moesim.simulator.run.report import RunReport
     from moesim.simulator.scenario import Scenario
     from moesim.simulator.validation import score
 
 __all__ = [
+    "Check",
     "InfeasibleError",
     "InputError",
     "MoesimError",
@@ -30,7 +32,9 @@ __all__ = [
     "RunReport",
     "Scenario",
     "__version__",
+    "check",
     "load",
+    "presets",
     "run",
     "score",
     "simulate",
@@ -45,6 +49,23 @@ def load(name_or_path: str, *overrides: str) -> Scenario:
     from moesim.simulator.scenario import load_scenario
 
     return load_scenario(name_or_path, overrides)
+
+
+def presets() -> list[str]:
+    """Names of the scenarios that ship with the package."""
+    from moesim.simulator.scenario import preset_names
+
+    return preset_names()
+
+
+def check(scenario: Scenario | str, *overrides: str) -> Check:
+    """Whether a scenario is legal and fits into memory, without running it; arguments as of `simulate`.
+
+    Raises InputError for an illegal scenario.
+    """
+    from moesim.simulator.check import check as run
+
+    return run(load(scenario, *overrides) if isinstance(scenario, str) else scenario)
 
 
 def simulate(scenario: Scenario | str, *overrides: str) -> Result:
@@ -75,6 +96,10 @@ def __getattr__(name: str) -> object:
         from moesim.hwmodels import errors
 
         return getattr(errors, name)
+    if name == "Check":
+        from moesim.simulator.check import Check
+
+        return Check
     if name == "Scenario":
         from moesim.simulator.scenario import Scenario
 

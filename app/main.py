@@ -1,0 +1,23 @@
+"""The dashboard's entry: navigation only. Nothing is imported before it runs, as job processes read this file."""
+
+PAGES = [
+    ("scenario", "Scenario", ":material/tune:"),
+    ("result", "Result", ":material/speed:"),
+    ("timeline", "Timeline", ":material/view_timeline:"),
+    ("topology", "Topology", ":material/hub:"),
+    ("compare", "Compare", ":material/compare_arrows:"),
+    ("what_if", "What-if", ":material/science:"),
+    ("planner", "Planner", ":material/route:"),
+]
+"""Module below `app/views`, title, icon; the first is the start page."""
+
+
+def main() -> None:
+    """Show the chosen page."""
+    from moesim.app import shell
+
+    shell.run(PAGES)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""What all pages share: navigation, the scenario's headline, and errors as one sentence."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+
+import streamlit as st
+
+from moesim.app import jobs, state
+from moesim.hwmodels.errors import MoesimError
+
+
+def run(pages_of: Sequence[tuple[str, str, str]]) -> None:
+    """Draw the page that the address names. `pages_of`: module below `app/views`, title, icon."""
+    st.set_page_config(page_title="moesim", layout="wide")
+    jobs.warm_up()
+    pages = [
+        st.Page(_guarded(name), title=title, icon=icon, url_path=name, default=number == 0)
+        for number, (name, title, icon) in enumerate(pages_of)
+    ]
+    page = st.navigation(pages)
+    state.synchronise()
+    page.run()
+    state.publish()
+
+
+def _guarded(name: str) -> Callable[[], None]:
+    def show() -> None:
+        guard(lambda: importlib.import_module(f"moesim.app.views.{name}").show())
+
+    show.__name__ = name
+    return show
+
+
+def guard(show: Callable[[], None]) -> None:
+    """Run part of a page; what a visitor can cause is said in one sentence."""
+    try:
+        show()
+    except MoesimError as error:
+        complain(error)
+
+
+def complain(error: MoesimError) -> None:
+    """One sentence, and a way back."""
+    st.error(str(error), icon=":material/error:")
+    if state.overrides():
+        st.button("Back to the preset", on_click=state.open_scenario, args=(state.preset(), ()))

@@ -1,0 +1,259 @@
+"""The current scenario: a preset and overrides, held in the URL, so that a scenario is a link.
+
+The address carries `preset` once and `set` for every override (`?preset=...&set=parallel.ep=32`); leaving
+them out means the home case. The session keeps a copy, because changing the page empties the address.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import streamlit as st
+
+import moesim
+from moesim.app import jobs, work
+from moesim.hwmodels.calibration import load_profile, profile_hash
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.yaml_io import parse_mapping
+from moesim.simulator.reprice import repriced, without_prices
+from moesim.simulator.result import Result
+from moesim.simulator.scenario import Scenario
+
+HOME = "deepseek-v3-2048xh800"
+UPLOAD = re.compile(r"upload:([0-9a-f]{16}\.(?:json|yaml|csv))")
+FILE_ENDINGS = (".yaml", ".yml", ".json", ".csv", ".npy", ".gz", ".xml", ".txt")
+PROSE = {"source", "note", "description", "title", "assumption"}
+"""Keys whose texts name no file, whatever they end in."""
+
+MOST_LINK_CHARACTERS = 16_000
+MOST_UPLOADS = 200
+
+
+# -- the scenario --------------------------------------------------------------------------------------
+
+
+def preset() -> str:
+    """Name of the shipped scenario that the overrides apply to."""
+    return str(st.session_state.get("preset", HOME))
+
+
+def overrides() -> tuple[str, ...]:
+    """The `key=value` texts that make the current scenario out of its preset, in order."""
+    return tuple(st.session_state.get("overrides", ()))
+
+
+def current() -> Scenario:
+    """The scenario that every page shows. Raises InputError where an override is malformed."""
+    return build(preset(), overrides())
+
+
+def build(name: str, texts: Sequence[str]) -> Scenario:
+    """A scenario from what a visitor may send. Raises InputError; names of files on the server are refused."""
+    if name not in moesim.presets():
+        raise InputError(f"preset={name[:60]!r} is not one of {', '.join(moesim.presets())}")
+    return moesim.load(name, *(_checked(text) for text in texts))
+
+
+def set_override(key: str, value: object) -> None:
+    """Set one key, or take it back to the preset's with None; overrides below the key go."""
+    rest = tuple(t for t in overrides() if not _is_below(t, key))
+    text = () if value is None else (f"{key}={value if isinstance(value, str) else json.dumps(value)}",)
+    open_scenario(preset(), (*rest, *text))
+
+
+def override(key: str) -> str | None:
+    """The text given for a key, or None where it is the preset's."""
+    return next((t.partition("=")[2] for t in reversed(overrides()) if _key(t) == key), None)
+
+
+def open_scenario(name: str, texts: Sequence[str] = ()) -> None:
+    """Make this the current scenario."""
+    st.session_state["preset"], st.session_state["overrides"] = name, tuple(texts)
+
+
+def overrides_of(scenario: Scenario, base: str = HOME) -> tuple[str, ...]:
+    """Compact overrides that make `scenario` out of the preset `base`."""
+    before = moesim.load(base).model_dump(mode="json", exclude_none=True)
+    after = scenario.model_dump(mode="json", exclude_none=True)
+    return tuple(f"{key}={_text(value)}" for key, value in _differences(before, after, ""))
+
+
+def _differences(before: Mapping[str, Any], after: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
+    for key in [*before, *(k for k in after if k not in before)]:
+        old, new = before.get(key), after.get(key)
+        place = f"{path}{key}"
+        if old == new:
+            continue
+        if isinstance(old, Mapping) and isinstance(new, Mapping) and "." not in "".join(map(str, new)):
+            yield from _differences(old, new, f"{place}.")
+        else:
+            yield place, new
+
+
+def _text(value: Any) -> str:
+    plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z][\w-]*", value) is not None
+    return value if plain else json.dumps(value, separators=(",", ":"))
+
+
+def _key(text: str) -> str:
+    return text.partition("=")[0].strip()
+
+
+def _is_below(text: str, key: str) -> bool:
+    return _key(text) == key or _key(text).startswith(f"{key}.")
+
+
+# -- what a visitor may not send -----------------------------------------------------------------------
+
+
+def _checked(text: str) -> str:
+    """An override whose value names no file of the server; uploads become the path they are kept at."""
+    key, equals, value = text.partition("=")
+    if not equals:
+        return text  # the loader says what is wrong
+    match = UPLOAD.fullmatch(value.strip())
+    if match is not None:
+        path = _uploads() / match[1]
+        if not path.exists():
+            raise InputError(f"{key}: the uploaded file is not on this server any more; upload it again")
+        return f"{key}={path}"
+    for found in _strings(parse_mapping(f"value: {value}", f"set {key}")["value"]):
+        word = found.strip().casefold()
+        if word.endswith(FILE_ENDINGS) or "/" in word and not _is_quantity(word) or "\\" in word:
+            raise InputError(f"{key}={found[:60]!r} names a file; on this page upload the file instead")
+    return text
+
+
+def _is_quantity(word: str) -> bool:
+    return re.fullmatch(r"\$?\s*[\d.eE+,_-]*\s*[a-z$%]*\s*/\s*[a-z0-9 -]+", word) is not None
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            if key not in PROSE:
+                yield from _strings(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _strings(inner)
+
+
+# -- uploads -------------------------------------------------------------------------------------------
+
+
+def keep_upload(data: bytes, ending: str) -> str:
+    """Keep a file that was checked already; returns the value that names it in an override.
+
+    `ending`: json, yaml or csv. The name is made from the content; the oldest of many files go.
+    """
+    name = f"{hashlib.sha256(data).hexdigest()[:16]}.{ending}"
+    folder = _uploads()
+    (folder / name).write_bytes(data)
+    files = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)
+    for old in files[: max(0, len(files) - MOST_UPLOADS)]:
+        old.unlink(missing_ok=True)
+    return f"upload:{name}"
+
+
+@st.cache_resource(show_spinner=False)
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="moesim-uploads-")
+
+
+def _uploads() -> Path:
+    return Path(_folder().name)
+
+
+# -- the address ---------------------------------------------------------------------------------------
+
+
+def synchronise() -> None:
+    """Take over a link that was just opened, else write the current scenario into the address."""
+    shown = (st.query_params.get("preset"), tuple(st.query_params.get_all("set")))
+    given = shown != (None, ())
+    if given and shown != st.session_state.get("address"):
+        open_scenario((shown[0] or HOME)[:200], [text[:MOST_LINK_CHARACTERS] for text in shown[1]])
+    publish()
+
+
+def publish() -> None:
+    """Write the current scenario into the address."""
+    wanted = parameters(preset(), overrides())
+    have: dict[str, Any] = {}
+    if "preset" in st.query_params:
+        have["preset"] = st.query_params["preset"]
+    if st.query_params.get_all("set"):
+        have["set"] = st.query_params.get_all("set")
+    if have != wanted:
+        others = {k: st.query_params.get_all(k) for k in st.query_params if k not in ("preset", "set")}
+        st.query_params.from_dict({**others, **wanted})
+    st.session_state["address"] = (wanted.get("preset"), tuple(wanted.get("set", ())))
+
+
+def parameters(name: str, texts: Sequence[str]) -> dict[str, Any]:
+    """The query parameters of a scenario; none for the home case."""
+    found: dict[str, Any] = {}
+    if name != HOME or texts:
+        found["preset"] = name
+    if texts:
+        found["set"] = list(texts)
+    return found
+
+
+def link(name: str, texts: Sequence[str]) -> str:
+    """The query string of a scenario, with its question mark."""
+    return "?" + urlencode(parameters(name, texts), doseq=True)
+
+
+# -- results -------------------------------------------------------------------------------------------
+
+
+def cache_key(scenario: Scenario) -> str:
+    """Scenario hash + calibration hash + version: equal keys mean equal results."""
+    profile = profile_hash(load_profile(scenario.path(scenario.profile)))
+    text = f"{scenario.model_dump_json()}|{profile}|{moesim.__version__}"
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def result() -> Result | None:
+    """The current scenario's result, from the cache or computed beside the page.
+
+    Raises InputError, InfeasibleError or JobError, which the shell shows as one sentence.
+    """
+    return result_of(current())
+
+
+def result_of(scenario: Scenario, label: str = "Simulating one step") -> Result:
+    """The result of any scenario; other prices do not simulate again."""
+    plain = without_prices(scenario)
+    found: Result = compute(f"result/{cache_key(plain)}", label, work.simulate, plain)
+    return repriced(found, scenario)
+
+
+def compute(key: str, label: str, function: Callable[..., Any], *args: Any) -> Any:
+    """`function(*args)` as a job, waited for with its time shown; the cached value where there is one."""
+    job = jobs.submit(key, function, *args)
+    if job.wait(0.15):
+        return job.result()
+    place = st.empty()
+    began = time.monotonic()
+    try:
+        while not job.wait(0.2):
+            # Writing to the page is also what lets a newer interaction end this wait.
+            place.caption(f":material/hourglass_top: {label}: {time.monotonic() - began:.0f} s")
+    finally:
+        if not job.done:
+            job.cancel()
+        else:
+            place.empty()
+    return job.result()
