@@ -9,6 +9,7 @@ from pathlib import Path
 from moesim.hwmodels.calibration import CalibrationProfile, load_profile
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.files import check_readable
 from moesim.simulator.cost.table import CostTable
 from moesim.simulator.draws import draw_loads, draw_variation, routed_layers
 from moesim.simulator.engine.program import Program, Variation, compile_program
@@ -157,6 +158,7 @@ def load_schedule(scenario: Scenario, count: int) -> Schedule:
             near = [unit * value for value in error.nearest if isinstance(value, int)]
             raise InputError(str(error), key="batch.sequences", nearest=near) from None
     path = Path(scenario.path(scenario.schedule))
+    check_readable(path)
     try:
         text = path.read_text("utf-8")
     except OSError as error:

@@ -15,7 +15,7 @@ from typing import Annotated, NoReturn
 import typer
 
 import moesim
-from moesim import cli_calibrate, cli_eplb, cli_run, cli_simulate, cli_topology
+from moesim import cli_app, cli_calibrate, cli_eplb, cli_run, cli_simulate, cli_topology
 from moesim.hwmodels.errors import InputError, MoesimError
 
 app = typer.Typer(
@@ -30,6 +30,7 @@ importers = typer.Typer(
     help="Read descriptions that other tools wrote.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(importers, name="import")
+cli_app.register(app)
 cli_calibrate.register(app, importers)
 cli_eplb.register(app)
 cli_run.register(app)
