@@ -15,7 +15,7 @@ import signal
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -245,9 +245,10 @@ def _run(
     return None, None
 
 
-def _error(kind: str, text: str) -> MoesimError:
-    known: dict[str, type[MoesimError]] = {"InputError": InputError, "InfeasibleError": InfeasibleError}
-    return known.get(kind, JobError)(text)
+def _error(kind: str, text: str, key: str | None = None, nearest: Sequence[object] = ()) -> MoesimError:
+    if kind == "InputError":
+        return InputError(text, key=key, nearest=nearest)
+    return InfeasibleError(text) if kind == "InfeasibleError" else JobError(text)
 
 
 def _child(
@@ -260,6 +261,8 @@ def _child(
     try:
         extra = {"progress": _Sender(pipe)} if with_progress else {}
         pipe.send(("value", pickle.dumps(function(*args, **extra))))
+    except InputError as error:
+        pipe.send(("error", "InputError", str(error), error.key, error.nearest))
     except MoesimError as error:
         pipe.send(("error", type(error).__name__, str(error)))
     except Exception as error:

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 
 import streamlit as st
 
-from moesim.app import jobs, state
-from moesim.hwmodels.errors import MoesimError
+from moesim.app import jobs, state, widgets
 
 
 def run(pages_of: Sequence[tuple[str, str, str]]) -> None:
@@ -27,22 +26,7 @@ def run(pages_of: Sequence[tuple[str, str, str]]) -> None:
 
 def _guarded(name: str) -> Callable[[], None]:
     def show() -> None:
-        guard(lambda: importlib.import_module(f"moesim.app.views.{name}").show())
+        widgets.guard(lambda: importlib.import_module(f"moesim.app.views.{name}").show())
 
     show.__name__ = name
     return show
-
-
-def guard(show: Callable[[], None]) -> None:
-    """Run part of a page; what a visitor can cause is said in one sentence."""
-    try:
-        show()
-    except MoesimError as error:
-        complain(error)
-
-
-def complain(error: MoesimError) -> None:
-    """One sentence, and a way back."""
-    st.error(str(error), icon=":material/error:")
-    if state.overrides():
-        st.button("Back to the preset", on_click=state.open_scenario, args=(state.preset(), ()))

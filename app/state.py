@@ -23,7 +23,7 @@ from moesim.app import jobs, work
 from moesim.hwmodels.calibration import load_profile, profile_hash
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.yaml_io import parse_mapping
-from moesim.simulator.reprice import repriced, without_prices
+from moesim.simulator.reprice import without_prices
 from moesim.simulator.result import Result
 from moesim.simulator.scenario import Scenario
 
@@ -65,8 +65,24 @@ def build(name: str, texts: Sequence[str]) -> Scenario:
 def set_override(key: str, value: object) -> None:
     """Set one key, or take it back to the preset's with None; overrides below the key go."""
     rest = tuple(t for t in overrides() if not _is_below(t, key))
+    if (
+        value is not None
+        and _same(moesim.load(preset()), key, value)
+        and not any(_is_below(key, _key(t)) for t in rest)
+    ):
+        value = None
     text = () if value is None else (f"{key}={value if isinstance(value, str) else json.dumps(value)}",)
     open_scenario(preset(), (*rest, *text))
+
+
+def _same(scenario: Scenario, key: str, value: object) -> bool:
+    """Whether a scenario has this value already."""
+    found: Any = scenario.model_dump(mode="json", exclude_none=True)
+    for part in key.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    if isinstance(found, Mapping) and "value" in found:
+        found = found["value"]
+    return found is not None and type(found) is type(value) and found == value
 
 
 def override(key: str) -> str | None:
@@ -237,7 +253,7 @@ def result_of(scenario: Scenario, label: str = "Simulating one step") -> Result:
     """The result of any scenario; other prices do not simulate again."""
     plain = without_prices(scenario)
     found: Result = compute(f"result/{cache_key(plain)}", label, work.simulate, plain)
-    return repriced(found, scenario)
+    return moesim.reprice(found, scenario)
 
 
 def compute(key: str, label: str, function: Callable[..., Any], *args: Any) -> Any:

@@ -1,13 +1,93 @@
-"""What job processes run: functions of plain arguments, found by name, over the public API."""
+"""What job processes run: functions of plain arguments, found by name, over the public API.
+
+Parts of the API that a build may lack are looked up by name, and the page says so where one is missing.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import moesim
-import moesim.simulator.simulate  # noqa: F401 - loaded before processes are forked
+import moesim.simulator.neighbours
+import moesim.simulator.simulate
+import moesim.simulator.timeline
+from moesim.hwmodels import load_cluster
+from moesim.hwmodels.calibration import fitting_profiles
+from moesim.hwmodels.confidence import best_profile
+from moesim.simulator.neighbours import Neighbour
 from moesim.simulator.result import Result
 from moesim.simulator.scenario import Scenario
+
+Progress = Callable[[float | None, str], None]
+
+
+def can(name: str) -> bool:
+    """Whether this build's public API has a function."""
+    return getattr(moesim, name, None) is not None
 
 
 def simulate(scenario: Scenario) -> Result:
     """One predicted step."""
     return moesim.simulate(scenario)
+
+
+def check(scenario: Scenario) -> Any:
+    """Legality and memory."""
+    return moesim.check(scenario)
+
+
+def timeline(scenario: Scenario, rank: int) -> Any:
+    """What ran when."""
+    return moesim.timeline(scenario, rank=rank)
+
+
+def trace(scenario: Scenario) -> bytes:
+    """A Perfetto trace."""
+    return moesim.trace(scenario)
+
+
+def whole_cluster(scenario: Scenario) -> Result:
+    """The step with every GPU simulated for itself."""
+    return moesim.simulate(scenario.overridden("resolution=full"))
+
+
+def neighbours(scenario: Scenario, result: Result, progress: Progress) -> tuple[Neighbour, ...]:
+    """What to try next."""
+    return moesim.neighbours(scenario, result, progress)
+
+
+def profiles(cluster: str) -> tuple[str, list[str]]:
+    """The best shipped calibration profile for a cluster, and all that fit it."""
+    accelerator = load_cluster(cluster).accelerator
+    return best_profile(accelerator)[1], fitting_profiles(accelerator.name)
+
+
+def interval(scenario: Scenario) -> Any:
+    """P10, P50 and P90 of the figures, and the sources of uncertainty."""
+    function: Any = moesim.simulate
+    return function(scenario, uncertainty=True).uncertainty
+
+
+def sensitivity(scenario: Scenario) -> Any:
+    """The tornado."""
+    function: Any = getattr(moesim, "sensitivity")  # noqa: B009 - a build may lack it
+    return function(scenario)
+
+
+def plan(scenario: Scenario, space: dict[str, Any], options: dict[str, Any], progress: Progress) -> Any:
+    """Search for a better plan; `space` holds the keys of a PlanSpace."""
+    function: Any = getattr(moesim, "plan")  # noqa: B009 - a build may lack it
+    wanted: Any = getattr(moesim, "PlanSpace")  # noqa: B009
+    return function(
+        scenario,
+        space=wanted(**space),
+        workers=1,
+        progress=lambda text: progress(None, text),
+        **options,
+    )
+
+
+def sides(scenarios: Sequence[Scenario]) -> list[Result]:
+    """Several predictions."""
+    return [moesim.simulate(scenario) for scenario in scenarios]

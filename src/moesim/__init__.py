@@ -11,6 +11,7 @@ the home case with every published figure.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
@@ -18,10 +19,12 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from moesim.hwmodels.errors import InfeasibleError, InputError, MoesimError
     from moesim.simulator.check import Check
+    from moesim.simulator.neighbours import Neighbour
     from moesim.simulator.result import Result
     from moesim.simulator.run.report import RunReport
     from moesim.simulator.scenario import Scenario
-    from moesim.simulator.validation import score
+    from moesim.simulator.timeline import Timeline
+    from moesim.simulator.validation import Row, score
 
 __all__ = [
     "Check",
@@ -31,13 +34,19 @@ __all__ = [
     "Result",
     "RunReport",
     "Scenario",
+    "Timeline",
     "__version__",
     "check",
     "load",
+    "neighbours",
     "presets",
+    "published",
+    "reprice",
     "run",
     "score",
     "simulate",
+    "timeline",
+    "trace",
 ]
 
 
@@ -66,6 +75,52 @@ def check(scenario: Scenario | str, *overrides: str) -> Check:
     from moesim.simulator.check import check as run
 
     return run(load(scenario, *overrides) if isinstance(scenario, str) else scenario)
+
+
+def timeline(scenario: Scenario | str, *overrides: str, rank: int = 0) -> Timeline:
+    """When what ran: actions of every pipeline rank, and an action of `rank` phase by phase.
+
+    Arguments and errors as of `simulate`.
+    """
+    from moesim.simulator.timeline import timeline as run
+
+    return run(load(scenario, *overrides) if isinstance(scenario, str) else scenario, rank)
+
+
+def trace(scenario: Scenario | str, *overrides: str) -> bytes:
+    """The step as a gzipped Perfetto trace, one GPU of every pipeline rank; arguments as of `simulate`."""
+    from moesim.simulator.timeline import trace_file
+
+    return trace_file(load(scenario, *overrides) if isinstance(scenario, str) else scenario)
+
+
+def neighbours(
+    scenario: Scenario, result: Result, progress: Callable[[float, str], None] = lambda share, text: None
+) -> tuple[Neighbour, ...]:
+    """What to try next: legal single changes of a scenario, simulated, the fastest that fits first.
+
+    `result` is the scenario's own; `progress` is called with the share that is done and what comes next.
+    """
+    from moesim.simulator.neighbours import neighbours as run
+
+    return run(scenario, result, progress)
+
+
+def published(scenario: Scenario, result: Result) -> list[Row]:
+    """What was published about this very job beside its prediction; empty for any other job."""
+    from moesim.simulator.validation import beside_published
+
+    return beside_published(scenario, result)
+
+
+def reprice(result: Result, scenario: Scenario) -> Result:
+    """A finished prediction under the prices of `scenario`, which must differ in nothing else.
+
+    Raises InputError where a price choice fits no offer.
+    """
+    from moesim.simulator.reprice import repriced
+
+    return repriced(result, scenario)
 
 
 def simulate(scenario: Scenario | str, *overrides: str) -> Result:
@@ -100,6 +155,10 @@ def __getattr__(name: str) -> object:
         from moesim.simulator.check import Check
 
         return Check
+    if name == "Timeline":
+        from moesim.simulator.timeline import Timeline
+
+        return Timeline
     if name == "Scenario":
         from moesim.simulator.scenario import Scenario
 
