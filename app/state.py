@@ -143,7 +143,7 @@ def _checked(text: str) -> str:
         return f"{key}={path}"
     for found in _strings(parse_mapping(f"value: {value}", f"set {key}")["value"]):
         word = found.strip().casefold()
-        if word.endswith(FILE_ENDINGS) or "/" in word and not _is_quantity(word) or "\\" in word:
+        if word.endswith(FILE_ENDINGS) or ("/" in word and not _is_quantity(word)) or "\\" in word:
             raise InputError(f"{key}={found[:60]!r} names a file; on this page upload the file instead")
     return text
 

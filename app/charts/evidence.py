@@ -28,8 +28,8 @@ def errors(rows: Sequence[Row], most: int = 60) -> go.Figure:
                 mode="markers",
                 marker={"color": colour, "size": 10, "symbol": symbol},
                 customdata=[(row.quantity, row.published, row.predicted, row.unit) for row in own],
-                hovertemplate="%{customdata[0]}: published %{customdata[1]:.4g}, predicted %{customdata[2]:.4g} "
-                "%{customdata[3]} (%{x:+.1f} %)<extra></extra>",
+                hovertemplate="%{customdata[0]}: published %{customdata[1]:.4g}, "
+                "predicted %{customdata[2]:.4g} %{customdata[3]} (%{x:+.1f} %)<extra></extra>",
             )
     chart.add_vline(x=0.0, line={"color": ORANGE, "dash": "dot"})
     chart.update_yaxes(categoryorder="array", categoryarray=[row.id for row in shown])
