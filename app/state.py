@@ -9,32 +9,22 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 import streamlit as st
 
 import moesim
-from moesim.app import jobs, work
+from moesim.app import jobs, uploads, work
 from moesim.hwmodels.calibration import load_profile, profile_hash
-from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.reprice import without_prices
 from moesim.simulator.result import Result
 from moesim.simulator.scenario import Scenario
 
 HOME = "deepseek-v3-2048xh800"
-UPLOAD = re.compile(r"upload:([0-9a-f]{16}\.(?:json|yaml|csv))")
-FILE_ENDINGS = (".yaml", ".yml", ".json", ".csv", ".npy", ".gz", ".xml", ".txt")
-PROSE = {"source", "note", "description", "title", "assumption"}
-"""Keys whose texts name no file, whatever they end in."""
-
 MOST_LINK_CHARACTERS = 16_000
-MOST_UPLOADS = 200
 
 
 # -- the scenario --------------------------------------------------------------------------------------
@@ -57,9 +47,17 @@ def current() -> Scenario:
 
 def build(name: str, texts: Sequence[str]) -> Scenario:
     """A scenario from what a visitor may send. Raises InputError; names of files on the server are refused."""
-    if name not in moesim.presets():
-        raise InputError(f"preset={name[:60]!r} is not one of {', '.join(moesim.presets())}")
-    return moesim.load(name, *(_checked(text) for text in texts))
+    return uploads.scenario_of(name, texts)
+
+
+def open_upload(name: str, data: bytes) -> None:
+    """Make an uploaded scenario the current one, as overrides, so that its link works elsewhere too.
+
+    Raises InputError for anything that is no scenario.
+    """
+    kept = uploads.accept("scenario", name, data).content
+    assert isinstance(kept, Scenario)
+    open_scenario(HOME, overrides_of(kept))
 
 
 def set_override(key: str, value: object) -> None:
@@ -67,7 +65,7 @@ def set_override(key: str, value: object) -> None:
     rest = tuple(t for t in overrides() if not _is_below(t, key))
     if (
         value is not None
-        and _same(moesim.load(preset()), key, value)
+        and _same(build(preset(), ()), key, value)
         and not any(_is_below(key, _key(t)) for t in rest)
     ):
         value = None
@@ -125,69 +123,6 @@ def _key(text: str) -> str:
 
 def _is_below(text: str, key: str) -> bool:
     return _key(text) == key or _key(text).startswith(f"{key}.")
-
-
-# -- what a visitor may not send -----------------------------------------------------------------------
-
-
-def _checked(text: str) -> str:
-    """An override whose value names no file of the server; uploads become the path they are kept at."""
-    key, equals, value = text.partition("=")
-    if not equals:
-        return text  # the loader says what is wrong
-    match = UPLOAD.fullmatch(value.strip())
-    if match is not None:
-        path = _uploads() / match[1]
-        if not path.exists():
-            raise InputError(f"{key}: the uploaded file is not on this server any more; upload it again")
-        return f"{key}={path}"
-    for found in _strings(parse_mapping(f"value: {value}", f"set {key}")["value"]):
-        word = found.strip().casefold()
-        if word.endswith(FILE_ENDINGS) or ("/" in word and not _is_quantity(word)) or "\\" in word:
-            raise InputError(f"{key}={found[:60]!r} names a file; on this page upload the file instead")
-    return text
-
-
-def _is_quantity(word: str) -> bool:
-    return re.fullmatch(r"\$?\s*[\d.eE+,_-]*\s*[a-z$%]*\s*/\s*[a-z0-9 -]+", word) is not None
-
-
-def _strings(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            if key not in PROSE:
-                yield from _strings(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _strings(inner)
-
-
-# -- uploads -------------------------------------------------------------------------------------------
-
-
-def keep_upload(data: bytes, ending: str) -> str:
-    """Keep a file that was checked already; returns the value that names it in an override.
-
-    `ending`: json, yaml or csv. The name is made from the content; the oldest of many files go.
-    """
-    name = f"{hashlib.sha256(data).hexdigest()[:16]}.{ending}"
-    folder = _uploads()
-    (folder / name).write_bytes(data)
-    files = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)
-    for old in files[: max(0, len(files) - MOST_UPLOADS)]:
-        old.unlink(missing_ok=True)
-    return f"upload:{name}"
-
-
-@st.cache_resource(show_spinner=False)
-def _folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="moesim-uploads-")
-
-
-def _uploads() -> Path:
-    return Path(_folder().name)
 
 
 # -- the address ---------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import moesim
 import moesim.simulator.neighbours
 import moesim.simulator.simulate
 import moesim.simulator.timeline
+from moesim.app.exports import trace_bytes
 from moesim.hwmodels import load_cluster
 from moesim.hwmodels.calibration import fitting_profiles
 from moesim.hwmodels.confidence import best_profile
@@ -44,7 +45,7 @@ def timeline(scenario: Scenario, rank: int) -> Any:
 
 def trace(scenario: Scenario) -> bytes:
     """A Perfetto trace."""
-    return moesim.trace(scenario)
+    return trace_bytes(scenario)
 
 
 def whole_cluster(scenario: Scenario) -> Result:

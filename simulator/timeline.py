@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 
 from moesim.simulator.engine.execute import Execution, SyncRecord, execute_all
 from moesim.simulator.engine.program import NS
 from moesim.simulator.prepare import prepare
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.trace import shown_gpus, shown_places, trace_info, write_trace
+from moesim.simulator.trace import trace_info
 from moesim.simulator.trace_events import THREADS, GpuEvents
 
 SYNC = {
@@ -65,20 +63,6 @@ def timeline(scenario: Scenario, rank: int = 0) -> Timeline:
         zoomed_rank=rank,
         zoomed=tuple(_zoomed(GpuEvents(execution, info, rank, 0, info.gpus[rank][0]))),
     )
-
-
-def trace_file(scenario: Scenario) -> bytes:
-    """The step as a gzipped Perfetto trace: one GPU of every pipeline rank."""
-    prepared = prepare(scenario)
-    executions = execute_all(prepared.programs)
-    if prepared.whole is None:
-        shown = shown_places(executions[0], trace_info(prepared))
-    else:
-        shown = shown_gpus(prepared, executions)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "step.json.gz"
-        write_trace(path, shown)
-        return path.read_bytes()
 
 
 def _actions(execution: Execution, rank: int) -> list[Bar]:

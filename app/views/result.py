@@ -1,14 +1,192 @@
-"""The page result."""
+"""Result: how long, how much, how sure, where it goes, and what to try next."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import streamlit as st
 
-from moesim.app import state
+import moesim
+from moesim.app import exports, html_report, jobs, state, widgets, work
+from moesim.app.charts import step as charts
+from moesim.app.views import headline
+from moesim.simulator.result import Result
+from moesim.simulator.scenario import Scenario
 
 
 def show() -> None:
     """Draw the page."""
-    found = state.result()
-    if found is not None:
-        st.metric("Step time", f"{found.step.time_s:.3f} s")
+    scenario = state.current()
+    result = state.result_of(scenario)
+    rows = moesim.published(scenario, result)
+    band = _interval(scenario)
+    bands: Any = {} if band is None else band.bands
+    headline.show(scenario, result, headline.beside(rows), {k: _words(k, v) for k, v in bands.items()})
+    if not result.memory.fits:
+        st.error("This plan does not fit into memory: see the Scenario page.", icon=":material/memory:")
+    step_band = bands.get("step_time_s")
+    left, right = st.columns([3, 2], gap="large")
+    with left:
+        widgets.figure(
+            charts.bounds(result.step, None if step_band is None else (step_band.p10, step_band.p90)),
+            f"Step time {result.step.time_s:.3f} s between its bounds",
+            "bounds",
+        )
+    with right:
+        _sureness(result, step_band is not None)
+    _why(result)
+    if rows:
+        _published(rows)
+    _next(scenario, result)
+    _downloads(scenario, result)
+
+
+def _words(name: str, band: Any) -> str:
+    share = name.startswith("mfu")
+    low, high = (f"{v:.1%}" if share else headline.compact(v) for v in (band.p10, band.p90))
+    return f"P10 to P90: {low} to {high}"
+
+
+def _interval(scenario: Scenario) -> Any:
+    """Bands where they are known; else they are computed beside the page, which refreshes itself."""
+    if not work.can("interval"):
+        return None
+    job = jobs.submit(f"interval/{state.cache_key(scenario)}", work.interval, scenario, lane="long")
+    if job.done:
+        return job.result()
+    _poll(f"interval {job.key}", job)
+    return None
+
+
+@st.fragment(run_every=1.0)
+def _poll(name: str, job: jobs.Job) -> None:
+    """Redraw the page once a job that runs beside it is done."""
+    if job.done and st.session_state.get("polled") != name:
+        st.session_state["polled"] = name
+        st.rerun(scope="app")
+    if not job.done:
+        st.caption(":material/hourglass_top: the interval is being computed")
+
+
+def _sureness(result: Result, known: bool) -> None:
+    st.markdown(f"**Confidence: {result.confidence}.** {result.confidence_reason}")
+    if not known and not work.can("interval"):
+        st.caption("This build computes no intervals; the bounds are a best and a worst case, not an interval.")
+
+
+def _why(result: Result) -> None:
+    st.subheader("Where the step goes")
+    for sentence in _sentences(result):
+        st.markdown(f"- {sentence}")
+    left, right = st.columns(2, gap="large")
+    with left:
+        widgets.figure(
+            charts.breakdown(result.breakdown_by_rank_s), "Seconds of a step by part and pipeline rank", "split"
+        )
+    with right:
+        widgets.figure(
+            charts.critical_path(result.critical_path_s), "Seconds of the critical path by cause", "path"
+        )
+    left, right = st.columns(2, gap="large")
+    used = result.utilisation
+    with left:
+        shares = {
+            "compute SMs": used.compute_partition,
+            "communication SMs": used.communication_partition,
+            "scale-up links": used.scale_up,
+            "NICs": used.nic,
+        }
+        widgets.figure(charts.busy(shares), "Busy share of each resource", "busy")
+    with right:
+        if result.pair_phases:
+            widgets.figure(charts.pair_phases(result.pair_phases), "Phases inside an overlapped pair", "phases")
+
+
+def _sentences(result: Result) -> list[str]:
+    """The bottleneck in words."""
+    explain: Any = getattr(moesim, "explain", None)
+    if explain is not None:
+        return list(explain(result).sentences)
+    first, second = (*result.critical_path_s, None, None)[:2]
+    said = []
+    if first is not None:
+        more = f", then {second.cause} with {second.seconds:.2f} s" if second is not None else ""
+        said.append(
+            f"The step waits longest for {first.cause}: {first.seconds:.2f} s of {result.step.time_s:.2f} s"
+            f"{more} (critical path)."
+        )
+    own = result.breakdown_s
+    said.append(
+        f"Pipeline rank 0 idles {own.bubble:.2f} s in the bubble and waits {own.exposed_communication:.2f} s "
+        "for communication."
+    )
+    return said
+
+
+def _published(rows: Any) -> None:
+    with st.expander("Against what was published", expanded=False):
+        st.dataframe(
+            [
+                {
+                    "quantity": row.quantity,
+                    "unit": "" if row.unit == "1" else row.unit,
+                    "published": row.published,
+                    "predicted": row.predicted,
+                    "error": f"{row.relative_error:+.1%}",
+                    "source": row.source,
+                }
+                for row in rows
+            ],
+            hide_index=True,
+        )
+
+
+def _next(scenario: Scenario, result: Result) -> None:
+    st.subheader("What to try next")
+    st.caption("Single changes, each simulated, the fastest that fits first.")
+    key = f"neighbours/{state.cache_key(scenario)}"
+    if st.session_state.get("neighbours") != key and jobs.cache.get(key) is None:
+        if st.button("Simulate single changes", key="try next"):
+            st.session_state["neighbours"] = key
+            st.rerun()
+        return
+    job = jobs.submit(key, work.neighbours, scenario, result, lane="long", with_progress=True)
+    if not job.done:
+        _watch(job)
+        return
+    for number, row in enumerate(job.result()[:6]):
+        left, middle, right = st.columns([3, 5, 2])
+        left.code(row.override, language=None)
+        fit = "" if row.fits else " Does not fit into memory."
+        middle.markdown(f"{row.step_time_s:.3f} s ({row.change:+.1%}): {row.why}.{fit}")
+        key_, _, value = row.override.partition("=")
+        right.button("Try", key=f"try {number}", on_click=state.set_override, args=(key_, _plain(value)))
+
+
+def _plain(value: str) -> object:
+    return int(value) if value.isdigit() else value
+
+
+@st.fragment(run_every=0.5)
+def _watch(job: jobs.Job) -> None:
+    """Progress of a long job; redraws the page at its end."""
+    if job.done:
+        st.rerun(scope="app")
+    st.progress(job.progress.share or 0.0, text=job.progress.text)
+
+
+def _downloads(scenario: Scenario, result: Result) -> None:
+    st.subheader("Take away")
+    with st.container(horizontal=True):
+        name = scenario.name
+        files = [
+            ("Report (HTML)", lambda: html_report.html_report(scenario, result), ".html", "text/html"),
+            ("Result (JSON)", lambda: exports.result_json(result), ".json", "application/json"),
+            ("Result (CSV)", lambda: exports.result_csv([result]), ".csv", "text/csv"),
+            ("Result (Parquet)", lambda: exports.result_parquet([result]), ".parquet", "application/octet-stream"),
+            ("Scenario (YAML)", lambda: exports.scenario_yaml(scenario), ".yaml", "application/yaml"),
+        ]
+        for label, make, ending, kind in files:
+            st.download_button(
+                label, make, exports.file_name(name, ending), kind, key=label, on_click="ignore"
+            )

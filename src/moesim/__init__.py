@@ -46,7 +46,6 @@ __all__ = [
     "score",
     "simulate",
     "timeline",
-    "trace",
 ]
 
 
@@ -85,13 +84,6 @@ def timeline(scenario: Scenario | str, *overrides: str, rank: int = 0) -> Timeli
     from moesim.simulator.timeline import timeline as run
 
     return run(load(scenario, *overrides) if isinstance(scenario, str) else scenario, rank)
-
-
-def trace(scenario: Scenario | str, *overrides: str) -> bytes:
-    """The step as a gzipped Perfetto trace, one GPU of every pipeline rank; arguments as of `simulate`."""
-    from moesim.simulator.timeline import trace_file
-
-    return trace_file(load(scenario, *overrides) if isinstance(scenario, str) else scenario)
 
 
 def neighbours(
