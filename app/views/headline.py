@@ -48,12 +48,16 @@ def show(
 ) -> None:
     """Tiles in rows; below each its interval and its distance from what was published, where known."""
     if scenario.stages.blocks is not None:
-        st.info("Only a part of the model is simulated: throughput, MFU and cost of a run have no meaning here.")
+        st.info(
+            "Only a part of the model is simulated: throughput, MFU and cost of a run have no meaning here."
+        )
         st.metric("Step time", f"{result.step.time_s:.4f} s")
         return
     rows = tiles(result)
     for start in range(0, len(rows), columns):
-        for place, (label, value, name) in zip(st.columns(columns), rows[start : start + columns], strict=False):
+        for place, (label, value, name) in zip(
+            st.columns(columns), rows[start : start + columns], strict=False
+        ):
             with place:
                 st.metric(label, value)
                 for source in (intervals, published):

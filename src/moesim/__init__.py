@@ -37,6 +37,7 @@ __all__ = [
     "Timeline",
     "__version__",
     "check",
+    "differences",
     "load",
     "neighbours",
     "presets",
@@ -84,6 +85,13 @@ def timeline(scenario: Scenario | str, *overrides: str, rank: int = 0) -> Timeli
     from moesim.simulator.timeline import timeline as run
 
     return run(load(scenario, *overrides) if isinstance(scenario, str) else scenario, rank)
+
+
+def differences(first: Result, other: Result) -> list[tuple[str, float]]:
+    """Seconds by cause that the step of `other` takes longer than that of `first`; they add up exactly."""
+    from moesim.simulator.differences import differences as run
+
+    return run(first, other)
 
 
 def neighbours(
