@@ -1,4 +1,4 @@
-"""What a visitor takes away: results as JSON, CSV and Parquet, scenarios as YAML, traces; pure functions to bytes."""
+"""What a visitor takes away: results as JSON, CSV and Parquet, scenarios as YAML, traces."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from moesim.app.uploads import folder
+from moesim.app.uploads import portable
 from moesim.hwmodels.yaml_io import dump_mapping
 from moesim.simulator.result import Result
 from moesim.simulator.scenario import Scenario
@@ -89,8 +89,7 @@ def _table(results: Sequence[Result]) -> tuple[list[str], list[list[Cell]]]:
 
 def scenario_yaml(scenario: Scenario) -> str:
     """A scenario file; uploads stand in it by their names, without the folder of this server."""
-    text = dump_mapping(scenario.model_dump(mode="json", exclude_none=True))
-    return text.replace(f"{folder()}/", "")
+    return portable(dump_mapping(scenario.model_dump(mode="json", exclude_none=True)))
 
 
 def trace_bytes(scenario: Scenario) -> bytes:

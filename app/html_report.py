@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from moesim.app.charts.style import CATEGORIES
 from moesim.app.exports import scenario_yaml
 from moesim.hwmodels.units import format_quantity
 from moesim.simulator.report import mean_breakdown
@@ -13,18 +14,6 @@ from moesim.simulator.result import Result
 from moesim.simulator.run.report import RunReport, Spread
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.validation import Row, beside_published
-
-COLOURS = ("#0072b2", "#56b4e9", "#009e73", "#e69f00", "#999999", "#cc79a7")
-"""Okabe and Ito's colour-blind-safe palette; each bar has its name and number beside it as well."""
-
-PARTS = {
-    "forward": "forward",
-    "backward_input": "backward, input gradient",
-    "backward_weight": "backward, weight gradient",
-    "forward_backward": "overlapped pairs",
-    "bubble": "bubble",
-    "optimizer": "gradients and optimizer",
-}
 
 STYLE = """
 :root{color-scheme:light dark;--ink:#1b1f24;--paper:#fff;--line:#d0d7de;--soft:#57606a}
@@ -41,7 +30,7 @@ p.soft,li{color:var(--soft);font-size:.875rem}pre{overflow-x:auto;font-size:.8re
 
 
 def html_report(scenario: Scenario, result: Result) -> str:
-    """The report of a result and the scenario it came from; figures as in the result, nothing computed anew."""
+    """The report of a result and the scenario it came from; figures as in the result."""
     step = result.step
     body = [
         f"<h1>{escape(result.scenario)}</h1>",
@@ -72,7 +61,8 @@ def html_report(scenario: Scenario, result: Result) -> str:
     ]
     head = (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+        '<meta http-equiv="Content-Security-Policy" '
+        "content=\"default-src 'none'; style-src 'unsafe-inline'\">"
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(result.scenario)} - moesim</title><style>{STYLE}</style></head><body>"
     )
@@ -104,8 +94,8 @@ def _figures(result: Result) -> list[tuple[str, str, str]]:
         (
             "step time",
             f"{step.time_s:.3f} s",
-            f"bounds {step.lower_bound_s:.3f} s (busiest resource at its best) and {step.upper_bound_s:.3f} s "
-            "(all in series)",
+            f"bounds {step.lower_bound_s:.3f} s (busiest resource at its best) and "
+            f"{step.upper_bound_s:.3f} s (all in series)",
         ),
         (
             "throughput",
@@ -147,18 +137,18 @@ def _bars(result: Result) -> str:
     mean = mean_breakdown(list(result.breakdown_by_rank_s))
     height, left, wide = 28, 210, 480
     lines = []
-    for number, (key, name) in enumerate(PARTS.items()):
+    for number, (key, (name, colour)) in enumerate(CATEGORIES.items()):
         seconds = getattr(mean, key)
         share = seconds / result.step.time_s
         top = number * height
         lines.append(
             f'<text x="0" y="{top + 18}" font-size="14">{escape(name)}</text>'
-            f'<rect x="{left}" y="{top + 5}" width="{wide * share:.1f}" height="18" fill="{COLOURS[number]}"/>'
+            f'<rect x="{left}" y="{top + 5}" width="{wide * share:.1f}" height="18" fill="{colour}"/>'
             f'<text x="{left + wide * share + 8:.1f}" y="{top + 18}" font-size="14">{seconds:.3f} s, '
             f"{share:.1%}</text>"
         )
     return (
-        f'<svg viewBox="0 0 820 {height * len(PARTS)}" width="100%" role="img" '
+        f'<svg viewBox="0 0 820 {height * len(CATEGORIES)}" width="100%" role="img" '
         f'aria-label="Seconds of a step by part">{"".join(lines)}</svg>'
         f'<p class="soft">of these, waiting for communication: {mean.exposed_communication:.3f} s</p>'
     )

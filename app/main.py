@@ -8,6 +8,9 @@ PAGES = [
     ("compare", "Compare", ":material/compare_arrows:"),
     ("what_if", "What-if", ":material/science:"),
     ("planner", "Planner", ":material/route:"),
+    ("run_cost", "Run & cost", ":material/payments:"),
+    ("calibration", "Calibration", ":material/straighten:"),
+    ("evidence", "Evidence", ":material/fact_check:"),
 ]
 """Module below `app/views`, title, icon; the first is the start page."""
 

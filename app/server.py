@@ -64,8 +64,8 @@ def chosen_port(port: int) -> int:
             probe.bind((ADDRESS, port))
         except OSError as error:
             raise InputError(
-                f"--port {port}: {ADDRESS}:{port} cannot be used ({error.strerror}); stop what listens there, "
-                "or give another port (0 takes any free one)"
+                f"--port {port}: {ADDRESS}:{port} cannot be used ({error.strerror}); stop what listens "
+                "there, or give another port (0 takes any free one)"
             ) from None
         return int(probe.getsockname()[1])
 

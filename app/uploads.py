@@ -1,4 +1,4 @@
-"""The one place through which everything of a visitor's goes: uploaded bytes, and text that could name a file.
+"""The one place through which all of a visitor's goes: uploaded bytes, and text that could name a file.
 
 An upload is checked by the reader of its kind and kept under a name made from its content; a scenario refers
 to it by that name. Nothing else is read by path: not from a text box, a link or an uploaded scenario.
@@ -129,6 +129,11 @@ def path_of(token: str) -> Path:
             f"the uploaded file {token[:80]!r} is not on this server (any more); upload it again"
         )
     return path
+
+
+def portable(text: str) -> str:
+    """A text without the folder that uploads are kept in: their tokens stand alone."""
+    return text.replace(f"{folder()}{os.sep}", "")
 
 
 def folder() -> Path:
