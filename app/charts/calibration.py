@@ -38,7 +38,7 @@ def over_sms(curves: Sequence[MeasuredCurve], title: str) -> go.Figure:
         )
     chart.update_xaxes(title="communication SMs", rangemode="tozero")
     chart.update_yaxes(title=title, rangemode="tozero")
-    return styled(chart, 400)
+    return styled(chart, 440)
 
 
 def slow_downs(lines: Mapping[str, Sequence[tuple[int, float]]]) -> go.Figure:
@@ -56,7 +56,7 @@ def slow_downs(lines: Mapping[str, Sequence[tuple[int, float]]]) -> go.Figure:
         )
     chart.update_xaxes(title="communication SMs", rangemode="tozero")
     chart.update_yaxes(title="slow-down (time / time alone)")
-    return styled(chart, 400)
+    return styled(chart, 440)
 
 
 def residuals(entries: Sequence[Entry]) -> go.Figure:

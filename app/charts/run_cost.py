@@ -9,15 +9,14 @@ import plotly.graph_objects as go
 from moesim.app.charts.style import BLUE, GREY, ORANGE, PURPLE, RED, SERIES, SKY, YELLOW, styled
 from moesim.simulator.run.report import CauseReport, GpuHours, Spread
 
-HOURS: Mapping[str, tuple[str, str]] = {
-    "productive": ("productive", BLUE),
+OVERHEADS: Mapping[str, tuple[str, str]] = {
     "checkpoints": ("checkpoints", YELLOW),
     "lost": ("done again", RED),
     "detection": ("detection", ORANGE),
     "restart": ("restart", PURPLE),
     "waiting_for_spares": ("waiting for spares", GREY),
 }
-"""Parts of the job's GPU-hours: name and colour."""
+"""Parts of the job's GPU-hours that are no training that counts: name and colour."""
 
 STOPS: Mapping[str, tuple[str, str]] = {
     "lost_gpu_hours": ("done again", RED),
@@ -26,9 +25,9 @@ STOPS: Mapping[str, tuple[str, str]] = {
 }
 
 
-def gpu_hours(hours: GpuHours) -> go.Figure:
-    """Where the GPU-hours go besides training that counted, one bar a part; the title has the total."""
-    parts = [(name, getattr(hours, key), colour) for key, (name, colour) in HOURS.items()]
+def overheads(hours: GpuHours) -> go.Figure:
+    """GPU-hours that are paid for and do not count as training, a bar a part."""
+    parts = [(name, getattr(hours, key), colour) for key, (name, colour) in OVERHEADS.items()]
     shown = [part for part in parts if part[1] > 0.0][::-1]
     chart = go.Figure(
         go.Bar(
@@ -41,9 +40,8 @@ def gpu_hours(hours: GpuHours) -> go.Figure:
             hovertemplate="%{y}: %{x:,.0f} GPU-hours<extra></extra>",
         )
     )
-    # Training that counted dwarfs the rest: a logarithm shows both.
-    chart.update_xaxes(title="GPU-hours of the job, mean (logarithmic)", type="log")
-    return styled(chart, 300, f"{hours.total:,.0f} GPU-hours, {hours.billed:,.0f} billed with spares")
+    chart.update_xaxes(title="GPU-hours besides productive ones, mean")
+    return styled(chart, 110 + 40 * max(1, len(shown)))
 
 
 def causes(rows: Sequence[CauseReport], most: int = 10) -> go.Figure:

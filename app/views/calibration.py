@@ -13,11 +13,11 @@ from moesim.hwmodels.errors import InputError
 from moesim.simulator.cost.laws import SmLaws
 
 GROUPS: dict[LawGroup, str] = {
-    "gemm_told": "matrix products told of the SMs",
-    "gemm_untold": "matrix products not told",
+    "gemm_told": "products told",
+    "gemm_untold": "products not told",
     "attention": "attention",
-    "memory_bound": "memory-bound operators",
-    "communication": "communication itself",
+    "memory_bound": "memory-bound",
+    "communication": "communication",
 }
 MOST_SMS = 48
 """As far as the slow-down is drawn; DeepEP uses 20 to 24."""
@@ -32,8 +32,13 @@ def show() -> None:
         names = [*list_profiles(), *st.session_state.get("profiles", {})]
         current = state.override("profile") or scenario.profile
         start = names.index(current) if current in names else 0
-        name = st.selectbox("Profile", names, index=start, key="profile shown", format_func=_title)
-        other = st.selectbox("Compare with", ["nothing", *names], key="profile compared", format_func=_title)
+        titles = dict(st.session_state.get("profiles", {}))
+
+        def titled(profile: str) -> str:
+            return str(titles.get(profile, profile))
+
+        name = st.selectbox("Profile", names, index=start, key="profile shown", format_func=titled)
+        other = st.selectbox("Compare with", ["nothing", *names], key="profile compared", format_func=titled)
         if name != current:
             st.button("Use this profile in the scenario", on_click=state.set_override, args=("profile", name))
     profile = uploads.profile_of(name)
@@ -43,11 +48,6 @@ def show() -> None:
         _drift(uploads.profile_of(other), profile)
     _curves(profile, _accelerator(profile, scenario.machine.accelerator))
     _entries(profile)
-
-
-def _title(name: str) -> str:
-    """What a profile is called in a list; uploads by the visitor's name for them."""
-    return str(st.session_state.get("profiles", {}).get(name, name))
 
 
 def _upload() -> None:
@@ -86,7 +86,7 @@ def _curves(profile: CalibrationProfile, accelerator: Accelerator) -> None:
         else:
             st.info("This profile has no rate over a number of SMs.")
     with right:
-        st.subheader(f"Slow-down of compute on {accelerator.name}")
+        st.subheader("Slow-down against SMs")
         try:
             laws = SmLaws(accelerator, profile)
             counts = range(0, min(MOST_SMS, accelerator.n_sms - 1) + 1, 4)
@@ -101,6 +101,10 @@ def _curves(profile: CalibrationProfile, accelerator: Accelerator) -> None:
             return
         if lines:
             widgets.figure(charts.slow_downs(lines), "Slow-down against communication SMs", key="laws")
+            st.caption(
+                f"On {accelerator.name}; products are matrix products, told or not of the SMs that "
+                "communication holds."
+            )
         else:
             st.info("This profile has no law of slow-down beside communication.")
 

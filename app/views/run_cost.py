@@ -11,6 +11,7 @@ import streamlit as st
 
 from moesim.app import exports, state, widgets, work_runs
 from moesim.app.charts import run_cost as charts
+from moesim.app.views.headline import compact
 from moesim.hwmodels.energy import list_energy_sites
 from moesim.hwmodels.failure import list_failure_rates, list_restarts
 from moesim.hwmodels.price import list_prices, load_prices
@@ -42,7 +43,13 @@ def show() -> None:
     left, right = st.columns(2)
     with left:
         st.subheader("Where the GPU-hours go")
-        widgets.figure(charts.gpu_hours(report.gpu_hours), "GPU-hours of the run by use", key="hours")
+        hours = report.gpu_hours
+        st.markdown(
+            f"{hours.productive:,.0f} productive of {hours.total:,.0f} GPU-hours; {hours.billed:,.0f} billed "
+            "with spares."
+        )
+        if hours.total > hours.productive:
+            widgets.figure(charts.overheads(hours), "GPU-hours besides productive ones", key="hours")
         st.subheader("When it ends")
         widgets.figure(
             charts.spreads([("the whole run", report.days)]), "Days of the run, P10 to P90", key="days"
@@ -218,22 +225,23 @@ def _headline(report: RunReport) -> None:
         ("Days", _between(report.days, ",.1f")),
         ("Goodput", _between(report.goodput, ".1%")),
         ("Interruptions", _between(report.interruptions, ",.1f")),
-        ("Cost", _between(report.cost_usd, ",.0f", "$")),
-        ("Energy", _between(report.energy_kwh, ",.0f", "", " kWh")),
-        ("CO₂e", _between(report.co2_kg, ",.0f", "", " kg")),
+        ("Cost ($)", _between(report.cost_usd, None)),
+        ("Energy (kWh)", _between(report.energy_kwh, None)),
+        ("CO₂e (kg)", _between(report.co2_kg, None)),
     ]
-    for column, (label, (value, spread)) in zip(st.columns(len(cells)), cells, strict=True):
-        column.metric(label, value, help=spread or None)
-        column.caption(spread)
+    for row in (cells[:3], cells[3:]):
+        for column, (label, (value, words)) in zip(st.columns(3), row, strict=True):
+            column.metric(label, value)
+            column.caption(words)
 
 
-def _between(spread: Spread | None, form: str, before: str = "", after: str = "") -> tuple[str, str]:
-    """(median, P10 to P90 in words); a figure that nobody can know is said to be unknown."""
+def _between(spread: Spread | None, form: str | None) -> tuple[str, str]:
+    """(median, P10 to P90 in words); `form` None: three digits and a letter for millions. None is unknown."""
     if spread is None:
         return "unknown", "no price or no energy site is known"
 
     def text(value: float) -> str:
-        return f"{before}{value:{form}}{after}"
+        return compact(value) if form is None else f"{value:{form}}"
 
     if spread.p10 == spread.p90:
         return text(spread.p50), "the same in every run"
