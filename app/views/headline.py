@@ -29,11 +29,11 @@ def tiles(result: Result) -> list[tuple[str, str, str]]:
     step, run = result.step, result.run
     return [
         ("Step time", f"{step.time_s:.3f} s", "step_time_s"),
-        ("Throughput", f"{step.tokens_per_s_per_gpu:,.0f} tokens/s/GPU", "tokens_per_s"),
+        ("Tokens/s/GPU", f"{step.tokens_per_s_per_gpu:,.0f}", "tokens_per_s_per_gpu"),
         ("MFU, causal", f"{step.mfu_causal:.1%}", "mfu_causal"),
         ("MFU, non-causal", f"{step.mfu_noncausal:.1%}", "mfu_noncausal"),
         ("Duration", f"{run.days:.1f} days", "days"),
-        ("GPU-hours", f"{compact(run.gpu_hours)}h", "gpu_hours"),
+        ("GPU-hours", compact(run.gpu_hours), "gpu_hours"),
         ("Cost", money(run.cost_usd), "cost_usd"),
         ("Tokens a day", compact(step.tokens_per_day), "tokens_per_day"),
     ]

@@ -107,9 +107,8 @@ def _inputs(scenario: Scenario) -> None:
             least, most = (0, 3) if name == "zero_stage" else (1, 4096)
             widgets.number(scenario, f"parallel.{name}", label, least, most, note)
     with columns[3]:
-        st.space("small")
         widgets.toggle(
-            scenario, "parallel.sequence_parallel", "Sequence parallel", "Needed for TP > 1 with experts"
+            scenario, "parallel.sequence_parallel", "SP", "Sequence parallel: needed for TP > 1 with experts"
         )
     left, middle, right = st.columns(3)
     with left:
@@ -212,6 +211,6 @@ def _verdict(scenario: Scenario) -> None:
             icon=":material/memory:",
         )
     widgets.figure(charts.memory(memory), f"Memory of the fullest GPU by kind: {used} of {limit}", "memory")
-    headline.show(scenario, state.result_of(scenario))
+    headline.show(scenario, state.result_of(scenario), columns=2)
     with st.expander("Which layers each stage holds"):
         st.code("\n".join(found.stages), language=None)

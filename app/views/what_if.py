@@ -44,7 +44,9 @@ def _explore(scenario: Scenario, base: Result) -> None:
         _tiles(base, result)
         if changes or price:
             st.code("\n".join((*changes, *price)), language=None)
-            st.button("Make this the current scenario", key="adopt", on_click=_adopt, args=(changed,))
+            if st.button("Make this the current scenario", key="adopt"):
+                _adopt(changed)
+                st.rerun(scope="app")
         else:
             st.caption("Nothing is changed: move a slider.")
         if changes:
@@ -137,8 +139,8 @@ def _tiles(base: Result, result: Result) -> None:
     rows: list[tuple[str, str, float | None, str, bool]] = [
         ("Step time", f"{step.time_s:.3f} s", step.time_s - before.time_s, "s", False),
         (
-            "Throughput",
-            f"{step.tokens_per_s_per_gpu:,.0f} tokens/s/GPU",
+            "Tokens/s/GPU",
+            f"{step.tokens_per_s_per_gpu:,.0f}",
             step.tokens_per_s_per_gpu - before.tokens_per_s_per_gpu,
             "",
             True,
