@@ -89,23 +89,27 @@ def schedule(
 def validate(as_json: AsJson = False) -> None:
     """Show published figures beside predicted ones."""
     from moesim.cli_console import print_json, working
-    from moesim.cli_tables import print_collectives, print_scores
+    from moesim.cli_tables import print_collectives, print_full_checks, print_scores
 
     with working("validating") as say:
         from moesim.simulator.scenario import load_scenario
         from moesim.simulator.validation import placement_sensitivity, score
         from moesim.simulator.validation_collectives import as_score, score_collectives, summarise
+        from moesim.simulator.validation_full import check_full
 
         rows = score(say)
         say("collectives")
         collectives = score_collectives()
         home = "deepseek-v3-2048xh800"
         placements = [] if as_json else placement_sensitivity(load_scenario(home), say)
+        checks = None if as_json else check_full(say)
     if as_json:
         print_json([row.model_dump() for row in [*rows, *map(as_score, collectives)]])
     else:
         print_scores(rows, placements)
         print_collectives(summarise(collectives))
+        if checks is not None:
+            print_full_checks(checks)
 
 
 @app.command()
