@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from moesim.hwmodels.errors import InputError
 from moesim.kernels.catalog import KERNELS, SHARED_MEMORY_LIMIT_BYTES, dispatch_stage_bytes
@@ -137,9 +138,6 @@ class ExpertParallel:
         self.dispatch_table = group.table([self.recv_x, self.recv_side, arrivals])
         self.combine_table = group.table([self.results, ready])
         self._notified = self._arrivals = self._combined = 0
-        # What a second hop changes: choices inside side records of the first, their number known on the GPU.
-        self.first_expert, self.choice_stride, self.writes_side = 0, 4 * s.k, True
-        self.tokens_at: list[int] = [0] * r
 
     def _ranks(self, only: Sequence[int] | None) -> Sequence[int]:
         """The ranks to launch; fewer than all makes the others' waits time out (tests)."""
@@ -157,17 +155,24 @@ class ExpertParallel:
 
     def layout(self) -> None:
         """Queue the layout on every rank: slots, lists, counts and side records from topk_idx and topk_w."""
-        s, r = self.shape, self.group.ranks
-        for rank in range(r):
-            outputs = (self.slots, self.lists, self.rank_counts, self.expert_counts)
+        outputs = (self.slots, self.lists, self.rank_counts, self.expert_counts)
+        self.layout_over(self.group.ranks, outputs, self.side)
+
+    def layout_over(self, targets: int, outputs: Sequence[Sequence[Any]], side: Sequence[Any] | None) -> None:
+        """Queue a layout over `targets` equal groups of experts: ranks, or virtual nodes.
+
+        `outputs`: slots [tokens, targets], lists [targets, tokens], counts [targets], counts by expert, each by
+        rank; `side`: side records to write, or None.
+        """
+        s = self.shape
+        for rank in range(self.group.ranks):
             arguments = (
                 address(self.topk_idx[rank], 4), address(self.topk_w[rank], 4),
                 *(address(p[rank], 4) for p in outputs),
-                address(self.side[rank]) if self.writes_side else 0, self.tokens_at[rank],
-                s.tokens, s.k, r, self.per_rank, self.first_expert, self.choice_stride, s.side_bytes,
-                s.scale_bytes,
+                0 if side is None else address(side[rank]),
+                s.tokens, s.k, targets, s.experts // targets, s.side_bytes, s.scale_bytes,
             )  # fmt: skip
-            self.group.launch(rank, "layout", r, 1024, arguments)
+            self.group.launch(rank, "layout", targets, 1024, arguments)
 
     def notify(self, only: Sequence[int] | None = None) -> None:
         """Queue the exchange of counts on every rank."""
@@ -222,8 +227,7 @@ class ExpertParallel:
             sizes = (self.shape.tokens, r, rank, part_bytes, parts, stages, epoch)
             arguments = (
                 *(address(p[rank]) for p in pointers), weights, address(self.out[rank]),
-                self.tokens_at[rank], *sizes,
-                self.group.timeout_ns, address(self.group.status[rank]),
+                *sizes, self.group.timeout_ns, address(self.group.status[rank]),
             )  # fmt: skip
             self.group.launch(rank, "combine", sms, 480, arguments, shared)
 
