@@ -114,8 +114,8 @@ def hop_stage_bytes(row_bytes: int, side_bytes: int) -> int:
 
 
 def dispatch_stage_bytes(row_bytes: int, side_bytes: int) -> int:
-    """Shared memory of one stage of the dispatch: both parts on 128-byte lines, addresses, mbarrier."""
-    return (row_bytes + 127) // 128 * 128 + (side_bytes + 127) // 128 * 128 + 24
+    """Shared memory of one stage of the dispatch: both parts on 128-byte lines, addresses, mbarriers."""
+    return (row_bytes + 127) // 128 * 128 + (side_bytes + 127) // 128 * 128 + 32
 
 
 KERNELS: dict[str, Kernel] = {
@@ -196,18 +196,16 @@ KERNELS: dict[str, Kernel] = {
         ),
         Kernel(
             name="dispatch",
-            entry="dispatch_sys_v1",
+            entry="dispatch_sys_v2",
             parameters=_parameters(
                 "u64 x side lists counts bases tables;"
                 "u32 tokens ranks rank row_bytes side_bytes stages depth phased expected;"
                 "u64 timeout_ns status"
             ),
-            block=(32, 256),
+            block=(64, 256),
             registers=64,
             moved_bytes=_dispatched,
-            shared_bytes=lambda s: (
-                s["warps"] * s["stages"] * dispatch_stage_bytes(s["row_bytes"], s["side_bytes"])
-            ),
+            shared_bytes=lambda s: s["stages"] * dispatch_stage_bytes(s["row_bytes"], s["side_bytes"]),
         ),
         Kernel(
             name="dispatch_ll",

@@ -15,7 +15,7 @@ COMBINE_PART_LIMIT_BYTES = 14336  # two 16-byte vectors for each of 448 reducing
 
 @dataclass(frozen=True, slots=True)
 class DispatchTuning:
-    """How the dispatch kernel uses an SM: rings of warps, stages (rows) of a ring, stores in flight, order.
+    """How the dispatch kernel uses an SM: sending warps, rows of the ring, stores in flight a warp, order.
 
     `phased`: destination after destination instead of a row for each in turn.
     """
@@ -27,12 +27,13 @@ class DispatchTuning:
 
     def __post_init__(self) -> None:
         """Check against the kernel's header."""
-        if self.depth not in (1, 2, 4, 8) or self.stages <= self.depth:
+        if not 1 <= self.warps <= 7:
+            raise InputError(f"dispatch: warps={self.warps} must be 1 to 7")
+        least = self.depth * self.warps + max(self.warps, 4)
+        if self.depth not in (1, 2, 4, 8) or self.stages < least:
             raise InputError(
-                f"dispatch: depth={self.depth} must be 1, 2, 4 or 8 and below stages={self.stages}"
+                f"dispatch: depth={self.depth} must be 1, 2, 4 or 8 and stages={self.stages} at least {least}"
             )
-        if not 1 <= self.warps <= 8:
-            raise InputError(f"dispatch: warps={self.warps} must be 1 to 8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +76,14 @@ class Shape:
 
     @property
     def dispatch_tuning(self) -> DispatchTuning:
-        """Rings that fill an SM's shared memory: 4 warps, or fewer where 7 rows each do not fit."""
+        """A ring that fills an SM's shared memory, half of it with stores where it is long enough."""
         rows = SHARED_MEMORY_LIMIT_BYTES // dispatch_stage_bytes(self.row_bytes, self.side_bytes)
-        if rows < 2:
-            raise InputError(
-                f"dispatch: hidden={self.hidden} leaves room for {rows} rows in shared memory; 2 are needed"
-            )
-        warps = next((n for n in (4, 2) if rows // n >= 7), 1)
-        stages = min(16, rows // warps)
-        depth = 4 if stages >= 7 else 2 if stages >= 3 else 1
-        return DispatchTuning(warps, stages, depth)
+        for warps, depth in ((4, 4), (2, 4), (2, 2), (2, 1), (1, 1)):
+            if rows >= depth * warps + max(warps, 4):
+                return DispatchTuning(warps, min(rows, 64), depth)
+        raise InputError(
+            f"dispatch: hidden={self.hidden} leaves room for {rows} rows in shared memory; 5 are needed"
+        )
 
     def combine_parts(self, ranks: int) -> tuple[int, int, int]:
         """Pieces of a result row, bytes of a piece, stages of the combine kernel's ring (>= ranks)."""
@@ -196,12 +195,7 @@ class ExpertParallel:
         use = tuning or s.dispatch_tuning
         expected = self.next_arrivals(sms)
         shared = KERNELS["dispatch"].shared_bytes(
-            {
-                "warps": use.warps,
-                "stages": use.stages,
-                "row_bytes": s.row_bytes,
-                "side_bytes": s.side_bytes,
-            }
+            {"stages": use.stages, "row_bytes": s.row_bytes, "side_bytes": s.side_bytes}
         )
         for rank in self._ranks(only):
             pointers = (
@@ -213,7 +207,7 @@ class ExpertParallel:
             )  # fmt: skip
             tail = (self.group.timeout_ns, address(self.group.status[rank]))
             arguments = (*(address(p[rank]) for p in pointers), *sizes, *tail)
-            self.group.launch(rank, "dispatch", sms, 32 * use.warps, arguments, shared)
+            self.group.launch(rank, "dispatch", sms, 32 * (1 + use.warps), arguments, shared)
 
     def combine(self, sms: int, weighted: bool = True, only: Sequence[int] | None = None) -> None:
         """Queue the combine on every rank, on `sms` SMs each."""

@@ -99,14 +99,14 @@ class TwoHop:
         self.queue_rows = make((n, s.tokens, s.row_bytes), "u1")
         self.queue_entries = make((n, s.tokens, s.side_bytes + HEADER_BYTES), "u1")
         self._returned = make((n, s.tokens, s.hidden), "u2")
-        self._counts = make((n,), "u8")
+        self.counts = make((n,), "u8")
         flags, returned_flags = make((n, s.tokens), "u4"), make((n, s.tokens), "u4")
-        arrivals, ready = make((node_size,), "u4"), make((group.ranks,), "u4")
-        self._keep = (flags, returned_flags, arrivals, ready)
+        arrivals, self.ready = make((node_size,), "u4"), make((group.ranks,), "u4")
+        self._keep = (flags, returned_flags, arrivals)
         self._dispatch_table = group.table(
-            [ep.recv_x, ep.recv_side, arrivals, self.queue_rows, self.queue_entries, flags, self._counts]
+            [ep.recv_x, ep.recv_side, arrivals, self.queue_rows, self.queue_entries, flags, self.counts]
         )
-        self._combine_table = group.table([ep.results, ready, self._returned, returned_flags])
+        self._combine_table = group.table([ep.results, self.ready, self._returned, returned_flags])
         self._epoch = self._arrivals = self._combined = 0
 
     def layout(self) -> None:
@@ -154,7 +154,7 @@ class TwoHop:
         for rank in range(self.group.ranks) if only is None else only:
             arguments = (
                 address(self._combine_table[rank]), address(self.queue_entries[rank]),
-                address(self._counts[rank], 8), address(self.node_slots[rank], 4), address(ep.out[rank]),
+                address(self.counts[rank], 8), address(self.node_slots[rank], 4), address(ep.out[rank]),
                 s.tokens, self.group.ranks, self.node_size, rank, s.side_bytes + HEADER_BYTES,
                 use.part_bytes, use.parts, use.relay_stages, use.collect_stages, use.chunk, self._combined,
                 self.group.timeout_ns, address(self.group.status[rank]),
