@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -180,8 +180,8 @@ def tunings(bench: Bench, tokens: int = 4096) -> None:
     """How the dispatch kernel divides an SM's shared memory: warps, stages, depth, order."""
     group = bench.group
     choices = {
-        True: ((4, 30, 4), (6, 30, 2), (3, 30, 4), (2, 30, 8)),
-        False: ((2, 16, 4), (4, 16, 2), (3, 16, 2), (1, 16, 8)),
+        True: ((1, 30, 8), (1, 30, 4), (2, 30, 4), (2, 30, 8)),
+        False: ((1, 16, 4), (2, 16, 4), (2, 16, 2), (1, 16, 8)),
     }
     for fp8, shapes in choices.items():
         ep = ExpertParallel(group, Shape(tokens, HIDDEN, TOP_K, EXPERTS, fp8))
@@ -221,7 +221,7 @@ def low_latency(bench: Bench) -> None:
         np.fill_diagonal(counts, 0)
         rows = int(max(counts.sum(axis=0).max(), counts.sum(axis=1).max()))
         tag: dict[str, Any] = {"tokens": tokens, "remote_rows": rows, "before": lambda i: group.barrier()}
-        for sms in sorted({min(tokens, n) for n in (8, 16, 32, 64, 128)}):
+        for sms in (8, 16, 32, 64, 128):
             wire = rows * (HIDDEN + ll.shape.side_bytes)
             bench.time("dispatch_ll", wire, lambda i, n=sms, e=ll: e.dispatch(n), sms, **tag)
             bench.time("combine_ll", rows * 2 * HIDDEN, lambda i, n=sms, e=ll: e.combine(n), sms, **tag)
@@ -294,22 +294,26 @@ def hop_tunings(bench: Bench, tokens: int = 4096) -> None:
     if group.ranks < 4:
         return
     for fp8, shapes in {
-        True: ((2, 2, 23), (4, 2, 17), (4, 3, 17), (6, 2, 11)),
-        False: ((1, 2, 12), (2, 1, 9), (2, 2, 9), (3, 1, 6)),
+        True: ((4, 2, 17), (6, 2, 11), (6, 1, 11), (7, 1, 8)),
+        False: ((2, 1, 9), (3, 1, 6)),
     }.items():
         hops = TwoHop(group, Shape(tokens, HIDDEN, TOP_K, EXPERTS, fp8), 2)
         fill_inputs(hops.ep, "balanced", seed=7)
         hops.layout()
-        for shape in shapes:
-            for sms in HOP_SMS:
+        tag: dict[str, Any] = {"payload": "fp8" if fp8 else "bf16", "before": lambda i: group.barrier()}
+        for sms in HOP_SMS:
+            for shape in shapes:
 
                 def work(i: int, n: int = sms, t: HopTuning = HopTuning(*shape), h: TwoHop = hops) -> None:
                     h.notify()
                     h.dispatch(n, tuning=t)
 
+                bench.time("two-hop dispatch tuned", 0, work, sms, tuning=shape, **tag)
+            for chunk in () if fp8 else (2, 4, 8, 16):
+                use = replace(hops.combining, chunk=chunk)
                 bench.time(
-                    "two-hop dispatch tuned", 0, work, sms, payload="fp8" if fp8 else "bf16", tuning=shape,
-                    before=lambda i: group.barrier(),
+                    "two-hop combine tuned", 0, lambda i, n=sms, h=hops, t=use: h.combine(n, tuning=t), sms,
+                    tuning=astuple(use), **tag,
                 )  # fmt: skip
 
 

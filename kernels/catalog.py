@@ -18,8 +18,8 @@ class Kernel:
 
     Parameters are (name, PTX type) in order. `block` is the allowed range of threads; `shared_bytes` maps the
     launch's sizes to dynamic shared memory; `moved_bytes` maps them to (read, written) bytes on one rank.
-    Rows in sizes: `copies` for (token, rank) pairs, `remote` those of other ranks; over virtual nodes `sent` for
-    (token, other node) pairs, `kept` for tokens of the own node.
+    Rows in sizes: `copies` for (token, rank) pairs; over virtual nodes `sent` for (token, other node) pairs,
+    `kept` for own tokens that stay in the own node.
     """
 
     name: str
@@ -95,7 +95,7 @@ def _combined(sizes: Sizes) -> tuple[int, int]:
 
 def _combined_ll(sizes: Sizes) -> tuple[int, int]:
     row = 2 * sizes["hidden"]
-    return (sizes["copies"] + sizes["remote"]) * row, (sizes["remote"] + sizes["tokens"]) * row
+    return sizes["copies"] * row + 8 * sizes["tokens"] * sizes["ranks"], sizes["tokens"] * row
 
 
 def _dispatched_2hop(sizes: Sizes) -> tuple[int, int]:
@@ -104,7 +104,7 @@ def _dispatched_2hop(sizes: Sizes) -> tuple[int, int]:
 
 
 def _combined_2hop(sizes: Sizes) -> tuple[int, int]:
-    row, partial = sizes["parts"] * sizes["part_bytes"], sizes["sent"] + sizes["kept"]
+    row, partial = 2 * sizes["hidden"], sizes["sent"] + sizes["kept"]
     return (sizes["copies"] + partial) * row, (partial + sizes["tokens"]) * row
 
 
@@ -236,13 +236,12 @@ KERNELS: dict[str, Kernel] = {
             name="combine_ll",
             entry="combine_ll_v1",
             parameters=_parameters(
-                "u64 results counts slots weights out tables; u32 tokens ranks rank hidden most epoch;"
+                "u64 slots weights out tables; u32 tokens ranks rank hidden most epoch;"
                 "u64 timeout_ns status"
             ),
-            block=(768, 768),
-            registers=64,
+            block=(512, 512),
+            registers=96,
             moved_bytes=_combined_ll,
-            shared_bytes=lambda s: 8 * (2 * s["hidden"] + 16),
         ),
         Kernel(
             name="dispatch_2hop",
@@ -253,7 +252,7 @@ KERNELS: dict[str, Kernel] = {
                 "u64 timeout_ns status"
             ),
             block=(96, 192),
-            registers=64,
+            registers=80,
             moved_bytes=_dispatched_2hop,
             shared_bytes=lambda s: (
                 (3 * s["chunk"] + s["stages"]) * hop_stage_bytes(s["row_bytes"], s["side_bytes"])
@@ -266,13 +265,18 @@ KERNELS: dict[str, Kernel] = {
             entry="combine_2hop_v1",
             parameters=_parameters(
                 "u64 tables entries counts node_slots out;"
-                "u32 tokens ranks node_size rank entry_bytes part_bytes parts relay_stages collect_stages chunk"
-                " epoch; u64 timeout_ns status"
+                "u32 tokens ranks node_size rank entry_bytes relay_part owner_part relay_stages owner_stages"
+                " row_bytes chunk epoch; u64 timeout_ns status"
             ),
-            block=(544, 544),
+            block=(768, 768),
             registers=64,
             moved_bytes=_combined_2hop,
-            shared_bytes=lambda s: (s["relay_stages"] + s["collect_stages"]) * (s["part_bytes"] + 32) + 16,
+            shared_bytes=lambda s: (
+                (s["relay_stages"] + 2) * s["relay_part"]
+                + s["owner_stages"] * s["owner_part"]
+                + 32 * (s["relay_stages"] + s["owner_stages"])
+                + 32
+            ),
         ),
     )
 }

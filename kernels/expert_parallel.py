@@ -29,7 +29,7 @@ class DispatchTuning:
         """Check against the kernel's header."""
         if not 1 <= self.warps <= 7:
             raise InputError(f"dispatch: warps={self.warps} must be 1 to 7")
-        least = self.depth * self.warps + max(self.warps, 4)
+        least = self.depth * self.warps + max(self.warps, 2)
         if self.depth not in (1, 2, 4, 8) or self.stages < least:
             raise InputError(
                 f"dispatch: depth={self.depth} must be 1, 2, 4 or 8 and stages={self.stages} at least {least}"
@@ -78,8 +78,8 @@ class Shape:
     def dispatch_tuning(self) -> DispatchTuning:
         """A ring that fills an SM's shared memory, half of it with stores where it is long enough."""
         rows = SHARED_MEMORY_LIMIT_BYTES // dispatch_stage_bytes(self.row_bytes, self.side_bytes)
-        for warps, depth in ((4, 4), (2, 4), (2, 2), (2, 1), (1, 1)):
-            if rows >= depth * warps + max(warps, 4):
+        for warps, depth in ((2, 8), (1, 8), (1, 4), (1, 2), (1, 1)):
+            if rows >= depth * warps + 4:
                 return DispatchTuning(warps, min(rows, 64), depth)
         raise InputError(
             f"dispatch: hidden={self.hidden} leaves room for {rows} rows in shared memory; 5 are needed"

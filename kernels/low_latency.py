@@ -18,8 +18,7 @@ class LowLatency:
     Per rank: `x` bf16 bits [tokens, hidden], `topk_idx`, `topk_w`; dispatch writes `recv_x` e4m3 [2, ranks x
     tokens, hidden], `recv_side`, `recv_counts` i32 [2, ranks] (half `half`, block of source s from row s x
     tokens) and `slots`; combine reads `results` bf16 bits [ranks x tokens, hidden] in the same rows and
-    `weights` f32 [tokens, ranks], and writes `out`; ranks push result rows, so it needs the counts of the last
-    dispatch.
+    `weights` f32 [tokens, ranks], and writes `out`.
     """
 
     def __init__(self, group: Group, shape: Shape) -> None:
@@ -39,11 +38,10 @@ class LowLatency:
         self.recv_counts = make((2, r), "i4")
         self.results, self.slots = make((r * s.tokens, s.hidden), "u2"), make((s.tokens, r), "i4")
         self.weights = make((s.tokens, r), "f4")
-        arrivals, ready, flags = make((r,), "u4"), make((r,), "u4"), make((r * s.tokens,), "u4")
-        returned = make((2, r * s.tokens, s.hidden), "u2")
-        self._keep = (arrivals, ready, flags, returned)
+        arrivals, ready = make((r,), "u4"), make((r,), "u4")
+        self._keep = (arrivals, ready)
         self._dispatch_table = group.table([self.recv_x, self.recv_side, arrivals, self.recv_counts])
-        self._combine_table = group.table([returned, flags, ready])
+        self._combine_table = group.table([self.results, ready])
         self._epoch = self._arrivals = self._combined = 0
 
     @property
@@ -71,13 +69,10 @@ class LowLatency:
         """Queue the combine on every rank, on `sms` SMs each (best: 32 or more)."""
         s, r = self.shape, self.group.ranks
         self._combined += 1
-        shared = KERNELS["combine_ll"].shared_bytes({"hidden": s.hidden})
         for rank in range(r) if only is None else only:
-            counts = address(self.recv_counts[rank], 4) + 4 * r * self.half
             arguments = (
-                address(self.results[rank]), counts, address(self.slots[rank], 4),
-                address(self.weights[rank], 4) if weighted else 0, address(self.out[rank]),
-                address(self._combine_table[rank]), s.tokens, r, rank, s.hidden, s.tokens, self._combined,
-                self.group.timeout_ns, address(self.group.status[rank]),
+                address(self.slots[rank], 4), address(self.weights[rank], 4) if weighted else 0,
+                address(self.out[rank]), address(self._combine_table[rank]), s.tokens, r, rank, s.hidden,
+                s.tokens, self._combined, self.group.timeout_ns, address(self.group.status[rank]),
             )  # fmt: skip
-            self.group.launch(rank, "combine_ll", sms, 768, arguments, shared)
+            self.group.launch(rank, "combine_ll", sms, 512, arguments)

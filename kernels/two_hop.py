@@ -16,8 +16,8 @@ from moesim.kernels.expert_parallel import ExpertParallel, Shape
 from moesim.kernels.launch import Group, address
 
 MOST_NODE_SIZE = 16
-PART_LIMIT_BYTES = 7168  # two 16-byte vectors for each of 224 reducing threads
-_CHUNKS, _FORWARDERS, _MOST_STAGES = (4, 2, 1), (2, 1), 64
+RELAY_LIMIT_BYTES, OWNER_LIMIT_BYTES = 14336, 7168  # two 16-byte vectors for each of 448 and 224 threads
+_MOST_CHUNK, _MOST_STAGES = 8, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +38,11 @@ class HopTuning:
             )
 
 
-def dispatch_tuning(shape: Shape) -> HopTuning:
-    """The largest chunk and the most forwarders whose rings fit; InputError where none does."""
+def dispatch_tuning(shape: Shape, node_size: int) -> HopTuning:
+    """The largest chunk of six, and most forwarders, whose rings fit; InputError where none does."""
     row = hop_stage_bytes(shape.row_bytes, shape.side_bytes)
-    for chunk in _CHUNKS:
-        for forwarders in _FORWARDERS:
+    for chunk in range(min(6, 32 // node_size), 0, -1):
+        for forwarders in (2, 1):
             stages = (SHARED_MEMORY_LIMIT_BYTES - 24 - 3 * chunk * row) // (row + 20)
             if stages >= 2 * forwarders + max(chunk, forwarders):
                 return HopTuning(chunk, forwarders, min(stages, _MOST_STAGES))
@@ -51,26 +51,35 @@ def dispatch_tuning(shape: Shape) -> HopTuning:
 
 @dataclass(frozen=True, slots=True)
 class CombineTuning:
-    """Pieces of a row, bytes of a piece, pieces in the rings of relay and owner, entries of a chunk."""
+    """Bytes of a piece and pieces in the ring, of the relay and of the owner; entries of a chunk."""
 
-    parts: int
-    part_bytes: int
+    relay_part: int
+    owner_part: int
     relay_stages: int
-    collect_stages: int
+    owner_stages: int
     chunk: int
 
 
 def combine_tuning(shape: Shape, node_size: int, nodes: int) -> CombineTuning:
-    """Rings of which the relay, which reads more rows, has two thirds; InputError where they do not fit."""
-    row, parts = 2 * shape.hidden, 1
-    while row % parts or row // parts % 16 or row // parts > PART_LIMIT_BYTES:
+    """Rings of which the owner, which reads less, has a quarter; InputError where they do not fit."""
+    row, room, parts = 2 * shape.hidden, SHARED_MEMORY_LIMIT_BYTES - 32, 1
+    while row % (16 * parts) == 0:
+        relay, owner = (_piece(row, limit, parts) for limit in (RELAY_LIMIT_BYTES, OWNER_LIMIT_BYTES))
+        owner_stages = min(_MOST_STAGES, max(nodes, room // 4 // (owner + 32)))
+        left = room - owner_stages * (owner + 32) - 2 * relay
+        relay_stages = min(_MOST_STAGES, left // (relay + 32))
+        if relay_stages >= node_size:
+            chunk = min(_MOST_CHUNK, 32 // max(node_size, nodes))
+            return CombineTuning(relay, owner, relay_stages, owner_stages, chunk)
+        parts *= 2
+    raise InputError(f"two hops: pieces of {row} bytes for {nodes} nodes of {node_size} GPUs do not fit an SM")
+
+
+def _piece(row: int, limit: int, parts: int) -> int:
+    """Bytes of a row cut into equal multiples of 16 within `limit`, into at least `parts` of them."""
+    while row % (16 * parts) or row // parts > limit:
         parts += 1
-    total = min(2 * _MOST_STAGES, (SHARED_MEMORY_LIMIT_BYTES - 16) // (row // parts + 32))
-    collect = max(nodes, total // 3)
-    if total - collect < node_size:
-        raise InputError(f"two hops: {nodes} nodes of {node_size} need more pieces than the {total} that fit")
-    chunk = min(_CHUNKS[0], 32 // max(node_size, nodes))
-    return CombineTuning(parts, row // parts, total - collect, collect, chunk)
+    return row // parts
 
 
 class TwoHop:
@@ -92,8 +101,8 @@ class TwoHop:
         self.ep, self.group, self.shape = ExpertParallel(group, shape), group, shape
         self.node_size, self.node_count = node_size, group.ranks // node_size
         n, s, make, ep = self.node_count, shape, group.symmetric, self.ep
-        self._tuning = dispatch_tuning(shape)
-        self._combining = combine_tuning(shape, node_size, n)
+        self.tuning = dispatch_tuning(shape, node_size)
+        self.combining = combine_tuning(shape, node_size, n)
         self.node_slots, self.node_lists = make((s.tokens, n), "i4"), make((n, s.tokens), "i4")
         self.node_counts, self._node_experts = make((n,), "i4"), make((s.experts,), "i4")
         self.queue_rows = make((n, s.tokens, s.row_bytes), "u1")
@@ -127,7 +136,7 @@ class TwoHop:
         tuning: HopTuning | None = None,
     ) -> None:
         """Queue the dispatch on every rank, on `sms` SMs each."""
-        s, ep, use = self.shape, self.ep, tuning or self._tuning
+        s, ep, use = self.shape, self.ep, tuning or self.tuning
         self._epoch += 1
         self._arrivals += sms
         sizes = {"chunk": use.chunk, "stages": use.stages}
@@ -145,21 +154,24 @@ class TwoHop:
             )  # fmt: skip
             self.group.launch(rank, "dispatch_2hop", sms, 32 * (2 + use.forwarders), arguments, shared)
 
-    def combine(self, sms: int, only: Sequence[int] | None = None) -> None:
+    def combine(
+        self, sms: int, only: Sequence[int] | None = None, tuning: CombineTuning | None = None
+    ) -> None:
         """Queue the combine on every rank, on `sms` SMs each, with the weights that the dispatch was given."""
-        s, ep, use = self.shape, self.ep, self._combining
+        s, ep, use = self.shape, self.ep, tuning or self.combining
         self._combined += 1
-        sizes = {"relay_stages": use.relay_stages, "collect_stages": use.collect_stages}
-        shared = KERNELS["combine_2hop"].shared_bytes(sizes | {"part_bytes": use.part_bytes})
+        rings = (use.relay_part, use.owner_part, use.relay_stages, use.owner_stages)
+        names = ("relay_part", "owner_part", "relay_stages", "owner_stages")
+        shared = KERNELS["combine_2hop"].shared_bytes(dict(zip(names, rings, strict=True)))
         for rank in range(self.group.ranks) if only is None else only:
             arguments = (
                 address(self._combine_table[rank]), address(self.queue_entries[rank]),
                 address(self.counts[rank], 8), address(self.node_slots[rank], 4), address(ep.out[rank]),
-                s.tokens, self.group.ranks, self.node_size, rank, s.side_bytes + HEADER_BYTES,
-                use.part_bytes, use.parts, use.relay_stages, use.collect_stages, use.chunk, self._combined,
-                self.group.timeout_ns, address(self.group.status[rank]),
+                s.tokens, self.group.ranks, self.node_size, rank, s.side_bytes + HEADER_BYTES, *rings,
+                2 * s.hidden, use.chunk, self._combined, self.group.timeout_ns,
+                address(self.group.status[rank]),
             )  # fmt: skip
-            self.group.launch(rank, "combine_2hop", sms, 544, arguments, shared)
+            self.group.launch(rank, "combine_2hop", sms, 768, arguments, shared)
 
     def forwarded(self) -> list[list[int]]:
         """[relay] = (rows it sent on to GPUs of its node, rows it received over the rail), after a layout."""
