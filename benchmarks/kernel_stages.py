@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import astuple, replace
+from dataclasses import astuple
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,7 +18,7 @@ from moesim.kernels.loader import cupy
 from moesim.kernels.low_latency import LowLatency
 from moesim.kernels.quantization import dequantize, quantize
 from moesim.kernels.timing import Summary
-from moesim.kernels.two_hop import HopTuning, TwoHop
+from moesim.kernels.two_hop import CombineTuning, HopTuning, TwoHop
 
 COPY_SMS = (1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 64, 132)
 EP_SMS = (2, 4, 6, 8, 12, 16, 20, 24, 32)
@@ -252,6 +252,11 @@ def check_two_hop(hops: TwoHop, sms: int) -> None:
 
 
 HOP_SMS = (4, 8, 12, 16, 20, 24)
+COMBINE_RINGS = (
+    (14336, 7168, 8, 8, 16), (14336, 7168, 10, 8, 16), (14336, 7168, 5, 8, 16), (14336, 7168, 8, 8, 8),
+    (14336, 7168, 8, 8, 4), (14336, 7168, 8, 4, 16),
+)  # fmt: skip
+"""relay_part, owner_part, relay_stages, owner_stages, chunk of CombineTuning."""
 
 
 def two_hop(bench: Bench, tokens: int = 4096) -> None:
@@ -294,7 +299,7 @@ def hop_tunings(bench: Bench, tokens: int = 4096) -> None:
     if group.ranks < 4:
         return
     for fp8, shapes in {
-        True: ((4, 2, 17), (6, 2, 11), (6, 1, 11), (7, 1, 8)),
+        True: ((4, 2, 17), (6, 2, 11), (6, 1, 11), (7, 1, 9)),
         False: ((2, 1, 9), (3, 1, 6)),
     }.items():
         hops = TwoHop(group, Shape(tokens, HIDDEN, TOP_K, EXPERTS, fp8), 2)
@@ -309,8 +314,8 @@ def hop_tunings(bench: Bench, tokens: int = 4096) -> None:
                     h.dispatch(n, tuning=t)
 
                 bench.time("two-hop dispatch tuned", 0, work, sms, tuning=shape, **tag)
-            for chunk in () if fp8 else (2, 4, 8, 16):
-                use = replace(hops.combining, chunk=chunk)
+            for rings in () if fp8 else COMBINE_RINGS:
+                use = CombineTuning(*rings)
                 bench.time(
                     "two-hop combine tuned", 0, lambda i, n=sms, h=hops, t=use: h.combine(n, tuning=t), sms,
                     tuning=astuple(use), **tag,

@@ -109,7 +109,7 @@ def _combined_2hop(sizes: Sizes) -> tuple[int, int]:
 
 
 def hop_stage_bytes(row_bytes: int, side_bytes: int) -> int:
-    """Shared memory of one row of the two-hop dispatch: row, and side record with header, on 128-byte lines."""
+    """Shared memory of a row of the two-hop dispatch: row, side record with header, on 128-byte lines."""
     return (row_bytes + 127) // 128 * 128 + (side_bytes + HEADER_BYTES + 127) // 128 * 128
 
 
@@ -236,8 +236,7 @@ KERNELS: dict[str, Kernel] = {
             name="combine_ll",
             entry="combine_ll_v1",
             parameters=_parameters(
-                "u64 slots weights out tables; u32 tokens ranks rank hidden most epoch;"
-                "u64 timeout_ns status"
+                "u64 slots weights out tables; u32 tokens ranks rank hidden most epoch;u64 timeout_ns status"
             ),
             block=(512, 512),
             registers=96,

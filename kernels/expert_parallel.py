@@ -160,8 +160,8 @@ class ExpertParallel:
     def layout_over(self, targets: int, outputs: Sequence[Sequence[Any]], side: Sequence[Any] | None) -> None:
         """Queue a layout over `targets` equal groups of experts: ranks, or virtual nodes.
 
-        `outputs`: slots [tokens, targets], lists [targets, tokens], counts [targets], counts by expert, each by
-        rank; `side`: side records to write, or None.
+        `outputs`: slots [tokens, targets], lists [targets, tokens], counts [targets], counts by expert, each
+        by rank; `side`: side records to write, or None.
         """
         s = self.shape
         for rank in range(self.group.ranks):

@@ -145,7 +145,7 @@ def combine(results: Sequence[U16], slots: I32, bases: I32, weights: F32 | None)
 def combine_2hop(
     results: Sequence[U16], slots: I32, bases: I32, weights: F32 | None, node_size: int
 ) -> tuple[U16, F32]:
-    """As `combine`, over virtual nodes of `node_size` ranks: each node's sum is rounded to BF16 (combine_2hop.ptx).
+    """As `combine`, over virtual nodes of `node_size` ranks (combine_2hop.ptx): each node's sum is BF16.
 
     The bound holds a last-bit difference of each node's rounding too.
     """

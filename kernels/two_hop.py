@@ -17,7 +17,7 @@ from moesim.kernels.launch import Group, address
 
 MOST_NODE_SIZE = 16
 RELAY_LIMIT_BYTES, OWNER_LIMIT_BYTES = 14336, 7168  # two 16-byte vectors for each of 448 and 224 threads
-_MOST_CHUNK, _MOST_STAGES = 8, 64
+_MOST_CHUNK, _MOST_STAGES, _MOST_RELAY_STAGES = 16, 64, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +39,12 @@ class HopTuning:
 
 
 def dispatch_tuning(shape: Shape, node_size: int) -> HopTuning:
-    """The largest chunk of six, and most forwarders, whose rings fit; InputError where none does."""
+    """The largest chunk of at most six whose rings fit, one forwarding warp; InputError where none does."""
     row = hop_stage_bytes(shape.row_bytes, shape.side_bytes)
     for chunk in range(min(6, 32 // node_size), 0, -1):
-        for forwarders in (2, 1):
-            stages = (SHARED_MEMORY_LIMIT_BYTES - 24 - 3 * chunk * row) // (row + 20)
-            if stages >= 2 * forwarders + max(chunk, forwarders):
-                return HopTuning(chunk, forwarders, min(stages, _MOST_STAGES))
+        stages = (SHARED_MEMORY_LIMIT_BYTES - 24 - 3 * chunk * row) // (row + 20)
+        if stages >= 2 + chunk:
+            return HopTuning(chunk, 1, min(stages, _MOST_STAGES))
     raise InputError(f"two hops: rows of {shape.row_bytes} bytes (hidden={shape.hidden}) do not fit an SM")
 
 
@@ -61,18 +60,23 @@ class CombineTuning:
 
 
 def combine_tuning(shape: Shape, node_size: int, nodes: int) -> CombineTuning:
-    """Rings of which the owner, which reads less, has a quarter; InputError where they do not fit."""
+    """A quarter of the room for the owner, which reads less; InputError where the rings do not fit.
+
+    More than eight pieces under way at a relay slow the partial rows that leave it over the same links.
+    """
     row, room, parts = 2 * shape.hidden, SHARED_MEMORY_LIMIT_BYTES - 32, 1
     while row % (16 * parts) == 0:
         relay, owner = (_piece(row, limit, parts) for limit in (RELAY_LIMIT_BYTES, OWNER_LIMIT_BYTES))
         owner_stages = min(_MOST_STAGES, max(nodes, room // 4 // (owner + 32)))
         left = room - owner_stages * (owner + 32) - 2 * relay
-        relay_stages = min(_MOST_STAGES, left // (relay + 32))
+        relay_stages = min(max(_MOST_RELAY_STAGES, node_size), left // (relay + 32))
         if relay_stages >= node_size:
             chunk = min(_MOST_CHUNK, 32 // max(node_size, nodes))
             return CombineTuning(relay, owner, relay_stages, owner_stages, chunk)
         parts *= 2
-    raise InputError(f"two hops: pieces of {row} bytes for {nodes} nodes of {node_size} GPUs do not fit an SM")
+    raise InputError(
+        f"two hops: pieces of {row} bytes for {nodes} nodes of {node_size} GPUs do not fit an SM"
+    )
 
 
 def _piece(row: int, limit: int, parts: int) -> int:
@@ -157,7 +161,7 @@ class TwoHop:
     def combine(
         self, sms: int, only: Sequence[int] | None = None, tuning: CombineTuning | None = None
     ) -> None:
-        """Queue the combine on every rank, on `sms` SMs each, with the weights that the dispatch was given."""
+        """Queue the combine on every rank, on `sms` SMs each, with the weights given to the dispatch."""
         s, ep, use = self.shape, self.ep, tuning or self.combining
         self._combined += 1
         rings = (use.relay_part, use.owner_part, use.relay_stages, use.owner_stages)

@@ -127,7 +127,8 @@ class Hops:
 
     def __str__(self) -> str:
         nodes = f"{self.ranks // self.node_size}x{self.node_size}"
-        return f"{self.kind}-{nodes}-{self.tokens}t-{self.hidden}h-{'fp8' if self.fp8 else 'bf16'}-{self.sms}sm"
+        payload = "fp8" if self.fp8 else "bf16"
+        return f"{self.kind}-{nodes}-{self.tokens}t-{self.hidden}h-{payload}-{self.sms}sm"
 
 
 HOPS = [
