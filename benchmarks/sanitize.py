@@ -4,8 +4,8 @@
 
 Needs CuPy, a Hopper GPU and compute-sanitizer (CUDA toolkit). Runs itself once under each tool: every kernel
 of the catalog and the CUDA C++ counterparts, all ranks on one GPU, every buffer an allocation of its own so
-that an access beside it is an error. Results are checked by the tests, not here. Exits with 1 if a tool
-found anything, or if memcheck missed the planted store behind the end of a buffer.
+that an access beside it is an error. Results are checked by the tests, not here. Exits with 1 if memcheck
+found anything, if racecheck did in a kernel not in HANDED_BACK, or if the planted store was missed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import re
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,20 @@ from moesim.kernels.two_hop import TwoHop
 
 TIMEOUT_S = 25.0  # kernels run many times slower under a tool
 TOOLS = ("memcheck", "racecheck")
+HANDED_BACK = {"combine_sys_v1", "combine_2hop_v1", "dispatch_2hop_v1"}
+"""Kernels whose lanes read a stage and, after bar.warp.sync, one lane arrives at the mbarrier that frees it.
+
+Racecheck knows what that lane had read, not what bar.warp.sync adds for the others, and reports the next load
+into the stage. With an arrival of every lane the reports of combine_2hop_v1 fell from 137,000 bytes a ring to
+the first use of each stage, where the loader passes a fresh barrier (2026-11-20); results are bit-exact.
+"""
 
 
 def expert_parallel(ranks: int, fp8: bool) -> None:
     """Layout, notify, dispatch, combine, in PTX and CUDA C++."""
     group, rng = Group([0] * ranks, TIMEOUT_S), np.random.default_rng(ranks)
-    ep = ExpertParallel(group, Shape(37, 1024, 4, 8 * ranks, fp8))
-    ids = [routing("balanced", 37, 4, 8 * ranks, ranks, rng) for _ in range(ranks)]
+    ep = ExpertParallel(group, Shape(300, 1024, 4, 8 * ranks, fp8))
+    ids = [routing("balanced", 300, 4, 8 * ranks, ranks, rng) for _ in range(ranks)]
     group.write(ep.topk_idx, ids)
     group.write(ep.results, [bf16_rows(ep.capacity, 1024, rng) for _ in range(ranks)])
     ep.layout()
@@ -127,7 +135,7 @@ def every_kernel() -> None:
 
 def run(tool: str, work: str) -> dict[str, Any]:
     """One run of this script under a tool: its errors, hazards and last lines."""
-    command = ["compute-sanitizer", "--tool", tool, "--target-processes", "all", sys.executable, __file__]
+    command = ["compute-sanitizer", "--tool", tool, "--print-limit", "1000", sys.executable, __file__]
     command += ["--work", work]
     began = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -135,7 +143,8 @@ def run(tool: str, work: str) -> dict[str, Any]:
     found = re.search(r"ERROR SUMMARY: (\d+) error", output) or re.search(r"(\d+) hazards? displayed", output)
     return {
         "tool": tool, "work": work, "command": " ".join(["python", "benchmarks/sanitize.py", *command[-2:]]),
-        "errors": int(found[1]) if found else None, "returned": done.returncode,
+        "errors": int(found[1]) if found else None,
+        "by_kernel": dict(Counter(re.findall(r"Race reported between \w+ access at (\w+)", output))), "returned": done.returncode,
         "completed": "all launches completed" in output, "seconds": round(time.monotonic() - began, 1),
         "summary": output.strip().splitlines()[-3:],
     }  # fmt: skip
@@ -163,14 +172,21 @@ def main() -> None:
         "tool": [line for line in version.stdout.splitlines() if "ersion" in line],
         "gpu": asked.stdout.strip().splitlines()[0],
         "kernels_sha256": {name: kernel.digest() for name, kernel in KERNELS.items()},
+        "handed_back": sorted(HANDED_BACK),
         "cuda_cpp": ["copy", "dispatch", "combine"],
         "runs": [run(tool, "every") for tool in TOOLS] + [run("memcheck", "planted")],
     }
     options.out.write_text(json.dumps(result, indent=1) + "\n")
     for item in result["runs"]:
-        print(item["tool"], item["work"], item["errors"], "errors,", item["seconds"], "s", item["summary"])
-    clean = all(r["errors"] == 0 and r["completed"] for r in result["runs"] if r["work"] == "every")
-    sys.exit(0 if clean and (result["runs"][-1]["errors"] or 0) > 0 else 1)
+        print(item["tool"], item["work"], item["errors"], "errors", item["by_kernel"], item["seconds"], "s")
+    memory, races, control = result["runs"]
+    clean = memory["errors"] == 0 and memory["completed"] and races["completed"]
+    clean = (
+        clean
+        and set(races["by_kernel"]) <= HANDED_BACK
+        and sum(races["by_kernel"].values()) == races["errors"]
+    )
+    sys.exit(0 if clean and (control["errors"] or 0) > 0 else 1)
 
 
 if __name__ == "__main__":
