@@ -311,8 +311,9 @@ def hop_tunings(bench: Bench, tokens: int = 4096) -> None:
         tag: dict[str, Any] = {"payload": "fp8" if fp8 else "bf16", "before": lambda i: group.barrier()}
         for sms in HOP_SMS:
             for shape in shapes:
+                cut = HopTuning(*shape)
 
-                def work(i: int, n: int = sms, t: HopTuning = HopTuning(*shape), h: TwoHop = hops) -> None:
+                def work(i: int, n: int = sms, t: HopTuning = cut, h: TwoHop = hops) -> None:
                     h.notify()
                     h.dispatch(n, tuning=t)
 

@@ -144,7 +144,8 @@ def run(tool: str, work: str) -> dict[str, Any]:
     return {
         "tool": tool, "work": work, "command": " ".join(["python", "benchmarks/sanitize.py", *command[-2:]]),
         "errors": int(found[1]) if found else None,
-        "by_kernel": dict(Counter(re.findall(r"Race reported between \w+ access at (\w+)", output))), "returned": done.returncode,
+        "by_kernel": dict(Counter(re.findall(r"Race reported between \w+ access at (\w+)", output))),
+        "returned": done.returncode,
         "completed": "all launches completed" in output, "seconds": round(time.monotonic() - began, 1),
         "summary": output.strip().splitlines()[-3:],
     }  # fmt: skip

@@ -158,7 +158,7 @@ def combine_2hop(
     rows = np.where(here, np.arange(tokens)[:, None], -1).astype(np.int32)
     out, bound = combine([partial for partial, _ in sums], rows, np.zeros(len(nodes), np.int32), None)
     for partial, inside in sums:
-        bound = bound + inside + np.abs(bf16_to_f32(partial)) * np.float32(2.0**-7)
+        bound = (bound + inside + np.abs(bf16_to_f32(partial)) * 2.0**-7).astype(np.float32)
     return out, bound
 
 

@@ -234,7 +234,7 @@ def test_every_curve_that_the_simulator_reads_is_there(full: CalibrationProfile)
 def test_what_a_relay_forwards_an_sm_comes_back_out(full: CalibrationProfile, operation: str) -> None:
     entry = full.curve(f"ep.forward.{operation}.sm_rate")
     assert "2 virtual nodes of 4" in entry.source
-    assert entry.curve.at(4).value == pytest.approx(60.0, rel=0.1)  # latency included
+    assert entry.curve.at(4).value == pytest.approx(60e9, rel=0.1)  # latency included
 
 
 def test_entries_carry_the_conditions_of_the_run(full: CalibrationProfile) -> None:

@@ -175,7 +175,7 @@ def test_two_hops_deliver_and_return_every_token(spread: Devices, case: Hops) ->
         layouts = [ref.layout(i, ranks, 8) for i in ids]
         slots, (bases, received, _) = [item.slots for item in layouts], ref.notify(layouts, 8)
         sides = [
-            ref.side_records(i, w, np.zeros((tokens, shape.scale_bytes // 4)), shape.side_bytes)
+            ref.side_records(i, w, np.zeros((tokens, shape.scale_bytes // 4), np.float32), shape.side_bytes)
             for i, w in zip(ids, topk_w, strict=True)
         ]
         rows, records = ref.dispatch(x, slots, bases), ref.dispatch(sides, slots, bases)

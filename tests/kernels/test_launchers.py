@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from dataclasses import asdict, replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -29,7 +31,7 @@ def test_no_cupy_is_one_clear_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     loader.cupy.cache_clear()
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(loader.GpuUnavailableError, match=r"pip install.*gpu-cu13.*needs no GPU"):
-        loader.load("copy_ldst", 0)
+        loader.cupy()
     loader.cupy.cache_clear()
 
 
@@ -218,3 +220,11 @@ def test_summary_is_the_median_with_quartiles() -> None:
     assert summary.iqr_s == 2.0 and summary.least_s == 1.0 and summary.repeats == 5
     with pytest.raises(InputError, match="nothing to summarize"):
         summarize([])
+
+
+def test_shared_fixtures_import_nothing_of_the_simulator() -> None:
+    # GPU machines often have no SimPy: the kernels' tests must be collected there.
+    tree = ast.parse((Path(__file__).parent.parent / "conftest.py").read_text("utf-8"))
+    imported = {n.module or "" for n in tree.body if isinstance(n, ast.ImportFrom)}
+    imported |= {alias.name for n in tree.body if isinstance(n, ast.Import) for alias in n.names}
+    assert imported and not any(name.split(".")[0] in ("moesim", "simpy") for name in imported)
