@@ -215,7 +215,7 @@ def test_moved_bytes_of_the_home_case() -> None:
 
 
 def test_moved_bytes_over_two_nodes_of_two() -> None:
-    # 4,096 tokens, nearly all to both nodes: each row once over a rail, then from relays to 14,791 receive rows.
+    # 4,096 tokens, nearly all to both nodes: a row once over a rail, then to 14,791 receive rows.
     rows = {"sent": 4082, "kept": 4082, "copies": 14_791, "tokens": 4096, "hidden": 7168}
     read, written = KERNELS["dispatch_2hop"].moved_bytes(rows | {"row_bytes": 7168, "side_bytes": 384})
     assert read == 3 * 4082 * 7552 and written == 4082 * 7680 + 14_791 * 7552
