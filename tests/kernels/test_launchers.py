@@ -214,6 +214,15 @@ def test_moved_bytes_of_the_home_case() -> None:
     assert written == 21_545 * 7552 and read == 21_545 * 7556
 
 
+def test_moved_bytes_over_two_nodes_of_two() -> None:
+    # 4,096 tokens, nearly all to both nodes: a row once over a rail, then to 14,791 receive rows.
+    rows = {"sent": 4082, "kept": 4082, "copies": 14_791, "tokens": 4096, "hidden": 7168}
+    read, written = KERNELS["dispatch_2hop"].moved_bytes(rows | {"row_bytes": 7168, "side_bytes": 384})
+    assert read == 3 * 4082 * 7552 and written == 4082 * 7680 + 14_791 * 7552
+    read, written = KERNELS["combine_2hop"].moved_bytes(rows)
+    assert read == (14_791 + 8164) * 14336 and written == (8164 + 4096) * 14336
+
+
 def test_summary_is_the_median_with_quartiles() -> None:
     summary = summarize([1.0, 2.0, 3.0, 4.0, 100.0])
     assert (summary.median_s, summary.quartile_low_s, summary.quartile_high_s) == (3.0, 2.0, 4.0)
