@@ -274,24 +274,38 @@ class Pricer:
 
     def table(self, schedule: Schedule, stages: StageAssignment) -> CostTable:
         """Prices of everything that the schedule and its stages need."""
-        kinds = sorted({block.kind for stage in stages.stages for block in stage})
         paired = any(isinstance(step, Overlap) for rank in schedule.ranks for step in rank)
         modes: tuple[Mode, ...] = ("alone", "quiet", "beside") if paired else ("alone",)
         compute: dict[tuple[BlockKind, Phase, Mode], PhaseCost] = {}
         transfer: dict[tuple[BlockKind, Phase, Mode], TransferCost] = {}
-        for kind in kinds:
-            layer = kind in ("dense", "moe", "mtp")
-            for phase, operators in self.operators(kind).items():
-                for mode in modes:
-                    exposed = self.tensor_parallel_s(phase) if layer else 0.0
-                    compute[kind, phase, mode] = self.phase(operators, mode, exposed)
-                    if phase in EP_PHASES and self.scenario.parallel.ep > 1 and mode != "quiet":
-                        transfer[kind, phase, mode] = self.ep_phase(phase, mode)
+        for kind in sorted({block.kind for stage in stages.stages for block in stage}):
+            costs, moved = self.block(kind, modes)
+            compute |= costs
+            transfer |= moved
             if self.scenario.parallel.zero_stage == 3:
                 phases: tuple[Phase, ...] = ("gather F", "gather B", "scatter W")
                 transfer |= {(kind, phase, "alone"): self.sharded_phase(kind, phase) for phase in phases}
         send_bytes, send_s, across = self.send(schedule)
         return CostTable(compute, transfer, send_bytes, send_s, self.sync(schedule, stages), across)
+
+    def block(
+        self, kind: BlockKind, modes: tuple[Mode, ...], only: frozenset[Phase] | None = None
+    ) -> tuple[
+        dict[tuple[BlockKind, Phase, Mode], PhaseCost], dict[tuple[BlockKind, Phase, Mode], TransferCost]
+    ]:
+        """Compute and expert-parallel transfers of a block by phase and mode; `only` some phases."""
+        layer = kind in ("dense", "moe", "mtp")
+        compute: dict[tuple[BlockKind, Phase, Mode], PhaseCost] = {}
+        transfer: dict[tuple[BlockKind, Phase, Mode], TransferCost] = {}
+        for phase, operators in self.operators(kind).items():
+            if only is not None and phase not in only:
+                continue
+            exposed = self.tensor_parallel_s(phase) if layer else 0.0
+            for mode in modes:
+                compute[kind, phase, mode] = self.phase(operators, mode, exposed)
+                if phase in EP_PHASES and self.scenario.parallel.ep > 1 and mode != "quiet":
+                    transfer[kind, phase, mode] = self.ep_phase(phase, mode)
+        return compute, transfer
 
     def send(self, schedule: Schedule) -> tuple[float, float, bool]:
         """(bytes, seconds, across nodes?) of one activation or gradient between pipeline neighbours.
