@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TypeAlias
@@ -61,6 +61,16 @@ class Order:
     """Row of the end of each rank's last step."""
 
 
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """First and last work of a rank: stage of its first forward and of its last input gradient, and the
+    stages of the weight gradients that follow."""
+
+    first_stage: int
+    last_stage: int
+    trailing_weights: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class Pattern:
     """A schedule for one or two numbers of micro-batches; figures for more continue in a straight line.
@@ -101,6 +111,16 @@ class Pattern:
     def counts(self) -> tuple[tuple[Mapping[Key, int], ...], ...]:
         """How often each rank runs each kind of step, for each sample."""
         return tuple(tuple(Counter(map(key_of, steps)) for steps in s.ranks) for s in self.samples)
+
+    @cached_property
+    def split(self) -> bool:
+        """Whether input and weight gradients run apart somewhere."""
+        return any(key[0] == "I" for rank in self.counts[-1] for key in rank)
+
+    @cached_property
+    def ends(self) -> tuple[Ends, ...]:
+        """Where each rank begins and ends."""
+        return tuple(_ends(steps) for steps in self.samples[-1].ranks)
 
     @cached_property
     def holders(self) -> tuple[tuple[int, ...], ...]:
@@ -146,6 +166,12 @@ def key_of(step: Step) -> Key:
     if isinstance(step, Overlap):
         return "F&B" if step.second.kind == "B" else "F&I", step.first.stage, step.second.stage
     return (step.kind, step.stage, -1) if step.kind == "F" else (step.kind, -1, step.stage)
+
+
+def _ends(steps: Sequence[Step]) -> Ends:
+    keys = [key_of(step) for step in steps]
+    last = max(n for n, key in enumerate(keys) if key[0] not in ("F", "W"))
+    return Ends(keys[0][1], keys[last][2], tuple(key[2] for key in keys[last + 1 :]))
 
 
 def _compile(schedule: Schedule) -> Order:
