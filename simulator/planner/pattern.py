@@ -197,11 +197,8 @@ def _compile(schedule: Schedule) -> Order:
         outputs = []
         for action in actions:
             target = action.stage + (1 if action.kind == "F" else -1)
-            needed = next(
-                (n for n in provides_of(action) if n[0] in ("F", "backward") and 0 <= target < schedule.n_stages),
-                None,
-            )
-            if needed is not None:
+            needed = next((n for n in provides_of(action) if n[0] in ("F", "backward")), None)
+            if needed is not None and 0 <= target < schedule.n_stages:
                 crosses = schedule.rank_of(target, action.microbatch) != rank
                 arrivals[needed] = rows
                 outputs.append((rows, Output(action.kind == "F", crosses)))

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from moesim.simulator.chunk import OverlapOrder
 from moesim.simulator.cost.table import CostTable, SyncCost
 from moesim.simulator.layout.stages import StageAssignment
+from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.planner.actions import ActionBook, ActionTimes
 from moesim.simulator.planner.pattern import Key, Order, Pattern
 from moesim.simulator.planner.spread import Spread
@@ -40,27 +41,29 @@ def step_seconds(
     The plans share schedule, stages and the phases of their blocks. The longest path over the schedule of
     a few pipeline fills gives warm-up, steady state and drain; further micro-batches continue it.
     """
+    # ZeRO stages 0 to 2 and policies of equal arithmetic differ after the last action only.
+    same: dict[tuple[int, int], int] = {}
+    row = [same.setdefault((id(p.table), p.microbatches), len(same)) for p in plans]
+    first = [plans[row.index(n)] for n in range(len(same))]
     width = max(1, MOST_BYTES // (8 * max(o.rows for o in pattern.orders)))
-    parts = [
-        _step_seconds(plans[n : n + width], pattern, assignment, order) for n in range(0, len(plans), width)
-    ]
-    return np.concatenate(parts)
+    parts = [_done(first[n : n + width], pattern, assignment, order) for n in range(0, len(first), width)]
+    return _finished(np.concatenate(parts, axis=1)[:, row], pattern, plans)
 
 
-def _step_seconds(
+def _done(
     plans: Sequence[Priced], pattern: Pattern, assignment: StageAssignment, order: OverlapOrder
 ) -> Array:
+    """End of the last action of every rank [ranks, plans]."""
     book = ActionBook([p.table for p in plans], [p.spread for p in plans], order)
     blocks = [[block.kind for block in stage] for stage in assignment.stages]
     send = np.array([p.send_s for p in plans])
     ends = [_replay(sample, book, blocks, send) for sample in pattern.orders]
     count = np.array([p.microbatches for p in plans], dtype=np.float64)
-    done = [pattern.along(ends[0][r], ends[-1][r], count) for r in range(pattern.pp)]
-    return _finished(done, pattern, plans)
+    return np.array([pattern.along(ends[0][r], ends[-1][r], count) for r in range(pattern.pp)])
 
 
 def _replay(
-    order: Order, book: ActionBook, blocks: Sequence[Sequence[str]], send: Array
+    order: Order, book: ActionBook, blocks: Sequence[Sequence[BlockKind]], send: Array
 ) -> list[Array]:
     """End of every rank's last step [ranks][plans]: the longest path, sends included."""
     times: dict[Key, ActionTimes] = {}
@@ -69,7 +72,7 @@ def _replay(
     for op in order.ops:
         action = times.get(op.key)
         if action is None:
-            action = times[op.key] = book.times(op.key, blocks)  # type: ignore[arg-type]
+            action = times[op.key] = book.times(op.key, blocks)
         start = zero if op.before < 0 else rows[op.before]
         for row in op.waits:
             start = np.maximum(start, rows[row])
@@ -82,7 +85,7 @@ def _replay(
     return [rows[row] for row in order.last]
 
 
-def _finished(done: Sequence[Array], pattern: Pattern, plans: Sequence[Priced]) -> Array:
+def _finished(done: Array, pattern: Pattern, plans: Sequence[Priced]) -> Array:
     """Reduction behind the mirror rank, norm as a barrier, optimizer and gather (eq. E5)."""
     parts = np.array([[(s.reduce_s, s.norm_s, s.optimizer_s, s.gather_s) for s in p.sync] for p in plans])
     ready = [np.max([done[h] for h in pattern.holders[r]], axis=0) for r in range(pattern.pp)]

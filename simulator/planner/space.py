@@ -73,7 +73,7 @@ class PlanSpace(BaseModel):
     def _nothing_empty(self) -> PlanSpace:
         for key, values in [*((k, getattr(self, k)) for k in LISTS), *self.variants.items()]:
             if values is not None and not values:
-                raise ValueError(f"{key} is an empty list: the space holds no plan; give a value or leave it out")
+                raise ValueError(f"{key} is an empty list: no plan is left; give a value or leave it out")
         for name in self.schedule or ():
             if name not in BUILDERS:
                 raise ValueError(f"schedule {name!r} is not known{nearest(name, list(BUILDERS))}")
@@ -94,7 +94,9 @@ def load_space(source: PlanSpace | str | Path | None) -> PlanSpace:
     """A space from a YAML or JSON file, or as it is; None is the default space. Raises InputError."""
     if isinstance(source, PlanSpace):
         return source
-    return PlanSpace() if source is None else validate_model(PlanSpace, load_mapping(Path(source)), str(source))
+    if source is None:
+        return PlanSpace()
+    return validate_model(PlanSpace, load_mapping(Path(source)), str(source))
 
 
 @dataclass(frozen=True, slots=True)
