@@ -41,7 +41,10 @@ class ActionBook:
     def times(self, key: Key, blocks: Sequence[Sequence[BlockKind]]) -> ActionTimes:
         """An action; `blocks[stage]` are the block kinds of each stage in forward order."""
         kind, forward, backward = key
-        sides = tuple(blocks[forward]) if forward >= 0 else (), tuple(blocks[backward]) if backward >= 0 else ()
+        sides = (
+            tuple(blocks[forward]) if forward >= 0 else (),
+            tuple(blocks[backward]) if backward >= 0 else (),
+        )
         found = self._times.get((kind, sides))
         if found is None:
             phases = [[self._phases_of(k) for k in side] for side in sides]

@@ -99,9 +99,7 @@ def _actions(seconds: Mapping[str, tuple[float, float]]) -> list[tuple[float, fl
 class _Stages:
     """Seconds of the actions of each stage, worked out once for stages that hold the same blocks."""
 
-    def __init__(
-        self, book: PriceBook, assignment: StageAssignment, compute: Array, transfer: Array
-    ) -> None:
+    def __init__(self, book: PriceBook, assignment: StageAssignment, compute: Array, transfer: Array) -> None:
         self.compute, self.transfer = compute, transfer
         kinds = book.kinds
         self.counts = np.array(

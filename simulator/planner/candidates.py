@@ -118,7 +118,8 @@ def find_candidates(
         by_pattern.setdefault(id(frame.pattern), []).append(frame)
     layouts = _layouts(shape, bounds, frames, fixed_layers, refused, space)
     capacity = cluster.accelerator.hbm_bytes * (1.0 - space.headroom)
-    gathered, groups = _Gathered(), []
+    gathered = _Gathered()
+    groups: list[Group] = []
     for own in by_pattern.values():
         group = Group(own[0].pattern, own, layouts.get(own[0].pattern.n_stages, ()))
         if group.layouts:
@@ -126,7 +127,9 @@ def find_candidates(
             groups.append(group)
     if gathered.nearest[1] and "out of memory" in refused.counts:
         refused.examples["out of memory"] = gathered.nearest[1]
-    columns = [np.concatenate(column) for column in zip(*gathered.parts, strict=True)] if gathered.parts else []
+    columns = (
+        [np.concatenate(column) for column in zip(*gathered.parts, strict=True)] if gathered.parts else []
+    )
     columns = columns or [np.zeros(0)] * 6
     say(f"{book.priced:,} price tables, {len(columns[0]):,} plans fit")
     return Candidates(
@@ -180,7 +183,9 @@ def _add(
     slow = legal & ~over & (best > most_s)
     if slow.any():
         place = np.unravel_index(int(np.where(slow, best, np.inf).argmin()), slow.shape)
-        text = f"{frames[place[0]].label} needs at least {best[place]:.2f} s a step, {most_s:.2f} s are allowed"
+        text = (
+            f"{frames[place[0]].label} needs at least {best[place]:.2f} s a step, {most_s:.2f} s are allowed"
+        )
         refused.add("too slow for the deadline or budget, whatever else", int(slow.sum()), text)
     keep = np.nonzero((legal & ~over & ~slow).ravel())[0]
     frame = keep // space.inner
@@ -241,7 +246,9 @@ def _layouts(
         for n in counts:
             if n != len(fixed):
                 many = sum(space.inner for f in frames if f.pattern.n_stages == n)
-                refused.add("another number of stages than stages.layers", many, f"{n} stages, not {len(fixed)}")
+                refused.add(
+                    "another number of stages than stages.layers", many, f"{n} stages, not {len(fixed)}"
+                )
         return {len(fixed): (from_layers_per_stage(blocks, fixed),)}
     kinds = bounds.book.kinds
     layer = kinds.index("moe" if "moe" in kinds else "dense")

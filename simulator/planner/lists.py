@@ -40,7 +40,9 @@ def _range(match: re.Match[str], text: str, key: str) -> list[int]:
         raise InputError(f"{key}={text!r}: {match[0]!r} runs backwards; write the smaller number first")
     if match[3] is not None:
         if factor < 2 or first < 1:
-            raise InputError(f"{key}={text!r}: {match[0]!r} never ends; multiply by 2 or more, from 1 or more")
+            raise InputError(
+                f"{key}={text!r}: {match[0]!r} never ends; multiply by 2 or more, from 1 or more"
+            )
         values = [first]
         while values[-1] * factor <= last:
             values.append(values[-1] * factor)

@@ -31,7 +31,9 @@ def staircase(memory: Array, time_s: Array) -> tuple[Array, Array]:
 
 
 def beaten(memory: Array, bound_s: Array, steps: tuple[Array, Array]) -> npt.NDArray[np.bool_]:
-    """Plans that cannot be on the front: one on the staircase has no more memory and less time than their bound."""
+    """Plans that cannot be on the front: another has no more memory and less time than their bound."""
+    if not len(steps[0]):
+        return np.zeros(len(memory), dtype=bool)
     at = np.searchsorted(steps[0], memory, side="right") - 1
     best = np.where(at >= 0, steps[1][np.maximum(at, 0)], np.inf)
     return np.asarray(best <= bound_s)

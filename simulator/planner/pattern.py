@@ -177,9 +177,7 @@ def _ends(steps: Sequence[Step]) -> Ends:
 def _compile(schedule: Schedule) -> Order:
     """Rows for every end and every arrival, and the steps in order of their unit times."""
     times = unit_times(schedule)
-    order = sorted(
-        ((times[r][n][1], r, n) for r in range(schedule.pp) for n in range(len(schedule.ranks[r])))
-    )
+    order = sorted((times[r][n][1], r, n) for r in range(schedule.pp) for n in range(len(schedule.ranks[r])))
     arrivals: dict[Needs, int] = {}
     rows, ops = 0, []
     before = [-1] * schedule.pp

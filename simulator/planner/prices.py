@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import fsum
 from typing import TypeAlias
 
@@ -12,7 +11,6 @@ import numpy.typing as npt
 
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.cluster import Cluster
-from moesim.hwmodels.errors import InputError
 from moesim.simulator.chunk import EP_PHASES
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, SyncCost, TransferCost
 from moesim.simulator.layout.activations import RecomputePolicy
@@ -22,7 +20,7 @@ from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.pattern import Pattern
-from moesim.simulator.pricing import EP_OPERATION, Pricer
+from moesim.simulator.pricing import Pricer
 from moesim.simulator.scenario import Scenario
 
 Array = npt.NDArray[np.float64]
@@ -75,18 +73,22 @@ class PriceBook:
     cluster: Cluster
     profile: CalibrationProfile
     priced: int = 0
+    kinds: tuple[BlockKind, ...] = field(init=False)
+    """Kinds of block that the model has."""
+    routed: tuple[BlockKind, ...] = field(init=False)
+    """Those with experts."""
     _base: dict[tuple[object, ...], dict[PhaseKey, PhaseCost]] = field(default_factory=dict)
-    _alone: dict[tuple[object, ...], CostTable] = field(default_factory=dict)
+    _compute: dict[tuple[object, ...], dict[PhaseKey, PhaseCost]] = field(default_factory=dict)
     _tables: dict[tuple[object, ...], CostTable] = field(default_factory=dict)
-    _transfers: dict[tuple[object, ...], dict[Phase, TransferCost]] = field(default_factory=dict)
+    _transfers: dict[tuple[object, ...], dict[PhaseKey, TransferCost]] = field(default_factory=dict)
     _syncs: dict[tuple[object, ...], tuple[SyncCost, ...]] = field(default_factory=dict)
     _sends: dict[tuple[object, ...], float] = field(default_factory=dict)
 
-    @property
-    def kinds(self) -> tuple[BlockKind, ...]:
-        """Kinds of block that the model has."""
+    def __post_init__(self) -> None:
+        """Look at the model once."""
         have = {block.kind for block in blocks_of(self.shape)}
-        return tuple(kind for kind in KINDS if kind in have)
+        self.kinds = tuple(kind for kind in KINDS if kind in have)
+        self.routed = tuple(k for k in self.kinds if k in ("moe", "mtp")) if self.shape.moe else ()
 
     def pricer(
         self, plan: ParallelPlan, recipe: Precision, policy: RecomputePolicy, sms: int | None = None
@@ -106,76 +108,82 @@ class PriceBook:
         layout = Layout(plan, self.cluster.n_gpus, self.cluster.node.n_gpus)
         return Pricer(scenario, self.shape, self.cluster, self.profile, layout)
 
-    def alone(self, plan: ParallelPlan, recipe: Precision, policy: RecomputePolicy) -> CostTable:
-        """Compute outside overlapped pairs, without transfers.
+    def compute(
+        self,
+        plan: ParallelPlan,
+        recipe: Precision,
+        policy: RecomputePolicy,
+        modes: tuple[Mode, ...],
+        sms: int | None = None,
+    ) -> dict[PhaseKey, PhaseCost]:
+        """Compute of every kind of block in some modes.
 
         Only what happens to received rows depends on the expert-parallel degree: the rest is priced once.
         """
-        cell, same = Cell.of(plan), arithmetic(policy)
-        table = self._alone.get((cell, recipe, same))
-        if table is not None:
-            return table
+        key = (plan.tp, plan.cp, plan.microbatch, recipe, arithmetic(policy), modes, sms)
+        whole = (*key, plan.ep, plan.expert_tp)
+        found = self._compute.get(whole)
+        if found is not None:
+            return found
         self.priced += 1
-        pricer = self.pricer(plan, recipe, same)
-        base = self._base.get((cell.tp, cell.cp, cell.microbatch, recipe, same))
-        compute: dict[PhaseKey, PhaseCost] = {}
+        pricer = self.pricer(plan, recipe, arithmetic(policy), sms)
+        base = self._base.get(key)
         if base is None:
+            base = self._base[key] = {}
             for kind in self.kinds:
-                compute |= pricer.block(kind, ("alone",), None if kind != "moe" else _NOT_ROUTED)[0]
-            self._base[cell.tp, cell.cp, cell.microbatch, recipe, same] = compute
-        else:
-            compute |= base
-        if "moe" in self.kinds:
-            routed = pricer.block("moe", ("alone",), _ROUTED)[0]
-            compute = {key: cost for key, cost in compute.items() if key[0] != "mtp" or key[1] not in _ROUTED}
+                base |= pricer.block_compute(kind, modes, _NOT_ROUTED if kind in self.routed else None)
+        found = dict(base)
+        if self.routed:
+            of_one = pricer.block_compute(self.routed[0], modes, _ROUTED)
             for kind in self.routed:
-                compute |= {(kind, phase, mode): cost for (_, phase, mode), cost in routed.items()}
-        table = self._alone[cell, recipe, same] = CostTable(compute, {}, 0.0, 0.0, ())
-        return table
+                found |= {(kind, phase, mode): cost for (_, phase, mode), cost in of_one.items()}
+        self._compute[whole] = found
+        return found
 
-    @property
-    def routed(self) -> tuple[BlockKind, ...]:
-        """Kinds with experts."""
-        return tuple(k for k in self.kinds if k in ("moe", "mtp")) if self.shape.moe else ()
+    def alone(self, plan: ParallelPlan, recipe: Precision, policy: RecomputePolicy) -> CostTable:
+        """Compute outside overlapped pairs, without transfers."""
+        return CostTable(self.compute(plan, recipe, policy, ("alone",)), {}, 0.0, 0.0, ())
 
     def table(
         self, plan: ParallelPlan, recipe: Precision, policy: RecomputePolicy, sms: int, paired: bool
     ) -> CostTable:
-        """Prices with `sms` communication SMs, with those inside overlapped pairs where `paired`."""
+        """Prices with `sms` communication SMs, with those inside overlapped pairs where `paired`.
+
+        Plans with the same prices get the same object.
+        """
         zero3 = plan.pp if plan.zero_stage == 3 else 0
         key = (Cell.of(plan), recipe, arithmetic(policy), sms, paired, zero3)
         table = self._tables.get(key)
         if table is not None:
             return table
-        alone = self.alone(plan, recipe, policy)
-        compute, transfer = dict(alone.compute), self.transfers(plan, recipe, sms)
-        pricer = self.pricer(plan, recipe, arithmetic(policy), sms)
+        compute = dict(self.compute(plan, recipe, policy, ("alone",)))
+        transfer = self.transfers(plan, recipe, sms, "alone")
         if paired:
-            self.priced += 1
-            for kind in self.kinds:
-                more, moved = pricer.block(kind, ("quiet", "beside"))
-                compute |= more
-                transfer |= moved
+            compute |= self.compute(plan, recipe, policy, ("quiet", "beside"), sms)
+            transfer |= self.transfers(plan, recipe, sms, "beside")
         if zero3:
+            pricer = self.pricer(plan, recipe, arithmetic(policy), sms)
             phases: tuple[Phase, ...] = ("gather F", "gather B", "scatter W")
             transfer |= {(k, ph, "alone"): pricer.sharded_phase(k, ph) for k in self.kinds for ph in phases}
-        table = self._tables[key] = replace(alone, compute=compute, transfer=transfer)
+        table = self._tables[key] = CostTable(compute, transfer, 0.0, 0.0, ())
         return table
 
-    def transfers(self, plan: ParallelPlan, recipe: Precision, sms: int) -> dict[PhaseKey, TransferCost]:
-        """Expert-parallel transfers alone on their links, for every kind of block with experts."""
-        if self.shape.moe is None or plan.ep == 1:
+    def transfers(
+        self, plan: ParallelPlan, recipe: Precision, sms: int, mode: Mode
+    ) -> dict[PhaseKey, TransferCost]:
+        """Expert-parallel transfers of every kind of block with experts."""
+        if not self.routed or plan.ep == 1:
             return {}
-        key = (plan.ep, plan.expert_tp, plan.microbatch / (plan.cp * plan.tp), recipe, sms)
+        key = (plan.ep, plan.expert_tp, plan.microbatch / (plan.cp * plan.tp), recipe, sms, mode)
         found = self._transfers.get(key)
         if found is None:
             pricer = self.pricer(plan, recipe, "none", sms)
-            found = self._transfers[key] = {phase: pricer.ep_phase(phase, "alone") for phase in EP_OPERATION}
-        return {(kind, phase, "alone"): cost for kind in self.routed for phase, cost in found.items()}
+            found = self._transfers[key] = pricer.block_transfers(self.routed[0], (mode,))
+        return {(kind, phase, mode): cost for kind in self.routed for (_, phase, _), cost in found.items()}
 
     def transfer_s(self, plan: ParallelPlan, recipe: Precision, sms: int) -> tuple[float, float]:
         """Seconds of the transfers of one MoE block, forward and backward: launch and even payload, alone."""
-        moved = self.transfers(plan, recipe, sms)
+        moved = self.transfers(plan, recipe, sms, "alone")
         sums = {"F": [0.0], "I": [0.0]}
         for action, values in sums.items():
             for phase in PHASES_OF[action]:
@@ -219,14 +227,3 @@ def action_seconds(table: CostTable, kind: BlockKind) -> dict[str, tuple[float, 
             for small in (False, True)
         )
     return found  # type: ignore[return-value]
-
-
-def priceable(book: PriceBook, plan: ParallelPlan, recipes: Sequence[Precision]) -> dict[int, str]:
-    """Recipes (by position) that the profile or the accelerator cannot price, with the reason."""
-    problems = {}
-    for number, recipe in enumerate(recipes):
-        try:
-            book.alone(plan, recipe, "none")
-        except InputError as error:
-            problems[number] = str(error)
-    return problems

@@ -44,8 +44,9 @@ class PlanRow:
     """Scenario keys of `PlanSpace.variants` and their values here."""
     time_s: float
     source: Source
-    closed_form_s: float
-    lower_bound_s: float
+    closed_form_s: float | None
+    lower_bound_s: float | None
+    """None for a plan that is not from the space: the scenario's own."""
     memory_bytes: float
     capacity_bytes: float
     memory_by_kind_bytes: Mapping[str, float]

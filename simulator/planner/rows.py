@@ -73,13 +73,16 @@ def closed_form_memory(
     """Memory by kind of a plan that is not simulated."""
     frame = candidates.axes(number)[0]
     assignment = candidates.assignment(number)
-    schedule = build(frame.schedule, frame.plan.pp, frame.microbatches, frame.plan.vpp)
+    ranks = frame.pattern.in_flight[-1]
+    if ranks != frame.pattern.in_flight[0]:  # it grows with the micro-batches: look at all of them
+        schedule = build(frame.schedule, frame.plan.pp, frame.microbatches, frame.plan.vpp)
+        ranks = tuple(rank_stages(schedule))
     report = memory_by_kind(
         shape,
         Layout(scenario.parallel, cluster.n_gpus, cluster.node.n_gpus),
         scenario.recipe,
         assignment,
-        rank_stages(schedule),
+        ranks,
         sequence=scenario.batch.sequence_length,
         recompute=scenario.recompute,
         communication_sms=scenario.communication.sms,
@@ -101,14 +104,15 @@ def make_row(
     cluster: Cluster,
     found: Simulated,
     assignment: StageAssignment | None,
-    closed_form_s: float,
-    lower_bound_s: float,
+    closed_form_s: float | None,
+    lower_bound_s: float | None,
     variants: int,
     changed: Mapping[str, Any],
 ) -> PlanRow:
     """A row of the result; `margin` is set once the best is known."""
     plan = scenario.parallel
     seconds = closed_form_s if found.time_s is None else found.time_s
+    assert seconds is not None, "a plan has a simulated or an estimated time"
     tokens = scenario.batch.sequences * scenario.batch.sequence_length
     run_s = -(-scenario.run.tokens // tokens) * seconds
     gpu_hours = run_s / 3600.0 * cluster.n_gpus

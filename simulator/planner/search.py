@@ -31,7 +31,7 @@ from moesim.simulator.scenario import Scenario, with_overrides
 Objective = Literal["time", "cost", "energy", "deadline", "memory"]
 
 NEAR_BEST = 1.05
-"""A scenario's own plan up to this share of the best time is ranked exactly: all faster ones are estimated."""
+"""A scenario's own plan up to this share of the best time is ranked: all that may be faster are estimated."""
 
 Say = Callable[[str], None]
 
@@ -96,7 +96,9 @@ def plan(
         estimated = time.perf_counter()
         rows = _ranked(alive, objective, top, limits, pool, say)
         if not rows:
-            raise InfeasibleError(_nothing(refused, "no plan that was simulated keeps the deadline or budget"))
+            raise InfeasibleError(
+                _nothing(refused, "no plan that was simulated keeps the deadline or budget")
+            )
         pareto = _pareto(alive, rows)
     end = time.perf_counter()
     considered = sum(s.candidates.space.size for s in searches)
@@ -106,7 +108,9 @@ def plan(
         ranked=tuple(rows),
         pareto=tuple(pareto),
         refused=refused.rows(),
-        own=None if own is None else replace(own, margin=_value(own, objective) / _value(rows[0], objective) - 1),
+        own=None
+        if own is None
+        else replace(own, margin=_value(own, objective) / _value(rows[0], objective) - 1),
         own_rank=None if own is None else alive[0].rank_of(own),
         considered=considered,
         legal=sum(s.candidates.legal for s in searches),
@@ -135,7 +139,9 @@ def _checked(
     if objective == "deadline" and deadline_days is None:
         raise InputError("objective=deadline needs deadline_days, the days that the run may take")
     if scenario.stages.blocks is not None:
-        raise InputError("stages.blocks fixes a part of the model: a plan search needs the whole; leave it out")
+        raise InputError(
+            "stages.blocks fixes a part of the model: a plan search needs the whole; leave it out"
+        )
     if (objective == "cost" or budget_usd is not None) and scenario.machine.price_per_gpu_hour is None:
         scenario.machine.usd_per_gpu_hour  # noqa: B018 - raises, with the remedy
     return Limits(deadline_days, budget_usd)
@@ -172,6 +178,7 @@ class _Search:
         self.study = Study(scenario, self.shape, self.candidates)
         self.proven_s = inf
         self.chosen: list[int] = []
+        self.front: list[int] = []
 
     def own(self, scenario: Scenario, pool: Executor | None) -> PlanRow | None:
         """The scenario's plan as it is, simulated."""
@@ -181,7 +188,7 @@ class _Search:
             return None
         if simulated.memory_bytes > simulated.capacity_bytes:
             return None
-        return make_row(scenario, self.cluster, simulated, None, simulated.time_s, 0.0, 1, self.changed)
+        return make_row(scenario, self.cluster, simulated, None, None, None, 1, self.changed)
 
     def explore(self, objective: str, top: int, own: PlanRow | None) -> None:
         """Estimate what may be among the best, and the front."""
@@ -194,7 +201,6 @@ class _Search:
             if own is not None and own.time_s <= NEAR_BEST * fastest:
                 self.proven_s = self.study.fastest(top, own.time_s)
             self.chosen = self.study.best_of_families()[:top]
-        self.front = self.study.front()
 
     def rank_of(self, own: PlanRow) -> int | None:
         """Families estimated faster, plus one; None where not all that could be faster were estimated."""
@@ -234,9 +240,12 @@ def _ranked(
     if len(searches) > 1:
         rough = sorted((_value(s.row(n, None), objective), i) for i, (s, n) in enumerate(todo))
         todo = [todo[i] for _, i in rough[:top]]
-    say(f"simulating {len(todo)} plans")
+    say(f"{sum(s.study.estimated for s in searches):,} plans in closed form; simulating {len(todo)}")
     scenarios = [scenario_of(s.scenario, s.candidates, n) for s, n in todo]
-    simulated = list(map(simulate_plan, scenarios) if pool is None else pool.map(simulate_plan, scenarios))
+    running = None if pool is None else pool.map(simulate_plan, scenarios)
+    for search in searches:  # this process refines the fronts while the others simulate
+        search.front = search.study.front()
+    simulated = list(map(simulate_plan, scenarios) if running is None else running)
     rows = [s.row(n, result) for (s, n), result in zip(todo, simulated, strict=True)]
     kept = [
         row
@@ -273,7 +282,9 @@ def _pareto(searches: list[_Search], ranked: list[PlanRow]) -> list[PlanRow]:
 def _notes(searches: list[_Search], objective: str) -> list[str]:
     notes = []
     if any(search.study.capped for search in searches):
-        notes.append("the closed form stopped at its limit of plans: a plan beyond it might be among the best")
+        notes.append(
+            "the closed form stopped at its limit of plans: a plan beyond it might be among the best"
+        )
     if objective == "energy":
         notes.append("energy counts every accelerator at its board's power limit, whatever it does")
     return notes

@@ -13,7 +13,7 @@ from moesim.simulator.planner.candidates import Candidates
 from moesim.simulator.planner.frames import Frame
 from moesim.simulator.planner.pareto import beaten, staircase
 from moesim.simulator.planner.replay import Priced, step_seconds
-from moesim.simulator.planner.spread import spread_of
+from moesim.simulator.planner.spread import Spread, spread_of
 from moesim.simulator.scenario import Scenario
 
 BATCH = 1024
@@ -24,6 +24,9 @@ MOST_ESTIMATES = 200_000
 
 FRONT_ROUNDS = 64
 """Most rounds in which the front of time and memory is refined."""
+
+FRONT_SPAN = 2.0
+"""The front goes up to this many times the best step: nobody buys memory at more than twice the time."""
 
 Numbers = npt.NDArray[np.int64]
 
@@ -72,7 +75,7 @@ class Study:
             c.book.sync(plan, recipe, frame.pattern, layout.layers_per_stage, layout),
         )
 
-    def _spread(self, frame: Frame):  # type: ignore[no-untyped-def]
+    def _spread(self, frame: Frame) -> Spread:
         return spread_of(self.scenario, self.shape, frame)
 
     def fastest(self, families: int, at_least_s: float = 0.0) -> float:
@@ -113,7 +116,7 @@ class Study:
         return found
 
     def front(self) -> list[int]:
-        """Plans that no other beats in both time and memory, by closed form.
+        """Plans that no other beats in both time and memory, by closed form, up to twice the best time.
 
         Plans whose bound is beaten by an estimate cannot be on it; of the rest those on the front of bounds
         are estimated until none is left.
@@ -121,18 +124,18 @@ class Study:
         c = self.candidates
         for _ in range(FRONT_ROUNDS):
             known = np.nonzero(~np.isnan(c.time_s))[0]
+            most = FRONT_SPAN * c.time_s[known].min() if len(known) else np.inf
             steps = staircase(c.memory[known], c.time_s[known])
-            open_ = np.nonzero(np.isnan(c.time_s))[0]
+            open_ = np.nonzero(np.isnan(c.time_s) & (c.bound <= most))[0]
             open_ = open_[~beaten(c.memory[open_], c.bound[open_], steps)]
             if not len(open_):
                 break
             self.estimate(_lowest(open_, c.memory[open_], c.bound[open_]))
         known = np.nonzero(~np.isnan(c.time_s))[0]
-        steps = staircase(c.memory[known], c.time_s[known])
         order = known[np.lexsort((known, c.time_s[known], c.memory[known]))]
         times = c.time_s[order]
         first = np.concatenate([[True], times[1:] < np.minimum.accumulate(times)[:-1]])
-        return [int(n) for n in order[first]]
+        return [int(n) for n in order[first & (times <= FRONT_SPAN * times.min())]]
 
 
 def _lowest(numbers: Numbers, memory: npt.NDArray[np.float64], bound: npt.NDArray[np.float64]) -> list[int]:
@@ -141,5 +144,3 @@ def _lowest(numbers: Numbers, memory: npt.NDArray[np.float64], bound: npt.NDArra
     least = np.minimum.accumulate(bound[order])
     first = np.concatenate([[True], bound[order][1:] < least[:-1]])
     return [int(n) for n in numbers[order[first]]]
-
-
