@@ -255,7 +255,7 @@ def _layouts(
     seen: Counter[tuple[int, ...]] = Counter()
     for plan in {Cell.of(f.plan): f.plan for f in frames}.values():
         for row in bounds.weights(plan).reshape(-1, len(kinds)):
-            seen[tuple(int(round(RESOLUTION * value / row[layer])) for value in row)] += 1
+            seen[tuple(round(RESOLUTION * float(value) / float(row[layer])) for value in row)] += 1
     order = sorted(seen, key=lambda weights: (-seen[weights], weights))
     found = {}
     for n in counts:
@@ -275,7 +275,7 @@ def _balanced(blocks: tuple[object, ...], weights: tuple[float, ...], n: int) ->
 
 
 def _priceable(book: PriceBook, frames: Sequence[Frame], space: Space, refused: Refusals) -> Space:
-    """The space without the precisions that profile or accelerator cannot price; InputError if none is left."""
+    """The space without the precisions that cannot be priced here; InputError if none is left."""
     kept, problem = [], ""
     for precision, recipe in zip(space.precision, space.recipes, strict=True):
         try:

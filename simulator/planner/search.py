@@ -27,11 +27,15 @@ from moesim.simulator.planner.space import PlanSpace, load_space, resolve
 from moesim.simulator.planner.study import Study
 from moesim.simulator.pricing import check_profile
 from moesim.simulator.scenario import Scenario, with_overrides
+from moesim.simulator.schedules import BUILDERS
 
 Objective = Literal["time", "cost", "energy", "deadline", "memory"]
 
 NEAR_BEST = 1.05
 """A scenario's own plan up to this share of the best time is ranked: all that may be faster are estimated."""
+
+ROUNDING = 1e-9
+"""Relative difference below which two closed forms are the same."""
 
 Say = Callable[[str], None]
 
@@ -79,6 +83,8 @@ def plan(
     limits = _checked(scenario, objective, top, deadline_days, budget_usd)
     start = time.perf_counter()
     with _engine(workers) as pool:
+        plain = not wanted.variants
+        started = pool.submit(_simulate_own, scenario) if pool is not None and plain else None
         searches = [
             _Search(changed, with_overrides(scenario, texts) if texts else scenario, wanted, limits, say)
             for changed, texts in _variants(wanted)
@@ -90,7 +96,10 @@ def plan(
         alive = [search for search in searches if len(search.candidates.bound)]
         if not alive:
             raise InfeasibleError(_nothing(refused))
-        own = searches[0].own(scenario, pool) if len(searches) == 1 else None
+        mine = None
+        if plain:
+            mine = _simulate_own(scenario) if started is None else started.result()
+        own = None if mine is None else searches[0].own(mine)
         for search in alive:
             search.explore(objective, top, own)
         estimated = time.perf_counter()
@@ -123,6 +132,15 @@ def plan(
         evaluated_per_s=considered / (bounded - start),
         seconds={"bounds": bounded - start, "closed form": estimated - bounded, "engine": end - estimated},
     )
+
+
+def _simulate_own(scenario: Scenario) -> Simulated | None:
+    """The scenario's own plan; None where it is illegal or does not fit."""
+    try:
+        simulated = simulate_plan(scenario)
+    except InputError:
+        return None
+    return simulated if simulated.memory_bytes <= simulated.capacity_bytes else None
 
 
 def _checked(
@@ -180,15 +198,12 @@ class _Search:
         self.chosen: list[int] = []
         self.front: list[int] = []
 
-    def own(self, scenario: Scenario, pool: Executor | None) -> PlanRow | None:
-        """The scenario's plan as it is, simulated."""
-        try:
-            simulated = simulate_plan(scenario)
-        except InputError:
-            return None
-        if simulated.memory_bytes > simulated.capacity_bytes:
-            return None
-        return make_row(scenario, self.cluster, simulated, None, None, None, 1, self.changed)
+    def own(self, simulated: Simulated) -> PlanRow:
+        """The scenario's plan as it is."""
+        scenario, estimate = self.scenario, None
+        if scenario.schedule in BUILDERS:
+            estimate = self.study.seconds_of(scenario, simulated.layers, simulated.microbatches)
+        return make_row(scenario, self.cluster, simulated, None, estimate, None, 1, self.changed)
 
     def explore(self, objective: str, top: int, own: PlanRow | None) -> None:
         """Estimate what may be among the best, and the front."""
@@ -198,16 +213,16 @@ class _Search:
             self.proven_s = self.study.fastest(top)
             best = self.study.best_of_families()
             fastest = self.candidates.time_s[best[0]]
-            if own is not None and own.time_s <= NEAR_BEST * fastest:
-                self.proven_s = self.study.fastest(top, own.time_s)
+            if own is not None and (own.closed_form_s or inf) <= NEAR_BEST * fastest:
+                self.proven_s = self.study.fastest(top, own.closed_form_s or 0.0)
             self.chosen = self.study.best_of_families()[:top]
 
     def rank_of(self, own: PlanRow) -> int | None:
-        """Families estimated faster, plus one; None where not all that could be faster were estimated."""
-        if own.time_s > self.proven_s:
+        """Families with a faster closed form, plus one; None where not all that may be faster have one."""
+        if own.closed_form_s is None or own.closed_form_s > self.proven_s:
             return None
         times = self.candidates.time_s[self.study.best_of_families()]
-        return int((times < own.time_s).sum()) + 1
+        return int((times < own.closed_form_s * (1.0 - ROUNDING)).sum()) + 1
 
     def row(self, number: int, simulated: Simulated | None) -> PlanRow:
         """A plan as a row."""
@@ -308,7 +323,10 @@ def _engine(workers: int | None) -> Iterator[Executor | None]:
     with ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn")) as pool:
         for _ in range(count):
             pool.submit(_warm)
-        yield pool
+        try:
+            yield pool
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _warm() -> int:

@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from moesim.simulator.layout.parallel import Layout
+from moesim.simulator.layout.stages import blocks_of, from_layers_per_stage
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.candidates import Candidates
 from moesim.simulator.planner.frames import Frame
 from moesim.simulator.planner.pareto import beaten, staircase
+from moesim.simulator.planner.pattern import pattern
 from moesim.simulator.planner.replay import Priced, step_seconds
 from moesim.simulator.planner.spread import Spread, spread_of
 from moesim.simulator.scenario import Scenario
@@ -77,6 +80,23 @@ class Study:
 
     def _spread(self, frame: Frame) -> Spread:
         return spread_of(self.scenario, self.shape, frame)
+
+    def seconds_of(self, scenario: Scenario, layers: tuple[int, ...], microbatches: int) -> float:
+        """Closed-form seconds of any plan of this cluster with a named schedule."""
+        plan, book = scenario.parallel, self.candidates.book
+        shaped = pattern(scenario.schedule, plan.pp, microbatches, plan.vpp)
+        layout = Layout(plan, book.cluster.n_gpus, book.cluster.node.n_gpus)
+        frame = Frame(plan, scenario.schedule, microbatches, layout, shaped)
+        stages = from_layers_per_stage(blocks_of(self.shape), layers)
+        sms = scenario.communication.sms
+        priced = Priced(
+            microbatches,
+            book.table(plan, scenario.recipe, scenario.recompute, sms, shaped.paired),
+            self._spread(frame),
+            book.send_s(plan, shaped),
+            book.sync(plan, scenario.recipe, shaped, layers, stages),
+        )
+        return float(step_seconds([priced], shaped, stages, scenario.communication.order)[0])
 
     def fastest(self, families: int, at_least_s: float = 0.0) -> float:
         """Estimate in order of the bounds until no other plan can be among the best families.

@@ -16,6 +16,9 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from moesim.hwmodels.errors import InfeasibleError, InputError, MoesimError
+    from moesim.simulator.planner.result import PlanResult
+    from moesim.simulator.planner.search import plan
+    from moesim.simulator.planner.space import PlanSpace
     from moesim.simulator.result import Result
     from moesim.simulator.scenario import Scenario
     from moesim.simulator.validation import score
@@ -24,10 +27,13 @@ __all__ = [
     "InfeasibleError",
     "InputError",
     "MoesimError",
+    "PlanResult",
+    "PlanSpace",
     "Result",
     "Scenario",
     "__version__",
     "load",
+    "plan",
     "score",
     "simulate",
 ]
@@ -68,6 +74,18 @@ def __getattr__(name: str) -> object:
         from moesim.simulator.result import Result
 
         return Result
+    if name == "plan":
+        from moesim.simulator.planner.search import plan
+
+        return plan
+    if name == "PlanSpace":
+        from moesim.simulator.planner.space import PlanSpace
+
+        return PlanSpace
+    if name == "PlanResult":
+        from moesim.simulator.planner.result import PlanResult
+
+        return PlanResult
     if name == "score":
         from moesim.simulator.validation import score
 

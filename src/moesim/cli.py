@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 import moesim
-from moesim import cli_calibrate
+from moesim import cli_calibrate, cli_plan
 from moesim.hwmodels.errors import InfeasibleError, InputError, MoesimError
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ importers = typer.Typer(
 )
 app.add_typer(importers, name="import")
 cli_calibrate.register(app, importers)
+cli_plan.register(app, importers)
 
 ScenarioName = Annotated[
     str, typer.Argument(metavar="SCENARIO", help="A preset name, or a YAML or JSON file.")
