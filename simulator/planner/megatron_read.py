@@ -178,7 +178,7 @@ def import_megatron(path: Path, base: Scenario, shape: ModelShape) -> MegatronIm
         else:
             notes.append(
                 f"--pipeline-model-parallel-layout {layout}: moesim keeps the embedding on the first stage, "
-                f"MTP and loss on the last, and a layer on every other; its {stages} stages are balanced instead"
+                f"MTP and loss on the last, and a layer on the others; its {stages} stages are balanced"
             )
         if stages > pp:
             keys["parallel.vpp"], keys["schedule"] = stages // pp, "interleaved-1f1b"

@@ -89,7 +89,9 @@ class PlanResult:
     """The best plans of a space, what they trade, and why the others were left out.
 
     `considered` = refused + `fitting` plans; `estimated` of the fitting ones were priced in closed form and
-    `simulated` in the engine. Every other fitting plan has a lower bound above `proven_s` seconds.
+    `simulated` in the engine. Every fitting plan that was not estimated has a lower bound of at least
+    `proven_s` seconds (None: all were). `rivals`: families that were not simulated although their closed
+    form is within its error of the best, so that the engine might have preferred one of them.
     """
 
     objective: str
@@ -106,7 +108,8 @@ class PlanResult:
     estimated: int
     simulated: int
     price_tables: int
-    proven_s: float
+    proven_s: float | None
+    rivals: int
     notes: tuple[str, ...]
     evaluated_per_s: float = field(compare=False)
     """Plans bounded a second of this search (wall time); not part of `to_dict`."""
@@ -120,7 +123,9 @@ class PlanResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, the same for the same input; wall times are left out."""
-        counts = ("considered", "legal", "fitting", "estimated", "simulated", "price_tables", "proven_s")
+        counts = (
+            "considered", "legal", "fitting", "estimated", "simulated", "price_tables", "proven_s", "rivals",
+        )  # fmt: skip
         return {
             "objective": self.objective,
             "ranked": [row.to_dict() for row in self.ranked],

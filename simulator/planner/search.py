@@ -34,6 +34,9 @@ Objective = Literal["time", "cost", "energy", "deadline", "memory"]
 NEAR_BEST = 1.05
 """A scenario's own plan up to this share of the best time is ranked: all that may be faster are estimated."""
 
+CLOSED_FORM_ERROR = 0.03
+"""Error against the engine that 95 of 100 closed forms keep (benchmarks/planner.py measures it)."""
+
 ROUNDING = 1e-9
 """Relative difference below which two closed forms are the same."""
 
@@ -108,7 +111,7 @@ def plan(
             raise InfeasibleError(
                 _nothing(refused, "no plan that was simulated keeps the deadline or budget")
             )
-        pareto = _pareto(alive, rows)
+        pareto = _pareto(alive, rows, objective)
     end = time.perf_counter()
     considered = sum(s.candidates.space.size for s in searches)
     proven = min(s.proven_s for s in alive)
@@ -127,7 +130,8 @@ def plan(
         estimated=sum(s.study.estimated for s in alive),
         simulated=sum(row.source == "simulated" for row in rows),
         price_tables=sum(s.candidates.book.priced for s in searches),
-        proven_s=proven,
+        proven_s=proven if isfinite(proven) else None,
+        rivals=0 if objective == "memory" else sum(s.rivals(rows) for s in alive),
         notes=tuple(_notes(alive, objective)),
         evaluated_per_s=considered / (bounded - start),
         seconds={"bounds": bounded - start, "closed form": estimated - bounded, "engine": end - estimated},
@@ -224,6 +228,12 @@ class _Search:
         times = self.candidates.time_s[self.study.best_of_families()]
         return int((times < own.closed_form_s * (1.0 - ROUNDING)).sum()) + 1
 
+    def rivals(self, rows: list[PlanRow]) -> int:
+        """Families not simulated whose closed form is within its error of the fastest that was."""
+        best = min((row.closed_form_s or inf for row in rows), default=inf)
+        times = self.candidates.time_s[self.study.best_of_families()]
+        return max(0, int((times <= best * (1.0 + CLOSED_FORM_ERROR)).sum()) - len(self.chosen))
+
     def row(self, number: int, simulated: Simulated | None) -> PlanRow:
         """A plan as a row."""
         c = self.candidates
@@ -284,13 +294,15 @@ def _value(row: PlanRow, objective: str) -> float:
     return row.gpu_hours if objective == "deadline" else row.time_s
 
 
-def _pareto(searches: list[_Search], ranked: list[PlanRow]) -> list[PlanRow]:
+def _pareto(searches: list[_Search], ranked: list[PlanRow], objective: str) -> list[PlanRow]:
     """Rows that no other beats in time, GPU-hours and memory together, by time; simulated where ranked."""
     known = {json.dumps(row.scenario.model_dump(mode="json"), sort_keys=True): row for row in ranked}
     rows = [search.row(number, None) for search in searches for number in search.front]
     rows = [known.get(json.dumps(r.scenario.model_dump(mode="json"), sort_keys=True), r) for r in rows]
     points = [(row.time_s, row.gpu_hours, row.memory_bytes) for row in rows]
     kept = [rows[n] for n in front(points)]
+    best = _value(ranked[0], objective)
+    kept = [replace(row, margin=_value(row, objective) / best - 1.0) for row in kept]
     return sorted(kept, key=lambda row: (row.time_s, row.memory_bytes, row.label))
 
 

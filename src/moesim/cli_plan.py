@@ -90,7 +90,12 @@ def _print(result: PlanResult) -> None:
     print_text(
         f"{result.considered:,} plans: {result.legal:,} legal, {result.fitting:,} fit; {result.estimated:,} "
         f"in closed form, {result.simulated} simulated; {result.price_tables:,} price tables\n"
-        f"every other plan that fits needs at least {result.proven_s:.2f} s a step (lower bound)\n"
+        + (
+            "every plan that fits has a closed form"
+            if result.proven_s is None
+            else f"every other plan that fits needs at least {result.proven_s:.2f} s a step (lower bound)"
+        )
+        + f"; {result.rivals} families were not simulated though within the closed form's error of the best\n"
     )
     rows = [_cells(row) for row in result.ranked]
     headers = ("plan", "precision", "recompute", "SMs", "ZeRO", "step s", "over best", "GiB", "days", "M$")
@@ -107,7 +112,7 @@ def _print(result: PlanResult) -> None:
     print_text("\nmemory of the best plan's fullest GPU, GiB")
     kinds = sorted(result.best.memory_by_kind_bytes.items(), key=lambda item: -item[1])
     print_table(("", ""), [(kind, f"{value / GIB:.1f}") for kind, value in kinds], right=(1,))
-    print_text("\nleast time for the memory, by closed form")
+    print_text("\nleast time for the memory (* by closed form)")
     print_table(headers, [_cells(row) for row in result.pareto], right=range(3, 10))
     print_text("\nrefused")
     print_table(
