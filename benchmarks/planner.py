@@ -54,7 +54,8 @@ def errors(scenario: Scenario, count: int, seed: int) -> None:
     print(f"plans               {space.size:,} considered, {found.legal:,} legal, {len(found.bound):,} fit")
     print(f"bounds and memory   {bounds_s:.1f} CPU s: {space.size / bounds_s:,.0f} plans/s a core")
     print(
-        f"closed form         median {np.median(absolute):.2%}, 95 of 100 within {np.quantile(absolute, 0.95):.2%},"
+        f"closed form         median {np.median(absolute):.2%}, "
+        f"95 of 100 within {np.quantile(absolute, 0.95):.2%},"
     )
     print(f"                    worst {absolute.max():.2%}, mean signed {np.mean(estimates):+.2%}")
     print(f"lower bound         above the engine in {sum(b > 0 for b in low)} of {len(low)} plans")
@@ -80,7 +81,8 @@ def speed(study: Study, found: Candidates) -> None:
     study.estimate(order)
     taken = time.process_time() - cpu
     print(
-        f"closed-form speed   {len(order) / taken:,.0f} plans/s a core, pricing included, over {len(order):,} plans"
+        f"closed-form speed   {len(order) / taken:,.0f} plans/s a core, pricing included, "
+        f"over {len(order):,} plans"
     )
 
 
@@ -101,7 +103,8 @@ def main() -> None:
     wall, cpu = time.perf_counter(), time.process_time()
     result = plan(scenario, workers=2)
     print(
-        f"search              {time.perf_counter() - wall:.1f} s, {time.process_time() - cpu:.1f} CPU s in this process"
+        f"search              {time.perf_counter() - wall:.1f} s, "
+        f"{time.process_time() - cpu:.1f} CPU s in this process"
     )
     parts = ", ".join(f"{part} {seconds:.1f} s" for part, seconds in result.seconds.items())
     print(f"  by part           {parts}")

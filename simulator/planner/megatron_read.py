@@ -20,6 +20,7 @@ from moesim.simulator.scenario import Scenario
 MOST_BYTES = 1_000_000
 
 _ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
+_ARRAY = re.compile(r"\$\{[A-Za-z_]\w*\[[@*]\]\}")
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::?-([^}]*))?\}|([A-Za-z_]\w*))")
 
 INTEGERS = {
@@ -115,15 +116,21 @@ def _read_shell(text: str, place: str) -> dict[str, str | None]:
                 word = match[2].removeprefix("(")
                 if not word.startswith("--"):
                     continue
-            if word.startswith("--") and " " in word:
-                try:
-                    expanded += shlex.split(word)
-                    continue
-                except ValueError:
-                    pass
-            expanded.append(word)
-        _flags([_expanded(w, variables) for w in expanded], found)
+            if _ARRAY.fullmatch(word):
+                continue  # its arguments were read where it was set
+            expanded += _words(_expanded(word, variables))
+        _flags(expanded, found)
     return found
+
+
+def _words(text: str) -> list[str]:
+    """A quoted or expanded list of arguments as its words; anything else as it is."""
+    if not text.startswith("--") or " " not in text:
+        return [text]
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return [text]
 
 
 def _flags(words: list[str], found: dict[str, str | None]) -> None:
@@ -133,6 +140,7 @@ def _flags(words: list[str], found: dict[str, str | None]) -> None:
             name, equals, value = word.partition("=")
             name = name.rstrip(")")
             found[name] = value if equals else None
+            name = None if equals else name
         elif name is not None and word not in (")", "(", "&&", ";", "|", "&"):
             before = found[name]
             value = word if word.count("(") or not word.endswith(")") else word[:-1]

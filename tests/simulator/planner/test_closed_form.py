@@ -45,7 +45,7 @@ def candidates_of(scenario: Scenario, wanted: PlanSpace) -> tuple[Candidates, St
 def home() -> tuple[Candidates, Study]:
     wanted = PlanSpace(
         tp=(1, 2), pp=(4, 8, 16), ep=(1, 32, 64), cp=(1, 2), vpp=(2,), microbatch=(1, 2), sms=(8, 20)
-    )  # type: ignore[call-arg]
+    )
     return candidates_of(load_scenario(HOME), wanted)
 
 
@@ -104,7 +104,7 @@ def test_without_skew_the_closed_form_is_the_engine_up_to_shared_links(name: str
         return  # refused: no slot for parameter gathers in a pair
     scenario = load_scenario(HOME, [*SMALL, *EVEN])
     vpp = (2,) if name.startswith("interleaved") else (1,)
-    wanted = PlanSpace(  # type: ignore[call-arg]
+    wanted = PlanSpace(
         tp=(1,), pp=(4,), ep=(16,), cp=(1,), vpp=vpp, microbatch=(1,), schedule=(name,), zero_stage=(zero,),
         recompute=("full",), precision=("fp8",), sms=(20,),
     )  # fmt: skip

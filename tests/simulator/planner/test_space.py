@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -47,10 +48,8 @@ def test_malformed_expressions_name_the_key(text: str) -> None:
 
 @given(st.text(max_size=20))
 def test_any_text_is_read_or_refused(text: str) -> None:
-    try:
+    with suppress(InputError):
         assert all(isinstance(value, int) for value in parse_integers(text, "pp"))
-    except InputError:
-        pass
 
 
 def test_a_space_from_a_file(tmp_path: Path) -> None:
@@ -97,7 +96,7 @@ def test_defaults_hold_the_scenario_s_own_plan() -> None:
 def test_every_considered_plan_is_legal_or_refused_with_a_reason() -> None:
     scenario = load_scenario("deepseek-v3-2048xh800")
     shape, cluster = load_model("deepseek-v3"), scenario.machine
-    space = resolve(PlanSpace(tp=(1, 3), pp=(7, 8, 16), ep=(8, 64), cp=(1,)), scenario, shape, cluster)  # type: ignore[call-arg]
+    space = resolve(PlanSpace(tp=(1, 3), pp=(7, 8, 16), ep=(8, 64), cp=(1,)), scenario, shape, cluster)
     frames, refused = legal_frames(space, shape, cluster, 15360, 4096)
     assert len(frames) * space.inner + refused.total == space.size
     reasons = {row.reason for row in refused.rows()}
@@ -109,7 +108,7 @@ def test_every_considered_plan_is_legal_or_refused_with_a_reason() -> None:
 def test_legal_frames_are_those_that_prepare_accepts() -> None:
     scenario = load_scenario("deepseek-v3-2048xh800", ["batch.sequences=2048", "stages.layers=null"])
     shape, cluster = load_model("deepseek-v3"), scenario.machine
-    wanted = PlanSpace(tp=(1, 2), pp=(4, 8), ep=(8, 256), cp=(1, 2), vpp=(2, 4), microbatch=(1,))  # type: ignore[call-arg]
+    wanted = PlanSpace(tp=(1, 2), pp=(4, 8), ep=(8, 256), cp=(1, 2), vpp=(2, 4), microbatch=(1,))
     space = resolve(wanted, scenario, shape, cluster)
     frames, _ = legal_frames(space, shape, cluster, 2048, 4096)
     assert {f.schedule for f in frames} == set(BUILDERS)
