@@ -9,12 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from moesim.simulator.chunk import ActionKind, OverlapOrder, Task, Template, build_template
-from moesim.simulator.cost.table import CostTable, Mode
+from moesim.simulator.cost.table import CostTable, Mode, PhaseCost
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.planner.pattern import Key
 from moesim.simulator.planner.spread import Spread
 
 Array = npt.NDArray[np.float64]
+
+
+_NOTHING = PhaseCost(0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +95,28 @@ class ActionBook:
         return self._spread[name]
 
     def _compute(self, kind: BlockKind, task: Task) -> tuple[Array, Array]:
-        """Compute of a task at the pace of the slowest GPU, and how much later the slowest member is done."""
+        """Compute of a task at the pace of the slowest GPU, and how much later the slowest member is done.
+
+        In a pair a share of it runs beside busy communication SMs (eq. E6).
+        """
         key = (kind, task.phase, task.beside)
         if key not in self._read:
-            costs = [table.phase(kind, task.phase, task.beside) for table in self.tables]
-            fixed = np.array([c.fixed_s for c in costs])
-            row = np.array([c.row_s for c in costs])
+            if task.beside is None:
+                fixed, row = self._price(kind, task.phase, "alone")
+            else:
+                quiet, busy = (self._price(kind, task.phase, mode) for mode in ("quiet", "beside"))
+                fixed, row = (q + task.beside * (b - q) for q, b in zip(quiet, busy, strict=True))
             own = (fixed + row) * (1.0 + self._spread_of("clock"))
             lag = np.hypot((fixed + row) * self._spread_of("jitter"), row * self._spread_of("rows"))
             self._read[key] = own, lag
+        return self._read[key]
+
+    def _price(self, kind: BlockKind, phase: Phase, mode: str) -> tuple[Array, Array]:
+        """Seconds of a phase: what does not and what does grow with received rows; 0 where there is none."""
+        key = (kind, phase, mode, "price")
+        if key not in self._read:
+            costs = [table.compute.get((kind, phase, mode), _NOTHING) for table in self.tables]  # type: ignore[arg-type]
+            self._read[key] = np.array([c.fixed_s for c in costs]), np.array([c.row_s for c in costs])
         return self._read[key]
 
     def _moves(self, kind: BlockKind, phase: Phase, mode: Mode) -> bool:
