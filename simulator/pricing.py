@@ -324,7 +324,14 @@ class Pricer:
 
     def sync(self, schedule: Schedule, stages: StageAssignment) -> tuple[SyncCost, ...]:
         """End of the step on every pipeline rank (docs/model.md, section "End of the step")."""
-        return tuple(self._sync(rank, schedule, stages) for rank in range(schedule.pp))
+        same: dict[tuple[BlockKind, ...], SyncCost] = {}  # most ranks hold the same blocks
+        found = []
+        for rank in range(schedule.pp):
+            held = tuple(b.kind for stage in schedule.stages_on_rank(rank) for b in unique(stages, stage))
+            if held not in same:
+                same[held] = self._sync(rank, schedule, stages)
+            found.append(same[held])
+        return tuple(found)
 
     def _sync(self, rank: int, schedule: Schedule, stages: StageAssignment) -> SyncCost:
         plan, recipe, layout = self.scenario.parallel, self.scenario.recipe, self.layout

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moesim.simulator.layout.parallel import Layout
-from moesim.simulator.layout.stages import blocks_of, from_layers_per_stage
+from moesim.simulator.layout.stages import StageAssignment, blocks_of, from_layers_per_stage
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.candidates import Candidates
 from moesim.simulator.planner.frames import Frame
@@ -43,7 +43,7 @@ class Study:
     candidates: Candidates
     estimated: int = 0
     capped: bool = False
-    _plans: dict[tuple[int, int], Priced] = field(default_factory=dict)
+    _layers: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def estimate(self, numbers: Iterable[int]) -> None:
         """Closed-form seconds of some plans, those that share a replay together."""
@@ -75,8 +75,14 @@ class Study:
             c.book.table(plan, recipe, policy, sms, frame.pattern.paired),
             self._spread(frame),
             c.book.send_s(plan, frame.pattern),
-            c.book.sync(plan, recipe, frame.pattern, layout.layers_per_stage, layout),
+            c.book.sync(plan, recipe, frame.pattern, self._layers_of(layout), layout),
         )
+
+    def _layers_of(self, layout: StageAssignment) -> tuple[int, ...]:
+        """Layers by stage, counted once for each layout of the candidates (which keep it alive)."""
+        if id(layout) not in self._layers:
+            self._layers[id(layout)] = layout.layers_per_stage
+        return self._layers[id(layout)]
 
     def _spread(self, frame: Frame) -> Spread:
         return spread_of(self.scenario, self.shape, frame)
