@@ -84,8 +84,8 @@ def test_plan_refuses_in_one_paragraph(
 def test_import_megatron_lists_what_it_ignores(run: Callable[..., Any], tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text(
-        "torchrun pretrain_gpt.py --pipeline-model-parallel-size 8 --expert-model-parallel-size 32 --fancy 3 \\\n"
-        "  --hidden-size 4096\n"
+        "torchrun pretrain_gpt.py --pipeline-model-parallel-size 8 \\\n"
+        "  --expert-model-parallel-size 32 --fancy 3 --hidden-size 4096\n"
     )
     out = run("import", "megatron", str(script), "-o", "mine.yaml")
     assert out.code == 0, out.err

@@ -107,7 +107,8 @@ class ActionBook:
                 quiet, busy = (self._price(kind, task.phase, mode) for mode in ("quiet", "beside"))
                 fixed, row = (q + task.beside * (b - q) for q, b in zip(quiet, busy, strict=True))
             own = (fixed + row) * (1.0 + self._spread_of("clock"))
-            lag = np.hypot((fixed + row) * self._spread_of("jitter"), row * self._spread_of("rows"))
+            from_run, from_rows = (fixed + row) * self._spread_of("jitter"), row * self._spread_of("rows")
+            lag = np.sqrt(from_run * from_run + from_rows * from_rows)
             self._read[key] = own, lag
         return self._read[key]
 

@@ -68,7 +68,9 @@ class BoundBook:
 
     def weights(self, plan: ParallelPlan) -> Array:
         """Seconds of all compute of a block [precisions, classes, kinds] (eq. S1)."""
-        return np.asarray(self.compute(plan).sum(axis=(3, 4)))
+        each = self.compute(plan)
+        # Added in a fixed order: NumPy's own sums may differ in the last bit from one machine to another.
+        return sum((each[..., a, part] for a in range(len(ACTIONS)) for part in (0, 1)), np.zeros(()))
 
     def step(self, frames: Sequence[Frame], pattern: Pattern, assignment: StageAssignment) -> Array:
         """Seconds that a step needs at least [frames, precisions, classes, sms] (docs/model.md, eq. P1).
@@ -132,10 +134,12 @@ class _Stages:
 
     def _work(self, action: str, stage: int, part: int) -> Array:
         """Compute (part 0) or small kernels before transfers (part 1) [frames, precisions, classes]."""
-        return np.asarray(self.compute[:, :, :, :, ACTIONS.index(action), part] @ self.counts[stage])
+        each = self.compute[:, :, :, :, ACTIONS.index(action), part]
+        counts = self.counts[stage]
+        return sum((each[..., k] * counts[k] for k in range(len(counts)) if counts[k]), np.zeros(()))
 
     def _moved(self, action: str, stage: int) -> Array:
-        blocks = float(self.counts[stage] @ self.routed)
+        blocks = float((self.counts[stage] * self.routed).sum())
         return np.asarray(self.transfer[:, :, None, :, ACTIONS.index(action)] * blocks)
 
 

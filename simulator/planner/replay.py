@@ -90,4 +90,4 @@ def _finished(done: Array, pattern: Pattern, plans: Sequence[Priced]) -> Array:
     parts = np.array([[(s.reduce_s, s.norm_s, s.optimizer_s, s.gather_s) for s in p.sync] for p in plans])
     ready = [np.max([done[h] for h in pattern.holders[r]], axis=0) for r in range(pattern.pp)]
     meet = np.max([ready[r] + parts[:, r, 0] for r in range(pattern.pp)], axis=0)
-    return np.asarray(meet + parts[:, :, 1:].sum(axis=2).max(axis=1))
+    return np.asarray(meet + (parts[:, :, 1] + parts[:, :, 2] + parts[:, :, 3]).max(axis=1))

@@ -26,7 +26,7 @@ from moesim.simulator.planner.rows import Simulated, closed_form_memory, make_ro
 from moesim.simulator.planner.space import PlanSpace, load_space, resolve
 from moesim.simulator.planner.study import Study
 from moesim.simulator.pricing import check_profile
-from moesim.simulator.scenario import Scenario, with_overrides
+from moesim.simulator.scenario import Scenario, load_scenario, with_overrides
 from moesim.simulator.schedules import BUILDERS
 
 Objective = Literal["time", "cost", "energy", "deadline", "memory"]
@@ -36,6 +36,9 @@ NEAR_BEST = 1.05
 
 CLOSED_FORM_ERROR = 0.03
 """Error against the engine that 95 of 100 closed forms keep (benchmarks/planner.py measures it)."""
+
+MOST_WORKERS = 256
+"""Most processes of the engine."""
 
 ROUNDING = 1e-9
 """Relative difference below which two closed forms are the same."""
@@ -63,24 +66,27 @@ class Limits:
 
 
 def plan(
-    scenario: Scenario,
+    scenario: Scenario | str,
     space: PlanSpace | str | None = None,
     objective: str = "time",
     top: int = 10,
     deadline_days: float | None = None,
     budget_usd: float | None = None,
     progress: Say | None = None,
-    workers: int | None = None,
+    workers: int = 1,
 ) -> PlanResult:
     """The best plans for a scenario's model, batch and cluster.
 
     `space`: values to try (`PlanSpace`, a file, or None for the defaults). `objective`: time, cost (of the
     run), energy, memory (most head-room), or deadline (cheapest that keeps `deadline_days`; GPU-hours where
     the cluster has no price). `top`: families of plans that are ranked and simulated; a family differs in
-    precision, recompute, SMs and ZeRO stage only. `workers`: processes of the engine (1 = this one). The
-    result does not depend on it. Raises InputError for a malformed or empty space and contradictory limits,
+    precision, recompute, SMs and ZeRO stage only. `workers`: processes of the engine (1 = this one); a
+    script that asks for more guards its main module, as multiprocessing demands. The result does not depend
+    on it. Raises InputError for a malformed or empty space and contradictory limits,
     InfeasibleError, with the counts by reason, where nothing is legal, fits and keeps the limits.
     """
+    if isinstance(scenario, str):
+        scenario = load_scenario(scenario)
     say = progress or (lambda text: None)
     wanted = load_space(space)
     limits = _checked(scenario, objective, top, deadline_days, budget_usd)
@@ -324,16 +330,15 @@ def _nothing(refused: Refusals, first: str = "no plan of the space is legal and 
 
 
 @contextmanager
-def _engine(workers: int | None) -> Iterator[Executor | None]:
+def _engine(workers: int) -> Iterator[Executor | None]:
     """Processes for the engine, warming up meanwhile; None for this process."""
-    count = min(os.cpu_count() or 1, 4) if workers is None else workers
-    if count < 1:
-        raise InputError(f"workers={workers} must be 1 or more")
-    if count == 1:
+    if not 1 <= workers <= MOST_WORKERS:
+        raise InputError(f"workers={workers} must lie between 1 and {MOST_WORKERS}")
+    if workers == 1:
         yield None
         return
-    with ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for _ in range(count):
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for _ in range(workers):
             pool.submit(_warm)
         try:
             yield pool

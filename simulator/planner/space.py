@@ -146,7 +146,8 @@ def resolve(space: PlanSpace, scenario: Scenario, shape: ModelShape, cluster: Cl
     tp: powers of two inside a node. pp: divisors of the number of GPUs up to the layers. ep: divisors of
     the experts. cp: 1 to 8. vpp: 1, 2 and 4. micro-batch: 1, 2 and 4. Every schedule, recompute policy and
     ZeRO stage. precision: the scenario's, bf16, and fp8 where the accelerator has it. sms: the scenario's
-    and 8 to 32 of them; the scenario's only without experts.
+    and 8 to 32 of them; the scenario's only without experts. Raises InputError where communication would
+    take every SM.
     """
     n = cluster.n_gpus
     own = scenario.precision
@@ -167,9 +168,15 @@ def resolve(space: PlanSpace, scenario: Scenario, shape: ModelShape, cluster: Cl
         "schedule": tuple(BUILDERS),
         "recompute": tuple(RECOMPUTED),
         "precision": (own, *(p for p in hardware if p != own and PRECISIONS[str(p)] != scenario.recipe)),
-        "sms": tuple(sorted(s for s in sms if s < cluster.accelerator.n_sms)),
+        "sms": tuple(sorted(s for s in sms if s < cluster.accelerator.n_sms and s > 0)),
     }
-    chosen = {key: getattr(space, key) or defaults[key] for key in LISTS}
+    chosen = {key: tuple(dict.fromkeys(getattr(space, key) or defaults[key])) for key in LISTS}
+    most = cluster.accelerator.n_sms
+    if max(chosen["sms"]) >= most:
+        raise InputError(
+            f"sms={max(chosen['sms'])} leaves no SM for compute: {cluster.accelerator.name} has {most}; "
+            f"use at most {most - 1}"
+        )
     return Space(**chosen, headroom=space.headroom)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,7 +36,9 @@ def plan(
     top: Annotated[int, typer.Option(help="Families of plans that are simulated and ranked.")] = 10,
     deadline_days: Annotated[float | None, typer.Option(help="Days that the run may take.")] = None,
     budget_usd: Annotated[float | None, typer.Option(help="Dollars that the run may cost.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes for the engine.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes for the engine; as many as there are cores, up to 4.")
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the best plan's scenario to this YAML file.")
     ] = None,
@@ -57,9 +60,10 @@ def plan(
         raise InputError(f"--arguments {arguments!r} is not one of megatron, torchtitan")
     if output is not None:
         check_writable(output, "output file")
+    processes = min(os.cpu_count() or 1, 4) if workers is None else workers
     with working(f"planning {scenario}") as say:
         loaded = load_scenario(scenario, overrides or [])
-        result = search(loaded, load_space(space), objective, top, deadline_days, budget_usd, say, workers)
+        result = search(loaded, load_space(space), objective, top, deadline_days, budget_usd, say, processes)
     if as_json:
         print_json(result.to_dict())
     else:
@@ -89,14 +93,14 @@ def _print(result: PlanResult) -> None:
 
     print_text(
         f"{result.considered:,} plans: {result.legal:,} legal, {result.fitting:,} fit; {result.estimated:,} "
-        f"in closed form, {result.simulated} simulated; {result.price_tables:,} price tables\n"
-        + (
-            "every plan that fits has a closed form"
-            if result.proven_s is None
-            else f"every other plan that fits needs at least {result.proven_s:.2f} s a step (lower bound)"
-        )
-        + f"; {result.rivals} families were not simulated though within the closed form's error of the best\n"
+        f"in closed form, {result.simulated} simulated; {result.price_tables:,} price tables"
     )
+    if result.proven_s is not None:
+        print_text(
+            f"every other plan that fits needs at least {result.proven_s:.2f} s a step (lower bound); "
+            f"{result.rivals} families were not simulated though within the closed form's error of the best"
+        )
+    print_text("")
     rows = [_cells(row) for row in result.ranked]
     headers = ("plan", "precision", "recompute", "SMs", "ZeRO", "step s", "over best", "GiB", "days", "M$")
     print_table(headers, rows, right=range(3, 10))

@@ -140,11 +140,12 @@ def test_impossible_wishes_say_why() -> None:
         ({"budget_usd": float("nan")}, "budget_usd=nan"),
         ({"top": 0}, "top=0"),
         ({"workers": 0}, "workers=0"),
+        ({"space": PlanSpace(**{**SPACE, "sms": (132,)})}, "sms=132"),
     ],
 )
 def test_malformed_wishes(arguments: dict[str, Any], named: str) -> None:
     with pytest.raises(InputError, match=named):
-        plan(small(), PlanSpace(**SPACE), **arguments)
+        plan(small(), **{"space": PlanSpace(**SPACE), "workers": 1, **arguments})
 
 
 def test_a_price_is_needed_for_cost() -> None:
