@@ -27,12 +27,13 @@ _USES: dict[str, tuple[str, ...]] = {"F": ("F",), "I": ("I",), "W": ("W",), "B":
 
 @dataclass(slots=True)
 class BoundBook:
-    """Bounds of plans with the axes precision, arithmetic of recompute, communication SMs."""
+    """Bounds of plans by precision, arithmetic of recompute, communication SMs and ZeRO stage."""
 
     book: PriceBook
     recipes: Sequence[Precision]
     policies: Sequence[RecomputePolicy]
     sms: Sequence[int]
+    zero_stages: Sequence[int]
     _compute: dict[Cell, Array] = field(default_factory=dict)
     _transfer: dict[Cell, Array] = field(default_factory=dict)
 
@@ -73,25 +74,77 @@ class BoundBook:
         return sum((each[..., a, part] for a in range(len(ACTIONS)) for part in (0, 1)), np.zeros(()))
 
     def step(self, frames: Sequence[Frame], pattern: Pattern, assignment: StageAssignment) -> Array:
-        """Seconds that a step needs at least [frames, precisions, classes, sms] (docs/model.md, eq. P1).
+        """Seconds that a step needs at least [frames, precisions, classes, sms, ZeRO stages] (eq. P1).
 
         For each of a few ranks: the forwards before its first action, its own work alone on all SMs
-        with even loads, and the input gradients after its last; a pair takes the longer of its compute
-        and its transfers. Sends, skew, interference, gradients and optimizer only add to that.
+        with even loads, the input gradients after its last, and the end of the step; a pair takes the
+        longer of its compute and its transfers. Sends, skew and interference only add to that.
         """
         compute = np.array([self.compute(f.plan) for f in frames])
         transfer = np.array([self.transfer(f.plan) for f in frames])
         stages = _Stages(self.book, assignment, compute, transfer)
         count = np.array([f.microbatches for f in frames], dtype=np.float64)
+        cv = self.book.scenario.variation.clock_cv.value
+        slow = [1.0 - STANDARD_ERRORS * cv / np.sqrt(members(f)) for f in frames]
+        least = np.maximum(slow, 0.0)[:, None, None, None]
+        reduce, update = self._ends(frames, pattern, assignment)
         best: Array | None = None
         for rank in sorted({0, 1, pattern.pp // 2, pattern.pp - 2, pattern.pp - 1} & set(range(pattern.pp))):
             head, busy, trailing, tail = _parts(pattern, rank, count, stages)
-            one = head + np.maximum(busy, busy - trailing + tail)
+            done = (head + np.maximum(busy, busy - trailing + tail)) * least
+            one = done[..., None] + (reduce[..., rank] + update)[:, :, None, None, :]
             best = one if best is None else np.maximum(best, one)
         assert best is not None
-        cv = self.book.scenario.variation.clock_cv.value
-        least = [1.0 - STANDARD_ERRORS * cv / np.sqrt(members(f)) for f in frames]
-        return np.asarray(best * np.maximum(least, 0.0)[:, None, None, None])
+        return best
+
+    def _ends(
+        self, frames: Sequence[Frame], pattern: Pattern, assignment: StageAssignment
+    ) -> tuple[Array, Array]:
+        """Reduction [frames, precisions, ZeRO stages, ranks]; norm, optimizer and gather of the slowest rank.
+
+        Those of ZeRO-1 stand for 0, which does more, and for 2, which does the same; 0 s stand for ZeRO-3,
+        whose traffic is inside the step.
+        """
+        layers = assignment.layers_per_stage
+        seen: dict[tuple[int, int, int], tuple[Array, Array]] = {}
+        keys = [(f.plan.tp, f.plan.ep, f.plan.expert_tp) for f in frames]
+        for key, frame in zip(keys, frames, strict=True):
+            if key not in seen:
+                plan = frame.plan.model_copy(update={"zero_stage": 1})
+                costs = [self.book.sync(plan, r, pattern, layers, assignment) for r in self.recipes]
+                slowest = [max(c.norm_s + c.optimizer_s + c.gather_s for c in ranks) for ranks in costs]
+                seen[key] = np.array([[c.reduce_s for c in ranks] for ranks in costs]), np.array(slowest)
+        counts = np.array([float(zero < 3) for zero in self.zero_stages])
+        reduce = np.array([seen[key][0] for key in keys])
+        update = np.array([seen[key][1] for key in keys])
+        return reduce[:, :, None, :] * counts[:, None], update[:, :, None] * counts
+
+    def sharded(self, frames: Sequence[Frame], pattern: Pattern, assignment: StageAssignment) -> Array:
+        """Seconds of ZeRO-3's gathers and scatters and all transfers, at least [frames, precisions, sms].
+
+        They share the one communication stream of a GPU, one after the other.
+        """
+        kinds = self.book.kinds
+        price = np.array(
+            [[[self.book.sharded_s(f.plan, r, k) for k in kinds] for r in self.recipes] for f in frames]
+        )
+        transfer = np.array([self.transfer(f.plan) for f in frames])
+        count = np.array([f.microbatches for f in frames], dtype=np.float64)
+        most = np.zeros((len(frames), len(self.recipes), len(self.sms)))
+        for first, last in zip(pattern.counts[0], pattern.counts[-1], strict=True):
+            total = np.zeros(most.shape)
+            for kind, forward, backward in sorted({*first, *last}):
+                key = (kind, forward, backward)
+                often = pattern.along(first.get(key, 0), last.get(key, 0), count)[:, None, None]
+                held = [block.kind for block in assignment.stages[max(forward, backward)]]
+                routed = sum(k in self.book.routed for k in held)
+                for use in _USES[kind]:
+                    moved = sum((price[:, :, kinds.index(k), ACTIONS.index(use)] for k in held), np.zeros(()))
+                    total = total + often * moved[:, :, None]
+                    if use != "W":
+                        total = total + often * routed * transfer[:, :, :, ACTIONS.index(use)]
+            most = np.maximum(most, total)
+        return most
 
 
 def _actions(seconds: Mapping[str, tuple[float, float]]) -> list[tuple[float, float]]:

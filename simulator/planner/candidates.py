@@ -109,7 +109,7 @@ def find_candidates(
     say(f"{len(frames) * space.inner:,} of {space.size:,} plans divide GPUs, model, batch and schedule")
     book = PriceBook(scenario, shape, cluster, profile)
     space = _priceable(book, frames, space, refused)
-    bounds = BoundBook(book, space.recipes, space.recompute, space.sms)
+    bounds = BoundBook(book, space.recipes, space.recompute, space.sms, space.zero_stage)
     memory = MemoryBook(
         shape, batch.sequence_length, space.recipes, space.recompute, space.sms, space.zero_stage
     )
@@ -167,7 +167,11 @@ def _add(
     least = np.full(legal.shape, np.inf)
     for n, layout in enumerate(group.layouts):
         bytes_ = memory.total(frames, pattern, layout)
-        bound = bounds.step(frames, pattern, layout)[:, :, bounds.class_of, :, None]
+        bound = bounds.step(frames, pattern, layout)[:, :, bounds.class_of]
+        if 3 in space.zero_stage and not pattern.paired:
+            z = space.zero_stage.index(3)
+            moved = bounds.sharded(frames, pattern, layout)[:, :, None, :]
+            bound[..., z] = np.maximum(bound[..., z], moved)
         better = (bytes_ <= capacity) & (bound < best)
         best = np.where(better, bound, best)
         used = np.where(better, bytes_, used)

@@ -81,6 +81,7 @@ class PriceBook:
     _compute: dict[tuple[object, ...], dict[PhaseKey, PhaseCost]] = field(default_factory=dict)
     _tables: dict[tuple[object, ...], CostTable] = field(default_factory=dict)
     _transfers: dict[tuple[object, ...], dict[PhaseKey, TransferCost]] = field(default_factory=dict)
+    _sharded: dict[tuple[object, ...], tuple[float, float, float]] = field(default_factory=dict)
     _syncs: dict[tuple[object, ...], tuple[SyncCost, ...]] = field(default_factory=dict)
     _sends: dict[tuple[object, ...], float] = field(default_factory=dict)
 
@@ -180,6 +181,16 @@ class PriceBook:
             pricer = self.pricer(plan, recipe, "none", sms)
             found = self._transfers[key] = pricer.block_transfers(self.routed[0], (mode,))
         return {(kind, phase, mode): cost for kind in self.routed for (_, phase, _), cost in found.items()}
+
+    def sharded_s(self, plan: ParallelPlan, recipe: Precision, kind: BlockKind) -> tuple[float, float, float]:
+        """Seconds of ZeRO-3's gather before F, gather before the backward and scatter of a block, alone."""
+        key = (plan.tp, plan.ep, plan.expert_tp, plan.pp, recipe, kind)
+        if key not in self._sharded:
+            pricer = self.pricer(plan, recipe, "none")
+            costs = [pricer.sharded_phase(kind, phase) for phase in ("gather F", "gather B", "scatter W")]
+            first, second, third = (c.launch_s + max(c.nic_s, c.scale_up_s) for c in costs)
+            self._sharded[key] = first, second, third
+        return self._sharded[key]
 
     def transfer_s(self, plan: ParallelPlan, recipe: Precision, sms: int) -> tuple[float, float]:
         """Seconds of the transfers of one MoE block, forward and backward: launch and even payload, alone."""

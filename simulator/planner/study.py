@@ -22,8 +22,8 @@ from moesim.simulator.scenario import Scenario
 BATCH = 1024
 """Plans that go to the closed form together; more than the best need is wasted, fewer is slow."""
 
-MOST_ESTIMATES = 200_000
-"""Most plans of a search in closed form: 10 to 20 s; a search that stops here says so."""
+MOST_ESTIMATES = 50_000
+"""Most plans of a search in closed form, about ten seconds; a search that stops here says so."""
 
 FRONT_ROUNDS = 64
 """Most rounds in which the front of time and memory is refined."""
