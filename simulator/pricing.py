@@ -9,7 +9,7 @@ from math import ceil, fsum, log2
 from moesim.hwmodels.calibration import CalibrationProfile, Law, list_profiles, load_profile
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.chunk import EP_PHASES
+from moesim.simulator.block_prices import block_compute, block_transfers
 from moesim.simulator.cost.communication import (
     EpOperation,
     Links,
@@ -279,36 +279,13 @@ class Pricer:
         compute: dict[tuple[BlockKind, Phase, Mode], PhaseCost] = {}
         transfer: dict[tuple[BlockKind, Phase, Mode], TransferCost] = {}
         for kind in sorted({block.kind for stage in stages.stages for block in stage}):
-            compute |= self.block_compute(kind, modes)
-            transfer |= self.block_transfers(kind, modes)
+            compute |= block_compute(self, kind, modes)
+            transfer |= block_transfers(self, kind, modes)
             if self.scenario.parallel.zero_stage == 3:
                 phases: tuple[Phase, ...] = ("gather F", "gather B", "scatter W")
                 transfer |= {(kind, phase, "alone"): self.sharded_phase(kind, phase) for phase in phases}
         send_bytes, send_s, across = self.send(schedule)
         return CostTable(compute, transfer, send_bytes, send_s, self.sync(schedule, stages), across)
-
-    def block_compute(
-        self, kind: BlockKind, modes: tuple[Mode, ...], only: frozenset[Phase] | None = None
-    ) -> dict[tuple[BlockKind, Phase, Mode], PhaseCost]:
-        """Compute of a block by phase and mode; `only` some phases."""
-        layer = kind in ("dense", "moe", "mtp")
-        compute: dict[tuple[BlockKind, Phase, Mode], PhaseCost] = {}
-        for phase, operators in self.operators(kind).items():
-            if only is None or phase in only:
-                exposed = self.tensor_parallel_s(phase) if layer else 0.0
-                compute |= {(kind, phase, mode): self.phase(operators, mode, exposed) for mode in modes}
-        return compute
-
-    def block_transfers(
-        self, kind: BlockKind, modes: tuple[Mode, ...]
-    ) -> dict[tuple[BlockKind, Phase, Mode], TransferCost]:
-        """Expert-parallel transfers of a block by phase and mode; they have no quiet mode."""
-        if self.scenario.parallel.ep == 1:
-            return {}
-        phases = [phase for phase in self.operators(kind) if phase in EP_PHASES]
-        return {
-            (kind, ph, mode): self.ep_phase(ph, mode) for ph in phases for mode in modes if mode != "quiet"
-        }
 
     def send(self, schedule: Schedule) -> tuple[float, float, bool]:
         """(bytes, seconds, across nodes?) of one activation or gradient between pipeline neighbours.

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.cluster import Cluster
+from moesim.simulator.block_prices import block_compute, block_transfers
 from moesim.simulator.chunk import EP_PHASES
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, SyncCost, TransferCost
 from moesim.simulator.layout.activations import RecomputePolicy
@@ -132,10 +133,10 @@ class PriceBook:
         if base is None:
             base = self._base[key] = {}
             for kind in self.kinds:
-                base |= pricer.block_compute(kind, modes, _NOT_ROUTED if kind in self.routed else None)
+                base |= block_compute(pricer, kind, modes, _NOT_ROUTED if kind in self.routed else None)
         found = dict(base)
         if self.routed:
-            of_one = pricer.block_compute(self.routed[0], modes, _ROUTED)
+            of_one = block_compute(pricer, self.routed[0], modes, _ROUTED)
             for kind in self.routed:
                 found |= {(kind, phase, mode): cost for (_, phase, mode), cost in of_one.items()}
         self._compute[whole] = found
@@ -179,7 +180,7 @@ class PriceBook:
         found = self._transfers.get(key)
         if found is None:
             pricer = self.pricer(plan, recipe, "none", sms)
-            found = self._transfers[key] = pricer.block_transfers(self.routed[0], (mode,))
+            found = self._transfers[key] = block_transfers(pricer, self.routed[0], (mode,))
         return {(kind, phase, mode): cost for kind in self.routed for (_, phase, _), cost in found.items()}
 
     def sharded_s(self, plan: ParallelPlan, recipe: Precision, kind: BlockKind) -> tuple[float, float, float]:
