@@ -17,6 +17,9 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from moesim.hwmodels.errors import InfeasibleError, InputError, MoesimError
+    from moesim.simulator.planner.result import PlanResult
+    from moesim.simulator.planner.search import plan
+    from moesim.simulator.planner.space import PlanSpace
     from moesim.simulator.result import Result
     from moesim.simulator.run.report import RunReport
     from moesim.simulator.scenario import Scenario
@@ -26,11 +29,14 @@ __all__ = [
     "InfeasibleError",
     "InputError",
     "MoesimError",
+    "PlanResult",
+    "PlanSpace",
     "Result",
     "RunReport",
     "Scenario",
     "__version__",
     "load",
+    "plan",
     "run",
     "score",
     "simulate",
@@ -87,6 +93,18 @@ def __getattr__(name: str) -> object:
         from moesim.simulator.run.report import RunReport
 
         return RunReport
+    if name == "plan":
+        from moesim.simulator.planner.search import plan
+
+        return plan
+    if name == "PlanSpace":
+        from moesim.simulator.planner.space import PlanSpace
+
+        return PlanSpace
+    if name == "PlanResult":
+        from moesim.simulator.planner.result import PlanResult
+
+        return PlanResult
     if name == "score":
         from moesim.simulator.validation import score
 

@@ -15,7 +15,7 @@ from typing import Annotated, NoReturn
 import typer
 
 import moesim
-from moesim import cli_calibrate, cli_eplb, cli_run, cli_simulate, cli_topology
+from moesim import cli_calibrate, cli_eplb, cli_plan, cli_run, cli_simulate, cli_topology
 from moesim.hwmodels.errors import InputError, MoesimError
 
 app = typer.Typer(
@@ -32,6 +32,7 @@ importers = typer.Typer(
 app.add_typer(importers, name="import")
 cli_calibrate.register(app, importers)
 cli_eplb.register(app)
+cli_plan.register(app, importers)
 cli_run.register(app)
 cli_simulate.register(app)
 cli_topology.register(app, importers)
