@@ -25,7 +25,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-
 from moesim.hwmodels.errors import InfeasibleError, InputError, MoesimError
 
 CACHE_BYTES = 64_000_000

@@ -8,7 +8,6 @@ from typing import Any
 import streamlit as st
 
 import moesim
-
 from moesim.app import state, widgets
 from moesim.app.charts import study as charts
 from moesim.app.views import headline

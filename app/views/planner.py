@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import import_module
+from collections.abc import Sequence
 from typing import Any
 
 import streamlit as st
@@ -11,6 +11,8 @@ from moesim.app import state, widgets, work
 from moesim.app.charts import study as charts
 from moesim.app.views import headline
 from moesim.hwmodels.units import in_unit
+from moesim.simulator.planner.megatron import megatron_arguments
+from moesim.simulator.planner.result import PlanResult, PlanRow
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import BUILDERS
 
@@ -34,12 +36,9 @@ KEPT = {
 def show() -> None:
     """Draw the page."""
     scenario = state.current()
-    if not work.can("plan"):
-        st.info("The planner is not in this build.")
-        return
     space, options = _question(scenario)
     asked = f"{state.cache_key(scenario)}/{sorted(space.items())}/{sorted(options.items())}"
-    found: Any = widgets.long_work(
+    found: PlanResult | None = widgets.long_work(
         "plan", f"plan/{asked}", "Search", work.plan, scenario, space, options, with_progress=True
     )
     if found is not None:
@@ -84,7 +83,7 @@ def _question(scenario: Scenario) -> tuple[dict[str, Any], dict[str, Any]]:
     return space, options
 
 
-def _answer(found: Any) -> None:
+def _answer(found: PlanResult) -> None:
     counts = st.columns(4)
     counts[0].metric("Plans considered", f"{found.considered:,}")
     counts[1].metric("Legal and fit", f"{found.fitting:,}")
@@ -120,7 +119,7 @@ def _answer(found: Any) -> None:
     _refused(found)
 
 
-def _table(rows: Any, name: str) -> Any:
+def _table(rows: Sequence[PlanRow], name: str) -> PlanRow | None:
     """Plans as a table; the row that is chosen."""
     event: Any = st.dataframe(
         [
@@ -154,17 +153,16 @@ def _table(rows: Any, name: str) -> Any:
     return rows[chosen[0]] if chosen and chosen[0] < len(rows) else None
 
 
-def _offer(row: Any, name: str) -> None:
+def _offer(row: PlanRow, name: str) -> None:
     st.markdown(f"**{row.label}**, {row.time_s:.3f} s a step ({row.source})")
     st.button(
         "Open as the scenario", key=f"open {name}", on_click=state.adopt, args=(row.scenario,), type="primary"
     )
     with st.expander("Megatron-LM arguments"):
-        megatron = import_module("moesim.simulator.planner.megatron")
-        st.code(megatron.megatron_arguments(row.scenario).text(), language="bash")
+        st.code(megatron_arguments(row.scenario).text(), language="bash")
 
 
-def _refused(found: Any) -> None:
+def _refused(found: PlanResult) -> None:
     st.subheader("Refused")
     st.dataframe(
         [{"reason": row.reason, "plans": row.count, "for example": row.example} for row in found.refused],

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from moesim.hwmodels.errors import InfeasibleError, InputError, MoesimError
     from moesim.simulator.check import Check
     from moesim.simulator.neighbours import Neighbour
+    from moesim.simulator.planner.result import PlanResult
+    from moesim.simulator.planner.search import plan
+    from moesim.simulator.planner.space import PlanSpace
     from moesim.simulator.result import Result
     from moesim.simulator.run.report import RunReport
     from moesim.simulator.scenario import Scenario
@@ -31,6 +34,8 @@ __all__ = [
     "InfeasibleError",
     "InputError",
     "MoesimError",
+    "PlanResult",
+    "PlanSpace",
     "Result",
     "RunReport",
     "Scenario",
@@ -40,6 +45,7 @@ __all__ = [
     "differences",
     "load",
     "neighbours",
+    "plan",
     "presets",
     "published",
     "reprice",
@@ -171,6 +177,18 @@ def __getattr__(name: str) -> object:
         from moesim.simulator.run.report import RunReport
 
         return RunReport
+    if name == "plan":
+        from moesim.simulator.planner.search import plan
+
+        return plan
+    if name == "PlanSpace":
+        from moesim.simulator.planner.space import PlanSpace
+
+        return PlanSpace
+    if name == "PlanResult":
+        from moesim.simulator.planner.result import PlanResult
+
+        return PlanResult
     if name == "score":
         from moesim.simulator.validation import score
 
