@@ -1,26 +1,30 @@
 """Long work off the script thread: one process a job, with progress, cancel, a time budget and a cache.
 
-A job runs in a child of a warm server process that has imported the simulator once, so it starts in some
-ten milliseconds, can be stopped at any moment, and gives all of its memory back. Results are shared by all
+A job runs in a child of a warm server process (`job_server`) that has imported the simulator once, so it
+starts in some ten milliseconds, can be stopped at any moment, and gives all of its memory back. Results are shared by all
 sessions and kept as bytes, so that the memory of the cache is known and bounded.
 """
 
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import pickle
 import signal
+import socket
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
-import moesim
 from moesim.hwmodels.errors import InfeasibleError, InputError, MoesimError
 
 CACHE_BYTES = 64_000_000
@@ -28,9 +32,6 @@ SHORT_BUDGET_S = 60.0
 LONG_BUDGET_S = 600.0
 MOST_WAITING = 64
 """Jobs of one lane that may wait for a free place; one more is refused."""
-
-PRELOAD = ["moesim.app.work"]
-"""Imported once by the server process that job processes are forked from."""
 
 log = logging.getLogger("moesim.app")
 
@@ -212,36 +213,34 @@ def _supervise(
 def _run(
     job: Job, lane: _Lane, function: Callable[..., Any], args: tuple[Any, ...], with_progress: bool
 ) -> tuple[bytes | None, MoesimError | None]:
-    ours, theirs = _context().Pipe(duplex=False)
-    process = _context().Process(
-        target=_child, args=(theirs, lane.niceness, function, args, with_progress), daemon=True
-    )
     job.started, job.progress = time.monotonic(), Progress(None, "computing")
-    process.start()
-    theirs.close()
     deadline = job.started + job.budget_s
-    try:
-        while not job.cancelled:
-            if time.monotonic() > deadline:
-                return None, JobError(
-                    f"the computation took longer than its {job.budget_s:.0f} s and was stopped"
-                )
-            if not ours.poll(0.05):
-                continue
-            kind, *rest = ours.recv()
-            if kind == "progress":
-                job.progress = Progress(*rest)
-            elif kind == "value":
-                return rest[0], None
-            else:
-                return None, _error(*rest)
-    except EOFError:
-        return None, JobError("the computation ended without a result; it may have run out of memory")
-    finally:
-        ours.close()
-        if process.is_alive() and (job.cancelled or time.monotonic() > deadline):
-            process.kill()
-        process.join(5.0)
+    process, ended = 0, False
+    with _started().connect() as pipe:
+        try:
+            pipe.send((lane.niceness, function, args, with_progress))
+            while not job.cancelled:
+                if time.monotonic() > deadline:
+                    return None, JobError(
+                        f"the computation took longer than its {job.budget_s:.0f} s and was stopped"
+                    )
+                if not pipe.poll(0.05):
+                    continue
+                kind, *rest = pipe.recv()
+                if kind == "process":
+                    process = rest[0]
+                elif kind == "progress":
+                    job.progress = Progress(*rest)
+                else:
+                    ended = True
+                    return (rest[0], None) if kind == "value" else (None, _error(*rest))
+        except (EOFError, OSError):
+            ended = True
+            return None, JobError("the computation ended without a result; it may have run out of memory")
+        finally:
+            if process and not ended:
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
     return None, None
 
 
@@ -251,59 +250,49 @@ def _error(kind: str, text: str, key: str | None = None, nearest: Sequence[objec
     return InfeasibleError(text) if kind == "InfeasibleError" else JobError(text)
 
 
-def _child(
-    pipe: Any, niceness: int, function: Callable[..., Any], args: tuple[Any, ...], with_progress: bool
-) -> None:
-    """What a job process does: compute, send one value or one error."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C stops the server, which stops us
-    if niceness and hasattr(os, "nice"):
-        os.nice(niceness)
-    try:
-        extra = {"progress": _Sender(pipe)} if with_progress else {}
-        pipe.send(("value", pickle.dumps(function(*args, **extra))))
-    except InputError as error:
-        pipe.send(("error", "InputError", str(error), error.key, error.nearest))
-    except MoesimError as error:
-        pipe.send(("error", type(error).__name__, str(error)))
-    except Exception as error:
-        log.exception("job failed")
-        pipe.send(
-            (
-                "error",
-                "JobError",
-                f"the computation failed ({type(error).__name__}); the server's log says why",
-            )
+class _Server:
+    """The job server's process and the socket it listens on."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="moesim-jobs-")  # readable for this user only
+        self._path = str(Path(self._folder.name) / "jobs")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "moesim.app.job_server", self._path],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
         )
 
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
 
-class _Sender:
-    """Reports progress to the page, at most ten times a second."""
+    def connect(self) -> Connection:
+        """A connection to a new job process. Raises JobError where the server does not answer."""
+        for _ in range(600):  # its imports take a second
+            taken = socket.socket(socket.AF_UNIX)
+            try:
+                taken.connect(self._path)
+                return Connection(taken.detach())
+            except OSError:
+                taken.close()
+                if not self.alive:
+                    break
+                time.sleep(0.05)
+        raise JobError("the computation could not be started")
 
-    def __init__(self, pipe: Any) -> None:
-        self._pipe = pipe
-        self._last = 0.0
 
-    def __call__(self, share: float | None, text: str) -> None:
-        now = time.monotonic()
-        if now - self._last >= 0.1:
-            self._last = now
-            self._pipe.send(("progress", share, text))
+_server: _Server | None = None
 
 
-@lru_cache(maxsize=1)
-def _context() -> Any:
-    """Processes forked from a clean, single-threaded server where there is one (not on Windows)."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
-    return context
+def _started() -> _Server:
+    """The server, started where there is none or it has died."""
+    global _server
+    with _lock:
+        if _server is None or not _server.alive:
+            _server = _Server()
+        return _server
 
 
 def warm_up() -> None:
     """Start the server process before the first job needs it."""
-    submit(f"warm-up/{moesim.__version__}", _nothing)
-
-
-def _nothing() -> bool:
-    return True
+    _started()

@@ -1,5 +1,6 @@
 """The dashboard's entry: navigation only. Nothing is imported before it runs, as job processes read this file."""
 
+# Module below `app/views`, title, icon; the first is the start page.
 PAGES = [
     ("scenario", "Scenario", ":material/tune:"),
     ("result", "Result", ":material/speed:"),
@@ -12,7 +13,6 @@ PAGES = [
     ("calibration", "Calibration", ":material/straighten:"),
     ("evidence", "Evidence", ":material/fact_check:"),
 ]
-"""Module below `app/views`, title, icon; the first is the start page."""
 
 
 def main() -> None:

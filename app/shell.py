@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import streamlit as st
 
@@ -13,10 +14,13 @@ from moesim.app import jobs, state, widgets
 ICON = Path(__file__).resolve().parent / "icon.png"
 """Without one of our own the browser fetches a page's icon from a font server."""
 
+SIDEBAR: Any = 200
+"""Width in pixels: at 1280 the charts need the rest."""
+
 
 def run(pages_of: Sequence[tuple[str, str, str]]) -> None:
     """Draw the page that the address names. `pages_of`: module below `app/views`, title, icon."""
-    st.set_page_config(page_title="moesim", page_icon=str(ICON), layout="wide")
+    st.set_page_config(page_title="moesim", page_icon=str(ICON), layout="wide", initial_sidebar_state=SIDEBAR)
     jobs.warm_up()
     pages = [
         st.Page(_guarded(name), title=title, icon=icon, url_path=name, default=number == 0)

@@ -93,10 +93,20 @@ def open_scenario(name: str, texts: Sequence[str] = ()) -> None:
     st.session_state["preset"], st.session_state["overrides"] = name, tuple(texts)
 
 
+def adopt(scenario: Scenario) -> None:
+    """Make a scenario that the dashboard built itself the current one, as overrides of the preset."""
+    name = preset() if preset() in moesim.presets() else HOME
+    open_scenario(name, overrides_of(scenario, name))
+
+
 def overrides_of(scenario: Scenario, base: str = HOME) -> tuple[str, ...]:
     """Compact overrides that make `scenario` out of the preset `base`."""
-    before = moesim.load(base).model_dump(mode="json", exclude_none=True)
-    after = scenario.model_dump(mode="json", exclude_none=True)
+    return overrides_between(moesim.load(base), scenario)
+
+
+def overrides_between(first: Scenario, other: Scenario) -> tuple[str, ...]:
+    """Compact overrides that make the scenario `other` out of `first`."""
+    before, after = (item.model_dump(mode="json", exclude_none=True) for item in (first, other))
     return tuple(f"{key}={_text(value)}" for key, value in _differences(before, after, ""))
 
 
@@ -189,6 +199,12 @@ def result_of(scenario: Scenario, label: str = "Simulating one step") -> Result:
     plain = without_prices(scenario)
     found: Result = compute(f"result/{cache_key(plain)}", label, work.simulate, plain)
     return moesim.reprice(found, scenario)
+
+
+def begin(scenario: Scenario) -> None:
+    """Start computing a scenario's result without waiting for it."""
+    plain = without_prices(scenario)
+    jobs.submit(f"result/{cache_key(plain)}", work.simulate, plain)
 
 
 def compute(key: str, label: str, function: Callable[..., Any], *args: Any) -> Any:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
 import streamlit as st
 
-from moesim.app import state
+from moesim.app import jobs, state
 from moesim.hwmodels.errors import InputError, MoesimError
 from moesim.simulator.scenario import Scenario
 
@@ -124,3 +125,57 @@ def figure(chart: Any, alt: str, key: str | None = None, **options: Any) -> Any:
     extra: dict[str, Any] = {"alt": alt} if _has_alt() else {}
     config = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d"]}
     return st.plotly_chart(chart, width="stretch", config=config, key=key, **extra, **options)
+
+
+def long_work(
+    name: str,
+    key: str,
+    label: str,
+    function: Callable[..., Any],
+    *args: Any,
+    with_progress: bool = False,
+) -> Any:
+    """The value of long work, or None while it was not asked for or still runs.
+
+    Shows a button that starts it, then its progress with a way to stop it. `name` is its place on the page,
+    `key` that of its result. Raises what the work raised, once.
+    """
+    known = jobs.cache.get(key)
+    if known is not None:
+        return known
+    place = f"job {name}"
+    job: jobs.Job | None = st.session_state.get(place)
+    if job is not None and job.key != key:  # the scenario has changed
+        _forget(place, job)
+        job = None
+    if job is None:
+        if st.button(label, key=f"start {name}", type="primary"):
+            st.session_state[place] = jobs.submit(
+                key, function, *args, lane="long", with_progress=with_progress
+            )
+            st.rerun()
+        return None
+    if job.done:
+        del st.session_state[place]
+        return job.result()
+    _progress(place, job)
+    return None
+
+
+def _forget(place: str, job: jobs.Job) -> None:
+    st.session_state.pop(place, None)
+    if not job.done:
+        job.cancel()
+
+
+@st.fragment(run_every=0.5)
+def _progress(place: str, job: jobs.Job) -> None:
+    """How far a job is; draws the page again at its end."""
+    if job.done:
+        st.rerun(scope="app")
+    left, right = st.columns([5, 1])
+    elapsed = 0.0 if job.started is None else time.monotonic() - job.started
+    left.progress(job.progress.share or 0.0, text=f"{job.progress.text} ({elapsed:.0f} s)")
+    if right.button("Stop", key=f"stop {place}"):
+        _forget(place, job)
+        st.rerun(scope="app")

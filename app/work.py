@@ -5,11 +5,12 @@ Parts of the API that a build may lack are looked up by name, and the page says 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import moesim
 import moesim.simulator.neighbours
+import moesim.simulator.planner.search
 import moesim.simulator.simulate
 import moesim.simulator.timeline
 from moesim.app.exports import trace_bytes
@@ -17,6 +18,7 @@ from moesim.hwmodels import load_cluster
 from moesim.hwmodels.calibration import fitting_profiles
 from moesim.hwmodels.confidence import best_profile
 from moesim.simulator.neighbours import Neighbour
+from moesim.simulator.planner.result import PlanResult
 from moesim.simulator.result import Result
 from moesim.simulator.scenario import Scenario
 
@@ -76,19 +78,12 @@ def sensitivity(scenario: Scenario) -> Any:
     return function(scenario)
 
 
-def plan(scenario: Scenario, space: dict[str, Any], options: dict[str, Any], progress: Progress) -> Any:
+def plan(scenario: Scenario, space: dict[str, Any], options: dict[str, Any], progress: Progress) -> PlanResult:
     """Search for a better plan; `space` holds the keys of a PlanSpace."""
-    function: Any = getattr(moesim, "plan")  # noqa: B009 - a build may lack it
-    wanted: Any = getattr(moesim, "PlanSpace")  # noqa: B009
-    return function(
+    return moesim.plan(
         scenario,
-        space=wanted(**space),
+        space=moesim.PlanSpace(**space),
         workers=1,
         progress=lambda text: progress(None, text),
         **options,
     )
-
-
-def sides(scenarios: Sequence[Scenario]) -> list[Result]:
-    """Several predictions."""
-    return [moesim.simulate(scenario) for scenario in scenarios]

@@ -6,11 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import ceil, fsum, log2
 
-from moesim.hwmodels.calibration import CalibrationProfile, Law, fitting_profiles
+from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.confidence import GENERIC
-from moesim.hwmodels.errors import InputError
-from moesim.simulator.chunk import EP_PHASES
+from moesim.simulator.block_prices import block_compute, block_transfers
 from moesim.simulator.collectives.ring import busiest_bytes
 from moesim.simulator.cost.communication import (
     EpOperation,
@@ -31,6 +30,7 @@ from moesim.simulator.model.operator import BlockKind, Operator, Phase
 from moesim.simulator.model.operators import block_operators, optimizer_operators
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, row_bytes
 from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.profile_use import collective_residual, communication_law
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import Overlap, Schedule
 
@@ -309,19 +309,13 @@ class Pricer:
 
     def table(self, schedule: Schedule, stages: StageAssignment) -> CostTable:
         """Prices of everything that the schedule and its stages need."""
-        kinds = sorted({block.kind for stage in stages.stages for block in stage})
         paired = any(isinstance(step, Overlap) for rank in schedule.ranks for step in rank)
         modes: tuple[Mode, ...] = ("alone", "quiet", "beside") if paired else ("alone",)
         compute: dict[tuple[BlockKind, Phase, Mode], PhaseCost] = {}
         transfer: dict[tuple[BlockKind, Phase, Mode], TransferCost] = {}
-        for kind in kinds:
-            layer = kind in ("dense", "moe", "mtp")
-            for phase, operators in self.operators(kind).items():
-                for mode in modes:
-                    exposed = self.tensor_parallel_s(phase) if layer else 0.0
-                    compute[kind, phase, mode] = self.phase(operators, mode, exposed)
-                    if phase in EP_PHASES and self.scenario.parallel.ep > 1 and mode != "quiet":
-                        transfer[kind, phase, mode] = self.ep_phase(phase, mode)
+        for kind in sorted({block.kind for stage in stages.stages for block in stage}):
+            compute |= block_compute(self, kind, modes)
+            transfer |= block_transfers(self, kind, modes)
             if self.scenario.parallel.zero_stage == 3:
                 phases: tuple[Phase, ...] = ("gather F", "gather B", "scatter W")
                 transfer |= {(kind, phase, "alone"): self.sharded_phase(kind, phase) for phase in phases}
@@ -344,7 +338,14 @@ class Pricer:
         """End of the step on every pipeline rank (docs/model.md, section "End of the step")."""
         if self.cluster.n_gpus > 1:
             self._note_carried_shares()
-        return tuple(self._sync(rank, schedule, stages) for rank in range(schedule.pp))
+        same: dict[tuple[BlockKind, ...], SyncCost] = {}  # most ranks hold the same blocks
+        found = []
+        for rank in range(schedule.pp):
+            held = tuple(b.kind for stage in schedule.stages_on_rank(rank) for b in unique(stages, stage))
+            if held not in same:
+                same[held] = self._sync(rank, schedule, stages)
+            found.append(same[held])
+        return tuple(found)
 
     def _sync(self, rank: int, schedule: Schedule, stages: StageAssignment) -> SyncCost:
         plan, recipe, layout = self.scenario.parallel, self.scenario.recipe, self.layout
@@ -388,28 +389,3 @@ def unique(stages: StageAssignment, stage: int) -> list[Block]:
         seen_head = seen_head or block.kind == "head"
         kept.append(block)
     return kept
-
-
-def collective_residual(profile: CalibrationProfile, prefix: str = "") -> float:
-    """Relative uncertainty of the data-parallel collectives: the larger of their two curves'."""
-    curves = ("collective.scale_up_fraction", "collective.nic_fraction")
-    return max(profile.curve(prefix + name).residual.relative for name in curves)
-
-
-def communication_law(profile: CalibrationProfile) -> Law | None:
-    """The law of communication kernels beside compute, where the profile has one."""
-    return next((law for law in profile.laws if law.group == "communication"), None)
-
-
-def check_profile(profile: CalibrationProfile, cluster: Cluster) -> None:
-    """Raise InputError where a profile of one accelerator would price another."""
-    accelerator = cluster.accelerator.name
-    if profile.accelerator == "any" or accelerator in (profile.accelerator, *profile.also_for):
-        return
-    fitting = fitting_profiles(accelerator)
-    raise InputError(
-        f"profile={profile.name} was taken on {profile.accelerator}, but the cluster has {accelerator}; use "
-        f"{' or '.join(fitting)} (the last one prices from datasheet peaks)",
-        key="profile",
-        nearest=fitting,
-    )

@@ -212,6 +212,18 @@ def load_scenario(name_or_path: str, overrides: Sequence[str] = ()) -> Scenario:
     return validate_model(Scenario, data, place).based_on(base)
 
 
+def with_overrides(scenario: Scenario, overrides: Sequence[str]) -> Scenario:
+    """The same scenario with `key=value` overrides applied, as `load_scenario` applies them.
+
+    Raises InputError with key, value and nearest legal value for anything malformed.
+    """
+    data: Mapping[str, Any] = scenario.model_dump(mode="json", exclude_none=True)
+    for text in overrides:
+        data = _override(data, text)
+    changed = validate_model(Scenario, data, scenario.name)
+    return changed if scenario._base is None else changed.based_on(scenario._base)
+
+
 def _dumped(load: Callable[[str], BaseModel]) -> Callable[[str], dict[str, Any]]:
     return lambda name: load(name).model_dump(mode="json", exclude_none=True)
 

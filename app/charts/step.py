@@ -8,7 +8,6 @@ import plotly.graph_objects as go
 
 from moesim.app.charts.style import (
     BLUE,
-    BYTES,
     CATEGORIES,
     GREEN,
     GREY,
@@ -18,6 +17,7 @@ from moesim.app.charts.style import (
     SERIES,
     styled,
 )
+from moesim.hwmodels.units import in_unit
 from moesim.simulator.result import Breakdown, CauseRow, MemoryResult, PhaseSpan, StepResult
 
 
@@ -46,7 +46,7 @@ def breakdown(ranks: Sequence[Breakdown]) -> go.Figure:
     chart.update_layout(barmode="stack")
     chart.update_xaxes(title="pipeline rank", type="category")
     chart.update_yaxes(title="time in a step (s)")
-    return styled(chart, 380)
+    return styled(chart, 430)
 
 
 def critical_path(rows: Sequence[CauseRow], most: int = 10) -> go.Figure:
@@ -74,17 +74,19 @@ def memory(part: MemoryResult) -> go.Figure:
     for number, (kind, size) in enumerate(kinds):
         chart.add_bar(
             name=kind.replace("_", " "),
-            x=[size],
+            x=[in_unit(size, "GiB", "bytes")],
             y=["GPU"],
             orientation="h",
             marker_color=SERIES[number % len(SERIES)],
-            hovertemplate=kind.replace("_", " ") + ": %{x:.3s}B<extra></extra>",
+            hovertemplate=kind.replace("_", " ") + ": %{x:.2f} GiB<extra></extra>",
         )
     chart.add_vline(
-        x=part.capacity_bytes, line={"color": RED, "width": 3, "dash": "dash"}, annotation_text="capacity"
+        x=in_unit(part.capacity_bytes, "GiB", "bytes"),
+        line={"color": RED, "width": 3, "dash": "dash"},
+        annotation_text="capacity",
     )
     chart.update_layout(barmode="stack")
-    chart.update_xaxes(title="memory of the fullest GPU (bytes)", rangemode="tozero", **BYTES)
+    chart.update_xaxes(title="memory of the fullest GPU (GiB)", rangemode="tozero")
     chart.update_yaxes(showticklabels=False)
     return styled(chart, 190)
 

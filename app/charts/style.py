@@ -40,8 +40,6 @@ CATEGORIES: Mapping[str, tuple[str, str]] = {
 SECONDS = {"tickformat": "~s", "ticksuffix": "s"}
 """An axis in seconds with the metric prefix that its size asks for."""
 
-BYTES = {"tickformat": "~s", "ticksuffix": "B"}
-
 
 def styled(figure: go.Figure, height: int, title: str | None = None) -> go.Figure:
     """Margins, legend and height; fonts and background are those of the page."""
@@ -49,7 +47,14 @@ def styled(figure: go.Figure, height: int, title: str | None = None) -> go.Figur
         height=height,
         title=None if title is None else {"text": title, "font": {"size": 15}},
         margin={"l": 8, "r": 8, "t": 40 if title else 12, "b": 8},
-        legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0.0, "title": None},
+        legend={
+            "orientation": "h",
+            "yanchor": "bottom",
+            "y": 1.0,
+            "x": 0.0,
+            "title": None,
+            "font": {"size": 11},
+        },
         bargap=0.25,
         hoverlabel={"namelength": -1},
     )

@@ -29,11 +29,11 @@ def tiles(result: Result) -> list[tuple[str, str, str]]:
     step, run = result.step, result.run
     return [
         ("Step time", f"{step.time_s:.3f} s", "step_time_s"),
-        ("Throughput", f"{step.tokens_per_s_per_gpu:,.0f} tokens/s/GPU", "tokens_per_s"),
+        ("Tokens/s/GPU", f"{step.tokens_per_s_per_gpu:,.0f}", "tokens_per_s_per_gpu"),
         ("MFU, causal", f"{step.mfu_causal:.1%}", "mfu_causal"),
         ("MFU, non-causal", f"{step.mfu_noncausal:.1%}", "mfu_noncausal"),
         ("Duration", f"{run.days:.1f} days", "days"),
-        ("GPU-hours", f"{compact(run.gpu_hours)}h", "gpu_hours"),
+        ("GPU-hours", compact(run.gpu_hours), "gpu_hours"),
         ("Cost", money(run.cost_usd), "cost_usd"),
         ("Tokens a day", compact(step.tokens_per_day), "tokens_per_day"),
     ]
@@ -48,12 +48,16 @@ def show(
 ) -> None:
     """Tiles in rows; below each its interval and its distance from what was published, where known."""
     if scenario.stages.blocks is not None:
-        st.info("Only a part of the model is simulated: throughput, MFU and cost of a run have no meaning here.")
+        st.info(
+            "Only a part of the model is simulated: throughput, MFU and cost of a run have no meaning here."
+        )
         st.metric("Step time", f"{result.step.time_s:.4f} s")
         return
     rows = tiles(result)
     for start in range(0, len(rows), columns):
-        for place, (label, value, name) in zip(st.columns(columns), rows[start : start + columns], strict=False):
+        for place, (label, value, name) in zip(
+            st.columns(columns), rows[start : start + columns], strict=False
+        ):
             with place:
                 st.metric(label, value)
                 for source in (intervals, published):

@@ -71,7 +71,9 @@ def _poll(name: str, job: jobs.Job) -> None:
 def _sureness(result: Result, known: bool) -> None:
     st.markdown(f"**Confidence: {result.confidence}.** {result.confidence_reason}")
     if not known and not work.can("interval"):
-        st.caption("This build computes no intervals; the bounds are a best and a worst case, not an interval.")
+        st.caption(
+            "This build computes no intervals; the bounds are a best and a worst case, not an interval."
+        )
 
 
 def _why(result: Result) -> None:
@@ -81,7 +83,9 @@ def _why(result: Result) -> None:
     left, right = st.columns(2, gap="large")
     with left:
         widgets.figure(
-            charts.breakdown(result.breakdown_by_rank_s), "Seconds of a step by part and pipeline rank", "split"
+            charts.breakdown(result.breakdown_by_rank_s),
+            "Seconds of a step by part and pipeline rank",
+            "split",
         )
     with right:
         widgets.figure(
@@ -99,7 +103,9 @@ def _why(result: Result) -> None:
         widgets.figure(charts.busy(shares), "Busy share of each resource", "busy")
     with right:
         if result.pair_phases:
-            widgets.figure(charts.pair_phases(result.pair_phases), "Phases inside an overlapped pair", "phases")
+            widgets.figure(
+                charts.pair_phases(result.pair_phases), "Phases inside an overlapped pair", "phases"
+            )
 
 
 def _sentences(result: Result) -> list[str]:
@@ -145,16 +151,10 @@ def _next(scenario: Scenario, result: Result) -> None:
     st.subheader("What to try next")
     st.caption("Single changes, each simulated, the fastest that fits first.")
     key = f"neighbours/{state.cache_key(scenario)}"
-    if st.session_state.get("neighbours") != key and jobs.cache.get(key) is None:
-        if st.button("Simulate single changes", key="try next"):
-            st.session_state["neighbours"] = key
-            st.rerun()
-        return
-    job = jobs.submit(key, work.neighbours, scenario, result, lane="long", with_progress=True)
-    if not job.done:
-        _watch(job)
-        return
-    for number, row in enumerate(job.result()[:6]):
+    found: Any = widgets.long_work(
+        "neighbours", key, "Simulate single changes", work.neighbours, scenario, result, with_progress=True
+    )
+    for number, row in enumerate(() if found is None else found[:6]):
         left, middle, right = st.columns([3, 5, 2])
         left.code(row.override, language=None)
         fit = "" if row.fits else " Does not fit into memory."
@@ -167,14 +167,6 @@ def _plain(value: str) -> object:
     return int(value) if value.isdigit() else value
 
 
-@st.fragment(run_every=0.5)
-def _watch(job: jobs.Job) -> None:
-    """Progress of a long job; redraws the page at its end."""
-    if job.done:
-        st.rerun(scope="app")
-    st.progress(job.progress.share or 0.0, text=job.progress.text)
-
-
 def _downloads(scenario: Scenario, result: Result) -> None:
     st.subheader("Take away")
     with st.container(horizontal=True):
@@ -183,7 +175,12 @@ def _downloads(scenario: Scenario, result: Result) -> None:
             ("Report (HTML)", lambda: html_report.html_report(scenario, result), ".html", "text/html"),
             ("Result (JSON)", lambda: exports.result_json(result), ".json", "application/json"),
             ("Result (CSV)", lambda: exports.result_csv([result]), ".csv", "text/csv"),
-            ("Result (Parquet)", lambda: exports.result_parquet([result]), ".parquet", "application/octet-stream"),
+            (
+                "Result (Parquet)",
+                lambda: exports.result_parquet([result]),
+                ".parquet",
+                "application/octet-stream",
+            ),
             ("Scenario (YAML)", lambda: exports.scenario_yaml(scenario), ".yaml", "application/yaml"),
         ]
         for label, make, ending, kind in files:

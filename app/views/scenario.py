@@ -8,8 +8,9 @@ import moesim
 from moesim.app import exports, jobs, state, uploads, widgets, work
 from moesim.app.charts import step as charts
 from moesim.app.views import headline
-from moesim.hwmodels import format_quantity, list_clusters
+from moesim.hwmodels import list_clusters
 from moesim.hwmodels.errors import MoesimError
+from moesim.hwmodels.units import in_unit
 from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.model.shape import shipped_models
 from moesim.simulator.scenario import Scenario
@@ -24,9 +25,13 @@ def show() -> None:
     with inputs:
         _open()
         scenario = state.current()
+        state.begin(scenario)  # computed while the inputs are drawn
+        jobs.submit(_check_key(scenario), work.check, scenario)
         _inputs(scenario)
     with verdict:
         widgets.guard(lambda: _verdict(scenario))
+    if isinstance(scenario.cluster, str) and scenario.cluster in list_clusters():
+        _profile_job(scenario.cluster)  # for the next time this page is drawn
 
 
 def _open() -> None:
@@ -102,9 +107,8 @@ def _inputs(scenario: Scenario) -> None:
             least, most = (0, 3) if name == "zero_stage" else (1, 4096)
             widgets.number(scenario, f"parallel.{name}", label, least, most, note)
     with columns[3]:
-        st.space("small")
         widgets.toggle(
-            scenario, "parallel.sequence_parallel", "Sequence parallel", "Needed for TP > 1 with experts"
+            scenario, "parallel.sequence_parallel", "SP", "Sequence parallel: needed for TP > 1 with experts"
         )
     left, middle, right = st.columns(3)
     with left:
@@ -173,21 +177,29 @@ def _cluster_chosen(key: str, name: str) -> None:
 
 
 def _profile_job(cluster: str) -> jobs.Job:
-    return jobs.submit(f"profiles/{cluster}/{moesim.__version__}", work.profiles, cluster)
+    return jobs.submit(_profiles_key(cluster), work.profiles, cluster)
+
+
+def _profiles_key(cluster: str) -> str:
+    return f"profiles/{cluster}/{moesim.__version__}"
+
+
+def _check_key(scenario: Scenario) -> str:
+    return f"check/{state.cache_key(scenario)}"
 
 
 def _profiles(scenario: Scenario) -> list[str]:
     """Profiles that fit the accelerator, once they are known; the page does not wait for them."""
-    if not isinstance(scenario.cluster, str) or scenario.cluster not in list_clusters():
-        return []
-    job = _profile_job(scenario.cluster)
-    return list(job.result()[1]) if job.done else []
+    known = jobs.cache.get(_profiles_key(str(scenario.cluster)))
+    return [] if known is None else list(known[1])
 
 
 def _verdict(scenario: Scenario) -> None:
-    found = state.compute(f"check/{state.cache_key(scenario)}", "Checking the plan", work.check, scenario)
+    found = state.compute(_check_key(scenario), "Checking the plan", work.check, scenario)
     memory = found.memory
-    used, limit = (format_quantity(v, "bytes") for v in (memory.total_bytes, memory.capacity_bytes))
+    used, limit = (
+        f"{in_unit(size, 'GiB', 'bytes'):.1f} GiB" for size in (memory.total_bytes, memory.capacity_bytes)
+    )
     plan = f"{found.n_gpus:,} × {found.accelerator}, DP {found.dp:,}, {found.microbatches:,} micro-batches"
     if memory.fits:
         st.success(f"Legal and fits: {used} of {limit} on the fullest GPU. {plan}.", icon=":material/check:")
@@ -199,6 +211,6 @@ def _verdict(scenario: Scenario) -> None:
             icon=":material/memory:",
         )
     widgets.figure(charts.memory(memory), f"Memory of the fullest GPU by kind: {used} of {limit}", "memory")
-    headline.show(scenario, state.result_of(scenario))
+    headline.show(scenario, state.result_of(scenario), columns=2)
     with st.expander("Which layers each stage holds"):
         st.code("\n".join(found.stages), language=None)

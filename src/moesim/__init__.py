@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from moesim.hwmodels.errors import InfeasibleError, InputError, MoesimError
     from moesim.simulator.check import Check
     from moesim.simulator.neighbours import Neighbour
+    from moesim.simulator.planner.result import PlanResult
+    from moesim.simulator.planner.search import plan
+    from moesim.simulator.planner.space import PlanSpace
     from moesim.simulator.result import Result
     from moesim.simulator.run.report import RunReport
     from moesim.simulator.scenario import Scenario
@@ -31,14 +34,18 @@ __all__ = [
     "InfeasibleError",
     "InputError",
     "MoesimError",
+    "PlanResult",
+    "PlanSpace",
     "Result",
     "RunReport",
     "Scenario",
     "Timeline",
     "__version__",
     "check",
+    "differences",
     "load",
     "neighbours",
+    "plan",
     "presets",
     "published",
     "reprice",
@@ -84,6 +91,13 @@ def timeline(scenario: Scenario | str, *overrides: str, rank: int = 0) -> Timeli
     from moesim.simulator.timeline import timeline as run
 
     return run(load(scenario, *overrides) if isinstance(scenario, str) else scenario, rank)
+
+
+def differences(first: Result, other: Result) -> list[tuple[str, float]]:
+    """Seconds by cause that the step of `other` takes longer than that of `first`; they add up exactly."""
+    from moesim.simulator.differences import differences as run
+
+    return run(first, other)
 
 
 def neighbours(
@@ -163,6 +177,18 @@ def __getattr__(name: str) -> object:
         from moesim.simulator.run.report import RunReport
 
         return RunReport
+    if name == "plan":
+        from moesim.simulator.planner.search import plan
+
+        return plan
+    if name == "PlanSpace":
+        from moesim.simulator.planner.space import PlanSpace
+
+        return PlanSpace
+    if name == "PlanResult":
+        from moesim.simulator.planner.result import PlanResult
+
+        return PlanResult
     if name == "score":
         from moesim.simulator.validation import score
 
