@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-testing = pytest.importorskip("streamlit.testing.v1", reason="streamlit is not installed")
+pytest.importorskip("streamlit", reason="the dashboard extra is not installed")
+
+from streamlit.testing import v1 as testing
 
 import moesim
 from moesim.app import jobs
@@ -207,7 +209,7 @@ def test_compare_splits_the_difference_by_cause() -> None:
     app.run()
     assert not app.exception
     table = app.dataframe[0].value
-    assert list(table.columns)[0] == "figure"
+    assert next(iter(table.columns)) == "figure"
     assert len(table.columns) == 3
     a, b = (moesim.simulate(HOME, *SMALL, *more) for more in ((), ("communication.sms=8",)))
     delta = b.step.time_s - a.step.time_s
