@@ -1,8 +1,8 @@
 """Long work off the script thread: one process a job, with progress, cancel, a time budget and a cache.
 
 A job runs in a child of a warm server process (`job_server`) that has imported the simulator once, so it
-starts in some ten milliseconds, can be stopped at any moment, and gives all of its memory back. Results are shared by all
-sessions and kept as bytes, so that the memory of the cache is known and bounded.
+starts in some ten milliseconds, can be stopped at any moment, and gives all of its memory back. Results are
+shared by all sessions and kept as bytes, so that the memory of the cache is known and bounded.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ class Cache:
     """The most recently used values, together at most `limit_bytes` of pickled bytes."""
 
     def __init__(self, limit_bytes: int) -> None:
+        """Empty."""
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self._values: OrderedDict[str, bytes] = OrderedDict()
@@ -81,6 +82,7 @@ class Job:
     """One computation, shared by everybody who asked for the same key."""
 
     def __init__(self, key: str, budget_s: float) -> None:
+        """Wanted once, not started."""
         self.key, self.budget_s = key, budget_s
         self.progress = Progress()
         self.started: float | None = None

@@ -1,4 +1,4 @@
-"""The dashboard's entry: navigation only. Nothing is imported before it runs, as job processes read this file."""
+"""The dashboard's entry: navigation only."""
 
 # Module below `app/views`, title, icon; the first is the start page.
 PAGES = [

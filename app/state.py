@@ -19,6 +19,7 @@ import streamlit as st
 import moesim
 from moesim.app import jobs, uploads, work
 from moesim.hwmodels.calibration import load_profile, profile_hash
+from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.reprice import without_prices
 from moesim.simulator.result import Result
 from moesim.simulator.scenario import Scenario
@@ -46,7 +47,7 @@ def current() -> Scenario:
 
 
 def build(name: str, texts: Sequence[str]) -> Scenario:
-    """A scenario from what a visitor may send. Raises InputError; names of files on the server are refused."""
+    """A scenario from what a visitor may send; names of files on the server are refused (InputError)."""
     return uploads.scenario_of(name, texts)
 
 
@@ -107,6 +108,11 @@ def overrides_of(scenario: Scenario, base: str = HOME) -> tuple[str, ...]:
 def overrides_between(first: Scenario, other: Scenario) -> tuple[str, ...]:
     """Compact overrides that make the scenario `other` out of `first`."""
     before, after = (item.model_dump(mode="json", exclude_none=True) for item in (first, other))
+    if isinstance(first.cluster, str) and not isinstance(other.cluster, str):
+        # An override below a name starts from what the name stands for.
+        written = first.machine.model_dump(mode="json", exclude_none=True)
+        if written["name"] == other.machine.name:
+            before["cluster"] = written
     return tuple(f"{key}={_text(value)}" for key, value in _differences(before, after, ""))
 
 
@@ -116,15 +122,30 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any], path: str)
         place = f"{path}{key}"
         if old == new:
             continue
-        if isinstance(old, Mapping) and isinstance(new, Mapping) and "." not in "".join(map(str, new)):
+        if _is_stated(new):
+            yield place, new["value"]
+        elif isinstance(old, Mapping) and isinstance(new, Mapping) and not any("." in str(k) for k in new):
             yield from _differences(old, new, f"{place}.")
         else:
             yield place, new
 
 
+def _is_stated(value: object) -> bool:
+    """Whether it is a figure that a plain value in an override becomes."""
+    return (
+        isinstance(value, Mapping)
+        and value.get("kind") == "assumed"
+        and str(value.get("source")).startswith("stated in ")
+        and set(value) == {"value", "kind", "source", "date"}
+    )
+
+
 def _text(value: Any) -> str:
-    plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z][\w-]*", value) is not None
-    return value if plain else json.dumps(value, separators=(",", ":"))
+    plain = isinstance(value, str) and re.fullmatch(r"\$?[A-Za-z0-9][\w ./$-]*", value) is not None
+    text = json.dumps(value, separators=(",", ":"))
+    if plain and parse_mapping(f"value: {value}", "value")["value"] == value:
+        return str(value)
+    return text
 
 
 def _key(text: str) -> str:

@@ -44,7 +44,9 @@ ENDINGS: Mapping[str, tuple[str, ...]] = {
 
 TOKEN = re.compile(r"upload-[0-9a-f]{32}\.(?:yaml|yml|json|csv|npy|xml|txt|edges)")
 _FILE = re.compile(r"\.(?:ya?ml|json|csv|npy|npz|xml|txt|edges|pkl|gz|py|toml)$", re.IGNORECASE)
-_QUANTITY = re.compile(r"\s*[-+]?\$?\.?\d[\d_.,]*(?:[eE][-+]?\d+)?\s*[A-Za-zµ$-]*(?:/[A-Za-z-]+){1,2}\s*")
+_QUANTITY = re.compile(
+    r"\s*[-+]?\$?\.?\d[\d_.,]*(?:[eE][-+]?\d+)?\s*(?:[A-Za-zµ$][A-Za-z0-9µ$-]*)?(?:/[A-Za-z-]+){1,2}\s*"
+)
 _PROSE = frozenset(
     ("description", "source", "note", "title", "assumption", "reference", "meaning", "evidence", "software")
 )

@@ -78,7 +78,9 @@ def sensitivity(scenario: Scenario) -> Any:
     return function(scenario)
 
 
-def plan(scenario: Scenario, space: dict[str, Any], options: dict[str, Any], progress: Progress) -> PlanResult:
+def plan(
+    scenario: Scenario, space: dict[str, Any], options: dict[str, Any], progress: Progress
+) -> PlanResult:
     """Search for a better plan; `space` holds the keys of a PlanSpace."""
     return moesim.plan(
         scenario,

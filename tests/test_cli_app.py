@@ -33,7 +33,9 @@ def test_a_missing_extra_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(server, "find_spec", lambda name: None)
     outcome = run("app", "--no-browser")
     assert outcome.code == 2 and "pip install 'moesim[dashboard]'" in outcome.err
-    monkeypatch.setattr(server, "find_spec", lambda n: importlib.util.find_spec("json") if n == "plotly" else None)
+    monkeypatch.setattr(
+        server, "find_spec", lambda n: importlib.util.find_spec("json") if n == "plotly" else None
+    )
     with pytest.raises(InputError, match="needs streamlit, which is not installed"):
         server.check_extra()
 

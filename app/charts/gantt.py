@@ -25,6 +25,10 @@ PHASES = {
     "prepare": GREY,
 }
 
+HOVER = (
+    " %{customdata[0]}<br>%{x:.4s}s long, from %{customdata[1]:.6f} to %{customdata[2]:.6f} s<extra></extra>"
+)
+
 
 def window(bars: Sequence[Bar], begin_s: float, end_s: float, most: int = MOST_BARS) -> tuple[list[Bar], int]:
     """Bars that touch a window, the longest where there are too many, and how many were left out."""
@@ -50,8 +54,7 @@ def gantt(
             y=[bar.row for bar in mine],
             customdata=[[bar.detail, bar.start_s, bar.end_s] for bar in mine],
             marker={"color": colour(kind), "line": {"width": 0.5, "color": "rgba(0,0,0,0.35)"}},
-            hovertemplate=kind
-            + " %{customdata[0]}<br>%{x:.4s}s long, from %{customdata[1]:.6f} to %{customdata[2]:.6f} s<extra></extra>",
+            hovertemplate=kind + HOVER,
         )
     chart.update_layout(barmode="overlay", bargap=0.15)
     chart.update_xaxes(title="time from the start of the step (s)", range=[begin_s, end_s])

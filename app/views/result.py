@@ -177,7 +177,7 @@ def _downloads(scenario: Scenario, result: Result) -> None:
             ("Result (CSV)", lambda: exports.result_csv([result]), ".csv", "text/csv"),
             (
                 "Result (Parquet)",
-                lambda: exports.result_parquet([result]),
+                lambda: exports.result_parquet([result]) or exports.NO_PARQUET,
                 ".parquet",
                 "application/octet-stream",
             ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import streamlit as st
 
 import moesim
@@ -45,7 +47,8 @@ def _open() -> None:
         _upload("scenario", "Open a scenario (YAML or JSON)")
         _upload("model", "Use a model's config.json (Hugging Face) or model.yaml")
         _upload("profile", "Use a calibration profile (YAML or JSON)")
-        widgets.guard(_save)
+        with suppress(MoesimError):  # the page says what is wrong
+            _save()
 
 
 def _preset_chosen() -> None:
@@ -200,14 +203,15 @@ def _verdict(scenario: Scenario) -> None:
     used, limit = (
         f"{in_unit(size, 'GiB', 'bytes'):.1f} GiB" for size in (memory.total_bytes, memory.capacity_bytes)
     )
-    plan = f"{found.n_gpus:,} × {found.accelerator}, DP {found.dp:,}, {found.microbatches:,} micro-batches"
+    plan = f"{found.n_gpus:,} x {found.accelerator}, DP {found.dp:,}, {found.microbatches:,} micro-batches"
     if memory.fits:
         st.success(f"Legal and fits: {used} of {limit} on the fullest GPU. {plan}.", icon=":material/check:")
     else:
         largest = max(memory.by_kind_bytes, key=lambda kind: memory.by_kind_bytes[kind])
         st.error(
             f"Legal, but does not fit: {used} of {limit} on the fullest GPU; the largest part is "
-            f"{largest.replace('_', ' ')}. More PP, EP or TP, a higher ZeRO stage or recompute need less. {plan}.",
+            f"{largest.replace('_', ' ')}. More PP, EP or TP, a higher ZeRO stage or recompute need less. "
+            f"{plan}.",
             icon=":material/memory:",
         )
     widgets.figure(charts.memory(memory), f"Memory of the fullest GPU by kind: {used} of {limit}", "memory")

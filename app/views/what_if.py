@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import streamlit as st
@@ -93,13 +94,13 @@ def _links(scenario: Scenario) -> list[str]:
                 FACTORS,
                 1.0,
                 key=f"what if {name} {value:g}",
-                format_func=lambda factor, value=value: _rate(value, factor),
+                format_func=partial(_rate, value),
             )
     return list(faster_links(scenario, **chosen))
 
 
 def _rate(bytes_per_s: float, factor: float) -> str:
-    return f"×{factor:g} = {format_quantity(bytes_per_s * factor, 'bytes_per_s')}"
+    return f"x {factor:g} = {format_quantity(bytes_per_s * factor, 'bytes_per_s')}"
 
 
 def _load(scenario: Scenario) -> list[str]:

@@ -70,7 +70,8 @@ def picture(topology: Topology, nodes: int = 3) -> Picture:
         found = [v for v in ids if v in touching][:MOST_PER_LAYER]
         layers.append((vertices.kind, vertices.count, found))
         shown |= set(found)
-    cables, kinds = [], defaultdict(set)
+    cables: list[Cable] = []
+    kinds: defaultdict[str, set[int]] = defaultdict(set)
     index = 0
     for block in wiring.cables:
         for tail, head in zip(block.tails.tolist(), block.heads.tolist(), strict=True):
