@@ -87,11 +87,12 @@ def test_how_it_ends(run: Run, monkeypatch: pytest.MonkeyPatch, interrupted: boo
     monkeypatch.setattr(server, "check_extra", lambda: None)
     monkeypatch.setattr(server, "running", running)
     monkeypatch.setattr(server, "wait_until_healthy", lambda *_: True)
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         outcome = run("app", "--port", "0", "--no-browser")
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     assert "http://127.0.0.1:" in outcome.err
     if interrupted:
         assert outcome.code == 0 and outcome.err.endswith("stopped\n")

@@ -39,7 +39,8 @@ def dashboard(
         raise KeyboardInterrupt
 
     server.check_extra()
-    signal.signal(signal.SIGTERM, stop)  # as Ctrl-C: the server process must not outlive this one
+    for number in (signal.SIGINT, signal.SIGTERM):  # the server process must not outlive this one
+        signal.signal(number, stop)
     port = server.chosen_port(port)
     with server.running(port) as process:
         try:

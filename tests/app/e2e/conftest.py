@@ -81,7 +81,8 @@ class Visitor:
         """Wait until the script has run to its end."""
         self.page.wait_for_function(
             "document.querySelector('[data-testid=stApp]')?.dataset.testScriptState === 'notRunning'"
-            " && document.querySelectorAll('[data-testid=stMain] [data-testid=stElementContainer]').length > 1"
+            " && document.querySelectorAll('[data-testid=stMain] "
+            "[data-testid=stElementContainer]').length > 1"
         )
 
     def metric(self, label: str) -> Any:

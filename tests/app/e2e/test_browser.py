@@ -28,7 +28,9 @@ FEWER_SMS = "?preset=deepseek-v3-2048xh800&set=communication.sms%3D8"
 def test_every_page_opens_and_asks_nobody_else(name: str, visit: Visit) -> None:
     visitor = visit()
     page = visitor.open(name)
-    page.locator(".js-plotly-plot, [data-testid=stMetric], [data-testid=stDataFrame]").first.wait_for()
+    # Compare, Planner and Evidence wait for a button or compute first: they show that much at once.
+    first = ".js-plotly-plot:visible, [data-testid=stMetric]:visible, [data-testid=stButton]:visible"
+    page.get_by_test_id("stMain").locator(first).first.wait_for()
     assert page.get_by_test_id("stException").count() == 0
     assert page.locator("[data-testid=stAlertContentError]").count() == 0
     assert "Traceback" not in page.content()
