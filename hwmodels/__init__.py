@@ -13,7 +13,18 @@ from moesim.hwmodels.network import Network, list_networks, load_network
 from moesim.hwmodels.node import Node, list_nodes, load_node
 from moesim.hwmodels.price import PriceList, list_prices, load_prices
 from moesim.hwmodels.provenance import ProvenanceRow, Sourced, provenance_rows
-from moesim.hwmodels.topologies import Link, Topology, build_topology, route_bytes_per_s, route_latency_s
+from moesim.hwmodels.scale_up import ScaleUp, list_scale_ups, load_scale_up
+from moesim.hwmodels.topologies import (
+    Inventory,
+    Link,
+    LinkFault,
+    LinkTable,
+    RouteSet,
+    Topology,
+    build_topology,
+    route_bytes_per_s,
+    route_latency_s,
+)
 from moesim.hwmodels.units import format_quantity, parse_quantity
 from moesim.hwmodels.yaml_io import load_mapping, parse_mapping, validate_model
 
@@ -25,13 +36,18 @@ __all__ = [
     "FailureRate",
     "InfeasibleError",
     "InputError",
+    "Inventory",
     "Link",
+    "LinkFault",
+    "LinkTable",
     "MoesimError",
     "Network",
     "Node",
     "PriceList",
     "ProvenanceRow",
     "Reading",
+    "RouteSet",
+    "ScaleUp",
     "Sourced",
     "Topology",
     "build_topology",
@@ -45,6 +61,7 @@ __all__ = [
     "list_networks",
     "list_nodes",
     "list_prices",
+    "list_scale_ups",
     "load_accelerator",
     "load_cluster",
     "load_energy_site",
@@ -53,6 +70,7 @@ __all__ = [
     "load_network",
     "load_node",
     "load_prices",
+    "load_scale_up",
     "parse_mapping",
     "parse_quantity",
     "provenance_rows",

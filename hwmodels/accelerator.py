@@ -10,6 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.library import by_name, load_described, shipped_names
 from moesim.hwmodels.provenance import (
+    DateText,
+    Kind,
+    Source,
     Sourced,
     SourcedBytes,
     SourcedBytesPerSecond,
@@ -26,12 +29,25 @@ SourcedT = TypeVar("SourcedT", bound=Sourced)
 ComputeDtype = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp6", "fp4", "int8"]
 
 
+class CommunicationEngine(BaseModel):
+    """What moves the payload of collectives where no compute unit does, and where that is written."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    kind: Kind
+    source: Source
+    date: DateText
+    note: str | None = None
+
+
 class Accelerator(BaseModel):
     """Data of one accelerator (`data/accelerators/*.yaml`).
 
     Fields hold numbers with provenance; the properties below give the same as SI floats, their unit in
     the name. Compute peaks are dense (no 2:4 sparsity). Scale-up bandwidth is per GPU and direction.
-    An achievable figure is what a published or own measurement reached, payload only.
+    An achievable figure is what a published or own measurement reached, payload only. A figure that
+    nobody published is left out: a property that needs it raises InputError with its name.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -40,19 +56,25 @@ class Accelerator(BaseModel):
     title: str
     vendor: str
     architecture: str
-    sms: SourcedCount
+    unit_name: str = "SM"
+    """The vendor's word for what `compute_units` counts."""
+    compute_units: SourcedCount | None = None
+    communication_engine: CommunicationEngine | None = None
+    """Absent where collectives are kernels that take compute units (GPUs)."""
     peak: dict[ComputeDtype, SourcedFlopPerSecond]
     """Datasheet peak by number format. A format that the chip lacks is absent."""
     peak_sustained: dict[ComputeDtype, SourcedFlopPerSecond] = Field(default_factory=dict)
     """Peak at the clock that the chip holds under a dense GEMM, where somebody published it."""
+    gemm_achievable: dict[ComputeDtype, SourcedFlopPerSecond] = Field(default_factory=dict)
+    """Best rate that a dense product of any shape reached, where somebody measured it."""
     hbm: SourcedBytes
     hbm_bandwidth: SourcedBytesPerSecond
     hbm_bandwidth_achievable: SourcedBytesPerSecond | None = None
-    l2: SourcedBytes
-    clock: SourcedHertz
+    l2: SourcedBytes | None = None
+    clock: SourcedHertz | None = None
     clock_sustained: SourcedHertz | None = None
-    tdp: SourcedWatts
-    scale_up_bandwidth: SourcedBytesPerSecond
+    tdp: SourcedWatts | None = None
+    scale_up_bandwidth: SourcedBytesPerSecond | None = None
     scale_up_bandwidth_achievable: SourcedBytesPerSecond | None = None
     host_bandwidth: SourcedBytesPerSecond | None = None
     """PCIe (or the like) to the host, per direction."""
@@ -60,8 +82,11 @@ class Accelerator(BaseModel):
 
     @property
     def n_sms(self) -> int:
-        """Streaming multiprocessors (or the vendor's counterpart)."""
-        return self.sms.n
+        """Units that compute and communication kernels share: SMs, or the vendor's counterpart.
+
+        Raises InputError where their number is not known.
+        """
+        return self._required(self.compute_units, "compute_units").n
 
     @property
     def hbm_bytes(self) -> float:
@@ -85,8 +110,8 @@ class Accelerator(BaseModel):
 
     @property
     def scale_up_bytes_per_s(self) -> float:
-        """Nominal NVLink (or the like) bandwidth per GPU and direction."""
-        return self.scale_up_bandwidth.value
+        """Nominal NVLink (or the like) bandwidth per GPU and direction; InputError where unknown."""
+        return self._required(self.scale_up_bandwidth, "scale_up_bandwidth").value
 
     @property
     def scale_up_achievable_bytes_per_s(self) -> float:
@@ -95,13 +120,13 @@ class Accelerator(BaseModel):
 
     @property
     def tdp_w(self) -> float:
-        """Board power limit."""
-        return self.tdp.value
+        """Board power limit; InputError where unknown."""
+        return self._required(self.tdp, "tdp").value
 
     @property
     def clock_hz(self) -> float:
-        """The clock that reproduces the datasheet peak."""
-        return self.clock.value
+        """The clock that reproduces the datasheet peak; InputError where unknown."""
+        return self._required(self.clock, "clock").value
 
     def peak_flop_per_s(self, dtype: str) -> float:
         """Dense datasheet peak of a number format; the denominator of MFU is that of bf16.
@@ -116,6 +141,11 @@ class Accelerator(BaseModel):
             )
         return figure.value
 
+    def gemm_achievable_flop_per_s(self, dtype: str) -> float:
+        """Best rate that a dense product of any shape reached; InputError where nobody measured it."""
+        figure = next((value for key, value in self.gemm_achievable.items() if key == dtype), None)
+        return self._required(figure, f"gemm_achievable.{dtype}").value
+
     def sustained_peak_flop_per_s(self, dtype: str) -> float:
         """Peak at the sustained clock: the published figure, or the datasheet peak scaled by the clocks.
 
@@ -125,7 +155,7 @@ class Accelerator(BaseModel):
         if figure is not None:
             return figure.value
         sustained = self._required(self.clock_sustained, "clock_sustained")
-        return self.peak_flop_per_s(dtype) * sustained.value / self.clock.value
+        return self.peak_flop_per_s(dtype) * sustained.value / self.clock_hz
 
     def _required(self, figure: SourcedT | None, key: str) -> SourcedT:
         if figure is None:

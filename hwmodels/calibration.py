@@ -180,8 +180,9 @@ class Prior(Entry):
 
     used_for: tuple[str, ...] = Field(min_length=1)
     dtype: Literal["fp8", "bf16", "fp32"] | None = None
-    of: Literal["tensor_peak", "memory_bandwidth", "gemm_rate"]
-    """`gemm_rate`: of the measured rate of a dense product of the same shape and format."""
+    of: Literal["tensor_peak", "memory_bandwidth", "gemm_rate", "gemm_achievable"]
+    """`gemm_rate`: of the measured rate of a dense product of the same shape and format;
+    `gemm_achievable`: of the accelerator's own best rate in that format, passed over where it has none."""
     fraction: Annotated[float, Field(gt=0, le=1)]
     low: Annotated[float, Field(gt=0, le=1)]
     high: Annotated[float, Field(gt=0, le=1)]

@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from pydantic import BaseModel
 
-from moesim.hwmodels.accelerator import list_accelerators, load_accelerator
+from moesim.hwmodels.accelerator import Accelerator, list_accelerators, load_accelerator
 from moesim.hwmodels.cluster import list_clusters, load_cluster
+from moesim.hwmodels.confidence import best_profile, missing_figures, units
 from moesim.hwmodels.energy import list_energy_sites, load_energy_site
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.failure import list_failure_rates, load_failure_rate
@@ -22,11 +23,17 @@ from moesim.hwmodels.validation import nearest
 
 
 class HardwareRow(NamedTuple):
-    """One shipped description: what it is, its name and a line about it."""
+    """One shipped description: what it is, its name and a line about it.
+
+    Of an accelerator also the best `confidence` that a shipped profile gives it, with that profile's name,
+    and the figures that nobody published (`moesim.hwmodels.confidence`).
+    """
 
     what: str
     name: str
     summary: str
+    confidence: str = ""
+    missing: str = ""
 
 
 class FigureRow(NamedTuple):
@@ -54,7 +61,9 @@ _KINDS: dict[str, tuple[Callable[[], tuple[str, ...]], Callable[[str], BaseModel
 def hardware_rows() -> list[HardwareRow]:
     """Every shipped accelerator, node, network, cluster, energy site and failure rate."""
     rows = [
-        HardwareRow(what, name, _summary(load(name)))
+        _accelerator_row(load_accelerator(name))
+        if what == "accelerator"
+        else HardwareRow(what, name, _summary(load(name)))
         for what, (names, load) in _KINDS.items()
         for name in names()
     ]
@@ -64,11 +73,15 @@ def hardware_rows() -> list[HardwareRow]:
 def describe(name: str) -> list[FigureRow]:
     """Every sourced number of the shipped description called `name`, in file order.
 
-    An accelerator's rental offers are appended. Raises InputError for an unknown name, with the nearest.
+    An accelerator's rental offers and missing figures are appended, the latter of kind `missing`. Raises
+    InputError for an unknown name, with the nearest.
     """
     for names, load in _KINDS.values():
         if name in names():
-            rows = _figures(load(name))
+            model = load(name)
+            rows = _figures(model)
+            if isinstance(model, Accelerator):
+                rows += _beside_figures(model)
             return rows + (_figures(load_prices(name)) if name in list_prices() else [])
     known = [row.name for row in hardware_rows() if row.what != "prices"]
     raise InputError(
@@ -81,6 +94,33 @@ def _figures(model: BaseModel) -> list[FigureRow]:
         FigureRow(path, number.text, number.kind, number.source, number.date, _note(number))
         for path, number in sourced_numbers(model)
     ]
+
+
+def _beside_figures(chip: Accelerator) -> list[FigureRow]:
+    """What an accelerator's file says without a number, and what it lacks."""
+    engine, rows = chip.communication_engine, []
+    if engine is not None:
+        rows.append(
+            FigureRow(
+                "communication_engine",
+                engine.name,
+                engine.kind,
+                engine.source,
+                engine.date,
+                engine.note or "",
+            )
+        )
+    return rows + [
+        FigureRow(name, "not found", "missing", "no public source was found", "", "")
+        for name in missing_figures(chip)
+    ]
+
+
+def _accelerator_row(chip: Accelerator) -> HardwareRow:
+    level, profile = best_profile(chip)
+    missing = [*missing_figures(chip), *([] if chip.name in list_prices() else ["price"])]
+    summary = f"{_summary(chip)}, {units(chip)}"
+    return HardwareRow("accelerator", chip.name, summary, f"{level} ({profile})", ", ".join(missing))
 
 
 def _note(number: BaseModel) -> str:

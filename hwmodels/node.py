@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
 from moesim.hwmodels.accelerator import AcceleratorRef
+from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.library import by_name, load_described, shipped_names
-from moesim.hwmodels.provenance import SourcedBytesPerSecond, SourcedCount, SourcedSeconds, SourcedWatts
-from moesim.hwmodels.scale_up import ScaleUpRef
+from moesim.hwmodels.provenance import (
+    Sourced,
+    SourcedBytesPerSecond,
+    SourcedCount,
+    SourcedSeconds,
+    SourcedWatts,
+)
+from moesim.hwmodels.scale_up import MeshSection, ScaleUpRef, TorusSection
+from moesim.hwmodels.scale_up_shares import SWITCHED, ScaleUpShares
 
 FOLDER = "nodes"
+
+SourcedT = TypeVar("SourcedT", bound=Sourced)
 
 
 class Node(BaseModel):
@@ -33,14 +43,15 @@ class Node(BaseModel):
     """What joins the GPUs, as links; without it one non-blocking switch."""
     scale_up_latency: SourcedSeconds
     """GPU to GPU inside the node, end to end, small message."""
-    nics_per_gpu: SourcedCount
-    nic_bandwidth: SourcedBytesPerSecond
+    nics_per_gpu: SourcedCount | None = None
+    """Absent, with the two below, where nothing is known of a network beyond the node."""
+    nic_bandwidth: SourcedBytesPerSecond | None = None
     """Nominal, per NIC and direction."""
-    nic_bandwidth_effective: SourcedBytesPerSecond
+    nic_bandwidth_effective: SourcedBytesPerSecond | None = None
     """Payload that a NIC sustains per direction."""
     storage_nic_bandwidth: SourcedBytesPerSecond | None = None
     """All storage NICs of the node together, per direction."""
-    power: SourcedWatts
+    power: SourcedWatts | None = None
     """The whole node under load."""
     note: str | None = None
 
@@ -65,19 +76,41 @@ class Node(BaseModel):
         return self.scale_up_latency.value
 
     @property
+    def scale_up_shares(self) -> ScaleUpShares:
+        """What part of the scale-up rate a group inside the node can use, from the wiring."""
+        section = self.scale_up.fabric if self.scale_up is not None else None
+        if isinstance(section, MeshSection | TorusSection):
+            link = section.link_bandwidth.value / self.scale_up_bytes_per_s
+            if isinstance(section, MeshSection):
+                return ScaleUpShares(link, mesh=self.n_gpus)
+            return ScaleUpShares(link, torus=tuple(dimension.n for dimension in section.dimensions))
+        return SWITCHED
+
+    @property
+    def n_nics_per_gpu(self) -> int:
+        """NICs of one GPU; InputError where none is known."""
+        return self._required(self.nics_per_gpu, "nics_per_gpu").n
+
+    @property
     def scale_out_bytes_per_s(self) -> float:
-        """Nominal NIC bandwidth per GPU and direction (all NICs of the GPU)."""
-        return self.nic_bandwidth.value * self.nics_per_gpu.n
+        """Nominal NIC bandwidth per GPU and direction (all NICs of the GPU); InputError where unknown."""
+        return self._required(self.nic_bandwidth, "nic_bandwidth").value * self.n_nics_per_gpu
 
     @property
     def scale_out_effective_bytes_per_s(self) -> float:
-        """NIC payload bandwidth per GPU and direction (all NICs of the GPU)."""
-        return self.nic_bandwidth_effective.value * self.nics_per_gpu.n
+        """NIC payload bandwidth per GPU and direction (all NICs of the GPU); InputError where unknown."""
+        effective = self._required(self.nic_bandwidth_effective, "nic_bandwidth_effective")
+        return effective.value * self.n_nics_per_gpu
 
     @property
     def power_w_per_gpu(self) -> float:
-        """The node's power divided by its GPUs."""
-        return self.power.value / self.n_gpus
+        """The node's power divided by its GPUs; InputError where unknown."""
+        return self._required(self.power, "power").value / self.n_gpus
+
+    def _required(self, figure: SourcedT | None, key: str) -> SourcedT:
+        if figure is None:
+            raise InputError(f"node {self.name!r} has no figure {key}; add it, with its source, to its file")
+        return figure
 
 
 def list_nodes() -> tuple[str, ...]:

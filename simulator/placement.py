@@ -38,7 +38,7 @@ def assign_stages(scenario: Scenario, pricer: Pricer, schedule: Schedule) -> Sta
                 f"parallel.pp={scenario.parallel.pp} has {schedule.n_stages} stages"
             )
         return from_layers_per_stage(blocks, scenario.stages.layers)
-    weight = {kind: _compute_s(pricer, kind) for kind in sorted({block.kind for block in blocks})}
+    weight = {kind: block_seconds(pricer, kind) for kind in sorted({block.kind for block in blocks})}
     return balanced(blocks, [weight[block.kind] for block in blocks], schedule.n_stages)
 
 
@@ -55,7 +55,8 @@ def _check_blocks(stages: StageAssignment, shape: ModelShape) -> None:
                 )
 
 
-def _compute_s(pricer: Pricer, kind: BlockKind) -> float:
+def block_seconds(pricer: Pricer, kind: BlockKind) -> float:
+    """Compute seconds of one micro-batch of a block, alone on all SMs (eq. S1)."""
     costs = [pricer.phase(ops, "alone") for ops in pricer.operators(kind).values()]
     return fsum(cost.fixed_s + cost.row_s for cost in costs)
 

@@ -168,7 +168,15 @@ def load_schedule(scenario: Scenario, count: int) -> Schedule:
 
 
 def _check_sms(scenario: Scenario, cluster: Cluster) -> None:
-    sms, total = scenario.communication.sms, cluster.accelerator.n_sms
+    sms, engine = scenario.communication.sms, cluster.accelerator.communication_engine
+    if engine is not None and sms:
+        raise InputError(
+            f"communication.sms={sms}: on {cluster.accelerator.name} a dedicated engine ({engine.name}) "
+            f"moves collectives, no {cluster.accelerator.unit_name} does; set communication.sms=0"
+        )
+    if sms == 0:
+        return
+    total = cluster.accelerator.n_sms
     if sms >= total:
         raise InputError(
             f"communication.sms={sms} leaves no SM for compute: {cluster.accelerator.name} has {total}; "

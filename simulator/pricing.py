@@ -8,11 +8,13 @@ from math import ceil, fsum, log2
 
 from moesim.hwmodels.calibration import CalibrationProfile, Law, list_profiles, load_profile
 from moesim.hwmodels.cluster import Cluster
+from moesim.hwmodels.confidence import GENERIC
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.chunk import EP_PHASES
 from moesim.simulator.cost.communication import (
     EpOperation,
     Links,
+    engine_transfer,
     ep_transfer,
     notify_seconds,
     ring_bytes,
@@ -102,6 +104,9 @@ class Pricer:
             nic_bytes_per_s=self.nic_bytes_per_s,
             nic_latency_s=fabric.latency_cross_leaf.value if fabric else 0.0,
             gpus_per_node=node.n_gpus,
+            curves="engine." if self.cluster.accelerator.communication_engine else "",
+            wiring=node.scale_up_shares,
+            ep_per_node=self.scenario.parallel.ep // self.ep_nodes,
         )
 
     @property
@@ -110,7 +115,7 @@ class Pricer:
         node, fabric = self.cluster.node, self.cluster.network.fabric
         if self.cluster.nodes == 1 or fabric is None:
             return 0.0
-        return min(node.scale_out_bytes_per_s, fabric.link_bandwidth.value * node.nics_per_gpu.n)
+        return min(node.scale_out_bytes_per_s, fabric.link_bandwidth.value * node.n_nics_per_gpu)
 
     def targets(self) -> TargetStatistics:
         """Expected distinct targets of a token.
@@ -207,24 +212,23 @@ class Pricer:
         recipe = self.scenario.recipe
         wire = recipe.dispatch if operation == "dispatch" else recipe.combine
         bytes_ = transfer_bytes(self.targets(), self.ep_tokens, row_bytes(self.shape.hidden, wire))
-        slowdown, residual = self.ep_slowdown(mode)
-        time = ep_transfer(
-            operation,
-            bytes_,
-            self.links,
-            self.profile,
-            sms=self.scenario.communication.sms,
-            nodes=self.ep_nodes,
-            kernels=self.scenario.communication.kernels,
-            slowdown=slowdown,
-            slowdown_residual=residual,
-        )
-        self.evidence.add(time.curve_ids, time.extrapolations)
-        if self.profile.accelerator == "any":
-            name = self.cluster.accelerator.name
-            self.evidence.extrapolated.add(
-                f"profile {self.profile.name}: communication shares of Hopper used for {name}"
+        engine = self.cluster.accelerator.communication_engine
+        if engine is not None:
+            time = engine_transfer(bytes_, self.links, self.profile, nodes=self.ep_nodes)
+        else:
+            slowdown, residual = self.ep_slowdown(mode)
+            time = ep_transfer(
+                operation,
+                bytes_,
+                self.links,
+                self.profile,
+                sms=self.scenario.communication.sms,
+                nodes=self.ep_nodes,
+                kernels=self.scenario.communication.kernels,
+                slowdown=slowdown,
+                slowdown_residual=residual,
             )
+        self.evidence.add(time.curve_ids, time.extrapolations)
         return TransferCost(
             launch_s=time.launch_s,
             nic_s=time.nic_s,
@@ -234,6 +238,20 @@ class Pricer:
             best_s=time.best_s,
             worst_s=time.worst_s,
         )
+
+    def _note_carried_shares(self) -> None:
+        """Say where shares of link rates stand on other hardware, or on an assumption."""
+        accelerator, profile = self.cluster.accelerator, self.profile
+        engine = accelerator.communication_engine
+        if engine is not None:
+            self.evidence.extrapolated.add(
+                f"{accelerator.name}: a dedicated engine ({engine.name}) moves collectives at assumed shares "
+                "of the link rates (engine.* curves); no slow-down of or by compute beside it is priced"
+            )
+        elif profile.accelerator == "any" or GENERIC in profile.include:
+            self.evidence.extrapolated.add(
+                f"profile {profile.name}: communication shares of Hopper used for {accelerator.name}"
+            )
 
     def sharded_phase(self, kind: BlockKind, phase: Phase) -> TransferCost:
         """ZeRO-3: all-gather of a block's parameters, or reduce-scatter of its gradients."""
@@ -318,6 +336,8 @@ class Pricer:
 
     def sync(self, schedule: Schedule, stages: StageAssignment) -> tuple[SyncCost, ...]:
         """End of the step on every pipeline rank (docs/model.md, section "End of the step")."""
+        if self.cluster.n_gpus > 1:
+            self._note_carried_shares()
         return tuple(self._sync(rank, schedule, stages) for rank in range(schedule.pp))
 
     def _sync(self, rank: int, schedule: Schedule, stages: StageAssignment) -> SyncCost:
@@ -344,7 +364,11 @@ class Pricer:
         links = self.links
         norm_s = 2 * ceil(log2(nodes)) * links.nic_latency_s + notify_seconds(links, 1)
         total = reduce_s + norm_s + update.fixed_s + gather_s
-        worst = (reduce_s + gather_s) * (1.0 + collective_residual(self.profile)) + norm_s + update.worst_s
+        worst = (
+            (reduce_s + gather_s) * (1.0 + collective_residual(self.profile, links.curves))
+            + norm_s
+            + update.worst_s
+        )
         return SyncCost(reduce_s, norm_s, update.fixed_s, gather_s, update.best_s, max(worst, total))
 
 
@@ -360,10 +384,10 @@ def unique(stages: StageAssignment, stage: int) -> list[Block]:
     return kept
 
 
-def collective_residual(profile: CalibrationProfile) -> float:
+def collective_residual(profile: CalibrationProfile, prefix: str = "") -> float:
     """Relative uncertainty of the data-parallel collectives: the larger of their two curves'."""
     curves = ("collective.scale_up_fraction", "collective.nic_fraction")
-    return max(profile.curve(name).residual.relative for name in curves)
+    return max(profile.curve(prefix + name).residual.relative for name in curves)
 
 
 def communication_law(profile: CalibrationProfile) -> Law | None:

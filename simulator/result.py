@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict
 
 from moesim.simulator.full.result import FullResult
+from moesim.hwmodels.confidence import Confidence
 
 SCHEMA_VERSION = 1
 
@@ -117,6 +118,9 @@ class Result(_Part):
     stages: tuple[str, ...]
     profile: str
     profile_hash: str
+    confidence: Confidence
+    """What the matrix products stand on (`moesim.hwmodels.confidence`)."""
+    confidence_reason: str
     warnings: tuple[str, ...]
     provenance: tuple[ProvenanceEntry, ...]
     extrapolated: tuple[str, ...]

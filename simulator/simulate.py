@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import moesim
 from moesim.hwmodels.calibration import profile_hash
+from moesim.hwmodels.confidence import confidence, peak_only_note, statement
 from moesim.hwmodels.provenance import provenance_rows
+from moesim.hwmodels.units import format_quantity
 from moesim.simulator.bounds import lower_bound_s, upper_bound_s
 from moesim.simulator.causes import fault_effects
 from moesim.simulator.engine.critical import critical_path, seconds_by_cause
@@ -71,6 +73,8 @@ def summarise(prepared: Prepared, executions: Sequence[Execution]) -> Result:
         stages=tuple(describe(prepared.stages).splitlines()),
         profile=prepared.profile.name,
         profile_hash=profile_hash(prepared.profile),
+        confidence=confidence(prepared.cluster, prepared.profile, scenario.recipe.linear),
+        confidence_reason=statement(prepared.cluster, prepared.profile, scenario.recipe.linear),
         warnings=tuple(_warnings(prepared)),
         provenance=tuple(_provenance(prepared)),
         extrapolated=tuple(
@@ -80,6 +84,7 @@ def summarise(prepared: Prepared, executions: Sequence[Execution]) -> Result:
                     *prepared.memory.notes,
                     *prepared.shape.not_modelled,
                     *prepared.load_notes,
+                    *peak_only_note(prepared.cluster, prepared.profile, scenario.recipe.linear),
                 }
             )
         ),
@@ -162,7 +167,7 @@ def _warnings(prepared: Prepared) -> list[str]:
     if fabric is not None and prepared.pricer.nic_bytes_per_s < node.scale_out_bytes_per_s:
         found.append(
             f"the network's ports ({fabric.link_bandwidth.text}) are slower than the node's NICs "
-            f"({node.nic_bandwidth.text}): transfers go at the ports' rate"
+            f"({format_quantity(node.scale_out_bytes_per_s, 'bytes_per_s')}): transfers go at the ports' rate"
         )
     if prepared.loads is not None and prepared.loads.dropped > 0.0:
         found.append(

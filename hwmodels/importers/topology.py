@@ -52,6 +52,8 @@ def import_topology(
         machine = read_nccl_xml(text, str(path))
     elif re.search(r"^\s*(\x1b\[[0-9;]*m)*\s*GPU0\b", text, re.MULTILINE):
         machine = read_smi_topo(text, str(path), _host_rate(base), _most_links(base))
+    elif network is not None:
+        raise InputError(f"--network {network!r}: the edge list {path} is the network already")
     else:
         return _finish(_from_edges(text, base, nodes, (str(path), day)), name, path, nodes)
     parts = _from_machine(machine, base, nodes, network, (str(path), day))
@@ -115,7 +117,7 @@ def _from_machine(
     understood = [f"{machine.form}: {machine.gpus} GPUs, {machine.nics} NICs"]
     assumed = [*machine.notes, f"latencies, power and payload rates as node {base.name!r}"]
     node.pop("scale_up", None)
-    joined: Any = "single-node" if nodes == 1 else network
+    joined: Any = network or ("single-node" if nodes == 1 else None)
     if machine.shape == "nvswitch":
         links = max(machine.switch_links)
         if min(machine.switch_links) != links:
@@ -128,11 +130,11 @@ def _from_machine(
         _mesh(node, machine, base, place)
         understood.append("every pair of GPUs joined directly")
     else:
-        if nodes > 1:
+        if nodes > 1 or network is not None:
             raise InputError(
                 f"{place[0]}: not all pairs of GPUs have an equal scale-up link; "
-                f"such a server is read as a graph of its own: use --nodes 1, or write an edge list of the "
-                f"whole cluster"
+                f"such a server is read as a graph of its own: use --nodes 1 and no --network, or write "
+                f"an edge list of the whole cluster"
             )
         edges = _direct_edges(machine, base) + list(machine.edges)
         joined = _edge_network(edges, base, machine.form)
@@ -174,12 +176,12 @@ def _nics(node: dict[str, Any], machine: Machine, base: Node, place: tuple[str, 
     if not machine.nics:
         return ["no NIC in the file: those of the node it is like"]
     each, rest = divmod(machine.nics, machine.gpus)
-    rate = machine.nic_bytes_per_s or base.nic_bandwidth.value
+    rate = machine.nic_bytes_per_s or base.scale_out_bytes_per_s / base.n_nics_per_gpu
     share = 1.0
     if each == 0 or rest:  # storage NICs are among them, or GPUs share: count whole NICs a GPU
         each, share = max(1, each), min(1.0, machine.nics / machine.gpus)
     node["nics_per_gpu"] = _figure(each, place)
-    payload = base.nic_bandwidth_effective.value / base.nic_bandwidth.value
+    payload = base.scale_out_effective_bytes_per_s / base.scale_out_bytes_per_s
     node["nic_bandwidth"] = _figure(f"{rate * share * 8 / 1e9:.6g} Gb/s", place)
     node["nic_bandwidth_effective"] = _figure(f"{rate * share * payload / 1e9:.6g} GB/s", place, "derived")
     return [f"{each} NIC a GPU of {rate * share * 8 / 1e9:g} Gb/s"]
@@ -207,6 +209,8 @@ def _edge_network(edges: list[str], base: Node, form: str) -> dict[str, Any]:
     fabric = load_network("mrft-ib-400g").fabric
     assert fabric is not None
     keep = ("value", "kind", "source", "date")
+    if base.nic_bandwidth is None:
+        raise InputError(f"node {base.name!r} has no figure nic_bandwidth: name a node that has one")
     nic = base.nic_bandwidth.model_dump(mode="json", include=set(keep))
     latencies = {
         key: getattr(fabric, key).model_dump(mode="json", include=set(keep)) | {"kind": "assumed"}

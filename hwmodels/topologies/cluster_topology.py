@@ -45,7 +45,8 @@ class ClusterTopology(Topology):
         same = src // self.gpus_per_node == dst // self.gpus_per_node
         return np.flatnonzero(same), np.flatnonzero(~same)
 
-    def _fanout(self, src: IntArray, dst: IntArray) -> IntArray:
+    def fanout(self, src: IntArray, dst: IntArray) -> IntArray:
+        """Number of equally good paths of each pair."""
         inside, across = self._split(src, dst)
         fanout = np.ones(len(src), np.int64)
         fanout[inside] = self.scale_up.fanout(src[inside], dst[inside])
@@ -55,7 +56,8 @@ class ClusterTopology(Topology):
             fanout[across] = self.scale_out.fanout(sender, dst[across]) * forward
         return fanout
 
-    def _preferred(self, src: IntArray, dst: IntArray) -> IntArray:
+    def preferred(self, src: IntArray, dst: IntArray) -> IntArray:
+        """The path that destination-modulo routing takes."""
         inside, across = self._split(src, dst)
         choice = np.zeros(len(src), np.int64)
         choice[inside] = self.scale_up.preferred(src[inside], dst[inside])
@@ -66,7 +68,8 @@ class ClusterTopology(Topology):
             choice[across] = out + forward * self.scale_out.fanout(sender, dst[across])
         return choice
 
-    def _paths(self, src: IntArray, dst: IntArray, choice: IntArray) -> IntArray:
+    def paths(self, src: IntArray, dst: IntArray, choice: IntArray) -> IntArray:
+        """Links of the chosen path of each pair, padded with -1."""
         inside, across = self._split(src, dst)
         pieces = [(inside, self.scale_up.paths(src[inside], dst[inside], choice[inside]))]
         if self.scale_out is not None:
@@ -91,21 +94,23 @@ class ClusterTopology(Topology):
         last = np.full(len(some), self.n_gpus - 1)
         return int(self.scale_out.fanout(some, last).max(initial=1)) + self.scale_out.detours()
 
-    def _unavoidable(self, src: IntArray, dst: IntArray) -> IntArray:
+    def unavoidable(self, src: IntArray, dst: IntArray) -> IntArray:
         """Between nodes the two NICs."""
         if self.scale_out is None:
-            return super()._unavoidable(src, dst)
+            return super().unavoidable(src, dst)
         inside = src // self.gpus_per_node == dst // self.gpus_per_node
         nics = self.scale_out.nic_links(self.scale_out.sender(src, dst), dst)
         return np.where(inside[:, None], -1, nics)
 
-    def _detours(self) -> tuple[int, int]:
+    def detours(self) -> tuple[int, int]:
+        """(ways around, paths of each)."""
         own = self.scale_up.detours()
         if self.scale_out is None:
             return own, 1
         return max(own, self.scale_out.detours()) + self.gpus_per_node + 2, self._rail_choices()
 
-    def _detour_paths(self, src: IntArray, dst: IntArray, way: int, turn: int) -> tuple[IntArray, IntArray]:
+    def detour_paths(self, src: IntArray, dst: IntArray, way: int, turn: int) -> tuple[IntArray, IntArray]:
+        """Path `turn` of a way around: the pairs that have it, and their paths."""
         nothing = np.zeros(0, np.int64), np.zeros((0, 1), np.int64)
         inside, across = self._split(src, dst)
         out = self.scale_out
@@ -144,7 +149,7 @@ class ClusterTopology(Topology):
         fanout = self.scale_out.fanout(sender, receiver)
         have = np.flatnonzero((turn < fanout + self.scale_out.detours()) & (src != dst))
         have = have[self.scale_out.joined(sender[have], receiver[have]) > 0]
-        have = have[self._live(self.scale_out.nic_links(sender[have], receiver[have])) > 0]
+        have = have[self.live(self.scale_out.nic_links(sender[have], receiver[have])) > 0]
         s, d, a, b, n = (x[have] for x in (src, dst, sender, receiver, fanout))
         out = self.scale_out.paths(a, b, (mixed[have] + turn) % n)
         beyond = np.flatnonzero(turn >= n)

@@ -29,7 +29,7 @@ class Dragonfly(ScaleOutPart):
         """Raises InputError where there are more groups than global links can join."""
         super().__init__(node, nodes, fabric)
         self.p, self.a = fabric.endpoints_per_switch.n, fabric.switches_per_group.n
-        self.nics_per_gpu = node.nics_per_gpu.n
+        self.nics_per_gpu = node.n_nics_per_gpu
         if self.p % self.nics_per_gpu:
             raise InputError(
                 f"nics_per_gpu={self.nics_per_gpu} does not divide endpoints_per_switch={self.p}"

@@ -13,6 +13,7 @@ from moesim.hwmodels.network import EdgeListFabric
 from moesim.hwmodels.node import Node
 from moesim.hwmodels.topologies.base import Topology
 from moesim.hwmodels.topologies.faults import check_connected
+from moesim.hwmodels.topologies.spreading import check_none_left
 from moesim.hwmodels.topologies.wiring import IntArray, Wiring, gpu_name
 from moesim.hwmodels.units import parse_quantity
 
@@ -156,7 +157,7 @@ class EdgeList(Topology):
         """Up to MAX_PATHS shortest paths, in order of their links' numbers."""
         away, onward = self._toward(dst)
         if away[src] < 0:
-            self._check_none_left(np.array([src]), np.array([dst]))
+            check_none_left(np.array([src]), np.array([dst]))
         paths: list[list[int]] = [[]]
         while len(paths[0]) < away[src]:
             longer = []
@@ -176,14 +177,17 @@ class EdgeList(Topology):
         cable, back = divmod(path[-1], 2)
         return int((self.wiring.tails if back else self.wiring.heads)[cable])
 
-    def _fanout(self, src: IntArray, dst: IntArray) -> IntArray:
+    def fanout(self, src: IntArray, dst: IntArray) -> IntArray:
+        """Number of equally good paths of each pair."""
         counts = [len(self._shortest(s, d)) for s, d in zip(src.tolist(), dst.tolist(), strict=True)]
         return np.array(counts, np.int64)
 
-    def _preferred(self, src: IntArray, dst: IntArray) -> IntArray:
-        return dst % self._fanout(src, dst)
+    def preferred(self, src: IntArray, dst: IntArray) -> IntArray:
+        """The path that destination-modulo routing takes."""
+        return dst % self.fanout(src, dst)
 
-    def _paths(self, src: IntArray, dst: IntArray, choice: IntArray) -> IntArray:
+    def paths(self, src: IntArray, dst: IntArray, choice: IntArray) -> IntArray:
+        """Links of the chosen path of each pair, padded with -1."""
         rows = [
             self._shortest(s, d)[c]
             for s, d, c in zip(src.tolist(), dst.tolist(), choice.tolist(), strict=True)

@@ -29,7 +29,7 @@ class FatTree(ScaleOutPart):
         """Raises InputError where two layers of these switches have too few ports."""
         super().__init__(node, nodes, fabric)
         down, up = fabric.leaf_ports()
-        self.down = endpoints_of_leaf(down, node.nics_per_gpu.n)
+        self.down = endpoints_of_leaf(down, node.n_nics_per_gpu)
         self.leaves_per_rail = -(-nodes // self.down)
         shape = TreeShape.for_leaves(self.leaves_per_rail * self.per_node, fabric.switch_ports.n, up)
         self.trees = Trees(1, shape)
@@ -79,7 +79,7 @@ class ThreeLayerFatTree(ScaleOutPart):
         super().__init__(node, nodes, fabric)
         ports = fabric.switch_ports.n
         down, self.middles = fabric.leaf_ports()
-        self.down = endpoints_of_leaf(down, node.nics_per_gpu.n)
+        self.down = endpoints_of_leaf(down, node.n_nics_per_gpu)
         self.leaves = -(-nodes // self.down) * self.per_node
         self.pod_leaves = ports // 2
         self.pods = -(-self.leaves // self.pod_leaves)

@@ -59,12 +59,14 @@ def count_inventory(wiring: Wiring, prices: FabricPrices | None) -> Inventory:
     """
     switches: dict[str, int] = {}
     for block in wiring.vertices:
-        if block.kind not in ("gpu", "host"):
+        if block.kind != "gpu" and block.count:
             switches[block.kind] = switches.get(block.kind, 0) + block.count * block.chips
     cables: dict[str, int] = {}
     endpoints = inter_switch = transceivers = ports = 0
     for run in wiring.cables:
         n = len(run.tails) * run.strands
+        if not n:
+            continue
         cables[run.kind] = cables.get(run.kind, 0) + n
         transceivers += 2 * n if run.optical else 0
         at_switch = int(np.sum(run.tails >= wiring.n_gpus) + np.sum(run.heads >= wiring.n_gpus))

@@ -38,7 +38,7 @@ class MultiPlaneFatTree(ScaleOutPart):
                 f"legal: {', '.join(map(str, legal))}"
             )
         down, up = fabric.leaf_ports()
-        self.down = endpoints_of_leaf(down, node.nics_per_gpu.n)
+        self.down = endpoints_of_leaf(down, node.n_nics_per_gpu)
         leaves = -(-(self.n_gpus // self.planes) // self.down)
         self.trees = Trees(self.planes, TreeShape.for_leaves(leaves, fabric.switch_ports.n, up))
 

@@ -79,7 +79,7 @@ class ScaleOutPart(Part):
 
     def nic_rates(self) -> tuple[float, float]:
         """(payload, nominal) bandwidth of a GPU's NICs here: the slower of NIC and switch port."""
-        ports = self.base.link_bandwidth.value * self.node.nics_per_gpu.n
+        ports = self.base.link_bandwidth.value * self.node.n_nics_per_gpu
         return (
             min(self.node.scale_out_effective_bytes_per_s, ports),
             min(self.node.scale_out_bytes_per_s, ports),
@@ -97,7 +97,7 @@ class ScaleOutPart(Part):
             switch_of_gpu,
             self.nic_rates(),
             self.base.latency_same_leaf.value / 2,
-            strands=self.node.nics_per_gpu.n,
+            strands=self.node.n_nics_per_gpu,
             optical=True,
         )
 

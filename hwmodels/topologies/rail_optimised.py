@@ -29,7 +29,7 @@ class RailOptimised(ScaleOutPart):
         super().__init__(node, nodes, fabric)
         self.forwards = fabric.cross_rail == "forward"
         down, up = fabric.leaf_ports()
-        self.down = endpoints_of_leaf(down, node.nics_per_gpu.n)
+        self.down = endpoints_of_leaf(down, node.n_nics_per_gpu)
         units = -(-nodes // self.down)
         self.trees = Trees(1, TreeShape.for_leaves(units * self.per_node, fabric.switch_ports.n, up))
 

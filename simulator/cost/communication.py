@@ -10,6 +10,7 @@ from typing import Literal
 
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.scale_up_shares import SWITCHED, ScaleUpShares
 from moesim.simulator.layout.routing import LinkBytes
 
 EpOperation = Literal["dispatch", "combine"]
@@ -30,6 +31,12 @@ class Links:
     nic_bytes_per_s: float
     nic_latency_s: float
     gpus_per_node: int
+    curves: str = ""
+    """Prefix of the ids of the share curves: "engine." where a dedicated engine moves the payload."""
+    wiring: ScaleUpShares = SWITCHED
+    """What part of `scale_up_bytes_per_s` a group can use."""
+    ep_per_node: int = 1
+    """Members of an expert-parallel group on one node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +98,7 @@ def ep_transfer(
     sm_rate, sm_residual = read(f"ep.{operation}.sm_rate", sms)
     # Below 20 SMs the SM curve is the limit; the link share was measured with enough SMs.
     fraction, link_residual = read(f"ep.{operation}.scale_up_fraction", max(20, sms))
-    link_rate = fraction * links.scale_up_bytes_per_s
+    link_rate = fraction * links.wiring.all_to_all(links.ep_per_node) * links.scale_up_bytes_per_s
     scale_up_s = max(traffic.logical_nvlink_bytes / sm_rate, traffic.nvlink_bytes / link_rate)
     nic_s = best_nic = nic_residual = 0.0
     if traffic.ib_bytes:
@@ -111,6 +118,39 @@ def ep_transfer(
     )
 
 
+def engine_transfer(
+    traffic: LinkBytes, links: Links, profile: CalibrationProfile, *, nodes: int
+) -> TransferTime:
+    """Seconds of a dispatch or combine that a dedicated engine moves, no compute unit taking part.
+
+    payload = max(NIC bytes / NIC rate, scale-up bytes / scale-up rate), the rates being shares of the
+    nominal ones from the profile's curves engine.ep.* over the number of nodes (docs/model.md, eq. H1).
+    Raises InputError where the profile has no such curve.
+    """
+
+    def seconds(curve_id: str, moved: float, rate: float) -> tuple[float, float]:
+        curve = profile.curve(curve_id)
+        return moved / (curve.curve.at(nodes).value * rate), curve.residual.relative
+
+    ids = ["engine.ep.scale_up_fraction"]
+    wired = links.wiring.all_to_all(links.ep_per_node) * links.scale_up_bytes_per_s
+    scale_up_s, residual = seconds(ids[0], traffic.nvlink_bytes, wired)
+    nic_s = best_nic = 0.0
+    if traffic.ib_bytes:
+        ids.append("engine.ep.nic_fraction")
+        nic_s, nic_residual = seconds(ids[1], traffic.ib_bytes, links.nic_bytes_per_s)
+        residual = max(residual, nic_residual)
+        best_nic = traffic.ib_bytes / links.nic_bytes_per_s
+    return TransferTime(
+        launch_s=notify_seconds(links, nodes),
+        nic_s=nic_s,
+        scale_up_s=scale_up_s,
+        best_s=max(best_nic, traffic.nvlink_bytes / links.scale_up_bytes_per_s),
+        worst_s=max(nic_s, scale_up_s) * (1.0 + residual),
+        curve_ids=tuple(ids),
+    )
+
+
 def notify_seconds(links: Links, nodes: int) -> float:
     """Latency of the notify kernel once every rank is there: two exchanges over each fabric it spans.
 
@@ -126,9 +166,9 @@ def send_seconds(
     kind, rate, latency = (
         ("nic", links.nic_bytes_per_s, links.nic_latency_s)
         if across_nodes
-        else ("scale_up", links.scale_up_bytes_per_s, links.scale_up_latency_s)
+        else ("scale_up", links.wiring.pair() * links.scale_up_bytes_per_s, links.scale_up_latency_s)
     )
-    share = profile.curve(f"p2p.{kind}_fraction").curve.at(payload_bytes).value
+    share = profile.curve(f"{links.curves}p2p.{kind}_fraction").curve.at(payload_bytes).value
     return latency + payload_bytes / (share * rate)
 
 
@@ -159,10 +199,12 @@ def ring_seconds(
     steps_s = (ranks_per_node - 1) * links.scale_up_latency_s
     seconds = 0.0
     if ranks_per_node > 1:
-        share = profile.curve("collective.scale_up_fraction").curve.at(total_bytes / ranks).value
-        seconds = scale_up_bytes / (share * links.scale_up_bytes_per_s)
+        share = (
+            profile.curve(f"{links.curves}collective.scale_up_fraction").curve.at(total_bytes / ranks).value
+        )
+        seconds = scale_up_bytes / (share * links.wiring.ring(ranks_per_node) * links.scale_up_bytes_per_s)
     if nodes > 1:
-        share = profile.curve("collective.nic_fraction").curve.at(nodes).value
+        share = profile.curve(f"{links.curves}collective.nic_fraction").curve.at(nodes).value
         seconds = max(seconds, nic_bytes / (share * links.nic_bytes_per_s))
         steps_s += (nodes - 1) * links.nic_latency_s
     return seconds + steps_s

@@ -141,19 +141,24 @@ class Evidence:
     def _prior(self, op: Operator, *of: str) -> Prior | None:
         for prior in self.profile.priors:
             if op.cls in prior.used_for and prior.dtype in (None, op.dtype) and prior.of in of:
+                if prior.of == "gemm_achievable" and op.dtype not in self.accelerator.gemm_achievable:
+                    continue
                 return prior
         return None
 
     def _prior_base(self, op: Operator, group: LawGroup) -> Basis:
-        prior = self._prior(op, "tensor_peak", "memory_bandwidth")
+        """Eq. H2: a fraction of the best measured product, of the tensor peak or of the memory bandwidth."""
+        prior = self._prior(op, "gemm_achievable", "tensor_peak", "memory_bandwidth")
         if prior is None:
             raise InputError(
                 f"calibration profile {self.profile.name!r} has neither a measurement nor a prior for "
                 f"{op.cls} in {op.dtype} (operator {op.name!r}); include generic-priors or add a curve"
             )
         of = prior.of.replace("_", " ")
-        if prior.of == "tensor_peak":
+        if prior.of != "memory_bandwidth":
             peak = self.accelerator.peak_flop_per_s(op.dtype)
+            if prior.of == "gemm_achievable":
+                peak = self.accelerator.gemm_achievable_flop_per_s(op.dtype)
             compute_s = op.flop / (peak * prior.fraction)
             memory_s = op_bytes(op) / self._hbm_bytes_per_s
             best = max(op.flop / (peak * prior.high), memory_s)

@@ -27,8 +27,7 @@ class SmLaws:
 
     def __init__(self, accelerator: Accelerator, profile: CalibrationProfile) -> None:
         """Index the laws by group; the first one of a group wins."""
-        self._total = accelerator.n_sms
-        self._accelerator, self._profile = accelerator.name, profile.name
+        self._accelerator, self._profile = accelerator, profile.name
         self._laws: dict[LawGroup, Law] = {}
         for law in profile.laws:
             self._laws.setdefault(law.group, law)
@@ -47,14 +46,17 @@ class SmLaws:
         return reading
 
     def _read(self, group: LawGroup, n: int, beside: bool) -> SlowDown:
-        if not 0 <= n < self._total:
-            raise InputError(
-                f"communication.sms={n} is not between 0 and {self._total - 1}: "
-                f"{self._accelerator} has {self._total} SMs and compute needs at least one"
-            )
         law = self._laws.get(group)
-        free = self._total / (self._total - n)
-        if n == 0 or not beside:
+        if n == 0:  # nothing is shared: also on an accelerator whose compute units nobody counted
+            return SlowDown(1.0, 0.0, law.id if law else "")
+        total = self._accelerator.n_sms
+        if not 0 < n < total:
+            raise InputError(
+                f"communication.sms={n} is not between 0 and {total - 1}: "
+                f"{self._accelerator.name} has {total} SMs and compute needs at least one"
+            )
+        free = total / (total - n)
+        if not beside:
             return SlowDown(free if group == "gemm_told" else 1.0, 0.0, law.id if law else "")
         if law is None:
             note = (

@@ -144,6 +144,7 @@ def _footing(result: Result) -> list[str]:
         f"stands on profile {result.profile} ({result.profile_hash[:12]}), seed {result.seed}; "
         f"numbers: {counted}"
     ]
+    lines.append(f"confidence {result.confidence_reason}")
     lines += _first("assumed", assumed)
     lines += _first("extrapolated", list(result.extrapolated))
     return lines + [f"warning: {text}" for text in result.warnings]

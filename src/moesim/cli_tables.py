@@ -158,6 +158,6 @@ def print_hardware(name: str | None, as_json: bool) -> None:
     if as_json:
         print_json([row._asdict() for row in rows])
     elif name is None:
-        print_table(("what", "name", "summary"), rows)
+        print_table(("what", "name", "summary", "confidence", "figures not found"), rows)
     else:
         print_table(("figure", "value", "kind", "source", "date", "note"), rows)

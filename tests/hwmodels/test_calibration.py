@@ -143,3 +143,12 @@ def test_the_hash_follows_the_content(tmp_path: Path) -> None:
     other = load_profile(write(tmp_path, "q", LAW.format(id="a.law", value=1.3)))
     assert profile_hash(first) == profile_hash(again) != profile_hash(other)
     assert len(profile_hash(first)) == 64
+
+
+def test_no_generic_prior_hides_behind_a_wider_one() -> None:
+    """The first prior that fits is used: one for a single format must come before the one for all."""
+    seen: set[tuple[str, str, str | None]] = set()
+    for prior in load_profile("generic-priors").priors:
+        for cls in prior.used_for:
+            assert (cls, prior.of, prior.dtype) not in seen and (cls, prior.of, None) not in seen, prior.id
+            seen.add((cls, prior.of, prior.dtype))

@@ -75,7 +75,8 @@ def test_nccl_xml_behind_switches(tmp_path: Path) -> None:
     imported = read(tmp_path, nccl(links=SWITCHED), nodes=4, network="mrft-ib-400g")
     cluster = imported.cluster
     assert (cluster.n_gpus, cluster.node.n_gpus, cluster.accelerator.name) == (32, 8, "h200-sxm")
-    assert cluster.node.nic_bandwidth.value == 50e9 and cluster.node.nics_per_gpu.n == 1
+    assert cluster.node.scale_out_bytes_per_s == 50e9 and cluster.node.n_nics_per_gpu == 1
+    assert cluster.node.nic_bandwidth is not None
     assert cluster.node.nic_bandwidth.kind == "measured" and "My Machine.txt" in cluster.node.gpus.source
     assert "all GPUs behind switches, 18 links each" in imported.understood
     assert [link.kind for link in cluster.topology().route(0, 7)] == ["nvlink", "nvlink"]
@@ -83,8 +84,8 @@ def test_nccl_xml_behind_switches(tmp_path: Path) -> None:
 
 def test_nccl_xml_with_slower_nics(tmp_path: Path) -> None:
     node = read(tmp_path, nccl(links=SWITCHED, net=200000)).cluster.node
-    assert node.nic_bandwidth.value == 25e9
-    assert node.nic_bandwidth_effective.value == pytest.approx(20e9)
+    assert node.scale_out_bytes_per_s == 25e9
+    assert node.scale_out_effective_bytes_per_s == pytest.approx(20e9)
 
 
 def test_nccl_xml_of_a_mesh(tmp_path: Path) -> None:
@@ -130,8 +131,8 @@ def test_smi_matrix_with_bridges_between_pairs(tmp_path: Path) -> None:
     topo = imported.cluster.topology()
     assert [link.id for link in topo.route(0, 1)] == ["gpu:0->gpu:1"]
     assert len(topo.route(0, 2)) == 4
-    assert imported.cluster.node.nics_per_gpu.n == 1  # two NICs for four GPUs: half a NIC each
-    assert imported.cluster.node.nic_bandwidth.value == 25e9
+    assert imported.cluster.node.n_nics_per_gpu == 1  # two NICs for four GPUs: half a NIC each
+    assert imported.cluster.node.scale_out_bytes_per_s == 25e9
 
 
 def test_edge_list(tmp_path: Path) -> None:
@@ -218,6 +219,8 @@ def test_what_does_not_fit_together(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not all pairs"):
         import_topology(path, "hgx-h200", nodes=2, network="mrft-ib-400g")
     path.write_text("gpu:0 gpu:1 5GB/s\ngpu:2 gpu:1 5GB/s")
+    with pytest.raises(InputError, match="is the network already"):
+        import_topology(path, "hgx-h200", network="mrft-ib-400g")
     with pytest.raises(InputError, match="3 GPUs do not divide into --nodes 2"):
         import_topology(path, "hgx-h200", nodes=2)
 

@@ -22,6 +22,7 @@ def network(kind: str, **fabric: Any) -> Network:
 def node(gpus: int = 8, scale_up: ScaleUp | None = None, nics: int = 1) -> Node:
     """An H800 node with another number of GPUs and another inside."""
     base = load_node("hgx-h800")
+    assert base.nics_per_gpu is not None
     changes: dict[str, Any] = {
         "gpus": base.gpus.model_copy(update={"value": float(gpus)}),
         "nics_per_gpu": base.nics_per_gpu.model_copy(update={"value": float(nics)}),

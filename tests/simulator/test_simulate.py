@@ -95,6 +95,7 @@ def with_nic(factor: float) -> float:
     """Step of the small case with every NIC `factor` times as fast."""
     scenario = load_scenario(HOME, SMALL)
     node = scenario.machine.node
+    assert node.nic_bandwidth is not None
     rate = node.nic_bandwidth.model_copy(update={"value": node.nic_bandwidth.value * factor})
     cluster = scenario.machine.model_copy(update={"node": node.model_copy(update={"nic_bandwidth": rate})})
     return simulate(scenario.model_copy(update={"cluster": cluster})).step.time_s

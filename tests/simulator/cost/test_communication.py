@@ -12,6 +12,7 @@ from moesim.simulator.cost.communication import (
     EpOperation,
     Links,
     TransferTime,
+    engine_transfer,
     ep_transfer,
     notify_seconds,
     ring_seconds,
@@ -209,3 +210,58 @@ def test_rings_are_monotone_in_bytes_and_bandwidth(
     assert ring_seconds(total * factor, *group, H800, PROFILE) >= base * 0.999999
     faster = replace(H800, nic_bytes_per_s=50e9 * factor, scale_up_bytes_per_s=200e9 * factor)
     assert ring_seconds(total, *group, faster, PROFILE) <= base
+
+
+# -- dedicated engines -------------------------------------------------------------------------------
+
+ENGINES = load_profile("engine-communication")
+TORUS = replace(H800, curves="engine.")
+
+
+def share(name: str, x: float = 8) -> float:
+    return ENGINES.curve(f"engine.{name}").curve.at(x).value
+
+
+def test_an_engine_takes_the_slower_of_its_two_paths() -> None:
+    nic = engine_transfer(moved(100e6, 1e6), TORUS, ENGINES, nodes=8)
+    assert nic.payload_s == nic.nic_s == pytest.approx(100e6 / (share("ep.nic_fraction") * 50e9))
+    scale_up = engine_transfer(moved(1e6, 300e6), TORUS, ENGINES, nodes=8)
+    assert scale_up.payload_s == pytest.approx(300e6 / (share("ep.scale_up_fraction") * 200e9))
+    assert scale_up.best_s == pytest.approx(300e6 / 200e9)
+    residual = ENGINES.curve("engine.ep.scale_up_fraction").residual.relative
+    assert scale_up.worst_s == pytest.approx(scale_up.payload_s * (1 + residual))
+    assert scale_up.launch_s == notify_seconds(TORUS, 8)
+    assert scale_up.curve_ids == ("engine.ep.scale_up_fraction", "engine.ep.nic_fraction")
+
+
+def test_an_engine_needs_no_sms() -> None:
+    """Rows to the own rank cost an SM kernel time (`logical`), an engine nothing."""
+    alone = engine_transfer(moved(0.0, 300e6, logical=900e6), TORUS, ENGINES, nodes=1)
+    assert alone.payload_s == engine_transfer(moved(0.0, 300e6), TORUS, ENGINES, nodes=1).payload_s
+    assert alone.curve_ids == ("engine.ep.scale_up_fraction",) and alone.nic_s == 0.0
+
+
+@given(byte_counts, byte_counts, st.floats(1.0, 4.0))
+def test_an_engine_is_monotone_and_within_its_bounds(ib: float, scale_up: float, factor: float) -> None:
+    base = engine_transfer(moved(ib, scale_up), TORUS, ENGINES, nodes=4)
+    more = engine_transfer(moved(ib * factor, scale_up * factor), TORUS, ENGINES, nodes=4)
+    assert base.best_s <= base.payload_s <= base.worst_s
+    assert more.payload_s == pytest.approx(base.payload_s * factor)
+
+
+def test_sends_and_rings_of_an_engine_read_its_own_shares() -> None:
+    assert send_seconds(1e8, TORUS, ENGINES, across_nodes=False) == pytest.approx(
+        3.33e-6 + 1e8 / (share("p2p.scale_up_fraction", 1e8) * 200e9)
+    )
+    silent = replace(TORUS, scale_up_latency_s=0.0)
+    moved_bytes = 1e9 * 7 / 8
+    assert ring_seconds(1e9, 8, 8, silent, ENGINES) == pytest.approx(
+        moved_bytes / (share("collective.scale_up_fraction", 1e9 / 8) * 200e9)
+    )
+
+
+def test_a_profile_without_engine_shares_is_named() -> None:
+    with pytest.raises(
+        InputError, match=r"'hopper-communication' has no curve 'engine\.ep\.scale_up_fraction'"
+    ):
+        engine_transfer(moved(0.0, 1e6), TORUS, PROFILE, nodes=1)

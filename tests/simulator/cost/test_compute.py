@@ -11,7 +11,7 @@ from moesim.hwmodels.accelerator import load_accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, load_profile
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.cost.compute import OperatorCost, SmContext, operator_seconds, slow_down
-from moesim.simulator.model.operator import Operator, Phase
+from moesim.simulator.model.operator import Dtype, Operator, Phase
 from moesim.simulator.model.operators import block_operators, optimizer_operators, scale_rows
 from moesim.simulator.model.operators_parts import cast, gemm
 from moesim.simulator.model.precision import PRECISIONS
@@ -250,3 +250,33 @@ def test_every_block_of_every_shipped_model_has_a_price(name: str, profile: str,
         for op in (op for ops in phases.values() for op in ops):
             cost = operator_seconds(op, accelerator, calibration, ALONE)
             assert 0 < cost.seconds < 1.0, op.name
+
+
+# -- hardware without a profile of its own -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("chip", "dtype", "flop_per_s"),
+    [
+        ("mi300x", "bf16", 0.9 * 708e12),  # AMD's best measured product, not 0.7 of the 1,307 peak
+        ("mi300x", "fp8", 0.85 * 1273e12),
+        ("tpu-v5p", "bf16", 0.7 * 459e12),  # no product was measured: the peak
+        ("mi355x", "fp8", 0.6 * 5000e12),  # only its BF16 product was measured
+    ],
+)
+def test_a_best_measured_product_comes_before_the_datasheet_peak(
+    chip: str, dtype: Dtype, flop_per_s: float
+) -> None:
+    op = gemm("big", "F", 8192, 8192, 8192, dtype)
+    cost = operator_seconds(op, load_accelerator(chip), ROOFLINE, ALONE)
+    assert cost.seconds == pytest.approx(op.flop / flop_per_s)
+    assert cost.best_seconds <= cost.seconds <= cost.worst_seconds
+    assert cost.assumptions
+
+
+def test_compute_alone_needs_no_number_of_units_and_compute_beside_it_does() -> None:
+    s5000 = load_accelerator("mtt-s5000")
+    op = gemm("big", "F", 8192, 8192, 8192, "bf16")
+    assert operator_seconds(op, s5000, ROOFLINE, ALONE).seconds > 0
+    with pytest.raises(InputError, match="'mtt-s5000' has no figure compute_units"):
+        operator_seconds(op, s5000, ROOFLINE, PAIR)

@@ -1,0 +1,126 @@
+"""How far a prediction on a machine can be trusted: what its compute rates stand on, and what is missing."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from moesim.hwmodels.accelerator import Accelerator
+from moesim.hwmodels.calibration import (
+    CalibrationProfile,
+    GemmTable,
+    Prior,
+    list_profiles,
+    load_profile,
+)
+from moesim.hwmodels.cluster import Cluster
+
+Confidence = Literal["measured", "published", "peak-only"]
+
+LEVELS: tuple[Confidence, ...] = ("measured", "published", "peak-only")
+"""Best first."""
+
+GENERIC = "generic-roofline"
+"""The profile that prices any accelerator from its data file."""
+
+
+def confidence(cluster: Cluster, profile: CalibrationProfile, dtype: str = "bf16") -> Confidence:
+    """What the matrix products of a format, the larger part of a step's compute, stand on (docs/profiles.md).
+
+    `measured`: the first rate table of every class was measured on this accelerator. `published`: rates by
+    shape that were stated by others, derived, or measured on a sibling; or the best rate that somebody
+    measured on this accelerator. `peak-only`: the datasheet peak times a stated efficiency prior.
+    """
+    return _confidence(cluster.accelerator, profile, dtype)
+
+
+def _confidence(accelerator: Accelerator, profile: CalibrationProfile, dtype: str) -> Confidence:
+    tables = rate_tables(profile, dtype)
+    if tables:
+        return "measured" if all(_measured_on(accelerator, profile, t) for t in tables) else "published"
+    prior = efficiency_prior(accelerator, profile, dtype)
+    return "published" if prior is not None and prior.of == "gemm_achievable" else "peak-only"
+
+
+def rate_tables(profile: CalibrationProfile, dtype: str) -> tuple[GemmTable, ...]:
+    """The tables that products of a format are priced from: the first of every class; none without "gemm"."""
+    first: dict[str, GemmTable] = {}
+    for table in profile.gemm_tables:
+        if table.dtype == dtype:
+            first.setdefault(table.cls, table)
+    return tuple(first.values()) if "gemm" in first else ()
+
+
+def _measured_on(accelerator: Accelerator, profile: CalibrationProfile, table: GemmTable) -> bool:
+    """Whether a table was measured, and on this accelerator as far as its conditions say."""
+    device = table.conditions.device
+    here = device is None or accelerator.name.split("-")[0] in device.lower()
+    return table.kind == "measured" and here and profile.accelerator == accelerator.name
+
+
+def efficiency_prior(
+    accelerator: Accelerator, profile: CalibrationProfile, dtype: str = "bf16"
+) -> Prior | None:
+    """The prior that prices dense products of a format where a profile has no rate table for it."""
+    for of in ("gemm_achievable", "tensor_peak"):
+        for prior in profile.priors:
+            fits = prior.of == of and "gemm" in prior.used_for and prior.dtype in (None, dtype)
+            if fits and (of == "tensor_peak" or dtype in accelerator.gemm_achievable):
+                return prior
+    return None
+
+
+def statement(cluster: Cluster, profile: CalibrationProfile, dtype: str = "bf16") -> str:
+    """One line for the result: the confidence, and the efficiency prior with its range and source."""
+    level, chip = confidence(cluster, profile, dtype), cluster.accelerator
+    if rate_tables(profile, dtype):
+        return f"{level}: {dtype} products from the rate tables of profile {profile.name}"
+    prior = efficiency_prior(chip, profile, dtype)
+    if prior is None:
+        return f"{level}: profile {profile.name} has no rate of {dtype} products"
+    of = "datasheet peak" if prior.of == "tensor_peak" else "best measured product"
+    return (
+        f"{level}, efficiency prior {prior.fraction:g} ({prior.low:g} to {prior.high:g}) of the {dtype} {of} "
+        f"of {chip.name} ({prior.id}: {prior.source})"
+    )
+
+
+def peak_only_note(cluster: Cluster, profile: CalibrationProfile, dtype: str = "bf16") -> tuple[str, ...]:
+    """The statement as an extrapolation, where products are priced without a table of rates by shape."""
+    return () if rate_tables(profile, dtype) else (statement(cluster, profile, dtype),)
+
+
+def missing_figures(accelerator: Accelerator) -> tuple[str, ...]:
+    """Figures that nobody published and that a step, its energy or a comparison needs, by field name."""
+    needed = ["scale_up_bandwidth", "tdp", "clock", "l2"]
+    if accelerator.communication_engine is None:
+        needed.insert(0, "compute_units")
+    missing = [name for name in needed if getattr(accelerator, name) is None]
+    return tuple(["peak.bf16"] if "bf16" not in accelerator.peak else []) + tuple(missing)
+
+
+def units(accelerator: Accelerator) -> str:
+    """The compute units by the vendor's own word, or that nobody published their number."""
+    count = accelerator.compute_units
+    return f"? {accelerator.unit_name}s" if count is None else f"{count.n} {accelerator.unit_name}s"
+
+
+def best_profile(accelerator: Accelerator, *dtypes: str) -> tuple[Confidence, str]:
+    """The best confidence that a shipped profile gives an accelerator, and that profile's name.
+
+    In any of `dtypes` (BF16 and FP8, where not given) that the accelerator has. Of equals the profile
+    with the most entries; `generic-roofline` where none has rates for this accelerator.
+    """
+    wanted = [dtype for dtype in dtypes or ("bf16", "fp8") if dtype in accelerator.peak] or ["bf16"]
+    generic = load_profile(GENERIC)
+    found = [(LEVELS.index(_confidence(accelerator, generic, dtype)), 1, GENERIC) for dtype in wanted]
+    for name in list_profiles():
+        profile = load_profile(name)
+        if accelerator.name in (profile.accelerator, *profile.also_for):
+            size = sum(1 for _ in profile.entries())
+            found += [
+                (LEVELS.index(_confidence(accelerator, profile, dtype)), -size, name)
+                for dtype in wanted
+                if rate_tables(profile, dtype)
+            ]
+    level, _, name = min(found)
+    return LEVELS[level], name

@@ -1,0 +1,86 @@
+"""What part of a GPU's scale-up rate a group can use, from the wiring alone: switch, full mesh or torus."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+from moesim.hwmodels.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleUpShares:
+    """Shares of the nominal rate of one GPU and direction, by who talks to whom (docs/model.md, eq. H3).
+
+    `link` is the nominal rate of one link over that of the GPU. `mesh`: GPUs of a node in which every pair
+    has a link (0: none). `torus`: sizes of the dimensions (empty: none), of which 3 and more wrap around.
+    Neither: a switch that does not block.
+    """
+
+    link: float = 1.0
+    mesh: int = 0
+    torus: tuple[int, ...] = ()
+
+    def all_to_all(self, group: int) -> float:
+        """Share of a uniform all-to-all of `group` GPUs.
+
+        Mesh: the links to the other members. Torus: the most compact block, whose narrowest cut decides.
+        Raises InputError where no block of the torus has so many chips.
+        """
+        if group <= 1:
+            return 1.0
+        if self.mesh:
+            return (group - 1) / (self.mesh - 1)
+        if not self.torus:
+            return 1.0
+        blocks = self._blocks(group)
+        if not blocks:
+            sizes = "x".join(map(str, self.torus))
+            raise InputError(
+                f"a group of {group} chips is no block of the {sizes} torus: use a number that is a "
+                f"product of divisors of {', '.join(map(str, self.torus))}"
+            )
+        crossing = min(max(self._load(n, size) for n, size in self._pairs(block)) for block in blocks)
+        return min(1.0, self.link * (group - 1) / (group * crossing))
+
+    def pair(self) -> float:
+        """Share of two neighbours: one link."""
+        return self.link
+
+    def ring(self, group: int) -> float:
+        """Share of a reduce-scatter or all-gather of `group` GPUs.
+
+        Mesh: rings over all links between the members. Torus: the links along the dimensions that the
+        block spans, both ways where it closes a ring; one link where it is no block.
+        """
+        if group <= 1:
+            return 1.0
+        if self.mesh:
+            return (group - 1) / (self.mesh - 1)
+        if not self.torus:
+            return 1.0
+        ways = [sum(self._ways(n, size) for n, size in self._pairs(b) if n > 1) for b in self._blocks(group)]
+        return min(1.0, self.link * max(ways, default=1))
+
+    def _blocks(self, group: int) -> list[tuple[int, ...]]:
+        sides = [[n for n in range(1, size + 1) if size % n == 0] for size in self.torus]
+        return [block for block in product(*sides) if prod(block) == group]
+
+    def _pairs(self, block: tuple[int, ...]) -> list[tuple[int, int]]:
+        return list(zip(block, self.torus, strict=True))
+
+    @staticmethod
+    def _load(n: int, size: int) -> float:
+        """Bytes over the middle link of a row of n, in units of what one chip sends; a ring has two ways."""
+        half = n // 2
+        return half * (n - half) / n / ScaleUpShares._ways(n, size)
+
+    @staticmethod
+    def _ways(n: int, size: int) -> int:
+        """Directions that a row of n chips can be gone around: two where it closes a ring."""
+        return 2 if n == size and n >= 3 else 1
+
+
+SWITCHED = ScaleUpShares()
+"""Every GPU reaches every other at its full rate."""
