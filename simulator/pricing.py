@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import ceil, fsum, log2
 
@@ -22,7 +22,9 @@ from moesim.simulator.cost.communication import (
     send_seconds,
 )
 from moesim.simulator.cost.compute import SmContext, operator_seconds
+from moesim.simulator.cost.evidence import GEMM_CLASSES
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, SyncCost, TransferCost
+from moesim.simulator.layer_collectives import LayerCollectives
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.routing import Gate, TargetStatistics, expected_targets, transfer_bytes
 from moesim.simulator.layout.stages import Block, StageAssignment
@@ -130,6 +132,10 @@ class Pricer:
         per_node = self.scenario.parallel.ep // self.ep_nodes
         return expected_targets(gate, self.scenario.parallel.ep, per_node)
 
+    @property
+    def _splits_layers(self) -> bool:
+        return self.scenario.parallel.tp > 1 or self.scenario.parallel.cp > 1
+
     # -- compute -------------------------------------------------------------------------------------
 
     def operators(self, kind: BlockKind) -> dict[Phase, tuple[Operator, ...]]:
@@ -149,6 +155,7 @@ class Pricer:
             # The policies differ in what is kept (bytes), not in what is computed again.
             recompute="selective" if s.recompute == "deepseek-v3" else s.recompute,
             redundant_experts=s.routing.redundant_experts,
+            unfused_attention=s.software.attention == "unfused",
         )
 
     def context(self, mode: Mode) -> SmContext:
@@ -169,26 +176,24 @@ class Pricer:
                 fixed += cost.seconds
         return PhaseCost(fixed + exposed_s, row, exposed_s, best, worst + exposed_s)
 
-    def tensor_parallel_s(self, phase: Phase) -> float:
-        """Collectives of tensor and context parallelism inside a phase, not overlapped (eq. X6).
+    def exposed_s(self, operators: Mapping[Phase, tuple[Operator, ...]]) -> dict[Phase, float]:
+        """Collectives of tensor and context parallelism inside the phases of a layer (eq. X6, O2, O3)."""
+        return LayerCollectives(self.scenario, self.links, self.profile).exposed(
+            self.shape, self.tokens, {phase: self._product_s(ops) for phase, ops in operators.items()}
+        )
 
-        Tensor parallel: an all-gather and a reduce-scatter (or one all-reduce) of the activations around
-        attention and around the FFN, forward and again for the input gradient. Context parallel: keys and
-        values of the whole sequence are gathered before attention, their gradients scattered after.
-        """
-        plan, links = self.scenario.parallel, self.links
-        seconds = 0.0
-        if plan.tp > 1 and phase in ("attn F", "mlp F", "attn I", "mlp I"):
-            activation = self.tokens / plan.cp * self.shape.hidden * 2.0
-            seconds += 2 * ring_seconds(
-                activation, plan.tp, min(plan.tp, links.gpus_per_node), links, self.profile
-            )
-        if plan.cp > 1 and phase in ("attn F", "attn I"):
-            attention = self.shape.attention
-            width = attention.kv_heads * (attention.qk_head_dim + attention.v_head_dim) / plan.tp
-            per_node = max(1, min(plan.cp, links.gpus_per_node // min(plan.tp, links.gpus_per_node)))
-            seconds += ring_seconds(self.tokens * width * 2.0, plan.cp, per_node, links, self.profile)
-        return seconds
+    def _product_s(self, operators: tuple[Operator, ...]) -> tuple[float, float]:
+        """Seconds of the matrix products and of the attention among some operators, alone on all SMs."""
+        products = attention = 0.0
+        for op in operators:
+            if op.recompute or not (op.cls in GEMM_CLASSES or op.cls.startswith("attention")):
+                continue
+            seconds = operator_seconds(op, self.cluster.accelerator, self.profile, SmContext()).seconds
+            if op.cls in GEMM_CLASSES:
+                products += seconds
+            else:
+                attention += seconds
+        return products, attention
 
     # -- transfers -----------------------------------------------------------------------------------
 
@@ -310,10 +315,11 @@ class Pricer:
         transfer: dict[tuple[BlockKind, Phase, Mode], TransferCost] = {}
         for kind in kinds:
             layer = kind in ("dense", "moe", "mtp")
-            for phase, operators in self.operators(kind).items():
+            by_phase = self.operators(kind)
+            exposed = self.exposed_s(by_phase) if layer and self._splits_layers else {}
+            for phase, operators in by_phase.items():
                 for mode in modes:
-                    exposed = self.tensor_parallel_s(phase) if layer else 0.0
-                    compute[kind, phase, mode] = self.phase(operators, mode, exposed)
+                    compute[kind, phase, mode] = self.phase(operators, mode, exposed.get(phase, 0.0))
                     if phase in EP_PHASES and self.scenario.parallel.ep > 1 and mode != "quiet":
                         transfer[kind, phase, mode] = self.ep_phase(phase, mode)
             if self.scenario.parallel.zero_stage == 3:

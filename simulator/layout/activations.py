@@ -12,23 +12,29 @@ from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision, row_bytes
 from moesim.simulator.model.shape import MLA, ModelShape, MoE
 
-RecomputePolicy = Literal["none", "selective", "full", "deepseek-v3"]
+RecomputePolicy = Literal["none", "attention", "selective", "full", "deepseek-v3"]
 """What backward computes again.
 
-none: nothing. selective: norms, MLA up-projections and SwiGLU products. full: every layer from its
+none: nothing. attention: the core attention where its scores go through memory (arXiv 2205.05198,
+section 5; nothing with flash attention, which always does). selective: norms, MLA up-projections and SwiGLU products. full: every layer from its
 input. deepseek-v3: as selective, and the attention output is kept in the 12-bit format E5M6
 (DeepSeek-V3 report, sections 3.2.3 and 3.3.3).
 """
 
 E5M6_BYTES = 1.5
-Role = Literal["residual", "norm output", "latent", "expanded", "kept", "linear input", "swiglu output"]
+SCORE_BYTES = 5.0
+"""Softmax output and dropout output in 16 bits, and one byte of mask, for every score."""
+Role = Literal[
+    "residual", "norm output", "latent", "expanded", "kept", "linear input", "swiglu output", "scores"
+]  # fmt: skip
 """What a tensor is, which decides whether a policy keeps it."""
 
 RECOMPUTED: dict[RecomputePolicy, frozenset[Role]] = {
     "none": frozenset(),
-    "selective": frozenset({"norm output", "expanded", "swiglu output"}),
-    "deepseek-v3": frozenset({"norm output", "expanded", "swiglu output"}),
-    "full": frozenset({"norm output", "latent", "expanded", "kept", "linear input", "swiglu output"}),
+    "attention": frozenset({"scores"}),
+    "selective": frozenset({"norm output", "expanded", "swiglu output", "scores"}),
+    "deepseek-v3": frozenset({"norm output", "expanded", "swiglu output", "scores"}),
+    "full": frozenset({"norm output", "latent", "expanded", "kept", "linear input", "swiglu output", "scores"}),
 }
 
 Sharding = Literal["tokens", "width", "none"]
@@ -66,8 +72,13 @@ def activation_bytes(
     policy: RecomputePolicy,
     plan: ParallelPlan,
     sequence: int,
+    unfused_attention: bool = False,
 ) -> float:
-    """Bytes on one GPU that one micro-batch keeps in one block (docs/model.md, eq. M2)."""
+    """Bytes on one GPU that one micro-batch keeps in one block (docs/model.md, eq. M2).
+
+    With `unfused_attention` the softmax output, the dropout mask and its output are kept too: 5 a s bytes a
+    token (arXiv 2205.05198, eq. 1), unless the policy recomputes them.
+    """
     tokens = plan.microbatch * sequence / plan.cp
     cut = {
         "tokens": plan.tp if plan.sequence_parallel else 1,
@@ -75,15 +86,23 @@ def activation_bytes(
         "none": 1,
     }
     tensors = cached_tensors(shape, kind, precision, policy)
-    return fsum(tokens * t.bytes_per_token / cut[t.sharding] for t in tensors)
+    kept = fsum(tokens * t.bytes_per_token / cut[t.sharding] for t in tensors)
+    if unfused_attention and kind in ("dense", "moe", "mtp") and "scores" not in RECOMPUTED[policy]:
+        kept += tokens * SCORE_BYTES * shape.attention.heads / plan.tp * sequence
+    return kept
 
 
 def working_bytes(
-    shape: ModelShape, kind: BlockKind, plan: ParallelPlan, precision: Precision, sequence: int
+    shape: ModelShape,
+    kind: BlockKind,
+    plan: ParallelPlan,
+    precision: Precision,
+    sequence: int,
+    unfused_attention: bool = False,
 ) -> float:
     """Bytes alive while one block runs backward: its tensors once, in BF16, nothing recomputed (eq. M3)."""
     plain = precision.model_copy(update={"activation_cache": "bf16", "head": "bf16"})
-    return activation_bytes(shape, kind, plain, "none", plan, sequence)
+    return activation_bytes(shape, kind, plain, "none", plan, sequence, unfused_attention)
 
 
 def _tensors(
@@ -107,7 +126,7 @@ def _tensors(
     if kind == "dense" or shape.moe is None:
         assert shape.dense_ffn is not None
         yield from _ffn_input(shape, precision)
-        yield from _swiglu("FFN", 1.0, shape.dense_ffn, precision, "width")
+        yield from _swiglu("FFN", 1.0, shape.dense_ffn, precision, "width", shape.ffn_branches)
     else:
         yield from _ffn_input(shape, precision)
         yield from _experts(shape, shape.moe, precision)
@@ -141,10 +160,10 @@ def _ffn_input(shape: ModelShape, precision: Precision) -> Iterator[CachedTensor
 
 
 def _swiglu(
-    name: str, rows: float, width: int, precision: Precision, sharding: Sharding
+    name: str, rows: float, width: int, precision: Precision, sharding: Sharding, branches: int = 2
 ) -> Iterator[CachedTensor]:
     cache = precision.activation_cache
-    yield CachedTensor(f"{name} gate and up", rows * row_bytes(2 * width, cache), "kept", sharding)
+    yield CachedTensor(f"{name} gate and up", rows * row_bytes(branches * width, cache), "kept", sharding)
     yield CachedTensor(f"{name} SwiGLU output", rows * row_bytes(width, cache), "swiglu output", sharding)
 
 

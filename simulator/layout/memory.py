@@ -94,6 +94,7 @@ def memory_by_kind(
     communication_sms: int,
     capacity_bytes: float,
     redundant_experts: int = 0,
+    unfused_attention: bool = False,
 ) -> MemoryReport:
     """Bytes per GPU for every pipeline rank of a plan (docs/model.md, eq. M5).
 
@@ -120,8 +121,10 @@ def memory_by_kind(
                 weights=states[0],
                 gradients=states[1],
                 optimizer=states[2],
-                activations=_activations(shape, layout, precision, assignment, rank, sequence, recompute),
-                workspace=_workspace(shape, layout, precision, blocks, sequence),
+                activations=_activations(
+                    shape, layout, precision, assignment, rank, sequence, recompute, unfused_attention
+                ),
+                workspace=_workspace(shape, layout, precision, blocks, sequence, unfused_attention),
                 communication_buffers=expert.total_bytes * has_experts
                 + pipeline_buffer_bytes(shape, layout.plan, sequence),
                 framework=FRAMEWORK_BYTES.value,
@@ -228,10 +231,11 @@ def _activations(
     rank: RankStages,
     sequence: int,
     recompute: RecomputePolicy,
+    unfused: bool,
 ) -> float:
     per_stage = {
         stage: fsum(
-            activation_bytes(shape, block.kind, precision, recompute, layout.plan, sequence)
+            activation_bytes(shape, block.kind, precision, recompute, layout.plan, sequence, unfused)
             for block in assignment.stages[stage]
         )
         for stage in rank.stages
@@ -241,10 +245,16 @@ def _activations(
 
 
 def _workspace(
-    shape: ModelShape, layout: Layout, precision: Precision, blocks: Sequence[Block], sequence: int
+    shape: ModelShape,
+    layout: Layout,
+    precision: Precision,
+    blocks: Sequence[Block],
+    sequence: int,
+    unfused: bool,
 ) -> float:
     sizes = (
-        working_bytes(shape, kind, layout.plan, precision, sequence) for kind in {b.kind for b in blocks}
+        working_bytes(shape, kind, layout.plan, precision, sequence, unfused)
+        for kind in {b.kind for b in blocks}
     )
     return max(sizes, default=0.0)
 

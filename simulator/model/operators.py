@@ -26,8 +26,8 @@ __all__ = [
     "scale_rows",
 ]
 
-RECOMPUTE = ("none", "selective", "full")
-"""none; norms, MLA up-projections and SwiGLU outputs (DeepSeek-V3 report 3.2.3); the whole block.
+RECOMPUTE = ("none", "attention", "selective", "full")
+"""none; the core attention, where its scores go through memory; norms, MLA up-projections and SwiGLU outputs (DeepSeek-V3 report 3.2.3); the whole block.
 
 `full` repeats the compute of the forward in the input gradient; a second dispatch is not included."""
 
@@ -51,13 +51,15 @@ def block_operators(
     received_tokens: float | None = None,
     recompute: str = "selective",
     redundant_experts: int = 0,
+    unfused_attention: bool = False,
 ) -> dict[Phase, tuple[Operator, ...]]:
     """Operators of a block on one GPU, by phase; phases that the block does not have are absent.
 
     `tokens`: rows of the micro-batch in one model replica (one CP rank holds tokens / cp). `sequence`:
     tokens of one sequence, for the causal core attention. `received_rows`: expert rows that this rank
     computes; `received_tokens`: distinct tokens behind them (expected for uniform routing by default).
-    `redundant_experts`: replicas beyond one an expert, which all ranks share evenly.
+    `redundant_experts`: replicas beyond one an expert, which all ranks share evenly. `unfused_attention`:
+    scores through memory, as before flash attention.
     The result is cached: do not change it. Raises InputError for an unknown recompute policy, a MoE
     block without rows, and a TP that does not divide heads or FFN widths.
     """
@@ -75,6 +77,7 @@ def block_operators(
         received_tokens,
         recompute,
         redundant_experts,
+        unfused_attention,
     )
     if kind == "embedding":
         phases = {"mlp F": ends.embedding_forward(w), "mlp W": ends.embedding_weight_gradient(w)}
@@ -97,7 +100,9 @@ def _layer(w: Work, precision: Precision, moe: bool) -> dict[str, list[Operator]
             "attn F": attention_forward,
             "mlp F": ffn.dense_forward(w),
             "mlp I": ffn.dense_input_gradient(w),
-            "mlp W": list(ffn.swiglu_weight_gradient(w, "ffn", ffn.dense_width(w))),
+            "mlp W": list(
+                ffn.swiglu_weight_gradient(w, "ffn", ffn.dense_width(w), w.shape.ffn_branches)
+            ),
             "attn I": attention.attention_input_gradient(w),
             "attn W": attention.attention_weight_gradient(w),
         }

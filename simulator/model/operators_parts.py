@@ -37,6 +37,8 @@ class Work:
     recompute: str
     redundant_experts: int = 0
     """Replicas of experts beyond one each, over all ranks."""
+    unfused: bool = False
+    """Attention scores go through memory instead of staying in a fused kernel."""
 
     @property
     def norm_tokens(self) -> float:
