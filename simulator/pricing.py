@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, fsum, log2
 
 from moesim.hwmodels.calibration import CalibrationProfile, Law, list_profiles, load_profile
@@ -14,6 +14,7 @@ from moesim.simulator.chunk import EP_PHASES
 from moesim.simulator.cost.communication import (
     EpOperation,
     Links,
+    all_to_all_seconds,
     engine_transfer,
     ep_transfer,
     notify_seconds,
@@ -23,6 +24,7 @@ from moesim.simulator.cost.communication import (
 )
 from moesim.simulator.cost.compute import SmContext, operator_seconds
 from moesim.simulator.cost.evidence import GEMM_CLASSES
+from moesim.simulator.cost.overlap import LOST_BESIDE_NCCL, behind_window
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, SyncCost, TransferCost
 from moesim.simulator.layer_collectives import LayerCollectives
 from moesim.simulator.layout.parallel import Layout
@@ -215,6 +217,8 @@ class Pricer:
         """One dispatch or combine of a micro-batch."""
         operation = EP_OPERATION[phase]
         recipe = self.scenario.recipe
+        if self.scenario.communication.kernels == "nccl":
+            return self._nccl_phase()
         wire = recipe.dispatch if operation == "dispatch" else recipe.combine
         bytes_ = transfer_bytes(self.targets(), self.ep_tokens, row_bytes(self.shape.hidden, wire))
         engine = self.cluster.accelerator.communication_engine
@@ -257,6 +261,24 @@ class Pricer:
             self.evidence.extrapolated.add(
                 f"profile {profile.name}: communication shares of Hopper used for {accelerator.name}"
             )
+
+    def _nccl_phase(self) -> TransferCost:
+        """All-to-all of NCCL: every chosen expert gets its own copy of a row, in BF16 (eq. X8)."""
+        assert self.shape.moe is not None
+        ep, nodes = self.scenario.parallel.ep, self.ep_nodes
+        time = all_to_all_seconds(
+            self.ep_tokens * self.shape.moe.top_k * self.shape.hidden * 2.0, ep, nodes, self.links, self.profile
+        )
+        self.evidence.add(time.curve_ids, time.extrapolations)
+        return TransferCost(
+            launch_s=time.launch_s,
+            nic_s=time.nic_s,
+            scale_up_s=time.scale_up_s,
+            nic_bytes=time.nic_bytes,
+            scale_up_bytes=time.scale_up_bytes,
+            best_s=time.best_s,
+            worst_s=time.worst_s,
+        )
 
     def sharded_phase(self, kind: BlockKind, phase: Phase) -> TransferCost:
         """ZeRO-3: all-gather of a block's parameters, or reduce-scatter of its gradients."""
@@ -324,7 +346,9 @@ class Pricer:
                         transfer[kind, phase, mode] = self.ep_phase(phase, mode)
             if self.scenario.parallel.zero_stage == 3:
                 phases: tuple[Phase, ...] = ("gather F", "gather B", "scatter W")
-                transfer |= {(kind, phase, "alone"): self.sharded_phase(kind, phase) for phase in phases}
+                sharded = {phase: self.sharded_phase(kind, phase) for phase in phases}
+                transfer |= {(kind, phase, "alone"): cost for phase, cost in sharded.items()}
+                compute |= slowed_beside(kind, compute, sharded)
         send_bytes, send_s, across = self.send(schedule)
         return CostTable(compute, transfer, send_bytes, send_s, self.sync(schedule, stages), across)
 
@@ -362,6 +386,11 @@ class Pricer:
         gather_s = self.data_parallel_s(dense * gathered, expert * gathered, copies)
         if zero == 3:
             reduce_s = gather_s = 0.0  # both happen block by block inside the step
+        elif self.scenario.software.overlap_data_parallel:
+            forward_s, backward_s, parts = self._windows(rank, schedule, stages)
+            reduce_s, gather_s = (
+                behind_window(reduce_s, backward_s, parts), behind_window(gather_s, forward_s, parts)
+            )  # fmt: skip
         shards = (layout.dp * plan.cp * copies, layout.expert_dp * copies) if zero else (1, 1)
         owned = dense / shards[0] + expert / shards[1]
         local = dense + expert if recipe.linear == "fp8" else 0.0
@@ -376,6 +405,49 @@ class Pricer:
             + update.worst_s
         )
         return SyncCost(reduce_s, norm_s, update.fixed_s, gather_s, update.best_s, max(worst, total))
+
+
+    def _windows(self, rank: int, schedule: Schedule, stages: StageAssignment) -> tuple[float, float, int]:
+        """(forward, backward) seconds of a rank's compute that its collectives may hide behind, and parts.
+
+        One pass of a micro-batch through the rank's blocks; interleaved stages pass `pp` micro-batches
+        between one stage's last backward and the next one's (eq. O4).
+        """
+        blocks = [b.kind for s in schedule.stages_on_rank(rank) for b in unique(stages, s)]
+        seconds = {kind: self._passes_s(kind) for kind in sorted(set(blocks))}
+        passes = schedule.pp if self.scenario.parallel.vpp > 1 else 1
+        passes = min(passes, schedule.microbatches)
+        forward, backward = (fsum(seconds[kind][i] for kind in blocks) * passes for i in (0, 1))
+        return forward, backward, len(blocks)
+
+    def _passes_s(self, kind: BlockKind) -> tuple[float, float]:
+        """(forward, backward) compute of one block and micro-batch alone."""
+        priced = {phase: self.phase(ops, "alone") for phase, ops in self.operators(kind).items()}
+        forward = fsum(c.fixed_s + c.row_s for p, c in priced.items() if p.endswith(" F"))
+        return forward, fsum(c.fixed_s + c.row_s for c in priced.values()) - forward
+
+
+def slowed_beside(
+    kind: BlockKind,
+    compute: Mapping[tuple[BlockKind, Phase, Mode], PhaseCost],
+    sharded: Mapping[Phase, TransferCost],
+) -> dict[tuple[BlockKind, Phase, Mode], PhaseCost]:
+    """Compute of a block with ZeRO-3's collectives beside it, spread evenly over its phases (eq. O5)."""
+    out: dict[tuple[BlockKind, Phase, Mode], PhaseCost] = {}
+    passes: tuple[tuple[bool, tuple[Phase, ...]], ...] = (
+        (True, ("gather F",)), (False, ("gather B", "scatter W"))
+    )  # fmt: skip
+    for forward, collectives in passes:
+        own = {
+            key: cost for key, cost in compute.items() if key[0] == kind and key[1].endswith(" F") == forward
+        }
+        total = fsum(cost.fixed_s + cost.row_s for cost in own.values())
+        hidden = min(total, fsum(sharded[phase].nic_s for phase in collectives))
+        factor = 1.0 + LOST_BESIDE_NCCL.value * hidden / total if total else 1.0
+        for key, cost in own.items():
+            out[key] = replace(cost, fixed_s=cost.fixed_s * factor, row_s=cost.row_s * factor,
+                               worst_s=max(cost.worst_s, (cost.fixed_s + cost.row_s) * factor))  # fmt: skip
+    return out
 
 
 def unique(stages: StageAssignment, stage: int) -> list[Block]:

@@ -151,6 +151,48 @@ def engine_transfer(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class AllToAllTime(TransferTime):
+    """Seconds of an all-to-all and the bytes behind them."""
+
+    nic_bytes: float = 0.0
+    scale_up_bytes: float = 0.0
+
+
+def all_to_all_seconds(
+    sent_bytes: float, ranks: int, nodes: int, links: Links, profile: CalibrationProfile
+) -> AllToAllTime:
+    """NCCL's all-to-all of `sent_bytes` a rank, spread evenly over `ranks` on `nodes` (eq. X8).
+
+    Inside the node at the bus bandwidth that the profile has for this size (nccl.all_to_all.busbw, else that
+    of an all-gather), between nodes at the share of the NIC that collectives reach.
+    """
+    local = ranks // nodes
+    scale_up = sent_bytes * (local - 1) / ranks
+    nic = sent_bytes * (ranks - local) / ranks
+    measured = next((c for c in profile.curves if c.id == "nccl.all_to_all.busbw"), None)
+    curve = measured or profile.curve("collective.scale_up_fraction")
+    reading = curve.curve.at(sent_bytes)
+    rate = reading.value * (1.0 if measured else links.scale_up_bytes_per_s)
+    used, notes, nic_s = [curve.id], [reading.note] if reading.extrapolated else [], 0.0
+    if nic:
+        share = profile.curve("collective.nic_fraction")
+        nic_s = nic / (share.curve.at(nodes).value * links.nic_bytes_per_s)
+        used.append(share.id)
+    best = max(scale_up / links.scale_up_bytes_per_s, nic / links.nic_bytes_per_s if nic else 0.0)
+    return AllToAllTime(
+        launch_s=notify_seconds(links, nodes),
+        nic_s=nic_s,
+        scale_up_s=scale_up / rate,
+        best_s=best,
+        worst_s=max(nic_s, scale_up / rate) * (1.0 + curve.residual.relative),
+        curve_ids=tuple(used),
+        extrapolations=tuple(notes),
+        nic_bytes=nic,
+        scale_up_bytes=scale_up,
+    )
+
+
 def notify_seconds(links: Links, nodes: int) -> float:
     """Latency of the notify kernel once every rank is there: two exchanges over each fabric it spans.
 

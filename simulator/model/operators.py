@@ -68,7 +68,7 @@ def block_operators(
         received_tokens = received_rows * expected_received_tokens(shape, ep)
     w = Work(
         shape,
-        precision.linear == "fp8",
+        precision.linear == "fp8" and precision.scaling == "tile",
         tokens / cp,
         sequence,
         tp,
@@ -78,6 +78,7 @@ def block_operators(
         recompute,
         redundant_experts,
         unfused_attention,
+        precision.linear == "fp8" and precision.scaling == "tensor",
     )
     if kind == "embedding":
         phases = {"mlp F": ends.embedding_forward(w), "mlp W": ends.embedding_weight_gradient(w)}

@@ -31,6 +31,9 @@ MACHINES: dict[str, Machine] = {
 }
 """The best profile that stands on kernels of that accelerator, not on any training step."""
 
+SAME_MACHINE = {"simumax-b200": "b200-simumax"}
+"""Groups whose authors publish stand-alone kernel timings of the machine that ran the steps."""
+
 JEAN_ZAY_NIC = {
     "value": 6.25e9,
     "kind": "published",
@@ -50,7 +53,8 @@ def machine_of(row: OpenRow) -> tuple[Cluster, str]:
     if row.hardware not in MACHINES:
         raise InputError(f"{row.id}: no machine for {row.hardware}")
     slow_network = row.group == "bloom-a100"
-    return _cluster(row.hardware, row.n_gpus, slow_network), MACHINES[row.hardware].profile
+    profile = SAME_MACHINE.get(row.group, MACHINES[row.hardware].profile)
+    return _cluster(row.hardware, row.n_gpus, slow_network), profile
 
 
 @lru_cache(maxsize=256)

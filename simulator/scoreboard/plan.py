@@ -42,6 +42,8 @@ def policies_of(row: OpenRow) -> tuple[RecomputePolicy, ...]:
 
 def scenario_of(row: OpenRow, recompute: RecomputePolicy) -> Scenario:
     """The scenario of a row under one recompute policy; raises InputError for what cannot be expressed."""
+    if row.arch == "moe" and not row.ep_stated:
+        raise InputError(f"{row.id}: the degree of expert parallelism is not stated")
     shape = shape_of(row)
     cluster, profile = machine_of(row)
     return Scenario(
@@ -69,7 +71,7 @@ def plan_of(row: OpenRow) -> ParallelPlan:
     return ParallelPlan(
         tp=row.tp,
         pp=row.pp,
-        ep=row.ep,
+        ep=max(1, row.ep),
         cp=row.cp,
         vpp=row.vpp,
         microbatch=row.mbs,
@@ -103,7 +105,8 @@ def precision_of(row: OpenRow) -> Precision:
     pure = "PURE" in row.notes  # llm-foundry: gradients are reduced in BF16
     fields = {"gradient_reduce": "bf16" if pure or row.group in OLD_MEGATRON else "fp32"}
     if "fp8" in text:
-        return Precision(linear="fp8", **fields)  # type: ignore[arg-type]
+        scaling = "tile" if "block" in text or "mx" in text else "tensor"
+        return Precision(linear="fp8", scaling=scaling, **fields)  # type: ignore[arg-type]
     if text in ("bf16", "fp16"):
         return Precision(linear="bf16", **fields)  # type: ignore[arg-type]
     raise InputError(f"{row.id}: precision {text!r} is not known")

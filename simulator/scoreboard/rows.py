@@ -49,7 +49,7 @@ class OpenRow(BaseModel):
     pp: Degree
     vpp: Degree
     cp: Degree
-    ep: Degree
+    ep: Number
     zero_or_fsdp: str
     gbs_seqs: Number
     mbs: Number
@@ -60,6 +60,11 @@ class OpenRow(BaseModel):
     value: float
     group: str
     notes: str
+
+    @property
+    def ep_stated(self) -> bool:
+        """Whether the source gives the degree of expert parallelism."""
+        return self.ep > 0
 
     @property
     def hopper(self) -> bool:
