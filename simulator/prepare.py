@@ -100,6 +100,7 @@ def prepare(scenario: Scenario) -> Prepared:
         capacity_bytes=cluster.accelerator.hbm_bytes,
         redundant_experts=scenario.routing.redundant_experts,
         unfused_attention=scenario.software.attention == "unfused",
+        single_pass=schedule.pp == 1 and count == 1,
     )
     return Prepared(
         scenario,

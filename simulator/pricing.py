@@ -31,6 +31,7 @@ from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.routing import Gate, TargetStatistics, expected_targets, transfer_bytes
 from moesim.simulator.layout.stages import Block, StageAssignment
 from moesim.simulator.model.counts import block_parameters, expert_parameters
+from moesim.simulator.model.eager import copied_parameters, eager_operators
 from moesim.simulator.model.operator import BlockKind, Operator, Phase
 from moesim.simulator.model.operators import block_operators, optimizer_operators
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, row_bytes
@@ -143,7 +144,7 @@ class Pricer:
     def operators(self, kind: BlockKind) -> dict[Phase, tuple[Operator, ...]]:
         """Operators of a block by phase."""
         s, plan = self.scenario, self.scenario.parallel
-        return block_operators(
+        found = block_operators(
             self.shape,
             kind,
             s.recipe,
@@ -159,6 +160,13 @@ class Pricer:
             redundant_experts=s.routing.redundant_experts,
             unfused_attention=s.software.attention == "unfused",
         )
+        if s.software.kernels == "eager":
+            found = eager_operators(found)
+        if s.software.parameters_copied and plan.zero_stage > 1:
+            dense, expert = self.block_parameters(kind)
+            sharded = dense * (self.layout.dp * plan.cp > 1) + expert * (self.layout.expert_dp > 1)
+            found = copied_parameters(found, sharded, plan.zero_stage)
+        return found
 
     def context(self, mode: Mode) -> SmContext:
         """SMs of a phase: all of them, or all but the communication SMs, which idle or are busy."""

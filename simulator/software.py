@@ -14,6 +14,10 @@ class Software(BaseModel):
 
     attention: Literal["flash", "unfused"] = "flash"
     """`unfused`: the scores go through memory: two batched products, a softmax and a dropout kernel."""
+    kernels: Literal["fused", "eager"] = "fused"
+    """`eager`: pointwise and permuting work as PyTorch's separate operators."""
+    parameters_copied: bool = False
+    """FSDP2: gathered parameters are copied out of a buffer and gradients into one."""
     overlap_tensor_parallel: Literal["none", "weight-gradient", "full"] = "none"
     """Tensor-parallel collectives: all exposed; the backward's behind the weight gradients; or all of them
     in pieces beside the product that makes or needs them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import fsum
 from typing import Literal
 
@@ -12,12 +12,12 @@ from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision, row_bytes
 from moesim.simulator.model.shape import MLA, ModelShape, MoE
 
-RecomputePolicy = Literal["none", "attention", "selective", "full", "deepseek-v3"]
+RecomputePolicy = Literal["none", "attention", "selective", "op", "full", "deepseek-v3"]
 """What backward computes again.
 
 none: nothing. attention: the core attention where its scores go through memory (arXiv 2205.05198,
-section 5; nothing with flash attention, which always does). selective: norms, MLA up-projections and SwiGLU products. full: every layer from its
-input. deepseek-v3: as selective, and the attention output is kept in the 12-bit format E5M6
+section 5; nothing with flash attention, which always does). selective: norms, MLA up-projections and SwiGLU products. op: everything but the core attention
+and every second product (torchtitan's "op"). full: every layer from its input. deepseek-v3: as selective, and the attention output is kept in the 12-bit format E5M6
 (DeepSeek-V3 report, sections 3.2.3 and 3.3.3).
 """
 
@@ -34,8 +34,12 @@ RECOMPUTED: dict[RecomputePolicy, frozenset[Role]] = {
     "attention": frozenset({"scores"}),
     "selective": frozenset({"norm output", "expanded", "swiglu output", "scores"}),
     "deepseek-v3": frozenset({"norm output", "expanded", "swiglu output", "scores"}),
+    "op": frozenset({"norm output", "latent", "expanded", "linear input", "swiglu output", "scores"}),
     "full": frozenset({"norm output", "latent", "expanded", "kept", "linear input", "swiglu output", "scores"}),
 }
+
+EVERY_SECOND = frozenset({"q, k, v", "FFN gate and up", "shared experts gate and up"})
+"""Outputs of products of which the policy `op` keeps every second."""
 
 Sharding = Literal["tokens", "width", "none"]
 """How tensor parallelism cuts it: by tokens (only with sequence parallelism), by width, or not at all."""
@@ -61,8 +65,17 @@ def cached_tensors(
     gradient, one tensor in the head's format. `full` applies to layers; embedding and head keep theirs.
     """
     tensors = _tensors(shape, kind, precision, policy)
-    dropped = frozenset() if kind == "head" and policy == "full" else RECOMPUTED[policy]
-    return tuple(t for t in tensors if t.role not in dropped)
+    dropped = frozenset() if kind == "head" and policy in ("full", "op") else RECOMPUTED[policy]
+    kept = tuple(t for t in tensors if t.role not in dropped)
+    if policy != "op" or kind in ("embedding", "head"):
+        return kept
+    halves = tuple(
+        replace(t, bytes_per_token=t.bytes_per_token / 2) if t.name in EVERY_SECOND else t
+        for t in kept
+        if t.name not in ("FFN norm input", "experts gate and up")
+    )
+    # Of the projections back to the hidden width one half is kept too.
+    return (*halves, CachedTensor("projection outputs", row_bytes(shape.hidden, "bf16"), "kept", "tokens"))
 
 
 def activation_bytes(
@@ -116,6 +129,8 @@ def _tensors(
         yield CachedTensor("norm input", row_bytes(h, "bf16"), "residual", "tokens")
         yield CachedTensor("head input", row_bytes(h, precision.head), "norm output", "tokens")
         yield CachedTensor("logits", row_bytes(shape.vocab, precision.head), "kept", "width")
+        if precision.loss == "fp32":  # a copy in FP32, and its log-softmax
+            yield CachedTensor("logits in FP32", 2 * row_bytes(shape.vocab, "fp32"), "kept", "width")
         return
     if kind == "mtp":
         yield CachedTensor("MTP norm inputs", 2 * row_bytes(h, "bf16"), "residual", "tokens")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from math import fsum
 
@@ -26,7 +27,7 @@ __all__ = [
     "scale_rows",
 ]
 
-RECOMPUTE = ("none", "attention", "selective", "full")
+RECOMPUTE = ("none", "attention", "selective", "op", "full")
 """none; the core attention, where its scores go through memory; norms, MLA up-projections and SwiGLU outputs (DeepSeek-V3 report 3.2.3); the whole block.
 
 `full` repeats the compute of the forward in the input gradient; a second dispatch is not included."""
@@ -124,9 +125,22 @@ def _layer(w: Work, precision: Precision, moe: bool) -> dict[str, list[Operator]
                 "combine B": experts.combine_backward_operators(w, precision.dispatch == "fp8"),
                 "dispatch B": [],
             }
+    if w.recompute == "op":
+        phases["mlp I"] = again(_every_second([*phases["attn F"], *phases["mlp F"]])) + phases["mlp I"]
     if w.recompute == "full":
         phases["mlp I"] = again([*phases["attn F"], *phases["mlp F"]]) + phases["mlp I"]
     return phases
+
+
+def _every_second(operators: Iterable[Operator]) -> Iterator[Operator]:
+    """What the policy `op` computes again: no core attention, half of the dense products, all the rest."""
+    for op in operators:
+        if op.cls == "attention_forward":
+            continue
+        if op.cls == "gemm" and op.gemm is not None:
+            half = replace(op.gemm, n=max(1, op.gemm.n // 2))
+            op = replace(op, flop=op.flop / 2, bytes_written=op.bytes_written / 2, gemm=half)
+        yield op
 
 
 def expected_received_tokens(shape: ModelShape, ep: int) -> float:

@@ -225,8 +225,11 @@ def linear_input_gradient(
         if cast_gradient:
             out.insert(0 if cast_first else 1, cast(f"{name}.cast_gradient", "I", m, n, "token"))
         out.append(scale_transpose(f"{name}.scales", "I", m, n))
-    if w.fp8_tensor and not name.endswith(".gate_up"):
-        out.append(cast(f"{name}.cast_gradient", "I", m, n, "tensor"))
+    if w.fp8_tensor:
+        if not name.endswith(".gate_up"):  # there the backward of the activation casts on the way
+            out.append(cast(f"{name}.cast_gradient", "I", m, n, "tensor"))
+        if name not in UNFUSED_INPUTS:  # FP8 products of Hopper contract along rows only: x is turned
+            out.append(move(f"{name}.turn_input", "transpose", "I", m * k, m * k, variant="input", dtype="fp8"))
     return [*out, gemm(f"{name}.dgrad", "I", m, k, n, w.linear)]
 
 

@@ -132,5 +132,6 @@ def software_of(row: OpenRow) -> Software:
     if row.group == "simumax-b200":
         return Software(overlap_tensor_parallel="weight-gradient")
     return Software(
+        parameters_copied=row.zero_or_fsdp.startswith("fsdp2"),
         overlap_tensor_parallel="full", overlap_context_parallel=True, overlap_data_parallel=True
     )
