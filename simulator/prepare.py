@@ -99,7 +99,7 @@ def prepare(scenario: Scenario) -> Prepared:
         communication_sms=scenario.communication.sms,
         capacity_bytes=cluster.accelerator.hbm_bytes,
         redundant_experts=scenario.routing.redundant_experts,
-        unfused_attention=scenario.software.attention == "unfused",
+        software=scenario.software,
         single_pass=schedule.pp == 1 and count == 1,
     )
     return Prepared(

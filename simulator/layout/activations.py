@@ -11,13 +11,14 @@ from moesim.simulator.layout.parallel import ParallelPlan
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision, row_bytes
 from moesim.simulator.model.shape import MLA, ModelShape, MoE
+from moesim.simulator.software import Software
 
 RecomputePolicy = Literal["none", "attention", "selective", "op", "full", "deepseek-v3"]
 """What backward computes again.
 
 none: nothing. attention: the core attention where its scores go through memory (arXiv 2205.05198,
 section 5; nothing with flash attention, which always does). selective: norms, MLA up-projections and SwiGLU products. op: everything but the core attention
-and every second product (torchtitan's "op"). full: every layer from its input. deepseek-v3: as selective, and the attention output is kept in the 12-bit format E5M6
+every second product and what came through an all-to-all (torchtitan's "op"). full: every layer from its input. deepseek-v3: as selective, and the attention output is kept in the 12-bit format E5M6
 (DeepSeek-V3 report, sections 3.2.3 and 3.3.3).
 """
 
@@ -34,7 +35,7 @@ RECOMPUTED: dict[RecomputePolicy, frozenset[Role]] = {
     "attention": frozenset({"scores"}),
     "selective": frozenset({"norm output", "expanded", "swiglu output", "scores"}),
     "deepseek-v3": frozenset({"norm output", "expanded", "swiglu output", "scores"}),
-    "op": frozenset({"norm output", "latent", "expanded", "linear input", "swiglu output", "scores"}),
+    "op": frozenset({"norm output", "latent", "expanded", "swiglu output", "scores"}),
     "full": frozenset({"norm output", "latent", "expanded", "kept", "linear input", "swiglu output", "scores"}),
 }
 
@@ -75,7 +76,9 @@ def cached_tensors(
         if t.name not in ("FFN norm input", "experts gate and up")
     )
     # Of the projections back to the hidden width one half is kept too.
-    return (*halves, CachedTensor("projection outputs", row_bytes(shape.hidden, "bf16"), "kept", "tokens"))
+    outputs = row_bytes(shape.hidden, "bf16")
+    combined = shape.moe.top_k * outputs if shape.moe and kind != "dense" else 0.0
+    return (*halves, CachedTensor("outputs of projections and combine", outputs + combined, "kept", "tokens"))
 
 
 def activation_bytes(
@@ -85,12 +88,12 @@ def activation_bytes(
     policy: RecomputePolicy,
     plan: ParallelPlan,
     sequence: int,
-    unfused_attention: bool = False,
+    software: Software = Software(),
 ) -> float:
     """Bytes on one GPU that one micro-batch keeps in one block (docs/model.md, eq. M2).
 
-    With `unfused_attention` the softmax output, the dropout mask and its output are kept too: 5 a s bytes a
-    token (arXiv 2205.05198, eq. 1), unless the policy recomputes them.
+    Unfused attention keeps the softmax output, the dropout mask and its output too: 5 a s bytes a token
+    (arXiv 2205.05198, eq. 1), unless the policy recomputes them; eager kernels keep what fused ones do not form.
     """
     tokens = plan.microbatch * sequence / plan.cp
     cut = {
@@ -100,9 +103,22 @@ def activation_bytes(
     }
     tensors = cached_tensors(shape, kind, precision, policy)
     kept = fsum(tokens * t.bytes_per_token / cut[t.sharding] for t in tensors)
-    if unfused_attention and kind in ("dense", "moe", "mtp") and "scores" not in RECOMPUTED[policy]:
+    if software.kernels == "eager" and kind in ("dense", "moe", "mtp") and policy in ("none", "attention"):
+        kept += tokens * _eager_bytes(shape, kind) / plan.tp
+    if software.attention == "unfused" and kind in ("dense", "moe", "mtp") and "scores" not in RECOMPUTED[policy]:
         kept += tokens * SCORE_BYTES * shape.attention.heads / plan.tp * sequence
     return kept
+
+
+def _eager_bytes(shape: ModelShape, kind: BlockKind) -> float:
+    """Bytes a token that eager operators keep on top: silu(gate), and keys and values repeated for every head."""
+    a, moe = shape.attention, shape.moe
+    repeated = (a.heads - a.kv_heads) * (a.qk_head_dim + a.v_head_dim)
+    if kind == "dense" or moe is None:
+        width = shape.dense_ffn or 0
+    else:
+        width = moe.top_k * moe.expert_ffn + moe.shared_experts * moe.shared_ffn
+    return row_bytes(repeated + width * shape.ffn_gated, "bf16")
 
 
 def working_bytes(
@@ -111,11 +127,11 @@ def working_bytes(
     plan: ParallelPlan,
     precision: Precision,
     sequence: int,
-    unfused_attention: bool = False,
+    software: Software = Software(),
 ) -> float:
     """Bytes alive while one block runs backward: its tensors once, in BF16, nothing recomputed (eq. M3)."""
     plain = precision.model_copy(update={"activation_cache": "bf16", "head": "bf16"})
-    return activation_bytes(shape, kind, plain, "none", plan, sequence, unfused_attention)
+    return activation_bytes(shape, kind, plain, "none", plan, sequence, software)
 
 
 def _tensors(

@@ -16,6 +16,7 @@ from moesim.simulator.layout.stages import Block, StageAssignment
 from moesim.simulator.model.counts import block_parameters
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision
 from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.software import Software
 
 FRAMEWORK_BYTES = SourcedBytes(
     value=3.0e9,
@@ -94,7 +95,7 @@ def memory_by_kind(
     communication_sms: int,
     capacity_bytes: float,
     redundant_experts: int = 0,
-    unfused_attention: bool = False,
+    software: Software = Software(),
     single_pass: bool = False,
 ) -> MemoryReport:
     """Bytes per GPU for every pipeline rank of a plan (docs/model.md, eq. M5).
@@ -119,7 +120,7 @@ def memory_by_kind(
         has_experts = any(_has_experts(shape, block) for block in blocks)
         states = _states(shape, layout, precision, assignment, rank, copies, redundant_experts)
         activations = _activations(
-            shape, layout, precision, assignment, rank, sequence, recompute, unfused_attention
+            shape, layout, precision, assignment, rank, sequence, recompute, software
         )
         by_rank.append(
             RankMemory(
@@ -127,7 +128,7 @@ def memory_by_kind(
                 gradients=max(0.0, states[1] - activations) if single_pass else states[1],
                 optimizer=states[2],
                 activations=activations,
-                workspace=_workspace(shape, layout, precision, blocks, sequence, unfused_attention),
+                workspace=_workspace(shape, layout, precision, blocks, sequence, software),
                 communication_buffers=expert.total_bytes * has_experts
                 + pipeline_buffer_bytes(shape, layout.plan, sequence),
                 framework=FRAMEWORK_BYTES.value,
@@ -235,11 +236,11 @@ def _activations(
     rank: RankStages,
     sequence: int,
     recompute: RecomputePolicy,
-    unfused: bool,
+    software: Software,
 ) -> float:
     per_stage = {
         stage: fsum(
-            activation_bytes(shape, block.kind, precision, recompute, layout.plan, sequence, unfused)
+            activation_bytes(shape, block.kind, precision, recompute, layout.plan, sequence, software)
             for block in assignment.stages[stage]
         )
         for stage in rank.stages
@@ -254,10 +255,10 @@ def _workspace(
     precision: Precision,
     blocks: Sequence[Block],
     sequence: int,
-    unfused: bool,
+    software: Software,
 ) -> float:
     sizes = (
-        working_bytes(shape, kind, layout.plan, precision, sequence, unfused)
+        working_bytes(shape, kind, layout.plan, precision, sequence, software)
         for kind in {b.kind for b in blocks}
         if kind != "head" or precision.loss != "fp32"  # its FP32 tensors are counted as kept
     )

@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, PositiveInt
 
 from moesim.hwmodels.validation import validate_model
 
-FILE = "open-rows.csv"
+FILE, PEAKS = "open-rows.csv", "memory-peaks.csv"
 BF16_HARDWARE_COEFFICIENT = 96.0
 """FLOPs of a GPT with full recompute: 96 B s l h^2 (1 + s/6h + V/16lh) (arXiv 2104.04473, eq. 3)."""
 
@@ -88,10 +88,19 @@ class OpenRow(BaseModel):
 
     @property
     def published_memory_bytes(self) -> float | None:
-        """Peak memory of a GPU where the row states it ("mem 53GB")."""
+        """Peak memory of a GPU where the row states it ("mem 53GB"), or its source does elsewhere."""
+        if self.id in memory_peaks():
+            return memory_peaks()[self.id]
         _, found, rest = self.notes.partition("mem ")
         figure = rest.partition("GB")[0]
         return float(figure) * 1e9 if found and figure.isdigit() else None
+
+
+@lru_cache(maxsize=1)
+def memory_peaks() -> dict[str, float]:
+    """Published peaks of allocated bytes by row, where a table beside the throughput gives them."""
+    text = resources.files("moesim.simulator").joinpath("data", "published", PEAKS).read_text("utf-8")
+    return {row["id"]: float(row["gib"]) * 2.0**30 for row in csv.DictReader(io.StringIO(text))}
 
 
 @lru_cache(maxsize=1)
