@@ -22,7 +22,8 @@ from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.placement import assign_stages
-from moesim.simulator.pricing import Pricer, check_profile
+from moesim.simulator.pricing import Pricer
+from moesim.simulator.profile_use import check_profile
 from moesim.simulator.routing_load import load_spec
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import Overlap, Schedule, build, from_csv, validate

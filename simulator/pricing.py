@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import ceil, fsum, log2
 
-from moesim.hwmodels.calibration import CalibrationProfile, Law, list_profiles, load_profile
+from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.confidence import GENERIC
-from moesim.hwmodels.errors import InputError
 from moesim.simulator.chunk import EP_PHASES
 from moesim.simulator.cost.communication import (
     EpOperation,
@@ -24,18 +23,20 @@ from moesim.simulator.cost.communication import (
 )
 from moesim.simulator.cost.compute import SmContext, operator_seconds
 from moesim.simulator.cost.evidence import GEMM_CLASSES
-from moesim.simulator.cost.overlap import LOST_BESIDE_NCCL, behind_window
+from moesim.simulator.cost.overlap import behind_window
+from moesim.simulator.cost.sharded import slowed_beside, transfer_cost
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, SyncCost, TransferCost
 from moesim.simulator.layer_collectives import LayerCollectives
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.routing import Gate, TargetStatistics, expected_targets, transfer_bytes
-from moesim.simulator.layout.stages import Block, StageAssignment
+from moesim.simulator.layout.stages import StageAssignment, unique
 from moesim.simulator.model.counts import block_parameters, expert_parameters
 from moesim.simulator.model.eager import copied_parameters, eager_operators
 from moesim.simulator.model.operator import BlockKind, Operator, Phase
 from moesim.simulator.model.operators import block_operators, optimizer_operators
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, row_bytes
 from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.profile_use import Evidence, collective_residual, communication_law
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import Overlap, Schedule
 
@@ -45,19 +46,6 @@ EP_OPERATION: dict[Phase, EpOperation] = {
     "combine F": "combine",
     "dispatch B": "combine",
 }
-
-
-@dataclass(slots=True)
-class Evidence:
-    """What the prices stand on: calibration entries used, and every reading out of its measured range."""
-
-    entries: set[str] = field(default_factory=set)
-    extrapolated: set[str] = field(default_factory=set)
-
-    def add(self, entries: Iterable[str], extrapolated: Iterable[str]) -> None:
-        """Note entries and extrapolations of one price."""
-        self.entries.update(entries)
-        self.extrapolated.update(extrapolated)
 
 
 @dataclass(slots=True)
@@ -134,10 +122,6 @@ class Pricer:
         gate = Gate.of(self.shape.moe, "unlimited" if scattered else routing.gate)
         per_node = self.scenario.parallel.ep // self.ep_nodes
         return expected_targets(gate, self.scenario.parallel.ep, per_node)
-
-    @property
-    def _splits_layers(self) -> bool:
-        return self.scenario.parallel.tp > 1 or self.scenario.parallel.cp > 1
 
     # -- compute -------------------------------------------------------------------------------------
 
@@ -246,15 +230,7 @@ class Pricer:
                 slowdown_residual=residual,
             )
         self.evidence.add(time.curve_ids, time.extrapolations)
-        return TransferCost(
-            launch_s=time.launch_s,
-            nic_s=time.nic_s,
-            scale_up_s=time.scale_up_s,
-            nic_bytes=bytes_.ib_bytes,
-            scale_up_bytes=bytes_.nvlink_bytes,
-            best_s=time.best_s,
-            worst_s=time.worst_s,
-        )
+        return transfer_cost(time, bytes_.ib_bytes, bytes_.nvlink_bytes)
 
     def _note_carried_shares(self) -> None:
         """Say where shares of link rates stand on other hardware, or on an assumption."""
@@ -275,18 +251,14 @@ class Pricer:
         assert self.shape.moe is not None
         ep, nodes = self.scenario.parallel.ep, self.ep_nodes
         time = all_to_all_seconds(
-            self.ep_tokens * self.shape.moe.top_k * self.shape.hidden * 2.0, ep, nodes, self.links, self.profile
+            self.ep_tokens * self.shape.moe.top_k * self.shape.hidden * 2.0,
+            ep,
+            nodes,
+            self.links,
+            self.profile,
         )
         self.evidence.add(time.curve_ids, time.extrapolations)
-        return TransferCost(
-            launch_s=time.launch_s,
-            nic_s=time.nic_s,
-            scale_up_s=time.scale_up_s,
-            nic_bytes=time.nic_bytes,
-            scale_up_bytes=time.scale_up_bytes,
-            best_s=time.best_s,
-            worst_s=time.worst_s,
-        )
+        return transfer_cost(time, time.nic_bytes, time.scale_up_bytes)
 
     def sharded_phase(self, kind: BlockKind, phase: Phase) -> TransferCost:
         """ZeRO-3: all-gather of a block's parameters, or reduce-scatter of its gradients."""
@@ -338,6 +310,7 @@ class Pricer:
 
     def table(self, schedule: Schedule, stages: StageAssignment) -> CostTable:
         """Prices of everything that the schedule and its stages need."""
+        plan = self.scenario.parallel
         kinds = sorted({block.kind for stage in stages.stages for block in stage})
         paired = any(isinstance(step, Overlap) for rank in schedule.ranks for step in rank)
         modes: tuple[Mode, ...] = ("alone", "quiet", "beside") if paired else ("alone",)
@@ -346,7 +319,7 @@ class Pricer:
         for kind in kinds:
             layer = kind in ("dense", "moe", "mtp")
             by_phase = self.operators(kind)
-            exposed = self.exposed_s(by_phase) if layer and self._splits_layers else {}
+            exposed = self.exposed_s(by_phase) if layer and plan.tp * plan.cp > 1 else {}
             for phase, operators in by_phase.items():
                 for mode in modes:
                     compute[kind, phase, mode] = self.phase(operators, mode, exposed.get(phase, 0.0))
@@ -395,7 +368,11 @@ class Pricer:
         if zero == 3:
             reduce_s = gather_s = 0.0  # both happen block by block inside the step
         elif self.scenario.software.overlap_data_parallel:
-            forward_s, backward_s, parts = self._windows(rank, schedule, stages)
+            blocks = [b.kind for s in schedule.stages_on_rank(rank) for b in unique(stages, s)]
+            seconds = {kind: self._passes_s(kind) for kind in sorted(set(blocks))}
+            passes = min(schedule.pp, schedule.microbatches) if plan.vpp > 1 else 1
+            forward_s, backward_s = (passes * fsum(seconds[kind][i] for kind in blocks) for i in (0, 1))
+            parts = len(blocks)
             reduce_s, gather_s = (
                 behind_window(reduce_s, backward_s, parts), behind_window(gather_s, forward_s, parts)
             )  # fmt: skip
@@ -414,81 +391,8 @@ class Pricer:
         )
         return SyncCost(reduce_s, norm_s, update.fixed_s, gather_s, update.best_s, max(worst, total))
 
-
-    def _windows(self, rank: int, schedule: Schedule, stages: StageAssignment) -> tuple[float, float, int]:
-        """(forward, backward) seconds of a rank's compute that its collectives may hide behind, and parts.
-
-        One pass of a micro-batch through the rank's blocks; interleaved stages pass `pp` micro-batches
-        between one stage's last backward and the next one's (eq. O4).
-        """
-        blocks = [b.kind for s in schedule.stages_on_rank(rank) for b in unique(stages, s)]
-        seconds = {kind: self._passes_s(kind) for kind in sorted(set(blocks))}
-        passes = schedule.pp if self.scenario.parallel.vpp > 1 else 1
-        passes = min(passes, schedule.microbatches)
-        forward, backward = (fsum(seconds[kind][i] for kind in blocks) * passes for i in (0, 1))
-        return forward, backward, len(blocks)
-
     def _passes_s(self, kind: BlockKind) -> tuple[float, float]:
         """(forward, backward) compute of one block and micro-batch alone."""
         priced = {phase: self.phase(ops, "alone") for phase, ops in self.operators(kind).items()}
         forward = fsum(c.fixed_s + c.row_s for p, c in priced.items() if p.endswith(" F"))
         return forward, fsum(c.fixed_s + c.row_s for c in priced.values()) - forward
-
-
-def slowed_beside(
-    kind: BlockKind,
-    compute: Mapping[tuple[BlockKind, Phase, Mode], PhaseCost],
-    sharded: Mapping[Phase, TransferCost],
-) -> dict[tuple[BlockKind, Phase, Mode], PhaseCost]:
-    """Compute of a block with ZeRO-3's collectives beside it, spread evenly over its phases (eq. O5)."""
-    out: dict[tuple[BlockKind, Phase, Mode], PhaseCost] = {}
-    passes: tuple[tuple[bool, tuple[Phase, ...]], ...] = (
-        (True, ("gather F",)), (False, ("gather B", "scatter W"))
-    )  # fmt: skip
-    for forward, collectives in passes:
-        own = {
-            key: cost for key, cost in compute.items() if key[0] == kind and key[1].endswith(" F") == forward
-        }
-        total = fsum(cost.fixed_s + cost.row_s for cost in own.values())
-        hidden = min(total, fsum(sharded[phase].nic_s for phase in collectives))
-        factor = 1.0 + LOST_BESIDE_NCCL.value * hidden / total if total else 1.0
-        for key, cost in own.items():
-            out[key] = replace(cost, fixed_s=cost.fixed_s * factor, row_s=cost.row_s * factor,
-                               worst_s=max(cost.worst_s, (cost.fixed_s + cost.row_s) * factor))  # fmt: skip
-    return out
-
-
-def unique(stages: StageAssignment, stage: int) -> list[Block]:
-    """Blocks of a stage whose parameters are stored once: a second head pass reads the same table."""
-    seen_head = False
-    kept = []
-    for block in stages.stages[stage]:
-        if block.kind == "head" and seen_head:
-            continue
-        seen_head = seen_head or block.kind == "head"
-        kept.append(block)
-    return kept
-
-
-def collective_residual(profile: CalibrationProfile, prefix: str = "") -> float:
-    """Relative uncertainty of the data-parallel collectives: the larger of their two curves'."""
-    curves = ("collective.scale_up_fraction", "collective.nic_fraction")
-    return max(profile.curve(prefix + name).residual.relative for name in curves)
-
-
-def communication_law(profile: CalibrationProfile) -> Law | None:
-    """The law of communication kernels beside compute, where the profile has one."""
-    return next((law for law in profile.laws if law.group == "communication"), None)
-
-
-def check_profile(profile: CalibrationProfile, cluster: Cluster) -> None:
-    """Raise InputError where a profile of one accelerator would price another."""
-    accelerator = cluster.accelerator.name
-    if profile.accelerator == "any" or accelerator in (profile.accelerator, *profile.also_for):
-        return
-    known = [load_profile(name) for name in list_profiles()]
-    fitting = [p.name for p in known if accelerator in (p.accelerator, *p.also_for)]
-    raise InputError(
-        f"profile={profile.name} was taken on {profile.accelerator}, but the cluster has {accelerator}; use "
-        f"{' or '.join([*fitting, 'generic-roofline'])} (the last one prices from datasheet peaks)"
-    )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
-from moesim.simulator.full.result import FullResult
 from moesim.hwmodels.confidence import Confidence
+from moesim.simulator.full.result import FullResult
 
 SCHEMA_VERSION = 1
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Software(BaseModel):
-    """Framework behaviour that changes a step; every option is off unless given (docs/model.md, eq. O1-O4)."""
+    """Framework behaviour that changes a step; all off unless given (docs/model.md, section 14)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -25,3 +25,7 @@ class Software(BaseModel):
     """Ring attention: keys and values travel beside the attention of those that are there."""
     overlap_data_parallel: bool = False
     """Gradients are reduced behind the last backward and parameters gathered behind the first forward."""
+
+
+PLAIN = Software()
+"""Fused kernels and nothing hidden."""

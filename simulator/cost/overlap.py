@@ -11,8 +11,8 @@ TensorOverlap = Literal["none", "weight-gradient", "full"]
 LOST_BESIDE_NCCL = SourcedFraction(
     value=1.0 - 1345.5 / 1645.8,
     kind="measured",
-    source="PyTorch trace of a Llama 3 8B FSDP step on 8x H200 (torch 2.11.0, NCCL 2.28.9, 24 CTAs): one cuBLAS "
-    "product of one shape takes 1345.5 us alone (43 launches) and 1645.8 us beside a ring collective (34)",
+    source="PyTorch trace of a Llama 3 8B FSDP step on 8x H200 (torch 2.11.0, NCCL 2.28.9, 24 CTAs): one "
+    "cuBLAS product takes 1345.5 us alone (43 launches) and 1645.8 us beside a ring collective (34)",
     date="2026-11-20",
     note="eq. O5; pointwise kernels lose 8 to 14 %, attention 10 %",
 )

@@ -11,15 +11,16 @@ from moesim.simulator.layout.parallel import ParallelPlan
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision, row_bytes
 from moesim.simulator.model.shape import MLA, ModelShape, MoE
-from moesim.simulator.software import Software
+from moesim.simulator.software import PLAIN, Software
 
 RecomputePolicy = Literal["none", "attention", "selective", "op", "full", "deepseek-v3"]
 """What backward computes again.
 
 none: nothing. attention: the core attention where its scores go through memory (arXiv 2205.05198,
-section 5; nothing with flash attention, which always does). selective: norms, MLA up-projections and SwiGLU products. op: everything but the core attention
-every second product and what came through an all-to-all (torchtitan's "op"). full: every layer from its input. deepseek-v3: as selective, and the attention output is kept in the 12-bit format E5M6
-(DeepSeek-V3 report, sections 3.2.3 and 3.3.3).
+section 5; with flash attention nothing more than that does anyway). selective: norms, MLA up-projections
+and SwiGLU products. op: everything but the core attention, every second product and what came through an
+all-to-all (torchtitan's "op"). full: every layer from its input. deepseek-v3: as selective, and the
+attention output is kept in the 12-bit format E5M6 (DeepSeek-V3 report, sections 3.2.3 and 3.3.3).
 """
 
 E5M6_BYTES = 1.5
@@ -36,7 +37,9 @@ RECOMPUTED: dict[RecomputePolicy, frozenset[Role]] = {
     "selective": frozenset({"norm output", "expanded", "swiglu output", "scores"}),
     "deepseek-v3": frozenset({"norm output", "expanded", "swiglu output", "scores"}),
     "op": frozenset({"norm output", "latent", "expanded", "swiglu output", "scores"}),
-    "full": frozenset({"norm output", "latent", "expanded", "kept", "linear input", "swiglu output", "scores"}),
+    "full": frozenset(
+        {"norm output", "latent", "expanded", "kept", "linear input", "swiglu output", "scores"}
+    ),
 }
 
 EVERY_SECOND = frozenset({"q, k, v", "FFN gate and up", "shared experts gate and up"})
@@ -88,12 +91,12 @@ def activation_bytes(
     policy: RecomputePolicy,
     plan: ParallelPlan,
     sequence: int,
-    software: Software = Software(),
+    software: Software = PLAIN,
 ) -> float:
     """Bytes on one GPU that one micro-batch keeps in one block (docs/model.md, eq. M2).
 
     Unfused attention keeps the softmax output, the dropout mask and its output too: 5 a s bytes a token
-    (arXiv 2205.05198, eq. 1), unless the policy recomputes them; eager kernels keep what fused ones do not form.
+    (arXiv 2205.05198, eq. 1), unless the policy recomputes them. Eager kernels keep more than fused ones.
     """
     tokens = plan.microbatch * sequence / plan.cp
     cut = {
@@ -105,13 +108,17 @@ def activation_bytes(
     kept = fsum(tokens * t.bytes_per_token / cut[t.sharding] for t in tensors)
     if software.kernels == "eager" and kind in ("dense", "moe", "mtp") and policy in ("none", "attention"):
         kept += tokens * _eager_bytes(shape, kind) / plan.tp
-    if software.attention == "unfused" and kind in ("dense", "moe", "mtp") and "scores" not in RECOMPUTED[policy]:
+    if (
+        software.attention == "unfused"
+        and kind in ("dense", "moe", "mtp")
+        and "scores" not in RECOMPUTED[policy]
+    ):
         kept += tokens * SCORE_BYTES * shape.attention.heads / plan.tp * sequence
     return kept
 
 
 def _eager_bytes(shape: ModelShape, kind: BlockKind) -> float:
-    """Bytes a token that eager operators keep on top: silu(gate), and keys and values repeated for every head."""
+    """Bytes a token that eager operators keep on top: silu(gate), keys and values repeated for all heads."""
     a, moe = shape.attention, shape.moe
     repeated = (a.heads - a.kv_heads) * (a.qk_head_dim + a.v_head_dim)
     if kind == "dense" or moe is None:
@@ -127,7 +134,7 @@ def working_bytes(
     plan: ParallelPlan,
     precision: Precision,
     sequence: int,
-    software: Software = Software(),
+    software: Software = PLAIN,
 ) -> float:
     """Bytes alive while one block runs backward: its tensors once, in BF16, nothing recomputed (eq. M3)."""
     plain = precision.model_copy(update={"activation_cache": "bf16", "head": "bf16"})

@@ -16,7 +16,7 @@ from moesim.simulator.layout.stages import Block, StageAssignment
 from moesim.simulator.model.counts import block_parameters
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.software import Software
+from moesim.simulator.software import PLAIN, Software
 
 FRAMEWORK_BYTES = SourcedBytes(
     value=3.0e9,
@@ -95,7 +95,7 @@ def memory_by_kind(
     communication_sms: int,
     capacity_bytes: float,
     redundant_experts: int = 0,
-    software: Software = Software(),
+    software: Software = PLAIN,
     single_pass: bool = False,
 ) -> MemoryReport:
     """Bytes per GPU for every pipeline rank of a plan (docs/model.md, eq. M5).
@@ -119,9 +119,7 @@ def memory_by_kind(
         blocks = [block for stage in rank.stages for block in assignment.stages[stage]]
         has_experts = any(_has_experts(shape, block) for block in blocks)
         states = _states(shape, layout, precision, assignment, rank, copies, redundant_experts)
-        activations = _activations(
-            shape, layout, precision, assignment, rank, sequence, recompute, software
-        )
+        activations = _activations(shape, layout, precision, assignment, rank, sequence, recompute, software)
         by_rank.append(
             RankMemory(
                 weights=states[0],
@@ -214,9 +212,7 @@ def _states(
     weights = elements[3] * BYTES_PER_ELEMENT[precision.parameters]
     gathered = min(precision.parameters, precision.parameter_gather, key=lambda f: BYTES_PER_ELEMENT[f])
     if zero >= 3:  # the block under way and the next one are gathered in full
-        weights += (
-            2 * _largest_block(shape, layout, blocks, redundant) * BYTES_PER_ELEMENT[gathered]
-        )
+        weights += 2 * _largest_block(shape, layout, blocks, redundant) * BYTES_PER_ELEMENT[gathered]
     gradients = elements[2] * BYTES_PER_ELEMENT[precision.gradients]
     if zero >= 2:  # the block under way has its gradient in full until it is scattered
         gradients += _largest_block(shape, layout, blocks, redundant) * BYTES_PER_ELEMENT[precision.gradients]

@@ -54,10 +54,12 @@ def copied_parameters(
         "fsdp.accumulate", "copy", "W", parameters * (BF16 + FP32), parameters * FP32, variant="flat"
     )
     result = dict(operators)
-    extra = (
-        {"mlp F": out, "mlp I": replace(out, direction="I"), "mlp W": into} if zero_stage == 3 else {"mlp W": added}
+    extra: dict[Phase, Operator] = (
+        {"mlp F": out, "mlp I": replace(out, direction="I"), "mlp W": into}
+        if zero_stage == 3
+        else {"mlp W": added}
     )
     for phase, op in extra.items():
         if phase in result:
-            result[phase] = (*result[phase], op)  # type: ignore[index]
+            result[phase] = (*result[phase], op)
     return result

@@ -28,7 +28,8 @@ __all__ = [
 ]
 
 RECOMPUTE = ("none", "attention", "selective", "op", "full")
-"""none; the core attention, where its scores go through memory; norms, MLA up-projections and SwiGLU outputs (DeepSeek-V3 report 3.2.3); the whole block.
+"""none; core attention where its scores go through memory; norms, MLA up-projections and SwiGLU outputs
+(DeepSeek-V3 report 3.2.3); all but core attention and every second product; the whole block.
 
 `full` repeats the compute of the forward in the input gradient; a second dispatch is not included."""
 
@@ -102,9 +103,7 @@ def _layer(w: Work, precision: Precision, moe: bool) -> dict[str, list[Operator]
             "attn F": attention_forward,
             "mlp F": ffn.dense_forward(w),
             "mlp I": ffn.dense_input_gradient(w),
-            "mlp W": list(
-                ffn.swiglu_weight_gradient(w, "ffn", ffn.dense_width(w), w.shape.ffn_branches)
-            ),
+            "mlp W": list(ffn.swiglu_weight_gradient(w, "ffn", ffn.dense_width(w), w.shape.ffn_branches)),
             "attn I": attention.attention_input_gradient(w),
             "attn W": attention.attention_weight_gradient(w),
         }

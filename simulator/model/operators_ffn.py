@@ -45,9 +45,7 @@ def swiglu_forward(
     return up, down
 
 
-def swiglu_product(
-    name: str, m: float, width: int, fp8: bool, per_row: bool, branches: int = 2
-) -> Operator:
+def swiglu_product(name: str, m: float, width: int, fp8: bool, per_row: bool, branches: int = 2) -> Operator:
     """Reads gate and up, writes their product (already cast in FP8)."""
     return move(
         name, "swiglu", "F", branches * m * width * BF16, m * per_row_bytes(width, fp8),

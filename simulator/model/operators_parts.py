@@ -229,7 +229,9 @@ def linear_input_gradient(
         if not name.endswith(".gate_up"):  # there the backward of the activation casts on the way
             out.append(cast(f"{name}.cast_gradient", "I", m, n, "tensor"))
         if name not in UNFUSED_INPUTS:  # FP8 products of Hopper contract along rows only: x is turned
-            out.append(move(f"{name}.turn_input", "transpose", "I", m * k, m * k, variant="input", dtype="fp8"))
+            out.append(
+                move(f"{name}.turn_input", "transpose", "I", m * k, m * k, variant="input", dtype="fp8")
+            )
     return [*out, gemm(f"{name}.dgrad", "I", m, k, n, w.linear)]
 
 

@@ -20,7 +20,12 @@ def unfused_forward(w: Work) -> list[Operator]:
         _product(w, "attention.scores", "F", a.qk_head_dim, writes=scores),
         move("attention.softmax", "elementwise", "F", scores * BF16, scores * BF16, variant="softmax"),
         move(
-            "attention.dropout", "elementwise", "F", scores * BF16, scores * (BF16 + MASK_BYTES), variant="mask"
+            "attention.dropout",
+            "elementwise",
+            "F",
+            scores * BF16,
+            scores * (BF16 + MASK_BYTES),
+            variant="mask",
         ),
         _product(w, "attention.values", "F", a.v_head_dim, reads=scores),
     ]
@@ -39,7 +44,10 @@ def unfused_backward(w: Work) -> list[Operator]:
             "attention.dropout.backward", "elementwise", "I", scores * (BF16 + MASK_BYTES), scores * BF16,
             variant="mask",
         ),
-        move("attention.softmax.backward", "elementwise", "I", 2 * scores * BF16, scores * BF16, variant="softmax"),
+        move(
+            "attention.softmax.backward", "elementwise", "I", 2 * scores * BF16, scores * BF16,
+            variant="softmax",
+        ),
         _product(w, "attention.scores.dq", "I", a.qk_head_dim, reads=scores),
         _product(w, "attention.scores.dk", "I", a.qk_head_dim, reads=scores),
     ]  # fmt: skip

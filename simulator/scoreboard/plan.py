@@ -1,6 +1,8 @@
-"""From a published row to the scenario that was run: plan, precision, and the framework's stated behaviour."""
+"""From a published row to the scenario that was run: plan, precision, behaviour of the framework."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.provenance import SourcedFraction
@@ -98,17 +100,17 @@ def _without_sequence_parallel(row: OpenRow) -> bool:
 
 
 def precision_of(row: OpenRow) -> Precision:
-    """Formats: FP16 counts as BF16; FP8 of whatever granularity as FP8 products with BF16 activations kept."""
+    """Formats: FP16 counts as BF16; FP8 by tiles or by tensors, with activations kept in BF16."""
     text = row.precision
     if text == "nvfp4":
         raise InputError(f"{row.id}: FP4 products are not modelled")
     pure = "PURE" in row.notes  # llm-foundry: gradients are reduced in BF16
-    fields = {"gradient_reduce": "bf16" if pure or row.group in OLD_MEGATRON else "fp32"}
+    reduce: Literal["bf16", "fp32"] = "bf16" if pure or row.group in OLD_MEGATRON else "fp32"
     if "fp8" in text:
-        scaling = "tile" if "block" in text or "mx" in text else "tensor"
-        return Precision(linear="fp8", scaling=scaling, **fields)  # type: ignore[arg-type]
+        scaling: Literal["tile", "tensor"] = "tile" if "block" in text or "mx" in text else "tensor"
+        return Precision(linear="fp8", scaling=scaling, gradient_reduce=reduce)
     if text in ("bf16", "fp16"):
-        return Precision(linear="bf16", **fields)  # type: ignore[arg-type]
+        return Precision(linear="bf16", gradient_reduce=reduce)
     raise InputError(f"{row.id}: precision {text!r} is not known")
 
 
@@ -133,5 +135,7 @@ def software_of(row: OpenRow) -> Software:
         return Software(overlap_tensor_parallel="weight-gradient")
     return Software(
         parameters_copied=row.zero_or_fsdp.startswith("fsdp2"),
-        overlap_tensor_parallel="full", overlap_context_parallel=True, overlap_data_parallel=True
+        overlap_tensor_parallel="full",
+        overlap_context_parallel=True,
+        overlap_data_parallel=True,
     )

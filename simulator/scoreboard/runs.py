@@ -1,4 +1,4 @@
-"""Five real training runs on one 8x H200 host: step, memory and exposed communication beside the prediction."""
+"""Five real training runs on one 8x H200 host: step, memory, exposed communication, predicted too."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from moesim.simulator.simulate import simulate
 from moesim.simulator.software import Software
 
 FILE = "h200-runs.csv"
-SOURCE = "torchtitan 0.2.2, torch 2.11.0, NCCL 2.28.9 on 8x H200, driver 580.159.04; moesim measurement, 2026-11"
+SOURCE = (
+    "torchtitan 0.2.2, torch 2.11.0, NCCL 2.28.9 on 8x H200, driver 580.159.04; moesim measurement, 2026-11"
+)
 MIXED = Precision(
     linear="bf16", parameters="fp32", loss="fp32", gradient_reduce="fp32", parameter_gather="bf16"
 )

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from math import fsum
 from statistics import median
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.layout.memory import FRAMEWORK_BYTES
 from moesim.simulator.prepare import prepare
 from moesim.simulator.result import Result
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scoreboard.plan import policies_of, scenario_of
-from moesim.simulator.scoreboard.rows import OpenRow, open_rows
+from moesim.simulator.scoreboard.rows import OpenRow, memory_peaks, open_rows
 from moesim.simulator.simulate import simulate
 
 Interval = Callable[[Scenario, str, float], tuple[float, float]]
@@ -45,7 +48,9 @@ class ScoredRow(_Part):
     recompute: str = ""
     fits: bool = True
     memory_bytes: float | None = None
+    """Predicted peak; without the framework's own bytes where the allocator's count was published."""
     published_memory_bytes: float | None = None
+    memory_error: float | None = None
     refused: str = ""
 
 
@@ -61,14 +66,19 @@ class GroupScore(_Part):
     """Share of the rows whose published value lies in the 80 % interval; None without intervals."""
     inside_bounds: float
     """Share of the rows between lower and upper bound."""
+    memory_rows: int = 0
+    memory_absolute_error: float | None = None
+    """Median over the rows whose peak memory was published."""
 
 
 class Board(_Part):
-    """The open scoreboard; `averages` take the mean over groups of each group's median."""
+    """The open scoreboard: rows, a score a group, scores of sets of rows, and the mean over the groups."""
 
     rows: tuple[ScoredRow, ...]
     groups: tuple[GroupScore, ...]
     totals: tuple[GroupScore, ...]
+    group_mean: float | None
+    """Mean over the groups of their median absolute errors; None without rows."""
 
 
 def predict(row: OpenRow) -> tuple[Scenario, Result]:
@@ -83,7 +93,7 @@ def predict(row: OpenRow) -> tuple[Scenario, Result]:
 
 def score_row(row: OpenRow, interval: Interval | None = None) -> ScoredRow:
     """A row beside its prediction; a row that the model cannot express carries the reason."""
-    common = {
+    common: dict[str, Any] = {
         "id": row.id,
         "group": row.group,
         "arch": row.arch,
@@ -96,6 +106,10 @@ def score_row(row: OpenRow, interval: Interval | None = None) -> ScoredRow:
         scenario, result = predict(row)
     except InputError as error:
         return ScoredRow(**common, refused=str(error))
+    memory = result.memory.total_bytes
+    if row.id in memory_peaks():
+        memory -= FRAMEWORK_BYTES.value
+    known = row.published_memory_bytes
     return ScoredRow(
         **common,
         predicted_step_s=result.step.time_s,
@@ -105,21 +119,24 @@ def score_row(row: OpenRow, interval: Interval | None = None) -> ScoredRow:
         interval_s=interval(scenario, "step_s", 0.8) if interval else None,
         recompute=str(scenario.recompute),
         fits=result.memory.fits,
-        memory_bytes=result.memory.total_bytes,
+        memory_bytes=memory,
+        memory_error=memory / known - 1.0 if known else None,
     )
 
 
 def score_all(
     rows: Sequence[OpenRow] | None = None, *, workers: int = 1, interval: Interval | None = None
 ) -> Board:
-    """Every row (all shipped ones by default) predicted and summed up; the order does not depend on workers."""
+    """Every row (all shipped ones by default) predicted and summed up; same order for any `workers`."""
     chosen = open_rows() if rows is None else rows
     if workers > 1:
         with ProcessPoolExecutor(workers) as pool:
             scored = tuple(pool.map(score_row, chosen, [interval] * len(chosen), chunksize=4))
     else:
         scored = tuple(score_row(row, interval) for row in chosen)
-    return Board(rows=scored, groups=tuple(by_group(scored)), totals=tuple(totals(scored)))
+    groups = tuple(by_group(scored))
+    mean = fsum(g.median_absolute_error for g in groups) / len(groups) if groups else None
+    return Board(rows=scored, groups=groups, totals=tuple(totals(scored)), group_mean=mean)
 
 
 def by_group(rows: Sequence[ScoredRow]) -> list[GroupScore]:
@@ -150,6 +167,7 @@ def summary(name: str, rows: Iterable[ScoredRow]) -> GroupScore | None:
         return None
     errors = [r.relative_error or 0.0 for r in known]
     intervals = [(r.published_step_s, r.interval_s) for r in known if r.interval_s is not None]
+    memory = [abs(r.memory_error) for r in known if r.memory_error is not None]
     bounded = [(r.lower_bound_s or 0.0) <= r.published_step_s <= (r.upper_bound_s or 0.0) for r in known]
     return GroupScore(
         name=name,
@@ -159,4 +177,6 @@ def summary(name: str, rows: Iterable[ScoredRow]) -> GroupScore | None:
         worst_absolute_error=max(map(abs, errors)),
         covered=sum(low <= v <= high for v, (low, high) in intervals) / len(intervals) if intervals else None,
         inside_bounds=sum(bounded) / len(bounded),
+        memory_rows=len(memory),
+        memory_absolute_error=median(memory) if memory else None,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.model.shape import GQA, MLA, ModelShape, MoE, ShapeSource
 from moesim.simulator.scoreboard.rows import OpenRow
@@ -20,7 +22,7 @@ def shape_of(row: OpenRow) -> ModelShape:
     """The model of a row; raises InputError where its columns do not fix a shape."""
     if not (row.layers and row.hidden and row.heads):
         raise InputError(f"{row.id}: layers, hidden or heads are missing")
-    common = {
+    common: dict[str, Any] = {
         "name": row.model,
         "source": ShapeSource(kind="published", reference=row.source, date="undated"),
         "n_layers": row.layers,
@@ -40,9 +42,7 @@ def shape_of(row: OpenRow) -> ModelShape:
         moe = MoE(experts=row.n_experts, top_k=row.topk, expert_ffn=row.ffn, scoring="softmax")
         window = ("sliding-window attention of every other layer priced as full",)
         left_out = window if row.model.startswith("gpt-oss") else ()
-        return ModelShape(
-            **common, attention=attention, moe=moe, tied_embeddings=tied, not_modelled=left_out
-        )
+        return ModelShape(**common, attention=attention, moe=moe, tied_embeddings=tied, not_modelled=left_out)
     return ModelShape(
         **common,
         attention=attention,
@@ -59,7 +59,7 @@ def _vocabulary(model: str) -> int:
     raise InputError(f"{model}: the vocabulary is missing")
 
 
-def _deepseek(row: OpenRow) -> dict[str, object]:
+def _deepseek(row: OpenRow) -> dict[str, Any]:
     """MLA and the first dense layers of DeepSeek-V2 and V3 (arXiv 2405.04434, 2412.19437)."""
     third = row.model == "deepseek-v3"
     attention = MLA(

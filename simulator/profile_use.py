@@ -1,0 +1,47 @@
+"""How a prediction uses a calibration profile: what it stood on, and whether it fits the cluster (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from moesim.hwmodels.calibration import CalibrationProfile, Law, list_profiles, load_profile
+from moesim.hwmodels.cluster import Cluster
+from moesim.hwmodels.errors import InputError
+
+
+@dataclass(slots=True)
+class Evidence:
+    """What the prices stand on: calibration entries used, and every reading out of its measured range."""
+
+    entries: set[str] = field(default_factory=set)
+    extrapolated: set[str] = field(default_factory=set)
+
+    def add(self, entries: Iterable[str], extrapolated: Iterable[str]) -> None:
+        """Note entries and extrapolations of one price."""
+        self.entries.update(entries)
+        self.extrapolated.update(extrapolated)
+
+
+def collective_residual(profile: CalibrationProfile, prefix: str = "") -> float:
+    """Relative uncertainty of the data-parallel collectives: the larger of their two curves'."""
+    curves = ("collective.scale_up_fraction", "collective.nic_fraction")
+    return max(profile.curve(prefix + name).residual.relative for name in curves)
+
+
+def communication_law(profile: CalibrationProfile) -> Law | None:
+    """The law of communication kernels beside compute, where the profile has one."""
+    return next((law for law in profile.laws if law.group == "communication"), None)
+
+
+def check_profile(profile: CalibrationProfile, cluster: Cluster) -> None:
+    """Raise InputError where a profile of one accelerator would price another."""
+    accelerator = cluster.accelerator.name
+    if profile.accelerator == "any" or accelerator in (profile.accelerator, *profile.also_for):
+        return
+    known = [load_profile(name) for name in list_profiles()]
+    fitting = [p.name for p in known if accelerator in (p.accelerator, *p.also_for)]
+    raise InputError(
+        f"profile={profile.name} was taken on {profile.accelerator}, but the cluster has {accelerator}; use "
+        f"{' or '.join([*fitting, 'generic-roofline'])} (the last one prices from datasheet peaks)"
+    )
