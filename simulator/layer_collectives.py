@@ -72,7 +72,7 @@ class LayerCollectives:
         return ring_seconds(tokens * width * 2.0, plan.cp, per_node, self.links, self.profile)
 
     def _beside_attention(self, context_s: float, attention_s: float) -> float:
-        """Ring attention passes keys and values on while it works on those it has (eq. O1)."""
+        """Ring attention passes keys and values on while it works on those it has (eq. O2)."""
         if self.scenario.software.overlap_context_parallel:
             return pipelined(context_s, attention_s, self.scenario.parallel.cp)
         return context_s

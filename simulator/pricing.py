@@ -247,7 +247,7 @@ class Pricer:
             )
 
     def _nccl_phase(self) -> TransferCost:
-        """All-to-all of NCCL: every chosen expert gets its own copy of a row, in BF16 (eq. X8)."""
+        """All-to-all of NCCL: every chosen expert gets its own copy of a row, in BF16 (eq. O6)."""
         assert self.shape.moe is not None
         ep, nodes = self.scenario.parallel.ep, self.ep_nodes
         time = all_to_all_seconds(

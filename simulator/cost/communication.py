@@ -162,7 +162,7 @@ class AllToAllTime(TransferTime):
 def all_to_all_seconds(
     sent_bytes: float, ranks: int, nodes: int, links: Links, profile: CalibrationProfile
 ) -> AllToAllTime:
-    """NCCL's all-to-all of `sent_bytes` a rank, spread evenly over `ranks` on `nodes` (eq. X8).
+    """NCCL's all-to-all of `sent_bytes` a rank, spread evenly over `ranks` on `nodes` (eq. O6).
 
     Inside the node at the bus bandwidth that the profile has for this size (nccl.all_to_all.busbw, else that
     of an all-gather), between nodes at the share of the NIC that collectives reach.

@@ -13,7 +13,7 @@ MASK_BYTES = 1.0
 
 
 def unfused_forward(w: Work) -> list[Operator]:
-    """Scores, softmax, dropout, values. Eq. C10: both products take 2 T a s d FLOPs, none halved."""
+    """Scores, softmax, dropout, values. Eq. O7: both products take 2 T a s d FLOPs, none halved."""
     a = w.shape.attention
     scores = _scores(w)
     return [
