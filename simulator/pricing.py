@@ -14,6 +14,7 @@ from moesim.simulator.cost.communication import (
     EpOperation,
     Links,
     all_to_all_seconds,
+    collective_beside_compute,
     engine_transfer,
     ep_transfer,
     notify_seconds,
@@ -249,14 +250,8 @@ class Pricer:
     def _nccl_phase(self) -> TransferCost:
         """All-to-all of NCCL: every chosen expert gets its own copy of a row, in BF16 (eq. O6)."""
         assert self.shape.moe is not None
-        ep, nodes = self.scenario.parallel.ep, self.ep_nodes
-        time = all_to_all_seconds(
-            self.ep_tokens * self.shape.moe.top_k * self.shape.hidden * 2.0,
-            ep,
-            nodes,
-            self.links,
-            self.profile,
-        )
+        sent = self.ep_tokens * self.shape.moe.top_k * self.shape.hidden * 2.0
+        time = all_to_all_seconds(sent, self.scenario.parallel.ep, self.ep_nodes, self.links, self.profile)
         self.evidence.add(time.curve_ids, time.extrapolations)
         return transfer_cost(time, time.nic_bytes, time.scale_up_bytes)
 
@@ -266,10 +261,14 @@ class Pricer:
         fmt = recipe.gradient_reduce if phase == "scatter W" else recipe.parameter_gather
         dense, expert = self.block_parameters(kind)
         size = BYTES_PER_ELEMENT[fmt]
-        seconds = self.data_parallel_s(dense * size, expert * size, 1)
         dense_ring, expert_ring = self._rings(1)
         moved = [ring_bytes(dense * size, *dense_ring), ring_bytes(expert * size, *expert_ring)]
         nic, scale_up = (fsum(ring[i] for ring in moved) for i in (0, 1))
+        beside = collective_beside_compute(
+            "reduce_scatter" if phase == "scatter W" else "all_gather",
+            dense * size, *dense_ring, self.links, self.profile,
+        )  # fmt: skip
+        seconds = self.data_parallel_s(dense * size, expert * size, 1) + beside
         return TransferCost(0.0, seconds, seconds, nic, scale_up, 0.0, seconds)
 
     def data_parallel_s(self, dense_bytes: float, expert_bytes: float, copies: int) -> float:

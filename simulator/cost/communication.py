@@ -250,3 +250,19 @@ def ring_seconds(
         seconds = max(seconds, nic_bytes / (share * links.nic_bytes_per_s))
         steps_s += (nodes - 1) * links.nic_latency_s
     return seconds + steps_s
+
+
+def collective_beside_compute(
+    name: str, total_bytes: float, ranks: int, ranks_per_node: int, links: Links, profile: CalibrationProfile
+) -> float:
+    """Seconds that a ring of NCCL takes longer beside products, where the profile measured it; otherwise 0.
+
+    The scale-up part of `ring_seconds` times the measured ratio (curve nccl.<name>.beside_compute), as far
+    as that is more than the whole ring takes alone (eq. O8).
+    """
+    measured = [c for c in profile.curves if c.id == f"nccl.{name}.beside_compute"]
+    if not measured or ranks <= 1 or total_bytes <= 0.0:
+        return 0.0
+    factor = measured[0].curve.at(total_bytes / ranks).value
+    inside = ring_seconds(total_bytes, ranks, ranks, links, profile)
+    return max(0.0, factor * inside - ring_seconds(total_bytes, ranks, ranks_per_node, links, profile))

@@ -31,8 +31,8 @@ MACHINES: dict[str, Machine] = {
 }
 """The best profile that stands on kernels of that accelerator, not on any training step."""
 
-SAME_MACHINE = {"simumax-b200": "b200-simumax"}
-"""Groups whose authors publish stand-alone kernel timings of the machine that ran the steps."""
+BETTER_KNOWN = {"simumax-b200": "b200-simumax", "mpt-h100": "h100-flash2"}
+"""Groups of which more is known: kernel timings of the very machine, the age of the attention kernels."""
 
 JEAN_ZAY_NIC = {
     "value": 6.25e9,
@@ -53,7 +53,7 @@ def machine_of(row: OpenRow) -> tuple[Cluster, str]:
     if row.hardware not in MACHINES:
         raise InputError(f"{row.id}: no machine for {row.hardware}")
     slow_network = row.group == "bloom-a100"
-    profile = SAME_MACHINE.get(row.group, MACHINES[row.hardware].profile)
+    profile = BETTER_KNOWN.get(row.group, MACHINES[row.hardware].profile)
     return _cluster(row.hardware, row.n_gpus, slow_network), profile
 
 
