@@ -81,12 +81,12 @@ def rank_main(rank: int, ranks: int, sms: int) -> None:
     )
     found: dict[str, dict[int, float]] = {"deepep dispatch fp8": {}, "deepep dispatch bf16": {}}
     found["deepep combine bf16"] = {}
-    for chunk in (4, 6, 8, 12, 16, 24):
+    for chunk in (4, 8, 12, 16, 24, 32, 48):
         for name, rows in (("fp8", cast(x)), ("bf16", x)):
             found[f"deepep dispatch {name}"][chunk] = slowest_us(
                 lambda r=rows, c=chunk: buffer.dispatch(r, handle=handle, config=config(c))
             )
-    for chunk in (1, 2, 3, 4, 6):
+    for chunk in (1, 2, 3, 4, 6, 8, 12):
         found["deepep combine bf16"][chunk] = slowest_us(
             lambda c=chunk: buffer.combine(received, handle=handle, config=config(c))
         )

@@ -18,7 +18,7 @@ from moesim.kernels.loader import cupy
 from moesim.kernels.low_latency import LowLatency
 from moesim.kernels.quantization import dequantize, quantize
 from moesim.kernels.timing import Summary
-from moesim.kernels.two_hop import TwoHop
+from moesim.kernels.two_hop import CombineTuning, HopTuning, TwoHop
 
 COPY_SMS = (1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 64, 132)
 EP_SMS = (2, 4, 6, 8, 12, 16, 20, 24, 32)
@@ -180,8 +180,8 @@ def tunings(bench: Bench, tokens: int = 4096) -> None:
     """How the dispatch kernel divides an SM's shared memory: warps, stages, depth, order."""
     group = bench.group
     choices = {
-        True: ((4, 7, 4), (4, 7, 2), (6, 4, 2), (3, 10, 4)),
-        False: ((3, 5, 2), (2, 7, 2), (2, 7, 4), (5, 3, 1)),
+        True: ((1, 30, 8), (1, 30, 4), (2, 30, 4), (2, 30, 8)),
+        False: ((1, 16, 4), (2, 16, 4), (2, 16, 2), (1, 16, 8)),
     }
     for fp8, shapes in choices.items():
         ep = ExpertParallel(group, Shape(tokens, HIDDEN, TOP_K, EXPERTS, fp8))
@@ -221,38 +221,109 @@ def low_latency(bench: Bench) -> None:
         np.fill_diagonal(counts, 0)
         rows = int(max(counts.sum(axis=0).max(), counts.sum(axis=1).max()))
         tag: dict[str, Any] = {"tokens": tokens, "remote_rows": rows, "before": lambda i: group.barrier()}
-        for sms in sorted({min(tokens, n) for n in (8, 16, 32, 64, 128)}):
+        for sms in (8, 16, 32, 64, 128):
             wire = rows * (HIDDEN + ll.shape.side_bytes)
             bench.time("dispatch_ll", wire, lambda i, n=sms, e=ll: e.dispatch(n), sms, **tag)
             bench.time("combine_ll", rows * 2 * HIDDEN, lambda i, n=sms, e=ll: e.combine(n), sms, **tag)
 
 
+def check_two_hop(hops: TwoHop, sms: int) -> None:
+    """Rows and side records end where a one-hop dispatch puts them, bit for bit (compared on the GPUs)."""
+    ep, cp = hops.ep, cupy()
+    ep.notify()
+    ep.dispatch(sms)
+    hops.group.synchronize()
+    kept = []
+    for rank, device in enumerate(hops.group.devices):
+        with cp.cuda.Device(device):
+            total = int(ep.received[rank][-1])
+            kept.append((ep.recv_x[rank][:total].copy(), ep.recv_side[rank][:total].copy()))
+    hops.group.fill(ep.recv_x, 0xEE)
+    hops.group.fill(ep.recv_side, 0xEE)
+    hops.notify()
+    hops.dispatch(sms)
+    hops.group.synchronize()
+    for rank, device in enumerate(hops.group.devices):
+        with cp.cuda.Device(device):
+            rows, side = kept[rank]
+            total = len(rows)
+            if not ((ep.recv_x[rank][:total] == rows).all() and (ep.recv_side[rank][:total] == side).all()):
+                raise SystemExit(f"two-hop dispatch wrong: rank {rank}, {sms} SMs, {hops.shape}")
+
+
+HOP_SMS = (4, 8, 12, 16, 20, 24)
+COMBINE_RINGS = (
+    (14336, 7168, 8, 8, 16),
+    (14336, 7168, 10, 8, 16),
+    (14336, 7168, 5, 8, 16),
+    (14336, 7168, 8, 8, 8),
+    (14336, 7168, 8, 8, 4),
+)
+"""relay_part, owner_part, relay_stages, owner_stages, chunk of CombineTuning."""
+
+
 def two_hop(bench: Bench, tokens: int = 4096) -> None:
-    """Virtual nodes: each hop by itself, and both."""
+    """Virtual nodes: dispatch and combine over two hops, beside one hop between the same ranks."""
     group = bench.group
-    for node_size in (n for n in (2, 4) if group.ranks % n == 0 and group.ranks > n):
-        hops = TwoHop(group, Shape(tokens, HIDDEN, TOP_K, EXPERTS, fp8=True), node_size)
-        for local, rail in enumerate(hops.rails):
-            fill_inputs(rail, "balanced", seed=100 * local)
-        for hop in hops.nodes:
-            fill_results(hop, seed=3)
-        hops.prepare()
-        hops.dispatch(8)
-        group.synchronize()
-        first = max(wire_rows(rail) for rail in hops.rails)
-        second = max(wire_rows(hop) for hop in hops.nodes)
-        tag: dict[str, Any] = {"nodes": f"{hops.node_count}x{node_size}", "before": lambda i: group.barrier()}
-        size = HIDDEN + hops.rails[0].shape.side_bytes
-        for sms in (4, 8, 12, 20):
-            for what, rows, row, step in (
-                ("two-hop send", first, size, hops.send),
-                ("two-hop forward", second, size, hops.forward),
-                ("two-hop dispatch", first + second, size, hops.dispatch),
-                ("two-hop reduce", second, 2 * HIDDEN, hops.reduce),
-                ("two-hop collect", first, 2 * HIDDEN, hops.collect),
-                ("two-hop combine", first + second, 2 * HIDDEN, hops.combine),
-            ):
-                bench.time(what, rows * row, lambda i, n=sms, f=step: f(n), sms, remote_rows=rows, **tag)
+    for node_size in (n for n in (1, 2, 4) if group.ranks % n == 0 and group.ranks > n):
+        for fp8 in (True, False):
+            hops = TwoHop(group, Shape(tokens, HIDDEN, TOP_K, EXPERTS, fp8), node_size)
+            ep = hops.ep
+            fill_inputs(ep, "balanced", seed=7)
+            hops.layout()
+            check_two_hop(hops, 8)
+            one, moved = wire_rows(ep), hops.forwarded()
+            sent_on, received = max(a for a, _ in moved), max(b for _, b in moved)
+            tag: dict[str, Any] = {"nodes": f"{hops.node_count}x{node_size}", "tokens": tokens}
+            tag |= {"forwarded_rows": sent_on, "rail_rows": received, "before": lambda i: group.barrier()}
+            size, row = ep.shape.row_bytes + ep.shape.side_bytes, 2 * HIDDEN
+            for sms in HOP_SMS:
+
+                def both(i: int, n: int = sms, h: TwoHop = hops) -> None:
+                    h.notify()
+                    h.dispatch(n)
+
+                def single(i: int, n: int = sms, e: ExpertParallel = ep) -> None:
+                    e.notify()
+                    e.dispatch(n)
+
+                tag["payload"] = "fp8" if fp8 else "bf16"
+                bench.time("two-hop dispatch", (received + sent_on) * size, both, sms, **tag)
+                bench.time("one-hop dispatch", one * size, single, sms, **tag)
+                if not fp8:
+                    wire = (received + sent_on) * row
+                    bench.time("two-hop combine", wire, lambda i, n=sms, h=hops: h.combine(n), sms, **tag)
+                    bench.time("one-hop combine", one * row, lambda i, n=sms, e=ep: e.combine(n), sms, **tag)
+
+
+def hop_tunings(bench: Bench, tokens: int = 4096) -> None:
+    """How the two-hop dispatch divides an SM: rows of a chunk, forwarding warps."""
+    group = bench.group
+    if group.ranks < 4:
+        return
+    for fp8, shapes in {
+        True: ((4, 2, 17), (6, 2, 11), (6, 1, 11), (7, 1, 9)),
+        False: ((2, 1, 9), (3, 1, 6)),
+    }.items():
+        hops = TwoHop(group, Shape(tokens, HIDDEN, TOP_K, EXPERTS, fp8), 2)
+        fill_inputs(hops.ep, "balanced", seed=7)
+        hops.layout()
+        tag: dict[str, Any] = {"payload": "fp8" if fp8 else "bf16", "before": lambda i: group.barrier()}
+        for sms in HOP_SMS:
+            for shape in shapes:
+                cut = HopTuning(*shape)
+
+                def work(i: int, n: int = sms, t: HopTuning = cut, h: TwoHop = hops) -> None:
+                    h.notify()
+                    h.dispatch(n, tuning=t)
+
+                bench.time("two-hop dispatch tuned", 0, work, sms, tuning=shape, **tag)
+            for rings in () if fp8 else COMBINE_RINGS:
+                use = CombineTuning(*rings)
+                bench.time(
+                    "two-hop combine tuned", 0, lambda i, n=sms, h=hops, t=use: h.combine(n, tuning=t), sms,
+                    tuning=astuple(use), **tag,
+                )  # fmt: skip
 
 
 def quantisation(bench: Bench, rows: int = 16384, columns: int = 7168) -> None:

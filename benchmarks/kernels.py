@@ -86,6 +86,7 @@ STAGES = {
     "ep": stages.expert_parallel,
     "ll": stages.low_latency,
     "twohop": stages.two_hop,
+    "hoptunings": stages.hop_tunings,
     "tunings": stages.tunings,
     "deepep": deepep,
 }

@@ -17,8 +17,29 @@ from pathlib import Path
 from scoreboard_page import scoreboard_section, section_on
 
 import moesim
+from moesim.simulator.collectives.group_report import dispatch_loads
+from moesim.simulator.layout.routing import Gate
+from moesim.simulator.model.precision import row_bytes
+from moesim.simulator.prepare import prepare
+from moesim.simulator.run.score import ContextRow
 from moesim.simulator.scenario import load_scenario
-from moesim.simulator.validation import PROFILES, Placement, Row, placement_sensitivity, score
+from moesim.simulator.validation import (
+    PROFILES,
+    Placement,
+    Row,
+    context_plans,
+    placement_sensitivity,
+    score,
+)
+from moesim.simulator.validation_collectives import (
+    ALL_OWN,
+    ALL_SCORED,
+    TITLES,
+    not_predicted,
+    score_collectives,
+    summarise,
+)
+from moesim.simulator.validation_full import check_full
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "validation.md"
@@ -44,7 +65,7 @@ def table(rows: list[Row]) -> list[str]:
     return lines
 
 
-def page(rows: list[Row], placements: list[Placement], board: str) -> str:
+def page(rows: list[Row], placements: list[Placement], contexts: list[ContextRow], board: str) -> str:
     """The whole page; `board` is the section of the open scoreboard."""
     lines = [
         "# Validation: the home case",
@@ -59,9 +80,25 @@ def page(rows: list[Row], placements: list[Placement], board: str) -> str:
         for source, group in groupby(own, key=lambda row: row.source):
             lines += [f"### {source}", "", *table(list(group)), ""]
     lines += ["## Stand-alone expert-parallel kernels", ""]
-    kernels = [row for row in rows if "@" not in row.id]
+    kernels = [row for row in rows if "@" not in row.id and not row.id.startswith("goodput")]
     for source, group in groupby(kernels, key=lambda row: row.source):
         lines += [f"### {source}", "", *table(list(group)), ""]
+    lines += [*collectives(), *link_loads(), *full_resolution()]
+    lines += [
+        "## Goodput of published runs",
+        "",
+        "Simulated from published failure rates and restart times; the published ones are limits or rounded.",
+        "",
+        "| quantity | published | predicted | error | source, and what is not from it |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {row.quantity} | {row.published:.1%} | {row.predicted:.1%} | {row.relative_error:+.1%} "
+        f"| {row.source} |"
+        for row in rows
+        if row.id.startswith("goodput")
+    ]
+    lines.append("")
     lines += [
         "## Sensitivity to the layer placement",
         "",
@@ -73,8 +110,119 @@ def page(rows: list[Row], placements: list[Placement], board: str) -> str:
     for p in placements:
         layers = " ".join(map(str, p.layers))
         lines.append(f"| {p.name} | {layers} | {p.time_s:.3f} | {p.relative_to_default:+.1%} |")
+    lines += [
+        "",
+        "## Sensitivity to the plan of the context extension",
+        "",
+        "The parallel plan at 32K and 128K tokens was not published. GPU-hours under some that fit:",
+        "",
+        "| plan | 32K (kh) | 128K (kh) | together (kh) | fits |",
+        "|---|---|---|---|---|",
+    ]
+    for c in contexts:
+        hours = [h / 1e3 for h in (c.first_gpu_hours, c.second_gpu_hours)]
+        fits = "yes" if c.fits else "no"
+        lines.append(f"| {c.name} | {hours[0]:.1f} | {hours[1]:.1f} | {sum(hours):.1f} | {fits} |")
     lines += ["", board, "", NOTES.read_text("utf-8").strip(), ""]
     return "\n".join(lines)
+
+
+def full_resolution() -> list[str]:
+    """Full resolution beside the folded run, two measured networks and a published timeline."""
+    checks = check_full()
+    lines = [
+        "## Full resolution",
+        "",
+        "| relative difference | source | published | predicted | within |",
+        "|---|---|---|---|---|",
+    ]
+    for row in checks.differences:
+        verdict = f"{row.limit:.1%}" if row.holds else f"**no: {row.limit:.1%}**"
+        lines.append(
+            f"| {row.quantity} | {row.source} | {row.published:+.2%} | {row.predicted:+.2%} | {verdict} |"
+        )
+    lines += [
+        "",
+        "Skew along a pair: how long a GPU waits at the barrier before each transfer, in milliseconds.",
+        f"Published: one GPU of 64 in one pair ({checks.notify_source}).",
+        "Predicted: all 2,048 GPUs, mean over their pairs.",
+        "",
+        "| transfer | layer | published | 10 % | 50 % | 90 % of the GPUs |",
+        "|---|---|---|---|---|---|",
+    ]
+    for wait in checks.notify:
+        shown = [1e3 * v for v in (wait.predicted.p10_s, wait.predicted.p50_s, wait.predicted.p90_s)]
+        figures = " | ".join(f"{v:.2f}" for v in (1e3 * wait.published_s, *shown))
+        lines.append(f"| {wait.phase} | {wait.layer} | {figures} |")
+    return [*lines, ""]
+
+
+def collectives() -> list[str]:
+    """Errors by group, the scored rows, and why other rows have no prediction."""
+    rows = score_collectives()
+    groups = summarise(rows)
+    lines = [
+        "## Collectives",
+        "",
+        "Time of NCCL collectives from link rates, steps and protocols ([model](model.md), X8 to X13)",
+        "beside measured times. No scored row gave a figure of `simulator/data/collectives/nccl.yaml`.",
+        "",
+    ]
+    for use, title in TITLES.items():
+        lines += [
+            f"### {title}",
+            "",
+            "| group | rows | median abs. error | signed median | worst row | its error |",
+            "|---|---|---|---|---|---|",
+        ]
+        for group in (g for g in groups if g.use == use):
+            name = f"**{group.group}**" if group.group in (ALL_OWN, ALL_SCORED) else group.group
+            lines.append(
+                f"| {name} | {group.rows} | {group.median_absolute_error:.1%} | "
+                f"{group.signed_median_error:+.1%} | {group.worst_row} | {group.worst_error:+.1%} |"
+            )
+        lines.append("")
+    lines += ["### Every scored row", "", "| row | measured (us) | predicted (us) | error | chosen |"]
+    lines.append("|---|---|---|---|---|")
+    lines += [
+        f"| {row.id} | {row.measured * 1e6:.5g} | {row.predicted * 1e6:.5g} | {row.relative_error:+.1%} | "
+        f"{row.how} |"
+        for row in rows
+        if row.use == "scored"
+    ]
+    lines += ["", "### Rows without a prediction", "", "| class | why | rows |", "|---|---|---|"]
+    lines += [f"| {use} | {why} | {count} |" for (use, why), count in not_predicted().items()]
+    return [*lines, ""]
+
+
+def link_loads() -> list[str]:
+    """Bytes on the links of one expert-parallel group of the home case in one dispatch."""
+    scenario = load_scenario(HOME)
+    prepared = prepare(scenario)
+    shape = prepared.shape
+    assert shape.moe is not None
+    tokens = scenario.parallel.microbatch * scenario.batch.sequence_length
+    rows = dispatch_loads(
+        Gate.of(shape.moe), tokens, row_bytes(shape.hidden, scenario.recipe.dispatch),
+        prepared.layout.ep_group(0), prepared.cluster.topology(), scenario.seed,
+    )  # fmt: skip
+    lines = [
+        "## Link loads of one expert-parallel group",
+        "",
+        f"One dispatch of the home case, {tokens:,} tokens a GPU over {scenario.parallel.ep} GPUs, as flows",
+        "over the routes of its network. Sampled: seeded tokens, experts equally popular; popularity comes",
+        "on top.",
+        "",
+        "| routing | link | links used | mean (MB) | largest (MB) | largest over mean | largest on |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        load = row.load
+        lines.append(
+            f"| {row.routing} | {load.kind} | {load.links} | {load.mean_bytes / 1e6:.2f} | "
+            f"{load.largest_bytes / 1e6:.2f} | {row.largest_over_mean:.4f} | `{load.largest_link}` |"
+        )
+    return [*lines, ""]
 
 
 def readme_with_answer() -> str:
@@ -116,7 +264,7 @@ def main() -> None:
     options = parser.parse_args()
     board = scoreboard_section() if options.scoreboard else section_on(PAGE.read_text("utf-8"))
     pages = {
-        PAGE: page(score(), placement_sensitivity(load_scenario(HOME)), board),
+        PAGE: page(score(), placement_sensitivity(load_scenario(HOME)), context_plans(), board),
         README: readme_with_answer(),
         **example_outputs(),
     }

@@ -8,12 +8,21 @@ from moesim.hwmodels.describe import describe, hardware_rows
 from moesim.hwmodels.efficiency import Curve, Reading
 from moesim.hwmodels.energy import EnergySite, list_energy_sites, load_energy_site
 from moesim.hwmodels.errors import InfeasibleError, InputError, MoesimError
-from moesim.hwmodels.failure import FailureRate, list_failure_rates, load_failure_rate
+from moesim.hwmodels.failure import (
+    FailureRate,
+    Restart,
+    list_failure_rates,
+    list_restarts,
+    load_failure_rate,
+    load_restart,
+)
 from moesim.hwmodels.network import Network, list_networks, load_network
 from moesim.hwmodels.node import Node, list_nodes, load_node
 from moesim.hwmodels.price import PriceList, list_prices, load_prices
 from moesim.hwmodels.provenance import ProvenanceRow, Sourced, provenance_rows
+from moesim.hwmodels.purchase import Purchase, list_purchases, load_purchase
 from moesim.hwmodels.scale_up import ScaleUp, list_scale_ups, load_scale_up
+from moesim.hwmodels.storage import Storage, list_storage, load_storage
 from moesim.hwmodels.topologies import (
     Inventory,
     Link,
@@ -45,10 +54,13 @@ __all__ = [
     "Node",
     "PriceList",
     "ProvenanceRow",
+    "Purchase",
     "Reading",
+    "Restart",
     "RouteSet",
     "ScaleUp",
     "Sourced",
+    "Storage",
     "Topology",
     "build_topology",
     "describe",
@@ -61,7 +73,10 @@ __all__ = [
     "list_networks",
     "list_nodes",
     "list_prices",
+    "list_purchases",
+    "list_restarts",
     "list_scale_ups",
+    "list_storage",
     "load_accelerator",
     "load_cluster",
     "load_energy_site",
@@ -70,7 +85,10 @@ __all__ = [
     "load_network",
     "load_node",
     "load_prices",
+    "load_purchase",
+    "load_restart",
     "load_scale_up",
+    "load_storage",
     "parse_mapping",
     "parse_quantity",
     "provenance_rows",

@@ -12,12 +12,14 @@ from moesim.hwmodels.cluster import list_clusters, load_cluster
 from moesim.hwmodels.confidence import best_profile, missing_figures, units
 from moesim.hwmodels.energy import list_energy_sites, load_energy_site
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.failure import list_failure_rates, load_failure_rate
+from moesim.hwmodels.failure import list_failure_rates, list_restarts, load_failure_rate, load_restart
 from moesim.hwmodels.network import list_networks, load_network
 from moesim.hwmodels.node import list_nodes, load_node
 from moesim.hwmodels.price import list_prices, load_prices
 from moesim.hwmodels.provenance import sourced_numbers
+from moesim.hwmodels.purchase import list_purchases, load_purchase
 from moesim.hwmodels.scale_up import list_scale_ups, load_scale_up
+from moesim.hwmodels.storage import list_storage, load_storage
 from moesim.hwmodels.units import format_quantity
 from moesim.hwmodels.validation import nearest
 
@@ -55,11 +57,14 @@ _KINDS: dict[str, tuple[Callable[[], tuple[str, ...]], Callable[[str], BaseModel
     "cluster": (list_clusters, load_cluster),
     "energy": (list_energy_sites, load_energy_site),
     "failures": (list_failure_rates, load_failure_rate),
+    "restart": (list_restarts, load_restart),
+    "storage": (list_storage, load_storage),
+    "purchase": (list_purchases, load_purchase),
 }
 
 
 def hardware_rows() -> list[HardwareRow]:
-    """Every shipped accelerator, node, network, cluster, energy site and failure rate."""
+    """Everything shipped: accelerators, nodes, networks, clusters, and what a run needs besides."""
     rows = [
         _accelerator_row(load_accelerator(name))
         if what == "accelerator"

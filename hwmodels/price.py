@@ -1,22 +1,47 @@
-"""What renting an accelerator costs: dated offers with their terms."""
+"""What renting an accelerator costs: dated offers with their terms, chosen by term, region and date."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.library import load_described, shipped_names
-from moesim.hwmodels.provenance import SourcedUsdPerHour
+from moesim.hwmodels.provenance import UNDATED, DateText, SourcedUsdPerHour
+from moesim.hwmodels.validation import nearest
 
 FOLDER = "prices"
 
+Term = Literal["on-demand", "spot", "reserved", "capacity-block", "assumed", "not stated"]
+"""How the accelerator is rented. `reserved`: for about a year. `assumed`: nobody offers this price."""
+
 
 class Offer(SourcedUsdPerHour):
-    """One price per GPU and hour, with the terms it was quoted for."""
+    """One price per GPU and hour, with the terms it was quoted for; a price without a date is refused."""
 
-    terms: str
+    terms: str = "not stated"
+    term: Term = "not stated"
     region: str = "not stated"
+
+    @field_validator("date")
+    @classmethod
+    def _dated(cls, date: str) -> str:
+        if date == UNDATED:
+            raise ValueError("a price needs the date that it was quoted on, for example 2026-05")
+        return date
+
+
+class RentChoice(BaseModel):
+    """Which shipped offer to take: the latest one that fits, the cheapest of those of one date."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    term: Term
+    region: str | None = None
+    until: DateText | None = None
+    """Latest date of the quotation (YYYY, YYYY-MM or YYYY-MM-DD)."""
 
 
 class PriceList(BaseModel):
@@ -26,6 +51,27 @@ class PriceList(BaseModel):
 
     accelerator: str
     offers: tuple[Offer, ...] = Field(min_length=1)
+
+    def choose(self, choice: RentChoice) -> Offer:
+        """The offer that fits a choice; raises InputError, with what there is, where none does."""
+        fitting = [
+            offer
+            for offer in self.offers
+            if offer.term == choice.term
+            and (choice.region is None or offer.region.lower() == choice.region.lower())
+            and (choice.until is None or offer.date[: len(choice.until)] <= choice.until[: len(offer.date)])
+        ]
+        if not fitting:
+            wanted = ", ".join(f"{k}={v}" for k, v in choice.model_dump(exclude_none=True).items())
+            regions = sorted({offer.region for offer in self.offers})
+            hint = nearest(choice.region, regions) if choice.region else ""
+            there = "; ".join(f"{o.term}, {o.region}, {o.date}: {o.text}" for o in self.offers)
+            raise InputError(
+                f"no offer for {self.accelerator} with {wanted}{hint}; the price list has {there}. "
+                "Or state a price of your own with its date (run.price.offer)"
+            )
+        latest = max(offer.date for offer in fitting)
+        return min((o for o in fitting if o.date == latest), key=lambda offer: offer.value)
 
 
 def list_prices() -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from moesim.hwmodels.units import (
     Count,
     FlopPerSecond,
     Fraction,
+    GpuHours,
     Hertz,
     KgPerKwh,
     PerNodeDay,
@@ -32,6 +33,8 @@ from moesim.hwmodels.units import (
     Usd,
     UsdPerHour,
     UsdPerKwh,
+    UsdPerWatt,
+    UsdPerWattYear,
     Watts,
     format_quantity,
 )
@@ -140,10 +143,31 @@ class SourcedWatts(Sourced):
 
 
 class SourcedUsd(Sourced):
-    """A price in US dollars."""
+    """An amount in US dollars."""
 
     dimension: ClassVar[str] = "usd"
     value: Usd
+
+
+class SourcedUsdPerWatt(Sourced):
+    """A price of electrical capacity in US dollars per W."""
+
+    dimension: ClassVar[str] = "usd_per_w"
+    value: UsdPerWatt
+
+
+class SourcedUsdPerWattYear(Sourced):
+    """A running cost in US dollars per W of capacity and year."""
+
+    dimension: ClassVar[str] = "usd_per_w_year"
+    value: UsdPerWattYear
+
+
+class SourcedGpuHours(Sourced):
+    """A number of GPU-hours."""
+
+    dimension: ClassVar[str] = "gpu_hours"
+    value: GpuHours
 
 
 class SourcedUsdPerHour(Sourced):

@@ -48,6 +48,7 @@ _HOURS = ("h", "hour", "GPU-h", "GPUh", "GPU-hour", "GPU/h", "gpu-h")
 _SECONDS = {
     "ns": "1e-9", "us": "1e-6", "ms": "1e-3", "s": "1", "sec": "1", "min": "60",
     "h": "3600", "hour": "3600", "hours": "3600", "d": "86400", "day": "86400", "days": "86400",
+    "year": "31557600", "years": "31557600",
 }  # fmt: skip
 _FLOP = ("FLOP", "FLOPs", "flop", "flops")
 _FLOP_RATE = ("FLOP/s", "FLOPS", "FLOPs/s", "flop/s", "flops", "OP/s", "OPS")
@@ -87,6 +88,20 @@ DIMENSIONS: dict[str, DimensionTable] = {
     ),
     "usd_per_hour": DimensionTable(
         "a price per hour", "$2/h", "$/h", ("$/h",), _per({"$": "1", "USD": "1"}, _HOURS)
+    ),
+    "usd_per_w": DimensionTable(
+        "a price of capacity", "$11.3M/MW", "$/W", ("$/W",),
+        {"$/W": Decimal(1), "$k/kW": Decimal(1), "$M/MW": Decimal(1), "$/kW": Decimal("0.001"),
+         "$k/MW": Decimal("0.001")},
+    ),
+    "usd_per_w_year": DimensionTable(
+        "a yearly price of capacity", "$940k/MW/year", "$/W/year", ("$/W/year",),
+        {"$/W/year": Decimal(1), "$M/MW/year": Decimal(1), "$/kW/year": Decimal("0.001"),
+         "$k/MW/year": Decimal("0.001")},
+    ),
+    "gpu_hours": DimensionTable(
+        "a number of GPU-hours", "119 kGPU-h", "GPU-h", ("MGPU-h", "kGPU-h", "GPU-h"),
+        {"GPU-h": Decimal(1), "GPU-hours": Decimal(1), "kGPU-h": Decimal(1000), "MGPU-h": Decimal(10) ** 6},
     ),
     "usd_per_kwh": DimensionTable(
         "a price of energy", "$0.08/kWh", "$/kWh", ("$/kWh",),

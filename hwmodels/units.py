@@ -18,9 +18,9 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.unit_tables import DIMENSIONS, DimensionTable
 
 __all__ = [
-    "DIMENSIONS", "Bytes", "BytesPerSecond", "Count", "Flop", "FlopPerSecond", "Fraction", "Hertz", "Joules",
-    "KgPerKwh", "PerNodeDay", "Seconds", "Usd", "UsdPerHour", "UsdPerKwh", "Watts", "format_quantity",
-    "parse_quantity", "quantity_text",
+    "DIMENSIONS", "Bytes", "BytesPerSecond", "Count", "Flop", "FlopPerSecond", "Fraction", "GpuHours",
+    "Hertz", "Joules", "KgPerKwh", "PerNodeDay", "Seconds", "Usd", "UsdPerHour", "UsdPerKwh", "UsdPerWatt",
+    "UsdPerWattYear", "Watts", "format_quantity", "parse_quantity", "quantity_text",
 ]  # fmt: skip
 
 _QUANTITY = re.compile(
@@ -180,6 +180,13 @@ UsdPerHour = Annotated[
 UsdPerKwh = Annotated[
     float, _FINITE, _validator("usd_per_kwh"), _serializer("usd_per_kwh"), _schema("usd_per_kwh")
 ]
+UsdPerWatt = Annotated[
+    float, _FINITE, _validator("usd_per_w"), _serializer("usd_per_w"), _schema("usd_per_w")
+]
+UsdPerWattYear = Annotated[
+    float, _FINITE, _validator("usd_per_w_year"), _serializer("usd_per_w_year"), _schema("usd_per_w_year")
+]
+GpuHours = Annotated[float, _FINITE, _validator("gpu_hours"), _serializer("gpu_hours"), _schema("gpu_hours")]
 KgPerKwh = Annotated[
     float, _FINITE, _validator("kg_per_kwh"), _serializer("kg_per_kwh"), _schema("kg_per_kwh")
 ]

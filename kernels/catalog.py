@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 SHARED_MEMORY_LIMIT_BYTES = 227 * 1024  # opt-in limit of a CTA on compute capability 9.0
+HEADER_BYTES = 128  # what a queue entry of the two-hop dispatch adds to the side record
 Sizes = Mapping[str, int]
 
 
@@ -17,6 +18,8 @@ class Kernel:
 
     Parameters are (name, PTX type) in order. `block` is the allowed range of threads; `shared_bytes` maps the
     launch's sizes to dynamic shared memory; `moved_bytes` maps them to (read, written) bytes on one rank.
+    Rows in sizes: `copies` for (token, rank) pairs; over virtual nodes `sent` for (token, other node) pairs,
+    `kept` for own tokens that stay in the own node.
     """
 
     name: str
@@ -90,9 +93,29 @@ def _combined(sizes: Sizes) -> tuple[int, int]:
     return sizes["copies"] * row + 4 * sizes["tokens"] * sizes["ranks"], sizes["tokens"] * row
 
 
+def _combined_ll(sizes: Sizes) -> tuple[int, int]:
+    row = 2 * sizes["hidden"]
+    return sizes["copies"] * row + 8 * sizes["tokens"] * sizes["ranks"], sizes["tokens"] * row
+
+
+def _dispatched_2hop(sizes: Sizes) -> tuple[int, int]:
+    size, sent = sizes["row_bytes"] + sizes["side_bytes"], sizes["sent"]
+    return (2 * sent + sizes["kept"]) * size, sent * (size + 128) + sizes["copies"] * size
+
+
+def _combined_2hop(sizes: Sizes) -> tuple[int, int]:
+    row, partial = 2 * sizes["hidden"], sizes["sent"] + sizes["kept"]
+    return (sizes["copies"] + partial) * row, (partial + sizes["tokens"]) * row
+
+
+def hop_stage_bytes(row_bytes: int, side_bytes: int) -> int:
+    """Shared memory of a row of the two-hop dispatch: row, side record with header, on 128-byte lines."""
+    return (row_bytes + 127) // 128 * 128 + (side_bytes + HEADER_BYTES + 127) // 128 * 128
+
+
 def dispatch_stage_bytes(row_bytes: int, side_bytes: int) -> int:
-    """Shared memory of one stage of the dispatch: both parts on 128-byte lines, addresses, mbarrier."""
-    return (row_bytes + 127) // 128 * 128 + (side_bytes + 127) // 128 * 128 + 24
+    """Shared memory of one stage of the dispatch: both parts on 128-byte lines, addresses, mbarriers."""
+    return (row_bytes + 127) // 128 * 128 + (side_bytes + 127) // 128 * 128 + 32
 
 
 KERNELS: dict[str, Kernel] = {
@@ -153,8 +176,8 @@ KERNELS: dict[str, Kernel] = {
             name="layout",
             entry="layout_v1",
             parameters=_parameters(
-                "u64 topk_idx topk_w slots lists rank_counts expert_counts side tokens_at;"
-                "u32 tokens k ranks experts_per_rank first_expert choice_stride side_stride side_offset"
+                "u64 topk_idx topk_w slots lists rank_counts expert_counts side;"
+                "u32 tokens k ranks experts_per_rank side_stride side_offset"
             ),
             block=(1024, 1024),
             registers=64,
@@ -173,18 +196,16 @@ KERNELS: dict[str, Kernel] = {
         ),
         Kernel(
             name="dispatch",
-            entry="dispatch_sys_v1",
+            entry="dispatch_sys_v2",
             parameters=_parameters(
                 "u64 x side lists counts bases tables;"
                 "u32 tokens ranks rank row_bytes side_bytes stages depth phased expected;"
                 "u64 timeout_ns status"
             ),
-            block=(32, 256),
+            block=(64, 256),
             registers=64,
             moved_bytes=_dispatched,
-            shared_bytes=lambda s: (
-                s["warps"] * s["stages"] * dispatch_stage_bytes(s["row_bytes"], s["side_bytes"])
-            ),
+            shared_bytes=lambda s: s["stages"] * dispatch_stage_bytes(s["row_bytes"], s["side_bytes"]),
         ),
         Kernel(
             name="dispatch_ll",
@@ -203,13 +224,58 @@ KERNELS: dict[str, Kernel] = {
             name="combine",
             entry="combine_sys_v1",
             parameters=_parameters(
-                "u64 tables slots bases weights out tokens_at;"
+                "u64 tables slots bases weights out;"
                 "u32 tokens ranks rank part_bytes parts stages epoch; u64 timeout_ns status"
             ),
             block=(480, 480),
             registers=64,
             moved_bytes=_combined,
             shared_bytes=lambda s: s["stages"] * (s["part_bytes"] + 16),
+        ),
+        Kernel(
+            name="combine_ll",
+            entry="combine_ll_v1",
+            parameters=_parameters(
+                "u64 slots weights out tables; u32 tokens ranks rank hidden most epoch;u64 timeout_ns status"
+            ),
+            block=(512, 512),
+            registers=96,
+            moved_bytes=_combined_ll,
+        ),
+        Kernel(
+            name="dispatch_2hop",
+            entry="dispatch_2hop_v1",
+            parameters=_parameters(
+                "u64 x side weights slots bases node_lists node_counts tables;"
+                "u32 tokens ranks node_size rank row_bytes side_bytes chunk stages epoch expected;"
+                "u64 timeout_ns status"
+            ),
+            block=(96, 192),
+            registers=80,
+            moved_bytes=_dispatched_2hop,
+            shared_bytes=lambda s: (
+                (3 * s["chunk"] + s["stages"]) * hop_stage_bytes(s["row_bytes"], s["side_bytes"])
+                + 20 * s["stages"]
+                + 24
+            ),
+        ),
+        Kernel(
+            name="combine_2hop",
+            entry="combine_2hop_v1",
+            parameters=_parameters(
+                "u64 tables entries counts node_slots out;"
+                "u32 tokens ranks node_size rank entry_bytes relay_part owner_part relay_stages owner_stages"
+                " row_bytes chunk epoch; u64 timeout_ns status"
+            ),
+            block=(768, 768),
+            registers=64,
+            moved_bytes=_combined_2hop,
+            shared_bytes=lambda s: (
+                (s["relay_stages"] + 2) * s["relay_part"]
+                + s["owner_stages"] * s["owner_part"]
+                + 32 * (s["relay_stages"] + s["owner_stages"])
+                + 32
+            ),
         ),
     )
 }

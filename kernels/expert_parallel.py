@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from moesim.hwmodels.errors import InputError
 from moesim.kernels.catalog import KERNELS, SHARED_MEMORY_LIMIT_BYTES, dispatch_stage_bytes
@@ -14,7 +15,7 @@ COMBINE_PART_LIMIT_BYTES = 14336  # two 16-byte vectors for each of 448 reducing
 
 @dataclass(frozen=True, slots=True)
 class DispatchTuning:
-    """How the dispatch kernel uses an SM: rings of warps, stages (rows) of a ring, stores in flight, order.
+    """How the dispatch kernel uses an SM: sending warps, rows of the ring, stores in flight a warp, order.
 
     `phased`: destination after destination instead of a row for each in turn.
     """
@@ -26,12 +27,13 @@ class DispatchTuning:
 
     def __post_init__(self) -> None:
         """Check against the kernel's header."""
-        if self.depth not in (1, 2, 4, 8) or self.stages <= self.depth:
+        if not 1 <= self.warps <= 7:
+            raise InputError(f"dispatch: warps={self.warps} must be 1 to 7")
+        least = self.depth * self.warps + max(self.warps, 2)
+        if self.depth not in (1, 2, 4, 8) or self.stages < least:
             raise InputError(
-                f"dispatch: depth={self.depth} must be 1, 2, 4 or 8 and below stages={self.stages}"
+                f"dispatch: depth={self.depth} must be 1, 2, 4 or 8 and stages={self.stages} at least {least}"
             )
-        if not 1 <= self.warps <= 8:
-            raise InputError(f"dispatch: warps={self.warps} must be 1 to 8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +76,14 @@ class Shape:
 
     @property
     def dispatch_tuning(self) -> DispatchTuning:
-        """Rings that fill an SM's shared memory: 4 warps, or fewer where 7 rows each do not fit."""
+        """A ring that fills an SM's shared memory, half of it with stores where it is long enough."""
         rows = SHARED_MEMORY_LIMIT_BYTES // dispatch_stage_bytes(self.row_bytes, self.side_bytes)
-        if rows < 2:
-            raise InputError(
-                f"dispatch: hidden={self.hidden} leaves room for {rows} rows in shared memory; 2 are needed"
-            )
-        warps = next((n for n in (4, 2) if rows // n >= 7), 1)
-        stages = min(16, rows // warps)
-        depth = 4 if stages >= 7 else 2 if stages >= 3 else 1
-        return DispatchTuning(warps, stages, depth)
+        for warps, depth in ((2, 8), (1, 8), (1, 4), (1, 2), (1, 1)):
+            if rows >= depth * warps + 4:
+                return DispatchTuning(warps, min(rows, 64), depth)
+        raise InputError(
+            f"dispatch: hidden={self.hidden} leaves room for {rows} rows in shared memory; 5 are needed"
+        )
 
     def combine_parts(self, ranks: int) -> tuple[int, int, int]:
         """Pieces of a result row, bytes of a piece, stages of the combine kernel's ring (>= ranks)."""
@@ -137,9 +137,6 @@ class ExpertParallel:
         self.dispatch_table = group.table([self.recv_x, self.recv_side, arrivals])
         self.combine_table = group.table([self.results, ready])
         self._notified = self._arrivals = self._combined = 0
-        # What a second hop changes: choices inside side records of the first, their number known on the GPU.
-        self.first_expert, self.choice_stride, self.writes_side = 0, 4 * s.k, True
-        self.tokens_at: list[int] = [0] * r
 
     def _ranks(self, only: Sequence[int] | None) -> Sequence[int]:
         """The ranks to launch; fewer than all makes the others' waits time out (tests)."""
@@ -157,17 +154,24 @@ class ExpertParallel:
 
     def layout(self) -> None:
         """Queue the layout on every rank: slots, lists, counts and side records from topk_idx and topk_w."""
-        s, r = self.shape, self.group.ranks
-        for rank in range(r):
-            outputs = (self.slots, self.lists, self.rank_counts, self.expert_counts)
+        outputs = (self.slots, self.lists, self.rank_counts, self.expert_counts)
+        self.layout_over(self.group.ranks, outputs, self.side)
+
+    def layout_over(self, targets: int, outputs: Sequence[Sequence[Any]], side: Sequence[Any] | None) -> None:
+        """Queue a layout over `targets` equal groups of experts: ranks, or virtual nodes.
+
+        `outputs`: slots [tokens, targets], lists [targets, tokens], counts [targets], counts by expert, each
+        by rank; `side`: side records to write, or None.
+        """
+        s = self.shape
+        for rank in range(self.group.ranks):
             arguments = (
                 address(self.topk_idx[rank], 4), address(self.topk_w[rank], 4),
                 *(address(p[rank], 4) for p in outputs),
-                address(self.side[rank]) if self.writes_side else 0, self.tokens_at[rank],
-                s.tokens, s.k, r, self.per_rank, self.first_expert, self.choice_stride, s.side_bytes,
-                s.scale_bytes,
+                0 if side is None else address(side[rank]),
+                s.tokens, s.k, targets, s.experts // targets, s.side_bytes, s.scale_bytes,
             )  # fmt: skip
-            self.group.launch(rank, "layout", r, 1024, arguments)
+            self.group.launch(rank, "layout", targets, 1024, arguments)
 
     def notify(self, only: Sequence[int] | None = None) -> None:
         """Queue the exchange of counts on every rank."""
@@ -191,12 +195,7 @@ class ExpertParallel:
         use = tuning or s.dispatch_tuning
         expected = self.next_arrivals(sms)
         shared = KERNELS["dispatch"].shared_bytes(
-            {
-                "warps": use.warps,
-                "stages": use.stages,
-                "row_bytes": s.row_bytes,
-                "side_bytes": s.side_bytes,
-            }
+            {"stages": use.stages, "row_bytes": s.row_bytes, "side_bytes": s.side_bytes}
         )
         for rank in self._ranks(only):
             pointers = (
@@ -208,7 +207,7 @@ class ExpertParallel:
             )  # fmt: skip
             tail = (self.group.timeout_ns, address(self.group.status[rank]))
             arguments = (*(address(p[rank]) for p in pointers), *sizes, *tail)
-            self.group.launch(rank, "dispatch", sms, 32 * use.warps, arguments, shared)
+            self.group.launch(rank, "dispatch", sms, 32 * (1 + use.warps), arguments, shared)
 
     def combine(self, sms: int, weighted: bool = True, only: Sequence[int] | None = None) -> None:
         """Queue the combine on every rank, on `sms` SMs each."""
@@ -222,8 +221,7 @@ class ExpertParallel:
             sizes = (self.shape.tokens, r, rank, part_bytes, parts, stages, epoch)
             arguments = (
                 *(address(p[rank]) for p in pointers), weights, address(self.out[rank]),
-                self.tokens_at[rank], *sizes,
-                self.group.timeout_ns, address(self.group.status[rank]),
+                *sizes, self.group.timeout_ns, address(self.group.status[rank]),
             )  # fmt: skip
             self.group.launch(rank, "combine", sms, 480, arguments, shared)
 

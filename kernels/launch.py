@@ -21,6 +21,12 @@ _CODES = {
     0x400: ("dispatch", "wait for all CTAs of rank {peer}", "arrivals"),
     0x600: ("dispatch_ll", "wait for all CTAs of rank {peer}", "arrivals"),
     0x500: ("combine", "wait until rank {peer} is ready", "epoch"),
+    0x700: ("combine_ll", "wait until rank {peer} is ready", "epoch"),
+    0x800: ("dispatch_2hop", "wait for the count of rank {peer}", "epoch"),
+    0x801: ("dispatch_2hop", "wait for a chunk of rank {peer}", "epoch"),
+    0x802: ("dispatch_2hop", "wait for all CTAs of relay {peer}", "arrivals"),
+    0x900: ("combine_2hop", "wait until rank {peer} is ready", "epoch"),
+    0x901: ("combine_2hop", "wait for a chunk of relay {peer}", "epoch"),
 }
 
 

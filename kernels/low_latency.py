@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from moesim.hwmodels.errors import InputError
 from moesim.kernels.catalog import KERNELS
 from moesim.kernels.expert_parallel import Shape
@@ -20,8 +18,7 @@ class LowLatency:
     Per rank: `x` bf16 bits [tokens, hidden], `topk_idx`, `topk_w`; dispatch writes `recv_x` e4m3 [2, ranks x
     tokens, hidden], `recv_side`, `recv_counts` i32 [2, ranks] (half `half`, block of source s from row s x
     tokens) and `slots`; combine reads `results` bf16 bits [ranks x tokens, hidden] in the same rows and
-    `weights` f32 [tokens, ranks], and writes `out`. It is the kernel of the high-throughput path: its
-    barrier is part of the launch and few tokens leave it short enough.
+    `weights` f32 [tokens, ranks], and writes `out`.
     """
 
     def __init__(self, group: Group, shape: Shape) -> None:
@@ -43,8 +40,6 @@ class LowLatency:
         self.weights = make((s.tokens, r), "f4")
         arrivals, ready = make((r,), "u4"), make((r,), "u4")
         self._keep = (arrivals, ready)
-        bases = [np.full(r, rank * s.tokens, np.int32) for rank in range(r)]
-        self.bases = group.to_ranks(bases)
         self._dispatch_table = group.table([self.recv_x, self.recv_side, arrivals, self.recv_counts])
         self._combine_table = group.table([self.results, ready])
         self._epoch = self._arrivals = self._combined = 0
@@ -70,17 +65,14 @@ class LowLatency:
             )  # fmt: skip
             self.group.launch(rank, "dispatch_ll", sms, 512, arguments, shared)
 
-    def combine(self, sms: int, weighted: bool = True) -> None:
-        """Queue the combine on every rank, on `sms` SMs each."""
-        r = self.group.ranks
-        parts, part_bytes, stages = self.shape.combine_parts(r)
+    def combine(self, sms: int, weighted: bool = True, only: Sequence[int] | None = None) -> None:
+        """Queue the combine on every rank, on `sms` SMs each (best: 32 or more)."""
+        s, r = self.shape, self.group.ranks
         self._combined += 1
-        shared = KERNELS["combine"].shared_bytes({"stages": stages, "part_bytes": part_bytes})
-        for rank in range(r):
+        for rank in range(r) if only is None else only:
             arguments = (
-                address(self._combine_table[rank]), address(self.slots[rank]), address(self.bases[rank]),
-                address(self.weights[rank]) if weighted else 0, address(self.out[rank]), 0,
-                self.shape.tokens, r, rank, part_bytes, parts, stages, self._combined, self.group.timeout_ns,
-                address(self.group.status[rank]),
+                address(self.slots[rank], 4), address(self.weights[rank], 4) if weighted else 0,
+                address(self.out[rank]), address(self._combine_table[rank]), s.tokens, r, rank, s.hidden,
+                s.tokens, self._combined, self.group.timeout_ns, address(self.group.status[rank]),
             )  # fmt: skip
-            self.group.launch(rank, "combine", sms, 480, arguments, shared)
+            self.group.launch(rank, "combine_ll", sms, 512, arguments)

@@ -142,6 +142,26 @@ def combine(results: Sequence[U16], slots: I32, bases: I32, weights: F32 | None)
     return f32_to_bf16(total), (size * ranks * 2.0**-24).astype(np.float32)
 
 
+def combine_2hop(
+    results: Sequence[U16], slots: I32, bases: I32, weights: F32 | None, node_size: int
+) -> tuple[U16, F32]:
+    """As `combine`, over virtual nodes of `node_size` ranks (combine_2hop.ptx): each node's sum is BF16.
+
+    The bound holds a last-bit difference of each node's rounding too.
+    """
+    tokens, ranks = slots.shape
+    nodes = [slice(first, first + node_size) for first in range(0, ranks, node_size)]
+    sums = [
+        combine(results[n], slots[:, n], bases[n], None if weights is None else weights[:, n]) for n in nodes
+    ]
+    here = np.stack([(slots[:, n] >= 0).any(axis=1) for n in nodes], axis=1)
+    rows = np.where(here, np.arange(tokens)[:, None], -1).astype(np.int32)
+    out, bound = combine([partial for partial, _ in sums], rows, np.zeros(len(nodes), np.int32), None)
+    for partial, inside in sums:
+        bound = (bound + inside + np.abs(bf16_to_f32(partial)) * 2.0**-7).astype(np.float32)
+    return out, bound
+
+
 def side_records(topk_idx: I32, topk_w: F32, scales: F32 | None, side_bytes: int) -> NDArray[np.uint8]:
     """Side records [tokens, side_bytes]: scales, expert ids, weights, token index, zeros (layout.ptx)."""
     tokens = topk_idx.shape[0]

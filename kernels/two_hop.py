@@ -2,94 +2,191 @@
 
 The inter-node path of expert parallelism on one host: a token goes once to each target node, to the GPU with
 the sender's local index (the relay), which forwards it to each target GPU there; combine runs backwards and
-reduces at the relay. Both hops are the one-hop kernels: hop 1 with nodes as destinations, hop 2 on what hop 1
-received. The hops run one after the other, without overlap: the cost of forwarding is measured by itself.
+reduces at the relay. Both hops of a direction run in one kernel, at the same time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from moesim.hwmodels.errors import InputError
+from moesim.kernels.catalog import HEADER_BYTES, KERNELS, SHARED_MEMORY_LIMIT_BYTES, hop_stage_bytes
 from moesim.kernels.expert_parallel import ExpertParallel, Shape
 from moesim.kernels.launch import Group, address
 
+MOST_NODE_SIZE = 16
+RELAY_LIMIT_BYTES, OWNER_LIMIT_BYTES = 14336, 7168  # two 16-byte vectors for each of 448 and 224 threads
+_MOST_CHUNK, _MOST_STAGES, _MOST_RELAY_STAGES = 16, 64, 8
+
+
+@dataclass(frozen=True, slots=True)
+class HopTuning:
+    """How a dispatch CTA uses its SM: rows of a chunk, forwarding warps, entries of the forwarders' ring."""
+
+    chunk: int
+    forwarders: int
+    stages: int
+
+    def __post_init__(self) -> None:
+        """Check against the kernel's header."""
+        least = 2 * self.forwarders + max(self.chunk, self.forwarders)
+        if not 1 <= self.chunk <= 8 or not 1 <= self.forwarders <= 4 or self.stages < least:
+            raise InputError(
+                f"two hops: chunk={self.chunk} must be 1 to 8, forwarders={self.forwarders} 1 to 4, and "
+                f"stages={self.stages} at least {least}"
+            )
+
+
+def dispatch_tuning(shape: Shape, node_size: int) -> HopTuning:
+    """The largest chunk of at most six whose rings fit, one forwarding warp; InputError where none does."""
+    row = hop_stage_bytes(shape.row_bytes, shape.side_bytes)
+    for chunk in range(min(6, 32 // node_size), 0, -1):
+        stages = (SHARED_MEMORY_LIMIT_BYTES - 24 - 3 * chunk * row) // (row + 20)
+        if stages >= 2 + chunk:
+            return HopTuning(chunk, 1, min(stages, _MOST_STAGES))
+    raise InputError(f"two hops: rows of {shape.row_bytes} bytes (hidden={shape.hidden}) do not fit an SM")
+
+
+@dataclass(frozen=True, slots=True)
+class CombineTuning:
+    """Bytes of a piece and pieces in the ring, of the relay and of the owner; entries of a chunk."""
+
+    relay_part: int
+    owner_part: int
+    relay_stages: int
+    owner_stages: int
+    chunk: int
+
+
+def combine_tuning(shape: Shape, node_size: int, nodes: int) -> CombineTuning:
+    """A quarter of the room for the owner, which reads less; InputError where the rings do not fit.
+
+    More than eight pieces under way at a relay slow the partial rows that leave it over the same links.
+    """
+    row, room, parts = 2 * shape.hidden, SHARED_MEMORY_LIMIT_BYTES - 32, 1
+    while row % (16 * parts) == 0:
+        relay, owner = (_piece(row, limit, parts) for limit in (RELAY_LIMIT_BYTES, OWNER_LIMIT_BYTES))
+        owner_stages = min(_MOST_STAGES, max(nodes, room // 4 // (owner + 32)))
+        left = room - owner_stages * (owner + 32) - 2 * relay
+        relay_stages = min(max(_MOST_RELAY_STAGES, node_size), left // (relay + 32))
+        if relay_stages >= node_size:
+            chunk = min(_MOST_CHUNK, 32 // max(node_size, nodes))
+            return CombineTuning(relay, owner, relay_stages, owner_stages, chunk)
+        parts *= 2
+    raise InputError(
+        f"two hops: pieces of {row} bytes for {nodes} nodes of {node_size} GPUs do not fit an SM"
+    )
+
+
+def _piece(row: int, limit: int, parts: int) -> int:
+    """Bytes of a row cut into equal multiples of 16 within `limit`, into at least `parts` of them."""
+    while row % (16 * parts) or row // parts > limit:
+        parts += 1
+    return row // parts
+
 
 class TwoHop:
-    """Virtual nodes of `node_size` consecutive ranks.
+    """Virtual nodes of `node_size` consecutive ranks: rank r is GPU r % node_size of node r // node_size.
 
-    `rails[l]` is the ExpertParallel of hop 1 between GPUs of local index l (its rank n = node n): write its
-    `x`, `topk_idx`, `topk_w`, `side`. `nodes[n]` is hop 2 inside node n (its rank l = local index l): rows
-    received end in its `recv_x`, `recv_side`; expert results go into its `results`; the combined rows arrive
-    in `rails[l].out`. Partial sums travel as BF16, so a token is rounded once a node and once at its owner.
+    `ep` holds what both paths share, with the same meaning: write its `x`, `topk_idx`, `topk_w`, `side` and
+    `weights` (f32 [tokens, ranks], read by the dispatch for the combine after it), then layout, notify,
+    dispatch; rows end in its `recv_x`, `recv_side` as after a one-hop dispatch. combine reads `results` and
+    writes `out`; partial sums travel as BF16, so a token is rounded once a node and once at its owner.
     """
 
     def __init__(self, group: Group, shape: Shape, node_size: int) -> None:
-        """Allocate both hops; InputError where nodes do not divide ranks or experts."""
-        if node_size < 1 or group.ranks % node_size:
-            raise InputError(f"two hops: {group.ranks} ranks are no multiple of node_size={node_size}")
-        shape.check(group.ranks)
-        self.group, self.node_size, self.node_count = group, node_size, group.ranks // node_size
-        members = range(group.ranks)
-        self.rails = [
-            ExpertParallel(group.subset(members[local::node_size]), shape) for local in range(node_size)
-        ]
-        relayed = Shape(
-            self.node_count * shape.tokens, shape.hidden, shape.k, shape.experts // self.node_count, shape.fp8
+        """Allocate everything; InputError where nodes do not divide ranks or a row does not fit."""
+        if not 1 <= node_size <= MOST_NODE_SIZE or group.ranks % node_size:
+            raise InputError(
+                f"two hops: {group.ranks} ranks are no multiple of node_size={node_size}, or it is not 1 to "
+                f"{MOST_NODE_SIZE}"
+            )
+        self.ep, self.group, self.shape = ExpertParallel(group, shape), group, shape
+        self.node_size, self.node_count = node_size, group.ranks // node_size
+        n, s, make, ep = self.node_count, shape, group.symmetric, self.ep
+        self.tuning = dispatch_tuning(shape, node_size)
+        self.combining = combine_tuning(shape, node_size, n)
+        self.node_slots, self.node_lists = make((s.tokens, n), "i4"), make((n, s.tokens), "i4")
+        self.node_counts, self._node_experts = make((n,), "i4"), make((s.experts,), "i4")
+        self.queue_rows = make((n, s.tokens, s.row_bytes), "u1")
+        self.queue_entries = make((n, s.tokens, s.side_bytes + HEADER_BYTES), "u1")
+        self._returned = make((n, s.tokens, s.hidden), "u2")
+        self.counts = make((n,), "u8")
+        flags, returned_flags = make((n, s.tokens), "u4"), make((n, s.tokens), "u4")
+        arrivals, self.ready = make((node_size,), "u4"), make((group.ranks,), "u4")
+        self._keep = (flags, returned_flags, arrivals)
+        self._dispatch_table = group.table(
+            [ep.recv_x, ep.recv_side, arrivals, self.queue_rows, self.queue_entries, flags, self.counts]
         )
-        self.nodes = []
-        for node in range(self.node_count):
-            first = node * node_size
-            self.nodes.append(ExpertParallel(group.subset(members[first : first + node_size]), relayed))
-            self._connect(node, shape)
+        self._combine_table = group.table([ep.results, self.ready, self._returned, returned_flags])
+        self._epoch = self._arrivals = self._combined = 0
 
-    def _connect(self, node: int, shape: Shape) -> None:
-        """Hop 2 reads what hop 1 received, and its combine writes what hop 1's combine reads."""
-        hop = self.nodes[node]
-        hop.first_expert, hop.choice_stride = node * hop.shape.experts, shape.side_bytes
-        hop.writes_side = False
-        hop.x = [rail.recv_x[node] for rail in self.rails]
-        hop.side = [rail.recv_side[node] for rail in self.rails]
-        hop.topk_idx = [side.reshape(-1)[shape.scale_bytes :] for side in hop.side]
-        hop.topk_w = hop.topk_idx
-        hop.out = [rail.results[node] for rail in self.rails]
-        hop.tokens_at = [address(rail.received[node], 4) + 4 * self.node_count for rail in self.rails]
+    def layout(self) -> None:
+        """Queue the layouts over ranks and over nodes on every rank."""
+        self.ep.layout()
+        outputs = (self.node_slots, self.node_lists, self.node_counts, self._node_experts)
+        self.ep.layout_over(self.node_count, outputs, None)
 
-    def prepare(self) -> None:
-        """Queue hop 1's layout on every rank."""
-        for rail in self.rails:
-            rail.layout()
+    def notify(self) -> None:
+        """Queue the exchange of counts on every rank; every dispatch needs one before it."""
+        self.ep.notify()
 
-    def send(self, sms: int) -> None:
-        """Queue hop 1: exchange of counts and rows along the rails."""
-        for rail in self.rails:
-            rail.notify()
-        for rail in self.rails:
-            rail.dispatch(sms)
+    def dispatch(
+        self,
+        sms: int,
+        weighted: bool = True,
+        only: Sequence[int] | None = None,
+        tuning: HopTuning | None = None,
+    ) -> None:
+        """Queue the dispatch on every rank, on `sms` SMs each."""
+        s, ep, use = self.shape, self.ep, tuning or self.tuning
+        self._epoch += 1
+        self._arrivals += sms
+        sizes = {"chunk": use.chunk, "stages": use.stages}
+        sizes |= {"row_bytes": s.row_bytes, "side_bytes": s.side_bytes}
+        shared = KERNELS["dispatch_2hop"].shared_bytes(sizes)
+        for rank in range(self.group.ranks) if only is None else only:
+            weights = address(ep.weights[rank], 4) if weighted else 0
+            arguments = (
+                address(ep.x[rank]), address(ep.side[rank]), weights, address(ep.slots[rank], 4),
+                address(ep.bases[rank], 4), address(self.node_lists[rank], 4),
+                address(self.node_counts[rank], 4), address(self._dispatch_table[rank]),
+                s.tokens, self.group.ranks, self.node_size, rank, s.row_bytes, s.side_bytes, use.chunk,
+                use.stages, self._epoch, self._arrivals, self.group.timeout_ns,
+                address(self.group.status[rank]),
+            )  # fmt: skip
+            self.group.launch(rank, "dispatch_2hop", sms, 32 * (2 + use.forwarders), arguments, shared)
 
-    def forward(self, sms: int) -> None:
-        """Queue hop 2: layout of what arrived, exchange of counts and rows inside the nodes."""
-        for hop in self.nodes:
-            hop.layout()
-        for hop in self.nodes:
-            hop.notify()
-        for hop in self.nodes:
-            hop.dispatch(sms)
+    def combine(
+        self, sms: int, only: Sequence[int] | None = None, tuning: CombineTuning | None = None
+    ) -> None:
+        """Queue the combine on every rank, on `sms` SMs each, with the weights given to the dispatch."""
+        s, ep, use = self.shape, self.ep, tuning or self.combining
+        self._combined += 1
+        rings = (use.relay_part, use.owner_part, use.relay_stages, use.owner_stages)
+        names = ("relay_part", "owner_part", "relay_stages", "owner_stages")
+        shared = KERNELS["combine_2hop"].shared_bytes(dict(zip(names, rings, strict=True)))
+        for rank in range(self.group.ranks) if only is None else only:
+            arguments = (
+                address(self._combine_table[rank]), address(self.queue_entries[rank]),
+                address(self.counts[rank], 8), address(self.node_slots[rank], 4), address(ep.out[rank]),
+                s.tokens, self.group.ranks, self.node_size, rank, s.side_bytes + HEADER_BYTES, *rings,
+                2 * s.hidden, use.chunk, self._combined, self.group.timeout_ns,
+                address(self.group.status[rank]),
+            )  # fmt: skip
+            self.group.launch(rank, "combine_2hop", sms, 768, arguments, shared)
 
-    def dispatch(self, sms: int) -> None:
-        """Queue both hops; prepare comes before."""
-        self.send(sms)
-        self.forward(sms)
-
-    def reduce(self, sms: int) -> None:
-        """Queue the first half of combine: relays add up the results of their node."""
-        for hop in self.nodes:
-            hop.combine(sms, weighted=False)
-
-    def collect(self, sms: int) -> None:
-        """Queue the second half: owners add up the relays' rows."""
-        for rail in self.rails:
-            rail.combine(sms, weighted=False)
-
-    def combine(self, sms: int) -> None:
-        """Queue both halves."""
-        self.reduce(sms)
-        self.collect(sms)
+    def forwarded(self) -> list[list[int]]:
+        """[relay] = (rows it sent on to GPUs of its node, rows it received over the rail), after a layout."""
+        self.group.synchronize()
+        copies = self.ep.copies()
+        rails = [[int(n) for n in counts.get()] for counts in self.node_counts]
+        found = []
+        for relay in range(self.group.ranks):
+            node, local = divmod(relay, self.node_size)
+            sources = range(local, self.group.ranks, self.node_size)
+            own = range(node * self.node_size, (node + 1) * self.node_size)
+            sent_on = sum(copies[s][gpu] for s in sources for gpu in own)
+            found.append([sent_on, sum(rails[s][node] for s in sources if s != relay)])
+        return found

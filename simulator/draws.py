@@ -15,7 +15,7 @@ from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import Schedule
 
 MOST_MEMBERS = 256
-"""Data-parallel ranks that the folded engine carries for a model without expert parallelism."""
+"""GPUs that one program carries where no expert-parallel group says how many."""
 
 
 def routed_layers(kinds: Sequence[Sequence[BlockKind]]) -> int:

@@ -17,6 +17,7 @@ from moesim.hwmodels.validation import validate_model
 from moesim.simulator.bounds import lower_bound_s, upper_bound_s
 from moesim.simulator.engine.execute import execute
 from moesim.simulator.engine.program import Program
+from moesim.simulator.engine.wires import FoldedWires
 from moesim.simulator.layout.stages import describe
 from moesim.simulator.model.counts import flop_per_token
 from moesim.simulator.placement import block_seconds
@@ -209,20 +210,16 @@ def _joined(held: Sequence[_Held], programs: Sequence[Program]) -> Program:
     """Every rank's steps, links and end of the step from the program of its pool."""
     pool_of = {rank: number for number, h in enumerate(held) for rank in h.ranks}
     owners = [programs[pool_of[rank]] for rank in range(len(programs[0].ranks))]
-    links = len(programs[0].link_bytes_per_ns) // len(owners)
+    across = any(program.costs.send_across_nodes for program in programs)
     return replace(
         programs[0],
         ranks=tuple(program.ranks[rank] for rank, program in enumerate(owners)),
-        link_bytes_per_ns=tuple(
-            rate
-            for rank, program in enumerate(owners)
-            for rate in program.link_bytes_per_ns[rank * links : (rank + 1) * links]
-        ),
+        wires=FoldedWires.joined([program.wires for program in owners], across),
         costs=replace(
             programs[0].costs,
             sync=tuple(program.costs.sync[rank] for rank, program in enumerate(owners)),
             send_s=max(program.costs.send_s for program in programs),
-            send_across_nodes=any(program.costs.send_across_nodes for program in programs),
+            send_across_nodes=across,
         ),
     )
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import ceil, fsum, log2
 
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.confidence import GENERIC
-from moesim.simulator.chunk import EP_PHASES
+from moesim.simulator.block_prices import block_compute, block_transfers
+from moesim.simulator.collectives.ring import busiest_bytes
 from moesim.simulator.cost.communication import (
     EpOperation,
     Links,
@@ -18,16 +19,13 @@ from moesim.simulator.cost.communication import (
     engine_transfer,
     ep_transfer,
     notify_seconds,
-    ring_bytes,
     ring_seconds,
     send_seconds,
 )
 from moesim.simulator.cost.compute import SmContext, operator_seconds
-from moesim.simulator.cost.evidence import GEMM_CLASSES
 from moesim.simulator.cost.overlap import behind_window
 from moesim.simulator.cost.sharded import slowed_beside, transfer_cost
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, SyncCost, TransferCost
-from moesim.simulator.layer_collectives import LayerCollectives
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.routing import Gate, TargetStatistics, expected_targets, transfer_bytes
 from moesim.simulator.layout.stages import StageAssignment, unique
@@ -37,7 +35,7 @@ from moesim.simulator.model.operator import BlockKind, Operator, Phase
 from moesim.simulator.model.operators import block_operators, optimizer_operators
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, row_bytes
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.profile_use import Evidence, collective_residual, communication_law
+from moesim.simulator.profile_use import collective_residual, communication_law
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import Overlap, Schedule
 
@@ -47,6 +45,19 @@ EP_OPERATION: dict[Phase, EpOperation] = {
     "combine F": "combine",
     "dispatch B": "combine",
 }
+
+
+@dataclass(slots=True)
+class Evidence:
+    """What the prices stand on: calibration entries used, and every reading out of its measured range."""
+
+    entries: set[str] = field(default_factory=set)
+    extrapolated: set[str] = field(default_factory=set)
+
+    def add(self, entries: Iterable[str], extrapolated: Iterable[str]) -> None:
+        """Note entries and extrapolations of one price."""
+        self.entries.update(entries)
+        self.extrapolated.update(extrapolated)
 
 
 @dataclass(slots=True)
@@ -171,25 +182,6 @@ class Pricer:
                 fixed += cost.seconds
         return PhaseCost(fixed + exposed_s, row, exposed_s, best, worst + exposed_s)
 
-    def exposed_s(self, operators: Mapping[Phase, tuple[Operator, ...]]) -> dict[Phase, float]:
-        """Collectives of tensor and context parallelism inside the phases of a layer (eq. X6, O2, O3)."""
-        return LayerCollectives(self.scenario, self.links, self.profile).exposed(
-            self.shape, self.tokens, {phase: self._product_s(ops) for phase, ops in operators.items()}
-        )
-
-    def _product_s(self, operators: tuple[Operator, ...]) -> tuple[float, float]:
-        """Seconds of the matrix products and of the attention among some operators, alone on all SMs."""
-        products = attention = 0.0
-        for op in operators:
-            if op.recompute or not (op.cls in GEMM_CLASSES or op.cls.startswith("attention")):
-                continue
-            seconds = operator_seconds(op, self.cluster.accelerator, self.profile, SmContext()).seconds
-            if op.cls in GEMM_CLASSES:
-                products += seconds
-            else:
-                attention += seconds
-        return products, attention
-
     # -- transfers -----------------------------------------------------------------------------------
 
     def ep_slowdown(self, mode: Mode) -> tuple[float, float]:
@@ -233,6 +225,14 @@ class Pricer:
         self.evidence.add(time.curve_ids, time.extrapolations)
         return transfer_cost(time, bytes_.ib_bytes, bytes_.nvlink_bytes)
 
+    def _nccl_phase(self) -> TransferCost:
+        """All-to-all of NCCL: every chosen expert gets its own copy of a row, in BF16 (eq. O6)."""
+        assert self.shape.moe is not None
+        sent = self.ep_tokens * self.shape.moe.top_k * self.shape.hidden * 2.0
+        time = all_to_all_seconds(sent, self.scenario.parallel.ep, self.ep_nodes, self.links, self.profile)
+        self.evidence.add(time.curve_ids, time.extrapolations)
+        return transfer_cost(time, time.nic_bytes, time.scale_up_bytes)
+
     def _note_carried_shares(self) -> None:
         """Say where shares of link rates stand on other hardware, or on an assumption."""
         accelerator, profile = self.cluster.accelerator, self.profile
@@ -247,14 +247,6 @@ class Pricer:
                 f"profile {profile.name}: communication shares of Hopper used for {accelerator.name}"
             )
 
-    def _nccl_phase(self) -> TransferCost:
-        """All-to-all of NCCL: every chosen expert gets its own copy of a row, in BF16 (eq. O6)."""
-        assert self.shape.moe is not None
-        sent = self.ep_tokens * self.shape.moe.top_k * self.shape.hidden * 2.0
-        time = all_to_all_seconds(sent, self.scenario.parallel.ep, self.ep_nodes, self.links, self.profile)
-        self.evidence.add(time.curve_ids, time.extrapolations)
-        return transfer_cost(time, time.nic_bytes, time.scale_up_bytes)
-
     def sharded_phase(self, kind: BlockKind, phase: Phase) -> TransferCost:
         """ZeRO-3: all-gather of a block's parameters, or reduce-scatter of its gradients."""
         recipe = self.scenario.recipe
@@ -262,7 +254,10 @@ class Pricer:
         dense, expert = self.block_parameters(kind)
         size = BYTES_PER_ELEMENT[fmt]
         dense_ring, expert_ring = self._rings(1)
-        moved = [ring_bytes(dense * size, *dense_ring), ring_bytes(expert * size, *expert_ring)]
+        moved = [
+            busiest_bytes("all_gather", dense * size, *dense_ring),
+            busiest_bytes("all_gather", expert * size, *expert_ring),
+        ]
         nic, scale_up = (fsum(ring[i] for ring in moved) for i in (0, 1))
         beside = collective_beside_compute(
             "reduce_scatter" if phase == "scatter W" else "all_gather",
@@ -278,9 +273,14 @@ class Pricer:
         multiply the replicas of the experts and of the rest (eq. X7).
         """
         dense_ring, expert_ring = self._rings(copies)
-        return ring_seconds(dense_bytes, *dense_ring, self.links, self.profile) + ring_seconds(
-            expert_bytes, *expert_ring, self.links, self.profile
-        )
+        return self._ring_s(dense_bytes, *dense_ring) + self._ring_s(expert_bytes, *expert_ring)
+
+    def _ring_s(self, total_bytes: float, ranks: int, ranks_per_node: int) -> float:
+        """Seconds of a ring, and the rates that it stands on."""
+        if ranks > 1 and total_bytes > 0.0:
+            self.evidence.add(["collective.scale_up_fraction"] if ranks_per_node > 1 else [], [])
+            self.evidence.add(["collective.nic_fraction"] if ranks > ranks_per_node else [], [])
+        return ring_seconds(total_bytes, ranks, ranks_per_node, self.links, self.profile)
 
     def _rings(self, copies: int) -> tuple[tuple[int, int], tuple[int, int]]:
         """(ranks, ranks a node) of the rings of the dense parameters and of the experts."""
@@ -309,21 +309,13 @@ class Pricer:
 
     def table(self, schedule: Schedule, stages: StageAssignment) -> CostTable:
         """Prices of everything that the schedule and its stages need."""
-        plan = self.scenario.parallel
-        kinds = sorted({block.kind for stage in stages.stages for block in stage})
         paired = any(isinstance(step, Overlap) for rank in schedule.ranks for step in rank)
         modes: tuple[Mode, ...] = ("alone", "quiet", "beside") if paired else ("alone",)
         compute: dict[tuple[BlockKind, Phase, Mode], PhaseCost] = {}
         transfer: dict[tuple[BlockKind, Phase, Mode], TransferCost] = {}
-        for kind in kinds:
-            layer = kind in ("dense", "moe", "mtp")
-            by_phase = self.operators(kind)
-            exposed = self.exposed_s(by_phase) if layer and plan.tp * plan.cp > 1 else {}
-            for phase, operators in by_phase.items():
-                for mode in modes:
-                    compute[kind, phase, mode] = self.phase(operators, mode, exposed.get(phase, 0.0))
-                    if phase in EP_PHASES and self.scenario.parallel.ep > 1 and mode != "quiet":
-                        transfer[kind, phase, mode] = self.ep_phase(phase, mode)
+        for kind in sorted({block.kind for stage in stages.stages for block in stage}):
+            compute |= block_compute(self, kind, modes)
+            transfer |= block_transfers(self, kind, modes)
             if self.scenario.parallel.zero_stage == 3:
                 phases: tuple[Phase, ...] = ("gather F", "gather B", "scatter W")
                 sharded = {phase: self.sharded_phase(kind, phase) for phase in phases}
@@ -348,7 +340,14 @@ class Pricer:
         """End of the step on every pipeline rank (docs/model.md, section "End of the step")."""
         if self.cluster.n_gpus > 1:
             self._note_carried_shares()
-        return tuple(self._sync(rank, schedule, stages) for rank in range(schedule.pp))
+        same: dict[tuple[BlockKind, ...], SyncCost] = {}  # most ranks hold the same blocks
+        found = []
+        for rank in range(schedule.pp):
+            held = tuple(b.kind for stage in schedule.stages_on_rank(rank) for b in unique(stages, stage))
+            if held not in same:
+                same[held] = self._sync(rank, schedule, stages)
+            found.append(same[held])
+        return tuple(found)
 
     def _sync(self, rank: int, schedule: Schedule, stages: StageAssignment) -> SyncCost:
         plan, recipe, layout = self.scenario.parallel, self.scenario.recipe, self.layout

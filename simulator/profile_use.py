@@ -1,26 +1,10 @@
-"""How a prediction uses a calibration profile: what it stood on, and whether it fits the cluster (pure)."""
+"""What a profile says of a whole prediction: whose it is, its residuals, its law of communication (pure)."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from moesim.hwmodels.calibration import CalibrationProfile, Law, list_profiles, load_profile
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
-
-
-@dataclass(slots=True)
-class Evidence:
-    """What the prices stand on: calibration entries used, and every reading out of its measured range."""
-
-    entries: set[str] = field(default_factory=set)
-    extrapolated: set[str] = field(default_factory=set)
-
-    def add(self, entries: Iterable[str], extrapolated: Iterable[str]) -> None:
-        """Note entries and extrapolations of one price."""
-        self.entries.update(entries)
-        self.extrapolated.update(extrapolated)
 
 
 def collective_residual(profile: CalibrationProfile, prefix: str = "") -> float:

@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict
 
 from moesim.hwmodels.confidence import Confidence
 from moesim.simulator.full.result import FullResult
+from moesim.simulator.run.report import RunReport
 
 SCHEMA_VERSION = 1
 
@@ -53,13 +54,17 @@ class MemoryResult(_Part):
 
 
 class RunResult(_Part):
-    """The whole run at constant batch (docs/model.md, eq. F6)."""
+    """The main phase at constant batch, without stops (docs/model.md, eq. F6), and the report of all of it.
+
+    `report`: where the run plan asks for more than tokens (docs/model.md, section 13).
+    """
 
     tokens: float
     steps: int
     days: float
     gpu_hours: float
     cost_usd: float | None
+    report: RunReport | None = None
 
 
 class Utilisation(_Part):

@@ -26,6 +26,7 @@ from moesim.simulator.layout.parallel import ParallelPlan
 from moesim.simulator.model.precision import PRECISIONS, Precision
 from moesim.simulator.model.shape import ModelShape, load_model
 from moesim.simulator.routing_load import Capacity, Eplb, Load
+from moesim.simulator.run.plan import RunPlanRef, load_run_plan
 from moesim.simulator.software import Software
 
 PRESETS = "data/scenarios"
@@ -112,12 +113,6 @@ class Variation(_Part):
     """Relative spread of one phase's duration from run to run on one GPU."""
 
 
-class RunPlan(_Part):
-    """The whole run: tokens to train on at constant batch."""
-
-    tokens: float = Field(gt=0, le=1e18, allow_inf_nan=False)
-
-
 class Scenario(_Part):
     """One prediction's input; the keys of a scenario file are these field names."""
 
@@ -138,7 +133,8 @@ class Scenario(_Part):
     recompute: RecomputePolicy = "none"
     routing: Routing
     variation: Variation
-    run: RunPlan
+    run: RunPlanRef
+    """The whole run: a run plan's name or file, or its keys."""
     resolution: Literal["folded", "full"] = "folded"
     """`folded`: one group of GPUs stands for all; `full`: every GPU for itself."""
     spreading: Spreading = "modulo"
@@ -187,6 +183,14 @@ class Scenario(_Part):
         copy._base = folder
         return copy
 
+    def overridden(self, *overrides: str) -> Scenario:
+        """The same scenario with `key=value` overrides; raises InputError as `load_scenario` does."""
+        data = self.model_dump(mode="json", exclude_none=True)
+        for text in overrides:
+            data = _override(data, text)
+        changed = validate_model(Scenario, data, self.name)
+        return changed if self._base is None else changed.based_on(self._base)
+
 
 def preset_names() -> list[str]:
     """Names of the scenarios that ship with the package."""
@@ -218,6 +222,18 @@ def load_scenario(name_or_path: str, overrides: Sequence[str] = ()) -> Scenario:
     return validate_model(Scenario, data, place).based_on(base)
 
 
+def with_overrides(scenario: Scenario, overrides: Sequence[str]) -> Scenario:
+    """The same scenario with `key=value` overrides applied, as `load_scenario` applies them.
+
+    Raises InputError with key, value and nearest legal value for anything malformed.
+    """
+    data: Mapping[str, Any] = scenario.model_dump(mode="json", exclude_none=True)
+    for text in overrides:
+        data = _override(data, text)
+    changed = validate_model(Scenario, data, scenario.name)
+    return changed if scenario._base is None else changed.based_on(scenario._base)
+
+
 def _dumped(load: Callable[[str], BaseModel]) -> Callable[[str], dict[str, Any]]:
     return lambda name: load(name).model_dump(mode="json", exclude_none=True)
 
@@ -234,6 +250,7 @@ _DESCRIPTIONS: dict[str, Callable[[str], dict[str, Any]]] = {
     "network": _dumped(load_network),
     "accelerator": _dumped(load_accelerator),
     "precision": _dumped(_recipe),
+    "run": _dumped(load_run_plan),
 }
 """Keys whose value may be a name, and what the name stands for."""
 

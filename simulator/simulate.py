@@ -7,17 +7,18 @@ from collections.abc import Sequence
 import moesim
 from moesim.hwmodels.calibration import profile_hash
 from moesim.hwmodels.confidence import confidence, peak_only_note, statement
-from moesim.hwmodels.provenance import provenance_rows
+from moesim.hwmodels.provenance import provenance_rows, sourced_numbers
 from moesim.hwmodels.units import format_quantity
 from moesim.simulator.bounds import lower_bound_s, upper_bound_s
 from moesim.simulator.causes import fault_effects
+from moesim.simulator.collectives.library import load_library
 from moesim.simulator.engine.critical import critical_path, seconds_by_cause
 from moesim.simulator.engine.execute import Execution, execute_all, last_end
 from moesim.simulator.full.result import FullResult
 from moesim.simulator.full.summary import full_result
 from moesim.simulator.layout.memory import FRAMEWORK_BYTES
 from moesim.simulator.layout.stages import describe
-from moesim.simulator.model.counts import flop_per_token
+from moesim.simulator.model.counts import flop_per_token, parameters_mtp, parameters_total
 from moesim.simulator.prepare import Prepared, prepare
 from moesim.simulator.report import (
     breakdowns,
@@ -35,6 +36,10 @@ from moesim.simulator.result import (
     RunResult,
     StepResult,
 )
+from moesim.simulator.run.interruptions import interruptions
+from moesim.simulator.run.report import RunReport
+from moesim.simulator.run.simulate_run import FloatArray, simulate_run
+from moesim.simulator.run.work import StepFigures, phase_works
 from moesim.simulator.scenario import Scenario
 
 SECONDS_PER_DAY = 86400.0
@@ -48,6 +53,14 @@ def simulate(scenario: Scenario) -> Result:
     """
     prepared = prepare(scenario)
     return summarise(prepared, execute_all(prepared.programs))
+
+
+def predict_run(scenario: Scenario, step_time_s: float | None = None) -> RunReport:
+    """The whole run of a scenario; see `run_report`. Its own step is simulated where no time is given."""
+    prepared = prepare(scenario)
+    if step_time_s is None:
+        step_time_s = execute_all(prepared.programs)[0].end_ns / 1e9
+    return run_report(prepared, step_time_s)
 
 
 def summarise(prepared: Prepared, executions: Sequence[Execution]) -> Result:
@@ -142,7 +155,29 @@ def _run(prepared: Prepared, time_s: float) -> RunResult:
         days=steps * time_s / SECONDS_PER_DAY,
         gpu_hours=gpu_hours,
         cost_usd=gpu_hours * price.value if price else None,
+        report=run_report(prepared, time_s) if scenario.run.asks_for_more else None,
     )
+
+
+def run_report(prepared: Prepared, time_s: float, factors: FloatArray | None = None) -> RunReport:
+    """The whole run of a prepared scenario whose step takes `time_s` s: phases, stops, bill.
+
+    Steps of other batches and phases are simulated here. `factors`: see `simulate_run`. Raises InputError
+    for an illegal phase, InfeasibleError for a run that practically never ends.
+    """
+    scenario, plan = prepared.scenario, prepared.scenario.run
+
+    def measure(of: Scenario) -> StepFigures:
+        if of is scenario:
+            return StepFigures(time_s, prepared.memory.total_bytes, prepared.memory.capacity_bytes)
+        other = prepare(of)
+        seconds = execute_all(other.programs)[0].end_ns / 1e9
+        return StepFigures(seconds, other.memory.total_bytes, other.memory.capacity_bytes)
+
+    trained = parameters_total(prepared.shape) + parameters_mtp(prepared.shape)
+    stops = interruptions(plan, prepared.cluster, trained, scenario.recipe)
+    works = phase_works(scenario, measure)
+    return simulate_run(plan, prepared.cluster, works, stops, scenario.seed, factors)
 
 
 def memory(prepared: Prepared) -> MemoryResult:
@@ -193,6 +228,8 @@ def _provenance(prepared: Prepared) -> list[ProvenanceEntry]:
         ProvenanceEntry(path=r.path, value=r.value, unit=r.unit, kind=r.kind, source=r.source, date=r.date)
         for r in rows
     ]
+    if any(id_.startswith("collective.") for id_ in prepared.pricer.evidence.entries):
+        entries += _library_provenance()
     for id_ in sorted(prepared.pricer.evidence.entries):
         entry = prepared.profile.entry(id_)
         entries.append(
@@ -206,3 +243,23 @@ def _provenance(prepared: Prepared) -> list[ProvenanceEntry]:
             )
         )
     return entries
+
+
+def _library_provenance() -> list[ProvenanceEntry]:
+    """What the rings of the pricer take from the communication library."""
+    library = load_library()
+    path, table = f"collectives.{library.name}", library.latencies
+    used = {"wire_shares": library.wire_shares, "network_post": library.network_post}
+    rows = [
+        ProvenanceEntry(path=at, value=n.value, unit=n.dimension, kind=n.kind, source=n.source, date=n.date)
+        for at, n in sourced_numbers(used, path)
+    ]
+    latencies = ProvenanceEntry(
+        path=f"{path}.latencies",
+        value=None,
+        unit="see file",
+        kind=table.kind,
+        source=table.source,
+        date=table.date,
+    )
+    return [latencies, *rows]

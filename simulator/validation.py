@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import resources
 from typing import Any, Literal, TypeVar
 
@@ -15,11 +16,21 @@ from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.cost.communication import EpOperation, Links, ep_transfer
 from moesim.simulator.layout.routing import Gate, expected_targets, transfer_bytes
-from moesim.simulator.model.precision import row_bytes
+from moesim.simulator.model.precision import Format, row_bytes
 from moesim.simulator.prepare import prepare
 from moesim.simulator.result import Result
+from moesim.simulator.run.plan import RunPlan
+from moesim.simulator.run.report import RunReport
+from moesim.simulator.run.score import (
+    ContextRow,
+    Scored,
+    context_plan_sensitivity,
+    published_runs,
+    score_goodput,
+    score_report,
+)
 from moesim.simulator.scenario import Scenario, load_scenario, preset_names
-from moesim.simulator.simulate import simulate
+from moesim.simulator.simulate import run_report, simulate
 
 PROFILES = ("h800-trace", "h800-published", "h800-from-h200")
 """All are scored; the preset's default is the first (docs/decisions/0002-default-profile.md). The last one
@@ -90,13 +101,48 @@ Progress = Callable[[str], None]
 
 
 def score(progress: Progress = lambda what: None) -> list[Row]:
-    """Every scored quantity of the home case, profile by profile, then the stand-alone kernels.
+    """Every scored quantity of the home case, profile by profile, then stand-alone kernels and goodput.
 
     `progress` is called with a few words before each simulation.
     """
     figures = _read(_Figures, "deepseek-v3.yaml").figures
-    rows = [row for profile in PROFILES for row in _score_profile(figures, profile, progress)]
-    return rows + score_deepep()
+    rows = []
+    for profile in PROFILES:
+        rows += _score_profile(figures, profile, progress) + score_run(profile, progress)
+    return [*rows, *score_deepep(), *(_run_row(scored) for scored in score_goodput())]
+
+
+def score_run(profile: str, progress: Progress = lambda what: None) -> list[Row]:
+    """DeepSeek-V3's whole run, phase by phase."""
+    progress(f"the whole run with {profile}")
+    data = published_runs()
+    result = simulate(load_scenario(data.scenario, [f"profile={profile}", f"run={data.plan}"]))
+    assert result.run.report is not None
+    return [_run_row(scored, f"@{result.profile}") for scored in score_report(result.run.report)]
+
+
+def _run_row(scored: Scored, suffix: str = "") -> Row:
+    return Row(
+        id=scored.id + suffix,
+        source=scored.source,
+        quantity=scored.quantity,
+        unit=scored.unit,
+        published=scored.published,
+        predicted=scored.predicted,
+        relative_error=scored.predicted / scored.published - 1.0,
+        used_for_calibration=False,
+    )
+
+
+def context_plans(progress: Progress = lambda what: None) -> list[ContextRow]:
+    """What DeepSeek-V3's context extension takes under plans that nobody published."""
+    prepared = prepare(load_scenario(published_runs().scenario))
+
+    def report_of(plan: RunPlan) -> RunReport:
+        scenario = prepared.scenario.model_copy(update={"run": plan})
+        return run_report(replace(prepared, scenario=scenario), 1.0)  # the main phase is not looked at
+
+    return context_plan_sensitivity(report_of, progress)
 
 
 def _read(cls: type[DataT], name: str) -> DataT:
@@ -196,16 +242,21 @@ def deepep_bandwidth(
     node_name: str,
     network_name: str,
     profile_name: str,
+    gate: Gate | None = None,
+    wire: Format | None = None,
 ) -> float:
     """Logical GB/s as DeepEP's tests count it: NVLink inside one node, RDMA across nodes.
 
-    Logical bytes include the local node (or own rank); time is notify plus payload on idle GPUs.
+    Logical bytes include the local node (or own rank); time is notify plus payload on idle GPUs. `gate` and
+    `wire` differ from those of DeepEP's tests (its own gate; FP8 out, BF16 back) for other tests.
     """
     node, network = load_node(node_name), load_network(network_name)
     assert network.fabric is not None
     nodes = max(1, ep // node.n_gpus)
-    targets = expected_targets(Gate.deepep_test(nodes, experts, top_k), ep, min(ep, node.n_gpus))
-    moved = transfer_bytes(targets, tokens, row_bytes(hidden, "fp8" if operation == "dispatch" else "bf16"))
+    gate = gate or Gate.deepep_test(nodes, experts, top_k)
+    targets = expected_targets(gate, ep, min(ep, node.n_gpus))
+    wire = wire or ("fp8" if operation == "dispatch" else "bf16")
+    moved = transfer_bytes(targets, tokens, row_bytes(hidden, wire))
     links = Links(
         scale_up_bytes_per_s=node.scale_up_bytes_per_s,
         scale_up_latency_s=node.scale_up_latency_s,

@@ -1,4 +1,7 @@
-"""What every test shares: hypothesis without time limits, the presets simulated once, toy programs."""
+"""What every test shares: hypothesis without time limits, the presets simulated once, toy programs.
+
+The simulator is imported where a fixture needs it: tests of the kernels run on machines without SimPy.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +11,23 @@ from fractions import Fraction
 from functools import lru_cache
 from math import inf
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pytest
 from hypothesis import settings
 
-from moesim.cli import main
-from moesim.simulator.chunk import EP_PHASES, OVERLAP_ORDERS, OverlapOrder
-from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, SyncCost, TransferCost
-from moesim.simulator.engine.execute import Execution, execute
-from moesim.simulator.engine.program import Program, Variation, compile_program
-from moesim.simulator.engine.wires import FoldedWires
-from moesim.simulator.model.operator import BlockKind, Phase
-from moesim.simulator.prepare import Prepared, prepare
-from moesim.simulator.result import Result
-from moesim.simulator.scenario import load_scenario
-from moesim.simulator.schedules import Schedule
-from moesim.simulator.simulate import summarise
+if TYPE_CHECKING:
+    from moesim.simulator.chunk import OverlapOrder
+    from moesim.simulator.cost.table import Mode, SyncCost
+    from moesim.simulator.engine.execute import Execution
+    from moesim.simulator.engine.program import Program
+    from moesim.simulator.model.operator import BlockKind, Phase
+    from moesim.simulator.prepare import Prepared
+    from moesim.simulator.result import Result
+    from moesim.simulator.schedules import Schedule
+
+    Run = tuple[Prepared, Execution, Result]
 
 # Time limits per example make tests fail on a loaded machine; nothing here asserts wall time.
 settings.register_profile("moesim", deadline=None)
@@ -33,11 +35,14 @@ settings.register_profile("moesim", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "moesim")
 
-Run = tuple[Prepared, Execution, Result]
-
 
 @lru_cache(maxsize=2)
 def _run(preset: str) -> Run:
+    from moesim.simulator.engine.execute import execute
+    from moesim.simulator.prepare import prepare
+    from moesim.simulator.scenario import load_scenario
+    from moesim.simulator.simulate import summarise
+
     prepared = prepare(load_scenario(preset))
     execution = execute(prepared.program)
     return prepared, execution, summarise(prepared, [execution])
@@ -83,13 +88,18 @@ def build_toy(
     clock: Sequence[Sequence[float]] | None = None,
     loads: Mapping[int, Sequence[float]] | None = None,
     sync: Sequence[SyncCost] | None = None,
-    order: OverlapOrder = OVERLAP_ORDERS["deepseek-v3"],
+    order: OverlapOrder | None = None,
 ) -> Program:
     """A program whose phases last what the functions say, in nanoseconds (True: in a pair).
 
     MoE blocks have transfers where `transfer_ns` is above 0; transfers and sends move `bytes_` each over
     links of `rate` bytes/s. `clock[rank][member]` are time factors, `loads[block][member]` relative rows.
     """
+    from moesim.simulator.chunk import EP_PHASES, OVERLAP_ORDERS
+    from moesim.simulator.cost.table import CostTable, PhaseCost, SyncCost, TransferCost
+    from moesim.simulator.engine.program import Variation, compile_program
+    from moesim.simulator.engine.wires import FoldedWires
+
     kinds = {kind for stage in blocks for kind in stage}
     compute = {
         (kind, phase, mode): PhaseCost(compute_ns(kind, phase, mode != "alone") / NS)
@@ -116,8 +126,9 @@ def build_toy(
     for number, values in (loads or {}).items():
         rows[number] = np.array(values)[None, :]
     costs = CostTable(compute, transfer, bytes_, send_ns / NS, tuple(sync or [SyncCost(0, 0, 0, 0)] * pp))
+    chosen = order or OVERLAP_ORDERS["deepseek-v3"]
     wires = FoldedWires(schedule.pp, rate, rate, costs.send_across_nodes)
-    return compile_program(schedule, blocks, costs, order, Variation(factors, rows, rows, 0.0, 0), wires)
+    return compile_program(schedule, blocks, costs, chosen, Variation(factors, rows, rows, 0.0, 0), wires)
 
 
 @pytest.fixture(scope="session")
@@ -139,6 +150,8 @@ def run(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Callable[..., Outcome]:
     """The command line in an empty folder, in this process."""
+    from moesim.cli import main
+
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments: str) -> Outcome:

@@ -18,6 +18,7 @@ from moesim.cli_console import chosen_numbers, short
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.model.shape import load_model
 from moesim.simulator.result import Result
+from moesim.simulator.run.report import RunReport
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.schedules import build, from_csv, from_json, to_csv, to_json
 
@@ -159,6 +160,24 @@ def test_hardware(run: Run) -> None:
     assert code == 0 and "peak.bf16" in out and "989" in out
     rows = json.loads(run("hardware", "h800-sxm", "--json").out)
     assert all(row["source"] and row["kind"] for row in rows)
+    listed = {row["name"]: row for row in json.loads(run("hardware", "--json").out)}
+    assert listed["mtt-s5000"]["missing"].startswith("compute_units")
+    assert listed["mtt-s5000"]["confidence"] == "peak-only (generic-roofline)"
+
+
+def test_confidence_is_printed_and_an_engine_is_told(run: Run, small: str) -> None:
+    code, out, _ = run("simulate", small)
+    assert (
+        code == 0
+        and "\nconfidence measured: bf16 products from the rate tables of profile h200-measured\n" in out
+    )
+    machine = ("--set", "cluster=tpu-v5e-256-pod", "--set", "profile=generic-roofline")
+    code, _, err = run("simulate", "deepseek-v3-2048xh800", *machine)
+    assert code == 2 and "a dedicated engine (ICI remote DMA)" in err and "set communication.sms=0" in err
+    single = ("--set", "cluster=m3-ultra-single", "--set", "profile=generic-roofline")
+    code, _, err = run("simulate", "deepseek-v3-2048xh800", *single, "--set", "schedule=1f1b",
+                       "--set", "parallel.pp=1", "--set", "parallel.ep=1")  # fmt: skip
+    assert code == 2 and "'m3-ultra' has no peak." in err
 
 
 def test_schemas_describe_what_is_read_and_printed(run: Run, small: str) -> None:
@@ -212,7 +231,7 @@ def test_an_imported_model_runs_in_a_scenario(run: Run, small: str, tmp_path: Pa
 
 
 def test_validate(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from moesim.simulator import validation
+    from moesim.simulator import validation, validation_collectives
 
     row = {"source": "a paper", "quantity": "time per step", "unit": "s", "used_for_calibration": False}
     numbers = {"published": 20.0, "predicted": 19.0, "relative_error": -0.05}
@@ -220,11 +239,54 @@ def test_validate(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     place = validation.Placement(name="even", layers=(2, 1), time_s=19.5, relative_to_default=0.026)
     monkeypatch.setattr(validation, "score", lambda progress: rows)
     monkeypatch.setattr(validation, "placement_sensitivity", lambda scenario, progress: [place])
+    ring = validation_collectives.CollectiveRow(
+        id="r", use="scored", group="rings", source="a log", unit="s", measured=2e-3, predicted=1.5e-3,
+        relative_error=-0.25, how="ring Simple",
+    )  # fmt: skip
+    monkeypatch.setattr(validation_collectives, "score_collectives", lambda: [ring])
     code, out, _ = run("validate")
     assert code == 0
     assert "-5.0 %" in out and "[1] a paper" in out and "+2.6 %" in out
+    assert "rings" in out and "-25.0 %" in out
     printed = json.loads(run("validate", "--json").out)
-    assert printed == [{"id": id_, **row, **numbers} for id_ in ("a", "b")]
+    assert printed[:2] == [{"id": id_, **row, **numbers} for id_ in ("a", "b")]
+    assert printed[2]["id"] == "collectives.r" and printed[2]["relative_error"] == -0.25
+
+
+STOPS = [
+    *("--set", "run.failures=llama3-16k-h100", "--set", "run.restart=megascale"),
+    *("--set", "run.checkpoint={interval: optimal, storage: llama3-tectonic}"),
+    *("--set", "run.start=2026-12-01", "--set", "run.spares={count: 2, repair: 3 days}"),
+]
+
+
+def test_run_prints_the_whole_run(run: Run, small: str) -> None:
+    code, out, _ = run("run", small, *STOPS, "--set", "run.phases=[{name: tuning, gpu_hours: 2 kGPU-h}]")
+    assert code == 0
+    for word in (
+        "small, the whole run on 32 GPUs", "with stops", "main", "tuning", "as stated", "finish      after",
+        "P90", "goodput", "interruptions", "restart", "Young", "Daly", "faulty GPU", "$", "assumed: ",
+    ):  # fmt: skip
+        assert word in out
+    plain = run("run", small).out
+    assert "goodput" not in plain and "finish" in plain
+
+
+def test_run_json_is_the_report_and_simulate_shows_it_too(run: Run, small: str) -> None:
+    first, second = run("run", small, *STOPS, "--json"), run("run", small, *STOPS, "--json")
+    assert first == second and first.code == 0
+    report = RunReport.model_validate_json(first.out)
+    assert first.out == report.model_dump_json(indent=2) + "\n"
+    assert run("run", small, *STOPS, "--json", "--seed", "1").out != first.out
+    whole = Result.model_validate_json(run("simulate", small, *STOPS, "--json").out)
+    assert whole.run.report == report
+    assert "the whole run" in run("simulate", small, *STOPS).out
+
+
+def test_a_run_that_never_finishes_exits_with_3(run: Run, small: str) -> None:
+    code, out, err = run("run", small, *STOPS, "--set", "run.failures={interruptions: 9000 /node-day}")
+    assert (code, out) == (3, "")
+    assert "small.yaml: the run never finishes in practice" in err and "Traceback" not in err
 
 
 def test_version_and_help(run: Run) -> None:
@@ -233,6 +295,7 @@ def test_version_and_help(run: Run) -> None:
     assert code == 0
     for command in (
         "simulate",
+        "run",
         "schedule",
         "validate",
         "explain",

@@ -56,6 +56,13 @@ def refused(outcome: Any, folder: Path, *words: str, code: int = 2) -> None:
         ("variation.clock_cv=1 GB", ("variation.clock_cv", "1 GB", "fraction")),
         ("routing.expert_load_cv=nan", ("routing.expert_load_cv", "nan")),
         ("variation.jitter_cv=-1 %", ("variation.jitter_cv", "-1 %", "not negative")),
+        # the run
+        ("run=deepseek-v9", ("run: unknown run plan", "deepseek-v3")),
+        ("run.price.offer=$2/h", ("run.price.offer", "date")),
+        ("run.price.rent={term: on-demand, region: mars}", ("no offer for h200-sxm", "mars", "europe-west")),
+        ("run.failures=llama3-16k-h100", ("run.checkpoint and run.restart",)),
+        ("run.failures={interruptions: -1 /node-day}", ("run.failures.interruptions", "not negative")),
+        ("run.phases=[{name: x, steps: 2, override: [parallel.pp=3]}]", ("run.phases 'x'", "parallel.pp=3")),
         # plans that do not divide
         ("parallel.pp=3", ("parallel.pp=3", "32", "nearest: 2, 4")),
         ("parallel.ep=6", ("parallel.ep=6", "nearest: 4, 8")),

@@ -64,7 +64,7 @@ def _set_up(session: Any, tokens: int, ranks: int, fp8: bool) -> tuple[Any, floa
             ep.topk_w[rank].set(rng.random((tokens, TOP_K), dtype=np.float32))
             ep.weights[rank].set(rng.random((tokens, ranks), dtype=np.float32))
         for array in (ep.x[rank], ep.results[rank]):
-            _fill(session, rank, array)
+            fill_numbers(session, rank, array)
     group.synchronize()
     ep.layout()
     ep.notify()
@@ -73,7 +73,7 @@ def _set_up(session: Any, tokens: int, ranks: int, fp8: bool) -> tuple[Any, floa
     return ep, rows * (shape.row_bytes + shape.scale_bytes)
 
 
-def _fill(session: Any, rank: int, array: Any) -> None:
+def fill_numbers(session: Any, rank: int, array: Any) -> None:
     """Random bits of ordinary numbers: as BF16 between 1e-9 and 2, never infinite or NaN."""
     from moesim.kernels.loader import cupy
 

@@ -12,13 +12,14 @@ from moesim.hwmodels.calibration import CalibrationProfile, Entry, GemmTable, La
 from moesim.hwmodels.errors import InputError
 from moesim.kernels.calibrate.entries_common import Rows
 from moesim.kernels.calibrate.entries_compute import attention, interference, memory, products, small
-from moesim.kernels.calibrate.entries_links import collectives, expert_parallel, point_to_point
+from moesim.kernels.calibrate.entries_links import collectives, expert_parallel, forwarding, point_to_point
 
 
 def entries(rows: Rows) -> list[Entry]:
     """Every entry that the rows support, in the order of the makers."""
     makers: tuple[Callable[[Rows], Iterable[Entry]], ...] = (
         expert_parallel,
+        forwarding,
         point_to_point,
         collectives,
         products,

@@ -60,6 +60,20 @@ def expert_parallel(rows: Rows) -> Iterable[MeasuredCurve]:
         yield sm_curve(rows, pushed, "copy.all_to_all.sm_rate", "sms", "push of every rank to all peers")
 
 
+def forwarding(rows: Rows) -> Iterable[MeasuredCurve]:
+    """ep.forward.<operation>.sm_rate: what a relay forwards, or reduces, both hops running at once."""
+    for operation, verb in (("dispatch", "forwarded to"), ("combine", "reduced from")):
+        found = rows.of("two_hop", operation=f"{operation}_2hop")
+        if found:
+            p = found[0].parameters
+            nodes = int(p["ranks"]) // int(p["node_size"])
+            what = (
+                f"rows {verb} the GPUs of the own node in a two-hop {operation} over {nodes} virtual nodes "
+                f"of {p['node_size']}, {p['tokens']:,} tokens a rank, hidden 7168, top-8 of 256"
+            )
+            yield sm_curve(rows, found, f"ep.forward.{operation}.sm_rate", "sms", what)
+
+
 def point_to_point(rows: Rows) -> Iterable[MeasuredCurve]:
     """copy.<variant>.sm_rate and, from the push by size, p2p.scale_up_fraction without its latency."""
     for variant in ("push", "pull", "bulk"):

@@ -17,6 +17,7 @@ from moesim.kernels.calibrate import (
     interference,
     nccl,
     quantise,
+    two_hop,
 )
 from moesim.kernels.calibrate.protocol import Facts, Measurement, Task
 
@@ -26,6 +27,7 @@ QUICK_BUDGET_S, BUDGET_S = 115.0, 350.0
 MEASUREMENTS: tuple[Measurement, ...] = (
     copy.MEASUREMENT,
     all_to_all.MEASUREMENT,
+    two_hop.MEASUREMENT,
     interference.MEASUREMENT,
     gemm.MEASUREMENT,
     attention.MEASUREMENT,

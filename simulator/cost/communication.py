@@ -11,6 +11,8 @@ from typing import Literal
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.scale_up_shares import SWITCHED, ScaleUpShares
+from moesim.simulator.collectives.library import load_library
+from moesim.simulator.collectives.ring import closed_form_seconds
 from moesim.simulator.layout.routing import LinkBytes
 
 EpOperation = Literal["dispatch", "combine"]
@@ -214,42 +216,32 @@ def send_seconds(
     return latency + payload_bytes / (share * rate)
 
 
-def ring_bytes(total_bytes: float, ranks: int, ranks_per_node: int) -> tuple[float, float]:
-    """(NIC, scale-up) bytes that one GPU sends in the ring collective of `ring_seconds` (eq. X5)."""
-    if ranks <= 1:
-        return 0.0, 0.0
-    moved = total_bytes * (ranks - 1) / ranks
-    return (
-        moved / ranks_per_node if ranks > ranks_per_node else 0.0,
-        moved if ranks_per_node > 1 else 0.0,
-    )
-
-
 def ring_seconds(
     total_bytes: float, ranks: int, ranks_per_node: int, links: Links, profile: CalibrationProfile
 ) -> float:
     """Seconds of a reduce-scatter or all-gather of `total_bytes` over `ranks`, `ranks_per_node` a node.
 
-    Rings through all NICs of a node: every GPU's NVLink carries (n-1)/n of the buffer, its NIC that
-    divided by the members on its node; the slower one decides, plus one latency a ring step
-    (docs/model.md, eq. X5; nccl-tests doc/PERFORMANCE.md for the (n-1)/n factor).
+    Bytes, steps and protocols are those of `collectives.ring` (docs/model.md, eq. X5). The rates are what the
+    profile's collectives reached with their largest buffers; how much less small ones reach follows from
+    the steps.
     """
     if ranks <= 1 or total_bytes <= 0.0:
         return 0.0
-    nic_bytes, scale_up_bytes = ring_bytes(total_bytes, ranks, ranks_per_node)
     nodes = -(-ranks // ranks_per_node)
-    steps_s = (ranks_per_node - 1) * links.scale_up_latency_s
-    seconds = 0.0
-    if ranks_per_node > 1:
-        share = (
-            profile.curve(f"{links.curves}collective.scale_up_fraction").curve.at(total_bytes / ranks).value
-        )
-        seconds = scale_up_bytes / (share * links.wiring.ring(ranks_per_node) * links.scale_up_bytes_per_s)
+    up_points = profile.curve(f"{links.curves}collective.scale_up_fraction").curve.points
+    scale_up = max(y for _, y in up_points) * links.wiring.ring(ranks_per_node)
+    nic = 0.0
     if nodes > 1:
-        share = profile.curve(f"{links.curves}collective.nic_fraction").curve.at(nodes).value
-        seconds = max(seconds, nic_bytes / (share * links.nic_bytes_per_s))
-        steps_s += (nodes - 1) * links.nic_latency_s
-    return seconds + steps_s
+        nic = profile.curve(f"{links.curves}collective.nic_fraction").curve.at(nodes).value
+    return closed_form_seconds(
+        "all_gather",
+        total_bytes,
+        ranks,
+        ranks_per_node,
+        load_library(),
+        scale_up_bytes_per_s=scale_up * links.scale_up_bytes_per_s,
+        nic_bytes_per_s=nic * links.nic_bytes_per_s,
+    )
 
 
 def collective_beside_compute(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -66,6 +67,17 @@ class FoldedWires:
         per_gpu = (nic_bytes_per_s, nic_bytes_per_s, scale_up_bytes_per_s, scale_up_bytes_per_s)
         self._capacity = np.array(per_gpu * pp) / 1e9
         self._sends_cross_nodes = sends_cross_nodes
+
+    @classmethod
+    def joined(cls, owners: Sequence[Wires], sends_cross_nodes: bool) -> FoldedWires:
+        """Pipeline ranks of several kinds of cluster: rank r has the links that it has in `owners[r]`."""
+        result = cls(len(owners), 1.0, 1.0, sends_cross_nodes)
+        parts = [
+            wires.capacity_bytes_per_ns[PORTS * rank : PORTS * (rank + 1)]
+            for rank, wires in enumerate(owners)
+        ]
+        result._capacity = np.concatenate(parts)
+        return result
 
     @property
     def capacity_bytes_per_ns(self) -> FloatVector:

@@ -9,6 +9,7 @@ import numpy as np
 
 from moesim.hwmodels.topologies import Topology
 from moesim.simulator.cost.table import CostTable
+from moesim.simulator.draws import MOST_MEMBERS
 from moesim.simulator.engine.program import Program, Variation, compile_program
 from moesim.simulator.full.faults import check_faults, degraded, jitter_cvs, slow_factors, surviving_groups
 from moesim.simulator.full.wires import ClusterWires
@@ -17,9 +18,6 @@ from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import Schedule
 from moesim.simulator.vectors import IntVector
-
-MOST_MEMBERS = 256
-"""Members of one program where no expert-parallel group says how many."""
 
 
 Draw = Callable[[int, int | None], Variation]

@@ -123,7 +123,7 @@ class ClusterWires:
         self.topology, self.healthy = topology, healthy
         self.gpus, self.per_node = gpus, per_node
         self.spreading, self.seed, self.exchanges = spreading, seed, exchanges
-        self._capacity = link_bytes_per_s(topology) / 1e9
+        self._capacity = topology.left_bytes_per_s() / 1e9
         self._patterns: dict[tuple[int, bool], Pattern] = {}
         self._slow: dict[tuple[int, bool], tuple[FloatVector | float, FloatVector | float]] = {}
         self._sends: dict[tuple[int, int], Pattern] = {}
@@ -198,7 +198,7 @@ class ClusterWires:
         return self._slow[key]
 
     def _times(self, topology: Topology, pattern: Pattern) -> tuple[FloatVector, FloatVector]:
-        return pattern.member_times(link_bytes_per_s(topology), self.gpus.shape[1])
+        return pattern.member_times(topology.left_bytes_per_s(), self.gpus.shape[1])
 
     def send_slowness(self, source: int, target: int) -> FloatVector | float:
         """The same for a send."""
@@ -230,12 +230,6 @@ class ClusterWires:
         ends = link_ends(self.topology)
         own = np.isin(ends.tails, self.gpus[rank])
         return np.flatnonzero(own & ~ends.scale_up), np.flatnonzero(own & ends.scale_up)
-
-
-def link_bytes_per_s(topology: Topology) -> FloatVector:
-    """Nominal bandwidth of every link, less what faults took."""
-    nominal = topology.links().nominal_bytes_per_s
-    return nominal if topology.left is None else nominal * topology.left
 
 
 def _ratio(now: FloatVector, before: FloatVector) -> FloatVector | float:

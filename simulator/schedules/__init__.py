@@ -9,11 +9,11 @@ from moesim.hwmodels.validation import nearest
 from moesim.simulator.schedules.action import Action, Kind, Overlap, Step, actions_of, parse_step
 from moesim.simulator.schedules.bubble import published_bubble
 from moesim.simulator.schedules.draw import draw
-from moesim.simulator.schedules.dualpipe import build_dualpipe
-from moesim.simulator.schedules.dualpipev import build_dualpipev
-from moesim.simulator.schedules.gpipe import build_gpipe
-from moesim.simulator.schedules.interleaved import build_interleaved_1f1b
-from moesim.simulator.schedules.one_f_one_b import build_1f1b
+from moesim.simulator.schedules.dualpipe import build_dualpipe, check_dualpipe
+from moesim.simulator.schedules.dualpipev import build_dualpipev, check_dualpipev
+from moesim.simulator.schedules.gpipe import build_gpipe, check_gpipe
+from moesim.simulator.schedules.interleaved import build_interleaved_1f1b, check_interleaved_1f1b, per_round
+from moesim.simulator.schedules.one_f_one_b import build_1f1b, check_1f1b
 from moesim.simulator.schedules.schedule import Placement, Schedule
 from moesim.simulator.schedules.text import from_csv, from_json, infer_schedule, to_csv, to_json
 from moesim.simulator.schedules.timeline import (
@@ -27,8 +27,13 @@ from moesim.simulator.schedules.timeline import (
     unit_times,
 )
 from moesim.simulator.schedules.validate import RankReport, ScheduleReport, validate
-from moesim.simulator.schedules.zbv import build_zbv
-from moesim.simulator.schedules.zero_bubble import build_interleaved_zero_bubble, build_zb_h1
+from moesim.simulator.schedules.zbv import build_zbv, check_zbv
+from moesim.simulator.schedules.zero_bubble import (
+    build_interleaved_zero_bubble,
+    build_zb_h1,
+    check_interleaved_zero_bubble,
+    check_zb_h1,
+)
 
 BUILDERS: dict[str, Callable[[int, int, int], Schedule]] = {
     "gpipe": build_gpipe,
@@ -41,6 +46,23 @@ BUILDERS: dict[str, Callable[[int, int, int], Schedule]] = {
     "dualpipev": build_dualpipev,
 }
 """Every schedule by name; the arguments are pp, micro-batches and vpp."""
+
+
+CHECKS: dict[str, Callable[[int, int, int], None]] = {
+    "gpipe": check_gpipe,
+    "1f1b": check_1f1b,
+    "interleaved-1f1b": check_interleaved_1f1b,
+    "zb-h1": check_zb_h1,
+    "interleaved-zero-bubble": check_interleaved_zero_bubble,
+    "zbv": check_zbv,
+    "dualpipe": check_dualpipe,
+    "dualpipev": check_dualpipev,
+}
+"""The sizes that each builder takes, without building: InputError with the nearest legal ones."""
+
+
+FREE_VPP = frozenset({"interleaved-1f1b", "interleaved-zero-bubble"})
+"""Schedules whose stages a rank are the caller's choice; with one stage they are 1f1b and zb-h1."""
 
 
 def build(name: str, pp: int, microbatches: int, vpp: int = 1) -> Schedule:
@@ -58,6 +80,8 @@ def build(name: str, pp: int, microbatches: int, vpp: int = 1) -> Schedule:
 
 __all__ = [
     "BUILDERS",
+    "CHECKS",
+    "FREE_VPP",
     "Action",
     "Durations",
     "Kind",
@@ -79,6 +103,7 @@ __all__ = [
     "makespan",
     "needs_of",
     "parse_step",
+    "per_round",
     "provides_of",
     "published_bubble",
     "to_csv",

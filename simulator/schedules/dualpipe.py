@@ -10,12 +10,8 @@ from moesim.simulator.schedules.sizes import check_fixed_vpp, check_microbatches
 NAME = "dualpipe"
 
 
-def build_dualpipe(pp: int, microbatches: int, vpp: int = 1) -> Schedule:
-    """Schedule for even pp and even micro-batches >= 2 pp.
-
-    A stage is counted in its own direction, so rank r holds stages r and pp - 1 - r; micro-batches
-    0..M/2-1 enter at rank 0 and M/2..M-1 at the last rank. Raises InputError.
-    """
+def check_dualpipe(pp: int, microbatches: int, vpp: int = 1) -> None:
+    """Raise InputError with the nearest legal sizes where `build_dualpipe` would."""
     check_positive(NAME, pp, microbatches, vpp)
     check_fixed_vpp(NAME, vpp, 1)
     if pp % 2:
@@ -25,6 +21,15 @@ def build_dualpipe(pp: int, microbatches: int, vpp: int = 1) -> Schedule:
         )
     rule = f"half of them enter at each end and the eight steps need at least 2 pp = {2 * pp}"
     check_microbatches(NAME, microbatches, 2 * pp, lambda m: m % 2 == 0, rule)
+
+
+def build_dualpipe(pp: int, microbatches: int, vpp: int = 1) -> Schedule:
+    """Schedule for even pp and even micro-batches >= 2 pp.
+
+    A stage is counted in its own direction, so rank r holds stages r and pp - 1 - r; micro-batches
+    0..M/2-1 enter at rank 0 and M/2..M-1 at the last rank. Raises InputError.
+    """
+    check_dualpipe(pp, microbatches, vpp)
     half = microbatches // 2
     ranks = []
     for rank in range(pp):

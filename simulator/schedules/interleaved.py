@@ -10,16 +10,26 @@ from moesim.simulator.schedules.sizes import check_microbatches, check_positive
 NAME = "interleaved-1f1b"
 
 
+def check_interleaved_1f1b(pp: int, microbatches: int, vpp: int = 1) -> None:
+    """Raise InputError with the nearest legal sizes where `build_interleaved_1f1b` would."""
+    check_positive(NAME, pp, microbatches, vpp)
+    check_rounds(NAME, pp, microbatches)
+
+
 def build_interleaved_1f1b(pp: int, microbatches: int, vpp: int = 1) -> Schedule:
     """Schedule with `vpp` stages a rank, stage s on rank s % pp.
 
     Micro-batches must divide into max(1, micro-batches // pp) equal rounds, the rule of
     `torch.distributed.pipelining` (2.13), whose order this is. Raises InputError.
     """
-    check_positive(NAME, pp, microbatches, vpp)
-    check_rounds(NAME, pp, microbatches)
+    check_interleaved_1f1b(pp, microbatches, vpp)
     ranks = tuple(interleaved_rank(pp, microbatches, vpp, rank, warmup_per_hop=2) for rank in range(pp))
     return Schedule(NAME, microbatches, (loop_route(pp, pp * vpp),), ranks)
+
+
+def per_round(pp: int, microbatches: int) -> int:
+    """Micro-batches of one round: the rounds are as many as full pipelines fit, at least one."""
+    return microbatches // max(1, microbatches // pp)
 
 
 def check_rounds(name: str, pp: int, microbatches: int) -> None:
@@ -37,19 +47,19 @@ def interleaved_rank(
     The warm-up is one round for each further stage of the rank, plus `warmup_per_hop` forwards for each
     rank that follows: 2 where forward and full backward alternate, 1 where backwards are split.
     """
-    per_round = microbatches // max(1, microbatches // pp)
+    each = per_round(pp, microbatches)
     stages = [rank + pp * level for level in range(vpp)]
-    forwards = _rounds(stages, microbatches, per_round)
-    backwards = _rounds(stages[::-1], microbatches, per_round)
-    warmup = (vpp - 1) * per_round + warmup_per_hop * (pp - 1 - rank)
+    forwards = _rounds(stages, microbatches, each)
+    backwards = _rounds(stages[::-1], microbatches, each)
+    warmup = (vpp - 1) * each + warmup_per_hop * (pp - 1 - rank)
     return one_forward_one_backward(forwards, backwards, min(warmup, len(forwards)))
 
 
-def _rounds(stages: list[int], microbatches: int, per_round: int) -> list[Chunk]:
+def _rounds(stages: list[int], microbatches: int, each: int) -> list[Chunk]:
     """Chunks round by round, inside a round stage by stage, inside a stage micro-batch by micro-batch."""
     return [
         (stage, microbatch)
-        for first in range(0, microbatches, per_round)
+        for first in range(0, microbatches, each)
         for stage in stages
-        for microbatch in range(first, min(first + per_round, microbatches))
+        for microbatch in range(first, min(first + each, microbatches))
     ]

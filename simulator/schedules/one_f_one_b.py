@@ -9,13 +9,18 @@ from moesim.simulator.schedules.sizes import check_fixed_vpp, check_positive
 NAME = "1f1b"
 
 
+def check_1f1b(pp: int, microbatches: int, vpp: int = 1) -> None:
+    """Raise InputError with the nearest legal sizes where `build_1f1b` would."""
+    check_positive(NAME, pp, microbatches, vpp)
+    check_fixed_vpp(NAME, vpp, 1)
+
+
 def build_1f1b(pp: int, microbatches: int, vpp: int = 1) -> Schedule:
     """Schedule for any pp and micro-batches >= 1 (Narayanan et al. 2021, arXiv 2104.04473, 2.2.1).
 
     Rank r runs min(pp - 1 - r, micro-batches) forwards before it alternates. Raises InputError.
     """
-    check_positive(NAME, pp, microbatches, vpp)
-    check_fixed_vpp(NAME, vpp, 1)
+    check_1f1b(pp, microbatches, vpp)
     ranks = []
     for rank in range(pp):
         chunks = [(rank, m) for m in range(microbatches)]

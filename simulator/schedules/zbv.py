@@ -10,14 +10,19 @@ from moesim.simulator.schedules.sizes import check_fixed_vpp, check_positive
 NAME = "zbv"
 
 
+def check_zbv(pp: int, microbatches: int, vpp: int = 1) -> None:
+    """Raise InputError with the nearest legal sizes where `build_zbv` would."""
+    check_positive(NAME, pp, microbatches, vpp)
+    check_fixed_vpp(NAME, vpp, 2)
+
+
 def build_zbv(pp: int, microbatches: int, vpp: int = 1) -> Schedule:
     """Schedule with stages r and 2 pp - 1 - r on rank r, for any pp and micro-batches >= 1.
 
     The order fills the pipeline with at least 2 pp - 1 micro-batches; where there are fewer, it is that
     order without the missing ones, as in PyTorch 2.13. Raises InputError.
     """
-    check_positive(NAME, pp, microbatches, vpp)
-    check_fixed_vpp(NAME, vpp, 2)
+    check_zbv(pp, microbatches, vpp)
     ranks = tuple(_rank_steps(pp, microbatches, rank) for rank in range(pp))
     return Schedule(NAME, microbatches, (v_route(pp),), ranks)
 

@@ -11,14 +11,25 @@ H1_NAME = "zb-h1"
 INTERLEAVED_NAME = "interleaved-zero-bubble"
 
 
+def check_interleaved_zero_bubble(pp: int, microbatches: int, vpp: int = 1) -> None:
+    """Raise InputError with the nearest legal sizes where `build_interleaved_zero_bubble` would."""
+    check_positive(INTERLEAVED_NAME, pp, microbatches, vpp)
+    check_rounds(INTERLEAVED_NAME, pp, microbatches)
+
+
 def build_interleaved_zero_bubble(pp: int, microbatches: int, vpp: int = 1) -> Schedule:
     """Schedule with `vpp` stages a rank and split backwards; sizes and order of PyTorch 2.13.
 
     Micro-batches must divide into max(1, micro-batches // pp) equal rounds. Raises InputError.
     """
-    check_positive(INTERLEAVED_NAME, pp, microbatches, vpp)
-    check_rounds(INTERLEAVED_NAME, pp, microbatches)
+    check_interleaved_zero_bubble(pp, microbatches, vpp)
     return _build(INTERLEAVED_NAME, pp, microbatches, vpp)
+
+
+def check_zb_h1(pp: int, microbatches: int, vpp: int = 1) -> None:
+    """Raise InputError with the nearest legal sizes where `build_zb_h1` would."""
+    check_positive(H1_NAME, pp, microbatches, vpp)
+    check_fixed_vpp(H1_NAME, vpp, 1)
 
 
 def build_zb_h1(pp: int, microbatches: int, vpp: int = 1) -> Schedule:
@@ -26,8 +37,7 @@ def build_zb_h1(pp: int, microbatches: int, vpp: int = 1) -> Schedule:
 
     Legal for any pp and micro-batches >= 1. Raises InputError.
     """
-    check_positive(H1_NAME, pp, microbatches, vpp)
-    check_fixed_vpp(H1_NAME, vpp, 1)
+    check_zb_h1(pp, microbatches, vpp)
     return _build(H1_NAME, pp, microbatches, 1)
 
 

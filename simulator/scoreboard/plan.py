@@ -10,7 +10,8 @@ from moesim.simulator.layout.activations import RecomputePolicy
 from moesim.simulator.layout.parallel import ParallelPlan
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.scenario import Batch, Communication, Routing, RunPlan, Scenario, Stages, Variation
+from moesim.simulator.run.plan import RunPlan
+from moesim.simulator.scenario import Batch, Communication, Routing, Scenario, Stages, Variation
 from moesim.simulator.scoreboard.machines import machine_of
 from moesim.simulator.scoreboard.rows import OpenRow
 from moesim.simulator.scoreboard.shapes import shape_of

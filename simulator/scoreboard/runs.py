@@ -16,7 +16,8 @@ from moesim.simulator.layout.memory import FRAMEWORK_BYTES
 from moesim.simulator.layout.parallel import ParallelPlan
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.shape import MLA, ModelShape, MoE, ShapeSource, load_model
-from moesim.simulator.scenario import Batch, Communication, Routing, RunPlan, Scenario, Variation
+from moesim.simulator.run.plan import RunPlan
+from moesim.simulator.scenario import Batch, Communication, Routing, Scenario, Variation
 from moesim.simulator.simulate import simulate
 from moesim.simulator.software import Software
 

@@ -5,7 +5,8 @@
     >>> result.step.time_s
 
 `simulate` takes a preset name, a scenario file or a `Scenario`; `load` reads a scenario and applies
-overrides such as "parallel.ep=32"; `score` compares the home case with every published figure.
+overrides such as "parallel.ep=32"; `run` predicts the whole run with failures and bill; `score` compares
+the home case with every published figure.
 """
 
 from __future__ import annotations
@@ -16,7 +17,11 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from moesim.hwmodels.errors import InfeasibleError, InputError, MoesimError
+    from moesim.simulator.planner.result import PlanResult
+    from moesim.simulator.planner.search import plan
+    from moesim.simulator.planner.space import PlanSpace
     from moesim.simulator.result import Result
+    from moesim.simulator.run.report import RunReport
     from moesim.simulator.scenario import Scenario
     from moesim.simulator.validation import score
 
@@ -24,10 +29,15 @@ __all__ = [
     "InfeasibleError",
     "InputError",
     "MoesimError",
+    "PlanResult",
+    "PlanSpace",
     "Result",
+    "RunReport",
     "Scenario",
     "__version__",
     "load",
+    "plan",
+    "run",
     "score",
     "simulate",
 ]
@@ -54,6 +64,17 @@ def simulate(scenario: Scenario | str, *overrides: str) -> Result:
     return run(load(scenario, *overrides) if isinstance(scenario, str) else scenario)
 
 
+def run(scenario: Scenario | str, *overrides: str, step_time_s: float | None = None) -> RunReport:
+    """Predict the whole run: phases, failures and restarts, finish date, cost, energy.
+
+    `step_time_s`: of the scenario's own step (s) where it is known already; simulated otherwise. Raises
+    InputError for an illegal scenario, InfeasibleError for a run that practically never ends.
+    """
+    from moesim.simulator.simulate import predict_run
+
+    return predict_run(load(scenario, *overrides) if isinstance(scenario, str) else scenario, step_time_s)
+
+
 def __getattr__(name: str) -> object:
     """Public names that need imports are loaded when first used, so that `import moesim` stays fast."""
     if name in ("InputError", "InfeasibleError", "MoesimError"):
@@ -68,6 +89,22 @@ def __getattr__(name: str) -> object:
         from moesim.simulator.result import Result
 
         return Result
+    if name == "RunReport":
+        from moesim.simulator.run.report import RunReport
+
+        return RunReport
+    if name == "plan":
+        from moesim.simulator.planner.search import plan
+
+        return plan
+    if name == "PlanSpace":
+        from moesim.simulator.planner.space import PlanSpace
+
+        return PlanSpace
+    if name == "PlanResult":
+        from moesim.simulator.planner.result import PlanResult
+
+        return PlanResult
     if name == "score":
         from moesim.simulator.validation import score
 

@@ -15,7 +15,7 @@ from typing import Annotated, NoReturn
 import typer
 
 import moesim
-from moesim import cli_calibrate, cli_eplb, cli_simulate, cli_topology
+from moesim import cli_calibrate, cli_eplb, cli_plan, cli_run, cli_simulate, cli_topology
 from moesim.hwmodels.errors import InputError, MoesimError
 
 app = typer.Typer(
@@ -32,6 +32,8 @@ importers = typer.Typer(
 app.add_typer(importers, name="import")
 cli_calibrate.register(app, importers)
 cli_eplb.register(app)
+cli_plan.register(app, importers)
+cli_run.register(app)
 cli_simulate.register(app)
 cli_topology.register(app, importers)
 
@@ -94,7 +96,7 @@ def validate(
 ) -> None:
     """Show published figures beside predicted ones."""
     from moesim.cli_console import print_json, working
-    from moesim.cli_tables import print_scores
+    from moesim.cli_tables import print_collectives, print_full_checks, print_scores
 
     if all_rows:
         from moesim.cli_scoreboard import scoreboard
@@ -105,14 +107,22 @@ def validate(
     with working("validating") as say:
         from moesim.simulator.scenario import load_scenario
         from moesim.simulator.validation import placement_sensitivity, score
+        from moesim.simulator.validation_collectives import as_score, score_collectives, summarise
+        from moesim.simulator.validation_full import check_full
 
         rows = score(say)
+        say("collectives")
+        collectives = score_collectives()
         home = "deepseek-v3-2048xh800"
         placements = [] if as_json else placement_sensitivity(load_scenario(home), say)
+        checks = None if as_json else check_full(say)
     if as_json:
-        print_json([row.model_dump() for row in rows])
+        print_json([row.model_dump() for row in [*rows, *map(as_score, collectives)]])
     else:
         print_scores(rows, placements)
+        print_collectives(summarise(collectives))
+        if checks is not None:
+            print_full_checks(checks)
 
 
 @app.command()

@@ -28,6 +28,7 @@ def summary(prepared: Prepared, result: Result) -> str:
             "",
             *_breakdown(result),
             "",
+            *_run_report(result),
             *_published(prepared, result),
             *_reasons(result),
             "",
@@ -101,6 +102,15 @@ def _breakdown(result: Result) -> list[str]:
             f"  {'one overlapped pair, milliseconds':<45}{1e3 * result.forward_backward_pair_s:>9.1f}"
         )
     return lines
+
+
+def _run_report(result: Result) -> list[str]:
+    """The whole run, where the scenario asks for more than tokens."""
+    if result.run.report is None:
+        return []
+    from moesim.cli_run import report_lines
+
+    return [*report_lines(result.run.report), ""]
 
 
 def _published(prepared: Prepared, result: Result) -> list[str]:

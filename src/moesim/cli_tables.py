@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from moesim.simulator.model.shape import ModelShape
     from moesim.simulator.schedules import Schedule
     from moesim.simulator.validation import Placement, Row
+    from moesim.simulator.validation_collectives import GroupSummary
+    from moesim.simulator.validation_full import FullChecks
 
 
 def schedule_text(schedule: Schedule, width: int | None = None) -> str:
@@ -63,6 +65,57 @@ def print_scores(rows: Sequence[Row], placements: Sequence[Placement]) -> None:
             for p in placements
         ]
         print_table(("placement", "seconds", "change", "layers per stage"), lines, right=(1, 2))
+
+
+def print_full_checks(checks: FullChecks) -> None:
+    """Full resolution beside the folded run, two measured networks and a published timeline."""
+    print_text("\nfull resolution: relative differences, published and predicted")
+    cells = [
+        (
+            row.quantity,
+            f"{100 * row.published:+.2f} %",
+            f"{100 * row.predicted:+.2f} %",
+            f"{100 * row.limit:.1f} %",
+            "holds" if row.holds else "MISSED",
+        )
+        for row in checks.differences
+    ]
+    headers = ("difference", "published", "predicted", "within", "")
+    print_table(headers, cells, right=(1, 2, 3))
+    print_text(
+        "\nwait at the barriers of a pair, ms: one GPU of the published timeline, all GPUs of the full run"
+    )
+    rows = [
+        (
+            row.phase,
+            str(row.layer),
+            f"{1e3 * row.published_s:.2f}",
+            *(f"{1e3 * v:.2f}" for v in (row.predicted.p10_s, row.predicted.p50_s, row.predicted.p90_s)),
+        )
+        for row in checks.notify
+    ]
+    print_table(("transfer", "layer", "published", "10 %", "50 %", "90 %"), rows, right=(1, 2, 3, 4, 5))
+
+
+def print_collectives(groups: Sequence[GroupSummary]) -> None:
+    """Errors of the collectives' times by group; single rows are in the JSON."""
+    if not groups:
+        return
+    print_text("\ncollectives: error of the predicted time, by group (single rows: --json)")
+    cells = [
+        (
+            group.use,
+            group.group,
+            str(group.rows),
+            f"{100 * group.median_absolute_error:.1f} %",
+            f"{100 * group.signed_median_error:+.1f} %",
+            f"{100 * group.worst_error:+.1f} %",
+            group.worst_row,
+        )
+        for group in groups
+    ]
+    headers = ("class", "group", "rows", "median |error|", "signed median", "worst", "worst row")
+    print_table(headers, cells, right=(2, 3, 4, 5))
 
 
 def print_models(as_json: bool) -> None:

@@ -75,6 +75,11 @@ def _all_to_all(p: Any) -> tuple[float, dict[str, float]]:
     return 40e-6 + size / rate, {"bytes": size, "crossing": 1 - 1 / p["ranks"]}
 
 
+def _two_hop(p: Any) -> tuple[float, dict[str, float]]:
+    size = p["tokens"] * 5.295 * (14336 if "combine" in p["operation"] else 7392)
+    return 30e-6 + size / saturate(p["sms"], 15e9, 320e9), {"bytes": size, "rail_bytes": size / 4}
+
+
 def _copy(p: Any) -> tuple[float, dict[str, float]]:
     return 10e-6 + p["size_bytes"] / saturate(p["ctas"], 45e9, 370e9), {"bytes": float(p["size_bytes"])}
 
@@ -121,6 +126,7 @@ def _interference(p: Any) -> tuple[float, dict[str, float]]:
 TRUTH: dict[str, Callable[[Any], tuple[float, dict[str, float]]]] = {
     "all_to_all": _all_to_all,
     "copy": _copy,
+    "two_hop": _two_hop,
     "nccl": _nccl,
     "gemm": _gemm,
     "attention": _attention,
@@ -224,6 +230,13 @@ def test_every_curve_that_the_simulator_reads_is_there(full: CalibrationProfile)
     assert full.curve("ep.dispatch.sm_rate").kind == "measured"
 
 
+@pytest.mark.parametrize("operation", ["dispatch", "combine"])
+def test_what_a_relay_forwards_an_sm_comes_back_out(full: CalibrationProfile, operation: str) -> None:
+    entry = full.curve(f"ep.forward.{operation}.sm_rate")
+    assert "2 virtual nodes of 4" in entry.source
+    assert entry.curve.at(4).value == pytest.approx(60e9, rel=0.1)  # latency included
+
+
 def test_entries_carry_the_conditions_of_the_run(full: CalibrationProfile) -> None:
     entry = full.curve("copy.push.sm_rate")
     for part in ("8x NVIDIA H200", "driver 580.159.04", "CUDA 13.0", "kernels ", "moesim calibrate"):
@@ -262,7 +275,14 @@ def test_plans_fit_their_time_on_any_number_of_gpus(gpus: int, quick: bool) -> N
 
 def test_missing_libraries_are_said_and_the_rest_is_measured() -> None:
     plan = build_plan(Facts(8, frozenset({"cupy"})))
-    assert {m.name for m in plan.measurements} == {"copy", "all_to_all", "hbm", "quantise", "barrier"}
+    assert {m.name for m in plan.measurements} == {
+        "copy",
+        "all_to_all",
+        "two_hop",
+        "hbm",
+        "quantise",
+        "barrier",
+    }
     assert "matrix products (needs torch)" in plan.not_measured
     assert any("NCCL collectives (needs nccl)" in text for text in plan.not_measured)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from moesim.kernels.inputs import bf16_rows, routing
 from moesim.kernels.launch import DeviceTimeoutError, Group
 from moesim.kernels.loader import GpuUnavailableError, cupy
 from moesim.kernels.low_latency import LowLatency
-from moesim.kernels.two_hop import TwoHop
+from moesim.kernels.two_hop import HopTuning, TwoHop
 
 POISON = 0xEE
 Devices = Callable[[int], list[int]]
@@ -38,14 +39,28 @@ def make_group(devices: list[int], timeout_s: float = 10.0) -> Group:
     return Group(devices, timeout_s)
 
 
+def check_sum(out: ref.U16, expected: ref.U16, bound: ref.F32, exact: bool, where: str) -> None:
+    """Sums in a stated order without weights leave no freedom; with weights a rounding may fall elsewhere."""
+    if exact:
+        np.testing.assert_array_equal(out, expected, err_msg=where)
+    error = np.abs(ref.bf16_to_f32(out) - ref.bf16_to_f32(expected))
+    limit = np.abs(ref.bf16_to_f32(expected)) * 2.0**-7 + bound
+    assert (error <= limit).all(), f"{where}: off by {np.max(error / np.maximum(limit, 1e-30))}"
+    assert (out == expected).mean() > 0.999, where
+
+
 @pytest.mark.parametrize("spread", SPREAD)
 @pytest.mark.parametrize(
     ("kind", "ranks", "tokens", "hidden", "k", "sms"),
     [
         ("balanced", 8, 16, 7168, 8, 16),
+        ("balanced", 4, 128, 7168, 8, 32),
+        ("some ranks idle", 4, 33, 1536, 8, 7),
         ("dropped choices", 4, 37, 1024, 6, 5),
         ("all on one rank", 2, 1, 512, 2, 3),
         ("skewed", 8, 12, 8192, 8, 3),
+        ("balanced", 2, 65, 2048, 8, 40),
+        ("balanced", 1, 9, 1024, 2, 4),
     ],
 )
 def test_low_latency_casts_sends_and_combines(
@@ -54,13 +69,13 @@ def test_low_latency_casts_sends_and_combines(
     group, rng = make_group(spread(ranks)), np.random.default_rng(tokens)
     shape = Shape(tokens, hidden, k, 8 * ranks, fp8=True)
     ll = LowLatency(group, shape)
-    for _ in range(3):  # both halves of the buffers, then the first again
+    for repeat in range(3):  # both halves of the buffers, then the first again
         x = [bf16_rows(tokens, hidden, rng) for _ in range(ranks)]
         ids = [routing(kind, tokens, k, shape.experts, ranks, rng) for _ in range(ranks)]
         topk_w = [rng.random((tokens, k), dtype=np.float32) for _ in range(ranks)]
         for target, value in ((ll.x, x), (ll.topk_idx, ids), (ll.topk_w, topk_w)):
             group.write(target, value)
-        for arrays in (ll.recv_x, ll.recv_side, ll.recv_counts, ll.slots, ll.out):
+        for arrays in (ll.recv_x, ll.recv_side, ll.recv_counts, ll.slots):
             group.fill(arrays, POISON)
         ll.dispatch(sms)
         group.synchronize()
@@ -86,95 +101,161 @@ def test_low_latency_casts_sends_and_combines(
         weights = [rng.standard_normal((tokens, ranks)).astype(np.float32) for _ in range(ranks)]
         group.write(ll.results, results)
         group.write(ll.weights, weights)
-        ll.combine(sms)
-        group.synchronize()
-        for r in range(ranks):
-            bases = np.full(ranks, r * tokens, np.int32)
-            expected, bound = ref.combine(results, layouts[r].slots, bases, weights[r])
-            error = np.abs(ref.bf16_to_f32(ll.out[r].get()) - ref.bf16_to_f32(expected))
-            assert (error <= np.abs(ref.bf16_to_f32(expected)) * 2.0**-7 + bound).all()
+        for weighted in (True, False):
+            group.fill(ll.out, POISON)
+            ll.combine(sms, weighted)
+            group.synchronize()
+            for r in range(ranks):
+                bases = np.full(ranks, r * tokens, np.int32)
+                used = weights[r] if weighted else None
+                expected, bound = ref.combine(results, layouts[r].slots, bases, used)
+                where = f"round {repeat} rank {r} weighted {weighted}"
+                check_sum(ll.out[r].get(), expected, bound, not weighted, where)
+
+
+@dataclass(frozen=True)
+class Hops:
+    """A routing over virtual nodes."""
+
+    kind: str
+    ranks: int
+    node_size: int
+    tokens: int
+    hidden: int
+    fp8: bool
+    sms: int
+
+    def __str__(self) -> str:
+        nodes = f"{self.ranks // self.node_size}x{self.node_size}"
+        payload = "fp8" if self.fp8 else "bf16"
+        return f"{self.kind}-{nodes}-{self.tokens}t-{self.hidden}h-{payload}-{self.sms}sm"
+
+
+HOPS = [
+    Hops("balanced", 8, 4, 65, 1024, True, 3),
+    Hops("balanced", 8, 2, 33, 1024, False, 3),
+    Hops("dropped choices", 4, 2, 129, 2048, True, 5),
+    Hops("all on one rank", 8, 4, 9, 1024, True, 2),
+    Hops("skewed", 4, 2, 301, 7168, False, 4),
+    Hops("balanced", 4, 2, 500, 7168, True, 20),
+    Hops("some ranks idle", 4, 2, 1, 7168, True, 3),
+    Hops("some ranks idle", 4, 1, 77, 1536, True, 3),
+    Hops("balanced", 4, 4, 40, 1024, True, 2),
+    Hops("balanced", 2, 1, 1, 1024, True, 1),
+    Hops("skewed", 2, 1, 131, 4096, False, 7),
+    Hops("balanced", 2, 2, 131, 8192, False, 2),
+    Hops("balanced", 1, 1, 20, 1024, True, 2),
+]
 
 
 @pytest.mark.parametrize("spread", SPREAD)
-@pytest.mark.parametrize(
-    ("kind", "ranks", "node_size", "tokens", "fp8"),
-    [
-        ("balanced", 8, 4, 65, True),
-        ("balanced", 8, 2, 33, False),
-        ("dropped choices", 4, 2, 128, True),
-        ("all on one rank", 8, 4, 9, True),
-    ],
-)
-def test_two_hops_deliver_and_return_every_token(
-    spread: Devices, kind: str, ranks: int, node_size: int, tokens: int, fp8: bool
-) -> None:
+@pytest.mark.parametrize("case", HOPS, ids=str)
+def test_two_hops_deliver_and_return_every_token(spread: Devices, case: Hops) -> None:
+    ranks, tokens, size = case.ranks, case.tokens, case.node_size
     group, rng = make_group(spread(ranks)), np.random.default_rng(tokens)
-    shape, nodes = Shape(tokens, 1024, 6, 8 * ranks, fp8), ranks // node_size
-    hops = TwoHop(group, shape, node_size)
-    per_node = shape.experts // nodes
-    for _ in range(2):
-        x, ids, w = {}, {}, {}
-        for rank in range(ranks):
-            x[rank] = rng.integers(0, 256, (tokens, shape.row_bytes), dtype=np.uint8)
-            ids[rank] = routing(kind, tokens, 6, shape.experts, ranks, rng)
-            w[rank] = rng.random((tokens, 6), dtype=np.float32)
-        for local, rail in enumerate(hops.rails):
-            mine = list(range(local, ranks, node_size))
-            for target, value in ((rail.x, x), (rail.topk_idx, ids), (rail.topk_w, w)):
-                rail.group.write(target, [value[r] for r in mine])
-        for hop in hops.nodes:
-            hop.group.fill(hop.recv_x, POISON)
-        hops.prepare()
-        hops.dispatch(3)
+    shape = Shape(tokens, case.hidden, 6, 8 * ranks, case.fp8)
+    hops = TwoHop(group, shape, size)
+    ep = hops.ep
+    for repeat in range(3):  # used flags and counters; another division of the SM; no weights
+        x = [rng.integers(0, 256, (tokens, shape.row_bytes), dtype=np.uint8) for _ in range(ranks)]
+        ids = [routing(case.kind, tokens, 6, shape.experts, ranks, rng) for _ in range(ranks)]
+        topk_w = [rng.random((tokens, 6), dtype=np.float32) for _ in range(ranks)]
+        weights = [rng.standard_normal((tokens, ranks)).astype(np.float32) for _ in range(ranks)]
+        pairs = ((ep.x, x), (ep.topk_idx, ids), (ep.topk_w, topk_w), (ep.weights, weights))
+        for target, value in pairs:
+            group.write(target, value)
+        group.fill(ep.side, 0)
+        for arrays in (ep.recv_x, ep.recv_side, ep.out, hops.queue_rows, hops.queue_entries, hops.node_slots):
+            group.fill(arrays, POISON)
+        hops.layout()
+        hops.notify()
+        hops.dispatch(case.sms, weighted=repeat < 2, tuning=HopTuning(1, 1, 3) if repeat == 1 else None)
         group.synchronize()
 
-        first, second, arrived, relayed_ids = {}, {}, {}, {}
-        for local in range(node_size):
-            mine = list(range(local, ranks, node_size))
-            layouts = [ref.layout(ids[r], nodes, per_node) for r in mine]
-            bases, _, _ = ref.notify(layouts, per_node)
-            rows = ref.dispatch([x[r] for r in mine], [item.slots for item in layouts], bases)
-            raw = [ids[r].view(np.uint8).reshape(tokens, -1) for r in mine]
-            choices = ref.dispatch(raw, [item.slots for item in layouts], bases)
-            for node, r in enumerate(mine):
-                first[r] = (layouts[node].slots, bases[node])
-                arrived[r] = rows[node]
-                relayed_ids[r] = choices[node].view(np.int32) - node * per_node
-        for node in range(nodes):
-            mine = list(range(node * node_size, (node + 1) * node_size))
-            layouts = [ref.layout(relayed_ids[r], node_size, 8) for r in mine]
-            bases, _, _ = ref.notify(layouts, 8)
-            rows = ref.dispatch([arrived[r] for r in mine], [item.slots for item in layouts], bases)
-            for local, r in enumerate(mine):
-                second[r] = (layouts[local].slots, bases[local])
-                got = hops.nodes[node].recv_x[local].get()
-                np.testing.assert_array_equal(got[: len(rows[local])], rows[local], f"rank {r}")
-                assert (got[len(rows[local]) :] == POISON).all()
+        layouts = [ref.layout(i, ranks, 8) for i in ids]
+        slots, (bases, received, _) = [item.slots for item in layouts], ref.notify(layouts, 8)
+        sides = [
+            ref.side_records(i, w, np.zeros((tokens, shape.scale_bytes // 4), np.float32), shape.side_bytes)
+            for i, w in zip(ids, topk_w, strict=True)
+        ]
+        rows, records = ref.dispatch(x, slots, bases), ref.dispatch(sides, slots, bases)
+        for r in range(ranks):
+            where = f"{case} round {repeat} rank {r}"
+            total, got = received[r, -1], ep.recv_x[r].get()
+            np.testing.assert_array_equal(got[:total], rows[r], err_msg=where)
+            assert (got[total:] == POISON).all(), f"{where}: wrote behind the last row"
+            np.testing.assert_array_equal(ep.recv_side[r].get()[:total], records[r], err_msg=where)
 
-        results = {}
-        for node, hop in enumerate(hops.nodes):
-            made = [bf16_rows(hop.capacity, 1024, rng) for _ in range(node_size)]
-            hop.group.write(hop.results, made)
-            results[node] = made
-        hops.combine(3)
+        results = [bf16_rows(ep.capacity, case.hidden, rng) for _ in range(ranks)]
+        group.write(ep.results, results)
+        for _ in range(2):  # a combine may be repeated on one dispatch
+            group.fill(ep.out, POISON)
+            hops.combine(case.sms)
+            group.synchronize()
+            for r in range(ranks):
+                used = weights[r] if repeat < 2 else None
+                expected, bound = ref.combine_2hop(results, slots[r], bases[r], used, size)
+                where = f"{case} round {repeat} rank {r}"
+                check_sum(ep.out[r].get(), expected, bound, used is None, where)
+
+
+def fails(words: str, kernel: str, peer: int, group: Group) -> None:
+    """The queued work ends with this timeout of rank 0."""
+    with pytest.raises(DeviceTimeoutError, match=words) as caught:
         group.synchronize()
-        partial = {
-            r: ref.combine(results[r // node_size], second[r][0], second[r][1], None)[0] for r in range(ranks)
-        }
-        for local, rail in enumerate(hops.rails):
-            mine = list(range(local, ranks, node_size))
-            for node, r in enumerate(mine):
-                expected, _ = ref.combine([partial[m] for m in mine], first[r][0], first[r][1], None)
-                np.testing.assert_array_equal(rail.out[node].get(), expected, f"rank {r}")
+    assert (caught.value.kernel, caught.value.rank, caught.value.peer) == (kernel, 0, peer)
 
 
 @pytest.mark.gpu
-def test_a_lost_peer_of_the_low_latency_dispatch_is_reported() -> None:
+def test_a_lost_peer_of_the_low_latency_path_is_reported() -> None:
+    shape = Shape(4, 512, 2, 8, fp8=True)
     group = make_group([0, 0], timeout_s=0.05)
-    LowLatency(group, Shape(4, 512, 2, 8, fp8=True)).dispatch(2, only=[1])
-    with pytest.raises(DeviceTimeoutError, match="expected arrivals 2, found 0") as caught:
-        group.synchronize()
-    assert (caught.value.kernel, caught.value.rank, caught.value.peer) == ("dispatch_ll", 1, 0)
+    LowLatency(group, shape).dispatch(2, only=[0])
+    fails("expected arrivals 2, found 0", "dispatch_ll", 1, group)
+
+    group = make_group([0, 0], timeout_s=0.05)
+    ll = LowLatency(group, shape)
+    ll.dispatch(2)
+    ll.combine(2, only=[0])
+    fails("rank 1 is ready failed: expected epoch 1, found 0", "combine_ll", 1, group)
+
+
+@pytest.mark.gpu
+def test_a_lost_peer_of_the_two_hop_path_is_reported() -> None:
+    shape, every = Shape(4, 512, 2, 8, fp8=True), np.tile(np.array([0, 7], np.int32), (4, 1))
+
+    def prepared(node_size: int) -> TwoHop:
+        hops = TwoHop(make_group([0, 0], timeout_s=0.05), shape, node_size)
+        hops.group.write(hops.ep.topk_idx, [every] * 2)
+        hops.layout()
+        hops.notify()
+        return hops
+
+    hops = prepared(node_size=1)
+    hops.dispatch(2, only=[0])
+    fails("count of rank 1 failed: expected epoch 1, found 0", "dispatch_2hop", 1, hops.group)
+
+    hops = prepared(node_size=1)
+    hops.group.synchronize()
+    hops.counts[0].set(np.array([4, (1 << 32) + 4], np.uint64))  # announced, never sent
+    hops.dispatch(2, only=[0])
+    fails("chunk of rank 1 failed: expected epoch 1, found 0", "dispatch_2hop", 1, hops.group)
+
+    hops = prepared(node_size=2)
+    hops.dispatch(3, only=[0])
+    fails("CTAs of relay 1 failed: expected arrivals 3, found 0", "dispatch_2hop", 1, hops.group)
+
+    hops = prepared(node_size=2)
+    hops.dispatch(3)
+    hops.combine(2, only=[0])
+    fails("rank 1 is ready failed: expected epoch 1, found 0", "combine_2hop", 1, hops.group)
+
+    hops = prepared(node_size=1)
+    hops.dispatch(3)
+    hops.group.synchronize()
+    hops.ready[0].set(np.array([0, 1], np.uint32))  # rank 1 began, and never sent
+    hops.combine(2, only=[0])
+    fails("chunk of relay 1 failed: expected epoch 1, found 0", "combine_2hop", 1, hops.group)
 
 
 @pytest.mark.gpu

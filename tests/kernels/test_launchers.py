@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +18,7 @@ from moesim.kernels.copy import BulkShape
 from moesim.kernels.expert_parallel import DispatchTuning, Shape
 from moesim.kernels.launch import DeviceTimeoutError
 from moesim.kernels.timing import summarize
+from moesim.kernels.two_hop import CombineTuning, HopTuning, combine_tuning, dispatch_tuning
 
 V3 = Shape(tokens=4096, hidden=7168, k=8, experts=256, fp8=True)
 
@@ -27,7 +31,7 @@ def test_no_cupy_is_one_clear_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     loader.cupy.cache_clear()
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(loader.GpuUnavailableError, match=r"pip install.*gpu-cu13.*needs no GPU"):
-        loader.load("copy_ldst", 0)
+        loader.cupy()
     loader.cupy.cache_clear()
 
 
@@ -45,7 +49,7 @@ def test_an_old_driver_and_an_old_gpu_are_named() -> None:
     ("grid", "block", "shared", "words"),
     [
         (0, 64, 0, "at least 1"),
-        (8, 48, 0, "multiples of 32 from 32 to 256"),
+        (8, 48, 0, "multiples of 32 from 64 to 256"),
         (8, 64, 240_000, "227|232448.*fewer stages"),
     ],
 )
@@ -100,7 +104,6 @@ def test_derived_sizes_fit_the_kernels(hidden: int, ranks: int) -> None:
         sizes = {
             "row_bytes": shape.row_bytes,
             "side_bytes": shape.side_bytes,
-            "warps": shape.dispatch_tuning.warps,
             "stages": shape.dispatch_tuning.stages,
         }
         assert KERNELS["dispatch"].shared_bytes(sizes) <= SHARED_MEMORY_LIMIT_BYTES
@@ -115,16 +118,18 @@ def test_derived_sizes_fit_the_kernels(hidden: int, ranks: int) -> None:
 def test_v3_sizes_are_the_ones_written_in_the_headers() -> None:
     assert (V3.row_bytes, V3.scale_bytes, V3.side_bytes) == (7168, 224, 384)
     assert V3.combine_parts(8) == (1, 14336, 16)
-    assert V3.dispatch_tuning == DispatchTuning(4, 7, 4)
-    assert replace(V3, fp8=False).dispatch_tuning == DispatchTuning(2, 8, 4)
+    assert V3.dispatch_tuning == DispatchTuning(2, 30, 8)
+    assert replace(V3, fp8=False).dispatch_tuning == DispatchTuning(1, 16, 8)
+    assert dispatch_tuning(V3, 4) == HopTuning(6, 1, 12)
+    assert combine_tuning(V3, 4, 2) == CombineTuning(14336, 7168, 8, 8, 8)
 
 
 @pytest.mark.parametrize(
     ("warps", "stages", "depth", "words"),
     [
-        (4, 4, 4, "depth=4 must be 1, 2, 4 or 8 and below stages=4"),
-        (4, 8, 3, "depth=3"),
-        (9, 4, 1, "warps=9"),
+        (4, 19, 4, "depth=4 must be 1, 2, 4 or 8 and stages=19 at least 20"),
+        (4, 18, 3, "depth=3"),
+        (8, 40, 1, "warps=8"),
     ],
 )
 def test_dispatch_tunings_outside_the_kernel_are_refused(
@@ -134,7 +139,36 @@ def test_dispatch_tunings_outside_the_kernel_are_refused(
         DispatchTuning(warps, stages, depth)
 
 
+@pytest.mark.parametrize("hidden", [512, 1024, 2560, 5120, 7168, 8192, 16384])
+@pytest.mark.parametrize(("node_size", "nodes"), [(1, 1), (1, 2), (2, 2), (4, 2), (8, 4), (16, 2), (1, 32)])
+def test_rings_of_the_two_hops_fit_the_kernels(hidden: int, node_size: int, nodes: int) -> None:
+    for fp8 in (True, False):
+        shape = Shape(tokens=5, hidden=hidden, k=8, experts=256, fp8=fp8)
+        use = dispatch_tuning(shape, node_size)
+        assert use.chunk * node_size <= 32 and use.chunk <= 8
+        sizes = {"chunk": use.chunk, "stages": use.stages}
+        sizes |= {"row_bytes": shape.row_bytes, "side_bytes": shape.side_bytes}
+        assert KERNELS["dispatch_2hop"].shared_bytes(sizes) <= SHARED_MEMORY_LIMIT_BYTES
+    rings = combine_tuning(shape, node_size, nodes)
+    for part, limit in ((rings.relay_part, 14336), (rings.owner_part, 7168)):
+        assert 2 * hidden % part == 0 and part % 16 == 0 and part <= limit
+    assert rings.relay_stages >= node_size and rings.owner_stages >= nodes
+    assert rings.chunk * max(node_size, nodes) <= 32
+    assert KERNELS["combine_2hop"].shared_bytes(asdict(rings)) <= SHARED_MEMORY_LIMIT_BYTES
+
+
+@pytest.mark.parametrize(
+    ("tuning", "words"),
+    [((9, 1, 20), "chunk=9"), ((4, 5, 40), "forwarders=5"), ((4, 2, 7), "stages=7 at least 8")],
+)
+def test_two_hop_tunings_outside_the_kernel_are_refused(tuning: tuple[int, int, int], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        HopTuning(*tuning)
+
+
 def test_a_row_that_does_not_fit_shared_memory_is_refused() -> None:
+    with pytest.raises(InputError, match="do not fit an SM"):
+        dispatch_tuning(replace(V3, hidden=65536, fp8=False), 2)
     with pytest.raises(InputError, match="hidden=131072 leaves room for 0 rows"):
         _ = replace(V3, hidden=131072, fp8=False).dispatch_tuning
 
@@ -160,6 +194,16 @@ def test_a_timeout_says_kernel_rank_peer_expected_and_found() -> None:
     )
     assert (error.kernel, error.rank, error.peer, error.expected, error.found) == ("dispatch", 3, 5, 160, 140)
     assert "too small" in str(DeviceTimeoutError([0x301, 0, 7, 4096, 5000]))
+    hop = str(DeviceTimeoutError([0x801, 1, 5, 9, 8, 0, 0, 0]))
+    assert hop.startswith(
+        "kernel dispatch_2hop on rank 1: wait for a chunk of rank 5 failed: expected epoch 9"
+    )
+
+
+def test_every_status_code_of_a_kernel_has_words() -> None:
+    for kernel in KERNELS.values():
+        for code in re.findall(r"cas\.b32 %old, \[%status\], 0, (0x\w+);", kernel.source()):
+            assert DeviceTimeoutError([int(code, 16), 0, 1, 2, 3]).kernel == kernel.name
 
 
 def test_moved_bytes_of_the_home_case() -> None:
@@ -170,9 +214,26 @@ def test_moved_bytes_of_the_home_case() -> None:
     assert written == 21_545 * 7552 and read == 21_545 * 7556
 
 
+def test_moved_bytes_over_two_nodes_of_two() -> None:
+    # 4,096 tokens, nearly all to both nodes: a row once over a rail, then to 14,791 receive rows.
+    rows = {"sent": 4082, "kept": 4082, "copies": 14_791, "tokens": 4096, "hidden": 7168}
+    read, written = KERNELS["dispatch_2hop"].moved_bytes(rows | {"row_bytes": 7168, "side_bytes": 384})
+    assert read == 3 * 4082 * 7552 and written == 4082 * 7680 + 14_791 * 7552
+    read, written = KERNELS["combine_2hop"].moved_bytes(rows)
+    assert read == (14_791 + 8164) * 14336 and written == (8164 + 4096) * 14336
+
+
 def test_summary_is_the_median_with_quartiles() -> None:
     summary = summarize([1.0, 2.0, 3.0, 4.0, 100.0])
     assert (summary.median_s, summary.quartile_low_s, summary.quartile_high_s) == (3.0, 2.0, 4.0)
     assert summary.iqr_s == 2.0 and summary.least_s == 1.0 and summary.repeats == 5
     with pytest.raises(InputError, match="nothing to summarize"):
         summarize([])
+
+
+def test_shared_fixtures_import_nothing_of_the_simulator() -> None:
+    # GPU machines often have no SimPy: the kernels' tests must be collected there.
+    tree = ast.parse((Path(__file__).parent.parent / "conftest.py").read_text("utf-8"))
+    imported = {n.module or "" for n in tree.body if isinstance(n, ast.ImportFrom)}
+    imported |= {alias.name for n in tree.body if isinstance(n, ast.Import) for alias in n.names}
+    assert imported and not any(name.split(".")[0] in ("moesim", "simpy") for name in imported)

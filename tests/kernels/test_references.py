@@ -117,3 +117,28 @@ def test_combine_weights_each_rank_and_rounds_once() -> None:
     slots, bases = np.zeros((1, 2), np.int32), np.zeros(2, np.int32)
     out, _ = ref.combine(rows, slots, bases, np.array([[0.5, 1 / 3]], np.float32))
     assert (ref.bf16_to_f32(out) == 1.5).all()
+
+
+def test_two_hops_round_each_node_and_then_the_sum() -> None:
+    # 256 + 1 needs nine bits: a node that adds them loses the 1, two nodes that hold them do not add before.
+    rows = [ref.f32_to_bf16(np.full((1, 8), v, np.float32)) for v in (256.0, 1.0, 1.0, -256.0)]
+    slots, bases = np.zeros((1, 4), np.int32), np.zeros(4, np.int32)
+    whole, _ = ref.combine(rows, slots, bases, None)
+    halves, bound = ref.combine_2hop(rows, slots, bases, None, 2)
+    assert (ref.bf16_to_f32(whole) == 2.0).all()
+    assert (ref.bf16_to_f32(halves) == 1.0).all() and (bound >= 1.0).all()
+    slots[0, 2:] = -1
+    weights = np.array([[0.5, 2.0, 9.0, 9.0]], np.float32)
+    assert (ref.bf16_to_f32(ref.combine_2hop(rows, slots, bases, weights, 2)[0]) == 130.0).all()
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([1, 2, 4]))
+def test_two_hops_without_rounding_are_one_hop(seed: int, node_size: int) -> None:
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(-1, 8, (5, 3)).astype(np.int32)
+    item = ref.layout(ids, 4, 2)
+    results = [ref.f32_to_bf16(rng.integers(-8, 8, (5, 8)).astype(np.float32)) for _ in range(4)]
+    bases = np.zeros(4, np.int32)
+    one, _ = ref.combine(results, item.slots, bases, None)
+    two, _ = ref.combine_2hop(results, item.slots, bases, None, node_size)
+    assert (ref.bf16_to_f32(one) == ref.bf16_to_f32(two)).all()

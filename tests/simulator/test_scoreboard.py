@@ -91,7 +91,7 @@ def test_unstated_recompute_is_the_least_that_fits() -> None:
 def predict_fits(row: OpenRow, policy: str) -> bool:
     from moesim.simulator.prepare import prepare
 
-    return prepare(scenario_of(row, policy)).memory.fits  # type: ignore[arg-type]
+    return prepare(scenario_of(row, policy)).memory.fits
 
 
 def test_a_sample_is_predicted_between_its_bounds() -> None:
@@ -160,8 +160,8 @@ def test_an_ungated_ffn_has_two_matrices() -> None:
 def test_unfused_attention_has_the_flop_of_the_whole_square_and_counts_half() -> None:
     shape = shape_of(ROWS["kort-a100-001"])
     args = {"tokens": 2048, "sequence": 2048, "recompute": "none"}
-    flash = block_operators(shape, "dense", PRECISIONS["bf16"], **args)  # type: ignore[arg-type]
-    unfused = block_operators(shape, "dense", PRECISIONS["bf16"], **args, unfused_attention=True)  # type: ignore[arg-type]
+    flash = block_operators(shape, "dense", PRECISIONS["bf16"], **args)
+    unfused = block_operators(shape, "dense", PRECISIONS["bf16"], **args, unfused_attention=True)
     count = [sum(model_flop(ops) for ops in phases.values()) for phases in (flash, unfused)]
     assert count[0] == pytest.approx(count[1])
     done = sum(op.flop for op in unfused["attn F"] if op.name in ("attention.scores", "attention.values"))

@@ -252,3 +252,11 @@ def test_sharding_over_one_replica_moves_nothing() -> None:
     result = simulate(load_scenario(HOME, overrides))
     zero = simulate(load_scenario(HOME, [*overrides, "parallel.zero_stage=1"]))
     assert result.step.time_s == pytest.approx(zero.step.time_s, rel=1e-6)
+
+
+def test_provenance_names_what_the_rings_stand_on(home_case: Any) -> None:
+    entries = {entry.path: entry for entry in home_case[2].provenance}
+    for path in ("profile.collective.scale_up_fraction", "profile.collective.nic_fraction"):
+        assert path in entries
+    assert "NVIDIA/nccl@" in entries["collectives.nccl.latencies"].source
+    assert entries["collectives.nccl.wire_shares.LL128"].value == 0.9375

@@ -1,0 +1,114 @@
+"""Plan search measured: error of the closed form against the engine, bounds, and speed.
+
+    python benchmarks/planner.py [--plans 60] [--seed 0] [--scenario deepseek-v3-2048xh800] [--search]
+
+The sample is drawn evenly from the plans that are legal and fit, limited to those that the engine runs in
+reasonable time (`MOST_CHUNKS`). Prints signed and absolute errors, and how far the lower bound is below.
+CPU seconds are printed beside wall time: on a shared machine only the former compare.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+
+import numpy as np
+
+from moesim.hwmodels.calibration import load_profile
+from moesim.simulator.planner.candidates import Candidates, find_candidates
+from moesim.simulator.planner.rows import scenario_of, simulate_plan
+from moesim.simulator.planner.search import plan
+from moesim.simulator.planner.space import PlanSpace, resolve
+from moesim.simulator.planner.study import Study
+from moesim.simulator.scenario import Scenario, load_scenario
+
+MOST_CHUNKS = 8_000
+"""Largest pipeline ranks x micro-batches x stages a rank of the sample: some seconds of the engine."""
+
+
+def errors(scenario: Scenario, count: int, seed: int) -> None:
+    """Closed form and bound against the engine over random plans."""
+    shape, cluster = scenario.shape, scenario.machine
+    profile = load_profile(scenario.path(scenario.profile))
+    space = resolve(PlanSpace(), scenario, shape, cluster)
+    cpu = time.process_time()
+    found = find_candidates(scenario, shape, cluster, profile, space, None, float("inf"), lambda text: None)
+    bounds_s = time.process_time() - cpu
+    study = Study(scenario, shape, found)
+    chosen = sample(found, count, seed)
+    study.estimate(chosen)  # prices and orders, once
+    estimates, low = [], []
+    for number in chosen:
+        simulated = simulate_plan(scenario_of(scenario, found, number)).time_s
+        assert simulated is not None
+        estimates.append(found.time_s[number] / simulated - 1.0)
+        low.append(found.bound[number] / simulated - 1.0)
+        label = found.axes(number)[0].label
+        print(
+            f"  {simulated:9.3f} s  closed form {estimates[-1]:+7.2%}  bound {low[-1]:+7.1%}  {label}",
+            flush=True,
+        )
+    absolute = np.abs(estimates)
+    print(f"plans               {space.size:,} considered, {found.legal:,} legal, {len(found.bound):,} fit")
+    print(f"bounds and memory   {bounds_s:.1f} CPU s: {space.size / bounds_s:,.0f} plans/s a core")
+    print(
+        f"closed form         median {np.median(absolute):.2%}, "
+        f"95 of 100 within {np.quantile(absolute, 0.95):.2%},"
+    )
+    print(f"                    worst {absolute.max():.2%}, mean signed {np.mean(estimates):+.2%}")
+    print(f"lower bound         above the engine in {sum(b > 0 for b in low)} of {len(low)} plans")
+    speed(study, found)
+
+
+def sample(found: Candidates, count: int, seed: int) -> list[int]:
+    """Plans of which the engine's work is bounded, drawn evenly."""
+    draw, chosen = random.Random(seed), []
+    while len(chosen) < count:
+        number = draw.randrange(len(found.bound))
+        frame = found.axes(number)[0]
+        stages = frame.pattern.n_stages * frame.pattern.copies
+        if stages * frame.microbatches <= MOST_CHUNKS and number not in chosen:
+            chosen.append(number)
+    return chosen
+
+
+def speed(study: Study, found: Candidates) -> None:
+    """Closed forms a second for the plans of lowest bound, pricing included."""
+    order = [int(n) for n in np.argsort(found.bound, kind="stable")[:20_000] if np.isnan(found.time_s[n])]
+    cpu = time.process_time()
+    study.estimate(order)
+    taken = time.process_time() - cpu
+    print(
+        f"closed-form speed   {len(order) / taken:,.0f} plans/s a core, pricing included, "
+        f"over {len(order):,} plans"
+    )
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--plans", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--scenario", default="deepseek-v3-2048xh800")
+    parser.add_argument("--search", action="store_true", help="time the whole search instead")
+    options = parser.parse_args()
+    scenario = load_scenario(options.scenario)
+    if not options.search:
+        errors(scenario, options.plans, options.seed)
+        return
+    wall, cpu = time.perf_counter(), time.process_time()
+    result = plan(scenario, workers=2)
+    print(
+        f"search              {time.perf_counter() - wall:.1f} s, "
+        f"{time.process_time() - cpu:.1f} CPU s in this process"
+    )
+    parts = ", ".join(f"{part} {seconds:.1f} s" for part, seconds in result.seconds.items())
+    print(f"  by part           {parts}")
+    print(f"  best              {result.best.label}: {result.best.time_s:.3f} s")
+
+
+if __name__ == "__main__":
+    main()

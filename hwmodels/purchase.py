@@ -1,0 +1,81 @@
+"""What buying and running a cluster costs: hardware, building, upkeep, and how long it is written off."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from moesim.hwmodels.library import by_name, load_described, shipped_names
+from moesim.hwmodels.provenance import (
+    UNDATED,
+    SourcedFraction,
+    SourcedSeconds,
+    SourcedUsd,
+    SourcedUsdPerWatt,
+    SourcedUsdPerWattYear,
+    sourced_numbers,
+)
+
+FOLDER = "purchases"
+
+
+class Purchase(BaseModel):
+    """Data of one way to buy (`data/purchases/*.yaml`); every price needs its date.
+
+    Straight-line write-off to nothing: hardware over `amortisation`, the building over
+    `building_amortisation`, both divided by the share of the time that the cluster earns its keep.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = "custom"
+    title: str = "stated purchase"
+    system_per_gpu: SourcedUsd
+    """GPU with its share of server, NICs and whatever `title` says is in the price."""
+    network_per_gpu: SourcedUsd | None = None
+    """Switches and cables, where not in `system_per_gpu`."""
+    storage: SourcedUsd | None = None
+    """The whole storage system."""
+    amortisation: SourcedSeconds
+    building: SourcedUsdPerWatt | None = None
+    """Shell, cooling and power distribution per W of IT load."""
+    building_amortisation: SourcedSeconds | None = None
+    upkeep: SourcedUsdPerWattYear | None = None
+    """Staff, maintenance, taxes per W of IT load and year, without electricity."""
+    utilisation: SourcedFraction
+    """Share of the time on the clock in which the cluster does paid work."""
+    note: str | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> Purchase:
+        undated = [path for path, number in sourced_numbers(self) if number.date == UNDATED]
+        if undated:
+            raise ValueError(
+                f"{', '.join(undated)}: a price needs provenance with its date, for example "
+                '{value: "$30000", kind: assumed, source: "a quote", date: 2026-05}'
+            )
+        if (self.building is None) != (self.building_amortisation is None):
+            raise ValueError("building and building_amortisation belong together: give both or none")
+        if not 0.0 < self.utilisation.value <= 1.0:
+            raise ValueError(f"utilisation={self.utilisation.value:g} must be above 0 and at most 1")
+        for name in ("amortisation", "building_amortisation"):
+            number = getattr(self, name)
+            if number is not None and number.value <= 0.0:
+                raise ValueError(f"{name} must be longer than 0, for example 4 years")
+        return self
+
+
+def list_purchases() -> tuple[str, ...]:
+    """Names of the shipped purchases."""
+    return shipped_names(FOLDER)
+
+
+def load_purchase(name: str, base: Path | None = None) -> Purchase:
+    """The purchase of a shipped name or a file path; raises InputError for an unknown or malformed one."""
+    return load_described(Purchase, FOLDER, name, "purchase", base)
+
+
+PurchaseRef = Annotated[Purchase, by_name(Purchase, load_purchase)]
+"""A field that takes a purchase's name, path or full description."""

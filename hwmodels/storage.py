@@ -1,0 +1,57 @@
+"""How fast a storage system takes and gives checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from moesim.hwmodels.library import by_name, load_described, shipped_names
+from moesim.hwmodels.provenance import SourcedBytesPerSecond
+
+FOLDER = "storage"
+
+
+class Storage(BaseModel):
+    """Data of one storage system (`data/storage/*.yaml`): the whole system, or per compute node, or both."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = "custom"
+    title: str = "stated storage"
+    write: SourcedBytesPerSecond | None = None
+    """All compute nodes together."""
+    write_per_node: SourcedBytesPerSecond | None = None
+    """One compute node."""
+    note: str | None = None
+
+    @model_validator(mode="after")
+    def _some_rate(self) -> Storage:
+        rates = [rate for rate in (self.write, self.write_per_node) if rate is not None]
+        if not rates or any(rate.value <= 0.0 for rate in rates):
+            raise ValueError("give write or write_per_node (or both), above 0, for example 2 TB/s")
+        return self
+
+    def write_bytes_per_s(self, nodes: int) -> float:
+        """What this many compute nodes write together: the slower of the system and of the nodes."""
+        rates = []
+        if self.write is not None:
+            rates.append(self.write.value)
+        if self.write_per_node is not None:
+            rates.append(self.write_per_node.value * nodes)
+        return min(rates)
+
+
+def list_storage() -> tuple[str, ...]:
+    """Names of the shipped storage systems."""
+    return shipped_names(FOLDER)
+
+
+def load_storage(name: str, base: Path | None = None) -> Storage:
+    """The storage system of a shipped name or a file path; raises InputError for an unknown one."""
+    return load_described(Storage, FOLDER, name, "storage system", base)
+
+
+StorageRef = Annotated[Storage, by_name(Storage, load_storage)]
+"""A field that takes a storage system's name, path or full description."""

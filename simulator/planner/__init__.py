@@ -1,0 +1,1 @@
+"""Plan search: every legal plan bounded, the promising ones in closed form, the best in the engine."""

@@ -1,0 +1,136 @@
+"""Seconds of schedule actions, over arrays of plans: the tasks of a template walked once for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from moesim.simulator.chunk import ActionKind, OverlapOrder, Task, Template, build_template
+from moesim.simulator.cost.table import CostTable, Mode, PhaseCost
+from moesim.simulator.model.operator import BlockKind, Phase
+from moesim.simulator.planner.pattern import Key
+from moesim.simulator.planner.spread import Spread
+
+Array = npt.NDArray[np.float64]
+
+
+_NOTHING = PhaseCost(0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ActionTimes:
+    """Seconds of one action for every plan: its whole, and until its outputs leave for the next stage."""
+
+    whole: Array
+    forward_out: Array
+    backward_out: Array
+
+
+@dataclass(slots=True)
+class ActionBook:
+    """Actions of plans whose blocks have the same phases; `tables` and `spreads` have one entry a plan."""
+
+    tables: Sequence[CostTable]
+    spreads: Sequence[Spread]
+    order: OverlapOrder
+    _times: dict[object, ActionTimes] = field(default_factory=dict)
+    _read: dict[object, tuple[Array, Array]] = field(default_factory=dict)
+    _phases: dict[BlockKind, frozenset[Phase]] = field(default_factory=dict)
+    _spread: dict[str, Array] = field(default_factory=dict)
+
+    def times(self, key: Key, blocks: Sequence[Sequence[BlockKind]]) -> ActionTimes:
+        """An action; `blocks[stage]` are the block kinds of each stage in forward order."""
+        kind, forward, backward = key
+        sides = (
+            tuple(blocks[forward]) if forward >= 0 else (),
+            tuple(blocks[backward]) if backward >= 0 else (),
+        )
+        found = self._times.get((kind, sides))
+        if found is None:
+            phases = [[self._phases_of(k) for k in side] for side in sides]
+            template = build_template(kind, phases[0], phases[1], self.order)
+            found = self._times[kind, sides] = self._walk(kind, template, sides)
+        return found
+
+    def _walk(
+        self, kind: ActionKind, template: Template, sides: tuple[Sequence[BlockKind], Sequence[BlockKind]]
+    ) -> ActionTimes:
+        """Both streams in order, every transfer behind the barrier of its group (eqs. E1, E2 and P3)."""
+        mode: Mode = "beside" if "&" in kind else "alone"
+        zero = np.zeros(len(self.tables))
+        free = {"compute": zero, "communication": zero}
+        ends: list[Array] = []
+        lags: list[Array] = []
+        for task in template.tasks:
+            block = sides[task.side][task.block]
+            own, lag = self._compute(block, task)
+            ready = free[task.stream]
+            if not self._moves(block, task.phase, mode):
+                for dep in task.deps:
+                    ready = np.maximum(ready, ends[dep])
+                end = ready + own
+            else:
+                for dep in task.deps:
+                    ready = np.maximum(ready, ends[dep] + lags[dep])
+                end = ready + own + lag + self._transfer(block, task.phase, mode)
+                lag = zero
+            free[task.stream] = end
+            ends.append(end)
+            lags.append(lag)
+        whole = np.maximum(free["compute"], free["communication"])
+        out = [whole if n is None else ends[n] for n in (template.forward_out, template.backward_out)]
+        return ActionTimes(whole, out[0], out[1])
+
+    def _phases_of(self, kind: BlockKind) -> frozenset[Phase]:
+        if kind not in self._phases:
+            self._phases[kind] = self.tables[0].phases(kind)
+        return self._phases[kind]
+
+    def _spread_of(self, name: str) -> Array:
+        if name not in self._spread:
+            self._spread[name] = np.array([getattr(spread, name) for spread in self.spreads])
+        return self._spread[name]
+
+    def _compute(self, kind: BlockKind, task: Task) -> tuple[Array, Array]:
+        """Compute of a task at the pace of the slowest GPU, and how much later the slowest member is done.
+
+        In a pair a share of it runs beside busy communication SMs (eq. E6).
+        """
+        key = (kind, task.phase, task.beside)
+        if key not in self._read:
+            if task.beside is None:
+                fixed, row = self._price(kind, task.phase, "alone")
+            else:
+                quiet, busy = (self._price(kind, task.phase, mode) for mode in ("quiet", "beside"))
+                fixed, row = (q + task.beside * (b - q) for q, b in zip(quiet, busy, strict=True))
+            own = (fixed + row) * (1.0 + self._spread_of("clock"))
+            from_run, from_rows = (fixed + row) * self._spread_of("jitter"), row * self._spread_of("rows")
+            lag = np.sqrt(from_run * from_run + from_rows * from_rows)
+            self._read[key] = own, lag
+        return self._read[key]
+
+    def _price(self, kind: BlockKind, phase: Phase, mode: str) -> tuple[Array, Array]:
+        """Seconds of a phase: what does not and what does grow with received rows; 0 where there is none."""
+        key = (kind, phase, mode, "price")
+        if key not in self._read:
+            costs = [table.compute.get((kind, phase, mode), _NOTHING) for table in self.tables]  # type: ignore[arg-type]
+            self._read[key] = np.array([c.fixed_s for c in costs]), np.array([c.row_s for c in costs])
+        return self._read[key]
+
+    def _moves(self, kind: BlockKind, phase: Phase, mode: Mode) -> bool:
+        return (kind, phase, mode) in self.tables[0].transfer
+
+    def _transfer(self, kind: BlockKind, phase: Phase, mode: Mode) -> Array:
+        """Launch and the payload of the slowest member, alone on its links."""
+        key = (kind, phase, mode)
+        if key not in self._read:
+            costs = [table.transfer[kind, phase, mode] for table in self.tables]
+            routed = phase not in ("gather F", "gather B", "scatter W")
+            nic = np.array([c.nic_s for c in costs]) * (1.0 + routed * self._spread_of("node_payload"))
+            up = np.array([c.scale_up_s for c in costs]) * (1.0 + routed * self._spread_of("payload"))
+            total = np.array([c.launch_s for c in costs]) + np.maximum(nic, up)
+            self._read[key] = total, total
+        return self._read[key][0]

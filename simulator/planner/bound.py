@@ -1,0 +1,220 @@
+"""Lower bounds of step times, over arrays of plans: no plan that they exclude can be the best."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from moesim.simulator.layout.activations import RecomputePolicy
+from moesim.simulator.layout.parallel import ParallelPlan
+from moesim.simulator.layout.stages import StageAssignment
+from moesim.simulator.model.precision import Precision
+from moesim.simulator.planner.frames import Frame
+from moesim.simulator.planner.pattern import Key, Pattern
+from moesim.simulator.planner.prices import ACTIONS, Cell, PriceBook, action_seconds, arithmetic
+from moesim.simulator.planner.spread import members
+
+Array = npt.NDArray[np.float64]
+
+STANDARD_ERRORS = 3.0
+"""How far below one the mean of the drawn GPU speeds of a rank may lie in a bound."""
+
+_USES: dict[str, tuple[str, ...]] = {"F": ("F",), "I": ("I",), "W": ("W",), "B": ("I", "W")}
+
+
+@dataclass(slots=True)
+class BoundBook:
+    """Bounds of plans by precision, arithmetic of recompute, communication SMs and ZeRO stage."""
+
+    book: PriceBook
+    recipes: Sequence[Precision]
+    policies: Sequence[RecomputePolicy]
+    sms: Sequence[int]
+    zero_stages: Sequence[int]
+    _compute: dict[Cell, Array] = field(default_factory=dict)
+    _transfer: dict[Cell, Array] = field(default_factory=dict)
+
+    @property
+    def classes(self) -> tuple[RecomputePolicy, ...]:
+        """Policies with different arithmetic."""
+        return tuple(dict.fromkeys(arithmetic(p) for p in self.policies))
+
+    @property
+    def class_of(self) -> list[int]:
+        """Position of each policy among the classes."""
+        return [self.classes.index(arithmetic(p)) for p in self.policies]
+
+    def compute(self, plan: ParallelPlan) -> Array:
+        """Seconds of a block alone [precisions, classes, kinds, F I W, compute and small kernels]."""
+        cell = Cell.of(plan)
+        if cell not in self._compute:
+            rows = []
+            for recipe in self.recipes:
+                tables = [self.book.alone(plan, recipe, policy) for policy in self.classes]
+                rows.append([[_actions(action_seconds(t, k)) for k in self.book.kinds] for t in tables])
+            self._compute[cell] = np.array(rows)
+        return self._compute[cell]
+
+    def transfer(self, plan: ParallelPlan) -> Array:
+        """Seconds of the transfers of a block with experts, alone [precisions, sms, F and I]."""
+        cell = Cell.of(plan)
+        if cell not in self._transfer:
+            self._transfer[cell] = np.array(
+                [[self.book.transfer_s(plan, recipe, sms) for sms in self.sms] for recipe in self.recipes]
+            )
+        return self._transfer[cell]
+
+    def weights(self, plan: ParallelPlan) -> Array:
+        """Seconds of all compute of a block [precisions, classes, kinds] (eq. S1)."""
+        each = self.compute(plan)
+        # Added in a fixed order: NumPy's own sums may differ in the last bit from one machine to another.
+        return sum((each[..., a, part] for a in range(len(ACTIONS)) for part in (0, 1)), np.zeros(()))
+
+    def step(self, frames: Sequence[Frame], pattern: Pattern, assignment: StageAssignment) -> Array:
+        """Seconds that a step needs at least [frames, precisions, classes, sms, ZeRO stages] (eq. P1).
+
+        For each of a few ranks: the forwards before its first action, its own work alone on all SMs
+        with even loads, the input gradients after its last, and the end of the step; a pair takes the
+        longer of its compute and its transfers. Sends, skew and interference only add to that.
+        """
+        compute = np.array([self.compute(f.plan) for f in frames])
+        transfer = np.array([self.transfer(f.plan) for f in frames])
+        stages = _Stages(self.book, assignment, compute, transfer)
+        count = np.array([f.microbatches for f in frames], dtype=np.float64)
+        cv = self.book.scenario.variation.clock_cv.value
+        slow = [1.0 - STANDARD_ERRORS * cv / np.sqrt(members(f)) for f in frames]
+        least = np.maximum(slow, 0.0)[:, None, None, None]
+        reduce, update = self._ends(frames, pattern, assignment)
+        best: Array | None = None
+        for rank in sorted({0, 1, pattern.pp // 2, pattern.pp - 2, pattern.pp - 1} & set(range(pattern.pp))):
+            head, busy, trailing, tail = _parts(pattern, rank, count, stages)
+            done = (head + np.maximum(busy, busy - trailing + tail)) * least
+            one = done[..., None] + (reduce[..., rank] + update)[:, :, None, None, :]
+            best = one if best is None else np.maximum(best, one)
+        assert best is not None
+        return best
+
+    def _ends(
+        self, frames: Sequence[Frame], pattern: Pattern, assignment: StageAssignment
+    ) -> tuple[Array, Array]:
+        """Reduction [frames, precisions, ZeRO stages, ranks]; norm, optimizer and gather of the slowest rank.
+
+        Those of ZeRO-1 stand for 0, which does more, and for 2, which does the same; 0 s stand for ZeRO-3,
+        whose traffic is inside the step.
+        """
+        layers = assignment.layers_per_stage
+        seen: dict[tuple[int, int, int], tuple[Array, Array]] = {}
+        keys = [(f.plan.tp, f.plan.ep, f.plan.expert_tp) for f in frames]
+        for key, frame in zip(keys, frames, strict=True):
+            if key not in seen:
+                plan = frame.plan.model_copy(update={"zero_stage": 1})
+                costs = [self.book.sync(plan, r, pattern, layers, assignment) for r in self.recipes]
+                slowest = [max(c.norm_s + c.optimizer_s + c.gather_s for c in ranks) for ranks in costs]
+                seen[key] = np.array([[c.reduce_s for c in ranks] for ranks in costs]), np.array(slowest)
+        counts = np.array([float(zero < 3) for zero in self.zero_stages])
+        reduce = np.array([seen[key][0] for key in keys])
+        update = np.array([seen[key][1] for key in keys])
+        return reduce[:, :, None, :] * counts[:, None], update[:, :, None] * counts
+
+    def sharded(self, frames: Sequence[Frame], pattern: Pattern, assignment: StageAssignment) -> Array:
+        """Seconds of ZeRO-3's gathers and scatters and all transfers, at least [frames, precisions, sms].
+
+        They share the one communication stream of a GPU, one after the other.
+        """
+        kinds = self.book.kinds
+        price = np.array(
+            [[[self.book.sharded_s(f.plan, r, k) for k in kinds] for r in self.recipes] for f in frames]
+        )
+        transfer = np.array([self.transfer(f.plan) for f in frames])
+        count = np.array([f.microbatches for f in frames], dtype=np.float64)
+        most = np.zeros((len(frames), len(self.recipes), len(self.sms)))
+        for first, last in zip(pattern.counts[0], pattern.counts[-1], strict=True):
+            total = np.zeros(most.shape)
+            for kind, forward, backward in sorted({*first, *last}):
+                key = (kind, forward, backward)
+                often = pattern.along(first.get(key, 0), last.get(key, 0), count)[:, None, None]
+                held = [block.kind for block in assignment.stages[max(forward, backward)]]
+                routed = sum(k in self.book.routed for k in held)
+                for use in _USES[kind]:
+                    moved = sum((price[:, :, kinds.index(k), ACTIONS.index(use)] for k in held), np.zeros(()))
+                    total = total + often * moved[:, :, None]
+                    if use != "W":
+                        total = total + often * routed * transfer[:, :, :, ACTIONS.index(use)]
+            most = np.maximum(most, total)
+        return most
+
+
+def _actions(seconds: Mapping[str, tuple[float, float]]) -> list[tuple[float, float]]:
+    return [seconds[action] for action in ACTIONS]
+
+
+class _Stages:
+    """Seconds of the actions of each stage, worked out once for stages that hold the same blocks."""
+
+    def __init__(self, book: PriceBook, assignment: StageAssignment, compute: Array, transfer: Array) -> None:
+        self.compute, self.transfer = compute, transfer
+        kinds = book.kinds
+        self.counts = np.array(
+            [[sum(b.kind == kind for b in stage) for kind in kinds] for stage in assignment.stages],
+            dtype=np.float64,
+        )
+        self.routed = np.array([kind in book.routed for kind in kinds], dtype=np.float64)
+        self._seconds: dict[object, Array] = {}
+
+    def action(self, kind: str, stage: int) -> Array:
+        """One un-overlapped action, transfers in series."""
+        key = (kind, tuple(self.counts[stage]))
+        if key not in self._seconds:
+            total = sum(self._work(use, stage, 0) + self._work(use, stage, 1) for use in _USES[kind])
+            moved = sum(self._moved(use, stage) for use in _USES[kind] if use != "W")
+            self._seconds[key] = np.asarray(total)[:, :, :, None] + np.asarray(moved)
+        return self._seconds[key]
+
+    def pair(self, weights: bool, forward: int, backward: int) -> Array:
+        """An overlapped pair: the busier of its two streams."""
+        key = (weights, tuple(self.counts[forward]), tuple(self.counts[backward]))
+        if key not in self._seconds:
+            uses = [("F", forward), ("I", backward), *([("W", backward)] if weights else [])]
+            work = sum(self._work(use, stage, 0) for use, stage in uses)
+            small = sum(self._work(use, stage, 1) for use, stage in uses)
+            moved = sum(self._moved(use, stage) for use, stage in uses if use != "W")
+            streams = np.asarray(work)[:, :, :, None], np.asarray(small)[:, :, :, None] + np.asarray(moved)
+            self._seconds[key] = np.maximum(*streams)
+        return self._seconds[key]
+
+    def _work(self, action: str, stage: int, part: int) -> Array:
+        """Compute (part 0) or small kernels before transfers (part 1) [frames, precisions, classes]."""
+        each = self.compute[:, :, :, :, ACTIONS.index(action), part]
+        counts = self.counts[stage]
+        return sum((each[..., k] * counts[k] for k in range(len(counts)) if counts[k]), np.zeros(()))
+
+    def _moved(self, action: str, stage: int) -> Array:
+        blocks = float((self.counts[stage] * self.routed).sum())
+        return np.asarray(self.transfer[:, :, None, :, ACTIONS.index(action)] * blocks)
+
+
+def _parts(
+    pattern: Pattern, rank: int, count: Array, stages: _Stages
+) -> tuple[Array | float, Array, Array | float, Array | float]:
+    """(before the first action, own work, trailing weight gradients, after the last input gradient)."""
+    first, last = pattern.counts[0][rank], pattern.counts[-1][rank]
+    busy: Array | float = 0.0
+    for key in sorted({*first, *last}):
+        often = pattern.along(first.get(key, 0), last.get(key, 0), count)
+        busy = busy + often[:, None, None, None] * _seconds(key, stages)
+    keys = pattern.ends[rank]
+    head = sum(stages.action("F", stage) for stage in range(keys.first_stage))
+    trailing = sum(stages.action("W", stage) for stage in keys.trailing_weights)
+    step = "B" if not pattern.split else "I"
+    tail = sum(stages.action(step, stage) for stage in range(keys.last_stage))
+    return head, np.asarray(busy), trailing, tail
+
+
+def _seconds(key: Key, stages: _Stages) -> Array:
+    kind, forward, backward = key
+    if kind in ("F&B", "F&I"):
+        return stages.pair(kind == "F&B", forward, backward)
+    return stages.action(kind, max(forward, backward))

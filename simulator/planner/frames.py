@@ -1,0 +1,110 @@
+"""The legal part of a space: degrees of parallelism, schedule and micro-batches that fit each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+
+from moesim.hwmodels.cluster import Cluster
+from moesim.hwmodels.errors import InputError
+from moesim.simulator.layout.parallel import Layout, ParallelPlan, check_against_model, microbatches
+from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.planner.pattern import Pattern, pattern
+from moesim.simulator.planner.refusals import Refusals
+from moesim.simulator.planner.space import Space
+from moesim.simulator.schedules import CHECKS
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A plan without precision, recompute policy, communication SMs and ZeRO stage."""
+
+    plan: ParallelPlan
+    schedule: str
+    microbatches: int
+    layout: Layout
+    pattern: Pattern
+
+    @property
+    def label(self) -> str:
+        """The field's shorthand."""
+        p = self.plan
+        parts = [f"TP{p.tp} PP{p.pp} EP{p.ep} CP{p.cp} VPP{p.vpp} MBS{p.microbatch}"]
+        return " ".join([*parts, *([f"ETP{p.expert_tp}"] if p.expert_tp > 1 else []), self.schedule])
+
+
+def legal_frames(
+    space: Space, shape: ModelShape, cluster: Cluster, sequences: int, sequence: int
+) -> tuple[list[Frame], Refusals]:
+    """Every frame that layout, model, batch and schedule accept, and why the others were refused.
+
+    Refusals count plans: a refused frame counts once for each precision, recompute policy, number of SMs
+    and ZeRO stage that it would have had.
+    """
+    refused = Refusals()
+    found: list[Frame] = []
+    per_batch = len(space.schedules) * space.inner
+    per_plan = per_batch * len(space.microbatch)
+    for plan, layout in _layouts(space, shape, cluster, sequence, refused, per_plan):
+        for size in space.microbatch:
+            sized = Layout(plan.model_copy(update={"microbatch": size}), layout.n_gpus, layout.gpus_per_node)
+            try:
+                count = microbatches(sized, sequences)
+            except InputError as error:
+                refused.add_error(str(error), per_batch, _short(sized.plan))
+                continue
+            for name, vpp in space.schedules:
+                message = _schedule_problem(name, plan.pp, count, vpp)
+                frame = None
+                if message is None:
+                    shaped = sized.plan.model_copy(update={"vpp": vpp})
+                    frame = _frame(shaped, name, count, sized, shape, sequence)
+                    message = frame if isinstance(frame, str) else None
+                if message is not None:
+                    refused.add_error(message, space.inner, f"{_short(sized.plan)} VPP{vpp} {name}")
+                elif isinstance(frame, Frame):
+                    found.append(frame)
+    return found, refused
+
+
+def _frame(
+    plan: ParallelPlan, name: str, count: int, layout: Layout, shape: ModelShape, sequence: int
+) -> Frame | str:
+    """A frame, or why the model has too few layers for it."""
+    shaped = pattern(name, plan.pp, count, plan.vpp)
+    try:
+        if shaped.n_stages > shape.n_layers:
+            check_against_model(plan, shape, sequence, shaped.n_stages)
+    except InputError as error:
+        return str(error)
+    return Frame(plan, name, count, Layout(plan, layout.n_gpus, layout.gpus_per_node), shaped)
+
+
+def _layouts(
+    space: Space, shape: ModelShape, cluster: Cluster, sequence: int, refused: Refusals, weight: int
+) -> Iterator[tuple[ParallelPlan, Layout]]:
+    for tp, pp, cp, ep, etp in product(space.tp, space.pp, space.cp, space.ep, space.expert_tp):
+        # Megatron's rule, and ours with experts: tensor parallelism cuts the sequence between its products.
+        plan = ParallelPlan(tp=tp, pp=pp, cp=cp, ep=ep, expert_tp=etp, sequence_parallel=tp > 1)
+        try:
+            layout = Layout(plan, cluster.n_gpus, cluster.node.n_gpus)
+            check_against_model(plan, shape, sequence, 1)
+        except InputError as error:
+            refused.add_error(str(error), weight, _short(plan))
+            continue
+        yield plan, layout
+
+
+@lru_cache(maxsize=65_536)
+def _schedule_problem(name: str, pp: int, count: int, vpp: int) -> str | None:
+    try:
+        CHECKS[name](pp, count, vpp)
+    except InputError as error:
+        return str(error)
+    return None
+
+
+def _short(plan: ParallelPlan) -> str:
+    return f"TP{plan.tp} PP{plan.pp} EP{plan.ep} CP{plan.cp} MBS{plan.microbatch}"

@@ -1,0 +1,114 @@
+"""Megatron-LM's texts that are small languages: pipeline layouts and layer-frequency lists (no eval)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import groupby
+
+from moesim.hwmodels.errors import InputError
+
+MOST_ITEMS = 10_000
+"""Most letters or list items that a text may stand for."""
+
+_LETTERS = "EtmL|"
+
+
+def expand_layout(text: str) -> str:
+    """The letters of a --pipeline-model-parallel-layout without repeats: "Et*2|(tt|)*2L" -> "Ett|tt|tt|L".
+
+    E embedding, t decoder layer, m MTP module, L loss, | next stage; x*N and (...)*N repeat, commas and
+    blanks are ignored (Megatron-Core documentation). Raises InputError for anything else.
+    """
+    letters, position = _sequence(text, 0, 0)
+    if position != len(text):
+        raise _wrong(text, position, "a ) without its (")
+    return letters
+
+
+def _sequence(text: str, position: int, depth: int) -> tuple[str, int]:
+    if depth > 32:
+        raise InputError("pipeline layout: parentheses more than 32 deep; write the repeats out")
+    parts: list[str] = []
+    while position < len(text) and text[position] != ")":
+        char = text[position]
+        if char in ", ":
+            position += 1
+            continue
+        if char == "(":
+            item, position = _sequence(text, position + 1, depth + 1)
+            if position >= len(text):
+                raise _wrong(text, position, "a ( that is not closed")
+            position += 1
+        elif char in _LETTERS:
+            item, position = char, position + 1
+        else:
+            raise _wrong(text, position, f"{char!r}")
+        times = re.compile(r"\*(\d{1,6})").match(text, position)
+        if times:
+            position = times.end()
+            if len(item) * int(times[1]) > MOST_ITEMS:
+                raise _wrong(text, position, "a repeat that is too long")
+            item *= int(times[1])
+        elif position < len(text) and text[position] == "*":
+            raise _wrong(text, position, "a * without a number")
+        parts.append(item)
+    return "".join(parts), position
+
+
+def _wrong(text: str, position: int, what: str) -> InputError:
+    return InputError(
+        f"pipeline layout {text[:80]!r}: {what} at position {position}; write E, t, m, L and | with repeats "
+        "such as t*3 or (tt|)*29"
+    )
+
+
+def layers_of_layout(text: str) -> tuple[int, tuple[int, ...] | None]:
+    """(stages, decoder layers of each stage): the latter None where E, m or L are not at the ends.
+
+    moesim keeps the embedding on the first stage, and MTP modules and loss on the last. Raises InputError
+    for a text that cannot be read.
+    """
+    stages = expand_layout(text).split("|")
+    misplaced = "E" in "".join(stages[1:]) or any(n in "".join(stages[:-1]) for n in "mL")
+    inner_empty = any("t" not in stage for stage in stages[1:-1])
+    if misplaced or inner_empty:
+        return len(stages), None
+    return len(stages), tuple(stage.count("t") for stage in stages)
+
+
+def layout_text(layers: Sequence[int], mtp_layers: int) -> str:
+    """The layout of decoder layers by stage, repeats written short: "Et*4|(tt|)*2tmL"."""
+    stages = ["t" * n for n in layers]
+    stages[0] = "E" + stages[0]
+    stages[-1] += "m" * mtp_layers + "L"
+    runs = [(stage, len(list(run))) for stage, run in groupby(stages[:-1])]
+    parts = [f"({_short(s)}|)*{n}" if n > 1 else f"{_short(s)}|" for s, n in runs]
+    return "".join(parts) + _short(stages[-1])
+
+
+def _short(stage: str) -> str:
+    runs = [(letter, len(list(run))) for letter, run in groupby(stage)]
+    return "".join(f"{letter}*{n}" if n > 2 else letter * n for letter, n in runs)
+
+
+def parse_frequency(text: str, layers: int) -> tuple[int, ...]:
+    """The list of --moe-layer-freq: 1 for a MoE layer, 0 for a dense one, one entry a layer.
+
+    "N": every Nth layer from the first is MoE. "([0]*3+[1]*58)": lists with repeats, added. Raises
+    InputError for anything else.
+    """
+    stripped = text.replace(" ", "")
+    if re.fullmatch(r"\d{1,6}", stripped) and int(stripped) > 0:
+        return tuple(int(layer % int(stripped) == 0) for layer in range(layers))
+    body = stripped[1:-1] if stripped.startswith("(") and stripped.endswith(")") else stripped
+    found: list[int] = []
+    for term in body.split("+"):
+        match = re.fullmatch(r"\(?\[([01](?:,[01])*)\](?:\*(\d{1,6}))?\)?", term)
+        if match is None or len(found) > MOST_ITEMS:
+            raise InputError(
+                f"--moe-layer-freq {text[:80]!r}: cannot read {term[:40]!r}; write a number or lists such as "
+                "([0]*3+[1]*58)"
+            )
+        found += [int(n) for n in match[1].split(",")] * min(int(match[2] or 1), MOST_ITEMS)
+    return tuple(found)

@@ -1,0 +1,248 @@
+"""Megatron-LM launch scripts as scenario keys: what is understood, what differs, what is ignored."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.yaml_io import load_mapping
+from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.planner.megatron import megatron_arguments
+from moesim.simulator.planner.megatron_layout import layers_of_layout, parse_frequency
+from moesim.simulator.scenario import Scenario
+
+MOST_BYTES = 1_000_000
+
+_ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
+_ARRAY = re.compile(r"\$\{[A-Za-z_]\w*\[[@*]\]\}")
+_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::?-([^}]*))?\}|([A-Za-z_]\w*))")
+
+INTEGERS = {
+    "--tensor-model-parallel-size": "parallel.tp",
+    "--pipeline-model-parallel-size": "parallel.pp",
+    "--expert-model-parallel-size": "parallel.ep",
+    "--expert-tensor-parallel-size": "parallel.expert_tp",
+    "--context-parallel-size": "parallel.cp",
+    "--num-virtual-stages-per-pipeline-rank": "parallel.vpp",
+    "--micro-batch-size": "parallel.microbatch",
+    "--global-batch-size": "batch.sequences",
+    "--seq-length": "batch.sequence_length",
+    "--moe-deepep-num-sms": "communication.sms",
+}
+"""Flags with one integer and the scenario key that they are."""
+
+_STRATEGIES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+
+UNDERSTOOD = {
+    *INTEGERS, "--sequence-parallel", "--use-distributed-optimizer", "--use-megatron-fsdp",
+    "--data-parallel-sharding-strategy", "--pipeline-model-parallel-layout", "--bf16", "--fp8-format",
+    "--fp8-recipe", "--recompute-granularity", "--moe-layer-freq",
+}  # fmt: skip
+"""Flags that change the scenario, or are compared with its model by their own rule."""
+
+
+@dataclass(frozen=True, slots=True)
+class MegatronImport:
+    """A script read for a base scenario.
+
+    `keys`: scenario keys and values that the script states. `differs`: what the script says about the model
+    and the base scenario's model does not. `ignored`: arguments that change nothing here, as they stand.
+    """
+
+    keys: Mapping[str, Any]
+    differs: tuple[str, ...]
+    ignored: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def overrides(self) -> list[str]:
+        """The keys as `key=value` texts for a scenario."""
+        return [f"{key}={json.dumps(value)}" for key, value in self.keys.items()]
+
+
+def read_script(path: Path) -> dict[str, str | None]:
+    """Arguments by flag of a shell script, or of a YAML file with MODEL_ARGS; the last of equals counts.
+
+    Shell: lines with continuations, quoted words, arrays, and variables that the script itself sets. Nothing
+    is run. Raises InputError for a file that cannot be read, unbalanced quotes and a file without arguments.
+    """
+    if path.suffix.lower() in (".yaml", ".yml"):
+        data = load_mapping(path)
+        values = {str(k): str(v) for k, v in dict(data.get("ENV_VARS") or {}).items()}
+        arguments = data.get("MODEL_ARGS") or {}
+        found = {
+            str(flag): None if value is True else _expanded(str(value), values)
+            for flag, value in dict(arguments).items()
+            if value is not False
+        }
+    else:
+        found = _read_shell(_text(path), str(path))
+    if not found:
+        raise InputError(f"{path}: holds no --argument; give the script or YAML file that starts Megatron-LM")
+    return found
+
+
+def _text(path: Path) -> str:
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise InputError(f"{path}: larger than {MOST_BYTES:,} bytes; a launch script is a few kilobytes")
+        return path.read_text("utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: is not a text file") from None
+
+
+def _read_shell(text: str, place: str) -> dict[str, str | None]:
+    variables: dict[str, str] = {}
+    found: dict[str, str | None] = {}
+    for number, line in enumerate(re.sub(r"\\\r?\n", " ", text).splitlines(), start=1):
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError as error:
+            raise InputError(f"{place}, line {number} (continued lines count once): {error}") from None
+        expanded: list[str] = []
+        for word in words:
+            match = _ASSIGNMENT.fullmatch(word)
+            if match and not word.startswith("--"):
+                variables[match[1]] = _expanded(match[2], variables)
+                # An array or a quoted list of arguments is a list of words.
+                word = match[2].removeprefix("(")
+                if not word.startswith("--"):
+                    continue
+            if _ARRAY.fullmatch(word):
+                continue  # its arguments were read where it was set
+            expanded += _words(_expanded(word, variables))
+        _flags(expanded, found)
+    return found
+
+
+def _words(text: str) -> list[str]:
+    """A quoted or expanded list of arguments as its words; anything else as it is."""
+    if not text.startswith("--") or " " not in text:
+        return [text]
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return [text]
+
+
+def _flags(words: list[str], found: dict[str, str | None]) -> None:
+    name: str | None = None
+    for word in words:
+        if word.startswith("--") and len(word) > 2:
+            name, equals, value = word.partition("=")
+            name = name.rstrip(")")
+            found[name] = value if equals else None
+            name = None if equals else name
+        elif name is not None and word not in (")", "(", "&&", ";", "|", "&"):
+            before = found[name]
+            value = word if word.count("(") or not word.endswith(")") else word[:-1]
+            found[name] = value if before is None else f"{before} {value}"
+        elif word in ("&&", ";", "|", "&"):
+            name = None
+
+
+def _expanded(text: str, variables: Mapping[str, str]) -> str:
+    """`text` with the variables that are known; others stay as they are written."""
+
+    def value(match: re.Match[str]) -> str:
+        known = variables.get(match[1] or match[3])
+        return known if known is not None else match[2] if match[2] is not None else match[0]
+
+    return _VARIABLE.sub(value, text)
+
+
+def import_megatron(path: Path, base: Scenario, shape: ModelShape) -> MegatronImport:
+    """Read a launch script for a base scenario, whose model `shape` is.
+
+    Raises InputError for a value that cannot be read, naming flag and value.
+    """
+    found = read_script(path)
+    keys: dict[str, Any] = {}
+    notes: list[str] = []
+    for flag, key in INTEGERS.items():
+        if flag in found:
+            keys[key] = _integer(flag, found[flag])
+    keys["parallel.sequence_parallel"] = "--sequence-parallel" in found
+    keys["parallel.zero_stage"] = _zero(found)
+    pp, vpp = keys.get("parallel.pp", 1), keys.get("parallel.vpp", 1)
+    keys["schedule"] = "interleaved-1f1b" if pp > 1 and vpp > 1 else "1f1b"
+    layout = found.get("--pipeline-model-parallel-layout")
+    if layout:
+        stages, layers = layers_of_layout(layout)
+        if stages % pp:
+            raise InputError(
+                f"--pipeline-model-parallel-layout has {stages} stages, not a multiple of pp={pp}"
+            )
+        if layers is not None:
+            keys["stages"] = {"layers": list(layers)}
+        else:
+            notes.append(
+                f"--pipeline-model-parallel-layout {layout}: moesim keeps the embedding on the first stage, "
+                f"MTP and loss on the last, and a layer on the others; its {stages} stages are balanced"
+            )
+        if stages > pp:
+            keys["parallel.vpp"], keys["schedule"] = stages // pp, "interleaved-1f1b"
+    keys["precision"] = "fp8" if "--fp8-format" in found or "--fp8-recipe" in found else "bf16"
+    recipe = found.get("--fp8-recipe")
+    if recipe not in (None, "blockwise"):
+        notes.append(f"--fp8-recipe {recipe}: priced as the recipe fp8, whose scales are blockwise")
+    granularity = found.get("--recompute-granularity")
+    keys["recompute"] = {None: "none", "selective": "selective", "full": "full"}.get(granularity, "none")
+    if granularity not in (None, "selective", "full"):
+        raise InputError(f"--recompute-granularity {granularity!r} is not one of selective, full")
+    if "--overlap-moe-expert-parallel-comm" in found:
+        notes.append(
+            "--overlap-moe-expert-parallel-comm: moesim's 1F1B schedules do not overlap it; dualpipev does"
+        )
+    known, differs = _compared(found, base, shape)
+    ignored = tuple(
+        flag if value is None else f"{flag} {value}"
+        for flag, value in found.items()
+        if flag not in UNDERSTOOD and flag not in known
+    )
+    return MegatronImport(keys, tuple(differs), ignored, tuple(notes))
+
+
+def _integer(flag: str, text: str | None) -> int:
+    if text is None or not re.fullmatch(r"\d{1,9}", text):
+        raise InputError(
+            f"{flag} {text or ''}: is not a whole number; set the variable in the script, or write it out"
+        )
+    return int(text)
+
+
+def _zero(found: Mapping[str, str | None]) -> int:
+    strategy = found.get("--data-parallel-sharding-strategy")
+    if strategy is not None:
+        if strategy not in _STRATEGIES:
+            raise InputError(
+                f"--data-parallel-sharding-strategy {strategy!r} is not one of {', '.join(_STRATEGIES)}"
+            )
+        return _STRATEGIES[strategy]
+    return 1 if "--use-distributed-optimizer" in found else 0
+
+
+def _compared(
+    found: Mapping[str, str | None], base: Scenario, shape: ModelShape
+) -> tuple[set[str], list[str]]:
+    """Flags about the model that the base scenario's model answers, and where the answers differ."""
+    ours = megatron_arguments(base).arguments
+    known = {flag for flag in ours if flag not in UNDERSTOOD}
+    differs = []
+    for flag in sorted(known & set(found)):
+        if found[flag] != ours[flag]:
+            differs.append(f"{flag}: the script says {found[flag]}, the scenario {ours[flag]}")
+    frequency = found.get("--moe-layer-freq")
+    if frequency is not None:
+        theirs = parse_frequency(frequency, shape.n_layers)
+        if theirs != tuple(int(shape.is_moe_layer(n)) for n in range(shape.n_layers)):
+            differs.append(f"--moe-layer-freq: the script says {frequency}, the model has other MoE layers")
+    return known, differs

@@ -1,0 +1,166 @@
+"""Bytes per GPU of many plans at once: the formulas of layout.memory over arrays of plans."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from moesim.simulator.layout.activations import RecomputePolicy, activation_bytes, working_bytes
+from moesim.simulator.layout.buffers import expert_buffers, pipeline_buffer_bytes
+from moesim.simulator.layout.memory import FRAMEWORK_BYTES, local_parameters
+from moesim.simulator.layout.stages import Block, StageAssignment
+from moesim.simulator.model.operator import BlockKind
+from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision
+from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.planner.frames import Frame
+from moesim.simulator.planner.pattern import Pattern
+
+Array = npt.NDArray[np.float64]
+
+Held = tuple[tuple[BlockKind, int], ...]
+"""Blocks by kind, in the order of the kinds' names."""
+
+
+def held(assignment: StageAssignment, stages: Sequence[int]) -> Held:
+    """Blocks of some stages together."""
+    return tuple(sorted(Counter(b.kind for stage in stages for b in assignment.stages[stage]).items()))
+
+
+@dataclass(slots=True)
+class MemoryBook:
+    """Memory of plans with the axes of a space: precision, recompute policy, communication SMs, ZeRO stage.
+
+    Equal to `layout.memory.memory_by_kind` of every single plan (docs/model.md, eq. M1 to M5); a test
+    compares them.
+    """
+
+    shape: ModelShape
+    sequence: int
+    recipes: Sequence[Precision]
+    policies: Sequence[RecomputePolicy]
+    sms: Sequence[int]
+    zero_stages: Sequence[int]
+    _activations: dict[object, Array] = field(default_factory=dict)
+    _workspace: dict[object, Array] = field(default_factory=dict)
+    _parameters: dict[object, tuple[float, float, float]] = field(default_factory=dict)
+    _buffers: dict[int, Array] = field(default_factory=dict)
+
+    def total(self, frames: Sequence[Frame], pattern: Pattern, assignment: StageAssignment) -> Array:
+        """Bytes of the fullest rank [frames, precisions, policies, sms, ZeRO stages]; eq. M5."""
+        count = np.array([f.microbatches for f in frames], dtype=np.float64)
+        most: Array | None = None
+        for stages, moments in self._ranks(pattern, assignment, count):
+            blocks = held(assignment, stages)
+            states = self._states(frames, pattern, blocks)
+            kinds = [kind for kind, _ in blocks]
+            activations = np.zeros((len(frames), len(self.recipes), len(self.policies)))
+            for moment in moments:
+                one = sum(
+                    weight[:, None, None] * self._of_frames(frames, "activations", kind)
+                    for kind, weight in moment.items()
+                )
+                activations = np.maximum(activations, one)
+            workspace = np.max([self._of_frames(frames, "workspace", kind) for kind in kinds], axis=0)
+            total = states[:, :, None, None, :] + activations[:, :, :, None, None]
+            total = total + workspace[:, :, None, None, None]
+            if self.shape.moe is not None and ("moe" in kinds or "mtp" in kinds):
+                total = total + np.array([self._expert_buffers(f) for f in frames])[:, None, None, :, None]
+            most = total if most is None else np.maximum(most, total)
+        assert most is not None
+        pipeline = [pipeline_buffer_bytes(self.shape, f.plan, self.sequence) for f in frames]
+        return np.asarray(most + np.array(pipeline)[:, None, None, None, None] + FRAMEWORK_BYTES.value)
+
+    def _ranks(
+        self, pattern: Pattern, assignment: StageAssignment, count: Array
+    ) -> list[tuple[tuple[int, ...], list[dict[BlockKind, Array]]]]:
+        """Ranks that differ in what they hold: stages, and blocks in flight by kind at every full moment."""
+        found: dict[object, tuple[tuple[int, ...], list[dict[BlockKind, Array]]]] = {}
+        first, last = pattern.in_flight[0], pattern.in_flight[-1]
+        for early, late in zip(first, last, strict=True):
+            same = len(early.in_flight) != len(late.in_flight)
+            before = late.in_flight if same else early.in_flight
+            moments, signature = [], []
+            for a, b in zip(before, late.in_flight, strict=True):
+                one, two = _in_flight(assignment, a), _in_flight(assignment, b)
+                signature.append((tuple(sorted(one.items())), tuple(sorted(two.items()))))
+                moments.append(
+                    {k: pattern.along(one.get(k, 0), two.get(k, 0), count) for k in sorted({*one, *two})}
+                )
+            key = (held(assignment, late.stages), tuple(sorted(signature)))
+            found.setdefault(key, (late.stages, moments))
+        return list(found.values())
+
+    def _of_frames(self, frames: Sequence[Frame], what: str, kind: BlockKind) -> Array:
+        return np.array([getattr(self, f"_{what}_of")(f, kind) for f in frames])
+
+    def _activations_of(self, frame: Frame, kind: BlockKind) -> Array:
+        plan = frame.plan
+        key = (plan.tp, plan.cp, plan.microbatch, kind)
+        if key not in self._activations:
+            self._activations[key] = np.array(
+                [
+                    [activation_bytes(self.shape, kind, r, p, plan, self.sequence) for p in self.policies]
+                    for r in self.recipes
+                ]
+            )
+        return self._activations[key]
+
+    def _workspace_of(self, frame: Frame, kind: BlockKind) -> Array:
+        plan = frame.plan
+        key = (plan.tp, plan.cp, plan.microbatch, kind)
+        if key not in self._workspace:
+            self._workspace[key] = np.array(
+                [working_bytes(self.shape, kind, plan, recipe, self.sequence) for recipe in self.recipes]
+            )
+        return self._workspace[key]
+
+    def _expert_buffers(self, frame: Frame) -> Array:
+        ep = frame.plan.ep
+        if ep not in self._buffers:
+            sizes = [expert_buffers(ep, self.shape.hidden, sms).total_bytes for sms in self.sms]
+            self._buffers[ep] = np.array(sizes, dtype=np.float64)
+        return self._buffers[ep]
+
+    def _states(self, frames: Sequence[Frame], pattern: Pattern, blocks: Held) -> Array:
+        """Weights, gradients and optimizer states [frames, precisions, ZeRO stages] (eq. M1)."""
+        local = np.array([self._local(f, blocks) for f in frames])
+        experts, other, largest = local[:, 0], local[:, 1], local[:, 2]
+        copies = pattern.copies
+        shards_expert = np.array([f.layout.expert_dp * copies for f in frames])
+        shards_other = np.array([f.layout.dp * f.plan.cp * copies for f in frames])
+        whole, cut = experts + other, experts / shards_expert + other / shards_other
+        out = np.empty((len(frames), len(self.recipes), len(self.zero_stages)))
+        for r, recipe in enumerate(self.recipes):
+            weight, gradient = BYTES_PER_ELEMENT[recipe.parameters], BYTES_PER_ELEMENT[recipe.gradients]
+            master = recipe.master_weights != recipe.parameters
+            state = master * BYTES_PER_ELEMENT[recipe.master_weights] + 2 * BYTES_PER_ELEMENT[recipe.moments]
+            for z, zero in enumerate(self.zero_stages):
+                total = (cut if zero >= 1 else whole) * state
+                total = total + (cut * gradient + largest * gradient if zero >= 2 else whole * gradient)
+                total = total + (cut * weight + 2 * largest * weight if zero >= 3 else whole * weight)
+                out[:, r, z] = total
+        return out
+
+    def _local(self, frame: Frame, blocks: Held) -> tuple[float, float, float]:
+        """(expert parameters, others, parameters of the largest block) on one GPU."""
+        plan = frame.plan
+        key = (plan.tp, plan.ep, plan.expert_tp, blocks)
+        if key not in self._parameters:
+            listed = [Block(kind) for kind, count in blocks for _ in range(count)]
+            whole = local_parameters(self.shape, frame.layout, listed)
+            each = [local_parameters(self.shape, frame.layout, [Block(kind)]) for kind, _ in blocks]
+            self._parameters[key] = (whole.experts, whole.other, max(e.experts + e.other for e in each))
+        return self._parameters[key]
+
+
+def _in_flight(assignment: StageAssignment, moment: object) -> dict[BlockKind, float]:
+    """Blocks in flight by kind, of micro-batches in flight by stage."""
+    total: Counter[BlockKind] = Counter()
+    for stage, count in moment.items():  # type: ignore[attr-defined]
+        for block in assignment.stages[stage]:
+            total[block.kind] += count
+    return {kind: float(count) for kind, count in total.items()}

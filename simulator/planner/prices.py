@@ -1,0 +1,241 @@
+"""Prices of the plans of a space: one cost table for each combination that changes it, kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import fsum
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from moesim.hwmodels.calibration import CalibrationProfile
+from moesim.hwmodels.cluster import Cluster
+from moesim.simulator.block_prices import block_compute, block_transfers
+from moesim.simulator.chunk import EP_PHASES
+from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, SyncCost, TransferCost
+from moesim.simulator.layout.activations import RecomputePolicy
+from moesim.simulator.layout.parallel import Layout, ParallelPlan
+from moesim.simulator.layout.stages import StageAssignment, blocks_of
+from moesim.simulator.model.operator import BlockKind, Phase
+from moesim.simulator.model.precision import Precision
+from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.planner.pattern import Pattern
+from moesim.simulator.pricing import Pricer
+from moesim.simulator.scenario import Scenario
+
+Array = npt.NDArray[np.float64]
+
+KINDS: tuple[BlockKind, ...] = ("embedding", "dense", "moe", "mtp", "head")
+ACTIONS = ("F", "I", "W")
+PhaseKey: TypeAlias = tuple[BlockKind, Phase, Mode]
+
+PHASES_OF: dict[str, tuple[Phase, ...]] = {
+    "F": ("attn F", "dispatch F", "mlp F", "combine F"),
+    "I": ("combine B", "mlp I", "dispatch B", "attn I"),
+    "W": ("mlp W", "attn W"),
+}
+
+
+_ROUTED: frozenset[Phase] = frozenset(
+    {"mlp F", "mlp I", "mlp W", "dispatch F", "combine F", "combine B", "dispatch B"}
+)
+_NOT_ROUTED: frozenset[Phase] = frozenset({"attn F", "attn I", "attn W"})
+"""Phases of a MoE block that do, and do not, depend on the expert-parallel degree."""
+
+
+def arithmetic(policy: RecomputePolicy) -> RecomputePolicy:
+    """The policy whose compute is the same: deepseek-v3 keeps other bytes than selective, nothing else."""
+    return "selective" if policy == "deepseek-v3" else policy
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What decides the operators of one GPU, apart from precision and recompute."""
+
+    tp: int
+    cp: int
+    ep: int
+    expert_tp: int
+    microbatch: int
+
+    @classmethod
+    def of(cls, plan: ParallelPlan) -> Cell:
+        """The cell of a plan."""
+        return cls(plan.tp, plan.cp, plan.ep, plan.expert_tp, plan.microbatch)
+
+
+@dataclass(slots=True)
+class PriceBook:
+    """Cost tables by what they depend on; `priced` counts how many were worked out."""
+
+    scenario: Scenario
+    shape: ModelShape
+    cluster: Cluster
+    profile: CalibrationProfile
+    priced: int = 0
+    kinds: tuple[BlockKind, ...] = field(init=False)
+    """Kinds of block that the model has."""
+    routed: tuple[BlockKind, ...] = field(init=False)
+    """Those with experts."""
+    _base: dict[tuple[object, ...], dict[PhaseKey, PhaseCost]] = field(default_factory=dict)
+    _compute: dict[tuple[object, ...], dict[PhaseKey, PhaseCost]] = field(default_factory=dict)
+    _tables: dict[tuple[object, ...], CostTable] = field(default_factory=dict)
+    _transfers: dict[tuple[object, ...], dict[PhaseKey, TransferCost]] = field(default_factory=dict)
+    _sharded: dict[tuple[object, ...], tuple[float, float, float]] = field(default_factory=dict)
+    _syncs: dict[tuple[object, ...], tuple[SyncCost, ...]] = field(default_factory=dict)
+    _sends: dict[tuple[object, ...], float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Look at the model once."""
+        have = {block.kind for block in blocks_of(self.shape)}
+        self.kinds = tuple(kind for kind in KINDS if kind in have)
+        self.routed = tuple(k for k in self.kinds if k in ("moe", "mtp")) if self.shape.moe else ()
+
+    def pricer(
+        self, plan: ParallelPlan, recipe: Precision, policy: RecomputePolicy, sms: int | None = None
+    ) -> Pricer:
+        """A pricer of one plan."""
+        communication = self.scenario.communication
+        if sms is not None:
+            communication = communication.model_copy(update={"sms": sms})
+        scenario = self.scenario.model_copy(
+            update={
+                "parallel": plan,
+                "precision": recipe,
+                "recompute": policy,
+                "communication": communication,
+            }
+        )
+        layout = Layout(plan, self.cluster.n_gpus, self.cluster.node.n_gpus)
+        return Pricer(scenario, self.shape, self.cluster, self.profile, layout)
+
+    def compute(
+        self,
+        plan: ParallelPlan,
+        recipe: Precision,
+        policy: RecomputePolicy,
+        modes: tuple[Mode, ...],
+        sms: int | None = None,
+    ) -> dict[PhaseKey, PhaseCost]:
+        """Compute of every kind of block in some modes.
+
+        Only what happens to received rows depends on the expert-parallel degree: the rest is priced once.
+        """
+        key = (plan.tp, plan.cp, plan.microbatch, recipe, arithmetic(policy), modes, sms)
+        whole = (*key, plan.ep, plan.expert_tp)
+        found = self._compute.get(whole)
+        if found is not None:
+            return found
+        self.priced += 1
+        pricer = self.pricer(plan, recipe, arithmetic(policy), sms)
+        base = self._base.get(key)
+        if base is None:
+            base = self._base[key] = {}
+            for kind in self.kinds:
+                base |= block_compute(pricer, kind, modes, _NOT_ROUTED if kind in self.routed else None)
+        found = dict(base)
+        if self.routed:
+            of_one = block_compute(pricer, self.routed[0], modes, _ROUTED)
+            for kind in self.routed:
+                found |= {(kind, phase, mode): cost for (_, phase, mode), cost in of_one.items()}
+        self._compute[whole] = found
+        return found
+
+    def alone(self, plan: ParallelPlan, recipe: Precision, policy: RecomputePolicy) -> CostTable:
+        """Compute outside overlapped pairs, without transfers."""
+        return CostTable(self.compute(plan, recipe, policy, ("alone",)), {}, 0.0, 0.0, ())
+
+    def table(
+        self, plan: ParallelPlan, recipe: Precision, policy: RecomputePolicy, sms: int, paired: bool
+    ) -> CostTable:
+        """Prices with `sms` communication SMs, with those inside overlapped pairs where `paired`.
+
+        Plans with the same prices get the same object.
+        """
+        zero3 = plan.pp if plan.zero_stage == 3 else 0
+        key = (Cell.of(plan), recipe, arithmetic(policy), sms, paired, zero3)
+        table = self._tables.get(key)
+        if table is not None:
+            return table
+        compute = dict(self.compute(plan, recipe, policy, ("alone",)))
+        transfer = self.transfers(plan, recipe, sms, "alone")
+        if paired:
+            compute |= self.compute(plan, recipe, policy, ("quiet", "beside"), sms)
+            transfer |= self.transfers(plan, recipe, sms, "beside")
+        if zero3:
+            pricer = self.pricer(plan, recipe, arithmetic(policy), sms)
+            phases: tuple[Phase, ...] = ("gather F", "gather B", "scatter W")
+            transfer |= {(k, ph, "alone"): pricer.sharded_phase(k, ph) for k in self.kinds for ph in phases}
+        table = self._tables[key] = CostTable(compute, transfer, 0.0, 0.0, ())
+        return table
+
+    def transfers(
+        self, plan: ParallelPlan, recipe: Precision, sms: int, mode: Mode
+    ) -> dict[PhaseKey, TransferCost]:
+        """Expert-parallel transfers of every kind of block with experts."""
+        if not self.routed or plan.ep == 1:
+            return {}
+        key = (plan.ep, plan.expert_tp, plan.microbatch / (plan.cp * plan.tp), recipe, sms, mode)
+        found = self._transfers.get(key)
+        if found is None:
+            pricer = self.pricer(plan, recipe, "none", sms)
+            found = self._transfers[key] = block_transfers(pricer, self.routed[0], (mode,))
+        return {(kind, phase, mode): cost for kind in self.routed for (_, phase, _), cost in found.items()}
+
+    def sharded_s(self, plan: ParallelPlan, recipe: Precision, kind: BlockKind) -> tuple[float, float, float]:
+        """Seconds of ZeRO-3's gather before F, gather before the backward and scatter of a block, alone."""
+        key = (plan.tp, plan.ep, plan.expert_tp, plan.pp, recipe, kind)
+        if key not in self._sharded:
+            pricer = self.pricer(plan, recipe, "none")
+            costs = [pricer.sharded_phase(kind, phase) for phase in ("gather F", "gather B", "scatter W")]
+            first, second, third = (c.launch_s + max(c.nic_s, c.scale_up_s) for c in costs)
+            self._sharded[key] = first, second, third
+        return self._sharded[key]
+
+    def transfer_s(self, plan: ParallelPlan, recipe: Precision, sms: int) -> tuple[float, float]:
+        """Seconds of the transfers of one MoE block, forward and backward: launch and even payload, alone."""
+        moved = self.transfers(plan, recipe, sms, "alone")
+        sums = {"F": [0.0], "I": [0.0]}
+        for action, values in sums.items():
+            for phase in PHASES_OF[action]:
+                cost = moved.get((self.routed[0], phase, "alone")) if self.routed else None
+                if cost is not None:
+                    values.append(cost.launch_s + max(cost.nic_s, cost.scale_up_s))
+        return fsum(sums["F"]), fsum(sums["I"])
+
+    def sync(
+        self,
+        plan: ParallelPlan,
+        recipe: Precision,
+        shape: Pattern,
+        layers: tuple[int, ...],
+        stages: StageAssignment,
+    ) -> tuple[SyncCost, ...]:
+        """End of the step on every pipeline rank; context parallelism and ZeRO 1 or 2 make no difference."""
+        zero = 1 if plan.zero_stage == 2 else plan.zero_stage
+        key = (plan.tp, plan.ep, plan.expert_tp, plan.pp, zero, recipe, shape.samples[0].routes, layers)
+        found = self._syncs.get(key)
+        if found is None:
+            found = self._syncs[key] = self.pricer(plan, recipe, "none").sync(shape.samples[0], stages)
+        return found
+
+    def send_s(self, plan: ParallelPlan, shape: Pattern) -> float:
+        """Seconds of one pipeline hop."""
+        key = (plan.pp, plan.tp, plan.microbatch / (plan.cp * plan.tp))
+        if key not in self._sends:
+            pricer = self.pricer(plan, self.scenario.recipe, "none")
+            self._sends[key] = pricer.send(shape.samples[0])[1]
+        return self._sends[key]
+
+
+def action_seconds(table: CostTable, kind: BlockKind) -> dict[str, tuple[float, float]]:
+    """(compute, small kernels of transfers) of F, I and W of a block, without transfers, on all SMs."""
+    found = {}
+    for action in ACTIONS:
+        costs = [(phase, table.compute.get((kind, phase, "alone"))) for phase in PHASES_OF[action]]
+        found[action] = tuple(
+            fsum(c.fixed_s + c.row_s for phase, c in costs if c is not None and (phase in EP_PHASES) == small)
+            for small in (False, True)
+        )
+    return found  # type: ignore[return-value]

@@ -1,0 +1,62 @@
+"""Counts of plans that were refused, by reason, each with one example."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+_NUMBER = re.compile(r"(?<![A-Za-z\d])\d[\d,.]*(?![A-Za-z\d])")
+_DETAIL = re.compile(r"[;(:].*", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Plans refused for one reason."""
+
+    reason: str
+    count: int
+    example: str
+
+
+@dataclass(slots=True)
+class Refusals:
+    """A tally in order of first appearance."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    examples: dict[str, str] = field(default_factory=dict)
+
+    def add(self, reason: str, count: int, example: str) -> None:
+        """Count plans under a reason; the first example stays."""
+        if count > 0:
+            self.counts[reason] = self.counts.get(reason, 0) + count
+            self.examples.setdefault(reason, example)
+
+    def add_error(self, message: str, count: int, plan: str) -> None:
+        """Count plans under the reason of an error message: its first clause, numbers left out."""
+        self.add(reason_of(message), count, f"{plan}: {message}")
+
+    def merge(self, other: Refusals) -> None:
+        """Add another tally to this one."""
+        for reason, count in other.counts.items():
+            self.add(reason, count, other.examples[reason])
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return sum(self.counts.values())
+
+    def rows(self) -> tuple[Refusal, ...]:
+        """Most frequent first, ties by text."""
+        order = sorted(self.counts, key=lambda reason: (-self.counts[reason], reason))
+        return tuple(Refusal(reason, self.counts[reason], self.examples[reason]) for reason in order)
+
+
+def reason_of(message: str) -> str:
+    """The kind of an error: text up to the first detail, every number replaced by n.
+
+    >>> reason_of("parallel.ep=64 does not divide experts=100; nearest: 50, 100")
+    'parallel.ep=n does not divide experts=n'
+    """
+    start = message.split(": ", 1)[1] if message.startswith("schedule ") and ": " in message else message
+    prefix = message[: len(message) - len(start)]
+    return _NUMBER.sub("n", prefix + _DETAIL.sub("", start)).strip()

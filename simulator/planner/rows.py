@@ -1,0 +1,161 @@
+"""From a candidate to a scenario, to a simulated step, to a row of the result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from moesim.hwmodels.cluster import Cluster
+from moesim.simulator.engine.execute import execute
+from moesim.simulator.layout.in_flight import rank_stages
+from moesim.simulator.layout.memory import memory_by_kind
+from moesim.simulator.layout.parallel import Layout
+from moesim.simulator.layout.stages import StageAssignment
+from moesim.simulator.model.precision import PRECISIONS
+from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.planner.candidates import Candidates
+from moesim.simulator.planner.causes import step_causes
+from moesim.simulator.planner.result import PlanRow
+from moesim.simulator.prepare import prepare
+from moesim.simulator.scenario import Scenario, Stages
+from moesim.simulator.schedules import build
+from moesim.simulator.simulate import SECONDS_PER_DAY
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """What is known of a plan's step; `time_s` is None where it was not simulated."""
+
+    time_s: float | None
+    memory_bytes: float
+    capacity_bytes: float
+    by_kind: dict[str, float]
+    causes: dict[str, float]
+    layers: tuple[int, ...]
+    microbatches: int
+
+
+def simulate_plan(scenario: Scenario) -> Simulated:
+    """Run the engine on a plan (in a worker process). Raises InputError for an illegal scenario."""
+    prepared = prepare(scenario)
+    execution = execute(prepared.program)
+    return Simulated(
+        execution.end_ns / 1e9,
+        prepared.memory.total_bytes,
+        prepared.memory.capacity_bytes,
+        prepared.memory.by_kind_bytes,
+        step_causes(prepared, execution),
+        prepared.stages.layers_per_stage,
+        prepared.schedule.microbatches,
+    )
+
+
+def scenario_of(base: Scenario, candidates: Candidates, number: int) -> Scenario:
+    """The scenario of a candidate, which `simulate` accepts."""
+    frame, p, r, s, z = candidates.axes(number)
+    space = candidates.space
+    return base.model_copy(
+        update={
+            "parallel": frame.plan.model_copy(update={"zero_stage": space.zero_stage[z]}),
+            "schedule": frame.schedule,
+            "precision": space.precision[p],
+            "recompute": space.recompute[r],
+            "communication": base.communication.model_copy(update={"sms": space.sms[s]}),
+            "stages": Stages(layers=candidates.assignment(number).layers_per_stage),
+        }
+    )
+
+
+def closed_form_memory(
+    scenario: Scenario, shape: ModelShape, cluster: Cluster, candidates: Candidates, number: int
+) -> Simulated:
+    """Memory by kind of a plan that is not simulated."""
+    frame = candidates.axes(number)[0]
+    assignment = candidates.assignment(number)
+    ranks = frame.pattern.in_flight[-1]
+    if ranks != frame.pattern.in_flight[0]:  # it grows with the micro-batches: look at all of them
+        schedule = build(frame.schedule, frame.plan.pp, frame.microbatches, frame.plan.vpp)
+        ranks = tuple(rank_stages(schedule))
+    report = memory_by_kind(
+        shape,
+        Layout(scenario.parallel, cluster.n_gpus, cluster.node.n_gpus),
+        scenario.recipe,
+        assignment,
+        ranks,
+        sequence=scenario.batch.sequence_length,
+        recompute=scenario.recompute,
+        communication_sms=scenario.communication.sms,
+        capacity_bytes=cluster.accelerator.hbm_bytes,
+    )
+    return Simulated(
+        None,
+        report.total_bytes,
+        report.capacity_bytes,
+        report.by_kind_bytes,
+        {},
+        assignment.layers_per_stage,
+        frame.microbatches,
+    )
+
+
+def make_row(
+    scenario: Scenario,
+    cluster: Cluster,
+    found: Simulated,
+    assignment: StageAssignment | None,
+    closed_form_s: float | None,
+    lower_bound_s: float | None,
+    variants: int,
+    changed: Mapping[str, Any],
+) -> PlanRow:
+    """A row of the result; `margin` is set once the best is known."""
+    plan = scenario.parallel
+    seconds = closed_form_s if found.time_s is None else found.time_s
+    assert seconds is not None, "a plan has a simulated or an estimated time"
+    tokens = scenario.batch.sequences * scenario.batch.sequence_length
+    run_s = -(-scenario.run.tokens // tokens) * seconds
+    gpu_hours = run_s / 3600.0 * cluster.n_gpus
+    price = cluster.price_per_gpu_hour
+    pue = cluster.energy.pue.value if cluster.energy else 1.0
+    return PlanRow(
+        tp=plan.tp,
+        pp=plan.pp,
+        ep=plan.ep,
+        cp=plan.cp,
+        vpp=plan.vpp,
+        dp=cluster.n_gpus // (plan.tp * plan.cp * plan.pp),
+        expert_tp=plan.expert_tp,
+        microbatch=plan.microbatch,
+        microbatches=found.microbatches,
+        schedule=scenario.schedule,
+        zero_stage=plan.zero_stage,
+        recompute=scenario.recompute,
+        precision=precision_name(scenario),
+        sms=scenario.communication.sms,
+        layers=found.layers if assignment is None else assignment.layers_per_stage,
+        changed=dict(changed),
+        time_s=seconds,
+        source="closed form" if found.time_s is None else "simulated",
+        closed_form_s=closed_form_s,
+        lower_bound_s=lower_bound_s,
+        memory_bytes=found.memory_bytes,
+        capacity_bytes=found.capacity_bytes,
+        memory_by_kind_bytes=found.by_kind,
+        days=run_s / SECONDS_PER_DAY,
+        gpu_hours=gpu_hours,
+        cost_usd=gpu_hours * price.value if price else None,
+        energy_j=run_s * cluster.n_gpus * cluster.accelerator.tdp_w * pue,
+        margin=0.0,
+        variants=variants,
+        causes_s=found.causes,
+        scenario=scenario,
+    )
+
+
+def precision_name(scenario: Scenario) -> str:
+    """Name of the recipe, or its own fields where it has none."""
+    if isinstance(scenario.precision, str):
+        return scenario.precision
+    known = next((name for name, recipe in PRECISIONS.items() if recipe == scenario.precision), None)
+    return known or scenario.precision.model_dump_json(exclude_defaults=True)

@@ -1,0 +1,351 @@
+"""Plan search: bounds for every plan, the closed form for the promising ones, the engine for the best."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import product
+from math import inf, isfinite
+from typing import Any, Literal, get_args
+
+from moesim.hwmodels.calibration import load_profile
+from moesim.hwmodels.cluster import Cluster
+from moesim.hwmodels.errors import InfeasibleError, InputError
+from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.planner.candidates import Candidates, find_candidates
+from moesim.simulator.planner.pareto import front
+from moesim.simulator.planner.refusals import Refusals
+from moesim.simulator.planner.result import PlanResult, PlanRow
+from moesim.simulator.planner.rows import Simulated, closed_form_memory, make_row, scenario_of, simulate_plan
+from moesim.simulator.planner.space import PlanSpace, load_space, resolve
+from moesim.simulator.planner.study import Study
+from moesim.simulator.profile_use import check_profile
+from moesim.simulator.scenario import Scenario, load_scenario, with_overrides
+from moesim.simulator.schedules import BUILDERS
+
+Objective = Literal["time", "cost", "energy", "deadline", "memory"]
+
+NEAR_BEST = 1.05
+"""A scenario's own plan up to this share of the best time is ranked: all that may be faster are estimated."""
+
+CLOSED_FORM_ERROR = 0.03
+"""Error against the engine that 95 of 100 closed forms keep (benchmarks/planner.py measures it)."""
+
+MOST_WORKERS = 256
+"""Most processes of the engine."""
+
+ROUNDING = 1e-9
+"""Relative difference below which two closed forms are the same."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a plan must keep: days for the run, dollars for the run."""
+
+    deadline_days: float | None
+    budget_usd: float | None
+
+    def most_step_s(self, scenario: Scenario, cluster: Cluster) -> float:
+        """Longest step that keeps both."""
+        tokens = scenario.batch.sequences * scenario.batch.sequence_length
+        steps = -(-scenario.run.tokens // tokens)
+        most = inf
+        if self.deadline_days is not None:
+            most = self.deadline_days * 86400.0 / steps
+        if self.budget_usd is not None:
+            most = min(most, self.budget_usd * 3600.0 / (cluster.usd_per_gpu_hour * cluster.n_gpus * steps))
+        return most
+
+
+def plan(
+    scenario: Scenario | str,
+    space: PlanSpace | str | None = None,
+    objective: str = "time",
+    top: int = 10,
+    deadline_days: float | None = None,
+    budget_usd: float | None = None,
+    progress: Say | None = None,
+    workers: int = 1,
+) -> PlanResult:
+    """The best plans for a scenario's model, batch and cluster.
+
+    `space`: values to try (`PlanSpace`, a file, or None for the defaults). `objective`: time, cost (of the
+    run), energy, memory (most head-room), or deadline (cheapest that keeps `deadline_days`; GPU-hours where
+    the cluster has no price). `top`: families of plans that are ranked and simulated; a family differs in
+    precision, recompute, SMs and ZeRO stage only. `workers`: processes of the engine (1 = this one); a
+    script that asks for more guards its main module, as multiprocessing demands. The result does not depend
+    on it. Raises InputError for a malformed or empty space and contradictory limits,
+    InfeasibleError, with the counts by reason, where nothing is legal, fits and keeps the limits.
+    """
+    if isinstance(scenario, str):
+        scenario = load_scenario(scenario)
+    say = progress or (lambda text: None)
+    wanted = load_space(space)
+    limits = _checked(scenario, objective, top, deadline_days, budget_usd)
+    start = time.perf_counter()
+    with _engine(workers) as pool:
+        plain = not wanted.variants
+        started = pool.submit(_simulate_own, scenario) if pool is not None and plain else None
+        searches = [
+            _Search(changed, with_overrides(scenario, texts) if texts else scenario, wanted, limits, say)
+            for changed, texts in _variants(wanted)
+        ]
+        refused = Refusals()
+        for search in searches:
+            refused.merge(search.candidates.refused)
+        bounded = time.perf_counter()
+        alive = [search for search in searches if len(search.candidates.bound)]
+        if not alive:
+            raise InfeasibleError(_nothing(refused))
+        mine = None
+        if plain:
+            mine = _simulate_own(scenario) if started is None else started.result()
+        own = None if mine is None else searches[0].own(mine)
+        for search in alive:
+            search.explore(objective, top, own)
+        estimated = time.perf_counter()
+        rows = _ranked(alive, objective, top, limits, pool, say)
+        if not rows:
+            raise InfeasibleError(
+                _nothing(refused, "no plan that was simulated keeps the deadline or budget")
+            )
+        pareto = _pareto(alive, rows, objective)
+    end = time.perf_counter()
+    considered = sum(s.candidates.space.size for s in searches)
+    proven = min(s.proven_s for s in alive)
+    return PlanResult(
+        objective=objective,
+        ranked=tuple(rows),
+        pareto=tuple(pareto),
+        refused=refused.rows(),
+        own=None
+        if own is None
+        else replace(own, margin=_value(own, objective) / _value(rows[0], objective) - 1),
+        own_rank=None if own is None else alive[0].rank_of(own),
+        considered=considered,
+        legal=sum(s.candidates.legal for s in searches),
+        fitting=sum(len(s.candidates.bound) for s in searches),
+        estimated=sum(s.study.estimated for s in alive),
+        simulated=sum(row.source == "simulated" for row in rows),
+        price_tables=sum(s.candidates.book.priced for s in searches),
+        proven_s=proven if isfinite(proven) else None,
+        rivals=0 if objective == "memory" else sum(s.rivals(rows) for s in alive),
+        notes=tuple(_notes(alive, objective)),
+        evaluated_per_s=considered / (bounded - start),
+        seconds={"bounds": bounded - start, "closed form": estimated - bounded, "engine": end - estimated},
+    )
+
+
+def _simulate_own(scenario: Scenario) -> Simulated | None:
+    """The scenario's own plan; None where it is illegal or does not fit."""
+    try:
+        simulated = simulate_plan(scenario)
+    except InputError:
+        return None
+    return simulated if simulated.memory_bytes <= simulated.capacity_bytes else None
+
+
+def _checked(
+    scenario: Scenario, objective: str, top: int, deadline_days: float | None, budget_usd: float | None
+) -> Limits:
+    names = get_args(Objective)
+    if objective not in names:
+        raise InputError(f"objective={objective!r} is not one of {', '.join(names)}")
+    if not 1 <= top <= 1000:
+        raise InputError(f"top={top} must lie between 1 and 1000")
+    for key, value in (("deadline_days", deadline_days), ("budget_usd", budget_usd)):
+        if value is not None and not (isfinite(value) and value > 0):
+            raise InputError(f"{key}={value} must be a finite number above 0")
+    if objective == "deadline" and deadline_days is None:
+        raise InputError("objective=deadline needs deadline_days, the days that the run may take")
+    if scenario.stages.blocks is not None:
+        raise InputError(
+            "stages.blocks fixes a part of the model: a plan search needs the whole; leave it out"
+        )
+    if (objective == "cost" or budget_usd is not None) and scenario.machine.price_per_gpu_hour is None:
+        scenario.machine.usd_per_gpu_hour  # noqa: B018 - raises, with the remedy
+    return Limits(deadline_days, budget_usd)
+
+
+def _variants(space: PlanSpace) -> Iterator[tuple[dict[str, Any], list[str]]]:
+    keys = list(space.variants)
+    for values in product(*space.variants.values()):
+        yield (
+            dict(zip(keys, values, strict=True)),
+            [f"{key}={json.dumps(value)}" for key, value in zip(keys, values, strict=True)],
+        )
+
+
+class _Search:
+    """One variant of the scenario: its candidates and their study."""
+
+    def __init__(
+        self, changed: dict[str, Any], scenario: Scenario, wanted: PlanSpace, limits: Limits, say: Say
+    ) -> None:
+        self.changed, self.scenario = changed, scenario
+        self.shape: ModelShape = scenario.shape
+        self.cluster = scenario.machine
+        profile = load_profile(scenario.path(scenario.profile))
+        check_profile(profile, self.cluster)
+        fixed = scenario.stages.layers if wanted.layout == "scenario" else None
+        if wanted.layout == "scenario" and fixed is None:
+            raise InputError("layout=scenario, but the scenario has no stages.layers; use layout=balanced")
+        space = resolve(wanted, scenario, self.shape, self.cluster)
+        self.most_s = limits.most_step_s(scenario, self.cluster)
+        self.candidates: Candidates = find_candidates(
+            scenario, self.shape, self.cluster, profile, space, fixed, self.most_s, say
+        )
+        self.study = Study(scenario, self.shape, self.candidates)
+        self.proven_s = inf
+        self.chosen: list[int] = []
+        self.front: list[int] = []
+
+    def own(self, simulated: Simulated) -> PlanRow:
+        """The scenario's plan as it is."""
+        scenario, estimate = self.scenario, None
+        if scenario.schedule in BUILDERS:
+            estimate = self.study.seconds_of(scenario, simulated.layers, simulated.microbatches)
+        return make_row(scenario, self.cluster, simulated, None, estimate, None, 1, self.changed)
+
+    def explore(self, objective: str, top: int, own: PlanRow | None) -> None:
+        """Estimate what may be among the best, and the front."""
+        if objective == "memory":
+            self.chosen = self.study.leanest(top)
+        else:
+            self.proven_s = self.study.fastest(top)
+            best = self.study.best_of_families()
+            fastest = self.candidates.time_s[best[0]]
+            if own is not None and (own.closed_form_s or inf) <= NEAR_BEST * fastest:
+                self.proven_s = self.study.fastest(top, own.closed_form_s or 0.0)
+            self.chosen = self.study.best_of_families()[:top]
+
+    def rank_of(self, own: PlanRow) -> int | None:
+        """Families with a faster closed form, plus one; None where not all that may be faster have one."""
+        if own.closed_form_s is None or own.closed_form_s > self.proven_s:
+            return None
+        times = self.candidates.time_s[self.study.best_of_families()]
+        return int((times < own.closed_form_s * (1.0 - ROUNDING)).sum()) + 1
+
+    def rivals(self, rows: list[PlanRow]) -> int:
+        """Families not simulated whose closed form is within its error of the fastest that was."""
+        best = min((row.closed_form_s or inf for row in rows), default=inf)
+        times = self.candidates.time_s[self.study.best_of_families()]
+        return max(0, int((times <= best * (1.0 + CLOSED_FORM_ERROR)).sum()) - len(self.chosen))
+
+    def row(self, number: int, simulated: Simulated | None) -> PlanRow:
+        """A plan as a row."""
+        c = self.candidates
+        scenario = scenario_of(self.scenario, c, number)
+        found = simulated or closed_form_memory(scenario, self.shape, self.cluster, c, number)
+        family = int((c.family == c.family[number]).sum())
+        return make_row(
+            scenario,
+            self.cluster,
+            found,
+            c.assignment(number),
+            float(c.time_s[number]),
+            float(c.bound[number]),
+            family,
+            self.changed,
+        )
+
+
+def _ranked(
+    searches: list[_Search],
+    objective: str,
+    top: int,
+    limits: Limits,
+    pool: Executor | None,
+    say: Say,
+) -> list[PlanRow]:
+    """The best plans of all variants, simulated, best first."""
+    todo = [(search, number) for search in searches for number in search.chosen]
+    if len(searches) > 1:
+        rough = sorted((_value(s.row(n, None), objective), i) for i, (s, n) in enumerate(todo))
+        todo = [todo[i] for _, i in rough[:top]]
+    say(f"{sum(s.study.estimated for s in searches):,} plans in closed form; simulating {len(todo)}")
+    scenarios = [scenario_of(s.scenario, s.candidates, n) for s, n in todo]
+    running = None if pool is None else pool.map(simulate_plan, scenarios)
+    for search in searches:  # this process refines the fronts while the others simulate
+        search.front = search.study.front()
+    simulated = list(map(simulate_plan, scenarios) if running is None else running)
+    rows = [s.row(n, result) for (s, n), result in zip(todo, simulated, strict=True)]
+    kept = [
+        row
+        for (search, _), row in zip(todo, rows, strict=True)
+        if row.memory_bytes <= row.capacity_bytes and row.time_s <= search.most_s
+    ]
+    kept.sort(key=lambda row: (_value(row, objective), row.memory_bytes, row.label))
+    best = _value(kept[0], objective) if kept else 1.0
+    return [replace(row, margin=_value(row, objective) / best - 1.0) for row in kept]
+
+
+def _value(row: PlanRow, objective: str) -> float:
+    """What an objective minimises."""
+    if objective == "memory":
+        return row.memory_bytes
+    if objective == "energy":
+        return row.energy_j
+    if objective == "cost" or (objective == "deadline" and row.cost_usd is not None):
+        assert row.cost_usd is not None
+        return row.cost_usd
+    return row.gpu_hours if objective == "deadline" else row.time_s
+
+
+def _pareto(searches: list[_Search], ranked: list[PlanRow], objective: str) -> list[PlanRow]:
+    """Rows that no other beats in time, GPU-hours and memory together, by time; simulated where ranked."""
+    known = {json.dumps(row.scenario.model_dump(mode="json"), sort_keys=True): row for row in ranked}
+    rows = [search.row(number, None) for search in searches for number in search.front]
+    rows = [known.get(json.dumps(r.scenario.model_dump(mode="json"), sort_keys=True), r) for r in rows]
+    points = [(row.time_s, row.gpu_hours, row.memory_bytes) for row in rows]
+    kept = [rows[n] for n in front(points)]
+    best = _value(ranked[0], objective)
+    kept = [replace(row, margin=_value(row, objective) / best - 1.0) for row in kept]
+    return sorted(kept, key=lambda row: (row.time_s, row.memory_bytes, row.label))
+
+
+def _notes(searches: list[_Search], objective: str) -> list[str]:
+    notes = []
+    if any(search.study.capped for search in searches):
+        notes.append(
+            "the closed form stopped at its limit of plans: a plan beyond it might be among the best"
+        )
+    if objective == "energy":
+        notes.append("energy counts every accelerator at its board's power limit, whatever it does")
+    return notes
+
+
+def _nothing(refused: Refusals, first: str = "no plan of the space is legal and fits") -> str:
+    rows = refused.rows()
+    listed = "; ".join(f"{row.count:,} x {row.reason} ({row.example})" for row in rows[:4])
+    return f"{first}. Refused: {listed or 'nothing'}; widen the space, the cluster or the limits"
+
+
+@contextmanager
+def _engine(workers: int) -> Iterator[Executor | None]:
+    """Processes for the engine, warming up meanwhile; None for this process."""
+    if not 1 <= workers <= MOST_WORKERS:
+        raise InputError(f"workers={workers} must lie between 1 and {MOST_WORKERS}")
+    if workers == 1:
+        yield None
+        return
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for _ in range(workers):
+            pool.submit(_warm)
+        try:
+            yield pool
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _warm() -> int:
+    """Make a worker import what it needs."""
+    return os.getpid()

@@ -1,0 +1,188 @@
+"""Which plans are looked at: lists of values by key, defaults that cover what is sensible."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
+
+from moesim.hwmodels.cluster import Cluster
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.validation import nearest, validate_model
+from moesim.hwmodels.yaml_io import load_mapping
+from moesim.simulator.layout.activations import RECOMPUTED, RecomputePolicy
+from moesim.simulator.model.precision import PRECISIONS, Precision
+from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.planner.lists import parse_integers
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.schedules import BUILDERS, FREE_VPP
+
+
+def _expanded(value: Any, info: ValidationInfo) -> Any:
+    """A list of integers from an expression, one number, or a list."""
+    if isinstance(value, str):
+        try:
+            return parse_integers(value, str(info.field_name))
+        except InputError as error:
+            raise ValueError(str(error)) from None
+    return (value,) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _listed(value: Any) -> Any:
+    return (value,) if isinstance(value, str | dict | Precision) else value
+
+
+Count = Annotated[int, Field(ge=1, le=1_000_000, strict=True)]
+Counts = Annotated[tuple[Count, ...] | None, BeforeValidator(_expanded)]
+Names = Annotated[tuple[str, ...] | None, BeforeValidator(_listed)]
+
+
+class PlanSpace(BaseModel):
+    """Values to try by key; a key that is left out takes its default (docs/planner.md lists them).
+
+    Integers may be written as expressions ("1..16:2x"). `variants` crosses all of it with other scenario
+    keys by dotted path (cluster.nodes, routing.expert_load_cv, ...), each with a list of values.
+    `headroom` is the share of the memory that must stay free.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tp: Counts = None
+    pp: Counts = None
+    ep: Counts = None
+    cp: Counts = None
+    vpp: Counts = None
+    expert_tp: Counts = None
+    microbatch: Counts = None
+    zero_stage: Annotated[
+        tuple[Annotated[int, Field(ge=0, le=3, strict=True)], ...] | None, BeforeValidator(_expanded)
+    ] = None
+    schedule: Names = None
+    recompute: Annotated[tuple[RecomputePolicy, ...] | None, BeforeValidator(_listed)] = None
+    precision: Annotated[tuple[str | Precision, ...] | None, BeforeValidator(_listed)] = None
+    sms: Counts = None
+    layout: Literal["balanced", "scenario"] = "balanced"
+    """`scenario` keeps stages.layers of the scenario, which then fixes the number of stages."""
+    headroom: float = Field(0.0, ge=0.0, lt=1.0, allow_inf_nan=False)
+    variants: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _nothing_empty(self) -> PlanSpace:
+        for key, values in [*((k, getattr(self, k)) for k in LISTS), *self.variants.items()]:
+            if values is not None and not values:
+                raise ValueError(f"{key} is an empty list: no plan is left; give a value or leave it out")
+        for name in self.schedule or ():
+            if name not in BUILDERS:
+                raise ValueError(f"schedule {name!r} is not known{nearest(name, list(BUILDERS))}")
+        for recipe in self.precision or ():
+            if isinstance(recipe, str) and recipe not in PRECISIONS:
+                raise ValueError(f"precision {recipe!r} is not known{nearest(recipe, list(PRECISIONS))}")
+        return self
+
+
+LISTS = (
+    "tp", "pp", "ep", "cp", "vpp", "expert_tp", "microbatch", "zero_stage", "schedule", "recompute",
+    "precision", "sms",
+)  # fmt: skip
+"""Keys of a space that hold lists."""
+
+
+def load_space(source: PlanSpace | str | Path | None) -> PlanSpace:
+    """A space from a YAML or JSON file, or as it is; None is the default space. Raises InputError."""
+    if isinstance(source, PlanSpace):
+        return source
+    if source is None:
+        return PlanSpace()
+    return validate_model(PlanSpace, load_mapping(Path(source)), str(source))
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """A space with every key a list of values."""
+
+    tp: tuple[int, ...]
+    pp: tuple[int, ...]
+    ep: tuple[int, ...]
+    cp: tuple[int, ...]
+    vpp: tuple[int, ...]
+    expert_tp: tuple[int, ...]
+    microbatch: tuple[int, ...]
+    zero_stage: tuple[int, ...]
+    schedule: tuple[str, ...]
+    recompute: tuple[RecomputePolicy, ...]
+    precision: tuple[str | Precision, ...]
+    sms: tuple[int, ...]
+    headroom: float
+
+    @property
+    def recipes(self) -> tuple[Precision, ...]:
+        """The precision recipes themselves."""
+        return tuple(PRECISIONS[p] if isinstance(p, str) else p for p in self.precision)
+
+    @property
+    def schedules(self) -> tuple[tuple[str, int], ...]:
+        """Schedules with the stages a rank that make a difference: several where that is free, else one."""
+        free = [v for v in self.vpp if v > 1]
+        return tuple((s, v) for s in self.schedule for v in (free if s in FREE_VPP else [1]))
+
+    @property
+    def inner(self) -> int:
+        """Combinations of what does not change ranks and stages: precision, recompute, SMs, ZeRO stage."""
+        return prod(map(len, (self.precision, self.recompute, self.sms, self.zero_stage)))
+
+    @property
+    def size(self) -> int:
+        """Plans before any is refused."""
+        outer = (self.tp, self.pp, self.ep, self.cp, self.expert_tp, self.microbatch, self.schedules)
+        return self.inner * prod(map(len, outer))
+
+
+def resolve(space: PlanSpace, scenario: Scenario, shape: ModelShape, cluster: Cluster) -> Space:
+    """Fill in the defaults for a model on a cluster.
+
+    tp: powers of two inside a node. pp: divisors of the number of GPUs up to the layers. ep: divisors of
+    the experts. cp: 1 to 8. vpp: 1, 2 and 4. micro-batch: 1, 2 and 4. Every schedule, recompute policy and
+    ZeRO stage. precision: the scenario's, bf16, and fp8 where the accelerator has it. sms: the scenario's
+    and 8 to 32 of them; the scenario's only without experts. Raises InputError where communication would
+    take every SM.
+    """
+    n = cluster.n_gpus
+    own = scenario.precision
+    hardware: list[str | Precision] = ["bf16"]
+    if "fp8" in cluster.accelerator.peak:
+        hardware.insert(0, "fp8")
+    moe = shape.moe
+    sms = {8, 12, 16, 20, 24, 32, scenario.communication.sms} if moe else {scenario.communication.sms}
+    defaults: dict[str, tuple[Any, ...]] = {
+        "tp": _powers(cluster.node.n_gpus),
+        "pp": tuple(d for d in range(1, min(n, shape.n_layers) + 1) if n % d == 0),
+        "ep": _divisors(moe.experts) if moe else (1,),
+        "cp": _powers(8),
+        "vpp": (1, 2, 4),
+        "expert_tp": (1,),
+        "microbatch": (1, 2, 4),
+        "zero_stage": (0, 1, 2, 3),
+        "schedule": tuple(BUILDERS),
+        "recompute": tuple(RECOMPUTED),
+        "precision": (own, *(p for p in hardware if p != own and PRECISIONS[str(p)] != scenario.recipe)),
+        "sms": tuple(sorted(s for s in sms if s < cluster.accelerator.n_sms and s > 0)),
+    }
+    chosen = {key: tuple(dict.fromkeys(getattr(space, key) or defaults[key])) for key in LISTS}
+    most = cluster.accelerator.n_sms
+    if max(chosen["sms"]) >= most:
+        raise InputError(
+            f"sms={max(chosen['sms'])} leaves no SM for compute: {cluster.accelerator.name} has {most}; "
+            f"use at most {most - 1}"
+        )
+    return Space(**chosen, headroom=space.headroom)
+
+
+def _powers(most: int) -> tuple[int, ...]:
+    return tuple(1 << k for k in range(most.bit_length()) if 1 << k <= most)
+
+
+def _divisors(n: int) -> tuple[int, ...]:
+    return tuple(d for d in range(1, n + 1) if n % d == 0)

@@ -1,0 +1,63 @@
+"""How much the slowest member of a group lags, from the spreads that a scenario states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import sqrt
+from statistics import NormalDist
+
+from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.planner.frames import Frame
+from moesim.simulator.draws import MOST_MEMBERS
+from moesim.simulator.scenario import Scenario
+
+
+@lru_cache(maxsize=1024)
+def expected_maximum(n: int) -> float:
+    """Expected largest of n standard normal draws (Blom 1958: the quantile at (n - 3/8) / (n + 1/4))."""
+    # Twelve digits are the same with every mathematics library.
+    return 0.0 if n < 2 else round(NormalDist().inv_cdf((n - 0.375) / (n + 0.25)), 12)
+
+
+def members(frame: Frame) -> int:
+    """GPUs that the engine carries for one pipeline rank."""
+    return frame.plan.ep if frame.plan.ep > 1 else min(frame.layout.dp, MOST_MEMBERS)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Relative lag of the slowest member (docs/model.md, eq. P3).
+
+    `clock`: its sustained speed, lasting. `jitter` and `rows`: of one phase, from run to run and from its
+    received rows, which only barriers make felt; `payload` and `node_payload`: of a transfer.
+    """
+
+    clock: float
+    jitter: float
+    rows: float
+    payload: float
+    node_payload: float
+
+
+def spread_of(scenario: Scenario, shape: ModelShape, frame: Frame) -> Spread:
+    """The spread of a plan: clocks, jitter and expert load (eq. R3) at the slowest of its members."""
+    n = members(frame)
+    z = expected_maximum(n)
+    clock = z * scenario.variation.clock_cv.value
+    if frame.plan.ep == 1 or shape.moe is None:
+        return Spread(clock, 0.0, 0.0, 0.0, 0.0)
+    plan = frame.plan
+    tokens = plan.microbatch * scenario.batch.sequence_length / (plan.cp * plan.tp)
+    popularity = scenario.routing.expert_load_cv.value / sqrt(shape.moe.experts / plan.ep)
+    dealt = 1.0 / sqrt(tokens * shape.moe.top_k)
+    load = sqrt(popularity**2 + dealt**2) if popularity else 0.0
+    per_node = min(plan.ep, frame.layout.gpus_per_node)
+    nodes = plan.ep // per_node
+    return Spread(
+        clock,
+        z * scenario.variation.jitter_cv.value,
+        z * load,
+        z * load,
+        expected_maximum(nodes) * load / sqrt(per_node),
+    )

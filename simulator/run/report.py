@@ -1,0 +1,115 @@
+"""What a simulated run returns; plain numbers that `moesim run --json` prints."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Spread(_Part):
+    """Mean and percentiles over the replicas."""
+
+    mean: float
+    p10: float
+    p50: float
+    p90: float
+
+
+class PhaseReport(_Part):
+    """One phase: `gpu_hours` and `days` of training alone, `gpu_hours_with_stops` with all stops (mean)."""
+
+    phase: str
+    stated: bool
+    """True: GPU-hours as given; nothing of it was simulated."""
+    steps: int
+    tokens: float
+    sequences: int
+    """The full batch."""
+    sequence_length: int
+    step_time_s: float
+    """At the full batch."""
+    days: float
+    gpu_hours: float
+    gpu_hours_with_stops: float
+    cost_usd: float | None
+    """With stops, spares included."""
+    interpolation_error: float
+    """Largest relative miss of the interpolated step times of a ramp."""
+
+
+class CauseReport(_Part):
+    """What one cause of interruption costs, mean over the replicas; GPU-hours of the job's own GPUs."""
+
+    cause: str
+    interruptions: float
+    lost_gpu_hours: float
+    detection_gpu_hours: float
+    restart_gpu_hours: float
+
+
+class CheckpointReport(_Part):
+    """Checkpoints, and how often they are best taken (docs/model.md, eqs. J2, J3 and J6)."""
+
+    bytes: float
+    interval_s: float
+    stall_s: float
+    write_s: float
+    mean_time_between_interruptions_s: float | None
+    young_s: float | None
+    daly_s: float | None
+    optimal_s: float | None
+    """Minimum of the exact expectation, no shorter than one write."""
+
+
+class FinishDates(_Part):
+    """Dates (YYYY-MM-DD) that a tenth, half and nine tenths of the replicas finish by."""
+
+    p10: str
+    p50: str
+    p90: str
+
+
+class GpuHours(_Part):
+    """Where the job's GPU-hours go, mean over the replicas; the parts sum to `total`.
+
+    `billed` adds the spare nodes.
+    """
+
+    productive: float
+    checkpoints: float
+    lost: float
+    detection: float
+    restart: float
+    waiting_for_spares: float
+    total: float
+    billed: float
+
+
+class RunReport(_Part):
+    """The whole run, phase by phase and all together."""
+
+    phases: tuple[PhaseReport, ...]
+    days: Spread
+    finish: FinishDates | None
+    gpu_hours: GpuHours
+    goodput: Spread
+    """Training that counted over time on the clock; stated phases left out."""
+    goodput_expected: float
+    """The same from the closed form of eq. J5; without asynchronous writes and spares the two agree."""
+    interruptions: Spread
+    causes: tuple[CauseReport, ...]
+    checkpoint: CheckpointReport | None
+    cost_usd: Spread | None
+    cost_parts_usd: dict[str, float]
+    """Mean, by part."""
+    price: str
+    energy_kwh: Spread | None
+    electricity_usd: float | None
+    """Mean; a part of the cost where the cluster is bought, inside the price where it is rented."""
+    co2_kg: Spread | None
+    assumptions: tuple[str, ...]
+    replicas: int
+    seed: int

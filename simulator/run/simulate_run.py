@@ -1,0 +1,187 @@
+"""A run from start to end: phases, interruptions, finish date, bill."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moesim.hwmodels.cluster import Cluster
+from moesim.simulator.run.failures import Outcome, simulate_failures
+from moesim.simulator.run.interruptions import Interruptions
+from moesim.simulator.run.money import Rates, rates
+from moesim.simulator.run.plan import RunPlan
+from moesim.simulator.run.report import CauseReport, FinishDates, GpuHours, PhaseReport, RunReport, Spread
+from moesim.simulator.run.work import PhaseWork
+
+FloatArray = NDArray[np.float64]
+
+SECONDS_PER_DAY = 86400.0
+
+
+def simulate_run(
+    plan: RunPlan,
+    cluster: Cluster,
+    phases: Sequence[PhaseWork],
+    interruptions: Interruptions,
+    seed: int,
+    factors: FloatArray | None = None,
+) -> RunReport:
+    """The report of a run whose phases are known (`run.work.phase_works`).
+
+    `factors`: relative step time of each replica where it is uncertain ([replicas], mean about 1). Raises
+    InfeasibleError where the run practically never ends, InputError for prices and plans that do not fit.
+    """
+    work = [phase.seconds for phase in phases if not phase.stated]
+    interruptions.check_feasible(work)
+    replicas = len(factors) if factors is not None else plan.replicas
+    if factors is None and interruptions.certain:
+        replicas = 1  # every one is the same
+    outcome = simulate_failures(work, interruptions.model, replicas, seed, factors)
+    interruptions.check_waiting(mean(outcome.work.sum(axis=0)), mean(outcome.waiting.sum(axis=0)))
+    spare_nodes = plan.spares.count if plan.spares else 0
+    bill = rates(cluster, plan.price, spare_nodes)
+    book = _Book(phases, outcome, cluster.n_gpus, bill)
+    hours = book.wall_s / 3600.0
+    return RunReport(
+        phases=tuple(book.rows()),
+        days=_spread(book.wall_s / SECONDS_PER_DAY),
+        finish=_finish(plan.start, book.wall_s),
+        gpu_hours=book.gpu_hours(),
+        goodput=_spread(book.goodput()),
+        goodput_expected=math.fsum(work) / interruptions.expected_seconds(work) if work else 1.0,
+        interruptions=_spread(outcome.interruptions.sum(axis=(0, 1)).astype(np.float64)),
+        causes=tuple(book.causes(interruptions.causes)),
+        checkpoint=interruptions.checkpoint,
+        cost_usd=_times(hours, bill.usd(1.0)),
+        cost_parts_usd={k: v * mean(hours) for k, v in (bill.usd_per_hour or {}).items()},
+        price=bill.described,
+        energy_kwh=_times(hours, bill.kwh_per_hour),
+        electricity_usd=None
+        if bill.electricity_usd_per_hour is None
+        else bill.electricity_usd_per_hour * mean(hours),
+        co2_kg=_times(hours, bill.kg_co2_per_hour),
+        assumptions=(*(n for p in phases for n in p.notes), *interruptions.notes, *bill.notes),
+        replicas=replicas,
+        seed=seed,
+    )
+
+
+def mean(values: FloatArray) -> float:
+    """Mean with an exact sum, so that it prints the same everywhere."""
+    return math.fsum(values.ravel().tolist()) / values.size
+
+
+def _spread(values: FloatArray) -> Spread:
+    ordered = sorted(values.tolist())
+    p10, p50, p90 = (_percentile(ordered, share) for share in (0.1, 0.5, 0.9))
+    return Spread(mean=mean(values), p10=p10, p50=p50, p90=p90)
+
+
+def _percentile(ordered: Sequence[float], share: float) -> float:
+    """Linear between neighbours; written out, so that every NumPy gives the same bytes."""
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def _times(hours: FloatArray, rate: float | None) -> Spread | None:
+    return None if rate is None else _spread(hours * rate)
+
+
+def _finish(start: datetime.date | None, wall_s: FloatArray) -> FinishDates | None:
+    if start is None:
+        return None
+    spread = _spread(wall_s)
+    days = (spread.p10, spread.p50, spread.p90)
+    latest = (datetime.date.max - start).days
+    dates = [start + datetime.timedelta(days=min(int(d / SECONDS_PER_DAY), latest)) for d in days]
+    return FinishDates(p10=dates[0].isoformat(), p50=dates[1].isoformat(), p90=dates[2].isoformat())
+
+
+@dataclass(frozen=True, slots=True)
+class _Book:
+    """Sums over phases, causes and replicas in GPU-hours and dollars."""
+
+    phases: Sequence[PhaseWork]
+    outcome: Outcome
+    gpus: int
+    bill: Rates
+
+    @property
+    def stated_s(self) -> float:
+        return math.fsum(phase.seconds for phase in self.phases if phase.stated)
+
+    @property
+    def wall_s(self) -> FloatArray:
+        """Seconds of the whole run, [replicas]."""
+        return np.asarray(self.outcome.wall.sum(axis=0) + self.stated_s)
+
+    def goodput(self) -> FloatArray:
+        wall = self.outcome.wall.sum(axis=0)
+        return np.asarray(
+            np.where(wall > 0.0, self.outcome.work.sum(axis=0) / np.where(wall > 0, wall, 1.0), 1.0)
+        )
+
+    def _hours(self, seconds: FloatArray) -> float:
+        """Mean GPU-hours of [..., replicas] seconds, everything but the replicas summed."""
+        return mean(seconds.reshape(-1, seconds.shape[-1]).sum(axis=0)) * self.gpus / 3600.0
+
+    def rows(self) -> list[PhaseReport]:
+        found, simulated = [], 0
+        for phase in self.phases:
+            if phase.stated:
+                wall_s = work_s = phase.seconds
+            else:
+                wall_s, work_s = mean(self.outcome.wall[simulated]), mean(self.outcome.work[simulated])
+                simulated += 1
+            found.append(
+                PhaseReport(
+                    phase=phase.name,
+                    stated=phase.stated,
+                    steps=phase.steps,
+                    tokens=phase.tokens,
+                    sequences=phase.sequences,
+                    sequence_length=phase.sequence_length,
+                    step_time_s=phase.step_time_s,
+                    days=work_s / SECONDS_PER_DAY,
+                    gpu_hours=work_s * self.gpus / 3600.0,
+                    gpu_hours_with_stops=wall_s * self.gpus / 3600.0,
+                    cost_usd=self.bill.usd(wall_s / 3600.0),
+                    interpolation_error=phase.interpolation_error,
+                )
+            )
+        return found
+
+    def gpu_hours(self) -> GpuHours:
+        o = self.outcome
+        stated = self.stated_s * self.gpus / 3600.0
+        total = mean(self.wall_s) * self.gpus / 3600.0
+        return GpuHours(
+            productive=self._hours(o.work) + stated,
+            checkpoints=self._hours(o.checkpoints),
+            lost=self._hours(o.lost),
+            detection=self._hours(o.detection),
+            restart=self._hours(o.restart),
+            waiting_for_spares=self._hours(o.waiting),
+            total=total,
+            billed=total / self.gpus * self.bill.gpus,
+        )
+
+    def causes(self, names: Sequence[str]) -> list[CauseReport]:
+        o = self.outcome
+        return [
+            CauseReport(
+                cause=name,
+                interruptions=mean(o.interruptions[:, i].sum(axis=0).astype(np.float64)),
+                lost_gpu_hours=self._hours(o.lost[:, i]),
+                detection_gpu_hours=self._hours(o.detection[:, i]),
+                restart_gpu_hours=self._hours(o.restart[:, i]),
+            )
+            for i, name in enumerate(names)
+        ]

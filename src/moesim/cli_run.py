@@ -1,0 +1,179 @@
+"""The command `run`: phases, interruptions, finish date and bill of a whole training run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from moesim.cli_console import percent, print_text, short
+from moesim.hwmodels.errors import InfeasibleError, InputError
+
+if TYPE_CHECKING:
+    from moesim.simulator.run.report import CheckpointReport, RunReport, Spread
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this module to the command line."""
+    app.command("run")(run)
+
+
+def run(
+    scenario: Annotated[
+        str, typer.Argument(metavar="SCENARIO", help="A preset name, or a YAML or JSON file.")
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Replace a scenario key, such as run.start=2026-12-01; repeatable.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    seed: Annotated[int | None, typer.Option(help="Seed of every draw; short for --set seed=N.")] = None,
+) -> None:
+    """Predict the whole run: phases, failures and restarts, finish date, cost, energy."""
+    from moesim.cli_console import working
+    from moesim.cli_report import shortage
+
+    with working(f"simulating {scenario}") as say:
+        from moesim.simulator.engine.execute import execute_all
+        from moesim.simulator.prepare import prepare
+        from moesim.simulator.scenario import load_scenario
+        from moesim.simulator.simulate import run_report, summarise
+
+        extra = [] if seed is None else [f"seed={seed}"]
+        loaded = load_scenario(scenario, [*(overrides or []), *extra])
+        try:
+            prepared = prepare(loaded)
+            say(f"{loaded.name}: steps, phases and interruptions")
+            result = summarise(prepared, execute_all(prepared.programs))
+            report = result.run.report or run_report(prepared, result.step.time_s)
+        except (InputError, InfeasibleError) as error:
+            raise type(error)(f"{scenario}: {error}") from None
+    if as_json:
+        typer.echo(report.model_dump_json(indent=2))
+    else:
+        print_text("\n".join([f"{loaded.name}, the whole run on {prepared.cluster.n_gpus:,} GPUs", ""]))
+        print_text("\n".join(report_lines(report)))
+    if not result.memory.fits:
+        raise InfeasibleError(shortage(result))
+
+
+def report_lines(report: RunReport) -> list[str]:
+    """The report for people: a row a phase, then what the stops, the money and the energy come to."""
+    lines = [
+        f"{'the whole run':<28}{'steps':>9}{'step (s)':>10}{'days':>8}{'GPU-hours':>11}{'with stops':>12}"
+        f"{'cost':>10}"
+    ]
+    for row in report.phases:
+        cost = "" if row.cost_usd is None else f"${short(row.cost_usd)}"
+        steps = ("as stated", "") if row.stated else (f"{row.steps:,}", f"{row.step_time_s:.2f}")
+        lines.append(
+            f"  {row.phase:<26}{steps[0]:>9}{steps[1]:>10}{row.days:>8.2f}{short(row.gpu_hours):>11}"
+            f"{short(row.gpu_hours_with_stops):>12}{cost:>10}"
+        )
+    rows = {
+        "finish": _finish(report),
+        "goodput": _goodput(report),
+        "GPU-hours": _hours(report),
+        "checkpoints": _checkpoints(report.checkpoint),
+        "causes": _causes(report),
+        "cost": _cost(report),
+        "energy": _energy(report),
+    }
+    lines += [f"{name:<12}{text}" for name, text in rows.items() if text]
+    return [*lines, *(f"assumed: {text}" for text in report.assumptions)]
+
+
+def _between(spread: Spread, digits: int = 1) -> str:
+    if spread.p10 == spread.p90:
+        return f"{spread.mean:.{digits}f}"
+    return f"{spread.p50:.{digits}f} (P10 {spread.p10:.{digits}f}, P90 {spread.p90:.{digits}f})"
+
+
+def _money(spread: Spread) -> str:
+    if spread.p10 == spread.p90:
+        return f"${short(spread.mean, 4)}"
+    return f"${short(spread.p50, 4)} (P10 ${short(spread.p10, 4)}, P90 ${short(spread.p90, 4)})"
+
+
+def _finish(report: RunReport) -> str:
+    text = f"after {_between(report.days)} days"
+    if report.finish is not None:
+        f = report.finish
+        text += f": on {f.p50} (P10 {f.p10}, P90 {f.p90})"
+    return text if report.replicas == 1 else f"{text}; {report.replicas:,} runs simulated"
+
+
+def _goodput(report: RunReport) -> str:
+    text = percent(report.goodput.mean)
+    if report.interruptions.mean == 0.0:
+        return f"{text}; nothing interrupts the run" if report.checkpoint else ""
+    return (
+        f"{text} mean, P10 {percent(report.goodput.p10)}, P90 {percent(report.goodput.p90)}; closed form "
+        f"{percent(report.goodput_expected)}; {report.interruptions.mean:.1f} interruptions "
+        f"(P10 {report.interruptions.p10:.0f}, P90 {report.interruptions.p90:.0f})"
+    )
+
+
+def _hours(report: RunReport) -> str:
+    hours = report.gpu_hours
+    if hours.total == hours.billed == hours.productive:
+        return ""
+    parts = {
+        "productive": hours.productive,
+        "done again": hours.lost,
+        "detection": hours.detection,
+        "restart": hours.restart,
+        "waiting for spares": hours.waiting_for_spares,
+        "checkpoints": hours.checkpoints,
+    }
+    shown = ", ".join(f"{short(value)} {name}" for name, value in parts.items() if value >= 0.5)
+    return f"{short(hours.total, 4)}: {shown}; {short(hours.billed, 4)} billed"
+
+
+def _checkpoints(saved: CheckpointReport | None) -> str:
+    if saved is None:
+        return ""
+    text = (
+        f"{saved.bytes / 1e12:.2f} TB every {_time(saved.interval_s)}, training waits "
+        f"{_time(saved.stall_s)}, the write takes {_time(saved.write_s)}"
+    )
+    if saved.optimal_s is None or saved.young_s is None or saved.daly_s is None:
+        return text
+    return (
+        f"{text}; best interval {_time(saved.optimal_s)} (Young {_time(saved.young_s)}, "
+        f"Daly {_time(saved.daly_s)})"
+    )
+
+
+def _time(seconds: float) -> str:
+    for unit, size in (("h", 3600.0), ("min", 60.0)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.2g} s"
+
+
+def _causes(report: RunReport) -> str:
+    first = sorted(report.causes, key=lambda cause: -cause.interruptions)[:5]
+    named = [f"{cause.cause} {cause.interruptions:.1f}" for cause in first if cause.interruptions > 0.0]
+    more = len(report.causes) - len(first)
+    shown = ", ".join(named)
+    return f"{shown}, {more} more" if named and more > 0 else shown
+
+
+def _cost(report: RunReport) -> str:
+    if report.cost_usd is None:
+        return report.price
+    parts = report.cost_parts_usd
+    shown = f" ({', '.join(f'{k} ${short(v)}' for k, v in parts.items())})" if len(parts) > 1 else ""
+    return f"{_money(report.cost_usd)}{shown}, {report.price}"
+
+
+def _energy(report: RunReport) -> str:
+    if report.energy_kwh is None or report.co2_kg is None:
+        return ""
+    paid = "" if report.electricity_usd is None else f", ${short(report.electricity_usd)} of electricity"
+    return f"{report.energy_kwh.mean / 1e6:.2f} GWh{paid}, {report.co2_kg.mean / 1e3:,.0f} t CO2e"

@@ -1,0 +1,180 @@
+"""The search end to end on a small cluster: objectives, limits, determinism, errors."""
+
+from __future__ import annotations
+
+import json
+import sys
+from math import fsum
+from typing import Any
+
+import pytest
+
+import moesim
+from moesim.hwmodels.errors import InfeasibleError, InputError
+from moesim.simulator.planner.causes import CAUSES, difference
+from moesim.simulator.planner.result import PlanResult
+from moesim.simulator.planner.search import plan
+from moesim.simulator.planner.space import PlanSpace
+from moesim.simulator.scenario import Scenario, load_scenario
+from moesim.simulator.simulate import simulate
+
+SPACE: dict[str, Any] = {
+    "tp": (1, 2), "pp": (2, 4), "ep": (4, 8), "cp": (1,), "vpp": (2,), "microbatch": (1,),
+    "schedule": ("1f1b", "zbv", "dualpipev"), "recompute": ("selective", "full"), "precision": ("bf16",),
+    "sms": (8, 20), "zero_stage": (1, 2),
+}  # fmt: skip
+
+
+def small() -> Scenario:
+    return load_scenario(
+        "deepseek-v3-2048xh800",
+        [
+            "name=small",
+            "model=qwen3-30b-a3b",
+            "cluster={node: hgx-h200, nodes: 4, network: mrft-ib-400g, price_per_gpu_hour: $2.5/h}",
+            "profile=h200-measured",
+            "precision=bf16",
+            "parallel={pp: 4, ep: 8, zero_stage: 1}",
+            "schedule=1f1b",
+            "batch.sequences=256",
+            "recompute=selective",
+            "run.tokens=1e11",
+        ],
+    )
+
+
+@pytest.fixture(scope="module")
+def found() -> PlanResult:
+    return plan(small(), PlanSpace(**SPACE), top=4, workers=1)
+
+
+def test_the_counts_add_up(found: PlanResult) -> None:
+    assert found.considered == 2 * 2 * 2 * 3 * 2 * 2 * 2
+    assert found.considered == found.fitting + sum(row.count for row in found.refused)
+    assert found.simulated == len(found.ranked) == 4 <= found.estimated <= found.fitting <= found.legal
+
+
+def test_the_best_is_a_scenario_that_simulate_repeats(found: PlanResult) -> None:
+    best = found.best
+    result = simulate(best.scenario)
+    assert result.step.time_s == best.time_s
+    assert result.memory.total_bytes == best.memory_bytes <= best.capacity_bytes
+    assert best.memory_by_kind_bytes == result.memory.by_kind_bytes
+    assert best.cost_usd == pytest.approx(result.run.cost_usd)
+    assert best.days == pytest.approx(result.run.days)
+    assert [row.margin for row in found.ranked] == sorted(row.margin for row in found.ranked)
+    assert found.best.margin == 0.0
+
+
+def test_no_plan_of_the_space_is_faster_than_the_best(found: PlanResult) -> None:
+    """Every family is simulated by asking for more than there are."""
+    everything = plan(small(), PlanSpace(**SPACE), top=100, workers=1)
+    assert everything.rivals == 0
+    fastest = everything.best.time_s
+    assert found.best.time_s <= fastest * 1.005
+    assert found.proven_s is None or found.proven_s >= found.best.closed_form_s  # type: ignore[operator]
+
+
+def test_the_own_plan_is_ranked_and_explained(found: PlanResult) -> None:
+    assert found.own is not None and found.own_rank is not None and found.own_rank >= 1
+    for row in (found.own, found.best):
+        assert list(row.causes_s) == list(CAUSES)
+        assert fsum(row.causes_s.values()) == pytest.approx(row.time_s, rel=1e-6)
+    gaps = difference(found.own.causes_s, found.best.causes_s)
+    assert fsum(gaps.values()) == pytest.approx(found.own.time_s - found.best.time_s, rel=1e-6)
+
+
+def test_the_front_trades_time_for_memory(found: PlanResult) -> None:
+    times = [row.time_s for row in found.pareto]
+    memory = [row.memory_bytes for row in found.pareto]
+    assert times == sorted(times)
+    assert memory == sorted(memory, reverse=True)
+    assert len(found.pareto) >= 2
+
+
+def test_the_same_bytes_with_any_number_of_workers(found: PlanResult) -> None:
+    again = plan(small(), PlanSpace(**SPACE), top=4, workers=2)
+    texts = [json.dumps(result.to_dict(), allow_nan=False) for result in (found, again)]
+    assert texts[0] == texts[1]
+
+
+def test_memory_objective_takes_the_leanest() -> None:
+    lean = plan(small(), PlanSpace(**SPACE), objective="memory", top=2, workers=1)
+    fast = plan(small(), PlanSpace(**SPACE), top=100, workers=1)
+    assert lean.best.memory_bytes <= min(row.memory_bytes for row in (*fast.ranked, *fast.pareto))
+
+
+def test_fewer_nodes_meet_a_loose_deadline_for_less() -> None:
+    wanted = PlanSpace(**{**SPACE, "schedule": ("1f1b",), "ep": (8,), "variants": {"cluster.nodes": [2, 4]}})
+    quick = plan(small(), wanted, top=3, workers=1)
+    assert quick.best.changed == {"cluster.nodes": 4}
+    loose = plan(small(), wanted, "deadline", top=3, deadline_days=1000.0, workers=1)
+    assert loose.best.cost_usd == min(row.cost_usd for row in loose.ranked)  # type: ignore[type-var]
+    tight = (quick.best.days + loose.best.days) / 2
+    if loose.best.changed != quick.best.changed:
+        kept = plan(small(), wanted, "deadline", top=3, deadline_days=tight, workers=1)
+        assert kept.best.days <= tight
+        assert any("deadline" in row.reason for row in kept.refused)
+    energy = plan(small(), wanted, "energy", top=3, workers=1)
+    assert energy.best.energy_j == min(row.energy_j for row in energy.ranked)
+    assert energy.notes
+
+
+def test_impossible_wishes_say_why() -> None:
+    with pytest.raises(InfeasibleError, match="too slow"):
+        plan(small(), PlanSpace(**SPACE), deadline_days=1e-6, workers=1)
+    with pytest.raises(InfeasibleError, match="too slow"):
+        plan(small(), PlanSpace(**SPACE), budget_usd=1e-3, workers=1)
+    with pytest.raises(InfeasibleError, match="out of memory"):
+        plan(small(), PlanSpace(**{**SPACE, "headroom": 0.999}), workers=1)
+    with pytest.raises(InfeasibleError, match="does not divide"):
+        plan(small(), PlanSpace(**{**SPACE, "tp": (3,)}), workers=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"objective": "speed"}, "objective='speed'"),
+        ({"objective": "deadline"}, "deadline_days"),
+        ({"deadline_days": -1.0}, "deadline_days=-1"),
+        ({"budget_usd": float("nan")}, "budget_usd=nan"),
+        ({"top": 0}, "top=0"),
+        ({"workers": 0}, "workers=0"),
+        ({"space": PlanSpace(**{**SPACE, "sms": (132,)})}, "sms=132"),
+    ],
+)
+def test_malformed_wishes(arguments: dict[str, Any], named: str) -> None:
+    with pytest.raises(InputError, match=named):
+        plan(small(), **{"space": PlanSpace(**SPACE), "workers": 1, **arguments})
+
+
+def test_a_price_is_needed_for_cost() -> None:
+    cheap = load_scenario(
+        "deepseek-v3-2048xh800", ["cluster={node: hgx-h800, nodes: 8, network: mpft-ib-400g}"]
+    )
+    with pytest.raises(InputError, match="price_per_gpu_hour"):
+        plan(cheap, PlanSpace(**SPACE), objective="cost", workers=1)
+
+
+def test_fixed_layouts_and_parts_of_a_model() -> None:
+    layers = [13, 12, 12, 11]
+    fixed = small().model_copy(update={"stages": small().stages.model_copy(update={"layers": tuple(layers)})})
+    kept = plan(fixed, PlanSpace(**SPACE, layout="scenario"), top=2, workers=1)
+    assert all(row.layers == tuple(layers) for row in kept.ranked)
+    with pytest.raises(InputError, match=r"no stages\.layers"):
+        plan(small(), PlanSpace(**SPACE, layout="scenario"), workers=1)
+    part = load_scenario("deepseek-v3-trace-pair")
+    with pytest.raises(InputError, match=r"stages\.blocks"):
+        plan(part, workers=1)
+
+
+def test_pandas_is_wanted_only_for_tables(found: PlanResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(InputError, match="pip install pandas"):
+        found.to_pandas()
+
+
+def test_the_public_names() -> None:
+    assert moesim.plan is plan
+    assert moesim.PlanSpace is PlanSpace
+    assert moesim.PlanResult is PlanResult

@@ -1,0 +1,223 @@
+"""Megatron-LM arguments out and in, and the torchtitan snippet."""
+
+from __future__ import annotations
+
+import ast
+import shlex
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moesim.hwmodels.errors import InputError
+from moesim.simulator.model.shape import load_model
+from moesim.simulator.planner.megatron import frequency_text, megatron_arguments
+from moesim.simulator.planner.megatron_layout import (
+    expand_layout,
+    layers_of_layout,
+    layout_text,
+    parse_frequency,
+)
+from moesim.simulator.planner.megatron_read import MegatronImport, import_megatron, read_script
+from moesim.simulator.planner.torchtitan import SCHEDULES, torchtitan_snippet
+from moesim.simulator.scenario import Scenario, load_scenario, with_overrides
+from moesim.simulator.schedules import BUILDERS
+
+HOME = "deepseek-v3-2048xh800"
+LAYERS = (4,) * 15 + (1,)
+
+
+def spellable(**changed: str) -> Scenario:
+    keys = {
+        "schedule": "1f1b",
+        "recompute": "selective",
+        "stages.layers": str(list(LAYERS)),
+        "precision": "bf16",
+        **changed,
+    }
+    return load_scenario(HOME, [f"{key}={value}" for key, value in keys.items()])
+
+
+def read(text: str, tmp_path: Path, base: str = HOME) -> MegatronImport:
+    path = tmp_path / "run.sh"
+    path.write_text(text)
+    scenario = load_scenario(base)
+    return import_megatron(path, scenario, scenario.shape)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"parallel.zero_stage": "0"},
+        {"parallel.zero_stage": "2"},
+        {"parallel.zero_stage": "3", "recompute": "full"},
+        {"parallel.tp": "2", "parallel.sequence_parallel": "true", "parallel.microbatch": "2"},
+        {"precision": "fp8", "recompute": "none"},
+        {"schedule": "interleaved-1f1b", "parallel.vpp": "2", "parallel.pp": "8"},
+    ],
+)
+def test_a_plan_survives_the_round_trip(changed: dict[str, str], tmp_path: Path) -> None:
+    scenario = spellable(**changed)
+    spelled = megatron_arguments(scenario)
+    script = "#!/bin/bash\ntorchrun pretrain_gpt.py \\\n" + spelled.text().split("\n--", 1)[-1].join(
+        ["--", ""]
+    )
+    found = read(script if spelled.unspelled else "torchrun x.py \\\n" + spelled.text(), tmp_path)
+    assert found.differs == ()
+    again = with_overrides(load_scenario(HOME), found.overrides)
+    for key in ("parallel", "schedule", "stages", "recompute", "batch", "precision"):
+        assert getattr(again, key) == getattr(scenario, key), key
+    assert again.communication.sms == scenario.communication.sms
+
+
+def test_what_megatron_cannot_say_is_said() -> None:
+    spelled = megatron_arguments(load_scenario(HOME))
+    text = " ".join(spelled.unspelled)
+    assert "dualpipe" in text and "E5M6" in text and "FP8" in text
+    assert "--pipeline-model-parallel-layout" not in spelled.arguments
+    assert all(line.startswith(("#", "--")) for line in spelled.text().splitlines())
+
+
+def test_variables_arrays_and_unknown_arguments(tmp_path: Path) -> None:
+    found = read(
+        """#!/bin/bash
+# --expert-model-parallel-size 999 in a comment
+TP=2
+export EP=${EP:-64}
+MODEL_ARGS=(
+    --tensor-model-parallel-size $TP --sequence-parallel
+    --lr 1e-4   # a learning rate
+    --data-path "my data"
+)
+EXTRA="--pipeline-model-parallel-size 8 --no-such-flag"
+torchrun --nproc_per_node=8 pretrain_gpt.py \\
+    --expert-model-parallel-size ${EP} --micro-batch-size=1 \\
+    ${MODEL_ARGS[@]} $EXTRA && echo done
+""",
+        tmp_path,
+    )
+    assert found.keys["parallel.tp"] == 2
+    assert found.keys["parallel.pp"] == 8
+    assert found.keys["parallel.ep"] == 64
+    assert found.keys["parallel.microbatch"] == 1
+    assert found.keys["parallel.sequence_parallel"] is True
+    listed = " ".join(found.ignored)
+    assert all(
+        word in listed
+        for word in ("--lr 1e-4", "--data-path my data", "--no-such-flag", "--nproc_per_node 8")
+    )
+    assert "999" not in listed
+
+
+def test_every_argument_is_understood_compared_or_listed(tmp_path: Path) -> None:
+    script = tmp_path / "all.sh"
+    script.write_text("x \\\n--tensor-model-parallel-size 1 --hidden-size 7168 --foo 1 --bar=2 --baz\n")
+    arguments = read_script(script)
+    scenario = load_scenario(HOME)
+    found = import_megatron(script, scenario, load_model("deepseek-v3"))
+    assert len(arguments) == 5
+    assert found.ignored == ("--foo 1", "--bar 2", "--baz")
+
+
+def test_another_model_is_noticed(tmp_path: Path) -> None:
+    found = read("x --hidden-size 4096 --num-layers 61 --moe-layer-freq '([0]*1+[1]*60)'\n", tmp_path)
+    assert len(found.differs) == 2
+    assert any("--hidden-size" in line and "4096" in line and "7168" in line for line in found.differs)
+
+
+def test_a_model_zoo_file(tmp_path: Path) -> None:
+    path = tmp_path / "v3.yaml"
+    path.write_text(
+        "ENV_VARS: {TP: 1}\nMODEL_ARGS:\n  --tensor-model-parallel-size: ${TP}\n"
+        "  --pipeline-model-parallel-size: 16\n  --num-virtual-stages-per-pipeline-rank: 2\n"
+        "  --sequence-parallel: false\n  --use-distributed-optimizer: true\n"
+        "  --pipeline-model-parallel-layout: Et*3|(tt|)*29,m|L\n  --overlap-moe-expert-parallel-comm: true\n"
+    )
+    scenario = load_scenario(HOME)
+    found = import_megatron(path, scenario, load_model("deepseek-v3"))
+    assert found.keys["parallel.vpp"] == 2 and found.keys["schedule"] == "interleaved-1f1b"
+    assert found.keys["parallel.zero_stage"] == 1 and found.keys["parallel.sequence_parallel"] is False
+    assert "stages" not in found.keys
+    assert any("32 stages are balanced" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("x --tensor-model-parallel-size $UNSET\n", "UNSET"),
+        ("x --tensor-model-parallel-size $((2*4))\n", "--tensor-model-parallel-size"),
+        ("x --micro-batch-size\n", "--micro-batch-size"),
+        ("x --lr 'unbalanced\n", "line 1"),
+        ("echo nothing\n", "no --argument"),
+        ("x --recompute-granularity some\n", "some"),
+        ("x --use-megatron-fsdp --data-parallel-sharding-strategy all\n", "all"),
+        ("x --pipeline-model-parallel-layout 'Et|'q\n", "'q'"),
+        ("x --pipeline-model-parallel-size 3 --pipeline-model-parallel-layout 'Et|tL'\n", "2 stages"),
+        ("x --moe-layer-freq '[0]*3+__import__'\n", "__import__"),
+    ],
+)
+def test_malformed_scripts_name_the_argument(text: str, named: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        read(text, tmp_path)
+    assert named in str(caught.value)
+
+
+def test_unreadable_scripts(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be read"):
+        read_script(tmp_path / "missing.sh")
+    binary = tmp_path / "binary.sh"
+    binary.write_bytes(b"\xff\xfe--x 1")
+    with pytest.raises(InputError, match="not a text file"):
+        read_script(binary)
+    large = tmp_path / "large.sh"
+    large.write_text("#" * 1_000_001)
+    with pytest.raises(InputError, match="larger"):
+        read_script(large)
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=40), st.integers(0, 2))
+def test_layouts_are_written_as_they_are_read(layers: list[int], mtp: int) -> None:
+    text = layout_text(layers, mtp)
+    assert layers_of_layout(text) == (len(layers), tuple(layers))
+    stages = expand_layout(text).split("|")
+    assert stages[0].startswith("E") and stages[-1].endswith("m" * mtp + "L")
+
+
+@given(st.text(alphabet="EtmL|()*,0123456789 ", max_size=30))
+def test_any_layout_is_read_or_refused(text: str) -> None:
+    with suppress(InputError):
+        assert set(expand_layout(text)) <= set("EtmL|")
+
+
+@given(st.lists(st.integers(0, 1), min_size=1, max_size=80))
+def test_frequencies_are_written_as_they_are_read(flags: list[int]) -> None:
+    assert parse_frequency(frequency_text(flags), len(flags)) == tuple(flags)
+
+
+def test_a_frequency_number_counts_layers() -> None:
+    assert parse_frequency("2", 5) == (1, 0, 1, 0, 1)
+
+
+@pytest.mark.parametrize("name", [*SCHEDULES, "dualpipe"])
+def test_torchtitan_snippets_are_python(name: str) -> None:
+    vpp = "2" if name.startswith("interleaved") else "1"
+    layers = str([4] * 15 + [1]) if name not in ("zbv", "dualpipev") else str([2] * 30 + [1])
+    scenario = spellable(**{"schedule": name, "parallel.vpp": vpp, "stages.layers": layers})
+    text = torchtitan_snippet(scenario)
+    assigned = {ast.unparse(node.targets[0]) for node in ast.parse(text).body if isinstance(node, ast.Assign)}
+    assert "config.parallelism" in assigned and "config.training.seq_len" in assigned
+    assert (f'"{SCHEDULES.get(name)}"' in text) == (name in SCHEDULES)
+    if name in SCHEDULES:
+        parts = ast.literal_eval(text[text.index("[\n") : text.index("    ],\n") + 5])
+        assert [len([n for n in part if n.startswith("layers.")]) for part in parts] == ast.literal_eval(
+            layers
+        )
+    assert name in BUILDERS
+
+
+def test_arguments_are_quoted_for_the_shell() -> None:
+    words = shlex.split(megatron_arguments(spellable()).text().replace("\\\n", " "), comments=True)
+    assert words[words.index("--moe-layer-freq") + 1] == "([0]*3+[1]*58)"

@@ -1,0 +1,204 @@
+"""Whole runs: phases with made-up step times, then the home case."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import moesim
+from moesim.hwmodels.errors import InfeasibleError, InputError
+from moesim.simulator.model.precision import PRECISIONS
+from moesim.simulator.run.interruptions import interruptions
+from moesim.simulator.run.report import RunReport
+from moesim.simulator.run.simulate_run import simulate_run
+from moesim.simulator.run.work import StepFigures, phase_scenario, phase_works
+from moesim.simulator.scenario import Scenario, load_scenario
+
+HOME = "deepseek-v3-2048xh800"
+STOPS = (
+    "run.failures=llama3-16k-h100",
+    "run.restart=megascale",
+    "run.checkpoint={interval: 30 min, storage: deepseek-3fs}",
+)
+V3_PARAMETERS = 682_000_000_000
+
+
+def linear(scenario: Scenario) -> StepFigures:
+    """One second of fill and 10 ms for each micro-batch of 4,096 tokens a GPU."""
+    tokens = scenario.batch.sequences * scenario.batch.sequence_length
+    return StepFigures(1.0 + 0.01 * tokens / (128 * 4096), 1.0, 2.0)
+
+
+def report(*overrides: str, factors: list[float] | None = None) -> RunReport:
+    scenario = load_scenario(HOME, overrides)
+    plan, cluster = scenario.run, scenario.machine
+    stops = interruptions(plan, cluster, V3_PARAMETERS, PRECISIONS["fp8"])
+    works = phase_works(scenario, linear)
+    given = None if factors is None else np.array(factors)
+    return simulate_run(plan, cluster, works, stops, scenario.seed, given)
+
+
+def test_tokens_alone_give_the_old_run() -> None:
+    plain = report()
+    seconds = 235_240 * (1.0 + 0.01 * 120)
+    assert plain.days.mean == plain.days.p90 == pytest.approx(seconds / 86400)
+    assert plain.gpu_hours.total == plain.gpu_hours.productive == pytest.approx(seconds / 3600 * 2048)
+    assert plain.cost_usd is not None
+    assert plain.cost_usd.mean == pytest.approx(2 * plain.gpu_hours.total)
+    assert (plain.goodput.mean, plain.goodput_expected, plain.replicas) == (1.0, 1.0, 1)
+    assert plain.checkpoint is None and plain.causes == () and plain.finish is None
+
+
+def test_a_linear_step_time_makes_a_ramp_exact() -> None:
+    """With t = a + b m the ramp costs a for every step and b for every token, whatever the levels."""
+    ramped = report("run.ramp={sequences: 3072, tokens: 469.0e9}").phases[0]
+    micro = ramped.tokens / (128 * 4096)
+    assert ramped.days * 86400 == pytest.approx(ramped.steps * 1.0 + 0.01 * micro)
+    assert ramped.steps == 242_940
+    assert ramped.interpolation_error == pytest.approx(0.0, abs=1e-12)
+
+
+def test_phases_take_their_batch_length_and_overrides() -> None:
+    scenario = load_scenario(HOME, ["run=deepseek-v3"])
+    second = phase_scenario(scenario, scenario.run.phases[1])
+    assert (second.batch.sequences, second.batch.sequence_length, second.parallel.cp) == (480, 131072, 32)
+    assert second.parallel.pp == 16 and second.run == scenario.run
+    whole = report("run=deepseek-v3")
+    assert [row.phase for row in whole.phases][1:] == [p.name for p in scenario.run.phases]
+    assert [row.steps for row in whole.phases][1:] == [1000, 1000, 0]
+    assert whole.phases[3].gpu_hours == pytest.approx(5000.0)
+    assert whole.gpu_hours.total == pytest.approx(sum(row.gpu_hours_with_stops for row in whole.phases))
+    assert any("not published" in text for text in whole.assumptions)
+    assert any("5 kGPU-h as stated" in text for text in whole.assumptions)
+
+
+def test_stops_are_booked_and_agree_with_the_closed_form() -> None:
+    stopped = report(*STOPS, "run.replicas=2000")
+    hours = stopped.gpu_hours
+    stops = (hours.checkpoints, hours.lost, hours.detection, hours.restart, hours.waiting_for_spares)
+    assert math.fsum((hours.productive, *stops)) == pytest.approx(hours.total, rel=1e-9)
+    assert stopped.goodput.mean == pytest.approx(stopped.goodput_expected, rel=2e-3)
+    by_cause = {row.cause: row for row in stopped.causes}
+    assert by_cause["faulty GPU"].interruptions / stopped.interruptions.mean == pytest.approx(
+        148 / 419, rel=0.05
+    )
+    assert math.fsum(r.lost_gpu_hours for r in stopped.causes) == pytest.approx(hours.lost)
+    assert stopped.days.p10 < stopped.days.p50 < stopped.days.p90
+    assert stopped.cost_usd is not None
+    assert stopped.cost_usd.p90 / stopped.cost_usd.p10 == pytest.approx(stopped.days.p90 / stopped.days.p10)
+
+
+def test_finish_dates_follow_from_the_start() -> None:
+    stopped = report(*STOPS, "run.start=2026-12-01")
+    assert stopped.finish is not None
+    first = datetime.date(2026, 12, 1) + datetime.timedelta(days=int(stopped.days.p10))
+    assert stopped.finish.p10 == first.isoformat()
+    assert stopped.finish.p10 <= stopped.finish.p50 <= stopped.finish.p90
+    late = report("run.start=9999-12-30").finish
+    assert late is not None and late.p90 == "9999-12-31"
+
+
+def test_same_seed_same_bytes() -> None:
+    texts = [report(*STOPS, f"seed={seed}").model_dump_json() for seed in (3, 3, 4)]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_an_uncertain_step_time_widens_the_finish() -> None:
+    sharp, wide = report(*STOPS), report(*STOPS, factors=[0.9 + 0.0005 * i for i in range(400)])
+    assert wide.days.p90 - wide.days.p10 > 2.0 * (sharp.days.p90 - sharp.days.p10)
+    assert report(factors=[0.9, 1.1]).replicas == 2
+
+
+def test_the_optimal_interval_is_used_and_shown_beside_young_and_daly() -> None:
+    optimal = report(*STOPS, "run.checkpoint.interval=optimal").checkpoint
+    assert optimal is not None and optimal.optimal_s is not None
+    assert optimal.interval_s == optimal.optimal_s
+    assert optimal.daly_s == pytest.approx(optimal.optimal_s, rel=1e-4)
+    assert optimal.young_s == pytest.approx(optimal.optimal_s, rel=0.02)
+    best = report(*STOPS, "run.checkpoint.interval=optimal").goodput_expected
+    for factor in (0.5, 2.0):
+        other = report(*STOPS, f"run.checkpoint.interval={factor * optimal.optimal_s} s")
+        assert other.goodput_expected < best
+
+
+def test_checkpoint_bytes_stall_and_write_by_hand() -> None:
+    synchronous = report(*STOPS).checkpoint
+    assert synchronous is not None
+    assert synchronous.bytes == V3_PARAMETERS * 8
+    assert synchronous.stall_s == synchronous.write_s == pytest.approx(V3_PARAMETERS * 8 / 500e9)
+    behind = report(*STOPS, "run.checkpoint.asynchronous=true").checkpoint
+    assert behind is not None
+    assert behind.stall_s == pytest.approx(V3_PARAMETERS * 8 / 2048 / 63e9)
+    assert behind.write_s == synchronous.write_s
+
+
+def test_zero_rates_change_nothing() -> None:
+    quiet = report("run.failures={interruptions: 0 /node-day}")
+    assert quiet.days == report().days
+    assert quiet.goodput.mean == 1.0 and quiet.interruptions.mean == 0.0
+
+
+@pytest.mark.parametrize("rate", ["300 /node-day", "1e6 /node-day"])
+def test_huge_rates_are_infeasible_with_the_reason(rate: str) -> None:
+    with pytest.raises(
+        InfeasibleError, match=r"never finishes in practice: one interruption every.*checkpoint"
+    ):
+        report(*STOPS, f"run.failures={{interruptions: {rate}}}")
+
+
+def test_repairs_that_take_longer_than_the_nodes_last_are_infeasible() -> None:
+    with pytest.raises(InfeasibleError, match=r"spare"):
+        report(*STOPS, "run.spares={count: 0, repair: 30 days}")
+
+
+def test_bad_input_names_the_place() -> None:
+    with pytest.raises(InputError, match=r"asynchronous write of 5.456 TB to slow takes 30.3 h"):
+        report(
+            *STOPS,
+            "run.checkpoint={interval: 1 h, asynchronous: true, storage: {name: slow, write: 50 MB/s}}",
+        )
+    with pytest.raises(InputError, match=r"run.phases 'x'.*cp"):
+        moesim.simulate(HOME, "run.phases=[{name: x, steps: 3, override: ['parallel.cp=7']}]")
+    with pytest.raises(InputError, match=r"run.ramp.*below the full batch"):
+        report("run.ramp={sequences: 15360, tokens: 1e9}")
+    with pytest.raises(InputError, match=r"runs no batch from 15232"):
+        report("run.ramp={sequences: 15232, tokens: 1e9}")
+
+
+def test_a_ramp_needs_a_schedule_that_can_run_smaller_batches() -> None:
+    notes = report("run=deepseek-v3").assumptions
+    assert notes[0].startswith("main: schedule dualpipe cannot run batches below 4,096 sequences")
+
+
+def test_phases_of_a_scenario_with_a_cluster_of_its_own() -> None:
+    """Everything that a scenario file states survives the way into a phase."""
+    small = str(Path(__file__).parents[2] / "golden" / "scenario-small.yaml")
+    plan = (
+        "run.ramp={sequences: 32, tokens: 1e9}",
+        "run.phases=[{name: long, steps: 10, sequence_length: 8192}]",
+    )
+    result = moesim.simulate(small, *plan)
+    main, long = result.run.report.phases if result.run.report else ()
+    assert main.step_time_s == result.step.time_s
+    assert main.interpolation_error < 0.02
+    direct = moesim.simulate(small, "batch.sequence_length=8192").step.time_s
+    assert long.step_time_s == direct
+    assert long.gpu_hours == pytest.approx(10 * direct * 32 / 3600)
+    assert moesim.run(small, *plan, step_time_s=result.step.time_s) == result.run.report
+
+
+def test_the_report_is_attached_where_the_plan_asks_for_it(
+    home_case: tuple[object, object, moesim.Result],
+) -> None:
+    plain = home_case[2]
+    assert plain.run.report is None
+    result = moesim.simulate(HOME, *STOPS)
+    assert result.run.report is not None
+    assert result.run.model_copy(update={"report": None}) == plain.run
+    assert result.run.report.phases[0].gpu_hours == pytest.approx(plain.run.gpu_hours)
+    paths = {entry.path for entry in result.provenance}
+    assert {"scenario.run.failures.interruptions", "scenario.run.restart.recovery"} <= paths
