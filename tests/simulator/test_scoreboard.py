@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.layout.activations import RecomputePolicy
 from moesim.simulator.model.counts import parameters_total
 from moesim.simulator.model.operators import block_operators, model_flop
 from moesim.simulator.model.precision import PRECISIONS
@@ -88,7 +89,7 @@ def test_unstated_recompute_is_the_least_that_fits() -> None:
     assert scenario.recompute == "none" or not predict_fits(ROWS["automodel-007"], before)
 
 
-def predict_fits(row: OpenRow, policy: str) -> bool:
+def predict_fits(row: OpenRow, policy: RecomputePolicy) -> bool:
     from moesim.simulator.prepare import prepare
 
     return prepare(scenario_of(row, policy)).memory.fits
