@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SCENARIO ?= deepseek-v3-2048xh800
 
-.PHONY: run test check pages bench clean
+.PHONY: run test check pages scoreboard bench clean
 
 run: $(VENV)/.core
 	@$(BIN)/moesim simulate $(SCENARIO)
@@ -22,6 +22,10 @@ check: $(VENV)/.test
 # Rewrites docs/validation.md, the answer in README.md and examples/*.out from fresh runs.
 pages: $(VENV)/.core
 	$(BIN)/python benchmarks/write_pages.py
+
+# The open scoreboard anew, with the pages; about two minutes.
+scoreboard: $(VENV)/.core
+	$(BIN)/python benchmarks/write_pages.py --scoreboard
 
 bench: $(VENV)/.core
 	$(BIN)/python benchmarks/speed.py

@@ -1,8 +1,9 @@
 """Writes docs/validation.md, the answer in the README and the examples' outputs from fresh runs.
 
-    python benchmarks/write_pages.py [--check]
+    python benchmarks/write_pages.py [--check] [--scoreboard]
 
-`--check` exits with 1 where a page on disk differs: numbers move only with the code or its data.
+`--check` exits with 1 where a page on disk differs: numbers move only with the code or its data. The open
+scoreboard (about two minutes) is computed anew with `--scoreboard` only, and kept as it stands otherwise.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from pathlib import Path
+
+from scoreboard_page import scoreboard_section, section_on
 
 import moesim
 from moesim.simulator.collectives.group_report import dispatch_loads
@@ -64,8 +67,8 @@ def table(rows: list[Row]) -> list[str]:
     return lines
 
 
-def page(rows: list[Row], placements: list[Placement], contexts: list[ContextRow]) -> str:
-    """The whole page."""
+def page(rows: list[Row], placements: list[Placement], contexts: list[ContextRow], board: str) -> str:
+    """The whole page; `board` is the section of the open scoreboard."""
     lines = [
         "# Validation: the home case",
         "",
@@ -122,7 +125,7 @@ def page(rows: list[Row], placements: list[Placement], contexts: list[ContextRow
         hours = [h / 1e3 for h in (c.first_gpu_hours, c.second_gpu_hours)]
         fits = "yes" if c.fits else "no"
         lines.append(f"| {c.name} | {hours[0]:.1f} | {hours[1]:.1f} | {sum(hours):.1f} | {fits} |")
-    lines += ["", NOTES.read_text("utf-8").strip(), ""]
+    lines += ["", board, "", NOTES.read_text("utf-8").strip(), ""]
     return "\n".join(lines)
 
 
@@ -261,13 +264,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--scoreboard", action="store_true")
     options = parser.parse_args()
+    board = scoreboard_section() if options.scoreboard else section_on(PAGE.read_text("utf-8"))
     commands = example_commands()
     # The examples run in processes of their own, beside the scoreboard.
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         outputs = pool.map(printed, commands.values())
         pages = {
-            PAGE: page(score(), placement_sensitivity(load_scenario(HOME)), context_plans()),
+            PAGE: page(score(), placement_sensitivity(load_scenario(HOME)), context_plans(), board),
             README: readme_with_answer(),
             **dict(zip(commands, outputs, strict=True)),
         }

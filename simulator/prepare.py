@@ -20,7 +20,7 @@ from moesim.simulator.layout.memory import MemoryReport, memory_by_kind
 from moesim.simulator.layout.parallel import Layout, check_against_model, microbatches
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.operator import BlockKind
-from moesim.simulator.model.shape import ModelShape, load_model
+from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.placement import assign_stages
 from moesim.simulator.pricing import Pricer
 from moesim.simulator.profile_use import check_profile
@@ -62,7 +62,7 @@ def prepare(scenario: Scenario) -> Prepared:
 
     Raises InputError for anything that does not fit together, naming key, value and nearest legal values.
     """
-    shape = load_model(scenario.path(scenario.model))
+    shape = scenario.shape
     cluster, plan = scenario.machine, scenario.parallel
     profile = load_profile(scenario.path(scenario.profile))
     check_profile(profile, cluster)
@@ -100,6 +100,8 @@ def prepare(scenario: Scenario) -> Prepared:
         communication_sms=scenario.communication.sms,
         capacity_bytes=cluster.accelerator.hbm_bytes,
         redundant_experts=scenario.routing.redundant_experts,
+        software=scenario.software,
+        single_pass=schedule.pp == 1 and count == 1,
     )
     return Prepared(
         scenario,

@@ -21,10 +21,13 @@ from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import EXTENSIONS, load_mapping, parse_mapping
 from moesim.simulator.chunk import OVERLAP_ORDERS, OverlapOrder
 from moesim.simulator.full.faults import Fault
+from moesim.simulator.layout.activations import RecomputePolicy
 from moesim.simulator.layout.parallel import ParallelPlan
 from moesim.simulator.model.precision import PRECISIONS, Precision
+from moesim.simulator.model.shape import ModelShape, load_model
 from moesim.simulator.routing_load import Capacity, Eplb, Load
 from moesim.simulator.run.plan import RunPlanRef, load_run_plan
+from moesim.simulator.software import Software
 
 PRESETS = "data/scenarios"
 
@@ -115,8 +118,8 @@ class Scenario(_Part):
 
     name: str
     description: str = ""
-    model: str
-    """A shipped model, a model.yaml or a Hugging Face config.json."""
+    model: str | ModelShape
+    """A shipped model, a model.yaml or a Hugging Face config.json; or the shape itself."""
     cluster: str | Cluster
     profile: str
     """Calibration profile: a shipped name or a file."""
@@ -127,7 +130,7 @@ class Scenario(_Part):
     batch: Batch
     stages: Stages = Stages()
     communication: Communication = Communication()
-    recompute: Literal["none", "selective", "full", "deepseek-v3"] = "none"
+    recompute: RecomputePolicy = "none"
     routing: Routing
     variation: Variation
     run: RunPlanRef
@@ -138,6 +141,8 @@ class Scenario(_Part):
     """How switches spread flows over equal paths (full resolution)."""
     faults: tuple[Fault, ...] = ()
     """What is broken or slow in the cluster (full resolution)."""
+    software: Software = Software()
+    """What the framework does: attention kernels, overlap of collectives."""
     seed: int = Field(0, ge=0, lt=2**63)
     _base: str | None = PrivateAttr(None)
     """Folder that relative paths start from (set by the loader)."""
@@ -153,6 +158,11 @@ class Scenario(_Part):
                 f"known: {', '.join(PRECISIONS)}, or give the fields of a recipe"
             )
         return PRECISIONS[self.precision]
+
+    @property
+    def shape(self) -> ModelShape:
+        """The model shape itself."""
+        return self.model if isinstance(self.model, ModelShape) else load_model(self.path(self.model))
 
     @property
     def machine(self) -> Cluster:

@@ -87,10 +87,22 @@ def schedule(
 
 
 @app.command()
-def validate(as_json: AsJson = False) -> None:
+def validate(
+    as_json: AsJson = False,
+    all_rows: Annotated[
+        bool, typer.Option("--all", help="Score the open rows and the five H200 runs instead.")
+    ] = False,
+    workers: Annotated[int, typer.Option(help="Processes of --all.", min=1, max=256)] = 2,
+) -> None:
     """Show published figures beside predicted ones."""
     from moesim.cli_console import print_json, working
     from moesim.cli_tables import print_collectives, print_full_checks, print_scores
+
+    if all_rows:
+        from moesim.cli_scoreboard import scoreboard
+
+        scoreboard(as_json, workers)
+        return
 
     with working("validating") as say:
         from moesim.simulator.scenario import load_scenario
