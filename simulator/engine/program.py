@@ -213,7 +213,15 @@ class _Compiler:
             rows = self._compute_rows(stage, task.block, task.phase, price)
             tasks.append(
                 CompiledTask(
-                    task.phase, block_kind, task.block, task.side, task.deps, task.beside, price, rows, transfer
+                    task.phase,
+                    block_kind,
+                    task.block,
+                    task.side,
+                    task.deps,
+                    task.beside,
+                    price,
+                    rows,
+                    transfer,
                 )
             )
         return CompiledTemplate(

@@ -50,6 +50,4 @@ def uncertain_metric(name: str) -> Metric:
     for metric in UNCERTAIN:
         if metric == name:
             return metric
-    raise InputError(
-        f"metric {name!r} is not one of {', '.join(UNCERTAIN)}{nearest(name, list(UNCERTAIN))}"
-    )
+    raise InputError(f"metric {name!r} is not one of {', '.join(UNCERTAIN)}{nearest(name, list(UNCERTAIN))}")

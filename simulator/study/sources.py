@@ -34,6 +34,10 @@ predictors of multi-node training steps are about this far off: vTrain (MICRO 20
 mean absolute error of 8.4 % on one node and 14.7 % on several. Not taken from errors of moesim."""
 
 
+LEFT_OUT = "model.left_out"
+"""Name of the source for what no calibration entry carries."""
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """Something uncertain: the relative change of its times at the 10 % and 90 % points, 0 = as predicted.
@@ -91,7 +95,7 @@ def _source(entry: Entry) -> Source:
 
 def model_error(relative: float) -> Source:
     """The source for what no calibration entry carries; it scales the whole step."""
-    return Source("model.left_out", "normal", -relative, relative, "what the model leaves out, assumed")
+    return Source(LEFT_OUT, "normal", -relative, relative, "what the model leaves out, assumed")
 
 
 def shifted(profile: CalibrationProfile, id_: str, change: float, n_sms: int) -> CalibrationProfile:
@@ -102,7 +106,9 @@ def shifted(profile: CalibrationProfile, id_: str, change: float, n_sms: int) ->
     """
     entry, factor = profile.entry(id_), 1.0 + change
     if isinstance(entry, GemmTable):
-        return _with(profile, "gemm_tables", entry, points=tuple(_gemm_row(entry, r, factor) for r in entry.points))
+        return _with(
+            profile, "gemm_tables", entry, points=tuple(_gemm_row(entry, r, factor) for r in entry.points)
+        )
     if isinstance(entry, MeasuredCurve):
         scale = factor if _is_time(entry) else 1.0 / factor
         points = tuple((p[0], p[1] * scale, *p[2:]) for p in entry.points)
@@ -124,7 +130,9 @@ def _gemm_row(table: GemmTable, row: tuple[Any, ...], factor: float) -> tuple[An
 
 
 def _is_time(curve: MeasuredCurve) -> bool:
-    return curve.y_unit in ("us", "ms", "s", "ns") or curve.y_name.startswith(("time", "latency", "slow-down"))
+    return curve.y_unit in ("us", "ms", "s", "ns") or curve.y_name.startswith(
+        ("time", "latency", "slow-down")
+    )
 
 
 def _with(profile: CalibrationProfile, field: str, entry: Entry, **changes: Any) -> CalibrationProfile:
@@ -133,5 +141,3 @@ def _with(profile: CalibrationProfile, field: str, entry: Entry, **changes: Any)
     new.__dict__.pop("curve", None)  # kept from the old points
     kept = tuple(new if e is entry else e for e in getattr(profile, field))
     return profile.model_copy(update={field: kept})
-
-

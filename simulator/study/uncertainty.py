@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.causes import step_seconds
+from moesim.simulator.cost.table import CostTable
 from moesim.simulator.engine.critical import critical_path
 from moesim.simulator.engine.execute import Execution, execute_all, last_end
 from moesim.simulator.prepare import Prepared, prepare
@@ -100,10 +101,10 @@ def entry_effects(
         found.append(EntryEffect(source, (low, high), (seconds[0], seconds[1])))
     found.sort(key=lambda e: (-max(map(abs, e.seconds)), e.source.id))
     first = [_run_exactly(prepared, executions, effect) for effect in found[:exact]]
-    return tuple([*first, *found[exact:]])
+    return (*first, *found[exact:])
 
 
-def _priced(prepared: Prepared, source: Source, change: float):  # type: ignore[no-untyped-def]
+def _priced(prepared: Prepared, source: Source, change: float) -> CostTable:
     profile = shifted(prepared.profile, source.id, change, prepared.cluster.accelerator.n_sms)
     pricer = Pricer(prepared.scenario, prepared.shape, prepared.cluster, profile, prepared.layout)
     return pricer.table(prepared.schedule, prepared.stages)
@@ -122,7 +123,11 @@ def _run_exactly(prepared: Prepared, executions: Sequence[Execution], effect: En
 def range_effects(scenario: Scenario, ranges: Ranges) -> tuple[RangeEffect, ...]:
     """The scenario with each key alone at the ends of its range. Raises InputError as `replace` does."""
     return tuple(
-        RangeEffect(key, ends, (simulate(scenario.replace(**{key: ends[0]})), simulate(scenario.replace(**{key: ends[1]}))))
+        RangeEffect(
+            key,
+            ends,
+            (simulate(scenario.replace(**{key: ends[0]})), simulate(scenario.replace(**{key: ends[1]}))),
+        )
         for key, ends in ranges.items()
     )
 
@@ -171,7 +176,8 @@ def samples_of(
     for metric, power in UNCERTAIN.items():
         value = base[metric]
         if value is not None:
-            found[metric] = float(value) * (seconds / time) ** power * np.exp(extra[metric])
+            scale = seconds / time if power > 0 else time / seconds
+            found[metric] = float(value) * scale * (np.exp(extra[metric]) if ranges else 1.0)
     return found
 
 
@@ -181,7 +187,10 @@ def _triangle(u: FloatArray) -> FloatArray:
 
 
 def _beyond_time(
-    base: Mapping[str, float | bool | None], other: Mapping[str, float | bool | None], metric: Metric, power: int
+    base: Mapping[str, float | bool | None],
+    other: Mapping[str, float | bool | None],
+    metric: Metric,
+    power: int,
 ) -> float:
     """Log of the change of a figure that the change of the step time does not explain."""
     before, after = base[metric], other[metric]
@@ -226,11 +235,30 @@ def uncertainty(
     if deviation:
         half = QUANTILE_90 * deviation
         text = f"{seeds} further seeds of expert load, speed and jitter"
-        rows.append(Effect(source="variation.seed", meaning=text, low="-", high="+", low_s=time - half, high_s=time + half, exact=True))
+        rows.append(
+            Effect(
+                source="variation.seed",
+                meaning=text,
+                low="-",
+                high="+",
+                low_s=time - half,
+                high_s=time + half,
+                exact=True,
+            )
+        )
     if left_out:
         source = model_error(left_out)
         low, high = source.points()
-        rows.append(Effect(source=source.id, meaning=source.meaning, low=f"{low:+.1%}", high=f"{high:+.1%}", low_s=time * (1 + low), high_s=time * (1 + high)))
+        rows.append(
+            Effect(
+                source=source.id,
+                meaning=source.meaning,
+                low=f"{low:+.1%}",
+                high=f"{high:+.1%}",
+                low_s=time * (1 + low),
+                high_s=time * (1 + high),
+            )
+        )
     rows.sort(key=lambda row: (-row.swing_s, row.source))
     return Uncertainty(bands=bands, sources=tuple(rows), samples=samples, seed=seed)
 
@@ -291,8 +319,10 @@ def interval(
     return float(low), float(mid), float(high)
 
 
-def with_uncertainty(scenario: Scenario, **options: object) -> Result:
+def with_uncertainty(
+    scenario: Scenario, *, ranges: Ranges | None = None, seeds: int = 0, exact: int = 0
+) -> Result:
     """A prediction that carries its bands; options as for `uncertainty`."""
     prepared, executions, result = predict(scenario)
-    bands = uncertainty(prepared, executions, result, **options)  # type: ignore[arg-type]
+    bands = uncertainty(prepared, executions, result, ranges=ranges, seeds=seeds, exact=exact)
     return result.model_copy(update={"uncertainty": bands})
