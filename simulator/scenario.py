@@ -85,6 +85,8 @@ class Routing(_Part):
 
     gate: Literal["model", "best", "top2-sum", "unlimited"] = "model"
     """`model`: as the model's config says; the others replace the score by which groups are ranked."""
+    groups_per_token: PositiveInt | None = None
+    """Expert groups (nodes, where a group is one) that a token reaches; absent: as the model's gate says."""
     expert_load_cv: SourcedFraction
     """Coefficient of variation of the load of one expert within one micro-batch of one group."""
     load: Load | None = None

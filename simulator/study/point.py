@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,12 +38,16 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a point; `result` is the prediction as JSON, empty where there is none."""
+    """What became of a point; `result` is the prediction as JSON, empty where there is none.
+
+    `work_s`: seconds that computing it took, where it was computed; no part of the result.
+    """
 
     status: Status
     reason: str
     figures: dict[str, float | bool | None]
     result: str
+    work_s: float = field(default=0.0, compare=False)
 
 
 def key_of(scenario: Scenario, uncertainty: bool = False) -> Key:
@@ -77,6 +82,12 @@ def _digest(path: str) -> str:
 
 def evaluate(scenario: Scenario, uncertainty: bool = False) -> Outcome:
     """Predict one scenario; what the program refuses becomes an outcome with its reason."""
+    began = time.perf_counter()
+    outcome = _outcome(scenario, uncertainty)
+    return replace(outcome, work_s=time.perf_counter() - began)
+
+
+def _outcome(scenario: Scenario, uncertainty: bool) -> Outcome:
     try:
         result = with_uncertainty(scenario) if uncertainty else predict(scenario)[2]
     except InfeasibleError as error:

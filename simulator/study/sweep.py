@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import fsum
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,8 @@ class Sweep(Shown):
     points: tuple[SweepPoint, ...]
     computed: int = Field(0, exclude=True)
     reused: int = Field(0, exclude=True)
+    work_s: float = Field(0.0, exclude=True)
+    """Seconds that computing took, summed over the workers."""
 
     def rows(self) -> list[Row]:
         """One row a point: its values, status, figures and reason."""
@@ -124,6 +127,7 @@ def sweep(
         points=tuple(run.point(number) for number in range(len(design_points))),
         computed=run.computed,
         reused=run.reused,
+        work_s=fsum(outcome.work_s for outcome in run.outcomes.values()),
     )
 
 

@@ -36,6 +36,9 @@ FloatArray = npt.NDArray[np.float64]
 Ranges = Mapping[str, tuple[object, object]]
 """Scenario keys with their lowest and highest value; the scenario's own value is the likeliest."""
 
+LINK_SHARES = ("collective.", "p2p.", "engine.")
+"""Curves that price sends and collectives, which do not list what they stand on."""
+
 SAMPLES = 4096
 """Draws of a Monte Carlo: the 10 % point is then that of 9 to 11 %."""
 
@@ -51,7 +54,7 @@ class EntryEffect:
 
     def draw_s(self, samples: int, seed: int) -> FloatArray:
         """Seconds of change of every draw, piecewise linear through the two points and zero."""
-        change = _drawn(self.source, samples, seed)
+        change = drawn_changes(self.source, samples, seed)
         return np.asarray(
             np.where(
                 change < 0,
@@ -79,7 +82,8 @@ def _generator(name: str, seed: int) -> np.random.Generator:
     return np.random.default_rng([seed, int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")])
 
 
-def _drawn(source: Source, samples: int, seed: int) -> FloatArray:
+def drawn_changes(source: Source, samples: int, seed: int) -> FloatArray:
+    """Relative changes of a source's times, one a draw; the same for every scenario that has the source."""
     generator = _generator(source.id, seed)
     return source.draw(generator.standard_normal(samples), generator.random(samples))
 
@@ -95,10 +99,12 @@ def entry_effects(
     last = max(executions, key=lambda e: last_end(e.ranks))
     weights, before = path_weights(critical_path(last)), last.program.costs
     found = []
-    for source in entry_sources(prepared.profile, sorted(prepared.pricer.evidence.entries)):
+    carried = (e.id for e in prepared.profile.curves if e.id.startswith(LINK_SHARES))
+    for source in entry_sources(prepared.profile, [*prepared.pricer.evidence.entries, *carried]):
         low, high = source.points()
         seconds = [response_s(weights, before, _priced(prepared, source, c)) for c in (low, high)]
-        found.append(EntryEffect(source, (low, high), (seconds[0], seconds[1])))
+        if any(seconds):
+            found.append(EntryEffect(source, (low, high), (seconds[0], seconds[1])))
     found.sort(key=lambda e: (-max(map(abs, e.seconds)), e.source.id))
     first = [_run_exactly(prepared, executions, effect) for effect in found[:exact]]
     return (*first, *found[exact:])
@@ -169,7 +175,7 @@ def samples_of(
         for metric, power in UNCERTAIN.items():
             own = [_beyond_time(base, figures(r), metric, power) for r in item.results]
             extra[metric] += np.where(place < 0, -place * own[0], place * own[1])
-    seconds *= 1.0 + _drawn(model_error(left_out), samples, seed)
+    seconds *= 1.0 + drawn_changes(model_error(left_out), samples, seed)
     # The slowest tenth of a thousandth may not make a step faster than a tenth of the prediction.
     seconds = np.maximum(seconds, 0.1 * time)
     found: dict[Metric, FloatArray] = {}
