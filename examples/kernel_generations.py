@@ -30,9 +30,8 @@ def main() -> None:
         worth = ""
         if sms != 20:
             worth = f"{(float(base['cost_usd'] or 0.0) / trillions - cost) / (20 - sms) / 1e3:.2f}"
-        print(
-            f"{name:15s}  {sms:3d}   {point.figures['step_time_s']:8.2f}   {cost / 1e3:20.1f}   {worth:>12s}"
-        )
+        step = point.figures["step_time_s"]
+        print(f"{name:15s}  {sms:3d}   {step:8.2f}   {cost / 1e3:20.1f}   {worth:>12s}".rstrip())
     print("The bandwidth is that of 20 SMs in all rows below 20, so the difference is what compute gains.")
 
 

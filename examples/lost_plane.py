@@ -26,11 +26,10 @@ def main() -> None:
     print(f"no fault        step {healthy.step.time_s:.3f} s")
     for cause in result.full.causes[1:]:
         print(f"{cause.cause:14s}  step {cause.step_s:.3f} s, {cause.effect_s:+.3f} s")
-    print("\nlinks           mean busy   most busy, with the fault")
+    print("\nbusy              mean       most   and with the fault: mean, most")
     for before, after in zip(healthy.full.link_kinds, result.full.link_kinds, strict=False):
-        print(
-            f"{before.kind:14s}  {before.mean:8.1%}   {before.most:8.1%}   {after.mean:8.1%}   {after.most:8.1%}"
-        )
+        was, now = f"{before.mean:8.1%}   {before.most:8.1%}", f"{after.mean:8.1%}   {after.most:8.1%}"
+        print(f"{before.kind:12s}  {was}   {now}")
     print("\nTraffic of the lost plane goes over NVLink to a neighbour and shares that one's NIC.")
 
 

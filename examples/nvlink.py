@@ -30,8 +30,8 @@ def main() -> None:
     total = [sum(item.seconds[n] for item in found.waterfall) for n in (0, 1)]
     print(f"{'all causes':18s}  {total[0]:8.3f}   {total[1]:8.3f}   {total[1] - total[0]:+.3f}")
     print(
-        "\nThe expert-parallel groups span 8 nodes, so the NICs decide their transfers with either NVLink; what\n"
-        "gets faster are the data-parallel collectives at the end of the step."
+        "\nThe expert-parallel groups span 8 nodes, so the NICs decide their transfers with either NVLink;\n"
+        "what gets faster are the data-parallel collectives at the end of the step."
     )
 
 

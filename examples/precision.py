@@ -28,9 +28,8 @@ def main() -> None:
         )
     delta = found.sides[1].delta_s
     assert delta is not None
-    print(
-        f"BF16 costs {delta.predicted:+.2f} s a step; with probability 0.8 {delta.p10:+.2f} to {delta.p90:+.2f} s"
-    )
+    low, high = f"{delta.p10:+.2f}", f"{delta.p90:+.2f}"
+    print(f"BF16 costs {delta.predicted:+.2f} s a step; with probability 0.8 between {low} and {high}")
     print("\ncritical path (s)      fp8     bf16   change")
     for row in found.waterfall_rows()[:8]:
         first, second = row["0: fp8"], row["1: bf16"]

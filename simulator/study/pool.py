@@ -146,7 +146,7 @@ def outcomes_on_dask(
             raise InputError(f"Dask workers have another moesim than {moesim.__version__}: {other}")
         waiting = deque(task for task in tasks if wanted(task[0]))
         numbers: dict[Any, int] = {}
-        pool = distributed.as_completed()
+        pool = distributed.as_completed(loop=client.loop)
 
         def give_out(n: int) -> None:
             for _ in range(min(n, len(waiting))):
