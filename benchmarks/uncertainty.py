@@ -19,8 +19,8 @@ import moesim
 from moesim.simulator.engine.execute import execute_all
 from moesim.simulator.prepare import prepare
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.study.effects import drawn_changes, entry_effects, predict
 from moesim.simulator.study.sources import shifted
-from moesim.simulator.study.uncertainty import drawn_changes, entry_effects, predict
 
 HOME = "deepseek-v3-2048xh800"
 

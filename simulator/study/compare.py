@@ -14,8 +14,9 @@ from moesim.simulator.result import Result
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.show import Row, Shown
 from moesim.simulator.study.band import Band
+from moesim.simulator.study.effects import entry_effects, predict
 from moesim.simulator.study.metrics import figures
-from moesim.simulator.study.uncertainty import entry_effects, predict, samples_of
+from moesim.simulator.study.uncertainty import samples_of
 
 MOST = 4
 """Scenarios that one comparison takes."""

@@ -14,8 +14,9 @@ from moesim.hwmodels.calibration import load_profile, profile_hash
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.simulator.model.shape import load_model
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.study.effects import predict
 from moesim.simulator.study.metrics import figures
-from moesim.simulator.study.uncertainty import predict, with_uncertainty
+from moesim.simulator.study.uncertainty import with_uncertainty
 
 Status = Literal["ok", "does not fit", "infeasible", "illegal", "failed"]
 """`does not fit`: predicted, but needs more memory than there is; `infeasible`, `illegal`: refused with a

@@ -5,8 +5,9 @@ from __future__ import annotations
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.show import Row, Shown
 from moesim.simulator.study.band import Band, Effect
+from moesim.simulator.study.effects import Ranges, predict
 from moesim.simulator.study.sources import LEFT_OUT, MODEL_ERROR
-from moesim.simulator.study.uncertainty import Ranges, predict, uncertainty
+from moesim.simulator.study.uncertainty import uncertainty
 
 
 class Sensitivity(Shown):

@@ -182,15 +182,22 @@ def sensitivity(
 
 
 def interval(
-    scenario: Scenario | str, metric: str = "step_time_s", level: float = 0.8
+    scenario: Scenario | str,
+    metric: str = "step_time_s",
+    level: float = 0.8,
+    *,
+    left_out: float | None = None,
 ) -> tuple[float, float, float]:
     """(low, mid, high) of a figure: the interval that holds it with probability `level`, and its median.
 
-    `metric`: step_time_s, tokens_per_s, mfu_causal, days or cost_usd. Raises InputError for another one.
+    `metric`: step_time_s, tokens_per_s, mfu_causal, days or cost_usd; `left_out`: relative deviation for what
+    no calibration entry carries (None: the default of docs/model.md, section 14; 0: the entries alone).
+    Raises InputError for another metric.
     """
+    from moesim.simulator.study.sources import MODEL_ERROR
     from moesim.simulator.study.uncertainty import interval as run
 
-    return run(_scenario(scenario), metric, level)
+    return run(_scenario(scenario), metric, level, left_out=MODEL_ERROR if left_out is None else left_out)
 
 
 def __getattr__(name: str) -> object:

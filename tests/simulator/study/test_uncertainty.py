@@ -14,18 +14,12 @@ from moesim.simulator.engine.critical import critical_path
 from moesim.simulator.engine.execute import execute_all
 from moesim.simulator.prepare import prepare
 from moesim.simulator.scenario import Scenario, load_scenario
+from moesim.simulator.study.effects import entry_effects, predict
 from moesim.simulator.study.metrics import UNCERTAIN, figures
 from moesim.simulator.study.response import path_weights, response_s
 from moesim.simulator.study.sensitivity import sensitivity
 from moesim.simulator.study.sources import Source, entry_sources, shifted
-from moesim.simulator.study.uncertainty import (
-    entry_effects,
-    interval,
-    predict,
-    samples_of,
-    uncertainty,
-    with_uncertainty,
-)
+from moesim.simulator.study.uncertainty import interval, samples_of, uncertainty, with_uncertainty
 
 PROFILE = load_profile("h800-trace")
 
@@ -46,9 +40,7 @@ def test_a_shift_makes_the_times_of_one_entry_longer(id_: str, change: float) ->
         assert new.curve.at(20).value == pytest.approx(max(1.0, before * (1 + change)))
         if new.points[0][0] == 0.0:
             assert new.curve.at(0).value == 1.0
-    elif isinstance(old, MeasuredCurve) and isinstance(
-        new, MeasuredCurve
-    ):  # a cached column of the old points would show here
+    elif isinstance(old, MeasuredCurve) and isinstance(new, MeasuredCurve):
         assert new.curve.ys[0] == pytest.approx(old.curve.ys[0] / (1 + change))
 
 
