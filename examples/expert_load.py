@@ -6,7 +6,7 @@ Scenario: DeepSeek-V3 on 2,048 H800 with Zipf-distributed popularity of the expe
 
 from __future__ import annotations
 
-from moesim.simulator.engine.execute import execute
+from moesim.simulator.engine.execute import execute_all
 from moesim.simulator.layout.bias import bias_dynamics
 from moesim.simulator.layout.expert_load import expected_barrier_wait_s
 from moesim.simulator.prepare import prepare
@@ -32,7 +32,7 @@ def main() -> None:
     print("                          step (s)   max/mean   wait (ms)   memory (GB)   dropped")
     for name, overrides in CASES.items():
         prepared = prepare(load_scenario(HOME, overrides))
-        result = summarise(prepared, execute(prepared.program))
+        result = summarise(prepared, execute_all(prepared.programs))
         loads = prepared.loads
         assert loads is not None
         phases = [prepared.program.costs.phase("moe", phase, 1.0) for phase in ("mlp F", "mlp I", "mlp W")]
