@@ -48,7 +48,7 @@ def sensitivity(
 
     Sources: every calibration entry that the prediction used, scenario keys in `ranges` (lowest and
     highest value), `seeds` further seeds, and `left_out` for what no entry carries (docs/model.md,
-    section 14). Entries are read along the critical path; the `exact` largest run again in the engine.
+    section 15). Entries are read along the critical path; the `exact` largest run again in the engine.
     Raises InputError for illegal values of a key.
     """
     prepared, executions, result = predict(scenario)

@@ -29,7 +29,7 @@ QUANTILE_90 = 1.2815515655446004
 """Standard normal: a tenth lies above it, so 10 % and 90 % are plus and minus this."""
 
 MODEL_ERROR = 0.10
-"""Standard deviation of what no entry carries (docs/model.md, section 14), assumed. The best published
+"""Standard deviation of what no entry carries (docs/model.md, section 15), assumed. The best published
 predictors of multi-node training steps are about this far off: vTrain (MICRO 2024, table of errors) has a
 mean absolute error of 8.4 % on one node and 14.7 % on several. Not taken from errors of moesim."""
 

@@ -191,7 +191,7 @@ def interval(
     """(low, mid, high) of a figure: the interval that holds it with probability `level`, and its median.
 
     `metric`: step_time_s, tokens_per_s, mfu_causal, days or cost_usd; `left_out`: relative deviation for what
-    no calibration entry carries (None: the default of docs/model.md, section 14; 0: the entries alone).
+    no calibration entry carries (None: the default of docs/model.md, section 15; 0: the entries alone).
     Raises InputError for another metric.
     """
     from moesim.simulator.study.sources import MODEL_ERROR

@@ -83,7 +83,7 @@ def print_bands(bands: Uncertainty) -> None:
     from moesim.cli_console import print_table, print_text
     from moesim.simulator.show import cell
 
-    print_text("\nhow sure: 80 % lie between P10 and P90 (docs/model.md, section 14)")
+    print_text("\nhow sure: 80 % lie between P10 and P90 (docs/model.md, section 15)")
     names = ("predicted", "p10", "p50", "p90")
     rows = [(row["figure"], *(cell(row[name]) for name in names)) for row in bands.rows()]
     print_table(("", "predicted", "P10", "P50", "P90"), rows, right=(1, 2, 3, 4))
