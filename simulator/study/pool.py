@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -29,7 +30,10 @@ AHEAD = 2
 CONNECT_S = 20.0
 """How long a Dask scheduler may take to answer."""
 
-DIED = "its process died twice, the second time with no other point in it (out of memory?)"
+DIED = (
+    "its process died twice, the second time with no other point in it: out of memory, or a script that "
+    'calls sweep outside `if __name__ == "__main__":`'
+)
 
 
 def default_workers() -> int:
@@ -108,7 +112,11 @@ def _pool(workers: int) -> ProcessPoolExecutor:
 
 
 def _end_with_parent() -> None:
-    """A worker whose parent was killed would wait for work forever: a thread ends it."""
+    """A worker whose parent was killed would wait for work forever: a thread ends it.
+
+    Ctrl-C is the parent's business; the points under way are finished.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
 
     def watch() -> None:

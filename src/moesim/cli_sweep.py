@@ -56,6 +56,14 @@ def sweep(
             raise InputError(f"--vary {key.strip()} is given twice; put all values into one")
         space[key.strip()] = values
     base = moesim.load(scenario, *(overrides or []))
+    told = -1
+
+    def tell(now: moesim.Progress) -> None:
+        nonlocal told
+        if 100 * now.done // now.total > told:  # a log has a hundred lines at most
+            told = 100 * now.done // now.total
+            say(str(now))
+
     with working(f"sweeping {scenario}") as say:
         found = moesim.sweep(
             base,
@@ -67,7 +75,7 @@ def sweep(
             scheduler=scheduler,
             store=store,
             uncertainty=uncertainty,
-            progress=lambda now: say(str(now)),
+            progress=tell,
         )
     if as_json:
         print_json(found.to_dict())
