@@ -12,7 +12,6 @@ from typing import Any, Literal
 import moesim
 from moesim.hwmodels.calibration import load_profile, profile_hash
 from moesim.hwmodels.errors import InfeasibleError, InputError
-from moesim.simulator.model.shape import load_model
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.study.effects import predict
 from moesim.simulator.study.metrics import figures
@@ -58,7 +57,7 @@ def key_of(scenario: Scenario, uncertainty: bool = False) -> Key:
     """
     content = {
         "scenario": scenario.to_dict(),
-        "model": load_model(scenario.path(scenario.model)).model_dump(mode="json"),
+        "model": scenario.shape.model_dump(mode="json"),
         "cluster": scenario.machine.model_dump(mode="json"),
         "files": {name: _digest(scenario.path(name)) for name in _files(scenario)},
         "uncertainty": uncertainty,

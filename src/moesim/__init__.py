@@ -10,7 +10,8 @@
 `load` reads a scenario by preset name or path and applies overrides such as "parallel.ep=32";
 `Scenario.replace` changes keys. `simulate`, `explain`, `compare`, `sweep`, `sensitivity` and `interval` take
 a `Scenario`, a preset name or a file. Results have `to_dict()`, `to_pandas()` and show themselves in
-notebooks. `plan` searches plans; `run` predicts the whole run with failures and bill. `score` compares the home case with every published figure.
+notebooks. `plan` searches plans; `run` predicts the whole run with failures and bill; `score` compares the
+home case with every published figure.
 """
 
 from __future__ import annotations

@@ -248,6 +248,7 @@ def test_replace_keeps_where_relative_paths_start(tmp_path: Path) -> None:
     shape = load_model("qwen3-30b-a3b").model_dump(mode="json", exclude_none=True)
     (tmp_path / "m.yaml").write_text(dump_mapping(shape))
     own = load_scenario(written(tmp_path, preset_text(model="m.yaml"))).replace(seed=1)
+    assert isinstance(own.model, str)
     assert own.path(own.model) == str(tmp_path / "m.yaml")
 
 
