@@ -137,12 +137,13 @@ class MemoryBook:
         out = np.empty((len(frames), len(self.recipes), len(self.zero_stages)))
         for r, recipe in enumerate(self.recipes):
             weight, gradient = BYTES_PER_ELEMENT[recipe.parameters], BYTES_PER_ELEMENT[recipe.gradients]
+            gathered = min(weight, BYTES_PER_ELEMENT[recipe.parameter_gather])
             master = recipe.master_weights != recipe.parameters
             state = master * BYTES_PER_ELEMENT[recipe.master_weights] + 2 * BYTES_PER_ELEMENT[recipe.moments]
             for z, zero in enumerate(self.zero_stages):
                 total = (cut if zero >= 1 else whole) * state
                 total = total + (cut * gradient + largest * gradient if zero >= 2 else whole * gradient)
-                total = total + (cut * weight + 2 * largest * weight if zero >= 3 else whole * weight)
+                total = total + (cut * weight + 2 * largest * gathered if zero >= 3 else whole * weight)
                 out[:, r, z] = total
         return out
 
