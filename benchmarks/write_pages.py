@@ -9,8 +9,10 @@ scoreboard (about two minutes) is computed anew with `--scoreboard` only, and ke
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from pathlib import Path
 
@@ -235,23 +237,25 @@ def readme_with_answer() -> str:
     return f"{before}{BEGIN}```\n{answer}\n```\n{END}{after}"
 
 
-def example_outputs() -> dict[Path, str]:
-    """What every example prints now, by the file that keeps it."""
-    outputs = {}
-    for path in sorted((ROOT / "examples").glob("*.py")):
-        run = subprocess.run([sys.executable, str(path)], check=True, capture_output=True, text=True)
-        outputs[path.with_suffix(".out")] = run.stdout
-    for path in sorted((ROOT / "examples").glob("*.yaml")):
-        command = [
-            sys.executable,
-            "-c",
-            "from moesim.cli import main; main()",
-            "simulate",
-            f"examples/{path.name}",
-        ]
-        run = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
-        outputs[path.with_suffix(".out")] = run.stdout
-    return outputs
+def example_commands() -> dict[Path, list[str]]:
+    """How every example runs, by the file that keeps its output."""
+    simulate = [sys.executable, "-c", "from moesim.cli import main; main()", "simulate"]
+    folder = ROOT / "examples"
+    return {
+        **{path.with_suffix(".out"): [sys.executable, str(path)] for path in sorted(folder.glob("*.py"))},
+        **{
+            path.with_suffix(".out"): [*simulate, f"examples/{path.name}"]
+            for path in sorted(folder.glob("*.yaml"))
+        },
+    }
+
+
+def printed(command: list[str]) -> str:
+    """What a command prints; its messages are shown where it fails."""
+    run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    if run.returncode:
+        sys.exit(f"{' '.join(command[-2:])} ended with code {run.returncode}: {run.stderr}")
+    return run.stdout
 
 
 def main() -> None:
@@ -263,11 +267,15 @@ def main() -> None:
     parser.add_argument("--scoreboard", action="store_true")
     options = parser.parse_args()
     board = scoreboard_section() if options.scoreboard else section_on(PAGE.read_text("utf-8"))
-    pages = {
-        PAGE: page(score(), placement_sensitivity(load_scenario(HOME)), context_plans(), board),
-        README: readme_with_answer(),
-        **example_outputs(),
-    }
+    commands = example_commands()
+    # The examples run in processes of their own, beside the scoreboard.
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        outputs = pool.map(printed, commands.values())
+        pages = {
+            PAGE: page(score(), placement_sensitivity(load_scenario(HOME)), context_plans(), board),
+            README: readme_with_answer(),
+            **dict(zip(commands, outputs, strict=True)),
+        }
     stale = [path for path, text in pages.items() if not path.is_file() or path.read_text("utf-8") != text]
     names = ", ".join(str(path.relative_to(ROOT)) for path in stale) or "nothing"
     if options.check:

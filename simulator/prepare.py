@@ -57,14 +57,18 @@ class Prepared:
         return self.programs[0]
 
 
-def prepare(scenario: Scenario) -> Prepared:
+def prepare(
+    scenario: Scenario, profile: CalibrationProfile | None = None, stages: StageAssignment | None = None
+) -> Prepared:
     """Resolve names, check the plan, assign stages, price and compile.
 
+    `profile` and `stages`, where given, take the place of the scenario's: the same plan at other rates.
     Raises InputError for anything that does not fit together, naming key, value and nearest legal values.
     """
     shape = scenario.shape
     cluster, plan = scenario.machine, scenario.parallel
-    profile = load_profile(scenario.path(scenario.profile))
+    if profile is None:
+        profile = load_profile(scenario.path(scenario.profile))
     check_profile(profile, cluster)
     _check_sms(scenario, cluster)
     layout = Layout(plan, cluster.n_gpus, cluster.node.n_gpus)
@@ -74,7 +78,8 @@ def prepare(scenario: Scenario) -> Prepared:
     check_against_model(plan, shape, scenario.batch.sequence_length, 1 if partial else schedule.n_stages)
     _check_combination(scenario, schedule)
     pricer = Pricer(scenario, shape, cluster, profile, layout)
-    stages = assign_stages(scenario, pricer, schedule)
+    if stages is None:
+        stages = assign_stages(scenario, pricer, schedule)
     costs = pricer.table(schedule, stages)
     kinds = [[block.kind for block in stage] for stage in stages.stages]
     spec = load_spec(scenario, shape, layout, routed_layers(kinds))

@@ -131,7 +131,8 @@ class Pricer:
         assert self.shape.moe is not None
         routing = self.scenario.routing
         scattered = routing.eplb is not None and routing.eplb.policy == "global"
-        gate = Gate.of(self.shape.moe, "unlimited" if scattered else routing.gate)
+        ranking = "unlimited" if scattered else routing.gate
+        gate = Gate.of(self.shape.moe, ranking, routing.groups_per_token)
         per_node = self.scenario.parallel.ep // self.ep_nodes
         return expected_targets(gate, self.scenario.parallel.ep, per_node)
 

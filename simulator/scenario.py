@@ -89,6 +89,8 @@ class Routing(_Part):
 
     gate: Literal["model", "best", "top2-sum", "unlimited"] = "model"
     """`model`: as the model's config says; the others replace the score by which groups are ranked."""
+    groups_per_token: PositiveInt | None = None
+    """Expert groups (nodes, where a group is one) that a token reaches; absent: as the model's gate says."""
     expert_load_cv: SourcedFraction
     """Coefficient of variation of the load of one expert within one micro-batch of one group."""
     load: Load | None = None
@@ -177,6 +179,26 @@ class Scenario(_Part):
             return str(Path(self._base) / name)
         return name
 
+    def replace(self, **changes: Any) -> Scenario:
+        """The same scenario with some keys changed, checked again.
+
+        `replace(seed=1)`, `replace(communication={"sms": 8})` (the other keys of the section stay) or, by
+        dotted path, `replace(**{"communication.sms": 8})`. Quantities carry units, as in a file: "160 GB/s".
+        Raises InputError with key, value and nearest legal value.
+        """
+        data = self.model_dump(mode="json", exclude_none=True)
+        for key, value in changes.items():
+            section = isinstance(value, Mapping) and "." not in key and key in SECTIONS
+            for below, inner in value.items() if section else [("", value)]:
+                path = f"{key}.{below}" if below else key
+                data = _put(data, path, _plain(inner), f"replace({path}=...)")
+        changed = validate_model(Scenario, data, f"scenario {self.name}")
+        return changed if self._base is None else changed.based_on(self._base)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All keys as plain data; a scenario file may hold it."""
+        return self.model_dump(mode="json", exclude_none=True)
+
     def based_on(self, folder: str) -> Scenario:
         """The same scenario with relative paths starting from `folder`."""
         copy = self.model_copy()
@@ -255,15 +277,39 @@ _DESCRIPTIONS: dict[str, Callable[[str], dict[str, Any]]] = {
 """Keys whose value may be a name, and what the name stands for."""
 
 
+SECTIONS = frozenset(
+    name
+    for name, field in Scenario.model_fields.items()
+    if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+) | {"cluster"}
+"""Keys with keys below them."""
+
+
+def _plain(value: Any) -> Any:
+    """A Python value as a file would hold it: no None inside descriptions, lists for tuples."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json", exclude_none=True)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return value
+
+
 def _override(data: Mapping[str, Any], text: str) -> dict[str, Any]:
-    """`data` with one dotted key replaced; creates missing sections, so the validator names a typo."""
+    """`data` with the dotted key of `key=value` replaced; the value is read as YAML."""
     key, equals, value_text = text.partition("=")
     if not equals or not key.strip():
         raise InputError(f"--set {text!r}: write key=value, for example parallel.ep=32")
     value = parse_mapping(f"value: {value_text}", f"--set {key.strip()}")["value"]
+    return _put(data, key.strip(), value, f"--set {text!r}")
+
+
+def _put(data: Mapping[str, Any], key: str, value: Any, place: str) -> dict[str, Any]:
+    """`data` with one dotted key replaced; creates missing sections, so the validator names a typo."""
     result: dict[str, Any] = json.loads(json.dumps(data, default=str)) if data else {}
     section: Any = result
-    parts = key.strip().split(".")
+    parts = key.split(".")
     for part in parts[:-1]:
         below = section.get(part)
         if below is None:
@@ -273,7 +319,7 @@ def _override(data: Mapping[str, Any], text: str) -> dict[str, Any]:
             below = section[part] = _DESCRIPTIONS[part](below)
         if not isinstance(below, dict):
             raise InputError(
-                f"--set {text!r}: {part!r} is {below!r}, which has no keys below it; replace it as a whole"
+                f"{place}: {part!r} is {below!r}, which has no keys below it; replace it as a whole"
             )
         section = below
     section[parts[-1]] = value

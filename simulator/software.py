@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Software(BaseModel):
-    """Framework behaviour that changes a step; all off unless given (docs/model.md, section 14)."""
+    """Framework behaviour that changes a step; all off unless given (docs/model.md, section 15)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

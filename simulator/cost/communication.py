@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from moesim.hwmodels.calibration import CalibrationProfile
+from moesim.hwmodels.calibration import CalibrationProfile, MeasuredCurve
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.scale_up_shares import SWITCHED, ScaleUpShares
 from moesim.simulator.collectives.library import load_library
@@ -78,10 +78,12 @@ def ep_transfer(
 
     payload = max(NIC bytes / NIC rate, NVLink bytes / NVLink rate, rows / SM rate) * `slowdown`; the rates
     come from the profile's curves, the rows count the own rank's (docs/model.md, eq. X2). `slowdown` >= 1
-    is what compute beside it costs, `kernels` the generation of the NIC curve. Raises InputError without
-    SMs or without such a curve.
+    is what compute beside it costs, `kernels` the generation of the NIC curve and, where the profile has
+    them, of the others. Raises InputError without such a curve, and without SMs where the generation needs
+    some (its SM curve does not begin at 0).
     """
-    if sms < 1:
+    rate = of_generation(profile, f"ep.{operation}.sm_rate", kernels)
+    if sms < 1 and rate.curve.xs[0] > 0.0:
         raise InputError(
             f"communication.sms={sms}: expert-parallel kernels need at least 1 communication SM "
             "(DeepEP uses 20 to 24); set communication.sms, or parallel.ep=1"
@@ -90,9 +92,9 @@ def ep_transfer(
     notes: list[str] = []
 
     def read(curve_id: str, x: float) -> tuple[float, float]:
-        curve = profile.curve(curve_id)
+        curve = of_generation(profile, curve_id, kernels)
         reading = curve.curve.at(x)
-        used.append(curve_id)
+        used.append(curve.id)
         if reading.extrapolated:
             notes.append(reading.note)
         return reading.value, curve.residual.relative
@@ -193,6 +195,12 @@ def all_to_all_seconds(
         nic_bytes=nic,
         scale_up_bytes=scale_up,
     )
+
+
+def of_generation(profile: CalibrationProfile, curve_id: str, kernels: str) -> MeasuredCurve:
+    """The curve `<curve_id>.<kernels>` where the profile has it, else `curve_id`; InputError without both."""
+    own = f"{curve_id}.{kernels}"
+    return profile.curve(own if any(entry.id == own for entry in profile.curves) else curve_id)
 
 
 def notify_seconds(links: Links, nodes: int) -> float:

@@ -19,7 +19,6 @@ from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import Schedule
 from moesim.simulator.vectors import IntVector
 
-
 Draw = Callable[[int, int | None], Variation]
 """(group, members; None: those of the folded run) -> how the members of that group differ."""
 

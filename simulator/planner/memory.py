@@ -44,6 +44,7 @@ class MemoryBook:
     policies: Sequence[RecomputePolicy]
     sms: Sequence[int]
     zero_stages: Sequence[int]
+    redundant_experts: int = 0
     _activations: dict[object, Array] = field(default_factory=dict)
     _workspace: dict[object, Array] = field(default_factory=dict)
     _parameters: dict[object, tuple[float, float, float]] = field(default_factory=dict)
@@ -152,8 +153,9 @@ class MemoryBook:
         key = (plan.tp, plan.ep, plan.expert_tp, blocks)
         if key not in self._parameters:
             listed = [Block(kind) for kind, count in blocks for _ in range(count)]
-            whole = local_parameters(self.shape, frame.layout, listed)
-            each = [local_parameters(self.shape, frame.layout, [Block(kind)]) for kind, _ in blocks]
+            more = self.redundant_experts
+            whole = local_parameters(self.shape, frame.layout, listed, more)
+            each = [local_parameters(self.shape, frame.layout, [Block(kind)], more) for kind, _ in blocks]
             self._parameters[key] = (whole.experts, whole.other, max(e.experts + e.other for e in each))
         return self._parameters[key]
 

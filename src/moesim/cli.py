@@ -15,7 +15,17 @@ from typing import Annotated, NoReturn
 import typer
 
 import moesim
-from moesim import cli_calibrate, cli_eplb, cli_plan, cli_run, cli_simulate, cli_topology
+from moesim import (
+    cli_calibrate,
+    cli_compare,
+    cli_eplb,
+    cli_plan,
+    cli_run,
+    cli_sensitivity,
+    cli_simulate,
+    cli_sweep,
+    cli_topology,
+)
 from moesim.hwmodels.errors import InputError, MoesimError
 
 app = typer.Typer(
@@ -31,10 +41,13 @@ importers = typer.Typer(
 )
 app.add_typer(importers, name="import")
 cli_calibrate.register(app, importers)
+cli_compare.register(app)
 cli_eplb.register(app)
 cli_plan.register(app, importers)
 cli_run.register(app)
+cli_sensitivity.register(app)
 cli_simulate.register(app)
+cli_sweep.register(app)
 cli_topology.register(app, importers)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
