@@ -6,7 +6,6 @@ them out means the home case. The session keeps a copy, because changing the pag
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import time
@@ -18,11 +17,11 @@ import streamlit as st
 
 import moesim
 from moesim.app import jobs, uploads, work
-from moesim.hwmodels.calibration import load_profile, profile_hash
 from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.reprice import without_prices
 from moesim.simulator.result import Result
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.study.point import key_of
 
 HOME = "deepseek-v3-2048xh800"
 MOST_LINK_CHARACTERS = 16_000
@@ -201,10 +200,8 @@ def link(name: str, texts: Sequence[str]) -> str:
 
 
 def cache_key(scenario: Scenario) -> str:
-    """Scenario hash + calibration hash + version: equal keys mean equal results."""
-    profile = profile_hash(load_profile(scenario.path(scenario.profile)))
-    text = f"{scenario.model_dump_json()}|{profile}|{moesim.__version__}"
-    return hashlib.sha256(text.encode()).hexdigest()
+    """Scenario hash, calibration hash, version: the key of a sweep's store; equal keys mean equal results."""
+    return key_of(scenario).text
 
 
 def result() -> Result | None:

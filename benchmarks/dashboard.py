@@ -1,6 +1,6 @@
 """How quickly the dashboard's script answers, and whether its memory stays bounded.
 
-Runs the pages as a browser session would, without the browser: `python benchmarks/dashboard.py [interactions]`.
+Runs the pages as a session would, without a browser: `python benchmarks/dashboard.py [interactions]`.
 Times hold the whole script run, jobs included; drawing in the browser comes on top.
 """
 

@@ -33,7 +33,7 @@ def show() -> None:
             "bounds",
         )
     with right:
-        _sureness(result, step_band is not None)
+        _sureness(result)
     _why(result)
     if rows:
         _published(rows)
@@ -49,8 +49,6 @@ def _words(name: str, band: Any) -> str:
 
 def _interval(scenario: Scenario) -> Any:
     """Bands where they are known; else they are computed beside the page, which refreshes itself."""
-    if not work.can("interval"):
-        return None
     job = jobs.submit(f"interval/{state.cache_key(scenario)}", work.interval, scenario, lane="long")
     if job.done:
         return job.result()
@@ -68,12 +66,8 @@ def _poll(name: str, job: jobs.Job) -> None:
         st.caption(":material/hourglass_top: the interval is being computed")
 
 
-def _sureness(result: Result, known: bool) -> None:
+def _sureness(result: Result) -> None:
     st.markdown(f"**Confidence: {result.confidence}.** {result.confidence_reason}")
-    if not known and not work.can("interval"):
-        st.caption(
-            "This build computes no intervals; the bounds are a best and a worst case, not an interval."
-        )
 
 
 def _why(result: Result) -> None:
@@ -110,23 +104,7 @@ def _why(result: Result) -> None:
 
 def _sentences(result: Result) -> list[str]:
     """The bottleneck in words."""
-    explain: Any = getattr(moesim, "explain", None)
-    if explain is not None:
-        return list(explain(result).sentences)
-    first, second = (*result.critical_path_s, None, None)[:2]
-    said = []
-    if first is not None:
-        more = f", then {second.cause} with {second.seconds:.2f} s" if second is not None else ""
-        said.append(
-            f"The step waits longest for {first.cause}: {first.seconds:.2f} s of {result.step.time_s:.2f} s"
-            f"{more} (critical path)."
-        )
-    own = result.breakdown_s
-    said.append(
-        f"Pipeline rank 0 idles {own.bubble:.2f} s in the bubble and waits {own.exposed_communication:.2f} s "
-        "for communication."
-    )
-    return said
+    return list(moesim.explain(result).sentences)
 
 
 def _published(rows: Any) -> None:
