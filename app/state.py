@@ -121,7 +121,7 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any], path: str)
         place = f"{path}{key}"
         if old == new:
             continue
-        if _is_stated(new):
+        if isinstance(new, Mapping) and _is_stated(new):
             yield place, new["value"]
         elif isinstance(old, Mapping) and isinstance(new, Mapping) and not any("." in str(k) for k in new):
             yield from _differences(old, new, f"{place}.")
@@ -129,11 +129,10 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any], path: str)
             yield place, new
 
 
-def _is_stated(value: object) -> bool:
+def _is_stated(value: Mapping[str, Any]) -> bool:
     """Whether it is a figure that a plain value in an override becomes."""
     return (
-        isinstance(value, Mapping)
-        and value.get("kind") == "assumed"
+        value.get("kind") == "assumed"
         and str(value.get("source")).startswith("stated in ")
         and set(value) == {"value", "kind", "source", "date"}
     )

@@ -20,7 +20,6 @@ from moesim.simulator.neighbours import Neighbour
 from moesim.simulator.planner.result import PlanResult
 from moesim.simulator.result import Result
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.study.band import Uncertainty
 from moesim.simulator.study.sensitivity import Sensitivity
 from moesim.simulator.timeline import Timeline
 
@@ -63,9 +62,9 @@ def profiles(cluster: str) -> tuple[str, list[str]]:
     return best_profile(accelerator)[1], fitting_profiles(accelerator.name)
 
 
-def interval(scenario: Scenario) -> Uncertainty | None:
-    """P10, P50 and P90 of the figures, and the sources of uncertainty."""
-    return moesim.simulate(scenario, uncertainty=True).uncertainty
+def interval(scenario: Scenario) -> Result:
+    """The same prediction with P10, P50 and P90 of its figures."""
+    return moesim.simulate(scenario, uncertainty=True)
 
 
 def sensitivity(scenario: Scenario) -> Sensitivity:

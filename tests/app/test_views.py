@@ -152,6 +152,16 @@ def test_the_result_says_how_far_it_is_from_what_was_published() -> None:
     assert any("from the published 0.3894" in text for text in captions)
 
 
+def test_intervals_come_when_they_are_known() -> None:
+    app = session("result", *SMALL)
+    until(app, lambda page: any("P10 to P90" in caption.value for caption in page.caption))
+    bands = moesim.simulate(HOME, *SMALL, uncertainty=True).uncertainty
+    assert bands is not None
+    days = bands.bands["days"]
+    assert any(f"{days.p10:.3g} to {days.p90:.3g}" in caption.value for caption in app.caption)
+    assert any("$" in text for text in metrics(app).values())
+
+
 def test_other_prices_do_not_simulate_again(monkeypatch: pytest.MonkeyPatch) -> None:
     session("result", *SMALL)
     asked: list[str] = []
