@@ -135,7 +135,7 @@ cache = Cache(CACHE_BYTES)
 
 @dataclass(slots=True)
 class _Lane:
-    """Places for jobs of one kind: short ones that a page waits for, long ones that run beside."""
+    """Places for jobs of one kind: short ones that a page waits for, a few seconds beside it, long ones."""
 
     places: threading.BoundedSemaphore
     niceness: int
@@ -145,6 +145,7 @@ class _Lane:
 _cores = os.cpu_count() or 1
 _lanes = {
     "short": _Lane(threading.BoundedSemaphore(max(2, _cores)), 0),
+    "beside": _Lane(threading.BoundedSemaphore(1), 5),
     "long": _Lane(threading.BoundedSemaphore(max(1, _cores // 2)), 10),
 }
 

@@ -94,7 +94,7 @@ def pareto(
         mode="lines+markers",
         line={"shape": "hv", "color": GREY, "dash": "dot"},
         marker={"size": 13, "color": BLUE, "symbol": "circle"},
-        hovertemplate="%{text}<br>%{x:.3f} s, %{y:.4s}<extra></extra>",
+        hovertemplate="%{text}<br>%{x:.3f} s, %{y:.1f}<extra></extra>",
     )
     if own is not None:
         chart.add_scatter(
@@ -104,8 +104,8 @@ def pareto(
             text=[own[0]],
             mode="markers",
             marker={"size": 15, "color": PURPLE, "symbol": "star"},
-            hovertemplate="%{text}<br>%{x:.3f} s, %{y:.4s}<extra></extra>",
+            hovertemplate="%{text}<br>%{x:.3f} s, %{y:.1f}<extra></extra>",
         )
     chart.update_xaxes(title="step time (s)")
-    chart.update_yaxes(title=value_label, tickformat="~s")
+    chart.update_yaxes(title=value_label)
     return styled(chart, 380)

@@ -97,9 +97,9 @@ def _answer(found: PlanResult) -> None:
     st.caption("No other plan is better than one of these in time, GPU-hours and memory together.")
     event = widgets.figure(
         charts.pareto(
-            [(row.label, row.time_s, row.memory_bytes) for row in found.pareto],
-            None if found.own is None else (found.own.label, found.own.time_s, found.own.memory_bytes),
-            "memory of the fullest GPU (bytes)",
+            [_point(row) for row in found.pareto],
+            None if found.own is None else _point(found.own),
+            "memory of the fullest GPU (GiB)",
         ),
         "Pareto front: step time against memory",
         "pareto",
@@ -119,6 +119,10 @@ def _answer(found: PlanResult) -> None:
     _refused(found)
 
 
+def _point(row: PlanRow) -> tuple[str, float, float]:
+    return row.label, row.time_s, in_unit(row.memory_bytes, "GiB", "bytes")
+
+
 def _table(rows: Sequence[PlanRow], name: str) -> PlanRow | None:
     """Plans as a table; the row that is chosen."""
     event: Any = st.dataframe(
@@ -131,10 +135,9 @@ def _table(rows: Sequence[PlanRow], name: str) -> PlanRow | None:
                 "SMs": row.sms,
                 "step (s)": row.time_s,
                 "from": row.source,
-                "memory (GiB)": in_unit(row.memory_bytes, "GiB", "bytes"),
-                "days": row.days,
+                "GiB": in_unit(row.memory_bytes, "GiB", "bytes"),
                 "cost": headline.money(row.cost_usd),
-                "behind the best": row.margin,
+                "behind": row.margin,
             }
             for row in rows
         ],
@@ -144,9 +147,8 @@ def _table(rows: Sequence[PlanRow], name: str) -> PlanRow | None:
         selection_mode="single-row",
         column_config={
             "step (s)": st.column_config.NumberColumn(format="%.3f"),
-            "memory (GiB)": st.column_config.NumberColumn(format="%.1f"),
-            "days": st.column_config.NumberColumn(format="%.1f"),
-            "behind the best": st.column_config.NumberColumn(format="percent"),
+            "GiB": st.column_config.NumberColumn(format="%.1f"),
+            "behind": st.column_config.NumberColumn(format="percent"),
         },
     )
     chosen = event["selection"]["rows"] if event else []

@@ -59,7 +59,7 @@ def _bands(scenario: Scenario) -> dict[str, Band]:
     if job is None or job.key != key:
         if job is not None and not job.done:
             job.cancel()
-        job = st.session_state["interval job"] = jobs.submit(key, work.interval, plain, lane="long")
+        job = st.session_state["interval job"] = jobs.submit(key, work.interval, plain, lane="beside")
     if not job.done:
         _poll(key, job)
         return {}

@@ -162,6 +162,12 @@ def test_intervals_come_when_they_are_known() -> None:
     assert any("$" in text for text in metrics(app).values())
 
 
+def test_the_tornado_comes_when_asked_for() -> None:
+    app = session("what_if", *SMALL)
+    app.button(key="start tornado").click().run()
+    until(app, lambda page: len(page.get("plotly_chart")) > 0)
+
+
 def test_other_prices_do_not_simulate_again(monkeypatch: pytest.MonkeyPatch) -> None:
     session("result", *SMALL)
     asked: list[str] = []
