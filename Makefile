@@ -4,10 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 SCENARIO ?= deepseek-v3-2048xh800
 
-.PHONY: run test check pages scoreboard bench clean
+.PHONY: run app test check pages scoreboard screenshots bench clean
 
 run: $(VENV)/.core
 	@$(BIN)/moesim simulate $(SCENARIO)
+
+app: $(VENV)/.test
+	@$(BIN)/moesim app
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest
@@ -22,6 +25,10 @@ check: $(VENV)/.test
 # Rewrites docs/validation.md, the answer in README.md and examples/*.out from fresh runs.
 pages: $(VENV)/.core
 	$(BIN)/python benchmarks/write_pages.py
+
+# Rewrites docs/screenshots/*.png from a server of its own; needs Chromium.
+screenshots: $(VENV)/.test
+	$(BIN)/python benchmarks/screenshots.py
 
 # The open scoreboard anew, with the pages; about two minutes.
 scoreboard: $(VENV)/.core

@@ -244,9 +244,20 @@ class CalibrationProfile(_Plain):
         raise InputError(f"calibration profile {self.name!r} has no entry {id_!r}")
 
 
+GENERIC_PROFILE = "generic-roofline"
+"""Prices any accelerator from its datasheet peaks."""
+
+
 def list_profiles() -> list[str]:
     """Names of the profiles that ship with the package."""
     return sorted(path.stem for path in PROFILE_DIRECTORY.glob("*.yaml"))
+
+
+def fitting_profiles(accelerator: str) -> list[str]:
+    """Names of the shipped profiles that may price an accelerator, the generic one last."""
+    known = [load_profile(name) for name in list_profiles()]
+    fitting = [p.name for p in known if accelerator in (p.accelerator, *p.also_for)]
+    return [*fitting, GENERIC_PROFILE]
 
 
 def load_profile(name_or_path: str | Path) -> CalibrationProfile:

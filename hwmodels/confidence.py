@@ -6,6 +6,7 @@ from typing import Literal
 
 from moesim.hwmodels.accelerator import Accelerator
 from moesim.hwmodels.calibration import (
+    GENERIC_PROFILE,
     CalibrationProfile,
     GemmTable,
     Prior,
@@ -19,7 +20,7 @@ Confidence = Literal["measured", "published", "peak-only"]
 LEVELS: tuple[Confidence, ...] = ("measured", "published", "peak-only")
 """Best first."""
 
-GENERIC = "generic-roofline"
+GENERIC = GENERIC_PROFILE
 """The profile that prices any accelerator from its data file."""
 
 

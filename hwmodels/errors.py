@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class MoesimError(Exception):
     """Base of every error that the command line shows as one paragraph instead of a traceback."""
@@ -10,9 +12,18 @@ class MoesimError(Exception):
 
 
 class InputError(MoesimError):
-    """Malformed or illegal input: unknown key, wrong unit, a plan that does not divide (exit code 2)."""
+    """Malformed or illegal input: unknown key, wrong unit, a plan that does not divide (exit code 2).
+
+    Where the message names legal values of one scenario key, `key` and `nearest` hold them as data.
+    """
 
     exit_code = 2
+
+    def __init__(self, message: str, *, key: str | None = None, nearest: Sequence[object] = ()) -> None:
+        """The message, one sentence for people."""
+        super().__init__(message)
+        self.key = key
+        self.nearest = tuple(nearest)
 
 
 class InfeasibleError(MoesimError):

@@ -1,4 +1,4 @@
-"""Writing files: whole or not at all, and the same bytes for the same content."""
+"""Files of the user's: which may be read by path, and writing whole or not at all."""
 
 from __future__ import annotations
 
@@ -10,6 +10,30 @@ from pathlib import Path
 from typing import IO
 
 from moesim.hwmodels.errors import InputError
+
+READ_BELOW = "MOESIM_READ_BELOW"
+"""Environment variable of a server: the one folder, beside the shipped data, that it may read by path."""
+
+_SHIPPED = Path(__file__).resolve().parent.parent
+"""Holds the data folders of hwmodels and simulator, in a checkout as in an installed package."""
+
+
+def check_readable(path: Path, name: str | None = None) -> None:
+    """Raise InputError where this process serves strangers and `path` is not one of theirs or ours.
+
+    A server (`moesim app`) sets READ_BELOW, which its worker processes inherit; elsewhere every path may be
+    read. Whether the file exists is not told. `name` is what the message calls the file.
+    """
+    below = os.environ.get(READ_BELOW)
+    if below is None:
+        return
+    real = path.resolve()
+    folders = [Path(below).resolve(), _SHIPPED / "hwmodels" / "data", _SHIPPED / "simulator" / "data"]
+    if not any(real.is_relative_to(folder) for folder in folders):
+        raise InputError(
+            f"{name or path.name}: files of the server are not read by path; upload the file, or give a "
+            "shipped name"
+        )
 
 
 def check_writable(path: Path, what: str) -> None:

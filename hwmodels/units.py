@@ -107,6 +107,11 @@ def _join(number: str, unit: str) -> str:
     return f"{number} {unit}".rstrip() if unit != "%" else f"{number} %"
 
 
+def in_unit(value: float, unit: str, dimension: str) -> float:
+    """An SI value as a number of `unit`; raises InputError for a unit that is not of the dimension."""
+    return value / parse_quantity(f"1 {unit}", dimension)
+
+
 def format_quantity(value: float, dimension: str) -> str:
     """A quantity for people, four significant digits: 5e10 bytes_per_s is "50 GB/s"."""
     if not math.isfinite(value):

@@ -14,6 +14,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.events import AliasEvent
 
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.files import check_readable
 from moesim.hwmodels.validation import validate_model
 
 __all__ = [
@@ -56,6 +57,7 @@ def load_mapping(path: str | Path) -> dict[str, Any]:
     name = str(path)
     if path.suffix.lower() not in EXTENSIONS:
         raise InputError(f"{name}: unknown file type {path.suffix!r}; use {', '.join(EXTENSIONS)}")
+    check_readable(path)
     try:
         with path.open("rb") as file:
             data = file.read(MAX_JSON_BYTES + 1)

@@ -9,6 +9,7 @@ from pathlib import Path
 from moesim.hwmodels.calibration import CalibrationProfile, load_profile
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.files import check_readable
 from moesim.simulator.cost.table import CostTable
 from moesim.simulator.draws import draw_loads, draw_variation, routed_layers
 from moesim.simulator.engine.program import Program, Variation, compile_program
@@ -156,8 +157,16 @@ def load_schedule(scenario: Scenario, count: int) -> Schedule:
     """The named schedule, or the CSV file that the scenario names, for `count` micro-batches."""
     plan = scenario.parallel
     if not scenario.schedule.lower().endswith(".csv"):
-        return build(scenario.schedule, plan.pp, count, plan.vpp)
+        try:
+            return build(scenario.schedule, plan.pp, count, plan.vpp)
+        except InputError as error:
+            if error.key != "microbatches":
+                raise
+            unit = scenario.batch.sequences // count  # the scenario has sequences, not micro-batches
+            near = [unit * value for value in error.nearest if isinstance(value, int)]
+            raise InputError(str(error), key="batch.sequences", nearest=near) from None
     path = Path(scenario.path(scenario.schedule))
+    check_readable(path)
     try:
         text = path.read_text("utf-8")
     except OSError as error:
@@ -180,7 +189,9 @@ def _check_sms(scenario: Scenario, cluster: Cluster) -> None:
     if engine is not None and sms:
         raise InputError(
             f"communication.sms={sms}: on {cluster.accelerator.name} a dedicated engine ({engine.name}) "
-            f"moves collectives, no {cluster.accelerator.unit_name} does; set communication.sms=0"
+            f"moves collectives, no {cluster.accelerator.unit_name} does; set communication.sms=0",
+            key="communication.sms",
+            nearest=(0,),
         )
     if sms == 0:
         return
@@ -188,7 +199,9 @@ def _check_sms(scenario: Scenario, cluster: Cluster) -> None:
     if sms >= total:
         raise InputError(
             f"communication.sms={sms} leaves no SM for compute: {cluster.accelerator.name} has {total}; "
-            f"use at most {total - 1} (DeepEP uses 20 to 24)"
+            f"use at most {total - 1} (DeepEP uses 20 to 24)",
+            key="communication.sms",
+            nearest=(total - 1,),
         )
 
 
@@ -197,5 +210,7 @@ def _check_combination(scenario: Scenario, schedule: Schedule) -> None:
     if scenario.parallel.zero_stage == 3 and overlapped:
         raise InputError(
             f"parallel.zero_stage=3 with schedule={schedule.name}: parameter gathers have no slot in an "
-            "overlapped pair; use zero_stage 0 to 2, or a schedule without pairs such as 1f1b"
+            "overlapped pair; use zero_stage 0 to 2, or a schedule without pairs such as 1f1b",
+            key="parallel.zero_stage",
+            nearest=(2,),
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moesim.hwmodels.calibration import CalibrationProfile, Law, list_profiles, load_profile
+from moesim.hwmodels.calibration import CalibrationProfile, Law, fitting_profiles
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
 
@@ -23,9 +23,10 @@ def check_profile(profile: CalibrationProfile, cluster: Cluster) -> None:
     accelerator = cluster.accelerator.name
     if profile.accelerator == "any" or accelerator in (profile.accelerator, *profile.also_for):
         return
-    known = [load_profile(name) for name in list_profiles()]
-    fitting = [p.name for p in known if accelerator in (p.accelerator, *p.also_for)]
+    fitting = fitting_profiles(accelerator)
     raise InputError(
         f"profile={profile.name} was taken on {profile.accelerator}, but the cluster has {accelerator}; use "
-        f"{' or '.join([*fitting, 'generic-roofline'])} (the last one prices from datasheet peaks)"
+        f"{' or '.join(fitting)} (the last one prices from datasheet peaks)",
+        key="profile",
+        nearest=fitting,
     )

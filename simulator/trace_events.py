@@ -110,8 +110,12 @@ class GpuEvents:
             sides = ("forward", "backward")
             args = {f"{s} {k}": v[i] for k, v in stages.items() for i, s in enumerate(sides) if v[i] >= 0}
             yield from self._slice(SCHEDULE, f"{record.step.code.kind} {record.step.label}", begin, end, args)
-            for number, task in enumerate(record.step.code.tasks):
-                yield from self._task(record, number, task)
+            yield from self.phases(record)
+
+    def phases(self, record: StepRecord) -> Iterator[Event]:
+        """The tasks inside one schedule action, on their streams."""
+        for number, task in enumerate(record.step.code.tasks):
+            yield from self._task(record, number, task)
 
     def _task(self, record: StepRecord, number: int, task: CompiledTask) -> Iterator[Event]:
         step, end = record.step, int(record.ends[number][self.member])

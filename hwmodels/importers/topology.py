@@ -10,6 +10,7 @@ from typing import Any
 
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.files import check_readable
 from moesim.hwmodels.importers.machine import Machine, rate_text
 from moesim.hwmodels.importers.nccl_xml import read_nccl_xml
 from moesim.hwmodels.importers.smi_topo import read_smi_topo
@@ -69,6 +70,7 @@ class _Parts:
 
 
 def _read(path: Path) -> str:
+    check_readable(path)
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)

@@ -1,23 +1,20 @@
-"""Measuring a machine: `calibrate` writes its profile, `compare` shows drift, `transfer` makes a sibling's.
+"""Measuring a machine: `calibrate` writes its profile, `transfer` makes a sibling's.
 
 Importing this package needs no GPU and no GPU library.
 """
 
 from __future__ import annotations
 
-from moesim.kernels.calibrate.compare import Drift, compare
 from moesim.kernels.calibrate.plan import build_plan, measurement_names
 from moesim.kernels.calibrate.run import Options, Progress, calibrate
 from moesim.kernels.calibrate.transfer import Statement, statements, transfer
 
 __all__ = [
-    "Drift",
     "Options",
     "Progress",
     "Statement",
     "build_plan",
     "calibrate",
-    "compare",
     "measurement_names",
     "statements",
     "transfer",

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.files import check_readable
 from moesim.hwmodels.yaml_io import load_mapping
 
 FloatArray = NDArray[np.float64]
@@ -29,6 +30,7 @@ def read_counts(path: Path) -> FloatArray:
     readers = {".csv": _read_csv, ".npy": _read_npy, ".json": _read_json}
     if path.suffix.lower() not in readers:
         raise InputError(f"{name}: unknown file type {path.suffix!r}; use {', '.join(readers)}")
+    check_readable(path)
     try:
         if not path.is_file():
             raise InputError(f"{name}: No such file" if not path.exists() else f"{name}: is not a file")

@@ -168,20 +168,30 @@ def check_against_model(plan: ParallelPlan, shape: ModelShape, sequence: int, n_
     if shape.dense_ffn is not None:
         check_divides("parallel.tp", plan.tp, shape.dense_ffn, f"dense_ffn={shape.dense_ffn}")
     if plan.sequence_parallel and plan.tp == 1:
-        raise InputError("parallel.sequence_parallel=true needs parallel.tp of at least 2; tp is 1")
+        raise InputError(
+            "parallel.sequence_parallel=true needs parallel.tp of at least 2; tp is 1",
+            key="parallel.sequence_parallel",
+            nearest=(False,),
+        )
     if moe is None:
         for key, degree in (("ep", plan.ep), ("expert_tp", plan.expert_tp)):
             if degree > 1:
-                raise InputError(f"parallel.{key}={degree} but {shape.name} has no experts; use {key}: 1")
+                raise InputError(
+                    f"parallel.{key}={degree} but {shape.name} has no experts; use {key}: 1",
+                    key=f"parallel.{key}",
+                    nearest=(1,),
+                )
     else:
         _check_experts(plan, shape)
     # Causal balance gives every context-parallel rank one early and one late slice of the sequence.
     slices = 2 * plan.cp if plan.cp > 1 else 1
     if sequence % slices:
-        near = _listed(nearest_divisors(plan.cp, sequence // 2) if sequence % 2 == 0 else [1])
+        near = nearest_divisors(plan.cp, sequence // 2) if sequence % 2 == 0 else [1]
         raise InputError(
             f"parallel.cp={plan.cp} does not cut sequence={sequence} into {slices} equal slices; "
-            f"nearest: {near}"
+            f"nearest: {_listed(near)}",
+            key="parallel.cp",
+            nearest=near,
         )
     if plan.sequence_parallel:
         check_divides("parallel.tp", plan.tp, sequence // plan.cp, f"sequence / cp = {sequence // plan.cp}")
@@ -201,7 +211,9 @@ def _check_experts(plan: ParallelPlan, shape: ModelShape) -> None:
     if plan.tp > 1 and not plan.sequence_parallel:
         raise InputError(
             f"parallel.tp={plan.tp} with experts needs parallel.sequence_parallel: true; otherwise every "
-            "rank of a TP group would dispatch the same tokens"
+            "rank of a TP group would dispatch the same tokens",
+            key="parallel.sequence_parallel",
+            nearest=(True,),
         )
 
 
@@ -213,10 +225,12 @@ def microbatches(layout: Layout, global_batch: int) -> int:
     unit = layout.dp * layout.plan.microbatch
     if global_batch < 1 or global_batch % unit:
         below = global_batch // unit * unit
-        near = _listed([n for n in (below, below + unit) if n > 0])
+        near = [n for n in (below, below + unit) if n > 0]
         raise InputError(
             f"batch of {global_batch} sequences is not a multiple of dp x microbatch = {layout.dp} x "
-            f"{layout.plan.microbatch} = {unit}; nearest: {near}"
+            f"{layout.plan.microbatch} = {unit}; nearest: {_listed(near)}",
+            key="batch.sequences",
+            nearest=near,
         )
     return global_batch // unit
 
@@ -224,8 +238,10 @@ def microbatches(layout: Layout, global_batch: int) -> int:
 def check_divides(key: str, value: int, whole: int, what: str) -> None:
     """Raise InputError naming the nearest divisors where `value` does not divide `whole`."""
     if whole % value:
-        near = _listed(nearest_divisors(value, whole))
-        raise InputError(f"{key}={value} does not divide {what}; nearest: {near}")
+        near = nearest_divisors(value, whole)
+        raise InputError(
+            f"{key}={value} does not divide {what}; nearest: {_listed(near)}", key=key, nearest=near
+        )
 
 
 def nearest_divisors(value: int, whole: int) -> list[int]:

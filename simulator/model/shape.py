@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.files import check_readable
 from moesim.hwmodels.provenance import UNDATED, DateText, Kind
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import EXTENSIONS, load_mapping, parse_mapping
@@ -218,6 +219,8 @@ def load_model(name_or_path: str | Path) -> ModelShape:
         data = parse_mapping((_folder() / f"{text}.yaml").read_text(encoding="utf-8"), f"{text}.yaml")
         return validate_model(ModelShape, data, f"{text}.yaml")
     path = Path(name_or_path)
+    if path.name != text:  # a bare word may be a misspelt name: that is answered first
+        check_readable(path)
     if path.suffix.lower() not in EXTENSIONS and not path.exists():
         known = list(shipped_models())
         raise InputError(

@@ -15,9 +15,12 @@ def check_dualpipe(pp: int, microbatches: int, vpp: int = 1) -> None:
     check_positive(NAME, pp, microbatches, vpp)
     check_fixed_vpp(NAME, vpp, 1)
     if pp % 2:
-        nearest = ", ".join(str(p) for p in (pp - 1, pp + 1) if p)
+        near = [p for p in (pp - 1, pp + 1) if p]
         raise InputError(
-            f"schedule {NAME}: pp={pp} is odd, but ranks work in mirrored pairs; nearest legal: {nearest}."
+            f"schedule {NAME}: pp={pp} is odd, but ranks work in mirrored pairs; nearest legal: "
+            f"{', '.join(map(str, near))}.",
+            key="parallel.pp",
+            nearest=near,
         )
     rule = f"half of them enter at each end and the eight steps need at least 2 pp = {2 * pp}"
     check_microbatches(NAME, microbatches, 2 * pp, lambda m: m % 2 == 0, rule)

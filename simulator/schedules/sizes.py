@@ -30,7 +30,9 @@ def check_fixed_vpp(name: str, vpp: int, stages_per_rank: int) -> None:
         raise InputError(
             f"schedule {name}: vpp={vpp} is illegal, since it always holds {stages_per_rank} stage(s) a rank "
             f"and direction; nearest legal: {legal}. Schedules with a free vpp: interleaved-1f1b, "
-            "interleaved-zero-bubble."
+            "interleaved-zero-bubble.",
+            key="parallel.vpp",
+            nearest=(1,),
         )
 
 
@@ -43,7 +45,10 @@ def check_microbatches(
     below = next((m for m in range(microbatches - 1, minimum - 1, -1) if legal(m)), None)
     start = max(minimum, microbatches + 1)
     above = next(m for m in range(start, 2 * start + 1) if legal(m))
-    nearest = ", ".join(str(m) for m in (below, above) if m is not None)
+    near = [m for m in (below, above) if m is not None]
     raise InputError(
-        f"schedule {name}: microbatches={microbatches} is illegal: {rule}; nearest legal: {nearest}."
+        f"schedule {name}: microbatches={microbatches} is illegal: {rule}; nearest legal: "
+        f"{', '.join(map(str, near))}.",
+        key="microbatches",
+        nearest=near,
     )

@@ -25,6 +25,8 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from moesim.hwmodels.errors import InfeasibleError, InputError, MoesimError
+    from moesim.simulator.check import Check
+    from moesim.simulator.neighbours import Neighbour
     from moesim.simulator.planner.result import PlanResult
     from moesim.simulator.planner.search import plan
     from moesim.simulator.planner.space import PlanSpace
@@ -37,9 +39,11 @@ if TYPE_CHECKING:
     from moesim.simulator.study.sensitivity import Sensitivity
     from moesim.simulator.study.space import Space
     from moesim.simulator.study.sweep import Progress, Sweep
-    from moesim.simulator.validation import score
+    from moesim.simulator.timeline import Timeline
+    from moesim.simulator.validation import Row, score
 
 __all__ = [
+    "Check",
     "Comparison",
     "Explanation",
     "InfeasibleError",
@@ -53,21 +57,29 @@ __all__ = [
     "Scenario",
     "Sensitivity",
     "Sweep",
+    "Timeline",
     "Uncertainty",
     "__version__",
+    "check",
     "compare",
     "explain",
     "interval",
     "load",
+    "neighbours",
     "plan",
+    "presets",
+    "published",
+    "reprice",
     "run",
     "score",
     "sensitivity",
     "simulate",
     "sweep",
+    "timeline",
 ]
 
 _LAZY = {
+    "Check": "moesim.simulator.check",
     "Comparison": "moesim.simulator.study.compare",
     "Explanation": "moesim.simulator.study.explain",
     "InfeasibleError": "moesim.hwmodels.errors",
@@ -81,6 +93,7 @@ _LAZY = {
     "Scenario": "moesim.simulator.scenario",
     "Sensitivity": "moesim.simulator.study.sensitivity",
     "Sweep": "moesim.simulator.study.sweep",
+    "Timeline": "moesim.simulator.timeline",
     "Uncertainty": "moesim.simulator.study.band",
     "plan": "moesim.simulator.planner.search",
     "score": "moesim.simulator.validation",
@@ -98,8 +111,64 @@ def load(name_or_path: str, *overrides: str) -> Scenario:
     return load_scenario(name_or_path, overrides)
 
 
-def _scenario(scenario: Scenario | str) -> Scenario:
-    return load(scenario) if isinstance(scenario, str) else scenario
+def _scenario(scenario: Scenario | str, *overrides: str) -> Scenario:
+    return load(scenario, *overrides) if isinstance(scenario, str) else scenario
+
+
+def presets() -> list[str]:
+    """Names of the scenarios that ship with the package."""
+    from moesim.simulator.scenario import preset_names
+
+    return preset_names()
+
+
+def check(scenario: Scenario | str, *overrides: str) -> Check:
+    """Whether a scenario is legal and fits into memory, without running it; arguments as of `simulate`.
+
+    Raises InputError for an illegal scenario.
+    """
+    from moesim.simulator.check import check as run
+
+    return run(_scenario(scenario, *overrides))
+
+
+def timeline(scenario: Scenario | str, *overrides: str, rank: int = 0) -> Timeline:
+    """When what ran: actions of every pipeline rank, and an action of `rank` phase by phase.
+
+    Arguments and errors as of `simulate`.
+    """
+    from moesim.simulator.timeline import timeline as run
+
+    return run(_scenario(scenario, *overrides), rank)
+
+
+def neighbours(
+    scenario: Scenario, result: Result, progress: Callable[[float, str], None] = lambda share, text: None
+) -> tuple[Neighbour, ...]:
+    """What to try next: legal single changes of a scenario, simulated, the fastest that fits first.
+
+    `result` is the scenario's own; `progress` is called with the share that is done and what comes next.
+    """
+    from moesim.simulator.neighbours import neighbours as run
+
+    return run(scenario, result, progress)
+
+
+def published(scenario: Scenario, result: Result) -> list[Row]:
+    """What was published about this very job beside its prediction; empty for any other job."""
+    from moesim.simulator.validation import beside_published
+
+    return beside_published(scenario, result)
+
+
+def reprice(result: Result, scenario: Scenario) -> Result:
+    """A finished prediction under the prices of `scenario`, which must differ in nothing else.
+
+    Raises InputError where a price choice fits no offer.
+    """
+    from moesim.simulator.reprice import repriced
+
+    return repriced(result, scenario)
 
 
 def simulate(scenario: Scenario | str, *overrides: str, uncertainty: bool = False) -> Result:

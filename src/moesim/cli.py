@@ -16,6 +16,7 @@ import typer
 
 import moesim
 from moesim import (
+    cli_app,
     cli_calibrate,
     cli_compare,
     cli_eplb,
@@ -40,6 +41,7 @@ importers = typer.Typer(
     help="Read descriptions that other tools wrote.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(importers, name="import")
+cli_app.register(app)
 cli_calibrate.register(app, importers)
 cli_compare.register(app)
 cli_eplb.register(app)

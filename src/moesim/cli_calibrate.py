@@ -238,7 +238,7 @@ def _write(profile: CalibrationProfile, output: Path, force: bool) -> None:
 
 def _print_drift(old: CalibrationProfile, new: CalibrationProfile) -> None:
     from moesim.cli_console import print_table
-    from moesim.kernels.calibrate import compare
+    from moesim.hwmodels.drift import compare
 
     rows = [
         (

@@ -18,8 +18,9 @@ import pytest
 
 from moesim.hwmodels.accelerator import load_accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, load_profile
+from moesim.hwmodels.drift import compare
 from moesim.hwmodels.errors import InputError
-from moesim.kernels.calibrate import Options, Progress, build_plan, calibrate, compare, statements, transfer
+from moesim.kernels.calibrate import Options, Progress, build_plan, calibrate, statements, transfer
 from moesim.kernels.calibrate.protocol import Facts, Measurement, Row, Sample, Task, TaskFailed, row_of
 from moesim.kernels.machine import Gpu, Machine
 

@@ -1,0 +1,120 @@
+"""Charts of a calibration profile: rates over SMs, slow-down beside communication, stated errors, drift."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import plotly.graph_objects as go
+
+from moesim.app.charts.style import BLUE, GREY, ORANGE, RED, SERIES, styled
+from moesim.hwmodels.calibration import CalibrationProfile, Entry, MeasuredCurve
+from moesim.hwmodels.drift import Drift
+
+MARKERS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star", "hexagon")
+KINDS: Mapping[str, str] = dict(
+    zip(("measured", "published", "derived", "spec", "assumed"), SERIES, strict=False)
+)
+
+
+def sm_curves(profile: CalibrationProfile, unit: str) -> list[MeasuredCurve]:
+    """Curves of a profile over a number of SMs whose values have a unit ("GB/s", "1")."""
+    return [curve for curve in profile.curves if curve.x_unit == "SMs" and curve.y_unit == unit]
+
+
+def over_sms(curves: Sequence[MeasuredCurve], title: str) -> go.Figure:
+    """Measured points over communication SMs, each curve with its stated error as bars."""
+    chart = go.Figure()
+    for number, curve in enumerate(curves):
+        values = [point[1] for point in curve.points]
+        chart.add_scatter(
+            name=curve.id,
+            x=[point[0] for point in curve.points],
+            y=values,
+            mode="lines+markers",
+            line={"color": SERIES[number % len(SERIES)], "shape": "linear"},
+            marker={"symbol": MARKERS[number % len(MARKERS)], "size": 8},
+            error_y={"type": "percent", "value": 100.0 * curve.residual.relative, "thickness": 1},
+            hovertemplate=f"{curve.id}: %{{y:.4g}} {curve.y_unit} on %{{x}} SMs<extra></extra>",
+        )
+    chart.update_xaxes(title="communication SMs", rangemode="tozero")
+    chart.update_yaxes(title=title, rangemode="tozero")
+    return styled(chart, 440)
+
+
+def slow_downs(lines: Mapping[str, Sequence[tuple[int, float]]]) -> go.Figure:
+    """Time over time alone against busy communication SMs, one line a group of operators."""
+    chart = go.Figure()
+    for number, (name, points) in enumerate(lines.items()):
+        chart.add_scatter(
+            name=name,
+            x=[n for n, _ in points],
+            y=[factor for _, factor in points],
+            mode="lines+markers",
+            line={"color": SERIES[number % len(SERIES)]},
+            marker={"symbol": MARKERS[number % len(MARKERS)], "size": 7},
+            hovertemplate=f"{name}: %{{y:.3f}}x beside %{{x}} SMs<extra></extra>",
+        )
+    chart.update_xaxes(title="communication SMs", rangemode="tozero")
+    chart.update_yaxes(title="slow-down (time / time alone)")
+    return styled(chart, 440)
+
+
+def residuals(entries: Sequence[Entry]) -> go.Figure:
+    """The error that each entry states for itself, the largest first, coloured and marked by its kind."""
+    ranked = sorted(entries, key=lambda entry: (entry.residual.relative, entry.id))
+    chart = go.Figure()
+    for number, (kind, colour) in enumerate(KINDS.items()):
+        own = [entry for entry in ranked if entry.kind == kind]
+        if own:
+            chart.add_scatter(
+                name=kind,
+                x=[100.0 * entry.residual.relative for entry in own],
+                y=[entry.id for entry in own],
+                mode="markers",
+                marker={"color": colour, "size": 10, "symbol": MARKERS[number]},
+                customdata=[entry.residual.meaning for entry in own],
+                hovertemplate="%{y}: +-%{x:.1f} %, %{customdata}<extra></extra>",
+            )
+    chart.update_yaxes(categoryorder="array", categoryarray=[entry.id for entry in ranked])
+    chart.update_xaxes(title="stated error (+- % of the value)", rangemode="tozero", ticksuffix=" %")
+    return styled(chart, 110 + 22 * max(4, len(ranked)))
+
+
+def drift(rows: Sequence[Drift]) -> go.Figure:
+    """Median change of every entry that both profiles have, between what their stated errors allow."""
+    shown = [row for row in rows if row.points][::-1]
+    chart = go.Figure()
+    for name, wanted, colour, symbol in (
+        ("beyond the stated errors", True, RED, "x"),
+        ("within the stated errors", False, BLUE, "circle"),
+    ):
+        own = [row for row in shown if row.drifted == wanted]
+        if own:
+            chart.add_scatter(
+                name=name,
+                x=[100.0 * row.median for row in own],
+                y=[row.id for row in own],
+                mode="markers",
+                marker={"color": colour, "size": 10, "symbol": symbol},
+                hovertemplate="%{y}: %{x:+.1f} %<extra></extra>",
+            )
+    chart.add_bar(
+        name="stated errors together",
+        base=[-100.0 * row.allowed for row in shown],
+        x=[200.0 * row.allowed for row in shown],
+        y=[row.id for row in shown],
+        orientation="h",
+        marker={"color": GREY, "opacity": 0.35},
+        hoverinfo="skip",
+    )
+    chart.add_vline(x=0.0, line={"color": ORANGE, "dash": "dot"})
+    chart.update_yaxes(categoryorder="array", categoryarray=[row.id for row in shown])
+    chart.update_xaxes(title="median change, new over old (%)", ticksuffix=" %")
+    return styled(chart, 130 + 24 * max(3, len(shown)))
+
+
+def points_of(curves: Sequence[MeasuredCurve]) -> Iterator[tuple[str, float, str, float, str]]:
+    """(curve, x, its unit, y, its unit) of every point, for a table."""
+    for curve in curves:
+        for point in curve.points:
+            yield curve.id, point[0], curve.x_unit, point[1], curve.y_unit

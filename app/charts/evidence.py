@@ -1,0 +1,68 @@
+"""Charts of the scoreboards: every error between what was published or measured and what is predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import plotly.graph_objects as go
+
+from moesim.app.charts.style import BLUE, GREY, ORANGE, SERIES, styled
+from moesim.simulator.validation import Row
+from moesim.simulator.validation_collectives import CollectiveRow
+
+
+def errors(rows: Sequence[Row], most: int = 60) -> go.Figure:
+    """Relative errors, the largest first; what a profile was calibrated on is hollow and grey."""
+    shown = sorted(rows, key=lambda row: -abs(row.relative_error))[:most][::-1]
+    chart = go.Figure()
+    for name, calibrated, colour, symbol in (
+        ("prediction", False, BLUE, "circle"),
+        ("calibrated on this figure: no prediction", True, GREY, "circle-open"),
+    ):
+        own = [row for row in shown if row.used_for_calibration == calibrated]
+        if own:
+            chart.add_scatter(
+                name=name,
+                x=[100.0 * row.relative_error for row in own],
+                y=[row.id for row in own],
+                mode="markers",
+                marker={"color": colour, "size": 10, "symbol": symbol},
+                customdata=[(row.quantity, row.published, row.predicted, row.unit) for row in own],
+                hovertemplate="%{customdata[0]}: published %{customdata[1]:.4g}, "
+                "predicted %{customdata[2]:.4g} %{customdata[3]} (%{x:+.1f} %)<extra></extra>",
+            )
+    chart.add_vline(x=0.0, line={"color": ORANGE, "dash": "dot"})
+    chart.update_yaxes(categoryorder="array", categoryarray=[row.id for row in shown])
+    chart.update_xaxes(title="predicted over published, less 1 (%)", ticksuffix=" %")
+    return styled(chart, 110 + 22 * max(4, len(shown)))
+
+
+def collectives(rows: Sequence[CollectiveRow]) -> go.Figure:
+    """Predicted against measured times of collectives, logarithmic, with the line where they are equal."""
+    timed = [row for row in rows if row.unit == "s"]
+    chart = go.Figure()
+    if timed:
+        low = min(min(row.measured, row.predicted) for row in timed)
+        high = max(max(row.measured, row.predicted) for row in timed)
+        line = {"color": ORANGE, "dash": "dot"}
+        chart.add_scatter(
+            name="equal", x=[low, high], y=[low, high], mode="lines", line=line, hoverinfo="skip"
+        )
+    for number, use in enumerate(dict.fromkeys(row.use for row in timed)):
+        own = [row for row in timed if row.use == use]
+        chart.add_scatter(
+            name=use,
+            x=[row.measured for row in own],
+            y=[row.predicted for row in own],
+            mode="markers",
+            marker={"color": SERIES[number % len(SERIES)], "size": 7, "symbol": number},
+            customdata=[(row.id, row.how, 100.0 * row.relative_error) for row in own],
+            hovertemplate="%{customdata[0]} (%{customdata[1]}): measured %{x:.3s}s, predicted %{y:.3s}s, "
+            "%{customdata[2]:+.1f} %<extra></extra>",
+        )
+    for axis, title in (
+        (chart.update_xaxes, "measured time (s)"),
+        (chart.update_yaxes, "predicted time (s)"),
+    ):
+        axis(title=title, type="log", exponentformat="SI", ticksuffix="s")
+    return styled(chart, 480)

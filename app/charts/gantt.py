@@ -1,0 +1,74 @@
+"""Timelines as horizontal bars, capped to what a browser can draw."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import plotly.graph_objects as go
+
+from moesim.app.charts.style import ACTIONS, BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, YELLOW, styled
+from moesim.simulator.timeline import Bar
+
+MOST_BARS = 3000
+"""Bars that a browser draws in a few seconds without a graphics card."""
+
+PHASES = {
+    "attn F": BLUE,
+    "mlp F": SKY,
+    "attn I": ORANGE,
+    "mlp I": YELLOW,
+    "attn W": PURPLE,
+    "mlp W": PURPLE,
+    "dispatch": GREEN,
+    "combine": GREEN,
+    "wait for": RED,
+    "prepare": GREY,
+}
+
+HOVER = (
+    " %{customdata[0]}<br>%{x:.4s}s long, from %{customdata[1]:.6f} to %{customdata[2]:.6f} s<extra></extra>"
+)
+
+
+def window(bars: Sequence[Bar], begin_s: float, end_s: float, most: int = MOST_BARS) -> tuple[list[Bar], int]:
+    """Bars that touch a window, the longest where there are too many, and how many were left out."""
+    found = [bar for bar in bars if bar.end_s > begin_s and bar.start_s < end_s]
+    if len(found) <= most:
+        return found, 0
+    longest = sorted(found, key=lambda bar: bar.start_s - bar.end_s)[:most]
+    return sorted(longest, key=lambda bar: (bar.row, bar.start_s)), len(found) - most
+
+
+def gantt(
+    bars: Sequence[Bar], rows: Sequence[str], row_title: str, begin_s: float, end_s: float
+) -> go.Figure:
+    """Bars on their rows; the first row is on top, what is empty is idle."""
+    chart = go.Figure()
+    for kind in dict.fromkeys(bar.kind for bar in bars):
+        mine = [bar for bar in bars if bar.kind == kind]
+        chart.add_bar(
+            name=kind,
+            orientation="h",
+            base=[bar.start_s for bar in mine],
+            x=[bar.end_s - bar.start_s for bar in mine],
+            y=[bar.row for bar in mine],
+            customdata=[[bar.detail, bar.start_s, bar.end_s] for bar in mine],
+            marker={"color": colour(kind), "line": {"width": 0.5, "color": "rgba(0,0,0,0.35)"}},
+            hovertemplate=kind + HOVER,
+        )
+    chart.update_layout(barmode="overlay", bargap=0.15)
+    chart.update_xaxes(title="time from the start of the step (s)", range=[begin_s, end_s])
+    chart.update_yaxes(
+        title=row_title,
+        type="category",
+        categoryorder="array",
+        categoryarray=list(rows)[::-1],
+    )
+    return styled(chart, 130 + 24 * max(4, len(rows)))
+
+
+def colour(kind: str) -> str:
+    """The colour of an action or a phase."""
+    if kind in ACTIONS:
+        return ACTIONS[kind]
+    return next((value for name, value in PHASES.items() if kind.startswith(name)), GREY)

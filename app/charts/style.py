@@ -1,0 +1,63 @@
+"""Colours and layout that all charts share: colour-blind-safe, and colour is never the only cue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import plotly.graph_objects as go
+
+BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
+SKY, RED, YELLOW, GREY = "#56B4E9", "#D55E00", "#F0E442", "#999999"
+SERIES = (BLUE, ORANGE, GREEN, PURPLE, SKY, RED, YELLOW, GREY)
+"""Okabe and Ito's palette."""
+
+SCALE = "Cividis"
+"""Sequential, readable with every kind of colour vision and in grey."""
+
+ACTIONS: Mapping[str, str] = {
+    "F": BLUE,
+    "F&B": GREEN,
+    "F&I": GREEN,
+    "B": ORANGE,
+    "I": ORANGE,
+    "W": YELLOW,
+    "gradient reduction": PURPLE,
+    "gradient norm": GREY,
+    "optimizer": RED,
+    "parameter gather": SKY,
+}
+
+CATEGORIES: Mapping[str, tuple[str, str]] = {
+    "forward": ("forward", BLUE),
+    "backward_input": ("backward, input gradient", ORANGE),
+    "backward_weight": ("backward, weight gradient", YELLOW),
+    "forward_backward": ("overlapped pairs", GREEN),
+    "bubble": ("bubble", GREY),
+    "optimizer": ("gradients and optimizer", PURPLE),
+}
+"""Parts of a step in the order that they are stacked in: name and colour."""
+
+SECONDS = {"tickformat": "~s", "ticksuffix": "s"}
+"""An axis in seconds with the metric prefix that its size asks for."""
+
+
+def styled(figure: go.Figure, height: int, title: str | None = None) -> go.Figure:
+    """Margins, legend and height; fonts and background are those of the page."""
+    figure.update_layout(
+        height=height,
+        title=None if title is None else {"text": title, "font": {"size": 15}},
+        margin={"l": 8, "r": 8, "t": 40 if title else 12, "b": 8},
+        legend={
+            "orientation": "h",
+            "yanchor": "bottom",
+            "y": 1.0,
+            "x": 0.0,
+            "title": None,
+            "font": {"size": 11},
+        },
+        bargap=0.25,
+        hoverlabel={"namelength": -1},
+    )
+    figure.update_xaxes(automargin=True)
+    figure.update_yaxes(automargin=True)
+    return figure

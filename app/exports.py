@@ -1,0 +1,115 @@
+"""What a visitor takes away: results as JSON, CSV and Parquet, scenarios as YAML, traces."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from moesim.app.uploads import portable
+from moesim.hwmodels.yaml_io import dump_mapping
+from moesim.simulator.result import Result
+from moesim.simulator.scenario import Scenario
+
+Cell = str | int | float | bool | None
+
+NO_PARQUET = "Parquet needs pyarrow, which is not installed here: pip install pyarrow"
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+"""First characters that make a spreadsheet run a cell."""
+
+
+def csv_text(header: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
+    """CSV whose texts no spreadsheet takes for formulas; numbers stay numbers. Empty cells are unknown."""
+    buffer = io.StringIO(newline="")
+    writer = csv.writer(buffer)  # CRLF: a lone CR or LF inside a cell is quoted
+    writer.writerow([_harmless(name) for name in header])
+    writer.writerows([_harmless(cell) for cell in row] for row in rows)
+    return buffer.getvalue()
+
+
+def _harmless(cell: Cell) -> Cell:
+    """The cell, with an apostrophe before a text that starts like a formula (blanks before it count not)."""
+    if isinstance(cell, str) and cell.lstrip(" \ufeff\u00a0").startswith(_FORMULA):
+        return f"'{cell}"
+    return cell
+
+
+def result_row(result: Result) -> dict[str, Cell]:
+    """A result's figures by dotted path, one row for a table of results; lists (ranks, sources) are left out.
+
+    Units are in the names, as in the JSON.
+    """
+    return dict(_flat(result.model_dump(mode="json"), ""))
+
+
+def _flat(data: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Cell]]:
+    for key, value in data.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        elif not isinstance(value, list):
+            yield f"{prefix}{key}", value
+
+
+def result_json(result: Result) -> str:
+    """The same JSON that `moesim simulate --json` prints."""
+    return result.model_dump_json(indent=2) + "\n"
+
+
+def result_csv(results: Sequence[Result]) -> str:
+    """A line a result, a column a figure."""
+    header, rows = _table(results)
+    return csv_text(header, rows)
+
+
+def result_parquet(results: Sequence[Result]) -> bytes | None:
+    """The same table as Parquet; None where pyarrow is not installed (see NO_PARQUET)."""
+    if find_spec("pyarrow") is None:
+        return None
+    import pyarrow
+    import pyarrow.parquet
+
+    header, rows = _table(results)
+    columns = {name: [row[number] for row in rows] for number, name in enumerate(header)}
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table(columns), buffer)
+    return buffer.getvalue()
+
+
+def _table(results: Sequence[Result]) -> tuple[list[str], list[list[Cell]]]:
+    rows = [result_row(result) for result in results]
+    header = list(dict.fromkeys(name for row in rows for name in row))
+    return header, [[row.get(name) for name in header] for row in rows]
+
+
+def scenario_yaml(scenario: Scenario) -> str:
+    """A scenario file; uploads stand in it by their names, without the folder of this server."""
+    return portable(dump_mapping(scenario.model_dump(mode="json", exclude_none=True)))
+
+
+def trace_bytes(scenario: Scenario) -> bytes:
+    """A Perfetto trace (.json.gz) of the first member of every pipeline rank, or in full resolution of one
+    pipeline; simulates the step (a second or more), so call it in a job."""
+    from moesim.simulator.engine.execute import execute_all
+    from moesim.simulator.prepare import prepare
+    from moesim.simulator.trace import chrome_trace, shown_gpus, shown_places, trace_info
+
+    prepared = prepare(scenario)
+    executions = execute_all(prepared.programs)
+    if prepared.whole is not None:
+        shown = shown_gpus(prepared, executions)
+    else:
+        shown = shown_places(executions[0], trace_info(prepared))
+    text = json.dumps(chrome_trace(shown), separators=(",", ":"))
+    return gzip.compress(text.encode(), compresslevel=6, mtime=0)
+
+
+def file_name(name: str, ending: str) -> str:
+    """A name for a download: letters, digits, dot and dash of `name`, at most 80 characters."""
+    plain = re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip("-.")[:80]
+    return f"{plain or 'moesim'}.{ending}"

@@ -1,0 +1,85 @@
+"""The process that job processes are forked from: single-threaded, with the simulator imported once.
+
+Started by `jobs` as `python -m moesim.app.job_server SOCKET`. It never reads the dashboard's script, which
+`multiprocessing` would import again in every child. It ends, and all jobs with it, when its standard input
+is closed, that is when the dashboard's process ends in whatever way.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import select
+import signal
+import socket
+import sys
+import time
+from multiprocessing.connection import Connection
+
+from moesim.hwmodels.errors import InputError, MoesimError
+
+log = logging.getLogger("moesim.app")
+
+
+def serve(path: str) -> None:
+    """Fork a process for every connection to the socket `path`, until standard input ends."""
+    import moesim.app.work  # here: what children should find imported
+
+    assert moesim.app.work is not None
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C stops the dashboard, which stops us
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for children: the system removes them
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen(64)
+        while True:
+            ready, _, _ = select.select([listener, sys.stdin], [], [])
+            if sys.stdin in ready:
+                os.killpg(0, signal.SIGKILL)
+            taken, _ = listener.accept()
+            if os.fork() == 0:
+                listener.close()
+                with Connection(taken.detach()) as pipe:
+                    _run(pipe)
+                os._exit(0)
+            taken.close()
+
+
+def _run(pipe: Connection) -> None:
+    """Compute what the connection asks for; send one value or one error."""
+    pipe.send(("process", os.getpid()))
+    try:
+        niceness, function, args, with_progress = pipe.recv()
+        os.nice(niceness)
+        extra = {"progress": Sender(pipe)} if with_progress else {}
+        pipe.send(("value", pickle.dumps(function(*args, **extra))))
+    except InputError as error:
+        pipe.send(("error", "InputError", str(error), error.key, error.nearest))
+    except MoesimError as error:
+        pipe.send(("error", type(error).__name__, str(error)))
+    except (EOFError, BrokenPipeError):
+        return  # nobody wants it any more
+    except Exception as error:
+        log.exception("job failed")
+        name = type(error).__name__
+        pipe.send(("error", "JobError", f"the computation failed ({name}); the server's log says why"))
+
+
+class Sender:
+    """Reports progress to the dashboard, at most ten times a second."""
+
+    def __init__(self, pipe: Connection) -> None:
+        """To this connection."""
+        self._pipe = pipe
+        self._last = 0.0
+
+    def __call__(self, share: float | None, text: str) -> None:
+        """A share from 0 to 1 (None: unknown) and what is being done."""
+        now = time.monotonic()
+        if now - self._last >= 0.1:
+            self._last = now
+            self._pipe.send(("progress", share, text))
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])

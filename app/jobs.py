@@ -1,0 +1,300 @@
+"""Long work off the script thread: one process a job, with progress, cancel, a time budget and a cache.
+
+A job runs in a child of a warm server process (`job_server`) that has imported the simulator once, so it
+starts in some ten milliseconds, can be stopped at any moment, and gives all of its memory back. Results are
+shared by all sessions and kept as bytes, so that the memory of the cache is known and bounded.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from moesim.hwmodels.errors import InfeasibleError, InputError, MoesimError
+
+CACHE_BYTES = 64_000_000
+SHORT_BUDGET_S = 60.0
+LONG_BUDGET_S = 600.0
+MOST_WAITING = 64
+"""Jobs of one lane that may wait for a free place; one more is refused."""
+
+log = logging.getLogger("moesim.app")
+
+
+class JobError(MoesimError):
+    """A job that was cancelled, ran out of time, or failed for a reason that is not the visitor's input."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a job is: a share from 0 to 1 (None: unknown) and what it does."""
+
+    share: float | None = None
+    text: str = "waiting for a free processor"
+
+
+class Cache:
+    """The most recently used values, together at most `limit_bytes` of pickled bytes."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        """Empty."""
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self._values: OrderedDict[str, bytes] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: str) -> Any:
+        """The value, or None where there is none."""
+        with self._lock:
+            data = self._values.get(key)
+            if data is not None:
+                self._values.move_to_end(key)
+        return None if data is None else pickle.loads(data)
+
+    def put(self, key: str, data: bytes) -> None:
+        """Keep pickled bytes; those not used for longest go. What is larger than the cache is not kept."""
+        with self._lock:
+            self.used_bytes -= len(self._values.pop(key, b""))
+            if len(data) > self.limit_bytes:
+                return
+            self._values[key] = data
+            self.used_bytes += len(data)
+            while self.used_bytes > self.limit_bytes:
+                self.used_bytes -= len(self._values.popitem(last=False)[1])
+
+
+class Job:
+    """One computation, shared by everybody who asked for the same key."""
+
+    def __init__(self, key: str, budget_s: float) -> None:
+        """Wanted once, not started."""
+        self.key, self.budget_s = key, budget_s
+        self.progress = Progress()
+        self.started: float | None = None
+        self._wanted = 1
+        self._stop = threading.Event()
+        self._done = threading.Event()
+        self._data: bytes | None = None
+        self._error: MoesimError | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether a value or an error is there."""
+        return self._done.is_set()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether nobody wants it any more."""
+        return self._stop.is_set()
+
+    def cancel(self) -> None:
+        """Give up one claim; the process ends when nobody is left who wants the result."""
+        with _lock:
+            self._wanted -= 1
+            if self._wanted <= 0:
+                self._stop.set()
+                _running.pop(self.key, None)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it is done within so many seconds."""
+        return self._done.wait(timeout_s)
+
+    def result(self, timeout_s: float | None = None) -> Any:
+        """The value. Raises what the job raised; JobError where it was stopped or is not done in time."""
+        if not self._done.wait(timeout_s):
+            raise JobError("the computation is not done yet")
+        if self._error is not None:
+            raise self._error
+        assert self._data is not None
+        return pickle.loads(self._data)
+
+    def _finish(self, data: bytes | None, error: MoesimError | None) -> None:
+        self._data, self._error = data, error
+        self._done.set()
+
+
+_lock = threading.Lock()
+_running: dict[str, Job] = {}
+cache = Cache(CACHE_BYTES)
+
+
+@dataclass(slots=True)
+class _Lane:
+    """Places for jobs of one kind: short ones that a page waits for, long ones that run beside."""
+
+    places: threading.BoundedSemaphore
+    niceness: int
+    waiting: int = 0
+
+
+_cores = os.cpu_count() or 1
+_lanes = {
+    "short": _Lane(threading.BoundedSemaphore(max(2, _cores)), 0),
+    "long": _Lane(threading.BoundedSemaphore(max(1, _cores // 2)), 10),
+}
+
+
+def submit(
+    key: str,
+    function: Callable[..., Any],
+    *args: Any,
+    budget_s: float | None = None,
+    lane: str = "short",
+    with_progress: bool = False,
+) -> Job:
+    """Run `function(*args)` in a process of its own and return the job at once.
+
+    `key` names the result: a finished value with the same key is returned from the cache, a running job is
+    shared. `function` must be importable by name. With `with_progress` it gets a keyword `progress`, to be
+    called with a share from 0 to 1 (or None) and a text. Raises JobError where too many jobs wait.
+    """
+    budget = budget_s or (SHORT_BUDGET_S if lane == "short" else LONG_BUDGET_S)
+    known = cache.get(key)
+    if known is not None:
+        job = Job(key, budget)
+        job._finish(pickle.dumps(known), None)
+        return job
+    with _lock:
+        found = _running.get(key)
+        if found is not None and not found.done and not found.cancelled:
+            found._wanted += 1
+            return found
+        if _lanes[lane].waiting >= MOST_WAITING:
+            raise JobError(f"the server is busy: {MOST_WAITING} computations wait already; try again later")
+        job = _running[key] = Job(key, budget)
+        _lanes[lane].waiting += 1
+    threading.Thread(
+        target=_supervise, args=(job, _lanes[lane], function, args, with_progress), daemon=True
+    ).start()
+    return job
+
+
+def _supervise(
+    job: Job, lane: _Lane, function: Callable[..., Any], args: tuple[Any, ...], with_progress: bool
+) -> None:
+    data, error = None, None
+    try:
+        while not lane.places.acquire(timeout=0.1):
+            if job.cancelled:
+                break
+        else:
+            try:
+                data, error = _run(job, lane, function, args, with_progress)
+            finally:
+                lane.places.release()
+    except Exception:
+        log.exception("job %s", job.key)
+        error = JobError("the computation could not be started")
+    finally:
+        if data is None and error is None:
+            error = JobError("the computation was cancelled")
+        if data is not None:
+            cache.put(job.key, data)
+        with _lock:
+            lane.waiting -= 1
+            if _running.get(job.key) is job:
+                del _running[job.key]
+        job._finish(data, error)
+
+
+def _run(
+    job: Job, lane: _Lane, function: Callable[..., Any], args: tuple[Any, ...], with_progress: bool
+) -> tuple[bytes | None, MoesimError | None]:
+    job.started, job.progress = time.monotonic(), Progress(None, "computing")
+    deadline = job.started + job.budget_s
+    process, ended = 0, False
+    with _started().connect() as pipe:
+        try:
+            pipe.send((lane.niceness, function, args, with_progress))
+            while not job.cancelled:
+                if time.monotonic() > deadline:
+                    return None, JobError(
+                        f"the computation took longer than its {job.budget_s:.0f} s and was stopped"
+                    )
+                if not pipe.poll(0.05):
+                    continue
+                kind, *rest = pipe.recv()
+                if kind == "process":
+                    process = rest[0]
+                elif kind == "progress":
+                    job.progress = Progress(*rest)
+                else:
+                    ended = True
+                    return (rest[0], None) if kind == "value" else (None, _error(*rest))
+        except (EOFError, OSError):
+            ended = True
+            return None, JobError("the computation ended without a result; it may have run out of memory")
+        finally:
+            if process and not ended:
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+    return None, None
+
+
+def _error(kind: str, text: str, key: str | None = None, nearest: Sequence[object] = ()) -> MoesimError:
+    if kind == "InputError":
+        return InputError(text, key=key, nearest=nearest)
+    return InfeasibleError(text) if kind == "InfeasibleError" else JobError(text)
+
+
+class _Server:
+    """The job server's process and the socket it listens on."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="moesim-jobs-")  # readable for this user only
+        self._path = str(Path(self._folder.name) / "jobs")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "moesim.app.job_server", self._path],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def connect(self) -> Connection:
+        """A connection to a new job process. Raises JobError where the server does not answer."""
+        for _ in range(600):  # its imports take a second
+            taken = socket.socket(socket.AF_UNIX)
+            try:
+                taken.connect(self._path)
+                return Connection(taken.detach())
+            except OSError:
+                taken.close()
+                if not self.alive:
+                    break
+                time.sleep(0.05)
+        raise JobError("the computation could not be started")
+
+
+_server: _Server | None = None
+
+
+def _started() -> _Server:
+    """The server, started where there is none or it has died."""
+    global _server
+    with _lock:
+        if _server is None or not _server.alive:
+            _server = _Server()
+        return _server
+
+
+def warm_up() -> None:
+    """Start the server process before the first job needs it."""
+    _started()

@@ -1,0 +1,137 @@
+"""How the dashboard's server is started: the one list of its settings, for the command, tests and scripts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.files import READ_BELOW
+
+ADDRESS = "127.0.0.1"
+PORT = 8501
+MAX_UPLOAD_MB = 16
+"""Of one file; `uploads` holds a lower limit for most kinds."""
+
+SETTINGS: Mapping[str, str] = {
+    "server.headless": "true",
+    "server.fileWatcherType": "none",
+    "server.enableCORS": "true",
+    "server.enableXsrfProtection": "true",
+    "server.enableStaticServing": "false",
+    "server.maxUploadSize": str(MAX_UPLOAD_MB),
+    "server.showEmailPrompt": "false",
+    "server.disconnectedSessionTTL": "120",
+    "browser.gatherUsageStats": "false",
+    "client.showErrorDetails": "none",
+    "client.toolbarMode": "viewer",
+    "runner.magicEnabled": "false",
+    "global.developmentMode": "false",
+}
+"""Given as flags, which outrank environment variables and every config.toml of the machine."""
+
+ENVIRONMENT: Mapping[str, str] = {"STREAMLIT_SERVER_ALLOWED_HOSTS": f"{ADDRESS} localhost"}
+"""Against DNS rebinding; not a flag, because releases before it exist would refuse to start."""
+
+
+def check_extra() -> None:
+    """Raise InputError where what the dashboard needs is not installed."""
+    missing = [name for name in ("streamlit", "plotly") if find_spec(name) is None]
+    if missing:
+        raise InputError(
+            f"the dashboard needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not "
+            "installed: pip install 'moesim[dashboard]'"
+        )
+
+
+def chosen_port(port: int) -> int:
+    """`port` if it is free on this machine, any free one for 0; raises InputError where it is taken."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        if os.name != "nt":  # a port that is only waiting out its last connection counts as free
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((ADDRESS, port))
+        except OSError as error:
+            raise InputError(
+                f"--port {port}: {ADDRESS}:{port} cannot be used ({error.strerror}); stop what listens "
+                "there, or give another port (0 takes any free one)"
+            ) from None
+        return int(probe.getsockname()[1])
+
+
+def command(port: int) -> list[str]:
+    """The command line of the server process."""
+    main = Path(__file__).resolve().parent / "main.py"
+    options = {**SETTINGS, "server.address": ADDRESS, "server.port": str(port)}
+    flags = [f"--{name}={value}" for name, value in options.items()]
+    return [sys.executable, "-m", "streamlit", "run", str(main), *flags]
+
+
+def url(port: int) -> str:
+    """Where the dashboard of this machine is."""
+    return f"http://{ADDRESS}:{port}"
+
+
+def healthy(port: int) -> bool:
+    """Whether the server answers."""
+    # Straight to this machine, whatever proxy the environment names.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"{url(port)}/_stcore/health", timeout=2.0) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+@contextmanager
+def running(port: int, *, quiet: bool = True) -> Iterator[subprocess.Popen[bytes]]:
+    """The server as a child process with a folder of its own for uploads; stopped and removed at the end.
+
+    Its files are readable for this user only. `quiet` keeps the framework's greeting off the screen.
+    """
+    folder = tempfile.mkdtemp(prefix="moesim-uploads-")
+    process = subprocess.Popen(
+        command(port),
+        env={**os.environ, **ENVIRONMENT, READ_BELOW: folder},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL if quiet else None,
+        start_new_session=True,  # Ctrl-C comes to us alone, and we stop it
+    )
+    try:
+        yield process
+    finally:
+        stop(process)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def wait_until_healthy(process: subprocess.Popen[bytes], port: int, limit_s: float = 120.0) -> bool:
+    """Wait for the first answer; False where the process ended or the time is up."""
+    end = time.monotonic() + limit_s
+    while time.monotonic() < end and process.poll() is None:
+        if healthy(port):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def stop(process: subprocess.Popen[bytes], limit_s: float = 10.0) -> None:
+    """End the server: asked first, then made to."""
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

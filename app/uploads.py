@@ -1,0 +1,272 @@
+"""The one place through which all of a visitor's goes: uploaded bytes, and text that could name a file.
+
+An upload is checked by the reader of its kind and kept under a name made from its content; a scenario refers
+to it by that name. Nothing else is read by path: not from a text box, a link or an uploaded scenario.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tempfile
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from moesim.hwmodels.calibration import CalibrationProfile, list_profiles, load_profile
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.files import READ_BELOW
+from moesim.hwmodels.importers import ImportedTopology, import_topology
+from moesim.hwmodels.yaml_io import load_mapping, parse_mapping
+from moesim.simulator.layout.histogram import read_counts
+from moesim.simulator.model.hf import to_yaml
+from moesim.simulator.model.shape import ModelShape, load_model
+from moesim.simulator.scenario import Scenario, load_scenario
+
+MAX_BYTES = {"scenario": 1_000_000, "model": 4_000_000, "profile": 4_000_000, "topology": 4_000_000}
+"""Of an unpacked upload, by kind; the readers have their own limits as well."""
+MAX_BYTES_HISTOGRAM = 16_000_000
+MAX_KEPT_BYTES = 256_000_000
+"""Of all uploads together; the oldest go first."""
+
+ENDINGS: Mapping[str, tuple[str, ...]] = {
+    "scenario": (".yaml", ".yml", ".json"),
+    "model": (".json", ".yaml", ".yml"),
+    "profile": (".yaml", ".yml", ".json"),
+    "topology": (".xml", ".txt", ".edges"),
+    "histogram": (".csv", ".npy", ".json"),
+}
+"""What a file of each kind may be called; `.gz` may follow."""
+
+TOKEN = re.compile(r"upload-[0-9a-f]{32}\.(?:yaml|yml|json|csv|npy|xml|txt|edges)")
+_FILE = re.compile(r"\.(?:ya?ml|json|csv|npy|npz|xml|txt|edges|pkl|gz|py|toml)$", re.IGNORECASE)
+_QUANTITY = re.compile(
+    r"\s*[-+]?\$?\.?\d[\d_.,]*(?:[eE][-+]?\d+)?\s*(?:[A-Za-zµ$][A-Za-z0-9µ$-]*)?(?:/[A-Za-z-]+){1,2}\s*"
+)
+_PROSE = frozenset(
+    ("description", "source", "note", "title", "assumption", "reference", "meaning", "evidence", "software")
+)
+"""Keys whose text is shown and never opened."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """An accepted upload. `token` stands for it in a scenario and in a link; `content` is what it holds."""
+
+    token: str
+    name: str
+    content: Scenario | ModelShape | CalibrationProfile | ImportedTopology | None
+
+
+def accept(kind: str, name: str, data: bytes, **options: Any) -> Kept:
+    """Check an upload of a kind (see ENDINGS) and keep it; `options` go to `import_topology`.
+
+    A topology is kept as the cluster file that it is read into. Raises InputError in one sentence that calls
+    the file by the visitor's name for it, for anything that is too large, malformed, hostile or not of its
+    kind; nothing of a refused file is kept.
+    """
+    shown = Path(name.replace("\\", "/")).name[:80] or "the file"
+    plain = shown[:-3] if shown.lower().endswith(".gz") else shown
+    ending = Path(plain).suffix.lower()
+    if ending not in ENDINGS[kind]:
+        raise InputError(
+            f"{shown}: a {kind} file ends in {', '.join(ENDINGS[kind])} (or that and .gz), not in "
+            f"{ending or 'nothing'}"
+        )
+    most = MAX_BYTES.get(kind, MAX_BYTES_HISTOGRAM)
+    data = _unpacked(data, shown, most) if plain != shown else data
+    if len(data) > most:
+        raise InputError(f"{shown}: larger than the limit of {most // 10**6} MB for a {kind} file")
+    path, is_new = _store(data, ending)
+    kept = None
+    try:
+        content = _READERS[kind](path, **options)
+        if isinstance(content, ImportedTopology | ModelShape):  # what was understood is kept instead
+            kept, _ = _store(_text_of(content, plain).replace(path.name, plain).encode(), ".yaml")
+        else:
+            kept = path
+    except InputError as error:
+        raise InputError(_renamed(str(error), path, shown)) from None
+    except (RecursionError, MemoryError):
+        raise InputError(f"{shown}: nested too deeply or too large to be a {kind} file") from None
+    finally:
+        if is_new and kept != path:
+            path.unlink(missing_ok=True)
+    return Kept(kept.name, shown, content)
+
+
+def scenario_of(name: str, overrides: Sequence[str] = ()) -> Scenario:
+    """The scenario of a preset name or of an uploaded scenario's token, with overrides applied.
+
+    The only way in which the dashboard makes a scenario: every text in it that could name a file must be a
+    token of an upload. Raises InputError otherwise, and as `load_scenario` does.
+    """
+    if not TOKEN.fullmatch(name):
+        _refuse_paths(name, "scenario")
+        return load_scenario(name, [_checked_override(text) for text in overrides])
+    path = path_of(name)
+    _refuse_paths(load_mapping(path), "scenario")
+    scenario = load_scenario(str(path), [_checked_override(text) for text in overrides])
+    return scenario.based_on(str(folder()))
+
+
+def profile_of(name: str) -> CalibrationProfile:
+    """The calibration profile of a shipped name or of an upload's token; raises InputError otherwise."""
+    if TOKEN.fullmatch(name):
+        return load_profile(path_of(name))
+    if name not in list_profiles():
+        raise InputError(f"no calibration profile {name[:80]!r}; upload one or choose a shipped one")
+    return load_profile(name)
+
+
+def path_of(token: str) -> Path:
+    """Where an upload is kept; raises InputError for what is no token, or whose file is gone."""
+    path = folder() / token
+    if not TOKEN.fullmatch(token) or not path.is_file():
+        raise InputError(
+            f"the uploaded file {token[:80]!r} is not on this server (any more); upload it again"
+        )
+    return path
+
+
+def portable(text: str) -> str:
+    """A text without the folder that uploads are kept in: their tokens stand alone."""
+    return text.replace(f"{folder()}{os.sep}", "")
+
+
+def folder() -> Path:
+    """Where uploads are kept: the server's folder, or one of this process where there is no server."""
+    below = os.environ.get(READ_BELOW)
+    return Path(below) if below else Path(_own_folder())
+
+
+@lru_cache(maxsize=1)
+def _own_folder() -> str:
+    return tempfile.mkdtemp(prefix="moesim-uploads-")
+
+
+def _store(data: bytes, ending: str) -> tuple[Path, bool]:
+    """(file, whether it is new), named after the content: equal uploads are one, and none can be guessed."""
+    path = folder() / f"upload-{hashlib.sha256(data).hexdigest()[:32]}{ending}"
+    if path.exists():
+        return path, False
+    handle, name = tempfile.mkstemp(dir=folder())
+    with os.fdopen(handle, "wb") as file:
+        file.write(data)
+    Path(name).replace(path)
+    _forget_oldest(path)
+    return path, True
+
+
+def _forget_oldest(newest: Path) -> None:
+    kept = sorted(folder().glob("upload-*"), key=lambda p: p.stat().st_mtime_ns)
+    total = sum(p.stat().st_size for p in kept)
+    for path in kept:
+        if total <= MAX_KEPT_BYTES or path == newest:
+            return
+        total -= path.stat().st_size
+        path.unlink(missing_ok=True)
+
+
+def _unpacked(data: bytes, name: str, most: int) -> bytes:
+    """gzip undone up to `most` bytes: a bomb is refused before it is unpacked."""
+    unzip = zlib.decompressobj(wbits=31)
+    try:
+        found = unzip.decompress(data, most + 1)
+    except zlib.error:
+        raise InputError(f"{name}: not a gzip file") from None
+    if len(found) > most:
+        raise InputError(f"{name}: unpacks to more than the limit of {most // 10**6} MB")
+    if not unzip.eof:
+        raise InputError(f"{name}: the gzip file ends too early")
+    return found
+
+
+def _renamed(message: str, path: Path, name: str) -> str:
+    return message.replace(str(path), name).replace(path.name, name).replace(path.stem, Path(name).stem)
+
+
+def _text_of(content: ImportedTopology | ModelShape, name: str) -> str:
+    if isinstance(content, ImportedTopology):
+        return content.text
+    own = re.sub(r"[^A-Za-z0-9.-]+", "-", Path(name).stem).strip("-")
+    named = {"name": own} if content.name.startswith("upload-") and own else {}
+    return to_yaml(content.model_copy(update=named))
+
+
+def _read_scenario(path: Path) -> Scenario:
+    return scenario_of(path.name)
+
+
+def _read_model(path: Path) -> ModelShape:
+    return load_model(path)
+
+
+def _read_profile(path: Path) -> CalibrationProfile:
+    included = load_mapping(path).get("include")  # the one key of a profile that opens files
+    unknown = [n for n in included if n not in list_profiles()] if isinstance(included, list) else []
+    if unknown:
+        raise InputError(
+            f"{path.name}: include {str(unknown[0])[:80]!r} is not a shipped profile; write its entries into "
+            "the file"
+        )
+    return load_profile(path)
+
+
+def _read_topology(path: Path, **options: Any) -> ImportedTopology:
+    return import_topology(path, **options)
+
+
+def _read_histogram(path: Path) -> None:
+    read_counts(path)
+
+
+_READERS: Mapping[str, Callable[..., Any]] = {
+    "scenario": _read_scenario,
+    "model": _read_model,
+    "profile": _read_profile,
+    "topology": _read_topology,
+    "histogram": _read_histogram,
+}
+
+
+def _checked_override(text: str) -> str:
+    """One `key=value`, its values checked and tokens of uploads replaced by where they are kept."""
+    key, equals, value = text.partition("=")
+    if not equals:
+        return text  # the loader says what is wrong with it
+    if key.strip().split(".")[-1] in _PROSE:
+        return text
+    place = key.strip()[:80]
+    _refuse_paths(parse_mapping(f"value: {value}", f"override of {place}")["value"], place)
+    return f"{key}={TOKEN.sub(lambda found: str(path_of(found[0])), value)}"
+
+
+def _refuse_paths(value: object, where: str) -> None:
+    """Raise InputError at the first text that could be the path of a file and is no token."""
+    if isinstance(value, str):
+        for part in value.split("=")[-1:] if where.endswith(".override") else [value]:
+            _refuse_path(part, where)
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            if key not in _PROSE and key != "edges":
+                _refuse_paths(inner, f"{where}.{key}")
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _refuse_paths(inner, where)
+
+
+def _refuse_path(text: str, where: str) -> None:
+    if TOKEN.fullmatch(text.strip()):
+        path_of(text.strip())
+        return
+    separated = "\\" in text or ("/" in text and not _QUANTITY.fullmatch(text))
+    if separated or _FILE.search(text.strip()) or text.strip() in (".", "..", "~"):
+        raise InputError(
+            f"{where}={text[:80]!r} looks like the path of a file, and no file of the server is read; "
+            "upload the file, or give a shipped name"
+        )

@@ -1,0 +1,167 @@
+"""The page Calibration: curves of a profile, what each entry states about itself, drift between two."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from moesim.app import exports, state, uploads, widgets
+from moesim.app.charts import calibration as charts
+from moesim.hwmodels.accelerator import Accelerator, load_accelerator
+from moesim.hwmodels.calibration import CalibrationProfile, LawGroup, list_profiles, profile_hash
+from moesim.hwmodels.drift import compare
+from moesim.hwmodels.errors import InputError
+from moesim.simulator.cost.laws import SmLaws
+
+GROUPS: dict[LawGroup, str] = {
+    "gemm_told": "products told",
+    "gemm_untold": "products not told",
+    "attention": "attention",
+    "memory_bound": "memory-bound",
+    "communication": "communication",
+}
+MOST_SMS = 48
+"""As far as the slow-down is drawn; DeepEP uses 20 to 24."""
+
+
+def show() -> None:
+    """Draw the page."""
+    st.title("Calibration")
+    scenario = state.current()
+    with st.sidebar:
+        _upload()
+        names = [*list_profiles(), *st.session_state.get("profiles", {})]
+        current = state.override("profile") or scenario.profile
+        start = names.index(current) if current in names else 0
+        titles = dict(st.session_state.get("profiles", {}))
+
+        def titled(profile: str) -> str:
+            return str(titles.get(profile, profile))
+
+        name = st.selectbox("Profile", names, index=start, key="profile shown", format_func=titled)
+        other = st.selectbox("Compare with", ["nothing", *names], key="profile compared", format_func=titled)
+        if name != current:
+            st.button("Use this profile in the scenario", on_click=state.set_override, args=("profile", name))
+    profile = uploads.profile_of(name)
+    st.markdown(f"**{profile.name}** for {profile.accelerator}: {profile.description}")
+    st.caption(f"{profile.software}. {profile.evidence} Hash {profile_hash(profile)[:12]}.")
+    if other != "nothing":
+        _drift(uploads.profile_of(other), profile)
+    _curves(profile, _accelerator(profile, scenario.machine.accelerator))
+    _entries(profile)
+
+
+def _upload() -> None:
+    given = st.file_uploader(
+        "Upload a profile that `moesim calibrate` wrote (YAML or JSON)",
+        key="profile upload",
+        max_upload_size=uploads.MAX_BYTES["profile"] // 10**6,
+    )
+    if given is None:
+        return
+    try:
+        kept = uploads.accept("profile", given.name, given.getvalue())
+    except InputError as error:
+        st.error(str(error), icon=":material/error:")
+        return
+    st.session_state.setdefault("profiles", {})[kept.token] = kept.name
+    st.success(f"{kept.name} is in the list below.", icon=":material/check:")
+
+
+def _accelerator(profile: CalibrationProfile, current: Accelerator) -> Accelerator:
+    """The one that the profile is for; for a generic profile the scenario's."""
+    try:
+        return load_accelerator(profile.accelerator)
+    except InputError:
+        return current
+
+
+def _curves(profile: CalibrationProfile, accelerator: Accelerator) -> None:
+    left, right = st.columns(2)
+    with left:
+        st.subheader("Bandwidth against SMs")
+        rates = charts.sm_curves(profile, "GB/s")
+        if rates:
+            chart = charts.over_sms(rates, "rate (GB/s per GPU)")
+            widgets.figure(chart, "Communication rate against SMs", key="rates")
+        else:
+            st.info("This profile has no rate over a number of SMs.")
+    with right:
+        st.subheader("Slow-down against SMs")
+        try:
+            laws = SmLaws(accelerator, profile)
+            counts = range(0, min(MOST_SMS, accelerator.n_sms - 1) + 1, 4)
+            have = {law.group for law in profile.laws}
+            lines = {
+                text: [(n, laws.at(group, n, True).factor) for n in counts]
+                for group, text in GROUPS.items()
+                if group in have
+            }
+        except InputError as error:  # an accelerator whose compute units nobody published
+            st.info(str(error))
+            return
+        if lines:
+            widgets.figure(charts.slow_downs(lines), "Slow-down against communication SMs", key="laws")
+            st.caption(
+                f"On {accelerator.name}; products are matrix products, told or not of the SMs that "
+                "communication holds."
+            )
+        else:
+            st.info("This profile has no law of slow-down beside communication.")
+
+
+def _entries(profile: CalibrationProfile) -> None:
+    entries = list(profile.entries())
+    st.subheader("What each entry states about itself")
+    kinds = sorted({entry.kind for entry in entries})
+    wanted = st.pills("Kind of evidence", kinds, selection_mode="multi", key="entry kinds") or kinds
+    shown = [entry for entry in entries if entry.kind in wanted]
+    widgets.figure(charts.residuals(shown), "Stated error of every entry", key="residuals")
+    header = ("entry", "kind", "stated error", "meaning", "source", "date", "conditions")
+    rows = [
+        (
+            entry.id,
+            entry.kind,
+            f"{entry.residual.relative:.1%}",
+            entry.residual.meaning,
+            entry.source,
+            entry.date,
+            "; ".join(f"{k} {v}" for k, v in entry.conditions.model_dump(exclude_defaults=True).items()),
+        )
+        for entry in shown
+    ]
+    st.dataframe(
+        {name: [row[number] for row in rows] for number, name in enumerate(header)},
+        width="stretch",
+        hide_index=True,
+    )
+    st.download_button(
+        "Entries (CSV)",
+        exports.csv_text(header, rows),
+        exports.file_name(f"{profile.name}-entries", "csv"),
+        "text/csv",
+        on_click="ignore",
+    )
+
+
+def _drift(old: CalibrationProfile, new: CalibrationProfile) -> None:
+    rows = compare(old, new)
+    both = [row for row in rows if row.points]
+    drifted = sum(row.drifted for row in both)
+    st.subheader(f"{new.name} against {old.name}")
+    if not both:
+        st.info("The two profiles have no entry in common that can be compared.")
+        return
+    st.markdown(f"{drifted} of {len(both)} common entries changed by more than both profiles state as error.")
+    widgets.figure(charts.drift(rows), "Change of every common entry", key="drift")
+    st.dataframe(
+        {
+            "entry": [row.id for row in rows],
+            "points": [row.points for row in rows],
+            "median change": [f"{row.median:+.1%}" if row.points else "" for row in rows],
+            "worst": [f"{row.worst:+.1%} at {row.worst_at}" if row.points else "" for row in rows],
+            "stated errors": [f"{row.allowed:.1%}" if row.points else "" for row in rows],
+            "": ["drifted" if row.drifted else row.note for row in rows],
+        },
+        width="stretch",
+        hide_index=True,
+    )

@@ -1,0 +1,172 @@
+"""Planner: search for better plans; every plan found opens as a scenario."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import streamlit as st
+
+from moesim.app import state, widgets, work
+from moesim.app.charts import study as charts
+from moesim.app.views import headline
+from moesim.hwmodels.units import in_unit
+from moesim.simulator.planner.megatron import megatron_arguments
+from moesim.simulator.planner.result import PlanResult, PlanRow
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.schedules import BUILDERS
+
+OBJECTIVES = {
+    "time": "shortest step",
+    "cost": "cheapest run",
+    "deadline": "cheapest run within a number of days",
+    "memory": "most free memory",
+    "energy": "least energy",
+}
+KEPT = {
+    "precision": "precision",
+    "recompute": "recompute",
+    "microbatch": "micro-batch",
+    "zero_stage": "ZeRO stage",
+    "sms": "communication SMs",
+}
+"""Keys of a space that may stay as the scenario has them."""
+
+
+def show() -> None:
+    """Draw the page."""
+    scenario = state.current()
+    space, options = _question(scenario)
+    asked = f"{state.cache_key(scenario)}/{sorted(space.items())}/{sorted(options.items())}"
+    found: PlanResult | None = widgets.long_work(
+        "plan", f"plan/{asked}", "Search", work.plan, scenario, space, options, with_progress=True
+    )
+    if found is not None:
+        _answer(found)
+
+
+def _question(scenario: Scenario) -> tuple[dict[str, Any], dict[str, Any]]:
+    left, middle, right = st.columns(3)
+    with left:
+        objective = st.selectbox(
+            "Look for", list(OBJECTIVES), format_func=OBJECTIVES.__getitem__, key="objective"
+        )
+        days = None
+        if objective == "deadline":
+            days = st.number_input("Days that the run may take", 1.0, 10_000.0, 60.0, key="deadline")
+    with middle:
+        schedules = st.multiselect(
+            "Schedules", list(BUILDERS), key="schedules", placeholder="all", help="None chosen: all of them"
+        )
+    with right:
+        kept = st.multiselect(
+            "Keep as it is",
+            list(KEPT),
+            ["precision", "sms"],
+            format_func=KEPT.__getitem__,
+            key="kept keys",
+            help="Fewer open questions make the search faster",
+        )
+    own: dict[str, Any] = {
+        "precision": scenario.precision,
+        "recompute": scenario.recompute,
+        "microbatch": scenario.parallel.microbatch,
+        "zero_stage": scenario.parallel.zero_stage,
+        "sms": scenario.communication.sms,
+    }
+    space: dict[str, Any] = {name: (own[name],) for name in kept if name != "sms" or own[name]}
+    if schedules:
+        space["schedule"] = tuple(schedules)
+    options: dict[str, Any] = {"objective": objective, "top": 6}
+    if days is not None:
+        options["deadline_days"] = days
+    return space, options
+
+
+def _answer(found: PlanResult) -> None:
+    counts = st.columns(4)
+    counts[0].metric("Plans considered", f"{found.considered:,}")
+    counts[1].metric("Legal and fit", f"{found.fitting:,}")
+    counts[2].metric("Simulated", f"{found.simulated:,}")
+    counts[3].metric("The present plan's place", "-" if found.own_rank is None else f"{found.own_rank:,}")
+    st.subheader("The best plans")
+    row = _table(found.ranked, "ranked")
+    if row is not None:
+        _offer(row, "ranked")
+    st.subheader("Trade-offs")
+    st.caption("No other plan is better than one of these in time, GPU-hours and memory together.")
+    event = widgets.figure(
+        charts.pareto(
+            [(row.label, row.time_s, row.memory_bytes) for row in found.pareto],
+            None if found.own is None else (found.own.label, found.own.time_s, found.own.memory_bytes),
+            "memory of the fullest GPU (bytes)",
+        ),
+        "Pareto front: step time against memory",
+        "pareto",
+        on_select="rerun",
+        selection_mode="points",
+    )
+    points = event["selection"]["points"] if event else []
+    chosen = next((p["point_index"] for p in points if p["curve_number"] == 0), None)
+    if chosen is not None and chosen < len(found.pareto):
+        _offer(found.pareto[chosen], "pareto")
+    else:
+        st.caption("Choose a point, or a row of the table, to open its plan.")
+        with st.expander("The same as a table"):
+            row = _table(found.pareto, "front")
+            if row is not None:
+                _offer(row, "front")
+    _refused(found)
+
+
+def _table(rows: Sequence[PlanRow], name: str) -> PlanRow | None:
+    """Plans as a table; the row that is chosen."""
+    event: Any = st.dataframe(
+        [
+            {
+                "plan": row.label,
+                "precision": row.precision,
+                "recompute": row.recompute,
+                "ZeRO": row.zero_stage,
+                "SMs": row.sms,
+                "step (s)": row.time_s,
+                "from": row.source,
+                "memory (GiB)": in_unit(row.memory_bytes, "GiB", "bytes"),
+                "days": row.days,
+                "cost": headline.money(row.cost_usd),
+                "behind the best": row.margin,
+            }
+            for row in rows
+        ],
+        hide_index=True,
+        key=f"table {name}",
+        on_select="rerun",
+        selection_mode="single-row",
+        column_config={
+            "step (s)": st.column_config.NumberColumn(format="%.3f"),
+            "memory (GiB)": st.column_config.NumberColumn(format="%.1f"),
+            "days": st.column_config.NumberColumn(format="%.1f"),
+            "behind the best": st.column_config.NumberColumn(format="percent"),
+        },
+    )
+    chosen = event["selection"]["rows"] if event else []
+    return rows[chosen[0]] if chosen and chosen[0] < len(rows) else None
+
+
+def _offer(row: PlanRow, name: str) -> None:
+    st.markdown(f"**{row.label}**, {row.time_s:.3f} s a step ({row.source})")
+    st.button(
+        "Open as the scenario", key=f"open {name}", on_click=state.adopt, args=(row.scenario,), type="primary"
+    )
+    with st.expander("Megatron-LM arguments"):
+        st.code(megatron_arguments(row.scenario).text(), language="bash")
+
+
+def _refused(found: PlanResult) -> None:
+    st.subheader("Refused")
+    st.dataframe(
+        [{"reason": row.reason, "plans": row.count, "for example": row.example} for row in found.refused],
+        hide_index=True,
+    )
+    for note in found.notes:
+        st.caption(note)

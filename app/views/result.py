@@ -1,0 +1,182 @@
+"""Result: how long, how much, how sure, where it goes, and what to try next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import streamlit as st
+
+import moesim
+from moesim.app import exports, html_report, jobs, state, widgets, work
+from moesim.app.charts import step as charts
+from moesim.app.views import headline
+from moesim.hwmodels.errors import MoesimError
+from moesim.simulator.reprice import without_prices
+from moesim.simulator.result import Result
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.study.band import Band
+
+
+def show() -> None:
+    """Draw the page."""
+    scenario = state.current()
+    result = state.result_of(scenario)
+    rows = moesim.published(scenario, result)
+    bands = _bands(scenario)
+    headline.show(scenario, result, headline.beside(rows), {k: _words(k, v) for k, v in bands.items()})
+    if not result.memory.fits:
+        st.error("This plan does not fit into memory: see the Scenario page.", icon=":material/memory:")
+    step_band = bands.get("step_time_s")
+    left, right = st.columns([3, 2], gap="large")
+    with left:
+        widgets.figure(
+            charts.bounds(result.step, None if step_band is None else (step_band.p10, step_band.p90)),
+            f"Step time {result.step.time_s:.3f} s between its bounds",
+            "bounds",
+        )
+    with right:
+        _sureness(result)
+    _why(result)
+    if rows:
+        _published(rows)
+    _next(scenario, result)
+    _downloads(scenario, result)
+
+
+def _words(name: str, band: Band) -> str:
+    share = name.startswith("mfu")
+    low, high = (f"{v:.1%}" if share else headline.compact(v) for v in (band.p10, band.p90))
+    return f"P10 to P90: {low} to {high}"
+
+
+def _bands(scenario: Scenario) -> dict[str, Band]:
+    """Intervals where they are known; else they are computed beside the page, which refreshes itself."""
+    if scenario.stages.blocks is not None or scenario.resolution == "full":
+        return {}
+    plain = without_prices(scenario)
+    key = f"interval/{state.cache_key(plain)}"
+    job: jobs.Job | None = st.session_state.get("interval job")
+    if job is None or job.key != key:
+        if job is not None and not job.done:
+            job.cancel()
+        job = st.session_state["interval job"] = jobs.submit(key, work.interval, plain, lane="long")
+    if not job.done:
+        _poll(key, job)
+        return {}
+    try:
+        found = moesim.reprice(job.result(), scenario).uncertainty
+    except MoesimError as error:
+        st.caption(f"No interval: {error}")
+        return {}
+    return {} if found is None else found.bands
+
+
+@st.fragment(run_every=1.0)
+def _poll(name: str, job: jobs.Job) -> None:
+    """Redraw the page once a job that runs beside it is done."""
+    if job.done and st.session_state.get("polled") != name:
+        st.session_state["polled"] = name
+        st.rerun(scope="app")
+    if not job.done:
+        st.caption(":material/hourglass_top: the interval is being computed")
+
+
+def _sureness(result: Result) -> None:
+    st.markdown(f"**Confidence: {result.confidence}.** {result.confidence_reason}")
+
+
+def _why(result: Result) -> None:
+    st.subheader("Where the step goes")
+    for sentence in _sentences(result):
+        st.markdown(f"- {sentence}")
+    left, right = st.columns(2, gap="large")
+    with left:
+        widgets.figure(
+            charts.breakdown(result.breakdown_by_rank_s),
+            "Seconds of a step by part and pipeline rank",
+            "split",
+        )
+    with right:
+        widgets.figure(
+            charts.critical_path(result.critical_path_s), "Seconds of the critical path by cause", "path"
+        )
+    left, right = st.columns(2, gap="large")
+    used = result.utilisation
+    with left:
+        shares = {
+            "compute SMs": used.compute_partition,
+            "communication SMs": used.communication_partition,
+            "scale-up links": used.scale_up,
+            "NICs": used.nic,
+        }
+        widgets.figure(charts.busy(shares), "Busy share of each resource", "busy")
+    with right:
+        if result.pair_phases:
+            widgets.figure(
+                charts.pair_phases(result.pair_phases), "Phases inside an overlapped pair", "phases"
+            )
+
+
+def _sentences(result: Result) -> list[str]:
+    """The bottleneck in words."""
+    return list(moesim.explain(result).sentences)
+
+
+def _published(rows: Any) -> None:
+    with st.expander("Against what was published", expanded=False):
+        st.dataframe(
+            [
+                {
+                    "quantity": row.quantity,
+                    "unit": "" if row.unit == "1" else row.unit,
+                    "published": row.published,
+                    "predicted": row.predicted,
+                    "error": f"{row.relative_error:+.1%}",
+                    "source": row.source,
+                }
+                for row in rows
+            ],
+            hide_index=True,
+        )
+
+
+def _next(scenario: Scenario, result: Result) -> None:
+    st.subheader("What to try next")
+    st.caption("Single changes, each simulated, the fastest that fits first.")
+    key = f"neighbours/{state.cache_key(scenario)}"
+    found: Any = widgets.long_work(
+        "neighbours", key, "Simulate single changes", work.neighbours, scenario, result, with_progress=True
+    )
+    for number, row in enumerate(() if found is None else found[:6]):
+        left, middle, right = st.columns([3, 5, 2])
+        left.code(row.override, language=None)
+        fit = "" if row.fits else " Does not fit into memory."
+        middle.markdown(f"{row.step_time_s:.3f} s ({row.change:+.1%}): {row.why}.{fit}")
+        key_, _, value = row.override.partition("=")
+        right.button("Try", key=f"try {number}", on_click=state.set_override, args=(key_, _plain(value)))
+
+
+def _plain(value: str) -> object:
+    return int(value) if value.isdigit() else value
+
+
+def _downloads(scenario: Scenario, result: Result) -> None:
+    st.subheader("Take away")
+    with st.container(horizontal=True):
+        name = scenario.name
+        files = [
+            ("Report (HTML)", lambda: html_report.html_report(scenario, result), ".html", "text/html"),
+            ("Result (JSON)", lambda: exports.result_json(result), ".json", "application/json"),
+            ("Result (CSV)", lambda: exports.result_csv([result]), ".csv", "text/csv"),
+            (
+                "Result (Parquet)",
+                lambda: exports.result_parquet([result]) or exports.NO_PARQUET,
+                ".parquet",
+                "application/octet-stream",
+            ),
+            ("Scenario (YAML)", lambda: exports.scenario_yaml(scenario), ".yaml", "application/yaml"),
+        ]
+        for label, make, ending, kind in files:
+            st.download_button(
+                label, make, exports.file_name(name, ending), kind, key=label, on_click="ignore"
+            )

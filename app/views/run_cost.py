@@ -1,0 +1,297 @@
+"""The page Run & cost: phases, failures, checkpoints, goodput, finish date, dollars, kWh and CO2."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import streamlit as st
+
+from moesim.app import exports, state, widgets, work_runs
+from moesim.app.charts import run_cost as charts
+from moesim.app.views.headline import compact
+from moesim.hwmodels.energy import list_energy_sites
+from moesim.hwmodels.failure import list_failure_rates, list_restarts
+from moesim.hwmodels.price import list_prices, load_prices
+from moesim.hwmodels.purchase import list_purchases
+from moesim.hwmodels.storage import list_storage
+from moesim.hwmodels.units import format_quantity
+from moesim.simulator.reprice import repriced, without_prices
+from moesim.simulator.result import Result
+from moesim.simulator.run.plan import RunPlan, run_plan_names
+from moesim.simulator.run.report import RunReport, Spread
+from moesim.simulator.scenario import Scenario
+
+NONE = "none"
+TOKENS_ONLY = "tokens of the main phase only"
+CLUSTERS_PRICE = "the cluster's price"
+INTERVALS = ("optimal", "5 min", "15 min", "30 min", "1 h", "2 h", "4 h")
+DAYS = 86400.0
+"""Seconds, as the spares' repair is asked for in days."""
+
+
+def show() -> None:
+    """Draw the page."""
+    scenario = state.current()
+    st.title("Run & cost")
+    with st.sidebar:
+        _inputs(scenario)
+    result, report = _computed(scenario)
+    _headline(report)
+    left, right = st.columns(2)
+    with left:
+        st.subheader("Where the GPU-hours go")
+        hours = report.gpu_hours
+        st.markdown(
+            f"{hours.productive:,.0f} productive of {hours.total:,.0f} GPU-hours; {hours.billed:,.0f} billed "
+            "with spares."
+        )
+        if hours.total > hours.productive:
+            widgets.figure(charts.overheads(hours), "GPU-hours besides productive ones", key="hours")
+        st.subheader("When it ends")
+        widgets.figure(
+            charts.spreads([("the whole run", report.days)]), "Days of the run, P10 to P90", key="days"
+        )
+        if report.finish is not None:
+            st.caption(f"Finish on {report.finish.p50} (P10 {report.finish.p10}, P90 {report.finish.p90}).")
+    with right:
+        st.subheader("What stops it")
+        if report.causes:
+            widgets.figure(charts.causes(report.causes), "GPU-hours lost by cause", key="causes")
+        else:
+            st.info("Nothing interrupts this run: choose a failure rate in the sidebar.")
+        st.subheader("What it costs")
+        if report.cost_parts_usd:
+            widgets.figure(charts.cost_parts(report.cost_parts_usd), "Cost by part in dollars", key="cost")
+        st.caption(f"{report.price[:1].upper()}{report.price[1:]}.")
+    _tables(report)
+    _downloads(scenario, result)
+
+
+# -- the inputs ----------------------------------------------------------------------------------------
+
+
+def _inputs(scenario: Scenario) -> None:
+    run = scenario.run
+    st.subheader("Run plan")
+    plan = state.override("run")
+    _choose(
+        "run", "Plan", [TOKENS_ONLY, *run_plan_names()], plan if plan in run_plan_names() else TOKENS_ONLY
+    )
+    name = _hold("run.tokens", run.tokens / 1e12)
+    st.number_input(
+        "Tokens of the main phase (10¹²)", 0.001, 1e6, step=0.1, key=name, on_change=_tokens, args=(name,)
+    )
+    name = _hold("run.start", run.start)
+    st.date_input("Start", key=name, on_change=_start, args=(name,))
+    st.subheader("Failures and checkpoints")
+    _choose("run.failures", "Failure rate as at", [NONE, *list_failure_rates()], _name(run.failures))
+    _choose("run.restart", "Restart times as at", [NONE, *list_restarts()], _name(run.restart))
+    saved = run.checkpoint
+    _choose("storage", "Checkpoint storage", [NONE, *list_storage()], _name(saved.storage if saved else None))
+    if saved is not None:
+        _choose("interval", "Checkpoint every", list(INTERVALS), saved.interval)
+        name = _hold("asynchronous", saved.asynchronous)
+        st.checkbox("Write behind training", key=name, on_change=_changed, args=("asynchronous", name))
+    name = _hold("spares", run.spares.count if run.spares else 0)
+    st.number_input("Spare nodes", 0, 1000, step=1, key=name, on_change=_changed, args=("spares", name))
+    st.subheader("Prices")
+    accelerator = scenario.machine.accelerator.name
+    terms = sorted({o.term for o in load_prices(accelerator).offers}) if accelerator in list_prices() else []
+    ways = [CLUSTERS_PRICE, *(f"rent: {term}" for term in terms), *(f"buy: {n}" for n in list_purchases())]
+    _choose("run.price", "Pay", ways, _way(run))
+    if run.price is None and scenario.machine.price_per_gpu_hour is not None:
+        name = _hold("rate", scenario.machine.price_per_gpu_hour.value)
+        st.slider("US dollars per GPU-hour", 0.1, 15.0, step=0.05, key=name, on_change=_rate, args=(name,))
+    _choose("cluster.energy", "Electricity of", [NONE, *list_energy_sites()], _name(scenario.machine.energy))
+
+
+def _hold(key: str, value: object) -> str:
+    """The widget's own key, holding what the scenario says; a change goes to the scenario first."""
+    name = f"run input {key}"
+    st.session_state[name] = value
+    return name
+
+
+def _choose(key: str, label: str, options: Sequence[str], value: str) -> None:
+    known = list(options) if value in options else [value, *options]
+    name = _hold(key, value)
+    st.selectbox(label, known, key=name, on_change=_changed, args=(key, name))
+
+
+def _name(described: Any) -> str:
+    return NONE if described is None else str(described.name)
+
+
+def _way(run: RunPlan) -> str:
+    price = run.price
+    if price is None:
+        return CLUSTERS_PRICE
+    if price.rent is not None:
+        return f"rent: {price.rent.term}"
+    return f"buy: {price.buy.name}" if price.buy is not None else "an offer of your own"
+
+
+def _tokens(name: str) -> None:
+    state.set_override("run.tokens", round(st.session_state[name] * 1e12))
+
+
+def _start(name: str) -> None:
+    day: datetime.date | None = st.session_state[name]
+    state.set_override("run.start", None if day is None else json.dumps(day.isoformat()))
+
+
+def _rate(name: str) -> None:
+    state.set_override("cluster.price_per_gpu_hour", f"${st.session_state[name]:.2f}/h")
+
+
+def _changed(key: str, name: str) -> None:
+    """Write what was chosen into the scenario; parts that only make sense together are set together."""
+    value = st.session_state[name]
+    run = state.current().run
+    if key == "run":
+        state.set_override("run", None if value == TOKENS_ONLY else value)
+    elif key == "run.failures":
+        _failures(run, value)
+    elif key in ("storage", "interval", "asynchronous"):
+        _checkpoint(run, {key: value})
+    elif key == "spares":
+        # Repair in three days: an assumption until the visitor states another in the scenario.
+        repair = run.spares.repair.model_dump(mode="json", exclude_none=True) if run.spares else "3 days"
+        state.set_override("run.spares", {"count": int(value), "repair": repair} if value else "null")
+    elif key == "run.price":
+        state.set_override("run.price", _price(value))
+    else:
+        state.set_override(key, "null" if value == NONE else value)
+
+
+def _failures(run: RunPlan, value: str) -> None:
+    """A failure rate needs a restart time and checkpoints: they come with it, as published elsewhere."""
+    if value == NONE:
+        for key in ("run.failures", "run.restart", "run.spares"):
+            state.set_override(key, "null")
+        if run.checkpoint is not None and run.checkpoint.interval == INTERVALS[0]:
+            _checkpoint(run, {"interval": INTERVALS[3]})  # there is no optimum without failures
+        return
+    if run.restart is None:
+        state.set_override("run.restart", list_restarts()[0])
+    if run.checkpoint is None:
+        _checkpoint(run, {"storage": list_storage()[-1], "interval": INTERVALS[3]})
+    state.set_override("run.failures", value)
+
+
+def _checkpoint(run: RunPlan, change: Mapping[str, Any]) -> None:
+    if change.get("storage") == NONE:
+        state.set_override("run.checkpoint", "null")
+        return
+    before: dict[str, Any] = {"interval": INTERVALS[3]}
+    if run.checkpoint is not None:
+        before = run.checkpoint.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+    state.set_override("run.checkpoint", {**before, **change})
+
+
+def _price(way: str) -> object:
+    kind, _, name = way.partition(": ")
+    if way == CLUSTERS_PRICE:
+        return None
+    return {"rent": {"term": name}} if kind == "rent" else {"buy": name}
+
+
+# -- the outputs ---------------------------------------------------------------------------------------
+
+
+def _computed(scenario: Scenario) -> tuple[Result, RunReport]:
+    """The step once, the run once for every plan, the bill at every price: three caches, not one."""
+    plain = without_prices(scenario)
+    step_only = plain.model_copy(update={"run": RunPlan(tokens=plain.run.tokens)})
+    result = state.result_of(step_only)
+    report: RunReport = state.compute(
+        f"run/{state.cache_key(plain)}",
+        "Simulating the run: phases, failures, restarts",
+        work_runs.run_report,
+        plain,
+        result.step.time_s,
+    )
+    whole = result.model_copy(update={"run": result.run.model_copy(update={"report": report})})
+    whole = repriced(whole, scenario)
+    assert whole.run.report is not None
+    return whole, whole.run.report
+
+
+def _headline(report: RunReport) -> None:
+    cells = [
+        ("Days", _between(report.days, ",.1f")),
+        ("Goodput", _between(report.goodput, ".1%")),
+        ("Interruptions", _between(report.interruptions, ",.1f")),
+        ("Cost ($)", _between(report.cost_usd, None)),
+        ("Energy (kWh)", _between(report.energy_kwh, None)),
+        ("CO₂e (kg)", _between(report.co2_kg, None)),
+    ]
+    for row in (cells[:3], cells[3:]):
+        for column, (label, (value, words)) in zip(st.columns(3), row, strict=True):
+            column.metric(label, value)
+            column.caption(words)
+
+
+def _between(spread: Spread | None, form: str | None) -> tuple[str, str]:
+    """(median, P10 to P90 in words); `form` None: three digits and a letter for millions. None is unknown."""
+    if spread is None:
+        return "unknown", "no price or no energy site is known"
+
+    def text(value: float) -> str:
+        return compact(value) if form is None else f"{value:{form}}"
+
+    if spread.p10 == spread.p90:
+        return text(spread.p50), "the same in every run"
+    return text(spread.p50), f"P10 {text(spread.p10)}, P90 {text(spread.p90)}"
+
+
+def _tables(report: RunReport) -> None:
+    st.subheader("Phases")
+    st.dataframe(
+        {
+            "phase": [phase.phase for phase in report.phases],
+            "steps": ["as stated" if phase.stated else f"{phase.steps:,}" for phase in report.phases],
+            "step time (s)": [None if phase.stated else phase.step_time_s for phase in report.phases],
+            "days": [phase.days for phase in report.phases],
+            "GPU-hours": [phase.gpu_hours for phase in report.phases],
+            "with stops": [phase.gpu_hours_with_stops for phase in report.phases],
+            "cost ($)": [phase.cost_usd for phase in report.phases],
+        },
+        width="stretch",
+        hide_index=True,
+    )
+    saved = report.checkpoint
+    if saved is not None:
+        words = (
+            f"Checkpoints of {format_quantity(saved.bytes, 'bytes')} every "
+            f"{format_quantity(saved.interval_s, 's')}; training waits "
+            f"{format_quantity(saved.stall_s, 's')}, the write takes {format_quantity(saved.write_s, 's')}."
+        )
+        if saved.optimal_s is not None:
+            words += f" Best interval: {format_quantity(saved.optimal_s, 's')}."
+        st.markdown(words)
+    st.caption(f"{report.replicas:,} runs simulated, seed {report.seed}.")
+    if report.assumptions:
+        with st.expander(f"Assumed for the run ({len(report.assumptions)})"):
+            st.text("\n".join(report.assumptions))
+
+
+def _downloads(scenario: Scenario, result: Result) -> None:
+    with st.container(horizontal=True):
+        st.download_button(
+            "Result with the run (JSON)",
+            exports.result_json(result),
+            exports.file_name(scenario.name, "json"),
+            "application/json",
+            on_click="ignore",
+        )
+        st.download_button(
+            "Scenario (YAML)",
+            exports.scenario_yaml(scenario),
+            exports.file_name(scenario.name, "yaml"),
+            "application/yaml",
+            on_click="ignore",
+        )

@@ -1,0 +1,220 @@
+"""Scenario: what is trained on what and how; legality and memory at once."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import streamlit as st
+
+import moesim
+from moesim.app import exports, jobs, state, uploads, widgets, work
+from moesim.app.charts import step as charts
+from moesim.app.views import headline
+from moesim.hwmodels import list_clusters
+from moesim.hwmodels.errors import MoesimError
+from moesim.hwmodels.units import in_unit
+from moesim.simulator.model.precision import PRECISIONS
+from moesim.simulator.model.shape import shipped_models
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.schedules import BUILDERS
+
+RECOMPUTE = ("none", "selective", "full", "deepseek-v3")
+
+
+def show() -> None:
+    """Draw the page."""
+    inputs, verdict = st.columns([6, 5], gap="large")
+    with inputs:
+        _open()
+        scenario = state.current()
+        state.begin(scenario)  # computed while the inputs are drawn
+        jobs.submit(_check_key(scenario), work.check, scenario)
+        _inputs(scenario)
+    with verdict:
+        widgets.guard(lambda: _verdict(scenario))
+    if isinstance(scenario.cluster, str) and scenario.cluster in list_clusters():
+        _profile_job(scenario.cluster)  # for the next time this page is drawn
+
+
+def _open() -> None:
+    left, right = st.columns(2)
+    names = moesim.presets()
+    with left:
+        known = names if state.preset() in names else [state.preset(), *names]
+        st.session_state["input preset"] = state.preset()
+        st.selectbox("Preset", known, key="input preset", on_change=_preset_chosen)
+    with right, st.popover("Open or save", width="stretch"):
+        _upload("scenario", "Open a scenario (YAML or JSON)")
+        _upload("model", "Use a model's config.json (Hugging Face) or model.yaml")
+        _upload("profile", "Use a calibration profile (YAML or JSON)")
+        with suppress(MoesimError):  # the page says what is wrong
+            _save()
+
+
+def _preset_chosen() -> None:
+    state.open_scenario(st.session_state["input preset"], ())
+
+
+def _upload(kind: str, label: str) -> None:
+    endings = [ending.lstrip(".") for ending in uploads.ENDINGS[kind]]
+    key = f"upload {kind}"
+    st.file_uploader(label, type=[*endings, "gz"], key=key, on_change=_uploaded, args=(kind, key))
+    refused = st.session_state.pop(f"refused {kind}", None)
+    if refused:
+        st.error(refused, icon=":material/error:")
+
+
+def _uploaded(kind: str, key: str) -> None:
+    file = st.session_state[key]
+    if file is None:
+        return
+    try:
+        if kind == "scenario":
+            state.open_upload(file.name, file.getvalue())
+        else:
+            state.set_override(kind, uploads.accept(kind, file.name, file.getvalue()).token)
+    except MoesimError as error:
+        st.session_state[f"refused {kind}"] = str(error)
+
+
+def _save() -> None:
+    scenario = state.current()
+    st.download_button(
+        "Save the scenario (YAML)",
+        exports.scenario_yaml(scenario),
+        exports.file_name(scenario.name, ".yaml"),
+        "application/yaml",
+        on_click="ignore",
+        icon=":material/download:",
+    )
+    st.caption("The address of this page is a link to this scenario:")
+    st.code(state.link(state.preset(), state.overrides()), language=None, wrap_lines=True)
+
+
+def _inputs(scenario: Scenario) -> None:
+    machine = scenario.machine
+    _what(scenario)
+    st.markdown("**Plan**")
+    columns = st.columns(4)
+    degrees = (
+        ("pp", "Pipeline (PP)", "Pipeline ranks"),
+        ("ep", "Expert (EP)", "Ranks that share the experts of a layer"),
+        ("tp", "Tensor (TP)", "Ranks that share the products of a layer"),
+        ("cp", "Context (CP)", "Ranks that share a sequence"),
+        ("vpp", "Virtual (VPP)", "Stages a rank of the interleaved schedules"),
+        ("microbatch", "Micro-batch", "Sequences in one micro-batch of one data-parallel rank"),
+        ("zero_stage", "ZeRO stage", "1 shards optimizer states, 2 gradients too, 3 parameters too"),
+    )
+    for number, (name, label, note) in enumerate(degrees):
+        with columns[number % 4]:
+            least, most = (0, 3) if name == "zero_stage" else (1, 4096)
+            widgets.number(scenario, f"parallel.{name}", label, least, most, note)
+    with columns[3]:
+        widgets.toggle(
+            scenario, "parallel.sequence_parallel", "SP", "Sequence parallel: needed for TP > 1 with experts"
+        )
+    left, middle, right = st.columns(3)
+    with left:
+        widgets.choice(scenario, "schedule", "Schedule", list(BUILDERS))
+    with middle:
+        widgets.choice(scenario, "recompute", "Recompute", RECOMPUTE, "What backward forms again")
+    with right:
+        widgets.choice(scenario, "precision", "Precision", list(PRECISIONS))
+    left, right = st.columns(2)
+    with left:
+        widgets.number(scenario, "batch.sequences", "Batch (sequences)", 1, 1_000_000)
+    with right:
+        widgets.number(scenario, "batch.sequence_length", "Sequence length (tokens)", 1, 10_000_000)
+    st.markdown("**Communication and load**")
+    left, right = st.columns(2)
+    with left:
+        count = machine.accelerator.compute_units
+        if machine.accelerator.communication_engine is None and count is not None:
+            widgets.slider(
+                scenario,
+                "communication.sms",
+                f"Communication {machine.accelerator.unit_name}s of {count.n}",
+                0,
+                count.n - 1,
+                "Given to communication kernels on every GPU",
+            )
+        else:
+            widgets.number(scenario, "communication.sms", "Communication units", 0, 4096)
+    with right:
+        widgets.fraction(
+            scenario,
+            "routing.expert_load_cv",
+            "Spread of expert load (CV)",
+            1.0,
+            0.01,
+            "Coefficient of variation of one expert's load from micro-batch to micro-batch",
+        )
+
+
+def _what(scenario: Scenario) -> None:
+    first, second, third = st.columns(3)
+    with first:
+        widgets.choice(scenario, "model", "Model", list(shipped_models()))
+    with second:
+        widgets.choice(scenario, "cluster", "Cluster", list(list_clusters()), on_change=_cluster_chosen)
+    with third:
+        widgets.choice(
+            scenario,
+            "profile",
+            "Calibration profile",
+            _profiles(scenario),
+            "Where the rates of kernels come from; only those that fit the accelerator",
+        )
+
+
+def _cluster_chosen(key: str, name: str) -> None:
+    """Another cluster needs rates of its accelerator."""
+    chosen = st.session_state[name]
+    state.set_override(key, chosen)
+    try:
+        best, fitting = _profile_job(chosen).result(20.0)
+        if state.current().profile not in fitting:
+            state.set_override("profile", best)
+    except MoesimError:
+        return  # the page says what does not fit together
+
+
+def _profile_job(cluster: str) -> jobs.Job:
+    return jobs.submit(_profiles_key(cluster), work.profiles, cluster)
+
+
+def _profiles_key(cluster: str) -> str:
+    return f"profiles/{cluster}/{moesim.__version__}"
+
+
+def _check_key(scenario: Scenario) -> str:
+    return f"check/{state.cache_key(scenario)}"
+
+
+def _profiles(scenario: Scenario) -> list[str]:
+    """Profiles that fit the accelerator, once they are known; the page does not wait for them."""
+    known = jobs.cache.get(_profiles_key(str(scenario.cluster)))
+    return [] if known is None else list(known[1])
+
+
+def _verdict(scenario: Scenario) -> None:
+    found = state.compute(_check_key(scenario), "Checking the plan", work.check, scenario)
+    memory = found.memory
+    used, limit = (
+        f"{in_unit(size, 'GiB', 'bytes'):.1f} GiB" for size in (memory.total_bytes, memory.capacity_bytes)
+    )
+    plan = f"{found.n_gpus:,} x {found.accelerator}, DP {found.dp:,}, {found.microbatches:,} micro-batches"
+    if memory.fits:
+        st.success(f"Legal and fits: {used} of {limit} on the fullest GPU. {plan}.", icon=":material/check:")
+    else:
+        largest = max(memory.by_kind_bytes, key=lambda kind: memory.by_kind_bytes[kind])
+        st.error(
+            f"Legal, but does not fit: {used} of {limit} on the fullest GPU; the largest part is "
+            f"{largest.replace('_', ' ')}. More PP, EP or TP, a higher ZeRO stage or recompute need less. "
+            f"{plan}.",
+            icon=":material/memory:",
+        )
+    widgets.figure(charts.memory(memory), f"Memory of the fullest GPU by kind: {used} of {limit}", "memory")
+    headline.show(scenario, state.result_of(scenario), columns=2)
+    with st.expander("Which layers each stage holds"):
+        st.code("\n".join(found.stages), language=None)

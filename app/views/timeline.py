@@ -1,0 +1,111 @@
+"""Timeline: what every pipeline rank does when, and what happens inside one action."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import streamlit as st
+
+from moesim.app import exports, state, widgets, work
+from moesim.app.charts import gantt
+from moesim.app.charts import step as charts
+from moesim.simulator.result import Result
+from moesim.simulator.scenario import Scenario
+
+
+def show() -> None:
+    """Draw the page."""
+    scenario = state.current()
+    result = state.result_of(scenario)
+    ranks = len(result.breakdown_by_rank_s)
+    rank = int(st.session_state.get("zoom rank", 0))
+    key = f"timeline/{state.cache_key(scenario)}/{min(rank, ranks - 1)}"
+    found = state.compute(
+        key, "Running the step for its timeline", work.timeline, scenario, min(rank, ranks - 1)
+    )
+    _pipeline(found)
+    _exposed(result)
+    _zoom(found, ranks)
+    _perfetto(scenario)
+
+
+def _pipeline(found: Any) -> None:
+    st.subheader("Pipeline")
+    begin, end = st.slider(
+        "Window of the step (s)",
+        0.0,
+        found.step_s,
+        (0.0, found.step_s),
+        step=found.step_s / 200,
+        format="%.2f",
+        key="timeline window",
+        help="The first GPU of every pipeline rank; gaps are the bubble",
+    )
+    bars, left_out = gantt.window(found.actions, begin, end)
+    widgets.figure(
+        gantt.gantt(bars, [str(rank) for rank in range(found.ranks)], "pipeline rank", begin, end),
+        "Gantt chart: schedule actions of every pipeline rank over the step",
+        "pipeline",
+    )
+    if left_out:
+        st.caption(f"{left_out:,} of the shortest bars are left out: narrow the window, or open the trace.")
+
+
+def _exposed(result: Result) -> None:
+    own, step_s = result.breakdown_s, result.step.time_s
+    columns = st.columns(4)
+    for place, (label, value) in zip(
+        columns,
+        (
+            ("Bubble of rank 0", own.bubble),
+            ("Waiting for communication, rank 0", own.exposed_communication),
+            ("Overlapped pairs of rank 0", own.forward_backward),
+            ("Gradients and optimizer", own.optimizer),
+        ),
+        strict=True,
+    ):
+        place.metric(label, f"{value:.3f} s", help=f"of {step_s:.3f} s")
+    with st.expander("Bubble and exposed communication of every rank"):
+        widgets.figure(
+            charts.breakdown(result.breakdown_by_rank_s), "Seconds of a step by part and rank", "exposed"
+        )
+
+
+def _zoom(found: Any, ranks: int) -> None:
+    st.subheader("Inside one action")
+    if ranks > 1:
+        st.slider("Pipeline rank", 0, ranks - 1, key="zoom rank")
+    if not found.zoomed:
+        st.info("This rank runs nothing.")
+        return
+    begin = min(bar.start_s for bar in found.zoomed)
+    end = max(bar.end_s for bar in found.zoomed)
+    rows = list(dict.fromkeys(bar.row for bar in found.zoomed))
+    widgets.figure(
+        gantt.gantt(found.zoomed, rows, "stream", begin, end),
+        "Phases of one action on the compute and communication streams",
+        "zoomed",
+    )
+    st.caption(
+        f"An action from the middle of the step on pipeline rank {found.zoomed_rank}: compute SMs above, "
+        "communication SMs below. Gaps on the compute stream are exposed communication."
+    )
+
+
+def _perfetto(scenario: Scenario) -> None:
+    st.subheader("All of it")
+    st.markdown(
+        "The whole step as a trace: open the file at ui.perfetto.dev, or in chrome://tracing offline."
+    )
+    key = f"trace/{state.cache_key(scenario)}"
+    data: Any = widgets.long_work("trace", key, "Make the Perfetto trace", work.trace, scenario)
+    if data is None:
+        return
+    st.download_button(
+        "Perfetto trace (.json.gz)",
+        data,
+        exports.file_name(scenario.name, ".trace.json.gz"),
+        "application/gzip",
+        on_click="ignore",
+        icon=":material/download:",
+    )

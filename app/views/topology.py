@@ -1,0 +1,88 @@
+"""Topology: the cluster as people draw it, and the load of its links, ranks and experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import streamlit as st
+
+from moesim.app import state, widgets, work
+from moesim.app.charts import heat
+from moesim.hwmodels.topologies.picture import picture
+from moesim.simulator.reprice import without_prices
+from moesim.simulator.result import Result
+from moesim.simulator.scenario import Scenario
+
+
+def show() -> None:
+    """Draw the page."""
+    scenario = state.current()
+    cluster = scenario.machine
+    topology = cluster.topology()
+    st.subheader(cluster.title)
+    drawn = picture(topology)
+    widgets.figure(heat.picture(drawn), f"{cluster.title}: GPUs, switches and cables", "cluster")
+    counted = topology.inventory()
+    shown = [f"{count:,} {name}" for name, count in (*counted.switches.items(), *counted.cables.items())]
+    left_out = sum(layer.left_out for layer in drawn.layers)
+    more = "The first nodes and the last one, with the switches they lead to. " if left_out else ""
+    st.caption(f"{more}{topology.kind}: {topology.n_gpus:,} GPUs; in all {', '.join(shown)}.")
+    _loads(scenario)
+
+
+def _loads(scenario: Scenario) -> None:
+    st.subheader("Load of links, ranks and experts")
+    plain = without_prices(scenario)
+    key = f"whole/{state.cache_key(plain)}"
+    st.caption("Every GPU is simulated for itself, which takes some ten seconds and runs beside the page.")
+    found: Any = widgets.long_work("whole", key, "Simulate every GPU", work.whole_cluster, plain)
+    if found is not None:
+        _maps(found)
+
+
+def _maps(result: Result) -> None:
+    full = result.full
+    if full is None:
+        return
+    st.markdown(
+        f"{full.gpus:,} GPUs in {full.groups} groups a pipeline rank; the step takes "
+        f"**{result.step.time_s:.3f} s** with every GPU for itself."
+    )
+    titles = [data.title for data in full.heat_maps]
+    chosen = st.segmented_control("Heat map", titles, default=titles[0], key="heat map") or titles[0]
+    data = next(item for item in full.heat_maps if item.title == chosen)
+    widgets.figure(heat.heat_map(data), f"Heat map: {data.title}, {data.unit}", "heat")
+    left, right = st.columns(2, gap="large")
+    with left:
+        st.markdown("**Links by kind**: share of nominal bandwidth over the step")
+        st.dataframe(
+            [
+                {"kind": row.kind, "links": row.links, "used": row.used, "mean": row.mean, "most": row.most}
+                for row in full.link_kinds
+            ],
+            hide_index=True,
+            column_config={
+                name: st.column_config.NumberColumn(format="percent") for name in ("mean", "most")
+            },
+        )
+    with right:
+        st.markdown("**GPUs that keep their group waiting**")
+        st.dataframe(
+            [
+                {
+                    "GPU": row.gpu,
+                    "pipeline rank": row.pipeline_rank,
+                    "group waited (s)": row.held_up_s,
+                    "compute over group's mean": row.compute_over_group,
+                }
+                for row in full.stragglers[:8]
+            ],
+            hide_index=True,
+            column_config={
+                "group waited (s)": st.column_config.NumberColumn(format="%.3f"),
+                "compute over group's mean": st.column_config.NumberColumn(format="%.4f"),
+            },
+        )
+    if full.causes:
+        st.markdown("**What each fault costs**")
+        st.dataframe([row.model_dump() for row in full.causes], hide_index=True)

@@ -1,0 +1,185 @@
+"""What if: sliders on top of the current scenario, and what matters most."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import streamlit as st
+
+from moesim.app import state, widgets, work
+from moesim.app.charts import study as charts
+from moesim.app.views import headline
+from moesim.hwmodels import format_quantity
+from moesim.hwmodels.errors import MoesimError
+from moesim.simulator.faster_links import faster_links
+from moesim.simulator.result import Result
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.study.compare import waterfall
+from moesim.simulator.study.sensitivity import Sensitivity
+
+FACTORS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0)
+
+
+def show() -> None:
+    """Draw the page."""
+    scenario = state.current()
+    base = state.result_of(scenario)
+    _explore(scenario, base)
+    _tornado(scenario, base)
+
+
+@st.fragment
+def _explore(scenario: Scenario, base: Result) -> None:
+    """Sliders and what they do; only this part of the page is drawn again when one moves."""
+    left, right = st.columns([4, 7], gap="large")
+    with left:
+        changes = [*_kernels(scenario), *_links(scenario), *_load(scenario)]
+        price = _price(scenario)
+    with right:
+        try:
+            changed = scenario.overridden(*changes, *price)
+            result = state.result_of(changed)
+        except MoesimError as error:
+            st.error(str(error), icon=":material/error:")
+            return
+        _tiles(base, result)
+        if changes or price:
+            st.code("\n".join((*changes, *price)), language=None)
+            if st.button("Make this the current scenario", key="adopt"):
+                _adopt(changed)
+                st.rerun(scope="app")
+        else:
+            st.caption("Nothing is changed: move a slider.")
+        if changes:
+            widgets.figure(
+                charts.waterfall(
+                    "now",
+                    base.step.time_s,
+                    [(row.cause, row.seconds[1] - row.seconds[0]) for row in waterfall([base, result])],
+                    "what if",
+                    result.step.time_s,
+                ),
+                f"From {base.step.time_s:.3f} s to {result.step.time_s:.3f} s by cause",
+                "what if",
+            )
+
+
+def _adopt(scenario: Scenario) -> None:
+    state.adopt(scenario)
+    for name in [key for key in st.session_state if str(key).startswith("what if ")]:
+        del st.session_state[name]
+
+
+def _kernels(scenario: Scenario) -> list[str]:
+    accelerator = scenario.machine.accelerator
+    if accelerator.compute_units is None or accelerator.communication_engine is not None:
+        return []
+    now = scenario.communication.sms
+    most = accelerator.compute_units.n - 1
+    sms = st.slider(f"Communication {accelerator.unit_name}s", 0, most, now, key=f"what if sms {now}")
+    return [] if sms == now else [f"communication.sms={sms}"]
+
+
+def _links(scenario: Scenario) -> list[str]:
+    node = scenario.machine.node
+    chosen = {}
+    for name, label, figure in (
+        ("nic", "NIC bandwidth a GPU, a direction", node.nic_bandwidth),
+        ("scale_up", "Scale-up bandwidth a GPU, a direction", node.accelerator.scale_up_bandwidth),
+    ):
+        if figure is not None:
+            value = figure.value * (node.n_nics_per_gpu if name == "nic" else 1)
+            chosen[name] = st.select_slider(
+                label,
+                FACTORS,
+                1.0,
+                key=f"what if {name} {value:g}",
+                format_func=partial(_rate, value),
+            )
+    return list(faster_links(scenario, **chosen))
+
+
+def _rate(bytes_per_s: float, factor: float) -> str:
+    return f"x {factor:g} = {format_quantity(bytes_per_s * factor, 'bytes_per_s')}"
+
+
+def _load(scenario: Scenario) -> list[str]:
+    now = float(scenario.routing.expert_load_cv.value)
+    spread = st.slider(
+        "Spread of expert load (CV)", 0.0, max(1.0, now), now, step=0.02, key=f"what if cv {now:g}",
+        help="From micro-batch to micro-batch",
+    )  # fmt: skip
+    found = [] if spread == now else [f"routing.expert_load_cv={spread:g}"]
+    if scenario.routing.load is None:
+        zipf = st.slider(
+            "Lasting imbalance (Zipf exponent)", 0.0, 1.0, 0.0, step=0.05, key="what if zipf",
+            help="0: all experts are equally popular",
+        )  # fmt: skip
+        if zipf:
+            found.append(f"routing.load={{kind: zipf, exponent: {zipf:g}}}")
+    return found
+
+
+def _price(scenario: Scenario) -> list[str]:
+    stated = scenario.machine.price_per_gpu_hour
+    now = 0.0 if stated is None else in_dollars(stated.value)
+    price = st.slider(
+        "Price ($ a GPU-hour)", 0.0, max(12.0, now), now, step=0.05, key=f"what if price {now:g}",
+        help="Arithmetic on the predicted hours: nothing is simulated again",
+    )  # fmt: skip
+    return [] if price == now else [f"cluster.price_per_gpu_hour=${price:g}/h"]
+
+
+def in_dollars(value: float) -> float:
+    """Dollars an hour as a slider shows them."""
+    return round(value, 2)
+
+
+def _tiles(base: Result, result: Result) -> None:
+    step, before = result.step, base.step
+    rows: list[tuple[str, str, float | None, str, bool]] = [
+        ("Step time", f"{step.time_s:.3f} s", step.time_s - before.time_s, "s", False),
+        (
+            "Tokens/s/GPU",
+            f"{step.tokens_per_s_per_gpu:,.0f}",
+            step.tokens_per_s_per_gpu - before.tokens_per_s_per_gpu,
+            "",
+            True,
+        ),
+        ("Duration", f"{result.run.days:.1f} days", result.run.days - base.run.days, "days", False),
+        ("Cost", headline.money(result.run.cost_usd), _difference(base, result), "$", False),
+    ]
+    for place, (label, value, change, unit, more_is_better) in zip(
+        st.columns(2) + st.columns(2), rows, strict=True
+    ):
+        shown = None if not change else f"{'-' if change < 0 else '+'}{headline.compact(abs(change))} {unit}"
+        place.metric(label, value, shown, delta_color="normal" if more_is_better else "inverse")
+    if not result.memory.fits:
+        st.error("This does not fit into memory.", icon=":material/memory:")
+
+
+def _difference(base: Result, result: Result) -> float | None:
+    if base.run.cost_usd is None or result.run.cost_usd is None:
+        return None
+    return result.run.cost_usd - base.run.cost_usd
+
+
+def _tornado(scenario: Scenario, base: Result) -> None:
+    st.subheader("What matters most")
+    st.markdown("Every uncertain input alone at its 10 % and 90 % point.")
+    found: Sensitivity | None = widgets.long_work(
+        "tornado",
+        f"sensitivity/{state.cache_key(scenario)}",
+        "Compute the tornado",
+        work.sensitivity,
+        scenario,
+    )
+    if found is None:
+        return
+    rows = [
+        (row["source"], f"{row['low']}, {row['high']}", row["step_low_s"], row["step_high_s"])
+        for row in found.rows()
+    ]
+    widgets.figure(
+        charts.tornado(rows, base.step.time_s), "Tornado: step time with each input at its ends", "tornado"
+    )

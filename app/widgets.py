@@ -1,0 +1,181 @@
+"""Inputs that hold one scenario key each, and the parts that several pages draw alike."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import streamlit as st
+
+from moesim.app import jobs, state
+from moesim.hwmodels.errors import InputError, MoesimError
+from moesim.simulator.scenario import Scenario
+
+
+def value_of(scenario: Scenario, key: str) -> Any:
+    """The value of a dotted key."""
+    value: Any = scenario
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _place(key: str, value: object) -> str:
+    """The widget's own key, holding what the scenario says; a change goes to the scenario first."""
+    name = f"input {key}"
+    st.session_state[name] = value
+    return name
+
+
+def _changed(key: str, name: str, convert: Callable[[Any], object]) -> None:
+    state.set_override(key, convert(st.session_state[name]))
+
+
+def number(
+    scenario: Scenario, key: str, label: str, least: int = 1, most: int = 1_000_000, note: str | None = None
+) -> None:
+    """An integer."""
+    name = _place(key, min(max(int(value_of(scenario, key)), least), most))
+    st.number_input(
+        label, least, most, step=1, key=name, help=note, on_change=_changed, args=(key, name, int)
+    )
+
+
+def slider(scenario: Scenario, key: str, label: str, least: int, most: int, note: str | None = None) -> None:
+    """An integer between two limits."""
+    name = _place(key, min(max(int(value_of(scenario, key)), least), most))
+    st.slider(label, least, most, step=1, key=name, help=note, on_change=_changed, args=(key, name, int))
+
+
+def fraction(
+    scenario: Scenario, key: str, label: str, most: float, step: float, note: str | None = None
+) -> None:
+    """A sourced fraction as a slider; what is set here counts as assumed, stated in the scenario."""
+    name = _place(key, min(float(value_of(scenario, key).value), most))
+    st.slider(label, 0.0, most, step=step, key=name, help=note, on_change=_changed, args=(key, name, float))
+
+
+def choice(
+    scenario: Scenario,
+    key: str,
+    label: str,
+    options: Sequence[str],
+    note: str | None = None,
+    on_change: Callable[[str, str], None] | None = None,
+) -> None:
+    """One of several names; a value that is none of them (a description written out) is kept."""
+    value = value_of(scenario, key)
+    shown = value if isinstance(value, str) else getattr(value, "name", "custom")
+    known = list(options) if shown in options else [shown, *options]
+    name = _place(key, shown)
+    st.selectbox(
+        label,
+        known,
+        key=name,
+        help=note,
+        on_change=on_change or (lambda k, n: _changed(k, n, str)),
+        args=(key, name),
+    )
+
+
+def toggle(scenario: Scenario, key: str, label: str, note: str | None = None) -> None:
+    """Yes or no."""
+    name = _place(key, bool(value_of(scenario, key)))
+    st.checkbox(label, key=name, help=note, on_change=_changed, args=(key, name, bool))
+
+
+def complain(error: MoesimError) -> None:
+    """What is wrong in one sentence, with the nearest legal values and the way back as buttons."""
+    st.error(str(error), icon=":material/error:")
+    with st.container(horizontal=True):
+        if isinstance(error, InputError) and error.key is not None:
+            for value in error.nearest:
+                shown = str(value).lower() if isinstance(value, bool) else str(value)
+                st.button(
+                    f"Set {error.key} = {shown}",
+                    key=f"nearest {error.key} {shown}",
+                    type="primary",
+                    on_click=state.set_override,
+                    args=(error.key, value),
+                )
+        if state.overrides():
+            st.button(
+                "Back to the preset", key="reset", on_click=state.open_scenario, args=(state.preset(), ())
+            )
+
+
+def guard(show: Callable[[], None]) -> None:
+    """Run part of a page; what a visitor can cause is said in one sentence."""
+    try:
+        show()
+    except MoesimError as error:
+        complain(error)
+
+
+@lru_cache(maxsize=1)
+def _has_alt() -> bool:
+    return "alt" in inspect.signature(st.plotly_chart).parameters
+
+
+def figure(chart: Any, alt: str, key: str | None = None, **options: Any) -> Any:
+    """A Plotly figure over the whole width with a text for those who do not see it."""
+    extra: dict[str, Any] = {"alt": alt} if _has_alt() else {}
+    config = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d"]}
+    return st.plotly_chart(chart, width="stretch", config=config, key=key, **extra, **options)
+
+
+def long_work(
+    name: str,
+    key: str,
+    label: str,
+    function: Callable[..., Any],
+    *args: Any,
+    with_progress: bool = False,
+) -> Any:
+    """The value of long work, or None while it was not asked for or still runs.
+
+    Shows a button that starts it, then its progress with a way to stop it. `name` is its place on the page,
+    `key` that of its result. Raises what the work raised, once.
+    """
+    known = jobs.cache.get(key)
+    if known is not None:
+        return known
+    place = f"job {name}"
+    job: jobs.Job | None = st.session_state.get(place)
+    if job is not None and job.key != key:  # the scenario has changed
+        _forget(place, job)
+        job = None
+    if job is None:
+        if st.button(label, key=f"start {name}", type="primary"):
+            st.session_state[place] = jobs.submit(
+                key, function, *args, lane="long", with_progress=with_progress
+            )
+            st.rerun()
+        return None
+    if job.done:
+        del st.session_state[place]
+        return job.result()
+    _progress(place, job)
+    return None
+
+
+def _forget(place: str, job: jobs.Job) -> None:
+    st.session_state.pop(place, None)
+    if not job.done:
+        job.cancel()
+
+
+@st.fragment(run_every=0.5)
+def _progress(place: str, job: jobs.Job) -> None:
+    """How far a job is; draws the page again at its end."""
+    if job.done:
+        st.rerun(scope="app")
+    left, right = st.columns([5, 1])
+    elapsed = 0.0 if job.started is None else time.monotonic() - job.started
+    left.progress(job.progress.share or 0.0, text=f"{job.progress.text} ({elapsed:.0f} s)")
+    if right.button("Stop", key=f"stop {place}"):
+        _forget(place, job)
+        st.rerun(scope="app")

@@ -1,0 +1,45 @@
+"""What job processes run for the pages Run & cost and Evidence: functions of plain arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import moesim
+from moesim.app.exports import trace_bytes
+from moesim.simulator.run.report import RunReport
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.validation import PROFILES, Row, score
+from moesim.simulator.validation_collectives import CollectiveRow, score_collectives
+
+__all__ = ["Evidence", "evidence", "run_report", "trace_bytes"]
+
+STEPS = 4 * len(PROFILES) + 1
+"""Messages of a scoreboard: four for each profile, and the collectives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Both scoreboards."""
+
+    rows: tuple[Row, ...]
+    collectives: tuple[CollectiveRow, ...]
+
+
+def run_report(scenario: Scenario, step_time_s: float) -> RunReport:
+    """The whole run of a scenario whose step takes so many seconds."""
+    return moesim.run(scenario, step_time_s=step_time_s)
+
+
+def evidence(progress: Callable[[float | None, str], None]) -> Evidence:
+    """Every published figure and every measured collective beside its prediction, computed now."""
+    done = 0
+
+    def say(what: str) -> None:
+        nonlocal done
+        progress(min(1.0, done / STEPS), what)
+        done += 1
+
+    rows = score(say)
+    say("collectives")
+    return Evidence(tuple(rows), tuple(score_collectives()))

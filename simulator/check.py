@@ -1,0 +1,43 @@
+"""Is a scenario legal, and does it fit? Everything that can be said before any time is simulated."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+from moesim.simulator.layout.stages import describe
+from moesim.simulator.prepare import prepare
+from moesim.simulator.result import MemoryResult
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.simulate import memory
+
+
+class Check(BaseModel):
+    """What a legal plan comes to; counts are of GPUs, micro-batches of one pipeline and blocks."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str
+    accelerator: str
+    n_gpus: int
+    dp: int
+    microbatches: int
+    stages: tuple[str, ...]
+    memory: MemoryResult
+    """Of the fullest GPU."""
+
+
+def check(scenario: Scenario) -> Check:
+    """Resolve, check and lay out a scenario without running it.
+
+    Raises InputError, with key and nearest legal values, where something does not fit together.
+    """
+    prepared = prepare(scenario)
+    return Check(
+        model=prepared.shape.name,
+        accelerator=prepared.cluster.accelerator.title,
+        n_gpus=prepared.cluster.n_gpus,
+        dp=prepared.layout.dp,
+        microbatches=prepared.schedule.microbatches,
+        stages=tuple(describe(prepared.stages).splitlines()),
+        memory=memory(prepared),
+    )

@@ -1,0 +1,131 @@
+"""Charts: what they draw is what they were given, with units on every axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import pytest
+
+import moesim
+from moesim.hwmodels.topologies.picture import picture
+from moesim.simulator.full.result import HeatMap
+from moesim.simulator.result import Result
+from moesim.simulator.timeline import Bar, Timeline
+
+go = pytest.importorskip("plotly.graph_objects", reason="plotly is not installed")
+
+from moesim.app.charts import gantt, heat, step, study  # noqa: E402
+
+UNITS = ("(s)", "(GiB)", "(bytes)", "rank", "share", "stream", "phase", "cause", "scenario", "layer", "node")
+
+
+@lru_cache(maxsize=1)
+def result() -> Result:
+    return moesim.simulate("deepseek-v3-trace-pair")
+
+
+@lru_cache(maxsize=1)
+def shown() -> Timeline:
+    return moesim.timeline("deepseek-v3-trace-pair")
+
+
+HEAT = HeatMap(
+    title="load",
+    unit="share",
+    row_label="node",
+    column_label="rank",
+    rows=("0", "1"),
+    columns=("a", "b"),
+    values=((0.1, None), (0.3, 0.4)),
+)
+
+CHARTS: dict[str, Callable[[], object]] = {
+    "breakdown": lambda: step.breakdown(result().breakdown_by_rank_s),
+    "critical path": lambda: step.critical_path(result().critical_path_s),
+    "memory": lambda: step.memory(result().memory),
+    "bounds": lambda: step.bounds(result().step, (1.0, 2.0)),
+    "pair": lambda: step.pair_phases(result().pair_phases),
+    "busy": lambda: step.busy({"NICs": 0.5}),
+    "gantt": lambda: gantt.gantt(shown().actions, ["0"], "pipeline rank", 0.0, shown().step_s),
+    "heat": lambda: heat.heat_map(HEAT),
+    "waterfall": lambda: study.waterfall("A", 1.0, [("attn F", 0.2)], "B", 1.2),
+    "sides": lambda: study.side_by_side(["A", "B"], [1.0, 2.0], "step time (s)"),
+    "pareto": lambda: study.pareto([("p", 1.0, 2.0)], ("own", 1.5, 2.0), "memory (bytes)"),
+}
+
+
+@pytest.mark.parametrize("name", CHARTS)
+def test_every_axis_that_has_numbers_says_what_they_are(name: str) -> None:
+    chart = CHARTS[name]()
+    assert isinstance(chart, go.Figure)
+    axes = [axis for kind in ("xaxis", "yaxis") for axis in [getattr(chart.layout, kind)]]
+    titles = [axis.title.text or "" for axis in axes if axis.showticklabels is not False]
+    named = [text for text in titles if text]
+    assert named, name
+    assert all(any(unit in text for unit in UNITS) for text in named), named
+
+
+def test_the_parts_of_a_breakdown_sum_to_the_step() -> None:
+    chart = step.breakdown(result().breakdown_by_rank_s)
+    bars = [trace for trace in chart.data if trace.type == "bar"]
+    for rank in range(len(result().breakdown_by_rank_s)):
+        assert sum(bar.y[rank] for bar in bars) == pytest.approx(result().step.time_s, rel=1e-9)
+
+
+def test_memory_bars_sum_to_the_total() -> None:
+    total = sum(bar.x[0] for bar in step.memory(result().memory).data)
+    assert total * 2**30 == pytest.approx(result().memory.total_bytes)
+
+
+def test_the_gantt_draws_every_bar_where_it_is() -> None:
+    bars = shown().actions
+    chart = gantt.gantt(bars, [str(n) for n in range(shown().ranks)], "pipeline rank", 0.0, shown().step_s)
+    drawn = sorted(
+        (base, base + length, row)
+        for trace in chart.data
+        for base, length, row in zip(trace.base, trace.x, trace.y, strict=True)
+    )
+    wanted = sorted((bar.start_s, bar.end_s, bar.row) for bar in bars)
+    assert len(drawn) == len(wanted)
+    assert [d[0] for d in drawn] == [w[0] for w in wanted]
+    assert [d[1] for d in drawn] == pytest.approx([w[1] for w in wanted])
+
+
+def test_a_window_keeps_the_longest_bars_and_counts_the_others() -> None:
+    bars = [Bar("0", "F", str(n), float(n), n + (n % 7 + 1) / 10) for n in range(50)]
+    kept, left_out = gantt.window(bars, 0.0, 100.0, most=10)
+    assert (len(kept), left_out) == (10, 40)
+    shortest = min(bar.end_s - bar.start_s for bar in kept)
+    others = [bar.end_s - bar.start_s for bar in bars if bar not in kept]
+    assert shortest >= max(others) - 1e-9
+    inside, none = gantt.window(bars, 10.0, 12.0)
+    assert ([bar.detail for bar in inside], none) == (["10", "11"], 0)
+
+
+def test_empty_cells_of_a_heat_map_stay_empty() -> None:
+    assert heat.heat_map(HEAT).data[0].z[0][1] is None
+
+
+def test_the_picture_names_what_it_leaves_out() -> None:
+    drawn = picture(moesim.load("deepseek-v3-2048xh800").machine.topology())
+    chart = heat.picture(drawn)
+    names = [trace.name for trace in chart.data]
+    assert "gpu: 2,048, 24 shown" in names
+    assert "spine: 32" in names
+    assert any(name.startswith("nvlink: 200 GB/s") for name in names)
+
+
+def test_small_causes_of_a_waterfall_are_one_bar_and_the_sum_stays() -> None:
+    changes = [(f"cause {n}", 0.01 * n) for n in range(20)]
+    total = sum(seconds for _, seconds in changes)
+    bars = study.waterfall("A", 10.0, changes, "B", 10.0 + total, most=5).data[0]
+    assert len(bars.x) == 8
+    assert sum(bars.y[1:-1]) == pytest.approx(total)
+
+
+def test_tornado_puts_the_largest_swing_on_top() -> None:
+    chart = study.tornado([("small", "", 0.9, 1.1), ("large", "", 0.5, 1.5)], 1.0)
+    assert chart.data[0].y[-1] == "large"
+    low, high = chart.data
+    assert [low.x[-1], high.x[-1]] == pytest.approx([-0.5, 0.5])

@@ -1,0 +1,122 @@
+"""Jobs: values, errors, cancel, budget, sharing, a bounded cache, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from moesim.app import jobs
+from moesim.hwmodels.errors import InfeasibleError, InputError
+
+
+# Functions that job processes run; they are found by name, so they come from modules both sides can import.
+def test_a_job_returns_the_value_of_its_function() -> None:
+    assert jobs.submit("test/sorted", sorted, [3, 1, 2]).result(60.0) == [1, 2, 3]
+
+
+def test_a_finished_value_comes_from_the_cache_in_the_same_process() -> None:
+    first = jobs.submit("test/pid", os.getpid).result(60.0)
+    again = jobs.submit("test/pid", os.getpid)
+    assert first != os.getpid()
+    assert again.done
+    assert again.result() == first
+
+
+def test_one_running_job_serves_everybody_who_asks() -> None:
+    first = jobs.submit("test/shared", time.sleep, 1.5)
+    assert jobs.submit("test/shared", time.sleep, 1.5) is first
+    first.cancel()
+    assert not first.cancelled  # one still wants it
+    assert first.result(60.0) is None
+
+
+def test_a_cancelled_job_ends_its_process(tmp_path: Path) -> None:
+    mark = tmp_path / "pid"
+    job = jobs.submit("test/cancel", os.system, f"echo $PPID > {mark}; sleep 60")
+    end = time.monotonic() + 60
+    while not (mark.exists() and mark.read_text().strip()) and time.monotonic() < end:
+        time.sleep(0.05)
+    process = int(mark.read_text())
+    job.cancel()
+    with pytest.raises(jobs.JobError, match="cancelled"):
+        job.result(60.0)
+    while _lives(process) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not _lives(process)
+    assert jobs.cache.get("test/cancel") is None
+
+
+def _lives(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def test_a_job_over_its_budget_is_stopped_and_says_so() -> None:
+    job = jobs.submit("test/budget", time.sleep, 60, budget_s=0.3)
+    with pytest.raises(jobs.JobError, match="took longer than its 0 s"):
+        job.result(60.0)
+
+
+def test_errors_of_the_visitor_keep_their_kind_key_and_nearest_values() -> None:
+    from moesim.app import work
+    from moesim.simulator.scenario import load_scenario
+
+    job = jobs.submit("test/illegal", work.check, load_scenario("deepseek-v3-2048xh800", ["parallel.ep=48"]))
+    with pytest.raises(InputError) as caught:
+        job.result(60.0)
+    assert caught.value.key == "parallel.ep"
+    assert caught.value.nearest == (32, 64)
+
+
+def test_a_fault_of_ours_is_one_sentence_without_its_text() -> None:
+    job = jobs.submit("test/broken", int, "secret")
+    with pytest.raises(
+        jobs.JobError, match=r"^the computation failed \(ValueError\); the server's log says why$"
+    ):
+        job.result(60.0)
+
+
+def test_a_process_that_dies_is_an_error_not_a_wait() -> None:
+    with pytest.raises(jobs.JobError, match="ended without a result"):
+        jobs.submit("test/dies", os._exit, 3).result(60.0)
+
+
+def test_the_server_is_started_again_after_it_died() -> None:
+    jobs.submit("test/before", abs, -1).result(60.0)
+    assert jobs._server is not None
+    jobs._server._process.kill()
+    jobs._server._process.wait(10)
+    assert jobs.submit("test/after", abs, -2).result(60.0) == 2
+
+
+def test_the_cache_forgets_what_was_not_used_for_longest() -> None:
+    import pickle
+
+    cache = jobs.Cache(limit_bytes=3 * len(pickle.dumps(b"x" * 100)))
+    for name in "abc":
+        cache.put(name, pickle.dumps(name.encode() * 100))
+    assert cache.get("a") == b"a" * 100
+    cache.put("d", pickle.dumps(b"d" * 100))
+    assert cache.get("b") is None
+    assert [cache.get(name) is not None for name in "acd"] == [True, True, True]
+    assert cache.used_bytes <= cache.limit_bytes
+    cache.put("huge", b"x" * 10_000)
+    assert cache.get("huge") is None
+    assert cache.used_bytes <= cache.limit_bytes
+
+
+def test_too_many_waiting_jobs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "MOST_WAITING", 0)
+    with pytest.raises(jobs.JobError, match="busy"):
+        jobs.submit("test/busy", abs, -3)
+
+
+def test_kinds_of_error_are_kept() -> None:
+    assert isinstance(jobs._error("InfeasibleError", "no"), InfeasibleError)
+    assert isinstance(jobs._error("Anything", "no"), jobs.JobError)

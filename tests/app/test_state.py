@@ -1,0 +1,95 @@
+"""The scenario in the URL: compact overrides, links both ways, nothing that names a file of the server."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from urllib.parse import parse_qs
+
+import pytest
+
+pytest.importorskip("streamlit", reason="streamlit is not installed")
+
+import moesim
+from moesim.app import state
+from moesim.hwmodels.errors import InputError
+from moesim.simulator.scenario import Scenario, load_scenario
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def plain(scenario: Scenario) -> dict[str, object]:
+    return scenario.model_dump(mode="json")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("parallel.ep=32",),
+        ("communication.sms=0", "schedule=1f1b"),
+        ('cluster.price_per_gpu_hour="$3/h"', "cluster.nodes=128", "batch.sequences=7680"),
+        ("routing.load={kind: zipf, exponent: 0.3}", "routing.expert_load_cv=0.4"),
+        ("run=deepseek-v3",),
+        ("resolution=full", "faults=[{kind: slow-gpu, gpu: 17, speed: 0.8}]"),
+    ],
+)
+def test_any_scenario_is_a_link_and_a_link_is_that_scenario(overrides: tuple[str, ...]) -> None:
+    wanted = moesim.load(state.HOME, *overrides)
+    texts = state.overrides_of(wanted)
+    assert plain(state.build(state.HOME, texts)) == plain(wanted)
+    query = parse_qs(state.link(state.HOME, texts)[1:])
+    assert tuple(query["set"]) == texts
+    assert query["preset"] == [state.HOME]
+
+
+def test_one_changed_figure_of_the_cluster_is_one_short_override() -> None:
+    wanted = moesim.load(state.HOME, "cluster.node.nic_bandwidth=100 GB/s", "cluster.nodes=128")
+    assert set(state.overrides_of(wanted)) == {"cluster.node.nic_bandwidth=100 GB/s", "cluster.nodes=128"}
+
+
+@pytest.mark.parametrize("name", moesim.presets())
+def test_every_preset_can_be_written_as_overrides_of_the_home_case(name: str) -> None:
+    wanted = moesim.load(name)
+    if wanted.schedule.endswith(".csv"):
+        with pytest.raises(InputError, match="file"):
+            state.build(state.HOME, state.overrides_of(wanted))
+        return
+    assert plain(state.build(state.HOME, state.overrides_of(wanted))) == plain(wanted)
+
+
+def test_a_scenario_file_becomes_overrides() -> None:
+    wanted = load_scenario(str(ROOT / "examples" / "mixtral-on-h200.yaml"))
+    again = state.build(state.HOME, state.overrides_of(wanted))
+    # What differs is where a figure was stated: in the file, or in the link.
+    told = [json.dumps(plain(scenario)) for scenario in (wanted, again)]
+    assert re.sub(r'"stated in [^"]*"', '""', told[0]) == re.sub(r'"stated in [^"]*"', '""', told[1])
+
+
+def test_the_home_case_has_an_empty_address() -> None:
+    assert state.parameters(state.HOME, ()) == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "model=/etc/passwd.json",
+        "profile=../../secret.yaml",
+        "cluster={node: /tmp/x.yaml, nodes: 1, network: single-node}",
+        "schedule=/tmp/x.csv",
+        "routing.load={kind: histogram, file: /etc/counts.csv}",
+    ],
+)
+def test_names_of_files_are_refused(text: str) -> None:
+    with pytest.raises(InputError):
+        state.build(state.HOME, (text,))
+
+
+def test_keys_of_the_cache_ignore_prices_and_nothing_else() -> None:
+    from moesim.simulator.reprice import without_prices
+
+    def key(*overrides: str) -> str:
+        return state.cache_key(without_prices(moesim.load(state.HOME, *overrides)))
+
+    assert key() == key("cluster.price_per_gpu_hour=$9/h")
+    assert len({key(), key("communication.sms=16"), key("profile=h800-published"), key("seed=1")}) == 4

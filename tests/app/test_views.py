@@ -1,0 +1,271 @@
+"""Every page of the main part in a simulated browser session: what it shows, what it does, how it refuses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("streamlit", reason="the dashboard extra is not installed")
+
+from streamlit.testing import v1 as testing
+
+import moesim
+from moesim.app import jobs
+
+HOME = "deepseek-v3-2048xh800"
+MAIN = str(Path(__file__).resolve().parents[2] / "app" / "main.py")
+SMALL = ("batch.sequences=4096",)
+"""The home case with fewer micro-batches: quicker, and legal."""
+
+
+def session(page: str, *overrides: str) -> testing.AppTest:
+    """A visitor who opens one page with a link."""
+    script = f"""
+from moesim.app import state, widgets
+from moesim.app.views import {page}
+state.synchronise()
+widgets.guard({page}.show)
+state.publish()
+"""
+    app = testing.AppTest.from_string(script, default_timeout=120)
+    if overrides:
+        app.query_params["preset"] = HOME
+        app.query_params["set"] = list(overrides)
+    return app.run()
+
+
+def metrics(app: testing.AppTest) -> dict[str, str]:
+    return {metric.label: metric.value for metric in app.metric}
+
+
+def until(app: testing.AppTest, ready: Callable[[testing.AppTest], bool], seconds: float = 180.0) -> None:
+    """Draw the page again until something is there, as its own refresh does in a browser."""
+    end = time.monotonic() + seconds
+    while not ready(app):
+        assert time.monotonic() < end, "the page never got there"
+        time.sleep(0.3)
+        app.run()
+        assert not app.exception
+        assert [error.value for error in app.error] == []
+
+
+def test_the_dashboard_opens_with_the_home_case_solved() -> None:
+    app = testing.AppTest.from_file(MAIN, default_timeout=120).run()
+    assert not app.exception
+    expected = moesim.simulate(HOME)
+    assert metrics(app)["Step time"] == f"{expected.step.time_s:.3f} s"
+    assert app.success[0].value.startswith("Legal and fits: 66.9 GiB of 80.0 GiB")
+
+
+def test_a_shared_link_opens_its_scenario() -> None:
+    app = session("result", *SMALL, "communication.sms=16")
+    expected = moesim.simulate(HOME, *SMALL, "communication.sms=16")
+    assert metrics(app)["Step time"] == f"{expected.step.time_s:.3f} s"
+
+
+# -- Scenario ----------------------------------------------------------------------------------------
+
+
+def test_changing_an_input_changes_the_number_and_the_address() -> None:
+    app = session("scenario", *SMALL)
+    before = metrics(app)["Step time"]
+    app.slider(key="input communication.sms").set_value(8).run()
+    assert metrics(app)["Step time"] != before
+    assert "communication.sms=8" in app.query_params["set"]
+    app.slider(key="input communication.sms").set_value(20).run()
+    assert metrics(app)["Step time"] == before
+    assert app.query_params["set"] == SMALL[0]  # the session writes a list of one as its text
+
+
+def test_an_illegal_plan_offers_its_nearest_legal_values() -> None:
+    app = session("scenario", *SMALL, "parallel.ep=48")
+    assert not app.exception
+    assert "does not divide" in app.error[0].value
+    assert not app.metric
+    offered = [button for button in app.button if button.label.startswith("Set parallel.ep")]
+    assert [button.label for button in offered] == ["Set parallel.ep = 32", "Set parallel.ep = 64"]
+    offered[0].click().run()
+    assert not app.error
+    assert app.number_input(key="input parallel.ep").value == 32
+    assert "Step time" in metrics(app)
+
+
+def test_a_batch_that_no_schedule_runs_offers_batches() -> None:
+    app = session("scenario", "batch.sequences=2048")
+    labels = [button.label for button in app.button]
+    assert "Set batch.sequences = 4096" in labels
+
+
+def test_a_plan_that_does_not_fit_says_what_takes_the_memory() -> None:
+    app = session("scenario", *SMALL, "recompute=none")
+    assert not app.exception
+    assert "does not fit" in app.error[0].value
+    assert "activations" in app.error[0].value
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("parallel.ep", "write key=value"),
+        ("parallel.epp=3", "unknown key"),
+        ("model=/etc/passwd.json", "file"),
+        ("seed=[[[[", "not valid YAML"),
+    ],
+)
+def test_a_broken_link_is_one_sentence_and_a_way_back(text: str, says: str) -> None:
+    app = session("scenario", text)
+    assert not app.exception
+    assert any(says in error.value for error in app.error), [error.value for error in app.error]
+    assert "Traceback" not in app.error[0].value
+    app.button(key="reset").click().run()
+    assert not app.error
+    assert "Step time" in metrics(app)
+
+
+def test_an_unknown_preset_in_a_link_is_one_sentence() -> None:
+    app = session("scenario")
+    app.query_params["preset"] = "../../secret"
+    app.run()
+    assert not app.exception
+    assert app.error
+
+
+def test_another_cluster_brings_a_profile_that_fits_it() -> None:
+    app = session("scenario", *SMALL)
+    app.selectbox(key="input cluster").set_value("h20-2048").run()
+    assert not app.exception
+    profile = app.selectbox(key="input profile").value
+    assert profile != "h800-trace"
+    assert "Step time" in metrics(app)
+
+
+# -- Result ------------------------------------------------------------------------------------------
+
+
+def test_the_result_says_how_far_it_is_from_what_was_published() -> None:
+    app = session("result")
+    captions = [caption.value for caption in app.caption]
+    assert any("from the published 19.93 s" in text for text in captions)
+    assert any("from the published 0.3894" in text for text in captions)
+
+
+def test_intervals_come_when_they_are_known() -> None:
+    app = session("result", *SMALL)
+    until(app, lambda page: any("P10 to P90" in caption.value for caption in page.caption))
+    bands = moesim.simulate(HOME, *SMALL, uncertainty=True).uncertainty
+    assert bands is not None
+    days = bands.bands["days"]
+    assert any(f"{days.p10:.3g} to {days.p90:.3g}" in caption.value for caption in app.caption)
+    assert any("$" in text for text in metrics(app).values())
+
+
+def test_other_prices_do_not_simulate_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    session("result", *SMALL)
+    asked: list[str] = []
+    submit = jobs.submit
+
+    def counting(key: str, *args: object, **options: object) -> object:
+        if jobs.cache.get(key) is None:
+            asked.append(key)
+        return submit(key, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(jobs, "submit", counting)
+    app = session("result", *SMALL, 'cluster.price_per_gpu_hour="$4/h"')
+    assert [key for key in asked if key.startswith("result/")] == []
+    expected = moesim.simulate(HOME, *SMALL, 'cluster.price_per_gpu_hour="$4/h"')
+    assert expected.run.cost_usd is not None
+    assert metrics(app)["Cost"] == f"${expected.run.cost_usd / 1e6:.3g} M"
+
+
+def test_a_part_of_a_model_has_no_throughput() -> None:
+    app = testing.AppTest.from_string(
+        "from moesim.app import state\nfrom moesim.app.views import result\n"
+        "state.open_scenario('deepseek-v3-trace-pair')\nresult.show()",
+        default_timeout=120,
+    ).run()
+    assert not app.exception
+    assert "Cost" not in metrics(app)
+
+
+# -- the other pages ---------------------------------------------------------------------------------
+
+
+def test_the_timeline_shows_bubble_and_exposed_communication() -> None:
+    app = session("timeline", *SMALL)
+    expected = moesim.simulate(HOME, *SMALL).breakdown_s
+    assert metrics(app)["Bubble of rank 0"] == f"{expected.bubble:.3f} s"
+    app.slider(key="zoom rank").set_value(3).run()
+    assert not app.exception
+    assert any("pipeline rank 3" in caption.value for caption in app.caption)
+
+
+def test_the_topology_is_drawn_at_once_and_loads_come_when_asked_for() -> None:
+    small = ("cluster.nodes=64", "batch.sequences=1024", "parallel.ep=32")
+    app = session("topology", *small)
+    assert not app.exception
+    assert any("512 GPUs" in caption.value for caption in app.caption)
+    app.button(key="start whole").click().run()
+    until(app, lambda page: any("512 GPUs in" in text.value for text in page.markdown))
+    assert len(app.dataframe) == 2
+
+
+def test_compare_splits_the_difference_by_cause() -> None:
+    app = session("compare", *SMALL)
+    app.button(key="keep").click().run()
+    app.query_params["preset"], app.query_params["set"] = HOME, [*SMALL, "communication.sms=8"]
+    app.run()
+    assert not app.exception
+    table = app.dataframe[0].value
+    assert next(iter(table.columns)) == "figure"
+    assert len(table.columns) == 3
+    a, b = (moesim.simulate(HOME, *SMALL, *more) for more in ((), ("communication.sms=8",)))
+    delta = b.step.time_s - a.step.time_s
+    assert any(f"{delta:+.3f} s" in text.value for text in app.markdown)
+    assert app.query_params["with"]
+
+
+def test_a_comparison_is_a_link_too() -> None:
+    app = session("compare")
+    app.query_params["with"] = ['["deepseek-v3-2048xh800", "batch.sequences=4096"]', "[1, 2", "{}"]
+    app.run()
+    assert not app.exception
+    assert any("not a list" in error.value for error in app.error)
+
+
+def test_what_if_moves_the_number_and_the_price_only_the_cost() -> None:
+    app = session("what_if", *SMALL)
+    before = metrics(app)
+    app.slider(key="what if sms 20").set_value(8).run()
+    after = metrics(app)
+    assert after["Step time"] != before["Step time"]
+    app.slider(key="what if price 2").set_value(4.0).run()
+    dear = metrics(app)
+    assert dear["Step time"] == after["Step time"]
+    assert dear["Cost"] != after["Cost"]
+    assert "communication.sms=8" in app.code[0].value
+
+
+def test_faster_links_are_a_change_that_can_be_kept() -> None:
+    app = session("what_if", *SMALL)
+    app.select_slider(key="what if nic 5e+10").set_value(2.0).run()
+    assert "cluster.node.nic_bandwidth=100 GB/s" in app.code[0].value
+    app.button(key="adopt").click().run()
+    assert not app.exception
+    assert any("nic_bandwidth" in text for text in app.query_params["set"])
+
+
+def test_the_planner_searches_offers_and_says_what_it_refused() -> None:
+    small = ("cluster.nodes=16", "parallel.pp=8", "parallel.ep=8", "batch.sequences=512", "schedule=1f1b")
+    app = session("planner", *small, "model=qwen3-30b-a3b", "precision=bf16", "recompute=full")
+    assert not app.exception
+    app.multiselect(key="schedules").set_value(["1f1b", "dualpipe"])
+    app.multiselect(key="kept keys").set_value(["precision", "recompute", "microbatch", "zero_stage", "sms"])
+    app.run()
+    app.button(key="start plan").click().run()
+    until(app, lambda page: "Plans considered" in metrics(page) or bool(page.error))
+    assert [error.value for error in app.error] == []
+    assert int(metrics(app)["Plans considered"].replace(",", "")) > 100
+    assert len(app.dataframe) >= 3

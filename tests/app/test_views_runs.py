@@ -1,0 +1,236 @@
+"""The pages Run & cost, Calibration and Evidence, without a browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("streamlit", reason="the dashboard extra is not installed")
+
+from streamlit.testing.v1 import AppTest
+
+from moesim.app import jobs, uploads, work_runs
+from moesim.app.views import evidence as page
+from moesim.hwmodels.calibration import PROFILE_DIRECTORY
+from moesim.simulator.validation import Row
+from moesim.simulator.validation_collectives import CollectiveRow
+
+SCRIPT = """
+if __name__ == "__main__":  # job processes read this file too
+    import importlib
+
+    from moesim.app import state, widgets
+
+    state.synchronise()
+    widgets.guard(lambda: importlib.import_module("moesim.app.views.NAME").show())
+    state.publish()
+"""
+"""One page as the shell runs it."""
+
+
+def opened(name: str, *overrides: str) -> AppTest:
+    """A page after its first run; nothing was raised."""
+    app = AppTest.from_string(SCRIPT.replace("NAME", name), default_timeout=300)
+    if overrides:
+        app.query_params["set"] = list(overrides)
+    app.run()
+    assert not app.exception, app.exception
+    return app
+
+
+def texts(app: AppTest) -> str:
+    """Everything in words on the page."""
+    parts = [*app.markdown, *app.caption, *app.info, *app.error, *app.title, *app.subheader, *app.success]
+    return "\n".join(part.value for part in parts)
+
+
+def metric(app: AppTest, label: str) -> str:
+    return next(m.value for m in app.metric if m.label == label)
+
+
+def cost_of(app: AppTest) -> float:
+    table = next(frame.value for frame in app.dataframe if "cost ($)" in frame.value)
+    return float(table["cost ($)"].sum())
+
+
+def box(app: AppTest, kind: str, label: str) -> Any:
+    return next(widget for widget in getattr(app, kind) if widget.label == label)
+
+
+# -- run & cost -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run_page() -> AppTest:
+    return opened("run_cost")
+
+
+def test_a_failure_rate_brings_what_it_needs_and_costs_days(run_page: AppTest) -> None:
+    before = float(metric(run_page, "Days"))
+    assert "Nothing interrupts this run" in texts(run_page) and not run_page.error
+    box(run_page, "selectbox", "Failure rate as at").select("llama3-16k-h100").run()
+    assert not run_page.exception and not run_page.error, texts(run_page)
+    assert float(metric(run_page, "Days")) > before
+    assert float(metric(run_page, "Goodput").rstrip("%")) < 100.0
+    assert "P10" in texts(run_page) and "Best interval" in texts(run_page)
+    box(run_page, "selectbox", "Failure rate as at").select("none").run()
+    box(run_page, "selectbox", "Checkpoint storage").select("none").run()
+    assert not run_page.error and float(metric(run_page, "Days")) == before
+
+
+def test_another_price_changes_the_cost_and_simulates_nothing(
+    run_page: AppTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cost = cost_of(run_page)
+
+    def no_simulation(*arguments: Any, **options: Any) -> None:
+        raise AssertionError("a price made a simulation start")
+
+    monkeypatch.setattr(jobs, "_run", no_simulation)
+    slider = box(run_page, "slider", "US dollars per GPU-hour")
+    slider.set_value(slider.value * 2).run()
+    assert not run_page.exception and not run_page.error, texts(run_page)
+    assert cost_of(run_page) == pytest.approx(2 * cost, rel=1e-4)
+
+
+def test_a_run_that_never_ends_is_said_in_one_sentence() -> None:
+    app = opened(
+        "run_cost",
+        "run.failures={interruptions: 100000 /node-day}",
+        "run.restart=megascale",
+        "run.checkpoint={interval: 4 h, storage: bloom-jean-zay}",
+    )
+    assert len(app.error) == 1 and "\n" not in app.error[0].value and "Traceback" not in app.error[0].value
+
+
+def test_a_path_in_a_link_is_refused() -> None:
+    app = opened("run_cost", "run.checkpoint={interval: 1 h, storage: ../../etc/passwd.yaml}")
+    assert "no file of the server is read" in app.error[0].value
+
+
+# -- calibration ------------------------------------------------------------------------------------------
+
+
+def test_the_profile_of_the_scenario_is_shown_with_its_sources() -> None:
+    app = opened("calibration")
+    assert "**h800-trace**" in texts(app) and len(app.get("plotly_chart")) == 3
+    table = next(frame.value for frame in app.dataframe if "stated error" in frame.value)
+    profile = uploads.profile_of("h800-trace")
+    assert list(table["entry"]) == [entry.id for entry in profile.entries()]
+    assert list(table["source"]) == [entry.source for entry in profile.entries()]
+
+
+def test_two_profiles_are_compared() -> None:
+    app = opened("calibration")
+    box(app, "selectbox", "Profile").select("h200-8gpu").run()
+    box(app, "selectbox", "Compare with").select("h200-4gpu").run()
+    assert not app.exception and "common entries changed" in texts(app)
+    assert any("median change" in frame.value for frame in app.dataframe)
+
+
+@pytest.mark.parametrize("name", uploads.list_profiles())
+def test_every_shipped_profile_can_be_shown(name: str) -> None:
+    app = opened("calibration")
+    box(app, "selectbox", "Profile").select(name).run()
+    assert not app.exception and not app.error, texts(app)
+
+
+def test_an_uploaded_profile_joins_the_list_and_the_scenario() -> None:
+    app = opened("calibration")
+    data = (PROFILE_DIRECTORY / "h800-published.yaml").read_bytes()
+    app.file_uploader[0].upload("mine.yaml", data).run()
+    assert not app.exception and "mine.yaml is in the list" in texts(app), texts(app)
+    token = uploads.accept("profile", "mine.yaml", data).token
+    box(app, "selectbox", "Profile").select("mine.yaml").run()
+    next(b for b in app.button if "Use this profile" in b.label).click().run()
+    assert not app.exception and not app.error
+    assert app.session_state["overrides"] == (f"profile={token}",)
+
+
+@pytest.mark.parametrize("data", [b"", b"\0", b"a: &a [1]\nb: *a\n", b"name: x\n", b"1" * 5_000_000])
+def test_a_hostile_profile_is_refused_and_the_page_stays(data: bytes) -> None:
+    app = opened("calibration")
+    app.file_uploader[0].upload("evil.yaml", data).run()
+    assert not app.exception
+    assert len(app.error) == 1 and "evil.yaml" in app.error[0].value and "\n" not in app.error[0].value
+    assert len(app.get("plotly_chart")) == 3
+
+
+# -- evidence -----------------------------------------------------------------------------------------------
+
+
+ROWS = (
+    Row(id="a@p1", source="s1", quantity="step", unit="s", published=2.0, predicted=2.2, relative_error=0.1,
+        used_for_calibration=False),
+    Row(id="b@p2", source="s2", quantity="MFU", unit="1", published=0.4, predicted=0.4, relative_error=0.0,
+        used_for_calibration=True),
+    Row(id="c", source="=cmd()", quantity="dispatch", unit="GB/s", published=50.0, predicted=40.0,
+        relative_error=-0.2, used_for_calibration=False),
+)  # fmt: skip
+COLLECTIVES = (
+    CollectiveRow(id="r", use="scored", group="g", source="s", unit="s", measured=1e-3, predicted=2e-3,
+                  relative_error=1.0, how="ring LL"),
+)  # fmt: skip
+
+
+def test_the_scoreboard_is_filtered_and_holds_every_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    board = work_runs.Evidence(ROWS, COLLECTIVES)
+    monkeypatch.setattr(
+        jobs.cache, "get", lambda key, get=jobs.cache.get: board if key == page.KEY else get(key)
+    )
+    app = opened("evidence")
+    assert "2 of 3 figures" in texts(app)
+    table = next(frame.value for frame in app.dataframe if "published" in frame.value)
+    assert list(table["error"]) == ["-20.0%", "+10.0%"]  # the largest first
+    box(app, "checkbox", "Leave out what a profile was calibrated on").uncheck().run()
+    assert "3 of 3 figures" in texts(app)
+    next(w for w in app.text_input if w.key == "score words").set_value("DISPATCH").run()
+    assert "1 of 3 figures" in texts(app) and not app.exception
+
+
+def test_where_every_number_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        jobs.cache,
+        "get",
+        lambda key, get=jobs.cache.get: work_runs.Evidence((), ()) if key == page.KEY else get(key),
+    )
+    app = opened("evidence")
+    table = next(frame.value for frame in app.dataframe if "number" in frame.value)
+    assert (table["source"].str.len() > 2).all() and len(table) > 20
+    next(w for w in app.text_input if w.key == "number words").set_value("no such words").run()
+    assert "0 of" in texts(app) and not app.exception
+
+
+def test_the_scoreboard_is_computed_beside_the_page_and_can_be_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(page, "KEY", "evidence/test")
+    app = opened("evidence")
+    assert app.session_state["evidence job"] is not None
+    next(b for b in app.button if b.label == "Stop").click().run()
+    assert not app.exception and "evidence job" not in app.session_state
+    assert any(b.label == "Compute the scoreboard" for b in app.button)
+
+
+def test_the_work_function_reports_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    def short_score(say: Any) -> list[Row]:
+        for what in ("one", "two"):
+            say(what)
+        return list(ROWS)
+
+    monkeypatch.setattr(work_runs, "score", short_score)
+    monkeypatch.setattr(work_runs, "score_collectives", lambda: list(COLLECTIVES))
+    said: list[tuple[float | None, str]] = []
+    found = work_runs.evidence(lambda share, text: said.append((share, text)))
+    assert found.rows == ROWS and [text for _, text in said] == ["one", "two", "collectives"]
+    shares = [share for share, _ in said if share is not None]
+    assert shares == sorted(shares) and all(0.0 <= share <= 1.0 for share in shares)
+
+
+def test_no_formula_of_the_library_is_copied_into_the_pages() -> None:
+    """Prices, rates and unit factors live in the library; a page only divides for the eye."""
+    for name in ("run_cost", "calibration", "evidence"):
+        text = (Path(__file__).parents[2] / "app" / "views" / f"{name}.py").read_text("utf-8")
+        assert " ** " not in text and "3600" not in text
