@@ -21,6 +21,7 @@ pytest.importorskip("streamlit", reason="the dashboard extra is not installed")
 from moesim.app.main import PAGES
 
 Visit = Callable[[], Any]
+SENTENCE = "[data-testid=stAlertContentError] [data-testid=stMarkdownContainer]"
 FEWER_SMS = "?preset=deepseek-v3-2048xh800&set=communication.sms%3D8"
 
 
@@ -113,7 +114,7 @@ def test_a_hostile_upload_is_refused_in_one_sentence(name: str, data: bytes, vis
     page.locator("input[type=file]").first.set_input_files(
         {"name": name, "mimeType": "application/octet-stream", "buffer": data}
     )
-    message = page.locator("[data-testid=stAlertContentError]").first
+    message = page.locator(SENTENCE).first
     message.wait_for()
     text = message.inner_text()
     assert name in text and "Traceback" not in text and text.count("\n") == 0
@@ -125,7 +126,7 @@ def test_a_hostile_upload_is_refused_in_one_sentence(name: str, data: bytes, vis
 def test_a_path_in_a_link_is_refused_in_one_sentence(key: str, value: str, visit: Visit) -> None:
     visitor = visit()
     visitor.page.goto(f"{visitor.base}/result?preset=deepseek-v3-2048xh800&set={key}%3D{value}")
-    message = visitor.page.locator("[data-testid=stAlertContentError]").first
+    message = visitor.page.locator(SENTENCE).first
     message.wait_for()
     text = message.inner_text()
     assert "root:" not in text and "Traceback" not in text and "file" in text
