@@ -1,0 +1,1 @@
+"""End-to-end tests in a browser; a package, so that its conftest has a name of its own."""
