@@ -157,12 +157,14 @@ def submit(
     budget_s: float | None = None,
     lane: str = "short",
     with_progress: bool = False,
+    ahead: bool = False,
 ) -> Job:
     """Run `function(*args)` in a process of its own and return the job at once.
 
     `key` names the result: a finished value with the same key is returned from the cache, a running job is
     shared. `function` must be importable by name. With `with_progress` it gets a keyword `progress`, to be
-    called with a share from 0 to 1 (or None) and a text. Raises JobError where too many jobs wait.
+    called with a share from 0 to 1 (or None) and a text. A job that is started `ahead` of its need is kept by
+    nobody until it is submitted again. Raises JobError where too many jobs wait.
     """
     budget = budget_s or (SHORT_BUDGET_S if lane == "short" else LONG_BUDGET_S)
     known = cache.get(key)
@@ -173,11 +175,12 @@ def submit(
     with _lock:
         found = _running.get(key)
         if found is not None and not found.done and not found.cancelled:
-            found._wanted += 1
+            found._wanted += not ahead
             return found
         if _lanes[lane].waiting >= MOST_WAITING:
             raise JobError(f"the server is busy: {MOST_WAITING} computations wait already; try again later")
         job = _running[key] = Job(key, budget)
+        job._wanted = int(not ahead)
         _lanes[lane].waiting += 1
     threading.Thread(
         target=_supervise, args=(job, _lanes[lane], function, args, with_progress), daemon=True

@@ -221,7 +221,7 @@ def result_of(scenario: Scenario, label: str = "Simulating one step") -> Result:
 def begin(scenario: Scenario) -> None:
     """Start computing a scenario's result without waiting for it."""
     plain = without_prices(scenario)
-    jobs.submit(f"result/{cache_key(plain)}", work.simulate, plain)
+    jobs.submit(f"result/{cache_key(plain)}", work.simulate, plain, ahead=True)
 
 
 def compute(key: str, label: str, function: Callable[..., Any], *args: Any) -> Any:

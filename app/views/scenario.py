@@ -28,7 +28,7 @@ def show() -> None:
         _open()
         scenario = state.current()
         state.begin(scenario)  # computed while the inputs are drawn
-        jobs.submit(_check_key(scenario), work.check, scenario)
+        jobs.submit(_check_key(scenario), work.check, scenario, ahead=True)
         _inputs(scenario)
     with verdict:
         widgets.guard(lambda: _verdict(scenario))

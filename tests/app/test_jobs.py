@@ -57,6 +57,16 @@ def _lives(process: int) -> bool:
     return state != "Z"
 
 
+def test_a_job_started_ahead_is_stopped_by_the_only_one_who_waited_for_it() -> None:
+    ahead = jobs.submit("test/ahead", time.sleep, 60, ahead=True)
+    assert not ahead.cancelled
+    waited = jobs.submit("test/ahead", time.sleep, 60)
+    assert waited is ahead
+    waited.cancel()
+    with pytest.raises(jobs.JobError, match="cancelled"):
+        ahead.result(30.0)
+
+
 def test_a_job_over_its_budget_is_stopped_and_says_so() -> None:
     job = jobs.submit("test/budget", time.sleep, 60, budget_s=0.3)
     with pytest.raises(jobs.JobError, match="took longer than its 0 s"):
