@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SCENARIO ?= deepseek-v3-2048xh800
 
-.PHONY: run app test check pages screenshots bench clean
+.PHONY: run app test check pages scoreboard screenshots bench clean
 
 run: $(VENV)/.core
 	@$(BIN)/moesim simulate $(SCENARIO)
@@ -29,6 +29,10 @@ pages: $(VENV)/.core
 # Rewrites docs/screenshots/*.png from a server of its own; needs Chromium.
 screenshots: $(VENV)/.test
 	$(BIN)/python benchmarks/screenshots.py
+
+# The open scoreboard anew, with the pages; about two minutes.
+scoreboard: $(VENV)/.core
+	$(BIN)/python benchmarks/write_pages.py --scoreboard
 
 bench: $(VENV)/.core
 	$(BIN)/python benchmarks/speed.py

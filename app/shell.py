@@ -29,7 +29,17 @@ def run(pages_of: Sequence[tuple[str, str, str]]) -> None:
     page = st.navigation(pages)
     state.synchronise()
     page.run()
+    _current()
     state.publish()
+
+
+def _current() -> None:
+    """What the numbers of every page are of."""
+    with st.sidebar:
+        st.caption(f"Scenario: **{state.preset()}**")
+        if state.overrides():
+            st.code("\n".join(text[:60] for text in state.overrides()), language=None, wrap_lines=True)
+            st.button("Undo all changes", on_click=state.open_scenario, args=(state.preset(), ()))
 
 
 def _guarded(name: str) -> Callable[[], None]:

@@ -6,7 +6,6 @@ them out means the home case. The session keeps a copy, because changing the pag
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import time
@@ -18,11 +17,11 @@ import streamlit as st
 
 import moesim
 from moesim.app import jobs, uploads, work
-from moesim.hwmodels.calibration import load_profile, profile_hash
 from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.reprice import without_prices
 from moesim.simulator.result import Result
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.study.point import key_of
 
 HOME = "deepseek-v3-2048xh800"
 MOST_LINK_CHARACTERS = 16_000
@@ -122,7 +121,7 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any], path: str)
         place = f"{path}{key}"
         if old == new:
             continue
-        if _is_stated(new):
+        if isinstance(new, Mapping) and _is_stated(new):
             yield place, new["value"]
         elif isinstance(old, Mapping) and isinstance(new, Mapping) and not any("." in str(k) for k in new):
             yield from _differences(old, new, f"{place}.")
@@ -130,11 +129,10 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any], path: str)
             yield place, new
 
 
-def _is_stated(value: object) -> bool:
+def _is_stated(value: Mapping[str, Any]) -> bool:
     """Whether it is a figure that a plain value in an override becomes."""
     return (
-        isinstance(value, Mapping)
-        and value.get("kind") == "assumed"
+        value.get("kind") == "assumed"
         and str(value.get("source")).startswith("stated in ")
         and set(value) == {"value", "kind", "source", "date"}
     )
@@ -201,10 +199,8 @@ def link(name: str, texts: Sequence[str]) -> str:
 
 
 def cache_key(scenario: Scenario) -> str:
-    """Scenario hash + calibration hash + version: equal keys mean equal results."""
-    profile = profile_hash(load_profile(scenario.path(scenario.profile)))
-    text = f"{scenario.model_dump_json()}|{profile}|{moesim.__version__}"
-    return hashlib.sha256(text.encode()).hexdigest()
+    """Scenario hash, calibration hash, version: the key of a sweep's store; equal keys mean equal results."""
+    return key_of(scenario).text
 
 
 def result() -> Result | None:

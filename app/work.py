@@ -1,7 +1,4 @@
-"""What job processes run: functions of plain arguments, found by name, over the public API.
-
-Parts of the API that a build may lack are looked up by name, and the page says so where one is missing.
-"""
+"""What job processes run: functions of plain arguments, found by name, over the public API."""
 
 from __future__ import annotations
 
@@ -12,22 +9,21 @@ import moesim
 import moesim.simulator.neighbours
 import moesim.simulator.planner.search
 import moesim.simulator.simulate
+import moesim.simulator.study.uncertainty
 import moesim.simulator.timeline
 from moesim.app.exports import trace_bytes
 from moesim.hwmodels import load_cluster
 from moesim.hwmodels.calibration import fitting_profiles
 from moesim.hwmodels.confidence import best_profile
+from moesim.simulator.check import Check
 from moesim.simulator.neighbours import Neighbour
 from moesim.simulator.planner.result import PlanResult
 from moesim.simulator.result import Result
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.study.sensitivity import Sensitivity
+from moesim.simulator.timeline import Timeline
 
 Progress = Callable[[float | None, str], None]
-
-
-def can(name: str) -> bool:
-    """Whether this build's public API has a function."""
-    return getattr(moesim, name, None) is not None
 
 
 def simulate(scenario: Scenario) -> Result:
@@ -35,12 +31,12 @@ def simulate(scenario: Scenario) -> Result:
     return moesim.simulate(scenario)
 
 
-def check(scenario: Scenario) -> Any:
+def check(scenario: Scenario) -> Check:
     """Legality and memory."""
     return moesim.check(scenario)
 
 
-def timeline(scenario: Scenario, rank: int) -> Any:
+def timeline(scenario: Scenario, rank: int) -> Timeline:
     """What ran when."""
     return moesim.timeline(scenario, rank=rank)
 
@@ -66,16 +62,14 @@ def profiles(cluster: str) -> tuple[str, list[str]]:
     return best_profile(accelerator)[1], fitting_profiles(accelerator.name)
 
 
-def interval(scenario: Scenario) -> Any:
-    """P10, P50 and P90 of the figures, and the sources of uncertainty."""
-    function: Any = moesim.simulate
-    return function(scenario, uncertainty=True).uncertainty
+def interval(scenario: Scenario) -> Result:
+    """The same prediction with P10, P50 and P90 of its figures."""
+    return moesim.simulate(scenario, uncertainty=True)
 
 
-def sensitivity(scenario: Scenario) -> Any:
+def sensitivity(scenario: Scenario) -> Sensitivity:
     """The tornado."""
-    function: Any = getattr(moesim, "sensitivity")  # noqa: B009 - a build may lack it
-    return function(scenario)
+    return moesim.sensitivity(scenario)
 
 
 def plan(

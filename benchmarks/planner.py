@@ -16,7 +16,6 @@ import time
 import numpy as np
 
 from moesim.hwmodels.calibration import load_profile
-from moesim.simulator.model.shape import load_model
 from moesim.simulator.planner.candidates import Candidates, find_candidates
 from moesim.simulator.planner.rows import scenario_of, simulate_plan
 from moesim.simulator.planner.search import plan
@@ -30,7 +29,7 @@ MOST_CHUNKS = 8_000
 
 def errors(scenario: Scenario, count: int, seed: int) -> None:
     """Closed form and bound against the engine over random plans."""
-    shape, cluster = load_model(scenario.path(scenario.model)), scenario.machine
+    shape, cluster = scenario.shape, scenario.machine
     profile = load_profile(scenario.path(scenario.profile))
     space = resolve(PlanSpace(), scenario, shape, cluster)
     cpu = time.process_time()

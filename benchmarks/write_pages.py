@@ -1,17 +1,22 @@
 """Writes docs/validation.md, the answer in the README and the examples' outputs from fresh runs.
 
-    python benchmarks/write_pages.py [--check]
+    python benchmarks/write_pages.py [--check] [--scoreboard]
 
-`--check` exits with 1 where a page on disk differs: numbers move only with the code or its data.
+`--check` exits with 1 where a page on disk differs: numbers move only with the code or its data. The open
+scoreboard (about two minutes) is computed anew with `--scoreboard` only, and kept as it stands otherwise.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from pathlib import Path
+
+from scoreboard_page import scoreboard_section, section_on
 
 import moesim
 from moesim.simulator.collectives.group_report import dispatch_loads
@@ -62,8 +67,8 @@ def table(rows: list[Row]) -> list[str]:
     return lines
 
 
-def page(rows: list[Row], placements: list[Placement], contexts: list[ContextRow]) -> str:
-    """The whole page."""
+def page(rows: list[Row], placements: list[Placement], contexts: list[ContextRow], board: str) -> str:
+    """The whole page; `board` is the section of the open scoreboard."""
     lines = [
         "# Validation: the home case",
         "",
@@ -120,7 +125,7 @@ def page(rows: list[Row], placements: list[Placement], contexts: list[ContextRow
         hours = [h / 1e3 for h in (c.first_gpu_hours, c.second_gpu_hours)]
         fits = "yes" if c.fits else "no"
         lines.append(f"| {c.name} | {hours[0]:.1f} | {hours[1]:.1f} | {sum(hours):.1f} | {fits} |")
-    lines += ["", NOTES.read_text("utf-8").strip(), ""]
+    lines += ["", board, "", NOTES.read_text("utf-8").strip(), ""]
     return "\n".join(lines)
 
 
@@ -232,23 +237,25 @@ def readme_with_answer() -> str:
     return f"{before}{BEGIN}```\n{answer}\n```\n{END}{after}"
 
 
-def example_outputs() -> dict[Path, str]:
-    """What every example prints now, by the file that keeps it."""
-    outputs = {}
-    for path in sorted((ROOT / "examples").glob("*.py")):
-        run = subprocess.run([sys.executable, str(path)], check=True, capture_output=True, text=True)
-        outputs[path.with_suffix(".out")] = run.stdout
-    for path in sorted((ROOT / "examples").glob("*.yaml")):
-        command = [
-            sys.executable,
-            "-c",
-            "from moesim.cli import main; main()",
-            "simulate",
-            f"examples/{path.name}",
-        ]
-        run = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
-        outputs[path.with_suffix(".out")] = run.stdout
-    return outputs
+def example_commands() -> dict[Path, list[str]]:
+    """How every example runs, by the file that keeps its output."""
+    simulate = [sys.executable, "-c", "from moesim.cli import main; main()", "simulate"]
+    folder = ROOT / "examples"
+    return {
+        **{path.with_suffix(".out"): [sys.executable, str(path)] for path in sorted(folder.glob("*.py"))},
+        **{
+            path.with_suffix(".out"): [*simulate, f"examples/{path.name}"]
+            for path in sorted(folder.glob("*.yaml"))
+        },
+    }
+
+
+def printed(command: list[str]) -> str:
+    """What a command prints; its messages are shown where it fails."""
+    run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    if run.returncode:
+        sys.exit(f"{' '.join(command[-2:])} ended with code {run.returncode}: {run.stderr}")
+    return run.stdout
 
 
 def main() -> None:
@@ -257,12 +264,18 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--scoreboard", action="store_true")
     options = parser.parse_args()
-    pages = {
-        PAGE: page(score(), placement_sensitivity(load_scenario(HOME)), context_plans()),
-        README: readme_with_answer(),
-        **example_outputs(),
-    }
+    board = scoreboard_section() if options.scoreboard else section_on(PAGE.read_text("utf-8"))
+    commands = example_commands()
+    # The examples run in processes of their own, beside the scoreboard.
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        outputs = pool.map(printed, commands.values())
+        pages = {
+            PAGE: page(score(), placement_sensitivity(load_scenario(HOME)), context_plans(), board),
+            README: readme_with_answer(),
+            **dict(zip(commands, outputs, strict=True)),
+        }
     stale = [path for path, text in pages.items() if not path.is_file() or path.read_text("utf-8") != text]
     names = ", ".join(str(path.relative_to(ROOT)) for path in stale) or "nothing"
     if options.check:

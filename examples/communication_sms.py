@@ -1,7 +1,7 @@
 """What if communication kernels held fewer or more SMs?
 
-Covers: overrides, `moesim.simulate`, bounds.
-Scenario: DeepSeek-V3 on 2,048 H800 with 8 to 32 of 132 SMs given to the expert-parallel kernels.
+Covers: `moesim.sweep` over a list expression, refused points with their reason, bounds.
+Scenario: DeepSeek-V3 on 2,048 H800 with 0 to 48 of 132 SMs given to the expert-parallel kernels.
 """
 
 from __future__ import annotations
@@ -13,12 +13,20 @@ HOME = "deepseek-v3-2048xh800"
 
 def main() -> None:
     """Print step time and pair time against the number of communication SMs."""
-    print("SMs   step (s)   pair (ms)   exposed communication (s)")
-    for sms in (4, 8, 16, 20, 24, 32):
-        result = moesim.simulate(HOME, f"communication.sms={sms}")
-        pair_ms = (result.forward_backward_pair_s or 0.0) * 1e3
-        exposed = result.breakdown_s.exposed_communication
-        print(f"{sms:3d}   {result.step.time_s:8.2f}   {pair_ms:9.1f}   {exposed:8.2f}")
+    found = moesim.sweep(HOME, {"communication.sms": "0,4,8,12,16..24:4,32,48"})
+    print("SMs   step (s)   pair (ms)   exposed communication (s)   bounds (s)")
+    for point in found.points:
+        sms, row = point.values["communication.sms"], point.figures
+        if point.status != "ok":
+            print(f"{sms:3d}   {point.status}: {point.reason}")
+            continue
+        pair_ms = (row["pair_s"] or 0.0) * 1e3
+        print(
+            f"{sms:3d}   {row['step_time_s']:8.2f}   {pair_ms:9.1f}   {row['exposed_communication_s']:8.2f}"
+            f"                    {row['lower_bound_s']:.2f} to {row['upper_bound_s']:.2f}"
+        )
+    best = found.best()
+    print(f"best of these: {best.values['communication.sms']} SMs, {best.figures['step_time_s']:.2f} s")
 
 
 if __name__ == "__main__":

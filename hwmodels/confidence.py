@@ -123,5 +123,10 @@ def best_profile(accelerator: Accelerator, *dtypes: str) -> tuple[Confidence, st
                 for dtype in wanted
                 if rate_tables(profile, dtype)
             ]
-    level, _, name = min(found)
+    variants = {  # a profile that includes another candidate is a variant of it, for who asks by name
+        name
+        for *_, name in found
+        if set(load_profile(name).include) & {other for *_, other in found} - {GENERIC}
+    }
+    level, _, name = min(entry for entry in found if entry[2] not in variants)
     return LEVELS[level], name

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from moesim.simulator.chunk import EP_PHASES
+from moesim.simulator.cost.compute import SmContext, operator_seconds
+from moesim.simulator.cost.evidence import GEMM_CLASSES
 from moesim.simulator.cost.table import Mode, PhaseCost, TransferCost
-from moesim.simulator.model.operator import BlockKind, Phase
+from moesim.simulator.layer_collectives import LayerCollectives
+from moesim.simulator.model.operator import BlockKind, Operator, Phase
 
 if TYPE_CHECKING:
     from moesim.simulator.pricing import Pricer
@@ -17,11 +21,14 @@ def block_compute(
 ) -> dict[tuple[BlockKind, Phase, Mode], PhaseCost]:
     """Compute of a block; `only` some phases."""
     layer = kind in ("dense", "moe", "mtp")
+    plan = pricer.scenario.parallel
+    by_phase = pricer.operators(kind)
+    exposed = exposed_s(pricer, by_phase) if layer and plan.tp * plan.cp > 1 else {}
     compute: dict[tuple[BlockKind, Phase, Mode], PhaseCost] = {}
-    for phase, operators in pricer.operators(kind).items():
+    for phase, operators in by_phase.items():
         if only is None or phase in only:
-            exposed = pricer.tensor_parallel_s(phase) if layer else 0.0
-            compute |= {(kind, phase, mode): pricer.phase(operators, mode, exposed) for mode in modes}
+            seconds = exposed.get(phase, 0.0)
+            compute |= {(kind, phase, mode): pricer.phase(operators, mode, seconds) for mode in modes}
     return compute
 
 
@@ -33,3 +40,25 @@ def block_transfers(
         return {}
     phases = [phase for phase in pricer.operators(kind) if phase in EP_PHASES]
     return {(kind, ph, mode): pricer.ep_phase(ph, mode) for ph in phases for mode in modes if mode != "quiet"}
+
+
+def exposed_s(pricer: Pricer, operators: Mapping[Phase, tuple[Operator, ...]]) -> dict[Phase, float]:
+    """Collectives of tensor and context parallelism inside the phases of a layer (eq. X6, O2, O3)."""
+    seconds = {phase: _products_s(pricer, ops) for phase, ops in operators.items()}
+    return LayerCollectives(pricer.scenario, pricer.links, pricer.profile).exposed(
+        pricer.shape, pricer.tokens, seconds
+    )
+
+
+def _products_s(pricer: Pricer, operators: tuple[Operator, ...]) -> tuple[float, float]:
+    """Seconds of the matrix products and of the attention among some operators, alone on all SMs."""
+    products = attention = 0.0
+    for op in operators:
+        if op.recompute or not (op.cls in GEMM_CLASSES or op.cls.startswith("attention")):
+            continue
+        seconds = operator_seconds(op, pricer.cluster.accelerator, pricer.profile, SmContext()).seconds
+        if op.cls in GEMM_CLASSES:
+            products += seconds
+        else:
+            attention += seconds
+    return products, attention

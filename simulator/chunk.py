@@ -133,7 +133,11 @@ def _serial(kind: ActionKind, blocks: BlockPhases) -> Template:
     chain: int | None = None
     before: list[int | None] = [None, None]  # last chain task of the two blocks before this one
     out: int | None = None
+    late: Task | None = None  # a scatter stands behind the next block's gather, which must not wait for it
     for block in order:
+        if late is not None and not any(p.startswith("gather") for p in blocks[block] & set(_SERIAL[kind])):
+            tasks.append(late)
+            late = None
         gathered: int | None = None
         waits: tuple[int | None, ...]
         for phase in (p for p in _SERIAL[kind] if p in blocks[block]):
@@ -144,13 +148,22 @@ def _serial(kind: ActionKind, blocks: BlockPhases) -> Template:
             else:
                 waits = (chain, gathered)
             deps = tuple(sorted(d for d in waits if d is not None))
-            tasks.append(Task(phase, _stream(phase), 0 if kind == "F" else 1, block, deps))
+            task = Task(phase, _stream(phase), 0 if kind == "F" else 1, block, deps)
+            if phase == "scatter W":
+                late = task
+                continue
+            tasks.append(task)
             if phase.startswith("gather"):
                 gathered = len(tasks) - 1
-            elif phase != "scatter W":
+                if late is not None:
+                    tasks.append(late)
+                    late = None
+            else:
                 chain = len(tasks) - 1
                 out = chain if kind == "F" or phase in INPUT_CHAIN else out
         before = [before[1], chain]
+    if late is not None:
+        tasks.append(late)
     if kind == "B":
         out = chain  # autograd hands the gradient on when the whole chunk is done
     return Template(kind, tuple(tasks), out if kind == "F" else None, out if kind in ("B", "I") else None)

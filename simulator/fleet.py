@@ -14,18 +14,17 @@ from moesim.hwmodels.cluster import Cluster, ClusterRef
 from moesim.hwmodels.confidence import Confidence, confidence, statement
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import validate_model
-from moesim.simulator.bounds import lower_bound_s, upper_bound_s
 from moesim.simulator.engine.execute import execute
 from moesim.simulator.engine.program import Program
 from moesim.simulator.engine.wires import FoldedWires
 from moesim.simulator.layout.stages import describe
-from moesim.simulator.model.counts import flop_per_token
 from moesim.simulator.placement import block_seconds
 from moesim.simulator.prepare import Prepared, prepare
 from moesim.simulator.report import breakdowns
 from moesim.simulator.result import MemoryResult, StepResult
 from moesim.simulator.scenario import Scenario, Stages
 from moesim.simulator.schedules import Schedule
+from moesim.simulator.simulate import step_result
 
 SECONDS_PER_DAY = 86400.0
 
@@ -225,24 +224,17 @@ def _joined(held: Sequence[_Held], programs: Sequence[Program]) -> Program:
 
 
 def _step(held: Sequence[_Held], prepared: Prepared, program: Program, time_s: float) -> StepResult:
-    scenario, clusters = prepared.scenario, [h.pool.cluster for h in held]
-    tokens, length = scenario.batch.sequences * scenario.batch.sequence_length, scenario.batch.sequence_length
+    batch, clusters = prepared.scenario.batch, [h.pool.cluster for h in held]
     n_gpus = sum(cluster.n_gpus for cluster in clusters)
-    per_gpu = tokens / time_s / n_gpus
-    causal, full = (flop_per_token(prepared.shape, length, causal) * per_gpu for causal in (True, False))
     peak = fsum(c.n_gpus * c.accelerator.peak_flop_per_s("bf16") for c in clusters) / n_gpus
-    return StepResult(
-        time_s=time_s,
-        tokens=tokens,
-        tokens_per_s=tokens / time_s,
-        tokens_per_s_per_gpu=per_gpu,
-        tokens_per_day=tokens / time_s * SECONDS_PER_DAY,
-        tflops_per_gpu_causal=causal / 1e12,
-        tflops_per_gpu_noncausal=full / 1e12,
-        mfu_causal=causal / peak,
-        mfu_noncausal=full / peak,
-        lower_bound_s=lower_bound_s(program),
-        upper_bound_s=upper_bound_s(program),
+    return step_result(
+        prepared.shape,
+        batch.sequences * batch.sequence_length,
+        batch.sequence_length,
+        time_s,
+        n_gpus=n_gpus,
+        peak_flop_per_s=peak,
+        programs=[program],
     )
 
 

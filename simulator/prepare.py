@@ -21,7 +21,7 @@ from moesim.simulator.layout.memory import MemoryReport, memory_by_kind
 from moesim.simulator.layout.parallel import Layout, check_against_model, microbatches
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.operator import BlockKind
-from moesim.simulator.model.shape import ModelShape, load_model
+from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.placement import assign_stages
 from moesim.simulator.pricing import Pricer
 from moesim.simulator.profile_use import check_profile
@@ -58,14 +58,18 @@ class Prepared:
         return self.programs[0]
 
 
-def prepare(scenario: Scenario) -> Prepared:
+def prepare(
+    scenario: Scenario, profile: CalibrationProfile | None = None, stages: StageAssignment | None = None
+) -> Prepared:
     """Resolve names, check the plan, assign stages, price and compile.
 
+    `profile` and `stages`, where given, take the place of the scenario's: the same plan at other rates.
     Raises InputError for anything that does not fit together, naming key, value and nearest legal values.
     """
-    shape = load_model(scenario.path(scenario.model))
+    shape = scenario.shape
     cluster, plan = scenario.machine, scenario.parallel
-    profile = load_profile(scenario.path(scenario.profile))
+    if profile is None:
+        profile = load_profile(scenario.path(scenario.profile))
     check_profile(profile, cluster)
     _check_sms(scenario, cluster)
     layout = Layout(plan, cluster.n_gpus, cluster.node.n_gpus)
@@ -75,7 +79,8 @@ def prepare(scenario: Scenario) -> Prepared:
     check_against_model(plan, shape, scenario.batch.sequence_length, 1 if partial else schedule.n_stages)
     _check_combination(scenario, schedule)
     pricer = Pricer(scenario, shape, cluster, profile, layout)
-    stages = assign_stages(scenario, pricer, schedule)
+    if stages is None:
+        stages = assign_stages(scenario, pricer, schedule)
     costs = pricer.table(schedule, stages)
     kinds = [[block.kind for block in stage] for stage in stages.stages]
     spec = load_spec(scenario, shape, layout, routed_layers(kinds))
@@ -101,6 +106,8 @@ def prepare(scenario: Scenario) -> Prepared:
         communication_sms=scenario.communication.sms,
         capacity_bytes=cluster.accelerator.hbm_bytes,
         redundant_experts=scenario.routing.redundant_experts,
+        software=scenario.software,
+        single_pass=schedule.pp == 1 and count == 1,
     )
     return Prepared(
         scenario,

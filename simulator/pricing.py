@@ -14,6 +14,8 @@ from moesim.simulator.collectives.ring import busiest_bytes
 from moesim.simulator.cost.communication import (
     EpOperation,
     Links,
+    all_to_all_seconds,
+    collective_beside_compute,
     engine_transfer,
     ep_transfer,
     notify_seconds,
@@ -21,11 +23,14 @@ from moesim.simulator.cost.communication import (
     send_seconds,
 )
 from moesim.simulator.cost.compute import SmContext, operator_seconds
+from moesim.simulator.cost.overlap import behind_window
+from moesim.simulator.cost.sharded import slowed_beside, transfer_cost
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, SyncCost, TransferCost
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.routing import Gate, TargetStatistics, expected_targets, transfer_bytes
-from moesim.simulator.layout.stages import Block, StageAssignment
+from moesim.simulator.layout.stages import StageAssignment, unique
 from moesim.simulator.model.counts import block_parameters, expert_parameters
+from moesim.simulator.model.eager import copied_parameters, eager_operators
 from moesim.simulator.model.operator import BlockKind, Operator, Phase
 from moesim.simulator.model.operators import block_operators, optimizer_operators
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, row_bytes
@@ -126,7 +131,8 @@ class Pricer:
         assert self.shape.moe is not None
         routing = self.scenario.routing
         scattered = routing.eplb is not None and routing.eplb.policy == "global"
-        gate = Gate.of(self.shape.moe, "unlimited" if scattered else routing.gate)
+        ranking = "unlimited" if scattered else routing.gate
+        gate = Gate.of(self.shape.moe, ranking, routing.groups_per_token)
         per_node = self.scenario.parallel.ep // self.ep_nodes
         return expected_targets(gate, self.scenario.parallel.ep, per_node)
 
@@ -135,7 +141,7 @@ class Pricer:
     def operators(self, kind: BlockKind) -> dict[Phase, tuple[Operator, ...]]:
         """Operators of a block by phase."""
         s, plan = self.scenario, self.scenario.parallel
-        return block_operators(
+        found = block_operators(
             self.shape,
             kind,
             s.recipe,
@@ -149,7 +155,15 @@ class Pricer:
             # The policies differ in what is kept (bytes), not in what is computed again.
             recompute="selective" if s.recompute == "deepseek-v3" else s.recompute,
             redundant_experts=s.routing.redundant_experts,
+            unfused_attention=s.software.attention == "unfused",
         )
+        if s.software.kernels == "eager":
+            found = eager_operators(found)
+        if s.software.parameters_copied and plan.zero_stage > 1:
+            dense, expert = self.block_parameters(kind)
+            sharded = dense * (self.layout.dp * plan.cp > 1) + expert * (self.layout.expert_dp > 1)
+            found = copied_parameters(found, sharded, plan.zero_stage)
+        return found
 
     def context(self, mode: Mode) -> SmContext:
         """SMs of a phase: all of them, or all but the communication SMs, which idle or are busy."""
@@ -168,25 +182,6 @@ class Pricer:
             else:
                 fixed += cost.seconds
         return PhaseCost(fixed + exposed_s, row, exposed_s, best, worst + exposed_s)
-
-    def tensor_parallel_s(self, phase: Phase) -> float:
-        """Collectives of tensor and context parallelism inside a phase, not overlapped (eq. X6).
-
-        Tensor parallel: an all-gather and a reduce-scatter (or one all-reduce) of the activations around
-        attention and around the FFN, forward and again for the input gradient. Context parallel: keys and
-        values of the whole sequence are gathered before attention, their gradients scattered after.
-        """
-        plan, links = self.scenario.parallel, self.links
-        seconds = 0.0
-        if plan.tp > 1 and phase in ("attn F", "mlp F", "attn I", "mlp I"):
-            activation = self.tokens / plan.cp * self.shape.hidden * 2.0
-            seconds += 2 * self._ring_s(activation, plan.tp, min(plan.tp, links.gpus_per_node))
-        if plan.cp > 1 and phase in ("attn F", "attn I"):
-            attention = self.shape.attention
-            width = attention.kv_heads * (attention.qk_head_dim + attention.v_head_dim) / plan.tp
-            per_node = max(1, min(plan.cp, links.gpus_per_node // min(plan.tp, links.gpus_per_node)))
-            seconds += self._ring_s(self.tokens * width * 2.0, plan.cp, per_node)
-        return seconds
 
     # -- transfers -----------------------------------------------------------------------------------
 
@@ -208,6 +203,8 @@ class Pricer:
         """One dispatch or combine of a micro-batch."""
         operation = EP_OPERATION[phase]
         recipe = self.scenario.recipe
+        if self.scenario.communication.kernels == "nccl":
+            return self._nccl_phase()
         wire = recipe.dispatch if operation == "dispatch" else recipe.combine
         bytes_ = transfer_bytes(self.targets(), self.ep_tokens, row_bytes(self.shape.hidden, wire))
         engine = self.cluster.accelerator.communication_engine
@@ -227,15 +224,15 @@ class Pricer:
                 slowdown_residual=residual,
             )
         self.evidence.add(time.curve_ids, time.extrapolations)
-        return TransferCost(
-            launch_s=time.launch_s,
-            nic_s=time.nic_s,
-            scale_up_s=time.scale_up_s,
-            nic_bytes=bytes_.ib_bytes,
-            scale_up_bytes=bytes_.nvlink_bytes,
-            best_s=time.best_s,
-            worst_s=time.worst_s,
-        )
+        return transfer_cost(time, bytes_.ib_bytes, bytes_.nvlink_bytes)
+
+    def _nccl_phase(self) -> TransferCost:
+        """All-to-all of NCCL: every chosen expert gets its own copy of a row, in BF16 (eq. O6)."""
+        assert self.shape.moe is not None
+        sent = self.ep_tokens * self.shape.moe.top_k * self.shape.hidden * 2.0
+        time = all_to_all_seconds(sent, self.scenario.parallel.ep, self.ep_nodes, self.links, self.profile)
+        self.evidence.add(time.curve_ids, time.extrapolations)
+        return transfer_cost(time, time.nic_bytes, time.scale_up_bytes)
 
     def _note_carried_shares(self) -> None:
         """Say where shares of link rates stand on other hardware, or on an assumption."""
@@ -257,13 +254,17 @@ class Pricer:
         fmt = recipe.gradient_reduce if phase == "scatter W" else recipe.parameter_gather
         dense, expert = self.block_parameters(kind)
         size = BYTES_PER_ELEMENT[fmt]
-        seconds = self.data_parallel_s(dense * size, expert * size, 1)
         dense_ring, expert_ring = self._rings(1)
         moved = [
             busiest_bytes("all_gather", dense * size, *dense_ring),
             busiest_bytes("all_gather", expert * size, *expert_ring),
         ]
         nic, scale_up = (fsum(ring[i] for ring in moved) for i in (0, 1))
+        beside = collective_beside_compute(
+            "reduce_scatter" if phase == "scatter W" else "all_gather",
+            dense * size, *dense_ring, self.links, self.profile,
+        )  # fmt: skip
+        seconds = self.data_parallel_s(dense * size, expert * size, 1) + beside
         return TransferCost(0.0, seconds, seconds, nic, scale_up, 0.0, seconds)
 
     def data_parallel_s(self, dense_bytes: float, expert_bytes: float, copies: int) -> float:
@@ -318,7 +319,9 @@ class Pricer:
             transfer |= block_transfers(self, kind, modes)
             if self.scenario.parallel.zero_stage == 3:
                 phases: tuple[Phase, ...] = ("gather F", "gather B", "scatter W")
-                transfer |= {(kind, phase, "alone"): self.sharded_phase(kind, phase) for phase in phases}
+                sharded = {phase: self.sharded_phase(kind, phase) for phase in phases}
+                transfer |= {(kind, phase, "alone"): cost for phase, cost in sharded.items()}
+                compute |= slowed_beside(kind, compute, sharded)
         send_bytes, send_s, across = self.send(schedule)
         return CostTable(compute, transfer, send_bytes, send_s, self.sync(schedule, stages), across)
 
@@ -363,6 +366,15 @@ class Pricer:
         gather_s = self.data_parallel_s(dense * gathered, expert * gathered, copies)
         if zero == 3:
             reduce_s = gather_s = 0.0  # both happen block by block inside the step
+        elif self.scenario.software.overlap_data_parallel:
+            blocks = [b.kind for s in schedule.stages_on_rank(rank) for b in unique(stages, s)]
+            seconds = {kind: self._passes_s(kind) for kind in sorted(set(blocks))}
+            passes = min(schedule.pp, schedule.microbatches) if plan.vpp > 1 else 1
+            forward_s, backward_s = (passes * fsum(seconds[kind][i] for kind in blocks) for i in (0, 1))
+            parts = len(blocks)
+            reduce_s, gather_s = (
+                behind_window(reduce_s, backward_s, parts), behind_window(gather_s, forward_s, parts)
+            )  # fmt: skip
         shards = (layout.dp * plan.cp * copies, layout.expert_dp * copies) if zero else (1, 1)
         owned = dense / shards[0] + expert / shards[1]
         local = dense + expert if recipe.linear == "fp8" else 0.0
@@ -378,14 +390,8 @@ class Pricer:
         )
         return SyncCost(reduce_s, norm_s, update.fixed_s, gather_s, update.best_s, max(worst, total))
 
-
-def unique(stages: StageAssignment, stage: int) -> list[Block]:
-    """Blocks of a stage whose parameters are stored once: a second head pass reads the same table."""
-    seen_head = False
-    kept = []
-    for block in stages.stages[stage]:
-        if block.kind == "head" and seen_head:
-            continue
-        seen_head = seen_head or block.kind == "head"
-        kept.append(block)
-    return kept
+    def _passes_s(self, kind: BlockKind) -> tuple[float, float]:
+        """(forward, backward) compute of one block and micro-batch alone."""
+        priced = {phase: self.phase(ops, "alone") for phase, ops in self.operators(kind).items()}
+        forward = fsum(c.fixed_s + c.row_s for p, c in priced.items() if p.endswith(" F"))
+        return forward, fsum(c.fixed_s + c.row_s for c in priced.values()) - forward

@@ -7,6 +7,7 @@ from moesim.simulator.result import ProvenanceEntry, Result
 from moesim.simulator.run.money import Rates, rates
 from moesim.simulator.run.report import RunReport, Spread
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.study.band import Band, Uncertainty
 
 HOURS_PER_DAY = 24.0
 
@@ -50,8 +51,21 @@ def repriced(result: Result, scenario: Scenario) -> Result:
         update={
             "run": run.model_copy(update={"cost_usd": cost, "report": report}),
             "provenance": result.provenance + added,
+            "uncertainty": _with_cost(result.uncertainty, run.days, cost),
         }
     )
+
+
+def _with_cost(found: Uncertainty | None, days: float, cost_usd: float | None) -> Uncertainty | None:
+    """Intervals with that of the cost, which is in proportion to the days."""
+    if found is None:
+        return None
+    bands = {name: band for name, band in found.bands.items() if name != "cost_usd"}
+    if cost_usd is not None:
+        usd_per_day = cost_usd / days
+        spread = {name: value * usd_per_day for name, value in found.bands["days"].model_dump().items()}
+        bands["cost_usd"] = Band(**{**spread, "predicted": cost_usd})
+    return found.model_copy(update={"bands": bands})
 
 
 def _billed(report: RunReport, gpus: int, bill: Rates, before: Rates) -> RunReport:

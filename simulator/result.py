@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from moesim.hwmodels.confidence import Confidence
 from moesim.simulator.full.result import FullResult
 from moesim.simulator.run.report import RunReport
+from moesim.simulator.show import Row, Shown
+from moesim.simulator.study.band import Uncertainty
 
 SCHEMA_VERSION = 1
 
@@ -106,7 +108,7 @@ class ProvenanceEntry(_Part):
     date: str
 
 
-class Result(_Part):
+class Result(Shown):
     """A prediction."""
 
     scenario: str
@@ -133,4 +135,15 @@ class Result(_Part):
     version: str
     full: FullResult | None = None
     """Every GPU for itself; None in folded resolution."""
+    uncertainty: Uncertainty | None = Field(None, exclude_if=lambda value: value is None)
+    """Intervals, where they were asked for; left out of the output otherwise."""
     schema_version: int = SCHEMA_VERSION
+
+    def rows(self) -> list[Row]:
+        """One row: the main figures."""
+        from moesim.simulator.study.metrics import figures
+
+        row: Row = {"scenario": self.scenario, **figures(self)}
+        for name, band in self.uncertainty.bands.items() if self.uncertainty else ():
+            row |= {f"{name}_p10": band.p10, f"{name}_p50": band.p50, f"{name}_p90": band.p90}
+        return [row]

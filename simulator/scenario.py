@@ -21,10 +21,13 @@ from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import EXTENSIONS, load_mapping, parse_mapping
 from moesim.simulator.chunk import OVERLAP_ORDERS, OverlapOrder
 from moesim.simulator.full.faults import Fault
+from moesim.simulator.layout.activations import RecomputePolicy
 from moesim.simulator.layout.parallel import ParallelPlan
 from moesim.simulator.model.precision import PRECISIONS, Precision
+from moesim.simulator.model.shape import ModelShape, load_model
 from moesim.simulator.routing_load import Capacity, Eplb, Load
 from moesim.simulator.run.plan import RunPlanRef, load_run_plan
+from moesim.simulator.software import Software
 
 PRESETS = "data/scenarios"
 
@@ -86,6 +89,8 @@ class Routing(_Part):
 
     gate: Literal["model", "best", "top2-sum", "unlimited"] = "model"
     """`model`: as the model's config says; the others replace the score by which groups are ranked."""
+    groups_per_token: PositiveInt | None = None
+    """Expert groups (nodes, where a group is one) that a token reaches; absent: as the model's gate says."""
     expert_load_cv: SourcedFraction
     """Coefficient of variation of the load of one expert within one micro-batch of one group."""
     load: Load | None = None
@@ -115,8 +120,8 @@ class Scenario(_Part):
 
     name: str
     description: str = ""
-    model: str
-    """A shipped model, a model.yaml or a Hugging Face config.json."""
+    model: str | ModelShape
+    """A shipped model, a model.yaml or a Hugging Face config.json; or the shape itself."""
     cluster: str | Cluster
     profile: str
     """Calibration profile: a shipped name or a file."""
@@ -127,7 +132,7 @@ class Scenario(_Part):
     batch: Batch
     stages: Stages = Stages()
     communication: Communication = Communication()
-    recompute: Literal["none", "selective", "full", "deepseek-v3"] = "none"
+    recompute: RecomputePolicy = "none"
     routing: Routing
     variation: Variation
     run: RunPlanRef
@@ -138,6 +143,8 @@ class Scenario(_Part):
     """How switches spread flows over equal paths (full resolution)."""
     faults: tuple[Fault, ...] = ()
     """What is broken or slow in the cluster (full resolution)."""
+    software: Software = Software()
+    """What the framework does: attention kernels, overlap of collectives."""
     seed: int = Field(0, ge=0, lt=2**63)
     _base: str | None = PrivateAttr(None)
     """Folder that relative paths start from (set by the loader)."""
@@ -155,6 +162,11 @@ class Scenario(_Part):
         return PRECISIONS[self.precision]
 
     @property
+    def shape(self) -> ModelShape:
+        """The model shape itself."""
+        return self.model if isinstance(self.model, ModelShape) else load_model(self.path(self.model))
+
+    @property
     def machine(self) -> Cluster:
         """The cluster itself."""
         if isinstance(self.cluster, Cluster):
@@ -166,6 +178,26 @@ class Scenario(_Part):
         if self._base is not None and (Path(self._base) / name).exists():
             return str(Path(self._base) / name)
         return name
+
+    def replace(self, **changes: Any) -> Scenario:
+        """The same scenario with some keys changed, checked again.
+
+        `replace(seed=1)`, `replace(communication={"sms": 8})` (the other keys of the section stay) or, by
+        dotted path, `replace(**{"communication.sms": 8})`. Quantities carry units, as in a file: "160 GB/s".
+        Raises InputError with key, value and nearest legal value.
+        """
+        data = self.model_dump(mode="json", exclude_none=True)
+        for key, value in changes.items():
+            section = isinstance(value, Mapping) and "." not in key and key in SECTIONS
+            for below, inner in value.items() if section else [("", value)]:
+                path = f"{key}.{below}" if below else key
+                data = _put(data, path, _plain(inner), f"replace({path}=...)")
+        changed = validate_model(Scenario, data, f"scenario {self.name}")
+        return changed if self._base is None else changed.based_on(self._base)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All keys as plain data; a scenario file may hold it."""
+        return self.model_dump(mode="json", exclude_none=True)
 
     def based_on(self, folder: str) -> Scenario:
         """The same scenario with relative paths starting from `folder`."""
@@ -245,15 +277,39 @@ _DESCRIPTIONS: dict[str, Callable[[str], dict[str, Any]]] = {
 """Keys whose value may be a name, and what the name stands for."""
 
 
+SECTIONS = frozenset(
+    name
+    for name, field in Scenario.model_fields.items()
+    if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+) | {"cluster"}
+"""Keys with keys below them."""
+
+
+def _plain(value: Any) -> Any:
+    """A Python value as a file would hold it: no None inside descriptions, lists for tuples."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json", exclude_none=True)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return value
+
+
 def _override(data: Mapping[str, Any], text: str) -> dict[str, Any]:
-    """`data` with one dotted key replaced; creates missing sections, so the validator names a typo."""
+    """`data` with the dotted key of `key=value` replaced; the value is read as YAML."""
     key, equals, value_text = text.partition("=")
     if not equals or not key.strip():
         raise InputError(f"--set {text!r}: write key=value, for example parallel.ep=32")
     value = parse_mapping(f"value: {value_text}", f"--set {key.strip()}")["value"]
+    return _put(data, key.strip(), value, f"--set {text!r}")
+
+
+def _put(data: Mapping[str, Any], key: str, value: Any, place: str) -> dict[str, Any]:
+    """`data` with one dotted key replaced; creates missing sections, so the validator names a typo."""
     result: dict[str, Any] = json.loads(json.dumps(data, default=str)) if data else {}
     section: Any = result
-    parts = key.strip().split(".")
+    parts = key.split(".")
     for part in parts[:-1]:
         below = section.get(part)
         if below is None:
@@ -263,7 +319,7 @@ def _override(data: Mapping[str, Any], text: str) -> dict[str, Any]:
             below = section[part] = _DESCRIPTIONS[part](below)
         if not isinstance(below, dict):
             raise InputError(
-                f"--set {text!r}: {part!r} is {below!r}, which has no keys below it; replace it as a whole"
+                f"{place}: {part!r} is {below!r}, which has no keys below it; replace it as a whole"
             )
         section = below
     section[parts[-1]] = value

@@ -14,11 +14,13 @@ from moesim.simulator.causes import fault_effects
 from moesim.simulator.collectives.library import load_library
 from moesim.simulator.engine.critical import critical_path, seconds_by_cause
 from moesim.simulator.engine.execute import Execution, execute_all, last_end
+from moesim.simulator.engine.program import Program
 from moesim.simulator.full.result import FullResult
 from moesim.simulator.full.summary import full_result
 from moesim.simulator.layout.memory import FRAMEWORK_BYTES
 from moesim.simulator.layout.stages import describe
 from moesim.simulator.model.counts import flop_per_token, parameters_mtp, parameters_total
+from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.prepare import Prepared, prepare
 from moesim.simulator.report import (
     breakdowns,
@@ -108,12 +110,31 @@ def summarise(prepared: Prepared, executions: Sequence[Execution]) -> Result:
 
 
 def _step(prepared: Prepared, time_s: float) -> StepResult:
-    scenario, cluster = prepared.scenario, prepared.cluster
-    tokens = _tokens(prepared)
-    per_gpu = tokens / time_s / cluster.n_gpus
-    length = scenario.batch.sequence_length
-    causal, full = (flop_per_token(prepared.shape, length, causal) * per_gpu for causal in (True, False))
-    peak = cluster.accelerator.peak_flop_per_s("bf16")
+    cluster = prepared.cluster
+    return step_result(
+        prepared.shape,
+        _tokens(prepared),
+        prepared.scenario.batch.sequence_length,
+        time_s,
+        n_gpus=cluster.n_gpus,
+        peak_flop_per_s=cluster.accelerator.peak_flop_per_s("bf16"),
+        programs=prepared.programs,
+    )
+
+
+def step_result(
+    shape: ModelShape,
+    tokens: int,
+    length: int,
+    time_s: float,
+    *,
+    n_gpus: int,
+    peak_flop_per_s: float,
+    programs: Sequence[Program],
+) -> StepResult:
+    """Rates of a step of `tokens` in sequences of `length`; the peak is that of a mean GPU in BF16."""
+    per_gpu = tokens / time_s / n_gpus
+    causal, full = (flop_per_token(shape, length, causal) * per_gpu for causal in (True, False))
     return StepResult(
         time_s=time_s,
         tokens=tokens,
@@ -122,10 +143,10 @@ def _step(prepared: Prepared, time_s: float) -> StepResult:
         tokens_per_day=tokens / time_s * SECONDS_PER_DAY,
         tflops_per_gpu_causal=causal / 1e12,
         tflops_per_gpu_noncausal=full / 1e12,
-        mfu_causal=causal / peak,
-        mfu_noncausal=full / peak,
-        lower_bound_s=max(lower_bound_s(program) for program in prepared.programs),
-        upper_bound_s=max(upper_bound_s(program) for program in prepared.programs),
+        mfu_causal=causal / peak_flop_per_s,
+        mfu_noncausal=full / peak_flop_per_s,
+        lower_bound_s=max(lower_bound_s(program) for program in programs),
+        upper_bound_s=max(upper_bound_s(program) for program in programs),
     )
 
 

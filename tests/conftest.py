@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from moesim.simulator.model.operator import BlockKind, Phase
     from moesim.simulator.prepare import Prepared
     from moesim.simulator.result import Result
+    from moesim.simulator.scenario import Scenario
     from moesim.simulator.schedules import Schedule
 
     Run = tuple[Prepared, Execution, Result]
@@ -58,6 +59,24 @@ def home_case() -> Run:
 def trace_pair() -> Run:
     """Plan, execution and result of deepseek-v3-trace-pair."""
     return _run("deepseek-v3-trace-pair")
+
+
+# -- a small job ------------------------------------------------------------------------------------
+
+SMALL = [
+    "cluster={node: hgx-h800, nodes: 8, network: mpft-ib-400g, name: 64xh800, price_per_gpu_hour: $2/h}",
+    "parallel={tp: 1, pp: 4, ep: 16, cp: 1, microbatch: 1, zero_stage: 1}",
+    "stages.blocks=[embedding moe*2, moe*2, moe*2, moe*2 head]",
+    "batch.sequences=128",
+]
+
+
+@pytest.fixture(scope="session")
+def small() -> Scenario:
+    """Eight MoE blocks of DeepSeek-V3 on 64 H800: DualPipe over 4 ranks, 16-way expert parallelism."""
+    from moesim.simulator.scenario import load_scenario
+
+    return load_scenario("deepseek-v3-2048xh800", SMALL)
 
 
 # -- toy programs: chosen durations for every phase -------------------------------------------------

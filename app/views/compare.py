@@ -7,13 +7,13 @@ from typing import Any
 
 import streamlit as st
 
-import moesim
 from moesim.app import state, widgets
 from moesim.app.charts import study as charts
 from moesim.app.views import headline
 from moesim.hwmodels.errors import MoesimError
 from moesim.simulator.result import Result
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.study.compare import waterfall
 
 MOST = 4
 PARAMETER = "with"
@@ -141,7 +141,7 @@ def _differences(sides: Sides) -> None:
             horizontal=True,
         )
     (_, first_scenario, first), (_, other_scenario, second) = sides[0], sides[other]
-    changes = moesim.differences(first, second)
+    changes = [(row.cause, row.seconds[1] - row.seconds[0]) for row in waterfall([first, second])]
     delta = second.step.time_s - first.step.time_s
     st.markdown(
         f"{'ABCD'[other]} takes **{delta:+.3f} s** a step ({delta / first.step.time_s:+.1%}) against A; the "

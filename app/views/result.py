@@ -10,8 +10,11 @@ import moesim
 from moesim.app import exports, html_report, jobs, state, widgets, work
 from moesim.app.charts import step as charts
 from moesim.app.views import headline
+from moesim.hwmodels.errors import MoesimError
+from moesim.simulator.reprice import without_prices
 from moesim.simulator.result import Result
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.study.band import Band
 
 
 def show() -> None:
@@ -19,8 +22,7 @@ def show() -> None:
     scenario = state.current()
     result = state.result_of(scenario)
     rows = moesim.published(scenario, result)
-    band = _interval(scenario)
-    bands: Any = {} if band is None else band.bands
+    bands = _bands(scenario)
     headline.show(scenario, result, headline.beside(rows), {k: _words(k, v) for k, v in bands.items()})
     if not result.memory.fits:
         st.error("This plan does not fit into memory: see the Scenario page.", icon=":material/memory:")
@@ -33,7 +35,7 @@ def show() -> None:
             "bounds",
         )
     with right:
-        _sureness(result, step_band is not None)
+        _sureness(result)
     _why(result)
     if rows:
         _published(rows)
@@ -41,21 +43,32 @@ def show() -> None:
     _downloads(scenario, result)
 
 
-def _words(name: str, band: Any) -> str:
+def _words(name: str, band: Band) -> str:
     share = name.startswith("mfu")
     low, high = (f"{v:.1%}" if share else headline.compact(v) for v in (band.p10, band.p90))
     return f"P10 to P90: {low} to {high}"
 
 
-def _interval(scenario: Scenario) -> Any:
-    """Bands where they are known; else they are computed beside the page, which refreshes itself."""
-    if not work.can("interval"):
-        return None
-    job = jobs.submit(f"interval/{state.cache_key(scenario)}", work.interval, scenario, lane="long")
-    if job.done:
-        return job.result()
-    _poll(f"interval {job.key}", job)
-    return None
+def _bands(scenario: Scenario) -> dict[str, Band]:
+    """Intervals where they are known; else they are computed beside the page, which refreshes itself."""
+    if scenario.stages.blocks is not None or scenario.resolution == "full":
+        return {}
+    plain = without_prices(scenario)
+    key = f"interval/{state.cache_key(plain)}"
+    job: jobs.Job | None = st.session_state.get("interval job")
+    if job is None or job.key != key:
+        if job is not None and not job.done:
+            job.cancel()
+        job = st.session_state["interval job"] = jobs.submit(key, work.interval, plain, lane="long")
+    if not job.done:
+        _poll(key, job)
+        return {}
+    try:
+        found = moesim.reprice(job.result(), scenario).uncertainty
+    except MoesimError as error:
+        st.caption(f"No interval: {error}")
+        return {}
+    return {} if found is None else found.bands
 
 
 @st.fragment(run_every=1.0)
@@ -68,12 +81,8 @@ def _poll(name: str, job: jobs.Job) -> None:
         st.caption(":material/hourglass_top: the interval is being computed")
 
 
-def _sureness(result: Result, known: bool) -> None:
+def _sureness(result: Result) -> None:
     st.markdown(f"**Confidence: {result.confidence}.** {result.confidence_reason}")
-    if not known and not work.can("interval"):
-        st.caption(
-            "This build computes no intervals; the bounds are a best and a worst case, not an interval."
-        )
 
 
 def _why(result: Result) -> None:
@@ -110,23 +119,7 @@ def _why(result: Result) -> None:
 
 def _sentences(result: Result) -> list[str]:
     """The bottleneck in words."""
-    explain: Any = getattr(moesim, "explain", None)
-    if explain is not None:
-        return list(explain(result).sentences)
-    first, second = (*result.critical_path_s, None, None)[:2]
-    said = []
-    if first is not None:
-        more = f", then {second.cause} with {second.seconds:.2f} s" if second is not None else ""
-        said.append(
-            f"The step waits longest for {first.cause}: {first.seconds:.2f} s of {result.step.time_s:.2f} s"
-            f"{more} (critical path)."
-        )
-    own = result.breakdown_s
-    said.append(
-        f"Pipeline rank 0 idles {own.bubble:.2f} s in the bubble and waits {own.exposed_communication:.2f} s "
-        "for communication."
-    )
-    return said
+    return list(moesim.explain(result).sentences)
 
 
 def _published(rows: Any) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import streamlit as st
 
-import moesim
 from moesim.app import state, widgets, work
 from moesim.app.charts import study as charts
 from moesim.app.views import headline
@@ -16,6 +14,8 @@ from moesim.hwmodels.errors import MoesimError
 from moesim.simulator.faster_links import faster_links
 from moesim.simulator.result import Result
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.study.compare import waterfall
+from moesim.simulator.study.sensitivity import Sensitivity
 
 FACTORS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0)
 
@@ -55,7 +55,7 @@ def _explore(scenario: Scenario, base: Result) -> None:
                 charts.waterfall(
                     "now",
                     base.step.time_s,
-                    moesim.differences(base, result),
+                    [(row.cause, row.seconds[1] - row.seconds[0]) for row in waterfall([base, result])],
                     "what if",
                     result.step.time_s,
                 ),
@@ -166,11 +166,8 @@ def _difference(base: Result, result: Result) -> float | None:
 
 def _tornado(scenario: Scenario, base: Result) -> None:
     st.subheader("What matters most")
-    if not work.can("sensitivity"):
-        st.info("This build has no sensitivity analysis.")
-        return
     st.markdown("Every uncertain input alone at its 10 % and 90 % point.")
-    found: Any = widgets.long_work(
+    found: Sensitivity | None = widgets.long_work(
         "tornado",
         f"sensitivity/{state.cache_key(scenario)}",
         "Compute the tornado",

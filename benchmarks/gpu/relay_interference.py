@@ -19,10 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from moesim.kernels.calibrate.two_hop import _set_up
-
 from moesim.kernels.calibrate.gpu import Session
 from moesim.kernels.calibrate.torch_work import Graphs, attention, memory_copy, product, torch
+from moesim.kernels.calibrate.two_hop import _set_up
 from moesim.kernels.launch import Group
 from moesim.kernels.loader import cupy
 from moesim.kernels.machine import read_machine

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from moesim.hwmodels.calibration import CalibrationProfile
+from moesim.hwmodels.calibration import CalibrationProfile, MeasuredCurve
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.scale_up_shares import SWITCHED, ScaleUpShares
 from moesim.simulator.collectives.library import load_library
@@ -78,10 +78,12 @@ def ep_transfer(
 
     payload = max(NIC bytes / NIC rate, NVLink bytes / NVLink rate, rows / SM rate) * `slowdown`; the rates
     come from the profile's curves, the rows count the own rank's (docs/model.md, eq. X2). `slowdown` >= 1
-    is what compute beside it costs, `kernels` the generation of the NIC curve. Raises InputError without
-    SMs or without such a curve.
+    is what compute beside it costs, `kernels` the generation of the NIC curve and, where the profile has
+    them, of the others. Raises InputError without such a curve, and without SMs where the generation needs
+    some (its SM curve does not begin at 0).
     """
-    if sms < 1:
+    rate = of_generation(profile, f"ep.{operation}.sm_rate", kernels)
+    if sms < 1 and rate.curve.xs[0] > 0.0:
         raise InputError(
             f"communication.sms={sms}: expert-parallel kernels need at least 1 communication SM "
             "(DeepEP uses 20 to 24); set communication.sms, or parallel.ep=1"
@@ -90,9 +92,9 @@ def ep_transfer(
     notes: list[str] = []
 
     def read(curve_id: str, x: float) -> tuple[float, float]:
-        curve = profile.curve(curve_id)
+        curve = of_generation(profile, curve_id, kernels)
         reading = curve.curve.at(x)
-        used.append(curve_id)
+        used.append(curve.id)
         if reading.extrapolated:
             notes.append(reading.note)
         return reading.value, curve.residual.relative
@@ -153,6 +155,54 @@ def engine_transfer(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class AllToAllTime(TransferTime):
+    """Seconds of an all-to-all and the bytes behind them."""
+
+    nic_bytes: float = 0.0
+    scale_up_bytes: float = 0.0
+
+
+def all_to_all_seconds(
+    sent_bytes: float, ranks: int, nodes: int, links: Links, profile: CalibrationProfile
+) -> AllToAllTime:
+    """NCCL's all-to-all of `sent_bytes` a rank, spread evenly over `ranks` on `nodes` (eq. O6).
+
+    Inside the node at the bus bandwidth that the profile has for this size (nccl.all_to_all.busbw, else that
+    of an all-gather), between nodes at the share of the NIC that collectives reach.
+    """
+    local = ranks // nodes
+    scale_up = sent_bytes * (local - 1) / ranks
+    nic = sent_bytes * (ranks - local) / ranks
+    measured = next((c for c in profile.curves if c.id == "nccl.all_to_all.busbw"), None)
+    curve = measured or profile.curve("collective.scale_up_fraction")
+    reading = curve.curve.at(sent_bytes)
+    rate = reading.value * (1.0 if measured else links.scale_up_bytes_per_s)
+    used, notes, nic_s = [curve.id], [reading.note] if reading.extrapolated else [], 0.0
+    if nic:
+        share = profile.curve("collective.nic_fraction")
+        nic_s = nic / (share.curve.at(nodes).value * links.nic_bytes_per_s)
+        used.append(share.id)
+    best = max(scale_up / links.scale_up_bytes_per_s, nic / links.nic_bytes_per_s if nic else 0.0)
+    return AllToAllTime(
+        launch_s=notify_seconds(links, nodes),
+        nic_s=nic_s,
+        scale_up_s=scale_up / rate,
+        best_s=best,
+        worst_s=max(nic_s, scale_up / rate) * (1.0 + curve.residual.relative),
+        curve_ids=tuple(used),
+        extrapolations=tuple(notes),
+        nic_bytes=nic,
+        scale_up_bytes=scale_up,
+    )
+
+
+def of_generation(profile: CalibrationProfile, curve_id: str, kernels: str) -> MeasuredCurve:
+    """The curve `<curve_id>.<kernels>` where the profile has it, else `curve_id`; InputError without both."""
+    own = f"{curve_id}.{kernels}"
+    return profile.curve(own if any(entry.id == own for entry in profile.curves) else curve_id)
+
+
 def notify_seconds(links: Links, nodes: int) -> float:
     """Latency of the notify kernel once every rank is there: two exchanges over each fabric it spans.
 
@@ -200,3 +250,19 @@ def ring_seconds(
         scale_up_bytes_per_s=scale_up * links.scale_up_bytes_per_s,
         nic_bytes_per_s=nic * links.nic_bytes_per_s,
     )
+
+
+def collective_beside_compute(
+    name: str, total_bytes: float, ranks: int, ranks_per_node: int, links: Links, profile: CalibrationProfile
+) -> float:
+    """Seconds that a ring of NCCL takes longer beside products, where the profile measured it; otherwise 0.
+
+    The scale-up part of `ring_seconds` times the measured ratio (curve nccl.<name>.beside_compute), as far
+    as that is more than the whole ring takes alone (eq. O8).
+    """
+    measured = [c for c in profile.curves if c.id == f"nccl.{name}.beside_compute"]
+    if not measured or ranks <= 1 or total_bytes <= 0.0:
+        return 0.0
+    factor = measured[0].curve.at(total_bytes / ranks).value
+    inside = ring_seconds(total_bytes, ranks, ranks, links, profile)
+    return max(0.0, factor * inside - ring_seconds(total_bytes, ranks, ranks_per_node, links, profile))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from moesim.simulator.engine.execute import Execution, StepRecord, holders
-from moesim.simulator.engine.program import NS
+from moesim.simulator.engine.program import NS, CompiledTask
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,10 @@ class Segment:
     cause: str
     begin_ns: int
     end_ns: int
+    task: CompiledTask | None = None
+    """What ran: None for sends, the notify part of a transfer and the end of the step."""
+    payload: bool = False
+    """Whether it is the payload of a transfer, not compute."""
 
 
 def critical_path(execution: Execution) -> list[Segment]:
@@ -65,9 +69,18 @@ class _Walker:
             rank, position, time = self._before(rank, position, record, member, time)
         return self.path
 
-    def _add(self, rank: int, step: str, cause: str, begin: int, end: int) -> None:
+    def _add(
+        self,
+        rank: int,
+        step: str,
+        cause: str,
+        begin: int,
+        end: int,
+        task: CompiledTask | None = None,
+        payload: bool = False,
+    ) -> None:
         if end > begin:
-            self.path.append(Segment(rank, step, cause, begin, end))
+            self.path.append(Segment(rank, step, cause, begin, end, task, payload))
 
     def _end_of_step(self) -> tuple[int, int]:
         syncs = self.execution.syncs
@@ -93,7 +106,7 @@ class _Walker:
             if task.transfer is not None:
                 meet = record.begins[number]
                 launch = meet + task.transfer.launch_ns
-                self._add(rank, label, task.phase, launch, end)
+                self._add(rank, label, task.phase, launch, end, task, payload=True)
                 self._add(rank, label, "notify", meet, min(launch, end))
                 ready = record.start
                 for d in before:
@@ -103,7 +116,7 @@ class _Walker:
                 end = int(ready[member])
             row = int(row_of[member])
             begin = end - row
-            self._add(rank, label, task.phase, begin, end)
+            self._add(rank, label, task.phase, begin, end, task)
             follow = [d for d in before if int(record.ends[d][member]) == begin]
             if not follow:
                 return member, begin

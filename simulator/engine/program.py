@@ -73,6 +73,8 @@ class CompiledTask:
     block: int
     side: int
     deps: tuple[int, ...]
+    beside: float | None
+    """Share of it that runs beside busy communication SMs; None outside pairs."""
     price: PhaseCost
     rows_ns: IntVector
     """Compute nanoseconds [micro-batches, members]; before a transfer, its small kernels."""
@@ -210,7 +212,17 @@ class _Compiler:
             price = self.costs.phase(block_kind, task.phase, task.beside)
             rows = self._compute_rows(stage, task.block, task.phase, price)
             tasks.append(
-                CompiledTask(task.phase, block_kind, task.block, task.side, task.deps, price, rows, transfer)
+                CompiledTask(
+                    task.phase,
+                    block_kind,
+                    task.block,
+                    task.side,
+                    task.deps,
+                    task.beside,
+                    price,
+                    rows,
+                    transfer,
+                )
             )
         return CompiledTemplate(
             kind,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import fsum
 from typing import Literal
 
@@ -11,25 +11,39 @@ from moesim.simulator.layout.parallel import ParallelPlan
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision, row_bytes
 from moesim.simulator.model.shape import MLA, ModelShape, MoE
+from moesim.simulator.software import PLAIN, Software
 
-RecomputePolicy = Literal["none", "selective", "full", "deepseek-v3"]
+RecomputePolicy = Literal["none", "attention", "selective", "op", "full", "deepseek-v3"]
 """What backward computes again.
 
-none: nothing. selective: norms, MLA up-projections and SwiGLU products. full: every layer from its
-input. deepseek-v3: as selective, and the attention output is kept in the 12-bit format E5M6
-(DeepSeek-V3 report, sections 3.2.3 and 3.3.3).
+none: nothing. attention: the core attention where its scores go through memory (arXiv 2205.05198,
+section 5; with flash attention nothing more than that does anyway). selective: norms, MLA up-projections
+and SwiGLU products. op: everything but the core attention, every second product and what came through an
+all-to-all (torchtitan's "op"). full: every layer from its input. deepseek-v3: as selective, and the
+attention output is kept in the 12-bit format E5M6 (DeepSeek-V3 report, sections 3.2.3 and 3.3.3).
 """
 
 E5M6_BYTES = 1.5
-Role = Literal["residual", "norm output", "latent", "expanded", "kept", "linear input", "swiglu output"]
+SCORE_BYTES = 5.0
+"""Softmax output and dropout output in 16 bits, and one byte of mask, for every score."""
+Role = Literal[
+    "residual", "norm output", "latent", "expanded", "kept", "linear input", "swiglu output", "scores"
+]  # fmt: skip
 """What a tensor is, which decides whether a policy keeps it."""
 
 RECOMPUTED: dict[RecomputePolicy, frozenset[Role]] = {
     "none": frozenset(),
-    "selective": frozenset({"norm output", "expanded", "swiglu output"}),
-    "deepseek-v3": frozenset({"norm output", "expanded", "swiglu output"}),
-    "full": frozenset({"norm output", "latent", "expanded", "kept", "linear input", "swiglu output"}),
+    "attention": frozenset({"scores"}),
+    "selective": frozenset({"norm output", "expanded", "swiglu output", "scores"}),
+    "deepseek-v3": frozenset({"norm output", "expanded", "swiglu output", "scores"}),
+    "op": frozenset({"norm output", "latent", "expanded", "swiglu output", "scores"}),
+    "full": frozenset(
+        {"norm output", "latent", "expanded", "kept", "linear input", "swiglu output", "scores"}
+    ),
 }
+
+EVERY_SECOND = frozenset({"q, k, v", "FFN gate and up", "shared experts gate and up"})
+"""Outputs of products of which the policy `op` keeps every second."""
 
 Sharding = Literal["tokens", "width", "none"]
 """How tensor parallelism cuts it: by tokens (only with sequence parallelism), by width, or not at all."""
@@ -55,8 +69,19 @@ def cached_tensors(
     gradient, one tensor in the head's format. `full` applies to layers; embedding and head keep theirs.
     """
     tensors = _tensors(shape, kind, precision, policy)
-    dropped = frozenset() if kind == "head" and policy == "full" else RECOMPUTED[policy]
-    return tuple(t for t in tensors if t.role not in dropped)
+    dropped = frozenset() if kind == "head" and policy in ("full", "op") else RECOMPUTED[policy]
+    kept = tuple(t for t in tensors if t.role not in dropped)
+    if policy != "op" or kind in ("embedding", "head"):
+        return kept
+    halves = tuple(
+        replace(t, bytes_per_token=t.bytes_per_token / 2) if t.name in EVERY_SECOND else t
+        for t in kept
+        if t.name not in ("FFN norm input", "experts gate and up")
+    )
+    # Of the projections back to the hidden width one half is kept too.
+    outputs = row_bytes(shape.hidden, "bf16")
+    combined = shape.moe.top_k * outputs if shape.moe and kind != "dense" else 0.0
+    return (*halves, CachedTensor("outputs of projections and combine", outputs + combined, "kept", "tokens"))
 
 
 def activation_bytes(
@@ -66,8 +91,13 @@ def activation_bytes(
     policy: RecomputePolicy,
     plan: ParallelPlan,
     sequence: int,
+    software: Software = PLAIN,
 ) -> float:
-    """Bytes on one GPU that one micro-batch keeps in one block (docs/model.md, eq. M2)."""
+    """Bytes on one GPU that one micro-batch keeps in one block (docs/model.md, eq. M2).
+
+    Unfused attention keeps the softmax output, the dropout mask and its output too: 5 a s bytes a token
+    (arXiv 2205.05198, eq. 1), unless the policy recomputes them. Eager kernels keep more than fused ones.
+    """
     tokens = plan.microbatch * sequence / plan.cp
     cut = {
         "tokens": plan.tp if plan.sequence_parallel else 1,
@@ -75,15 +105,40 @@ def activation_bytes(
         "none": 1,
     }
     tensors = cached_tensors(shape, kind, precision, policy)
-    return fsum(tokens * t.bytes_per_token / cut[t.sharding] for t in tensors)
+    kept = fsum(tokens * t.bytes_per_token / cut[t.sharding] for t in tensors)
+    if software.kernels == "eager" and kind in ("dense", "moe", "mtp") and policy in ("none", "attention"):
+        kept += tokens * _eager_bytes(shape, kind) / plan.tp
+    if (
+        software.attention == "unfused"
+        and kind in ("dense", "moe", "mtp")
+        and "scores" not in RECOMPUTED[policy]
+    ):
+        kept += tokens * SCORE_BYTES * shape.attention.heads / plan.tp * sequence
+    return kept
+
+
+def _eager_bytes(shape: ModelShape, kind: BlockKind) -> float:
+    """Bytes a token that eager operators keep on top: silu(gate), keys and values repeated for all heads."""
+    a, moe = shape.attention, shape.moe
+    repeated = (a.heads - a.kv_heads) * (a.qk_head_dim + a.v_head_dim)
+    if kind == "dense" or moe is None:
+        width = shape.dense_ffn or 0
+    else:
+        width = moe.top_k * moe.expert_ffn + moe.shared_experts * moe.shared_ffn
+    return row_bytes(repeated + width * shape.ffn_gated, "bf16")
 
 
 def working_bytes(
-    shape: ModelShape, kind: BlockKind, plan: ParallelPlan, precision: Precision, sequence: int
+    shape: ModelShape,
+    kind: BlockKind,
+    plan: ParallelPlan,
+    precision: Precision,
+    sequence: int,
+    software: Software = PLAIN,
 ) -> float:
     """Bytes alive while one block runs backward: its tensors once, in BF16, nothing recomputed (eq. M3)."""
     plain = precision.model_copy(update={"activation_cache": "bf16", "head": "bf16"})
-    return activation_bytes(shape, kind, plain, "none", plan, sequence)
+    return activation_bytes(shape, kind, plain, "none", plan, sequence, software)
 
 
 def _tensors(
@@ -97,6 +152,8 @@ def _tensors(
         yield CachedTensor("norm input", row_bytes(h, "bf16"), "residual", "tokens")
         yield CachedTensor("head input", row_bytes(h, precision.head), "norm output", "tokens")
         yield CachedTensor("logits", row_bytes(shape.vocab, precision.head), "kept", "width")
+        if precision.loss == "fp32":  # a copy in FP32, and its log-softmax
+            yield CachedTensor("logits in FP32", 2 * row_bytes(shape.vocab, "fp32"), "kept", "width")
         return
     if kind == "mtp":
         yield CachedTensor("MTP norm inputs", 2 * row_bytes(h, "bf16"), "residual", "tokens")
@@ -107,7 +164,7 @@ def _tensors(
     if kind == "dense" or shape.moe is None:
         assert shape.dense_ffn is not None
         yield from _ffn_input(shape, precision)
-        yield from _swiglu("FFN", 1.0, shape.dense_ffn, precision, "width")
+        yield from _swiglu("FFN", 1.0, shape.dense_ffn, precision, "width", shape.ffn_branches)
     else:
         yield from _ffn_input(shape, precision)
         yield from _experts(shape, shape.moe, precision)
@@ -141,10 +198,10 @@ def _ffn_input(shape: ModelShape, precision: Precision) -> Iterator[CachedTensor
 
 
 def _swiglu(
-    name: str, rows: float, width: int, precision: Precision, sharding: Sharding
+    name: str, rows: float, width: int, precision: Precision, sharding: Sharding, branches: int = 2
 ) -> Iterator[CachedTensor]:
     cache = precision.activation_cache
-    yield CachedTensor(f"{name} gate and up", rows * row_bytes(2 * width, cache), "kept", sharding)
+    yield CachedTensor(f"{name} gate and up", rows * row_bytes(branches * width, cache), "kept", sharding)
     yield CachedTensor(f"{name} SwiGLU output", rows * row_bytes(width, cache), "swiglu output", sharding)
 
 

@@ -16,6 +16,7 @@ from moesim.simulator.layout.stages import Block, StageAssignment
 from moesim.simulator.model.counts import block_parameters
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision
 from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.software import PLAIN, Software
 
 FRAMEWORK_BYTES = SourcedBytes(
     value=3.0e9,
@@ -94,12 +95,15 @@ def memory_by_kind(
     communication_sms: int,
     capacity_bytes: float,
     redundant_experts: int = 0,
+    software: Software = PLAIN,
+    single_pass: bool = False,
 ) -> MemoryReport:
     """Bytes per GPU for every pipeline rank of a plan (docs/model.md, eq. M5).
 
     `ranks[r]` names the stages of pipeline rank r; a stage that several ranks hold (DualPipe) has its
     states sharded over all of its copies. Tokens are spread evenly; skew of the routing is not included.
     `redundant_experts` replicas beyond one an expert count as experts, states included (eq. M6).
+    With `single_pass` (one micro-batch, no pipeline) gradients come while activations go: the larger counts.
     Raises InputError where the ranks do not cover the stages.
     """
     copies = Counter(stage for rank in ranks for stage in rank.stages)
@@ -115,13 +119,14 @@ def memory_by_kind(
         blocks = [block for stage in rank.stages for block in assignment.stages[stage]]
         has_experts = any(_has_experts(shape, block) for block in blocks)
         states = _states(shape, layout, precision, assignment, rank, copies, redundant_experts)
+        activations = _activations(shape, layout, precision, assignment, rank, sequence, recompute, software)
         by_rank.append(
             RankMemory(
                 weights=states[0],
-                gradients=states[1],
+                gradients=max(0.0, states[1] - activations) if single_pass else states[1],
                 optimizer=states[2],
-                activations=_activations(shape, layout, precision, assignment, rank, sequence, recompute),
-                workspace=_workspace(shape, layout, precision, blocks, sequence),
+                activations=activations,
+                workspace=_workspace(shape, layout, precision, blocks, sequence, software),
                 communication_buffers=expert.total_bytes * has_experts
                 + pipeline_buffer_bytes(shape, layout.plan, sequence),
                 framework=FRAMEWORK_BYTES.value,
@@ -205,10 +210,9 @@ def _states(
     master = precision.master_weights if precision.master_weights != precision.parameters else None
     per_parameter = (BYTES_PER_ELEMENT[master] if master else 0.0) + 2 * BYTES_PER_ELEMENT[precision.moments]
     weights = elements[3] * BYTES_PER_ELEMENT[precision.parameters]
+    gathered = min(precision.parameters, precision.parameter_gather, key=lambda f: BYTES_PER_ELEMENT[f])
     if zero >= 3:  # the block under way and the next one are gathered in full
-        weights += (
-            2 * _largest_block(shape, layout, blocks, redundant) * BYTES_PER_ELEMENT[precision.parameters]
-        )
+        weights += 2 * _largest_block(shape, layout, blocks, redundant) * BYTES_PER_ELEMENT[gathered]
     gradients = elements[2] * BYTES_PER_ELEMENT[precision.gradients]
     if zero >= 2:  # the block under way has its gradient in full until it is scattered
         gradients += _largest_block(shape, layout, blocks, redundant) * BYTES_PER_ELEMENT[precision.gradients]
@@ -228,10 +232,11 @@ def _activations(
     rank: RankStages,
     sequence: int,
     recompute: RecomputePolicy,
+    software: Software,
 ) -> float:
     per_stage = {
         stage: fsum(
-            activation_bytes(shape, block.kind, precision, recompute, layout.plan, sequence)
+            activation_bytes(shape, block.kind, precision, recompute, layout.plan, sequence, software)
             for block in assignment.stages[stage]
         )
         for stage in rank.stages
@@ -241,10 +246,17 @@ def _activations(
 
 
 def _workspace(
-    shape: ModelShape, layout: Layout, precision: Precision, blocks: Sequence[Block], sequence: int
+    shape: ModelShape,
+    layout: Layout,
+    precision: Precision,
+    blocks: Sequence[Block],
+    sequence: int,
+    software: Software,
 ) -> float:
     sizes = (
-        working_bytes(shape, kind, layout.plan, precision, sequence) for kind in {b.kind for b in blocks}
+        working_bytes(shape, kind, layout.plan, precision, sequence, software)
+        for kind in {b.kind for b in blocks}
+        if kind != "head" or precision.loss != "fp32"  # its FP32 tensors are counted as kept
     )
     return max(sizes, default=0.0)
 

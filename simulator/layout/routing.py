@@ -41,12 +41,29 @@ class Gate:
     scores: str = "sigmoid"
 
     @classmethod
-    def of(cls, moe: MoE, ranking: Literal["model", "best", "top2-sum", "unlimited"] = "model") -> Gate:
-        """The gate of a model, or the same gate with its groups ranked otherwise or not limited."""
-        if not moe.group_limited or ranking == "unlimited":
+    def of(
+        cls,
+        moe: MoE,
+        ranking: Literal["model", "best", "top2-sum", "unlimited"] = "model",
+        limit: int | None = None,
+    ) -> Gate:
+        """The gate of a model, or the same gate with its groups ranked otherwise or not limited.
+
+        `limit` replaces the number of groups that a token reaches; the number of all groups is no limit.
+        Raises InputError where so many groups do not exist or do not hold top_k experts.
+        """
+        if limit is not None and not (limit <= moe.groups and limit * moe.experts // moe.groups >= moe.top_k):
+            least = -(-moe.top_k * moe.groups // moe.experts)
+            raise InputError(
+                f"routing.groups_per_token={limit} is not between {least} and {moe.groups}: the model has "
+                f"{moe.groups} groups of {moe.experts // moe.groups} experts and chooses {moe.top_k}"
+            )
+        reached = moe.groups_per_token if limit is None else limit
+        limited = moe.group_limited if limit is None else limit < moe.groups
+        if not limited or ranking == "unlimited":
             return cls(moe.experts, moe.top_k)
         score = moe.group_score if ranking == "model" else ranking
-        return cls(moe.experts, moe.top_k, moe.groups, moe.groups_per_token, score, moe.scoring)
+        return cls(moe.experts, moe.top_k, moe.groups, reached, score, moe.scoring)
 
     @classmethod
     def deepep_test(cls, nodes: int, experts: int = 256, top_k: int = 8) -> Gate:

@@ -118,6 +118,18 @@ def describe(assignment: StageAssignment) -> str:
     return "\n".join(lines)
 
 
+def unique(stages: StageAssignment, stage: int) -> list[Block]:
+    """Blocks of a stage whose parameters are stored once: a second head pass reads the same table."""
+    seen_head = False
+    kept = []
+    for block in stages.stages[stage]:
+        if block.kind == "head" and seen_head:
+            continue
+        seen_head = seen_head or block.kind == "head"
+        kept.append(block)
+    return kept
+
+
 def _split(blocks: Sequence[Block]) -> tuple[list[Block], list[Block], list[Block]]:
     """Blocks bound to the first stage, free layers, blocks bound to the last stage."""
     head = [b for b in blocks if b.kind == "embedding"]

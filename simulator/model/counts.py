@@ -86,7 +86,11 @@ def layer_parameters(shape: ModelShape, moe: bool, activated: bool = False) -> P
     attention, norms = attention_parameters(shape), _layer_norms(shape)
     if not moe:
         assert shape.dense_ffn is not None
-        return Parameters(attention=attention, norms=norms, dense_ffn=3 * shape.hidden * shape.dense_ffn)
+        return Parameters(
+            attention=attention,
+            norms=norms,
+            dense_ffn=(shape.ffn_branches + 1) * shape.hidden * shape.dense_ffn,
+        )
     m = shape.moe
     assert m is not None
     return Parameters(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from math import fsum
 
@@ -26,8 +27,9 @@ __all__ = [
     "scale_rows",
 ]
 
-RECOMPUTE = ("none", "selective", "full")
-"""none; norms, MLA up-projections and SwiGLU outputs (DeepSeek-V3 report 3.2.3); the whole block.
+RECOMPUTE = ("none", "attention", "selective", "op", "full")
+"""none; core attention where its scores go through memory; norms, MLA up-projections and SwiGLU outputs
+(DeepSeek-V3 report 3.2.3); all but core attention and every second product; the whole block.
 
 `full` repeats the compute of the forward in the input gradient; a second dispatch is not included."""
 
@@ -51,13 +53,15 @@ def block_operators(
     received_tokens: float | None = None,
     recompute: str = "selective",
     redundant_experts: int = 0,
+    unfused_attention: bool = False,
 ) -> dict[Phase, tuple[Operator, ...]]:
     """Operators of a block on one GPU, by phase; phases that the block does not have are absent.
 
     `tokens`: rows of the micro-batch in one model replica (one CP rank holds tokens / cp). `sequence`:
     tokens of one sequence, for the causal core attention. `received_rows`: expert rows that this rank
     computes; `received_tokens`: distinct tokens behind them (expected for uniform routing by default).
-    `redundant_experts`: replicas beyond one an expert, which all ranks share evenly.
+    `redundant_experts`: replicas beyond one an expert, which all ranks share evenly. `unfused_attention`:
+    scores through memory, as before flash attention.
     The result is cached: do not change it. Raises InputError for an unknown recompute policy, a MoE
     block without rows, and a TP that does not divide heads or FFN widths.
     """
@@ -66,7 +70,7 @@ def block_operators(
         received_tokens = received_rows * expected_received_tokens(shape, ep)
     w = Work(
         shape,
-        precision.linear == "fp8",
+        precision.linear == "fp8" and precision.scaling == "tile",
         tokens / cp,
         sequence,
         tp,
@@ -75,6 +79,8 @@ def block_operators(
         received_tokens,
         recompute,
         redundant_experts,
+        unfused_attention,
+        precision.linear == "fp8" and precision.scaling == "tensor",
     )
     if kind == "embedding":
         phases = {"mlp F": ends.embedding_forward(w), "mlp W": ends.embedding_weight_gradient(w)}
@@ -97,7 +103,7 @@ def _layer(w: Work, precision: Precision, moe: bool) -> dict[str, list[Operator]
             "attn F": attention_forward,
             "mlp F": ffn.dense_forward(w),
             "mlp I": ffn.dense_input_gradient(w),
-            "mlp W": list(ffn.swiglu_weight_gradient(w, "ffn", ffn.dense_width(w))),
+            "mlp W": list(ffn.swiglu_weight_gradient(w, "ffn", ffn.dense_width(w), w.shape.ffn_branches)),
             "attn I": attention.attention_input_gradient(w),
             "attn W": attention.attention_weight_gradient(w),
         }
@@ -118,9 +124,22 @@ def _layer(w: Work, precision: Precision, moe: bool) -> dict[str, list[Operator]
                 "combine B": experts.combine_backward_operators(w, precision.dispatch == "fp8"),
                 "dispatch B": [],
             }
+    if w.recompute == "op":
+        phases["mlp I"] = again(_every_second([*phases["attn F"], *phases["mlp F"]])) + phases["mlp I"]
     if w.recompute == "full":
         phases["mlp I"] = again([*phases["attn F"], *phases["mlp F"]]) + phases["mlp I"]
     return phases
+
+
+def _every_second(operators: Iterable[Operator]) -> Iterator[Operator]:
+    """What the policy `op` computes again: no core attention, half of the dense products, all the rest."""
+    for op in operators:
+        if op.cls == "attention_forward":
+            continue
+        if op.cls == "gemm" and op.gemm is not None:
+            half = replace(op.gemm, n=max(1, op.gemm.n // 2))
+            op = replace(op, flop=op.flop / 2, bytes_written=op.bytes_written / 2, gemm=half)
+        yield op
 
 
 def expected_received_tokens(shape: ModelShape, ep: int) -> float:

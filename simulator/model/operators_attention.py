@@ -22,6 +22,7 @@ from moesim.simulator.model.operators_parts import (
     scale,
     weight_gradient,
 )
+from moesim.simulator.model.operators_unfused import unfused_backward, unfused_forward
 from moesim.simulator.model.shape import GQA, MLA
 
 
@@ -32,7 +33,7 @@ def attention_forward(w: Work) -> list[Operator]:
     out += _mla_inputs(w) if isinstance(w.shape.attention, MLA) else _gqa_inputs(w)
     return [
         *out,
-        core_forward(w),
+        *(unfused_forward(w) if w.unfused else [core_forward(w)]),
         *_output_projection(w),
         scale("residual_scale", "F", w.norm_tokens, h),
         norm("ffn_norm", "F", w.norm_tokens, h, residual=True),
@@ -60,6 +61,8 @@ def core_forward(w: Work) -> Operator:
 
 def core_backward(w: Work) -> list[Operator]:
     """Preparation, core (five products; the repeated scores are not model FLOPs), conversion of dQ."""
+    if w.unfused:
+        return unfused_backward(w)
     a = w.shape.attention
     heads, kv_heads = a.heads // w.tp, max(1, a.kv_heads // w.tp)
     q, v = w.tokens * heads * a.qk_head_dim, w.tokens * heads * a.v_head_dim

@@ -42,7 +42,8 @@ def head_operators(w: Work, precision: Precision) -> tuple[list[Operator], list[
     """
     h, t = w.shape.hidden, w.tokens
     columns = w.shape.vocab / w.tp
-    logits = t * columns * BYTES_PER_ELEMENT[precision.head]
+    wide = precision.loss == "fp32"
+    logits = t * columns * (FP32 if wide else BYTES_PER_ELEMENT[precision.head])
     forward = [
         norm("final_norm", "F", w.norm_tokens, h),
         gemm("head", "F", t, columns, h, precision.head),
@@ -53,6 +54,10 @@ def head_operators(w: Work, precision: Precision) -> tuple[list[Operator], list[
         gemm("head.dgrad", "I", t, h, columns, precision.head),
         norm_backward("final_norm.backward", w.norm_tokens, h),
     ]
+    if wide:
+        narrow = t * columns * BYTES_PER_ELEMENT[precision.head]
+        forward.insert(2, move("logits.widen", "copy", "F", narrow, logits, variant="widen"))
+        backward.insert(1, move("logits.narrow", "copy", "I", logits, narrow, variant="widen"))
     return forward, backward, [gemm("head.wgrad", "W", columns, h, t, precision.head, cls="wgrad_gemm")]
 
 

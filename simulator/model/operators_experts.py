@@ -163,7 +163,8 @@ def _grouped_weight_gradient(w: Work, name: str, n: int, k: int, groups: int) ->
     op = gemm(
         f"{name}.wgrad", "W", n, k, w.rows, w.linear, cls="wgrad_gemm", groups=groups, per_received_row=True
     )
-    return replace(op, launches=groups)
+    # One scale a tensor: an ordinary product of the grouped kind, with rows along its inner side.
+    return replace(op, cls="grouped_gemm") if w.fp8_tensor else replace(op, launches=groups)
 
 
 # --- small operators of the communication stream --------------------------------------------------

@@ -32,34 +32,37 @@ GATE_FORWARD_PASSES, GATE_BACKWARD_PASSES = 12, 16
 
 
 def swiglu_forward(
-    w: Work, name: str, width: int, *, cast_input: bool
+    w: Work, name: str, width: int, *, cast_input: bool, branches: int = 2
 ) -> tuple[list[Operator], list[Operator]]:
-    """(gate-up product, the rest): the trace runs the routed experts between the two."""
+    """(gate-up product, the rest): the trace runs the routed experts between the two.
+
+    `branches`: 2 for gate and up, 1 for an FFN without a gate.
+    """
     h, t = w.shape.hidden, w.tokens
-    up = linear_forward(w, f"{name}.gate_up", t, 2 * width, h, cast_input=cast_input)
-    down = [swiglu_product(f"{name}.swiglu", t, width, w.fp8, per_row=False)]
+    up = linear_forward(w, f"{name}.gate_up", t, branches * width, h, cast_input=cast_input)
+    down = [swiglu_product(f"{name}.swiglu", t, width, w.fp8, per_row=False, branches=branches)]
     down += linear_forward(w, f"{name}.down", t, h, width, cast_input=False)
     return up, down
 
 
-def swiglu_product(name: str, m: float, width: int, fp8: bool, per_row: bool) -> Operator:
+def swiglu_product(name: str, m: float, width: int, fp8: bool, per_row: bool, branches: int = 2) -> Operator:
     """Reads gate and up, writes their product (already cast in FP8)."""
     return move(
-        name, "swiglu", "F", 2 * m * width * BF16, m * per_row_bytes(width, fp8),
+        name, "swiglu", "F", branches * m * width * BF16, m * per_row_bytes(width, fp8),
         variant="forward", per_received_row=per_row,
     )  # fmt: skip
 
 
-def swiglu_input_gradient_down(w: Work, name: str, width: int) -> list[Operator]:
+def swiglu_input_gradient_down(w: Work, name: str, width: int, branches: int = 2) -> list[Operator]:
     """Down projection and SwiGLU, backwards."""
     h, t = w.shape.hidden, w.tokens
-    out = [cast(f"{name}.restore", "I", t, 2 * width, "back")] if w.fp8 else []
+    out = [cast(f"{name}.restore", "I", t, branches * width, "back")] if w.fp8 else []
     out += linear_input_gradient(w, f"{name}.down", t, h, width, cast_gradient=False)
     if w.fp8:
         out.append(cast(f"{name}.down.gradient_cast_channel", "I", t, h, "channel_fp8"))
         out.append(
             move(
-                f"{name}.swiglu.recompute", "swiglu", "I", 2 * t * width * BF16,
+                f"{name}.swiglu.recompute", "swiglu", "I", branches * t * width * BF16,
                 t * per_row_bytes(width, True), variant="cast_channel",
             )
         )  # fmt: skip
@@ -68,30 +71,30 @@ def swiglu_input_gradient_down(w: Work, name: str, width: int) -> list[Operator]
             f"{name}.swiglu.backward",
             "swiglu",
             "I",
-            3 * t * width * BF16,
-            2 * t * width * BF16,
+            (branches + 1) * t * width * BF16,
+            branches * t * width * BF16,
             variant="backward",
         )
     )
     return out
 
 
-def swiglu_input_gradient_up(w: Work, name: str, width: int) -> list[Operator]:
+def swiglu_input_gradient_up(w: Work, name: str, width: int, branches: int = 2) -> list[Operator]:
     """Gate-up projection backwards and, in FP8, the operands of its weight gradient."""
     h, t = w.shape.hidden, w.tokens
     out = [cast(f"{name}.input_restore", "I", t, h, "back")] if w.fp8 else []
-    out += linear_input_gradient(w, f"{name}.gate_up", t, 2 * width, h)
+    out += linear_input_gradient(w, f"{name}.gate_up", t, branches * width, h)
     if w.fp8:
-        out.append(cast(f"{name}.gate_up.gradient_cast_channel", "I", t, 2 * width, "channel"))
+        out.append(cast(f"{name}.gate_up.gradient_cast_channel", "I", t, branches * width, "channel"))
         out.append(cast(f"{name}.gate_up.input_cast_channel", "I", t, h, "channel"))
     return out
 
 
-def swiglu_weight_gradient(w: Work, name: str, width: int) -> tuple[Operator, Operator]:
+def swiglu_weight_gradient(w: Work, name: str, width: int, branches: int = 2) -> tuple[Operator, Operator]:
     """(down, gate-up)."""
     h, t = w.shape.hidden, w.tokens
     return weight_gradient(w, f"{name}.down", t, h, width), weight_gradient(
-        w, f"{name}.gate_up", t, 2 * width, h
+        w, f"{name}.gate_up", t, branches * width, h
     )
 
 
@@ -104,18 +107,19 @@ def dense_width(w: Work) -> int:
 def dense_forward(w: Work) -> list[Operator]:
     """The FFN of a dense layer; in FP8 its SwiGLU input is cached in FP8."""
     width = dense_width(w)
-    up, down = swiglu_forward(w, "ffn", width, cast_input=True)
-    cache = [cast("ffn.cache", "F", w.tokens, 2 * width, "token")] if w.fp8 else []
+    branches = w.shape.ffn_branches
+    up, down = swiglu_forward(w, "ffn", width, cast_input=True, branches=branches)
+    cache = [cast("ffn.cache", "F", w.tokens, branches * width, "token")] if w.fp8 else []
     return [*up, *down, *cache]
 
 
 def dense_input_gradient(w: Work) -> list[Operator]:
     """Input gradient of the FFN of a dense layer, with the norm and cast formed again."""
-    width = dense_width(w)
+    width, branches = dense_width(w), w.shape.ffn_branches
     return [
-        *swiglu_input_gradient_down(w, "ffn", width),
+        *swiglu_input_gradient_down(w, "ffn", width, branches),
         *ffn_norm_again(w),
-        *swiglu_input_gradient_up(w, "ffn", width),
+        *swiglu_input_gradient_up(w, "ffn", width, branches),
     ]
 
 

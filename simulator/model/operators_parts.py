@@ -25,6 +25,7 @@ class Work:
 
     shape: ModelShape
     fp8: bool
+    """FP8 products with scales of tiles: casts and transposes are kernels of their own."""
     tokens: float
     """Token rows of products on this rank (micro-batch / CP)."""
     sequence: int
@@ -37,6 +38,10 @@ class Work:
     recompute: str
     redundant_experts: int = 0
     """Replicas of experts beyond one each, over all ranks."""
+    unfused: bool = False
+    """Attention scores go through memory instead of staying in a fused kernel."""
+    fp8_tensor: bool = False
+    """FP8 products with one scale a tensor."""
 
     @property
     def norm_tokens(self) -> float:
@@ -57,7 +62,7 @@ class Work:
     @property
     def linear(self) -> Dtype:
         """Format of the linear layers."""
-        return "fp8" if self.fp8 else "bf16"
+        return "fp8" if self.fp8 or self.fp8_tensor else "bf16"
 
     @property
     def selective(self) -> bool:
@@ -127,12 +132,16 @@ def move(
     )
 
 
+UNFUSED_INPUTS = frozenset({"o_proj"})
+"""Products whose input no norm or activation kernel has written: it is cast by a kernel of its own."""
+
 _CAST_BYTES: dict[str, tuple[float, float]] = {
     # variant: bytes per element read, written (scales come on top)
     "token": (BF16, 1.0),
     "channel": (BF16, 1.0),
     "channel_fp8": (1.0, 1.0),
     "back": (1.0, BF16),
+    "tensor": (BF16, 2.0),
     "special": (BF16, SPECIAL_CAST_BYTES),
     "special_back": (SPECIAL_CAST_BYTES, BF16),
 }
@@ -140,9 +149,10 @@ _CAST_BYTES: dict[str, tuple[float, float]] = {
 
 def cast(name: str, d: Direction, m: float, n: float, variant: str, *, per_row: bool = False) -> Operator:
     """Quantisation of [m, n]: 1x128 tiles along the row ("token"), 128x1 and transposed ("channel",
-    from BF16 or from FP8), back to BF16 ("back"), or the 12-bit cache format ("special")."""
+    from BF16 or from FP8), back to BF16 ("back"), the 12-bit cache format ("special"), or with one scale,
+    as it is and transposed ("tensor")."""
     read, written = _CAST_BYTES[variant]
-    scales = FP32 * m * n / FP8_TILE
+    scales = 0.0 if variant == "tensor" else FP32 * m * n / FP8_TILE
     source_is_fp8 = variant in ("back", "channel_fp8", "special_back")
     target_is_fp8 = variant not in ("back", "special_back")
     return move(
@@ -200,6 +210,8 @@ def linear_forward(
         if cast_input:
             out.append(cast(f"{name}.cast", "F", m, k, "token"))
         out.append(scale_transpose(f"{name}.scales", "F", m, k))
+    if w.fp8_tensor and name in UNFUSED_INPUTS:
+        out.append(cast(f"{name}.cast", "F", m, k, "tensor"))
     return [*out, gemm(name, "F", m, n, k, w.linear)]
 
 
@@ -213,12 +225,20 @@ def linear_input_gradient(
         if cast_gradient:
             out.insert(0 if cast_first else 1, cast(f"{name}.cast_gradient", "I", m, n, "token"))
         out.append(scale_transpose(f"{name}.scales", "I", m, n))
+    if w.fp8_tensor:
+        if not name.endswith(".gate_up"):  # there the backward of the activation casts on the way
+            out.append(cast(f"{name}.cast_gradient", "I", m, n, "tensor"))
+        if name not in UNFUSED_INPUTS:  # FP8 products of Hopper contract along rows only: x is turned
+            out.append(
+                move(f"{name}.turn_input", "transpose", "I", m * k, m * k, variant="input", dtype="fp8")
+            )
     return [*out, gemm(f"{name}.dgrad", "I", m, k, n, w.linear)]
 
 
 def weight_gradient(w: Work, name: str, m: float, n: float, k: float) -> Operator:
     """dW [n, k] += dy^T x over m rows; operands were cast and transposed in the input gradient."""
-    return gemm(f"{name}.wgrad", "W", n, k, m, w.linear, cls="wgrad_gemm")
+    op = gemm(f"{name}.wgrad", "W", n, k, m, w.linear, cls="wgrad_gemm")
+    return replace(op, cls="gemm") if w.fp8_tensor else op
 
 
 def again(operators: Iterable[Operator]) -> list[Operator]:

@@ -19,7 +19,12 @@ class Precision(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     linear: Literal["fp8", "bf16"]
+    scaling: Literal["tile", "tensor"] = "tile"
+    """FP8 scales: one for 1x128 elements, cast anew for every product (DeepSeek-V3); or one a tensor, casts
+    fused into the kernels before and weights cast once a step (Transformer Engine)."""
     head: Literal["bf16", "fp32"] = "bf16"
+    loss: Literal["bf16", "fp32"] = "bf16"
+    """`fp32`: logits are copied to FP32 before the loss, and its gradient back."""
     parameters: Literal["bf16", "fp8", "fp32"] = "bf16"
     """Format of the copy that forward and backward read."""
     master_weights: Format = "fp32"

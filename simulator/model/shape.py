@@ -160,6 +160,8 @@ class ModelShape(_Shape):
     attention: Annotated[MLA | GQA, Field(discriminator="kind")]
     dense_ffn: PositiveInt | None = None
     """Width of the dense FFN; None where every layer is MoE."""
+    ffn_gated: bool = True
+    """Dense FFN of gate, up and down projection (SwiGLU); false: up and down only (GELU, squared ReLU)."""
     moe: MoE | None = None
     mtp_layers: NonNegativeInt = 0
     tied_embeddings: bool
@@ -175,6 +177,11 @@ class ModelShape(_Shape):
         if dense and self.dense_ffn is None:
             raise ValueError(f"dense_ffn is missing: {len(dense)} layers have a dense FFN")
         return self
+
+    @property
+    def ffn_branches(self) -> int:
+        """Projections into the width of the dense FFN: gate and up, or up alone."""
+        return 2 if self.ffn_gated else 1
 
     def is_moe_layer(self, index: int) -> bool:
         """Whether layer `index` has experts; indices from `n_layers` on are MTP modules."""

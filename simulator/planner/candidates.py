@@ -111,7 +111,13 @@ def find_candidates(
     space = _priceable(book, frames, space, refused)
     bounds = BoundBook(book, space.recipes, space.recompute, space.sms, space.zero_stage)
     memory = MemoryBook(
-        shape, batch.sequence_length, space.recipes, space.recompute, space.sms, space.zero_stage
+        shape,
+        batch.sequence_length,
+        space.recipes,
+        space.recompute,
+        space.sms,
+        space.zero_stage,
+        scenario.routing.redundant_experts,
     )
     by_pattern: dict[int, list[Frame]] = {}
     for frame in frames:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
-from moesim.simulator.model.shape import MLA, ModelShape, load_model
+from moesim.simulator.model.shape import MLA, ModelShape
 from moesim.simulator.planner.megatron_layout import layout_text
 from moesim.simulator.scenario import Scenario
 
@@ -36,7 +36,7 @@ def megatron_arguments(scenario: Scenario) -> Spelled:
     Flags: NVIDIA/Megatron-LM `megatron/training/arguments.py` and yanring/Megatron-MoE-ModelZoo@e865051.
     Raises InputError for a model that cannot be loaded.
     """
-    shape = load_model(scenario.path(scenario.model))
+    shape = scenario.shape
     found: dict[str, str | None] = {}
     missing: list[str] = []
     _parallel(scenario, shape, found, missing)

@@ -44,6 +44,7 @@ class MemoryBook:
     policies: Sequence[RecomputePolicy]
     sms: Sequence[int]
     zero_stages: Sequence[int]
+    redundant_experts: int = 0
     _activations: dict[object, Array] = field(default_factory=dict)
     _workspace: dict[object, Array] = field(default_factory=dict)
     _parameters: dict[object, tuple[float, float, float]] = field(default_factory=dict)
@@ -136,12 +137,13 @@ class MemoryBook:
         out = np.empty((len(frames), len(self.recipes), len(self.zero_stages)))
         for r, recipe in enumerate(self.recipes):
             weight, gradient = BYTES_PER_ELEMENT[recipe.parameters], BYTES_PER_ELEMENT[recipe.gradients]
+            gathered = min(weight, BYTES_PER_ELEMENT[recipe.parameter_gather])
             master = recipe.master_weights != recipe.parameters
             state = master * BYTES_PER_ELEMENT[recipe.master_weights] + 2 * BYTES_PER_ELEMENT[recipe.moments]
             for z, zero in enumerate(self.zero_stages):
                 total = (cut if zero >= 1 else whole) * state
                 total = total + (cut * gradient + largest * gradient if zero >= 2 else whole * gradient)
-                total = total + (cut * weight + 2 * largest * weight if zero >= 3 else whole * weight)
+                total = total + (cut * weight + 2 * largest * gathered if zero >= 3 else whole * weight)
                 out[:, r, z] = total
         return out
 
@@ -151,8 +153,9 @@ class MemoryBook:
         key = (plan.tp, plan.ep, plan.expert_tp, blocks)
         if key not in self._parameters:
             listed = [Block(kind) for kind, count in blocks for _ in range(count)]
-            whole = local_parameters(self.shape, frame.layout, listed)
-            each = [local_parameters(self.shape, frame.layout, [Block(kind)]) for kind, _ in blocks]
+            more = self.redundant_experts
+            whole = local_parameters(self.shape, frame.layout, listed, more)
+            each = [local_parameters(self.shape, frame.layout, [Block(kind)], more) for kind, _ in blocks]
             self._parameters[key] = (whole.experts, whole.other, max(e.experts + e.other for e in each))
         return self._parameters[key]
 

@@ -13,6 +13,7 @@ from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.cluster import Cluster
 from moesim.simulator.block_prices import block_compute, block_transfers
 from moesim.simulator.chunk import EP_PHASES
+from moesim.simulator.cost.sharded import slowed_beside
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, SyncCost, TransferCost
 from moesim.simulator.layout.activations import RecomputePolicy
 from moesim.simulator.layout.parallel import Layout, ParallelPlan
@@ -166,7 +167,10 @@ class PriceBook:
         if zero3:
             pricer = self.pricer(plan, recipe, arithmetic(policy), sms)
             phases: tuple[Phase, ...] = ("gather F", "gather B", "scatter W")
-            transfer |= {(k, ph, "alone"): pricer.sharded_phase(k, ph) for k in self.kinds for ph in phases}
+            for kind in self.kinds:
+                sharded = {phase: pricer.sharded_phase(kind, phase) for phase in phases}
+                transfer |= {(kind, phase, "alone"): cost for phase, cost in sharded.items()}
+                compute |= slowed_beside(kind, compute, sharded)
         table = self._tables[key] = CostTable(compute, transfer, 0.0, 0.0, ())
         return table
 

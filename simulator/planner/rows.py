@@ -87,6 +87,7 @@ def closed_form_memory(
         recompute=scenario.recompute,
         communication_sms=scenario.communication.sms,
         capacity_bytes=cluster.accelerator.hbm_bytes,
+        redundant_experts=scenario.routing.redundant_experts,
     )
     return Simulated(
         None,

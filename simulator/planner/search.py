@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InfeasibleError, InputError
-from moesim.simulator.model.shape import ModelShape, load_model
+from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.candidates import Candidates, find_candidates
 from moesim.simulator.planner.pareto import front
 from moesim.simulator.planner.refusals import Refusals
@@ -191,7 +191,7 @@ class _Search:
         self, changed: dict[str, Any], scenario: Scenario, wanted: PlanSpace, limits: Limits, say: Say
     ) -> None:
         self.changed, self.scenario = changed, scenario
-        self.shape: ModelShape = load_model(scenario.path(scenario.model))
+        self.shape: ModelShape = scenario.shape
         self.cluster = scenario.machine
         profile = load_profile(scenario.path(scenario.profile))
         check_profile(profile, self.cluster)

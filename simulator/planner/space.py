@@ -14,9 +14,9 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import load_mapping
 from moesim.simulator.layout.activations import RECOMPUTED, RecomputePolicy
+from moesim.simulator.lists import parse_integers
 from moesim.simulator.model.precision import PRECISIONS, Precision
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.planner.lists import parse_integers
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import BUILDERS, FREE_VPP
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moesim.simulator.model.shape import ModelShape, load_model
+from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario
 
 SCHEDULES = {
@@ -22,7 +22,7 @@ def torchtitan_snippet(scenario: Scenario) -> str:
     Field names: pytorch/torchtitan@0014ac2ca45a `torchtitan/config/configs.py`. Raises InputError for a
     model that cannot be loaded.
     """
-    shape = load_model(scenario.path(scenario.model))
+    shape = scenario.shape
     plan, batch = scenario.parallel, scenario.batch
     replicas = scenario.machine.n_gpus // (plan.tp * plan.cp * plan.pp)
     sharded = plan.zero_stage > 0

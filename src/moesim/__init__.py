@@ -1,17 +1,24 @@
 """moesim: predicts how long a large MoE training run takes on a cluster and what it costs.
 
     >>> import moesim
-    >>> result = moesim.simulate("deepseek-v3-2048xh800")
-    >>> result.step.time_s
+    >>> home = moesim.load("deepseek-v3-2048xh800")
+    >>> result = moesim.simulate(home, uncertainty=True)
+    >>> result.step.time_s, result.uncertainty.bands["step_time_s"]
+    >>> moesim.compare([home, home.replace(communication={"sms": 8})]).to_pandas()
+    >>> moesim.sweep(home, {"communication.sms": "4..32:4"}, store="sms.sqlite").to_pandas()
 
-`simulate` takes a preset name, a scenario file or a `Scenario`; `load` reads a scenario and applies
-overrides such as "parallel.ep=32"; `run` predicts the whole run with failures and bill; `score` compares
-the home case with every published figure.
+`load` reads a scenario by preset name or path and applies overrides such as "parallel.ep=32";
+`Scenario.replace` changes keys. `simulate`, `explain`, `compare`, `sweep`, `sensitivity` and `interval` take
+a `Scenario`, a preset name or a file. Results have `to_dict()`, `to_pandas()` and show themselves in
+notebooks. `plan` searches plans; `run` predicts the whole run with failures and bill; `score` compares the
+home case with every published figure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
@@ -26,23 +33,37 @@ if TYPE_CHECKING:
     from moesim.simulator.result import Result
     from moesim.simulator.run.report import RunReport
     from moesim.simulator.scenario import Scenario
+    from moesim.simulator.study.band import Uncertainty
+    from moesim.simulator.study.compare import Comparison
+    from moesim.simulator.study.explain import Explanation
+    from moesim.simulator.study.sensitivity import Sensitivity
+    from moesim.simulator.study.space import Space
+    from moesim.simulator.study.sweep import Progress, Sweep
     from moesim.simulator.timeline import Timeline
     from moesim.simulator.validation import Row, score
 
 __all__ = [
     "Check",
+    "Comparison",
+    "Explanation",
     "InfeasibleError",
     "InputError",
     "MoesimError",
     "PlanResult",
     "PlanSpace",
+    "Progress",
     "Result",
     "RunReport",
     "Scenario",
+    "Sensitivity",
+    "Sweep",
     "Timeline",
+    "Uncertainty",
     "__version__",
     "check",
-    "differences",
+    "compare",
+    "explain",
+    "interval",
     "load",
     "neighbours",
     "plan",
@@ -51,9 +72,33 @@ __all__ = [
     "reprice",
     "run",
     "score",
+    "sensitivity",
     "simulate",
+    "sweep",
     "timeline",
 ]
+
+_LAZY = {
+    "Check": "moesim.simulator.check",
+    "Comparison": "moesim.simulator.study.compare",
+    "Explanation": "moesim.simulator.study.explain",
+    "InfeasibleError": "moesim.hwmodels.errors",
+    "InputError": "moesim.hwmodels.errors",
+    "MoesimError": "moesim.hwmodels.errors",
+    "PlanResult": "moesim.simulator.planner.result",
+    "PlanSpace": "moesim.simulator.planner.space",
+    "Progress": "moesim.simulator.study.sweep",
+    "Result": "moesim.simulator.result",
+    "RunReport": "moesim.simulator.run.report",
+    "Scenario": "moesim.simulator.scenario",
+    "Sensitivity": "moesim.simulator.study.sensitivity",
+    "Sweep": "moesim.simulator.study.sweep",
+    "Timeline": "moesim.simulator.timeline",
+    "Uncertainty": "moesim.simulator.study.band",
+    "plan": "moesim.simulator.planner.search",
+    "score": "moesim.simulator.validation",
+}
+"""Public names and where they live; loaded when first used, so that `import moesim` stays fast."""
 
 
 def load(name_or_path: str, *overrides: str) -> Scenario:
@@ -64,6 +109,10 @@ def load(name_or_path: str, *overrides: str) -> Scenario:
     from moesim.simulator.scenario import load_scenario
 
     return load_scenario(name_or_path, overrides)
+
+
+def _scenario(scenario: Scenario | str, *overrides: str) -> Scenario:
+    return load(scenario, *overrides) if isinstance(scenario, str) else scenario
 
 
 def presets() -> list[str]:
@@ -80,7 +129,7 @@ def check(scenario: Scenario | str, *overrides: str) -> Check:
     """
     from moesim.simulator.check import check as run
 
-    return run(load(scenario, *overrides) if isinstance(scenario, str) else scenario)
+    return run(_scenario(scenario, *overrides))
 
 
 def timeline(scenario: Scenario | str, *overrides: str, rank: int = 0) -> Timeline:
@@ -90,14 +139,7 @@ def timeline(scenario: Scenario | str, *overrides: str, rank: int = 0) -> Timeli
     """
     from moesim.simulator.timeline import timeline as run
 
-    return run(load(scenario, *overrides) if isinstance(scenario, str) else scenario, rank)
-
-
-def differences(first: Result, other: Result) -> list[tuple[str, float]]:
-    """Seconds by cause that the step of `other` takes longer than that of `first`; they add up exactly."""
-    from moesim.simulator.differences import differences as run
-
-    return run(first, other)
+    return run(_scenario(scenario, *overrides), rank)
 
 
 def neighbours(
@@ -129,15 +171,116 @@ def reprice(result: Result, scenario: Scenario) -> Result:
     return repriced(result, scenario)
 
 
-def simulate(scenario: Scenario | str, *overrides: str) -> Result:
+def simulate(scenario: Scenario | str, *overrides: str, uncertainty: bool = False) -> Result:
     """Predict one training step and the run made of it.
 
-    `scenario`: a `Scenario`, a preset name or a file path; overrides apply to the latter two. Raises
-    InputError for an illegal scenario.
+    `scenario`: a `Scenario`, a preset name or a file path; overrides apply to the latter two.
+    `uncertainty`: the result carries P10, P50 and P90. Raises InputError for an illegal scenario.
     """
+    chosen = load(scenario, *overrides) if isinstance(scenario, str) else scenario
+    if uncertainty:
+        from moesim.simulator.study.uncertainty import with_uncertainty
+
+        return with_uncertainty(chosen)
     from moesim.simulator.simulate import simulate as run
 
-    return run(load(scenario, *overrides) if isinstance(scenario, str) else scenario)
+    return run(chosen)
+
+
+def explain(what: Scenario | Result | str) -> Explanation:
+    """Say where the step of a scenario, or of a finished prediction, goes and why.
+
+    Raises InputError for an illegal scenario.
+    """
+    from moesim.simulator.result import Result as Finished
+    from moesim.simulator.study.explain import explain as run
+
+    return run(what if isinstance(what, Finished) else simulate(what))
+
+
+def compare(
+    scenarios: Sequence[Scenario | str], *, names: Sequence[str] | None = None, uncertainty: bool = False
+) -> Comparison:
+    """Put two to four scenarios side by side; differences are split exactly by cause.
+
+    `names`: what to call them; `uncertainty`: bands of the differences. Raises InputError for an illegal
+    scenario and for another number of them.
+    """
+    from moesim.simulator.study.compare import compare as run
+
+    return run([_scenario(s) for s in scenarios], names=names, uncertainty=uncertainty)
+
+
+def sweep(
+    scenario: Scenario | str,
+    space: Space,
+    *,
+    design: str = "grid",
+    count: int | None = None,
+    seed: int = 0,
+    workers: int | None = None,
+    scheduler: str | None = None,
+    store: str | Path | None = None,
+    uncertainty: bool = False,
+    progress: Callable[[Progress], None] | None = None,
+) -> Sweep:
+    """Predict a scenario at every point of a space; see `moesim.simulator.study.sweep.sweep`.
+
+    `space`: dotted scenario keys to values, such as {"communication.sms": "4..32:4"}; `design`: grid, list,
+    random or sobol; `store`: a file that makes the sweep durable. In a script, call it below
+    `if __name__ == "__main__":`. Raises InputError for a malformed space or store.
+    """
+    from moesim.simulator.study.sweep import sweep as run
+
+    return run(
+        _scenario(scenario),
+        space,
+        design=design,
+        count=count,
+        seed=seed,
+        workers=workers,
+        scheduler=scheduler,
+        store=store,
+        uncertainty=uncertainty,
+        progress=progress,
+    )
+
+
+def sensitivity(
+    scenario: Scenario | str,
+    ranges: Mapping[str, tuple[object, object]] | None = None,
+    *,
+    seeds: int = 0,
+    exact: int = 0,
+) -> Sensitivity:
+    """What matters: the step time with every uncertain input alone at its low and high end.
+
+    `ranges`: scenario keys with their lowest and highest value, beside the calibration entries; `seeds`:
+    further seeds to run; `exact`: so many entries run again in the engine. Raises InputError for illegal
+    values of a key.
+    """
+    from moesim.simulator.study.sensitivity import sensitivity as run
+
+    return run(_scenario(scenario), ranges, seeds=seeds, exact=exact)
+
+
+def interval(
+    scenario: Scenario | str,
+    metric: str = "step_time_s",
+    level: float = 0.8,
+    *,
+    left_out: float | None = None,
+) -> tuple[float, float, float]:
+    """(low, mid, high) of a figure: the interval that holds it with probability `level`, and its median.
+
+    `metric`: step_time_s, tokens_per_s, mfu_causal, days or cost_usd; `left_out`: relative deviation for what
+    no calibration entry carries (None: the default of docs/model.md, section 16; 0: the entries alone).
+    Raises InputError for another metric.
+    """
+    from moesim.simulator.study.sources import MODEL_ERROR
+    from moesim.simulator.study.uncertainty import interval as run
+
+    return run(_scenario(scenario), metric, level, left_out=MODEL_ERROR if left_out is None else left_out)
 
 
 def run(scenario: Scenario | str, *overrides: str, step_time_s: float | None = None) -> RunReport:
@@ -152,45 +295,7 @@ def run(scenario: Scenario | str, *overrides: str, step_time_s: float | None = N
 
 
 def __getattr__(name: str) -> object:
-    """Public names that need imports are loaded when first used, so that `import moesim` stays fast."""
-    if name in ("InputError", "InfeasibleError", "MoesimError"):
-        from moesim.hwmodels import errors
-
-        return getattr(errors, name)
-    if name == "Check":
-        from moesim.simulator.check import Check
-
-        return Check
-    if name == "Timeline":
-        from moesim.simulator.timeline import Timeline
-
-        return Timeline
-    if name == "Scenario":
-        from moesim.simulator.scenario import Scenario
-
-        return Scenario
-    if name == "Result":
-        from moesim.simulator.result import Result
-
-        return Result
-    if name == "RunReport":
-        from moesim.simulator.run.report import RunReport
-
-        return RunReport
-    if name == "plan":
-        from moesim.simulator.planner.search import plan
-
-        return plan
-    if name == "PlanSpace":
-        from moesim.simulator.planner.space import PlanSpace
-
-        return PlanSpace
-    if name == "PlanResult":
-        from moesim.simulator.planner.result import PlanResult
-
-        return PlanResult
-    if name == "score":
-        from moesim.simulator.validation import score
-
-        return score
+    """Public names that need imports, loaded when first used."""
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'moesim' has no attribute {name!r}")

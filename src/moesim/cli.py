@@ -15,7 +15,18 @@ from typing import Annotated, NoReturn
 import typer
 
 import moesim
-from moesim import cli_app, cli_calibrate, cli_eplb, cli_plan, cli_run, cli_simulate, cli_topology
+from moesim import (
+    cli_app,
+    cli_calibrate,
+    cli_compare,
+    cli_eplb,
+    cli_plan,
+    cli_run,
+    cli_sensitivity,
+    cli_simulate,
+    cli_sweep,
+    cli_topology,
+)
 from moesim.hwmodels.errors import InputError, MoesimError
 
 app = typer.Typer(
@@ -32,10 +43,13 @@ importers = typer.Typer(
 app.add_typer(importers, name="import")
 cli_app.register(app)
 cli_calibrate.register(app, importers)
+cli_compare.register(app)
 cli_eplb.register(app)
 cli_plan.register(app, importers)
 cli_run.register(app)
+cli_sensitivity.register(app)
 cli_simulate.register(app)
+cli_sweep.register(app)
 cli_topology.register(app, importers)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
@@ -88,10 +102,22 @@ def schedule(
 
 
 @app.command()
-def validate(as_json: AsJson = False) -> None:
+def validate(
+    as_json: AsJson = False,
+    all_rows: Annotated[
+        bool, typer.Option("--all", help="Score the open rows and the five H200 runs instead.")
+    ] = False,
+    workers: Annotated[int, typer.Option(help="Processes of --all.", min=1, max=256)] = 2,
+) -> None:
     """Show published figures beside predicted ones."""
     from moesim.cli_console import print_json, working
     from moesim.cli_tables import print_collectives, print_full_checks, print_scores
+
+    if all_rows:
+        from moesim.cli_scoreboard import scoreboard
+
+        scoreboard(as_json, workers)
+        return
 
     with working("validating") as say:
         from moesim.simulator.scenario import load_scenario

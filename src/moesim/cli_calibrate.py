@@ -65,7 +65,7 @@ def calibrate(
         only=tuple(only or ()),
         accelerator=accelerator,
         allow_busy=allow_busy,
-        command="moesim calibrate --quick" if quick else "moesim calibrate",
+        command=_command(quick, gpus, only, accelerator, allow_busy),
     )
     try:
         with _progress() as tell:
@@ -78,6 +78,19 @@ def calibrate(
     say_written(str(path), "name it as `profile` in a scenario, or with --set profile=...")
     if old is not None:
         _print_drift(old, load_profile(path))
+
+
+def _command(
+    quick: bool, gpus: str, only: list[str] | None, accelerator: str | None, allow_busy: bool
+) -> str:
+    """The command as a profile records it: what decides its numbers, not where they go."""
+    words = ["moesim calibrate"]
+    words += ["--quick"] if quick else []
+    words += [f"--gpus {gpus}"] if gpus != "all" else []
+    words += [f"--only {name}" for name in only or ()]
+    words += [f"--accelerator {accelerator}"] if accelerator else []
+    words += ["--allow-busy"] if allow_busy else []
+    return " ".join(words)
 
 
 def transfer(

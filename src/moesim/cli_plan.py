@@ -156,7 +156,6 @@ def import_megatron(
     """Read the plan of a Megatron-LM launch script; arguments that change nothing are listed."""
     from moesim.cli_console import print_json, say_written
     from moesim.hwmodels.files import check_writable, write_atomically
-    from moesim.simulator.model.shape import load_model
     from moesim.simulator.planner.megatron_read import import_megatron as read
     from moesim.simulator.scenario import load_scenario, with_overrides
 
@@ -167,7 +166,7 @@ def import_megatron(
                 f"output file {output}: exists already; give another name, or --force to replace it"
             )
     loaded = load_scenario(base)
-    found = read(script, loaded, load_model(loaded.path(loaded.model)))
+    found = read(script, loaded, loaded.shape)
     changed = with_overrides(loaded, found.overrides)
     if as_json:
         keys = ("keys", "differs", "ignored", "notes")

@@ -72,6 +72,9 @@ def simulate(
         typer.Option(help="Draw the heat maps of full resolution into this .svg or .png file."),
     ] = None,
     seed: Seed = None,
+    uncertainty: Annotated[
+        bool, typer.Option("--uncertainty", help="Add P10, P50 and P90 from the calibration's errors.")
+    ] = False,
 ) -> None:
     """Predict one training step and the run made of it."""
     from moesim.cli_console import chosen_numbers, print_text
@@ -93,10 +96,18 @@ def simulate(
         _write_traces(prepared, executions, trace, trace_per_rank, ranks, members)
     if picture is not None:
         draw_heat_maps(picture, result)
+    if uncertainty:
+        from moesim.simulator.study.uncertainty import uncertainty as bands
+
+        result = result.model_copy(update={"uncertainty": bands(prepared, executions, result)})
     if as_json:
         typer.echo(result.model_dump_json(indent=2))
     else:
         print_text(summary(prepared, result))
+        if result.uncertainty is not None:
+            from moesim.cli_sensitivity import print_bands
+
+            print_bands(result.uncertainty)
     _check_fit(result)
 
 

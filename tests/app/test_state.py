@@ -1,4 +1,4 @@
-"""The scenario in the URL: compact overrides, links both ways, and nothing that names a file of the server."""
+"""The scenario in the URL: compact overrides, links both ways, nothing that names a file of the server."""
 
 from __future__ import annotations
 

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-testing = pytest.importorskip("streamlit.testing.v1", reason="streamlit is not installed")
+pytest.importorskip("streamlit", reason="the dashboard extra is not installed")
+
+from streamlit.testing import v1 as testing
 
 import moesim
 from moesim.app import jobs
@@ -150,6 +152,16 @@ def test_the_result_says_how_far_it_is_from_what_was_published() -> None:
     assert any("from the published 0.3894" in text for text in captions)
 
 
+def test_intervals_come_when_they_are_known() -> None:
+    app = session("result", *SMALL)
+    until(app, lambda page: any("P10 to P90" in caption.value for caption in page.caption))
+    bands = moesim.simulate(HOME, *SMALL, uncertainty=True).uncertainty
+    assert bands is not None
+    days = bands.bands["days"]
+    assert any(f"{days.p10:.3g} to {days.p90:.3g}" in caption.value for caption in app.caption)
+    assert any("$" in text for text in metrics(app).values())
+
+
 def test_other_prices_do_not_simulate_again(monkeypatch: pytest.MonkeyPatch) -> None:
     session("result", *SMALL)
     asked: list[str] = []
@@ -207,7 +219,7 @@ def test_compare_splits_the_difference_by_cause() -> None:
     app.run()
     assert not app.exception
     table = app.dataframe[0].value
-    assert list(table.columns)[0] == "figure"
+    assert next(iter(table.columns)) == "figure"
     assert len(table.columns) == 3
     a, b = (moesim.simulate(HOME, *SMALL, *more) for more in ((), ("communication.sms=8",)))
     delta = b.step.time_s - a.step.time_s

@@ -1,4 +1,4 @@
-"""The part of a topology that is drawn: true cables only, few enough to see, layers in the order of a drawing."""
+"""The part of a topology that is drawn: true cables only, few enough to see, layers as people draw them."""
 
 from __future__ import annotations
 

@@ -153,3 +153,22 @@ def test_driver_names_of_the_shipped_accelerators(name: str, accelerator: str | 
 def test_a_gpu_is_plain_data() -> None:
     gpu = Gpu(0, "NVIDIA H200", "0", 1, 0, 0.0, False, 0)
     assert gpu.busy == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ((False, "all", None, None, False), "moesim calibrate"),
+        ((True, "0,2", None, None, False), "moesim calibrate --quick --gpus 0,2"),
+        (
+            (False, "all", ["copy", "hbm"], "h200-sxm", True),
+            "moesim calibrate --only copy --only hbm --accelerator h200-sxm --allow-busy",
+        ),
+    ],
+)
+def test_a_profile_records_what_was_asked_for(
+    options: tuple[bool, str, list[str] | None, str | None, bool], text: str
+) -> None:
+    from moesim.cli_calibrate import _command
+
+    assert _command(*options) == text

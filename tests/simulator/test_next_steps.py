@@ -1,4 +1,4 @@
-"""Differences by cause, faster links as overrides, and simulated advice."""
+"""Faster links as overrides, and simulated advice."""
 
 from __future__ import annotations
 
@@ -10,16 +10,6 @@ from moesim.simulator.faster_links import faster_links
 from moesim.simulator.neighbours import neighbours
 
 HOME = ("deepseek-v3-2048xh800", "batch.sequences=4096")
-
-
-def test_differences_add_up_to_that_of_the_step_times() -> None:
-    one, other = moesim.simulate(*HOME), moesim.simulate(*HOME, "communication.sms=8")
-    changes = moesim.differences(one, other)
-    assert sum(seconds for _, seconds in changes) == pytest.approx(
-        other.step.time_s - one.step.time_s, abs=1e-6
-    )
-    assert [abs(s) for _, s in changes] == sorted((abs(s) for _, s in changes), reverse=True)
-    assert moesim.differences(one, one) == []
 
 
 def test_faster_links_multiply_bandwidths_and_shorten_the_step() -> None:

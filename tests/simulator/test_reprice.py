@@ -49,3 +49,20 @@ def test_scenarios_that_differ_in_prices_only_are_one_without_them() -> None:
     assert plain == without_prices(moesim.load(HOME, "cluster.price_per_gpu_hour=$9/h", "cluster.energy=usa"))
     assert plain != without_prices(moesim.load(HOME, "communication.sms=16"))
     assert plain.machine.price_per_gpu_hour is None
+
+
+def test_the_interval_of_the_cost_follows_the_price() -> None:
+    scenario = moesim.load(HOME, *SMALL, 'cluster.price_per_gpu_hour="$3/h"')
+    plain = moesim.simulate(without_prices(scenario), uncertainty=True)
+    fresh = moesim.simulate(scenario, uncertainty=True)
+    assert plain.uncertainty is not None
+    assert fresh.uncertainty is not None
+    assert "cost_usd" not in plain.uncertainty.bands
+    later = repriced(plain, scenario).uncertainty
+    assert later is not None
+    assert set(later.bands) == set(fresh.uncertainty.bands)
+    for name, band in fresh.uncertainty.bands.items():
+        assert later.bands[name].model_dump() == pytest.approx(band.model_dump(), rel=1e-9), name
+    without = repriced(fresh, without_prices(scenario)).uncertainty
+    assert without is not None
+    assert "cost_usd" not in without.bands

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ def test_an_override_may_create_a_section_and_hold_any_yaml() -> None:
         ("parallel.ep=", ["parallel.ep"]),
         ("parallel.zero_stage=4", ["parallel.zero_stage=4", "3"]),
         ("communication.sms=-1", ["communication.sms=-1", "0"]),
-        ("recompute=all", ["recompute='all'", "none, selective, full, deepseek-v3"]),
+        ("recompute=all", ["recompute='all'", "none, attention, selective, op, full, deepseek-v3"]),
         ("routing.gate=best2", ["routing.gate='best2'", "nearest: 'best'"]),
         ("variation.clock_cv=1.01 s", ["variation.clock_cv"]),
         ("run.tokens=-1", ["run.tokens=-1"]),
@@ -207,3 +208,78 @@ def test_one_figure_inside_a_named_description_can_change() -> None:
     assert after.value == 2 * before.value and after.kind == "assumed"
     assert changed.machine.node.accelerator == plain.machine.node.accelerator
     assert changed.recipe == plain.recipe.model_copy(update={"gradient_reduce": "bf16"})
+
+
+# -- replace -------------------------------------------------------------------------------------------
+
+
+def test_replace_is_an_override_in_python() -> None:
+    home = load_scenario(HOME)
+    for changed in (
+        home.replace(communication={"sms": 8}, seed=3),
+        home.replace(**{"communication.sms": 8, "seed": 3}),
+    ):
+        assert changed == load_scenario(HOME, ["communication.sms=8", "seed=3"])
+        assert changed.communication.kernels == home.communication.kernels
+    assert home.replace() == home
+    assert home.communication.sms == 20
+
+
+def test_replace_reaches_into_named_descriptions() -> None:
+    home = load_scenario(HOME)
+    wide = home.replace(**{"cluster.node.accelerator.scale_up_bandwidth": "450 GB/s"})
+    assert wide.machine.node.scale_up_bytes_per_s == 450e9
+    assert home.replace(cluster={"nodes": 128}).machine.n_gpus == 1024
+    assert home.replace(cluster=wide.machine).machine == wide.machine
+
+
+def test_replace_takes_whole_values() -> None:
+    home = load_scenario(HOME)
+    zipf = home.replace(**{"routing.load": {"kind": "zipf", "exponent": 0.3}})
+    assert zipf.replace(routing={"load": {"kind": "uniform"}}).routing.load is not None
+    assert zipf.replace(**{"routing.load": None}).routing.load is None
+    assert home.replace(parallel=home.parallel.model_copy(update={"ep": 32})).parallel.ep == 32
+    assert home.replace(stages={"layers": (4,) * 15 + (1,)}).stages.layers == (4,) * 15 + (1,)
+
+
+def test_replace_keeps_where_relative_paths_start(tmp_path: Path) -> None:
+    from moesim.simulator.model.shape import load_model
+
+    shape = load_model("qwen3-30b-a3b").model_dump(mode="json", exclude_none=True)
+    (tmp_path / "m.yaml").write_text(dump_mapping(shape))
+    own = load_scenario(written(tmp_path, preset_text(model="m.yaml"))).replace(seed=1)
+    assert isinstance(own.model, str)
+    assert own.path(own.model) == str(tmp_path / "m.yaml")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"comunication": {"sms": 8}}, "nearest: 'communication'"),
+        ({"communication.sm": 8}, "nearest: 'sms'"),
+        ({"parallel": {"ep": -1}}, "parallel.ep=-1"),
+        ({"cluster.node.accelerator.scale_up_bandwidth": 450e9}, "450"),
+        ({"seed.deep": 1}, "no keys below"),
+    ],
+)
+def test_replace_tells_what_is_wrong(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=re.escape(said)):
+        load_scenario(HOME).replace(**changes)
+
+
+def test_a_limit_on_groups_is_the_models_or_its_own() -> None:
+    from moesim.simulator.prepare import prepare
+
+    home = load_scenario(HOME)
+    reached = [
+        prepare(home.replace(**{"routing.groups_per_token": limit})).pricer.targets().distinct_nodes
+        for limit in (1, 2, None, 8)
+    ]
+    assert reached == sorted(reached)
+    assert reached[0] == pytest.approx(1.0)
+    same = home.replace(**{"routing.groups_per_token": 4})
+    assert prepare(same).pricer.targets() == prepare(home).pricer.targets()
+    unlimited = home.replace(routing={"gate": "unlimited"})
+    assert prepare(unlimited).pricer.targets().distinct_nodes == pytest.approx(reached[3])
+    with pytest.raises(InputError, match=r"groups_per_token=9 is not between 1 and 8"):
+        prepare(home.replace(**{"routing.groups_per_token": 9}))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 import moesim
@@ -14,7 +16,7 @@ def test_actions_of_a_rank_follow_each_other_and_fill_what_is_no_bubble() -> Non
     assert found.step_s == result.step.time_s
     for rank in (0, 7, 15):
         bars = sorted((b for b in found.actions if b.row == str(rank)), key=lambda bar: bar.start_s)
-        assert all(a.end_s <= b.start_s + 1e-9 for a, b in zip(bars, bars[1:], strict=False))
+        assert all(a.end_s <= b.start_s + 1e-9 for a, b in pairwise(bars))
     assert max(bar.end_s for bar in found.actions) == pytest.approx(found.step_s)
     counts = {bar.kind for bar in found.actions}
     assert {"F", "F&B", "optimizer"} <= counts
@@ -27,7 +29,7 @@ def test_the_zoomed_pair_has_its_phases_on_two_streams() -> None:
     assert {"compute stream", "communication stream"} <= streams
     for stream in streams:
         bars = sorted((b for b in found.zoomed if b.row == stream), key=lambda bar: bar.start_s)
-        assert all(a.end_s <= b.start_s + 1e-8 for a, b in zip(bars, bars[1:], strict=False))
+        assert all(a.end_s <= b.start_s + 1e-8 for a, b in pairwise(bars))
     kinds = {bar.kind for bar in found.zoomed}
     assert {"attn F", "mlp I", "mlp W", "dispatch F", "combine B"} <= kinds
     assert any(kind.startswith("wait for ") for kind in kinds)

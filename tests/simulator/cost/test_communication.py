@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moesim.hwmodels.calibration import load_profile
+from moesim.hwmodels.calibration import MeasuredCurve, Residual, load_profile
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.cost.communication import (
     EpOperation,
@@ -265,3 +265,36 @@ def test_a_profile_without_engine_shares_is_named() -> None:
         InputError, match=r"'hopper-communication' has no curve 'engine\.ep\.scale_up_fraction'"
     ):
         engine_transfer(moved(0.0, 1e6), TORUS, PROFILE, nodes=1)
+
+
+# -- generations of kernels --------------------------------------------------------------------------
+
+
+def curve(id_: str, points: list[tuple[float, float]], unit: str = "GB/s") -> MeasuredCurve:
+    return MeasuredCurve(
+        id=id_, x_name="x", x_unit="SMs", y_name="payload", y_unit=unit, points=tuple(points), kind="assumed",
+        source="this test", date="2026", residual=Residual(relative=0.1, meaning="a test"),
+    )  # fmt: skip
+
+
+def test_a_generation_may_have_its_own_curves_and_need_no_sm() -> None:
+    own = (
+        curve("ep.dispatch.sm_rate.new", [(0, 50.0), (4, 400.0)]),
+        curve("ep.nic_fraction.new", [(2, 0.8), (256, 0.8)], "1"),
+    )
+    profile = PROFILE.model_copy(update={"curves": (*own, *PROFILE.curves)})
+    traffic = moved(1e6, 300e6)
+
+    def rate(kernels: str, sms: int, operation: EpOperation = "dispatch") -> TransferTime:
+        return ep_transfer(operation, traffic, H800, profile, sms=sms, nodes=8, kernels=kernels)
+
+    none = rate("new", 0)
+    assert none.payload_s == pytest.approx(300e6 / 50e9)
+    assert "ep.dispatch.sm_rate.new" in none.curve_ids
+    assert rate("new", 4).payload_s < rate("deepep-2025-02", 4).payload_s
+    assert rate("deepep-2025-02", 4) == transfer(traffic, sms=4)
+    assert rate("new", 4, "combine") == replace(
+        rate("deepep-2025-02", 4, "combine"), curve_ids=rate("new", 4, "combine").curve_ids
+    )
+    with pytest.raises(InputError, match="at least 1 communication SM"):
+        rate("new", 0, "combine")

@@ -13,7 +13,6 @@ from moesim.simulator.layout.in_flight import rank_stages
 from moesim.simulator.layout.memory import memory_by_kind
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.stages import StageAssignment, blocks_of
-from moesim.simulator.model.shape import load_model
 from moesim.simulator.planner.candidates import Candidates, find_candidates
 from moesim.simulator.planner.pattern import key_of, pattern
 from moesim.simulator.planner.prices import PriceBook
@@ -34,7 +33,7 @@ SMALL = [
 
 
 def candidates_of(scenario: Scenario, wanted: PlanSpace) -> tuple[Candidates, Study]:
-    shape, cluster = load_model(scenario.path(scenario.model)), scenario.machine
+    shape, cluster = scenario.shape, scenario.machine
     profile = load_profile(scenario.path(scenario.profile))
     space = resolve(wanted, scenario, shape, cluster)
     found = find_candidates(scenario, shape, cluster, profile, space, None, float("inf"), lambda text: None)

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.lists import parse_integers
 from moesim.simulator.model.shape import load_model
 from moesim.simulator.planner.frames import legal_frames
-from moesim.simulator.planner.lists import parse_integers
 from moesim.simulator.planner.refusals import Refusals, reason_of
 from moesim.simulator.planner.space import PlanSpace, load_space, resolve
 from moesim.simulator.prepare import prepare
@@ -38,7 +38,7 @@ def test_expressions(text: str, values: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "a", "1..", "4..1", "1..8:1x", "0..8:2x", "1..8:+0", "1..8:3", "-1", "1.5", "__import__('os')",
+    ["", "a", "1..", "4..1", "1..8:1x", "0..8:2x", "1..8:+0", "-1", "1.5", "__import__('os')",
      "1..999999999", "1,,2", "1..8:2x3"],
 )  # fmt: skip
 def test_malformed_expressions_name_the_key(text: str) -> None:

@@ -44,7 +44,7 @@ def read(text: str, tmp_path: Path, base: str = HOME) -> MegatronImport:
     path = tmp_path / "run.sh"
     path.write_text(text)
     scenario = load_scenario(base)
-    return import_megatron(path, scenario, load_model(scenario.model))
+    return import_megatron(path, scenario, scenario.shape)
 
 
 @pytest.mark.parametrize(

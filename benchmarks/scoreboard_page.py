@@ -1,0 +1,90 @@
+"""The section of docs/validation.md with the open scoreboard and the five H200 runs."""
+
+from __future__ import annotations
+
+from moesim.simulator.scoreboard import Board, ScoredRow, score_all
+from moesim.simulator.scoreboard.runs import ScoredRun, runs, score_run
+from moesim.simulator.scoreboard.score import GroupScore
+
+BEGIN, END = "<!-- open scoreboard -->", "<!-- end of open scoreboard -->"
+SHOWN_MISSES = 20
+RULE = "|---|---|---|---|---|"
+
+
+def section_on(text: str) -> str:
+    """The section as it stands on a page, marks included; empty marks where the page has none."""
+    if BEGIN not in text:
+        return f"{BEGIN}\n{END}"
+    return BEGIN + text.split(BEGIN)[1].split(END)[0] + END
+
+
+def scoreboard_section() -> str:
+    """The section from fresh predictions."""
+    return section([score_run(run) for run in runs()], score_all(workers=2))
+
+
+def section(scored: list[ScoredRun], board: Board) -> str:
+    """Markdown of runs, groups, sets, misses and refusals."""
+    lines = [
+        BEGIN,
+        "## Five real runs on 8x H200",
+        "",
+        "torchtitan 0.2.2 unmodified; profile `h200-8gpu`; memory: the allocator's active peak.",
+        "",
+        "| run | step (s) | predicted | error | memory (GB) | predicted | error | exposed (s) | predicted |",
+        "|---|---|---|---|---|---|---|---|---|",
+        *(_run(run) for run in scored),
+        "",
+        "Exposed communication was profiled for two of them: collectives that nothing ran beside.",
+        "",
+        "## Published training steps",
+        "",
+        "`moesim validate --all`. Every complete row, with the plan that was run; assumptions by source,",
+        "none by row ([decision 0020](decisions/0020-scoreboard-of-published-steps.md)); nothing fitted.",
+        "Errors of the step.",
+        "",
+        "| rows of | n | median error | median absolute | worst | in bounds | memory: n | median absolute |",
+        "|---|---|---|---|---|---|---|---|",
+        *(_score(group) for group in board.groups),
+        *(_score(group, bold=True) for group in board.totals),
+        "",
+    ]
+    if board.group_mean is not None:
+        lines += [f"Mean over the groups of their median absolute errors: {board.group_mean:.1%}.", ""]
+    known = sorted((r for r in board.rows if r.relative_error is not None), key=_worst_first)
+    lines += [
+        "Largest misses:",
+        "",
+        "| row | group | published (s) | predicted | error |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {r.id} | {r.group} | {r.published_step_s:.4g} | {r.predicted_step_s:.4g} | "
+        f"{r.relative_error:+.1%} |"
+        for r in known[:SHOWN_MISSES]
+    ]
+    lines += ["", "Not predicted:", "", *(f"- {r.refused}" for r in board.rows if r.refused), END]
+    return "\n".join(lines)
+
+
+def _worst_first(row: ScoredRow) -> float:
+    return -abs(row.relative_error or 0.0)
+
+
+def _run(run: ScoredRun) -> str:
+    exposed = "" if run.exposed_s is None else f"{run.exposed_s:.3f}"
+    return (
+        f"| {run.name} | {run.step_s:.3f} | {run.predicted_step_s:.3f} | {run.step_error:+.1%} | "
+        f"{run.memory_bytes / 1e9:.1f} | {run.predicted_memory_bytes / 1e9:.1f} | {run.memory_error:+.1%} | "
+        f"{exposed} | {run.predicted_exposed_s:.3f} |"
+    )
+
+
+def _score(group: GroupScore, bold: bool = False) -> str:
+    name = f"**{group.name}**" if bold else group.name
+    memory = "" if group.memory_absolute_error is None else f"{group.memory_absolute_error:.1%}"
+    return (
+        f"| {name} | {group.rows} | {group.median_error:+.1%} | {group.median_absolute_error:.1%} | "
+        f"{group.worst_absolute_error:.1%} | {group.inside_bounds:.0%} | {group.memory_rows or ''} | "
+        f"{memory} |"
+    )

@@ -1,0 +1,67 @@
+"""How far the first-order response is from running the engine for every draw.
+
+    python benchmarks/uncertainty.py [--draws 48] [--workers 2] [--set KEY=VALUE]
+
+Both use the same draws of every calibration entry. In the engine's runs all entries are off together, so
+what is compared includes their interaction.
+"""
+
+from __future__ import annotations
+
+import argparse
+from concurrent.futures import ProcessPoolExecutor
+from functools import reduce
+from multiprocessing import get_context
+
+import numpy as np
+
+import moesim
+from moesim.simulator.engine.execute import execute_all
+from moesim.simulator.prepare import prepare
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.study.effects import drawn_changes, entry_effects, predict
+from moesim.simulator.study.sources import shifted
+
+HOME = "deepseek-v3-2048xh800"
+
+
+def step_s(scenario: Scenario, changes: dict[str, float]) -> float:
+    """Step time with every entry off by its change, from the engine (s)."""
+    base = prepare(scenario)
+    n_sms = base.cluster.accelerator.n_sms
+    profile = reduce(lambda p, item: shifted(p, item[0], item[1], n_sms), changes.items(), base.profile)
+    return execute_all(prepare(scenario, profile, base.stages).programs)[0].end_ns / 1e9
+
+
+def main() -> None:
+    """Print quantiles of both and the error of single draws."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--draws", type=int, default=48)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--set", action="append", default=[], dest="overrides")
+    options = parser.parse_args()
+    scenario = moesim.load(HOME, *options.overrides)
+    prepared, executions, result = predict(scenario)
+    effects = entry_effects(prepared, executions)
+    draws = options.draws
+    linear = result.step.time_s + sum(effect.draw_s(draws, 0) for effect in effects)
+    by_source = {e.source.id: drawn_changes(e.source, draws, 0) for e in effects}
+    points = [{name: float(values[n]) for name, values in by_source.items()} for n in range(draws)]
+    with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
+        full = np.array(list(pool.map(step_s, [scenario] * draws, points)))
+    error = linear / full - 1.0
+    print(f"{scenario.name}, {len(effects)} entries, {draws} draws; predicted {result.step.time_s:.3f} s")
+    print("                P10      P50      P90     deviation (s)")
+    for name, values in (("first order", linear), ("engine", full)):
+        p10, p50, p90 = np.quantile(values, [0.1, 0.5, 0.9])
+        print(f"{name:12s}  {p10:7.3f}  {p50:7.3f}  {p90:7.3f}  {values.std(ddof=1):10.3f}")
+    print(
+        f"first order / engine - 1: mean {error.mean():+.2%}, rms {np.sqrt((error**2).mean()):.2%}, "
+        f"from {error.min():+.2%} to {error.max():+.2%}"
+    )
+
+
+if __name__ == "__main__":
+    main()

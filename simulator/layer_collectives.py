@@ -1,0 +1,78 @@
+"""Collectives inside a layer: what tensor and context parallelism leave exposed in each phase (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from moesim.hwmodels.calibration import CalibrationProfile
+from moesim.simulator.cost.communication import Links, ring_seconds
+from moesim.simulator.cost.overlap import Products, exposed_backward, exposed_forward, pipelined
+from moesim.simulator.model.operator import Phase
+from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.scenario import Scenario
+
+HALVES: tuple[tuple[Phase, Phase, Phase], ...] = (
+    ("attn F", "attn I", "attn W"),
+    ("mlp F", "mlp I", "mlp W"),
+)
+Seconds = Mapping[Phase, tuple[float, float]]
+"""Of the matrix products, and of the core attention, in each phase."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCollectives:
+    """Links and plan that the collectives of one layer run on."""
+
+    scenario: Scenario
+    links: Links
+    profile: CalibrationProfile
+
+    def exposed(self, shape: ModelShape, tokens: int, seconds: Seconds) -> dict[Phase, float]:
+        """Exposed seconds by phase (docs/model.md, eq. X6, O2, O3).
+
+        Tensor parallel: an all-gather and a reduce-scatter (or one all-reduce) of the activations around
+        attention and around the FFN, forward and again for the input gradient. Context parallel: keys and
+        values of the whole sequence are gathered before attention, their gradients scattered after. Full
+        recompute runs the forward's collectives once more before the backward.
+        """
+        out = {phase: 0.0 for half in HALVES for phase in half[:2]}
+        plan = self.scenario.parallel
+        forward = dict.fromkeys(("attn F", "mlp F"), 0.0)
+        for first, second, third in HALVES:
+            products = Products(*(seconds.get(phase, (0.0, 0.0))[0] for phase in (first, second, third)))
+            overlap = self.scenario.software.overlap_tensor_parallel
+            gather = self._gather_s(shape, tokens)
+            if plan.tp > 1:
+                forward[first] = exposed_forward(gather, products, plan.tp, overlap)
+                out[second] = exposed_backward(
+                    gather, products, plan.tp, overlap, sequence_parallel=plan.sequence_parallel
+                )
+        context = self._context_s(shape, tokens)
+        if context:
+            forward["attn F"] += self._beside_attention(context, seconds.get("attn F", (0.0, 0.0))[1])
+            out["attn I"] += self._beside_attention(context, seconds.get("attn I", (0.0, 0.0))[1])
+        out["attn F"], out["mlp F"] = forward["attn F"], forward["mlp F"]
+        if self.scenario.recompute == "full":
+            out["mlp I"] += forward["attn F"] + forward["mlp F"]
+        return out
+
+    def _gather_s(self, shape: ModelShape, tokens: int) -> float:
+        """One all-gather or reduce-scatter of a micro-batch's activations."""
+        plan, node = self.scenario.parallel, self.links.gpus_per_node
+        activation = tokens / plan.cp * shape.hidden * 2.0
+        return ring_seconds(activation, plan.tp, min(plan.tp, node), self.links, self.profile)
+
+    def _context_s(self, shape: ModelShape, tokens: int) -> float:
+        """Keys and values of one micro-batch around the context-parallel group."""
+        plan, node = self.scenario.parallel, self.links.gpus_per_node
+        attention = shape.attention
+        width = attention.kv_heads * (attention.qk_head_dim + attention.v_head_dim) / plan.tp
+        per_node = max(1, min(plan.cp, node // min(plan.tp, node)))
+        return ring_seconds(tokens * width * 2.0, plan.cp, per_node, self.links, self.profile)
+
+    def _beside_attention(self, context_s: float, attention_s: float) -> float:
+        """Ring attention passes keys and values on while it works on those it has (eq. O2)."""
+        if self.scenario.software.overlap_context_parallel:
+            return pipelined(context_s, attention_s, self.scenario.parallel.cp)
+        return context_s

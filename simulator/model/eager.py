@@ -1,0 +1,65 @@
+"""What a framework without fused kernels moves on top: bytes of PyTorch's eager operators (pure).
+
+Counted in torchtitan 0.2.2 and torch 2.11 (`models/llama3`, `models/moe`, FSDP2): one read and one write of
+every tensor for each operator in the Python code. An element is BF16 unless said otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from moesim.simulator.model.operator import Operator, Phase
+from moesim.simulator.model.operators_parts import BF16, FP32, move
+
+SWIGLU_FORWARD, SWIGLU_BACKWARD = 5 / 3, 9 / 5
+"""silu(gate) * up as two kernels: 5 tensors moved for 3; backward two products and silu's, 9 for 5."""
+ROPE = 20 / 4
+"""To FP32, complex product, back to BF16: 20 bytes an element for 4."""
+PERMUTE = 42 / 7
+"""Of a routed row's element: gather, stack, gather into groups, scatter back, to FP32 times score to BF16,
+scatter-add: 42 bytes for the 7 of a fused expand and reduce."""
+
+
+def eager_operators(operators: Mapping[Phase, tuple[Operator, ...]]) -> dict[Phase, tuple[Operator, ...]]:
+    """The same operators with the bytes of eager kernels."""
+    return {phase: tuple(map(_eager, ops)) for phase, ops in operators.items()}
+
+
+def _eager(op: Operator) -> Operator:
+    if op.cls == "swiglu":
+        factor = SWIGLU_FORWARD if op.direction == "F" else SWIGLU_BACKWARD
+    elif op.cls == "rope":
+        factor = ROPE
+    elif op.cls == "permute" and op.variant in ("expand", "reduce"):
+        factor = PERMUTE
+    else:
+        return op
+    return replace(op, bytes_read=op.bytes_read * factor, bytes_written=op.bytes_written * factor)
+
+
+def copied_parameters(
+    operators: Mapping[Phase, tuple[Operator, ...]], parameters: float, zero_stage: int
+) -> dict[Phase, tuple[Operator, ...]]:
+    """FSDP2's copies around its collectives, for `parameters` of a block on one GPU before sharding.
+
+    ZeRO-3: gathered parameters are copied out of the buffer in both passes, gradients copied into an FP32
+    one. With parameters kept (stage 2) gradients are added to FP32 ones after every micro-batch.
+    """
+    if not parameters:
+        return dict(operators)
+    out = move("fsdp.copy_out", "copy", "F", parameters * BF16, parameters * BF16, variant="flat")
+    into = move("fsdp.copy_in", "copy", "W", parameters * BF16, parameters * FP32, variant="flat")
+    added = move(
+        "fsdp.accumulate", "copy", "W", parameters * (BF16 + FP32), parameters * FP32, variant="flat"
+    )
+    result = dict(operators)
+    extra: dict[Phase, Operator] = (
+        {"mlp F": out, "mlp I": replace(out, direction="I"), "mlp W": into}
+        if zero_stage == 3
+        else {"mlp W": added}
+    )
+    for phase, op in extra.items():
+        if phase in result:
+            result[phase] = (*result[phase], op)
+    return result

@@ -1,0 +1,111 @@
+"""Published measurements of training steps, as data: one row a measurement, with its plan and its source."""
+
+from __future__ import annotations
+
+import csv
+import io
+from functools import lru_cache
+from importlib import resources
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PositiveInt
+
+from moesim.hwmodels.validation import validate_model
+
+FILE, PEAKS = "open-rows.csv", "memory-peaks.csv"
+BF16_HARDWARE_COEFFICIENT = 96.0
+"""FLOPs of a GPT with full recompute: 96 B s l h^2 (1 + s/6h + V/16lh) (arXiv 2104.04473, eq. 3)."""
+
+Metric = Literal["step_s", "tokens_per_s_per_gpu", "tflops_per_gpu"]
+Number = Annotated[int, BeforeValidator(lambda text: 0 if text == "" else int(float(text)))]
+Degree = Annotated[PositiveInt, BeforeValidator(lambda text: 1 if text == "" else int(float(text)))]
+"""A degree of parallelism that a table leaves out is 1."""
+
+
+class OpenRow(BaseModel):
+    """One published measurement; the fields are the columns of `data/published/open-rows.csv`.
+
+    0 stands for a number that the source does not give. `metric` and `value` are as published.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str
+    source: str
+    model: str
+    arch: Literal["dense", "moe"]
+    layers: Number
+    hidden: Number
+    ffn: Number
+    heads: Number
+    kv_heads: Number
+    vocab: Number
+    n_experts: Number
+    topk: Number
+    seq: Number
+    hardware: str
+    n_gpus: Number
+    tp: Degree
+    pp: Degree
+    vpp: Degree
+    cp: Degree
+    ep: Number
+    zero_or_fsdp: str
+    gbs_seqs: Number
+    mbs: Number
+    precision: str
+    recompute: str
+    schedule: str
+    metric: Metric
+    value: float
+    group: str
+    notes: str
+
+    @property
+    def ep_stated(self) -> bool:
+        """Whether the source gives the degree of expert parallelism."""
+        return self.ep > 0
+
+    @property
+    def hopper(self) -> bool:
+        """Whether the measurement was taken on a Hopper GPU."""
+        return self.hardware.startswith("H")
+
+    @property
+    def published_step_s(self) -> float:
+        """Seconds of the published step, by the row's own convention (docs/model.md, eq. V1).
+
+        Only `tflops_per_gpu` needs a FLOP count: those rows count hardware FLOPs with full recompute.
+        """
+        if self.metric == "step_s":
+            return self.value
+        tokens = self.gbs_seqs * self.seq
+        if self.metric == "tokens_per_s_per_gpu":
+            return tokens / (self.n_gpus * self.value)
+        h, s, layers = self.hidden, self.seq, self.layers
+        shape = 1.0 + s / (6.0 * h) + self.vocab / (16.0 * layers * h)
+        return BF16_HARDWARE_COEFFICIENT * tokens * layers * h * h * shape / (self.n_gpus * self.value * 1e12)
+
+    @property
+    def published_memory_bytes(self) -> float | None:
+        """Peak memory of a GPU where the row states it ("mem 53GB"), or its source does elsewhere."""
+        if self.id in memory_peaks():
+            return memory_peaks()[self.id]
+        _, found, rest = self.notes.partition("mem ")
+        figure = rest.partition("GB")[0]
+        return float(figure) * 1e9 if found and figure.isdigit() else None
+
+
+@lru_cache(maxsize=1)
+def memory_peaks() -> dict[str, float]:
+    """Published peaks of allocated bytes by row, where a table beside the throughput gives them."""
+    text = resources.files("moesim.simulator").joinpath("data", "published", PEAKS).read_text("utf-8")
+    return {row["id"]: float(row["gib"]) * 2.0**30 for row in csv.DictReader(io.StringIO(text))}
+
+
+@lru_cache(maxsize=1)
+def open_rows() -> tuple[OpenRow, ...]:
+    """Every shipped row, in the file's order; raises InputError for a malformed one."""
+    text = resources.files("moesim.simulator").joinpath("data", "published", FILE).read_text("utf-8")
+    records: list[dict[str, Any]] = list(csv.DictReader(io.StringIO(text)))
+    return tuple(validate_model(OpenRow, record, f"{FILE}:{record['id']}") for record in records)

@@ -1,0 +1,182 @@
+"""Every published row predicted and scored: errors by group, dense and MoE apart, Hopper apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from math import fsum
+from statistics import median
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from moesim.hwmodels.errors import InputError
+from moesim.simulator.layout.memory import FRAMEWORK_BYTES
+from moesim.simulator.prepare import prepare
+from moesim.simulator.result import Result
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.scoreboard.plan import policies_of, scenario_of
+from moesim.simulator.scoreboard.rows import OpenRow, memory_peaks, open_rows
+from moesim.simulator.simulate import simulate
+
+Interval = Callable[[Scenario, str, float], tuple[float, float]]
+"""(scenario, metric, level) to the interval that should hold the true value with that probability."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ScoredRow(_Part):
+    """A row beside its prediction; `relative_error` = predicted / published step - 1.
+
+    `refused` says why a row was not predicted; then the predictions are None.
+    """
+
+    id: str
+    group: str
+    arch: str
+    hopper: bool
+    source: str
+    published_step_s: float
+    predicted_step_s: float | None = None
+    relative_error: float | None = None
+    lower_bound_s: float | None = None
+    upper_bound_s: float | None = None
+    interval_s: tuple[float, float] | None = None
+    """80 % interval of the step, where an interval function was given."""
+    recompute: str = ""
+    fits: bool = True
+    memory_bytes: float | None = None
+    """Predicted peak; without the framework's own bytes where the allocator's count was published."""
+    published_memory_bytes: float | None = None
+    memory_error: float | None = None
+    refused: str = ""
+
+
+class GroupScore(_Part):
+    """Errors of a set of rows: signed median, median and worst absolute error, share inside the interval."""
+
+    name: str
+    rows: int
+    median_error: float
+    median_absolute_error: float
+    worst_absolute_error: float
+    covered: float | None
+    """Share of the rows whose published value lies in the 80 % interval; None without intervals."""
+    inside_bounds: float
+    """Share of the rows between lower and upper bound."""
+    memory_rows: int = 0
+    memory_absolute_error: float | None = None
+    """Median over the rows whose peak memory was published."""
+
+
+class Board(_Part):
+    """The open scoreboard: rows, a score a group, scores of sets of rows, and the mean over the groups."""
+
+    rows: tuple[ScoredRow, ...]
+    groups: tuple[GroupScore, ...]
+    totals: tuple[GroupScore, ...]
+    group_mean: float | None
+    """Mean over the groups of their median absolute errors; None without rows."""
+
+
+def predict(row: OpenRow) -> tuple[Scenario, Result]:
+    """The step of a row with the first recompute policy that fits (the last where none does)."""
+    policies = policies_of(row)
+    for policy in policies:
+        scenario = scenario_of(row, policy)
+        if policy == policies[-1] or prepare(scenario).memory.fits:
+            break
+    return scenario, simulate(scenario)
+
+
+def score_row(row: OpenRow, interval: Interval | None = None) -> ScoredRow:
+    """A row beside its prediction; a row that the model cannot express carries the reason."""
+    common: dict[str, Any] = {
+        "id": row.id,
+        "group": row.group,
+        "arch": row.arch,
+        "hopper": row.hopper,
+        "source": row.source,
+        "published_step_s": row.published_step_s,
+        "published_memory_bytes": row.published_memory_bytes,
+    }
+    try:
+        scenario, result = predict(row)
+    except InputError as error:
+        return ScoredRow(**common, refused=str(error))
+    memory = result.memory.total_bytes
+    if row.id in memory_peaks():
+        memory -= FRAMEWORK_BYTES.value
+    known = row.published_memory_bytes
+    return ScoredRow(
+        **common,
+        predicted_step_s=result.step.time_s,
+        relative_error=result.step.time_s / row.published_step_s - 1.0,
+        lower_bound_s=result.step.lower_bound_s,
+        upper_bound_s=result.step.upper_bound_s,
+        interval_s=interval(scenario, "step_s", 0.8) if interval else None,
+        recompute=str(scenario.recompute),
+        fits=result.memory.fits,
+        memory_bytes=memory,
+        memory_error=memory / known - 1.0 if known else None,
+    )
+
+
+def score_all(
+    rows: Sequence[OpenRow] | None = None, *, workers: int = 1, interval: Interval | None = None
+) -> Board:
+    """Every row (all shipped ones by default) predicted and summed up; same order for any `workers`."""
+    chosen = open_rows() if rows is None else rows
+    if workers > 1:
+        with ProcessPoolExecutor(workers) as pool:
+            scored = tuple(pool.map(score_row, chosen, [interval] * len(chosen), chunksize=4))
+    else:
+        scored = tuple(score_row(row, interval) for row in chosen)
+    groups = tuple(by_group(scored))
+    mean = fsum(g.median_absolute_error for g in groups) / len(groups) if groups else None
+    return Board(rows=scored, groups=groups, totals=tuple(totals(scored)), group_mean=mean)
+
+
+def by_group(rows: Sequence[ScoredRow]) -> list[GroupScore]:
+    """One score a group, in the order of the rows; groups without a predicted row are left out."""
+    names = dict.fromkeys(row.group for row in rows)
+    return [s for s in (summary(n, [r for r in rows if r.group == n]) for n in names) if s is not None]
+
+
+def totals(rows: Sequence[ScoredRow]) -> list[GroupScore]:
+    """All rows, Hopper, others, dense and MoE."""
+    parts: list[tuple[str, Callable[[ScoredRow], bool]]] = [
+        ("all rows", lambda r: True),
+        ("Hopper", lambda r: r.hopper),
+        ("Hopper, dense", lambda r: r.hopper and r.arch == "dense"),
+        ("Hopper, MoE", lambda r: r.hopper and r.arch == "moe"),
+        ("not Hopper", lambda r: not r.hopper),
+        ("dense", lambda r: r.arch == "dense"),
+        ("MoE", lambda r: r.arch == "moe"),
+    ]
+    found = (summary(name, [r for r in rows if keep(r)]) for name, keep in parts)
+    return [score for score in found if score is not None]
+
+
+def summary(name: str, rows: Iterable[ScoredRow]) -> GroupScore | None:
+    """Errors of some rows; None where none was predicted."""
+    known = [r for r in rows if r.relative_error is not None]
+    if not known:
+        return None
+    errors = [r.relative_error or 0.0 for r in known]
+    intervals = [(r.published_step_s, r.interval_s) for r in known if r.interval_s is not None]
+    memory = [abs(r.memory_error) for r in known if r.memory_error is not None]
+    bounded = [(r.lower_bound_s or 0.0) <= r.published_step_s <= (r.upper_bound_s or 0.0) for r in known]
+    return GroupScore(
+        name=name,
+        rows=len(known),
+        median_error=median(errors),
+        median_absolute_error=median(map(abs, errors)),
+        worst_absolute_error=max(map(abs, errors)),
+        covered=sum(low <= v <= high for v, (low, high) in intervals) / len(intervals) if intervals else None,
+        inside_bounds=sum(bounded) / len(bounded),
+        memory_rows=len(memory),
+        memory_absolute_error=median(memory) if memory else None,
+    )

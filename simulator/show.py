@@ -1,0 +1,72 @@
+"""How results show themselves: plain data, a pandas frame, an HTML table for notebooks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict
+
+from moesim.hwmodels.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Row = dict[str, Any]
+
+
+class Shown(BaseModel):
+    """A result with a table of rows; frozen, and refuses unknown fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def rows(self) -> list[Row]:
+        """The result as a table: one mapping of column to value a row."""
+        raise NotImplementedError
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain data, as `--json` prints it."""
+        return self.model_dump(mode="json")
+
+    def to_pandas(self) -> pd.DataFrame:
+        """The rows as a pandas frame; raises InputError where pandas is not installed."""
+        return frame(self.rows())
+
+    def _repr_html_(self) -> str:
+        return html_table(self.rows())
+
+
+def frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Rows as a pandas frame; raises InputError where pandas is not installed."""
+    try:
+        import pandas
+    except ImportError:
+        raise InputError(
+            "to_pandas needs pandas, which is not installed: pip install 'moesim[notebook]'"
+        ) from None
+    return pandas.DataFrame(list(rows))
+
+
+def html_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as an HTML table; every text is escaped."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    head = "".join(f"<th>{escape(name)}</th>" for name in columns)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell(row.get(name)))}</td>" for name in columns) + "</tr>"
+        for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def cell(value: object) -> str:
+    """One value for people: four significant digits, nothing for None."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+    return str(value)

@@ -1,0 +1,31 @@
+"""What the training framework does with a plan: which attention kernels, and what it hides behind compute."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Software(BaseModel):
+    """Framework behaviour that changes a step; all off unless given (docs/model.md, section 15)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    attention: Literal["flash", "unfused"] = "flash"
+    """`unfused`: the scores go through memory: two batched products, a softmax and a dropout kernel."""
+    kernels: Literal["fused", "eager"] = "fused"
+    """`eager`: pointwise and permuting work as PyTorch's separate operators."""
+    parameters_copied: bool = False
+    """FSDP2: gathered parameters are copied out of a buffer and gradients into one."""
+    overlap_tensor_parallel: Literal["none", "weight-gradient", "full"] = "none"
+    """Tensor-parallel collectives: all exposed; the backward's behind the weight gradients; or all of them
+    in pieces beside the product that makes or needs them."""
+    overlap_context_parallel: bool = False
+    """Ring attention: keys and values travel beside the attention of those that are there."""
+    overlap_data_parallel: bool = False
+    """Gradients are reduced behind the last backward and parameters gathered behind the first forward."""
+
+
+PLAIN = Software()
+"""Fused kernels and nothing hidden."""

@@ -1,0 +1,1 @@
+"""Studies over predictions: comparison, sweeps, sensitivity, uncertainty, explanation."""

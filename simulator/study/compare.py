@@ -1,0 +1,149 @@
+"""Two to four predictions side by side: figures, what was changed, and where the difference comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import fsum
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from moesim.hwmodels.errors import InputError
+from moesim.simulator.result import Result
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.show import Row, Shown
+from moesim.simulator.study.band import Band
+from moesim.simulator.study.effects import entry_effects, predict
+from moesim.simulator.study.metrics import figures
+from moesim.simulator.study.uncertainty import samples_of
+
+MOST = 4
+"""Scenarios that one comparison takes."""
+
+OTHER = "other"
+"""Cause of what the critical path leaves over; 0 s where the path reaches back to the start."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Side(_Part):
+    """One of the scenarios: its figures and the keys that it does not share with the first."""
+
+    name: str
+    figures: dict[str, float | bool | None]
+    differs: dict[str, tuple[Any, Any]]
+    """Dotted key to (value in the first scenario, value here)."""
+    delta_s: Band | None = None
+    """Step time less that of the first scenario, where intervals were asked for."""
+
+
+class Waterfall(_Part):
+    """Seconds of the critical path by one cause in every scenario, in the order of the scenarios."""
+
+    cause: str
+    seconds: tuple[float, ...]
+
+
+class Comparison(Shown):
+    """Scenarios side by side; the first is what the others are compared with.
+
+    The waterfall is exact: the causes of a scenario's critical path add up to its step time, so their
+    differences add up to the difference of the step times (docs/model.md, eq. U3).
+    """
+
+    sides: tuple[Side, ...]
+    waterfall: tuple[Waterfall, ...]
+
+    def rows(self) -> list[Row]:
+        """One row a figure: every scenario's value, and the change against the first."""
+        table: list[Row] = []
+        for name, first in self.sides[0].figures.items():
+            row: Row = {"figure": name}
+            for number, side in enumerate(self.sides):
+                value = side.figures[name]
+                row[label(number, side)] = value
+                if number and isinstance(first, float) and isinstance(value, float):
+                    row[f"change {number}"] = value - first
+            table.append(row)
+        return table
+
+    def waterfall_rows(self) -> list[Row]:
+        """One row a cause: seconds in every scenario, and the change against the first."""
+        table = []
+        for item in self.waterfall:
+            row: Row = {"cause": item.cause}
+            for number, side in enumerate(self.sides):
+                row[label(number, side)] = item.seconds[number]
+                if number:
+                    row[f"change {number}"] = item.seconds[number] - item.seconds[0]
+            table.append(row)
+        return table
+
+
+def label(number: int, side: Side) -> str:
+    """A column name that no other scenario has."""
+    return f"{number}: {side.name}"
+
+
+def compare(
+    scenarios: Sequence[Scenario], *, names: Sequence[str] | None = None, uncertainty: bool = False
+) -> Comparison:
+    """Predict two to four scenarios and split the differences of their step times by cause.
+
+    `names`: what to call them; `uncertainty`: bands of the differences, from draws that the scenarios
+    share. Raises InputError for another number of scenarios.
+    """
+    if not 2 <= len(scenarios) <= MOST:
+        raise InputError(f"compare takes 2 to {MOST} scenarios, not {len(scenarios)}; use sweep for more")
+    if names is not None and len(names) != len(scenarios):
+        raise InputError(f"compare: {len(names)} names for {len(scenarios)} scenarios")
+    predictions = [predict(scenario) for scenario in scenarios]
+    results = [result for _, _, result in predictions]
+    draws = []
+    for prepared, executions, result in predictions if uncertainty else ():
+        draws.append(samples_of(result, entry_effects(prepared, executions))["step_time_s"])
+    sides = []
+    for number, (scenario, result) in enumerate(zip(scenarios, results, strict=True)):
+        delta = None
+        if uncertainty and number:
+            p10, p50, p90 = (float(v) for v in np.quantile(draws[number] - draws[0], [0.1, 0.5, 0.9]))
+            delta = Band(predicted=result.step.time_s - results[0].step.time_s, p10=p10, p50=p50, p90=p90)
+        sides.append(
+            Side(
+                name=names[number] if names else scenario.name,
+                figures=figures(result),
+                differs=differences(scenarios[0].to_dict(), scenario.to_dict()),
+                delta_s=delta,
+            )
+        )
+    return Comparison(sides=tuple(sides), waterfall=waterfall(results))
+
+
+def waterfall(results: Sequence[Result]) -> tuple[Waterfall, ...]:
+    """Critical-path seconds by cause in every result; causes in order of their largest difference."""
+    columns = [causes(result) for result in results]
+    names = {name for column in columns for name in column}
+    rows = [Waterfall(cause=name, seconds=tuple(c.get(name, 0.0) for c in columns)) for name in names]
+    return tuple(sorted(rows, key=lambda r: (-max(abs(s - r.seconds[0]) for s in r.seconds), r.cause)))
+
+
+def causes(result: Result) -> dict[str, float]:
+    """Seconds of the critical path by cause; what it leaves over goes to `OTHER`."""
+    found = {row.cause: row.seconds for row in result.critical_path_s}
+    rest_ns = round((result.step.time_s - fsum(found.values())) * 1e9)
+    return {**found, OTHER: rest_ns / 1e9} if rest_ns else found
+
+
+def differences(first: dict[str, Any], other: dict[str, Any], at: str = "") -> dict[str, tuple[Any, Any]]:
+    """Dotted keys whose values differ: (first, other); None where a key is absent."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for key in [*first, *(k for k in other if k not in first)]:
+        a, b = first.get(key), other.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            found |= differences(a, b, f"{at}{key}.")
+        elif a != b:
+            found[f"{at}{key}"] = (a, b)
+    return found

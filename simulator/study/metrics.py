@@ -1,0 +1,53 @@
+"""The figures of a prediction that studies tabulate, by name (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.validation import nearest
+from moesim.simulator.result import Result
+
+Metric = Literal["step_time_s", "tokens_per_s", "mfu_causal", "days", "cost_usd"]
+
+UNCERTAIN: dict[Metric, int] = {
+    "step_time_s": 1,
+    "tokens_per_s": -1,
+    "mfu_causal": -1,
+    "days": 1,
+    "cost_usd": 1,
+}
+"""Figures with an interval: the power of the step time that each goes with."""
+
+TABLE: dict[str, Callable[[Result], float | bool | None]] = {
+    "step_time_s": lambda r: r.step.time_s,
+    "tokens_per_s": lambda r: r.step.tokens_per_s,
+    "tokens_per_s_per_gpu": lambda r: r.step.tokens_per_s_per_gpu,
+    "mfu_causal": lambda r: r.step.mfu_causal,
+    "mfu_noncausal": lambda r: r.step.mfu_noncausal,
+    "lower_bound_s": lambda r: r.step.lower_bound_s,
+    "upper_bound_s": lambda r: r.step.upper_bound_s,
+    "bubble_s": lambda r: r.breakdown_s.bubble,
+    "exposed_communication_s": lambda r: r.breakdown_s.exposed_communication,
+    "pair_s": lambda r: r.forward_backward_pair_s,
+    "memory_bytes": lambda r: r.memory.total_bytes,
+    "fits": lambda r: r.memory.fits,
+    "days": lambda r: r.run.days,
+    "gpu_hours": lambda r: r.run.gpu_hours,
+    "cost_usd": lambda r: r.run.cost_usd,
+}
+"""Columns of sweeps and comparisons."""
+
+
+def figures(result: Result) -> dict[str, float | bool | None]:
+    """Every tabulated figure of a result, by name."""
+    return {name: read(result) for name, read in TABLE.items()}
+
+
+def uncertain_metric(name: str) -> Metric:
+    """The name of a figure that has an interval; raises InputError naming them otherwise."""
+    for metric in UNCERTAIN:
+        if metric == name:
+            return metric
+    raise InputError(f"metric {name!r} is not one of {', '.join(UNCERTAIN)}{nearest(name, list(UNCERTAIN))}")

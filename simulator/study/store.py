@@ -1,0 +1,142 @@
+"""The durable store of a sweep: one SQLite file, one row a point, written as soon as it is known."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self, cast
+
+import moesim
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.files import check_writable
+from moesim.simulator.study.point import Key, Outcome, Status
+
+SCHEMA = 1
+"""Layout of the tables; a store of another layout is refused."""
+
+BUSY_S = 30.0
+"""How long to wait for another process that is writing to the same store."""
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS results (
+    key TEXT PRIMARY KEY, scenario_hash TEXT NOT NULL, calibration_hash TEXT NOT NULL, version TEXT NOT NULL,
+    scenario TEXT NOT NULL, status TEXT NOT NULL, reason TEXT NOT NULL, figures TEXT NOT NULL,
+    result BLOB NOT NULL
+);
+"""
+
+
+class Store:
+    """Outcomes by key. Every `put` is one transaction that is on disk when it returns.
+
+    A write-ahead log keeps what was committed when a process is killed at any moment; a point that two
+    sweeps computed is kept once, the first one. Raises InputError for a file that is no store, is of
+    another version, cannot be written, or whose disk is full.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open the store, or make it."""
+        self.path = path
+        check_writable(path, "store")
+        with self._told():
+            self._db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
+            try:
+                self._open()
+            except BaseException:
+                self._db.close()
+                raise
+
+    def _open(self) -> None:
+        known = {row[0] for row in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if known and not {"meta", "results"} <= known:
+            raise InputError(
+                f"store {self.path}: a database of something else (tables {', '.join(sorted(known))})"
+            )
+        if not known:
+            self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = FULL")
+        self._db.execute("BEGIN IMMEDIATE")  # two sweeps may make the store at the same time
+        for statement in filter(str.strip, _TABLES.split(";")):
+            self._db.execute(statement)
+        for name, value in (("schema", str(SCHEMA)), ("version", moesim.__version__)):
+            self._db.execute("INSERT OR IGNORE INTO meta VALUES (?, ?)", (name, value))
+        self._db.execute("COMMIT")
+        meta = dict(self._db.execute("SELECT name, value FROM meta"))
+        if meta["schema"] != str(SCHEMA) or meta["version"] != moesim.__version__:
+            raise InputError(
+                f"store {self.path}: written by moesim {meta['version']} (layout {meta['schema']}), this is "
+                f"{moesim.__version__} (layout {SCHEMA}); results may differ between versions: use a new file"
+            )
+
+    def get(self, key: Key) -> Outcome | None:
+        """The outcome of a key, without the prediction itself (see `result`); None where it is not known."""
+        with self._told():
+            row = self._db.execute(
+                "SELECT status, reason, figures FROM results WHERE key = ?", (key.text,)
+            ).fetchone()
+        return None if row is None else Outcome(cast("Status", row[0]), row[1], json.loads(row[2]), "")
+
+    def result(self, key: Key) -> str:
+        """The prediction of a key as JSON; empty where there is none."""
+        with self._told():
+            row = self._db.execute("SELECT result FROM results WHERE key = ?", (key.text,)).fetchone()
+        return "" if row is None else zlib.decompress(row[0]).decode()
+
+    def put(self, key: Key, name: str, outcome: Outcome) -> bool:
+        """Write an outcome; False where the key is there already (it stays as it is)."""
+        row = (
+            key.text,
+            key.scenario,
+            key.calibration,
+            key.version,
+            name,
+            outcome.status,
+            outcome.reason,
+            json.dumps(outcome.figures),
+            zlib.compress(outcome.result.encode()),
+        )
+        with self._told():
+            marks = ", ".join("?" * len(row))
+            return self._db.execute(f"INSERT OR IGNORE INTO results VALUES ({marks})", row).rowcount == 1
+
+    def count(self) -> int:
+        """Points in the store."""
+        with self._told():
+            return int(self._db.execute("SELECT count(*) FROM results").fetchone()[0])
+
+    def close(self) -> None:
+        """Release the file."""
+        self._db.close()
+
+    def __enter__(self) -> Self:
+        """The store itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the file."""
+        self.close()
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Turn SQLite's errors into ours."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            name = getattr(error, "sqlite_errorname", "")
+            if name.startswith("SQLITE_FULL"):
+                text = "the disk is full; what was written before is safe: make room and start again"
+            elif name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+                text = f"another process has held it for {BUSY_S:.0f} s; try again when that one has ended"
+            elif name.startswith("SQLITE_NOTADB"):
+                text = "this is no store of a sweep; give another file name"
+            else:
+                text = f"cannot be read or written: {error}"
+            raise InputError(f"store {self.path}: {text}") from None

@@ -1,0 +1,220 @@
+"""Intervals: what a shift of an entry means, the first-order response against the engine, seeded draws."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import moesim
+from moesim.hwmodels.calibration import Law, MeasuredCurve, load_profile
+from moesim.hwmodels.errors import InputError
+from moesim.simulator.engine.critical import critical_path
+from moesim.simulator.engine.execute import execute_all
+from moesim.simulator.prepare import prepare
+from moesim.simulator.scenario import Scenario, load_scenario
+from moesim.simulator.study.effects import entry_effects, predict
+from moesim.simulator.study.metrics import UNCERTAIN, figures
+from moesim.simulator.study.response import path_weights, response_s
+from moesim.simulator.study.sensitivity import sensitivity
+from moesim.simulator.study.sources import Source, entry_sources, shifted
+from moesim.simulator.study.uncertainty import interval, samples_of, uncertainty, with_uncertainty
+
+PROFILE = load_profile("h800-trace")
+
+
+# -- shifting an entry ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("id_", [entry.id for entry in PROFILE.entries()])
+@pytest.mark.parametrize("change", [-0.2, 0.25])
+def test_a_shift_makes_the_times_of_one_entry_longer(id_: str, change: float) -> None:
+    moved = shifted(PROFILE, id_, change, 132)
+    for old, new in zip(PROFILE.entries(), moved.entries(), strict=True):
+        assert (old == new) == (old.id != id_), old.id
+    old, new = PROFILE.entry(id_), moved.entry(id_)
+    if isinstance(old, Law):
+        assert isinstance(new, Law)
+        before = old.curve.at(20).value if old.form == "table" else 132 / 112
+        assert new.curve.at(20).value == pytest.approx(max(1.0, before * (1 + change)))
+        if new.points[0][0] == 0.0:
+            assert new.curve.at(0).value == 1.0
+    elif isinstance(old, MeasuredCurve) and isinstance(new, MeasuredCurve):
+        assert new.curve.ys[0] == pytest.approx(old.curve.ys[0] / (1 + change))
+
+
+def test_an_unknown_entry_is_told() -> None:
+    with pytest.raises(InputError, match="no entry 'nothing'"):
+        shifted(PROFILE, "nothing", 0.1, 132)
+
+
+def test_times_grow_where_rates_fall() -> None:
+    from moesim.hwmodels.calibration import GemmTable
+
+    tables = [load_profile("h800-trace"), load_profile("h800-published")]
+    for profile in tables:
+        for entry in profile.gemm_tables:
+            new = shifted(profile, entry.id, 0.25, 132).entry(entry.id)
+            assert isinstance(new, GemmTable)
+            for a, b in zip(entry.points, new.points, strict=True):
+                assert new.flop_per_s(b) == pytest.approx(entry.flop_per_s(a) / 1.25)
+
+
+# -- distributions -------------------------------------------------------------------------------------
+
+
+@given(st.floats(-0.5, -0.01), st.floats(0.01, 2.0))
+def test_a_triangular_source_stays_in_its_range(low: float, high: float) -> None:
+    source = Source("x", "triangular", low, high, "assumed")
+    u = np.linspace(0.0, 1.0, 501)
+    at = source.quantile(u)
+    assert at[0] == pytest.approx(low) and at[-1] == pytest.approx(high)
+    assert (np.diff(at) >= 0).all()
+    # The area left of the mode is -low / width.
+    assert source.quantile(np.array([-low / (high - low)]))[0] == pytest.approx(0.0, abs=1e-6 * (high - low))
+    below, above = source.points()
+    assert low < below < above < high
+
+
+def test_a_normal_source_has_its_residual_as_deviation() -> None:
+    source = Source("x", "normal", -0.1, 0.1, "measured")
+    assert source.points() == pytest.approx((-0.12816, 0.12816), abs=1e-5)
+    draws = source.draw(np.random.default_rng(0).standard_normal(100_000), np.zeros(100_000))
+    assert draws.std() == pytest.approx(0.1, rel=0.02)
+    assert Source("x", "normal", -9.0, 9.0, "").draw(np.array([-5.0]), np.zeros(1))[0] == -0.9
+
+
+def test_entries_without_uncertainty_are_no_source() -> None:
+    ids = [e.id for e in PROFILE.entries() if e.residual.relative > 0]
+    assert [s.id for s in entry_sources(PROFILE, [e.id for e in PROFILE.entries()])] == ids
+
+
+# -- the response --------------------------------------------------------------------------------------
+
+
+def test_weights_hold_the_whole_step(small: Scenario) -> None:
+    execution = execute_all(prepare(small).programs)[0]
+    weights = path_weights(critical_path(execution))
+    total = sum(weights.parts.values()) + weights.send_s + sum(weights.end_s.values()) + weights.rest_s
+    assert total == pytest.approx(execution.end_ns / 1e9, rel=1e-12)
+
+
+def test_equal_prices_change_nothing(small: Scenario) -> None:
+    prepared = prepare(small)
+    weights = path_weights(critical_path(execute_all(prepared.programs)[0]))
+    costs = prepared.program.costs
+    assert response_s(weights, costs, costs) == 0.0
+
+
+def test_the_first_order_is_what_the_engine_says(small: Scenario) -> None:
+    """The six largest sources, at 1 % and at their own 10 and 90 % points."""
+    prepared, executions, result = predict(small)
+    linear = entry_effects(prepared, executions)
+    exact = entry_effects(prepared, executions, exact=6)
+    assert [e.source.id for e in exact] == [e.source.id for e in linear]
+    for a, b in zip(linear[:6], exact[:6], strict=True):
+        assert b.exact and not a.exact
+        for first, engine in zip(a.seconds, b.seconds, strict=True):
+            assert first == pytest.approx(engine, rel=0.35, abs=2e-3 * result.step.time_s), a.source.id
+    assert any(abs(a.seconds[1]) > 5e-3 * result.step.time_s for a in linear)
+
+
+# -- bands ---------------------------------------------------------------------------------------------
+
+
+def test_bands_follow_from_the_step_time(small: Scenario) -> None:
+    result = with_uncertainty(small)
+    assert result.uncertainty is not None
+    bands = result.uncertainty.bands
+    assert list(bands) == list(UNCERTAIN)
+    step, rate, cost = bands["step_time_s"], bands["tokens_per_s"], bands["cost_usd"]
+    assert step.p10 < step.p50 < step.p90
+    assert rate.p10 < rate.p50 < rate.p90
+    assert rate.p90 * step.p10 == pytest.approx(result.step.tokens, rel=1e-3)
+    assert cost.p90 / cost.predicted == pytest.approx(step.p90 / step.predicted, rel=1e-9)
+    assert step.predicted == result.step.time_s == figures(result)["step_time_s"]
+
+
+def test_the_same_seed_gives_the_same_bytes(small: Scenario) -> None:
+    first, again = with_uncertainty(small), with_uncertainty(small)
+    assert first.model_dump_json() == again.model_dump_json()
+    other = uncertainty(*predict(small), seed=1)
+    assert first.uncertainty is not None
+    assert other.bands != first.uncertainty.bands
+    assert other.sources == first.uncertainty.sources
+
+
+def test_a_result_without_bands_does_not_mention_them(small: Scenario) -> None:
+    assert "uncertainty" not in moesim.simulate(small).model_dump_json()
+    assert "uncertainty" in with_uncertainty(small).model_dump_json()
+
+
+def test_scenarios_that_share_a_source_share_its_draws(small: Scenario) -> None:
+    """The spread of a difference is far below that of its parts."""
+    draws = []
+    for scenario in (small, small.replace(**{"communication.sms": 16})):
+        prepared, executions, result = predict(scenario)
+        draws.append(samples_of(result, entry_effects(prepared, executions))["step_time_s"])
+    assert (draws[1] - draws[0]).std() < 0.2 * draws[0].std()
+
+
+def test_only_the_model_error_is_left_without_entries(small: Scenario) -> None:
+    _, _, result = predict(small)
+    draws = samples_of(result, [], left_out=0.1)["step_time_s"]
+    assert draws.std() / result.step.time_s == pytest.approx(0.1, rel=0.05)
+    assert (samples_of(result, [], left_out=0.0)["step_time_s"] == result.step.time_s).all()
+
+
+def test_interval_widens_with_its_level(small: Scenario) -> None:
+    narrow, wide = interval(small, level=0.5), interval(small, level=0.9)
+    assert wide[0] < narrow[0] < narrow[1] == wide[1] < narrow[2] < wide[2]
+    days = moesim.interval(small, "days")
+    assert days[1] / days[0] == pytest.approx(interval(small)[1] / interval(small)[0])
+
+
+def test_bad_arguments_are_told(small: Scenario) -> None:
+    with pytest.raises(InputError, match="nearest: 'step_time_s'"):
+        interval(small, "step_time")
+    with pytest.raises(InputError, match=r"level=1\.5"):
+        interval(small, level=1.5)
+    free = load_scenario("deepseek-v3-trace-pair")
+    if free.machine.price_per_gpu_hour is None:
+        with pytest.raises(InputError, match="price_per_gpu_hour"):
+            interval(free, "cost_usd")
+    prepared, executions, result = predict(small)
+    with pytest.raises(InputError, match="samples=3"):
+        uncertainty(prepared, executions, result, samples=3)
+
+
+# -- sensitivity ---------------------------------------------------------------------------------------
+
+
+def test_the_tornado_is_sorted_and_has_every_kind_of_source(small: Scenario) -> None:
+    found = sensitivity(small, {"communication.sms": (8, 32)}, seeds=2, exact=1)
+    swings = [abs(e.high_s - e.low_s) for e in found.effects]
+    assert swings == sorted(swings, reverse=True)
+    by_source = {e.source: e for e in found.effects}
+    kinds = {"communication.sms", "variation.seed", "model.left_out", "h800-trace.gemm_told"}
+    assert kinds <= set(by_source)
+    own = by_source["communication.sms"]
+    assert (own.low, own.high, own.exact) == ("8", "32", True)
+    assert own.low_s == moesim.simulate(small.replace(**{"communication.sms": 8})).step.time_s
+    rows = found.rows()
+    assert {row["from"] for row in rows} == {"stated", "engine", "critical path"}
+    assert rows[0]["change_high"] == pytest.approx(found.effects[0].high_s / found.step.predicted - 1)
+
+
+def test_a_range_of_the_price_moves_the_cost_alone(small: Scenario) -> None:
+    prepared, executions, result = predict(small)
+    key = "cluster.price_per_gpu_hour"
+    plain = uncertainty(prepared, executions, result, left_out=0.0)
+    priced = uncertainty(prepared, executions, result, left_out=0.0, ranges={key: ("$1/h", "$4/h")})
+    assert priced.bands["step_time_s"] == plain.bands["step_time_s"]
+    wide, narrow = priced.bands["cost_usd"], plain.bands["cost_usd"]
+    assert wide.p10 < 0.85 * narrow.p10 and wide.p90 > 1.15 * narrow.p90
+
+
+def test_an_illegal_end_of_a_range_is_told(small: Scenario) -> None:
+    with pytest.raises(InputError, match=r"parallel\.ep"):
+        sensitivity(small, {"parallel.ep": (16, 24)})

@@ -1,0 +1,79 @@
+"""`compare`, `sweep` and `sensitivity`: thin layers over the public API, with errors in words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import moesim
+
+Run = Callable[..., Any]
+PAIR = "deepseek-v3-trace-pair"
+
+
+def test_compare_prints_what_the_api_returns(run: Run) -> None:
+    shown = run("compare", PAIR, "--with", "communication.sms=8", "--json")
+    assert shown.code == 0
+    few = moesim.load(PAIR, "communication.sms=8")
+    expected = moesim.compare([PAIR, few], names=[PAIR, "communication.sms=8"])
+    assert json.loads(shown.out) == expected.to_dict()
+    table = run("compare", PAIR, PAIR, "--set", "2:communication.sms=8", "--set", "seed=4", "--uncertainty")
+    assert table.code == 0
+    assert "communication.sms: 20 -> 8" in table.out and "seed" not in table.out.splitlines()[1]
+    assert "P10" in table.out and "critical path, seconds" in table.out
+
+
+def test_sweep_prints_json_and_a_table(run: Run, tmp_path: Path) -> None:
+    arguments = ("sweep", PAIR, "--vary", "communication.sms=0,20", "--store", "s.sqlite", "--workers", "1")
+    shown = run(*arguments, "--json")
+    assert shown.code == 0
+    found = json.loads(shown.out)
+    assert [p["status"] for p in found["points"]] == ["illegal", "ok"]
+    assert (tmp_path / "s.sqlite").is_file()
+    table = run(*arguments)
+    assert "2 points, 0 computed, 2 from s.sqlite" in table.out
+    assert "at least 1 communication SM" in table.out
+
+
+def test_sensitivity_prints_json_and_a_table(run: Run) -> None:
+    shown = run("sensitivity", PAIR, "--range", "communication.sms=16,24", "--json")
+    assert shown.code == 0
+    expected = moesim.sensitivity(PAIR, {"communication.sms": (16, 24)})
+    assert json.loads(shown.out) == expected.to_dict()
+    table = run("sensitivity", PAIR, "--top", "2")
+    assert table.code == 0
+    assert "model.left_out" in table.out and "smaller ones" in table.out
+
+
+def test_simulate_adds_intervals_only_when_asked(run: Run) -> None:
+    plain, with_bands = run("simulate", PAIR, "--json"), run("simulate", PAIR, "--uncertainty", "--json")
+    bands = json.loads(with_bands.out)
+    assert set(bands) - set(json.loads(plain.out)) == {"uncertainty"}
+    del bands["uncertainty"]
+    assert bands == json.loads(plain.out)
+    assert "P90" in run("simulate", PAIR, "--uncertainty").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("compare", PAIR), "2 to 4"),
+        (("compare", PAIR, PAIR, "--set", "3:seed=1"), "there are 2 scenarios"),
+        (("sweep", PAIR, "--vary", "communication.sms"), "write KEY=VALUES"),
+        (("sweep", PAIR, "--vary", "seed=8..1"), "backwards"),
+        (("sweep", PAIR, "--vary", "seed=1", "--vary", "seed=2"), "given twice"),
+        (("sweep", PAIR, "--vary", "seed=1..9", "--design", "sobol"), "number of points"),
+        (("sweep", PAIR, "--vary", "seed=1", "--workers", "0"), "workers=0"),
+        (("sweep", PAIR, "--vary", "seed=1", "--store", "no/such/s.sqlite"), "does not exist"),
+        (("sensitivity", PAIR, "--range", "communication.sms=8"), "KEY=LOW,HIGH"),
+        (("sensitivity", PAIR, "--range", "no.such=1,2"), "no"),
+    ],
+)
+def test_bad_arguments_are_told(run: Run, arguments: tuple[str, ...], said: str) -> None:
+    shown = run(*arguments)
+    assert shown.code == 2
+    assert said in shown.err and "Traceback" not in shown.err
