@@ -37,6 +37,7 @@ SETTINGS: Mapping[str, str] = {
     "client.showErrorDetails": "none",
     "client.toolbarMode": "viewer",
     "runner.magicEnabled": "false",
+    "logger.level": "warning",
     "global.developmentMode": "false",
 }
 """Given as flags, which outrank environment variables and every config.toml of the machine."""

@@ -22,7 +22,7 @@ FLAGS = (
     "--disable-sync",
     "--disable-dev-shm-usage",
 )
-WAIT_MS = 20_000
+WAIT_MS = 90_000
 """As long as anything may take on a machine that others use too."""
 
 

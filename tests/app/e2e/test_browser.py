@@ -22,6 +22,7 @@ from moesim.app.main import PAGES
 
 Visit = Callable[[], Any]
 SENTENCE = "[data-testid=stAlertContentError] [data-testid=stMarkdownContainer]"
+WAIT_MS = 90_000
 FEWER_SMS = "?preset=deepseek-v3-2048xh800&set=communication.sms%3D8"
 
 
@@ -65,7 +66,10 @@ def test_a_failure_rate_chosen_in_the_sidebar_costs_days_and_stays_in_the_addres
     before = visitor.metric("Days").inner_text()
     box = page.get_by_test_id("stSelectbox").filter(has_text="Failure rate as at")
     box.locator("input").click()
-    page.get_by_role("option", name="llama3-16k-h100").click()
+    page.get_by_role("option", name="llama3-16k-h100").wait_for()
+    page.keyboard.type("llama3-16k")
+    page.get_by_role("option", name="meta-rsc1-1024").wait_for(state="detached")  # the list is narrowed down
+    page.keyboard.press("Enter")
     page.wait_for_function("location.search.includes('llama3-16k-h100')")
     visitor.settled()
     page.get_by_text("Best interval").wait_for()
@@ -176,11 +180,13 @@ def test_the_command_starts_prints_its_address_and_stops_cleanly(browser: Any) -
     )
     try:
         assert process.stderr is not None and process.stdout is not None
-        line = process.stderr.readline()
-        address = re.search(r"http://127\.0\.0\.1:\d+", line)
-        assert address is not None, line + process.stderr.read()
+        said = ""
+        while (address := re.search(r"http://127\.0\.0\.1:\d+", said)) is None:
+            line = process.stderr.readline()
+            assert line, f"it ended without an address: {said}"
+            said += line
         page = browser.new_page()
-        page.set_default_timeout(180_000)
+        page.set_default_timeout(WAIT_MS)
         page.goto(address[0])
         page.get_by_test_id("stMetric").first.wait_for()
         page.close()
