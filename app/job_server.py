@@ -57,7 +57,7 @@ def _run(pipe: Connection) -> None:
         pipe.send(("error", "InputError", str(error), error.key, error.nearest))
     except MoesimError as error:
         pipe.send(("error", type(error).__name__, str(error)))
-    except (EOFError, BrokenPipeError):
+    except (EOFError, ConnectionError):
         return  # nobody wants it any more
     except Exception as error:
         log.exception("job failed")
