@@ -18,6 +18,7 @@ from moesim.app import uploads
 from moesim.hwmodels.calibration import PROFILE_DIRECTORY
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import READ_BELOW
+from moesim.simulator.model.shape import load_model
 from moesim.simulator.prepare import prepare
 from moesim.simulator.scenario import Scenario
 
@@ -75,7 +76,7 @@ def test_a_model_gets_the_visitors_name_and_works_in_a_preset() -> None:
     text = uploads.path_of(kept.token).read_text("utf-8")
     assert "name: tiny-moe" in text and "/etc/passwd" not in text and "upload-" not in text
     scenario = uploads.scenario_of(HOME, [f"model={kept.token}"])
-    assert uploads.load_model(scenario.path(scenario.model)).name == "tiny-moe"
+    assert isinstance(scenario.model, str) and load_model(scenario.path(scenario.model)).name == "tiny-moe"
 
 
 def test_a_profile_with_shipped_includes_is_read() -> None:
@@ -266,8 +267,8 @@ def test_the_second_line_of_defence_holds_by_itself(tmp_path: Path) -> None:
         lambda: moesim.load(str(tmp_path / "small.yaml")),
         lambda: load_cluster(str(secret)),
         lambda: load_profile(str(secret)),
-        lambda: uploads.load_model(str(secret)),
-        lambda: uploads.load_model("/etc/passwd"),
+        lambda: load_model(str(secret)),
+        lambda: load_model("/etc/passwd"),
         lambda: read_counts(tmp_path / "x.csv"),
         lambda: import_topology(secret, "hgx-h100"),
         lambda: prepare(moesim.load(HOME, f"schedule={tmp_path}/x.csv")),

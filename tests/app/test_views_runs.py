@@ -13,7 +13,7 @@ from streamlit.testing.v1 import AppTest
 
 from moesim.app import jobs, uploads, work_runs
 from moesim.app.views import evidence as page
-from moesim.hwmodels.calibration import PROFILE_DIRECTORY
+from moesim.hwmodels.calibration import PROFILE_DIRECTORY, list_profiles
 from moesim.simulator.validation import Row
 from moesim.simulator.validation_collectives import CollectiveRow
 
@@ -130,7 +130,7 @@ def test_two_profiles_are_compared() -> None:
     assert any("median change" in frame.value for frame in app.dataframe)
 
 
-@pytest.mark.parametrize("name", uploads.list_profiles())
+@pytest.mark.parametrize("name", list_profiles())
 def test_every_shipped_profile_can_be_shown(name: str) -> None:
     app = opened("calibration")
     box(app, "selectbox", "Profile").select(name).run()
