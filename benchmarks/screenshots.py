@@ -19,7 +19,7 @@ from moesim.app.main import PAGES
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "screenshots"
 MOST_BYTES = 250_000
-WAIT_MS = 300_000
+WAIT_MS = 90_000
 QUERIES = {"run_cost": "?preset=deepseek-v3-2048xh800&set=run.failures%3Dllama3-16k-h100"
            "&set=run.restart%3Dmegascale&set=run.checkpoint%3D%7B%22interval%22%3A%221+h%22%2C"
            "%22storage%22%3A%22llama3-tectonic%22%7D"}  # fmt: skip

@@ -76,7 +76,7 @@ def test_a_model_gets_the_visitors_name_and_works_in_a_preset() -> None:
     text = uploads.path_of(kept.token).read_text("utf-8")
     assert "name: tiny-moe" in text and "/etc/passwd" not in text and "upload-" not in text
     scenario = uploads.scenario_of(HOME, [f"model={kept.token}"])
-    assert load_model(scenario.path(str(scenario.model))).name == "tiny-moe"
+    assert isinstance(scenario.model, str) and load_model(scenario.path(scenario.model)).name == "tiny-moe"
 
 
 def test_a_profile_with_shipped_includes_is_read() -> None:
