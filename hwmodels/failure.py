@@ -9,11 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from moesim.hwmodels.library import by_name, load_described, shipped_names
 from moesim.hwmodels.provenance import DateText, Kind, Source, SourcedPerNodeDay, SourcedSeconds
+from moesim.hwmodels.units import SECONDS_PER_DAY
 
 FOLDER = "failures"
 RESTARTS = "restarts"
-
-SECONDS_PER_DAY = 86400.0
 
 
 class CauseCount(BaseModel):

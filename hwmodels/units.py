@@ -23,6 +23,9 @@ __all__ = [
     "UsdPerWattYear", "Watts", "format_quantity", "parse_quantity", "quantity_text",
 ]  # fmt: skip
 
+SECONDS_PER_HOUR = 3600.0
+SECONDS_PER_DAY = 86400.0
+
 _QUANTITY = re.compile(
     r"^\s*(?P<dollar>\$)?\s*(?P<number>[+-]?(\d[\d_]*\.?\d*|\.\d+)([eE][+-]?\d+)?)\s*(?P<unit>.*?)\s*$"
 )

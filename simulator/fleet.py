@@ -13,6 +13,7 @@ import moesim
 from moesim.hwmodels.cluster import Cluster, ClusterRef
 from moesim.hwmodels.confidence import Confidence, confidence, statement
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from moesim.hwmodels.validation import validate_model
 from moesim.simulator.engine.execute import execute
 from moesim.simulator.engine.program import Program
@@ -25,8 +26,6 @@ from moesim.simulator.result import MemoryResult, StepResult
 from moesim.simulator.scenario import Scenario, Stages
 from moesim.simulator.schedules import Schedule
 from moesim.simulator.simulate import step_result
-
-SECONDS_PER_DAY = 86400.0
 
 
 class _Part(BaseModel):
@@ -106,7 +105,8 @@ def simulate_fleet(scenario: Scenario, pools: Sequence[Pool | dict[str, object]]
     bubbles = [rank.bubble for rank in breakdowns(execution)]
     n_gpus = sum(h.pool.cluster.n_gpus for h in held)
     tokens = scenario.batch.sequences * scenario.batch.sequence_length
-    hours = -(-scenario.run.tokens // tokens) * time_s / 3600.0
+    run_s = -(-scenario.run.tokens // tokens) * time_s
+    hours = run_s / SECONDS_PER_HOUR
     prices = [h.pool.cluster.price_per_gpu_hour for h in held]
     notes = {note for p in prepared for note in (*p.pricer.evidence.extrapolated, *p.memory.notes)}
     return FleetResult(
@@ -115,7 +115,7 @@ def simulate_fleet(scenario: Scenario, pools: Sequence[Pool | dict[str, object]]
         pools=tuple(_pool(h, p, layers, bubbles) for h, p in zip(held, prepared, strict=True)),
         layers=layers,
         stages=tuple(describe(prepared[0].stages).splitlines()),
-        days=hours / 24.0,
+        days=run_s / SECONDS_PER_DAY,
         gpu_hours=hours * n_gpus,
         cost_usd=fsum(
             hours * h.pool.cluster.n_gpus * price.value

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from moesim.hwmodels.provenance import provenance_rows
+from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from moesim.simulator.result import ProvenanceEntry, Result
 from moesim.simulator.run.money import Rates, rates
 from moesim.simulator.run.report import RunReport, Spread
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.study.band import Band, Uncertainty
 
-HOURS_PER_DAY = 24.0
+HOURS_PER_DAY = SECONDS_PER_DAY / SECONDS_PER_HOUR
 
 
 def without_prices(scenario: Scenario) -> Scenario:

@@ -8,7 +8,7 @@ import moesim
 from moesim.hwmodels.calibration import profile_hash
 from moesim.hwmodels.confidence import confidence, peak_only_note, statement
 from moesim.hwmodels.provenance import provenance_rows, sourced_numbers
-from moesim.hwmodels.units import format_quantity
+from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR, format_quantity
 from moesim.simulator.bounds import lower_bound_s, upper_bound_s
 from moesim.simulator.causes import fault_effects
 from moesim.simulator.collectives.library import load_library
@@ -43,8 +43,6 @@ from moesim.simulator.run.report import RunReport
 from moesim.simulator.run.simulate_run import FloatArray, simulate_run
 from moesim.simulator.run.work import StepFigures, phase_works
 from moesim.simulator.scenario import Scenario
-
-SECONDS_PER_DAY = 86400.0
 
 
 def simulate(scenario: Scenario) -> Result:
@@ -168,7 +166,7 @@ def _run(prepared: Prepared, time_s: float) -> RunResult:
     scenario, cluster = prepared.scenario, prepared.cluster
     tokens = _tokens(prepared)
     steps = -(-scenario.run.tokens // tokens)
-    gpu_hours = steps * time_s / 3600.0 * cluster.n_gpus
+    gpu_hours = steps * time_s / SECONDS_PER_HOUR * cluster.n_gpus
     price = cluster.price_per_gpu_hour
     return RunResult(
         tokens=scenario.run.tokens,

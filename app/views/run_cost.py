@@ -28,8 +28,6 @@ NONE = "none"
 TOKENS_ONLY = "tokens of the main phase only"
 CLUSTERS_PRICE = "the cluster's price"
 INTERVALS = ("optimal", "5 min", "15 min", "30 min", "1 h", "2 h", "4 h")
-DAYS = 86400.0
-"""Seconds, as the spares' repair is asked for in days."""
 
 
 def show() -> None:
@@ -80,9 +78,16 @@ def _inputs(scenario: Scenario) -> None:
     _choose(
         "run", "Plan", [TOKENS_ONLY, *run_plan_names()], plan if plan in run_plan_names() else TOKENS_ONLY
     )
-    name = _hold("run.tokens", run.tokens / 1e12)
+    name = _hold("run.tokens", float(run.tokens))
     st.number_input(
-        "Tokens of the main phase (10¹²)", 0.001, 1e6, step=0.1, key=name, on_change=_tokens, args=(name,)
+        "Tokens of the main phase",
+        min_value=1e9,
+        max_value=1e18,
+        step=1e11,
+        format="%.5g",
+        key=name,
+        on_change=_tokens,
+        args=(name,),
     )
     name = _hold("run.start", run.start)
     st.date_input("Start", key=name, on_change=_start, args=(name,))
@@ -135,7 +140,7 @@ def _way(run: RunPlan) -> str:
 
 
 def _tokens(name: str) -> None:
-    state.set_override("run.tokens", round(st.session_state[name] * 1e12))
+    state.set_override("run.tokens", round(st.session_state[name]))
 
 
 def _start(name: str) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moesim.hwmodels.cluster import Cluster
+from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from moesim.simulator.engine.execute import execute
 from moesim.simulator.layout.in_flight import rank_stages
 from moesim.simulator.layout.memory import memory_by_kind
@@ -20,7 +21,6 @@ from moesim.simulator.planner.result import PlanRow
 from moesim.simulator.prepare import prepare
 from moesim.simulator.scenario import Scenario, Stages
 from moesim.simulator.schedules import build
-from moesim.simulator.simulate import SECONDS_PER_DAY
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def make_row(
     assert seconds is not None, "a plan has a simulated or an estimated time"
     tokens = scenario.batch.sequences * scenario.batch.sequence_length
     run_s = -(-scenario.run.tokens // tokens) * seconds
-    gpu_hours = run_s / 3600.0 * cluster.n_gpus
+    gpu_hours = run_s / SECONDS_PER_HOUR * cluster.n_gpus
     price = cluster.price_per_gpu_hour
     pue = cluster.energy.pue.value if cluster.energy else 1.0
     return PlanRow(

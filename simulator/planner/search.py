@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args
 from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InfeasibleError, InputError
+from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.candidates import Candidates, find_candidates
 from moesim.simulator.planner.pareto import front
@@ -59,9 +60,10 @@ class Limits:
         steps = -(-scenario.run.tokens // tokens)
         most = inf
         if self.deadline_days is not None:
-            most = self.deadline_days * 86400.0 / steps
+            most = self.deadline_days * SECONDS_PER_DAY / steps
         if self.budget_usd is not None:
-            most = min(most, self.budget_usd * 3600.0 / (cluster.usd_per_gpu_hour * cluster.n_gpus * steps))
+            usd_per_hour = cluster.usd_per_gpu_hour * cluster.n_gpus
+            most = min(most, self.budget_usd / usd_per_hour * SECONDS_PER_HOUR / steps)
         return most
 
 

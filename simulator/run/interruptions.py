@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InfeasibleError, InputError
-from moesim.hwmodels.units import format_quantity
+from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR, format_quantity
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.run.checkpoint import (
     checkpoint_bytes,
@@ -81,7 +81,7 @@ class Interruptions:
 
 
 def _time(seconds: float) -> str:
-    for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
+    for unit, size in (("days", SECONDS_PER_DAY), ("h", SECONDS_PER_HOUR), ("min", 60.0)):
         if seconds >= 2.0 * size:
             return f"{seconds / size:.3g} {unit}"
     return format_quantity(seconds, "s")

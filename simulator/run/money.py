@@ -10,6 +10,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.price import load_prices
 from moesim.hwmodels.provenance import UNDATED, SourcedUsdPerHour
 from moesim.hwmodels.purchase import Purchase
+from moesim.hwmodels.units import SECONDS_PER_HOUR
 from moesim.simulator.run.plan import Price
 
 SECONDS_PER_YEAR = 31_557_600.0
@@ -72,7 +73,7 @@ def rates(cluster: Cluster, price: Price | None, spare_nodes: int) -> Rates:
 
 def purchase_usd_per_hour(buy: Purchase, gpus: int, power_w: float, site: EnergySite) -> dict[str, float]:
     """Dollars of an hour of owned hardware, by part (eq. J7)."""
-    used_hours_per_s = buy.utilisation.value / 3600.0
+    used_hours_per_s = buy.utilisation.value / SECONDS_PER_HOUR
 
     def written_off(usd: float, life_s: float) -> float:
         return usd / (life_s * used_hours_per_s)

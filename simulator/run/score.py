@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from moesim.hwmodels.failure import load_failure_rate, load_restart
-from moesim.hwmodels.units import parse_quantity
+from moesim.hwmodels.units import SECONDS_PER_DAY, parse_quantity
 from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.run.checkpoint import optimal_interval_s
@@ -137,7 +137,7 @@ def goodput(case: GoodputCase) -> float:
         detection, recovery = restart.detection.value, restart.recovery.value
     else:
         detection, recovery = 0.0, parse_quantity(case.recovery or "", "s")
-    work = case.days * 86400.0
+    work = case.days * SECONDS_PER_DAY
     model = FailureModel(
         rate_per_s=1.0 / between,
         interval_s=optimal_interval_s(stall, between)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moesim.hwmodels.cluster import Cluster
+from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from moesim.simulator.run.failures import Outcome, simulate_failures
 from moesim.simulator.run.interruptions import Interruptions
 from moesim.simulator.run.money import Rates, rates
@@ -19,8 +20,6 @@ from moesim.simulator.run.report import CauseReport, FinishDates, GpuHours, Phas
 from moesim.simulator.run.work import PhaseWork
 
 FloatArray = NDArray[np.float64]
-
-SECONDS_PER_DAY = 86400.0
 
 
 def simulate_run(
@@ -46,7 +45,7 @@ def simulate_run(
     spare_nodes = plan.spares.count if plan.spares else 0
     bill = rates(cluster, plan.price, spare_nodes)
     book = _Book(phases, outcome, cluster.n_gpus, bill)
-    hours = book.wall_s / 3600.0
+    hours = book.wall_s / SECONDS_PER_HOUR
     return RunReport(
         phases=tuple(book.rows()),
         days=_spread(book.wall_s / SECONDS_PER_DAY),
@@ -130,7 +129,7 @@ class _Book:
 
     def _hours(self, seconds: FloatArray) -> float:
         """Mean GPU-hours of [..., replicas] seconds, everything but the replicas summed."""
-        return mean(seconds.reshape(-1, seconds.shape[-1]).sum(axis=0)) * self.gpus / 3600.0
+        return mean(seconds.reshape(-1, seconds.shape[-1]).sum(axis=0)) * self.gpus / SECONDS_PER_HOUR
 
     def rows(self) -> list[PhaseReport]:
         found, simulated = [], 0
@@ -150,9 +149,9 @@ class _Book:
                     sequence_length=phase.sequence_length,
                     step_time_s=phase.step_time_s,
                     days=work_s / SECONDS_PER_DAY,
-                    gpu_hours=work_s * self.gpus / 3600.0,
-                    gpu_hours_with_stops=wall_s * self.gpus / 3600.0,
-                    cost_usd=self.bill.usd(wall_s / 3600.0),
+                    gpu_hours=work_s * self.gpus / SECONDS_PER_HOUR,
+                    gpu_hours_with_stops=wall_s * self.gpus / SECONDS_PER_HOUR,
+                    cost_usd=self.bill.usd(wall_s / SECONDS_PER_HOUR),
                     interpolation_error=phase.interpolation_error,
                 )
             )
@@ -160,8 +159,8 @@ class _Book:
 
     def gpu_hours(self) -> GpuHours:
         o = self.outcome
-        stated = self.stated_s * self.gpus / 3600.0
-        total = mean(self.wall_s) * self.gpus / 3600.0
+        stated = self.stated_s * self.gpus / SECONDS_PER_HOUR
+        total = mean(self.wall_s) * self.gpus / SECONDS_PER_HOUR
         return GpuHours(
             productive=self._hours(o.work) + stated,
             checkpoints=self._hours(o.checkpoints),

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.units import SECONDS_PER_HOUR
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.run.phases import Level, StepTimes, levels, work_seconds
 from moesim.simulator.run.plan import Phase, Ramp
@@ -93,7 +94,7 @@ def _stated(phase: Phase, scenario: Scenario) -> PhaseWork:
         sequences=0,
         sequence_length=0,
         step_time_s=0.0,
-        seconds=hours.value * 3600.0 / scenario.machine.n_gpus,
+        seconds=hours.value * SECONDS_PER_HOUR / scenario.machine.n_gpus,
         notes=(f"{phase.name}: {hours.text} as stated ({hours.source}), not predicted",),
     )
 

@@ -150,7 +150,9 @@ def _checkpoints(saved: CheckpointReport | None) -> str:
 
 
 def _time(seconds: float) -> str:
-    for unit, size in (("h", 3600.0), ("min", 60.0)):
+    from moesim.hwmodels.units import SECONDS_PER_HOUR
+
+    for unit, size in (("h", SECONDS_PER_HOUR), ("min", 60.0)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds:.2g} s"

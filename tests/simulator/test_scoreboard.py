@@ -102,7 +102,8 @@ def test_a_sample_is_predicted_between_its_bounds() -> None:
         assert row.predicted_step_s and row.lower_bound_s and row.upper_bound_s
         assert row.lower_bound_s <= row.predicted_step_s <= row.upper_bound_s
         if row.id in REACHED:
-            assert abs(row.relative_error or 0.0) < REACHED[row.id], row.id
+            assert row.relative_error is not None, row.id
+            assert abs(row.relative_error) < REACHED[row.id], row.id
     assert {g.name for g in board.groups} == {ROWS[id_].group for id_ in SAMPLE}
 
 
