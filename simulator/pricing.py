@@ -248,24 +248,26 @@ class Pricer:
                 f"profile {profile.name}: communication shares of Hopper used for {accelerator.name}"
             )
 
-    def sharded_phase(self, kind: BlockKind, phase: Phase) -> TransferCost:
-        """ZeRO-3: all-gather of a block's parameters, or reduce-scatter of its gradients."""
+    def sharded_phases(self, kind: BlockKind) -> tuple[dict[Phase, TransferCost], dict[Phase, float]]:
+        """ZeRO-3's all-gathers and reduce-scatter of a block beside its compute, and their seconds alone."""
         recipe = self.scenario.recipe
-        fmt = recipe.gradient_reduce if phase == "scatter W" else recipe.parameter_gather
         dense, expert = self.block_parameters(kind)
-        size = BYTES_PER_ELEMENT[fmt]
         dense_ring, expert_ring = self._rings(1)
-        moved = [
-            busiest_bytes("all_gather", dense * size, *dense_ring),
-            busiest_bytes("all_gather", expert * size, *expert_ring),
-        ]
-        nic, scale_up = (fsum(ring[i] for ring in moved) for i in (0, 1))
-        beside = collective_beside_compute(
-            "reduce_scatter" if phase == "scatter W" else "all_gather",
-            dense * size, *dense_ring, self.links, self.profile,
-        )  # fmt: skip
-        seconds = self.data_parallel_s(dense * size, expert * size, 1) + beside
-        return TransferCost(0.0, seconds, seconds, nic, scale_up, 0.0, seconds)
+        costs: dict[Phase, TransferCost] = {}
+        alone: dict[Phase, float] = {}
+        phases: tuple[Phase, ...] = ("gather F", "gather B", "scatter W")
+        for phase in phases:
+            scatter = phase == "scatter W"
+            size = BYTES_PER_ELEMENT[recipe.gradient_reduce if scatter else recipe.parameter_gather]
+            rings = ((dense, dense_ring), (expert, expert_ring))
+            moved = [busiest_bytes("all_gather", held * size, *ring) for held, ring in rings]
+            nic, scale_up = (fsum(bytes_[i] for bytes_ in moved) for i in (0, 1))
+            name = "reduce_scatter" if scatter else "all_gather"
+            longer = collective_beside_compute(name, dense * size, *dense_ring, self.links, self.profile)
+            alone[phase] = self.data_parallel_s(dense * size, expert * size, 1)
+            both = alone[phase] + longer
+            costs[phase] = TransferCost(0.0, both, both, nic, scale_up, 0.0, both)
+        return costs, alone
 
     def data_parallel_s(self, dense_bytes: float, expert_bytes: float, copies: int) -> float:
         """Seconds of a reduce-scatter or all-gather over the data-parallel groups, one after the other.
@@ -318,10 +320,9 @@ class Pricer:
             compute |= block_compute(self, kind, modes)
             transfer |= block_transfers(self, kind, modes)
             if self.scenario.parallel.zero_stage == 3:
-                phases: tuple[Phase, ...] = ("gather F", "gather B", "scatter W")
-                sharded = {phase: self.sharded_phase(kind, phase) for phase in phases}
+                sharded, alone = self.sharded_phases(kind)
                 transfer |= {(kind, phase, "alone"): cost for phase, cost in sharded.items()}
-                compute |= slowed_beside(kind, compute, sharded)
+                compute |= slowed_beside(kind, compute, alone)
         send_bytes, send_s, across = self.send(schedule)
         return CostTable(compute, transfer, send_bytes, send_s, self.sync(schedule, stages), across)
 

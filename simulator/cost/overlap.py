@@ -9,14 +9,14 @@ from moesim.hwmodels.provenance import SourcedFraction
 TensorOverlap = Literal["none", "weight-gradient", "full"]
 
 LOST_BESIDE_NCCL = SourcedFraction(
-    value=1.0 - 1345.5 / 1645.8,
+    value=0.213,
     kind="measured",
-    source="PyTorch trace of a Llama 3 8B FSDP step on 8x H200 (torch 2.11.0, NCCL 2.28.9, 24 CTAs): one "
-    "cuBLAS product takes 1345.5 us alone (43 launches) and 1645.8 us beside a ring collective (34)",
+    source="benchmarks/gpu/results/2026-11-20-h200-x4-beside-nccl.json: median of 14 products (BF16, FP8) "
+    "beside an all-gather or reduce-scatter, 4x H200, torch 2.11.0, NCCL 2.28.9, 24 channels",
     date="2026-11-20",
-    note="eq. O5; pointwise kernels lose 8 to 14 %, attention 10 %",
+    note="eq. O5; 0.18 to 0.30, attention 0.15 to 0.20, pointwise 0.29 to 0.49; 24 of 132 SMs are 0.182",
 )
-"""Share of the time beside a collective by which compute falls behind."""
+"""Seconds by which compute falls behind for every second that the collective beside it takes alone."""
 
 
 class Products(NamedTuple):
@@ -30,7 +30,8 @@ class Products(NamedTuple):
 def beside(collective_s: float, compute_s: float) -> float:
     """Eq. O1: seconds that a collective adds to the compute it runs beside.
 
-    What is longer than the compute stays exposed; beside the rest the compute falls behind (eq. O5).
+    `collective_s` is its time alone. What is longer than the compute stays exposed; beside the rest the
+    compute falls behind (eq. O5).
     """
     hidden = min(collective_s, compute_s)
     return collective_s - hidden + LOST_BESIDE_NCCL.value * hidden

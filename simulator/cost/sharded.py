@@ -15,9 +15,12 @@ from moesim.simulator.model.operator import BlockKind, Phase
 def slowed_beside(
     kind: BlockKind,
     compute: Mapping[tuple[BlockKind, Phase, Mode], PhaseCost],
-    sharded: Mapping[Phase, TransferCost],
+    alone_s: Mapping[Phase, float],
 ) -> dict[tuple[BlockKind, Phase, Mode], PhaseCost]:
-    """Compute of a block with ZeRO-3's collectives beside it, spread evenly over its phases (eq. O5)."""
+    """Compute of a block with ZeRO-3's collectives beside it, spread evenly over its phases (eq. O5).
+
+    `alone_s`: seconds that each collective takes alone.
+    """
     out: dict[tuple[BlockKind, Phase, Mode], PhaseCost] = {}
     passes: tuple[tuple[bool, tuple[Phase, ...]], ...] = (
         (True, ("gather F",)), (False, ("gather B", "scatter W"))
@@ -27,7 +30,7 @@ def slowed_beside(
             key: cost for key, cost in compute.items() if key[0] == kind and key[1].endswith(" F") == forward
         }
         total = fsum(cost.fixed_s + cost.row_s for cost in own.values())
-        hidden = min(total, fsum(sharded[phase].nic_s for phase in collectives))
+        hidden = min(total, fsum(alone_s[phase] for phase in collectives))
         factor = 1.0 + LOST_BESIDE_NCCL.value * hidden / total if total else 1.0
         for key, cost in own.items():
             out[key] = replace(cost, fixed_s=cost.fixed_s * factor, row_s=cost.row_s * factor,

@@ -166,11 +166,10 @@ class PriceBook:
             transfer |= self.transfers(plan, recipe, sms, "beside")
         if zero3:
             pricer = self.pricer(plan, recipe, arithmetic(policy), sms)
-            phases: tuple[Phase, ...] = ("gather F", "gather B", "scatter W")
             for kind in self.kinds:
-                sharded = {phase: pricer.sharded_phase(kind, phase) for phase in phases}
+                sharded, alone = pricer.sharded_phases(kind)
                 transfer |= {(kind, phase, "alone"): cost for phase, cost in sharded.items()}
-                compute |= slowed_beside(kind, compute, sharded)
+                compute |= slowed_beside(kind, compute, alone)
         table = self._tables[key] = CostTable(compute, transfer, 0.0, 0.0, ())
         return table
 
@@ -188,12 +187,11 @@ class PriceBook:
         return {(kind, phase, mode): cost for kind in self.routed for (_, phase, _), cost in found.items()}
 
     def sharded_s(self, plan: ParallelPlan, recipe: Precision, kind: BlockKind) -> tuple[float, float, float]:
-        """Seconds of ZeRO-3's gather before F, gather before the backward and scatter of a block, alone."""
+        """Seconds of ZeRO-3's gather before F, gather before the backward and scatter of a block."""
         key = (plan.tp, plan.ep, plan.expert_tp, plan.pp, recipe, kind)
         if key not in self._sharded:
             pricer = self.pricer(plan, recipe, "none")
-            costs = [pricer.sharded_phase(kind, phase) for phase in ("gather F", "gather B", "scatter W")]
-            first, second, third = (c.launch_s + max(c.nic_s, c.scale_up_s) for c in costs)
+            first, second, third = (cost.nic_s for cost in pricer.sharded_phases(kind)[0].values())
             self._sharded[key] = first, second, third
         return self._sharded[key]
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import statistics
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +21,8 @@ from moesim.simulator.cost.overlap import (
 )
 
 SECONDS = st.floats(0.0, 10.0)
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "gpu" / "results"
+MEASURED = RESULTS / "2026-11-20-h200-x4-beside-nccl.json"
 
 
 @given(SECONDS, SECONDS)
@@ -31,7 +37,15 @@ def test_a_collective_without_compute_is_exposed_whole() -> None:
 
 
 def test_a_hidden_collective_costs_what_the_product_loses() -> None:
-    assert beside(1.0, 5.0) == pytest.approx(1.0 - 1345.5 / 1645.8)
+    assert beside(1.0, 5.0) == pytest.approx(LOST_BESIDE_NCCL.value)
+
+
+def test_the_loss_is_the_median_of_the_measured_products() -> None:
+    """Seconds lost in a window beside collectives, over the seconds that these would have taken alone."""
+    rows = [row for row in json.loads(MEASURED.read_text())["rows"] if "product" in row["operator"]]
+    lost = [(1.0 - row["alone_s"] / row["beside_s"]) * row["collective_ratio"] for row in rows]
+    assert len(lost) == 14
+    assert LOST_BESIDE_NCCL.value == round(statistics.median(lost), 3)
 
 
 @given(SECONDS, SECONDS, st.integers(1, 16))
