@@ -36,6 +36,31 @@ def check_readable(path: Path, name: str | None = None) -> None:
         )
 
 
+def read_text(path: Path, most_bytes: int, what: str, *, strict: bool = True) -> str:
+    """The text of a UTF-8 file of the user's, which should be a `what`.
+
+    Not `strict`: bytes that are not UTF-8 become replacement characters. Raises InputError for a file that is
+    missing, larger than `most_bytes`, empty or binary.
+    """
+    check_readable(path)
+    try:
+        with path.open("rb") as file:
+            data = file.read(most_bytes + 1)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    if len(data) > most_bytes:
+        raise InputError(f"{path}: larger than the limit of {most_bytes // 10**6} MB for a {what}")
+    try:
+        text = data.decode("utf-8-sig", errors="strict" if strict else "replace")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not a text file (byte {error.start} is not UTF-8)") from None
+    if "\0" in text:
+        raise InputError(f"{path}: not a text file (it contains a zero byte)")
+    if not text.strip():
+        raise InputError(f"{path}: the file is empty; a {what} is expected")
+    return text
+
+
 def check_writable(path: Path, what: str) -> None:
     """Raise InputError where `path` cannot become a file: no such folder, or it is a folder itself."""
     if path.is_dir():

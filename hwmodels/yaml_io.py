@@ -14,7 +14,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.events import AliasEvent
 
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.files import check_readable
+from moesim.hwmodels.files import read_text
 from moesim.hwmodels.validation import validate_model
 
 __all__ = [
@@ -57,18 +57,7 @@ def load_mapping(path: str | Path) -> dict[str, Any]:
     name = str(path)
     if path.suffix.lower() not in EXTENSIONS:
         raise InputError(f"{name}: unknown file type {path.suffix!r}; use {', '.join(EXTENSIONS)}")
-    check_readable(path)
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_JSON_BYTES + 1)
-    except OSError as error:
-        raise InputError(f"{name}: cannot be read: {error.strerror or error}") from None
-    _check_size(len(data), name)
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{name}: not a text file (byte {error.start} is not UTF-8)") from None
-    return parse_mapping(text, name)
+    return parse_mapping(read_text(path, _limit(name), f"{_kind_of(name)} file"), name)
 
 
 def parse_mapping(text: str, name: str) -> dict[str, Any]:
@@ -76,7 +65,9 @@ def parse_mapping(text: str, name: str) -> dict[str, Any]:
 
     Raises InputError as `load_mapping` does.
     """
-    _check_size(len(text), name)
+    if len(text) > _limit(name):
+        size = f"{_limit(name) // 10**6} MB"
+        raise InputError(f"{name}: larger than the limit of {size} for a {_kind_of(name)} file")
     if not text.strip():
         raise InputError(f"{name}: the file is empty; a mapping of keys to values is expected")
     if "\0" in text:
@@ -96,10 +87,12 @@ def parse_mapping(text: str, name: str) -> dict[str, Any]:
     return data
 
 
-def _check_size(size: int, name: str) -> None:
-    kind, limit = ("JSON", MAX_JSON_BYTES) if _is_json(name) else ("YAML", MAX_YAML_BYTES)
-    if size > limit:
-        raise InputError(f"{name}: larger than the limit of {limit // 10**6} MB for a {kind} file")
+def _limit(name: str) -> int:
+    return MAX_JSON_BYTES if _is_json(name) else MAX_YAML_BYTES
+
+
+def _kind_of(name: str) -> str:
+    return "JSON" if _is_json(name) else "YAML"
 
 
 def _is_json(name: str) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from moesim.hwmodels.calibration import CalibrationProfile, load_profile
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.files import check_readable
+from moesim.hwmodels.files import read_text
 from moesim.simulator.cost.table import CostTable
 from moesim.simulator.draws import draw_loads, draw_variation, routed_layers
 from moesim.simulator.engine.program import Program, Variation, compile_program
@@ -28,6 +28,8 @@ from moesim.simulator.profile_use import check_profile
 from moesim.simulator.routing_load import load_spec
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import Overlap, Schedule, build, from_csv, validate
+
+MAX_SCHEDULE_BYTES = 16_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,14 +168,7 @@ def load_schedule(scenario: Scenario, count: int) -> Schedule:
             near = [unit * value for value in error.nearest if isinstance(value, int)]
             raise InputError(str(error), key="batch.sequences", nearest=near) from None
     path = Path(scenario.path(scenario.schedule))
-    check_readable(path)
-    try:
-        text = path.read_text("utf-8")
-    except OSError as error:
-        raise InputError(f"schedule: cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"schedule: {path} is not a text file") from None
-    schedule = from_csv(text, name=path.stem, source=str(path))
+    schedule = from_csv(read_text(path, MAX_SCHEDULE_BYTES, "schedule"), name=path.stem, source=str(path))
     for key, have, want in (
         ("parallel.pp", schedule.pp, plan.pp),
         ("micro-batches", schedule.microbatches, count),

@@ -162,7 +162,7 @@ def test_absent_scenarios(run: Run, tmp_path: Path, name: str, words: tuple[str,
 @pytest.mark.parametrize(
     ("csv", "words"),
     [
-        ("", ("input.csv", "no forward")),
+        ("", ("input.csv", "the file is empty; a schedule is expected")),
         ("hello,world\n", ("input.csv", "line 1")),
         ("0F0,0B0\n1F0,1B0\n", ("input.csv", "pp=2", "4")),
         ("0F0\n1F0,1B0\n", ("0B0", "missing")),

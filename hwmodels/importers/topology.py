@@ -10,7 +10,7 @@ from typing import Any
 
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.files import check_readable
+from moesim.hwmodels.files import read_text
 from moesim.hwmodels.importers.machine import Machine, rate_text
 from moesim.hwmodels.importers.nccl_xml import read_nccl_xml
 from moesim.hwmodels.importers.smi_topo import read_smi_topo
@@ -44,7 +44,7 @@ def import_topology(
     are joined by the network called `network`. `date` stands in the provenance (today where not given).
     Raises InputError for a file that is missing, malformed or hostile, and for what does not fit together.
     """
-    text, base = _read(path), load_node(like)
+    text, base = read_text(path, MAX_BYTES, "topology"), load_node(like)
     day = date or datetime.datetime.now(tz=datetime.UTC).date().isoformat()
     name = re.sub(r"[^a-z0-9-]+", "-", path.stem.lower()).strip("-") or "imported"
     if nodes < 1:
@@ -67,26 +67,6 @@ class _Parts:
     network: Any
     understood: tuple[str, ...]
     assumed: tuple[str, ...]
-
-
-def _read(path: Path) -> str:
-    check_readable(path)
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
-    if len(data) > MAX_BYTES:
-        raise InputError(f"{path}: larger than {MAX_BYTES // 10**6} MB; this is no topology")
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not a text file (byte {error.start} is not UTF-8)") from None
-    if "\0" in text or not text.strip():
-        raise InputError(
-            f"{path}: {'not a text file (it contains a zero byte)' if text.strip() else 'empty'}"
-        )
-    return text
 
 
 def _host_rate(base: Node) -> float:

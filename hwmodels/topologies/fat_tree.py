@@ -14,11 +14,11 @@ from moesim.hwmodels.topologies.part import (
     endpoints_of_leaf,
     link,
 )
-from moesim.hwmodels.topologies.two_layer import Trees, TreeShape, wire_two_layers
+from moesim.hwmodels.topologies.two_layer import Trees, TreeShape, TwoLayerPart
 from moesim.hwmodels.topologies.wiring import IntArray, Wiring
 
 
-class FatTree(ScaleOutPart):
+class FatTree(TwoLayerPart):
     """Two layers, single plane: GPU i of every server is on rail i, and the rails meet in the spines.
 
     The spine and the cable follow from the destination (destination-modulo routing, as InfiniBand subnet
@@ -34,35 +34,13 @@ class FatTree(ScaleOutPart):
         shape = TreeShape.for_leaves(self.leaves_per_rail * self.per_node, fabric.switch_ports.n, up)
         self.trees = Trees(1, shape)
 
-    def endpoint(self, gpu: IntArray) -> IntArray:
+    def number(self, gpu: IntArray) -> IntArray:
         """Rails fill whole leaves, so a leaf's last ports stay free where nodes are not a multiple."""
         return gpu % self.per_node * self.leaves_per_rail * self.down + gpu // self.per_node
 
-    def wire(self, wiring: Wiring) -> None:
-        """Switches and trunks, then a cable for every GPU's NIC."""
-        leaves = wire_two_layers(wiring, self.trees, [""], self.base)
-        gpus = np.arange(self.n_gpus)
-        self.nics = self.wire_nics(wiring, leaves[0, self.endpoint(gpus) // self.down])
-
-    def fanout(self, src: IntArray, dst: IntArray) -> IntArray:
-        """One on a leaf, every cable of the leaf across."""
-        same = self.endpoint(src) // self.down == self.endpoint(dst) // self.down
-        return np.where(same, 1, self.trees.shape.choices)
-
-    def preferred(self, src: IntArray, dst: IntArray) -> IntArray:
-        """The destination's number, modulo the cables."""
-        return self.endpoint(dst) % self.fanout(src, dst)
-
-    def paths(self, src: IntArray, dst: IntArray, choice: IntArray) -> IntArray:
-        """NIC, leaf, spine unless the leaf is the same, leaf, NIC."""
-        here, there = self.endpoint(src) // self.down, self.endpoint(dst) // self.down
-        same = here == there
-        return columns(
-            absent_where(src == dst, link(self.nics + src)),
-            absent_where(same, link(self.trees.trunk(0, here, choice))),
-            absent_where(same, link(self.trees.trunk(0, there, choice), back=True)),
-            absent_where(src == dst, link(self.nics + dst, back=True)),
-        )
+    def leaf(self, gpu: IntArray) -> IntArray:
+        """Endpoints fill leaf after leaf."""
+        return self.number(gpu) // self.down
 
 
 class ThreeLayerFatTree(ScaleOutPart):

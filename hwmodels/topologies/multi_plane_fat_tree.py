@@ -7,18 +7,12 @@ import numpy as np
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.network import MultiPlaneFabric
 from moesim.hwmodels.node import Node
-from moesim.hwmodels.topologies.part import (
-    ScaleOutPart,
-    absent_where,
-    columns,
-    endpoints_of_leaf,
-    link,
-)
-from moesim.hwmodels.topologies.two_layer import Trees, TreeShape, wire_two_layers
-from moesim.hwmodels.topologies.wiring import IntArray, Wiring
+from moesim.hwmodels.topologies.part import endpoints_of_leaf
+from moesim.hwmodels.topologies.two_layer import Trees, TreeShape, TwoLayerPart
+from moesim.hwmodels.topologies.wiring import IntArray
 
 
-class MultiPlaneFatTree(ScaleOutPart):
+class MultiPlaneFatTree(TwoLayerPart):
     """Planes are not joined by any switch (arXiv 2505.09343, section 5.1).
 
     Traffic to a GPU on another plane is first forwarded inside the sender's server, over NVLink, to the
@@ -46,7 +40,7 @@ class MultiPlaneFatTree(ScaleOutPart):
         """The plane of a GPU's NIC."""
         return gpu % self.per_node % self.planes
 
-    def endpoint(self, gpu: IntArray) -> IntArray:
+    def number(self, gpu: IntArray) -> IntArray:
         """The GPU's number among the endpoints of its plane, server by server."""
         in_plane = self.per_node // self.planes
         number: IntArray = gpu // self.per_node * in_plane + gpu % self.per_node // self.planes
@@ -61,29 +55,10 @@ class MultiPlaneFatTree(ScaleOutPart):
         """1 on the same plane."""
         return np.where(self.plane(src) == self.plane(dst), 1, 0)
 
-    def wire(self, wiring: Wiring) -> None:
-        """Switches and trunks plane by plane, then a cable for every GPU's NIC."""
-        prefixes = [f"plane{plane}." for plane in range(self.planes)]
-        leaves = wire_two_layers(wiring, self.trees, prefixes, self.base)
-        gpus = np.arange(self.n_gpus)
-        self.nics = self.wire_nics(wiring, leaves[self.plane(gpus), self.endpoint(gpus) // self.down])
+    def leaf(self, gpu: IntArray) -> IntArray:
+        """The leaf in the plane; endpoints fill leaf after leaf."""
+        return self.number(gpu) // self.down
 
-    def fanout(self, src: IntArray, dst: IntArray) -> IntArray:
-        """One on a leaf, every cable of the leaf across."""
-        same = self.endpoint(src) // self.down == self.endpoint(dst) // self.down
-        return np.where(same, 1, self.trees.shape.choices)
-
-    def preferred(self, src: IntArray, dst: IntArray) -> IntArray:
-        """The destination's number in its plane, modulo the cables."""
-        return self.endpoint(dst) % self.fanout(src, dst)
-
-    def paths(self, src: IntArray, dst: IntArray, choice: IntArray) -> IntArray:
-        """NIC, leaf, (spine, leaf,) NIC of one plane."""
-        here, there = self.endpoint(src) // self.down, self.endpoint(dst) // self.down
-        same, plane = here == there, self.plane(dst)
-        return columns(
-            absent_where(src == dst, link(self.nics + src)),
-            absent_where(same, link(self.trees.trunk(plane, here, choice))),
-            absent_where(same, link(self.trees.trunk(plane, there, choice), back=True)),
-            absent_where(src == dst, link(self.nics + dst, back=True)),
-        )
+    def prefixes(self) -> list[str]:
+        """plane0., plane1., ..."""
+        return [f"plane{plane}." for plane in range(self.planes)]

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from moesim.hwmodels.network import RailFabric
 from moesim.hwmodels.node import Node
-from moesim.hwmodels.topologies.part import (
-    ScaleOutPart,
-    absent_where,
-    columns,
-    endpoints_of_leaf,
-    link,
-)
-from moesim.hwmodels.topologies.two_layer import Trees, TreeShape, wire_two_layers
-from moesim.hwmodels.topologies.wiring import IntArray, Wiring
+from moesim.hwmodels.topologies.part import endpoints_of_leaf
+from moesim.hwmodels.topologies.two_layer import Trees, TreeShape, TwoLayerPart
+from moesim.hwmodels.topologies.wiring import IntArray
 
 
-class RailOptimised(ScaleOutPart):
+class RailOptimised(TwoLayerPart):
     """GPUs of one rail and unit reach each other over their leaf alone; only other units need a spine.
 
     With `cross_rail: forward`, traffic to another rail moves over NVLink to the GPU of its node on that rail
@@ -37,26 +29,6 @@ class RailOptimised(ScaleOutPart):
         """Unit by unit, a leaf for each rail."""
         return gpu // self.per_node // self.down * self.per_node + gpu % self.per_node
 
-    def wire(self, wiring: Wiring) -> None:
-        """Switches and trunks, then a cable for every GPU's NIC."""
-        leaves = wire_two_layers(wiring, self.trees, [""], self.base)
-        self.nics = self.wire_nics(wiring, leaves[0, self.leaf(np.arange(self.n_gpus))])
-
-    def fanout(self, src: IntArray, dst: IntArray) -> IntArray:
-        """One on a leaf, every cable of the leaf across."""
-        return np.where(self.leaf(src) == self.leaf(dst), 1, self.trees.shape.choices)
-
-    def preferred(self, src: IntArray, dst: IntArray) -> IntArray:
-        """The destination's number on its leaf, modulo the cables."""
-        return dst // self.per_node % self.fanout(src, dst)
-
-    def paths(self, src: IntArray, dst: IntArray, choice: IntArray) -> IntArray:
-        """NIC, leaf, (spine, leaf,) NIC."""
-        here, there = self.leaf(src), self.leaf(dst)
-        same = here == there
-        return columns(
-            absent_where(src == dst, link(self.nics + src)),
-            absent_where(same, link(self.trees.trunk(0, here, choice))),
-            absent_where(same, link(self.trees.trunk(0, there, choice), back=True)),
-            absent_where(src == dst, link(self.nics + dst, back=True)),
-        )
+    def number(self, gpu: IntArray) -> IntArray:
+        """The GPU's number on its rail."""
+        return gpu // self.per_node

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.network import BaseFabric
+from moesim.hwmodels.topologies.part import ScaleOutPart, absent_where, columns, link
 from moesim.hwmodels.topologies.wiring import IntArray, Wiring
 
 
@@ -97,3 +99,50 @@ def wire_two_layers(wiring: Wiring, trees: Trees, prefixes: list[str], fabric: B
         ends.append(first + np.arange(trees.count * number).reshape(trees.count, number))
     trees.wire(wiring, "leaf-spine", (ends[0], ends[1]), fabric)
     return ends[0]
+
+
+class TwoLayerPart(ScaleOutPart):
+    """Trees of leaves and spines with a GPU's NICs on one leaf; subclasses say which leaf and which tree."""
+
+    trees: Trees
+
+    @abstractmethod
+    def leaf(self, gpu: IntArray) -> IntArray:
+        """The leaf of a GPU's NIC in its tree."""
+
+    @abstractmethod
+    def number(self, gpu: IntArray) -> IntArray:
+        """What destination-modulo routing takes modulo the cables."""
+
+    def plane(self, gpu: IntArray) -> IntArray:
+        """The tree of a GPU's NIC: the only one, unless a part says otherwise."""
+        return np.zeros_like(gpu)
+
+    def prefixes(self) -> list[str]:
+        """What the names of each tree's switches begin with."""
+        return [""]
+
+    def wire(self, wiring: Wiring) -> None:
+        """Switches and trunks tree by tree, then a cable for every GPU's NIC."""
+        leaves = wire_two_layers(wiring, self.trees, self.prefixes(), self.base)
+        gpus = np.arange(self.n_gpus)
+        self.nics = self.wire_nics(wiring, leaves[self.plane(gpus), self.leaf(gpus)])
+
+    def fanout(self, src: IntArray, dst: IntArray) -> IntArray:
+        """One on a leaf, every cable of the leaf across."""
+        return np.where(self.leaf(src) == self.leaf(dst), 1, self.trees.shape.choices)
+
+    def preferred(self, src: IntArray, dst: IntArray) -> IntArray:
+        """The destination's number, modulo the cables."""
+        return self.number(dst) % self.fanout(src, dst)
+
+    def paths(self, src: IntArray, dst: IntArray, choice: IntArray) -> IntArray:
+        """NIC, leaf, (spine, leaf,) NIC of one tree."""
+        here, there, tree = self.leaf(src), self.leaf(dst), self.plane(dst)
+        same = here == there
+        return columns(
+            absent_where(src == dst, link(self.nics + src)),
+            absent_where(same, link(self.trees.trunk(tree, here, choice))),
+            absent_where(same, link(self.trees.trunk(tree, there, choice), back=True)),
+            absent_where(src == dst, link(self.nics + dst, back=True)),
+        )

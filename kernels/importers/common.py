@@ -9,6 +9,7 @@ from pathlib import Path
 from moesim.hwmodels.accelerator import Accelerator, load_accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, MeasuredCurve
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.files import read_text
 from moesim.kernels.machine import accelerator_name
 
 MAX_BYTES = 16_000_000
@@ -17,21 +18,7 @@ MAX_BYTES = 16_000_000
 
 def read_log(path: Path) -> str:
     """The text of a log; raises InputError for a file that is missing, too large, empty or binary."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
-    if len(data) > MAX_BYTES:
-        raise InputError(
-            f"{path}: larger than the limit of {MAX_BYTES // 10**6} MB for a log of measurements"
-        )
-    if b"\0" in data:
-        raise InputError(f"{path}: not a text file (it contains a zero byte)")
-    text = data.decode("utf-8-sig", errors="replace")
-    if not text.strip():
-        raise InputError(f"{path}: the file is empty; the printed output of a benchmark is expected")
-    return text
+    return read_text(path, MAX_BYTES, "log of measurements", strict=False)
 
 
 def meant_accelerator(named: str | None, device: str | None, place: str) -> Accelerator:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.files import read_text
 from moesim.hwmodels.yaml_io import load_mapping
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.megatron import megatron_arguments
@@ -82,21 +83,10 @@ def read_script(path: Path) -> dict[str, str | None]:
             if value is not False
         }
     else:
-        found = _read_shell(_text(path), str(path))
+        found = _read_shell(read_text(path, MOST_BYTES, "launch script of Megatron-LM"), str(path))
     if not found:
         raise InputError(f"{path}: holds no --argument; give the script or YAML file that starts Megatron-LM")
     return found
-
-
-def _text(path: Path) -> str:
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            raise InputError(f"{path}: larger than {MOST_BYTES:,} bytes; a launch script is a few kilobytes")
-        return path.read_text("utf-8")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: is not a text file") from None
 
 
 def _read_shell(text: str, place: str) -> dict[str, str | None]:

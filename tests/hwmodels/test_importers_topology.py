@@ -202,7 +202,7 @@ def test_files_that_are_no_text(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not UTF-8"):
         import_topology(path, "hgx-h200")
     path.write_bytes(b" " * 4_000_001)
-    with pytest.raises(InputError, match="larger than 4 MB"):
+    with pytest.raises(InputError, match="larger than the limit of 4 MB"):
         import_topology(path, "hgx-h200")
 
 

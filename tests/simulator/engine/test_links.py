@@ -7,11 +7,13 @@ import pytest
 import simpy
 from hypothesis import given
 from hypothesis import strategies as st
+from pool_runs import run_pool
 
 from moesim.simulator.engine.links import Demand, LinkPool
 from moesim.simulator.engine.maxmin import few_rates, max_min_rates
 
 Pairs = tuple[tuple[int, float], ...]
+Arrival = tuple[int, Pairs, float]
 FlowSpec = tuple[Pairs, float]
 Solver = Callable[[Sequence[FlowSpec], Sequence[float]], list[float]]
 
@@ -176,28 +178,6 @@ def test_a_transfer_without_bytes_runs_at_its_own_pace(solve: Solver) -> None:
 
 
 # -- the pool in time --------------------------------------------------------------------------------
-
-Arrival = tuple[int, Pairs, float]
-
-
-def run_pool(
-    arrivals: Sequence[Arrival], capacity: Sequence[float], arrays: bool = False
-) -> tuple[list[int], LinkPool]:
-    """Finish time of every arrival (start, demand, alone_ns), in order of the list."""
-    env = simpy.Environment()
-    pool = LinkPool(env, capacity, arrays)
-    ends = [-1] * len(arrivals)
-
-    def sender(number: int) -> simpy.events.ProcessGenerator:
-        start, demand, alone = arrivals[number]
-        yield env.timeout(start)
-        yield pool.start(Demand.of(demand), alone)
-        ends[number] = int(env.now)
-
-    for number in range(len(arrivals)):
-        env.process(sender(number))
-    env.run()
-    return ends, pool
 
 
 @st.composite

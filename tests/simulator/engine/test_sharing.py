@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 import simpy
 from hypothesis import given
 from hypothesis import strategies as st
+from pool_runs import run_pool
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.engine.links import Demand, LinkPool
@@ -36,25 +36,6 @@ def traffic(draw: st.DrawFn) -> Case:
     return arrivals, capacity
 
 
-def run(
-    arrivals: Sequence[Arrival], capacity: Sequence[float], arrays: bool = False
-) -> tuple[list[int], LinkPool]:
-    env = simpy.Environment()
-    pool = LinkPool(env, capacity, arrays)
-    ends = [-1] * len(arrivals)
-
-    def sender(number: int) -> simpy.events.ProcessGenerator:
-        start, demand, alone = arrivals[number]
-        yield env.timeout(start)
-        yield pool.start(Demand.of(demand.items()), alone)
-        ends[number] = int(env.now)
-
-    for number in range(len(arrivals)):
-        env.process(sender(number))
-    env.run()
-    return ends, pool
-
-
 @both_pools
 @given(traffic())
 def test_every_end_is_that_of_all_flows_and_all_links_solved_at_every_event(
@@ -68,15 +49,15 @@ def test_every_end_is_that_of_all_flows_and_all_links_solved_at_every_event(
         ],
         [Fraction(c) for c in capacity],
     )
-    ends, pool = run(arrivals, capacity, arrays)
+    ends, pool = run_pool(arrivals, capacity, arrays)
     assert ends == pytest.approx([float(end) for end in expected], rel=1e-9, abs=2 * len(arrivals))
     assert pool.busy_links() == []
 
 
 @given(traffic())
 def test_both_representations_end_together_and_solve_the_same_flows(case: Case) -> None:
-    plain, few = run(*case, arrays=False)
-    vectors, many = run(*case, arrays=True)
+    plain, few = run_pool(*case, arrays=False)
+    vectors, many = run_pool(*case, arrays=True)
     assert plain == pytest.approx(vectors, rel=1e-12, abs=2 * len(plain))
     assert many.carried_bytes.tolist() == pytest.approx(few.carried_bytes.tolist())
     assert (few.solved == 0) == (many.solved == 0)
@@ -92,8 +73,8 @@ def test_links_far_apart_are_coupled_like_neighbours(case: Case) -> None:
         (start, {link * (BLOCK - 1): amount for link, amount in demand.items()}, alone)
         for start, demand, alone in arrivals
     ]
-    near, pool = run(arrivals, capacity, arrays=True)
-    far, wide = run(spread, apart.tolist(), arrays=True)
+    near, pool = run_pool(arrivals, capacity, arrays=True)
+    far, wide = run_pool(spread, apart.tolist(), arrays=True)
     assert far == near
     assert (wide.solved, wide.solved_flows) == (pool.solved, pool.solved_flows)
 
@@ -103,7 +84,7 @@ def test_a_flow_of_a_block_already_looked_at_is_found_when_a_later_one_reaches_i
     far = 3 * BLOCK
     a, b, c, d = {0: 100}, {0: 100, far: 100}, {far: 100, 1: 100}, {1: 100}
     capacity = np.ones(4 * BLOCK).tolist()
-    ends, pool = run([(0, f, 100.0) for f in (d, c, b, a)], capacity, arrays=True)
+    ends, pool = run_pool([(0, f, 100.0) for f in (d, c, b, a)], capacity, arrays=True)
     assert ends == [200, 200, 200, 200]
     # Solved as they start, and again as they end one after the other.
     assert pool.solved_flows == (2 + 3 + 4) + (3 + 2 + 1)
@@ -113,7 +94,7 @@ def test_a_flow_of_a_block_already_looked_at_is_found_when_a_later_one_reaches_i
 def test_nothing_is_solved_where_no_link_can_be_filled(arrays: bool) -> None:
     """Three flows that share a link and offer exactly what it can carry: nobody slows anybody down."""
     arrivals = [(0, {0: 900, 1: 100}, 100.0), (10, {0: 600}, 100.0), (20, {0: 500, 1: 900}, 100.0)]
-    ends, pool = run(arrivals, [20.0, 10.0], arrays)
+    ends, pool = run_pool(arrivals, [20.0, 10.0], arrays)
     assert ends == [100, 110, 120]
     assert pool.solved == 0
     assert pool.started == 3
@@ -123,7 +104,7 @@ def test_nothing_is_solved_where_no_link_can_be_filled(arrays: bool) -> None:
 def test_only_what_tight_links_tie_together_is_solved(arrays: bool) -> None:
     """Two pairs fill links 0 and 1; a wide link 2 is shared by all of them and ties nobody."""
     arrivals = [(n, {n % 2: 1000, 2: 10}, 1000.0) for n in range(4)]
-    ends, pool = run(arrivals, [1.0, 1.0, 1.0], arrays)
+    ends, pool = run_pool(arrivals, [1.0, 1.0, 1.0], arrays)
     # Each pair is solved when its second flow starts and when its first one ends.
     assert (pool.solved, pool.solved_flows) == (4, 6)
     assert ends == [1998, 1999, 2000, 2001]
@@ -132,7 +113,7 @@ def test_only_what_tight_links_tie_together_is_solved(arrays: bool) -> None:
 @both_pools
 def test_a_link_that_gets_too_narrow_for_one_flow_slows_it_down(arrays: bool) -> None:
     """A degraded link: the duration alone was meant for a whole one."""
-    assert run([(0, {0: 1000, 1: 500}, 100.0)], [10.0, 2.5], arrays)[0] == [200]
+    assert run_pool([(0, {0: 1000, 1: 500}, 100.0)], [10.0, 2.5], arrays)[0] == [200]
 
 
 @both_pools
@@ -141,9 +122,9 @@ def test_a_group_of_hundreds_of_links_is_one_fluid(arrays: bool) -> None:
     n = 300
     group = {link: 1000 + link for link in range(n)}
     alone = (1000 + n - 1) / 10.0
-    assert run([(0, group, alone)], [10.0] * n, arrays)[0] == [round(alone)]
+    assert run_pool([(0, group, alone)], [10.0] * n, arrays)[0] == [round(alone)]
     # Half of port 299 each in bytes/s until the send is through, then the group alone again.
-    ends, _ = run([(0, group, alone), (0, {n - 1: 500}, 50.0)], [10.0] * n, arrays)
+    ends, _ = run_pool([(0, group, alone), (0, {n - 1: 500}, 50.0)], [10.0] * n, arrays)
     assert ends == [round(alone + 50), 100]
 
 
@@ -183,9 +164,9 @@ def test_tens_of_thousands_of_starts_and_ends_leave_no_trace(sharing: type[FewLi
 @both_pools
 def test_a_transfer_over_a_dead_link_is_refused(arrays: bool) -> None:
     with pytest.raises(InputError, match="link 1, whose bandwidth is 0"):
-        run([(0, {0: 10, 1: 10}, 10.0)], [1.0, 0.0], arrays)
+        run_pool([(0, {0: 10, 1: 10}, 10.0)], [1.0, 0.0], arrays)
     # Nobody minds one that is not crossed.
-    assert run([(0, {0: 10, 1: 0}, 10.0)], [1.0, 0.0], arrays)[0] == [10]
+    assert run_pool([(0, {0: 10, 1: 0}, 10.0)], [1.0, 0.0], arrays)[0] == [10]
 
 
 @pytest.mark.parametrize("bad", [-1.0, float("nan")])
@@ -196,7 +177,7 @@ def test_a_bandwidth_that_is_no_rate_is_refused(bad: float) -> None:
 
 @both_pools
 def test_a_link_without_a_limit_ties_nobody(arrays: bool) -> None:
-    ends, pool = run([(0, {0: 10**9}, 10.0), (0, {0: 10**9}, 10.0)], [float("inf")], arrays)
+    ends, pool = run_pool([(0, {0: 10**9}, 10.0), (0, {0: 10**9}, 10.0)], [float("inf")], arrays)
     assert ends == [10, 10]
     assert pool.solved == 0
 
