@@ -214,14 +214,14 @@ def result() -> Result | None:
 def result_of(scenario: Scenario, label: str = "Simulating one step") -> Result:
     """The result of any scenario; other prices do not simulate again."""
     plain = without_prices(scenario)
-    found: Result = compute(f"result/{cache_key(plain)}", label, work.simulate, plain)
+    found: Result = compute(f"result/{cache_key(plain)}", label, work.simulate, scenario)
     return moesim.reprice(found, scenario)
 
 
 def begin(scenario: Scenario) -> None:
     """Start computing a scenario's result without waiting for it."""
     plain = without_prices(scenario)
-    jobs.submit(f"result/{cache_key(plain)}", work.simulate, plain, ahead=True)
+    jobs.submit(f"result/{cache_key(plain)}", work.simulate, scenario, ahead=True)
 
 
 def compute(key: str, label: str, function: Callable[..., Any], *args: Any) -> Any:

@@ -16,6 +16,11 @@ from moesim.simulator.result import Result
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.study.band import Band
 
+LETTERS = (
+    "F is forward, B backward, I its input-gradient half, W its weight-gradient half; dispatch and combine "
+    "carry tokens to their experts and back."
+)
+
 
 def show() -> None:
     """Draw the page."""
@@ -59,7 +64,7 @@ def _bands(scenario: Scenario) -> dict[str, Band]:
     if job is None or job.key != key:
         if job is not None and not job.done:
             job.cancel()
-        job = st.session_state["interval job"] = jobs.submit(key, work.interval, plain, lane="beside")
+        job = st.session_state["interval job"] = jobs.submit(key, work.interval, scenario, lane="beside")
     if not job.done:
         _poll(key, job)
         return {}
@@ -82,7 +87,7 @@ def _poll(name: str, job: jobs.Job) -> None:
 
 
 def _sureness(result: Result) -> None:
-    st.markdown(f"**Confidence: {result.confidence}.** {result.confidence_reason}")
+    st.markdown(f"**Confidence: {result.confidence}.**  \n{result.confidence_reason}")
 
 
 def _why(result: Result) -> None:
@@ -91,18 +96,22 @@ def _why(result: Result) -> None:
         st.markdown(f"- {sentence}")
     left, right = st.columns(2, gap="large")
     with left:
+        st.markdown("**Parts of the step, every pipeline rank**")
         widgets.figure(
             charts.breakdown(result.breakdown_by_rank_s),
             "Seconds of a step by part and pipeline rank",
             "split",
         )
     with right:
+        st.markdown("**What the step waits for: its critical path**")
         widgets.figure(
             charts.critical_path(result.critical_path_s), "Seconds of the critical path by cause", "path"
         )
+        st.caption(LETTERS)
     left, right = st.columns(2, gap="large")
     used = result.utilisation
     with left:
+        st.markdown("**How busy each resource is**")
         shares = {
             "compute SMs": used.compute_partition,
             "communication SMs": used.communication_partition,
@@ -112,6 +121,7 @@ def _why(result: Result) -> None:
         widgets.figure(charts.busy(shares), "Busy share of each resource", "busy")
     with right:
         if result.pair_phases:
+            st.markdown("**Inside an overlapped pair**")
             widgets.figure(
                 charts.pair_phases(result.pair_phases), "Phases inside an overlapped pair", "phases"
             )

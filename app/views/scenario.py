@@ -23,7 +23,7 @@ RECOMPUTE = ("none", "selective", "full", "deepseek-v3")
 
 def show() -> None:
     """Draw the page."""
-    inputs, verdict = st.columns([6, 5], gap="large")
+    inputs, verdict = st.columns([7, 5], gap="medium")
     with inputs:
         _open()
         scenario = state.current()
@@ -37,7 +37,7 @@ def show() -> None:
 
 
 def _open() -> None:
-    left, right = st.columns(2)
+    left, right = st.columns(2, vertical_alignment="bottom")
     names = moesim.presets()
     with left:
         known = names if state.preset() in names else [state.preset(), *names]
@@ -152,7 +152,7 @@ def _inputs(scenario: Scenario) -> None:
 
 
 def _what(scenario: Scenario) -> None:
-    first, second, third = st.columns(3)
+    first, second, third = st.columns([4, 5, 4])
     with first:
         widgets.choice(scenario, "model", "Model", list(shipped_models()))
     with second:

@@ -47,6 +47,10 @@ def _pipeline(found: Any) -> None:
         "Gantt chart: schedule actions of every pipeline rank over the step",
         "pipeline",
     )
+    st.caption(
+        "F is forward, B backward, I and W its input- and weight-gradient halves, F&B an overlapped pair; "
+        "gaps are the bubble."
+    )
     if left_out:
         st.caption(f"{left_out:,} of the shortest bars are left out: narrow the window, or open the trace.")
 

@@ -19,7 +19,7 @@ def show() -> None:
     scenario = state.current()
     cluster = scenario.machine
     topology = cluster.topology()
-    st.subheader(cluster.title)
+    st.subheader(cluster.title, anchor=False)
     drawn = picture(topology)
     widgets.figure(heat.picture(drawn), f"{cluster.title}: GPUs, switches and cables", "cluster")
     counted = topology.inventory()
@@ -35,7 +35,7 @@ def _loads(scenario: Scenario) -> None:
     plain = without_prices(scenario)
     key = f"whole/{state.cache_key(plain)}"
     st.caption("Every GPU is simulated for itself, which takes some ten seconds and runs beside the page.")
-    found: Any = widgets.long_work("whole", key, "Simulate every GPU", work.whole_cluster, plain)
+    found: Any = widgets.long_work("whole", key, "Simulate every GPU", work.whole_cluster, scenario)
     if found is not None:
         _maps(found)
 
