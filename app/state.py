@@ -10,6 +10,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 from urllib.parse import urlencode
 
@@ -47,6 +48,11 @@ def current() -> Scenario:
 
 def build(name: str, texts: Sequence[str]) -> Scenario:
     """A scenario from what a visitor may send; names of files on the server are refused (InputError)."""
+    return _built(name, tuple(texts), uploads.folder())
+
+
+@lru_cache(maxsize=256)
+def _built(name: str, texts: tuple[str, ...], _folder: object) -> Scenario:
     return uploads.scenario_of(name, texts)
 
 

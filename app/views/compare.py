@@ -106,14 +106,15 @@ def _table(sides: Sides) -> None:
         row = {"figure": label, _column(0, sides): value}
         for n in range(1, len(sides)):
             row[_column(n, sides)] = tables[n][number][1]
-            if name in differ[n]:
-                row[f"{'ABCD'[n]} - A"] = headline.change(name, differ[n][name])
+            by = differ[n].get(name)
+            row[f"{'ABCD'[n]} - A"] = "" if by is None else headline.change(name, by)
         rows.append(row)
     memory = [result.memory for _, _, result in sides]
     rows.append(
         {
             "figure": "Memory",
-            **{_column(n, sides): "fits" if m.fits else "too much" for n, m in enumerate(memory)},
+            **{_column(n, sides): "fits" if m.fits else "does not fit" for n, m in enumerate(memory)},
+            **{f"{'ABCD'[n]} - A": "" for n in range(1, len(sides))},
         }
     )
     st.dataframe(rows, hide_index=True)

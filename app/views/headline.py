@@ -93,7 +93,7 @@ def as_tile(name: str, row: Row) -> str:
     """A published value written as the tile beside it is."""
     if name.startswith("mfu"):
         return f"{row.published:.1%}"
-    written = {"1": "{}", "kh": "{} k", "M$": "${} M", "B": "{} B"}.get(row.unit, "{} " + row.unit)
+    written = {"1": "{}", "kh": "{} k", "M$": "${} M", "G": "{} B"}.get(row.unit, "{} " + row.unit)
     return written.format(f"{row.published:.4g}")
 
 

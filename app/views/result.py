@@ -15,6 +15,7 @@ from moesim.simulator.reprice import without_prices
 from moesim.simulator.result import Result
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.study.band import Band
+from moesim.simulator.study.metrics import bands_of_figures
 
 LETTERS = (
     "F is forward, B backward, I its input-gradient half, W its weight-gradient half; dispatch and combine "
@@ -27,7 +28,7 @@ def show() -> None:
     scenario = state.current()
     result = state.result_of(scenario)
     rows = moesim.published(scenario, result)
-    bands = _bands(scenario)
+    bands = _bands(scenario, result)
     headline.show(scenario, result, headline.beside(rows), {k: _words(k, v) for k, v in bands.items()})
     if not result.memory.fits:
         st.error("This plan does not fit into memory: see the Scenario page.", icon=":material/memory:")
@@ -54,7 +55,7 @@ def _words(name: str, band: Band) -> str:
     return f"P10 to P90: {low} to {high}"
 
 
-def _bands(scenario: Scenario) -> dict[str, Band]:
+def _bands(scenario: Scenario, result: Result) -> dict[str, Band]:
     """Intervals where they are known; else they are computed beside the page, which refreshes itself."""
     if scenario.stages.blocks is not None or scenario.resolution == "full":
         return {}
@@ -73,7 +74,7 @@ def _bands(scenario: Scenario) -> dict[str, Band]:
     except MoesimError as error:
         st.caption(f"No interval: {error}")
         return {}
-    return {} if found is None else found.bands
+    return {} if found is None else bands_of_figures(result, found)
 
 
 @st.fragment(run_every=1.0)
@@ -87,7 +88,7 @@ def _poll(name: str, job: jobs.Job) -> None:
 
 
 def _sureness(result: Result) -> None:
-    st.markdown(f"**Confidence: {result.confidence}.**  \n{result.confidence_reason}")
+    st.markdown(f"**Confidence:** {result.confidence_reason}.")
 
 
 def _why(result: Result) -> None:

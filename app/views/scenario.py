@@ -27,13 +27,18 @@ def show() -> None:
     with inputs:
         _open()
         scenario = state.current()
-        state.begin(scenario)  # computed while the inputs are drawn
-        jobs.submit(_check_key(scenario), work.check, scenario, ahead=True)
+        begin(scenario)  # computed while the inputs are drawn
         _inputs(scenario)
     with verdict:
         widgets.guard(lambda: _verdict(scenario))
     if isinstance(scenario.cluster, str) and scenario.cluster in list_clusters():
         _profile_job(scenario.cluster)  # for the next time this page is drawn
+
+
+def begin(scenario: Scenario) -> None:
+    """Start what the page will show of a scenario, without waiting for it."""
+    state.begin(scenario)
+    jobs.submit(_check_key(scenario), work.check, scenario, ahead=True)
 
 
 def _open() -> None:
