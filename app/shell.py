@@ -59,6 +59,9 @@ def _current() -> None:
         st.caption(f"Scenario: **{state.preset()}**")
         if state.overrides():
             st.code("\n".join(text[:60] for text in state.overrides()), language=None, wrap_lines=True)
+            warning = state.only_here(state.overrides())
+            if warning is not None:
+                st.warning(warning, icon=":material/link_off:")
             st.button("Undo all changes", on_click=state.open_scenario, args=(state.preset(), ()))
 
 

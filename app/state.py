@@ -201,6 +201,17 @@ def link(name: str, texts: Sequence[str]) -> str:
     return "?" + urlencode(parameters(name, texts), doseq=True)
 
 
+def only_here(texts: Sequence[str]) -> str | None:
+    """What to say where a link to these overrides works on this server only; None where it works anywhere."""
+    names = {text.partition("=")[0] for text in texts if uploads.TOKEN.search(text)}
+    if not names:
+        return None
+    return (
+        f"An uploaded file is used ({', '.join(sorted(names))}): this link works on this server only, "
+        "and only while it runs. For elsewhere, save the scenario and send the file along."
+    )
+
+
 # -- results -------------------------------------------------------------------------------------------
 
 
@@ -228,6 +239,14 @@ def begin(scenario: Scenario) -> None:
     """Start computing a scenario's result without waiting for it."""
     plain = without_prices(scenario)
     jobs.submit(f"result/{cache_key(plain)}", work.simulate, scenario, ahead=True)
+
+
+def trace_of(scenario: Scenario) -> bytes:
+    """A Perfetto trace (.json.gz), from the cache or simulated while the caller waits a second or more."""
+    data: bytes = jobs.submit(f"trace/{cache_key(scenario)}", work.trace, scenario).result(
+        jobs.SHORT_BUDGET_S
+    )
+    return data
 
 
 def compute(key: str, label: str, function: Callable[..., Any], *args: Any) -> Any:

@@ -47,11 +47,6 @@ def trace(scenario: Scenario) -> bytes:
     return trace_bytes(scenario)
 
 
-def whole_cluster(scenario: Scenario) -> Result:
-    """The step with every GPU simulated for itself."""
-    return kept.predict_unpriced(scenario.overridden("resolution=full"))
-
-
 def neighbours(scenario: Scenario, result: Result, progress: Progress) -> tuple[Neighbour, ...]:
     """What to try next."""
     return moesim.neighbours(scenario, result, progress)

@@ -41,6 +41,9 @@ def show() -> None:
         )
         for number, (label, _, _) in enumerate(kept):
             st.button(f"Remove {label}", key=f"remove {number}", on_click=_remove, args=(number,))
+    warning = state.only_here([text for _, _, texts in kept for text in texts])
+    if warning is not None:
+        st.warning(warning, icon=":material/link_off:")
     if not kept:
         st.info("Nothing is kept yet: keep the current scenario, then change one of its values.")
         return

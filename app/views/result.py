@@ -186,6 +186,7 @@ def _downloads(scenario: Scenario, result: Result) -> None:
                 "application/octet-stream",
             ),
             ("Scenario (YAML)", lambda: exports.scenario_yaml(scenario), ".yaml", "application/yaml"),
+            ("Trace (Perfetto)", lambda: state.trace_of(scenario), ".trace.json.gz", "application/gzip"),
         ]
         for label, make, ending, kind in files:
             st.download_button(

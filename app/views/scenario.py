@@ -92,7 +92,7 @@ def _save() -> None:
         on_click="ignore",
         icon=":material/download:",
     )
-    st.caption("The address of this page is a link to this scenario:")
+    st.caption(state.only_here(state.overrides()) or "The address of this page is a link to this scenario:")
     st.code(state.link(state.preset(), state.overrides()), language=None, wrap_lines=True)
 
 
@@ -125,7 +125,9 @@ def _inputs(scenario: Scenario) -> None:
         widgets.choice(scenario, "recompute", "Recompute", RECOMPUTE, "What backward forms again")
     with right:
         widgets.choice(scenario, "precision", "Precision", list(PRECISIONS))
-    left, right = st.columns(2)
+    nodes, left, right = st.columns(3)
+    with nodes:
+        _nodes(scenario)
     with left:
         widgets.number(scenario, "batch.sequences", "Batch (sequences)", 1, 1_000_000)
     with right:
@@ -170,6 +172,29 @@ def _what(scenario: Scenario) -> None:
             _profiles(scenario),
             "Where the rates of kernels come from; only those that fit the accelerator",
         )
+
+
+def _nodes(scenario: Scenario) -> None:
+    """How large the cluster is; a cluster given by name starts with its own number of nodes."""
+    machine, name = scenario.machine, "input cluster.nodes"
+    st.session_state[name] = machine.nodes
+    st.number_input(
+        "Nodes",
+        1,
+        100_000,
+        step=1,
+        key=name,
+        help=f"{machine.node.n_gpus:,} GPUs each; {machine.n_gpus:,} together",
+        on_change=_nodes_chosen,
+        args=(name,),
+    )
+
+
+def _nodes_chosen(name: str) -> None:
+    wanted = int(st.session_state[name])
+    state.set_override("cluster.nodes", None)
+    if state.current().machine.nodes != wanted:
+        state.set_override("cluster.nodes", wanted)
 
 
 def _cluster_chosen(key: str, name: str) -> None:
