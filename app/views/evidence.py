@@ -75,7 +75,9 @@ def _wait() -> None:
         return
     if not job.done:
         st.progress(job.progress.share or 0.0, f"Simulating: {job.progress.text}")
-        st.button("Stop", on_click=_stop)
+        if st.button("Stop"):
+            _stop()
+            st.rerun(scope="app")
         return
     del st.session_state["evidence job"]
     try:
