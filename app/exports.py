@@ -112,4 +112,4 @@ def trace_bytes(scenario: Scenario) -> bytes:
 def file_name(name: str, ending: str) -> str:
     """A name for a download: letters, digits, dot and dash of `name`, at most 80 characters."""
     plain = re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip("-.")[:80]
-    return f"{plain or 'moesim'}.{ending}"
+    return f"{plain or 'moesim'}.{ending.lstrip('.')}"

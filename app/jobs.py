@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -133,20 +133,39 @@ _running: dict[str, Job] = {}
 cache = Cache(CACHE_BYTES)
 
 
-@dataclass(slots=True)
-class _Lane:
-    """Places for jobs of one kind: short ones that a page waits for, a few seconds beside it, long ones."""
+class Lane:
+    """Places for jobs of one kind, taken in the order in which they were asked for."""
 
-    places: threading.BoundedSemaphore
-    niceness: int
-    waiting: int = 0
+    def __init__(self, places: int, niceness: int) -> None:
+        """All places are free."""
+        self.niceness, self.waiting = niceness, 0
+        self._free, self._changed = places, threading.Condition()
+        self._queue: deque[Job] = deque()
+
+    def take(self, job: Job) -> bool:
+        """Wait for a place; False where the job was cancelled before it got one."""
+        with self._changed:
+            self._queue.append(job)
+            while not job.cancelled and not (self._free > 0 and self._queue[0] is job):
+                self._changed.wait(0.1)
+            self._queue.remove(job)
+            wanted = not job.cancelled
+            self._free -= wanted
+            self._changed.notify_all()
+            return wanted
+
+    def leave(self) -> None:
+        """Give a place back."""
+        with self._changed:
+            self._free += 1
+            self._changed.notify_all()
 
 
 _cores = os.cpu_count() or 1
 _lanes = {
-    "short": _Lane(threading.BoundedSemaphore(max(2, _cores)), 0),
-    "beside": _Lane(threading.BoundedSemaphore(1), 5),
-    "long": _Lane(threading.BoundedSemaphore(max(1, _cores // 2)), 10),
+    "short": Lane(max(2, _cores), 0),  # a page waits for it
+    "beside": Lane(1, 5),  # some seconds, beside a page
+    "long": Lane(max(1, _cores // 2), 10),
 }
 
 
@@ -189,18 +208,15 @@ def submit(
 
 
 def _supervise(
-    job: Job, lane: _Lane, function: Callable[..., Any], args: tuple[Any, ...], with_progress: bool
+    job: Job, lane: Lane, function: Callable[..., Any], args: tuple[Any, ...], with_progress: bool
 ) -> None:
     data, error = None, None
     try:
-        while not lane.places.acquire(timeout=0.1):
-            if job.cancelled:
-                break
-        else:
+        if lane.take(job):
             try:
                 data, error = _run(job, lane, function, args, with_progress)
             finally:
-                lane.places.release()
+                lane.leave()
     except Exception:
         log.exception("job %s", job.key)
         error = JobError("the computation could not be started")
@@ -217,7 +233,7 @@ def _supervise(
 
 
 def _run(
-    job: Job, lane: _Lane, function: Callable[..., Any], args: tuple[Any, ...], with_progress: bool
+    job: Job, lane: Lane, function: Callable[..., Any], args: tuple[Any, ...], with_progress: bool
 ) -> tuple[bytes | None, MoesimError | None]:
     job.started, job.progress = time.monotonic(), Progress(None, "computing")
     deadline = job.started + job.budget_s

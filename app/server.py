@@ -14,7 +14,6 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
-from pathlib import Path
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import READ_BELOW
@@ -73,10 +72,9 @@ def chosen_port(port: int) -> int:
 
 def command(port: int) -> list[str]:
     """The command line of the server process."""
-    main = Path(__file__).resolve().parent / "main.py"
     options = {**SETTINGS, "server.address": ADDRESS, "server.port": str(port)}
     flags = [f"--{name}={value}" for name, value in options.items()]
-    return [sys.executable, "-m", "streamlit", "run", str(main), *flags]
+    return [sys.executable, "-m", "moesim.app.serve", *flags]
 
 
 def url(port: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,19 +15,38 @@ from moesim.app import jobs, state, widgets
 ICON = Path(__file__).resolve().parent / "icon.png"
 """Without one of our own the browser fetches a page's icon from a font server."""
 
-SIDEBAR: Any = 200
+SIDEBAR: Any = 210
 """Width in pixels: at 1280 the charts need the rest."""
+
+START = "start"
+"""Path that the framework wants for the start page and does not serve."""
+
+STYLE = """<style>
+[data-testid=stMainBlockContainer] {padding-left: 2.5rem; padding-right: 2.5rem; padding-bottom: 3rem}
+[data-testid=stMainBlockContainer] h1 {padding-top: 0}
+[data-testid=stSidebarHeader] {height: 1.5rem; min-height: 0; margin-bottom: 0; padding-top: 0.5rem}
+[data-testid=stMetric] + * {margin-top: -0.5rem}
+</style>"""
+"""Less room at the edges than the framework leaves: at 1280 the content needs it."""
 
 
 def run(pages_of: Sequence[tuple[str, str, str]]) -> None:
     """Draw the page that the address names. `pages_of`: module below `app/views`, title, icon."""
     st.set_page_config(page_title="moesim", page_icon=str(ICON), layout="wide", initial_sidebar_state=SIDEBAR)
     jobs.warm_up()
+    hidden = "visibility" in inspect.signature(st.Page).parameters  # not in every release
     pages = [
-        st.Page(_guarded(name), title=title, icon=icon, url_path=name, default=number == 0)
+        st.Page(
+            _guarded(name, title),
+            title=title,
+            icon=icon,
+            url_path=START if hidden and number == 0 else name,
+            default=number == 0,
+        )
         for number, (name, title, icon) in enumerate(pages_of)
     ]
-    page = st.navigation(pages)
+    page = st.navigation([*pages, _by_name(*pages_of[0])] if hidden else pages)
+    st.html(STYLE)
     state.synchronise()
     page.run()
     _current()
@@ -39,11 +59,20 @@ def _current() -> None:
         st.caption(f"Scenario: **{state.preset()}**")
         if state.overrides():
             st.code("\n".join(text[:60] for text in state.overrides()), language=None, wrap_lines=True)
+            warning = state.only_here(state.overrides())
+            if warning is not None:
+                st.warning(warning, icon=":material/link_off:")
             st.button("Undo all changes", on_click=state.open_scenario, args=(state.preset(), ()))
 
 
-def _guarded(name: str) -> Callable[[], None]:
+def _by_name(name: str, title: str, icon: str) -> Any:
+    """The start page once more, for a link that names it: the framework serves it at the root only."""
+    return st.Page(_guarded(name, title), title=title, icon=icon, url_path=name, visibility="hidden")
+
+
+def _guarded(name: str, title: str) -> Callable[[], None]:
     def show() -> None:
+        st.title(title, anchor=False)
         widgets.guard(lambda: importlib.import_module(f"moesim.app.views.{name}").show())
 
     show.__name__ = name

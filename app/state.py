@@ -10,6 +10,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 from urllib.parse import urlencode
 
@@ -47,6 +48,11 @@ def current() -> Scenario:
 
 def build(name: str, texts: Sequence[str]) -> Scenario:
     """A scenario from what a visitor may send; names of files on the server are refused (InputError)."""
+    return _built(name, tuple(texts), uploads.folder())
+
+
+@lru_cache(maxsize=256)
+def _built(name: str, texts: tuple[str, ...], _folder: object) -> Scenario:
     return uploads.scenario_of(name, texts)
 
 
@@ -195,6 +201,17 @@ def link(name: str, texts: Sequence[str]) -> str:
     return "?" + urlencode(parameters(name, texts), doseq=True)
 
 
+def only_here(texts: Sequence[str]) -> str | None:
+    """What to say where a link to these overrides works on this server only; None where it works anywhere."""
+    names = {text.partition("=")[0] for text in texts if uploads.TOKEN.search(text)}
+    if not names:
+        return None
+    return (
+        f"An uploaded file is used ({', '.join(sorted(names))}): this link works on this server only, "
+        "and only while it runs. For elsewhere, save the scenario and send the file along."
+    )
+
+
 # -- results -------------------------------------------------------------------------------------------
 
 
@@ -214,14 +231,22 @@ def result() -> Result | None:
 def result_of(scenario: Scenario, label: str = "Simulating one step") -> Result:
     """The result of any scenario; other prices do not simulate again."""
     plain = without_prices(scenario)
-    found: Result = compute(f"result/{cache_key(plain)}", label, work.simulate, plain)
+    found: Result = compute(f"result/{cache_key(plain)}", label, work.simulate, scenario)
     return moesim.reprice(found, scenario)
 
 
 def begin(scenario: Scenario) -> None:
     """Start computing a scenario's result without waiting for it."""
     plain = without_prices(scenario)
-    jobs.submit(f"result/{cache_key(plain)}", work.simulate, plain, ahead=True)
+    jobs.submit(f"result/{cache_key(plain)}", work.simulate, scenario, ahead=True)
+
+
+def trace_of(scenario: Scenario) -> bytes:
+    """A Perfetto trace (.json.gz), from the cache or simulated while the caller waits a second or more."""
+    data: bytes = jobs.submit(f"trace/{cache_key(scenario)}", work.trace, scenario).result(
+        jobs.SHORT_BUDGET_S
+    )
+    return data
 
 
 def compute(key: str, label: str, function: Callable[..., Any], *args: Any) -> Any:

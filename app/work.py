@@ -20,6 +20,7 @@ from moesim.simulator.neighbours import Neighbour
 from moesim.simulator.planner.result import PlanResult
 from moesim.simulator.result import Result
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.study import kept
 from moesim.simulator.study.sensitivity import Sensitivity
 from moesim.simulator.timeline import Timeline
 
@@ -27,8 +28,8 @@ Progress = Callable[[float | None, str], None]
 
 
 def simulate(scenario: Scenario) -> Result:
-    """One predicted step."""
-    return moesim.simulate(scenario)
+    """One predicted step, without prices; kept on disk, where the command line finds it."""
+    return kept.predict_unpriced(scenario)
 
 
 def check(scenario: Scenario) -> Check:
@@ -46,11 +47,6 @@ def trace(scenario: Scenario) -> bytes:
     return trace_bytes(scenario)
 
 
-def whole_cluster(scenario: Scenario) -> Result:
-    """The step with every GPU simulated for itself."""
-    return moesim.simulate(scenario.overridden("resolution=full"))
-
-
 def neighbours(scenario: Scenario, result: Result, progress: Progress) -> tuple[Neighbour, ...]:
     """What to try next."""
     return moesim.neighbours(scenario, result, progress)
@@ -64,7 +60,7 @@ def profiles(cluster: str) -> tuple[str, list[str]]:
 
 def interval(scenario: Scenario) -> Result:
     """The same prediction with P10, P50 and P90 of its figures."""
-    return moesim.simulate(scenario, uncertainty=True)
+    return kept.predict_unpriced(scenario, uncertainty=True)
 
 
 def sensitivity(scenario: Scenario) -> Sensitivity:

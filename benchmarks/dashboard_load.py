@@ -1,89 +1,111 @@
 """Ten people at once on this machine: time of an interaction, errors, memory over many interactions.
 
-    python benchmarks/dashboard_load.py [--people 10] [--each 6] [--long 200]
+    python benchmarks/dashboard_load.py [--people 10] [--each 6] [--long 200] [--browser]
 
-Every person opens the page What-if and moves its sliders of communication SMs and of the price. Bounded:
-people x each interactions, then `--long` of one person with the memory of the server before and after.
-Needs the dashboard extra, playwright and the system's Chromium, all on 127.0.0.1.
+Every person opens the page What-if and moves its sliders of communication SMs (which simulates) and of the
+price (which does not) in turn, nobody a value that somebody had before. People are clients of the WebSocket
+protocol (`streamlit_client`): they draw nothing, so that the machine's cores are the server's. `--browser`
+adds one person in the system's Chromium, alone. Bounded: people x each interactions, then `--long` of one
+person with the memory of the server before and after. On 127.0.0.1, with nothing kept from earlier runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
+import os
 import shutil
 import statistics
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from playwright.async_api import async_playwright
+from streamlit_client import Client
 
 from moesim.app import server
 
-WAIT_MS = 120_000
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-SHOWN = """
-([name, value]) => [...document.querySelectorAll('[data-testid=stCode]')].some(
-    code => code.innerText.includes(name) && code.innerText.includes(value))
-  && document.querySelector('[data-testid=stApp]').dataset.testScriptState === 'notRunning'
-"""
-"""The page says which keys were changed to what; then its numbers are those of these keys."""
-SLIDERS = {"step": ("Communication", "communication.sms="), "price": ("Price", "price_per_gpu_hour=")}
-"""Kind of interaction: start of the slider's label, what the page then says."""
-KEYS = ("ArrowRight", "ArrowLeft")
-WRONG = "[data-testid=stException], [data-testid=stAlertContentError]"
+KINDS = {"step": ("Communication", "communication.sms="), "price": ("Price", "price_per_gpu_hour=")}
+"""Kind of interaction: start of the slider's label, what the page then says was changed."""
+PRICES = [round(0.05 * n, 2) for n in range(2, 240) if n != 40]
+BROWSER_MS = 60_000
 
 
 class Person:
-    """One browser session on the page What-if; every interaction's seconds, and what went wrong."""
+    """One session on the page What-if: the seconds of every interaction, and what went wrong."""
 
-    def __init__(self, page: Any, base: str) -> None:
-        """Nothing is opened yet."""
-        self.page, self.base = page, base
+    def __init__(self, base: str, values: Iterator[int], first: int) -> None:
+        """Nothing is opened yet; numbers of SMs are taken from `values`, prices from the `first` on."""
+        self.client, self.values = Client(base, "what_if"), values
+        self.prices = itertools.cycle(PRICES[first:] + PRICES[:first])
         self.seconds: dict[str, list[float]] = {"open": [], "step": [], "price": []}
         self.errors: list[str] = []
 
-    async def open(self) -> None:
-        """From nothing to the first numbers."""
-        began = time.perf_counter()
-        await self.page.goto(f"{self.base}/what_if")
-        await self.page.get_by_test_id("stMetricValue").first.wait_for()
-        self.seconds["open"].append(time.perf_counter() - began)
-
-    async def move(self, kind: str, key: str) -> None:
-        """Move a slider by one key press and wait for the numbers of its new value."""
-        label, name = SLIDERS[kind]
-        slider = self.page.get_by_test_id("stSlider").filter(has_text=label).first.get_by_role("slider")
-        began = time.perf_counter()
-        await slider.press(key)
-        value = await slider.evaluate("e => e.getAttribute('aria-valuenow') ?? e.value")
-        await self.page.wait_for_function(SHOWN, arg=[name, f"{float(value):g}"])
-        self.seconds[kind].append(time.perf_counter() - began)
-
-    async def work(self, each: int, key: str = "ArrowLeft") -> None:
-        """Move the sliders of SMs (which simulates) and of the price (which does not) in turn."""
+    async def work(self, each: int) -> None:
+        """Open the page where it is not, and move the two sliders in turn."""
         try:
             if not self.seconds["open"]:
-                await self.open()
+                began = time.perf_counter()
+                await self.client.open()
+                self.seconds["open"].append(time.perf_counter() - began)
+                self._check("Step time" in self.client.metrics, "no numbers")
             for turn in range(each):
-                await self.move("price" if turn % 2 else "step", key)
-                if await self.page.locator(WRONG).count():
-                    self.errors.append(f"interaction {turn}: an error is shown")
+                await self._move("price" if turn % 2 else "step")
         except Exception as error:  # every failure counts and is printed, whatever it is
-            self.errors.append(f"{type(error).__name__}: {str(error).splitlines()[0]}")
+            self.errors.append(f"{type(error).__name__}: {error}")
+
+    async def _move(self, kind: str) -> None:
+        label, says = KINDS[kind]
+        value = next(self.prices) if kind == "price" else float(next(self.values))
+        began = time.perf_counter()
+        await self.client.slide(label, value)
+        self.seconds[kind].append(time.perf_counter() - began)
+        self._check(any(f"{says}" in text for text in self.client.codes), f"{says}{value} is not shown")
+
+    def _check(self, fine: bool, text: str) -> None:
+        self.errors += self.client.errors + ([] if fine else [text])
+        self.client.errors.clear()
+
+
+async def crowd(base: str, people: int, each: int) -> list[str]:
+    """Everybody at once; returns the errors."""
+    values = itertools.cycle([n for n in range(2, 131) if n != 20])
+    group = [Person(base, values, 20 * number) for number in range(people)]
+    await asyncio.gather(*(one.work(each) for one in group))
+    for kind, text in (("open", "first numbers"), ("step", "other SMs"), ("price", "other price")):
+        show(f"{people} people, {text}", [s for one in group for s in one.seconds[kind]])
+    show(f"{people} people, both sliders", [s for one in group for k in KINDS for s in one.seconds[k]])
+    for one in group:
+        await one.client.close()
+    return [text for one in group for text in one.errors]
+
+
+async def alone(base: str, pid: int, long: int) -> list[str]:
+    """One person for long, and what that does to the server's memory; returns the errors."""
+    one = Person(base, itertools.cycle(n for n in range(2, 131) if n != 20), 0)
+    await one.work(min(20, long))
+    before = memory_bytes(pid)
+    await one.work(long)
+    after = memory_bytes(pid)
+    for kind, text in (("step", "other SMs"), ("price", "other price")):
+        show(f"one person, {text}", one.seconds[kind])
+    print(f"memory of the server {before / 1e6:.0f} MB, after {long} interactions {after / 1e6:.0f} MB")
+    await one.client.close()
+    return one.errors
 
 
 def memory_bytes(pid: int) -> int:
-    """Resident memory of the server and everything it started (Linux)."""
+    """Memory of the server and everything it started, shared pages counted once (Linux)."""
     total = 0
-    for status in Path("/proc").glob("[0-9]*/status"):
+    for folder in Path("/proc").glob("[0-9]*"):
         try:
-            fields = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
-            if family(int(status.parent.name), pid):
-                total += int(fields.get("VmRSS", "0 kB").split()[0]) * 1024
-        except (OSError, ValueError):
+            if family(int(folder.name), pid):
+                lines = (folder / "smaps_rollup").read_text().splitlines()
+                total += 1024 * int(next(line for line in lines if line.startswith("Pss:")).split()[1])
+        except (OSError, ValueError, StopIteration):
             continue
     return total
 
@@ -104,48 +126,44 @@ def show(kind: str, seconds: list[float]) -> None:
         tail = ranked[min(len(ranked) - 1, round(0.9 * len(ranked)))]
         print(
             f"{kind:28} {len(ranked):4} interactions: median {statistics.median(ranked):.2f} s, "
-            f"P90 {tail:.2f} s, worst {ranked[-1]:.2f} s"
+            f"P90 {tail:.2f} s, worst {ranked[-1]:.2f} s",
+            flush=True,
         )
 
 
-async def load(base: str, pid: int, people: int, each: int, long: int) -> int:
-    """Number of errors."""
+def in_a_browser(base: str) -> None:
+    """First numbers on a screen, and sliders of What-if from the key to the new number on it."""
+    from playwright.sync_api import sync_playwright
+
     chromium = shutil.which("chromium") or sys.exit("no Chromium here: apt-get install chromium")
-    async with async_playwright() as engine:
-        browser = await engine.chromium.launch(executable_path=chromium, args=FLAGS)
+    with sync_playwright() as engine:
+        browser = engine.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page(viewport={"width": 1280, "height": 800})
+        page.set_default_timeout(BROWSER_MS)
+        for path, text in (("", "start page, first numbers"), ("what_if", "What-if, first numbers")):
+            began = time.perf_counter()
+            page.goto(f"{base}/{path}")
+            page.get_by_test_id("stMetricValue").first.wait_for()
+            show(f"a browser, {text}", [time.perf_counter() - began])
+        for kind, (label, _) in KINDS.items():
+            seconds = [pressed(page, label, kind) for _ in range(6)]
+            show(f"a browser, {'other SMs' if kind == 'step' else 'other price'}", seconds)
+        browser.close()
 
-        async def person() -> Person:
-            context = await browser.new_context(viewport={"width": 1280, "height": 800})
-            context.set_default_timeout(WAIT_MS)
-            return Person(await context.new_page(), base)
 
-        crowd = [await person() for _ in range(people)]
-        # Each begins from another side, so that not everybody asks for the same numbers.
-        await asyncio.gather(*(one.work(each, KEYS[n % 2]) for n, one in enumerate(crowd)))
-        for kind, text in (("open", "first numbers"), ("step", "other SMs"), ("price", "other price")):
-            show(f"{people} people, {text}", [s for one in crowd for s in one.seconds[kind]])
-        show(f"{people} people, all sliders", [s for one in crowd for k in SLIDERS for s in one.seconds[k]])
-        for one in crowd:
-            await one.page.context.close()
-        errors = [text for one in crowd for text in one.errors]
-        if long:
-            alone = await person()
-            await alone.work(min(20, long))
-            before = memory_bytes(pid)
-            for turn in range(0, long, 20):  # twenty to one side, twenty back
-                await alone.work(min(20, long - turn), KEYS[turn // 20 % 2])
-            after = memory_bytes(pid)
-            for kind, text in (("step", "other SMs"), ("price", "other price")):
-                show(f"one person, {text}", alone.seconds[kind])
-            print(
-                f"memory of the server {before / 1e6:.0f} MB, after {long} interactions {after / 1e6:.0f} MB"
-            )
-            errors += alone.errors
-        await browser.close()
-    for text in errors[:20]:
-        print(f"error: {text}")
-    print(f"{len(errors)} errors")
-    return len(errors)
+def pressed(page: Any, label: str, kind: str) -> float:
+    """Seconds from a key on a slider to another number in the tile that it changes."""
+    tile = page.get_by_test_id("stMetric").filter(has_text="Step time" if kind == "step" else "Cost").first
+    shown = tile.get_by_test_id("stMetricValue").inner_text()
+    slider = page.get_by_test_id("stSlider").filter(has_text=label).first.get_by_role("slider")
+    began = time.perf_counter()
+    slider.press("ArrowLeft")
+    page.wait_for_function(
+        "([name, old]) => [...document.querySelectorAll('[data-testid=stMetric]')].some(tile =>"
+        " tile.innerText.includes(name) && !tile.innerText.includes(old))",
+        arg=["Step time" if kind == "step" else "Cost", shown],
+    )
+    return time.perf_counter() - began
 
 
 def main() -> None:
@@ -154,13 +172,26 @@ def main() -> None:
     parser.add_argument("--people", type=int, default=10)
     parser.add_argument("--each", type=int, default=6)
     parser.add_argument("--long", type=int, default=200)
+    parser.add_argument("--browser", action="store_true")
     options = parser.parse_args()
-    port = server.chosen_port(0)
-    with server.running(port) as process:
-        if not server.wait_until_healthy(process, port):
-            sys.exit("the server did not start")
-        failed = asyncio.run(load(server.url(port), process.pid, options.people, options.each, options.long))
-    sys.exit(1 if failed else 0)
+    with tempfile.TemporaryDirectory(prefix="moesim-load-") as kept:
+        os.environ["MOESIM_CACHE"] = kept
+        port, began = server.chosen_port(0), time.perf_counter()
+        with server.running(port) as process:
+            if not server.wait_until_healthy(process, port):
+                sys.exit("the server did not start")
+            print(f"server answers after {time.perf_counter() - began:.2f} s; load {os.getloadavg()[0]:.1f}")
+            base, errors = server.url(port), []
+            if options.browser:
+                in_a_browser(base)
+            if options.people:
+                errors += asyncio.run(crowd(base, options.people, options.each))
+            if options.long:
+                errors += asyncio.run(alone(base, process.pid, options.long))
+    for text in errors[:20]:
+        print(f"error: {text}")
+    print(f"{len(errors)} errors; load {os.getloadavg()[0]:.1f}")
+    sys.exit(1 if errors else 0)
 
 
 if __name__ == "__main__":

@@ -1,66 +1,134 @@
 """Pictures of every page of the dashboard into docs/screenshots: `make screenshots`.
 
-Needs the dashboard extra, playwright and the system's Chromium. 1280 x 800, each below 250 kB.
+    python benchmarks/screenshots.py [--whole] [--out FOLDER] [PAGE ...]
+
+Needs the dashboard extra, playwright and the system's Chromium. 1280 x 800 (`--whole`: the page's whole
+height, to look at), each below 200 kB. Every page has a session of its own and a limit of time; one that does
+not come in time is said and left out, and the script ends with an error.
 """
 
 from __future__ import annotations
 
+import argparse
 import io
+import json
 import shutil
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 from PIL import Image
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Error, sync_playwright
 
 from moesim.app import server
 from moesim.app.main import PAGES
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "screenshots"
-MOST_BYTES = 250_000
-WAIT_MS = 90_000
-QUERIES = {"run_cost": "?preset=deepseek-v3-2048xh800&set=run.failures%3Dllama3-16k-h100"
-           "&set=run.restart%3Dmegascale&set=run.checkpoint%3D%7B%22interval%22%3A%221+h%22%2C"
-           "%22storage%22%3A%22llama3-tectonic%22%7D"}  # fmt: skip
-"""What a page shows, where its first view would be empty."""
-CLICKS = {"planner": "Search", "compare": "Compare"}
-"""Buttons (the start of their name) that make a page show something."""
+MOST_BYTES = 200_000
+WAIT_MS = 60_000
+LONG_MS = 240_000
+"""For what a button starts: a search, a simulation of every GPU, the scoreboard."""
+WIDE, HIGH = 1280, 800
+PRESET = "deepseek-v3-2048xh800"
+DARK = ("result", "timeline")
+"""Pages that are taken in the dark theme too."""
+
+CHART = "[data-testid=stMain] .js-plotly-plot:visible"
+QUIET = "document.querySelector('[data-testid=stApp]')?.dataset.testScriptState === 'notRunning'"
+
+
+@dataclass(frozen=True, slots=True)
+class Shot:
+    """What makes a page show something: its link, a button, and what is there when it is ready."""
+
+    query: dict[str, list[str] | str]
+    click: str | None = None
+    ready: str = CHART
+    act: Callable[[Any], None] | None = None
+
+
+def _fewer_sms(page: Any) -> None:
+    """Move the slider of SMs from 20 to 14."""
+    slider = page.get_by_test_id("stSlider").filter(has_text="Communication").first.get_by_role("slider")
+    for _ in range(6):
+        slider.press("ArrowLeft")
+    page.get_by_test_id("stCode").filter(has_text="communication.sms=14").first.wait_for()
+
+
+FAILURES = [
+    "run.failures=llama3-16k-h100",
+    "run.restart=megascale",
+    'run.checkpoint={"interval":"1 h","storage":"llama3-tectonic"}',
+]
+SHOTS = {
+    "result": Shot({}, ready="text=/P10 to P90: /"),
+    "topology": Shot({}),
+    "compare": Shot({"preset": PRESET, "set": ["communication.sms=8"], "with": json.dumps([PRESET])}),
+    "what_if": Shot({}, act=_fewer_sms, ready="[data-testid=stMain] .waterfalllayer:visible"),
+    "planner": Shot({}, click="Search"),
+    "run_cost": Shot({"preset": PRESET, "set": FAILURES}),
+    "evidence": Shot({}),
+}
 
 
 def main() -> None:
     """Take all of them, or those named on the command line."""
-    wanted = sys.argv[1:] or [name for name, *_ in PAGES]
+    parser = argparse.ArgumentParser(description="Pictures of the dashboard's pages.")
+    parser.add_argument("pages", nargs="*", metavar="PAGE")
+    parser.add_argument("--whole", action="store_true", help="the page's whole height")
+    parser.add_argument("--out", type=Path, default=FOLDER)
+    options = parser.parse_args()
+    names = options.pages or [name for name, *_ in PAGES]
     chromium = shutil.which("chromium") or sys.exit("no Chromium here: apt-get install chromium")
-    FOLDER.mkdir(parents=True, exist_ok=True)
+    options.out.mkdir(parents=True, exist_ok=True)
     port = server.chosen_port(0)
+    failed = []
     with server.running(port) as process, sync_playwright() as engine:
         if not server.wait_until_healthy(process, port):
             sys.exit("the server did not start")
         browser = engine.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
-        page = browser.new_page(viewport={"width": 1280, "height": 800})
-        page.set_default_timeout(WAIT_MS)
-        for name in wanted:
-            page.goto(f"{server.url(port)}/{name}{QUERIES.get(name, '')}")
-            settle(page, name)
-            size = keep(page.screenshot(), FOLDER / f"{name}.png")
-            print(f"{name}.png {size / 1000:.0f} kB")
+        for name in names:
+            for theme in ("light", "dark") if name in DARK else ("light",):
+                path = options.out / f"{name}{'' if theme == 'light' else '-dark'}.png"
+                try:
+                    size = keep(picture(browser, server.url(port), name, theme, options.whole), path)
+                    print(f"{path.name} {size / 1000:.0f} kB", flush=True)
+                except Error as error:  # of the browser: time is up, or the page broke
+                    failed.append(path.name)
+                    print(f"{path.name}: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)
         browser.close()
+    sys.exit(f"not taken: {', '.join(failed)}" if failed else 0)
 
 
-def settle(page: Any, name: str) -> None:
-    """Wait for the page's first chart, after the click that it needs."""
-    main_ = page.get_by_test_id("stMain")
-    main_.get_by_test_id("stElementContainer").nth(1).wait_for()
-    if name in CLICKS:
-        button = main_.get_by_role("button", name=CLICKS[name]).first
-        if button.count():
-            button.click()
-    main_.locator(".js-plotly-plot:visible").first.wait_for()
-    page.wait_for_function(
-        "document.querySelector('[data-testid=stApp]').dataset.testScriptState === 'notRunning'"
-    )
-    page.wait_for_timeout(2500)  # charts grow into their place
+def picture(browser: Any, base: str, name: str, theme: str, whole: bool) -> bytes:
+    """One page in a session of its own, when it shows what it should; raises playwright's Error otherwise."""
+    shot = SHOTS.get(name, Shot({}))
+    context = browser.new_context(viewport={"width": WIDE, "height": HIGH}, color_scheme=theme)
+    context.set_default_timeout(WAIT_MS)
+    try:
+        page = context.new_page()
+        page.goto(f"{base}/{name}?{urlencode(shot.query, doseq=True)}")
+        page.wait_for_function(
+            f"{QUIET} && document.querySelectorAll('[data-testid=stMain] "
+            "[data-testid=stElementContainer]').length > 1"
+        )
+        if shot.click is not None:
+            page.get_by_test_id("stMain").get_by_role("button", name=shot.click).first.click()
+        if shot.act is not None:
+            shot.act(page)
+        page.locator(shot.ready).first.wait_for(timeout=LONG_MS)
+        page.locator(CHART).first.wait_for()
+        page.wait_for_function(QUIET)
+        if whole:
+            high = page.evaluate("document.querySelector('[data-testid=stMainBlockContainer]').scrollHeight")
+            page.set_viewport_size({"width": WIDE, "height": max(HIGH, int(high) + 20)})
+        page.wait_for_timeout(2000)  # charts grow into their place, which nothing tells
+        return bytes(page.screenshot())
+    finally:
+        context.close()
 
 
 def keep(data: bytes, path: Path) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import cProfile
+import os
 import pstats
 import resource
 import statistics
@@ -52,7 +53,10 @@ def home_case(scenario: Scenario, repeats: int) -> None:
 def from_shell(repeats: int) -> None:
     """Shell to answer, and the peak memory of that process."""
     command = [sys.executable, "-c", "from moesim.cli import main; main()", "simulate", HOME, "--json"]
-    seconds = median_s(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL), repeats)
+    fresh = {**os.environ, "MOESIM_CACHE": "off"}
+    seconds = median_s(
+        lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=fresh), repeats
+    )
     print(f"shell to answer     {seconds:7.3f} s median of {repeats}")
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     print(f"  peak memory       {peak:7.0f} MB")

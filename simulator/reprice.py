@@ -57,6 +57,31 @@ def repriced(result: Result, scenario: Scenario) -> Result:
     )
 
 
+def unpriced(result: Result, scenario: Scenario) -> Result:
+    """The result of `without_prices(scenario)` from that of `scenario`, exactly as simulated."""
+    bare, report = without_prices(scenario), result.run.report
+    if not bare.run.asks_for_more:  # a price was all that asked for one
+        report = None
+    elif report is not None:
+        spares = scenario.run.spares.count if scenario.run.spares else 0
+        before = rates(scenario.machine, scenario.run.price, spares)
+        report = _billed(report, scenario.machine.n_gpus, rates(bare.machine, None, spares), before)
+    of_price = _stated(scenario) - _stated(bare)
+    return result.model_copy(
+        update={
+            "run": result.run.model_copy(update={"cost_usd": None, "report": report}),
+            "provenance": tuple(entry for entry in result.provenance if entry.path not in of_price),
+            "uncertainty": _with_cost(result.uncertainty, result.run.days, None),
+        }
+    )
+
+
+def _stated(scenario: Scenario) -> set[str]:
+    """Paths of the sourced figures of a scenario's cluster and run."""
+    rows = [*provenance_rows(scenario.machine, "cluster"), *provenance_rows(scenario.run, "scenario.run")]
+    return {row.path for row in rows}
+
+
 def _with_cost(found: Uncertainty | None, days: float, cost_usd: float | None) -> Uncertainty | None:
     """Intervals with that of the cost, which is in proportion to the days."""
     if found is None:

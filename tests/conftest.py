@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 settings.register_profile("moesim", deadline=None)
 # In CI the same examples every time: a red build is about the change, not about luck.
 settings.register_profile("ci", deadline=None, derandomize=True)
+# Nothing is taken from earlier runs: a test is about the program as it is. Tests of the keeping turn it on.
+os.environ["MOESIM_CACHE"] = "off"
 settings.load_profile("ci" if os.environ.get("CI") else "moesim")
 
 

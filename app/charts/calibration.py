@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import plotly.graph_objects as go
 
-from moesim.app.charts.style import BLUE, GREY, ORANGE, RED, SERIES, styled
+from moesim.app.charts.style import BLUE, GREY, ORANGE, RED, SERIES, rows_axis, styled
 from moesim.hwmodels.calibration import CalibrationProfile, Entry, MeasuredCurve
 from moesim.hwmodels.drift import Drift
 
@@ -59,9 +59,13 @@ def slow_downs(lines: Mapping[str, Sequence[tuple[int, float]]]) -> go.Figure:
     return styled(chart, 440)
 
 
-def residuals(entries: Sequence[Entry]) -> go.Figure:
+MOST = 30
+"""Stated errors that are drawn."""
+
+
+def residuals(entries: Sequence[Entry], most: int = MOST) -> go.Figure:
     """The error that each entry states for itself, the largest first, coloured and marked by its kind."""
-    ranked = sorted(entries, key=lambda entry: (entry.residual.relative, entry.id))
+    ranked = sorted(entries, key=lambda entry: (entry.residual.relative, entry.id))[-most:]
     chart = go.Figure()
     for number, (kind, colour) in enumerate(KINDS.items()):
         own = [entry for entry in ranked if entry.kind == kind]
@@ -73,10 +77,10 @@ def residuals(entries: Sequence[Entry]) -> go.Figure:
                 mode="markers",
                 marker={"color": colour, "size": 10, "symbol": MARKERS[number]},
                 customdata=[entry.residual.meaning for entry in own],
-                hovertemplate="%{y}: +-%{x:.1f} %, %{customdata}<extra></extra>",
+                hovertemplate="%{y}: ±%{x:.1f} %, %{customdata}<extra></extra>",
             )
-    chart.update_yaxes(categoryorder="array", categoryarray=[entry.id for entry in ranked])
-    chart.update_xaxes(title="stated error (+- % of the value)", rangemode="tozero", ticksuffix=" %")
+    chart.update_yaxes(rows_axis([entry.id for entry in ranked]))
+    chart.update_xaxes(title="stated error (± % of the value)", rangemode="tozero", ticksuffix=" %")
     return styled(chart, 110 + 22 * max(4, len(ranked)))
 
 
@@ -108,7 +112,7 @@ def drift(rows: Sequence[Drift]) -> go.Figure:
         hoverinfo="skip",
     )
     chart.add_vline(x=0.0, line={"color": ORANGE, "dash": "dot"})
-    chart.update_yaxes(categoryorder="array", categoryarray=[row.id for row in shown])
+    chart.update_yaxes(rows_axis([row.id for row in shown]))
     chart.update_xaxes(title="median change, new over old (%)", ticksuffix=" %")
     return styled(chart, 130 + 24 * max(3, len(shown)))
 

@@ -6,12 +6,15 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from moesim.app.charts.style import BLUE, GREY, ORANGE, SERIES, styled
+from moesim.app.charts.style import BLUE, GREY, ORANGE, SERIES, rows_axis, styled
 from moesim.simulator.validation import Row
 from moesim.simulator.validation_collectives import CollectiveRow
 
+MOST = 30
+"""Errors that are drawn."""
 
-def errors(rows: Sequence[Row], most: int = 60) -> go.Figure:
+
+def errors(rows: Sequence[Row], most: int = MOST) -> go.Figure:
     """Relative errors, the largest first; what a profile was calibrated on is hollow and grey."""
     shown = sorted(rows, key=lambda row: -abs(row.relative_error))[:most][::-1]
     chart = go.Figure()
@@ -32,8 +35,8 @@ def errors(rows: Sequence[Row], most: int = 60) -> go.Figure:
                 "predicted %{customdata[2]:.4g} %{customdata[3]} (%{x:+.1f} %)<extra></extra>",
             )
     chart.add_vline(x=0.0, line={"color": ORANGE, "dash": "dot"})
-    chart.update_yaxes(categoryorder="array", categoryarray=[row.id for row in shown])
-    chart.update_xaxes(title="predicted over published, less 1 (%)", ticksuffix=" %")
+    chart.update_yaxes(rows_axis([row.id for row in shown]))
+    chart.update_xaxes(title="error: predicted against published (%)", ticksuffix=" %")
     return styled(chart, 110 + 22 * max(4, len(shown)))
 
 
@@ -64,5 +67,5 @@ def collectives(rows: Sequence[CollectiveRow]) -> go.Figure:
         (chart.update_xaxes, "measured time (s)"),
         (chart.update_yaxes, "predicted time (s)"),
     ):
-        axis(title=title, type="log", exponentformat="SI", ticksuffix="s")
+        axis(title=title, type="log", exponentformat="SI", ticksuffix="s", dtick=1)
     return styled(chart, 480)

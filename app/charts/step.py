@@ -13,7 +13,6 @@ from moesim.app.charts.style import (
     GREY,
     ORANGE,
     RED,
-    SECONDS,
     SERIES,
     styled,
 )
@@ -35,7 +34,7 @@ def breakdown(ranks: Sequence[Breakdown]) -> go.Figure:
             hovertemplate=label + ": %{y:.3f} s<extra></extra>",
         )
     chart.add_scatter(
-        name="of these: waiting for communication",
+        name="of these, waiting for communication",
         x=names,
         y=[rank.exposed_communication for rank in ranks],
         mode="lines+markers",
@@ -46,7 +45,8 @@ def breakdown(ranks: Sequence[Breakdown]) -> go.Figure:
     chart.update_layout(barmode="stack")
     chart.update_xaxes(title="pipeline rank", type="category")
     chart.update_yaxes(title="time in a step (s)")
-    return styled(chart, 430)
+    styled(chart, 430)
+    return chart.update_layout(legend={"entrywidth": 0.5, "entrywidthmode": "fraction"})
 
 
 def critical_path(rows: Sequence[CauseRow], most: int = 10) -> go.Figure:
@@ -84,6 +84,7 @@ def memory(part: MemoryResult) -> go.Figure:
         x=in_unit(part.capacity_bytes, "GiB", "bytes"),
         line={"color": RED, "width": 3, "dash": "dash"},
         annotation_text="capacity",
+        annotation_position="top left",
     )
     chart.update_layout(barmode="stack")
     chart.update_xaxes(title="memory of the fullest GPU (GiB)", rangemode="tozero")
@@ -129,11 +130,20 @@ def pair_phases(rows: Sequence[PhaseSpan]) -> go.Figure:
     """Mean duration of each phase inside an overlapped pair, and the wait at its barrier."""
     names = [row.phase for row in rows]
     chart = go.Figure()
-    chart.add_bar(name="duration", x=names, y=[row.seconds for row in rows], marker_color=GREEN)
-    chart.add_bar(name="wait at its barrier", x=names, y=[row.wait_s for row in rows], marker_color=RED)
+    for name, values, colour in (
+        ("duration", [row.seconds for row in rows], GREEN),
+        ("wait at its barrier", [row.wait_s for row in rows], RED),
+    ):
+        chart.add_bar(
+            name=name,
+            x=names,
+            y=[in_unit(value, "ms", "s") for value in values],
+            marker_color=colour,
+            hovertemplate=f"{name} of %{{x}}: %{{y:.2f}} ms<extra></extra>",
+        )
     chart.update_layout(barmode="stack")
     chart.update_xaxes(title="phase of one MoE layer")
-    chart.update_yaxes(title="mean time (s)", **SECONDS)
+    chart.update_yaxes(title="mean time (ms)")
     return styled(chart, 320)
 
 
@@ -151,5 +161,5 @@ def busy(shares: Mapping[str, float]) -> go.Figure:
             hovertemplate="%{y}: %{x:.1%}<extra></extra>",
         )
     )
-    chart.update_xaxes(title="busy share of the step", tickformat=".0%", range=[0, 1])
-    return styled(chart, 210)
+    chart.update_xaxes(title="busy share of the step", tickformat=".0%", range=[0, 1], dtick=0.25)
+    return styled(chart, 320)

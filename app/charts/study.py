@@ -37,9 +37,11 @@ def waterfall(
         )
     )
     values = [first_s, other_s]
-    chart.update_yaxes(title="step time (s)", range=[0.9 * min(values), 1.06 * max(values)])
+    chart.update_yaxes(
+        title="step time (s), axis not from zero", range=[0.9 * min(values), 1.06 * max(values)]
+    )
     if any(abs(seconds) > 0.1 * min(values) for _, seconds in shown):
-        chart.update_yaxes(range=None, rangemode="tozero")
+        chart.update_yaxes(title="step time (s)", range=None, rangemode="tozero")
     chart.update_xaxes(title="cause of the difference", tickangle=-30)
     return styled(chart, 420)
 
@@ -66,19 +68,21 @@ def tornado(rows: Sequence[tuple[str, str, float, float]], now_s: float, most: i
 
 
 def side_by_side(names: Sequence[str], values: Sequence[float], label: str) -> go.Figure:
-    """One figure of several scenarios."""
+    """One figure of several scenarios, the first on top."""
     chart = go.Figure(
         go.Bar(
-            x=list(names),
-            y=list(values),
-            marker_color=list(SERIES[: len(names)]),
-            text=[f"{value:.4g}" for value in values],
+            x=list(values)[::-1],
+            y=list(names)[::-1],
+            orientation="h",
+            marker_color=list(SERIES[: len(names)])[::-1],
+            text=[f"{value:.3f}" for value in values][::-1],
             textposition="auto",
+            hovertemplate="%{y}: %{x:.3f}<extra></extra>",
         )
     )
-    chart.update_yaxes(title=label, rangemode="tozero")
-    chart.update_xaxes(title="scenario")
-    return styled(chart, 300)
+    chart.update_xaxes(title=label, rangemode="tozero")
+    chart.update_yaxes(title="scenario")
+    return styled(chart, 80 + 38 * len(names))
 
 
 def pareto(
@@ -87,7 +91,7 @@ def pareto(
     """Plans of which none is better in both: (plan, step time in s, other value)."""
     chart = go.Figure()
     chart.add_scatter(
-        name="best of both",
+        name="best trade-offs",
         x=[point[1] for point in points],
         y=[point[2] for point in points],
         text=[point[0] for point in points],

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -37,8 +38,11 @@ CATEGORIES: Mapping[str, tuple[str, str]] = {
 }
 """Parts of a step in the order that they are stacked in: name and colour."""
 
-SECONDS = {"tickformat": "~s", "ticksuffix": "s"}
-"""An axis in seconds with the metric prefix that its size asks for."""
+
+def rows_axis(names: Sequence[str]) -> dict[str, Any]:
+    """A y axis of names, the last on top, without the room that a browser leaves beside categories."""
+    order = {"categoryorder": "array", "categoryarray": list(names)}
+    return {"type": "category", "range": [-0.7, len(names) - 0.3], **order}
 
 
 def styled(figure: go.Figure, height: int, title: str | None = None) -> go.Figure:
@@ -53,7 +57,8 @@ def styled(figure: go.Figure, height: int, title: str | None = None) -> go.Figur
             "y": 1.0,
             "x": 0.0,
             "title": None,
-            "font": {"size": 11},
+            "font": {"size": 12},
+            "traceorder": "normal",
         },
         bargap=0.25,
         hoverlabel={"namelength": -1},

@@ -25,7 +25,6 @@ MOST_SMS = 48
 
 def show() -> None:
     """Draw the page."""
-    st.title("Calibration")
     scenario = state.current()
     with st.sidebar:
         _upload()
@@ -115,7 +114,9 @@ def _entries(profile: CalibrationProfile) -> None:
     kinds = sorted({entry.kind for entry in entries})
     wanted = st.pills("Kind of evidence", kinds, selection_mode="multi", key="entry kinds") or kinds
     shown = [entry for entry in entries if entry.kind in wanted]
-    widgets.figure(charts.residuals(shown), "Stated error of every entry", key="residuals")
+    widgets.figure(charts.residuals(shown), "The largest stated errors of entries", key="residuals")
+    if len(shown) > charts.MOST:
+        st.caption(f"The {charts.MOST} largest of {len(shown)} stated errors; all are in the table.")
     header = ("entry", "kind", "stated error", "meaning", "source", "date", "conditions")
     rows = [
         (

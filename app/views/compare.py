@@ -13,7 +13,7 @@ from moesim.app.views import headline
 from moesim.hwmodels.errors import MoesimError
 from moesim.simulator.result import Result
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.study.compare import waterfall
+from moesim.simulator.study.compare import changes, waterfall
 
 MOST = 4
 PARAMETER = "with"
@@ -41,6 +41,9 @@ def show() -> None:
         )
         for number, (label, _, _) in enumerate(kept):
             st.button(f"Remove {label}", key=f"remove {number}", on_click=_remove, args=(number,))
+    warning = state.only_here([text for _, _, texts in kept for text in texts])
+    if warning is not None:
+        st.warning(warning, icon=":material/link_off:")
     if not kept:
         st.info("Nothing is kept yet: keep the current scenario, then change one of its values.")
         return
@@ -101,15 +104,20 @@ Sides = list[tuple[str, Scenario, Result]]
 def _table(sides: Sides) -> None:
     rows: list[dict[str, Any]] = []
     tables = [headline.tiles(result) for _, _, result in sides]
-    for number, (label, value, _) in enumerate(tables[0]):
+    differ = [changes(sides[0][2], result) for _, _, result in sides]
+    for number, (label, value, name) in enumerate(tables[0]):
         row = {"figure": label, _column(0, sides): value}
-        row |= {_column(n, sides): tables[n][number][1] for n in range(1, len(sides))}
+        for n in range(1, len(sides)):
+            row[_column(n, sides)] = tables[n][number][1]
+            by = differ[n].get(name)
+            row[f"{'ABCD'[n]} - A"] = "" if by is None else headline.change(name, by)
         rows.append(row)
     memory = [result.memory for _, _, result in sides]
     rows.append(
         {
             "figure": "Memory",
-            **{_column(n, sides): "fits" if m.fits else "too much" for n, m in enumerate(memory)},
+            **{_column(n, sides): "fits" if m.fits else "does not fit" for n, m in enumerate(memory)},
+            **{f"{'ABCD'[n]} - A": "" for n in range(1, len(sides))},
         }
     )
     st.dataframe(rows, hide_index=True)
@@ -141,14 +149,14 @@ def _differences(sides: Sides) -> None:
             horizontal=True,
         )
     (_, first_scenario, first), (_, other_scenario, second) = sides[0], sides[other]
-    changes = [(row.cause, row.seconds[1] - row.seconds[0]) for row in waterfall([first, second])]
+    causes = [(row.cause, row.seconds[1] - row.seconds[0]) for row in waterfall([first, second])]
     delta = second.step.time_s - first.step.time_s
     st.markdown(
         f"{'ABCD'[other]} takes **{delta:+.3f} s** a step ({delta / first.step.time_s:+.1%}) against A; the "
         "causes are those on the critical path, and their differences add up to it."
     )
     widgets.figure(
-        charts.waterfall("A", first.step.time_s, changes, "ABCD"[other], second.step.time_s),
+        charts.waterfall("A", first.step.time_s, causes, "ABCD"[other], second.step.time_s),
         f"Waterfall from {first.step.time_s:.3f} s to {second.step.time_s:.3f} s by cause",
         "waterfall",
     )

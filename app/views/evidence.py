@@ -19,7 +19,6 @@ KEY = f"evidence/{moesim.__version__}"
 
 def show() -> None:
     """Draw the page."""
-    st.title("Evidence")
     board, collectives, numbers = st.tabs(["Scoreboard", "Collectives", "Where every number comes from"])
     with numbers:
         widgets.guard(_numbers)
@@ -76,7 +75,9 @@ def _wait() -> None:
         return
     if not job.done:
         st.progress(job.progress.share or 0.0, f"Simulating: {job.progress.text}")
-        st.button("Stop", on_click=_stop)
+        if st.button("Stop"):
+            _stop()
+            st.rerun(scope="app")
         return
     del st.session_state["evidence job"]
     try:
@@ -101,7 +102,10 @@ def _board(rows: Sequence[Row]) -> None:
         and not (hide and row.used_for_calibration)
         and all(word in f"{row.id} {row.quantity} {row.source}".lower() for word in text)
     ]
-    st.caption(f"{len(shown)} of {len(rows)} figures, the largest errors first; at most 60 are drawn.")
+    st.caption(
+        f"{len(shown)} of {len(rows)} figures, the largest errors first; {charts.MOST} at most are drawn."
+        " All are in the table."
+    )
     if shown:
         widgets.figure(charts.errors(shown), "Relative error of every prediction", key="errors")
     header = ("figure", "quantity", "unit", "published", "predicted", "error", "source")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import streamlit as st
 
 from moesim.simulator.result import Result
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.validation import Row
 
 
 def money(value: float | None) -> str:
@@ -17,11 +17,25 @@ def money(value: float | None) -> str:
 
 
 def compact(value: float) -> str:
-    """A large number for people: 2.53 M."""
-    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+    """A large number for people, three digits: 2.50 M."""
+    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
-            return f"{value / size:.3g} {unit}"
+            return f"{value / size:#.3g}".rstrip(".") + f" {unit}"
     return f"{value:.3g}"
+
+
+def change(name: str, value: float) -> str:
+    """A difference of a figure (a name of `tiles`) as its tile is written: -0.534 s, +$120 k."""
+    sign, size = "-" if value < 0 else "+", abs(value)
+    written = {
+        "step_time_s": f"{size:.3f} s",
+        "tokens_per_s_per_gpu": f"{size:,.0f}",
+        "mfu_causal": f"{size:.1%} points",
+        "mfu_noncausal": f"{size:.1%} points",
+        "days": f"{size:.1f} days",
+        "cost_usd": money(size),
+    }
+    return sign + written.get(name, compact(size))
 
 
 def tiles(result: Result) -> list[tuple[str, str, str]]:
@@ -60,20 +74,27 @@ def show(
         ):
             with place:
                 st.metric(label, value)
-                for source in (intervals, published):
-                    if source and name in source:
-                        st.caption(source[name])
+                lines = [source[name] for source in (intervals, published) if source and name in source]
+                if lines:
+                    st.caption("  \n".join(lines))
 
 
-def beside(rows: Sequence[Any]) -> dict[str, str]:
+def beside(rows: Sequence[Row]) -> dict[str, str]:
     """Distance from the published value in words, by the name of the figure."""
     found = {}
     for row in rows:
         name = FIGURES.get(row.quantity)
         if name is not None and name not in found:
-            unit = "" if row.unit == "1" else f" {row.unit}"
-            found[name] = f"{row.relative_error:+.1%} from the published {row.published:.4g}{unit}"
+            found[name] = f"{row.relative_error:+.1%} from the published {as_tile(name, row)}"
     return found
+
+
+def as_tile(name: str, row: Row) -> str:
+    """A published value written as the tile beside it is."""
+    if name.startswith("mfu"):
+        return f"{row.published:.1%}"
+    written = {"1": "{}", "kh": "{} k", "M$": "${} M", "G": "{} B"}.get(row.unit, "{} " + row.unit)
+    return written.format(f"{row.published:.4g}")
 
 
 FIGURES = {

@@ -86,7 +86,7 @@ def _question(scenario: Scenario) -> tuple[dict[str, Any], dict[str, Any]]:
 def _answer(found: PlanResult) -> None:
     counts = st.columns(4)
     counts[0].metric("Plans considered", f"{found.considered:,}")
-    counts[1].metric("Legal and fit", f"{found.fitting:,}")
+    counts[1].metric("Legal and fitting", f"{found.fitting:,}")
     counts[2].metric("Simulated", f"{found.simulated:,}")
     counts[3].metric("The present plan's place", "-" if found.own_rank is None else f"{found.own_rank:,}")
     st.subheader("The best plans")
@@ -137,7 +137,7 @@ def _table(rows: Sequence[PlanRow], name: str) -> PlanRow | None:
                 "from": row.source,
                 "GiB": in_unit(row.memory_bytes, "GiB", "bytes"),
                 "cost": headline.money(row.cost_usd),
-                "behind": row.margin,
+                "behind best": row.margin,
             }
             for row in rows
         ],
@@ -148,7 +148,7 @@ def _table(rows: Sequence[PlanRow], name: str) -> PlanRow | None:
         column_config={
             "step (s)": st.column_config.NumberColumn(format="%.3f"),
             "GiB": st.column_config.NumberColumn(format="%.1f"),
-            "behind": st.column_config.NumberColumn(format="percent"),
+            "behind best": st.column_config.NumberColumn(format="percent"),
         },
     )
     chosen = event["selection"]["rows"] if event else []
@@ -169,6 +169,7 @@ def _refused(found: PlanResult) -> None:
     st.dataframe(
         [{"reason": row.reason, "plans": row.count, "for example": row.example} for row in found.refused],
         hide_index=True,
+        column_config={"plans": st.column_config.NumberColumn(format="localized")},
     )
     for note in found.notes:
         st.caption(note)

@@ -15,6 +15,12 @@ from moesim.simulator.reprice import without_prices
 from moesim.simulator.result import Result
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.study.band import Band
+from moesim.simulator.study.metrics import bands_of_figures
+
+LETTERS = (
+    "F is forward, B backward, I its input-gradient half, W its weight-gradient half; dispatch and combine "
+    "carry tokens to their experts and back."
+)
 
 
 def show() -> None:
@@ -22,7 +28,7 @@ def show() -> None:
     scenario = state.current()
     result = state.result_of(scenario)
     rows = moesim.published(scenario, result)
-    bands = _bands(scenario)
+    bands = _bands(scenario, result)
     headline.show(scenario, result, headline.beside(rows), {k: _words(k, v) for k, v in bands.items()})
     if not result.memory.fits:
         st.error("This plan does not fit into memory: see the Scenario page.", icon=":material/memory:")
@@ -49,7 +55,7 @@ def _words(name: str, band: Band) -> str:
     return f"P10 to P90: {low} to {high}"
 
 
-def _bands(scenario: Scenario) -> dict[str, Band]:
+def _bands(scenario: Scenario, result: Result) -> dict[str, Band]:
     """Intervals where they are known; else they are computed beside the page, which refreshes itself."""
     if scenario.stages.blocks is not None or scenario.resolution == "full":
         return {}
@@ -59,7 +65,7 @@ def _bands(scenario: Scenario) -> dict[str, Band]:
     if job is None or job.key != key:
         if job is not None and not job.done:
             job.cancel()
-        job = st.session_state["interval job"] = jobs.submit(key, work.interval, plain, lane="beside")
+        job = st.session_state["interval job"] = jobs.submit(key, work.interval, scenario, lane="beside")
     if not job.done:
         _poll(key, job)
         return {}
@@ -68,7 +74,7 @@ def _bands(scenario: Scenario) -> dict[str, Band]:
     except MoesimError as error:
         st.caption(f"No interval: {error}")
         return {}
-    return {} if found is None else found.bands
+    return {} if found is None else bands_of_figures(result, found)
 
 
 @st.fragment(run_every=1.0)
@@ -82,7 +88,7 @@ def _poll(name: str, job: jobs.Job) -> None:
 
 
 def _sureness(result: Result) -> None:
-    st.markdown(f"**Confidence: {result.confidence}.** {result.confidence_reason}")
+    st.markdown(f"**Confidence:** {result.confidence_reason}.")
 
 
 def _why(result: Result) -> None:
@@ -91,18 +97,22 @@ def _why(result: Result) -> None:
         st.markdown(f"- {sentence}")
     left, right = st.columns(2, gap="large")
     with left:
+        st.markdown("**Parts of the step, every pipeline rank**")
         widgets.figure(
             charts.breakdown(result.breakdown_by_rank_s),
             "Seconds of a step by part and pipeline rank",
             "split",
         )
     with right:
+        st.markdown("**What the step waits for: its critical path**")
         widgets.figure(
             charts.critical_path(result.critical_path_s), "Seconds of the critical path by cause", "path"
         )
+        st.caption(LETTERS)
     left, right = st.columns(2, gap="large")
     used = result.utilisation
     with left:
+        st.markdown("**How busy each resource is**")
         shares = {
             "compute SMs": used.compute_partition,
             "communication SMs": used.communication_partition,
@@ -112,6 +122,7 @@ def _why(result: Result) -> None:
         widgets.figure(charts.busy(shares), "Busy share of each resource", "busy")
     with right:
         if result.pair_phases:
+            st.markdown("**Inside an overlapped pair**")
             widgets.figure(
                 charts.pair_phases(result.pair_phases), "Phases inside an overlapped pair", "phases"
             )
@@ -175,6 +186,7 @@ def _downloads(scenario: Scenario, result: Result) -> None:
                 "application/octet-stream",
             ),
             ("Scenario (YAML)", lambda: exports.scenario_yaml(scenario), ".yaml", "application/yaml"),
+            ("Trace (Perfetto)", lambda: state.trace_of(scenario), ".trace.json.gz", "application/gzip"),
         ]
         for label, make, ending, kind in files:
             st.download_button(

@@ -33,7 +33,6 @@ INTERVALS = ("optimal", "5 min", "15 min", "30 min", "1 h", "2 h", "4 h")
 def show() -> None:
     """Draw the page."""
     scenario = state.current()
-    st.title("Run & cost")
     with st.sidebar:
         _inputs(scenario)
     result, report = _computed(scenario)
@@ -84,7 +83,7 @@ def _inputs(scenario: Scenario) -> None:
         min_value=1e9,
         max_value=1e18,
         step=1e11,
-        format="%.5g",
+        format="%.4e",
         key=name,
         on_change=_tokens,
         args=(name,),
@@ -255,18 +254,32 @@ def _between(spread: Spread | None, form: str | None) -> tuple[str, str]:
 
 def _tables(report: RunReport) -> None:
     st.subheader("Phases")
+    whole: dict[str, list[float | None]] = {
+        "GPU-hours": [phase.gpu_hours for phase in report.phases],
+        "with stops": [phase.gpu_hours_with_stops for phase in report.phases],
+        "cost ($)": [phase.cost_usd for phase in report.phases],
+    }
     st.dataframe(
         {
             "phase": [phase.phase for phase in report.phases],
             "steps": ["as stated" if phase.stated else f"{phase.steps:,}" for phase in report.phases],
             "step time (s)": [None if phase.stated else phase.step_time_s for phase in report.phases],
             "days": [phase.days for phase in report.phases],
-            "GPU-hours": [phase.gpu_hours for phase in report.phases],
-            "with stops": [phase.gpu_hours_with_stops for phase in report.phases],
-            "cost ($)": [phase.cost_usd for phase in report.phases],
+            **{
+                name: [None if value is None else round(value) for value in column]
+                for name, column in whole.items()
+            },
         },
         width="stretch",
         hide_index=True,
+        column_config={
+            name: st.column_config.NumberColumn(format=form)
+            for name, form in (
+                ("step time (s)", "%.3f"),
+                ("days", "%.1f"),
+                *((n, "localized") for n in whole),
+            )
+        },
     )
     saved = report.checkpoint
     if saved is not None:

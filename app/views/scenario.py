@@ -23,12 +23,11 @@ RECOMPUTE = ("none", "selective", "full", "deepseek-v3")
 
 def show() -> None:
     """Draw the page."""
-    inputs, verdict = st.columns([6, 5], gap="large")
+    inputs, verdict = st.columns([7, 5], gap="medium")
     with inputs:
         _open()
         scenario = state.current()
-        state.begin(scenario)  # computed while the inputs are drawn
-        jobs.submit(_check_key(scenario), work.check, scenario, ahead=True)
+        begin(scenario)  # computed while the inputs are drawn
         _inputs(scenario)
     with verdict:
         widgets.guard(lambda: _verdict(scenario))
@@ -36,8 +35,14 @@ def show() -> None:
         _profile_job(scenario.cluster)  # for the next time this page is drawn
 
 
+def begin(scenario: Scenario) -> None:
+    """Start what the page will show of a scenario, without waiting for it."""
+    state.begin(scenario)
+    jobs.submit(_check_key(scenario), work.check, scenario, ahead=True)
+
+
 def _open() -> None:
-    left, right = st.columns(2)
+    left, right = st.columns(2, vertical_alignment="bottom")
     names = moesim.presets()
     with left:
         known = names if state.preset() in names else [state.preset(), *names]
@@ -87,7 +92,7 @@ def _save() -> None:
         on_click="ignore",
         icon=":material/download:",
     )
-    st.caption("The address of this page is a link to this scenario:")
+    st.caption(state.only_here(state.overrides()) or "The address of this page is a link to this scenario:")
     st.code(state.link(state.preset(), state.overrides()), language=None, wrap_lines=True)
 
 
@@ -120,7 +125,9 @@ def _inputs(scenario: Scenario) -> None:
         widgets.choice(scenario, "recompute", "Recompute", RECOMPUTE, "What backward forms again")
     with right:
         widgets.choice(scenario, "precision", "Precision", list(PRECISIONS))
-    left, right = st.columns(2)
+    nodes, left, right = st.columns(3)
+    with nodes:
+        _nodes(scenario)
     with left:
         widgets.number(scenario, "batch.sequences", "Batch (sequences)", 1, 1_000_000)
     with right:
@@ -152,7 +159,7 @@ def _inputs(scenario: Scenario) -> None:
 
 
 def _what(scenario: Scenario) -> None:
-    first, second, third = st.columns(3)
+    first, second, third = st.columns([4, 5, 4])
     with first:
         widgets.choice(scenario, "model", "Model", list(shipped_models()))
     with second:
@@ -165,6 +172,29 @@ def _what(scenario: Scenario) -> None:
             _profiles(scenario),
             "Where the rates of kernels come from; only those that fit the accelerator",
         )
+
+
+def _nodes(scenario: Scenario) -> None:
+    """How large the cluster is; a cluster given by name starts with its own number of nodes."""
+    machine, name = scenario.machine, "input cluster.nodes"
+    st.session_state[name] = machine.nodes
+    st.number_input(
+        "Nodes",
+        1,
+        100_000,
+        step=1,
+        key=name,
+        help=f"{machine.node.n_gpus:,} GPUs each; {machine.n_gpus:,} together",
+        on_change=_nodes_chosen,
+        args=(name,),
+    )
+
+
+def _nodes_chosen(name: str) -> None:
+    wanted = int(st.session_state[name])
+    state.set_override("cluster.nodes", None)
+    if state.current().machine.nodes != wanted:
+        state.set_override("cluster.nodes", wanted)
 
 
 def _cluster_chosen(key: str, name: str) -> None:

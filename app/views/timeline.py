@@ -47,6 +47,10 @@ def _pipeline(found: Any) -> None:
         "Gantt chart: schedule actions of every pipeline rank over the step",
         "pipeline",
     )
+    st.caption(
+        "F is forward, B backward, I and W its input- and weight-gradient halves, F&B an overlapped pair; "
+        "gaps are the bubble."
+    )
     if left_out:
         st.caption(f"{left_out:,} of the shortest bars are left out: narrow the window, or open the trace.")
 
@@ -97,13 +101,9 @@ def _perfetto(scenario: Scenario) -> None:
     st.markdown(
         "The whole step as a trace: open the file at ui.perfetto.dev, or in chrome://tracing offline."
     )
-    key = f"trace/{state.cache_key(scenario)}"
-    data: Any = widgets.long_work("trace", key, "Make the Perfetto trace", work.trace, scenario)
-    if data is None:
-        return
     st.download_button(
         "Perfetto trace (.json.gz)",
-        data,
+        lambda: state.trace_of(scenario),
         exports.file_name(scenario.name, ".trace.json.gz"),
         "application/gzip",
         on_click="ignore",

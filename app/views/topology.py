@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import streamlit as st
@@ -19,7 +20,7 @@ def show() -> None:
     scenario = state.current()
     cluster = scenario.machine
     topology = cluster.topology()
-    st.subheader(cluster.title)
+    st.subheader(cluster.title, anchor=False)
     drawn = picture(topology)
     widgets.figure(heat.picture(drawn), f"{cluster.title}: GPUs, switches and cables", "cluster")
     counted = topology.inventory()
@@ -30,14 +31,59 @@ def show() -> None:
     _loads(scenario)
 
 
+FAULTS: dict[str, tuple[str, str, float | None]] = {
+    "nothing": ("", "", None),
+    "a network plane is down": ("down", "plane", None),
+    "the NICs of a GPU are down": ("down", "nic", None),
+    "the NICs of a GPU are slow": ("slow-link", "nic", 0.5),
+    "a GPU computes slower": ("slow-gpu", "gpu", 0.8),
+    "a node is lost": ("node-loss", "node", None),
+}
+"""What can fail: its kind in a scenario, what is numbered, the part that is left to begin with."""
+
+
 def _loads(scenario: Scenario) -> None:
     st.subheader("Load of links, ranks and experts")
-    plain = without_prices(scenario)
-    key = f"whole/{state.cache_key(plain)}"
+    asked = scenario.overridden("resolution=full", *_faults(scenario))
+    plain = without_prices(asked)
     st.caption("Every GPU is simulated for itself, which takes some ten seconds and runs beside the page.")
-    found: Any = widgets.long_work("whole", key, "Simulate every GPU", work.whole_cluster, plain)
+    found: Any = widgets.long_work(
+        "whole", f"whole/{state.cache_key(plain)}", "Simulate every GPU", work.simulate, asked
+    )
     if found is not None:
         _maps(found)
+
+
+def _faults(scenario: Scenario) -> list[str]:
+    """What the visitor breaks, as an override; nothing where the scenario states faults itself."""
+    if scenario.faults:
+        st.caption(f"The scenario states {len(scenario.faults)} faults.")
+        return []
+    what, which, left = st.columns([3, 2, 4])
+    chosen = what.selectbox("What fails", list(FAULTS), key="fault")
+    kind, numbered, rest = FAULTS[chosen]
+    if not kind:
+        return []
+    most = scenario.machine.nodes if numbered == "node" else scenario.machine.n_gpus
+    number = which.number_input(
+        f"Which {numbered if numbered in ('plane', 'node') else 'GPU'} (from 0)",
+        0,
+        most - 1,
+        key=f"fault {numbered}",
+    )
+    fault: dict[str, Any] = {"kind": kind}
+    if kind in ("down", "slow-link"):
+        fault["link"] = f"{numbered}:{number}"
+    else:
+        fault[numbered] = number
+    if rest is not None:
+        name = "bandwidth" if kind == "slow-link" else "speed"
+        fault[name] = left.slider(
+            f"Part of its {name} that is left", 0.05, 1.0, rest, 0.05, key=f"part {name}"
+        )
+    text = f"faults={json.dumps([fault])}"
+    st.code(f"--resolution full --set '{text}'", language=None)
+    return [text]
 
 
 def _maps(result: Result) -> None:
@@ -85,4 +131,19 @@ def _maps(result: Result) -> None:
         )
     if full.causes:
         st.markdown("**What each fault costs**")
-        st.dataframe([row.model_dump() for row in full.causes], hide_index=True)
+        st.dataframe(
+            [
+                {
+                    "fault": row.cause,
+                    "step with it alone (s)": row.step_s,
+                    "longer by (s)": row.effect_s,
+                    "": row.note or ("no step ends with it" if row.step_s is None else ""),
+                }
+                for row in full.causes
+            ],
+            hide_index=True,
+            column_config={
+                name: st.column_config.NumberColumn(format="%.3f")
+                for name in ("step with it alone (s)", "longer by (s)")
+            },
+        )

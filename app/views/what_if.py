@@ -14,9 +14,11 @@ from moesim.hwmodels.errors import MoesimError
 from moesim.simulator.faster_links import faster_links
 from moesim.simulator.result import Result
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.study.compare import waterfall
+from moesim.simulator.study.compare import changes, waterfall
 from moesim.simulator.study.sensitivity import Sensitivity
 
+SHOWN = {"step_time_s": False, "tokens_per_s_per_gpu": True, "days": False, "cost_usd": False}
+"""Figures of the page, and whether more of it is better."""
 FACTORS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0)
 
 
@@ -33,24 +35,24 @@ def _explore(scenario: Scenario, base: Result) -> None:
     """Sliders and what they do; only this part of the page is drawn again when one moves."""
     left, right = st.columns([4, 7], gap="large")
     with left:
-        changes = [*_kernels(scenario), *_links(scenario), *_load(scenario)]
+        moved = [*_kernels(scenario), *_links(scenario), *_load(scenario)]
         price = _price(scenario)
     with right:
         try:
-            changed = scenario.overridden(*changes, *price)
+            changed = scenario.overridden(*moved, *price)
             result = state.result_of(changed)
         except MoesimError as error:
             st.error(str(error), icon=":material/error:")
             return
         _tiles(base, result)
-        if changes or price:
-            st.code("\n".join((*changes, *price)), language=None)
+        if moved or price:
+            st.code("\n".join((*moved, *price)), language=None)
             if st.button("Make this the current scenario", key="adopt"):
                 _adopt(changed)
                 st.rerun(scope="app")
         else:
             st.caption("Nothing is changed: move a slider.")
-        if changes:
+        if moved:
             widgets.figure(
                 charts.waterfall(
                     "now",
@@ -84,8 +86,8 @@ def _links(scenario: Scenario) -> list[str]:
     node = scenario.machine.node
     chosen = {}
     for name, label, figure in (
-        ("nic", "NIC bandwidth a GPU, a direction", node.nic_bandwidth),
-        ("scale_up", "Scale-up bandwidth a GPU, a direction", node.accelerator.scale_up_bandwidth),
+        ("nic", "NIC bandwidth (per GPU and direction)", node.nic_bandwidth),
+        ("scale_up", "Scale-up bandwidth (per GPU and direction)", node.accelerator.scale_up_bandwidth),
     ):
         if figure is not None:
             value = figure.value * (node.n_nics_per_gpu if name == "nic" else 1)
@@ -136,32 +138,18 @@ def in_dollars(value: float) -> float:
 
 
 def _tiles(base: Result, result: Result) -> None:
-    step, before = result.step, base.step
-    rows: list[tuple[str, str, float | None, str, bool]] = [
-        ("Step time", f"{step.time_s:.3f} s", step.time_s - before.time_s, "s", False),
-        (
-            "Tokens/s/GPU",
-            f"{step.tokens_per_s_per_gpu:,.0f}",
-            step.tokens_per_s_per_gpu - before.tokens_per_s_per_gpu,
-            "",
-            True,
-        ),
-        ("Duration", f"{result.run.days:.1f} days", result.run.days - base.run.days, "days", False),
-        ("Cost", headline.money(result.run.cost_usd), _difference(base, result), "$", False),
-    ]
-    for place, (label, value, change, unit, more_is_better) in zip(
-        st.columns(2) + st.columns(2), rows, strict=True
-    ):
-        shown = None if not change else f"{'-' if change < 0 else '+'}{headline.compact(abs(change))} {unit}"
-        place.metric(label, value, shown, delta_color="normal" if more_is_better else "inverse")
+    differ = changes(base, result)
+    shown = [tile for tile in headline.tiles(result) if tile[2] in SHOWN]
+    for place, (label, value, name) in zip(st.columns(2) + st.columns(2), shown, strict=True):
+        by = differ.get(name)
+        place.metric(
+            label,
+            value,
+            headline.change(name, by) if by else None,
+            delta_color="normal" if SHOWN[name] else "inverse",
+        )
     if not result.memory.fits:
         st.error("This does not fit into memory.", icon=":material/memory:")
-
-
-def _difference(base: Result, result: Result) -> float | None:
-    if base.run.cost_usd is None or result.run.cost_usd is None:
-        return None
-    return result.run.cost_usd - base.run.cost_usd
 
 
 def _tornado(scenario: Scenario, base: Result) -> None:

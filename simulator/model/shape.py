@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -216,8 +217,7 @@ def load_model(name_or_path: str | Path) -> ModelShape:
     """
     text = str(name_or_path)
     if text in shipped_models():
-        data = parse_mapping((_folder() / f"{text}.yaml").read_text(encoding="utf-8"), f"{text}.yaml")
-        return validate_model(ModelShape, data, f"{text}.yaml")
+        return _shipped(text)
     path = Path(name_or_path)
     if path.name != text:  # a bare word may be a misspelt name: that is answered first
         check_readable(path)
@@ -233,6 +233,12 @@ def load_model(name_or_path: str | Path) -> ModelShape:
 
         return shape_from_config(data, str(path)).shape
     return validate_model(ModelShape, data, str(path))
+
+
+@lru_cache(maxsize=128)
+def _shipped(name: str) -> ModelShape:
+    data = parse_mapping((_folder() / f"{name}.yaml").read_text(encoding="utf-8"), f"{name}.yaml")
+    return validate_model(ModelShape, data, f"{name}.yaml")
 
 
 def _folder() -> Traversable:

@@ -122,6 +122,16 @@ def compare(
     return Comparison(sides=tuple(sides), waterfall=waterfall(results))
 
 
+def changes(first: Result, other: Result) -> dict[str, float]:
+    """By how much each tabulated figure of another prediction differs, by name; unknown ones are left out."""
+    before = figures(first)
+    return {
+        name: value - old
+        for name, value in figures(other).items()
+        if isinstance(value, float) and isinstance(old := before[name], float)
+    }
+
+
 def waterfall(results: Sequence[Result]) -> tuple[Waterfall, ...]:
     """Critical-path seconds by cause in every result; causes in order of their largest difference."""
     columns = [causes(result) for result in results]

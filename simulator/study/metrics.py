@@ -8,6 +8,7 @@ from typing import Literal
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import nearest
 from moesim.simulator.result import Result
+from moesim.simulator.study.band import Band, Uncertainty
 
 Metric = Literal["step_time_s", "tokens_per_s", "mfu_causal", "days", "cost_usd"]
 
@@ -43,6 +44,27 @@ TABLE: dict[str, Callable[[Result], float | bool | None]] = {
 def figures(result: Result) -> dict[str, float | bool | None]:
     """Every tabulated figure of a result, by name."""
     return {name: read(result) for name, read in TABLE.items()}
+
+
+IN_PROPORTION: dict[str, Metric] = {
+    "tokens_per_s_per_gpu": "tokens_per_s",
+    "tokens_per_day": "tokens_per_s",
+    "mfu_noncausal": "mfu_causal",
+    "gpu_hours": "days",
+}
+"""Figures that go with another one, whatever the step takes."""
+
+
+def bands_of_figures(result: Result, found: Uncertainty) -> dict[str, Band]:
+    """Intervals by figure: those of `found`, and of figures of the result in proportion to one of them."""
+    bands = dict(found.bands)
+    predicted = {**figures(result), "tokens_per_day": result.step.tokens_per_day}
+    for name, other in IN_PROPORTION.items():
+        band, value = bands.get(other), predicted[name]
+        if band is not None and band.predicted and isinstance(value, float):
+            scale = value / band.predicted
+            bands[name] = Band(**{k: v * scale for k, v in band.model_dump().items()})
+    return bands
 
 
 def uncertain_metric(name: str) -> Metric:

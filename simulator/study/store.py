@@ -40,12 +40,16 @@ class Store:
     another version, cannot be written, or whose disk is full.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Open the store, or make it."""
-        self.path = path
+    def __init__(self, path: Path, *, durable: bool = True, busy_s: float = BUSY_S) -> None:
+        """Open the store, or make it.
+
+        `durable`: what was put survives a power cut too; else only the end of the process. `busy_s`: how
+        long to wait for another process.
+        """
+        self.path, self._durable, self._busy_s = path, durable, busy_s
         check_writable(path, "store")
         with self._told():
-            self._db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
+            self._db = sqlite3.connect(path, timeout=busy_s, isolation_level=None)
             try:
                 self._open()
             except BaseException:
@@ -60,7 +64,7 @@ class Store:
             )
         if not known:
             self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = FULL")
+        self._db.execute(f"PRAGMA synchronous = {'FULL' if self._durable else 'NORMAL'}")
         self._db.execute("BEGIN IMMEDIATE")  # two sweeps may make the store at the same time
         for statement in filter(str.strip, _TABLES.split(";")):
             self._db.execute(statement)
@@ -110,6 +114,19 @@ class Store:
         with self._told():
             return int(self._db.execute("SELECT count(*) FROM results").fetchone()[0])
 
+    def shrink(self, most_bytes: int) -> None:
+        """Where the rows take more than this, forget the older half; their room is used again."""
+        with self._told():
+            size, pages, free = (
+                self._db.execute(f"PRAGMA {name}").fetchone()[0]
+                for name in ("page_size", "page_count", "freelist_count")
+            )
+            if size * (pages - free) > most_bytes:
+                self._db.execute(
+                    "DELETE FROM results WHERE rowid <= (SELECT rowid FROM results ORDER BY rowid "
+                    "LIMIT 1 OFFSET (SELECT count(*) / 2 FROM results))"
+                )
+
     def close(self) -> None:
         """Release the file."""
         self._db.close()
@@ -134,7 +151,9 @@ class Store:
             if name.startswith("SQLITE_FULL"):
                 text = "the disk is full; what was written before is safe: make room and start again"
             elif name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-                text = f"another process has held it for {BUSY_S:.0f} s; try again when that one has ended"
+                text = (
+                    f"another process has held it for {self._busy_s:.0f} s; try again when that one has ended"
+                )
             elif name.startswith("SQLITE_NOTADB"):
                 text = "this is no store of a sweep; give another file name"
             else:

@@ -63,6 +63,11 @@ def say_written(what: str, hint: str) -> None:
     Console(stderr=True).print(Text(f"wrote {what} ({hint})"), soft_wrap=True)
 
 
+def note(text: str) -> None:
+    """A remark on stderr that is no error."""
+    Console(stderr=True).print(Text(f"moesim: {text}"), soft_wrap=True)
+
+
 @contextmanager
 def working(what: str) -> Iterator[Callable[[str], None]]:
     """Show on stderr that something runs, once it has run for two seconds; yields a way to say what."""

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from moesim.simulator.engine.execute import Execution
     from moesim.simulator.prepare import Prepared
     from moesim.simulator.result import Result
+    from moesim.simulator.scenario import Scenario
 
 ScenarioName = Annotated[
     str, typer.Argument(metavar="SCENARIO", help="A preset name, or a YAML or JSON file.")
@@ -91,15 +92,22 @@ def simulate(
             chosen_numbers(option, text)
     if picture is not None:
         picture_path(picture)
-    prepared, executions, result = _predict(scenario, overrides, seed, resolution)
-    if trace is not None or trace_per_rank is not None:
-        _write_traces(prepared, executions, trace, trace_per_rank, ranks, members)
+    loaded = _loaded(scenario, overrides, seed, resolution)
+    traced = trace is not None or trace_per_rank is not None
+    result = None if traced else _kept(loaded, uncertainty)
+    if result is None:
+        prepared, executions, result = _predict(loaded, scenario)
+        if traced:
+            _write_traces(prepared, executions, trace, trace_per_rank, ranks, members)
+        if uncertainty:
+            from moesim.simulator.study.uncertainty import uncertainty as bands
+
+            result = result.model_copy(update={"uncertainty": bands(prepared, executions, result)})
+        _keep(loaded, result)
+    elif not as_json:
+        prepared = _prepared(loaded, scenario)
     if picture is not None:
         draw_heat_maps(picture, result)
-    if uncertainty:
-        from moesim.simulator.study.uncertainty import uncertainty as bands
-
-        result = result.model_copy(update={"uncertainty": bands(prepared, executions, result)})
     if as_json:
         typer.echo(result.model_dump_json(indent=2))
     else:
@@ -111,24 +119,48 @@ def simulate(
     _check_fit(result)
 
 
-def _predict(
-    scenario: str, overrides: list[str] | None, seed: int | None, resolution: str | None = None
-) -> tuple[Prepared, list[Execution], Result]:
+def _loaded(scenario: str, overrides: list[str] | None, seed: int | None, resolution: str | None) -> Scenario:
+    from moesim.simulator.scenario import load_scenario
+
+    extra = [] if seed is None else [f"seed={seed}"]
+    extra += [] if resolution is None else [f"resolution={resolution}"]
+    return load_scenario(scenario, [*(overrides or []), *extra])
+
+
+def _kept(loaded: Scenario, uncertainty: bool = False) -> Result | None:
+    """The prediction where an earlier command or the dashboard made it."""
+    from moesim.simulator.study import kept
+
+    return None if kept.folder() is None else kept.find(loaded, uncertainty)
+
+
+def _keep(loaded: Scenario, result: Result) -> None:
+    from moesim.simulator.study import kept
+
+    kept.keep(loaded, result)
+    if kept.problem() is not None:
+        from moesim.cli_console import note
+
+        note(str(kept.problem()))
+
+
+def _prepared(loaded: Scenario, scenario: str) -> Prepared:
+    from moesim.simulator.prepare import prepare
+
+    try:
+        return prepare(loaded)
+    except InputError as error:  # what does not fit together is told without the file's name
+        raise InputError(f"{scenario}: {error}") from None
+
+
+def _predict(loaded: Scenario, scenario: str) -> tuple[Prepared, list[Execution], Result]:
     from moesim.cli_console import working
 
     with working(f"simulating {scenario}") as say:
         from moesim.simulator.engine.execute import execute_all
-        from moesim.simulator.prepare import prepare
-        from moesim.simulator.scenario import load_scenario
         from moesim.simulator.simulate import summarise
 
-        extra = [] if seed is None else [f"seed={seed}"]
-        extra += [] if resolution is None else [f"resolution={resolution}"]
-        loaded = load_scenario(scenario, [*(overrides or []), *extra])
-        try:
-            prepared = prepare(loaded)
-        except InputError as error:  # what does not fit together is told without the file's name
-            raise InputError(f"{scenario}: {error}") from None
+        prepared = _prepared(loaded, scenario)
         count = sum(len(steps) for program in prepared.programs for steps in program.ranks)
         where = "" if len(prepared.programs) == 1 else f", {len(prepared.programs)} groups each"
         say(
@@ -191,6 +223,12 @@ def explain(
     """Say where a step's time goes and why."""
     from moesim.cli_report import print_explanation
 
-    prepared, _, result = _predict(scenario, overrides, seed, resolution)
+    loaded = _loaded(scenario, overrides, seed, resolution)
+    result = _kept(loaded)
+    if result is None:
+        prepared, _, result = _predict(loaded, scenario)
+        _keep(loaded, result)
+    else:
+        prepared = _prepared(loaded, scenario)
     print_explanation(prepared, result)
     _check_fit(result)

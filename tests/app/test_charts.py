@@ -17,7 +17,8 @@ go = pytest.importorskip("plotly.graph_objects", reason="plotly is not installed
 
 from moesim.app.charts import gantt, heat, step, study  # noqa: E402
 
-UNITS = ("(s)", "(GiB)", "(bytes)", "rank", "share", "stream", "phase", "cause", "scenario", "layer", "node")
+MEASURES = ("(s)", "(ms)", "(GiB)", "(bytes)")
+UNITS = (*MEASURES, "rank", "share", "stream", "phase", "cause", "scenario", "layer", "node")
 
 
 @lru_cache(maxsize=1)

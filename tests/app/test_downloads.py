@@ -76,6 +76,7 @@ def test_the_trace_is_one_that_opens(trace_pair: Run) -> None:
 @pytest.mark.parametrize("name", ["../../etc/passwd", "a b/c", "", "...", "x" * 300, 'a"\r\nSet-Cookie: x'])
 def test_download_names_are_plain(name: str) -> None:
     assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]{0,90}", exports.file_name(name, "json"))
+    assert ".." not in exports.file_name("a", ".yaml")
 
 
 # -- the report -----------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -31,6 +32,30 @@ def test_one_running_job_serves_everybody_who_asks() -> None:
     first.cancel()
     assert not first.cancelled  # one still wants it
     assert first.result(60.0) is None
+
+
+def test_places_go_to_those_who_asked_first() -> None:
+    lane, served = jobs.Lane(1, 0), []
+    busy = jobs.Job("test/busy", 1.0)
+    assert lane.take(busy)
+    waiting = [jobs.Job(f"test/{number}", 1.0) for number in range(6)]
+
+    def serve(job: jobs.Job) -> None:
+        if lane.take(job):
+            served.append(job.key)
+            lane.leave()
+
+    threads = []
+    for job in waiting:
+        threads.append(threading.Thread(target=serve, args=(job,)))
+        threads[-1].start()
+        time.sleep(0.03)  # the order of asking is known
+    waiting[2].cancel()
+    time.sleep(0.3)  # longer than one look at the queue
+    lane.leave()
+    for thread in threads:
+        thread.join(60.0)
+    assert served == [job.key for job in waiting if job is not waiting[2]]
 
 
 def test_a_cancelled_job_ends_its_process(tmp_path: Path) -> None:

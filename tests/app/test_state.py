@@ -66,6 +66,14 @@ def test_a_scenario_file_becomes_overrides() -> None:
     assert re.sub(r'"stated in [^"]*"', '""', told[0]) == re.sub(r'"stated in [^"]*"', '""', told[1])
 
 
+def test_a_link_says_where_it_works() -> None:
+    assert state.only_here(("parallel.ep=32", "profile=h800-trace")) is None
+    told = state.only_here(("parallel.ep=32", f"profile=upload-{'0' * 32}.yaml"))
+    assert told is not None
+    assert "profile" in told
+    assert "this server only" in told
+
+
 def test_the_home_case_has_an_empty_address() -> None:
     assert state.parameters(state.HOME, ()) == {}
 

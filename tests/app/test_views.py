@@ -226,10 +226,11 @@ def test_compare_splits_the_difference_by_cause() -> None:
     assert not app.exception
     table = app.dataframe[0].value
     assert next(iter(table.columns)) == "figure"
-    assert len(table.columns) == 3
+    assert len(table.columns) == 4
     a, b = (moesim.simulate(HOME, *SMALL, *more) for more in ((), ("communication.sms=8",)))
     delta = b.step.time_s - a.step.time_s
     assert any(f"{delta:+.3f} s" in text.value for text in app.markdown)
+    assert table["B - A"][0] == f"{delta:+.3f} s"
     assert app.query_params["with"]
 
 
@@ -275,3 +276,30 @@ def test_the_planner_searches_offers_and_says_what_it_refused() -> None:
     assert [error.value for error in app.error] == []
     assert int(metrics(app)["Plans considered"].replace(",", "")) > 100
     assert len(app.dataframe) >= 3
+
+
+def test_a_failed_part_is_chosen_and_its_cost_is_told() -> None:
+    small = ("cluster.nodes=64", "batch.sequences=1024", "parallel.ep=32")
+    app = session("topology", *small)
+    app.selectbox(key="fault").set_value("a GPU computes slower").run()
+    assert not app.exception
+    assert '"kind": "slow-gpu", "gpu": 0, "speed": 0.8' in app.code[0].value
+    app.button(key="start whole").click().run()
+    until(app, lambda page: any("fault" in table.value.columns for table in page.dataframe))
+    costs = next(table.value for table in app.dataframe if "fault" in table.value.columns)
+    assert max(costs["longer by (s)"]) > 0.0
+    app.selectbox(key="fault").set_value("a node is lost").run()
+    app.number_input(key="fault node").set_value(63).run()
+    assert not app.exception
+
+
+def test_another_number_of_nodes_is_another_cluster_and_back() -> None:
+    app = session("scenario", *SMALL)
+    days = metrics(app)["Duration"]
+    app.number_input(key="input cluster.nodes").set_value(128).run()
+    assert not app.exception
+    assert "cluster.nodes=128" in app.query_params["set"]
+    assert metrics(app)["Duration"] != days
+    app.number_input(key="input cluster.nodes").set_value(256).run()
+    assert metrics(app)["Duration"] == days
+    assert app.query_params["set"] == SMALL[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import moesim
-from moesim.simulator.reprice import repriced, without_prices
+from moesim.simulator.reprice import repriced, unpriced, without_prices
 from moesim.simulator.result import Result
 
 HOME = "deepseek-v3-2048xh800"
@@ -33,12 +33,16 @@ def same(one: Result, other: Result) -> bool:
 @pytest.mark.parametrize("plan", [SMALL, WHOLE])
 def test_a_repriced_result_is_a_fresh_one(plan: tuple[str, ...], price: tuple[str, ...]) -> None:
     scenario = moesim.load(HOME, *plan, *price)
-    assert same(repriced(moesim.simulate(without_prices(scenario)), scenario), moesim.simulate(scenario))
+    plain, fresh = moesim.simulate(without_prices(scenario)), moesim.simulate(scenario)
+    assert same(repriced(plain, scenario), fresh)
+    assert unpriced(fresh, scenario).model_dump_json() == plain.model_dump_json()
 
 
 def test_a_bought_cluster_is_repriced_as_well() -> None:
     scenario = moesim.load(HOME, *WHOLE, "run.price={buy: h800-bought}")
-    fresh, later = moesim.simulate(scenario), repriced(moesim.simulate(without_prices(scenario)), scenario)
+    plain, fresh = moesim.simulate(without_prices(scenario)), moesim.simulate(scenario)
+    later = repriced(plain, scenario)
+    assert unpriced(fresh, scenario).model_dump_json() == plain.model_dump_json()
     assert fresh.run.report is not None
     assert later.run.report is not None
     assert later.run.report.cost_parts_usd == pytest.approx(fresh.run.report.cost_parts_usd)
@@ -58,6 +62,7 @@ def test_the_interval_of_the_cost_follows_the_price() -> None:
     assert plain.uncertainty is not None
     assert fresh.uncertainty is not None
     assert "cost_usd" not in plain.uncertainty.bands
+    assert unpriced(fresh, scenario).model_dump_json() == plain.model_dump_json()
     later = repriced(plain, scenario).uncertainty
     assert later is not None
     assert set(later.bands) == set(fresh.uncertainty.bands)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import base64
+import csv
 import gzip
 import http.client
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,8 @@ import pytest
 pytest.importorskip("streamlit", reason="the dashboard extra is not installed")
 
 from moesim.app.main import PAGES
+from moesim.simulator.result import Result
+from moesim.simulator.scenario import load_scenario
 
 ARTEFACTS = Path(__file__).parent / "artefacts"
 """Screenshots of the last run; ignored by git, never compared."""
@@ -58,24 +63,52 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def base(browser: Any) -> Iterator[str]:
-    """Address of a server that is started as `moesim app` starts it."""
-    from moesim.app import server
+def base(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of the dashboard, as the command prints it; at the end the command must stop cleanly."""
+    folder = tmp_path_factory.mktemp("app")
+    told = folder / "stderr"
+    with told.open("w") as messages:
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                "from moesim.cli import main; main()",
+                "app",
+                "--port",
+                "0",
+                "--no-browser",
+            ],
+            stderr=messages,
+            stdout=messages,
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(sys.path),
+                "MOESIM_CACHE": str(folder / "kept"),
+            },
+        )
+    try:
+        end = time.monotonic() + 300.0
+        while (address := re.search(r"http://127\.0\.0\.1:(\d+)", told.read_text())) is None:
+            assert process.poll() is None and time.monotonic() < end, f"no address: {told.read_text()}"
+            time.sleep(0.1)
+        yield address[0]
+        assert process.poll() is None, f"the server did not survive the tests: {told.read_text()}"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=120) == 0
+        text = told.read_text()
+        assert "stopped" in text and "Traceback" not in text, text
+        from moesim.app import server
 
-    port = server.chosen_port(0)
-    with server.running(port) as process:
-        assert server.wait_until_healthy(process, port, 300.0), "the server did not start"
-        yield server.url(port)
-        assert process.poll() is None, "the server did not survive the tests"
+        assert not server.healthy(int(address[1]))
+    finally:
+        process.kill()
 
 
 class Visitor:
     """One browser session: its page, and what it asked for outside this machine."""
 
-    def __init__(self, browser: Any, base: str) -> None:
-        self.context = browser.new_context(viewport={"width": 1280, "height": 800}, accept_downloads=True)
-        self.context.set_default_timeout(WAIT_MS)
-        self.page, self.base = self.context.new_page(), base
+    def __init__(self, context: Any, base: str) -> None:
+        self.page, self.base = context.new_page(), base
         self.outside: list[str] = []
         self.page.on("request", self._asked)
 
@@ -108,18 +141,30 @@ class Visitor:
         self.page.screenshot(path=ARTEFACTS / f"{name}.png")
 
 
+@pytest.fixture(scope="session")
+def context(browser: Any) -> Iterator[Any]:
+    """What a browser remembers, for all tests: the framework's scripts are then compiled once.
+
+    Sessions are not shared: every page has a connection of its own, and with it a session of the server.
+    """
+    opened = browser.new_context(viewport={"width": 1280, "height": 800}, accept_downloads=True)
+    opened.set_default_timeout(WAIT_MS)
+    yield opened
+    opened.close()
+
+
 @pytest.fixture
-def visit(browser: Any, base: str) -> Iterator[Callable[[], Visitor]]:
-    """Makes visitors, each with cookies of its own; closes them at the end."""
+def visit(context: Any, base: str) -> Iterator[Callable[[], Visitor]]:
+    """Makes visitors, each with a session of its own; closes them at the end."""
     opened: list[Visitor] = []
 
     def one() -> Visitor:
-        opened.append(Visitor(browser, base))
+        opened.append(Visitor(context, base))
         return opened[-1]
 
     yield one
     for visitor in opened:
-        visitor.context.close()
+        visitor.page.close()
 
 
 Visit = Callable[[], Visitor]
@@ -134,7 +179,11 @@ def test_every_page_opens_and_asks_nobody_else(name: str, visit: Visit) -> None:
     # Compare, Planner and Evidence wait for a button or compute first: they show that much at once.
     first = ".js-plotly-plot:visible, [data-testid=stMetric]:visible, [data-testid=stButton]:visible"
     page.get_by_test_id("stMain").locator(first).first.wait_for()
+    if name == "evidence":
+        page.get_by_role("button", name="Stop").click()  # some twenty simulations, which nobody waits for
+        page.get_by_role("button", name="Compute the scoreboard").wait_for()
     assert page.get_by_test_id("stException").count() == 0
+    assert page.get_by_role("dialog").count() == 0, "the framework does not know this page"
     assert page.locator("[data-testid=stAlertContentError]").count() == 0
     assert "Traceback" not in page.content()
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), "scrolls sideways"
@@ -144,21 +193,24 @@ def test_every_page_opens_and_asks_nobody_else(name: str, visit: Visit) -> None:
 
 def test_a_changed_value_changes_the_number_and_the_link_brings_it_to_somebody_else(visit: Visit) -> None:
     first, second = visit(), visit()
-    page = first.open("result")
-    before = first.metric("Step time").inner_text()
     page = first.open("scenario")
-    field = page.get_by_label("Communication SMs", exact=False).first
-    field.wait_for()
-    first.open(f"result{FEWER_SMS}")
+    before = first.metric("Step time").inner_text()
+    slider = page.get_by_test_id("stSlider").filter(has_text="Communication SMs").get_by_role("slider")
+    slider.focus()  # by the keyboard alone
+    page.keyboard.press("ArrowLeft")
+    page.wait_for_function("location.search.includes('communication.sms')")
+    page.wait_for_function(
+        "old => [...document.querySelectorAll('[data-testid=stMetric]')].some(tile =>"
+        " tile.innerText.includes('Step time') && !tile.innerText.includes(old))",
+        arg=before,
+    )
     changed = first.metric("Step time").inner_text()
-    assert changed != before and re.match(r"\d+\.\d+ s", changed)
-    # Another session, opened later by the link alone, sees the same; a third one without it does not.
-    second.open(f"result{FEWER_SMS}")
+    assert re.match(r"\d+\.\d+ s", changed)
+    # Another session, opened later by the link alone, sees the same; without it, it does not.
+    second.open("result?" + page.url.partition("?")[2])
     assert second.metric("Step time").inner_text() == changed
-    assert "communication.sms" in second.page.url
-    third = visit()
-    third.open("result")
-    assert third.metric("Step time").inner_text() == before
+    second.open("result")
+    assert second.metric("Step time").inner_text() == before
 
 
 def test_a_failure_rate_chosen_in_the_sidebar_costs_days_and_stays_in_the_address(visit: Visit) -> None:
@@ -185,16 +237,34 @@ def test_a_failure_rate_chosen_in_the_sidebar_costs_days_and_stays_in_the_addres
     visitor.screenshot("run_cost_with_failures")
 
 
-def test_what_is_downloaded_is_what_was_shown(visit: Visit, tmp_path: Path) -> None:
+def test_what_is_downloaded_is_what_was_shown_and_opens(visit: Visit, tmp_path: Path) -> None:
     visitor = visit()
-    page = visitor.open("run_cost")
-    days = visitor.metric("Days").inner_text()
-    with page.expect_download() as waiting:
-        page.get_by_role("button", name="Result with the run (JSON)").click()
-    waiting.value.save_as(tmp_path / "r.json")
-    assert re.fullmatch(r"[A-Za-z0-9.-]+\.json", waiting.value.suggested_filename)
-    result = json.loads((tmp_path / "r.json").read_text("utf-8"))
-    assert f"{result['run']['report']['days']['p50']:,.1f}" == days
+    page = visitor.open(f"result{FEWER_SMS}")
+    shown = visitor.metric("Step time").inner_text()
+    names = ("Report (HTML)", "Result (JSON)", "Result (CSV)", "Result (Parquet)", "Scenario (YAML)")
+    files = {}
+    for name in (*names, "Trace (Perfetto)"):
+        with page.expect_download() as waiting:
+            page.get_by_role("button", name=name).click()
+        suggested = waiting.value.suggested_filename
+        assert re.fullmatch(r"[A-Za-z0-9-]+(\.[a-z]+)+", suggested)
+        files[name] = tmp_path / suggested
+        waiting.value.save_as(files[name])
+    scenario = load_scenario(str(files["Scenario (YAML)"]))
+    assert scenario.communication.sms == 8
+    result = Result.model_validate_json(files["Result (JSON)"].read_text("utf-8"))
+    assert f"{result.step.time_s:.3f} s" == shown
+    row = next(csv.DictReader(files["Result (CSV)"].open(newline="")))
+    assert float(row["step.time_s"]) == result.step.time_s
+    table = pytest.importorskip("pyarrow.parquet").read_table(files["Result (Parquet)"])
+    assert table["step.time_s"].to_pylist() == [result.step.time_s]
+    trace = json.loads(gzip.decompress(files["Trace (Perfetto)"].read_bytes()))
+    last_us = max(event["ts"] + event["dur"] for event in trace["traceEvents"] if event["ph"] == "X")
+    assert last_us == pytest.approx(1e6 * result.step.time_s)
+    visitor.outside.clear()
+    page.goto(files["Report (HTML)"].as_uri())  # from the disk, without the server
+    assert shown in page.inner_text("body")
+    assert [address for address in visitor.outside if not address.startswith("file:")] == []
 
 
 def test_two_sessions_at_once_do_not_mix(visit: Visit) -> None:
@@ -230,7 +300,14 @@ def test_a_hostile_upload_is_refused_in_one_sentence(name: str, data: bytes, vis
     message.wait_for()
     text = message.inner_text()
     assert name in text and "Traceback" not in text and text.count("\n") == 0
-    visitor.open("calibration")  # and the server goes on
+    assert page.get_by_test_id("stException").count() == 0
+    assert server_goes_on(visitor.base)
+
+
+def server_goes_on(base: str) -> bool:
+    from moesim.app import server
+
+    return server.healthy(int(base.rsplit(":", 1)[1]))
 
 
 @pytest.mark.parametrize("value", ["/etc/passwd", "../../../etc/passwd.yaml", "%7Etmp/x.csv"])
@@ -274,35 +351,3 @@ def test_an_upload_without_a_session_is_refused(base: str) -> None:
     connection.request("PUT", "/_stcore/upload_file/nobody/nothing", body=b"x")
     assert connection.getresponse().status in (400, 403, 404, 405)
     connection.close()
-
-
-def test_the_command_starts_prints_its_address_and_stops_cleanly(browser: Any) -> None:
-    import signal
-
-    process = subprocess.Popen(
-        [sys.executable, "-c", "from moesim.cli import main; main()", "app", "--port", "0", "--no-browser"],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    try:
-        assert process.stderr is not None and process.stdout is not None
-        said = ""
-        while (address := re.search(r"http://127\.0\.0\.1:\d+", said)) is None:
-            line = process.stderr.readline()
-            assert line, f"it ended without an address: {said}"
-            said += line
-        page = browser.new_page()
-        page.set_default_timeout(WAIT_MS)
-        page.goto(address[0])
-        page.get_by_test_id("stMetric").first.wait_for()
-        page.close()
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=120)
-        assert process.returncode == 0 and "stopped" in err and "Traceback" not in err + out
-        from moesim.app import server
-
-        assert not server.healthy(int(address[0].rsplit(":", 1)[1]))
-    finally:
-        process.kill()

@@ -1,0 +1,102 @@
+"""A client of the dashboard without a browser: the framework's WebSocket protocol, and nothing drawn.
+
+For load tests on the machine of the server, where ten browsers would take the cores that are to be measured.
+The server does all that it does for a browser; what a browser adds (drawing) is measured with one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from streamlit.proto.BackMsg_pb2 import BackMsg
+from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
+from websockets.asyncio.client import ClientConnection, connect
+
+MOST_BYTES = 64_000_000
+FAILED = (ForwardMsg.ScriptFinishedStatus.FINISHED_WITH_COMPILE_ERROR,)
+
+
+class Client:
+    """One session on one page: its widgets, its numbers, and the errors that it was shown."""
+
+    def __init__(self, base: str, page: str, query: str = "", limit_s: float = 120.0) -> None:
+        """Nothing is opened yet; `limit_s` is how long a run of the script may take."""
+        self.base, self.page, self.query, self.limit_s = base, page, query, limit_s
+        self.sliders: dict[str, Any] = {}
+        """Label to (slider, its fragment)."""
+        self.metrics: dict[str, str] = {}
+        self.codes: list[str] = []
+        self.errors: list[str] = []
+        self._socket: ClientConnection | None = None
+        self._moved: dict[str, float] = {}
+        self._known: dict[str, ForwardMsg] = {}
+
+    async def open(self) -> None:
+        """Connect and run the page once."""
+        address = self.base.replace("http", "ws", 1) + "/_stcore/stream"
+        self._socket = await connect(
+            address, origin=self.base, subprotocols=["streamlit"], max_size=MOST_BYTES, proxy=None
+        )
+        await self._run("")
+
+    async def slide(self, label: str, value: float) -> None:
+        """Move a slider, by the start of its label; returns when the script has run."""
+        slider, fragment = next(item for name, item in self.sliders.items() if name.startswith(label))
+        self._moved[slider.id] = value
+        await self._run(fragment)
+
+    def value(self, label: str) -> float:
+        """Where a slider stands."""
+        slider = next(item for name, item in self.sliders.items() if name.startswith(label))[0]
+        return float(self._moved.get(slider.id, slider.default[0]))
+
+    async def close(self) -> None:
+        """End the session."""
+        if self._socket is not None:
+            await self._socket.close()
+
+    async def _run(self, fragment: str) -> None:
+        ask = BackMsg()
+        ask.rerun_script.query_string = self.query
+        ask.rerun_script.page_name = self.page
+        ask.rerun_script.fragment_id = fragment
+        for name, value in self._moved.items():
+            state = ask.rerun_script.widget_states.widgets.add(id=name)
+            state.double_array_value.data.append(value)
+        assert self._socket is not None
+        self.codes = []
+        await self._socket.send(ask.SerializeToString())
+        async with asyncio.timeout(self.limit_s):
+            while not self._take(await self._socket.recv(), fragment):
+                pass
+
+    def _take(self, data: str | bytes, fragment: str) -> bool:
+        """Note what a message brings; whether it ends the run that was asked for."""
+        message = ForwardMsg.FromString(data if isinstance(data, bytes) else data.encode())
+        if message.HasField("ref_hash"):
+            message = self._known[message.ref_hash]
+        elif message.hash:
+            self._known[message.hash] = message
+        kind = message.WhichOneof("type")
+        if kind == "page_not_found":
+            self.errors.append("page not found")
+        if kind == "delta" and message.delta.HasField("new_element"):
+            self._note(message.delta.new_element, message.delta.fragment_id)
+        if kind != "script_finished":
+            return False
+        if message.script_finished in FAILED:
+            self.errors.append("the script did not run")
+        # A run that a newer one replaced, or the page's own refresh, is not what was asked for.
+        return message.script_finished != ForwardMsg.ScriptFinishedStatus.FINISHED_EARLY_FOR_RERUN
+
+    def _note(self, element: Any, fragment: str) -> None:
+        kind = element.WhichOneof("type")
+        if kind == "slider":
+            self.sliders[element.slider.label] = (element.slider, fragment)
+        elif kind == "metric":
+            self.metrics[element.metric.label] = element.metric.body
+        elif kind == "code":
+            self.codes.append(element.code.code_text)
+        elif kind == "exception" or (kind == "alert" and element.alert.format == element.alert.ERROR):
+            self.errors.append(getattr(element, kind).body if kind == "alert" else element.exception.message)
