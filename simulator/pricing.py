@@ -60,6 +60,14 @@ class Evidence:
         self.extrapolated.update(extrapolated)
 
 
+def held_by_rank(schedule: Schedule, stages: StageAssignment) -> list[tuple[BlockKind, ...]]:
+    """Kinds of the blocks that each pipeline rank holds, sorted; shared tables once."""
+    return [
+        tuple(sorted(b.kind for stage in schedule.stages_on_rank(rank) for b in unique(stages, stage)))
+        for rank in range(schedule.pp)
+    ]
+
+
 @dataclass(slots=True)
 class Pricer:
     """Prices the parts of one scenario; every method is a pure function of the fields."""
@@ -70,6 +78,9 @@ class Pricer:
     profile: CalibrationProfile
     layout: Layout
     evidence: Evidence = field(default_factory=Evidence)
+    _links: Links | None = field(default=None, init=False, repr=False)
+    _nodes: int = field(default=0, init=False, repr=False)
+    _parameters: dict[BlockKind, tuple[float, float]] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def tokens(self) -> int:
@@ -97,11 +108,17 @@ class Pricer:
     @property
     def ep_nodes(self) -> int:
         """Nodes that one expert-parallel group spans."""
-        return self.layout.nodes_spanned(self.layout.ep_group(0))
+        self._nodes = self._nodes or self.layout.nodes_spanned(self.layout.ep_group(0))
+        return self._nodes
 
     @property
     def links(self) -> Links:
         """Nominal link rates and latencies of one GPU."""
+        if self._links is None:
+            self._links = self._read_links()
+        return self._links
+
+    def _read_links(self) -> Links:
         node, fabric = self.cluster.node, self.cluster.network.fabric
         return Links(
             scale_up_bytes_per_s=node.scale_up_bytes_per_s,
@@ -169,7 +186,7 @@ class Pricer:
         """SMs of a phase: all of them, or all but the communication SMs, which idle or are busy."""
         return SmContext(0 if mode == "alone" else self.scenario.communication.sms, mode == "beside")
 
-    def phase(self, operators: tuple[Operator, ...], mode: Mode, exposed_s: float = 0.0) -> PhaseCost:
+    def phase(self, operators: tuple[Operator, ...], mode: Mode) -> PhaseCost:
         """Seconds of one phase: the part that grows with routed rows, and the rest."""
         fixed = row = best = worst = 0.0
         for operator in operators:
@@ -181,7 +198,7 @@ class Pricer:
                 row += cost.seconds
             else:
                 fixed += cost.seconds
-        return PhaseCost(fixed + exposed_s, row, exposed_s, best, worst + exposed_s)
+        return PhaseCost(fixed, row, 0.0, best, worst)
 
     # -- transfers -----------------------------------------------------------------------------------
 
@@ -296,6 +313,12 @@ class Pricer:
 
     def block_parameters(self, kind: BlockKind) -> tuple[float, float]:
         """(dense, expert) parameters of a block on one GPU, replicas of experts included."""
+        found = self._parameters.get(kind)
+        if found is None:
+            found = self._parameters[kind] = self._count_parameters(kind)
+        return found
+
+    def _count_parameters(self, kind: BlockKind) -> tuple[float, float]:
         plan = self.scenario.parallel
         total = block_parameters(self.shape, kind).total
         moe = self.shape.moe
@@ -341,21 +364,15 @@ class Pricer:
         """End of the step on every pipeline rank (docs/model.md, section "End of the step")."""
         if self.cluster.n_gpus > 1:
             self._note_carried_shares()
-        same: dict[tuple[BlockKind, ...], SyncCost] = {}  # most ranks hold the same blocks
-        found = []
-        for rank in range(schedule.pp):
-            held = tuple(b.kind for stage in schedule.stages_on_rank(rank) for b in unique(stages, stage))
-            if held not in same:
-                same[held] = self._sync(rank, schedule, stages)
-            found.append(same[held])
-        return tuple(found)
+        held = held_by_rank(schedule, stages)
+        same = {kinds: self.rank_sync(kinds, schedule) for kinds in dict.fromkeys(held)}
+        return tuple(same[kinds] for kinds in held)
 
-    def _sync(self, rank: int, schedule: Schedule, stages: StageAssignment) -> SyncCost:
+    def rank_sync(self, kinds: tuple[BlockKind, ...], schedule: Schedule) -> SyncCost:
+        """End of the step on a pipeline rank that holds these blocks (docs/model.md, eq. E5)."""
         plan, recipe, layout = self.scenario.parallel, self.scenario.recipe, self.layout
         copies = len(schedule.routes)
-        held = [
-            self.block_parameters(b.kind) for s in schedule.stages_on_rank(rank) for b in unique(stages, s)
-        ]
+        held = [self.block_parameters(kind) for kind in kinds]
         dense, expert = fsum(d for d, _ in held), fsum(e for _, e in held)
         reduce_bytes = BYTES_PER_ELEMENT[recipe.gradient_reduce]
         gather_bytes = BYTES_PER_ELEMENT[recipe.parameter_gather]
@@ -367,11 +384,10 @@ class Pricer:
         if zero == 3:
             reduce_s = gather_s = 0.0  # both happen block by block inside the step
         elif self.scenario.software.overlap_data_parallel:
-            blocks = [b.kind for s in schedule.stages_on_rank(rank) for b in unique(stages, s)]
-            seconds = {kind: self._passes_s(kind) for kind in sorted(set(blocks))}
+            seconds = {kind: self._passes_s(kind) for kind in sorted(set(kinds))}
             passes = min(schedule.pp, schedule.microbatches) if plan.vpp > 1 else 1
-            forward_s, backward_s = (passes * fsum(seconds[kind][i] for kind in blocks) for i in (0, 1))
-            parts = len(blocks)
+            forward_s, backward_s = (passes * fsum(seconds[kind][i] for kind in kinds) for i in (0, 1))
+            parts = len(kinds)
             reduce_s, gather_s = (
                 behind_window(reduce_s, backward_s, parts), behind_window(gather_s, forward_s, parts)
             )  # fmt: skip

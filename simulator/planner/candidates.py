@@ -118,6 +118,7 @@ def find_candidates(
         space.sms,
         space.zero_stage,
         scenario.routing.redundant_experts,
+        scenario.software,
     )
     by_pattern: dict[int, list[Frame]] = {}
     for frame in frames:

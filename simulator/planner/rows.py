@@ -88,6 +88,8 @@ def closed_form_memory(
         communication_sms=scenario.communication.sms,
         capacity_bytes=cluster.accelerator.hbm_bytes,
         redundant_experts=scenario.routing.redundant_experts,
+        software=scenario.software,
+        single_pass=frame.plan.pp == 1 and frame.microbatches == 1,
     )
     return Simulated(
         None,

@@ -144,13 +144,14 @@ def resolve(space: PlanSpace, scenario: Scenario, shape: ModelShape, cluster: Cl
     """Fill in the defaults for a model on a cluster.
 
     tp: powers of two inside a node. pp: divisors of the number of GPUs up to the layers. ep: divisors of
-    the experts. cp: 1 to 8. vpp: 1, 2 and 4. micro-batch: 1, 2 and 4. Every schedule, recompute policy and
-    ZeRO stage. precision: the scenario's, bf16, and fp8 where the accelerator has it. sms: the scenario's
+    the experts. cp: 1 to 8. vpp: 1, 2 and 4. micro-batch: 1, 2 and 4. Every schedule and
+    ZeRO stage, every recompute policy that makes a difference. precision: the scenario's, bf16, and fp8 where the accelerator has it. sms: the scenario's
     and 8 to 32 of them; the scenario's only without experts. Raises InputError where communication would
     take every SM.
     """
     n = cluster.n_gpus
     own = scenario.precision
+    in_memory = scenario.software.attention == "unfused"  # scores that the policy attention computes again
     hardware: list[str | Precision] = ["bf16"]
     if "fp8" in cluster.accelerator.peak:
         hardware.insert(0, "fp8")
@@ -166,7 +167,7 @@ def resolve(space: PlanSpace, scenario: Scenario, shape: ModelShape, cluster: Cl
         "microbatch": (1, 2, 4),
         "zero_stage": (0, 1, 2, 3),
         "schedule": tuple(BUILDERS),
-        "recompute": tuple(RECOMPUTED),
+        "recompute": tuple(p for p in RECOMPUTED if p != "attention" or in_memory),
         "precision": (own, *(p for p in hardware if p != own and PRECISIONS[str(p)] != scenario.recipe)),
         "sms": tuple(sorted(s for s in sms if s < cluster.accelerator.n_sms and s > 0)),
     }

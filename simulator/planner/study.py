@@ -75,7 +75,7 @@ class Study:
             c.book.table(plan, recipe, policy, sms, frame.pattern.paired),
             self._spread(frame),
             c.book.send_s(plan, frame.pattern),
-            c.book.sync(plan, recipe, frame.pattern, self._layers_of(layout), layout),
+            c.book.sync(plan, recipe, policy, frame.pattern, self._layers_of(layout), layout),
         )
 
     def _layers_of(self, layout: StageAssignment) -> tuple[int, ...]:
@@ -100,7 +100,7 @@ class Study:
             book.table(plan, scenario.recipe, scenario.recompute, sms, shaped.paired),
             self._spread(frame),
             book.send_s(plan, shaped),
-            book.sync(plan, scenario.recipe, shaped, layers, stages),
+            book.sync(plan, scenario.recipe, scenario.recompute, shaped, layers, stages),
         )
         return float(step_seconds([priced], shaped, stages, scenario.communication.order)[0])
 
