@@ -66,9 +66,7 @@ def _cuts(pricer: Pricer, kind: BlockKind) -> bool:
 def _later(cost: PhaseCost, exposed_s: float) -> PhaseCost:
     if not exposed_s:
         return cost
-    return PhaseCost(
-        cost.fixed_s + exposed_s, cost.row_s, exposed_s, cost.best_s, cost.worst_s + exposed_s
-    )
+    return PhaseCost(cost.fixed_s + exposed_s, cost.row_s, exposed_s, cost.best_s, cost.worst_s + exposed_s)
 
 
 def block_transfers(

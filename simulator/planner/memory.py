@@ -45,21 +45,25 @@ class MemoryBook:
     policies: Sequence[RecomputePolicy]
     sms: Sequence[int]
     zero_stages: Sequence[int]
-    redundant_experts: int = 0
     software: Software = PLAIN
     _activations: dict[object, Array] = field(default_factory=dict)
     _workspace: dict[object, Array] = field(default_factory=dict)
     _parameters: dict[object, tuple[float, float, float]] = field(default_factory=dict)
     _buffers: dict[int, Array] = field(default_factory=dict)
 
-    def total(self, frames: Sequence[Frame], pattern: Pattern, assignment: StageAssignment) -> Array:
-        """Bytes of the fullest rank [frames, precisions, policies, sms, ZeRO stages]; eq. M5."""
+    def total(
+        self, frames: Sequence[Frame], pattern: Pattern, assignment: StageAssignment, replicas: int = 0
+    ) -> Array:
+        """Bytes of the fullest rank [frames, precisions, policies, sms, ZeRO stages] (eq. M5).
+
+        `replicas`: redundant experts of the placement (eq. M6).
+        """
         count = np.array([f.microbatches for f in frames], dtype=np.float64)
         once = (count == 1.0) & (pattern.pp == 1)
         most: Array | None = None
         for stages, moments in self._ranks(pattern, assignment, count):
             blocks = held(assignment, stages)
-            states, gradients = self._states(frames, pattern, blocks)
+            states, gradients = self._states(frames, pattern, blocks, replicas)
             kinds = [kind for kind, _ in blocks]
             activations = np.zeros((len(frames), len(self.recipes), len(self.policies)))
             for moment in moments:
@@ -142,10 +146,10 @@ class MemoryBook:
         return self._buffers[ep]
 
     def _states(
-        self, frames: Sequence[Frame], pattern: Pattern, blocks: Held
+        self, frames: Sequence[Frame], pattern: Pattern, blocks: Held, replicas: int
     ) -> tuple[Array, Array]:
         """(weights, gradients and optimizer states; gradients alone) [frames, precisions, ZeRO stages] (eq. M1)."""
-        local = np.array([self._local(f, blocks) for f in frames])
+        local = np.array([self._local(f, blocks, replicas) for f in frames])
         experts, other, largest = local[:, 0], local[:, 1], local[:, 2]
         copies = pattern.copies
         shards_expert = np.array([f.layout.expert_dp * copies for f in frames])
@@ -166,13 +170,12 @@ class MemoryBook:
                 out[:, r, z] = total
         return out, gradients
 
-    def _local(self, frame: Frame, blocks: Held) -> tuple[float, float, float]:
+    def _local(self, frame: Frame, blocks: Held, more: int) -> tuple[float, float, float]:
         """(expert parameters, others, parameters of the largest block) on one GPU."""
         plan = frame.plan
-        key = (plan.tp, plan.ep, plan.expert_tp, blocks)
+        key = (plan.tp, plan.ep, plan.expert_tp, blocks, more)
         if key not in self._parameters:
             listed = [Block(kind) for kind, count in blocks for _ in range(count)]
-            more = self.redundant_experts
             whole = local_parameters(self.shape, frame.layout, listed, more)
             each = [local_parameters(self.shape, frame.layout, [Block(kind)], more) for kind, _ in blocks]
             self._parameters[key] = (whole.experts, whole.other, max(e.experts + e.other for e in each))

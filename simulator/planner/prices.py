@@ -155,9 +155,7 @@ class PriceBook:
                 bare = self._bare_prices(pricer, (share, kind), kind, modes, None)
             else:
                 rest = self._bare_prices(pricer, (share, kind), kind, modes, _NOT_ROUTED)
-                bare = BarePrices(
-                    {**rest.compute, **routed.compute}, {**rest.products, **routed.products}
-                )
+                bare = BarePrices({**rest.compute, **routed.compute}, {**rest.products, **routed.products})
             found |= with_collectives(pricer, kind, bare)
         return found
 

@@ -17,6 +17,7 @@ from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.candidates import Candidates
 from moesim.simulator.planner.causes import step_causes
+from moesim.simulator.planner.placements import placement_name, with_placement
 from moesim.simulator.planner.result import PlanRow
 from moesim.simulator.prepare import prepare
 from moesim.simulator.scenario import Scenario, Stages
@@ -51,11 +52,14 @@ def simulate_plan(scenario: Scenario) -> Simulated:
     )
 
 
-def scenario_of(base: Scenario, candidates: Candidates, number: int) -> Scenario:
-    """The scenario of a candidate, which `simulate` accepts."""
+def scenario_of(
+    base: Scenario, candidates: Candidates, number: int, placement: int | None = None
+) -> Scenario:
+    """The scenario of a candidate, which `simulate` accepts; with its own placement, or another one."""
     frame, p, r, s, z = candidates.axes(number)
     space = candidates.space
-    return base.model_copy(
+    which = int(candidates.placement[number]) if placement is None else placement
+    return with_placement(base, space.placement[which]).model_copy(
         update={
             "parallel": frame.plan.model_copy(update={"zero_stage": space.zero_stage[z]}),
             "schedule": frame.schedule,
@@ -136,6 +140,7 @@ def make_row(
         recompute=scenario.recompute,
         precision=precision_name(scenario),
         sms=scenario.communication.sms,
+        placement=placement_name(scenario.routing.eplb),
         layers=found.layers if assignment is None else assignment.layers_per_stage,
         changed=dict(changed),
         time_s=seconds,

@@ -134,10 +134,10 @@ def plan(
         own_rank=None if own is None else alive[0].rank_of(own),
         considered=considered,
         legal=sum(s.candidates.legal for s in searches),
-        fitting=sum(len(s.candidates.bound) for s in searches),
+        fitting=sum(s.candidates.fitting for s in searches),
         estimated=sum(s.study.estimated for s in alive),
         simulated=sum(row.source == "simulated" for row in rows),
-        price_tables=sum(s.candidates.book.priced for s in searches),
+        price_tables=sum(s.candidates.priced for s in searches),
         proven_s=proven if isfinite(proven) else None,
         rivals=0 if objective == "memory" else sum(s.rivals(rows) for s in alive),
         notes=tuple(_notes(alive, objective)),
@@ -208,7 +208,7 @@ class _Search:
         self.study = Study(scenario, self.shape, self.candidates)
         self.proven_s = inf
         self.chosen: list[int] = []
-        self.front: list[int] = []
+        self.front: list[tuple[int, int]] = []
 
     def own(self, simulated: Simulated) -> PlanRow:
         """The scenario's plan as it is."""
@@ -242,10 +242,12 @@ class _Search:
         times = self.candidates.time_s[self.study.best_of_families()]
         return max(0, int((times <= best * (1.0 + CLOSED_FORM_ERROR)).sum()) - len(self.chosen))
 
-    def row(self, number: int, simulated: Simulated | None) -> PlanRow:
-        """A plan as a row."""
+    def row(self, number: int, simulated: Simulated | None, placement: int | None = None) -> PlanRow:
+        """A plan as a row, with its fastest placement or another one that was tried."""
         c = self.candidates
-        scenario = scenario_of(self.scenario, c, number)
+        scenario = scenario_of(self.scenario, c, number, placement)
+        tried = {which: seconds for seconds, _, which in c.others.get(number, ())}
+        seconds = c.time_s[number] if placement is None else tried.get(placement, c.time_s[number])
         found = simulated or closed_form_memory(scenario, self.shape, self.cluster, c, number)
         family = int((c.family == c.family[number]).sum())
         return make_row(
@@ -253,7 +255,7 @@ class _Search:
             self.cluster,
             found,
             c.assignment(number),
-            float(c.time_s[number]),
+            float(seconds),
             float(c.bound[number]),
             family,
             self.changed,
@@ -305,7 +307,7 @@ def _value(row: PlanRow, objective: str) -> float:
 def _pareto(searches: list[_Search], ranked: list[PlanRow], objective: str) -> list[PlanRow]:
     """Rows that no other beats in time, GPU-hours and memory together, by time; simulated where ranked."""
     known = {json.dumps(row.scenario.model_dump(mode="json"), sort_keys=True): row for row in ranked}
-    rows = [search.row(number, None) for search in searches for number in search.front]
+    rows = [s.row(number, None, placement) for s in searches for number, placement in s.front]
     rows = [known.get(json.dumps(r.scenario.model_dump(mode="json"), sort_keys=True), r) for r in rows]
     points = [(row.time_s, row.gpu_hours, row.memory_bytes) for row in rows]
     kept = [rows[n] for n in front(points)]

@@ -17,6 +17,8 @@ from moesim.simulator.layout.activations import RECOMPUTED, RecomputePolicy
 from moesim.simulator.lists import parse_integers
 from moesim.simulator.model.precision import PRECISIONS, Precision
 from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.planner.placements import Placement, default_placements, parse_placement
+from moesim.simulator.routing_load import Eplb
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import BUILDERS, FREE_VPP
 
@@ -32,7 +34,7 @@ def _expanded(value: Any, info: ValidationInfo) -> Any:
 
 
 def _listed(value: Any) -> Any:
-    return (value,) if isinstance(value, str | dict | Precision) else value
+    return (value,) if isinstance(value, str | dict | Precision | Eplb) else value
 
 
 Count = Annotated[int, Field(ge=1, le=1_000_000, strict=True)]
@@ -64,6 +66,8 @@ class PlanSpace(BaseModel):
     recompute: Annotated[tuple[RecomputePolicy, ...] | None, BeforeValidator(_listed)] = None
     precision: Annotated[tuple[str | Precision, ...] | None, BeforeValidator(_listed)] = None
     sms: Counts = None
+    placement: Annotated[tuple[str | Eplb, ...] | None, BeforeValidator(_listed)] = None
+    """Of experts: in order, hierarchical, global, or with redundant experts: global+64."""
     layout: Literal["balanced", "scenario"] = "balanced"
     """`scenario` keeps stages.layers of the scenario, which then fixes the number of stages."""
     headroom: float = Field(0.0, ge=0.0, lt=1.0, allow_inf_nan=False)
@@ -77,6 +81,8 @@ class PlanSpace(BaseModel):
         for name in self.schedule or ():
             if name not in BUILDERS:
                 raise ValueError(f"schedule {name!r} is not known{nearest(name, list(BUILDERS))}")
+        for placement in self.placement or ():
+            parse_placement(placement)
         for recipe in self.precision or ():
             if isinstance(recipe, str) and recipe not in PRECISIONS:
                 raise ValueError(f"precision {recipe!r} is not known{nearest(recipe, list(PRECISIONS))}")
@@ -85,7 +91,7 @@ class PlanSpace(BaseModel):
 
 LISTS = (
     "tp", "pp", "ep", "cp", "vpp", "expert_tp", "microbatch", "zero_stage", "schedule", "recompute",
-    "precision", "sms",
+    "precision", "sms", "placement",
 )  # fmt: skip
 """Keys of a space that hold lists."""
 
@@ -115,6 +121,7 @@ class Space:
     recompute: tuple[RecomputePolicy, ...]
     precision: tuple[str | Precision, ...]
     sms: tuple[int, ...]
+    placement: tuple[Placement, ...]
     headroom: float
 
     @property
@@ -130,14 +137,19 @@ class Space:
 
     @property
     def inner(self) -> int:
-        """Combinations of what does not change ranks and stages: precision, recompute, SMs, ZeRO stage."""
+        """Combinations of precision, recompute, SMs and ZeRO stage, which change neither ranks nor stages."""
         return prod(map(len, (self.precision, self.recompute, self.sms, self.zero_stage)))
+
+    @property
+    def per_frame(self) -> int:
+        """Plans of the same ranks, stages and schedule: `inner`, each with every placement of the experts."""
+        return self.inner * len(self.placement)
 
     @property
     def size(self) -> int:
         """Plans before any is refused."""
         outer = (self.tp, self.pp, self.ep, self.cp, self.expert_tp, self.microbatch, self.schedules)
-        return self.inner * prod(map(len, outer))
+        return self.per_frame * prod(map(len, outer))
 
 
 def resolve(space: PlanSpace, scenario: Scenario, shape: ModelShape, cluster: Cluster) -> Space:
@@ -146,7 +158,8 @@ def resolve(space: PlanSpace, scenario: Scenario, shape: ModelShape, cluster: Cl
     tp: powers of two inside a node. pp: divisors of the number of GPUs up to the layers. ep: divisors of
     the experts. cp: 1 to 8. vpp: 1, 2 and 4. micro-batch: 1, 2 and 4. Every schedule and
     ZeRO stage, every recompute policy that makes a difference. precision: the scenario's, bf16, and fp8 where the accelerator has it. sms: the scenario's
-    and 8 to 32 of them; the scenario's only without experts. Raises InputError where communication would
+    and 8 to 32 of them; the scenario's only without experts. placement: see `default_placements`. Raises
+    InputError where communication would
     take every SM.
     """
     n = cluster.n_gpus
@@ -169,9 +182,13 @@ def resolve(space: PlanSpace, scenario: Scenario, shape: ModelShape, cluster: Cl
         "schedule": tuple(BUILDERS),
         "recompute": tuple(p for p in RECOMPUTED if p != "attention" or in_memory),
         "precision": (own, *(p for p in hardware if p != own and PRECISIONS[str(p)] != scenario.recipe)),
+        "placement": default_placements(scenario, shape),
         "sms": tuple(sorted(s for s in sms if s < cluster.accelerator.n_sms and s > 0)),
     }
-    chosen = {key: tuple(dict.fromkeys(getattr(space, key) or defaults[key])) for key in LISTS}
+    wanted = {key: getattr(space, key) for key in LISTS}
+    if space.placement:
+        wanted["placement"] = tuple(map(parse_placement, space.placement))
+    chosen = {key: tuple(dict.fromkeys(wanted[key] or defaults[key])) for key in LISTS}
     most = cluster.accelerator.n_sms
     if max(chosen["sms"]) >= most:
         raise InputError(
