@@ -221,7 +221,7 @@ def check_eplb(eplb: Eplb, moe: MoE, layout: Layout) -> tuple[int, int]:
             )
         if groups % nodes:
             raise InputError(
-                f"routing.eplb.policy=hierarchical: {groups} groups of experts do not spread evenly over the "
+                f"routing.eplb.policy=hierarchical cannot spread {groups} groups of experts evenly over the "
                 f"{nodes} nodes of an expert-parallel group; use policy: global, or a multiple of {nodes} "
                 "groups"
             )

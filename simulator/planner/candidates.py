@@ -50,8 +50,8 @@ class Candidates:
     """Plans that are legal and fit: one entry each in the arrays, whatever the placement of their experts.
 
     `index` counts within the group over (frame, precision, policy, sms, ZeRO stage). `replicas`: numbers of
-    redundant experts of the placements, fewest first; `bytes_of` [numbers of replicas, plans] with each,
-    infinite where that does not fit. `memory`, `placement` and `time_s` are those of the fastest
+    redundant experts of the placements, fewest first; `layout` and `bytes_of` [numbers of replicas, plans]
+    with each, infinite bytes where that does not fit. `memory`, `placement` and `time_s` are those of the fastest
     placement once the search has tried them (before: fewest replicas, 0 and NaN), `others` the
     rest that was tried: (seconds, bytes, placement).
     """
@@ -103,10 +103,14 @@ class Candidates:
 
     def bytes_with(self, number: int, placement: int) -> float:
         """Bytes of a plan with a placement of the space; infinite where it does not fit."""
-        if len(self.replicas) == 1:
-            return float(self.memory[number])
-        row = self.replicas.index(price_key(self.space.placement[placement])[0])
-        return float(self.bytes_of[row, number])
+        return float(self.bytes_of[self._row(placement), number])
+
+    def layout_with(self, number: int, placement: int) -> int:
+        """Which of the group's stage layouts a plan has with a placement of the space."""
+        return int(self.layout[self._row(placement), number])
+
+    def _row(self, placement: int) -> int:
+        return self.replicas.index(price_key(self.space.placement[placement])[0])
 
     def axes_of(self, number: int) -> tuple[int, ...]:
         """Positions in the lists of frames, precisions, policies, SMs and ZeRO stages."""
@@ -119,9 +123,10 @@ class Candidates:
         frame, *rest = self.axes_of(number)
         return (self.groups[int(self.group[number])].frames[frame], *rest)  # type: ignore[return-value]
 
-    def assignment(self, number: int) -> StageAssignment:
-        """Its stage layout."""
-        return self.groups[int(self.group[number])].layouts[int(self.layout[number])]
+    def assignment(self, number: int, placement: int | None = None) -> StageAssignment:
+        """Its stage layout, with its own placement or another one."""
+        which = int(self.placement[number]) if placement is None else placement
+        return self.groups[int(self.group[number])].layouts[self.layout_with(number, which)]
 
 
 def _inner(space: Space) -> tuple[int, int, int, int]:
@@ -201,7 +206,7 @@ def find_candidates(
             groups.append(group)
     if gathered.nearest[1] and "out of memory" in refused.counts:
         refused.examples["out of memory"] = gathered.nearest[1]
-    width = 5 + len(replicas)
+    width = 4 + 2 * len(replicas)
     columns = (
         [np.concatenate(column) for column in zip(*gathered.parts, strict=True)] if gathered.parts else []
     )
@@ -212,10 +217,10 @@ def find_candidates(
         groups,
         columns[0].astype(np.int32),
         columns[1].astype(np.int64),
-        columns[2].astype(np.int8),
-        columns[5].copy() if len(replicas) == 1 else np.min(columns[5:], axis=0),
-        columns[3],
-        columns[4].astype(np.int32),
+        np.array(columns[4::2]).astype(np.int8),
+        np.min(columns[5::2], axis=0),
+        columns[2],
+        columns[3].astype(np.int32),
         np.full(len(columns[0]), np.nan),
         refused,
         gathered.legal,
@@ -223,7 +228,7 @@ def find_candidates(
         books,
         loads,
         replicas,
-        np.array(columns[5:]) if len(replicas) > 1 else np.zeros((1, 0)),
+        np.array(columns[5::2]),
         np.zeros(len(columns[0]), dtype=np.int8),
     )
 
@@ -244,14 +249,14 @@ def _add(
     """Memory and bound of one group's plans; of several layouts the one with the lowest bound that fits.
 
     The bound is that of the fewest replicas and holds with any placement; memory is counted with each
-    number of replicas, in the layout chosen with the fewest.
+    number of replicas, in the layout that is chosen with them.
     """
     frames, pattern = group.frames, group.pattern
     legal = _combinations(frames, pattern, space, refused)
     places = _placed(frames, legal, space, loads, replicas, refused)  # [numbers of replicas, frames]
-    best = np.full(legal.shape, np.inf)
-    used, chosen = np.full((len(replicas), *legal.shape), np.inf), np.zeros(legal.shape, dtype=np.int8)
-    least = np.full(used.shape, np.inf)
+    best = np.full((len(replicas), *legal.shape), np.inf)
+    used, chosen = np.full(best.shape, np.inf), np.zeros(best.shape, dtype=np.int8)
+    least = np.full(best.shape, np.inf)
     for n, layout in enumerate(group.layouts):
         each = [memory.total(frames, pattern, layout, more) for more in replicas]
         bound = bounds.step(frames, pattern, layout)[:, :, bounds.class_of]
@@ -259,13 +264,13 @@ def _add(
             z = space.zero_stage.index(3)
             moved = bounds.sharded(frames, pattern, layout)[:, :, None, :]
             bound[..., z] = np.maximum(bound[..., z], moved)
-        better = (each[0] <= capacity) & (bound < best)
-        best = np.where(better, bound, best)
-        chosen[better] = n
         for k, bytes_ in enumerate(each):
+            better = (bytes_ <= capacity) & (bound < best[k])
+            best[k] = np.where(better, bound, best[k])
             used[k] = np.where(better, bytes_, used[k])
+            chosen[k][better] = n
             least[k] = np.minimum(least[k], bytes_)
-    slow = legal & (best > most_s) & np.isfinite(best)
+    slow = legal & (best[0] > most_s) & np.isfinite(best[0])
     usable = np.zeros(legal.shape, dtype=bool)
     for k, counts in enumerate(places):
         often = counts[:, None, None, None, None]
@@ -281,9 +286,9 @@ def _add(
             refused.add("out of memory", int((over * often).sum()), label)
             gathered.nearest = min(gathered.nearest, (float(least[k][place]), label))
         if (slow & fits).any():
-            place = np.unravel_index(int(np.where(slow & fits, best, np.inf).argmin()), slow.shape)
+            place = np.unravel_index(int(np.where(slow & fits, best[0], np.inf).argmin()), slow.shape)
             text = (
-                f"{frames[place[0]].label} needs at least {best[place]:.2f} s a step, "
+                f"{frames[place[0]].label} needs at least {best[0][place]:.2f} s a step, "
                 f"{most_s:.2f} s are allowed"
             )
             reason = "too slow for the deadline or budget, whatever else"
@@ -294,10 +299,13 @@ def _add(
         (
             np.full(len(keep), number, dtype=np.float64),
             keep.astype(np.float64),
-            chosen.ravel()[keep].astype(np.float64),
-            best.ravel()[keep],
+            best[0].ravel()[keep],
             (gathered.families + frame).astype(np.float64),
-            *(bytes_.ravel()[keep] for bytes_ in used),
+            *(
+                column.ravel()[keep].astype(np.float64)
+                for pair in zip(chosen, used, strict=True)
+                for column in pair
+            ),
         )
     )
     gathered.families += len(frames)

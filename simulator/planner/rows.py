@@ -66,17 +66,22 @@ def scenario_of(
             "precision": space.precision[p],
             "recompute": space.recompute[r],
             "communication": base.communication.model_copy(update={"sms": space.sms[s]}),
-            "stages": Stages(layers=candidates.assignment(number).layers_per_stage),
+            "stages": Stages(layers=candidates.assignment(number, which).layers_per_stage),
         }
     )
 
 
 def closed_form_memory(
-    scenario: Scenario, shape: ModelShape, cluster: Cluster, candidates: Candidates, number: int
+    scenario: Scenario,
+    shape: ModelShape,
+    cluster: Cluster,
+    candidates: Candidates,
+    number: int,
+    placement: int | None = None,
 ) -> Simulated:
-    """Memory by kind of a plan that is not simulated."""
+    """Memory by kind of a plan that is not simulated, with its own placement or another one."""
     frame = candidates.axes(number)[0]
-    assignment = candidates.assignment(number)
+    assignment = candidates.assignment(number, placement)
     ranks = frame.pattern.in_flight[-1]
     if ranks != frame.pattern.in_flight[0]:  # it grows with the micro-batches: look at all of them
         schedule = build(frame.schedule, frame.plan.pp, frame.microbatches, frame.plan.vpp)

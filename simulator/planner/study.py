@@ -55,8 +55,9 @@ class Study:
         for number in todo:
             frame, _, _, _, z = c.axes(number)
             zero3 = c.space.zero_stage[z] == 3
-            key = (int(c.group[number]), int(c.layout[number]), zero3, frame.plan.ep > 1)
-            batches.setdefault(key, []).extend((number, p) for p in c.placements_of(number))
+            for p in c.placements_of(number):
+                key = (int(c.group[number]), c.layout_with(number, p), zero3, frame.plan.ep > 1)
+                batches.setdefault(key, []).append((number, p))
         tried: dict[int, list[tuple[float, float, int]]] = {}
         for key in sorted(batches):
             chosen = batches[key]
@@ -78,7 +79,7 @@ class Study:
         frame, p, r, s, z = c.axes(number)
         recipe, policy, sms = c.space.recipes[p], c.space.recompute[r], c.space.sms[s]
         plan = frame.plan.model_copy(update={"zero_stage": c.space.zero_stage[z]})
-        layout, book = c.assignment(number), c.book_of(placement)
+        layout, book = c.assignment(number, placement), c.book_of(placement)
         return Priced(
             frame.microbatches,
             book.table(plan, recipe, policy, sms, frame.pattern.paired),
