@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from moesim.hwmodels.calibration import load_profile
-from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.errors import InfeasibleError
 from moesim.simulator.model.shape import load_model
 from moesim.simulator.planner.candidates import Candidates, find_candidates
 from moesim.simulator.planner.placements import default_placements, parse_placement, placement_name
@@ -151,5 +151,5 @@ def test_every_placement_of_a_plan_counts_its_own_memory() -> None:
 
 def test_a_load_without_expert_parallelism_is_refused_by_its_reason() -> None:
     scenario = load_scenario("deepseek-v3-2048xh800", [*SMALL, ZIPF])
-    with pytest.raises(InputError, match=r"routing\.load is given, but parallel\.ep=n"):
+    with pytest.raises(InfeasibleError, match=r"routing\.load is given, but parallel\.ep=n"):
         plan(scenario, PlanSpace(**{**SPACE, "ep": (1,)}))
