@@ -32,6 +32,8 @@ LAYOUTS = 2
 RESOLUTION = 8
 """Weights of blocks relative to a layer are told apart to one in so many when layouts are chosen."""
 
+GIB = 2.0**30
+
 Array = npt.NDArray[np.float64]
 Say = Callable[[str], None]
 
@@ -282,7 +284,7 @@ def _add(
         gathered.fitting += int(((fits & ~slow) * often).sum())
         if over.any():
             place = np.unravel_index(int(np.where(over, least[k], np.inf).argmin()), over.shape)
-            label = f"{frames[place[0]].label} needs {least[k][place] / 1e9:.1f} of {capacity / 1e9:.1f} GB"
+            label = f"{frames[place[0]].label} needs {least[k][place] / GIB:.2f} of {capacity / GIB:.2f} GiB"
             refused.add("out of memory", int((over * often).sum()), label)
             gathered.nearest = min(gathered.nearest, (float(least[k][place]), label))
         if (slow & fits).any():

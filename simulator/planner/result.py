@@ -56,8 +56,9 @@ class PlanRow:
     days: float
     gpu_hours: float
     cost_usd: float | None
-    energy_j: float
-    """Of the run, with every accelerator at its board's power limit, times the site's PUE where stated."""
+    energy_j: float | None
+    """Of the run, with every accelerator at its board's power limit, times the site's PUE where stated; None
+    where nobody published that limit."""
     margin: float
     variants: int
     causes_s: Mapping[str, float]

@@ -129,6 +129,7 @@ def make_row(
     run_s = -(-scenario.run.tokens // tokens) * seconds
     gpu_hours = run_s / SECONDS_PER_HOUR * cluster.n_gpus
     price = cluster.price_per_gpu_hour
+    limit = cluster.accelerator.tdp
     pue = cluster.energy.pue.value if cluster.energy else 1.0
     return PlanRow(
         tp=plan.tp,
@@ -158,7 +159,7 @@ def make_row(
         days=run_s / SECONDS_PER_DAY,
         gpu_hours=gpu_hours,
         cost_usd=gpu_hours * price.value if price else None,
-        energy_j=run_s * cluster.n_gpus * cluster.accelerator.tdp_w * pue,
+        energy_j=run_s * cluster.n_gpus * cluster.accelerator.tdp_w * pue if limit else None,
         margin=0.0,
         variants=variants,
         causes_s=found.causes,

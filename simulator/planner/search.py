@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
@@ -19,7 +20,7 @@ from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.planner.candidates import Candidates, find_candidates
+from moesim.simulator.planner.candidates import GIB, Candidates, find_candidates
 from moesim.simulator.planner.pareto import front
 from moesim.simulator.planner.refusals import Refusals
 from moesim.simulator.planner.result import PlanResult, PlanRow
@@ -107,10 +108,10 @@ def plan(
         alive = [search for search in searches if len(search.candidates.bound)]
         if not alive:
             raise InfeasibleError(_nothing(refused))
-        mine = None
+        mine: Simulated | str = ""
         if plain:
             mine = _simulate_own(scenario) if started is None else started.result()
-        own = None if mine is None else searches[0].own(mine)
+        own = None if isinstance(mine, str) else searches[0].own(mine)
         for search in alive:
             search.explore(objective, top, own)
         estimated = time.perf_counter()
@@ -140,19 +141,20 @@ def plan(
         price_tables=sum(s.candidates.priced for s in searches),
         proven_s=proven if isfinite(proven) else None,
         rivals=0 if objective == "memory" else sum(s.rivals(rows) for s in alive),
-        notes=tuple(_notes(alive, objective)),
+        notes=tuple(_notes(alive, objective, mine)),
         evaluated_per_s=considered / (bounded - start),
         seconds={"bounds": bounded - start, "closed form": estimated - bounded, "engine": end - estimated},
     )
 
 
-def _simulate_own(scenario: Scenario) -> Simulated | None:
-    """The scenario's own plan; None where it is illegal or does not fit."""
+def _simulate_own(scenario: Scenario) -> Simulated | str:
+    """The scenario's own plan; where it is illegal or does not fit, why."""
     try:
         simulated = simulate_plan(scenario)
-    except InputError:
-        return None
-    return simulated if simulated.memory_bytes <= simulated.capacity_bytes else None
+    except InputError as error:
+        return str(error)
+    used, capacity = simulated.memory_bytes / GIB, simulated.capacity_bytes / GIB
+    return simulated if used <= capacity else f"out of memory: needs {used:.2f} of {capacity:.2f} GiB"
 
 
 def _checked(
@@ -174,6 +176,8 @@ def _checked(
         )
     if (objective == "cost" or budget_usd is not None) and scenario.machine.price_per_gpu_hour is None:
         scenario.machine.usd_per_gpu_hour  # noqa: B018 - raises, with the remedy
+    if objective == "energy":
+        scenario.machine.accelerator.tdp_w  # noqa: B018 - raises where it has no figure
     return Limits(deadline_days, budget_usd)
 
 
@@ -297,6 +301,7 @@ def _value(row: PlanRow, objective: str) -> float:
     if objective == "memory":
         return row.memory_bytes
     if objective == "energy":
+        assert row.energy_j is not None
         return row.energy_j
     if objective == "cost" or (objective == "deadline" and row.cost_usd is not None):
         assert row.cost_usd is not None
@@ -316,8 +321,10 @@ def _pareto(searches: list[_Search], ranked: list[PlanRow], objective: str) -> l
     return sorted(kept, key=lambda row: (row.time_s, row.memory_bytes, row.label))
 
 
-def _notes(searches: list[_Search], objective: str) -> list[str]:
+def _notes(searches: list[_Search], objective: str, own: Simulated | str) -> list[str]:
     notes = []
+    if isinstance(own, str) and own:
+        notes.append(f"the scenario's own plan is not among them: {own}")
     if any(search.study.capped for search in searches):
         notes.append(
             "the closed form stopped at its limit of plans: a plan beyond it might be among the best"
@@ -346,6 +353,11 @@ def _engine(workers: int) -> Iterator[Executor | None]:
             pool.submit(_warm)
         try:
             yield pool
+        except BrokenProcessPool:
+            raise InputError(
+                f"one of the {workers} processes of the engine ended: out of memory, or a script that calls "
+                'plan(workers=...) outside `if __name__ == "__main__":`; workers=1 computes in this process'
+            ) from None
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 

@@ -65,7 +65,9 @@ class PlanSpace(BaseModel):
     schedule: Names = None
     recompute: Annotated[tuple[RecomputePolicy, ...] | None, BeforeValidator(_listed)] = None
     precision: Annotated[tuple[str | Precision, ...] | None, BeforeValidator(_listed)] = None
-    sms: Counts = None
+    sms: Annotated[
+        tuple[Annotated[int, Field(ge=0, le=1_000_000, strict=True)], ...] | None, BeforeValidator(_expanded)
+    ] = None
     placement: Annotated[tuple[str | Eplb, ...] | None, BeforeValidator(_listed)] = None
     """Of experts: in order, hierarchical, global, or with redundant experts: global+64."""
     layout: Literal["balanced", "scenario"] = "balanced"
@@ -158,9 +160,8 @@ def resolve(space: PlanSpace, scenario: Scenario, shape: ModelShape, cluster: Cl
     tp: powers of two inside a node. pp: divisors of the number of GPUs up to the layers. ep: divisors of
     the experts. cp: 1 to 8. vpp: 1, 2 and 4. micro-batch: 1, 2 and 4. Every schedule and
     ZeRO stage, every recompute policy that makes a difference. precision: the scenario's, bf16, and fp8 where the accelerator has it. sms: the scenario's
-    and 8 to 32 of them; the scenario's only without experts. placement: see `default_placements`. Raises
-    InputError where communication would
-    take every SM.
+    and 8 to 32 of them; the scenario's only without experts; 0 where an engine moves collectives. placement: see `default_placements`. Raises
+    InputError where communication would take every SM, or SMs where an engine does its work.
     """
     n = cluster.n_gpus
     own = scenario.precision
@@ -168,8 +169,13 @@ def resolve(space: PlanSpace, scenario: Scenario, shape: ModelShape, cluster: Cl
     hardware: list[str | Precision] = ["bf16"]
     if "fp8" in cluster.accelerator.peak:
         hardware.insert(0, "fp8")
-    moe = shape.moe
+    moe, engine = shape.moe, cluster.accelerator.communication_engine
     sms = {8, 12, 16, 20, 24, 32, scenario.communication.sms} if moe else {scenario.communication.sms}
+    if engine is None:
+        most = cluster.accelerator.n_sms
+        sms = {s for s in sms if 0 < s < most} or {scenario.communication.sms}
+    else:
+        sms = {0}
     defaults: dict[str, tuple[Any, ...]] = {
         "tp": _powers(cluster.node.n_gpus),
         "pp": tuple(d for d in range(1, min(n, shape.n_layers) + 1) if n % d == 0),
@@ -183,17 +189,22 @@ def resolve(space: PlanSpace, scenario: Scenario, shape: ModelShape, cluster: Cl
         "recompute": tuple(p for p in RECOMPUTED if p != "attention" or in_memory),
         "precision": (own, *(p for p in hardware if p != own and PRECISIONS[str(p)] != scenario.recipe)),
         "placement": default_placements(scenario, shape),
-        "sms": tuple(sorted(s for s in sms if s < cluster.accelerator.n_sms and s > 0)),
+        "sms": tuple(sorted(sms)),
     }
     wanted = {key: getattr(space, key) for key in LISTS}
     if space.placement:
         wanted["placement"] = tuple(map(parse_placement, space.placement))
     chosen = {key: tuple(dict.fromkeys(wanted[key] or defaults[key])) for key in LISTS}
-    most = cluster.accelerator.n_sms
-    if max(chosen["sms"]) >= most:
+    taken = max(chosen["sms"])
+    if engine is None and taken and taken >= cluster.accelerator.n_sms:
+        most = cluster.accelerator.n_sms
         raise InputError(
-            f"sms={max(chosen['sms'])} leaves no SM for compute: {cluster.accelerator.name} has {most}; "
-            f"use at most {most - 1}"
+            f"sms={taken} leaves no SM for compute: {cluster.accelerator.name} has {most}; use at most {most - 1}"
+        )
+    if engine is not None and taken:
+        raise InputError(
+            f"sms={taken}: on {cluster.accelerator.name} a dedicated engine ({engine.name}) moves collectives; "
+            "use sms: 0, or leave it out"
         )
     return Space(**chosen, headroom=space.headroom)
 
