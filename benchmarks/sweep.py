@@ -3,9 +3,9 @@
     python benchmarks/sweep.py [--points 48] [--workers 2]
 
 Overhead = workers x wall time / seconds the workers spent predicting - 1: starting processes, imports, keys,
-the store, and the wait for the last point. Then the same sweep again, from the store alone. On a shared machine
-wall times do not compare: there the CPU seconds of all processes are held against those of as many warm
-predictions in one.
+the store, and the wait for the last point. Then the same sweep again, from the store alone. On a shared
+machine wall times do not compare: there the CPU seconds of all processes are held against those of as many
+warm predictions in one.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def main() -> None:
                 overhead = options.workers * wall / found.work_s - 1.0
                 print(f"  predictions {found.work_s:.2f} s, overhead {overhead:.1%}")
                 cpu, work = cpu_s() - before, len(found.points) * one_point_s(home)
-                print(f"  {cpu:.2f} CPU s, of that {work:.2f} in predictions: overhead {cpu / work - 1.0:.1%}")
+                share = cpu / work - 1.0
+                print(f"  {cpu:.2f} CPU s, of that {work:.2f} in predictions: overhead {share:.1%}")
 
 
 if __name__ == "__main__":

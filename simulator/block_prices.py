@@ -49,7 +49,7 @@ def bare_prices(
 def with_collectives(
     pricer: Pricer, kind: BlockKind, bare: BarePrices
 ) -> dict[tuple[BlockKind, Phase, Mode], PhaseCost]:
-    """Compute of a block, tensor- and context-parallel collectives of its phases included (eq. X6, O2, O3)."""
+    """Compute of a block, collectives of tensor and context parallelism included (eq. X6, O2, O3)."""
     if not _cuts(pricer, kind):
         return {(kind, phase, mode): cost for (phase, mode), cost in bare.compute.items()}
     exposed = LayerCollectives(pricer.scenario, pricer.links, pricer.profile).exposed(

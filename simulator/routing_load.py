@@ -104,8 +104,8 @@ def load_spec(
 ) -> LoadSpec:
     """What the expert load of `layers` routed layers is drawn from; files are read, replicas planned.
 
-    `popularity`: that of `popularity_of`, where it is known already. Raises InputError for keys that the model or the plan cannot have, and for files that are not what
-    they claim.
+    `popularity`: that of `popularity_of`, where it is known already. Raises InputError for keys that the
+    model or the plan cannot have, and for files that are not what they claim.
     """
     routing, moe = scenario.routing, shape.moe
     given = given_load(routing)

@@ -53,8 +53,8 @@ class Candidates:
 
     `index` counts within the group over (frame, precision, policy, sms, ZeRO stage). `replicas`: numbers of
     redundant experts of the placements, fewest first; `layout` and `bytes_of` [numbers of replicas, plans]
-    with each, infinite bytes where that does not fit. `memory`, `placement` and `time_s` are those of the fastest
-    placement once the search has tried them (before: fewest replicas, 0 and NaN), `others` the
+    with each, infinite bytes where that does not fit. `memory`, `placement` and `time_s` are those of the
+    fastest placement once the search has tried them (before: fewest replicas, 0 and NaN), `others` the
     rest that was tried: (seconds, bytes, placement).
     """
 

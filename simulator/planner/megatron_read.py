@@ -209,7 +209,7 @@ def import_megatron(path: Path, base: Scenario, shape: ModelShape) -> MegatronIm
 
 
 def _recompute(found: Mapping[str, str | None], notes: list[str]) -> str:
-    """The policy of a granularity and its modules; core attention alone is what `selective` means without."""
+    """The policy of a granularity and its modules: core attention where none are named."""
     granularity = found.get("--recompute-granularity")
     if granularity not in (None, "selective", "full"):
         raise InputError(f"--recompute-granularity {granularity!r} is not one of selective, full")

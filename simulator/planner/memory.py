@@ -148,7 +148,7 @@ class MemoryBook:
     def _states(
         self, frames: Sequence[Frame], pattern: Pattern, blocks: Held, replicas: int
     ) -> tuple[Array, Array]:
-        """(weights, gradients and optimizer states; gradients alone) [frames, precisions, ZeRO stages] (eq. M1)."""
+        """(weights, gradients and optimizer; gradients) [frames, precisions, ZeRO stages] (eq. M1)."""
         local = np.array([self._local(f, blocks, replicas) for f in frames])
         experts, other, largest = local[:, 0], local[:, 1], local[:, 2]
         copies = pattern.copies

@@ -34,14 +34,14 @@ def parse_placement(value: str | Eplb) -> Placement:
     match = _NAME.fullmatch(value)
     if match is None:
         raise ValueError(
-            f"placement {value!r} is not known; write {IN_ORDER}, hierarchical, global, or one of the two with "
-            "its redundant experts, such as global+64"
+            f"placement {value!r} is not known; write {IN_ORDER}, hierarchical, global, or one of the two "
+            "with its redundant experts, such as global+64"
         )
-    return Eplb(policy=match[1], redundant_experts=int(match[2] or 0))  # type: ignore[arg-type]
+    return Eplb(policy=match[1], redundant_experts=int(match[2] or 0))
 
 
 def default_placements(scenario: Scenario, shape: ModelShape) -> tuple[Placement, ...]:
-    """The scenario's own; where its experts are unequally popular, both policies with 0 to half as many replicas.
+    """The scenario's own; where experts are unequally popular, both policies with up to half as many replicas.
 
     Equally popular experts gain nothing from being placed, so there the scenario's own is all.
     """

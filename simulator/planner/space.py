@@ -158,10 +158,11 @@ def resolve(space: PlanSpace, scenario: Scenario, shape: ModelShape, cluster: Cl
     """Fill in the defaults for a model on a cluster.
 
     tp: powers of two inside a node. pp: divisors of the number of GPUs up to the layers. ep: divisors of
-    the experts. cp: 1 to 8. vpp: 1, 2 and 4. micro-batch: 1, 2 and 4. Every schedule and
-    ZeRO stage, every recompute policy that makes a difference. precision: the scenario's, bf16, and fp8 where the accelerator has it. sms: the scenario's
-    and 8 to 32 of them; the scenario's only without experts; 0 where an engine moves collectives. placement: see `default_placements`. Raises
-    InputError where communication would take every SM, or SMs where an engine does its work.
+    the experts. cp: 1 to 8. vpp: 1, 2 and 4. micro-batch: 1, 2 and 4. Every schedule and ZeRO stage, every
+    recompute policy that makes a difference. precision: the scenario's, bf16, and fp8 where the accelerator
+    has it. sms: the scenario's and 8 to 32 of them; the scenario's only without experts; 0 where an engine
+    moves collectives. placement: see `default_placements`. Raises InputError where communication would take
+    every SM, or SMs where an engine does its work.
     """
     n = cluster.n_gpus
     own = scenario.precision
@@ -199,12 +200,13 @@ def resolve(space: PlanSpace, scenario: Scenario, shape: ModelShape, cluster: Cl
     if engine is None and taken and taken >= cluster.accelerator.n_sms:
         most = cluster.accelerator.n_sms
         raise InputError(
-            f"sms={taken} leaves no SM for compute: {cluster.accelerator.name} has {most}; use at most {most - 1}"
+            f"sms={taken} leaves no SM for compute: {cluster.accelerator.name} has {most}; "
+            f"use at most {most - 1}"
         )
     if engine is not None and taken:
         raise InputError(
-            f"sms={taken}: on {cluster.accelerator.name} a dedicated engine ({engine.name}) moves collectives; "
-            "use sms: 0, or leave it out"
+            f"sms={taken}: on {cluster.accelerator.name} a dedicated engine ({engine.name}) moves "
+            "collectives; use sms: 0, or leave it out"
         )
     return Space(**chosen, headroom=space.headroom)
 

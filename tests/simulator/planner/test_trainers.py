@@ -76,7 +76,8 @@ def test_a_plan_survives_the_round_trip(changed: dict[str, str], tmp_path: Path)
 
 def _varied(count: int, seed: int) -> list[dict[str, str]]:
     """Overrides of plans that Megatron-LM has words for, of every dimension that it shares with a search."""
-    draw, found = random.Random(seed), []
+    draw = random.Random(seed)
+    found: list[dict[str, str]] = []
     while len(found) < count:
         pp, vpp = draw.choice([(2, 1), (4, 1), (8, 1), (16, 1), (4, 2), (8, 2), (8, 4)])
         tp, cp = draw.choice([1, 2, 4, 8]), draw.choice([1, 2, 4])
