@@ -26,9 +26,10 @@ from moesim.simulator.cost.compute import SmContext, operator_seconds
 from moesim.simulator.cost.overlap import behind_window
 from moesim.simulator.cost.sharded import slowed_beside, transfer_cost
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, SyncCost, TransferCost
+from moesim.simulator.layout.in_flight import held_by_rank
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.routing import Gate, TargetStatistics, expected_targets, transfer_bytes
-from moesim.simulator.layout.stages import StageAssignment, unique
+from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.counts import block_parameters, expert_parameters
 from moesim.simulator.model.eager import copied_parameters, eager_operators
 from moesim.simulator.model.operator import BlockKind, Operator, Phase
@@ -58,14 +59,6 @@ class Evidence:
         """Note entries and extrapolations of one price."""
         self.entries.update(entries)
         self.extrapolated.update(extrapolated)
-
-
-def held_by_rank(schedule: Schedule, stages: StageAssignment) -> list[tuple[BlockKind, ...]]:
-    """Kinds of the blocks that each pipeline rank holds, sorted; shared tables once."""
-    return [
-        tuple(sorted(b.kind for stage in schedule.stages_on_rank(rank) for b in unique(stages, stage)))
-        for rank in range(schedule.pp)
-    ]
 
 
 @dataclass(slots=True)
@@ -114,13 +107,10 @@ class Pricer:
     @property
     def links(self) -> Links:
         """Nominal link rates and latencies of one GPU."""
-        if self._links is None:
-            self._links = self._read_links()
-        return self._links
-
-    def _read_links(self) -> Links:
+        if self._links is not None:
+            return self._links
         node, fabric = self.cluster.node, self.cluster.network.fabric
-        return Links(
+        self._links = Links(
             scale_up_bytes_per_s=node.scale_up_bytes_per_s,
             scale_up_latency_s=node.scale_up_latency_s,
             nic_bytes_per_s=self.nic_bytes_per_s,
@@ -130,6 +120,7 @@ class Pricer:
             wiring=node.scale_up_shares,
             ep_per_node=self.scenario.parallel.ep // self.ep_nodes,
         )
+        return self._links
 
     @property
     def nic_bytes_per_s(self) -> float:
@@ -313,12 +304,8 @@ class Pricer:
 
     def block_parameters(self, kind: BlockKind) -> tuple[float, float]:
         """(dense, expert) parameters of a block on one GPU, replicas of experts included."""
-        found = self._parameters.get(kind)
-        if found is None:
-            found = self._parameters[kind] = self._count_parameters(kind)
-        return found
-
-    def _count_parameters(self, kind: BlockKind) -> tuple[float, float]:
+        if kind in self._parameters:
+            return self._parameters[kind]
         plan = self.scenario.parallel
         total = block_parameters(self.shape, kind).total
         moe = self.shape.moe
@@ -327,7 +314,8 @@ class Pricer:
         redundant = self.scenario.routing.redundant_experts
         if moe and experts and redundant:  # gradients and parameters of a replica travel like any expert's
             experts += redundant * expert_parameters(self.shape)
-        return dense, experts / plan.ep / plan.expert_tp
+        self._parameters[kind] = dense, experts / plan.ep / plan.expert_tp
+        return self._parameters[kind]
 
     # -- the whole table -----------------------------------------------------------------------------
 
@@ -376,12 +364,11 @@ class Pricer:
         dense, expert = fsum(d for d, _ in held), fsum(e for _, e in held)
         reduce_bytes = BYTES_PER_ELEMENT[recipe.gradient_reduce]
         gather_bytes = BYTES_PER_ELEMENT[recipe.parameter_gather]
-        zero = plan.zero_stage
         reduce_s = self.data_parallel_s(dense * reduce_bytes, expert * reduce_bytes, copies)
         # Without ZeRO the gradients themselves are gathered (all-reduce); with it the new parameters are.
-        gathered = reduce_bytes if zero == 0 else gather_bytes
+        gathered = reduce_bytes if plan.zero_stage == 0 else gather_bytes
         gather_s = self.data_parallel_s(dense * gathered, expert * gathered, copies)
-        if zero == 3:
+        if plan.zero_stage == 3:
             reduce_s = gather_s = 0.0  # both happen block by block inside the step
         elif self.scenario.software.overlap_data_parallel:
             seconds = {kind: self._passes_s(kind) for kind in sorted(set(kinds))}
@@ -391,7 +378,7 @@ class Pricer:
             reduce_s, gather_s = (
                 behind_window(reduce_s, backward_s, parts), behind_window(gather_s, forward_s, parts)
             )  # fmt: skip
-        shards = (layout.dp * plan.cp * copies, layout.expert_dp * copies) if zero else (1, 1)
+        shards = (layout.dp * plan.cp * copies, layout.expert_dp * copies) if plan.zero_stage else (1, 1)
         owned = dense / shards[0] + expert / shards[1]
         local = dense + expert if recipe.linear == "fp8" else 0.0
         update = self.phase(optimizer_operators(owned, recipe, local), "alone")

@@ -220,8 +220,8 @@ def _recompute(found: Mapping[str, str | None], notes: list[str]) -> str:
         return "attention"
     if modules != set(MODULES["selective"].split()):
         notes.append(
-            f"--recompute-modules {' '.join(sorted(modules))}: priced as the policy selective, which computes "
-            f"{MODULES['selective']} again"
+            f"--recompute-modules {' '.join(sorted(modules))}: priced as the policy selective, which "
+            f"computes {MODULES['selective']} again"
         )
     return "selective"
 

@@ -41,7 +41,7 @@ def parse_placement(value: str | Eplb) -> Placement:
 
 
 def default_placements(scenario: Scenario, shape: ModelShape) -> tuple[Placement, ...]:
-    """The scenario's own; where experts are unequally popular, both policies with up to half as many replicas.
+    """The scenario's own; for unequally popular experts both policies, with up to half as many replicas.
 
     Equally popular experts gain nothing from being placed, so there the scenario's own is all.
     """

@@ -16,13 +16,14 @@ from moesim.simulator.chunk import EP_PHASES
 from moesim.simulator.cost.sharded import slowed_beside
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, SyncCost, TransferCost
 from moesim.simulator.layout.activations import RecomputePolicy
+from moesim.simulator.layout.in_flight import held_by_rank
 from moesim.simulator.layout.parallel import Layout, ParallelPlan
 from moesim.simulator.layout.stages import StageAssignment, blocks_of
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.pattern import Pattern
-from moesim.simulator.pricing import Pricer, held_by_rank
+from moesim.simulator.pricing import Pricer
 from moesim.simulator.scenario import Scenario
 
 Array = npt.NDArray[np.float64]

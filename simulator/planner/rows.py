@@ -15,8 +15,8 @@ from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.planner.candidates import Candidates
 from moesim.simulator.planner.causes import step_causes
+from moesim.simulator.planner.found import Candidates
 from moesim.simulator.planner.placements import placement_name, with_placement
 from moesim.simulator.planner.result import PlanRow
 from moesim.simulator.prepare import prepare

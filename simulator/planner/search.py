@@ -20,7 +20,8 @@ from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.planner.candidates import GIB, Candidates, find_candidates
+from moesim.simulator.planner.candidates import GIB, find_candidates
+from moesim.simulator.planner.found import Candidates
 from moesim.simulator.planner.pareto import front
 from moesim.simulator.planner.refusals import Refusals
 from moesim.simulator.planner.result import PlanResult, PlanRow

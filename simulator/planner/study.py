@@ -11,7 +11,7 @@ import numpy.typing as npt
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.stages import StageAssignment, blocks_of, from_layers_per_stage
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.planner.candidates import Candidates
+from moesim.simulator.planner.found import Candidates
 from moesim.simulator.planner.frames import Frame
 from moesim.simulator.planner.pareto import beaten, staircase
 from moesim.simulator.planner.pattern import pattern

@@ -10,7 +10,8 @@ import pytest
 from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.errors import InfeasibleError
 from moesim.simulator.model.shape import load_model
-from moesim.simulator.planner.candidates import Candidates, find_candidates
+from moesim.simulator.planner.candidates import find_candidates
+from moesim.simulator.planner.found import Candidates
 from moesim.simulator.planner.placements import default_placements, parse_placement, placement_name
 from moesim.simulator.planner.rows import closed_form_memory, scenario_of, simulate_plan
 from moesim.simulator.planner.search import plan
