@@ -16,7 +16,8 @@ import time
 import numpy as np
 
 from moesim.hwmodels.calibration import load_profile
-from moesim.simulator.planner.candidates import Candidates, find_candidates
+from moesim.simulator.planner.candidates import find_candidates
+from moesim.simulator.planner.found import Candidates
 from moesim.simulator.planner.rows import scenario_of, simulate_plan
 from moesim.simulator.planner.search import plan
 from moesim.simulator.planner.space import PlanSpace, resolve

@@ -26,9 +26,10 @@ from moesim.simulator.cost.compute import SmContext, operator_seconds
 from moesim.simulator.cost.overlap import behind_window
 from moesim.simulator.cost.sharded import slowed_beside, transfer_cost
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, SyncCost, TransferCost
+from moesim.simulator.layout.in_flight import held_by_rank
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.routing import Gate, TargetStatistics, expected_targets, transfer_bytes
-from moesim.simulator.layout.stages import StageAssignment, unique
+from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.counts import block_parameters, expert_parameters
 from moesim.simulator.model.eager import copied_parameters, eager_operators
 from moesim.simulator.model.operator import BlockKind, Operator, Phase
@@ -70,6 +71,9 @@ class Pricer:
     profile: CalibrationProfile
     layout: Layout
     evidence: Evidence = field(default_factory=Evidence)
+    _links: Links | None = field(default=None, init=False, repr=False)
+    _nodes: int = field(default=0, init=False, repr=False)
+    _parameters: dict[BlockKind, tuple[float, float]] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def tokens(self) -> int:
@@ -97,13 +101,16 @@ class Pricer:
     @property
     def ep_nodes(self) -> int:
         """Nodes that one expert-parallel group spans."""
-        return self.layout.nodes_spanned(self.layout.ep_group(0))
+        self._nodes = self._nodes or self.layout.nodes_spanned(self.layout.ep_group(0))
+        return self._nodes
 
     @property
     def links(self) -> Links:
         """Nominal link rates and latencies of one GPU."""
+        if self._links is not None:
+            return self._links
         node, fabric = self.cluster.node, self.cluster.network.fabric
-        return Links(
+        self._links = Links(
             scale_up_bytes_per_s=node.scale_up_bytes_per_s,
             scale_up_latency_s=node.scale_up_latency_s,
             nic_bytes_per_s=self.nic_bytes_per_s,
@@ -113,6 +120,7 @@ class Pricer:
             wiring=node.scale_up_shares,
             ep_per_node=self.scenario.parallel.ep // self.ep_nodes,
         )
+        return self._links
 
     @property
     def nic_bytes_per_s(self) -> float:
@@ -169,7 +177,7 @@ class Pricer:
         """SMs of a phase: all of them, or all but the communication SMs, which idle or are busy."""
         return SmContext(0 if mode == "alone" else self.scenario.communication.sms, mode == "beside")
 
-    def phase(self, operators: tuple[Operator, ...], mode: Mode, exposed_s: float = 0.0) -> PhaseCost:
+    def phase(self, operators: tuple[Operator, ...], mode: Mode) -> PhaseCost:
         """Seconds of one phase: the part that grows with routed rows, and the rest."""
         fixed = row = best = worst = 0.0
         for operator in operators:
@@ -181,7 +189,7 @@ class Pricer:
                 row += cost.seconds
             else:
                 fixed += cost.seconds
-        return PhaseCost(fixed + exposed_s, row, exposed_s, best, worst + exposed_s)
+        return PhaseCost(fixed, row, 0.0, best, worst)
 
     # -- transfers -----------------------------------------------------------------------------------
 
@@ -298,6 +306,8 @@ class Pricer:
 
     def block_parameters(self, kind: BlockKind) -> tuple[float, float]:
         """(dense, expert) parameters of a block on one GPU, replicas of experts included."""
+        if kind in self._parameters:
+            return self._parameters[kind]
         plan = self.scenario.parallel
         total = block_parameters(self.shape, kind).total
         moe = self.shape.moe
@@ -306,7 +316,8 @@ class Pricer:
         redundant = self.scenario.routing.redundant_experts
         if moe and experts and redundant:  # gradients and parameters of a replica travel like any expert's
             experts += redundant * expert_parameters(self.shape)
-        return dense, experts / plan.ep / plan.expert_tp
+        self._parameters[kind] = dense, experts / plan.ep / plan.expert_tp
+        return self._parameters[kind]
 
     # -- the whole table -----------------------------------------------------------------------------
 
@@ -342,41 +353,33 @@ class Pricer:
         """End of the step on every pipeline rank (docs/model.md, section "End of the step")."""
         if self.cluster.n_gpus > 1:
             self._note_carried_shares()
-        same: dict[tuple[BlockKind, ...], SyncCost] = {}  # most ranks hold the same blocks
-        found = []
-        for rank in range(schedule.pp):
-            held = tuple(b.kind for stage in schedule.stages_on_rank(rank) for b in unique(stages, stage))
-            if held not in same:
-                same[held] = self._sync(rank, schedule, stages)
-            found.append(same[held])
-        return tuple(found)
+        held = held_by_rank(schedule, stages)
+        same = {kinds: self.rank_sync(kinds, schedule) for kinds in dict.fromkeys(held)}
+        return tuple(same[kinds] for kinds in held)
 
-    def _sync(self, rank: int, schedule: Schedule, stages: StageAssignment) -> SyncCost:
+    def rank_sync(self, kinds: tuple[BlockKind, ...], schedule: Schedule) -> SyncCost:
+        """End of the step on a pipeline rank that holds these blocks (docs/model.md, eq. E5)."""
         plan, recipe, layout = self.scenario.parallel, self.scenario.recipe, self.layout
         copies = len(schedule.routes)
-        held = [
-            self.block_parameters(b.kind) for s in schedule.stages_on_rank(rank) for b in unique(stages, s)
-        ]
+        held = [self.block_parameters(kind) for kind in kinds]
         dense, expert = fsum(d for d, _ in held), fsum(e for _, e in held)
         reduce_bytes = BYTES_PER_ELEMENT[recipe.gradient_reduce]
         gather_bytes = BYTES_PER_ELEMENT[recipe.parameter_gather]
-        zero = plan.zero_stage
         reduce_s = self.data_parallel_s(dense * reduce_bytes, expert * reduce_bytes, copies)
         # Without ZeRO the gradients themselves are gathered (all-reduce); with it the new parameters are.
-        gathered = reduce_bytes if zero == 0 else gather_bytes
+        gathered = reduce_bytes if plan.zero_stage == 0 else gather_bytes
         gather_s = self.data_parallel_s(dense * gathered, expert * gathered, copies)
-        if zero == 3:
+        if plan.zero_stage == 3:
             reduce_s = gather_s = 0.0  # both happen block by block inside the step
         elif self.scenario.software.overlap_data_parallel:
-            blocks = [b.kind for s in schedule.stages_on_rank(rank) for b in unique(stages, s)]
-            seconds = {kind: self._passes_s(kind) for kind in sorted(set(blocks))}
+            seconds = {kind: self._passes_s(kind) for kind in sorted(set(kinds))}
             passes = min(schedule.pp, schedule.microbatches) if plan.vpp > 1 else 1
-            forward_s, backward_s = (passes * fsum(seconds[kind][i] for kind in blocks) for i in (0, 1))
-            parts = len(blocks)
+            forward_s, backward_s = (passes * fsum(seconds[kind][i] for kind in kinds) for i in (0, 1))
+            parts = len(kinds)
             reduce_s, gather_s = (
                 behind_window(reduce_s, backward_s, parts), behind_window(gather_s, forward_s, parts)
             )  # fmt: skip
-        shards = (layout.dp * plan.cp * copies, layout.expert_dp * copies) if zero else (1, 1)
+        shards = (layout.dp * plan.cp * copies, layout.expert_dp * copies) if plan.zero_stage else (1, 1)
         owned = dense / shards[0] + expert / shards[1]
         local = dense + expert if recipe.linear == "fp8" else 0.0
         update = self.phase(optimizer_operators(owned, recipe, local), "alone")

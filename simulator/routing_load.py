@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.provenance import SourcedCount, SourcedFraction
 from moesim.simulator.layout.bias import bias_dynamics, check_gate
-from moesim.simulator.layout.eplb import ExpertPlacement, Policy, plan_placement
+from moesim.simulator.layout.eplb import ExpertPlacement, Policy, check_placement, plan_placement
 from moesim.simulator.layout.expert_load import FloatArray, LoadSpec
 from moesim.simulator.layout.histogram import read_counts
 from moesim.simulator.layout.parallel import Layout, nearest_divisors
@@ -19,7 +19,7 @@ from moesim.simulator.layout.popularity import shares_of_counts, zipf_shares
 from moesim.simulator.model.shape import ModelShape, MoE
 
 if TYPE_CHECKING:
-    from moesim.simulator.scenario import Scenario
+    from moesim.simulator.scenario import Routing, Scenario
 
 
 class _Part(BaseModel):
@@ -95,39 +95,55 @@ class Eplb(_Part):
     """Groups of experts that stay on one node (hierarchical); absent: those of the model's gate."""
 
 
-def load_spec(scenario: Scenario, shape: ModelShape, layout: Layout, layers: int) -> LoadSpec:
+Popularity = tuple[FloatArray, tuple[str, ...]]
+"""Shares [steps, layers or 1, experts], and what was assumed."""
+
+
+def load_spec(
+    scenario: Scenario, shape: ModelShape, layout: Layout, layers: int, popularity: Popularity | None = None
+) -> LoadSpec:
     """What the expert load of `layers` routed layers is drawn from; files are read, replicas planned.
 
-    Raises InputError for keys that the model or the plan cannot have, and for files that are not what
-    they claim.
+    `popularity`: that of `popularity_of`, where it is known already. Raises InputError for keys that the
+    model or the plan cannot have, and for files that are not what they claim.
     """
     routing, moe = scenario.routing, shape.moe
-    given = [key for key in ("load", "capacity", "eplb") if getattr(routing, key) is not None]
+    given = given_load(routing)
     if not given:
         return LoadSpec(routing.expert_load_cv.value)
     if moe is None:
         raise InputError(f"routing.{given[0]} is given, but {shape.name} has no experts; leave it out")
-    if scenario.parallel.ep == 1:
-        raise InputError(
-            f"routing.{given[0]} is given, but parallel.ep=1: every GPU holds all experts, so their load "
-            "cannot differ between ranks; raise parallel.ep or leave it out"
-        )
+    check_spread(given, scenario.parallel.ep)
     if layers == 0:
         raise InputError(f"routing.{given[0]} is given, but no stage holds a layer with routed experts")
-    popularity, notes = _popularity(scenario, moe, layers)
+    shares, notes = popularity or popularity_of(scenario, moe, layers)
     capacity = routing.capacity
     return LoadSpec(
         expert_cv=routing.expert_load_cv.value,
-        popularity=popularity,
-        placement=_placement(scenario, moe, layout, layers, popularity),
+        popularity=shares,
+        placement=_placement(scenario, moe, layout, layers, shares),
         capacity_factor=None if capacity is None else capacity.factor.value,
         capacity_per="expert" if capacity is None else capacity.per,
         notes=notes,
     )
 
 
-def _popularity(scenario: Scenario, moe: MoE, layers: int) -> tuple[FloatArray, tuple[str, ...]]:
-    """(shares [steps, layers or 1, experts], what was assumed)."""
+def given_load(routing: Routing) -> list[str]:
+    """Keys of the expert load that a scenario gives."""
+    return [key for key in ("load", "capacity", "eplb") if getattr(routing, key) is not None]
+
+
+def check_spread(given: list[str], ep: int) -> None:
+    """Raise InputError where there is an expert load but no expert parallelism."""
+    if given and ep == 1:
+        raise InputError(
+            f"routing.{given[0]} is given, but parallel.ep=1: every GPU holds all experts, so their load "
+            "cannot differ between ranks; raise parallel.ep or leave it out"
+        )
+
+
+def popularity_of(scenario: Scenario, moe: MoE, layers: int) -> Popularity:
+    """Lasting shares of the rows of every expert, and what was assumed; files are read."""
     load, seed = scenario.routing.load, scenario.seed
     even = np.full((1, 1, moe.experts), 1.0 / moe.experts)
     if load is None or isinstance(load, UniformLoad):
@@ -171,9 +187,24 @@ def _placement(
     scenario: Scenario, moe: MoE, layout: Layout, layers: int, popularity: FloatArray
 ) -> ExpertPlacement | None:
     """Replicas and ranks planned for the mean of the recorded steps."""
-    eplb, ep = scenario.routing.eplb, scenario.parallel.ep
+    eplb = scenario.routing.eplb
     if eplb is None:
         return None
+    groups, nodes = check_eplb(eplb, moe, layout)
+    mean = np.broadcast_to(popularity.mean(axis=0), (layers, moe.experts))
+    return plan_placement(
+        mean,
+        ranks=layout.plan.ep,
+        redundant_experts=eplb.redundant_experts,
+        policy=eplb.policy,
+        groups=groups,
+        nodes=nodes,
+    )
+
+
+def check_eplb(eplb: Eplb, moe: MoE, layout: Layout) -> tuple[int, int]:
+    """(groups of experts, nodes they spread over); InputError for a placement that the plan cannot have."""
+    ep = layout.plan.ep
     if eplb.redundant_experts % ep:
         below = eplb.redundant_experts // ep * ep
         raise InputError(
@@ -181,7 +212,7 @@ def _placement(
             f"so ranks would hold unequal numbers; nearest: {below}, {below + ep}"
         )
     groups = eplb.groups if eplb.groups is not None else (moe.groups if moe.group_limited else 1)
-    nodes = layout.nodes_spanned(layout.ep_group(0))
+    nodes = layout.nodes_spanned(layout.ep_group(0)) if eplb.policy == "hierarchical" else 1
     if eplb.policy == "hierarchical":
         if moe.experts % groups:
             near = ", ".join(map(str, nearest_divisors(groups, moe.experts)))
@@ -190,19 +221,19 @@ def _placement(
             )
         if groups % nodes:
             raise InputError(
-                f"routing.eplb.policy=hierarchical: {groups} groups of experts do not spread evenly over the "
+                f"routing.eplb.policy=hierarchical cannot spread {groups} groups of experts evenly over the "
                 f"{nodes} nodes of an expert-parallel group; use policy: global, or a multiple of {nodes} "
                 "groups"
             )
-    mean = np.broadcast_to(popularity.mean(axis=0), (layers, moe.experts))
     try:
-        return plan_placement(
-            mean,
+        check_placement(
+            moe.experts,
             ranks=ep,
             redundant_experts=eplb.redundant_experts,
             policy=eplb.policy,
             groups=groups,
-            nodes=nodes if eplb.policy == "hierarchical" else 1,
+            nodes=nodes,
         )
     except InputError as error:
         raise InputError(f"routing.eplb: {error}") from None
+    return groups, nodes

@@ -86,6 +86,25 @@ def plan_placement(
     if table.ndim != 2 or not table.size or not np.isfinite(table).all() or (table < 0).any():
         raise InputError("expert loads must be a table [layers, experts] of finite numbers, 0 or more")
     experts = table.shape[1]
+    check_placement(
+        experts, ranks=ranks, redundant_experts=redundant_experts, policy=policy, groups=groups, nodes=nodes
+    )
+    if policy == "global":
+        slots, replicas = _plan(table, ranks, redundant_experts, domains=1)
+    else:
+        slots, replicas = _plan_by_node(table, ranks, redundant_experts, groups, nodes)
+    plan = ExpertPlacement(slots, replicas, ranks)
+    plain = in_order(len(table), experts, ranks)
+    kept = plain.rank_load(table).max(axis=1) < plan.rank_load(table).max(axis=1)
+    if kept.any():
+        slots[kept], replicas[kept] = _beside_originals(experts, ranks, redundant_experts)
+    return plan
+
+
+def check_placement(
+    experts: int, *, ranks: int, redundant_experts: int, policy: Policy, groups: int = 1, nodes: int = 1
+) -> None:
+    """Raise InputError for a placement whose counts do not divide, as `plan_placement` does."""
     _check_divides("ranks", ranks, experts, "experts")
     if redundant_experts < 0:
         raise InputError(f"redundant_experts={redundant_experts} must be 0 or more")
@@ -96,21 +115,12 @@ def plan_placement(
             f"redundant_experts={redundant_experts}: with {experts} experts at most {experts * (within - 1)} "
             f"make sense, a replica on each of the {within} ranks that policy {policy} may use"
         )
-    if policy == "global":
-        slots, replicas = _plan(table, ranks, redundant_experts, domains=1)
-    elif policy == "hierarchical":
+    if policy == "hierarchical":
         _check_divides("groups", groups, experts, "experts")
         _check_divides("nodes", nodes, groups, "groups", "; use policy global, which needs no groups")
         _check_divides("nodes", nodes, ranks, "ranks")
-        slots, replicas = _plan_by_node(table, ranks, redundant_experts, groups, nodes)
-    else:
+    elif policy != "global":
         raise InputError(f"policy={policy!r} is not known; known: hierarchical, global")
-    plan = ExpertPlacement(slots, replicas, ranks)
-    plain = in_order(len(table), experts, ranks)
-    kept = plain.rank_load(table).max(axis=1) < plan.rank_load(table).max(axis=1)
-    if kept.any():
-        slots[kept], replicas[kept] = _beside_originals(experts, ranks, redundant_experts)
-    return plan
 
 
 def _plan(loads: FloatArray, ranks: int, redundant: int, domains: int) -> tuple[IntArray, IntArray]:

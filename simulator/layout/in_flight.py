@@ -1,10 +1,12 @@
-"""Which micro-batches a pipeline rank holds at once, read off a schedule."""
+"""Which blocks a pipeline rank holds, and which micro-batches at once, read off a schedule."""
 
 from __future__ import annotations
 
 from collections import Counter
 
 from moesim.simulator.layout.memory import RankStages
+from moesim.simulator.layout.stages import StageAssignment, unique
+from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.schedules.action import Step, actions_of
 from moesim.simulator.schedules.schedule import Schedule
 
@@ -39,3 +41,11 @@ def _largest_states(steps: tuple[Step, ...]) -> list[list[tuple[int, int]]]:
 def _covers(larger: State, smaller: State) -> bool:
     counts = dict(larger)
     return all(counts.get(stage, 0) >= count for stage, count in smaller)
+
+
+def held_by_rank(schedule: Schedule, stages: StageAssignment) -> list[tuple[BlockKind, ...]]:
+    """Kinds of the blocks that each pipeline rank holds, sorted; shared tables once."""
+    return [
+        tuple(sorted(b.kind for stage in schedule.stages_on_rank(rank) for b in unique(stages, stage)))
+        for rank in range(schedule.pp)
+    ]

@@ -143,7 +143,9 @@ class Layout:
 
     def nodes_spanned(self, group: tuple[int, ...]) -> int:
         """How many nodes the ranks of a group sit in."""
-        return len({self.node(rank) for rank in group})
+        for rank in (min(group), max(group)):
+            self._check_rank(rank)
+        return len({rank // self.gpus_per_node for rank in group})
 
     def _strided(self, rank: int, stride: int, size: int) -> tuple[int, ...]:
         """Ranks that differ from `rank` only in the dimension with this stride and size."""

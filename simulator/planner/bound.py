@@ -14,7 +14,7 @@ from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.planner.frames import Frame
 from moesim.simulator.planner.pattern import Key, Pattern
-from moesim.simulator.planner.prices import ACTIONS, Cell, PriceBook, action_seconds, arithmetic
+from moesim.simulator.planner.prices import ACTIONS, Cell, PriceBook, action_seconds
 from moesim.simulator.planner.spread import members
 
 Array = npt.NDArray[np.float64]
@@ -40,12 +40,12 @@ class BoundBook:
     @property
     def classes(self) -> tuple[RecomputePolicy, ...]:
         """Policies with different arithmetic."""
-        return tuple(dict.fromkeys(arithmetic(p) for p in self.policies))
+        return tuple(dict.fromkeys(self.book.arithmetic(p) for p in self.policies))
 
     @property
     def class_of(self) -> list[int]:
         """Position of each policy among the classes."""
-        return [self.classes.index(arithmetic(p)) for p in self.policies]
+        return [self.classes.index(self.book.arithmetic(p)) for p in self.policies]
 
     def compute(self, plan: ParallelPlan) -> Array:
         """Seconds of a block alone [precisions, classes, kinds, F I W, compute and small kernels]."""
@@ -103,15 +103,22 @@ class BoundBook:
         """Reduction [frames, precisions, ZeRO stages, ranks]; norm, optimizer and gather of the slowest rank.
 
         Those of ZeRO-1 stand for 0, which does more, and for 2, which does the same; 0 s stand for ZeRO-3,
-        whose traffic is inside the step.
+        whose traffic is inside the step. Where collectives hide behind compute, the longest is taken: with
+        full recompute and copied parameters.
         """
         layers = assignment.layers_per_stage
-        seen: dict[tuple[int, int, int], tuple[Array, Array]] = {}
-        keys = [(f.plan.tp, f.plan.ep, f.plan.expert_tp) for f in frames]
+        software = self.book.scenario.software
+        zero = 2 if software.parameters_copied else 1
+        seen: dict[tuple[int, ...], tuple[Array, Array]] = {}
+        keys = [
+            (f.plan.tp, f.plan.ep, f.plan.expert_tp)
+            + ((f.plan.cp, f.plan.microbatch) if software.overlap_data_parallel else ())
+            for f in frames
+        ]
         for key, frame in zip(keys, frames, strict=True):
             if key not in seen:
-                plan = frame.plan.model_copy(update={"zero_stage": 1})
-                costs = [self.book.sync(plan, r, pattern, layers, assignment) for r in self.recipes]
+                plan = frame.plan.model_copy(update={"zero_stage": zero})
+                costs = [self.book.sync(plan, r, "full", pattern, layers, assignment) for r in self.recipes]
                 slowest = [max(c.norm_s + c.optimizer_s + c.gather_s for c in ranks) for ranks in costs]
                 seen[key] = np.array([[c.reduce_s for c in ranks] for ranks in costs]), np.array(slowest)
         counts = np.array([float(zero < 3) for zero in self.zero_stages])

@@ -16,9 +16,12 @@ from moesim.hwmodels.errors import InputError
 from moesim.simulator.layout.stages import StageAssignment, balanced, blocks_of, from_layers_per_stage
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.bound import BoundBook
+from moesim.simulator.planner.expert_loads import ExpertLoads
+from moesim.simulator.planner.found import Candidates, Group, inner_axes
 from moesim.simulator.planner.frames import Frame, legal_frames
 from moesim.simulator.planner.memory import MemoryBook
 from moesim.simulator.planner.pattern import Pattern
+from moesim.simulator.planner.placements import price_key, with_placement
 from moesim.simulator.planner.prices import Cell, PriceBook
 from moesim.simulator.planner.refusals import Refusals
 from moesim.simulator.planner.space import Space
@@ -30,53 +33,10 @@ LAYOUTS = 2
 RESOLUTION = 8
 """Weights of blocks relative to a layer are told apart to one in so many when layouts are chosen."""
 
+GIB = 2.0**30
+
 Array = npt.NDArray[np.float64]
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Frames that share one schedule pattern, with the layouts tried for it."""
-
-    pattern: Pattern
-    frames: list[Frame]
-    layouts: tuple[StageAssignment, ...]
-
-
-@dataclass(slots=True)
-class Candidates:
-    """Plans that are legal and fit: one entry each in the arrays.
-
-    `index` counts within the group over (frame, precision, policy, sms, ZeRO stage); `time_s` is filled
-    by the search, NaN before.
-    """
-
-    space: Space
-    groups: list[Group]
-    group: npt.NDArray[np.int32]
-    index: npt.NDArray[np.int64]
-    layout: npt.NDArray[np.int8]
-    memory: Array
-    bound: Array
-    family: npt.NDArray[np.int32]
-    time_s: Array
-    refused: Refusals
-    legal: int
-    book: PriceBook
-
-    def axes(self, number: int) -> tuple[Frame, int, int, int, int]:
-        """Frame and positions in the lists of precisions, policies, SMs and ZeRO stages."""
-        group = self.groups[int(self.group[number])]
-        place = np.unravel_index(int(self.index[number]), (len(group.frames), *_inner(self.space)))
-        return (group.frames[int(place[0])], *(int(n) for n in place[1:]))  # type: ignore[return-value]
-
-    def assignment(self, number: int) -> StageAssignment:
-        """Its stage layout."""
-        return self.groups[int(self.group[number])].layouts[int(self.layout[number])]
-
-
-def _inner(space: Space) -> tuple[int, int, int, int]:
-    return len(space.precision), len(space.recompute), len(space.sms), len(space.zero_stage)
 
 
 @dataclass(slots=True)
@@ -85,6 +45,7 @@ class _Gathered:
 
     parts: list[tuple[Array, ...]] = field(default_factory=list)
     legal: int = 0
+    fitting: int = 0
     families: int = 0
     nearest: tuple[float, str] = (float("inf"), "")
 
@@ -106,8 +67,13 @@ def find_candidates(
     """
     batch = scenario.batch
     frames, refused = legal_frames(space, shape, cluster, batch.sequences, batch.sequence_length)
-    say(f"{len(frames) * space.inner:,} of {space.size:,} plans divide GPUs, model, batch and schedule")
-    book = PriceBook(scenario, shape, cluster, profile)
+    say(f"{len(frames) * space.per_frame:,} of {space.size:,} plans divide GPUs, model, batch and schedule")
+    books: dict[tuple[int, bool], PriceBook] = {}
+    for placement in sorted(space.placement, key=price_key):
+        placed = with_placement(scenario, placement)
+        books.setdefault(price_key(placement), PriceBook(placed, shape, cluster, profile))
+    book = books[min(books)]
+    loads = ExpertLoads(scenario, shape)
     space = _priceable(book, frames, space, refused)
     bounds = BoundBook(book, space.recipes, space.recompute, space.sms, space.zero_stage)
     memory = MemoryBook(
@@ -117,40 +83,59 @@ def find_candidates(
         space.recompute,
         space.sms,
         space.zero_stage,
-        scenario.routing.redundant_experts,
+        scenario.software,
     )
     by_pattern: dict[int, list[Frame]] = {}
     for frame in frames:
         by_pattern.setdefault(id(frame.pattern), []).append(frame)
     layouts = _layouts(shape, bounds, frames, fixed_layers, refused, space)
     capacity = cluster.accelerator.hbm_bytes * (1.0 - space.headroom)
+    replicas = tuple(sorted({price_key(p)[0] for p in space.placement}))
     gathered = _Gathered()
     groups: list[Group] = []
     for own in by_pattern.values():
         group = Group(own[0].pattern, own, layouts.get(own[0].pattern.n_stages, ()))
         if group.layouts:
-            _add(gathered, len(groups), group, space, memory, bounds, capacity, most_s, refused)
+            _add(
+                gathered,
+                len(groups),
+                group,
+                space,
+                memory,
+                bounds,
+                loads,
+                replicas,
+                capacity,
+                most_s,
+                refused,
+            )
             groups.append(group)
     if gathered.nearest[1] and "out of memory" in refused.counts:
         refused.examples["out of memory"] = gathered.nearest[1]
+    width = 4 + 2 * len(replicas)
     columns = (
         [np.concatenate(column) for column in zip(*gathered.parts, strict=True)] if gathered.parts else []
     )
-    columns = columns or [np.zeros(0)] * 6
-    say(f"{book.priced:,} price tables, {len(columns[0]):,} plans fit")
+    columns = columns or [np.zeros(0)] * width
+    say(f"{sum(b.priced for b in books.values()):,} price tables, {gathered.fitting:,} plans fit")
     return Candidates(
         space,
         groups,
         columns[0].astype(np.int32),
         columns[1].astype(np.int64),
-        columns[2].astype(np.int8),
-        columns[3],
-        columns[4],
-        columns[5].astype(np.int32),
+        np.array(columns[4::2]).astype(np.int8),
+        np.min(columns[5::2], axis=0),
+        columns[2],
+        columns[3].astype(np.int32),
         np.full(len(columns[0]), np.nan),
         refused,
         gathered.legal,
-        book,
+        gathered.fitting,
+        books,
+        loads,
+        replicas,
+        np.array(columns[5::2]),
+        np.zeros(len(columns[0]), dtype=np.int8),
     )
 
 
@@ -161,67 +146,109 @@ def _add(
     space: Space,
     memory: MemoryBook,
     bounds: BoundBook,
+    loads: ExpertLoads,
+    replicas: Sequence[int],
     capacity: float,
     most_s: float,
     refused: Refusals,
 ) -> None:
-    """Memory and bound of one group's plans; of several layouts the one with the lowest bound that fits."""
+    """Memory and bound of one group's plans; of several layouts the one with the lowest bound that fits.
+
+    The bound is that of the fewest replicas and holds with any placement; memory is counted with each
+    number of replicas, in the layout that is chosen with them.
+    """
     frames, pattern = group.frames, group.pattern
     legal = _combinations(frames, pattern, space, refused)
-    best = np.full(legal.shape, np.inf)
-    used, chosen = np.full(legal.shape, np.inf), np.zeros(legal.shape, dtype=np.int8)
-    least = np.full(legal.shape, np.inf)
+    places = _placed(frames, legal, space, loads, replicas, refused)  # [numbers of replicas, frames]
+    best = np.full((len(replicas), *legal.shape), np.inf)
+    used, chosen = np.full(best.shape, np.inf), np.zeros(best.shape, dtype=np.int8)
+    least = np.full(best.shape, np.inf)
     for n, layout in enumerate(group.layouts):
-        bytes_ = memory.total(frames, pattern, layout)
+        each = [memory.total(frames, pattern, layout, more) for more in replicas]
         bound = bounds.step(frames, pattern, layout)[:, :, bounds.class_of]
         if 3 in space.zero_stage and not pattern.paired:
             z = space.zero_stage.index(3)
             moved = bounds.sharded(frames, pattern, layout)[:, :, None, :]
             bound[..., z] = np.maximum(bound[..., z], moved)
-        better = (bytes_ <= capacity) & (bound < best)
-        best = np.where(better, bound, best)
-        used = np.where(better, bytes_, used)
-        chosen[better] = n
-        least = np.minimum(least, bytes_)
-    gathered.legal += int(legal.sum())
-    over = legal & np.isinf(best)
-    if over.any():
-        place = np.unravel_index(int(np.where(over, least, np.inf).argmin()), over.shape)
-        label = f"{frames[place[0]].label} needs {least[place] / 1e9:.1f} of {capacity / 1e9:.1f} GB"
-        refused.add("out of memory", int(over.sum()), label)
-        gathered.nearest = min(gathered.nearest, (float(least[place]), label))
-    slow = legal & ~over & (best > most_s)
-    if slow.any():
-        place = np.unravel_index(int(np.where(slow, best, np.inf).argmin()), slow.shape)
-        text = (
-            f"{frames[place[0]].label} needs at least {best[place]:.2f} s a step, {most_s:.2f} s are allowed"
-        )
-        refused.add("too slow for the deadline or budget, whatever else", int(slow.sum()), text)
-    keep = np.nonzero((legal & ~over & ~slow).ravel())[0]
+        for k, bytes_ in enumerate(each):
+            better = (bytes_ <= capacity) & (bound < best[k])
+            best[k] = np.where(better, bound, best[k])
+            used[k] = np.where(better, bytes_, used[k])
+            chosen[k][better] = n
+            least[k] = np.minimum(least[k], bytes_)
+    slow = legal & (best[0] > most_s) & np.isfinite(best[0])
+    usable = np.zeros(legal.shape, dtype=bool)
+    for k, counts in enumerate(places):
+        often = counts[:, None, None, None, None]
+        over = legal & (used[k] > capacity) & (often > 0)
+        used[k][over | (often == 0)] = np.inf
+        fits = legal & ~over & (often > 0)
+        usable |= fits
+        gathered.legal += int((legal * often).sum())
+        gathered.fitting += int(((fits & ~slow) * often).sum())
+        if over.any():
+            place = np.unravel_index(int(np.where(over, least[k], np.inf).argmin()), over.shape)
+            label = f"{frames[place[0]].label} needs {least[k][place] / GIB:.2f} of {capacity / GIB:.2f} GiB"
+            refused.add("out of memory", int((over * often).sum()), label)
+            gathered.nearest = min(gathered.nearest, (float(least[k][place]), label))
+        if (slow & fits).any():
+            place = np.unravel_index(int(np.where(slow & fits, best[0], np.inf).argmin()), slow.shape)
+            text = (
+                f"{frames[place[0]].label} needs at least {best[0][place]:.2f} s a step, "
+                f"{most_s:.2f} s are allowed"
+            )
+            reason = "too slow for the deadline or budget, whatever else"
+            refused.add(reason, int(((slow & fits) * often).sum()), text)
+    keep = np.nonzero((usable & ~slow).ravel())[0]
     frame = keep // space.inner
     gathered.parts.append(
         (
             np.full(len(keep), number, dtype=np.float64),
             keep.astype(np.float64),
-            chosen.ravel()[keep].astype(np.float64),
-            used.ravel()[keep],
-            best.ravel()[keep],
+            best[0].ravel()[keep],
             (gathered.families + frame).astype(np.float64),
+            *(
+                column.ravel()[keep].astype(np.float64)
+                for pair in zip(chosen, used, strict=True)
+                for column in pair
+            ),
         )
     )
     gathered.families += len(frames)
+
+
+def _placed(
+    frames: Sequence[Frame],
+    legal: npt.NDArray[np.bool_],
+    space: Space,
+    loads: ExpertLoads,
+    replicas: Sequence[int],
+    refused: Refusals,
+) -> npt.NDArray[np.int64]:
+    """How many placements with each number of replicas every frame can have; the others are refused."""
+    counts = np.zeros((len(replicas), len(frames)), dtype=np.int64)
+    plans = legal.reshape(len(frames), -1).sum(axis=1)
+    for placement in space.placement:
+        k = replicas.index(price_key(placement)[0])
+        for n, frame in enumerate(frames):
+            problem = loads.problem(frame.layout, placement)
+            if problem is None:
+                counts[k, n] += 1
+            else:
+                refused.add_error(problem, int(plans[n]), frame.label)
+    return counts
 
 
 def _combinations(
     frames: Sequence[Frame], pattern: Pattern, space: Space, refused: Refusals
 ) -> npt.NDArray[np.bool_]:
     """What frame, precision, policy, SMs and ZeRO stage together allow."""
-    legal = np.ones((len(frames), *_inner(space)), dtype=bool)
+    legal = np.ones((len(frames), *inner_axes(space)), dtype=bool)
     if pattern.paired and 3 in space.zero_stage:
         z = space.zero_stage.index(3)
         refused.add(
             "parallel.zero_stage=3 has no slot for its parameter gathers in an overlapped pair",
-            int(legal[..., z].sum()),
+            int(legal[..., z].sum()) * len(space.placement),
             f"{frames[0].label} zero_stage=3",
         )
         legal[..., z] = False
@@ -230,7 +257,7 @@ def _combinations(
         spare = legal[alone][:, :, :, 1:]
         refused.add(
             "communication.sms makes no difference without expert parallelism: one value stands for all",
-            int(spare.sum()),
+            int(spare.sum()) * len(space.placement),
             f"{frames[int(alone.argmax())].label} sms={space.sms[1]}",
         )
         legal[np.nonzero(alone)[0], :, :, 1:] = False
@@ -255,7 +282,7 @@ def _layouts(
     if fixed is not None:
         for n in counts:
             if n != len(fixed):
-                many = sum(space.inner for f in frames if f.pattern.n_stages == n)
+                many = sum(space.per_frame for f in frames if f.pattern.n_stages == n)
                 refused.add(
                     "another number of stages than stages.layers", many, f"{n} stages, not {len(fixed)}"
                 )
@@ -294,7 +321,7 @@ def _priceable(book: PriceBook, frames: Sequence[Frame], space: Space, refused: 
             kept.append(precision)
         except InputError as error:
             problem = str(error)
-            refused.add_error(problem, len(frames) * space.inner // len(space.precision), recipe.linear)
+            refused.add_error(problem, len(frames) * space.per_frame // len(space.precision), recipe.linear)
     if not kept:
         raise InputError(problem)
     return replace(space, precision=tuple(kept))

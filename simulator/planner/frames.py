@@ -45,7 +45,7 @@ def legal_frames(
     """
     refused = Refusals()
     found: list[Frame] = []
-    per_batch = len(space.schedules) * space.inner
+    per_batch = len(space.schedules) * space.per_frame
     per_plan = per_batch * len(space.microbatch)
     for plan, layout in _layouts(space, shape, cluster, sequence, refused, per_plan):
         for size in space.microbatch:
@@ -63,7 +63,7 @@ def legal_frames(
                     frame = _frame(shaped, name, count, sized, shape, sequence)
                     message = frame if isinstance(frame, str) else None
                 if message is not None:
-                    refused.add_error(message, space.inner, f"{_short(sized.plan)} VPP{vpp} {name}")
+                    refused.add_error(message, space.per_frame, f"{_short(sized.plan)} VPP{vpp} {name}")
                 elif isinstance(frame, Frame):
                     found.append(frame)
     return found, refused

@@ -12,6 +12,12 @@ from moesim.simulator.scenario import Scenario
 SCHEDULES = {"1f1b", "interleaved-1f1b"}
 """Schedules that Megatron-LM runs; which of them follows from the number of virtual stages."""
 
+LISTS = {"--recompute-modules"}
+"""Flags with several words, one argument each."""
+
+MODULES = {"attention": "core_attn", "selective": "layernorm mla_up_proj moe_act"}
+"""What Megatron-LM computes again (`--recompute-modules`) for a recompute policy."""
+
 
 @dataclass(frozen=True, slots=True)
 class Spelled:
@@ -23,11 +29,15 @@ class Spelled:
     def text(self) -> str:
         """One argument a line, as a shell script continues lines; what is unspelled as comments on top."""
         lines = [
-            flag if value is None else f"{flag} {shlex.quote(value)}"
+            flag if value is None else f"{flag} {_quoted(flag, value)}"
             for flag, value in self.arguments.items()
         ]
         comments = "".join(f"# not spelled: {sentence}\n" for sentence in self.unspelled)
         return comments + " \\\n".join(lines) + "\n"
+
+
+def _quoted(flag: str, value: str) -> str:
+    return " ".join(map(shlex.quote, value.split())) if flag in LISTS else shlex.quote(value)
 
 
 def megatron_arguments(scenario: Scenario) -> Spelled:
@@ -42,6 +52,8 @@ def megatron_arguments(scenario: Scenario) -> Spelled:
     _parallel(scenario, shape, found, missing)
     _precision(scenario, found, missing)
     _recompute(scenario, found, missing)
+    if scenario.routing.eplb is not None:
+        missing.append("placement of experts and their replicas: Megatron-LM trains with experts in order")
     _model(shape, found)
     return Spelled(found, tuple(missing))
 
@@ -119,7 +131,9 @@ def _recompute(scenario: Scenario, found: dict[str, str | None], missing: list[s
         found["--recompute-num-layers"] = "1"
     elif policy != "none":
         found["--recompute-granularity"] = "selective"
-        found["--recompute-modules"] = "layernorm mla_up_proj moe_act"
+        found["--recompute-modules"] = MODULES.get(policy, MODULES["selective"])
+    if policy == "op":
+        missing.append("recompute=op, torchtitan's choice of operators: the nearest modules stand for it")
     if policy == "deepseek-v3":
         missing.append("attention output kept in 12 bits (E5M6), a part of recompute=deepseek-v3")
 

@@ -14,7 +14,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import read_text
 from moesim.hwmodels.yaml_io import load_mapping
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.planner.megatron import megatron_arguments
+from moesim.simulator.planner.megatron import MODULES, megatron_arguments
 from moesim.simulator.planner.megatron_layout import layers_of_layout, parse_frequency
 from moesim.simulator.scenario import Scenario
 
@@ -43,7 +43,7 @@ _STRATEGIES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params"
 UNDERSTOOD = {
     *INTEGERS, "--sequence-parallel", "--use-distributed-optimizer", "--use-megatron-fsdp",
     "--data-parallel-sharding-strategy", "--pipeline-model-parallel-layout", "--bf16", "--fp8-format",
-    "--fp8-recipe", "--recompute-granularity", "--moe-layer-freq",
+    "--fp8-recipe", "--recompute-granularity", "--recompute-modules", "--moe-layer-freq",
 }  # fmt: skip
 """Flags that change the scenario, or are compared with its model by their own rule."""
 
@@ -184,10 +184,7 @@ def import_megatron(path: Path, base: Scenario, shape: ModelShape) -> MegatronIm
     recipe = found.get("--fp8-recipe")
     if recipe not in (None, "blockwise"):
         notes.append(f"--fp8-recipe {recipe}: priced as the recipe fp8, whose scales are blockwise")
-    granularity = found.get("--recompute-granularity")
-    keys["recompute"] = {None: "none", "selective": "selective", "full": "full"}.get(granularity, "none")
-    if granularity not in (None, "selective", "full"):
-        raise InputError(f"--recompute-granularity {granularity!r} is not one of selective, full")
+    keys["recompute"] = _recompute(found, notes)
     if "--overlap-moe-expert-parallel-comm" in found:
         notes.append(
             "--overlap-moe-expert-parallel-comm: moesim's 1F1B schedules do not overlap it; dualpipev does"
@@ -199,6 +196,24 @@ def import_megatron(path: Path, base: Scenario, shape: ModelShape) -> MegatronIm
         if flag not in UNDERSTOOD and flag not in known
     )
     return MegatronImport(keys, tuple(differs), ignored, tuple(notes))
+
+
+def _recompute(found: Mapping[str, str | None], notes: list[str]) -> str:
+    """The policy of a granularity and its modules: core attention where none are named."""
+    granularity = found.get("--recompute-granularity")
+    if granularity not in (None, "selective", "full"):
+        raise InputError(f"--recompute-granularity {granularity!r} is not one of selective, full")
+    if granularity != "selective":
+        return "full" if granularity else "none"
+    modules = set((found.get("--recompute-modules") or MODULES["attention"]).split())
+    if modules == {MODULES["attention"]}:
+        return "attention"
+    if modules != set(MODULES["selective"].split()):
+        notes.append(
+            f"--recompute-modules {' '.join(sorted(modules))}: priced as the policy selective, which "
+            f"computes {MODULES['selective']} again"
+        )
+    return "selective"
 
 
 def _integer(flag: str, text: str | None) -> int:

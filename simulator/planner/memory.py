@@ -18,6 +18,7 @@ from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.frames import Frame
 from moesim.simulator.planner.pattern import Pattern
+from moesim.simulator.software import PLAIN, Software
 
 Array = npt.NDArray[np.float64]
 
@@ -44,19 +45,25 @@ class MemoryBook:
     policies: Sequence[RecomputePolicy]
     sms: Sequence[int]
     zero_stages: Sequence[int]
-    redundant_experts: int = 0
+    software: Software = PLAIN
     _activations: dict[object, Array] = field(default_factory=dict)
     _workspace: dict[object, Array] = field(default_factory=dict)
     _parameters: dict[object, tuple[float, float, float]] = field(default_factory=dict)
     _buffers: dict[int, Array] = field(default_factory=dict)
 
-    def total(self, frames: Sequence[Frame], pattern: Pattern, assignment: StageAssignment) -> Array:
-        """Bytes of the fullest rank [frames, precisions, policies, sms, ZeRO stages]; eq. M5."""
+    def total(
+        self, frames: Sequence[Frame], pattern: Pattern, assignment: StageAssignment, replicas: int = 0
+    ) -> Array:
+        """Bytes of the fullest rank [frames, precisions, policies, sms, ZeRO stages] (eq. M5).
+
+        `replicas`: redundant experts of the placement (eq. M6).
+        """
         count = np.array([f.microbatches for f in frames], dtype=np.float64)
+        once = (count == 1.0) & (pattern.pp == 1)
         most: Array | None = None
         for stages, moments in self._ranks(pattern, assignment, count):
             blocks = held(assignment, stages)
-            states = self._states(frames, pattern, blocks)
+            states, gradients = self._states(frames, pattern, blocks, replicas)
             kinds = [kind for kind, _ in blocks]
             activations = np.zeros((len(frames), len(self.recipes), len(self.policies)))
             for moment in moments:
@@ -67,6 +74,9 @@ class MemoryBook:
                 activations = np.maximum(activations, one)
             workspace = np.max([self._of_frames(frames, "workspace", kind) for kind in kinds], axis=0)
             total = states[:, :, None, None, :] + activations[:, :, :, None, None]
+            if once.any():  # gradients come while activations go: the larger counts
+                less = np.minimum(gradients[:, :, None, None, :], activations[:, :, :, None, None])
+                total = total - once[:, None, None, None, None] * less
             total = total + workspace[:, :, None, None, None]
             if self.shape.moe is not None and ("moe" in kinds or "mtp" in kinds):
                 total = total + np.array([self._expert_buffers(f) for f in frames])[:, None, None, :, None]
@@ -104,7 +114,10 @@ class MemoryBook:
         if key not in self._activations:
             self._activations[key] = np.array(
                 [
-                    [activation_bytes(self.shape, kind, r, p, plan, self.sequence) for p in self.policies]
+                    [
+                        activation_bytes(self.shape, kind, r, p, plan, self.sequence, self.software)
+                        for p in self.policies
+                    ]
                     for r in self.recipes
                 ]
             )
@@ -115,7 +128,13 @@ class MemoryBook:
         key = (plan.tp, plan.cp, plan.microbatch, kind)
         if key not in self._workspace:
             self._workspace[key] = np.array(
-                [working_bytes(self.shape, kind, plan, recipe, self.sequence) for recipe in self.recipes]
+                [
+                    # FP32 tensors of the loss are counted as kept.
+                    0.0
+                    if kind == "head" and recipe.loss == "fp32"
+                    else working_bytes(self.shape, kind, plan, recipe, self.sequence, self.software)
+                    for recipe in self.recipes
+                ]
             )
         return self._workspace[key]
 
@@ -126,15 +145,18 @@ class MemoryBook:
             self._buffers[ep] = np.array(sizes, dtype=np.float64)
         return self._buffers[ep]
 
-    def _states(self, frames: Sequence[Frame], pattern: Pattern, blocks: Held) -> Array:
-        """Weights, gradients and optimizer states [frames, precisions, ZeRO stages] (eq. M1)."""
-        local = np.array([self._local(f, blocks) for f in frames])
+    def _states(
+        self, frames: Sequence[Frame], pattern: Pattern, blocks: Held, replicas: int
+    ) -> tuple[Array, Array]:
+        """(weights, gradients and optimizer; gradients) [frames, precisions, ZeRO stages] (eq. M1)."""
+        local = np.array([self._local(f, blocks, replicas) for f in frames])
         experts, other, largest = local[:, 0], local[:, 1], local[:, 2]
         copies = pattern.copies
         shards_expert = np.array([f.layout.expert_dp * copies for f in frames])
         shards_other = np.array([f.layout.dp * f.plan.cp * copies for f in frames])
         whole, cut = experts + other, experts / shards_expert + other / shards_other
         out = np.empty((len(frames), len(self.recipes), len(self.zero_stages)))
+        gradients = np.empty(out.shape)
         for r, recipe in enumerate(self.recipes):
             weight, gradient = BYTES_PER_ELEMENT[recipe.parameters], BYTES_PER_ELEMENT[recipe.gradients]
             gathered = min(weight, BYTES_PER_ELEMENT[recipe.parameter_gather])
@@ -142,18 +164,18 @@ class MemoryBook:
             state = master * BYTES_PER_ELEMENT[recipe.master_weights] + 2 * BYTES_PER_ELEMENT[recipe.moments]
             for z, zero in enumerate(self.zero_stages):
                 total = (cut if zero >= 1 else whole) * state
-                total = total + (cut * gradient + largest * gradient if zero >= 2 else whole * gradient)
+                gradients[:, r, z] = cut * gradient + largest * gradient if zero >= 2 else whole * gradient
+                total = total + gradients[:, r, z]
                 total = total + (cut * weight + 2 * largest * gathered if zero >= 3 else whole * weight)
                 out[:, r, z] = total
-        return out
+        return out, gradients
 
-    def _local(self, frame: Frame, blocks: Held) -> tuple[float, float, float]:
+    def _local(self, frame: Frame, blocks: Held, more: int) -> tuple[float, float, float]:
         """(expert parameters, others, parameters of the largest block) on one GPU."""
         plan = frame.plan
-        key = (plan.tp, plan.ep, plan.expert_tp, blocks)
+        key = (plan.tp, plan.ep, plan.expert_tp, blocks, more)
         if key not in self._parameters:
             listed = [Block(kind) for kind, count in blocks for _ in range(count)]
-            more = self.redundant_experts
             whole = local_parameters(self.shape, frame.layout, listed, more)
             each = [local_parameters(self.shape, frame.layout, [Block(kind)], more) for kind, _ in blocks]
             self._parameters[key] = (whole.experts, whole.other, max(e.experts + e.other for e in each))

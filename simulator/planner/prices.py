@@ -11,11 +11,12 @@ import numpy.typing as npt
 
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.cluster import Cluster
-from moesim.simulator.block_prices import block_compute, block_transfers
+from moesim.simulator.block_prices import BarePrices, bare_prices, block_transfers, with_collectives
 from moesim.simulator.chunk import EP_PHASES
 from moesim.simulator.cost.sharded import slowed_beside
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, SyncCost, TransferCost
 from moesim.simulator.layout.activations import RecomputePolicy
+from moesim.simulator.layout.in_flight import held_by_rank
 from moesim.simulator.layout.parallel import Layout, ParallelPlan
 from moesim.simulator.layout.stages import StageAssignment, blocks_of
 from moesim.simulator.model.operator import BlockKind, Phase
@@ -43,11 +44,6 @@ _ROUTED: frozenset[Phase] = frozenset(
 )
 _NOT_ROUTED: frozenset[Phase] = frozenset({"attn F", "attn I", "attn W"})
 """Phases of a MoE block that do, and do not, depend on the expert-parallel degree."""
-
-
-def arithmetic(policy: RecomputePolicy) -> RecomputePolicy:
-    """The policy whose compute is the same: deepseek-v3 keeps other bytes than selective, nothing else."""
-    return "selective" if policy == "deepseek-v3" else policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +75,14 @@ class PriceBook:
     """Kinds of block that the model has."""
     routed: tuple[BlockKind, ...] = field(init=False)
     """Those with experts."""
-    _base: dict[tuple[object, ...], dict[PhaseKey, PhaseCost]] = field(default_factory=dict)
+    _bare: dict[tuple[object, ...], BarePrices] = field(default_factory=dict)
     _compute: dict[tuple[object, ...], dict[PhaseKey, PhaseCost]] = field(default_factory=dict)
     _tables: dict[tuple[object, ...], CostTable] = field(default_factory=dict)
     _transfers: dict[tuple[object, ...], dict[PhaseKey, TransferCost]] = field(default_factory=dict)
     _sharded: dict[tuple[object, ...], tuple[float, float, float]] = field(default_factory=dict)
     _syncs: dict[tuple[object, ...], tuple[SyncCost, ...]] = field(default_factory=dict)
+    _rank_syncs: dict[tuple[object, ...], dict[tuple[BlockKind, ...], SyncCost]] = field(default_factory=dict)
+    _held: dict[tuple[object, ...], list[tuple[BlockKind, ...]]] = field(default_factory=dict)
     _sends: dict[tuple[object, ...], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -92,6 +90,23 @@ class PriceBook:
         have = {block.kind for block in blocks_of(self.shape)}
         self.kinds = tuple(kind for kind in KINDS if kind in have)
         self.routed = tuple(k for k in self.kinds if k in ("moe", "mtp")) if self.shape.moe else ()
+
+    def arithmetic(self, policy: RecomputePolicy) -> RecomputePolicy:
+        """The policy whose compute is the same.
+
+        deepseek-v3 keeps other bytes than selective, nothing else; flash attention has no scores in memory
+        that the policy attention could compute again.
+        """
+        if policy == "attention" and self.scenario.software.attention == "flash":
+            return "none"
+        return "selective" if policy == "deepseek-v3" else policy
+
+    def copied(self, plan: ParallelPlan) -> tuple[object, ...]:
+        """What else decides compute where the framework copies gathered parameters."""
+        if not self.scenario.software.parameters_copied or plan.zero_stage < 2:
+            return ()
+        layout = Layout(plan, self.cluster.n_gpus, self.cluster.node.n_gpus)
+        return plan.zero_stage, layout.dp * plan.cp > 1, layout.expert_dp > 1
 
     def pricer(
         self, plan: ParallelPlan, recipe: Precision, policy: RecomputePolicy, sms: int | None = None
@@ -121,26 +136,44 @@ class PriceBook:
     ) -> dict[PhaseKey, PhaseCost]:
         """Compute of every kind of block in some modes.
 
-        Only what happens to received rows depends on the expert-parallel degree: the rest is priced once.
+        Only what happens to received rows depends on the expert-parallel degree, and operators on the
+        tokens of a GPU, however many sequences they are from: what plans share is priced once.
         """
-        key = (plan.tp, plan.cp, plan.microbatch, recipe, arithmetic(policy), modes, sms)
-        whole = (*key, plan.ep, plan.expert_tp)
+        policy = self.arithmetic(policy)
+        share = (plan.tp, plan.microbatch / plan.cp, recipe, policy, modes, sms, *self.copied(plan))
+        whole = (share, plan.cp, plan.ep, plan.expert_tp)
         found = self._compute.get(whole)
         if found is not None:
             return found
-        self.priced += 1
-        pricer = self.pricer(plan, recipe, arithmetic(policy), sms)
-        base = self._base.get(key)
-        if base is None:
-            base = self._base[key] = {}
-            for kind in self.kinds:
-                base |= block_compute(pricer, kind, modes, _NOT_ROUTED if kind in self.routed else None)
-        found = dict(base)
+        pricer = self.pricer(plan, recipe, policy, sms)
+        routed = None
         if self.routed:
-            of_one = block_compute(pricer, self.routed[0], modes, _ROUTED)
-            for kind in self.routed:
-                found |= {(kind, phase, mode): cost for (_, phase, mode), cost in of_one.items()}
-        self._compute[whole] = found
+            key = (share, plan.ep, plan.expert_tp)
+            routed = self._bare_prices(pricer, key, self.routed[0], modes, _ROUTED)
+        found = self._compute[whole] = {}
+        for kind in self.kinds:
+            if routed is None or kind not in self.routed:
+                bare = self._bare_prices(pricer, (share, kind), kind, modes, None)
+            else:
+                rest = self._bare_prices(pricer, (share, kind), kind, modes, _NOT_ROUTED)
+                bare = BarePrices({**rest.compute, **routed.compute}, {**rest.products, **routed.products})
+            found |= with_collectives(pricer, kind, bare)
+        return found
+
+    def _bare_prices(
+        self,
+        pricer: Pricer,
+        key: tuple[object, ...],
+        kind: BlockKind,
+        modes: tuple[Mode, ...],
+        only: frozenset[Phase] | None,
+    ) -> BarePrices:
+        # With neither TP nor CP no collective needs the products, which then are not priced.
+        key = (*key, pricer.scenario.parallel.tp * pricer.scenario.parallel.cp > 1)
+        found = self._bare.get(key)
+        if found is None:
+            self.priced += 1
+            found = self._bare[key] = bare_prices(pricer, kind, modes, only)
         return found
 
     def alone(self, plan: ParallelPlan, recipe: Precision, policy: RecomputePolicy) -> CostTable:
@@ -155,7 +188,7 @@ class PriceBook:
         Plans with the same prices get the same object.
         """
         zero3 = plan.pp if plan.zero_stage == 3 else 0
-        key = (Cell.of(plan), recipe, arithmetic(policy), sms, paired, zero3)
+        key = (Cell.of(plan), recipe, self.arithmetic(policy), sms, paired, zero3, *self.copied(plan))
         table = self._tables.get(key)
         if table is not None:
             return table
@@ -165,7 +198,7 @@ class PriceBook:
             compute |= self.compute(plan, recipe, policy, ("quiet", "beside"), sms)
             transfer |= self.transfers(plan, recipe, sms, "beside")
         if zero3:
-            pricer = self.pricer(plan, recipe, arithmetic(policy), sms)
+            pricer = self.pricer(plan, recipe, self.arithmetic(policy), sms)
             for kind in self.kinds:
                 sharded, alone = pricer.sharded_phases(kind)
                 transfer |= {(kind, phase, "alone"): cost for phase, cost in sharded.items()}
@@ -210,16 +243,35 @@ class PriceBook:
         self,
         plan: ParallelPlan,
         recipe: Precision,
+        policy: RecomputePolicy,
         shape: Pattern,
         layers: tuple[int, ...],
         stages: StageAssignment,
     ) -> tuple[SyncCost, ...]:
-        """End of the step on every pipeline rank; context parallelism and ZeRO 1 or 2 make no difference."""
+        """End of the step on every pipeline rank.
+
+        ZeRO 1 and 2 make no difference, context parallelism, micro-batch and recompute only where the
+        framework hides collectives behind compute.
+        """
         zero = 1 if plan.zero_stage == 2 else plan.zero_stage
-        key = (plan.tp, plan.ep, plan.expert_tp, plan.pp, zero, recipe, shape.samples[0].routes, layers)
+        schedule = shape.samples[0]
+        shared = (plan.tp, plan.ep, plan.expert_tp, plan.pp, zero, recipe, len(schedule.routes))
+        if self.scenario.software.overlap_data_parallel:
+            passes = min(schedule.pp, schedule.microbatches) if plan.vpp > 1 else 1
+            shared = (*shared, plan.cp, plan.microbatch, self.arithmetic(policy), passes, *self.copied(plan))  # type: ignore[assignment]
+        key = (shared, schedule.routes, layers)
         found = self._syncs.get(key)
         if found is None:
-            found = self._syncs[key] = self.pricer(plan, recipe, "none").sync(shape.samples[0], stages)
+            place = (schedule.routes, layers)
+            held = self._held.get(place)
+            if held is None:
+                held = self._held[place] = held_by_rank(schedule, stages)
+            known = self._rank_syncs.setdefault(shared, {})
+            missing = [kinds for kinds in dict.fromkeys(held) if kinds not in known]
+            if missing:
+                pricer = self.pricer(plan, recipe, self.arithmetic(policy))
+                known |= {kinds: pricer.rank_sync(kinds, schedule) for kinds in missing}
+            found = self._syncs[key] = tuple(known[kinds] for kinds in held)
         return found
 
     def send_s(self, plan: ParallelPlan, shape: Pattern) -> float:

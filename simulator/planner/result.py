@@ -22,7 +22,8 @@ class PlanRow:
 
     `time_s` is the engine's where `source` is "simulated", else the closed form's. `margin`: relative
     distance of its objective from the best. `variants`: legal plans that fit and differ from this one only
-    in precision, recompute, communication SMs or ZeRO stage. `causes_s`: the simulated step by mechanism.
+    in precision, recompute, communication SMs or ZeRO stage (each counted once, whatever its placement).
+    `causes_s`: the simulated step by mechanism.
     """
 
     tp: int
@@ -39,6 +40,8 @@ class PlanRow:
     recompute: str
     precision: str
     sms: int
+    placement: str
+    """Of the experts: `in order`, or a policy with its redundant experts, as in a space."""
     layers: tuple[int, ...]
     changed: Mapping[str, Any]
     """Scenario keys of `PlanSpace.variants` and their values here."""
@@ -53,8 +56,9 @@ class PlanRow:
     days: float
     gpu_hours: float
     cost_usd: float | None
-    energy_j: float
-    """Of the run, with every accelerator at its board's power limit, times the site's PUE where stated."""
+    energy_j: float | None
+    """Of the run, with every accelerator at its board's power limit, times the site's PUE where stated; None
+    where nobody published that limit."""
     margin: float
     variants: int
     causes_s: Mapping[str, float]
@@ -68,10 +72,11 @@ class PlanRow:
     @property
     def label(self) -> str:
         """The field's shorthand for a plan."""
+        placed = "" if self.placement == "in order" else f" experts {self.placement}"
         etp = f" ETP{self.expert_tp}" if self.expert_tp > 1 else ""
         return (
             f"TP{self.tp} PP{self.pp} EP{self.ep} CP{self.cp} VPP{self.vpp} DP{self.dp}{etp} "
-            f"MBS{self.microbatch} {self.schedule}"
+            f"MBS{self.microbatch} {self.schedule}{placed}"
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -15,8 +15,9 @@ from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.planner.candidates import Candidates
 from moesim.simulator.planner.causes import step_causes
+from moesim.simulator.planner.found import Candidates
+from moesim.simulator.planner.placements import placement_name, with_placement
 from moesim.simulator.planner.result import PlanRow
 from moesim.simulator.prepare import prepare
 from moesim.simulator.scenario import Scenario, Stages
@@ -51,28 +52,36 @@ def simulate_plan(scenario: Scenario) -> Simulated:
     )
 
 
-def scenario_of(base: Scenario, candidates: Candidates, number: int) -> Scenario:
-    """The scenario of a candidate, which `simulate` accepts."""
+def scenario_of(
+    base: Scenario, candidates: Candidates, number: int, placement: int | None = None
+) -> Scenario:
+    """The scenario of a candidate, which `simulate` accepts; with its own placement, or another one."""
     frame, p, r, s, z = candidates.axes(number)
     space = candidates.space
-    return base.model_copy(
+    which = int(candidates.placement[number]) if placement is None else placement
+    return with_placement(base, space.placement[which]).model_copy(
         update={
             "parallel": frame.plan.model_copy(update={"zero_stage": space.zero_stage[z]}),
             "schedule": frame.schedule,
             "precision": space.precision[p],
             "recompute": space.recompute[r],
             "communication": base.communication.model_copy(update={"sms": space.sms[s]}),
-            "stages": Stages(layers=candidates.assignment(number).layers_per_stage),
+            "stages": Stages(layers=candidates.assignment(number, which).layers_per_stage),
         }
     )
 
 
 def closed_form_memory(
-    scenario: Scenario, shape: ModelShape, cluster: Cluster, candidates: Candidates, number: int
+    scenario: Scenario,
+    shape: ModelShape,
+    cluster: Cluster,
+    candidates: Candidates,
+    number: int,
+    placement: int | None = None,
 ) -> Simulated:
-    """Memory by kind of a plan that is not simulated."""
+    """Memory by kind of a plan that is not simulated, with its own placement or another one."""
     frame = candidates.axes(number)[0]
-    assignment = candidates.assignment(number)
+    assignment = candidates.assignment(number, placement)
     ranks = frame.pattern.in_flight[-1]
     if ranks != frame.pattern.in_flight[0]:  # it grows with the micro-batches: look at all of them
         schedule = build(frame.schedule, frame.plan.pp, frame.microbatches, frame.plan.vpp)
@@ -88,6 +97,8 @@ def closed_form_memory(
         communication_sms=scenario.communication.sms,
         capacity_bytes=cluster.accelerator.hbm_bytes,
         redundant_experts=scenario.routing.redundant_experts,
+        software=scenario.software,
+        single_pass=frame.plan.pp == 1 and frame.microbatches == 1,
     )
     return Simulated(
         None,
@@ -118,6 +129,7 @@ def make_row(
     run_s = -(-scenario.run.tokens // tokens) * seconds
     gpu_hours = run_s / SECONDS_PER_HOUR * cluster.n_gpus
     price = cluster.price_per_gpu_hour
+    limit = cluster.accelerator.tdp
     pue = cluster.energy.pue.value if cluster.energy else 1.0
     return PlanRow(
         tp=plan.tp,
@@ -134,6 +146,7 @@ def make_row(
         recompute=scenario.recompute,
         precision=precision_name(scenario),
         sms=scenario.communication.sms,
+        placement=placement_name(scenario.routing.eplb),
         layers=found.layers if assignment is None else assignment.layers_per_stage,
         changed=dict(changed),
         time_s=seconds,
@@ -146,7 +159,7 @@ def make_row(
         days=run_s / SECONDS_PER_DAY,
         gpu_hours=gpu_hours,
         cost_usd=gpu_hours * price.value if price else None,
-        energy_j=run_s * cluster.n_gpus * cluster.accelerator.tdp_w * pue,
+        energy_j=run_s * cluster.n_gpus * cluster.accelerator.tdp_w * pue if limit else None,
         margin=0.0,
         variants=variants,
         causes_s=found.causes,

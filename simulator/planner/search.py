@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
@@ -19,7 +20,8 @@ from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.planner.candidates import Candidates, find_candidates
+from moesim.simulator.planner.candidates import GIB, find_candidates
+from moesim.simulator.planner.found import Candidates
 from moesim.simulator.planner.pareto import front
 from moesim.simulator.planner.refusals import Refusals
 from moesim.simulator.planner.result import PlanResult, PlanRow
@@ -107,10 +109,10 @@ def plan(
         alive = [search for search in searches if len(search.candidates.bound)]
         if not alive:
             raise InfeasibleError(_nothing(refused))
-        mine = None
+        mine: Simulated | str = ""
         if plain:
             mine = _simulate_own(scenario) if started is None else started.result()
-        own = None if mine is None else searches[0].own(mine)
+        own = None if isinstance(mine, str) else searches[0].own(mine)
         for search in alive:
             search.explore(objective, top, own)
         estimated = time.perf_counter()
@@ -134,25 +136,26 @@ def plan(
         own_rank=None if own is None else alive[0].rank_of(own),
         considered=considered,
         legal=sum(s.candidates.legal for s in searches),
-        fitting=sum(len(s.candidates.bound) for s in searches),
+        fitting=sum(s.candidates.fitting for s in searches),
         estimated=sum(s.study.estimated for s in alive),
         simulated=sum(row.source == "simulated" for row in rows),
-        price_tables=sum(s.candidates.book.priced for s in searches),
+        price_tables=sum(s.candidates.priced for s in searches),
         proven_s=proven if isfinite(proven) else None,
         rivals=0 if objective == "memory" else sum(s.rivals(rows) for s in alive),
-        notes=tuple(_notes(alive, objective)),
+        notes=tuple(_notes(alive, objective, mine)),
         evaluated_per_s=considered / (bounded - start),
         seconds={"bounds": bounded - start, "closed form": estimated - bounded, "engine": end - estimated},
     )
 
 
-def _simulate_own(scenario: Scenario) -> Simulated | None:
-    """The scenario's own plan; None where it is illegal or does not fit."""
+def _simulate_own(scenario: Scenario) -> Simulated | str:
+    """The scenario's own plan; where it is illegal or does not fit, why."""
     try:
         simulated = simulate_plan(scenario)
-    except InputError:
-        return None
-    return simulated if simulated.memory_bytes <= simulated.capacity_bytes else None
+    except InputError as error:
+        return str(error)
+    used, capacity = simulated.memory_bytes / GIB, simulated.capacity_bytes / GIB
+    return simulated if used <= capacity else f"out of memory: needs {used:.2f} of {capacity:.2f} GiB"
 
 
 def _checked(
@@ -174,6 +177,8 @@ def _checked(
         )
     if (objective == "cost" or budget_usd is not None) and scenario.machine.price_per_gpu_hour is None:
         scenario.machine.usd_per_gpu_hour  # noqa: B018 - raises, with the remedy
+    if objective == "energy":
+        scenario.machine.accelerator.tdp_w  # noqa: B018 - raises where it has no figure
     return Limits(deadline_days, budget_usd)
 
 
@@ -208,7 +213,7 @@ class _Search:
         self.study = Study(scenario, self.shape, self.candidates)
         self.proven_s = inf
         self.chosen: list[int] = []
-        self.front: list[int] = []
+        self.front: list[tuple[int, int]] = []
 
     def own(self, simulated: Simulated) -> PlanRow:
         """The scenario's plan as it is."""
@@ -242,18 +247,20 @@ class _Search:
         times = self.candidates.time_s[self.study.best_of_families()]
         return max(0, int((times <= best * (1.0 + CLOSED_FORM_ERROR)).sum()) - len(self.chosen))
 
-    def row(self, number: int, simulated: Simulated | None) -> PlanRow:
-        """A plan as a row."""
+    def row(self, number: int, simulated: Simulated | None, placement: int | None = None) -> PlanRow:
+        """A plan as a row, with its fastest placement or another one that was tried."""
         c = self.candidates
-        scenario = scenario_of(self.scenario, c, number)
-        found = simulated or closed_form_memory(scenario, self.shape, self.cluster, c, number)
+        scenario = scenario_of(self.scenario, c, number, placement)
+        tried = {which: seconds for seconds, _, which in c.others.get(number, ())}
+        seconds = c.time_s[number] if placement is None else tried.get(placement, c.time_s[number])
+        found = simulated or closed_form_memory(scenario, self.shape, self.cluster, c, number, placement)
         family = int((c.family == c.family[number]).sum())
         return make_row(
             scenario,
             self.cluster,
             found,
-            c.assignment(number),
-            float(c.time_s[number]),
+            c.assignment(number, placement),
+            float(seconds),
             float(c.bound[number]),
             family,
             self.changed,
@@ -295,6 +302,7 @@ def _value(row: PlanRow, objective: str) -> float:
     if objective == "memory":
         return row.memory_bytes
     if objective == "energy":
+        assert row.energy_j is not None
         return row.energy_j
     if objective == "cost" or (objective == "deadline" and row.cost_usd is not None):
         assert row.cost_usd is not None
@@ -305,7 +313,7 @@ def _value(row: PlanRow, objective: str) -> float:
 def _pareto(searches: list[_Search], ranked: list[PlanRow], objective: str) -> list[PlanRow]:
     """Rows that no other beats in time, GPU-hours and memory together, by time; simulated where ranked."""
     known = {json.dumps(row.scenario.model_dump(mode="json"), sort_keys=True): row for row in ranked}
-    rows = [search.row(number, None) for search in searches for number in search.front]
+    rows = [s.row(number, None, placement) for s in searches for number, placement in s.front]
     rows = [known.get(json.dumps(r.scenario.model_dump(mode="json"), sort_keys=True), r) for r in rows]
     points = [(row.time_s, row.gpu_hours, row.memory_bytes) for row in rows]
     kept = [rows[n] for n in front(points)]
@@ -314,8 +322,10 @@ def _pareto(searches: list[_Search], ranked: list[PlanRow], objective: str) -> l
     return sorted(kept, key=lambda row: (row.time_s, row.memory_bytes, row.label))
 
 
-def _notes(searches: list[_Search], objective: str) -> list[str]:
+def _notes(searches: list[_Search], objective: str, own: Simulated | str) -> list[str]:
     notes = []
+    if isinstance(own, str) and own:
+        notes.append(f"the scenario's own plan is not among them: {own}")
     if any(search.study.capped for search in searches):
         notes.append(
             "the closed form stopped at its limit of plans: a plan beyond it might be among the best"
@@ -344,6 +354,11 @@ def _engine(workers: int) -> Iterator[Executor | None]:
             pool.submit(_warm)
         try:
             yield pool
+        except BrokenProcessPool:
+            raise InputError(
+                f"one of the {workers} processes of the engine ended: out of memory, or a script that calls "
+                'plan(workers=...) outside `if __name__ == "__main__":`; workers=1 computes in this process'
+            ) from None
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 

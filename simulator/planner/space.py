@@ -17,6 +17,8 @@ from moesim.simulator.layout.activations import RECOMPUTED, RecomputePolicy
 from moesim.simulator.lists import parse_integers
 from moesim.simulator.model.precision import PRECISIONS, Precision
 from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.planner.placements import Placement, default_placements, parse_placement
+from moesim.simulator.routing_load import Eplb
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import BUILDERS, FREE_VPP
 
@@ -32,7 +34,7 @@ def _expanded(value: Any, info: ValidationInfo) -> Any:
 
 
 def _listed(value: Any) -> Any:
-    return (value,) if isinstance(value, str | dict | Precision) else value
+    return (value,) if isinstance(value, str | dict | Precision | Eplb) else value
 
 
 Count = Annotated[int, Field(ge=1, le=1_000_000, strict=True)]
@@ -63,7 +65,11 @@ class PlanSpace(BaseModel):
     schedule: Names = None
     recompute: Annotated[tuple[RecomputePolicy, ...] | None, BeforeValidator(_listed)] = None
     precision: Annotated[tuple[str | Precision, ...] | None, BeforeValidator(_listed)] = None
-    sms: Counts = None
+    sms: Annotated[
+        tuple[Annotated[int, Field(ge=0, le=1_000_000, strict=True)], ...] | None, BeforeValidator(_expanded)
+    ] = None
+    placement: Annotated[tuple[str | Eplb, ...] | None, BeforeValidator(_listed)] = None
+    """Of experts: in order, hierarchical, global, or with redundant experts: global+64."""
     layout: Literal["balanced", "scenario"] = "balanced"
     """`scenario` keeps stages.layers of the scenario, which then fixes the number of stages."""
     headroom: float = Field(0.0, ge=0.0, lt=1.0, allow_inf_nan=False)
@@ -77,6 +83,8 @@ class PlanSpace(BaseModel):
         for name in self.schedule or ():
             if name not in BUILDERS:
                 raise ValueError(f"schedule {name!r} is not known{nearest(name, list(BUILDERS))}")
+        for placement in self.placement or ():
+            parse_placement(placement)
         for recipe in self.precision or ():
             if isinstance(recipe, str) and recipe not in PRECISIONS:
                 raise ValueError(f"precision {recipe!r} is not known{nearest(recipe, list(PRECISIONS))}")
@@ -85,7 +93,7 @@ class PlanSpace(BaseModel):
 
 LISTS = (
     "tp", "pp", "ep", "cp", "vpp", "expert_tp", "microbatch", "zero_stage", "schedule", "recompute",
-    "precision", "sms",
+    "precision", "sms", "placement",
 )  # fmt: skip
 """Keys of a space that hold lists."""
 
@@ -115,6 +123,7 @@ class Space:
     recompute: tuple[RecomputePolicy, ...]
     precision: tuple[str | Precision, ...]
     sms: tuple[int, ...]
+    placement: tuple[Placement, ...]
     headroom: float
 
     @property
@@ -130,32 +139,44 @@ class Space:
 
     @property
     def inner(self) -> int:
-        """Combinations of what does not change ranks and stages: precision, recompute, SMs, ZeRO stage."""
+        """Combinations of precision, recompute, SMs and ZeRO stage, which change neither ranks nor stages."""
         return prod(map(len, (self.precision, self.recompute, self.sms, self.zero_stage)))
+
+    @property
+    def per_frame(self) -> int:
+        """Plans of the same ranks, stages and schedule: `inner`, each with every placement of the experts."""
+        return self.inner * len(self.placement)
 
     @property
     def size(self) -> int:
         """Plans before any is refused."""
         outer = (self.tp, self.pp, self.ep, self.cp, self.expert_tp, self.microbatch, self.schedules)
-        return self.inner * prod(map(len, outer))
+        return self.per_frame * prod(map(len, outer))
 
 
 def resolve(space: PlanSpace, scenario: Scenario, shape: ModelShape, cluster: Cluster) -> Space:
     """Fill in the defaults for a model on a cluster.
 
     tp: powers of two inside a node. pp: divisors of the number of GPUs up to the layers. ep: divisors of
-    the experts. cp: 1 to 8. vpp: 1, 2 and 4. micro-batch: 1, 2 and 4. Every schedule, recompute policy and
-    ZeRO stage. precision: the scenario's, bf16, and fp8 where the accelerator has it. sms: the scenario's
-    and 8 to 32 of them; the scenario's only without experts. Raises InputError where communication would
-    take every SM.
+    the experts. cp: 1 to 8. vpp: 1, 2 and 4. micro-batch: 1, 2 and 4. Every schedule and ZeRO stage, every
+    recompute policy that makes a difference. precision: the scenario's, bf16, and fp8 where the accelerator
+    has it. sms: the scenario's and 8 to 32 of them; the scenario's only without experts; 0 where an engine
+    moves collectives. placement: see `default_placements`. Raises InputError where communication would take
+    every SM, or SMs where an engine does its work.
     """
     n = cluster.n_gpus
     own = scenario.precision
+    in_memory = scenario.software.attention == "unfused"  # scores that the policy attention computes again
     hardware: list[str | Precision] = ["bf16"]
     if "fp8" in cluster.accelerator.peak:
         hardware.insert(0, "fp8")
-    moe = shape.moe
+    moe, engine = shape.moe, cluster.accelerator.communication_engine
     sms = {8, 12, 16, 20, 24, 32, scenario.communication.sms} if moe else {scenario.communication.sms}
+    if engine is None:
+        most = cluster.accelerator.n_sms
+        sms = {s for s in sms if 0 < s < most} or {scenario.communication.sms}
+    else:
+        sms = {0}
     defaults: dict[str, tuple[Any, ...]] = {
         "tp": _powers(cluster.node.n_gpus),
         "pp": tuple(d for d in range(1, min(n, shape.n_layers) + 1) if n % d == 0),
@@ -166,16 +187,26 @@ def resolve(space: PlanSpace, scenario: Scenario, shape: ModelShape, cluster: Cl
         "microbatch": (1, 2, 4),
         "zero_stage": (0, 1, 2, 3),
         "schedule": tuple(BUILDERS),
-        "recompute": tuple(RECOMPUTED),
+        "recompute": tuple(p for p in RECOMPUTED if p != "attention" or in_memory),
         "precision": (own, *(p for p in hardware if p != own and PRECISIONS[str(p)] != scenario.recipe)),
-        "sms": tuple(sorted(s for s in sms if s < cluster.accelerator.n_sms and s > 0)),
+        "placement": default_placements(scenario, shape),
+        "sms": tuple(sorted(sms)),
     }
-    chosen = {key: tuple(dict.fromkeys(getattr(space, key) or defaults[key])) for key in LISTS}
-    most = cluster.accelerator.n_sms
-    if max(chosen["sms"]) >= most:
+    wanted = {key: getattr(space, key) for key in LISTS}
+    if space.placement:
+        wanted["placement"] = tuple(map(parse_placement, space.placement))
+    chosen = {key: tuple(dict.fromkeys(wanted[key] or defaults[key])) for key in LISTS}
+    taken = max(chosen["sms"])
+    if engine is None and taken and taken >= cluster.accelerator.n_sms:
+        most = cluster.accelerator.n_sms
         raise InputError(
-            f"sms={max(chosen['sms'])} leaves no SM for compute: {cluster.accelerator.name} has {most}; "
+            f"sms={taken} leaves no SM for compute: {cluster.accelerator.name} has {most}; "
             f"use at most {most - 1}"
+        )
+    if engine is not None and taken:
+        raise InputError(
+            f"sms={taken}: on {cluster.accelerator.name} a dedicated engine ({engine.name}) moves "
+            "collectives; use sms: 0, or leave it out"
         )
     return Space(**chosen, headroom=space.headroom)
 

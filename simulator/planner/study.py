@@ -11,12 +11,13 @@ import numpy.typing as npt
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.stages import StageAssignment, blocks_of, from_layers_per_stage
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.planner.candidates import Candidates
+from moesim.simulator.planner.found import Candidates
 from moesim.simulator.planner.frames import Frame
 from moesim.simulator.planner.pareto import beaten, staircase
 from moesim.simulator.planner.pattern import pattern
+from moesim.simulator.planner.placements import price_key
+from moesim.simulator.planner.prices import PriceBook
 from moesim.simulator.planner.replay import Priced, step_seconds
-from moesim.simulator.planner.spread import Spread, spread_of
 from moesim.simulator.scenario import Scenario
 
 BATCH = 1024
@@ -32,6 +33,7 @@ FRONT_SPAN = 2.0
 """The front goes up to this many times the best step: nobody buys memory at more than twice the time."""
 
 Numbers = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(slots=True)
@@ -46,36 +48,44 @@ class Study:
     _layers: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def estimate(self, numbers: Iterable[int]) -> None:
-        """Closed-form seconds of some plans, those that share a replay together."""
+        """Closed-form seconds of some plans, those that share a replay together, with every placement."""
         c = self.candidates
-        batches: dict[tuple[int, int, bool, bool], list[int]] = {}
-        for number in numbers:
-            if np.isnan(c.time_s[number]):
-                frame, _, _, _, z = c.axes(number)
-                zero3 = c.space.zero_stage[z] == 3
-                key = (int(c.group[number]), int(c.layout[number]), zero3, frame.plan.ep > 1)
-                batches.setdefault(key, []).append(number)
+        batches: dict[tuple[int, int, bool, bool], list[tuple[int, int]]] = {}
+        todo = [int(number) for number in numbers if np.isnan(c.time_s[number])]
+        for number in todo:
+            frame, _, _, _, z = c.axes(number)
+            zero3 = c.space.zero_stage[z] == 3
+            for p in c.placements_of(number):
+                key = (int(c.group[number]), c.layout_with(number, p), zero3, frame.plan.ep > 1)
+                batches.setdefault(key, []).append((number, p))
+        tried: dict[int, list[tuple[float, float, int]]] = {}
         for key in sorted(batches):
             chosen = batches[key]
             group = c.groups[key[0]]
             layout = group.layouts[key[1]]
-            priced = [self._priced(number) for number in chosen]
+            priced = [self._priced(number, p) for number, p in chosen]
             order = self.scenario.communication.order
-            c.time_s[chosen] = step_seconds(priced, group.pattern, layout, order)
+            times = step_seconds(priced, group.pattern, layout, order)
             self.estimated += len(chosen)
+            for (number, p), seconds in zip(chosen, times, strict=True):
+                tried.setdefault(number, []).append((float(seconds), c.bytes_with(number, p), p))
+        for number, all_ in tried.items():
+            c.time_s[number], c.memory[number], c.placement[number] = best = min(all_)
+            if len(all_) > 1:
+                c.others[number] = [one for one in all_ if one != best]
 
-    def _priced(self, number: int) -> Priced:
+    def _priced(self, number: int, placement: int) -> Priced:
         c = self.candidates
         frame, p, r, s, z = c.axes(number)
         recipe, policy, sms = c.space.recipes[p], c.space.recompute[r], c.space.sms[s]
         plan = frame.plan.model_copy(update={"zero_stage": c.space.zero_stage[z]})
-        layout = c.assignment(number)
+        layout, book = c.assignment(number, placement), c.book_of(placement)
         return Priced(
             frame.microbatches,
-            c.book.table(plan, recipe, policy, sms, frame.pattern.paired),
-            self._spread(frame),
-            c.book.send_s(plan, frame.pattern),
-            c.book.sync(plan, recipe, frame.pattern, self._layers_of(layout), layout),
+            book.table(plan, recipe, policy, sms, frame.pattern.paired),
+            c.loads.spread(frame, c.space.placement[placement]),
+            book.send_s(plan, frame.pattern),
+            book.sync(plan, recipe, policy, frame.pattern, self._layers_of(layout), layout),
         )
 
     def _layers_of(self, layout: StageAssignment) -> tuple[int, ...]:
@@ -84,12 +94,12 @@ class Study:
             self._layers[id(layout)] = layout.layers_per_stage
         return self._layers[id(layout)]
 
-    def _spread(self, frame: Frame) -> Spread:
-        return spread_of(self.scenario, self.shape, frame)
-
     def seconds_of(self, scenario: Scenario, layers: tuple[int, ...], microbatches: int) -> float:
         """Closed-form seconds of any plan of this cluster with a named schedule."""
-        plan, book = scenario.parallel, self.candidates.book
+        plan, placement = scenario.parallel, scenario.routing.eplb
+        least = self.candidates.book
+        book = self.candidates.books.get(price_key(placement))
+        book = book or PriceBook(scenario, self.shape, least.cluster, least.profile)
         shaped = pattern(scenario.schedule, plan.pp, microbatches, plan.vpp)
         layout = Layout(plan, book.cluster.n_gpus, book.cluster.node.n_gpus)
         frame = Frame(plan, scenario.schedule, microbatches, layout, shaped)
@@ -98,9 +108,9 @@ class Study:
         priced = Priced(
             microbatches,
             book.table(plan, scenario.recipe, scenario.recompute, sms, shaped.paired),
-            self._spread(frame),
+            self.candidates.loads.spread(frame, placement),
             book.send_s(plan, shaped),
-            book.sync(plan, scenario.recipe, shaped, layers, stages),
+            book.sync(plan, scenario.recipe, scenario.recompute, shaped, layers, stages),
         )
         return float(step_seconds([priced], shaped, stages, scenario.communication.order)[0])
 
@@ -139,29 +149,52 @@ class Study:
         _, first = np.unique(c.family[order], return_index=True)
         found = [int(n) for n in order[np.sort(first)][:families]]
         self.estimate(found)
+        for number in found:
+            self._take_leanest(number)
         return found
 
-    def front(self) -> list[int]:
-        """Plans that no other beats in both time and memory, by closed form, up to twice the best time.
+    def _take_leanest(self, number: int) -> None:
+        """The placement of least memory instead of the fastest; ties by time."""
+        c = self.candidates
+        all_ = [(c.memory[number], c.time_s[number], c.placement[number])]
+        all_ += [(bytes_, seconds, p) for seconds, bytes_, p in c.others.get(number, ())]
+        c.memory[number], c.time_s[number], c.placement[number] = min(all_)
 
-        Plans whose bound is beaten by an estimate cannot be on it; of the rest those on the front of bounds
-        are estimated until none is left.
+    def front(self) -> list[tuple[int, int]]:
+        """Plans and placements that no other beats in both time and memory, up to twice the best time.
+
+        By closed form. Plans whose bound is beaten by an estimate cannot be on it; of the rest those on the
+        front of bounds are estimated until none is left.
         """
         c = self.candidates
         for _ in range(FRONT_ROUNDS):
             known = np.nonzero(~np.isnan(c.time_s))[0]
             most = FRONT_SPAN * c.time_s[known].min() if len(known) else np.inf
-            steps = staircase(c.memory[known], c.time_s[known])
+            steps = staircase(*self._points()[:2])
             open_ = np.nonzero(np.isnan(c.time_s) & (c.bound <= most))[0]
             open_ = open_[~beaten(c.memory[open_], c.bound[open_], steps)]
             if not len(open_):
                 break
             self.estimate(_lowest(open_, c.memory[open_], c.bound[open_]))
-        known = np.nonzero(~np.isnan(c.time_s))[0]
-        order = known[np.lexsort((known, c.time_s[known], c.memory[known]))]
-        times = c.time_s[order]
+        memory, seconds, number, placement = self._points()
+        order = np.lexsort((placement, number, seconds, memory))
+        times = seconds[order]
         first = np.concatenate([[True], times[1:] < np.minimum.accumulate(times)[:-1]])
-        return [int(n) for n in order[first & (times <= FRONT_SPAN * times.min())]]
+        kept = order[first & (times <= FRONT_SPAN * times.min())]
+        return [(int(number[n]), int(placement[n])) for n in kept]
+
+    def _points(self) -> tuple[Floats, Floats, Numbers, Numbers]:
+        """(bytes, seconds, plan, placement) of all that was estimated."""
+        c = self.candidates
+        known = np.nonzero(~np.isnan(c.time_s))[0]
+        rest = [(b, t, n, p) for n, tried in c.others.items() for t, b, p in tried]
+        more = np.array(rest, dtype=np.float64).reshape(-1, 4).T
+        return (
+            np.concatenate([c.memory[known], more[0]]),
+            np.concatenate([c.time_s[known], more[1]]),
+            np.concatenate([known, more[2].astype(np.int64)]),
+            np.concatenate([c.placement[known], more[3]]).astype(np.int64),
+        )
 
 
 def _lowest(numbers: Numbers, memory: npt.NDArray[np.float64], bound: npt.NDArray[np.float64]) -> list[int]:

@@ -89,4 +89,6 @@ def _unspelled(scenario: Scenario, shape: ModelShape) -> list[str]:
         found.append("MTP modules: torchtitan's model has none")
     if scenario.recompute == "deepseek-v3":
         found.append("attention output kept in 12 bits (E5M6), a part of recompute=deepseek-v3")
+    if scenario.routing.eplb is not None:
+        found.append("placement of experts and their replicas: torchtitan trains with experts in order")
     return found

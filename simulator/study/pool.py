@@ -48,16 +48,32 @@ def outcomes_here(tasks: Iterable[Task], wanted: Wanted, uncertainty: bool) -> I
             yield number, evaluate(scenario, uncertainty)
 
 
+def start_pool(workers: int) -> ProcessPoolExecutor:
+    """Processes that import what they need from now on, while the caller still finds out what to compute."""
+    pool = _pool(workers)
+    for _ in range(workers):
+        pool.submit(_ready)
+    return pool
+
+
+def _ready() -> None:
+    """Nothing: by the time that a process can run this it has imported all it needs."""
+
+
 def outcomes_locally(
-    tasks: Iterable[Task], wanted: Wanted, uncertainty: bool, workers: int
+    tasks: Iterable[Task],
+    wanted: Wanted,
+    uncertainty: bool,
+    workers: int,
+    pool: ProcessPoolExecutor | None = None,
 ) -> Iterator[tuple[int, Outcome]]:
-    """Outcomes from local processes, as they come.
+    """Outcomes from local processes, as they come; those of `start_pool`, where given, are ended here.
 
     When a process dies, the points that were under way are tried once more, each alone in a process of
     its own; one that dies again is reported as failed.
     """
     waiting = deque(tasks)
-    pool = _pool(workers)
+    pool = pool or start_pool(workers)
     try:
         running: dict[Future[Outcome], Task] = {}
         while waiting or running:

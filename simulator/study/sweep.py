@@ -24,6 +24,7 @@ from moesim.simulator.study.pool import (
     outcomes_here,
     outcomes_locally,
     outcomes_on_dask,
+    start_pool,
 )
 from moesim.simulator.study.space import Space, points
 from moesim.simulator.study.store import Store
@@ -150,7 +151,13 @@ class _Run:
 
     def compute(self, store: Store | None, workers: int | None, scheduler: str | None) -> None:
         """Fill `outcomes`: from the store where it has them, computed otherwise."""
-        tasks = list(self._tasks(store))
+        workers = min(workers or default_workers(), max(1, len(self.design)))
+        tasks: list[Task] = []
+        pool = None
+        for task in self._tasks(store):
+            tasks.append(task)
+            if len(tasks) == 2 and workers > 1 and scheduler is None:
+                pool = start_pool(workers)  # they start while the other keys are worked out
 
         def wanted(number: int) -> bool:
             known = None if store is None else store.get(self.keys[number])
@@ -159,15 +166,14 @@ class _Run:
             return known is None
 
         self._tell()
-        workers = min(workers or default_workers(), max(1, len(tasks)))
         if not tasks:
             return
         if scheduler is not None:
             stream = outcomes_on_dask(tasks, wanted, self.uncertainty, scheduler)
-        elif workers == 1:
+        elif pool is None:
             stream = outcomes_here(tasks, wanted, self.uncertainty)
         else:
-            stream = outcomes_locally(tasks, wanted, self.uncertainty, workers)
+            stream = outcomes_locally(tasks, wanted, self.uncertainty, workers, pool)
         for number, outcome in stream:
             self._keep(store, number, outcome)
             self._tell()

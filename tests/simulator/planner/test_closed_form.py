@@ -13,7 +13,8 @@ from moesim.simulator.layout.in_flight import rank_stages
 from moesim.simulator.layout.memory import memory_by_kind
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.stages import StageAssignment, blocks_of
-from moesim.simulator.planner.candidates import Candidates, find_candidates
+from moesim.simulator.planner.candidates import find_candidates
+from moesim.simulator.planner.found import Candidates
 from moesim.simulator.planner.pattern import key_of, pattern
 from moesim.simulator.planner.prices import PriceBook
 from moesim.simulator.planner.rows import scenario_of, simulate_plan

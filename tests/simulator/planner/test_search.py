@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from concurrent.futures.process import BrokenProcessPool
 from math import fsum
 from typing import Any
 
@@ -11,10 +12,11 @@ import pytest
 
 import moesim
 from moesim.hwmodels.errors import InfeasibleError, InputError
+from moesim.simulator.planner import search
 from moesim.simulator.planner.causes import CAUSES, difference
 from moesim.simulator.planner.result import PlanResult
 from moesim.simulator.planner.search import plan
-from moesim.simulator.planner.space import PlanSpace
+from moesim.simulator.planner.space import PlanSpace, resolve
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.simulate import simulate
 
@@ -116,7 +118,7 @@ def test_fewer_nodes_meet_a_loose_deadline_for_less() -> None:
         assert kept.best.days <= tight
         assert any("deadline" in row.reason for row in kept.refused)
     energy = plan(small(), wanted, "energy", top=3, workers=1)
-    assert energy.best.energy_j == min(row.energy_j for row in energy.ranked)
+    assert energy.best.energy_j == min(row.energy_j or 0.0 for row in energy.ranked) > 0.0
     assert energy.notes
 
 
@@ -154,6 +156,40 @@ def test_a_price_is_needed_for_cost() -> None:
     )
     with pytest.raises(InputError, match="price_per_gpu_hour"):
         plan(cheap, PlanSpace(**SPACE), objective="cost", workers=1)
+
+
+def test_engines_take_no_sms_and_power_is_asked_for_where_it_matters() -> None:
+    tpu = load_scenario(
+        "deepseek-v3-2048xh800",
+        ["cluster=tpu-v5p-2048-slice", "profile=generic-roofline", "precision=bf16", "batch.sequences=2048"],
+    )
+    assert resolve(PlanSpace(), tpu, tpu.shape, tpu.machine).sms == (0,)
+    with pytest.raises(InputError, match="sms=8: on tpu-v5p"):
+        resolve(PlanSpace(sms=(8,)), tpu, tpu.shape, tpu.machine)
+    wanted = PlanSpace(
+        tp=(1,),
+        pp=(16,),
+        ep=(8,),
+        cp=(1,),
+        microbatch=(1,),
+        schedule=("1f1b",),
+        recompute=("full",),
+        zero_stage=(1,),
+    )
+    found = plan(tpu, wanted, top=1)
+    assert found.best.sms == 0 and found.best.energy_j is None and found.best.cost_usd is None
+    assert found.own is None and "dedicated engine" in found.notes[0]
+    with pytest.raises(InputError, match="no figure tdp"):
+        plan(tpu, wanted, "energy", top=1)
+
+
+def test_a_process_of_the_engine_that_dies_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: object) -> None:
+        raise BrokenProcessPool
+
+    monkeypatch.setattr(search, "_simulate_own", broken)
+    with pytest.raises(InputError, match="workers=1 computes"), search._engine(2):
+        search._simulate_own(small())
 
 
 def test_fixed_layouts_and_parts_of_a_model() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import random
 import shlex
 from contextlib import suppress
 from pathlib import Path
@@ -71,6 +72,58 @@ def test_a_plan_survives_the_round_trip(changed: dict[str, str], tmp_path: Path)
     for key in ("parallel", "schedule", "stages", "recompute", "batch", "precision"):
         assert getattr(again, key) == getattr(scenario, key), key
     assert again.communication.sms == scenario.communication.sms
+
+
+def _varied(count: int, seed: int) -> list[dict[str, str]]:
+    """Overrides of plans that Megatron-LM has words for, of every dimension that it shares with a search."""
+    draw = random.Random(seed)
+    found: list[dict[str, str]] = []
+    while len(found) < count:
+        pp, vpp = draw.choice([(2, 1), (4, 1), (8, 1), (16, 1), (4, 2), (8, 2), (8, 4)])
+        tp, cp = draw.choice([1, 2, 4, 8]), draw.choice([1, 2, 4])
+        layers = [61 // (pp * vpp)] * (pp * vpp)
+        for stage in draw.sample(range(pp * vpp), 61 % (pp * vpp)):
+            layers[stage] += 1
+        changed = {
+            "parallel.tp": tp, "parallel.pp": pp, "parallel.cp": cp, "parallel.vpp": vpp,
+            "parallel.ep": draw.choice([1, 8, 32, 64]), "parallel.microbatch": draw.choice([1, 2]),
+            "parallel.zero_stage": draw.choice([0, 1, 2, 3]), "stages.layers": layers,
+            "parallel.sequence_parallel": "true" if tp > 1 else "false",
+            "schedule": "interleaved-1f1b" if vpp > 1 else "1f1b", "precision": draw.choice(["fp8", "bf16"]),
+            "recompute": draw.choice(["none", "attention", "selective", "full"]),
+            "batch.sequences": draw.choice([8192, 15360]),
+        }  # fmt: skip
+        if changed["parallel.ep"] != 1:  # without experts on other ranks no kernel holds SMs for them
+            changed["communication.sms"] = draw.choice([8, 20, 24])
+        found.append({key: str(value) for key, value in changed.items()})
+    return found
+
+
+def test_twenty_varied_plans_survive_the_round_trip_as_they_are_printed(tmp_path: Path) -> None:
+    base = load_scenario(HOME)
+    for number, changed in enumerate(_varied(20, seed=5)):
+        scenario = spellable(**changed)
+        path = tmp_path / f"{number}.sh"
+        path.write_text(megatron_arguments(scenario).text())
+        found = import_megatron(path, base, base.shape)
+        assert found.differs == (), changed
+        assert found.notes == (), changed
+        again = with_overrides(base, found.overrides)
+        for key in ("parallel", "schedule", "stages", "recompute", "batch", "precision", "communication"):
+            assert getattr(again, key) == getattr(scenario, key), (key, changed)
+
+
+def test_modules_to_compute_again_are_words_of_their_own(tmp_path: Path) -> None:
+    words = shlex.split(megatron_arguments(spellable()).text().replace("\\\n", " "), comments=True)
+    place = words.index("--recompute-modules")
+    assert words[place + 1 : place + 4] == ["layernorm", "mla_up_proj", "moe_act"]
+    assert read("x --recompute-granularity selective\n", tmp_path).keys["recompute"] == "attention"
+    odd = read("x --recompute-granularity selective --recompute-modules mlp core_attn\n", tmp_path)
+    assert odd.keys["recompute"] == "selective" and "core_attn mlp" in odd.notes[0]
+    op = " ".join(megatron_arguments(spellable(recompute="op")).unspelled)
+    assert "torchtitan" in op
+    placed = spellable(**{"routing.eplb": "{redundant_experts: 64}"})
+    assert "experts in order" in " ".join(megatron_arguments(placed).unspelled)
 
 
 def test_what_megatron_cannot_say_is_said() -> None:
