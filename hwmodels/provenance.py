@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import (
     BaseModel,
@@ -13,6 +13,7 @@ from pydantic import (
     Field,
     GetJsonSchemaHandler,
     ValidationInfo,
+    field_validator,
     model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
@@ -37,6 +38,7 @@ from moesim.hwmodels.units import (
     UsdPerWattYear,
     Watts,
     format_quantity,
+    parse_quantity,
 )
 
 Kind = Literal["spec", "measured", "published", "derived", "assumed"]
@@ -77,6 +79,21 @@ class Sourced(BaseModel):
     source: Source
     date: DateText
     note: str | None = None
+    between: Annotated[tuple[float, float] | None, Field(exclude_if=lambda value: value is None)] = None
+    """Lowest and highest value that the source leaves room for; `value`, between them, is the likeliest."""
+
+    @field_validator("between", mode="before")
+    @classmethod
+    def _quantities(cls, ends: Any) -> Any:
+        if not isinstance(ends, list | tuple):
+            return ends
+        return [parse_quantity(end, cls.dimension) if isinstance(end, str) else end for end in ends]
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.between is not None and not 0.0 < self.between[0] <= self.value <= self.between[1]:
+            raise ValueError(f"value {self.value:g} must lie in between {list(self.between)}, above 0")
+        return self
 
     @model_validator(mode="before")
     @classmethod
