@@ -130,7 +130,7 @@ class _Walker:
         """The task before on the same stream, if there is one."""
         tasks = record.step.code.tasks
         own = tasks[number].transfer is None
-        return [n for n in range(number) if (tasks[n].transfer is None) == own][-1:]
+        return next(([n] for n in range(number - 1, -1, -1) if (tasks[n].transfer is None) == own), [])
 
     def _before(
         self, rank: int, position: int, record: StepRecord, member: int, time: int

@@ -32,6 +32,27 @@ SAMPLES = 4096
 """Draws of a Monte Carlo: the 10 % point is then that of 9 to 11 %."""
 
 
+def draws_s(
+    time_s: float,
+    effects: Sequence[EntryEffect],
+    *,
+    left_out: float = MODEL_ERROR,
+    samples: int = SAMPLES,
+    seed: int = 0,
+) -> FloatArray:
+    """Draws of the step time (s) from calibration entries and what they leave out (eq. U2)."""
+    seconds = np.full(samples, time_s)
+    for effect in effects:
+        seconds += effect.draw_s(samples, seed)
+    return _bounded(seconds, left_out, time_s, seed)
+
+
+def _bounded(seconds: FloatArray, left_out: float, time_s: float, seed: int) -> FloatArray:
+    """With the factor for what is left out; far tails must not make a step instant or negative."""
+    changed = seconds * (1.0 + drawn_changes(model_error(left_out), len(seconds), seed))
+    return np.asarray(np.maximum(changed, 0.1 * time_s))
+
+
 def samples_of(
     result: Result,
     effects: Sequence[EntryEffect],
@@ -61,9 +82,7 @@ def samples_of(
         for metric, power in UNCERTAIN.items():
             own = [_beyond_time(base, figures(r), metric, power) for r in item.results]
             extra[metric] += np.where(place < 0, -place * own[0], place * own[1])
-    seconds *= 1.0 + drawn_changes(model_error(left_out), samples, seed)
-    # Far tails of the normal draws must not make a step instant or negative.
-    seconds = np.maximum(seconds, 0.1 * time)
+    seconds = _bounded(seconds, left_out, time, seed)
     found: dict[Metric, FloatArray] = {}
     for metric, power in UNCERTAIN.items():
         value = base[metric]
@@ -210,10 +229,29 @@ def interval(
     return float(low), float(mid), float(high)
 
 
+def step_interval(
+    prepared: Prepared,
+    executions: Sequence[Execution],
+    result: Result,
+    level: float = 0.8,
+    *,
+    left_out: float = MODEL_ERROR,
+) -> tuple[float, float]:
+    """(low, high) of the step time (s) of a finished prediction, with probability `level`.
+
+    To first order along its critical path: nothing is simulated again.
+    """
+    drawn = draws_s(result.step.time_s, entry_effects(prepared, executions), left_out=left_out)
+    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
 def with_uncertainty(
     scenario: Scenario, *, ranges: Ranges | None = None, seeds: int = 0, exact: int = 0
 ) -> Result:
-    """A prediction that carries its bands; options as for `uncertainty`."""
+    """A prediction that carries its bands, its run's report included; options as for `uncertainty`."""
+    from moesim.simulator.study.whole_run import with_uncertain_run  # which needs this module's draws
+
     prepared, executions, result = predict(scenario)
     bands = uncertainty(prepared, executions, result, ranges=ranges, seeds=seeds, exact=exact)
-    return result.model_copy(update={"uncertainty": bands})
+    return with_uncertain_run(prepared, executions, result.model_copy(update={"uncertainty": bands}))

@@ -286,10 +286,11 @@ def interval(
 def run(scenario: Scenario | str, *overrides: str, step_time_s: float | None = None) -> RunReport:
     """Predict the whole run: phases, failures and restarts, finish date, cost, energy.
 
-    `step_time_s`: of the scenario's own step (s) where it is known already; simulated otherwise. Raises
+    Percentiles contain stops and the uncertainty of the step time (docs/model.md, sections 13 and 16).
+    `step_time_s`: in place of the simulated step's (s). Raises
     InputError for an illegal scenario, InfeasibleError for a run that practically never ends.
     """
-    from moesim.simulator.simulate import predict_run
+    from moesim.simulator.study.whole_run import predict_run
 
     return predict_run(load(scenario, *overrides) if isinstance(scenario, str) else scenario, step_time_s)
 

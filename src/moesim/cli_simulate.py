@@ -98,8 +98,10 @@ def simulate(
         draw_heat_maps(picture, result)
     if uncertainty:
         from moesim.simulator.study.uncertainty import uncertainty as bands
+        from moesim.simulator.study.whole_run import with_uncertain_run
 
         result = result.model_copy(update={"uncertainty": bands(prepared, executions, result)})
+        result = with_uncertain_run(prepared, executions, result)
     if as_json:
         typer.echo(result.model_dump_json(indent=2))
     else:
@@ -182,7 +184,7 @@ def _check_fit(result: Result) -> None:
     if not result.memory.fits:
         from moesim.cli_report import shortage
 
-        raise InfeasibleError(shortage(result))
+        raise InfeasibleError(shortage(result.scenario, result.memory))
 
 
 def explain(

@@ -1,0 +1,54 @@
+"""The whole run with its step time uncertain: end and bill from stops and calibration together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from moesim.simulator.engine.execute import Execution, execute_all
+from moesim.simulator.prepare import Prepared, prepare
+from moesim.simulator.result import Result
+from moesim.simulator.run.report import RunReport
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.simulate import run_report, step_of
+from moesim.simulator.study.effects import FloatArray, entry_effects
+from moesim.simulator.study.sources import MODEL_ERROR
+from moesim.simulator.study.uncertainty import SAMPLES, draws_s
+
+
+def step_factors(
+    prepared: Prepared, executions: Sequence[Execution], samples: int, *, left_out: float = MODEL_ERROR
+) -> FloatArray:
+    """Step time over the predicted one in every draw ([samples]); the draws of eq. U2.
+
+    Two scenarios that share a source share its draws, so runs can be compared.
+    """
+    time = step_of(executions)
+    return draws_s(time, entry_effects(prepared, executions), left_out=left_out, samples=samples) / time
+
+
+def uncertain_report(
+    prepared: Prepared, executions: Sequence[Execution], step_time_s: float | None = None
+) -> RunReport:
+    """The report of a prepared and executed scenario, its step time drawn anew for every replica.
+
+    `step_time_s`: in place of the executed one. Raises as `run_report` does.
+    """
+    plan = prepared.scenario.run
+    # Without failures a replica costs nothing, and as many as an interval has make both agree.
+    samples = plan.replicas if plan.failures is not None else SAMPLES
+    factors = step_factors(prepared, executions, samples)
+    return run_report(prepared, step_of(executions) if step_time_s is None else step_time_s, factors)
+
+
+def predict_run(scenario: Scenario, step_time_s: float | None = None) -> RunReport:
+    """The whole run of a scenario, the uncertainty of its step included; see `run_report`."""
+    prepared = prepare(scenario)
+    return uncertain_report(prepared, execute_all(prepared.programs), step_time_s)
+
+
+def with_uncertain_run(prepared: Prepared, executions: Sequence[Execution], result: Result) -> Result:
+    """The same result with the uncertain step in the report of its run, where it has one."""
+    if result.run.report is None:
+        return result
+    report = uncertain_report(prepared, executions)
+    return result.model_copy(update={"run": result.run.model_copy(update={"report": report})})
