@@ -47,8 +47,8 @@ def trace(scenario: Scenario) -> bytes:
 
 
 def whole_cluster(scenario: Scenario) -> Result:
-    """The step with every GPU simulated for itself."""
-    return moesim.simulate(scenario.overridden("resolution=full"))
+    """The step with every GPU simulated for itself, and its interval."""
+    return moesim.simulate(scenario.overridden("resolution=full"), uncertainty=True)
 
 
 def neighbours(scenario: Scenario, result: Result, progress: Progress) -> tuple[Neighbour, ...]:

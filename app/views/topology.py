@@ -46,7 +46,7 @@ def _maps(result: Result) -> None:
         return
     st.markdown(
         f"{full.gpus:,} GPUs in {full.groups} groups a pipeline rank; the step takes "
-        f"**{result.step.time_s:.3f} s** with every GPU for itself."
+        f"**{result.step.time_s:.3f} s** with every GPU for itself{_sure(result)}."
     )
     titles = [data.title for data in full.heat_maps]
     chosen = st.segmented_control("Heat map", titles, default=titles[0], key="heat map") or titles[0]
@@ -86,3 +86,11 @@ def _maps(result: Result) -> None:
     if full.causes:
         st.markdown("**What each fault costs**")
         st.dataframe([row.model_dump() for row in full.causes], hide_index=True)
+
+
+def _sure(result: Result) -> str:
+    """The interval in words; nothing where a part of the model is simulated."""
+    if result.uncertainty is None:
+        return ""
+    band = result.uncertainty.bands["step_time_s"]
+    return f" (P10 {band.p10:.3f} s, P90 {band.p90:.3f} s; {result.uncertainty.note})"

@@ -8,7 +8,7 @@ from math import log
 import numpy as np
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.engine.execute import Execution
+from moesim.simulator.engine.execute import Execution, last_end
 from moesim.simulator.prepare import Prepared
 from moesim.simulator.result import Result
 from moesim.simulator.scenario import Scenario
@@ -171,7 +171,20 @@ def uncertainty(
             )
         )
     rows.sort(key=lambda row: (-row.swing_s, row.source))
-    return Uncertainty(bands=bands, sources=tuple(rows), samples=samples, seed=seed)
+    return Uncertainty(
+        bands=bands, sources=tuple(rows), samples=samples, seed=seed, note=_along(prepared, executions)
+    )
+
+
+def _along(prepared: Prepared, executions: Sequence[Execution]) -> str:
+    """Which critical path the effects were read along."""
+    if prepared.whole is None:
+        return "first order along the critical path of the folded run"
+    last = max(executions, key=lambda e: last_end(e.ranks)).program.group
+    return (
+        f"first order along the critical path of full resolution (group {last}, the last of "
+        f"{len(executions)}); how transfers share links stays as simulated"
+    )
 
 
 def _band(predicted: float, values: FloatArray) -> Band:

@@ -4,26 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from moesim.simulator.engine.execute import Execution, execute_all
 from moesim.simulator.prepare import Prepared, prepare
 from moesim.simulator.result import Result
 from moesim.simulator.run.report import RunReport
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.simulate import run_report, step_of
-from moesim.simulator.study.effects import FloatArray, entry_effects
+from moesim.simulator.study.effects import FloatArray, entry_effects, generator_of
 from moesim.simulator.study.sources import MODEL_ERROR
 from moesim.simulator.study.uncertainty import SAMPLES, draws_s
 
+ORDER = "run.replicas"
+"""Names the stream of random numbers that says which replica has which point."""
+
 
 def step_factors(
-    prepared: Prepared, executions: Sequence[Execution], samples: int, *, left_out: float = MODEL_ERROR
+    prepared: Prepared, executions: Sequence[Execution], replicas: int, *, left_out: float = MODEL_ERROR
 ) -> FloatArray:
-    """Step time over the predicted one in every draw ([samples]); the draws of eq. U2.
+    """Step time over the predicted one for every replica ([replicas]): the distribution of eq. U2.
 
-    Two scenarios that share a source share its draws, so runs can be compared.
+    Few replicas take evenly spaced points of the sorted draws, in a seeded order that the stops do not know
+    of: their percentiles are those of all draws, and a replica keeps its point from scenario to scenario.
     """
     time = step_of(executions)
-    return draws_s(time, entry_effects(prepared, executions), left_out=left_out, samples=samples) / time
+    drawn = np.sort(draws_s(time, entry_effects(prepared, executions), left_out=left_out)) / time
+    points = ((np.arange(replicas) + 0.5) * (len(drawn) / replicas)).astype(np.int64)
+    order = np.argsort(generator_of(ORDER, prepared.scenario.seed).random(replicas), kind="stable")
+    return np.asarray(drawn[points][order])
 
 
 def uncertain_report(
@@ -35,8 +44,7 @@ def uncertain_report(
     """
     plan = prepared.scenario.run
     # Without failures a replica costs nothing, and as many as an interval has make both agree.
-    samples = plan.replicas if plan.failures is not None else SAMPLES
-    factors = step_factors(prepared, executions, samples)
+    factors = step_factors(prepared, executions, plan.replicas if plan.failures is not None else SAMPLES)
     return run_report(prepared, step_of(executions) if step_time_s is None else step_time_s, factors)
 
 

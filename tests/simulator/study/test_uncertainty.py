@@ -28,6 +28,7 @@ from moesim.simulator.study.sources import (
     shifted,
 )
 from moesim.simulator.study.uncertainty import interval, samples_of, uncertainty, with_uncertainty
+from moesim.simulator.study.whole_run import step_factors
 
 PROFILE = load_profile("h800-trace")
 
@@ -280,3 +281,36 @@ def test_the_spread_of_speed_to_first_order(small: Scenario) -> None:
     other = ranged.replace(**{CLOCK: 0.012 * (1 + effect.at[1])})
     exact = moesim.simulate(other).step.time_s - result.step.time_s
     assert exact > 0.0 and effect.seconds[1] == pytest.approx(exact, rel=0.35)
+
+
+# -- full resolution, the whole run --------------------------------------------------------------------
+
+
+def test_full_resolution_has_an_interval_along_its_own_path() -> None:
+    """Two groups of 16 GPUs a pipeline rank; the two largest sources against the engine."""
+    full = load_scenario(
+        "deepseek-v3-2048xh800",
+        [
+            "cluster={node: hgx-h800, nodes: 16, network: mpft-ib-400g, name: 128xh800}",
+            "parallel={tp: 1, pp: 4, ep: 16, cp: 1, microbatch: 1, zero_stage: 1}",
+            "batch.sequences=256",
+            "resolution=full",
+        ],
+    )
+    prepared, executions, result = predict(full)
+    linear, exact = entry_effects(prepared, executions), entry_effects(prepared, executions, exact=2)
+    for a, b in zip(linear[:2], exact[:2], strict=True):
+        assert b.exact and a.seconds == pytest.approx(b.seconds, rel=0.05, abs=1e-3 * result.step.time_s)
+    found = uncertainty(prepared, executions, result)
+    assert found.bands["step_time_s"].p10 < result.step.time_s < found.bands["step_time_s"].p90
+    assert "full resolution" in found.note
+
+
+def test_replicas_have_the_distribution_of_the_step(small: Scenario) -> None:
+    prepared, executions, result = predict(small)
+    many, few = (step_factors(prepared, executions, n) for n in (4096, 200))
+    assert len(few) == 200 and few.std() == pytest.approx(many.std(), rel=0.02)
+    low, _, high = interval(small)
+    ends = np.quantile(few, [0.1, 0.9]) * result.step.time_s
+    assert ends == pytest.approx((low, high), rel=5e-3)
+    assert (few[:-1] > few[1:]).mean() == pytest.approx(0.5, abs=0.15)  # in no order
