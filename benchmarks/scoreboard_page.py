@@ -55,6 +55,11 @@ def section(scored: list[ScoredRun], board: Board) -> str:
     ]
     if board.group_mean is not None:
         lines += [f"Mean over the groups of their median absolute errors: {board.group_mean:.1%}.", ""]
+    if board.group_covered is not None:
+        lines += [
+            f"Mean over the groups of the share in the 80 % interval: {board.group_covered:.0%}.",
+            "",
+        ]
     known = sorted((r for r in board.rows if r.relative_error is not None), key=_worst_first)
     lines += [
         "Largest misses:",

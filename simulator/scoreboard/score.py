@@ -86,6 +86,8 @@ class Board(_Part):
     totals: tuple[GroupScore, ...]
     group_mean: float | None
     """Mean over the groups of their median absolute errors; None without rows."""
+    group_covered: float | None = None
+    """Mean over the groups of their shares inside the interval; None without intervals."""
 
 
 def predict(row: OpenRow) -> tuple[Prepared, list[Execution], Result]:
@@ -147,7 +149,14 @@ def score_all(
         scored = tuple(score_row(row, interval) for row in chosen)
     groups = tuple(by_group(scored))
     mean = fsum(g.median_absolute_error for g in groups) / len(groups) if groups else None
-    return Board(rows=scored, groups=groups, totals=tuple(totals(scored)), group_mean=mean)
+    covered = [g.covered for g in groups if g.covered is not None]
+    return Board(
+        rows=scored,
+        groups=groups,
+        totals=tuple(totals(scored)),
+        group_mean=mean,
+        group_covered=fsum(covered) / len(covered) if covered else None,
+    )
 
 
 def by_group(rows: Sequence[ScoredRow]) -> list[GroupScore]:

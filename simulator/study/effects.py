@@ -156,20 +156,23 @@ def _run_exactly(
     base = executions[0].end_ns / 1e9
     seconds = []
     for change in effect.at:
-        again = _moved(prepared, effect.source, change, used)
+        again = prepare(*moved(prepared, {effect.source.id: change}, used), prepared.stages)
         seconds.append(execute_all(again.programs)[0].end_ns / 1e9 - base)
     return EntryEffect(effect.source, effect.at, (seconds[0], seconds[1]), exact=True)
 
 
-def _moved(prepared: Prepared, source: Source, change: float, used: Sequence[str]) -> Prepared:
-    """Everything prepared anew with one source off by a change; stages stay where they are."""
+def moved(
+    prepared: Prepared, changes: Mapping[str, float], used: Sequence[str]
+) -> tuple[Scenario, CalibrationProfile]:
+    """Scenario and profile with sources (by id) off by changes; `used`: entries that a session may move."""
     scenario, profile = prepared.scenario, prepared.profile
-    if source.id == CLOCK:
-        cv = scenario.variation.clock_cv.value * (1.0 + change)
-        return prepare(scenario.replace(**{CLOCK: cv}), profile, prepared.stages)
-    for id_ in session(profile, used)[1] if source.id == SESSION else (source.id,):
-        profile = shifted(profile, id_, change, prepared.cluster.accelerator.n_sms)
-    return prepare(scenario, profile, prepared.stages)
+    for id_, change in changes.items():
+        if id_ == CLOCK:
+            scenario = scenario.replace(**{CLOCK: scenario.variation.clock_cv.value * (1.0 + change)})
+            continue
+        for entry in session(profile, used)[1] if id_ == SESSION else (id_,):
+            profile = shifted(profile, entry, change, prepared.cluster.accelerator.n_sms)
+    return scenario, profile
 
 
 def range_effects(scenario: Scenario, ranges: Ranges) -> tuple[RangeEffect, ...]:

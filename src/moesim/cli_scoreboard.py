@@ -53,6 +53,8 @@ def print_board(board: Board) -> None:
     )
     if board.group_mean is not None:
         print_text(f"mean over groups of the median |error|: {percent(board.group_mean)}")
+    if board.group_covered is not None:
+        print_text(f"mean over groups of the share in the 80 % interval: {board.group_covered:.0%}")
     missed = sorted(
         (r for r in board.rows if r.relative_error is not None), key=lambda r: -abs(r.relative_error or 0)
     )
