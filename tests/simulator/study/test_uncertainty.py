@@ -257,6 +257,14 @@ def test_numbers_with_a_range_are_sources() -> None:
     assert number_sources(PROFILE.model_copy(update={"launch_gap": None, "kernel_floor": None})) == ()
 
 
+def test_a_range_that_nothing_uses_is_refused(small: Scenario) -> None:
+    jitter = {"value": 0.02, "between": [0.01, 0.03], "kind": "assumed", "source": "test", "date": "2026"}
+    with pytest.raises(InputError, match=r"variation.jitter_cv: between=\[0.01, 0.03\] is not used"):
+        prepare(small.replace(**{"variation.jitter_cv": jitter}))
+    with pytest.raises(InputError, match="must lie in between"):
+        small.replace(**{CLOCK: {**jitter, "value": 0.05}})
+
+
 def test_a_session_moves_all_products_and_attention_together(small: Scenario) -> None:
     effects = {e.source.id: e for e in entry_effects(*predict(small)[:2])}
     common = effects[SESSION]
