@@ -13,12 +13,15 @@ from pydantic import (
     Field,
     GetJsonSchemaHandler,
     ValidationInfo,
+    WithJsonSchema,
+    field_serializer,
     field_validator,
     model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.units import (
     DIMENSIONS,
     Bytes,
@@ -39,6 +42,7 @@ from moesim.hwmodels.units import (
     Watts,
     format_quantity,
     parse_quantity,
+    quantity_text,
 )
 
 Kind = Literal["spec", "measured", "published", "derived", "assumed"]
@@ -79,15 +83,36 @@ class Sourced(BaseModel):
     source: Source
     date: DateText
     note: str | None = None
-    between: Annotated[tuple[float, float] | None, Field(exclude_if=lambda value: value is None)] = None
+    between: Annotated[
+        tuple[float, float] | None,
+        Field(exclude_if=lambda value: value is None),
+        WithJsonSchema(
+            {"type": "array", "items": {"type": ["number", "string"]}, "minItems": 2, "maxItems": 2}
+        ),
+    ] = None
     """Lowest and highest value that the source leaves room for; `value`, between them, is the likeliest."""
 
     @field_validator("between", mode="before")
     @classmethod
-    def _quantities(cls, ends: Any) -> Any:
+    def _quantities(cls, ends: Any, info: ValidationInfo) -> Any:
+        """As `value`: strings are parsed; a bare number with a dimension comes from Python code only."""
         if not isinstance(ends, list | tuple):
             return ends
-        return [parse_quantity(end, cls.dimension) if isinstance(end, str) else end for end in ends]
+        bare = "" not in DIMENSIONS[cls.dimension].units
+        from_file = bare and (info.mode == "json" or bool((info.context or {}).get("place")))
+        try:
+            return [
+                parse_quantity(str(end), cls.dimension) if from_file or isinstance(end, str) else end
+                for end in ends
+            ]
+        except InputError as error:
+            raise ValueError(str(error)) from None
+
+    @field_serializer("between", when_used="json")
+    def _texts(self, ends: tuple[float, float] | None) -> list[float] | list[str] | None:
+        if ends is None or "" in DIMENSIONS[self.dimension].units:
+            return None if ends is None else list(ends)
+        return [quantity_text(end, self.dimension) for end in ends]
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import moesim
 from moesim.hwmodels.calibration import Law, MeasuredCurve, load_profile
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.provenance import SourcedSeconds
 from moesim.simulator.engine.critical import critical_path
 from moesim.simulator.engine.execute import execute_all
 from moesim.simulator.prepare import prepare
@@ -255,6 +256,21 @@ def test_numbers_with_a_range_are_sources() -> None:
     moved = shifted(PROFILE, "launch_gap", 0.1, 132)
     assert moved.launch_gap is not None and moved.launch_gap.value == pytest.approx(1.1 * gap.value)
     assert number_sources(PROFILE.model_copy(update={"launch_gap": None, "kernel_floor": None})) == ()
+
+
+def test_a_range_has_the_units_of_its_value_and_survives_a_file() -> None:
+    fields = {
+        "value": "1.93 us",
+        "between": ["1.8 us", "2.4 us"],
+        "kind": "measured",
+        "source": "test",
+        "date": 2025,
+    }
+    number = SourcedSeconds.model_validate(fields)
+    assert number.between == pytest.approx((1.8e-6, 2.4e-6))
+    assert SourcedSeconds.model_validate_json(number.model_dump_json()) == number
+    with pytest.raises(ValueError, match="bare number"):
+        SourcedSeconds.model_validate({**fields, "between": [1, 2]}, context={"place": "file.yaml"})
 
 
 def test_a_range_that_nothing_uses_is_refused(small: Scenario) -> None:
