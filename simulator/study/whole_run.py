@@ -48,10 +48,23 @@ def uncertain_report(
     return run_report(prepared, step_of(executions) if step_time_s is None else step_time_s, factors)
 
 
-def predict_run(scenario: Scenario, step_time_s: float | None = None) -> RunReport:
-    """The whole run of a scenario, the uncertainty of its step included; see `run_report`."""
+def predict_run(
+    scenario: Scenario, step_time_s: float | None = None, uncertainty: bool | None = None
+) -> RunReport:
+    """The whole run of a scenario; see `run_report`.
+
+    `uncertainty` of the step time is included where the step is simulated here, and where it is asked for;
+    with a known `step_time_s` alone nothing but further phases is simulated.
+    """
     prepared = prepare(scenario)
-    return uncertain_report(prepared, execute_all(prepared.programs), step_time_s)
+    if uncertainty is None:
+        uncertainty = step_time_s is None
+    if not uncertainty and step_time_s is not None:
+        return run_report(prepared, step_time_s)
+    executions = execute_all(prepared.programs)
+    if not uncertainty:
+        return run_report(prepared, step_of(executions))
+    return uncertain_report(prepared, executions, step_time_s)
 
 
 def with_uncertain_run(prepared: Prepared, executions: Sequence[Execution], result: Result) -> Result:
