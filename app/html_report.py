@@ -193,12 +193,13 @@ def _run(report: RunReport) -> str:
     ]
     header = ("phase", "steps", "days", "GPU-hours", "with stops", "cost")
     finish = report.finish
+    inside = "stops only" if report.step_factor is None else "stops and the step time's uncertainty"
     when = "" if finish is None else f"<p>Finish: {finish.p50} (P10 {finish.p10}, P90 {finish.p90})</p>"
     return (
         _section("The whole run", when + _table(header, phases, right=(1, 2, 3, 4, 5)))
         + _table(("", "mean", "P10", "P50", "P90"), rows, right=(1, 2, 3, 4))
-        + f'<p class="soft">{report.replicas:,} runs simulated; {escape(report.price)}</p>'
-        + _list("Assumed for the run", report.assumptions)
+        + f'<p class="soft">{report.replicas:,} runs simulated; percentiles hold {inside}; '
+        f"{escape(report.price)}</p>" + _list("Assumed for the run", report.assumptions)
     )
 
 

@@ -27,8 +27,8 @@ class Evidence:
 
 
 def run_report(scenario: Scenario, step_time_s: float) -> RunReport:
-    """The whole run of a scenario whose step takes so many seconds."""
-    return moesim.run(scenario, step_time_s=step_time_s)
+    """The whole run of a scenario whose step takes so many seconds, its uncertainty included."""
+    return moesim.run(scenario, step_time_s=step_time_s, uncertainty=True)
 
 
 def evidence(progress: Callable[[float | None, str], None]) -> Evidence:

@@ -8,7 +8,6 @@ from moesim.simulator.scoreboard.score import GroupScore
 
 BEGIN, END = "<!-- open scoreboard -->", "<!-- end of open scoreboard -->"
 SHOWN_MISSES = 20
-RULE = "|---|---|---|---|---|"
 
 
 def section_on(text: str) -> str:
@@ -31,8 +30,9 @@ def section(scored: list[ScoredRun], board: Board) -> str:
         "",
         "torchtitan 0.2.2 unmodified; profile `h200-8gpu`; memory: the allocator's active peak.",
         "",
-        "| run | step (s) | predicted | error | memory (GB) | predicted | error | exposed (s) | predicted |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| run | step (s) | predicted | error | P10 to P90 | memory (GB) | predicted | error | exposed (s) | "
+        "predicted |",
+        "|---|---|---|---|---|---|---|---|---|---|",
         *(_run(run) for run in scored),
         "",
         "Exposed communication was profiled for two of them: collectives that nothing ran beside.",
@@ -41,26 +41,35 @@ def section(scored: list[ScoredRun], board: Board) -> str:
         "",
         "`moesim validate --all`. Every complete row, with the plan that was run; assumptions by source,",
         "none by row ([decision 0020](decisions/0020-scoreboard-of-published-steps.md)); nothing fitted.",
-        "Errors of the step.",
+        "Errors of the step. In 80 %: published steps inside the 80 % interval (P10 to P90) of their",
+        "prediction, whose aim is 70 to 90 %; faster, slower: published steps below P10 and above P90;",
+        "width: P90 - P10 over the predicted step, median. What an interval contains was decided first",
+        "([decision 0024](decisions/0024-what-an-interval-contains.md)).",
         "",
-        "| rows of | n | median error | median absolute | worst | in bounds | memory: n | median absolute |",
-        "|---|---|---|---|---|---|---|---|",
+        "| rows of | n | median error | median absolute | worst | in 80 % | faster | slower | width | "
+        "in bounds | memory: n | median absolute |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
         *(_score(group) for group in board.groups),
         *(_score(group, bold=True) for group in board.totals),
         "",
     ]
     if board.group_mean is not None:
         lines += [f"Mean over the groups of their median absolute errors: {board.group_mean:.1%}.", ""]
+    if board.group_covered is not None:
+        lines += [
+            f"Mean over the groups of the share in the 80 % interval: {board.group_covered:.0%}.",
+            "",
+        ]
     known = sorted((r for r in board.rows if r.relative_error is not None), key=_worst_first)
     lines += [
         "Largest misses:",
         "",
-        "| row | group | published (s) | predicted | error |",
-        "|---|---|---|---|---|",
+        "| row | group | published (s) | predicted | P10 to P90 | error |",
+        "|---|---|---|---|---|---|",
     ]
     lines += [
         f"| {r.id} | {r.group} | {r.published_step_s:.4g} | {r.predicted_step_s:.4g} | "
-        f"{r.relative_error:+.1%} |"
+        f"{_between(r)} | {r.relative_error:+.1%} |"
         for r in known[:SHOWN_MISSES]
     ]
     lines += ["", "Not predicted:", "", *(f"- {r.refused}" for r in board.rows if r.refused), END]
@@ -75,6 +84,7 @@ def _run(run: ScoredRun) -> str:
     exposed = "" if run.exposed_s is None else f"{run.exposed_s:.3f}"
     return (
         f"| {run.name} | {run.step_s:.3f} | {run.predicted_step_s:.3f} | {run.step_error:+.1%} | "
+        f"{run.interval_s[0]:.3f} to {run.interval_s[1]:.3f} | "
         f"{run.memory_bytes / 1e9:.1f} | {run.predicted_memory_bytes / 1e9:.1f} | {run.memory_error:+.1%} | "
         f"{exposed} | {run.predicted_exposed_s:.3f} |"
     )
@@ -85,6 +95,16 @@ def _score(group: GroupScore, bold: bool = False) -> str:
     memory = "" if group.memory_absolute_error is None else f"{group.memory_absolute_error:.1%}"
     return (
         f"| {name} | {group.rows} | {group.median_error:+.1%} | {group.median_absolute_error:.1%} | "
-        f"{group.worst_absolute_error:.1%} | {group.inside_bounds:.0%} | {group.memory_rows or ''} | "
+        f"{group.worst_absolute_error:.1%} | {_share(group.covered)} | {_share(group.below)} | "
+        f"{_share(group.above)} | {_share(group.interval_width)} | {group.inside_bounds:.0%} | "
+        f"{group.memory_rows or ''} | "
         f"{memory} |"
     )
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.0%}"
+
+
+def _between(row: ScoredRow) -> str:
+    return "" if row.interval_s is None else f"{row.interval_s[0]:.4g} to {row.interval_s[1]:.4g}"

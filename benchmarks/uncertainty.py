@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 from concurrent.futures import ProcessPoolExecutor
-from functools import reduce
 from multiprocessing import get_context
 
 import numpy as np
@@ -19,18 +18,16 @@ import moesim
 from moesim.simulator.engine.execute import execute_all
 from moesim.simulator.prepare import prepare
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.study.effects import drawn_changes, entry_effects, predict
-from moesim.simulator.study.sources import shifted
+from moesim.simulator.study.effects import drawn_changes, entry_effects, moved, predict
 
 HOME = "deepseek-v3-2048xh800"
 
 
 def step_s(scenario: Scenario, changes: dict[str, float]) -> float:
-    """Step time with every entry off by its change, from the engine (s)."""
+    """Step time with every source off by its change, from the engine (s)."""
     base = prepare(scenario)
-    n_sms = base.cluster.accelerator.n_sms
-    profile = reduce(lambda p, item: shifted(p, item[0], item[1], n_sms), changes.items(), base.profile)
-    return execute_all(prepare(scenario, profile, base.stages).programs)[0].end_ns / 1e9
+    again = prepare(*moved(base, changes, tuple(base.pricer.evidence.entries)), base.stages)
+    return execute_all(again.programs)[0].end_ns / 1e9
 
 
 def main() -> None:

@@ -47,11 +47,27 @@ class _Plain(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True)
 
 
+class Elsewhere(_Plain):
+    """Relative uncertainty of an entry on accelerators that it was not measured on."""
+
+    architecture: str = Field(min_length=3)
+    """The accelerator's `architecture` that the entry itself speaks of."""
+    relative: Annotated[float, Field(ge=0.0, lt=1.0)]
+    meaning: str = Field(min_length=3)
+
+
 class Residual(_Plain):
     """Relative uncertainty of an entry (0.04 is +-4 %) and what it stands for."""
 
     relative: Annotated[float, Field(ge=0.0, lt=1.0)]
     meaning: str = Field(min_length=3)
+    elsewhere: Annotated[Elsewhere | None, Field(exclude_if=lambda value: value is None)] = None
+    """In place of it where the entry is carried to another architecture."""
+
+    def on(self, architecture: str) -> Residual | Elsewhere:
+        """The uncertainty that holds on accelerators of an architecture."""
+        other = self.elsewhere
+        return other if other is not None and other.architecture != architecture else self
 
 
 class Conditions(_Plain):

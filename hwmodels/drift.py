@@ -46,17 +46,15 @@ def compare(old: CalibrationProfile, new: CalibrationProfile) -> list[Drift]:
 
 def _drift(old: Entry, new: Entry) -> Drift:
     allowed = old.residual.relative + new.residual.relative
-    changes = _changes(old, new)
-    if not changes:
+    found = changes(old, new)
+    if not found:
         return Drift(new.id, 0, 0.0, 0.0, "", allowed, "no common points")
-    worst_at = max(changes, key=lambda key: abs(changes[key]))
-    return Drift(
-        new.id, len(changes), statistics.median(changes.values()), changes[worst_at], worst_at, allowed
-    )
+    worst_at = max(found, key=lambda key: abs(found[key]))
+    return Drift(new.id, len(found), statistics.median(found.values()), found[worst_at], worst_at, allowed)
 
 
-def _changes(old: Entry, new: Entry) -> Mapping[str, float]:
-    """Relative change by point."""
+def changes(old: Entry, new: Entry) -> Mapping[str, float]:
+    """Relative change of an entry by point or shape, at those that both have (pure)."""
     if isinstance(old, GemmTable) and isinstance(new, GemmTable):
         rates = {row[:4]: old.flop_per_s(row) for row in old.points}
         return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import (
     BaseModel,
@@ -13,11 +13,15 @@ from pydantic import (
     Field,
     GetJsonSchemaHandler,
     ValidationInfo,
+    WithJsonSchema,
+    field_serializer,
+    field_validator,
     model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.units import (
     DIMENSIONS,
     Bytes,
@@ -37,6 +41,8 @@ from moesim.hwmodels.units import (
     UsdPerWattYear,
     Watts,
     format_quantity,
+    parse_quantity,
+    quantity_text,
 )
 
 Kind = Literal["spec", "measured", "published", "derived", "assumed"]
@@ -77,6 +83,42 @@ class Sourced(BaseModel):
     source: Source
     date: DateText
     note: str | None = None
+    between: Annotated[
+        tuple[float, float] | None,
+        Field(exclude_if=lambda value: value is None),
+        WithJsonSchema(
+            {"type": "array", "items": {"type": ["number", "string"]}, "minItems": 2, "maxItems": 2}
+        ),
+    ] = None
+    """Lowest and highest value that the source leaves room for; `value`, between them, is the likeliest."""
+
+    @field_validator("between", mode="before")
+    @classmethod
+    def _quantities(cls, ends: Any, info: ValidationInfo) -> Any:
+        """As `value`: strings are parsed; a bare number with a dimension comes from Python code only."""
+        if not isinstance(ends, list | tuple):
+            return ends
+        bare = "" not in DIMENSIONS[cls.dimension].units
+        from_file = bare and (info.mode == "json" or bool((info.context or {}).get("place")))
+        try:
+            return [
+                parse_quantity(str(end), cls.dimension) if from_file or isinstance(end, str) else end
+                for end in ends
+            ]
+        except InputError as error:
+            raise ValueError(str(error)) from None
+
+    @field_serializer("between", when_used="json")
+    def _texts(self, ends: tuple[float, float] | None) -> list[float] | list[str] | None:
+        if ends is None or "" in DIMENSIONS[self.dimension].units:
+            return None if ends is None else list(ends)
+        return [quantity_text(end, self.dimension) for end in ends]
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.between is not None and not 0.0 < self.between[0] <= self.value <= self.between[1]:
+            raise ValueError(f"value {self.value:g} must lie in between {list(self.between)}, above 0")
+        return self
 
     @model_validator(mode="before")
     @classmethod

@@ -207,8 +207,14 @@ def profile_mapping(profile: CalibrationProfile) -> dict[str, Any]:
     data = profile.model_dump(exclude_defaults=True)
     for key in ("launch_gap", "kernel_floor"):
         if key in data:
-            data[key]["value"] = f"{significant(data[key]['value'] * 1e6, 9):.12g} us"
+            data[key]["value"] = _microseconds(data[key]["value"])
+            if "between" in data[key]:
+                data[key]["between"] = [_microseconds(end) for end in data[key]["between"]]
     return {key: _plain(value) for key, value in data.items()}
+
+
+def _microseconds(seconds: float) -> str:
+    return f"{significant(seconds * 1e6, 9):.12g} us"
 
 
 def profile_text(profile: CalibrationProfile, *, as_json: bool = False) -> str:

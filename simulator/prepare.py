@@ -10,6 +10,7 @@ from moesim.hwmodels.calibration import CalibrationProfile, load_profile
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import read_text
+from moesim.hwmodels.provenance import sourced_numbers
 from moesim.simulator.cost.table import CostTable
 from moesim.simulator.draws import draw_loads, draw_variation, routed_layers
 from moesim.simulator.engine.program import Program, Variation, compile_program
@@ -74,6 +75,7 @@ def prepare(
         profile = load_profile(scenario.path(scenario.profile))
     check_profile(profile, cluster)
     _check_sms(scenario, cluster)
+    _check_ranges(scenario)
     layout = Layout(plan, cluster.n_gpus, cluster.node.n_gpus)
     count = microbatches(layout, scenario.batch.sequences)
     schedule = load_schedule(scenario, count)
@@ -198,6 +200,17 @@ def _check_sms(scenario: Scenario, cluster: Cluster) -> None:
             key="communication.sms",
             nearest=(total - 1,),
         )
+
+
+def _check_ranges(scenario: Scenario) -> None:
+    """A range that no interval would use is refused, not dropped."""
+    for path, number in sourced_numbers(scenario):
+        if number.between is not None and path != "variation.clock_cv":
+            raise InputError(
+                f"{path}: between={list(number.between)} is not used by intervals; of a scenario only "
+                f"variation.clock_cv may state a range. Use moesim sensitivity --range {path}=LOW,HIGH",
+                key=path,
+            )
 
 
 def _check_combination(scenario: Scenario, schedule: Schedule) -> None:

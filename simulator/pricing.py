@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import ceil, fsum, log2
 
@@ -36,6 +35,7 @@ from moesim.simulator.model.operator import BlockKind, Operator, Phase
 from moesim.simulator.model.operators import block_operators, optimizer_operators
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, row_bytes
 from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.price_evidence import Evidence
 from moesim.simulator.profile_use import collective_residual, communication_law
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import Overlap, Schedule
@@ -46,19 +46,6 @@ EP_OPERATION: dict[Phase, EpOperation] = {
     "combine F": "combine",
     "dispatch B": "combine",
 }
-
-
-@dataclass(slots=True)
-class Evidence:
-    """What the prices stand on: calibration entries used, and every reading out of its measured range."""
-
-    entries: set[str] = field(default_factory=set)
-    extrapolated: set[str] = field(default_factory=set)
-
-    def add(self, entries: Iterable[str], extrapolated: Iterable[str]) -> None:
-        """Note entries and extrapolations of one price."""
-        self.entries.update(entries)
-        self.extrapolated.update(extrapolated)
 
 
 @dataclass(slots=True)
@@ -183,6 +170,7 @@ class Pricer:
         for operator in operators:
             cost = operator_seconds(operator, self.cluster.accelerator, self.profile, self.context(mode))
             self.evidence.add(cost.curve_ids, (*cost.extrapolations, *cost.assumptions))
+            self.evidence.weigh(cost.curve_ids[0], cost.seconds, cost.residual)
             best += cost.best_seconds
             worst += cost.worst_seconds
             if operator.per_received_row:

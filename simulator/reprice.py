@@ -33,7 +33,7 @@ def repriced(result: Result, scenario: Scenario) -> Result:
     price, run = cluster.price_per_gpu_hour, result.run
     report = run.report
     if report is None and scenario.run.asks_for_more:  # a price is all that asks for one
-        from moesim.simulator.simulate import predict_run
+        from moesim.simulator.study.whole_run import predict_run
 
         report = predict_run(scenario, result.step.time_s)
     elif report is not None:
@@ -114,6 +114,10 @@ def _billed(report: RunReport, gpus: int, bill: Rates, before: Rates) -> RunRepo
             "energy_kwh": _per_hour(report.days, bill.kwh_per_hour),
             "electricity_usd": None if electricity is None else electricity * hours,
             "co2_kg": _per_hour(report.days, bill.kg_co2_per_hour),
+            "outlook": tuple(
+                row.model_copy(update={"cost_usd": bill.usd(row.days * HOURS_PER_DAY)})
+                for row in report.outlook
+            ),
             "assumptions": (*notes, *(note for note in bill.notes if note not in notes)),
         }
     )

@@ -55,18 +55,15 @@ def simulate(scenario: Scenario) -> Result:
     return summarise(prepared, execute_all(prepared.programs))
 
 
-def predict_run(scenario: Scenario, step_time_s: float | None = None) -> RunReport:
-    """The whole run of a scenario; see `run_report`. Its own step is simulated where no time is given."""
-    prepared = prepare(scenario)
-    if step_time_s is None:
-        step_time_s = execute_all(prepared.programs)[0].end_ns / 1e9
-    return run_report(prepared, step_time_s)
+def step_of(executions: Sequence[Execution]) -> float:
+    """Seconds of the step."""
+    return executions[0].end_ns / 1e9
 
 
 def summarise(prepared: Prepared, executions: Sequence[Execution]) -> Result:
     """The result object of a finished execution of every program."""
     scenario, pricer = prepared.scenario, prepared.pricer
-    time_s = executions[0].end_ns / 1e9
+    time_s = step_of(executions)
     by_rank = mean_over_groups([breakdowns(execution) for execution in executions])
     split = mean_over_groups([breakdowns(execution, split_weight=True) for execution in executions])
     last = max(executions, key=lambda e: last_end(e.ranks))

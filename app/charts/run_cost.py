@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
-from moesim.app.charts.style import BLUE, GREY, ORANGE, PURPLE, RED, SERIES, SKY, YELLOW, styled
-from moesim.simulator.run.report import CauseReport, GpuHours, Spread
+from moesim.app.charts.style import BLUE, GREY, ORANGE, PURPLE, RED, SERIES, YELLOW, styled
+from moesim.simulator.run.report import CauseReport, GpuHours, OutlookRow
 
 OVERHEADS: Mapping[str, tuple[str, str]] = {
     "checkpoints": ("checkpoints", YELLOW),
@@ -66,35 +66,28 @@ def causes(rows: Sequence[CauseReport], most: int = 10) -> go.Figure:
     return styled(chart, 90 + 32 * max(3, len(shown)))
 
 
-def spreads(rows: Sequence[tuple[str, Spread]]) -> go.Figure:
-    """P10 to P90 with the median and the mean of quantities of one unit (days)."""
-    chart = go.Figure()
-    names = [name for name, _ in rows]
-    chart.add_scatter(
-        name="P10 to P90, median",
-        x=[spread.p50 for _, spread in rows],
-        y=names,
-        mode="markers",
-        marker={"color": BLUE, "size": 12, "symbol": "diamond"},
-        error_x={
-            "type": "data",
-            "symmetric": False,
-            "array": [spread.p90 - spread.p50 for _, spread in rows],
-            "arrayminus": [spread.p50 - spread.p10 for _, spread in rows],
-            "thickness": 4,
-            "width": 10,
-            "color": SKY,
-        },
+def outlook(rows: Sequence[OutlookRow]) -> go.Figure:
+    """Chance that the run is over by a day, with the bill of that day; dates where the plan has a start."""
+    told = [f"{row.days:.1f} days" if row.finish is None else row.finish for row in rows]
+    bills = ["" if row.cost_usd is None else f", ${row.cost_usd:,.0f}" for row in rows]
+    chart = go.Figure(
+        go.Scatter(
+            x=[row.days for row in rows],
+            y=[row.share for row in rows],
+            mode="lines+markers",
+            line={"color": BLUE, "width": 3},
+            marker={"size": 5},
+            fill="tozeroy",
+            fillcolor="rgba(86, 180, 233, 0.2)",
+            customdata=[[day, bill] for day, bill in zip(told, bills, strict=True)],
+            hovertemplate="%{y:.0%} by %{customdata[0]}%{customdata[1]}<extra></extra>",
+        )
     )
-    chart.add_scatter(
-        name="mean",
-        x=[spread.mean for _, spread in rows],
-        y=names,
-        mode="markers",
-        marker={"color": ORANGE, "size": 10, "symbol": "x"},
-    )
+    for share, name in ((0.1, "P10"), (0.5, "P50"), (0.9, "P90")):
+        chart.add_hline(y=share, line_dash="dot", line_color=GREY, annotation_text=name)
     chart.update_xaxes(title="days on the clock")
-    return styled(chart, 120 + 40 * len(rows))
+    chart.update_yaxes(title="chance to be done", tickformat=".0%", range=[0.0, 1.0])
+    return styled(chart, 300)
 
 
 def cost_parts(parts_usd: Mapping[str, float]) -> go.Figure:

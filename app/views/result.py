@@ -57,7 +57,7 @@ def _words(name: str, band: Band) -> str:
 
 def _bands(scenario: Scenario, result: Result) -> dict[str, Band]:
     """Intervals where they are known; else they are computed beside the page, which refreshes itself."""
-    if scenario.stages.blocks is not None or scenario.resolution == "full":
+    if scenario.stages.blocks is not None:
         return {}
     plain = without_prices(scenario)
     key = f"interval/{state.cache_key(plain)}"
@@ -74,7 +74,10 @@ def _bands(scenario: Scenario, result: Result) -> dict[str, Band]:
     except MoesimError as error:
         st.caption(f"No interval: {error}")
         return {}
-    return {} if found is None else bands_of_figures(result, found)
+    if found is None:
+        return {}
+    st.caption(f"Intervals: {found.note}.")
+    return bands_of_figures(result, found)
 
 
 @st.fragment(run_every=1.0)

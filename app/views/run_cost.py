@@ -48,11 +48,10 @@ def show() -> None:
         if hours.total > hours.productive:
             widgets.figure(charts.overheads(hours), "GPU-hours besides productive ones", key="hours")
         st.subheader("When it ends")
-        widgets.figure(
-            charts.spreads([("the whole run", report.days)]), "Days of the run, P10 to P90", key="days"
-        )
+        widgets.figure(charts.outlook(report.outlook), "Chance that the run is over by a day", key="days")
         if report.finish is not None:
             st.caption(f"Finish on {report.finish.p50} (P10 {report.finish.p10}, P90 {report.finish.p90}).")
+        st.caption(_sureness(report))
     with right:
         st.subheader("What stops it")
         if report.causes:
@@ -250,6 +249,16 @@ def _between(spread: Spread | None, form: str | None) -> tuple[str, str]:
     if spread.p10 == spread.p90:
         return text(spread.p50), "the same in every run"
     return text(spread.p50), f"P10 {text(spread.p10)}, P90 {text(spread.p90)}"
+
+
+def _sureness(report: RunReport) -> str:
+    factor = report.step_factor
+    if factor is None:
+        return "Intervals hold stops only, not the uncertainty of the step time."
+    return (
+        f"Intervals hold stops and the step time's uncertainty: {factor.p10:.3f} to {factor.p90:.3f} of the "
+        "predicted step (P10 to P90). Tables are at the predicted step."
+    )
 
 
 def _tables(report: RunReport) -> None:

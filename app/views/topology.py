@@ -48,7 +48,7 @@ def _loads(scenario: Scenario) -> None:
     plain = without_prices(asked)
     st.caption("Every GPU is simulated for itself, which takes some ten seconds and runs beside the page.")
     found: Any = widgets.long_work(
-        "whole", f"whole/{state.cache_key(plain)}", "Simulate every GPU", work.simulate, asked
+        "whole", f"whole/{state.cache_key(plain)}", "Simulate every GPU", work.interval, asked
     )
     if found is not None:
         _maps(found)
@@ -92,7 +92,7 @@ def _maps(result: Result) -> None:
         return
     st.markdown(
         f"{full.gpus:,} GPUs in {full.groups} groups a pipeline rank; the step takes "
-        f"**{result.step.time_s:.3f} s** with every GPU for itself."
+        f"**{result.step.time_s:.3f} s** with every GPU for itself{_sure(result)}."
     )
     titles = [data.title for data in full.heat_maps]
     chosen = st.segmented_control("Heat map", titles, default=titles[0], key="heat map") or titles[0]
@@ -147,3 +147,11 @@ def _maps(result: Result) -> None:
                 for name in ("step with it alone (s)", "longer by (s)")
             },
         )
+
+
+def _sure(result: Result) -> str:
+    """The interval in words; nothing where a part of the model is simulated."""
+    if result.uncertainty is None:
+        return ""
+    band = result.uncertainty.bands["step_time_s"]
+    return f" (P10 {band.p10:.3f} s, P90 {band.p90:.3f} s; {result.uncertainty.note})"

@@ -24,6 +24,8 @@ class Segment:
     """What ran: None for sends, the notify part of a transfer and the end of the step."""
     payload: bool = False
     """Whether it is the payload of a transfer, not compute."""
+    member: int = 0
+    """Whose compute it was."""
 
 
 def critical_path(execution: Execution) -> list[Segment]:
@@ -78,9 +80,10 @@ class _Walker:
         end: int,
         task: CompiledTask | None = None,
         payload: bool = False,
+        member: int = 0,
     ) -> None:
         if end > begin:
-            self.path.append(Segment(rank, step, cause, begin, end, task, payload))
+            self.path.append(Segment(rank, step, cause, begin, end, task, payload, member))
 
     def _end_of_step(self) -> tuple[int, int]:
         syncs = self.execution.syncs
@@ -116,7 +119,7 @@ class _Walker:
                 end = int(ready[member])
             row = int(row_of[member])
             begin = end - row
-            self._add(rank, label, task.phase, begin, end, task)
+            self._add(rank, label, task.phase, begin, end, task, member=member)
             follow = [d for d in before if int(record.ends[d][member]) == begin]
             if not follow:
                 return member, begin
@@ -127,7 +130,7 @@ class _Walker:
         """The task before on the same stream, if there is one."""
         tasks = record.step.code.tasks
         own = tasks[number].transfer is None
-        return [n for n in range(number) if (tasks[n].transfer is None) == own][-1:]
+        return next(([n] for n in range(number - 1, -1, -1) if (tasks[n].transfer is None) == own), [])
 
     def _before(
         self, rank: int, position: int, record: StepRecord, member: int, time: int

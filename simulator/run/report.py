@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
+from moesim.simulator.show import Row, Shown
+
 
 class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Spread(_Part):
-    """Mean and percentiles over the replicas."""
+    """Mean and percentiles over the replicas.
+
+    Where the step time is uncertain too, the percentiles contain that; the mean is at the predicted step, so
+    that it goes with the tables of GPU-hours.
+    """
 
     mean: float
     p10: float
@@ -72,6 +78,16 @@ class FinishDates(_Part):
     p90: str
 
 
+class OutlookRow(_Part):
+    """By when and at what cost a share of the replicas is done."""
+
+    share: float
+    days: float
+    finish: str | None
+    """Date (YYYY-MM-DD), where the plan has a start."""
+    cost_usd: float | None
+
+
 class GpuHours(_Part):
     """Where the job's GPU-hours go, mean over the replicas; the parts sum to `total`.
 
@@ -88,8 +104,8 @@ class GpuHours(_Part):
     billed: float
 
 
-class RunReport(_Part):
-    """The whole run, phase by phase and all together."""
+class RunReport(Shown):
+    """The whole run, phase by phase and all together; as a table its outlook."""
 
     phases: tuple[PhaseReport, ...]
     days: Spread
@@ -113,3 +129,11 @@ class RunReport(_Part):
     assumptions: tuple[str, ...]
     replicas: int
     seed: int
+    step_factor: Spread | None = None
+    """Step time over the predicted one, as it was drawn for the replicas; None: only stops are uncertain."""
+    outlook: tuple[OutlookRow, ...] = ()
+    """21 points of the distribution of the end and of the bill, from 1 to 99 %."""
+
+    def rows(self) -> list[Row]:
+        """One row a point of the outlook."""
+        return [row.model_dump() for row in self.outlook]

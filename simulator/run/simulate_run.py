@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,10 +16,21 @@ from moesim.simulator.run.failures import Outcome, simulate_failures
 from moesim.simulator.run.interruptions import Interruptions
 from moesim.simulator.run.money import Rates, rates
 from moesim.simulator.run.plan import RunPlan
-from moesim.simulator.run.report import CauseReport, FinishDates, GpuHours, PhaseReport, RunReport, Spread
+from moesim.simulator.run.report import (
+    CauseReport,
+    FinishDates,
+    GpuHours,
+    OutlookRow,
+    PhaseReport,
+    RunReport,
+    Spread,
+)
 from moesim.simulator.run.work import PhaseWork
 
 FloatArray = NDArray[np.float64]
+
+SHARES = (0.01, *(round(0.05 * n, 2) for n in range(1, 20)), 0.99)
+"""Points of the outlook."""
 
 
 def simulate_run(
@@ -32,41 +43,51 @@ def simulate_run(
 ) -> RunReport:
     """The report of a run whose phases are known (`run.work.phase_works`).
 
-    `factors`: relative step time of each replica where it is uncertain ([replicas], mean about 1). Raises
-    InfeasibleError where the run practically never ends, InputError for prices and plans that do not fit.
+    `factors`: relative step time of each replica where it is uncertain ([replicas], about 1). They stretch
+    all phases of a replica alike, with the same random stops (docs/model.md, eq. J9); percentiles and outlook
+    come from there, means and tables from the predicted step. Raises InfeasibleError where the run
+    practically never ends, InputError for prices and plans that do not fit.
     """
     work = [phase.seconds for phase in phases if not phase.stated]
     interruptions.check_feasible(work)
     replicas = len(factors) if factors is not None else plan.replicas
-    if factors is None and interruptions.certain:
-        replicas = 1  # every one is the same
-    outcome = simulate_failures(work, interruptions.model, replicas, seed, factors)
+    alike = 1 if interruptions.certain else replicas  # without stops every replica is the same
+    outcome = simulate_failures(work, interruptions.model, alike, seed)
     interruptions.check_waiting(mean(outcome.work.sum(axis=0)), mean(outcome.waiting.sum(axis=0)))
     spare_nodes = plan.spares.count if plan.spares else 0
     bill = rates(cluster, plan.price, spare_nodes)
-    book = _Book(phases, outcome, cluster.n_gpus, bill)
-    hours = book.wall_s / SECONDS_PER_HOUR
+    book = wide = _Book(phases, outcome, cluster.n_gpus, bill)
+    if factors is not None:
+        drawn = simulate_failures(work, interruptions.model, replicas, seed, factors)
+        wide = _Book(phases, drawn, cluster.n_gpus, bill)
+    hours = book.hours
+
+    def spread(seconds: FloatArray, drawn: FloatArray, rate: float | None) -> Spread | None:
+        return None if rate is None else _spread(drawn * rate, seconds * rate)
+
     return RunReport(
         phases=tuple(book.rows()),
-        days=_spread(book.wall_s / SECONDS_PER_DAY),
-        finish=_finish(plan.start, book.wall_s),
+        days=_spread(wide.wall_s / SECONDS_PER_DAY, book.wall_s / SECONDS_PER_DAY),
+        finish=_finish(plan.start, wide.wall_s),
         gpu_hours=book.gpu_hours(),
-        goodput=_spread(book.goodput()),
+        goodput=_spread(wide.goodput(), book.goodput()),
         goodput_expected=math.fsum(work) / interruptions.expected_seconds(work) if work else 1.0,
-        interruptions=_spread(outcome.interruptions.sum(axis=(0, 1)).astype(np.float64)),
+        interruptions=_spread(wide.interruptions(), book.interruptions()),
         causes=tuple(book.causes(interruptions.causes)),
         checkpoint=interruptions.checkpoint,
-        cost_usd=_times(hours, bill.usd(1.0)),
+        cost_usd=spread(hours, wide.hours, bill.usd(1.0)),
         cost_parts_usd={k: v * mean(hours) for k, v in (bill.usd_per_hour or {}).items()},
         price=bill.described,
-        energy_kwh=_times(hours, bill.kwh_per_hour),
+        energy_kwh=spread(hours, wide.hours, bill.kwh_per_hour),
         electricity_usd=None
         if bill.electricity_usd_per_hour is None
         else bill.electricity_usd_per_hour * mean(hours),
-        co2_kg=_times(hours, bill.kg_co2_per_hour),
+        co2_kg=spread(hours, wide.hours, bill.kg_co2_per_hour),
         assumptions=(*(n for p in phases for n in p.notes), *interruptions.notes, *bill.notes),
-        replicas=replicas,
+        replicas=alike if factors is None else replicas,
         seed=seed,
+        step_factor=None if factors is None else _spread(factors),
+        outlook=tuple(_outlook(plan.start, wide.wall_s, bill)),
     )
 
 
@@ -75,10 +96,11 @@ def mean(values: FloatArray) -> float:
     return math.fsum(values.ravel().tolist()) / values.size
 
 
-def _spread(values: FloatArray) -> Spread:
+def _spread(values: FloatArray, averaged: FloatArray | None = None) -> Spread:
+    """Percentiles of `values`, mean of `averaged` (of the values themselves by default)."""
     ordered = sorted(values.tolist())
     p10, p50, p90 = (_percentile(ordered, share) for share in (0.1, 0.5, 0.9))
-    return Spread(mean=mean(values), p10=p10, p50=p50, p90=p90)
+    return Spread(mean=mean(values if averaged is None else averaged), p10=p10, p50=p50, p90=p90)
 
 
 def _percentile(ordered: Sequence[float], share: float) -> float:
@@ -89,18 +111,29 @@ def _percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def _times(hours: FloatArray, rate: float | None) -> Spread | None:
-    return None if rate is None else _spread(hours * rate)
-
-
 def _finish(start: datetime.date | None, wall_s: FloatArray) -> FinishDates | None:
     if start is None:
         return None
     spread = _spread(wall_s)
-    days = (spread.p10, spread.p50, spread.p90)
+    p10, p50, p90 = (_date(start, seconds) for seconds in (spread.p10, spread.p50, spread.p90))
+    return FinishDates(p10=p10, p50=p50, p90=p90)
+
+
+def _date(start: datetime.date, seconds: float) -> str:
     latest = (datetime.date.max - start).days
-    dates = [start + datetime.timedelta(days=min(int(d / SECONDS_PER_DAY), latest)) for d in days]
-    return FinishDates(p10=dates[0].isoformat(), p50=dates[1].isoformat(), p90=dates[2].isoformat())
+    return (start + datetime.timedelta(days=min(int(seconds / SECONDS_PER_DAY), latest))).isoformat()
+
+
+def _outlook(start: datetime.date | None, wall_s: FloatArray, bill: Rates) -> Iterator[OutlookRow]:
+    ordered = sorted(wall_s.tolist())
+    for share in SHARES:
+        seconds = _percentile(ordered, share)
+        yield OutlookRow(
+            share=share,
+            days=seconds / SECONDS_PER_DAY,
+            finish=None if start is None else _date(start, seconds),
+            cost_usd=bill.usd(seconds / SECONDS_PER_HOUR),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +153,15 @@ class _Book:
     def wall_s(self) -> FloatArray:
         """Seconds of the whole run, [replicas]."""
         return np.asarray(self.outcome.wall.sum(axis=0) + self.stated_s)
+
+    @property
+    def hours(self) -> FloatArray:
+        """Hours of the whole run, [replicas]."""
+        return self.wall_s / SECONDS_PER_HOUR
+
+    def interruptions(self) -> FloatArray:
+        """How many, [replicas]."""
+        return np.asarray(self.outcome.interruptions.sum(axis=(0, 1)), dtype=np.float64)
 
     def goodput(self) -> FloatArray:
         wall = self.outcome.wall.sum(axis=0)

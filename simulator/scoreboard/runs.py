@@ -18,8 +18,9 @@ from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.shape import MLA, ModelShape, MoE, ShapeSource, load_model
 from moesim.simulator.run.plan import RunPlan
 from moesim.simulator.scenario import Batch, Communication, Routing, Scenario, Variation
-from moesim.simulator.simulate import simulate
 from moesim.simulator.software import Software
+from moesim.simulator.study.effects import predict
+from moesim.simulator.study.uncertainty import step_interval
 
 FILE = "h200-runs.csv"
 SOURCE = (
@@ -70,6 +71,8 @@ class ScoredRun(BaseModel):
     predicted_exposed_s: float
     lower_bound_s: float
     upper_bound_s: float
+    interval_s: tuple[float, float]
+    """80 % interval of the step."""
 
 
 def runs() -> tuple[Run, ...]:
@@ -81,7 +84,7 @@ def runs() -> tuple[Run, ...]:
 
 def score_run(run: Run) -> ScoredRun:
     """One run predicted from the profile measured on the same kind of host."""
-    result = simulate(scenario_of_run(run))
+    prepared, executions, result = predict(scenario_of_run(run))
     memory = result.memory.total_bytes - FRAMEWORK_BYTES.value  # the allocator counts tensors only
     measured = run.peak_active_gib * 2.0**30
     return ScoredRun(
@@ -96,6 +99,7 @@ def score_run(run: Run) -> ScoredRun:
         predicted_exposed_s=result.breakdown_s.exposed_communication,
         lower_bound_s=result.step.lower_bound_s,
         upper_bound_s=result.step.upper_bound_s,
+        interval_s=step_interval(prepared, executions, result),
     )
 
 

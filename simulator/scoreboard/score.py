@@ -11,16 +11,17 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.engine.execute import Execution, execute_all
 from moesim.simulator.layout.memory import FRAMEWORK_BYTES
-from moesim.simulator.prepare import prepare
+from moesim.simulator.prepare import Prepared, prepare
 from moesim.simulator.result import Result
-from moesim.simulator.scenario import Scenario
 from moesim.simulator.scoreboard.plan import policies_of, scenario_of
 from moesim.simulator.scoreboard.rows import OpenRow, memory_peaks, open_rows
-from moesim.simulator.simulate import simulate
+from moesim.simulator.simulate import summarise
+from moesim.simulator.study.uncertainty import step_interval
 
-Interval = Callable[[Scenario, str, float], tuple[float, float]]
-"""(scenario, metric, level) to the interval that should hold the true value with that probability."""
+Interval = Callable[[Prepared, Sequence[Execution], Result], tuple[float, float]]
+"""A finished prediction to the interval of its step (s) that should hold 80 % of published values."""
 
 
 class _Part(BaseModel):
@@ -44,7 +45,7 @@ class ScoredRow(_Part):
     lower_bound_s: float | None = None
     upper_bound_s: float | None = None
     interval_s: tuple[float, float] | None = None
-    """80 % interval of the step, where an interval function was given."""
+    """80 % interval of the step; None where none was asked for."""
     recompute: str = ""
     fits: bool = True
     memory_bytes: float | None = None
@@ -64,6 +65,12 @@ class GroupScore(_Part):
     worst_absolute_error: float
     covered: float | None
     """Share of the rows whose published value lies in the 80 % interval; None without intervals."""
+    below: float | None = None
+    """Share of the rows whose published value lies below it (predicted too slow)."""
+    above: float | None = None
+    """Share above it (predicted too fast)."""
+    interval_width: float | None = None
+    """Median of the intervals' widths over the predicted steps."""
     inside_bounds: float
     """Share of the rows between lower and upper bound."""
     memory_rows: int = 0
@@ -79,20 +86,26 @@ class Board(_Part):
     totals: tuple[GroupScore, ...]
     group_mean: float | None
     """Mean over the groups of their median absolute errors; None without rows."""
+    group_covered: float | None = None
+    """Mean over the groups of their shares inside the interval; None without intervals."""
 
 
-def predict(row: OpenRow) -> tuple[Scenario, Result]:
+def predict(row: OpenRow) -> tuple[Prepared, list[Execution], Result]:
     """The step of a row with the first recompute policy that fits (the last where none does)."""
     policies = policies_of(row)
     for policy in policies:
-        scenario = scenario_of(row, policy)
-        if policy == policies[-1] or prepare(scenario).memory.fits:
+        prepared = prepare(scenario_of(row, policy))
+        if policy == policies[-1] or prepared.memory.fits:
             break
-    return scenario, simulate(scenario)
+    executions = execute_all(prepared.programs)
+    return prepared, executions, summarise(prepared, executions)
 
 
-def score_row(row: OpenRow, interval: Interval | None = None) -> ScoredRow:
-    """A row beside its prediction; a row that the model cannot express carries the reason."""
+def score_row(row: OpenRow, interval: Interval | None = step_interval) -> ScoredRow:
+    """A row beside its prediction; a row that the model cannot express carries the reason.
+
+    `interval`: what makes the 80 % interval of a finished prediction; None for none.
+    """
     common: dict[str, Any] = {
         "id": row.id,
         "group": row.group,
@@ -103,7 +116,7 @@ def score_row(row: OpenRow, interval: Interval | None = None) -> ScoredRow:
         "published_memory_bytes": row.published_memory_bytes,
     }
     try:
-        scenario, result = predict(row)
+        prepared, executions, result = predict(row)
     except InputError as error:
         return ScoredRow(**common, refused=str(error))
     memory = result.memory.total_bytes
@@ -116,8 +129,8 @@ def score_row(row: OpenRow, interval: Interval | None = None) -> ScoredRow:
         relative_error=result.step.time_s / row.published_step_s - 1.0,
         lower_bound_s=result.step.lower_bound_s,
         upper_bound_s=result.step.upper_bound_s,
-        interval_s=interval(scenario, "step_s", 0.8) if interval else None,
-        recompute=str(scenario.recompute),
+        interval_s=interval(prepared, executions, result) if interval else None,
+        recompute=str(prepared.scenario.recompute),
         fits=result.memory.fits,
         memory_bytes=memory,
         memory_error=memory / known - 1.0 if known else None,
@@ -125,7 +138,7 @@ def score_row(row: OpenRow, interval: Interval | None = None) -> ScoredRow:
 
 
 def score_all(
-    rows: Sequence[OpenRow] | None = None, *, workers: int = 1, interval: Interval | None = None
+    rows: Sequence[OpenRow] | None = None, *, workers: int = 1, interval: Interval | None = step_interval
 ) -> Board:
     """Every row (all shipped ones by default) predicted and summed up; same order for any `workers`."""
     chosen = open_rows() if rows is None else rows
@@ -136,7 +149,14 @@ def score_all(
         scored = tuple(score_row(row, interval) for row in chosen)
     groups = tuple(by_group(scored))
     mean = fsum(g.median_absolute_error for g in groups) / len(groups) if groups else None
-    return Board(rows=scored, groups=groups, totals=tuple(totals(scored)), group_mean=mean)
+    covered = [g.covered for g in groups if g.covered is not None]
+    return Board(
+        rows=scored,
+        groups=groups,
+        totals=tuple(totals(scored)),
+        group_mean=mean,
+        group_covered=fsum(covered) / len(covered) if covered else None,
+    )
 
 
 def by_group(rows: Sequence[ScoredRow]) -> list[GroupScore]:
@@ -166,7 +186,10 @@ def summary(name: str, rows: Iterable[ScoredRow]) -> GroupScore | None:
     if not known:
         return None
     errors = [r.relative_error or 0.0 for r in known]
-    intervals = [(r.published_step_s, r.interval_s) for r in known if r.interval_s is not None]
+    bands = [(r, r.interval_s) for r in known if r.interval_s is not None]
+    below = [r.published_step_s < low for r, (low, _) in bands]
+    above = [r.published_step_s > high for r, (_, high) in bands]
+    widths = [(high - low) / (r.predicted_step_s or 1.0) for r, (low, high) in bands]
     memory = [abs(r.memory_error) for r in known if r.memory_error is not None]
     bounded = [(r.lower_bound_s or 0.0) <= r.published_step_s <= (r.upper_bound_s or 0.0) for r in known]
     return GroupScore(
@@ -175,7 +198,10 @@ def summary(name: str, rows: Iterable[ScoredRow]) -> GroupScore | None:
         median_error=median(errors),
         median_absolute_error=median(map(abs, errors)),
         worst_absolute_error=max(map(abs, errors)),
-        covered=sum(low <= v <= high for v, (low, high) in intervals) / len(intervals) if intervals else None,
+        covered=1.0 - (sum(below) + sum(above)) / len(bands) if bands else None,
+        below=sum(below) / len(bands) if bands else None,
+        above=sum(above) / len(bands) if bands else None,
+        interval_width=median(widths) if bands else None,
         inside_bounds=sum(bounded) / len(bounded),
         memory_rows=len(memory),
         memory_absolute_error=median(memory) if memory else None,

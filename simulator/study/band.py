@@ -48,6 +48,8 @@ class Uncertainty(Shown):
     sources: tuple[Effect, ...]
     samples: int
     seed: int
+    note: str = ""
+    """Of which resolution the critical path is that the effects were read along."""
 
     def rows(self) -> list[Row]:
         """One row a figure."""

@@ -5,21 +5,32 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import fsum
 
 import numpy as np
 import numpy.typing as npt
 
+from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.simulator.causes import step_seconds
 from moesim.simulator.cost.table import CostTable
-from moesim.simulator.engine.critical import critical_path
+from moesim.simulator.engine.critical import Segment, critical_path
 from moesim.simulator.engine.execute import Execution, execute_all, last_end
 from moesim.simulator.prepare import Prepared, prepare
 from moesim.simulator.pricing import Pricer
 from moesim.simulator.result import Result
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.simulate import simulate, summarise
-from moesim.simulator.study.response import path_weights, response_s
-from moesim.simulator.study.sources import Source, entry_sources, shifted
+from moesim.simulator.study.response import path_weights, response_s, spread_response_s
+from moesim.simulator.study.sources import (
+    CLOCK,
+    SESSION,
+    Source,
+    entry_sources,
+    number_sources,
+    ranged,
+    session,
+    shifted,
+)
 
 FloatArray = npt.NDArray[np.float64]
 Ranges = Mapping[str, tuple[object, object]]
@@ -47,14 +58,12 @@ class EntryEffect:
 
     def draw_s(self, samples: int, seed: int) -> FloatArray:
         """Seconds of change of every draw, piecewise linear through the two points and zero."""
-        change = drawn_changes(self.source, samples, seed)
-        return np.asarray(
-            np.where(
-                change < 0,
-                change * _slope(self.at[0], self.seconds[0]),
-                change * _slope(self.at[1], self.seconds[1]),
-            )
-        )
+        return self.at_change(drawn_changes(self.source, samples, seed))
+
+    def at_change(self, change: FloatArray) -> FloatArray:
+        """Seconds at a relative change of the source's times."""
+        low, high = (_slope(at, seconds) for at, seconds in zip(self.at, self.seconds, strict=True))
+        return np.asarray(np.where(change < 0, change * low, change * high))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,23 +93,55 @@ def drawn_changes(source: Source, samples: int, seed: int) -> FloatArray:
 def entry_effects(
     prepared: Prepared, executions: Sequence[Execution], exact: int = 0
 ) -> tuple[EntryEffect, ...]:
-    """Every used calibration entry at its 10 % and 90 % points, the largest effect first.
+    """Every used calibration entry and number with a range at its 10 % and 90 % points, largest effect first.
 
-    To first order along the critical path (docs/model.md, eq. U1); the `exact` largest are run again in
-    the engine.
+    To first order along the critical path (docs/model.md, eqs. U1, U4 and U5); the `exact` largest are run
+    again in the engine.
     """
     last = max(executions, key=lambda e: last_end(e.ranks))
-    weights, before = path_weights(critical_path(last)), last.program.costs
+    path = critical_path(last)
+    weights, before = path_weights(path), last.program.costs
+    profile, evidence = prepared.profile, prepared.pricer.evidence
+    carried = (e.id for e in profile.curves if e.id.startswith(LINK_SHARES))
+    used = [*evidence.entries, *carried]
+    architecture = prepared.cluster.accelerator.architecture
     found = []
-    carried = (e.id for e in prepared.profile.curves if e.id.startswith(LINK_SHARES))
-    for source in entry_sources(prepared.profile, [*prepared.pricer.evidence.entries, *carried]):
+    for source in (*entry_sources(profile, used, architecture, evidence.residual), *number_sources(profile)):
         low, high = source.points()
         seconds = [response_s(weights, before, _priced(prepared, source, c)) for c in (low, high)]
         if any(seconds):
             found.append(EntryEffect(source, (low, high), (seconds[0], seconds[1])))
+    common = [
+        _session_effect(profile, used, found),
+        _clock_effect(prepared, path, last.program.variation.clock),
+    ]
+    found += [effect for effect in common if effect is not None]
     found.sort(key=lambda e: (-max(map(abs, e.seconds)), e.source.id))
-    first = [_run_exactly(prepared, executions, effect) for effect in found[:exact]]
+    first = [_run_exactly(prepared, executions, effect, used) for effect in found[:exact]]
     return (*first, *found[exact:])
+
+
+def _session_effect(
+    profile: CalibrationProfile, used: Sequence[str], found: Sequence[EntryEffect]
+) -> EntryEffect | None:
+    """What a session changes: every entry that it bounds, off together (eq. U4)."""
+    source, bound = session(profile, used)
+    low, high = source.points()
+    moved = [effect for effect in found if effect.source.id in bound]
+    seconds = [fsum(float(e.at_change(np.array(c))) for e in moved) for c in (low, high)]
+    return EntryEffect(source, (low, high), (seconds[0], seconds[1])) if any(seconds) else None
+
+
+def _clock_effect(prepared: Prepared, path: Sequence[Segment], clock: FloatArray) -> EntryEffect | None:
+    """A wider or narrower spread of GPU speed: compute of the path at its member's new speed (eq. U5)."""
+    scenario = prepared.scenario
+    number = scenario.variation.clock_cv
+    source = ranged(CLOCK, number)
+    if source is None or scenario.faults:
+        return None
+    low, high = source.points()
+    seconds = [spread_response_s(path, clock, number.value, number.value * (1.0 + c)) for c in (low, high)]
+    return EntryEffect(source, (low, high), (seconds[0], seconds[1])) if any(seconds) else None
 
 
 def _priced(prepared: Prepared, source: Source, change: float) -> CostTable:
@@ -109,14 +150,29 @@ def _priced(prepared: Prepared, source: Source, change: float) -> CostTable:
     return pricer.table(prepared.schedule, prepared.stages)
 
 
-def _run_exactly(prepared: Prepared, executions: Sequence[Execution], effect: EntryEffect) -> EntryEffect:
+def _run_exactly(
+    prepared: Prepared, executions: Sequence[Execution], effect: EntryEffect, used: Sequence[str]
+) -> EntryEffect:
     base = executions[0].end_ns / 1e9
     seconds = []
     for change in effect.at:
-        profile = shifted(prepared.profile, effect.source.id, change, prepared.cluster.accelerator.n_sms)
-        again = prepare(prepared.scenario, profile, prepared.stages)
+        again = prepare(*moved(prepared, {effect.source.id: change}, used), prepared.stages)
         seconds.append(execute_all(again.programs)[0].end_ns / 1e9 - base)
     return EntryEffect(effect.source, effect.at, (seconds[0], seconds[1]), exact=True)
+
+
+def moved(
+    prepared: Prepared, changes: Mapping[str, float], used: Sequence[str]
+) -> tuple[Scenario, CalibrationProfile]:
+    """Scenario and profile with sources (by id) off by changes; `used`: entries that a session may move."""
+    scenario, profile = prepared.scenario, prepared.profile
+    for id_, change in changes.items():
+        if id_ == CLOCK:
+            scenario = scenario.replace(**{CLOCK: scenario.variation.clock_cv.value * (1.0 + change)})
+            continue
+        for entry in session(profile, used)[1] if id_ == SESSION else (id_,):
+            profile = shifted(profile, entry, change, prepared.cluster.accelerator.n_sms)
+    return scenario, profile
 
 
 def range_effects(scenario: Scenario, ranges: Ranges) -> tuple[RangeEffect, ...]:

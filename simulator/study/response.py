@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
 
@@ -11,6 +11,7 @@ from moesim.simulator.cost.table import CostTable
 from moesim.simulator.engine.critical import Segment
 from moesim.simulator.engine.program import NS
 from moesim.simulator.model.operator import BlockKind, Phase
+from moesim.simulator.vectors import FloatVector
 
 END_OF_STEP = ("gradient reduction", "gradient norm", "optimizer", "parameter gather")
 
@@ -79,6 +80,22 @@ def response_s(weights: PathWeights, before: CostTable, after: CostTable) -> flo
         old = getattr(before.sync[rank], name)
         if old > 0.0:
             changes.append(seconds * (getattr(after.sync[rank], name) / old - 1.0))
+    return fsum(changes)
+
+
+def spread_response_s(path: Sequence[Segment], clock: FloatVector, before: float, after: float) -> float:
+    """Seconds by which the step changes when the spread of GPU speed goes from one CV to another (eq. U5).
+
+    `clock`: time factors 1 / (1 + cv z) of [pipeline ranks, members]; z stays, the members of the path too.
+    """
+    if before <= 0.0:
+        return 0.0
+    changes = []
+    for segment in path:
+        if segment.task is not None and not segment.payload:
+            speed = 1.0 / float(clock[segment.rank, segment.member % clock.shape[1]])
+            other = max(1.0 + (speed - 1.0) * after / before, 0.1)
+            changes.append((segment.end_ns - segment.begin_ns) / NS * (speed / other - 1.0))
     return fsum(changes)
 
 

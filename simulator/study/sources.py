@@ -5,7 +5,7 @@ One relative error stands for a whole entry: everything priced from it is slow o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from moesim.hwmodels.calibration import (
     MeasuredCurve,
     Prior,
 )
+from moesim.hwmodels.provenance import Sourced
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -36,6 +37,21 @@ mean absolute error of 8.4 % on one node and 14.7 % on several. Not taken from e
 
 LEFT_OUT = "model.left_out"
 """Name of the source for what no calibration entry carries."""
+
+LAUNCHES = ("launch_gap", "kernel_floor")
+"""Numbers of a profile that may state a range."""
+
+CLOCK = "variation.clock_cv"
+"""Scenario key of the spread of GPU speed, a source where it states a range."""
+
+SESSION = "calibration.session"
+SESSION_ERROR = 0.010
+"""Standard deviation of what a session has in common over tensor-core-bound entries: variance component
+between seven calibrations of H200 hosts (2026-11-20, one driver; h200-1gpu, -2gpu, -4gpu twice, -8gpu once),
+over BF16, FP8 and grouped products and attention forward and backward at the shapes that all of them have
+(benchmarks/sessions.py). For memory-bound entries the same analysis gives 0."""
+
+ATTENTION = ("attention_forward", "attention_backward")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +94,33 @@ class Source:
         return np.asarray(np.maximum(np.where(normal < 0, -self.low, self.high) * normal, -0.9))
 
 
-def entry_sources(profile: CalibrationProfile, used: Sequence[str]) -> tuple[Source, ...]:
-    """One source an entry that was used and states an uncertainty, in the order of the profile."""
+def entry_sources(
+    profile: CalibrationProfile,
+    used: Sequence[str],
+    architecture: str = "",
+    read: Callable[[str], float] = lambda id_: 0.0,
+) -> tuple[Source, ...]:
+    """One source an entry that was used and states an uncertainty, in the order of the profile.
+
+    `architecture`: of the accelerator it is used for; entries carried from another have the error that they
+    state for that. `read`: the mean error of an entry's readings, larger where shapes were not measured.
+    """
     wanted = set(used)
-    found = (_source(entry) for entry in profile.entries() if entry.id in wanted)
+    found = (
+        _source(entry, architecture, read(entry.id)) for entry in profile.entries() if entry.id in wanted
+    )
     return tuple(source for source in found if source.high > source.low)
 
 
-def _source(entry: Entry) -> Source:
+def _source(entry: Entry, architecture: str, read: float) -> Source:
     if isinstance(entry, Prior):
         low, high = entry.fraction / entry.high - 1.0, entry.fraction / entry.low - 1.0
         return Source(entry.id, "triangular", low, high, f"assumed: {entry.residual.meaning}")
-    r = entry.residual.relative
-    return Source(entry.id, "normal", -r, r, entry.residual.meaning)
+    stated = entry.residual.on(architecture) if architecture else entry.residual
+    r, meaning = stated.relative, stated.meaning
+    if read > r:
+        r, meaning = read, f"{meaning}; shapes between or beyond the measured ones"
+    return Source(entry.id, "normal", -r, r, meaning)
 
 
 def model_error(relative: float) -> Source:
@@ -98,13 +128,48 @@ def model_error(relative: float) -> Source:
     return Source(LEFT_OUT, "normal", -relative, relative, "what the model leaves out, assumed")
 
 
+def number_sources(profile: CalibrationProfile) -> tuple[Source, ...]:
+    """The profile's launch gap and shortest kernel, where their source leaves a range."""
+    return tuple(
+        source
+        for name in LAUNCHES
+        if (number := getattr(profile, name)) is not None and (source := ranged(name, number)) is not None
+    )
+
+
+def ranged(id_: str, number: Sourced) -> Source | None:
+    """A number with a stated range, as its relative change: triangular, likeliest as it stands."""
+    if number.between is None:
+        return None
+    low, high = (end / number.value - 1.0 for end in number.between)
+    return Source(id_, "triangular", low, high, f"range of the source: {number.note or number.source}")
+
+
+def session(profile: CalibrationProfile, used: Sequence[str]) -> tuple[Source, tuple[str, ...]]:
+    """What all entries that the tensor cores bound have in common, and which of those used they are."""
+    wanted = set(used)
+    bound = (
+        *(t.id for t in profile.gemm_tables),
+        *(c.id for c in profile.curves if any(use.split("/")[0] in ATTENTION for use in c.used_for)),
+    )
+    meaning = "one board on one day: clocks under power limit, common to products and attention"
+    return Source(SESSION, "normal", -SESSION_ERROR, SESSION_ERROR, meaning), tuple(
+        id_ for id_ in bound if id_ in wanted
+    )
+
+
 def shifted(profile: CalibrationProfile, id_: str, change: float, n_sms: int) -> CalibrationProfile:
     """The profile with the times of one entry longer by the factor 1 + `change` (> -1).
 
     Rates and shares are divided by it, times and slow-downs multiplied (a slow-down stays at least 1).
-    `n_sms`: of the accelerator, for laws that are a formula of it. Raises InputError for an unknown id.
+    `n_sms`: of the accelerator, for laws that are a formula of it. `launch_gap` and `kernel_floor` are ids
+    too. Raises InputError for an unknown id.
     """
-    entry, factor = profile.entry(id_), 1.0 + change
+    factor = 1.0 + change
+    if id_ in LAUNCHES:
+        number = getattr(profile, id_)
+        return profile.model_copy(update={id_: number.model_copy(update={"value": number.value * factor})})
+    entry = profile.entry(id_)
     if isinstance(entry, GemmTable):
         return _with(
             profile, "gemm_tables", entry, points=tuple(_gemm_row(entry, r, factor) for r in entry.points)

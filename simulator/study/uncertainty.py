@@ -8,7 +8,7 @@ from math import log
 import numpy as np
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.engine.execute import Execution
+from moesim.simulator.engine.execute import Execution, last_end
 from moesim.simulator.prepare import Prepared
 from moesim.simulator.result import Result
 from moesim.simulator.scenario import Scenario
@@ -30,6 +30,27 @@ from moesim.simulator.study.sources import MODEL_ERROR, QUANTILE_90, model_error
 
 SAMPLES = 4096
 """Draws of a Monte Carlo: the 10 % point is then that of 9 to 11 %."""
+
+
+def draws_s(
+    time_s: float,
+    effects: Sequence[EntryEffect],
+    *,
+    left_out: float = MODEL_ERROR,
+    samples: int = SAMPLES,
+    seed: int = 0,
+) -> FloatArray:
+    """Draws of the step time (s) from calibration entries and what they leave out (eq. U2)."""
+    seconds = np.full(samples, time_s)
+    for effect in effects:
+        seconds += effect.draw_s(samples, seed)
+    return _bounded(seconds, left_out, time_s, seed)
+
+
+def _bounded(seconds: FloatArray, left_out: float, time_s: float, seed: int) -> FloatArray:
+    """With the factor for what is left out; far tails must not make a step instant or negative."""
+    changed = seconds * (1.0 + drawn_changes(model_error(left_out), len(seconds), seed))
+    return np.asarray(np.maximum(changed, 0.1 * time_s))
 
 
 def samples_of(
@@ -61,9 +82,7 @@ def samples_of(
         for metric, power in UNCERTAIN.items():
             own = [_beyond_time(base, figures(r), metric, power) for r in item.results]
             extra[metric] += np.where(place < 0, -place * own[0], place * own[1])
-    seconds *= 1.0 + drawn_changes(model_error(left_out), samples, seed)
-    # Far tails of the normal draws must not make a step instant or negative.
-    seconds = np.maximum(seconds, 0.1 * time)
+    seconds = _bounded(seconds, left_out, time, seed)
     found: dict[Metric, FloatArray] = {}
     for metric, power in UNCERTAIN.items():
         value = base[metric]
@@ -152,7 +171,20 @@ def uncertainty(
             )
         )
     rows.sort(key=lambda row: (-row.swing_s, row.source))
-    return Uncertainty(bands=bands, sources=tuple(rows), samples=samples, seed=seed)
+    return Uncertainty(
+        bands=bands, sources=tuple(rows), samples=samples, seed=seed, note=_along(prepared, executions)
+    )
+
+
+def _along(prepared: Prepared, executions: Sequence[Execution]) -> str:
+    """Which critical path the effects were read along."""
+    if prepared.whole is None:
+        return "first order along the critical path of the folded run"
+    last = max(executions, key=lambda e: last_end(e.ranks)).program.group
+    return (
+        f"first order along the critical path of full resolution (group {last}, the last of "
+        f"{len(executions)}); how transfers share links stays as simulated"
+    )
 
 
 def _band(predicted: float, values: FloatArray) -> Band:
@@ -210,10 +242,29 @@ def interval(
     return float(low), float(mid), float(high)
 
 
+def step_interval(
+    prepared: Prepared,
+    executions: Sequence[Execution],
+    result: Result,
+    level: float = 0.8,
+    *,
+    left_out: float = MODEL_ERROR,
+) -> tuple[float, float]:
+    """(low, high) of the step time (s) of a finished prediction, with probability `level`.
+
+    To first order along its critical path: nothing is simulated again.
+    """
+    drawn = draws_s(result.step.time_s, entry_effects(prepared, executions), left_out=left_out)
+    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
 def with_uncertainty(
     scenario: Scenario, *, ranges: Ranges | None = None, seeds: int = 0, exact: int = 0
 ) -> Result:
-    """A prediction that carries its bands; options as for `uncertainty`."""
+    """A prediction that carries its bands, its run's report included; options as for `uncertainty`."""
+    from moesim.simulator.study.whole_run import with_uncertain_run  # which needs this module's draws
+
     prepared, executions, result = predict(scenario)
     bands = uncertainty(prepared, executions, result, ranges=ranges, seeds=seeds, exact=exact)
-    return result.model_copy(update={"uncertainty": bands})
+    return with_uncertain_run(prepared, executions, result.model_copy(update={"uncertainty": bands}))

@@ -283,15 +283,23 @@ def interval(
     return run(_scenario(scenario), metric, level, left_out=MODEL_ERROR if left_out is None else left_out)
 
 
-def run(scenario: Scenario | str, *overrides: str, step_time_s: float | None = None) -> RunReport:
+def run(
+    scenario: Scenario | str,
+    *overrides: str,
+    step_time_s: float | None = None,
+    uncertainty: bool | None = None,
+) -> RunReport:
     """Predict the whole run: phases, failures and restarts, finish date, cost, energy.
 
-    `step_time_s`: of the scenario's own step (s) where it is known already; simulated otherwise. Raises
-    InputError for an illegal scenario, InfeasibleError for a run that practically never ends.
+    Percentiles contain stops and the uncertainty of the step time (docs/model.md, sections 13 and 16);
+    `uncertainty=False`: stops only. `step_time_s`: of the scenario's step (s) where it is known: it is not
+    simulated then, and percentiles hold stops only unless `uncertainty` is asked for. Raises InputError for
+    an illegal scenario, InfeasibleError for a run that practically never ends.
     """
-    from moesim.simulator.simulate import predict_run
+    from moesim.simulator.study.whole_run import predict_run
 
-    return predict_run(load(scenario, *overrides) if isinstance(scenario, str) else scenario, step_time_s)
+    chosen = load(scenario, *overrides) if isinstance(scenario, str) else scenario
+    return predict_run(chosen, step_time_s, uncertainty)
 
 
 def __getattr__(name: str) -> object:

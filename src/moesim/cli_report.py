@@ -11,7 +11,7 @@ from moesim.cli_full import full_text
 
 if TYPE_CHECKING:
     from moesim.simulator.prepare import Prepared
-    from moesim.simulator.result import Breakdown, ProvenanceEntry, Result
+    from moesim.simulator.result import Breakdown, MemoryResult, ProvenanceEntry, Result
 
 
 def _gib(size: float) -> str:
@@ -234,12 +234,11 @@ def _print_footing(result: Result) -> None:
         print_text(f"warning: {text}")
 
 
-def shortage(result: Result) -> str:
-    """Why a plan does not fit into memory, and what would need less."""
-    memory = result.memory
+def shortage(name: str, memory: MemoryResult) -> str:
+    """Why a scenario's plan does not fit into memory, and what would need less."""
     largest, size = max(memory.by_kind_bytes.items(), key=lambda item: item[1])
     return (
-        f"{result.scenario}: does not fit: the fullest GPU needs {_gib(memory.total_bytes)} GiB and has "
+        f"{name}: does not fit: the fullest GPU needs {_gib(memory.total_bytes)} GiB and has "
         f"{_gib(memory.capacity_bytes)} GiB; the largest part is {largest.replace('_', ' ')} with "
         f"{_gib(size)} GiB. More parallel.pp, ep or tp, a higher zero_stage, or recompute=full needs less"
     )

@@ -41,15 +41,15 @@ def run(
         from moesim.simulator.engine.execute import execute_all
         from moesim.simulator.prepare import prepare
         from moesim.simulator.scenario import load_scenario
-        from moesim.simulator.simulate import run_report, summarise
+        from moesim.simulator.simulate import memory
+        from moesim.simulator.study.whole_run import uncertain_report
 
         extra = [] if seed is None else [f"seed={seed}"]
         loaded = load_scenario(scenario, [*(overrides or []), *extra])
         try:
             prepared = prepare(loaded)
             say(f"{loaded.name}: steps, phases and interruptions")
-            result = summarise(prepared, execute_all(prepared.programs))
-            report = result.run.report or run_report(prepared, result.step.time_s)
+            report = uncertain_report(prepared, execute_all(prepared.programs))
         except (InputError, InfeasibleError) as error:
             raise type(error)(f"{scenario}: {error}") from None
     if as_json:
@@ -57,8 +57,8 @@ def run(
     else:
         print_text("\n".join([f"{loaded.name}, the whole run on {prepared.cluster.n_gpus:,} GPUs", ""]))
         print_text("\n".join(report_lines(report)))
-    if not result.memory.fits:
-        raise InfeasibleError(shortage(result))
+    if not prepared.memory.fits:
+        raise InfeasibleError(shortage(loaded.name, memory(prepared)))
 
 
 def report_lines(report: RunReport) -> list[str]:
@@ -76,6 +76,7 @@ def report_lines(report: RunReport) -> list[str]:
         )
     rows = {
         "finish": _finish(report),
+        "how sure": _sure(report),
         "goodput": _goodput(report),
         "GPU-hours": _hours(report),
         "checkpoints": _checkpoints(report.checkpoint),
@@ -105,6 +106,20 @@ def _finish(report: RunReport) -> str:
         f = report.finish
         text += f": on {f.p50} (P10 {f.p10}, P90 {f.p90})"
     return text if report.replicas == 1 else f"{text}; {report.replicas:,} runs simulated"
+
+
+def _sure(report: RunReport) -> str:
+    if report.step_factor is None:
+        return "intervals hold stops only; `moesim run` and --uncertainty add the step time's"
+    factor = report.step_factor
+    chances = {0.05: "5 %", 0.25: "25 %", 0.75: "75 %", 0.95: "95 %"}
+    days = ", ".join(
+        f"{chances[row.share]} by {row.days:.1f}" for row in report.outlook if row.share in chances
+    )
+    return (
+        f"step time {factor.p10:.3f} to {factor.p90:.3f} of the predicted one (P10 to P90), in all intervals "
+        f"below and above; days: {days}"
+    )
 
 
 def _goodput(report: RunReport) -> str:

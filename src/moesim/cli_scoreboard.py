@@ -33,20 +33,28 @@ def print_runs(scored: list[ScoredRun]) -> None:
             f"{run.memory_bytes / 1e9:.1f}",
             f"{run.predicted_memory_bytes / 1e9:.1f}",
             percent(run.memory_error),
+            f"{run.interval_s[0]:.3f} to {run.interval_s[1]:.3f}",
         )
         for run in scored
     ]
-    headers = ("run", "step (s)", "predicted", "error", "memory (GB)", "predicted", "error")
-    print_table(headers, cells, right=(1, 2, 3, 4, 5, 6))
+    headers = ("run", "step (s)", "predicted", "error", "memory (GB)", "predicted", "error", "P10 to P90 (s)")
+    print_table(headers, cells, right=(1, 2, 3, 4, 5, 6, 7))
 
 
 def print_board(board: Board) -> None:
     """Errors by group and set, then what misses most and what was not predicted."""
     print_text("")
-    headers = ("rows of", "n", "median", "median |error|", "worst", "in bounds", "memory |error|")
-    print_table(headers, [_cells(g) for g in (*board.groups, *board.totals)], right=(1, 2, 3, 4, 5, 6))
+    headers = (
+        "rows of", "n", "median", "median |error|", "worst", "in 80 %", "width", "in bounds", "memory |error|"
+    )  # fmt: skip
+    print_table(headers, [_cells(g) for g in (*board.groups, *board.totals)], right=tuple(range(1, 9)))
+    print_text(
+        "in 80 %: published steps inside the 80 % interval; width: of it, over the predicted step, median"
+    )
     if board.group_mean is not None:
         print_text(f"mean over groups of the median |error|: {percent(board.group_mean)}")
+    if board.group_covered is not None:
+        print_text(f"mean over groups of the share in the 80 % interval: {board.group_covered:.0%}")
     missed = sorted(
         (r for r in board.rows if r.relative_error is not None), key=lambda r: -abs(r.relative_error or 0)
     )
@@ -66,6 +74,8 @@ def _cells(g: GroupScore) -> tuple[str, ...]:
         percent(g.median_error),
         percent(g.median_absolute_error),
         percent(g.worst_absolute_error),
+        "" if g.covered is None else f"{g.covered:.0%}",
+        "" if g.interval_width is None else f"{g.interval_width:.0%}",
         f"{g.inside_bounds:.0%}",
         memory,
     )

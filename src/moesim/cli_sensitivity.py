@@ -89,3 +89,4 @@ def print_bands(bands: Uncertainty) -> None:
     print_table(("", "predicted", "P10", "P50", "P90"), rows, right=(1, 2, 3, 4))
     first = "; ".join(f"{e.source} {e.low_s:.2f} to {e.high_s:.2f} s" for e in bands.sources[:3])
     print_text(f"most of it: {first}")
+    print_text(bands.note)

@@ -101,8 +101,10 @@ def simulate(
             _write_traces(prepared, executions, trace, trace_per_rank, ranks, members)
         if uncertainty:
             from moesim.simulator.study.uncertainty import uncertainty as bands
+            from moesim.simulator.study.whole_run import with_uncertain_run
 
             result = result.model_copy(update={"uncertainty": bands(prepared, executions, result)})
+            result = with_uncertain_run(prepared, executions, result)
         _keep(loaded, result)
     elif not as_json:
         prepared = _prepared(loaded, scenario)
@@ -214,7 +216,7 @@ def _check_fit(result: Result) -> None:
     if not result.memory.fits:
         from moesim.cli_report import shortage
 
-        raise InfeasibleError(shortage(result))
+        raise InfeasibleError(shortage(result.scenario, result.memory))
 
 
 def explain(

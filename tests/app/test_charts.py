@@ -11,11 +11,12 @@ import moesim
 from moesim.hwmodels.topologies.picture import picture
 from moesim.simulator.full.result import HeatMap
 from moesim.simulator.result import Result
+from moesim.simulator.run.report import OutlookRow
 from moesim.simulator.timeline import Bar, Timeline
 
 go = pytest.importorskip("plotly.graph_objects", reason="plotly is not installed")
 
-from moesim.app.charts import gantt, heat, step, study  # noqa: E402
+from moesim.app.charts import gantt, heat, run_cost, step, study  # noqa: E402
 
 MEASURES = ("(s)", "(ms)", "(GiB)", "(bytes)")
 UNITS = (*MEASURES, "rank", "share", "stream", "phase", "cause", "scenario", "layer", "node")
@@ -130,3 +131,15 @@ def test_tornado_puts_the_largest_swing_on_top() -> None:
     assert chart.data[0].y[-1] == "large"
     low, high = chart.data
     assert [low.x[-1], high.x[-1]] == pytest.approx([-0.5, 0.5])
+
+
+def test_the_outlook_draws_every_point_with_its_day_and_bill() -> None:
+    rows = [
+        OutlookRow(share=0.1, days=50.0, finish="2027-01-20", cost_usd=5e6),
+        OutlookRow(share=0.9, days=60.0, finish=None, cost_usd=None),
+    ]
+    chart = run_cost.outlook(rows)
+    (line,) = chart.data
+    assert (list(line.x), list(line.y)) == ([50.0, 60.0], [0.1, 0.9])
+    assert [list(told) for told in line.customdata] == [["2027-01-20", ", $5,000,000"], ["60.0 days", ""]]
+    assert "days" in chart.layout.xaxis.title.text and "chance" in chart.layout.yaxis.title.text

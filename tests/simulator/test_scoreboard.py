@@ -16,6 +16,7 @@ from moesim.simulator.scoreboard.runs import Run, runs, scenario_of_run, score_r
 from moesim.simulator.scoreboard.score import ScoredRow, predict, score_row, summary
 from moesim.simulator.scoreboard.shapes import shape_of
 from moesim.simulator.software import Software
+from moesim.simulator.study.uncertainty import interval
 
 ROWS = {row.id: row for row in open_rows()}
 SAMPLE = ("sc21-a100-001", "kort-a100-001", "mpt-001", "automodel-007", "simumax-002", "nemo2407-005")
@@ -81,12 +82,12 @@ def test_most_rows_can_be_expressed_and_the_rest_say_why() -> None:
 
 
 def test_unstated_recompute_is_the_least_that_fits() -> None:
-    scenario, result = predict(ROWS["automodel-007"])
+    prepared, _, result = predict(ROWS["automodel-007"])
     assert ROWS["automodel-007"].recompute == ""
     assert result.memory.fits
     policies = policies_of(ROWS["automodel-007"])
-    before = policies[policies.index(scenario.recompute) - 1]
-    assert scenario.recompute == "none" or not predict_fits(ROWS["automodel-007"], before)
+    before = policies[policies.index(prepared.scenario.recompute) - 1]
+    assert prepared.scenario.recompute == "none" or not predict_fits(ROWS["automodel-007"], before)
 
 
 def predict_fits(row: OpenRow, policy: RecomputePolicy) -> bool:
@@ -113,11 +114,23 @@ def test_the_step_does_not_depend_on_the_number_of_workers() -> None:
 
 
 def test_intervals_are_counted_over_the_rows_that_have_one() -> None:
-    wide = score_row(ROWS["kort-a100-001"], lambda scenario, metric, level: (0.0, 1e9))
+    wide = score_row(ROWS["kort-a100-001"], lambda prepared, executions, result: (0.0, 1e9))
     assert wide.interval_s == (0.0, 1e9)
     rows = [scored(0.0, interval_s=(0.5, 1.5)), scored(0.0, interval_s=(1.1, 1.5)), scored(0.0)]
     total = summary("x", rows)
-    assert total is not None and total.covered == 0.5
+    assert total is not None and (total.covered, total.below, total.above) == (0.5, 0.5, 0.0)
+    assert total.interval_width == pytest.approx(0.7)
+
+
+def test_a_row_has_the_interval_of_its_prediction() -> None:
+    """From the prediction already made: the same as that of its scenario predicted anew."""
+    row = ROWS["simumax-002"]
+    known = score_row(row)
+    prepared, _, result = predict(row)
+    low, _, high = interval(prepared.scenario)
+    assert known.interval_s == pytest.approx((low, high), rel=1e-12)
+    assert low < result.step.time_s < high
+    assert score_row(row, None).interval_s is None
 
 
 def test_a_summary_leaves_out_what_was_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -111,6 +112,35 @@ def test_an_uncertain_step_time_widens_the_finish() -> None:
     sharp, wide = report(*STOPS), report(*STOPS, factors=[0.9 + 0.0005 * i for i in range(400)])
     assert wide.days.p90 - wide.days.p10 > 2.0 * (sharp.days.p90 - sharp.days.p10)
     assert report(factors=[0.9, 1.1]).replicas == 2
+    # Means and tables are at the predicted step, whatever the factors.
+    assert (wide.phases, wide.gpu_hours, wide.causes) == (sharp.phases, sharp.gpu_hours, sharp.causes)
+    assert wide.days.mean == sharp.days.mean and wide.cost_parts_usd == sharp.cost_parts_usd
+    assert wide.step_factor is not None and wide.step_factor.p90 == pytest.approx(1.08, abs=0.001)
+    assert sharp.step_factor is None
+
+
+def test_the_same_stops_hit_every_step_time() -> None:
+    """Common random numbers: factors of 1 are the run without factors, a slower step is slower throughout."""
+    sharp, same = report(*STOPS), report(*STOPS, factors=[1.0] * 400)
+    assert same.days == sharp.days and same.outlook == sharp.outlook
+    slow = report(*STOPS, factors=[1.1] * 400)
+    for before, after in zip(sharp.outlook, slow.outlook, strict=True):
+        assert 1.05 * before.days < after.days < 1.2 * before.days
+
+
+def test_the_outlook_is_the_distribution_of_end_and_bill() -> None:
+    found = report(*STOPS, "run.start=2026-12-01", factors=[0.9 + 0.0005 * i for i in range(400)])
+    rows = found.outlook
+    assert [row.share for row in rows][:3] == [0.01, 0.05, 0.1] and len(rows) == 21
+    assert all(a.days <= b.days for a, b in pairwise(rows))
+    by_share = {row.share: row for row in rows}
+    assert found.finish is not None and found.cost_usd is not None
+    ends = (by_share[0.1].days, by_share[0.9].days)
+    assert ends == pytest.approx((found.days.p10, found.days.p90), rel=1e-12)
+    assert (by_share[0.1].finish, by_share[0.9].finish) == (found.finish.p10, found.finish.p90)
+    assert by_share[0.5].cost_usd == pytest.approx(found.cost_usd.p50)
+    assert found.rows() == found.to_dict()["outlook"]
+    assert list(found.to_pandas().columns) == ["share", "days", "finish", "cost_usd"]
 
 
 def test_the_optimal_interval_is_used_and_shown_beside_young_and_daly() -> None:
@@ -188,7 +218,16 @@ def test_phases_of_a_scenario_with_a_cluster_of_its_own() -> None:
     direct = moesim.simulate(small, "batch.sequence_length=8192").step.time_s
     assert long.step_time_s == direct
     assert long.gpu_hours == pytest.approx(10 * direct * 32 / 3600)
-    assert moesim.run(small, *plan, step_time_s=result.step.time_s) == result.run.report
+    sure = moesim.simulate(small, *plan, uncertainty=True).run.report
+    assert sure == moesim.run(small, *plan)
+    assert sure is not None and result.run.report is not None
+    assert (
+        sure.phases
+        == result.run.report.phases
+        == moesim.run(small, *plan, step_time_s=main.step_time_s).phases
+    )
+    assert result.run.report.step_factor is None and sure.step_factor is not None
+    assert sure.days.p10 < result.run.report.days.mean == sure.days.mean < sure.days.p90
 
 
 def test_the_report_is_attached_where_the_plan_asks_for_it(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import moesim
 from moesim.hwmodels.calibration import Law, MeasuredCurve, load_profile
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.provenance import SourcedSeconds
 from moesim.simulator.engine.critical import critical_path
 from moesim.simulator.engine.execute import execute_all
 from moesim.simulator.prepare import prepare
@@ -18,8 +19,17 @@ from moesim.simulator.study.effects import entry_effects, predict
 from moesim.simulator.study.metrics import UNCERTAIN, figures
 from moesim.simulator.study.response import path_weights, response_s
 from moesim.simulator.study.sensitivity import sensitivity
-from moesim.simulator.study.sources import Source, entry_sources, shifted
+from moesim.simulator.study.sources import (
+    CLOCK,
+    SESSION,
+    Source,
+    entry_sources,
+    number_sources,
+    session,
+    shifted,
+)
 from moesim.simulator.study.uncertainty import interval, samples_of, uncertainty, with_uncertainty
+from moesim.simulator.study.whole_run import step_factors
 
 PROFILE = load_profile("h800-trace")
 
@@ -218,3 +228,114 @@ def test_a_range_of_the_price_moves_the_cost_alone(small: Scenario) -> None:
 def test_an_illegal_end_of_a_range_is_told(small: Scenario) -> None:
     with pytest.raises(InputError, match=r"parallel\.ep"):
         sensitivity(small, {"parallel.ep": (16, 24)})
+
+
+# -- numbers with a range, sessions, other architectures -----------------------------------------------
+
+
+def test_an_entry_carried_to_another_architecture_has_the_error_that_it_states_for_that() -> None:
+    profile = load_profile("a100-layers")
+    ids = ["p2p.scale_up_fraction", "a100-layers.gemm_bf16"]
+    at_home = {s.id: s.high for s in entry_sources(profile, ids, "Hopper")}
+    elsewhere = {s.id: s.high for s in entry_sources(profile, ids, "Ampere")}
+    assert at_home["p2p.scale_up_fraction"] == 0.03 and elsewhere["p2p.scale_up_fraction"] == 0.09
+    assert at_home["a100-layers.gemm_bf16"] == elsewhere["a100-layers.gemm_bf16"]
+
+
+def test_shapes_that_were_not_measured_widen_their_entry() -> None:
+    entry = load_profile("a100-layers").gemm_tables[0]
+    (source,) = entry_sources(load_profile("a100-layers"), [entry.id], "Ampere", lambda id_: 0.2)
+    assert source.high == 0.2 and "beyond the measured" in source.meaning
+
+
+def test_numbers_with_a_range_are_sources() -> None:
+    found = {s.id: s for s in number_sources(PROFILE)}
+    gap = PROFILE.launch_gap
+    assert gap is not None and gap.between is not None and set(found) == {"launch_gap", "kernel_floor"}
+    assert found["launch_gap"].high == pytest.approx(2.4 / 1.93 - 1.0)
+    moved = shifted(PROFILE, "launch_gap", 0.1, 132)
+    assert moved.launch_gap is not None and moved.launch_gap.value == pytest.approx(1.1 * gap.value)
+    assert number_sources(PROFILE.model_copy(update={"launch_gap": None, "kernel_floor": None})) == ()
+
+
+def test_a_range_has_the_units_of_its_value_and_survives_a_file() -> None:
+    fields = {
+        "value": "1.93 us",
+        "between": ["1.8 us", "2.4 us"],
+        "kind": "measured",
+        "source": "test",
+        "date": 2025,
+    }
+    number = SourcedSeconds.model_validate(fields)
+    assert number.between == pytest.approx((1.8e-6, 2.4e-6))
+    assert SourcedSeconds.model_validate_json(number.model_dump_json()) == number
+    with pytest.raises(ValueError, match="bare number"):
+        SourcedSeconds.model_validate({**fields, "between": [1, 2]}, context={"place": "file.yaml"})
+
+
+def test_a_range_that_nothing_uses_is_refused(small: Scenario) -> None:
+    jitter = {"value": 0.02, "between": [0.01, 0.03], "kind": "assumed", "source": "test", "date": "2026"}
+    with pytest.raises(InputError, match=r"variation.jitter_cv: between=\[0.01, 0.03\] is not used"):
+        prepare(small.replace(**{"variation.jitter_cv": jitter}))
+    with pytest.raises(InputError, match="must lie in between"):
+        small.replace(**{CLOCK: {**jitter, "value": 0.05}})
+
+
+def test_a_session_moves_all_products_and_attention_together(small: Scenario) -> None:
+    effects = {e.source.id: e for e in entry_effects(*predict(small)[:2])}
+    common = effects[SESSION]
+    bound = session(PROFILE, tuple(effects))[1]
+    assert bound and all("gemm" in id_ or "attention" in id_ for id_ in bound)
+    single = sum(effects[id_].seconds[1] / effects[id_].at[1] for id_ in bound)
+    assert common.seconds[1] == pytest.approx(single * common.at[1], rel=1e-9)
+
+
+def test_the_spread_of_speed_to_first_order(small: Scenario) -> None:
+    """Against the engine with another spread, the same seeds."""
+    ranged = small.replace(
+        **{
+            "variation.clock_cv": {
+                "value": 0.012, "between": [0.006, 0.018], "kind": "assumed", "source": "test", "date": "2026"
+            },
+            "variation.jitter_cv": 0.0,
+        }
+    )  # fmt: skip
+    prepared, executions, result = predict(ranged)
+    effect = next(e for e in entry_effects(prepared, executions) if e.source.id == CLOCK)
+    other = ranged.replace(**{CLOCK: 0.012 * (1 + effect.at[1])})
+    exact = moesim.simulate(other).step.time_s - result.step.time_s
+    assert exact > 0.0 and effect.seconds[1] == pytest.approx(exact, rel=0.35)
+
+
+# -- full resolution, the whole run --------------------------------------------------------------------
+
+
+def test_full_resolution_has_an_interval_along_its_own_path() -> None:
+    """Two groups of 16 GPUs a pipeline rank; the largest source against the engine."""
+    full = load_scenario(
+        "deepseek-v3-2048xh800",
+        [
+            "cluster={node: hgx-h800, nodes: 16, network: mpft-ib-400g, name: 128xh800}",
+            "parallel={tp: 1, pp: 4, ep: 16, cp: 1, microbatch: 1, zero_stage: 1}",
+            "batch.sequences=256",
+            "resolution=full",
+        ],
+    )
+    prepared, executions, result = predict(full)
+    found, (exact, *_) = (
+        uncertainty(prepared, executions, result),
+        entry_effects(prepared, executions, exact=1),
+    )
+    first = next(row for row in found.sources if row.source == exact.source.id)
+    ends = (first.low_s - result.step.time_s, first.high_s - result.step.time_s)
+    assert exact.exact and ends == pytest.approx(exact.seconds, rel=0.05)
+    assert found.bands["step_time_s"].p10 < result.step.time_s < found.bands["step_time_s"].p90
+    assert "full resolution" in found.note
+
+
+def test_replicas_have_the_distribution_of_the_step(small: Scenario) -> None:
+    prepared, executions, _ = predict(small)
+    many, few = (step_factors(prepared, executions, n) for n in (4096, 200))
+    assert len(few) == 200 and few.std() == pytest.approx(many.std(), rel=0.02)
+    assert np.quantile(few, [0.1, 0.9]) == pytest.approx(np.quantile(many, [0.1, 0.9]), rel=5e-3)
+    assert (few[:-1] > few[1:]).mean() == pytest.approx(0.5, abs=0.15)  # in no order
