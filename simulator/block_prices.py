@@ -23,7 +23,9 @@ def block_compute(
     layer = kind in ("dense", "moe", "mtp")
     plan = pricer.scenario.parallel
     by_phase = pricer.operators(kind)
-    exposed = exposed_s(pricer, by_phase) if layer and plan.tp * plan.cp > 1 else {}
+    experts = pricer.shape.moe is not None and kind in ("moe", "mtp")
+    split = plan.tp * plan.cp * (plan.expert_tp if experts else 1)
+    exposed = exposed_s(pricer, by_phase, experts) if layer and split > 1 else {}
     compute: dict[tuple[BlockKind, Phase, Mode], PhaseCost] = {}
     for phase, operators in by_phase.items():
         if only is None or phase in only:
@@ -42,11 +44,13 @@ def block_transfers(
     return {(kind, ph, mode): pricer.ep_phase(ph, mode) for ph in phases for mode in modes if mode != "quiet"}
 
 
-def exposed_s(pricer: Pricer, operators: Mapping[Phase, tuple[Operator, ...]]) -> dict[Phase, float]:
-    """Collectives of tensor and context parallelism inside the phases of a layer (eq. X6, O2, O3)."""
+def exposed_s(
+    pricer: Pricer, operators: Mapping[Phase, tuple[Operator, ...]], experts: bool
+) -> dict[Phase, float]:
+    """Collectives of tensor and context parallelism inside the phases of a layer (eq. X6, X14, O2, O3)."""
     seconds = {phase: _products_s(pricer, ops) for phase, ops in operators.items()}
     return LayerCollectives(pricer.scenario, pricer.links, pricer.profile).exposed(
-        pricer.shape, pricer.tokens, seconds
+        pricer.shape, pricer.tokens, seconds, experts=experts
     )
 
 

@@ -18,6 +18,9 @@ class Software(BaseModel):
     """`eager`: pointwise and permuting work as PyTorch's separate operators."""
     parameters_copied: bool = False
     """FSDP2: gathered parameters are copied out of a buffer and gradients into one."""
+    weight_gradients: Literal["accumulated", "written"] = "accumulated"
+    """`accumulated`: the product adds into an FP32 buffer (Megatron-LM's fused accumulation); `written`: it
+    writes BF16 gradients anew (PyTorch autograd)."""
     overlap_tensor_parallel: Literal["none", "weight-gradient", "full"] = "none"
     """Tensor-parallel collectives: all exposed; the backward's behind the weight gradients; or all of them
     in pieces beside the product that makes or needs them."""

@@ -38,6 +38,19 @@ def _eager(op: Operator) -> Operator:
     return replace(op, bytes_read=op.bytes_read * factor, bytes_written=op.bytes_written * factor)
 
 
+def written_gradients(operators: Mapping[Phase, tuple[Operator, ...]]) -> dict[Phase, tuple[Operator, ...]]:
+    """Weight gradients written in BF16 instead of added into an FP32 buffer (PyTorch autograd, FSDP)."""
+    return {phase: tuple(map(_written, ops)) for phase, ops in operators.items()}
+
+
+def _written(op: Operator) -> Operator:
+    if not op.accumulated_bytes:
+        return op
+    half = op.accumulated_bytes / 2
+    written = op.bytes_written - half + half * BF16 / FP32
+    return replace(op, accumulated_bytes=0.0, bytes_read=op.bytes_read - half, bytes_written=written)
+
+
 def copied_parameters(
     operators: Mapping[Phase, tuple[Operator, ...]], parameters: float, zero_stage: int
 ) -> dict[Phase, tuple[Operator, ...]]:
