@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import fsum
 from typing import TYPE_CHECKING
 
 from moesim.simulator.chunk import EP_PHASES
@@ -26,12 +27,22 @@ def block_compute(
     experts = pricer.shape.moe is not None and kind in ("moe", "mtp")
     split = plan.tp * plan.cp * (plan.expert_tp if experts else 1)
     exposed = exposed_s(pricer, by_phase, experts) if layer and split > 1 else {}
+    if experts and pricer.scenario.recompute == "full":
+        exposed["mlp I"] = exposed.get("mlp I", 0.0) + _repeated_transfers_s(pricer)
     compute: dict[tuple[BlockKind, Phase, Mode], PhaseCost] = {}
     for phase, operators in by_phase.items():
         if only is None or phase in only:
             seconds = exposed.get(phase, 0.0)
             compute |= {(kind, phase, mode): pricer.phase(operators, mode, seconds) for mode in modes}
     return compute
+
+
+def _repeated_transfers_s(pricer: Pricer) -> float:
+    """Dispatch and combine of the forward that full recompute runs again, in the open (eq. X15)."""
+    if pricer.scenario.parallel.ep == 1:
+        return 0.0
+    twice = [pricer.ep_phase(phase, "alone") for phase in ("dispatch F", "combine F")]
+    return fsum(t.launch_s + max(t.nic_s, t.scale_up_s) for t in twice)
 
 
 def block_transfers(

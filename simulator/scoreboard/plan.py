@@ -13,6 +13,7 @@ from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.run.plan import RunPlan
 from moesim.simulator.scenario import Batch, Communication, Routing, Scenario, Stages, Variation
 from moesim.simulator.scoreboard.machines import machine_of
+from moesim.simulator.scoreboard.recipes import recipe_of
 from moesim.simulator.scoreboard.rows import OpenRow
 from moesim.simulator.scoreboard.shapes import shape_of
 from moesim.simulator.software import Software
@@ -34,9 +35,9 @@ LEAST_RECOMPUTE: tuple[RecomputePolicy, ...] = ("none", "selective", "full")
 
 def policies_of(row: OpenRow) -> tuple[RecomputePolicy, ...]:
     """Recompute policies to try in order, the first that fits; one where the row states it."""
-    text = row.recompute
+    text, published = row.recompute, recipe_of(row).recompute
     if text == "":
-        return LEAST_RECOMPUTE
+        return LEAST_RECOMPUTE if published is None else (published,)
     if text.startswith("selective"):
         # Selective recompute of the old stack is that of core attention (arXiv 2205.05198, section 5).
         return ("attention",) if row.group in OLD_MEGATRON else ("selective",)
@@ -71,6 +72,7 @@ def scenario_of(row: OpenRow, recompute: RecomputePolicy) -> Scenario:
 
 def plan_of(row: OpenRow) -> ParallelPlan:
     """Degrees of parallelism and sharding as published."""
+    recipe = recipe_of(row)
     return ParallelPlan(
         tp=row.tp,
         pp=row.pp,
@@ -78,9 +80,9 @@ def plan_of(row: OpenRow) -> ParallelPlan:
         cp=row.cp,
         vpp=row.vpp,
         microbatch=row.mbs,
-        zero_stage=_zero(row.zero_or_fsdp),
+        zero_stage=_zero(row.zero_or_fsdp) if recipe.zero_stage is None else recipe.zero_stage,
         sequence_parallel=row.tp > 1 and not _without_sequence_parallel(row),
-        expert_tp=4 if "ETP=4" in row.notes else 1,
+        expert_tp=recipe.expert_tp or (4 if "ETP=4" in row.notes else 1),
     )
 
 
@@ -106,7 +108,8 @@ def precision_of(row: OpenRow) -> Precision:
     if text == "nvfp4":
         raise InputError(f"{row.id}: FP4 products are not modelled")
     pure = "PURE" in row.notes  # llm-foundry: gradients are reduced in BF16
-    reduce: Literal["bf16", "fp32"] = "bf16" if pure or row.group in OLD_MEGATRON else "fp32"
+    unstated: Literal["bf16", "fp32"] = "bf16" if pure or row.group in OLD_MEGATRON else "fp32"
+    reduce = recipe_of(row).gradient_reduce or unstated
     if "fp8" in text:
         scaling: Literal["tile", "tensor"] = "tile" if "block" in text or "mx" in text else "tensor"
         return Precision(linear="fp8", scaling=scaling, gradient_reduce=reduce)
@@ -124,8 +127,8 @@ def stages_of(row: OpenRow, shape: ModelShape) -> Stages:
 
 
 def dispatcher_of(row: OpenRow) -> str:
-    """DeepEP where the row names it, NCCL's all-to-all otherwise."""
-    return "deepep-2025-04" if "DeepEP" in row.notes else "nccl"
+    """DeepEP where the row or its source's code names it, NCCL's all-to-all otherwise."""
+    return recipe_of(row).dispatcher or ("deepep-2025-04" if "DeepEP" in row.notes else "nccl")
 
 
 def software_of(row: OpenRow) -> Software:
@@ -136,7 +139,13 @@ def software_of(row: OpenRow) -> Software:
         return Software(overlap_tensor_parallel="weight-gradient")
     return Software(
         parameters_copied=row.zero_or_fsdp.startswith("fsdp2"),
+        weight_gradients="written" if _autograd(row) else "accumulated",
         overlap_tensor_parallel="full",
         overlap_context_parallel=True,
         overlap_data_parallel=True,
     )
+
+
+def _autograd(row: OpenRow) -> bool:
+    """FSDP of PyTorch or JAX: weight gradients are outputs. Megatron's own FSDP adds into its buffers."""
+    return row.zero_or_fsdp.startswith("fsdp") and "Megatron-Bridge" not in row.source
