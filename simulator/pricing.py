@@ -30,7 +30,7 @@ from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.routing import Gate, TargetStatistics, expected_targets, transfer_bytes
 from moesim.simulator.layout.stages import StageAssignment, unique
 from moesim.simulator.model.counts import block_parameters, expert_parameters
-from moesim.simulator.model.eager import copied_parameters, eager_operators, written_gradients
+from moesim.simulator.model.eager import added_gradients, chained_loss, copied_parameters, eager_operators
 from moesim.simulator.model.operator import BlockKind, Operator, Phase
 from moesim.simulator.model.operators import block_operators, optimizer_operators
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, row_bytes
@@ -158,8 +158,10 @@ class Pricer:
             unfused_attention=s.software.attention == "unfused",
             expert_tp=plan.expert_tp,
         )
-        if s.software.weight_gradients == "written":
-            found = written_gradients(found)
+        if s.software.weight_gradients != "accumulated":
+            found = added_gradients(found, sum(self.block_parameters(kind)), s.software.weight_gradients)
+        if s.software.loss == "chain":
+            found = chained_loss(found)
         if s.software.kernels == "eager":
             found = eager_operators(found)
         if s.software.parameters_copied and plan.zero_stage > 1:

@@ -20,6 +20,9 @@ from moesim.simulator.software import Software
 
 OLD_MEGATRON = ("sc21-gpt-a100", "kort-gpt-a100", "bloom-a100", "mtnlg-a100")
 """Megatron-LM before FlashAttention; its all-reduces of data parallelism come after the last backward."""
+NEMO = ("NVIDIA/dgxc-benchmarking", "NVIDIA/NeMo", "mlcommons/training_results")
+"""Sources that ran NeMo, whose performance recipes leave `cross_entropy_loss_fusion` off
+(NVIDIA/NeMo@v2.1.0 nemo/collections/llm/recipes/llama31_70b.py; before, the default of Megatron core)."""
 BALANCED = SourcedFraction(
     value=0.0,
     kind="assumed",
@@ -105,22 +108,27 @@ def _without_sequence_parallel(row: OpenRow) -> bool:
 def precision_of(row: OpenRow) -> Precision:
     """Formats: FP16 counts as BF16; FP8 by tiles or by tensors, with activations kept in BF16."""
     text = row.precision
+    loss: Literal["bf16", "fp32"] = "fp32" if _chained_loss(row) else "bf16"
     if text == "nvfp4":
         raise InputError(f"{row.id}: FP4 products are not modelled")
     pure = "PURE" in row.notes  # llm-foundry: gradients are reduced in BF16
     unstated: Literal["bf16", "fp32"] = "bf16" if pure or row.group in OLD_MEGATRON else "fp32"
-    reduce = recipe_of(row).gradient_reduce or unstated
+    reduce = recipe_of(row).gradient_reduce or ("fp32" if _bf16_optimizer(row) else unstated)
+    kept: Literal["bf16", "fp32"] = "bf16" if row.group in OLD_MEGATRON and reduce == "bf16" else "fp32"
     if "fp8" in text:
         scaling: Literal["tile", "tensor"] = "tile" if "block" in text or "mx" in text else "tensor"
-        return Precision(linear="fp8", scaling=scaling, gradient_reduce=reduce)
+        return Precision(linear="fp8", scaling=scaling, gradient_reduce=reduce, loss=loss)
     if text in ("bf16", "fp16"):
-        return Precision(linear="bf16", gradient_reduce=reduce)
+        return Precision(linear="bf16", gradient_reduce=reduce, loss=loss, gradients=kept)
     raise InputError(f"{row.id}: precision {text!r} is not known")
 
 
 def stages_of(row: OpenRow, shape: ModelShape) -> Stages:
     """Layers evenly over the stages, as Megatron-LM places them; balanced where they do not divide."""
     n = row.pp * row.vpp
+    if _bf16_optimizer(row) and row.layers % n and not (row.layers + 2) % n:
+        each = (row.layers + 2) // n  # --pp-partition-method 'type:transformer|embedding'
+        return Stages(layers=(each - 1, *(each,) * (n - 2), each - 1))
     if n == 1 or shape.n_layers % n:
         return Stages()
     return Stages(layers=(shape.n_layers // n,) * n)
@@ -134,11 +142,13 @@ def dispatcher_of(row: OpenRow) -> str:
 def software_of(row: OpenRow) -> Software:
     """Behaviour of the framework behind a source (docs/validation.md lists the assumptions)."""
     if row.group in OLD_MEGATRON:
-        return Software(attention="unfused")
+        added = "added-fp32" if _bf16_optimizer(row) else "added"
+        return Software(attention="unfused", loss="chain", weight_gradients=added)
     if row.group == "simumax-b200":
         return Software(overlap_tensor_parallel="weight-gradient")
     return Software(
         parameters_copied=row.zero_or_fsdp.startswith("fsdp2"),
+        loss="chain" if _chained_loss(row) else "fused",
         weight_gradients="written" if _autograd(row) else "accumulated",
         overlap_tensor_parallel="full",
         overlap_context_parallel=True,
@@ -149,3 +159,17 @@ def software_of(row: OpenRow) -> Software:
 def _autograd(row: OpenRow) -> bool:
     """FSDP of PyTorch or JAX: weight gradients are outputs. Megatron's own FSDP adds into its buffers."""
     return row.zero_or_fsdp.startswith("fsdp") and "Megatron-Bridge" not in row.source
+
+
+def _chained_loss(row: OpenRow) -> bool:
+    """Megatron-LM and NeMo: FP32 logits, one kernel a pass. Megatron-Bridge fuses the loss
+    (NVIDIA-NeMo/Megatron-Bridge@0aec3a7f8 scripts/performance/configs: cross_entropy_fusion_impl "te")."""
+    if "(JAX)" in row.zero_or_fsdp:
+        return False
+    return row.group in OLD_MEGATRON or row.source.startswith(NEMO)
+
+
+def _bf16_optimizer(row: OpenRow) -> bool:
+    """BLOOM's last table and its run: BF16 with gradients accumulated in FP32; the tables before are FP16
+    (bigscience-workshop/bigscience@9e64edec train/tr11-176B-ml/chronicles-prequel.md, line 899)."""
+    return row.model == "bloom-176b" or (row.group == "bloom-a100" and "'Rebalancing layers'" in row.notes)

@@ -42,16 +42,16 @@ RECIPES = (
     Recipe(
         "NVIDIA-NeMo/Automodel",
         "NVIDIA-NeMo/Automodel@2c236e081 (2025-10-08) examples/benchmark/configs/*_te_deepep.yaml: "
-        "activation_checkpointing, reshard_after_forward: false; components/moe/fsdp_mixin.py: gradients reduced "
-        "after the last micro-batch, parameters kept until then",
+        "activation_checkpointing, reshard_after_forward: false; components/moe/fsdp_mixin.py: gradients "
+        "are reduced after the last micro-batch and parameters kept until then",
         arch="moe",
         recompute="full",
         zero_stage=2,
     ),
     Recipe(
         "NVIDIA-NeMo/Automodel",
-        "NVIDIA-NeMo/Automodel@36044ad3 examples/llm_benchmark/llama3_3/custom_llama3_1_70b_pretrain_benchmark_"
-        "8nodes.yaml: activation_checkpointing, reshard_after_forward",
+        "NVIDIA-NeMo/Automodel@36044ad3 examples/llm_benchmark/llama3_3/"
+        "custom_llama3_1_70b_pretrain_benchmark_8nodes.yaml: activation_checkpointing, reshard_after_forward",
         arch="dense",
         recompute="full",
         zero_stage=3,
@@ -66,17 +66,31 @@ RECIPES = (
     ),
     Recipe(
         "NVIDIA/dgxc-benchmarking@v25.02 grok1",
-        "NVIDIA/dgxc-benchmarking@v25.02 grok1: no degree of expert tensor parallelism, which NeMo v2.1.0 (its "
-        "container 24.12, megatron_init.py line 361) sets to that of tensor parallelism; NVTE_FUSED_ATTN=0, so "
-        "FlashAttention 2; grad_sync_dtype bf16",
+        "NVIDIA/dgxc-benchmarking@v25.02 grok1: no degree of expert tensor parallelism, which NeMo v2.1.0 (of "
+        "its container 24.12; megatron_init.py line 361) sets to that of tensor parallelism; "
+        "NVTE_FUSED_ATTN=0, so FlashAttention 2; grad_sync_dtype bf16; activations_checkpoint_granularity null",
+        recompute="none",
         expert_tp=4,
         gradient_reduce="bf16",
         profile="h100-flash2",
     ),
     Recipe(
         "NVIDIA/dgxc-benchmarking@v25.02 nemo_megatron",
-        "NVIDIA/dgxc-benchmarking@v25.02 nemo_megatron/gpt3_175b_hydra.yaml: grad_sync_dtype bf16",
+        "NVIDIA/dgxc-benchmarking@v25.02 nemo_megatron/gpt3_175b_hydra.yaml: grad_sync_dtype bf16, "
+        "activations_checkpoint_granularity null",
+        recompute="none",
         gradient_reduce="bf16",
+    ),
+    Recipe(
+        "NVIDIA/dgxc-benchmarking@v25.02 llama3.1",
+        "NVIDIA/dgxc-benchmarking@v25.02 llama3.1/*.yaml: activations_checkpoint_granularity null",
+        recompute="none",
+    ),
+    Recipe(
+        "NVIDIA/dgxc-benchmarking@v25.04 llama3.1",
+        "NVIDIA/NeMo@v2.3.0 scripts/performance/recommended_model_configs/model_configs_h100.csv, which the "
+        "recipe runs: recompute_layers 0",
+        recompute="none",
     ),
 )
 NOTHING = Recipe("", "")
