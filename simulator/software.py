@@ -18,6 +18,8 @@ class Software(BaseModel):
     """`eager`: pointwise and permuting work as PyTorch's separate operators."""
     parameters_copied: bool = False
     """FSDP2: gathered parameters are copied out of a buffer and gradients into one."""
+    flat_parameters: bool = False
+    """FSDP1: gradients of a unit are joined into one flat tensor, and cast where they are reduced in FP32."""
     weight_gradients: Literal["accumulated", "written", "added", "added-fp32"] = "accumulated"
     """`accumulated`: the product adds into an FP32 buffer (Megatron-LM's fused accumulation); `written`: it
     writes 16-bit gradients anew (PyTorch autograd); `added`: these are added to 16-bit ones by a kernel of

@@ -119,7 +119,7 @@ def profile_of(meta: dict[str, Any], rows: list[dict[str, Any]]) -> CalibrationP
         "y_unit": "GB/s",
         "points": [[round(size, 1), round(add / 1e9)] for size in (sizes[0], sizes[-1])],
         "used_for": ["wgrad_gemm/accumulate"],
-        "source": f"{source}; {len(long)} weight gradients of {LONG} tokens and more: flop / r + bytes / this",
+        "source": f"{source}; {len(long)} weight gradients from {LONG} tokens on: flop / r + bytes / this",
         "kind": "derived",
         "residual": {
             "relative": 0.05,
@@ -132,8 +132,8 @@ def profile_of(meta: dict[str, Any], rows: list[dict[str, Any]]) -> CalibrationP
             "accelerator": "h200-sxm",
             "software": "cuBLASLt 13.1, as Transformer Engine calls it",
             "description": "Products of linear layers in the formats and directions of Transformer Engine.",
-            "evidence": "Measured for their own sake: forward, input gradient and weight gradient of layers of "
-            "published models, back to back at sustained power. No training step was looked at.",
+            "evidence": "Measured for their own sake: forward, input gradient and weight gradient of layers "
+            "of published models, back to back at sustained power. No training step was looked at.",
             "gemm_tables": tables,
             "curves": [curve],
         }

@@ -55,6 +55,24 @@ def _written(op: Operator) -> Operator:
     return replace(op, accumulated_bytes=0.0, bytes_read=op.bytes_read - half, bytes_written=written)
 
 
+def flat_gradients(
+    operators: Mapping[Phase, tuple[Operator, ...]], parameters: float, reduce_bytes: float
+) -> dict[Phase, tuple[Operator, ...]]:
+    """FSDP1's copies of gradients, for `parameters` of a block that are sharded.
+
+    Autograd joins those of a flat parameter's views (the backward of `split`), and a cast follows where they
+    travel in FP32 (torch 2.1, `torch/distributed/fsdp/_flat_param.py` and `_runtime_utils.py`).
+    """
+    result = dict(operators)
+    if parameters and "mlp W" in result:
+        copies = [move("fsdp.join", "copy", "W", parameters * BF16, parameters * BF16, variant="flat")]
+        if reduce_bytes > BF16:
+            wide = parameters * reduce_bytes
+            copies.append(move("fsdp.cast", "copy", "W", parameters * BF16, wide, variant="flat"))
+        result["mlp W"] = (*result["mlp W"], *copies)
+    return result
+
+
 ADDED_BYTES = {"added": 6.0, "added-fp32": 26.0}
 """A parameter and micro-batch: two 16-bit gradients read, one written; or (microsoft/DeepSpeed@56c522386,
 `bf16_optimizer.py`) BF16 ones set to zero, added to, copied to FP32, and those added to an FP32 buffer."""

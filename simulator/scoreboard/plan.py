@@ -148,6 +148,7 @@ def software_of(row: OpenRow) -> Software:
         return Software(overlap_tensor_parallel="weight-gradient")
     return Software(
         parameters_copied=row.zero_or_fsdp.startswith("fsdp2"),
+        flat_parameters=row.group.startswith("mpt-"),
         loss="chain" if _chained_loss(row) else "fused",
         weight_gradients="written" if _autograd(row) else "accumulated",
         overlap_tensor_parallel="full",

@@ -66,9 +66,9 @@ RECIPES = (
     ),
     Recipe(
         "NVIDIA/dgxc-benchmarking@v25.02 grok1",
-        "NVIDIA/dgxc-benchmarking@v25.02 grok1: no degree of expert tensor parallelism, which NeMo v2.1.0 (of "
-        "its container 24.12; megatron_init.py line 361) sets to that of tensor parallelism; "
-        "NVTE_FUSED_ATTN=0, so FlashAttention 2; grad_sync_dtype bf16; activations_checkpoint_granularity null",
+        "NVIDIA/dgxc-benchmarking@v25.02 grok1: no degree of expert tensor parallelism, which NeMo v2.1.0 "
+        "(in its container 24.12; megatron_init.py line 361) sets to that of tensor parallelism; "
+        "NVTE_FUSED_ATTN=0, so FlashAttention 2; grad_sync_dtype bf16; no activation checkpointing",
         recompute="none",
         expert_tp=4,
         gradient_reduce="bf16",
