@@ -47,7 +47,9 @@ class LayerCollectives:
             products = Products(*(seconds.get(phase, (0.0, 0.0))[0] for phase in (first, second, third)))
             overlap = self.scenario.software.overlap_tensor_parallel
             gather = self._gather_s(shape, tokens)
-            if plan.tp > 1:
+            # Routed experts take each rank's own tokens; a shared expert is split like an FFN.
+            routed = experts and first == "mlp F" and not (shape.moe and shape.moe.shared_experts)
+            if plan.tp > 1 and not routed:
                 forward[first] = exposed_forward(gather, products, plan.tp, overlap)
                 out[second] = exposed_backward(
                     gather, products, plan.tp, overlap, sequence_parallel=plan.sequence_parallel

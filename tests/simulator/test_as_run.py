@@ -19,7 +19,7 @@ PARAMETERS = 1e6
 
 
 def phases(kind: str = "dense", shape: ModelShape = LLAMA) -> dict[str, tuple[Operator, ...]]:
-    found = block_operators(shape, kind, RECIPE, tokens=4096, sequence=4096)  # type: ignore[arg-type]
+    found = block_operators(shape, kind, RECIPE, tokens=4096, sequence=4096)
     return {str(phase): ops for phase, ops in found.items()}
 
 
@@ -40,7 +40,7 @@ def test_plain_software_adds_nothing() -> None:
 def test_gradients_that_a_product_writes_are_added_by_other_kernels(how: str, added: float) -> None:
     weights = fsum(op.accumulated_bytes for ops in phases().values() for op in ops) / 8.0
     assert weights == pytest.approx(4096 * (6144 + 4096 + 3 * 14336))  # q, k, v and o, gate, up and down
-    found = run(Software(weight_gradients=how))  # type: ignore[arg-type]
+    found = run(Software(weight_gradients=how))
     assert all(op.accumulated_bytes == 0.0 for ops in found.values() for op in ops)
     # 8 B a weight of reading and writing FP32 become 2 B of writing BF16.
     assert moved(found) - moved(phases()) == pytest.approx(-6.0 * weights + added * PARAMETERS)

@@ -1,4 +1,4 @@
-"""Products as Transformer Engine calls them: the measured times come back, and other profiles stay as they were."""
+"""Products as Transformer Engine calls them: measured times come back, other profiles stay as they were."""
 
 from __future__ import annotations
 
@@ -53,7 +53,11 @@ def test_a_weight_gradient_takes_what_was_measured() -> None:
 
 def test_every_direction_in_fp8_reads_its_own_family() -> None:
     (forward, dgrad) = (
-        next(r for r in measured() if (r["kind"], r["dtype"], r["n"], r["tokens"]) == (kind, "fp8", 14336, 4096))
+        next(
+            r
+            for r in measured()
+            if (r["kind"], r["dtype"], r["n"], r["tokens"]) == (kind, "fp8", 14336, 4096)
+        )
         for kind in ("forward", "dgrad")
     )
     for row in (forward, dgrad):
