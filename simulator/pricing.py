@@ -157,6 +157,7 @@ class Pricer:
             redundant_experts=s.routing.redundant_experts,
             unfused_attention=s.software.attention == "unfused",
             expert_tp=plan.expert_tp,
+            sequence_parallel=plan.sequence_parallel,
         )
         dense, expert = self.block_parameters(kind)
         sharded = dense * (self.layout.dp * plan.cp > 1) + expert * (self.layout.expert_dp > 1)

@@ -52,11 +52,13 @@ class Work:
     """FP8 products with one scale a tensor."""
     expert_tp: int = 1
     """Ranks that split the FFN of an expert, each for the received rows of all of them."""
+    sequence_parallel: bool = True
+    """Whether tensor-parallel ranks split the element-wise work, or each does all of it."""
 
     @property
     def norm_tokens(self) -> float:
         """Rows of element-wise work: sequence parallelism splits them over TP."""
-        return self.tokens / self.tp
+        return self.tokens / self.tp if self.sequence_parallel else self.tokens
 
     @property
     def moe(self) -> MoE:
