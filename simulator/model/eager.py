@@ -20,8 +20,8 @@ PERMUTE = 42 / 7
 """Of a routed row's element: gather, stack, gather into groups, scatter back, to FP32 times score to BF16,
 scatter-add: 42 bytes for the 7 of a fused expand and reduce."""
 
-LOSS_CHAIN, LOSS_KERNELS = 7 / 2, 5
-"""Maximum, subtraction, exponential, sum, division: 7 passes over the logits for the 2 of a fused loss
+LOSS_CHAIN, LOSS_KERNELS = 8 / 2, 5
+"""Maximum, subtraction, exponential, sum, division: 5 reads and 3 writes of the logits for a fused loss's 2 reads
 (NVIDIA/Megatron-LM@core_v0.10.0 and bigscience-workshop/Megatron-DeepSpeed, `cross_entropy.py`)."""
 
 
