@@ -21,8 +21,8 @@ PERMUTE = 42 / 7
 scatter-add: 42 bytes for the 7 of a fused expand and reduce."""
 
 LOSS_CHAIN, LOSS_KERNELS = 8 / 2, 5
-"""Maximum, subtraction, exponential, sum, division: 5 reads and 3 writes of the logits; a fused loss reads twice
-(NVIDIA/Megatron-LM@core_v0.10.0 and bigscience-workshop/Megatron-DeepSpeed, `cross_entropy.py`)."""
+"""Maximum, subtraction, exponential, sum, division: 5 reads and 3 writes of the logits, for 2 reads of
+a fused loss (NVIDIA/Megatron-LM@core_v0.10.0, bigscience-workshop/Megatron-DeepSpeed, `cross_entropy.py`)."""
 
 
 def eager_operators(operators: Mapping[Phase, tuple[Operator, ...]]) -> dict[Phase, tuple[Operator, ...]]:
