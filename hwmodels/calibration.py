@@ -105,6 +105,8 @@ class GemmTable(Entry):
     dtype: Literal["fp8", "bf16", "fp32"]
     told: bool
     """Whether these kernels take a number of SMs to run on (and so leave the rest alone)."""
+    variant: str = ""
+    """Kernel family inside the class, for operators of that variant only; "" for all others."""
     unit: Literal["TFLOP/s", "us"]
     points: tuple[GemmRow, ...] = Field(min_length=1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import fsum
 from typing import TYPE_CHECKING
 
 from moesim.simulator.chunk import EP_PHASES
@@ -49,24 +50,40 @@ def bare_prices(
 def with_collectives(
     pricer: Pricer, kind: BlockKind, bare: BarePrices
 ) -> dict[tuple[BlockKind, Phase, Mode], PhaseCost]:
-    """Compute of a block, collectives of tensor and context parallelism included (eq. X6, O2, O3)."""
-    if not _cuts(pricer, kind):
-        return {(kind, phase, mode): cost for (phase, mode), cost in bare.compute.items()}
-    exposed = LayerCollectives(pricer.scenario, pricer.links, pricer.profile).exposed(
-        pricer.shape, pricer.tokens, bare.products
-    )
+    """Compute of a block with the collectives of tensor and context parallelism (eq. X6, X14, X15, O2, O3)."""
+    experts = _has_experts(pricer, kind)
+    exposed: dict[Phase, float] = {}
+    if _cuts(pricer, kind):
+        exposed = LayerCollectives(pricer.scenario, pricer.links, pricer.profile).exposed(
+            pricer.shape, pricer.tokens, bare.products, experts=experts
+        )
+    if experts and pricer.scenario.recompute == "full":
+        exposed["mlp I"] = exposed.get("mlp I", 0.0) + _repeated_transfers_s(pricer)
     return {(kind, ph, mode): _later(cost, exposed.get(ph, 0.0)) for (ph, mode), cost in bare.compute.items()}
 
 
 def _cuts(pricer: Pricer, kind: BlockKind) -> bool:
     plan = pricer.scenario.parallel
-    return kind in ("dense", "moe", "mtp") and plan.tp * plan.cp > 1
+    experts = _has_experts(pricer, kind)
+    return kind in ("dense", "moe", "mtp") and plan.tp * plan.cp * (plan.expert_tp if experts else 1) > 1
+
+
+def _has_experts(pricer: Pricer, kind: BlockKind) -> bool:
+    return pricer.shape.moe is not None and kind in ("moe", "mtp")
 
 
 def _later(cost: PhaseCost, exposed_s: float) -> PhaseCost:
     if not exposed_s:
         return cost
     return PhaseCost(cost.fixed_s + exposed_s, cost.row_s, exposed_s, cost.best_s, cost.worst_s + exposed_s)
+
+
+def _repeated_transfers_s(pricer: Pricer) -> float:
+    """Dispatch and combine of the forward that full recompute runs again, in the open (eq. X15)."""
+    if pricer.scenario.parallel.ep == 1:
+        return 0.0
+    twice = [pricer.ep_phase(phase, "alone") for phase in ("dispatch F", "combine F")]
+    return fsum(t.launch_s + max(t.nic_s, t.scale_up_s) for t in twice)
 
 
 def block_transfers(

@@ -28,13 +28,17 @@ class LayerCollectives:
     links: Links
     profile: CalibrationProfile
 
-    def exposed(self, shape: ModelShape, tokens: int, seconds: Seconds) -> dict[Phase, float]:
+    def exposed(
+        self, shape: ModelShape, tokens: int, seconds: Seconds, *, experts: bool = False
+    ) -> dict[Phase, float]:
         """Exposed seconds by phase (docs/model.md, eq. X6, O2, O3).
 
         Tensor parallel: an all-gather and a reduce-scatter (or one all-reduce) of the activations around
         attention and around the FFN, forward and again for the input gradient. Context parallel: keys and
         values of the whole sequence are gathered before attention, their gradients scattered after. Full
-        recompute runs the forward's collectives once more before the backward.
+        recompute runs the forward's collectives once more before the backward. With `experts` and their
+        own tensor parallelism, received rows are gathered before the experts and their results scattered
+        after, and backwards the other way round (eq. X14).
         """
         out = {phase: 0.0 for half in HALVES for phase in half[:2]}
         plan = self.scenario.parallel
@@ -43,7 +47,9 @@ class LayerCollectives:
             products = Products(*(seconds.get(phase, (0.0, 0.0))[0] for phase in (first, second, third)))
             overlap = self.scenario.software.overlap_tensor_parallel
             gather = self._gather_s(shape, tokens)
-            if plan.tp > 1:
+            # Routed experts take each rank's own tokens; a shared expert is split like an FFN.
+            routed = experts and first == "mlp F" and not (shape.moe and shape.moe.shared_experts)
+            if plan.tp > 1 and not routed:
                 forward[first] = exposed_forward(gather, products, plan.tp, overlap)
                 out[second] = exposed_backward(
                     gather, products, plan.tp, overlap, sequence_parallel=plan.sequence_parallel
@@ -52,6 +58,10 @@ class LayerCollectives:
         if context:
             forward["attn F"] += self._beside_attention(context, seconds.get("attn F", (0.0, 0.0))[1])
             out["attn I"] += self._beside_attention(context, seconds.get("attn I", (0.0, 0.0))[1])
+        if experts and plan.expert_tp > 1:
+            rows = 2.0 * self._rows_s(shape, tokens)
+            forward["mlp F"] += rows
+            out["mlp I"] += rows
         out["attn F"], out["mlp F"] = forward["attn F"], forward["mlp F"]
         if self.scenario.recompute == "full":
             out["mlp I"] += forward["attn F"] + forward["mlp F"]
@@ -62,6 +72,14 @@ class LayerCollectives:
         plan, node = self.scenario.parallel, self.links.gpus_per_node
         activation = tokens / plan.cp * shape.hidden * 2.0
         return ring_seconds(activation, plan.tp, min(plan.tp, node), self.links, self.profile)
+
+    def _rows_s(self, shape: ModelShape, tokens: int) -> float:
+        """One all-gather or reduce-scatter of the rows that the ranks of a split expert received."""
+        assert shape.moe is not None
+        plan, node = self.scenario.parallel, self.links.gpus_per_node
+        rows = tokens / (plan.cp * plan.tp) * shape.moe.top_k * plan.expert_tp
+        ranks = plan.expert_tp
+        return ring_seconds(rows * shape.hidden * 2.0, ranks, min(ranks, node), self.links, self.profile)
 
     def _context_s(self, shape: ModelShape, tokens: int) -> float:
         """Keys and values of one micro-batch around the context-parallel group."""

@@ -8,6 +8,7 @@ from math import ceil, fsum, log2
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.confidence import GENERIC
+from moesim.simulator.as_run import as_run
 from moesim.simulator.block_prices import block_compute, block_transfers
 from moesim.simulator.collectives.ring import busiest_bytes
 from moesim.simulator.cost.communication import (
@@ -30,7 +31,6 @@ from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.routing import Gate, TargetStatistics, expected_targets, transfer_bytes
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.counts import block_parameters, expert_parameters
-from moesim.simulator.model.eager import copied_parameters, eager_operators
 from moesim.simulator.model.operator import BlockKind, Operator, Phase
 from moesim.simulator.model.operators import block_operators, optimizer_operators
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, row_bytes
@@ -151,14 +151,12 @@ class Pricer:
             recompute="selective" if s.recompute == "deepseek-v3" else s.recompute,
             redundant_experts=s.routing.redundant_experts,
             unfused_attention=s.software.attention == "unfused",
+            expert_tp=plan.expert_tp,
+            sequence_parallel=plan.sequence_parallel,
         )
-        if s.software.kernels == "eager":
-            found = eager_operators(found)
-        if s.software.parameters_copied and plan.zero_stage > 1:
-            dense, expert = self.block_parameters(kind)
-            sharded = dense * (self.layout.dp * plan.cp > 1) + expert * (self.layout.expert_dp > 1)
-            found = copied_parameters(found, sharded, plan.zero_stage)
-        return found
+        dense, expert = self.block_parameters(kind)
+        sharded = dense * (self.layout.dp * plan.cp > 1) + expert * (self.layout.expert_dp > 1)
+        return as_run(found, s.software, s.recipe, plan.zero_stage, dense + expert, sharded)
 
     def context(self, mode: Mode) -> SmContext:
         """SMs of a phase: all of them, or all but the communication SMs, which idle or are busy."""

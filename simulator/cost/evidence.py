@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from moesim.hwmodels.accelerator import Accelerator
@@ -9,7 +10,7 @@ from moesim.hwmodels.calibration import CalibrationProfile, Conditions, LawGroup
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.cost.gemm import GemmLookup
 from moesim.simulator.cost.memory_bound import TransferCurve
-from moesim.simulator.model.operator import GemmShape, Operator
+from moesim.simulator.model.operator import ONE_SCALE, GemmShape, Operator
 
 Bound = Literal["compute", "memory", "launch"]
 
@@ -40,10 +41,10 @@ class Evidence:
         """Index the profile; its first fitting entry wins."""
         self.accelerator, self.profile = accelerator, profile
         self._hbm_bytes_per_s = accelerator.hbm_bytes_per_s
-        self._gemm: dict[tuple[str, str], GemmLookup] = {}
+        self._gemm: dict[tuple[str, str, str], GemmLookup] = {}
         for table in profile.gemm_tables:
-            if (table.cls, table.dtype) not in self._gemm:
-                self._gemm[table.cls, table.dtype] = GemmLookup(table)
+            if (table.cls, table.variant, table.dtype) not in self._gemm:
+                self._gemm[table.cls, table.variant, table.dtype] = GemmLookup(table)
         self._curves: dict[tuple[str, bool | None], MeasuredCurve] = {}
         for curve in profile.curves:
             for use in curve.used_for:
@@ -62,10 +63,15 @@ class Evidence:
 
     def _gemm_base(self, op: Operator) -> Basis:
         assert op.gemm is not None
-        lookup, assumed = self._gemm.get((op.cls, op.dtype)), ""
-        fraction, shape = 1.0, op.gemm
+        fraction, shape, assumed = 1.0, op.gemm, ""
+        lookup = self._products(op)
+        if op.cls == "grouped_gemm" and self._family(op) is None and self._family(op, "gemm") is not None:
+            lookup, shape = self._family(op, "gemm"), _one_group(op.gemm, op.cls)  # it runs group by group
+        if lookup is None and op.cls == "wgrad_gemm" and op.variant == ONE_SCALE:
+            # Not measured: with one scale a tensor it is a product like the forward's.
+            return self._gemm_base(replace(op, cls="grouped_gemm" if op.per_received_row else "gemm"))
         if lookup is None and op.cls != "gemm":
-            lookup = self._gemm.get(("gemm", op.dtype))
+            lookup = self._gemm.get(("gemm", "", op.dtype))
             if lookup is not None:
                 prior = self._prior(op, "gemm_rate")
                 fraction = prior.fraction if prior else 1.0
@@ -75,7 +81,7 @@ class Evidence:
             return self._prior_base(op, "gemm_told" if op.dtype == "fp8" else "gemm_untold")
         reading = lookup.read(shape)
         table = lookup.table
-        compute_s = op.flop / (reading.flop_per_s * fraction)
+        compute_s = op.flop / (reading.flop_per_s * fraction) + self._accumulation_s(op, table.cls)
         # A rate taken from another shape cannot beat the memory that this shape must move.
         memory_s = (
             op_bytes(op) / self._hbm_bytes_per_s if reading.interpolated or reading.extrapolated else 0.0
@@ -92,6 +98,24 @@ class Evidence:
             reading.extrapolated,
             assumed,
         )
+
+    def _products(self, op: Operator) -> GemmLookup | None:
+        """The table of a product's class, of its kernel family where the profile tells them apart."""
+        own = self._family(op)
+        if own is None and (op.cls, op.variant) != ("wgrad_gemm", ONE_SCALE):
+            return self._gemm.get((op.cls, "", op.dtype))
+        return own
+
+    def _family(self, op: Operator, cls: str = "") -> GemmLookup | None:
+        """The table of a product's own kernel family, in its class or another."""
+        return self._gemm.get((cls or op.cls, op.variant, op.dtype)) if op.variant else None
+
+    def _accumulation_s(self, op: Operator, table_class: str) -> float:
+        """Eq. C10: what adding into an FP32 buffer costs a weight gradient, where that was measured."""
+        curve = self._find_curve("wgrad_gemm", "accumulate", None)
+        if table_class != "wgrad_gemm" or not op.accumulated_bytes or curve is None:
+            return 0.0
+        return self._transfers[curve.id].read(op.accumulated_bytes).seconds
 
     def _attention_base(self, op: Operator) -> Basis:
         assert op.gemm is not None

@@ -20,6 +20,10 @@ PERMUTE = 42 / 7
 """Of a routed row's element: gather, stack, gather into groups, scatter back, to FP32 times score to BF16,
 scatter-add: 42 bytes for the 7 of a fused expand and reduce."""
 
+LOSS_CHAIN, LOSS_KERNELS = 8 / 2, 5
+"""Maximum, subtraction, exponential, sum, division: 5 reads and 3 writes of the logits, for 2 reads of
+a fused loss (NVIDIA/Megatron-LM@core_v0.10.0, bigscience-workshop/Megatron-DeepSpeed, `cross_entropy.py`)."""
+
 
 def eager_operators(operators: Mapping[Phase, tuple[Operator, ...]]) -> dict[Phase, tuple[Operator, ...]]:
     """The same operators with the bytes of eager kernels."""
@@ -36,6 +40,64 @@ def _eager(op: Operator) -> Operator:
     else:
         return op
     return replace(op, bytes_read=op.bytes_read * factor, bytes_written=op.bytes_written * factor)
+
+
+def written_gradients(operators: Mapping[Phase, tuple[Operator, ...]]) -> dict[Phase, tuple[Operator, ...]]:
+    """Weight gradients written in BF16 instead of added into an FP32 buffer (PyTorch autograd, FSDP)."""
+    return {phase: tuple(map(_written, ops)) for phase, ops in operators.items()}
+
+
+def _written(op: Operator) -> Operator:
+    if not op.accumulated_bytes:
+        return op
+    half = op.accumulated_bytes / 2
+    written = op.bytes_written - half + half * BF16 / FP32
+    return replace(op, accumulated_bytes=0.0, bytes_read=op.bytes_read - half, bytes_written=written)
+
+
+def flat_gradients(
+    operators: Mapping[Phase, tuple[Operator, ...]], parameters: float, reduce_bytes: float
+) -> dict[Phase, tuple[Operator, ...]]:
+    """FSDP1's copies of gradients, for `parameters` of a block that are sharded.
+
+    Autograd joins those of a flat parameter's views (the backward of `split`), and a cast follows where they
+    travel in FP32 (torch 2.1, `torch/distributed/fsdp/_flat_param.py` and `_runtime_utils.py`).
+    """
+    result = dict(operators)
+    if parameters and "mlp W" in result:
+        copies = [move("fsdp.join", "copy", "W", parameters * BF16, parameters * BF16, variant="flat")]
+        if reduce_bytes > BF16:
+            wide = parameters * reduce_bytes
+            copies.append(move("fsdp.cast", "copy", "W", parameters * BF16, wide, variant="flat"))
+        result["mlp W"] = (*result["mlp W"], *copies)
+    return result
+
+
+ADDED_BYTES = {"added": 6.0, "added-fp32": 26.0}
+"""A parameter and micro-batch: two 16-bit gradients read, one written; or (microsoft/DeepSpeed@56c522386,
+`bf16_optimizer.py`) BF16 ones set to zero, added to, copied to FP32, and those added to an FP32 buffer."""
+
+
+def added_gradients(
+    operators: Mapping[Phase, tuple[Operator, ...]], parameters: float, how: str
+) -> dict[Phase, tuple[Operator, ...]]:
+    """Weight gradients written by the products, then added by kernels for `parameters` of a block."""
+    result = written_gradients(operators)
+    if how in ADDED_BYTES and parameters and "mlp W" in result:
+        half = parameters * ADDED_BYTES[how] / 2
+        result["mlp W"] = (*result["mlp W"], move("gradients.add", "copy", "W", half, half, variant="flat"))
+    return result
+
+
+def chained_loss(operators: Mapping[Phase, tuple[Operator, ...]]) -> dict[Phase, tuple[Operator, ...]]:
+    """Megatron-LM's vocabulary-parallel loss: one kernel a pass over logits instead of one fused kernel."""
+    return {phase: tuple(map(_chained, ops)) for phase, ops in operators.items()}
+
+
+def _chained(op: Operator) -> Operator:
+    if op.cls != "loss" or op.direction != "F":
+        return op
+    return replace(op, bytes_read=op.bytes_read * LOSS_CHAIN, launches=LOSS_KERNELS)
 
 
 def copied_parameters(

@@ -41,6 +41,9 @@ Phase = Literal[
 on the communication stream before the payload (layout, cast); the last three are ZeRO-3's parameter
 all-gathers and gradient reduce-scatter, without operators of their own."""
 
+ONE_SCALE, ONE_SCALE_SPLIT = "tensor", "tensor-split"
+"""Variants of FP8 products with one scale a tensor: with fast accumulation, and with a split one."""
+
 BlockKind = Literal["embedding", "dense", "moe", "mtp", "head"]
 """What a pipeline stage is made of. `mtp` is a multi-token-prediction module: one MoE block plus its
 projection and norms (its head pass is a separate `head` block). `head` is final norm + output
@@ -83,6 +86,8 @@ class Operator:
     """Kernel family inside the class, such as "token" or "channel" of a cast; "" = the class at large."""
     launches: int = 1
     """Kernels that this operator stands for (a chain of small kernels, or one per expert)."""
+    accumulated_bytes: float = 0.0
+    """Of `bytes_read` and `bytes_written`: what a weight gradient reads and writes of its FP32 buffer."""
     uncounted_flop: float = 0.0
     """Part of `flop` that model FLOPs leave out although nothing is recomputed by choice: the scores
     that a flash-attention backward forms again."""

@@ -275,7 +275,9 @@ def _gqa_rotary(w: Work, a: GQA, d: Direction) -> list[Operator]:
             if d == "F"
             else norm_backward("qk_norm.backward", rows, a.head_dim)
         )
-    return [*out, _rope(f"rope_q{suffix}", d, q), _rope(f"rope_k{suffix}", d, k)]
+    if a.rotary:
+        out += [_rope(f"rope_q{suffix}", d, q), _rope(f"rope_k{suffix}", d, k)]
+    return out
 
 
 def _gqa_input_gradient(w: Work, a: GQA) -> list[Operator]:

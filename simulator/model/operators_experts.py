@@ -66,9 +66,9 @@ def _reduce(w: Work, name: str, d: Direction) -> Operator:
 def experts_forward(w: Work) -> list[Operator]:
     """Shared and routed experts of a MoE layer, forward, between dispatch and combine."""
     m, h, e = w.moe, w.shape.hidden, w.experts_here
-    f, rows, fp8 = m.expert_ffn, w.rows, w.fp8
+    f, rows, fp8 = m.expert_ffn // w.expert_tp, w.rows * w.expert_tp, w.fp8
     before, after = _shared_forward(w)
-    index_bytes = 8.0 * m.top_k * w.received_tokens / rows
+    index_bytes = 8.0 * m.top_k * w.received_tokens / w.rows
     out = [
         *before,
         _expert_move(w, "experts.count", "permute", "F", index_bytes, 0.0, "count"),
@@ -97,8 +97,8 @@ def experts_forward(w: Work) -> list[Operator]:
 def experts_input_gradient(w: Work) -> list[Operator]:
     """Shared and routed experts, input gradient, between the two communications of the backward."""
     m, h, e = w.moe, w.shape.hidden, w.experts_here
-    f, rows, fp8 = m.expert_ffn, w.rows, w.fp8
-    element = per_row_bytes(f, False)
+    f, rows, fp8 = m.expert_ffn // w.expert_tp, w.rows * w.expert_tp, w.fp8
+    element = per_row_bytes(m.expert_ffn, False)
     out = swiglu_input_gradient_down(w, "shared", _shared_width(w)) if m.shared_experts else []
     if fp8:
         out.append(cast("experts.restore", "I", rows, 2 * f, "back", per_row=True))
@@ -132,7 +132,7 @@ def experts_input_gradient(w: Work) -> list[Operator]:
 def experts_weight_gradient(w: Work) -> list[Operator]:
     """Weight gradients of shared and routed experts; one launch an expert in the published profile."""
     m, h, e = w.moe, w.shape.hidden, w.experts_here
-    f, rows = m.expert_ffn, w.rows
+    f, rows = m.expert_ffn // w.expert_tp, w.rows * w.expert_tp
     shared = swiglu_weight_gradient(w, "shared", _shared_width(w)) if m.shared_experts else None
     out: list[Operator] = [shared[0]] if shared else []
     if w.fp8:
@@ -156,15 +156,19 @@ def _shared_forward(w: Work) -> tuple[list[Operator], list[Operator]]:
 
 
 def _grouped(w: Work, name: str, d: Direction, n: int, k: int, groups: int) -> Operator:
-    return gemm(name, d, w.rows, n, k, w.linear, cls="grouped_gemm", groups=groups, per_received_row=True)
+    rows, variant = w.rows * w.expert_tp, w.product_variant(d)
+    return gemm(
+        name, d, rows, n, k, w.linear,
+        cls="grouped_gemm", groups=groups, per_received_row=True, variant=variant,
+    )  # fmt: skip
 
 
 def _grouped_weight_gradient(w: Work, name: str, n: int, k: int, groups: int) -> Operator:
     op = gemm(
-        f"{name}.wgrad", "W", n, k, w.rows, w.linear, cls="wgrad_gemm", groups=groups, per_received_row=True
-    )
-    # One scale a tensor: an ordinary product of the grouped kind, with rows along its inner side.
-    return replace(op, cls="grouped_gemm") if w.fp8_tensor else replace(op, launches=groups)
+        f"{name}.wgrad", "W", n, k, w.rows * w.expert_tp, w.linear,
+        cls="wgrad_gemm", groups=groups, per_received_row=True, variant=w.product_variant("W"),
+    )  # fmt: skip
+    return op if w.fp8_tensor else replace(op, launches=groups)
 
 
 # --- small operators of the communication stream --------------------------------------------------

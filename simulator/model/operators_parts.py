@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from moesim.simulator.model.operator import Direction, Dtype, GemmShape, Operator, OperatorClass
+from moesim.simulator.model.operator import (
+    ONE_SCALE,
+    ONE_SCALE_SPLIT,
+    Direction,
+    Dtype,
+    GemmShape,
+    Operator,
+    OperatorClass,
+)
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, FP8_TILE, row_bytes
 from moesim.simulator.model.shape import ModelShape, MoE
 
@@ -42,11 +50,15 @@ class Work:
     """Attention scores go through memory instead of staying in a fused kernel."""
     fp8_tensor: bool = False
     """FP8 products with one scale a tensor."""
+    expert_tp: int = 1
+    """Ranks that split the FFN of an expert, each for the received rows of all of them."""
+    sequence_parallel: bool = True
+    """Whether tensor-parallel ranks split the element-wise work, or each does all of it."""
 
     @property
     def norm_tokens(self) -> float:
         """Rows of element-wise work: sequence parallelism splits them over TP."""
-        return self.tokens / self.tp
+        return self.tokens / self.tp if self.sequence_parallel else self.tokens
 
     @property
     def moe(self) -> MoE:
@@ -63,6 +75,12 @@ class Work:
     def linear(self) -> Dtype:
         """Format of the linear layers."""
         return "fp8" if self.fp8 or self.fp8_tensor else "bf16"
+
+    def product_variant(self, direction: Direction) -> str:
+        """Kernel family of a product: Transformer Engine splits the accumulation of FP8 gradients."""
+        if not self.fp8_tensor:
+            return ""
+        return ONE_SCALE_SPLIT if direction == "I" else ONE_SCALE
 
     @property
     def selective(self) -> bool:
@@ -81,15 +99,17 @@ def gemm(
     cls: OperatorClass = "gemm",
     groups: int = 1,
     per_received_row: bool = False,
+    variant: str = "",
 ) -> Operator:
     """[m, k] x [k, n]; grouped: m (k of a weight gradient) is the sum over the groups.
 
     Eq. C1: flop = 2 m n k. Outputs are BF16; a weight gradient reads and writes an FP32 accumulator.
     """
     element = BYTES_PER_ELEMENT[dtype]
+    added = 0.0
     if cls == "wgrad_gemm":
-        read = k * (m + n) * element + groups * m * n * FP32
         written = groups * m * n * FP32
+        read, added = k * (m + n) * element + written, 2.0 * written
     else:
         read = (m * k + groups * n * k) * element
         written = m * n * BF16
@@ -103,6 +123,8 @@ def gemm(
         bytes_written=written,
         gemm=GemmShape(m, int(n), k, groups),
         per_received_row=per_received_row,
+        variant=variant,
+        accumulated_bytes=added,
     )
 
 
@@ -212,7 +234,7 @@ def linear_forward(
         out.append(scale_transpose(f"{name}.scales", "F", m, k))
     if w.fp8_tensor and name in UNFUSED_INPUTS:
         out.append(cast(f"{name}.cast", "F", m, k, "tensor"))
-    return [*out, gemm(name, "F", m, n, k, w.linear)]
+    return [*out, gemm(name, "F", m, n, k, w.linear, variant=w.product_variant("F"))]
 
 
 def linear_input_gradient(
@@ -232,13 +254,13 @@ def linear_input_gradient(
             out.append(
                 move(f"{name}.turn_input", "transpose", "I", m * k, m * k, variant="input", dtype="fp8")
             )
-    return [*out, gemm(f"{name}.dgrad", "I", m, k, n, w.linear)]
+    return [*out, gemm(f"{name}.dgrad", "I", m, k, n, w.linear, variant=w.product_variant("I"))]
 
 
 def weight_gradient(w: Work, name: str, m: float, n: float, k: float) -> Operator:
     """dW [n, k] += dy^T x over m rows; operands were cast and transposed in the input gradient."""
-    op = gemm(f"{name}.wgrad", "W", n, k, m, w.linear, cls="wgrad_gemm")
-    return replace(op, cls="gemm") if w.fp8_tensor else op
+    variant = w.product_variant("W")
+    return gemm(f"{name}.wgrad", "W", n, k, m, w.linear, cls="wgrad_gemm", variant=variant)
 
 
 def again(operators: Iterable[Operator]) -> list[Operator]:

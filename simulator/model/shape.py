@@ -82,6 +82,8 @@ class GQA(_Shape):
     qkv_bias: bool = False
     o_bias: bool = False
     qk_norm: bool = False
+    rotary: bool = True
+    """Rotary position embedding of queries and keys; false for learned positions and ALiBi."""
 
     @property
     def qk_head_dim(self) -> int:

@@ -102,8 +102,9 @@ class PriceBook:
         return "selective" if policy == "deepseek-v3" else policy
 
     def copied(self, plan: ParallelPlan) -> tuple[object, ...]:
-        """What else decides compute where the framework copies gathered parameters."""
-        if not self.scenario.software.parameters_copied or plan.zero_stage < 2:
+        """What else decides compute where the framework copies what is split over replicas."""
+        software = self.scenario.software
+        if plan.zero_stage < 2 or not (software.parameters_copied or software.flat_parameters):
             return ()
         layout = Layout(plan, self.cluster.n_gpus, self.cluster.node.n_gpus)
         return plan.zero_stage, layout.dp * plan.cp > 1, layout.expert_dp > 1
@@ -168,8 +169,9 @@ class PriceBook:
         modes: tuple[Mode, ...],
         only: frozenset[Phase] | None,
     ) -> BarePrices:
-        # With neither TP nor CP no collective needs the products, which then are not priced.
-        key = (*key, pricer.scenario.parallel.tp * pricer.scenario.parallel.cp > 1)
+        # Where nothing is split no collective needs the products, which then are not priced.
+        plan = pricer.scenario.parallel
+        key = (*key, plan.tp * plan.cp > 1, plan.expert_tp > 1)
         found = self._bare.get(key)
         if found is None:
             self.priced += 1
@@ -192,7 +194,9 @@ class PriceBook:
         table = self._tables.get(key)
         if table is not None:
             return table
-        compute = dict(self.compute(plan, recipe, policy, ("alone",)))
+        # Full recompute sends tokens again, at the rate of the communication SMs.
+        sends = policy == "full" and plan.ep > 1
+        compute = dict(self.compute(plan, recipe, policy, ("alone",), sms if sends else None))
         transfer = self.transfers(plan, recipe, sms, "alone")
         if paired:
             compute |= self.compute(plan, recipe, policy, ("quiet", "beside"), sms)

@@ -9,6 +9,7 @@ from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.network import Network, load_network
 from moesim.hwmodels.node import Node, load_node
+from moesim.simulator.scoreboard.recipes import recipe_of
 from moesim.simulator.scoreboard.rows import OpenRow
 
 
@@ -23,7 +24,7 @@ class Machine(NamedTuple):
 MACHINES: dict[str, Machine] = {
     "A100-80GB-SXM": Machine("hgx-a100", "ft3-ib-400g", "a100-layers"),
     "A100-40GB-SXM": Machine("hgx-a100", "ft3-ib-400g", "a100-layers"),
-    "H100-SXM": Machine("hgx-h100", "ft3-ib-400g", "h100-from-h200"),
+    "H100-SXM": Machine("hgx-h100", "ft3-ib-400g", "h100-products"),
     "B200-SXM": Machine("hgx-b200", "ft3-ib-400g", "b200-layers"),
     "B300-SXM": Machine("hgx-b300", "ft3-roce-800g", "b300-layers"),
     "GB200": Machine("gb200-nvl72-64", "ft3-ib-400g", "gb200-layers"),
@@ -53,7 +54,8 @@ def machine_of(row: OpenRow) -> tuple[Cluster, str]:
     if row.hardware not in MACHINES:
         raise InputError(f"{row.id}: no machine for {row.hardware}")
     slow_network = row.group == "bloom-a100"
-    profile = BETTER_KNOWN.get(row.group, MACHINES[row.hardware].profile)
+    best = MACHINES[row.hardware].profile
+    profile = recipe_of(row).profile or BETTER_KNOWN.get(row.group, best)
     return _cluster(row.hardware, row.n_gpus, slow_network), profile
 
 

@@ -12,6 +12,8 @@ TIED = ("gpt", "bloom", "mpt", "mtnlg", "grok")
 """Families whose head is the embedding table (Megatron-LM GPT, BLOOM, MPT, Grok-1)."""
 UNGATED = ("gpt3", "gpt-1", "gpt-2", "gpt-3", "gpt-5", "gpt-7", "bloom", "mpt", "mtnlg", "nemotron")
 """Families with an FFN of two matrices: GELU, in Nemotron squared ReLU."""
+WITHOUT_ROTARY = ("gpt3", "gpt-1", "gpt-2", "gpt-3", "gpt-5", "gpt-7", "bloom", "mpt", "mtnlg")
+"""Families with learned positions (GPT-3, MT-NLG) or ALiBi (BLOOM and its candidates, MPT)."""
 HEAD_DIMS = {"qwen3-30b-a3b": 128, "gpt-oss-20b": 64, "gpt-oss-120b": 64, "grok-1": 128}
 """Head widths that are not hidden / heads (the models' config.json)."""
 VOCABULARIES = {"gpt3": 51200, "nemotron": 256000}
@@ -36,6 +38,7 @@ def shape_of(row: OpenRow) -> ModelShape:
         kv_heads=row.kv_heads or row.heads,
         head_dim=HEAD_DIMS.get(row.model, row.hidden // row.heads),
         qk_norm=row.model.startswith("qwen3"),
+        rotary=not row.model.startswith(WITHOUT_ROTARY),
     )
     tied = row.model.startswith(TIED) and not row.model.startswith("gpt-oss")
     if row.arch == "moe":

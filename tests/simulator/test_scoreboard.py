@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import pytest
 
+from moesim.hwmodels.calibration import load_profile
+from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.block_prices import block_compute, block_transfers
+from moesim.simulator.cost.communication import ring_seconds
 from moesim.simulator.layout.activations import RecomputePolicy
+from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.model.counts import parameters_total
 from moesim.simulator.model.operators import block_operators, model_flop
 from moesim.simulator.model.precision import PRECISIONS
+from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.pricing import Pricer
 from moesim.simulator.scenario import load_scenario
 from moesim.simulator.scoreboard import OpenRow, open_rows, score_all
 from moesim.simulator.scoreboard.plan import policies_of, scenario_of
+from moesim.simulator.scoreboard.recipes import RECIPES
 from moesim.simulator.scoreboard.runs import Run, runs, scenario_of_run, score_run, shape_of_run
 from moesim.simulator.scoreboard.score import ScoredRow, predict, score_row, summary
 from moesim.simulator.scoreboard.shapes import shape_of
@@ -82,12 +90,64 @@ def test_most_rows_can_be_expressed_and_the_rest_say_why() -> None:
 
 
 def test_unstated_recompute_is_the_least_that_fits() -> None:
-    prepared, _, result = predict(ROWS["automodel-007"])
-    assert ROWS["automodel-007"].recompute == ""
+    row = ROWS["nemo2407-002"]
+    prepared, _, result = predict(row)
+    assert row.recompute == ""
     assert result.memory.fits
-    policies = policies_of(ROWS["automodel-007"])
+    policies = policies_of(row)
     before = policies[policies.index(prepared.scenario.recompute) - 1]
-    assert prepared.scenario.recompute == "none" or not predict_fits(ROWS["automodel-007"], before)
+    assert prepared.scenario.recompute != "none" and not predict_fits(row, before)
+
+
+def test_published_configurations_fill_what_a_table_leaves_out() -> None:
+    assert all(any(recipe.holds(row) for row in ROWS.values()) for recipe in RECIPES)
+    kept = scenario_of(ROWS["automodel-001"], policies_of(ROWS["automodel-001"])[-1])
+    assert (kept.parallel.zero_stage, kept.recompute, kept.software.weight_gradients) == (
+        2,
+        "full",
+        "written",
+    )
+    assert scenario_of(ROWS["mbridge-127"], "selective").communication.kernels == "deepep-2025-04"
+    early, late = (scenario_of(ROWS[id_], "none") for id_ in ("dgxc-126", "dgxc-135"))
+    assert (early.parallel.expert_tp, early.profile) == (4, "h100-flash2")
+    assert (late.parallel.expert_tp, late.profile) == (1, "h100-products")
+    fp16, bf16 = (scenario_of(ROWS[id_], "full") for id_ in ("bloom-001", "bloom-088"))
+    assert (fp16.software.weight_gradients, fp16.recipe.gradients) == ("added", "bf16")
+    assert (bf16.software.weight_gradients, bf16.recipe.gradients) == ("added-fp32", "fp32")
+    assert bf16.stages.layers == (5, *(6,) * 10, 5)
+
+
+def pricer_of(id_: str, recompute: RecomputePolicy, **plan: int) -> Pricer:
+    scenario = scenario_of(ROWS[id_], recompute)
+    parallel = scenario.parallel.model_copy(update=plan)
+    scenario = scenario.model_copy(update={"parallel": parallel})
+    cluster, model = scenario.cluster, scenario.model
+    assert isinstance(cluster, Cluster) and isinstance(model, ModelShape)
+    layout = Layout(parallel, cluster.n_gpus, cluster.node.n_gpus)
+    return Pricer(scenario, model, cluster, load_profile(str(scenario.profile)), layout)
+
+
+def test_split_experts_compute_the_same_and_gather_their_rows() -> None:
+    whole, split = (pricer_of("dgxc-126", "none", expert_tp=n) for n in (1, 4))
+    one, four = (p.operators("moe") for p in (whole, split))
+    assert model_flop(op for ops in one.values() for op in ops) == pytest.approx(
+        model_flop(op for ops in four.values() for op in ops)
+    )
+    buffers = [sum(op.accumulated_bytes for op in ops["mlp W"]) for ops in (one, four)]
+    assert buffers[0] == pytest.approx(4 * buffers[1])
+    rows = 4096 / 4 * 2 * 4  # tokens of a rank's part of the sequence, two experts each, four ranks
+    gather = ring_seconds(rows * 6144 * 2.0, 4, 4, split.links, split.profile)
+    phases = block_compute(split, "moe", ("alone",))
+    assert phases["moe", "mlp F", "alone"].exposed_s == pytest.approx(2 * gather)
+
+
+def test_full_recompute_sends_tokens_again() -> None:
+    some, full = (pricer_of("automodel-002", policy) for policy in ("none", "full"))
+    transfers = block_transfers(full, "moe", ("alone",))
+    twice = [transfers["moe", phase, "alone"] for phase in ("dispatch F", "combine F")]
+    seconds = sum(t.launch_s + max(t.nic_s, t.scale_up_s) for t in twice)
+    exposed = [block_compute(p, "moe", ("alone",))["moe", "mlp I", "alone"].exposed_s for p in (some, full)]
+    assert exposed == [0.0, pytest.approx(seconds)]
 
 
 def predict_fits(row: OpenRow, policy: RecomputePolicy) -> bool:

@@ -172,3 +172,16 @@ def test_illegal_requests_say_what_is_wrong(
 ) -> None:
     with pytest.raises(InputError, match=match):
         blocks(shape, kind, **more)
+
+
+def test_without_sequence_parallelism_every_rank_does_all_norms() -> None:
+    shape = load_model("llama-3-8b")
+    args = {"tokens": 4096, "sequence": 4096, "tp": 4}
+    split, whole = (
+        block_operators(shape, "dense", PRECISIONS["bf16"], **args, sequence_parallel=sp)
+        for sp in (True, False)
+    )
+    for phase, ops in split.items():
+        for one, other in zip(ops, whole[phase], strict=True):
+            factor = 4.0 if one.cls in ("norm", "elementwise") else 1.0
+            assert other.bytes_read == factor * one.bytes_read, one.name
