@@ -17,6 +17,7 @@ from moesim.simulator.engine.execute import Execution, execute_all, last_end
 from moesim.simulator.engine.program import Program
 from moesim.simulator.full.result import FullResult
 from moesim.simulator.full.summary import full_result
+from moesim.simulator.launches import host_report
 from moesim.simulator.layout.memory import FRAMEWORK_BYTES
 from moesim.simulator.layout.stages import describe
 from moesim.simulator.model.counts import flop_per_token, parameters_mtp, parameters_total
@@ -104,6 +105,7 @@ def summarise(prepared: Prepared, executions: Sequence[Execution]) -> Result:
         seed=scenario.seed,
         version=moesim.__version__,
         full=_full(prepared, executions),
+        host=host_report(scenario.software, executions[0].program, time_s),
     )
 
 

@@ -15,6 +15,7 @@ from moesim.simulator.block_prices import block_compute, block_transfers
 from moesim.simulator.chunk import EP_PHASES
 from moesim.simulator.cost.sharded import slowed_beside
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, SyncCost, TransferCost
+from moesim.simulator.launches import held_back_by_host
 from moesim.simulator.layout.activations import RecomputePolicy
 from moesim.simulator.layout.parallel import Layout, ParallelPlan
 from moesim.simulator.layout.stages import StageAssignment, blocks_of
@@ -171,6 +172,11 @@ class PriceBook:
                 sharded = {phase: pricer.sharded_phase(kind, phase) for phase in phases}
                 transfer |= {(kind, phase, "alone"): cost for phase, cost in sharded.items()}
                 compute |= slowed_beside(kind, compute, sharded)
+        if self.scenario.software.host is not None:
+            pricer = self.pricer(plan, recipe, policy, sms)
+            every: tuple[Mode, ...] = ("alone", "quiet", "beside") if paired else ("alone",)
+            for kind in self.kinds:
+                compute |= held_back_by_host(pricer, kind, compute, transfer, every)
         table = self._tables[key] = CostTable(compute, transfer, 0.0, 0.0, ())
         return table
 

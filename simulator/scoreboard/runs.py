@@ -117,7 +117,9 @@ def scenario_of_run(run: Run) -> Scenario:
         routing=Routing(expert_load_cv=NONE),
         variation=Variation(clock_cv=CLOCKS, jitter_cv=CLOCKS),
         run=RunPlan(tokens=float(run.sequences * run.sequence)),
-        software=Software(kernels="eager", parameters_copied=True, overlap_data_parallel=True),
+        software=Software(
+            kernels="eager", parameters_copied=True, overlap_data_parallel=True, host="emerald-rapids-vm"
+        ),
     )
 
 
