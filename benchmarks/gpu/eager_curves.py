@@ -124,12 +124,20 @@ def main() -> None:
         for row in data["kernels"]:
             found[size(row)].append(micros(row))
         print(f"  - id: h200-eager.{name}")
-        print("    x_name: bytes read and written\n    x_unit: MB\n    y_name: effective bandwidth\n    y_unit: GB/s")
+        print(
+            "    x_name: bytes read and written\n    x_unit: MB\n    y_name: effective bandwidth\n    y_unit: GB/s"
+        )
         print(f"    used_for: [{use}]")
-        print('    source: "moesim benchmarks/gpu/host_launch.py on one H200, driver 580.159.04, torch 2.11.0"')
+        print(
+            '    source: "moesim benchmarks/gpu/host_launch.py on one H200, driver 580.159.04, torch 2.11.0"'
+        )
         print('    kind: measured\n    date: "2026-11-20"')
-        print('    residual: {relative: 0.10, meaning: "pieces alone and in a block differ by up to a tenth"}')
-        print('    conditions: {compute_sms: 132, device: H200 SXM, driver: "580.159.04", clocks: not pinned}')
+        print(
+            '    residual: {relative: 0.10, meaning: "pieces alone and in a block differ by up to a tenth"}'
+        )
+        print(
+            '    conditions: {compute_sms: 132, device: H200 SXM, driver: "580.159.04", clocks: not pinned}'
+        )
         print("    points:")
         for x, times in sorted(found.items()):
             print(f"      - [{x / 1e6:.6g}, {x / 1e9 / (sum(times) / len(times) * 1e-6):.5g}]")

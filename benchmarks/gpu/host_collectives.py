@@ -1,6 +1,6 @@
 """Host time of PyTorch collectives through NCCL, tiny payloads, one process a GPU.
 
-    torchrun --nproc-per-node 2 benchmarks/gpu/host_collectives.py --out DIR
+torchrun --nproc-per-node 2 benchmarks/gpu/host_collectives.py --out DIR
 """
 
 from __future__ import annotations
@@ -62,27 +62,42 @@ def main() -> None:
         "all_to_all_single": lambda: dist.all_to_all_single(y, x),
         "all_to_all_single with splits": lambda: dist.all_to_all_single(y, x, splits, splits),
         "functional all_to_all_single and wait": lambda: functional.wait_tensor(
-            functional.all_to_all_single(counts, None, None, group)),
+            functional.all_to_all_single(counts, None, None, group)
+        ),
         "functional all_to_all_single_autograd": lambda: functional.all_to_all_single_autograd(
-            grads, splits, splits, group),
+            grads, splits, splits, group
+        ),
         "all_gather_into_tensor": lambda: dist.all_gather_into_tensor(x, part),
-        "all_gather_into_tensor async and wait": lambda: dist.all_gather_into_tensor(x, part, async_op=True).wait(),
+        "all_gather_into_tensor async and wait": lambda: dist.all_gather_into_tensor(
+            x, part, async_op=True
+        ).wait(),
         "reduce_scatter_tensor": lambda: dist.reduce_scatter_tensor(part, x),
         "all_reduce": lambda: dist.all_reduce(part),
         "counts by all-to-all and two copies to the host": lambda: (
-            functional.wait_tensor(functional.all_to_all_single(counts, None, None, group)).view(8, -1).sum(1)
-            .to("cpu").tolist()),
+            functional.wait_tensor(functional.all_to_all_single(counts, None, None, group))
+            .view(8, -1)
+            .sum(1)
+            .to("cpu")
+            .tolist()
+        ),
     }
-    result: dict[str, Any] = {"world": n, "torch": torch.__version__, "nccl": torch.cuda.nccl.version(),
-                              "gpu": torch.cuda.get_device_name(rank)}
+    result: dict[str, Any] = {
+        "world": n,
+        "torch": torch.__version__,
+        "nccl": torch.cuda.nccl.version(),
+        "gpu": torch.cuda.get_device_name(rank),
+    }
     for name, run in cases.items():
         try:
             result[name] = host_us(run)
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             result[name] = {"failed": repr(error)[:300]}
     if rank == 0:
-        result["cpu"] = next(line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
-                             if line.startswith("model name"))
+        result["cpu"] = next(
+            line.split(":")[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        )
         (out / "host_collectives.json").write_text(json.dumps(result, indent=1) + "\n")
         print(json.dumps(result, indent=1))
     dist.destroy_process_group()

@@ -31,17 +31,38 @@ def randn(*shape: int, grad: bool = False, dtype: torch.dtype = BF16) -> torch.T
 
 
 def machine() -> dict[str, Any]:
-    cpu = next((line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
-                if line.startswith("model name")), platform.processor())
+    cpu = next(
+        (
+            line.split(":")[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.processor(),
+    )
     query = "name,driver_version,clocks.sm,clocks.max.sm,power.draw"
-    smi = subprocess.run(["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"],
-                         capture_output=True, text=True).stdout.strip().splitlines()
-    mhz = [float(line.split(":")[1]) for line in Path("/proc/cpuinfo").read_text().splitlines()
-           if line.startswith("cpu MHz")]
-    return {"cpu": cpu, "cpu_mhz_max_now": max(mhz, default=0.0), "cores": len(mhz), "gpu": smi,
-            "torch": torch.__version__, "cuda": torch.version.cuda, "python": platform.python_version(),
-            "nccl": ".".join(map(str, torch.cuda.nccl.version())),
-            "date": datetime.now(UTC).isoformat(timespec="seconds")}
+    smi = (
+        subprocess.run(
+            ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"], capture_output=True, text=True
+        )
+        .stdout.strip()
+        .splitlines()
+    )
+    mhz = [
+        float(line.split(":")[1])
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("cpu MHz")
+    ]
+    return {
+        "cpu": cpu,
+        "cpu_mhz_max_now": max(mhz, default=0.0),
+        "cores": len(mhz),
+        "gpu": smi,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
 
 
 # --- host time of an operator -----------------------------------------------------------------------
@@ -49,7 +70,8 @@ def machine() -> dict[str, Any]:
 
 def host_seconds(run: Callable[[], Any], per: int) -> dict[str, float]:
     """Host seconds of one of `per` calls inside `run`, median of repeats; the GPU is idle before each."""
-    run(); run()
+    run()
+    run()
     times = []
     for _ in range(REPEATS):
         torch.cuda.synchronize()
@@ -60,8 +82,11 @@ def host_seconds(run: Callable[[], Any], per: int) -> dict[str, float]:
     return {"us": statistics.median(times) * 1e6, "min_us": min(times) * 1e6, "max_us": max(times) * 1e6}
 
 
-def forward_backward(step: Callable[[torch.Tensor, int], torch.Tensor], start: Callable[[], torch.Tensor],
-                     parameters: list[torch.Tensor]) -> dict[str, Any]:
+def forward_backward(
+    step: Callable[[torch.Tensor, int], torch.Tensor],
+    start: Callable[[], torch.Tensor],
+    parameters: list[torch.Tensor],
+) -> dict[str, Any]:
     """Host time of forward and backward of one operator, from a chain of CHAIN of them."""
     forward, backward = [], []
     for i in range(REPEATS + 2):
@@ -83,8 +108,12 @@ def forward_backward(step: Callable[[torch.Tensor, int], torch.Tensor], start: C
         if i >= 2:
             forward.append((t1 - t0) / CHAIN)
             backward.append((t3 - t2) / CHAIN)
-    return {"forward_us": statistics.median(forward) * 1e6, "backward_us": statistics.median(backward) * 1e6,
-            "forward_min_us": min(forward) * 1e6, "backward_min_us": min(backward) * 1e6}
+    return {
+        "forward_us": statistics.median(forward) * 1e6,
+        "backward_us": statistics.median(backward) * 1e6,
+        "forward_min_us": min(forward) * 1e6,
+        "backward_min_us": min(backward) * 1e6,
+    }
 
 
 def host_part() -> dict[str, Any]:
@@ -127,14 +156,18 @@ def host_part() -> dict[str, Any]:
         "index_put_rows": (put, x0, []),
         "grouped_mm": (lambda y, j: torch._grouped_mm(y, wide[j], offs=offsets), x0, wide),
         "bmm": (lambda y, j: torch.bmm(y, y), lambda: randn(4, 64, 64, grad=True), []),
-        "cat": (lambda y, j: torch.cat((y[: n // 2], y[n // 2:])), x0, []),
-        "softmax": (lambda y, j: F.softmax(y, dim=-1), lambda: randn(n, 64, grad=True, dtype=torch.float32), []),
+        "cat": (lambda y, j: torch.cat((y[: n // 2], y[n // 2 :])), x0, []),
+        "softmax": (
+            lambda y, j: F.softmax(y, dim=-1),
+            lambda: randn(n, 64, grad=True, dtype=torch.float32),
+            [],
+        ),
         "split_cat": (lambda y, j: torch.cat(torch.split(y, [48, n - 48], dim=-1), dim=-1), x0, []),
     }
     for name, (step, start, parameters) in chains.items():
         try:
             out[name] = forward_backward(step, start, parameters)
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             out[name] = {"failed": repr(error)[:300]}
     a, b = randn(n, n), torch.randn(n, n, device=DEV)
     fa = torch.randn(64, 64, device=DEV).to(torch.float8_e4m3fn)
@@ -166,19 +199,23 @@ def host_part() -> dict[str, Any]:
         for name, call in calls.items():
             try:
                 out[name] = host_seconds(lambda call=call: [call() for _ in range(CHAIN)], CHAIN)
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:
                 out[name] = {"failed": repr(error)[:300]}
         out["item of a finished tensor"] = host_seconds(lambda: [one.item() for _ in range(CHAIN)], CHAIN)
         cpu = torch.device("cpu")
         out["tolist through a blocking copy"] = host_seconds(
-            lambda: [counts.to(cpu).tolist() for _ in range(CHAIN)], CHAIN)
+            lambda: [counts.to(cpu).tolist() for _ in range(CHAIN)], CHAIN
+        )
         out["synchronise an idle stream"] = host_seconds(
-            lambda: [torch.cuda.current_stream().synchronize() for _ in range(CHAIN)], CHAIN)
-        out["item behind one kernel"] = host_seconds(lambda: [b.add_(1.0).sum().item() for _ in range(CHAIN)], CHAIN)
+            lambda: [torch.cuda.current_stream().synchronize() for _ in range(CHAIN)], CHAIN
+        )
+        out["item behind one kernel"] = host_seconds(
+            lambda: [b.add_(1.0).sum().item() for _ in range(CHAIN)], CHAIN
+        )
     for part in (bare_launch, graphs, compiled, checkpointed):
         try:
             out |= part()
-        except Exception:  # noqa: BLE001
+        except Exception:
             out[f"{part.__name__} failed"] = {"failed": traceback.format_exc()[-600:]}
     return out
 
@@ -219,7 +256,10 @@ def graphs() -> dict[str, Any]:
                 b.add_(1.0)
         out[f"replay of {nodes} nodes"] = host_seconds(graph.replay, 1)
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record(); graph.replay(); graph.replay(); end.record()
+        start.record()
+        graph.replay()
+        graph.replay()
+        end.record()
         torch.cuda.synchronize()
         out[f"replay of {nodes} nodes"]["gpu_us_per_node"] = start.elapsed_time(end) * 1e3 / (2 * nodes)
     return out
@@ -231,9 +271,12 @@ def compiled() -> dict[str, Any]:
     pointwise = torch.compile(lambda x: F.silu(x) * x)
     block = torch.compile(lambda x: F.linear(F.rms_norm(x, (128,), gain), weight) + x)
     return {
-        "compiled silu_mul": forward_backward(lambda y, j: pointwise(y), lambda: randn(128, 128, grad=True), []),
+        "compiled silu_mul": forward_backward(
+            lambda y, j: pointwise(y), lambda: randn(128, 128, grad=True), []
+        ),
         "compiled norm linear add": forward_backward(
-            lambda y, j: block(y), lambda: randn(128, 128, grad=True), [weight, gain]),
+            lambda y, j: block(y), lambda: randn(128, 128, grad=True), [weight, gain]
+        ),
     }
 
 
@@ -248,7 +291,7 @@ def checkpointed() -> dict[str, Any]:
         return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
     def piece(x: torch.Tensor, first: int) -> torch.Tensor:
-        for w in weights[first: first + 10]:
+        for w in weights[first : first + 10]:
             x = F.silu(F.linear(x, w))
         return x
 
@@ -266,8 +309,13 @@ def checkpointed() -> dict[str, Any]:
                 elif mode == "full":
                     x = checkpoint(piece, x, first, use_reentrant=False)
                 else:
-                    x = checkpoint(piece, x, first, use_reentrant=False,
-                                   context_fn=lambda: create_selective_checkpoint_contexts(policy))
+                    x = checkpoint(
+                        piece,
+                        x,
+                        first,
+                        use_reentrant=False,
+                        context_fn=lambda: create_selective_checkpoint_contexts(policy),
+                    )
             t1 = time.perf_counter()
             g = torch.ones_like(x)
             torch.cuda.synchronize()
@@ -278,7 +326,10 @@ def checkpointed() -> dict[str, Any]:
             if i >= 2:
                 forward.append((t1 - t0) / CHAIN)
                 backward.append((t3 - t2) / CHAIN)
-        return {"forward_us": statistics.median(forward) * 1e6, "backward_us": statistics.median(backward) * 1e6}
+        return {
+            "forward_us": statistics.median(forward) * 1e6,
+            "backward_us": statistics.median(backward) * 1e6,
+        }
 
     return {f"linear+silu, checkpoint {mode}": run(mode) for mode in ("none", "full", "selective")}
 
@@ -313,8 +364,16 @@ def both(function: Callable[..., torch.Tensor], *leaves: torch.Tensor) -> dict[s
     return {"forward_us": forward * 1e6, "backward_us": backward * 1e6}
 
 
-SIZES = [(1024, 6, 64, 2048), (4096, 6, 64, 2048), (16384, 6, 64, 2048), (4096, 8, 128, 2048), (2048, 8, 256, 7168),
-         (8192, 8, 256, 7168), (4096, 4, 32, 2880), (16384, 4, 32, 2880)]
+SIZES = [
+    (1024, 6, 64, 2048),
+    (4096, 6, 64, 2048),
+    (16384, 6, 64, 2048),
+    (4096, 8, 128, 2048),
+    (2048, 8, 256, 7168),
+    (8192, 8, 256, 7168),
+    (4096, 4, 32, 2880),
+    (16384, 4, 32, 2880),
+]
 
 
 def kernels_part() -> list[dict[str, Any]]:
@@ -324,7 +383,7 @@ def kernels_part() -> list[dict[str, Any]]:
         rows.append(row)
         try:
             row |= routing(tokens, k, experts, hidden)
-        except Exception:  # noqa: BLE001
+        except Exception:
             row["failed"] = traceback.format_exc()[-600:]
         torch.cuda.empty_cache()
     return rows
@@ -402,8 +461,12 @@ def routing(tokens: int, k: int, experts: int, hidden: int) -> dict[str, Any]:
     flop = 2.0 * m * hidden * width
     for name, found in (("grouped up", up), ("grouped down", down)):
         out[name] = found | {
-            "rows": m, "groups": here, "width": width,
-            "forward_tflops": flop / found["forward_us"] / 1e6, "backward_tflops": 2 * flop / found["backward_us"] / 1e6}
+            "rows": m,
+            "groups": here,
+            "width": width,
+            "forward_tflops": flop / found["forward_us"] / 1e6,
+            "backward_tflops": 2 * flop / found["backward_us"] / 1e6,
+        }
     return out
 
 
@@ -427,29 +490,35 @@ exchange.register_autograd(lambda ctx, g: g.clone())
 def block_part() -> dict[str, Any]:
     """Bytes kept and at the peak, host and GPU time, kernels of a block of routed and shared experts."""
     out: dict[str, Any] = {}
-    for tokens, k, experts, here, hidden, width, shared in ((8192, 6, 64, 8, 2048, 1408, 2816),
-                                                            (4096, 8, 256, 32, 7168, 2048, 2048),
-                                                            (64, 6, 64, 8, 2048, 1408, 2816)):
+    for tokens, k, experts, here, hidden, width, shared in (
+        (8192, 6, 64, 8, 2048, 1408, 2816),
+        (4096, 8, 256, 32, 7168, 2048, 2048),
+        (64, 6, 64, 8, 2048, 1408, 2816),
+    ):
         for mode in ("none", "selective"):
             name = f"tokens {tokens}, hidden {hidden}, checkpoint {mode}"
             try:
                 out[name] = moe_block(tokens, k, experts, here, hidden, width, shared, mode)
-            except Exception:  # noqa: BLE001
+            except Exception:
                 out[name] = {"failed": traceback.format_exc()[-800:]}
             torch.cuda.empty_cache()
     return out
 
 
-def moe_block(tokens: int, k: int, experts: int, here: int, hidden: int, width: int, shared: int,
-              mode: str) -> dict[str, Any]:
+def moe_block(
+    tokens: int, k: int, experts: int, here: int, hidden: int, width: int, shared: int, mode: str
+) -> dict[str, Any]:
     from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
     rows = tokens * k
     gain, router = randn(hidden, grad=True), randn(experts, hidden, grad=True)
     w1, w3 = randn(here, width, hidden, grad=True), randn(here, width, hidden, grad=True)
     w2 = randn(here, hidden, width, grad=True)
-    s1, s3, s2 = (randn(shared, hidden, grad=True), randn(shared, hidden, grad=True),
-                  randn(hidden, shared, grad=True))
+    s1, s3, s2 = (
+        randn(shared, hidden, grad=True),
+        randn(shared, hidden, grad=True),
+        randn(hidden, shared, grad=True),
+    )
     parameters = [gain, router, w1, w2, w3, s1, s2, s3]
     bias = torch.zeros(experts, device=DEV)
     share = rows // here // 8 * 8
@@ -495,7 +564,8 @@ def moe_block(tokens: int, k: int, experts: int, here: int, hidden: int, width: 
                 keep = meta[ctx.is_recompute] % 2 == 1
             else:
                 keep = op == torch.ops.moesim_bench.exchange.default or (
-                    op == torch.ops.aten._to_copy.default and str(kwargs.get("device")) == "cpu")
+                    op == torch.ops.aten._to_copy.default and str(kwargs.get("device")) == "cpu"
+                )
             return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
         return create_selective_checkpoint_contexts(policy)
@@ -532,19 +602,25 @@ def moe_block(tokens: int, k: int, experts: int, here: int, hidden: int, width: 
         events[2].record()
         t3 = time.perf_counter()
         torch.cuda.synchronize()
-        return {"kept_bytes": kept, "output_bytes": y.numel() * 2, "peak_forward_bytes": peak_f,
-                "peak_backward_over_kept_bytes": torch.cuda.max_memory_allocated() - base,
-                "parameter_gradient_bytes": sum(p.numel() for p in parameters) * 2,
-                "host_forward_us": (t1 - t0) * 1e6, "host_backward_us": (t3 - t2) * 1e6,
-                "gpu_forward_us": events[0].elapsed_time(events[1]) * 1e3,
-                "gpu_backward_us": start.elapsed_time(events[2]) * 1e3}
+        return {
+            "kept_bytes": kept,
+            "output_bytes": y.numel() * 2,
+            "peak_forward_bytes": peak_f,
+            "peak_backward_over_kept_bytes": torch.cuda.max_memory_allocated() - base,
+            "parameter_gradient_bytes": sum(p.numel() for p in parameters) * 2,
+            "host_forward_us": (t1 - t0) * 1e6,
+            "host_backward_us": (t3 - t2) * 1e6,
+            "gpu_forward_us": events[0].elapsed_time(events[1]) * 1e3,
+            "gpu_backward_us": start.elapsed_time(events[2]) * 1e3,
+        }
 
     for _ in range(3):
         once()
     runs = [once() for _ in range(7)]
     found = {key: statistics.median(r[key] for r in runs) for key in runs[0]}
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA,
-                                            torch.profiler.ProfilerActivity.CPU]) as profile:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
+    ) as profile:
         x = randn(tokens, hidden, grad=True)
         with torch.profiler.record_function("FORWARD"):
             y = forward(x)
@@ -552,10 +628,24 @@ def moe_block(tokens: int, k: int, experts: int, here: int, hidden: int, width: 
         with torch.profiler.record_function("BACKWARD"):
             y.backward(torch.ones_like(y))
         torch.cuda.synchronize()
-    spans = {e.name: (e.time_range.start, e.time_range.end) for e in profile.events()
-             if e.name in ("FORWARD", "BACKWARD") and e.device_type == torch.autograd.DeviceType.CPU}
-    launches = [e for e in profile.events() if e.name in ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel",
-                                                          "cuLaunchKernelEx", "cudaMemcpyAsync", "cudaMemsetAsync")]
+    spans = {
+        e.name: (e.time_range.start, e.time_range.end)
+        for e in profile.events()
+        if e.name in ("FORWARD", "BACKWARD") and e.device_type == torch.autograd.DeviceType.CPU
+    }
+    launches = [
+        e
+        for e in profile.events()
+        if e.name
+        in (
+            "cudaLaunchKernel",
+            "cudaLaunchKernelExC",
+            "cuLaunchKernel",
+            "cuLaunchKernelEx",
+            "cudaMemcpyAsync",
+            "cudaMemsetAsync",
+        )
+    ]
     for name in ("FORWARD", "BACKWARD"):
         low, high = spans[name]
         seen[name.lower()] = sum(low <= e.time_range.start <= high for e in launches)
@@ -577,7 +667,7 @@ def main() -> None:
             started = time.perf_counter()
             try:
                 result[name] = part()
-            except Exception:  # noqa: BLE001
+            except Exception:
                 result[name] = {"failed": traceback.format_exc()[-1500:]}
             result[f"{name}_wall_s"] = time.perf_counter() - started
             path.write_text(json.dumps(result, indent=1) + "\n")

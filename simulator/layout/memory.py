@@ -261,7 +261,9 @@ def _workspace(
         if kind != "head" or not wide
     )
     # No layer runs backward before the loss has: what the head gives back is there for the layers.
-    freed = activation_bytes(shape, "head", precision, "none", layout.plan, sequence, software) if wide else 0.0
+    freed = (
+        activation_bytes(shape, "head", precision, "none", layout.plan, sequence, software) if wide else 0.0
+    )
     return max(0.0, max(sizes, default=0.0) - freed)
 
 

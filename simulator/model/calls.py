@@ -1,7 +1,7 @@
 """What the host does for an operator: framework calls by kind, for PyTorch's own operators and for modules.
 
-Counted, not fitted: PyTorch's calls in torchtitan 0.2.2 (`models/llama3`, `models/deepseek_v3`, `models/moe`);
-for a module library (Transformer Engine under Megatron-LM) one call a kernel of the operator list, the
+Counted, not fitted: PyTorch's calls in torchtitan 0.2.2 (`models/llama3`, `deepseek_v3`, `moe`); for a module
+library (Transformer Engine under Megatron-LM) one call a kernel of the operator list, the
 module's own cost for linear layers and attention, and a loop over experts in a grouped layer.
 """
 

@@ -70,6 +70,9 @@ class ScoredRun(BaseModel):
     predicted_exposed_s: float
     lower_bound_s: float
     upper_bound_s: float
+    host_share: float = 0.0
+    """Share of the predicted step that the GPUs wait for the host's launches."""
+    host_bound: bool = False
 
 
 def runs() -> tuple[Run, ...]:
@@ -96,6 +99,8 @@ def score_run(run: Run) -> ScoredRun:
         predicted_exposed_s=result.breakdown_s.exposed_communication,
         lower_bound_s=result.step.lower_bound_s,
         upper_bound_s=result.step.upper_bound_s,
+        host_share=result.host.share if result.host else 0.0,
+        host_bound=result.host is not None and result.host.bound,
     )
 
 

@@ -51,6 +51,9 @@ class ScoredRow(_Part):
     """Predicted peak; without the framework's own bytes where the allocator's count was published."""
     published_memory_bytes: float | None = None
     memory_error: float | None = None
+    host_share: float | None = None
+    """Share of the predicted step that the GPUs wait for the host's launches."""
+    host_bound: bool = False
     refused: str = ""
 
 
@@ -66,6 +69,8 @@ class GroupScore(_Part):
     """Share of the rows whose published value lies in the 80 % interval; None without intervals."""
     inside_bounds: float
     """Share of the rows between lower and upper bound."""
+    host_bound_rows: int = 0
+    """Rows that the host's launches are predicted to bind."""
     memory_rows: int = 0
     memory_absolute_error: float | None = None
     """Median over the rows whose peak memory was published."""
@@ -121,6 +126,8 @@ def score_row(row: OpenRow, interval: Interval | None = None) -> ScoredRow:
         fits=result.memory.fits,
         memory_bytes=memory,
         memory_error=memory / known - 1.0 if known else None,
+        host_share=result.host.share if result.host else None,
+        host_bound=result.host is not None and result.host.bound,
     )
 
 
@@ -177,6 +184,7 @@ def summary(name: str, rows: Iterable[ScoredRow]) -> GroupScore | None:
         worst_absolute_error=max(map(abs, errors)),
         covered=sum(low <= v <= high for v, (low, high) in intervals) / len(intervals) if intervals else None,
         inside_bounds=sum(bounded) / len(bounded),
+        host_bound_rows=sum(r.host_bound for r in known),
         memory_rows=len(memory),
         memory_absolute_error=median(memory) if memory else None,
     )
