@@ -54,8 +54,8 @@ def section(scored: list[ScoredRun], board: Board) -> str:
     known = sorted((r for r in board.rows if r.relative_error is not None), key=_worst_first)
     bound = [r.id for r in board.rows if r.host_bound]
     lines += [
-        f"Bound by the host's launches, as predicted (at least a tenth of the step): {', '.join(bound) or 'none'}.",
-        "They are marked (host).",
+        "Predicted to be bound by the host's launches, at least a tenth of the step, and marked (host): "
+        f"{', '.join(bound) or 'none'}.",
         "",
         "Largest misses:",
         "",
@@ -82,7 +82,8 @@ def _worst_first(row: ScoredRow) -> float:
 def _run(run: ScoredRun) -> str:
     exposed = "" if run.exposed_s is None else f"{run.exposed_s:.3f}"
     return (
-        f"| {run.name}{_host(run.host_bound)} | {run.step_s:.3f} | {run.predicted_step_s:.3f} | {run.step_error:+.1%} | "
+        f"| {run.name}{_host(run.host_bound)} | "
+        f"{run.step_s:.3f} | {run.predicted_step_s:.3f} | {run.step_error:+.1%} | "
         f"{run.memory_bytes / 1e9:.1f} | {run.predicted_memory_bytes / 1e9:.1f} | {run.memory_error:+.1%} | "
         f"{exposed} | {run.predicted_exposed_s:.3f} |"
     )

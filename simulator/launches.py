@@ -34,7 +34,7 @@ Compute = Mapping[tuple[BlockKind, Phase, Mode], PhaseCost]
 
 
 class HostReport(BaseModel):
-    """What the step loses to the host's launches, mean over pipeline ranks; `bound`: at least a tenth of it."""
+    """What the step loses to the host's launches, mean over pipeline ranks; `bound`: at least a tenth."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -56,7 +56,7 @@ def held_back_by_host(
         return {}
     host = load_host(pricer.scenario.path(software.host))
     pricer.evidence.extrapolated.add(
-        f"host {host.name}: launches counted from {software.modules} calls, times of single calls in a row"
+        f"host {host.name}: calls of {software.modules} are counted from the operator list"
     )
     out: dict[tuple[BlockKind, Phase, Mode], PhaseCost] = {}
     for paired in (False, True):

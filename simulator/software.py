@@ -32,8 +32,8 @@ class Software(BaseModel):
     modules: Literal["torch", "transformer-engine"] = "torch"
     """Whose calls the host makes: PyTorch's own operators, or modules of Transformer Engine."""
     cuda_graphs: tuple[GraphPart, ...] = ()
-    """Parts of a layer that replay from a graph and cost the host nothing: the attention half, the router with
-    what prepares the dispatch, the experts, or the whole step."""
+    """Parts of a layer that replay from a graph and cost the host nothing: the attention half, the router
+    with what prepares the dispatch, the experts, or the whole step."""
 
 
 PLAIN = Software()

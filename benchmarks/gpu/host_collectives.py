@@ -40,6 +40,7 @@ def host_us(run: Callable[[], Any]) -> dict[str, float]:
 
 
 def main() -> None:
+    """Measure and write host_collectives.json."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", default=".")
     out = Path(parser.parse_args().out)

@@ -1,4 +1,4 @@
-"""Host time of PyTorch operators, GPU time of its MoE routing kernels, and what a MoE block keeps, on one GPU.
+"""Host time of PyTorch operators, GPU time of its MoE routing kernels, memory of a MoE block, on one GPU.
 
     python benchmarks/gpu/host_launch.py --out DIR [--part host|kernels|block]
 
@@ -27,10 +27,12 @@ CHAIN, REPEATS = 60, 9
 
 
 def randn(*shape: int, grad: bool = False, dtype: torch.dtype = BF16) -> torch.Tensor:
+    """Random values on the GPU."""
     return torch.randn(*shape, device=DEV, dtype=dtype).requires_grad_(grad)
 
 
 def machine() -> dict[str, Any]:
+    """What the numbers were taken on."""
     cpu = next(
         (
             line.split(":")[1].strip()
@@ -117,6 +119,7 @@ def forward_backward(
 
 
 def host_part() -> dict[str, Any]:
+    """Host microseconds of single operators, from chains of the same one."""
     out: dict[str, Any] = {}
     n = 128
     weights = [randn(n, n, grad=True) for _ in range(CHAIN)]
@@ -246,7 +249,7 @@ def bare_launch() -> dict[str, Any]:
 
 
 def graphs() -> dict[str, Any]:
-    """Host time of a replay of a graph of CHAIN and of 10 * CHAIN tiny kernels, and the GPU time of a node."""
+    """Host time of a replay of a graph of CHAIN and of 10 * CHAIN tiny kernels, GPU time of a node."""
     out = {}
     b = torch.zeros(1024, device=DEV)
     for nodes in (CHAIN, 10 * CHAIN):
@@ -377,6 +380,7 @@ SIZES = [
 
 
 def kernels_part() -> list[dict[str, Any]]:
+    """GPU microseconds of the pieces of a MoE layer, by size."""
     rows = []
     for tokens, k, experts, hidden in SIZES:
         row: dict[str, Any] = {"tokens": tokens, "top_k": k, "experts": experts, "hidden": hidden}
@@ -449,7 +453,7 @@ def routing(tokens: int, k: int, experts: int, hidden: int) -> dict[str, Any]:
         return torch.view_as_real(z * wave).flatten(3).to(u.dtype)
 
     out["rope_complex"] = both(rope, turned) | {"width": heads * 64}
-    del x, routed, padded, grouped
+    del routed, padded, grouped
     here = max(8, experts // 8)
     share = rows // here // 8 * 8
     offsets = torch.tensor([share * (i + 1) for i in range(here)], device=DEV, dtype=torch.int32)
@@ -508,6 +512,7 @@ def block_part() -> dict[str, Any]:
 def moe_block(
     tokens: int, k: int, experts: int, here: int, hidden: int, width: int, shared: int, mode: str
 ) -> dict[str, Any]:
+    """One block: bytes kept and at the peak, host and GPU time, launches; medians of seven."""
     from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
     rows = tokens * k
@@ -655,6 +660,7 @@ def moe_block(
 
 
 def main() -> None:
+    """Run the parts and write host_launch.json."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", default=".")
     parser.add_argument("--part", choices=("host", "kernels", "block"))

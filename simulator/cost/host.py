@@ -36,7 +36,7 @@ class PassLaunches:
 
 def host_seconds(calls: Iterable[Calls], host: Host, extra_s: float = 0.0) -> float:
     """Eq. L1: host seconds of some calls; `extra_s` on top of each that does forward work."""
-    return fsum(c.count * (host.call_s(c.kind, c.forward) + extra_s * c.forward) for c in calls)
+    return fsum(c.times * (host.call_s(c.kind, c.forward) + extra_s * c.forward) for c in calls)
 
 
 def waited_s(one: PassLaunches) -> float:

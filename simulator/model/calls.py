@@ -16,10 +16,10 @@ Modules = Literal["torch", "transformer-engine"]
 
 
 class Calls(NamedTuple):
-    """`count` calls of a kind, made in the forward, or run by autograd for them."""
+    """So many calls of a kind, made in the forward, or run by autograd for them."""
 
     kind: CallKind
-    count: float
+    times: float
     forward: bool
 
 

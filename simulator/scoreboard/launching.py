@@ -2,8 +2,8 @@
 
 By source and release, none by row. Graphs are those of the recipes that NVIDIA-NeMo/Megatron-Bridge ships
 (`scripts/performance`, tags v0.1.0rc4, v0.2.2, v0.3.0, v0.4.0, v0.5.1, v0.6.0 for releases 25.09, 25.11,
-26.02, 26.04, 26.06, 26.08). Hosts are those of the vendor's systems; where no time of such a host was published,
-that of a DGX H100 stands for it (an assumption).
+26.02, 26.04, 26.06, 26.08). Hosts are those of the vendor's systems; where no time of such a host was
+published, that of a DGX H100 stands for it (an assumption).
 """
 
 from __future__ import annotations

@@ -48,14 +48,14 @@ def test_a_drained_queue_cannot_hide_a_slow_start() -> None:
 def test_products_count_their_calls() -> None:
     up = gemm("ffn.gate_up", "F", 64, 128, 64, "bf16")
     experts = gemm("experts.gate_up.dgrad", "I", 64, 64, 128, "bf16", cls="grouped_gemm", groups=16)
-    assert [(c.kind, c.count, c.forward) for c in calls_of(up, "torch")] == [("product", 2.0, True)]
-    assert [(c.kind, c.count) for c in calls_of(experts, "torch")] == [("grouped product", 1.0)]
-    assert [(c.kind, c.count) for c in calls_of(experts, "transformer-engine")] == [
+    assert [(c.kind, c.times, c.forward) for c in calls_of(up, "torch")] == [("product", 2.0, True)]
+    assert [(c.kind, c.times) for c in calls_of(experts, "torch")] == [("grouped product", 1.0)]
+    assert [(c.kind, c.times) for c in calls_of(experts, "transformer-engine")] == [
         ("module product", 0.5),
         ("module expert", 8.0),
     ]
     chain = move("gate.select", "topk", "F", 8.0, 8.0, launches=16)
-    assert [(c.kind, c.count) for c in calls_of(chain, "torch")] == [("gate", 16.0)]
+    assert [(c.kind, c.times) for c in calls_of(chain, "torch")] == [("gate", 16.0)]
 
 
 # -- recognised ---------------------------------------------------------------------------------------
