@@ -1,4 +1,4 @@
-"""Peak bytes an element of the logits in a cross-entropy in FP32 over BF16 logits, forward and backward, on one GPU."""
+"""Peak bytes an element of BF16 logits, of a cross-entropy in FP32 forward and backward, on one GPU."""
 
 from __future__ import annotations
 
