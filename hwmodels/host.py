@@ -99,6 +99,10 @@ class Host(BaseModel):
             return call.forward * (block.forward if block else 1.0)
         return call.backward * (block.backward if block else 1.0)
 
+    def measured(self) -> Host:
+        """The host whose own calls these times are: itself, or the one that it is like."""
+        return self if self.like is None else load_host(self.like).measured()
+
 
 def list_hosts() -> tuple[str, ...]:
     """Names of the shipped hosts."""

@@ -65,6 +65,8 @@ def test_a_run_of_tiny_micro_batches_is_bound_by_the_host_and_says_so() -> None:
     result = moesim.simulate(small_experts(128, 1))
     assert result.host is not None and result.host.bound and result.host.share > 0.5
     assert result.step.lower_bound_s <= result.step.time_s <= result.step.upper_bound_s
+    sources = {entry.path: entry for entry in result.provenance if entry.path.startswith("host.")}
+    assert sources["host.emerald-rapids-vm.norm"].kind == "measured"
     text = str(moesim.explain(result))
     assert "is bound by the host's launch rate" in text and "CUDA graphs" in text
 
