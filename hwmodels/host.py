@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.library import load_described, shipped_names
 from moesim.hwmodels.provenance import DateText, Kind, Source, SourcedFraction
 from moesim.hwmodels.units import Seconds
@@ -91,17 +92,27 @@ class Host(BaseModel):
         return self
 
     def call_s(self, kind: CallKind, forward: bool) -> float:
-        """Host seconds of one call; raises InputError where the host `like` is unknown."""
-        if self.like is not None and self.factor is not None:
-            return self.factor.value * load_host(self.like).call_s(kind, forward)
+        """Host seconds of one call; raises InputError where the host `like` is unknown or has no calls."""
+        if self.factor is not None:
+            return self.factor.value * self.measured().call_s(kind, forward)
         call, block = self.calls[kind], self.in_block
         if forward:
             return call.forward * (block.forward if block else 1.0)
         return call.backward * (block.backward if block else 1.0)
 
     def measured(self) -> Host:
-        """The host whose own calls these times are: itself, or the one that it is like."""
-        return self if self.like is None else load_host(self.like).measured()
+        """The host whose own calls these times are: itself, or the one that it is like.
+
+        Raises InputError where that one is unknown or is like another itself.
+        """
+        if self.like is None:
+            return self
+        base = load_host(self.like)
+        if base.like is not None:
+            raise InputError(
+                f"host {self.name}: like={self.like} is itself like {base.like}; name the host that has calls"
+            )
+        return base
 
 
 def list_hosts() -> tuple[str, ...]:

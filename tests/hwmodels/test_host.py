@@ -38,6 +38,13 @@ def test_a_host_that_leaves_out_a_call_is_refused() -> None:
         Host.model_validate(data)
 
 
+def test_a_host_is_like_one_that_was_measured() -> None:
+    grace = load_host("grace-gb200")
+    second = grace.model_copy(update={"name": "mine", "like": "grace-gb200"})
+    with pytest.raises(InputError, match="name the host that has calls"):
+        second.call_s("norm", True)
+
+
 def test_an_unknown_host_names_the_known_ones() -> None:
     with pytest.raises(InputError, match="emerald-rapids-vm"):
         load_host("emerald")
