@@ -142,6 +142,10 @@ def activation_bytes(
     kept = fsum(tokens * t.bytes_per_token / cut[t.sharding] for t in tensors)
     if software.kernels == "eager" and kind in ("dense", "moe", "mtp") and policy in ("none", "attention"):
         kept += tokens * _eager_bytes(shape, kind) / plan.tp
+    if software.kernels == "eager" and kind == "head" and precision.loss == "fp32":
+        # In the backward: log-softmax and two gradients in FP32, the narrow logits gone (12 B, not 10).
+        more = 3 * row_bytes(shape.vocab, "fp32") - row_bytes(shape.vocab, precision.head)
+        kept += tokens * (more - 2 * row_bytes(shape.vocab, "fp32")) / plan.tp
     if (
         software.attention == "unfused"
         and kind in ("dense", "moe", "mtp")
@@ -187,10 +191,9 @@ def _tensors(
     if kind == "head":
         yield CachedTensor("norm input", row_bytes(h, "bf16"), "residual", "tokens")
         yield CachedTensor("head input", row_bytes(h, precision.head), "norm output", "tokens")
-        if precision.loss == "fp32":  # log-softmax and two gradients; the narrow logits are gone by then
-            yield CachedTensor("logits in FP32", 3 * row_bytes(shape.vocab, "fp32"), "kept", "width")
-        else:
-            yield CachedTensor("logits", row_bytes(shape.vocab, precision.head), "kept", "width")
+        yield CachedTensor("logits", row_bytes(shape.vocab, precision.head), "kept", "width")
+        if precision.loss == "fp32":  # a copy in FP32, and its log-softmax
+            yield CachedTensor("logits in FP32", 2 * row_bytes(shape.vocab, "fp32"), "kept", "width")
         return
     if kind == "mtp":
         yield CachedTensor("MTP norm inputs", 2 * row_bytes(h, "bf16"), "residual", "tokens")
