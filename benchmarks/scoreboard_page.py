@@ -61,19 +61,27 @@ def section(scored: list[ScoredRun], board: Board) -> str:
             "",
         ]
     known = sorted((r for r in board.rows if r.relative_error is not None), key=_worst_first)
+    bound = [r.id for r in board.rows if r.host_bound]
     lines += [
+        "Predicted to be bound by the host's launches, at least a tenth of the step, and marked (host): "
+        f"{', '.join(bound) or 'none'}.",
+        "",
         "Largest misses:",
         "",
         "| row | group | published (s) | predicted | P10 to P90 | error |",
         "|---|---|---|---|---|---|",
     ]
     lines += [
-        f"| {r.id} | {r.group} | {r.published_step_s:.4g} | {r.predicted_step_s:.4g} | "
+        f"| {r.id}{_host(r.host_bound)} | {r.group} | {r.published_step_s:.4g} | {r.predicted_step_s:.4g} | "
         f"{_between(r)} | {r.relative_error:+.1%} |"
         for r in known[:SHOWN_MISSES]
     ]
     lines += ["", "Not predicted:", "", *(f"- {r.refused}" for r in board.rows if r.refused), END]
     return "\n".join(lines)
+
+
+def _host(bound: bool) -> str:
+    return " (host)" if bound else ""
 
 
 def _worst_first(row: ScoredRow) -> float:
@@ -83,7 +91,8 @@ def _worst_first(row: ScoredRow) -> float:
 def _run(run: ScoredRun) -> str:
     exposed = "" if run.exposed_s is None else f"{run.exposed_s:.3f}"
     return (
-        f"| {run.name} | {run.step_s:.3f} | {run.predicted_step_s:.3f} | {run.step_error:+.1%} | "
+        f"| {run.name}{_host(run.host_bound)} | "
+        f"{run.step_s:.3f} | {run.predicted_step_s:.3f} | {run.step_error:+.1%} | "
         f"{run.interval_s[0]:.3f} to {run.interval_s[1]:.3f} | "
         f"{run.memory_bytes / 1e9:.1f} | {run.predicted_memory_bytes / 1e9:.1f} | {run.memory_error:+.1%} | "
         f"{exposed} | {run.predicted_exposed_s:.3f} |"

@@ -16,6 +16,7 @@ from moesim.hwmodels.failure import (
     load_failure_rate,
     load_restart,
 )
+from moesim.hwmodels.host import Host, list_hosts, load_host
 from moesim.hwmodels.network import Network, list_networks, load_network
 from moesim.hwmodels.node import Node, list_nodes, load_node
 from moesim.hwmodels.price import PriceList, list_prices, load_prices
@@ -43,6 +44,7 @@ __all__ = [
     "Curve",
     "EnergySite",
     "FailureRate",
+    "Host",
     "InfeasibleError",
     "InputError",
     "Inventory",
@@ -70,6 +72,7 @@ __all__ = [
     "list_clusters",
     "list_energy_sites",
     "list_failure_rates",
+    "list_hosts",
     "list_networks",
     "list_nodes",
     "list_prices",
@@ -81,6 +84,7 @@ __all__ = [
     "load_cluster",
     "load_energy_site",
     "load_failure_rate",
+    "load_host",
     "load_mapping",
     "load_network",
     "load_node",

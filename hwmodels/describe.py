@@ -13,6 +13,7 @@ from moesim.hwmodels.confidence import best_profile, missing_figures, units
 from moesim.hwmodels.energy import list_energy_sites, load_energy_site
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.failure import list_failure_rates, list_restarts, load_failure_rate, load_restart
+from moesim.hwmodels.host import list_hosts, load_host
 from moesim.hwmodels.network import list_networks, load_network
 from moesim.hwmodels.node import list_nodes, load_node
 from moesim.hwmodels.price import list_prices, load_prices
@@ -59,6 +60,7 @@ _KINDS: dict[str, tuple[Callable[[], tuple[str, ...]], Callable[[str], BaseModel
     "failures": (list_failure_rates, load_failure_rate),
     "restart": (list_restarts, load_restart),
     "storage": (list_storage, load_storage),
+    "host": (list_hosts, load_host),
     "purchase": (list_purchases, load_purchase),
 }
 

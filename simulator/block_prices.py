@@ -50,7 +50,7 @@ def bare_prices(
 def with_collectives(
     pricer: Pricer, kind: BlockKind, bare: BarePrices
 ) -> dict[tuple[BlockKind, Phase, Mode], PhaseCost]:
-    """Compute of a block with the collectives of tensor and context parallelism (eq. X6, X14, X15, O2, O3)."""
+    """Compute of a block with collectives of tensor and context parallelism (eq. X6, X14, X15, O2, O3)."""
     experts = _has_experts(pricer, kind)
     exposed: dict[Phase, float] = {}
     if _cuts(pricer, kind):

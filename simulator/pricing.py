@@ -26,6 +26,7 @@ from moesim.simulator.cost.compute import SmContext, operator_seconds
 from moesim.simulator.cost.overlap import behind_window
 from moesim.simulator.cost.sharded import slowed_beside, transfer_cost
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, SyncCost, TransferCost
+from moesim.simulator.launches import held_back_by_host
 from moesim.simulator.layout.in_flight import held_by_rank
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.routing import Gate, TargetStatistics, expected_targets, transfer_bytes
@@ -320,6 +321,7 @@ class Pricer:
                 sharded, alone = self.sharded_phases(kind)
                 transfer |= {(kind, phase, "alone"): cost for phase, cost in sharded.items()}
                 compute |= slowed_beside(kind, compute, alone)
+            compute |= held_back_by_host(self, kind, compute, transfer, modes)
         send_bytes, send_s, across = self.send(schedule)
         return CostTable(compute, transfer, send_bytes, send_s, self.sync(schedule, stages), across)
 

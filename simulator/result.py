@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from moesim.hwmodels.confidence import Confidence
 from moesim.simulator.full.result import FullResult
+from moesim.simulator.launches import HostReport
 from moesim.simulator.run.report import RunReport
 from moesim.simulator.show import Row, Shown
 from moesim.simulator.study.band import Uncertainty
@@ -135,6 +136,8 @@ class Result(Shown):
     version: str
     full: FullResult | None = None
     """Every GPU for itself; None in folded resolution."""
+    host: HostReport | None = Field(None, exclude_if=lambda value: value is None)
+    """What the step loses to the host's launches, where the scenario names a host."""
     uncertainty: Uncertainty | None = Field(None, exclude_if=lambda value: value is None)
     """Intervals, where they were asked for; left out of the output otherwise."""
     schema_version: int = SCHEMA_VERSION

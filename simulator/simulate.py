@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import moesim
 from moesim.hwmodels.calibration import profile_hash
 from moesim.hwmodels.confidence import confidence, peak_only_note, statement
-from moesim.hwmodels.provenance import provenance_rows, sourced_numbers
+from moesim.hwmodels.host import HostCall, InBlock, load_host
+from moesim.hwmodels.provenance import SourcedFraction, provenance_rows, sourced_numbers
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR, format_quantity
 from moesim.simulator.bounds import lower_bound_s, upper_bound_s
 from moesim.simulator.causes import fault_effects
@@ -17,6 +18,7 @@ from moesim.simulator.engine.execute import Execution, execute_all, last_end
 from moesim.simulator.engine.program import Program
 from moesim.simulator.full.result import FullResult
 from moesim.simulator.full.summary import full_result
+from moesim.simulator.launches import host_report
 from moesim.simulator.layout.memory import FRAMEWORK_BYTES
 from moesim.simulator.layout.stages import describe
 from moesim.simulator.model.counts import flop_per_token, parameters_mtp, parameters_total
@@ -101,6 +103,7 @@ def summarise(prepared: Prepared, executions: Sequence[Execution]) -> Result:
         seed=scenario.seed,
         version=moesim.__version__,
         full=_full(prepared, executions),
+        host=host_report(scenario.software, executions[0].program, time_s),
     )
 
 
@@ -244,6 +247,7 @@ def _provenance(prepared: Prepared) -> list[ProvenanceEntry]:
         ProvenanceEntry(path=r.path, value=r.value, unit=r.unit, kind=r.kind, source=r.source, date=r.date)
         for r in rows
     ]
+    entries += _host_provenance(prepared)
     if any(id_.startswith("collective.") for id_ in prepared.pricer.evidence.entries):
         entries += _library_provenance()
     for id_ in sorted(prepared.pricer.evidence.entries):
@@ -259,6 +263,32 @@ def _provenance(prepared: Prepared) -> list[ProvenanceEntry]:
             )
         )
     return entries
+
+
+def _host_provenance(prepared: Prepared) -> list[ProvenanceEntry]:
+    """Times of the host's calls, where the scenario names a host: forward seconds of one call, in a row."""
+    name = prepared.scenario.software.host
+    if name is None:
+        return []
+    host = load_host(prepared.scenario.path(name))
+    rows: list[tuple[str, float, str, HostCall | InBlock | SourcedFraction]] = []
+    if host.factor is not None:
+        rows.append(("factor", host.factor.value, "1", host.factor))
+    measured = host.measured()
+    if measured.in_block is not None:
+        rows.append(("in_block", measured.in_block.forward, "1", measured.in_block))
+    rows += [(kind, call.forward, "s", call) for kind, call in measured.calls.items()]
+    return [
+        ProvenanceEntry(
+            path=f"host.{host.name}.{part}",
+            value=value,
+            unit=unit,
+            kind=entry.kind,
+            source=entry.source,
+            date=entry.date,
+        )
+        for part, value, unit, entry in rows
+    ]
 
 
 def _library_provenance() -> list[ProvenanceEntry]:

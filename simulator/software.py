@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict
+
+GraphPart: TypeAlias = Literal["attention", "router", "experts", "all"]
 
 
 class Software(BaseModel):
@@ -33,6 +35,13 @@ class Software(BaseModel):
     """Ring attention: keys and values travel beside the attention of those that are there."""
     overlap_data_parallel: bool = False
     """Gradients are reduced behind the last backward and parameters gathered behind the first forward."""
+    host: str | None = None
+    """Host (`hwmodels/data/hosts`, or a file) whose launches the GPU may have to wait for; none: never."""
+    modules: Literal["torch", "transformer-engine"] = "torch"
+    """Whose calls the host makes: PyTorch's own operators, or modules of Transformer Engine."""
+    cuda_graphs: tuple[GraphPart, ...] = ()
+    """Parts of a layer that replay from a graph and cost the host nothing: the attention half, the router
+    with what prepares the dispatch, the experts, or the whole step."""
 
 
 PLAIN = Software()

@@ -20,7 +20,8 @@ class PhaseCost:
 
     seconds = fixed_s + row_s * load, load = received expert rows over the nominal number. `exposed_s` is
     the part of fixed_s in which the SMs wait for a collective inside the phase (tensor or context
-    parallel). `best_s` / `worst_s` bound the phase at load 1.
+    parallel), `host_s` the part in which they wait for the host to launch. `best_s` / `worst_s` bound the
+    phase at load 1.
     """
 
     fixed_s: float
@@ -28,6 +29,7 @@ class PhaseCost:
     exposed_s: float = 0.0
     best_s: float = 0.0
     worst_s: float = 0.0
+    host_s: float = 0.0
 
 
 def blend(quiet: PhaseCost, beside: PhaseCost, share: float) -> PhaseCost:
@@ -38,6 +40,7 @@ def blend(quiet: PhaseCost, beside: PhaseCost, share: float) -> PhaseCost:
         exposed_s=quiet.exposed_s + share * (beside.exposed_s - quiet.exposed_s),
         best_s=min(quiet.best_s, beside.best_s),
         worst_s=max(quiet.worst_s, beside.worst_s),
+        host_s=quiet.host_s + share * (beside.host_s - quiet.host_s),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import fsum
 from typing import Literal
 
@@ -18,9 +18,10 @@ RecomputePolicy = Literal["none", "attention", "selective", "op", "full", "deeps
 
 none: nothing. attention: the core attention where its scores go through memory (arXiv 2205.05198,
 section 5; with flash attention nothing more than that does anyway). selective: norms, MLA up-projections
-and SwiGLU products. op: everything but the core attention, every second product and what came through an
-all-to-all (torchtitan's "op"). full: every layer from its input. deepseek-v3: as selective, and the
-attention output is kept in the 12-bit format E5M6 (DeepSeek-V3 report, sections 3.2.3 and 3.3.3).
+and SwiGLU products. op: everything but the core attention, the first, third, ... dense product of a layer
+and what came through an all-to-all (torchtitan's "op"; eq. M7). full: every layer from its input.
+deepseek-v3: as selective, and the attention output is kept in the 12-bit format E5M6 (DeepSeek-V3 report,
+sections 3.2.3 and 3.3.3).
 """
 
 E5M6_BYTES = 1.5
@@ -41,9 +42,6 @@ RECOMPUTED: dict[RecomputePolicy, frozenset[Role]] = {
         {"norm output", "latent", "expanded", "kept", "linear input", "swiglu output", "scores"}
     ),
 }
-
-EVERY_SECOND = frozenset({"q, k, v", "FFN gate and up", "shared experts gate and up"})
-"""Outputs of products of which the policy `op` keeps every second."""
 
 Sharding = Literal["tokens", "width", "none"]
 """How tensor parallelism cuts it: by tokens (only with sequence parallelism), by width, or not at all."""
@@ -68,20 +66,55 @@ def cached_tensors(
     the received rows count, top_k a token on average. The loss overwrites the logits with their
     gradient, one tensor in the head's format. `full` applies to layers; embedding and head keep theirs.
     """
-    tensors = _tensors(shape, kind, precision, policy)
+    if policy == "op" and kind not in ("embedding", "head"):
+        return tuple(_kept_by_op(shape, kind, precision))
     dropped = frozenset() if kind == "head" and policy in ("full", "op") else RECOMPUTED[policy]
-    kept = tuple(t for t in tensors if t.role not in dropped)
-    if policy != "op" or kind in ("embedding", "head"):
-        return kept
-    halves = tuple(
-        replace(t, bytes_per_token=t.bytes_per_token / 2) if t.name in EVERY_SECOND else t
-        for t in kept
-        if t.name not in ("FFN norm input", "experts gate and up")
-    )
-    # Of the projections back to the hidden width one half is kept too.
-    outputs = row_bytes(shape.hidden, "bf16")
-    combined = shape.moe.top_k * outputs if shape.moe and kind != "dense" else 0.0
-    return (*halves, CachedTensor("outputs of projections and combine", outputs + combined, "kept", "tokens"))
+    return tuple(t for t in _tensors(shape, kind, precision, policy) if t.role not in dropped)
+
+
+NOT_PRODUCTS = frozenset({"MTP norm inputs", "attention norm input", "attention output", "log-sum-exp"})
+"""What the policy `op` keeps apart from outputs of products and of the all-to-all."""
+
+
+def _kept_by_op(shape: ModelShape, kind: BlockKind, precision: Precision) -> Iterator[CachedTensor]:
+    """Eq. M7: block input, core attention, every second dense product from the first, both all-to-alls.
+
+    Order of the products as in torchtitan 0.2.2, which counts calls; grouped products are not among them.
+    """
+    yield from (t for t in _tensors(shape, kind, precision, "none") if t.name in NOT_PRODUCTS)
+    yield from tuple(_product_outputs(shape, kind))[::2]
+    if shape.moe is not None and kind != "dense":
+        rows = 2 * shape.moe.top_k * row_bytes(shape.hidden, "bf16")
+        yield CachedTensor("rows after dispatch and combine", rows, "kept", "tokens")
+
+
+def _product_outputs(shape: ModelShape, kind: BlockKind) -> Iterator[CachedTensor]:
+    """Outputs of the dense products of a layer in the order of their calls."""
+    a, h = shape.attention, shape.hidden
+    widths: list[tuple[str, float, Sharding]] = []
+    if isinstance(a, MLA):
+        if a.q_lora_rank is not None:
+            widths.append(("q_down", a.q_lora_rank, "none"))
+        widths += [
+            ("q_up", a.heads * a.qk_head_dim, "width"),
+            ("kv_down", a.kv_lora_rank + a.qk_rope_dim, "none"),
+            ("kv_up", a.heads * (a.qk_nope_dim + a.v_dim), "width"),
+        ]
+    else:
+        widths.append(("q", a.heads * a.qk_head_dim, "width"))
+        widths += [(name, a.kv_heads * a.qk_head_dim, "width") for name in ("k", "v")]
+    widths.append(("o_proj", h, "tokens"))
+    ffn: float = 0.0
+    if kind == "dense" or shape.moe is None:
+        ffn = shape.dense_ffn or 0.0
+    else:
+        widths.append(("gate", shape.moe.experts, "tokens"))
+        ffn = shape.moe.shared_experts * shape.moe.shared_ffn
+    if ffn:
+        widths += [(f"FFN branch {n}", ffn, "width") for n in range(shape.ffn_branches)]
+        widths.append(("FFN output", h, "tokens"))
+    for name, width, sharding in widths:
+        yield CachedTensor(f"output of {name}", row_bytes(width, "bf16"), "kept", sharding)
 
 
 def activation_bytes(
@@ -96,7 +129,8 @@ def activation_bytes(
     """Bytes on one GPU that one micro-batch keeps in one block (docs/model.md, eq. M2).
 
     Unfused attention keeps the softmax output, the dropout mask and its output too: 5 a s bytes a token
-    (arXiv 2205.05198, eq. 1), unless the policy recomputes them. Eager kernels keep more than fused ones.
+    (arXiv 2205.05198, eq. 1), unless the policy recomputes them. Eager kernels keep more than fused ones:
+    eq. M8.
     """
     tokens = plan.microbatch * sequence / plan.cp
     cut = {
@@ -108,6 +142,10 @@ def activation_bytes(
     kept = fsum(tokens * t.bytes_per_token / cut[t.sharding] for t in tensors)
     if software.kernels == "eager" and kind in ("dense", "moe", "mtp") and policy in ("none", "attention"):
         kept += tokens * _eager_bytes(shape, kind) / plan.tp
+    if software.kernels == "eager" and kind == "head" and precision.loss == "fp32":
+        # In the backward: log-softmax and two gradients in FP32, the narrow logits gone (12 B, not 10).
+        more = 3 * row_bytes(shape.vocab, "fp32") - row_bytes(shape.vocab, precision.head)
+        kept += tokens * (more - 2 * row_bytes(shape.vocab, "fp32")) / plan.tp
     if (
         software.attention == "unfused"
         and kind in ("dense", "moe", "mtp")
@@ -118,14 +156,16 @@ def activation_bytes(
 
 
 def _eager_bytes(shape: ModelShape, kind: BlockKind) -> float:
-    """Bytes a token that eager operators keep on top: silu(gate), keys and values repeated for all heads."""
+    """Eq. M8: bytes a token that eager operators keep on top: silu(gate), keys and values repeated for all
+    heads, and the routed rows in FP32 that the weighted sum reads."""
     a, moe = shape.attention, shape.moe
     repeated = (a.heads - a.kv_heads) * (a.qk_head_dim + a.v_head_dim)
     if kind == "dense" or moe is None:
-        width = shape.dense_ffn or 0
+        width, rows = shape.dense_ffn or 0, 0
     else:
         width = moe.top_k * moe.expert_ffn + moe.shared_experts * moe.shared_ffn
-    return row_bytes(repeated + width * shape.ffn_gated, "bf16")
+        rows = moe.top_k * shape.hidden
+    return row_bytes(repeated + width * shape.ffn_gated, "bf16") + row_bytes(rows, "fp32")
 
 
 def working_bytes(

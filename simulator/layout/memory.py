@@ -253,12 +253,18 @@ def _workspace(
     sequence: int,
     software: Software,
 ) -> float:
+    kinds = {b.kind for b in blocks}
+    wide = "head" in kinds and precision.loss == "fp32"  # its FP32 tensors are counted as kept
     sizes = (
         working_bytes(shape, kind, layout.plan, precision, sequence, software)
-        for kind in {b.kind for b in blocks}
-        if kind != "head" or precision.loss != "fp32"  # its FP32 tensors are counted as kept
+        for kind in kinds
+        if kind != "head" or not wide
     )
-    return max(sizes, default=0.0)
+    # No layer runs backward before the loss has: what the head gives back is there for the layers.
+    freed = (
+        activation_bytes(shape, "head", precision, "none", layout.plan, sequence, software) if wide else 0.0
+    )
+    return max(0.0, max(sizes, default=0.0) - freed)
 
 
 def _has_experts(shape: ModelShape, block: Block) -> bool:

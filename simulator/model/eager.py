@@ -1,7 +1,8 @@
 """What a framework without fused kernels moves on top: bytes of PyTorch's eager operators (pure).
 
 Counted in torchtitan 0.2.2 and torch 2.11 (`models/llama3`, `models/moe`, FSDP2): one read and one write of
-every tensor for each operator in the Python code. An element is BF16 unless said otherwise.
+every tensor for each operator in the Python code. An element is BF16 unless said otherwise. The variants
+`eager_*` are what a profile may have measured (`h200-eager`); elsewhere the bytes decide.
 """
 
 from __future__ import annotations
@@ -16,30 +17,59 @@ SWIGLU_FORWARD, SWIGLU_BACKWARD = 5 / 3, 9 / 5
 """silu(gate) * up as two kernels: 5 tensors moved for 3; backward two products and silu's, 9 for 5."""
 ROPE = 20 / 4
 """To FP32, complex product, back to BF16: 20 bytes an element for 4."""
-PERMUTE = 42 / 7
-"""Of a routed row's element: gather, stack, gather into groups, scatter back, to FP32 times score to BF16,
-scatter-add: 42 bytes for the 7 of a fused expand and reduce."""
+ROW_BYTES = {
+    # tokens gathered, a row appended for the padding, gathered into groups
+    "experts.expand": 12.0,
+    # scattered back from groups, scattered to tokens (both into a buffer), to FP32, weighted sum
+    "experts.reduce": 20.0,
+    # gradient of the weighted sum in FP32, to BF16, gathered twice
+    "experts.expand_gradient": 18.0,
+    # two sums over indices, each into a zeroed buffer
+    "experts.reduce_gradient": 16.0,
+}
+"""Bytes moved for an element of a routed row, half of them read."""
+
+GATE_FORWARD_CALLS, GATE_BACKWARD_CALLS = 16, 5
+"""Operators from the router's logits to sorted rows: to FP32, scores, bias, top-k, gather, scale, two
+histograms, sort, its scores, token numbers, counts to the host; and of their backward."""
 
 LOSS_CHAIN, LOSS_KERNELS = 8 / 2, 5
 """Maximum, subtraction, exponential, sum, division: 5 reads and 3 writes of the logits, for 2 reads of
 a fused loss (NVIDIA/Megatron-LM@core_v0.10.0, bigscience-workshop/Megatron-DeepSpeed, `cross_entropy.py`)."""
 
 
-def eager_operators(operators: Mapping[Phase, tuple[Operator, ...]]) -> dict[Phase, tuple[Operator, ...]]:
+def eager_operators(
+    operators: Mapping[Phase, tuple[Operator, ...]],
+) -> dict[Phase, tuple[Operator, ...]]:
     """The same operators with the bytes of eager kernels."""
-    return {phase: tuple(map(_eager, ops)) for phase, ops in operators.items()}
+    return {phase: tuple(eager for op in ops for eager in _eager(op)) for phase, ops in operators.items()}
 
 
-def _eager(op: Operator) -> Operator:
+def _eager(op: Operator) -> tuple[Operator, ...]:
+    base = op.name.removesuffix(".recompute")
+    if base == "experts.weight_gradient":
+        return ()  # inside the weighted sum's
+    if base in ROW_BYTES:
+        # A fused expand writes, and a fused reduce reads, every routed row once, in BF16.
+        whole = op.bytes_written if "expand" in base else op.bytes_read
+        half = whole / BF16 * ROW_BYTES[base] / 2
+        variant = base.removeprefix("experts.")
+        return (replace(op, bytes_read=half, bytes_written=half, variant=f"eager_{variant}"),)
+    factor, variant, launches = 1.0, f"eager_{op.variant}", op.launches
     if op.cls == "swiglu":
-        factor = SWIGLU_FORWARD if op.direction == "F" else SWIGLU_BACKWARD
+        forward = base.endswith("swiglu")
+        factor = SWIGLU_FORWARD if forward else SWIGLU_BACKWARD
+        if op.variant == "weighted_backward":  # writes the output again, which eager code has kept
+            factor *= 5 / 6
+        variant = "eager_forward" if forward else "eager_backward"
     elif op.cls == "rope":
-        factor = ROPE
-    elif op.cls == "permute" and op.variant in ("expand", "reduce"):
-        factor = PERMUTE
-    else:
-        return op
-    return replace(op, bytes_read=op.bytes_read * factor, bytes_written=op.bytes_written * factor)
+        factor, variant = ROPE, "eager"
+    elif op.cls == "topk":
+        launches = GATE_FORWARD_CALLS if op.variant == "forward" else GATE_BACKWARD_CALLS
+    elif op.cls != "norm":
+        return (op,)
+    size = {"bytes_read": op.bytes_read * factor, "bytes_written": op.bytes_written * factor}
+    return (replace(op, **size, variant=variant, launches=launches),)  # type: ignore[arg-type]
 
 
 def written_gradients(operators: Mapping[Phase, tuple[Operator, ...]]) -> dict[Phase, tuple[Operator, ...]]:

@@ -68,7 +68,7 @@ def _alone(
         price = costs.compute.get((task.kind, task.phase, "alone"))
         if price is not None:
             repeated = recompute.get((task.kind, task.phase), 0.0)
-            work += price.fixed_s + price.row_s - price.exposed_s - repeated
+            work += price.fixed_s + price.row_s - price.exposed_s - price.host_s - repeated
             again += repeated
     return work, again
 

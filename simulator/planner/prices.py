@@ -15,6 +15,7 @@ from moesim.simulator.block_prices import BarePrices, bare_prices, block_transfe
 from moesim.simulator.chunk import EP_PHASES
 from moesim.simulator.cost.sharded import slowed_beside
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, SyncCost, TransferCost
+from moesim.simulator.launches import held_back_by_host
 from moesim.simulator.layout.activations import RecomputePolicy
 from moesim.simulator.layout.in_flight import held_by_rank
 from moesim.simulator.layout.parallel import Layout, ParallelPlan
@@ -207,6 +208,11 @@ class PriceBook:
                 sharded, alone = pricer.sharded_phases(kind)
                 transfer |= {(kind, phase, "alone"): cost for phase, cost in sharded.items()}
                 compute |= slowed_beside(kind, compute, alone)
+        if self.scenario.software.host is not None:
+            pricer = self.pricer(plan, recipe, policy, sms)
+            every: tuple[Mode, ...] = ("alone", "quiet", "beside") if paired else ("alone",)
+            for kind in self.kinds:
+                compute |= held_back_by_host(pricer, kind, compute, transfer, every)
         table = self._tables[key] = CostTable(compute, transfer, 0.0, 0.0, ())
         return table
 

@@ -12,6 +12,7 @@ from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.run.plan import RunPlan
 from moesim.simulator.scenario import Batch, Communication, Routing, Scenario, Stages, Variation
+from moesim.simulator.scoreboard.launching import launching_of
 from moesim.simulator.scoreboard.machines import machine_of
 from moesim.simulator.scoreboard.recipes import recipe_of
 from moesim.simulator.scoreboard.rows import OpenRow
@@ -141,11 +142,12 @@ def dispatcher_of(row: OpenRow) -> str:
 
 def software_of(row: OpenRow) -> Software:
     """Behaviour of the framework behind a source (docs/validation.md lists the assumptions)."""
+    launching = launching_of(row)
     if row.group in OLD_MEGATRON:
         added = "added-fp32" if _bf16_optimizer(row) else "added"
-        return Software(attention="unfused", loss="chain", weight_gradients=added)
+        return Software(attention="unfused", loss="chain", weight_gradients=added, **launching)
     if row.group == "simumax-b200":
-        return Software(overlap_tensor_parallel="weight-gradient")
+        return Software(overlap_tensor_parallel="weight-gradient", **launching)
     return Software(
         parameters_copied=row.zero_or_fsdp.startswith("fsdp2"),
         flat_parameters=row.group.startswith("mpt-"),
@@ -154,6 +156,7 @@ def software_of(row: OpenRow) -> Software:
         overlap_tensor_parallel="full",
         overlap_context_parallel=True,
         overlap_data_parallel=True,
+        **launching,
     )
 
 

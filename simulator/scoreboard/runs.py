@@ -73,6 +73,9 @@ class ScoredRun(BaseModel):
     upper_bound_s: float
     interval_s: tuple[float, float]
     """80 % interval of the step."""
+    host_share: float = 0.0
+    """Share of the predicted step that the GPUs wait for the host's launches."""
+    host_bound: bool = False
 
 
 def runs() -> tuple[Run, ...]:
@@ -100,6 +103,8 @@ def score_run(run: Run) -> ScoredRun:
         lower_bound_s=result.step.lower_bound_s,
         upper_bound_s=result.step.upper_bound_s,
         interval_s=step_interval(prepared, executions, result),
+        host_share=result.host.share if result.host else 0.0,
+        host_bound=result.host is not None and result.host.bound,
     )
 
 
@@ -121,7 +126,9 @@ def scenario_of_run(run: Run) -> Scenario:
         routing=Routing(expert_load_cv=NONE),
         variation=Variation(clock_cv=CLOCKS, jitter_cv=CLOCKS),
         run=RunPlan(tokens=float(run.sequences * run.sequence)),
-        software=Software(kernels="eager", parameters_copied=True, overlap_data_parallel=True),
+        software=Software(
+            kernels="eager", parameters_copied=True, overlap_data_parallel=True, host="emerald-rapids-vm"
+        ),
     )
 
 

@@ -52,6 +52,9 @@ class ScoredRow(_Part):
     """Predicted peak; without the framework's own bytes where the allocator's count was published."""
     published_memory_bytes: float | None = None
     memory_error: float | None = None
+    host_share: float | None = None
+    """Share of the predicted step that the GPUs wait for the host's launches."""
+    host_bound: bool = False
     refused: str = ""
 
 
@@ -73,6 +76,8 @@ class GroupScore(_Part):
     """Median of the intervals' widths over the predicted steps."""
     inside_bounds: float
     """Share of the rows between lower and upper bound."""
+    host_bound_rows: int = 0
+    """Rows that the host's launches are predicted to bind."""
     memory_rows: int = 0
     memory_absolute_error: float | None = None
     """Median over the rows whose peak memory was published."""
@@ -134,6 +139,8 @@ def score_row(row: OpenRow, interval: Interval | None = step_interval) -> Scored
         fits=result.memory.fits,
         memory_bytes=memory,
         memory_error=memory / known - 1.0 if known else None,
+        host_share=result.host.share if result.host else None,
+        host_bound=result.host is not None and result.host.bound,
     )
 
 
@@ -203,6 +210,7 @@ def summary(name: str, rows: Iterable[ScoredRow]) -> GroupScore | None:
         above=sum(above) / len(bands) if bands else None,
         interval_width=median(widths) if bands else None,
         inside_bounds=sum(bounded) / len(bounded),
+        host_bound_rows=sum(r.host_bound for r in known),
         memory_rows=len(memory),
         memory_absolute_error=median(memory) if memory else None,
     )

@@ -6,6 +6,7 @@ from math import fsum
 
 from pydantic import BaseModel, ConfigDict
 
+from moesim.simulator.launches import HostReport
 from moesim.simulator.result import Result
 from moesim.simulator.show import Row, Shown
 from moesim.simulator.study.compare import causes
@@ -40,6 +41,16 @@ class Explanation(Shown):
         return "\n".join(lines)
 
 
+def host_sentence(host: HostReport, step_s: float) -> str:
+    """Whether the host's launch rate bounds the step, and what it costs."""
+    verdict = "bound by the host's launch rate" if host.bound else "not bound by the host's launch rate"
+    remedy = "; CUDA graphs, larger micro-batches or a faster host would help" if host.bound else ""
+    return (
+        f"The run is {verdict}: the GPUs wait {host.wait_s:.3f} s of {step_s:.3f} s ({host.share:.1%}) for "
+        f"launches of {host.host}{remedy}."
+    )
+
+
 def explain(result: Result) -> Explanation:
     """Explain a finished prediction from its bounds, breakdown, critical path and memory."""
     step, split, memory, use = result.step, result.breakdown_s, result.memory, result.utilisation
@@ -60,6 +71,8 @@ def explain(result: Result) -> Explanation:
         f"The fullest GPU holds {memory.total_bytes / 2**30:.1f} of {memory.capacity_bytes / 2**30:.1f} GiB"
         + ("." if memory.fits else ": it does not fit."),
     ]
+    if result.host is not None:
+        says.append(host_sentence(result.host, step.time_s))
     if result.uncertainty is not None:
         band, first = result.uncertainty.bands["step_time_s"], result.uncertainty.sources[0]
         says.append(

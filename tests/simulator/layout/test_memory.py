@@ -195,3 +195,29 @@ def test_deepep_buffers() -> None:
     assert expert_buffers(320, 7168, 20).note is not None
     assert pipeline_buffer_bytes(V3, ParallelPlan(), 4096) == 0
     assert pipeline_buffer_bytes(V3, ParallelPlan(pp=2), 4096) == 4 * 4096 * 7168 * 2
+
+
+def test_op_keeps_what_a_block_on_a_gpu_kept() -> None:
+    """benchmarks/gpu/results/2026-11-20-h200-host-launch.json: 8,192 tokens, the experts' half of a layer."""
+    from moesim.simulator.layout.activations import activation_bytes, cached_tensors
+    from moesim.simulator.scoreboard.runs import MIXED, shape_of_run
+    from moesim.simulator.software import Software
+
+    shape, plan = shape_of_run("ds16b_fsdp8_ep8_sac"), ParallelPlan(microbatch=2)
+    kept = {t.name: t.bytes_per_token for t in cached_tensors(shape, "moe", MIXED, "op")}
+    half = ("output of gate", "output of FFN branch 1", "rows after dispatch and combine")
+    assert sum(kept[name] for name in half) == 54_912 == (483_393_536 - 33_554_432) / 8192
+    # The order of torchtitan's products: q, kv_down, kv_up, o_proj, gate, branch, branch, output.
+    assert [name for name in kept if name.startswith("output")] == [
+        "output of q_up",
+        "output of kv_up",
+        "output of gate",
+        "output of FFN branch 1",
+    ]
+    # Without recompute, eager kernels keep the routed rows in FP32 as well.
+    eager, fused = (
+        activation_bytes(shape, "moe", MIXED, "none", plan, 4096, Software(kernels=kernels))
+        for kernels in ("eager", "fused")
+    )
+    silu, rows = 2 * (6 * 1408 + 2 * 1408), 4 * 6 * 2048
+    assert eager - fused == 8192 * (silu + rows)

@@ -1,0 +1,81 @@
+"""Compute that waits for the host to launch it: seconds by pass, spread over a block's phases (pure).
+
+Equations L1 to L3 of docs/model.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import fsum
+
+from moesim.hwmodels.host import Host
+from moesim.simulator.cost.table import Mode, PhaseCost
+from moesim.simulator.model.calls import Calls
+from moesim.simulator.model.operator import BlockKind, Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Host seconds until a piece of work is launched, and device seconds that it then takes."""
+
+    host_s: float
+    device_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PassLaunches:
+    """One block's forward or backward in the order of its launches.
+
+    `drains`: the host reads a result of the device before the first of them, so the queue is empty then.
+    """
+
+    launches: tuple[Launch, ...]
+    drains: bool = False
+
+
+def host_seconds(calls: Iterable[Calls], host: Host, extra_s: float = 0.0) -> float:
+    """Eq. L1: host seconds of some calls; `extra_s` on top of each that does forward work."""
+    return fsum(c.times * (host.call_s(c.kind, c.forward) + extra_s * c.forward) for c in calls)
+
+
+def waited_s(one: PassLaunches) -> float:
+    """Eq. L2 and L3: seconds that the device is idle because the next launch has not come.
+
+    Without a drained queue the host is ahead by whole blocks: only the sums count. With one, the device
+    starts again with the first launch and cannot be ahead of any.
+    """
+    device = fsum(launch.device_s for launch in one.launches)
+    if not one.drains:
+        return max(0.0, fsum(launch.host_s for launch in one.launches) - device)
+    clock = done = 0.0
+    for launch in one.launches:
+        clock += launch.host_s
+        done = max(done, clock) + launch.device_s
+    return done - device
+
+
+def held_back(
+    kind: BlockKind,
+    compute: Mapping[tuple[BlockKind, Phase, Mode], PhaseCost],
+    waits: tuple[float, float],
+    modes: Sequence[Mode],
+) -> dict[tuple[BlockKind, Phase, Mode], PhaseCost]:
+    """Compute of a block with (forward, backward) seconds of waiting spread over it in proportion."""
+    out: dict[tuple[BlockKind, Phase, Mode], PhaseCost] = {}
+    for forward, wait in zip((True, False), waits, strict=True):
+        if wait <= 0.0:
+            continue
+        for mode in modes:
+            own = {
+                key: cost
+                for key, cost in compute.items()
+                if key[0] == kind and key[2] == mode and key[1].endswith(" F") == forward
+            }
+            total = fsum(cost.fixed_s + cost.row_s for cost in own.values())
+            for key, cost in own.items():
+                part = wait * (cost.fixed_s + cost.row_s) / total if total else 0.0
+                out[key] = replace(
+                    cost, fixed_s=cost.fixed_s + part, host_s=part, worst_s=cost.worst_s + part
+                )
+    return out

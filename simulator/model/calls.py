@@ -1,0 +1,91 @@
+"""What the host does for an operator: framework calls by kind, for PyTorch's own operators and for modules.
+
+Counted, not fitted: PyTorch's calls in torchtitan 0.2.2 (`models/llama3`, `deepseek_v3`, `moe`); for a module
+library (Transformer Engine under Megatron-LM) one call a kernel of the operator list, the
+module's own cost for linear layers and attention, and a loop over experts in a grouped layer.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from moesim.hwmodels.host import CallKind
+from moesim.simulator.model.operator import Operator
+
+Modules = Literal["torch", "transformer-engine"]
+
+
+class Calls(NamedTuple):
+    """So many calls of a kind, made in the forward, or run by autograd for them."""
+
+    kind: CallKind
+    times: float
+    forward: bool
+
+
+def calls_of(op: Operator, modules: Modules) -> tuple[Calls, ...]:
+    """The calls behind one operator; the two backward products of a layer are half of its backward each."""
+    forward = op.direction == "F" or op.recompute
+    if op.cls in ("gemm", "gate_gemm", "grouped_gemm", "wgrad_gemm"):
+        share = 1.0 if forward else 0.5
+        return _product(op, modules, share, forward)
+    if modules == "torch":
+        return tuple(Calls(kind, count, forward) for kind, count in _torch(op))
+    return tuple(Calls(kind, count, forward) for kind, count in _module(op))
+
+
+SEPARATE = {"qkv_proj": 3, "gate_up": 2}
+"""Products that PyTorch code runs one by one where the operator list has one."""
+
+
+def _product(op: Operator, modules: Modules, share: float, forward: bool) -> tuple[Calls, ...]:
+    assert op.gemm is not None
+    grouped = op.cls == "grouped_gemm" or op.gemm.groups > 1
+    base = op.name.split(".")
+    if modules == "torch":
+        count = next((n for name, n in SEPARATE.items() if name in base), 1)
+        return (Calls("grouped product" if grouped else "product", share * count, forward),)
+    if op.cls == "gate_gemm":
+        return (Calls("product", share, forward),)
+    own = Calls("module product", share, forward)
+    return (own, Calls("module expert", share * op.gemm.groups, forward)) if grouped else (own,)
+
+
+def _torch(op: Operator) -> tuple[tuple[CallKind, float], ...]:
+    base = op.name.removesuffix(".recompute")
+    if op.cls == "permute":
+        out: tuple[tuple[CallKind, float], ...] = (("index", 2), ("copy", 1))
+        back: tuple[tuple[CallKind, float], ...] = (("put", 2), ("pointwise", 2), ("product", 1))
+        return {
+            "experts.expand": out,
+            "experts.reduce_gradient": out,
+            "experts.reduce": back,
+            "experts.expand_gradient": back,
+        }.get(base, ())
+    if op.cls == "elementwise":
+        return (("pointwise", 1),) if op.variant in ("add", "reduce", "join") else ()
+    return {
+        "attention_forward": (("attention", 1.0),),
+        "attention_backward": (("attention", 1.0),),
+        "norm": (("norm", 1.0), ("pointwise", float(op.variant.endswith("forward_add")))),
+        "swiglu": (("pointwise", 2.0),),
+        "rope": (("rope", 1.0),),
+        "topk": (("gate", float(op.launches)),),
+        "copy": (("copy", 1.0),),
+        "cast": (("pointwise", 4.0),),
+        "transpose": (("pointwise", 1.0),),
+        "embedding": (("index", 1.0),),
+        "loss": (("pointwise", 2.0),),
+    }.get(op.cls, ())  # type: ignore[return-value]
+
+
+def _module(op: Operator) -> tuple[tuple[CallKind, float], ...]:
+    if op.cls in ("attention_forward", "attention_backward"):
+        return (("module attention", 1.0),)
+    if op.cls in ("attention_pre_post", "optimizer"):
+        return ()
+    if op.cls == "norm":
+        return (("norm", 1.0), ("pointwise", float(op.variant.endswith("forward_add"))))
+    if op.cls == "permute":
+        return (("norm", 1.0),)  # a kernel of its own behind an autograd function, as a norm
+    return (("pointwise", float(op.launches)),)

@@ -1,0 +1,50 @@
+"""Hosts as shipped, and what is refused."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from moesim.hwmodels import InputError, list_hosts, load_host
+from moesim.hwmodels.host import CallKind, Host
+
+
+def test_every_shipped_host_knows_every_call() -> None:
+    for name in list_hosts():
+        host = load_host(name)
+        for kind in get_args(CallKind):
+            forward, backward = (host.call_s(kind, side) for side in (True, False))
+            assert 0.0 <= backward < 2e-3 and 0.0 < forward < 2e-3, (name, kind)
+
+
+def test_a_host_like_another_is_slower_by_its_factor() -> None:
+    grace, base = load_host("grace-gb200"), load_host("emerald-rapids-vm")
+    assert grace.factor is not None
+    for kind in ("product", "norm"):
+        assert grace.call_s(kind, False) == pytest.approx(grace.factor.value * base.call_s(kind, False))
+
+
+def test_calls_inside_a_block_take_longer_than_in_a_row() -> None:
+    base = load_host("emerald-rapids-vm")
+    assert base.in_block is not None
+    assert base.call_s("norm", True) == pytest.approx(base.calls["norm"].forward * base.in_block.forward)
+
+
+def test_a_host_that_leaves_out_a_call_is_refused() -> None:
+    data = load_host("emerald-rapids-vm").model_dump(mode="json", exclude_none=True)
+    del data["calls"]["gate"]
+    with pytest.raises(ValueError, match="leaves out gate"):
+        Host.model_validate(data)
+
+
+def test_a_host_is_like_one_that_was_measured() -> None:
+    grace = load_host("grace-gb200")
+    second = grace.model_copy(update={"name": "mine", "like": "grace-gb200"})
+    with pytest.raises(InputError, match="name the host that has calls"):
+        second.call_s("norm", True)
+
+
+def test_an_unknown_host_names_the_known_ones() -> None:
+    with pytest.raises(InputError, match="emerald-rapids-vm"):
+        load_host("emerald")
