@@ -107,8 +107,8 @@ def check_schedule(schedule: Schedule, owners: Sequence[int], labels: Sequence[s
             raise InputError(
                 f"schedule={schedule.name} keeps stage {stage} on pipeline ranks "
                 f"{' and '.join(map(str, sorted(holders)))}, on {labels[pools[0]]} and {labels[pools[1]]}: "
-                "its gradients would be reduced between pools, which is not modelled; use a schedule that keeps "
-                "every stage on one rank, such as dualpipev, zbv or 1f1b",
+                "its gradients would be reduced between pools, which is not modelled; use a schedule that "
+                "keeps every stage on one rank, such as dualpipev, zbv or 1f1b",
                 key="schedule",
                 nearest=("dualpipev", "zbv", "1f1b"),
             )

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from moesim.simulator.engine.execute import Execution
     from moesim.simulator.prepare import Prepared
     from moesim.simulator.result import Result
+    from moesim.simulator.scenario import Scenario
 
 ScenarioName = Annotated[
     str, typer.Argument(metavar="SCENARIO", help="A preset name, or a YAML or JSON file.")
@@ -91,7 +92,15 @@ def simulate(
             chosen_numbers(option, text)
     if picture is not None:
         picture_path(picture)
-    prepared, executions, result = _predict(scenario, overrides, seed, resolution)
+    loaded = _loaded(scenario, overrides, seed, resolution)
+    if loaded.fleet is not None:
+        from moesim.cli_fleet import simulate_fleet
+
+        per_gpu = (trace, trace_per_rank, ranks, members, picture)
+        result = simulate_fleet(loaded, scenario, any(x is not None for x in per_gpu), uncertainty, as_json)
+        _check_fit(result)
+        return
+    prepared, executions, result = _predict(scenario, loaded)
     if trace is not None or trace_per_rank is not None:
         _write_traces(prepared, executions, trace, trace_per_rank, ranks, members)
     if picture is not None:
@@ -111,20 +120,22 @@ def simulate(
     _check_fit(result)
 
 
-def _predict(
-    scenario: str, overrides: list[str] | None, seed: int | None, resolution: str | None = None
-) -> tuple[Prepared, list[Execution], Result]:
+def _loaded(scenario: str, overrides: list[str] | None, seed: int | None, resolution: str | None) -> Scenario:
+    from moesim.simulator.scenario import load_scenario
+
+    extra = [] if seed is None else [f"seed={seed}"]
+    extra += [] if resolution is None else [f"resolution={resolution}"]
+    return load_scenario(scenario, [*(overrides or []), *extra])
+
+
+def _predict(scenario: str, loaded: Scenario) -> tuple[Prepared, list[Execution], Result]:
     from moesim.cli_console import working
 
     with working(f"simulating {scenario}") as say:
         from moesim.simulator.engine.execute import execute_all
         from moesim.simulator.prepare import prepare
-        from moesim.simulator.scenario import load_scenario
         from moesim.simulator.simulate import summarise
 
-        extra = [] if seed is None else [f"seed={seed}"]
-        extra += [] if resolution is None else [f"resolution={resolution}"]
-        loaded = load_scenario(scenario, [*(overrides or []), *extra])
         try:
             prepared = prepare(loaded)
         except InputError as error:  # what does not fit together is told without the file's name
@@ -191,6 +202,12 @@ def explain(
     """Say where a step's time goes and why."""
     from moesim.cli_report import print_explanation
 
-    prepared, _, result = _predict(scenario, overrides, seed, resolution)
-    print_explanation(prepared, result)
+    loaded = _loaded(scenario, overrides, seed, resolution)
+    if loaded.fleet is not None:
+        from moesim.cli_fleet import explain_fleet
+
+        result = explain_fleet(loaded, scenario)
+    else:
+        prepared, _, result = _predict(scenario, loaded)
+        print_explanation(prepared, result)
     _check_fit(result)
