@@ -26,37 +26,34 @@ class FleetMemory:
     headroom: float = 0.0
     """Share of the memory that must stay free."""
 
-    def reports(self, stages: StageAssignment) -> list[MemoryReport]:
-        """Memory of every rank on every pool (docs/model.md, eq. M5)."""
+    def by_rank(self, stages: StageAssignment) -> list[tuple[float, float]]:
+        """(bytes, capacity) of every pipeline rank (docs/model.md, eq. M5)."""
+        reports: dict[int, MemoryReport] = {}  # pools differ in the buffers of their communication kernels
         found = []
         for part in self.parts:
-            scenario, accelerator = part.scenario, part.cluster.accelerator
-            cluster, single = scenario.machine, len(self.ranks) == 1 and self.microbatches == 1
-            report = memory_by_kind(
-                self.shape,
-                Layout(scenario.parallel, cluster.n_gpus, cluster.node.n_gpus),
-                scenario.recipe,
-                stages,
-                self.ranks,
-                sequence=scenario.batch.sequence_length,
-                recompute=scenario.recompute,
-                communication_sms=scenario.communication.sms,
-                capacity_bytes=accelerator.hbm_bytes * (1.0 - self.headroom),
-                redundant_experts=scenario.routing.redundant_experts,
-                software=scenario.software,
-                single_pass=single,
-            )
-            found.append(report)
+            sms = part.scenario.communication.sms
+            if sms not in reports:
+                reports[sms] = self._report(part, stages)
+            capacity = part.cluster.accelerator.hbm_bytes * (1.0 - self.headroom)
+            found += [(reports[sms].by_rank[rank].total, capacity) for rank in part.ranks]
         return found
 
-    def by_rank(self, stages: StageAssignment) -> list[tuple[float, float]]:
-        """(bytes, capacity) of every pipeline rank."""
-        reports = self.reports(stages)
-        return [
-            (report.by_rank[rank].total, report.capacity_bytes)
-            for report, part in zip(reports, self.parts, strict=True)
-            for rank in part.ranks
-        ]
+    def _report(self, part: Part, stages: StageAssignment) -> MemoryReport:
+        scenario, cluster = part.scenario, part.scenario.machine
+        return memory_by_kind(
+            self.shape,
+            Layout(scenario.parallel, cluster.n_gpus, cluster.node.n_gpus),
+            scenario.recipe,
+            stages,
+            self.ranks,
+            sequence=scenario.batch.sequence_length,
+            recompute=scenario.recompute,
+            communication_sms=scenario.communication.sms,
+            capacity_bytes=cluster.accelerator.hbm_bytes,
+            redundant_experts=scenario.routing.redundant_experts,
+            software=scenario.software,
+            single_pass=len(self.ranks) == 1 and self.microbatches == 1,
+        )
 
     def fits(self, stages: StageAssignment) -> bool:
         """Whether every rank fits into the memory of its pool."""

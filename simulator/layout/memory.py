@@ -234,13 +234,11 @@ def _activations(
     recompute: RecomputePolicy,
     software: Software,
 ) -> float:
-    per_stage = {
-        stage: fsum(
-            activation_bytes(shape, block.kind, precision, recompute, layout.plan, sequence, software)
-            for block in assignment.stages[stage]
-        )
-        for stage in rank.stages
+    each = {
+        kind: activation_bytes(shape, kind, precision, recompute, layout.plan, sequence, software)
+        for kind in {block.kind for stage in rank.stages for block in assignment.stages[stage]}
     }
+    per_stage = {stage: fsum(each[block.kind] for block in assignment.stages[stage]) for stage in rank.stages}
     states = (fsum(per_stage[stage] * count for stage, count in state.items()) for state in rank.in_flight)
     return max(states, default=0.0)
 
