@@ -28,7 +28,7 @@ def spread(scenario: Scenario) -> tuple[Part, ...]:
 
     Raises InputError for what a fleet does not go with, and where ranks and GPUs do not fit together.
     """
-    _check_supported(scenario)
+    check_supported(scenario)
     clusters = pool_clusters(scenario)
     total, pp = sum(cluster.n_gpus for _, cluster in clusters), scenario.parallel.pp
     unit = rank_unit([cluster for _, cluster in clusters])
@@ -114,7 +114,7 @@ def check_schedule(schedule: Schedule, owners: Sequence[int], labels: Sequence[s
             )
 
 
-def _check_supported(scenario: Scenario) -> None:
+def check_supported(scenario: Scenario) -> None:
     """Refuse, with the remedy, what is not modelled on a fleet."""
     if scenario.resolution == "full":
         raise InputError(

@@ -34,7 +34,7 @@ def step_causes(prepared: Prepared, execution: Execution) -> dict[str, float]:
 def step_causes_by_rank(owners: Sequence[Prepared], execution: Execution) -> dict[str, float]:
     """The same where pipeline rank r pays the prices of `owners[r]`."""
     ranks = len(execution.ranks)
-    repeated = {id(prepared): _recompute(prepared) for prepared in owners}
+    repeated = {number: _recompute(p) for number, p in {id(p): p for p in owners}.items()}
     alone: dict[int, tuple[float, float]] = {}
     totals = [0.0, 0.0]
     for prepared, rank in zip(owners, execution.ranks, strict=True):
