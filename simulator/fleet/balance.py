@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 
-from moesim.hwmodels.errors import InputError
 from moesim.simulator.fleet.spread import Part
 from moesim.simulator.layout.memory import MemoryReport, RankStages, memory_by_kind
 from moesim.simulator.layout.parallel import Layout
@@ -101,19 +101,40 @@ def _last(sums: Sequence[float], start: int, free: float) -> int:
 
 def balanced_over_pools(
     seconds: Sequence[dict[BlockKind, float]], owners: Sequence[int], memory: FleetMemory
-) -> StageAssignment:
+) -> tuple[StageAssignment, bool]:
     """The layout with the fastest slowest stage (docs/model.md, eq. S3), of those that fit where any does.
 
-    `seconds[p]`: compute of a block of each kind on pool p (s); `owners[stage]`: its pool. Raises InputError
-    for more stages than layers.
+    `seconds[p]`: compute of a block of each kind on pool p (s); `owners[stage]`: its pool. Returns the layout
+    and whether it fits. Raises InputError for more stages than layers.
     """
-    blocks = blocks_of(memory.shape)
-    weights = [[seconds[owner][block.kind] for block in blocks] for owner in owners]
-    fastest = balanced_by_stage(blocks, weights)
+    weights = tuple(tuple(sorted(own.items())) for own in seconds)
+    fastest = _fastest(blocks_of(memory.shape), weights, tuple(owners))
     if memory.fits(fastest):
-        return fastest
-    try:
-        roomy = balanced_by_stage(blocks, weights, memory.room(len(owners)))
-    except InputError:
-        return fastest  # no layout fits: predicted all the same
-    return roomy if memory.fits(roomy) else fastest
+        return fastest, True
+    most = memory.room(len(owners))
+    if not _places_all(most):
+        return fastest, False
+    blocks = blocks_of(memory.shape)
+    roomy = balanced_by_stage(blocks, [[seconds[o][b.kind] for b in blocks] for o in owners], most)
+    return (roomy, True) if memory.fits(roomy) else (fastest, False)
+
+
+def _places_all(most: Sequence[Sequence[int]]) -> bool:
+    """Whether some contiguous sizes of at least one layer keep `most`: every stage takes all that it can."""
+    start, n = 0, len(most[0]) - 1
+    for stage, room in enumerate(most):
+        after = len(most) - 1 - stage
+        take = min(room[start], n - start - after)
+        if take < 1:
+            return False
+        start += take
+    return start == n
+
+
+Weights = tuple[tuple[tuple[BlockKind, float], ...], ...]
+
+
+@lru_cache(maxsize=1024)
+def _fastest(blocks: tuple[Block, ...], weights: Weights, owners: tuple[int, ...]) -> StageAssignment:
+    by_kind = [dict(own) for own in weights]
+    return balanced_by_stage(blocks, [[by_kind[o][b.kind] for b in blocks] for o in owners])

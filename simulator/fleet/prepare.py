@@ -81,7 +81,7 @@ def _balanced(parts: Sequence[Part], schedule: Schedule) -> StageAssignment:
         except InputError as error:
             raise _named(error, part) from None
     memory = FleetMemory(shape, parts, rank_stages(schedule), schedule.microbatches)
-    return balanced_over_pools(seconds, [owners[rank] for rank in schedule.routes[0]], memory)
+    return balanced_over_pools(seconds, [owners[rank] for rank in schedule.routes[0]], memory)[0]
 
 
 def _joined(parts: Sequence[Part], programs: Sequence[Program]) -> Program:

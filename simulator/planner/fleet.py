@@ -251,8 +251,9 @@ def _most_step_s(
 
 def _notes(study: FleetStudy, objective: str) -> list[str]:
     notes = [
-        f"layouts and memory were worked out for {study.expanded:,} of {len(study.frames):,} legal frames; the "
-        "others have a lower bound above the last ranked plan"
+        f"{study.expanded:,} of {len(study.frames) * len(study.space.precision) * len(study.space.recompute):,} "
+        "legal combinations of frame, precision and recompute got a layout and its memory; the others have a "
+        "lower bound above the last ranked plan"
     ]
     if study.capped:
         notes.append("the search stopped at its limit of frames: a plan beyond it might be among the best")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from heapq import heappop, heappush
 from math import inf
@@ -27,8 +27,11 @@ from moesim.simulator.planner.spread import spread_of
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import build
 
-MOST_EXPANDED = 4_000
-"""Most frames that get layouts and memory, about a minute; a search that stops here says so."""
+MOST_EXPANDED = 10_000
+"""Most combinations of frame, precision and recompute that get layouts; a search that stops here says so."""
+
+RESOLUTION = 64
+"""Seconds of blocks relative to a layer of the first pool are told apart to one in so many for a layout."""
 
 TOO_SLOW = "too slow for the deadline or budget, whatever else"
 
@@ -44,6 +47,17 @@ class FleetPlan:
     stages: StageAssignment
     bound_s: float
     time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """Plans that share frame, precision and recompute policy; with `stages`, also the layout."""
+
+    frame: int
+    recipe: int
+    policy: int
+    zeros: tuple[int, ...] = ()
+    stages: StageAssignment | None = None
 
 
 @dataclass(slots=True)
@@ -68,6 +82,7 @@ class FleetStudy:
     capped: bool = False
     books: tuple[PriceBook, ...] = field(init=False)
     _bounds: tuple[BoundBook, ...] = field(init=False)
+    _lean: dict[tuple[int, int], bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """A book of prices for each pool."""
@@ -90,32 +105,28 @@ class FleetStudy:
     def fastest(self, families: int) -> float:
         """Estimate until no other frame can be among the `families` fastest.
 
-        Returns the seconds that every plan without an estimate needs at least. A frame counts as refused
-        where none of its plans fits.
+        Returns the seconds that every plan without an estimate needs at least.
         """
-        heap: list[tuple[float, int, int, tuple[int, int, tuple[int, ...], StageAssignment] | None]] = []
-        for number, frame in enumerate(self.frames):
-            bound = self._frame_bound(frame)
-            if bound < inf:
-                heappush(heap, (bound, len(heap), number, None))
+        heap: list[tuple[float, int, _Node]] = []
+        for number in range(len(self.frames)):
+            for bound, node in self._nodes(number):
+                heappush(heap, (bound, len(heap), node))
         order = len(heap)
         while heap and heap[0][0] <= self._limit(families):
-            bound, _, number, plans = heappop(heap)
-            if plans is not None:
-                self._estimate(number, bound, *plans)
+            bound, _, node = heappop(heap)
+            if node.stages is not None:
+                self._estimate(bound, node, node.stages)
                 continue
             if self.expanded >= MOST_EXPANDED:
                 self.capped = True
                 return bound
-            for own_bound, recipe, policy, zeros, stages in self._expand(number):
+            for own_bound, known in self._expand(node):
                 order += 1
-                heappush(heap, (max(bound, own_bound), order, number, (recipe, policy, zeros, stages)))
-        for bound, _, number, plans in heap:
-            if bound > self.most_s and plans is None:
-                text = (
-                    f"{self.frames[number].label} needs at least {bound:.2f} s, {self.most_s:.2f} s allowed"
-                )
-                self.refused.add(TOO_SLOW, self.space.inner, text)
+                heappush(heap, (max(bound, own_bound), order, known))
+        for bound, _, node in heap:
+            if bound > self.most_s and node.stages is None:
+                text = f"{self._label(node)} needs at least {bound:.2f} s, {self.most_s:.2f} s allowed"
+                self.refused.add(TOO_SLOW, len(self.space.zero_stage), text)
         return heap[0][0] if heap else inf
 
     def best(self) -> list[FleetPlan]:
@@ -135,77 +146,85 @@ class FleetStudy:
     def _seconds(self, frame: Frame, recipe: int, policy: int) -> list[PoolSeconds]:
         return [PoolSeconds(book, frame, recipe, policy) for book in self._bounds]
 
-    def _frame_bound(self, frame: Frame) -> float:
-        """The least bound over precisions and recompute policies; infinite where no pool prices it."""
+    def _nodes(self, number: int) -> list[tuple[float, _Node]]:
+        """Every precision and recompute policy of a frame with its bound, where all pools price it."""
+        frame, found = self.frames[number], []
         cv, blocks = self.scenario.variation.clock_cv.value, blocks_by_kind(self.shape)
         ranks = [len(part.ranks) for part in self.pools.at(frame.plan.pp)]
-        least, problem = inf, ""
         for recipe in range(len(self.space.precision)):
             try:
                 for policy in range(len(self.space.recompute)):
-                    pools = self._seconds(frame, recipe, policy)
-                    least = min(least, ideal_bound_s(pools, ranks, frame, blocks, cv))
+                    bound = ideal_bound_s(self._seconds(frame, recipe, policy), ranks, frame, blocks, cv)
+                    found.append((bound, _Node(number, recipe, policy)))
             except InputError as error:
-                problem = str(error)
-                self.refused.add_error(problem, self.space.inner // len(self.space.precision), frame.label)
-        return least
-
-    def _expand(self, number: int) -> list[tuple[float, int, int, tuple[int, ...], StageAssignment]]:
-        """(bound, precision, policy, ZeRO stages, layout) of the frame's plans that fit."""
-        self.expanded += 1
-        frame, found = self.frames[number], []
-        parts = self.pools.at(frame.plan.pp)
-        owners = owners_of(parts)
-        route = frame.pattern.samples[0].routes[0]
-        cv = self.scenario.variation.clock_cv.value
-        zeros = sorted(range(len(self.space.zero_stage)), key=lambda z: -self.space.zero_stage[z])
-        for recipe in range(len(self.space.precision)):
-            for policy in range(len(self.space.recompute)):
-                try:
-                    pools = self._seconds(frame, recipe, policy)
-                except InputError:
-                    continue  # counted when its bound was asked for
-                by_layout: dict[StageAssignment, list[int]] = {}
-                full = False  # a lower ZeRO stage needs no less
-                for zero in zeros:
-                    if frame.pattern.paired and self.space.zero_stage[zero] == 3:
-                        reason = "parallel.zero_stage=3 has no slot for its gathers in an overlapped pair"
-                        self.refused.add(reason, 1, f"{frame.label} zero_stage=3")
-                        continue
-                    memory = self._memory(parts, frame, recipe, policy, zero)
-                    stages = None if full else self._stages(pools, [owners[r] for r in route], memory)
-                    if stages is None:
-                        full = True
-                        self.refused.add("out of memory", 1, self._label(frame, policy, zero))
-                        continue
-                    by_layout.setdefault(stages, []).append(zero)
-                for stages, kept in by_layout.items():
-                    self.fitting += len(kept)
-                    bound = layout_bound_s(pools, owners, frame, stages, cv)
-                    if bound > self.most_s:
-                        text = (
-                            f"{frame.label} needs at least {bound:.2f} s a step, {self.most_s:.2f} s allowed"
-                        )
-                        self.refused.add(TOO_SLOW, len(kept), text)
-                        self.fitting -= len(kept)
-                        continue
-                    found.append((bound, recipe, policy, tuple(sorted(kept)), stages))
+                many = self.space.inner // len(self.space.precision)
+                self.refused.add_error(str(error), many, frame.label)
         return found
 
-    def _label(self, frame: Frame, policy: int, zero: int) -> str:
-        return f"{frame.label} recompute={self.space.recompute[policy]} zero={self.space.zero_stage[zero]}"
+    def _expand(self, node: _Node) -> list[tuple[float, _Node]]:
+        """The node's plans that fit, by layout, each with its bound."""
+        self.expanded += 1
+        frame = self.frames[node.frame]
+        pools = self._seconds(frame, node.recipe, node.policy)
+        by_layout: dict[StageAssignment, list[int]] = {}
+        full = not self._may_fit(node)
+        for zero in sorted(range(len(self.space.zero_stage)), key=lambda z: -self.space.zero_stage[z]):
+            stage = self.space.zero_stage[zero]
+            if frame.pattern.paired and stage == 3:
+                reason = "parallel.zero_stage=3 has no slot for its gathers in an overlapped pair"
+                self.refused.add(reason, 1, f"{self._label(node)} zero_stage=3")
+                continue
+            stages = None if full else self._stages(pools, node, zero)
+            if stages is None:
+                full = True  # a lower ZeRO stage needs no less
+                self.refused.add("out of memory", 1, f"{self._label(node)} zero_stage={stage}")
+            else:
+                by_layout.setdefault(stages, []).append(zero)
+        found = []
+        for stages, zeros in by_layout.items():
+            owners = owners_of(self.pools.at(frame.plan.pp))
+            bound = layout_bound_s(pools, owners, frame, stages, self.scenario.variation.clock_cv.value)
+            if bound > self.most_s:
+                text = f"{self._label(node)} needs at least {bound:.2f} s, {self.most_s:.2f} s allowed"
+                self.refused.add(TOO_SLOW, len(zeros), text)
+                continue
+            self.fitting += len(zeros)
+            found.append((bound, replace(node, zeros=tuple(sorted(zeros)), stages=stages)))
+        return found
 
-    def _stages(
-        self, pools: Sequence[PoolSeconds], owners: Sequence[int], memory: FleetMemory
-    ) -> StageAssignment | None:
+    def _may_fit(self, node: _Node) -> bool:
+        """Whether the plan that keeps least, of the node's frame and precision, fits."""
+        if "full" not in self.space.recompute or self.fixed is not None:
+            return True
+        lean = replace(node, policy=self.space.recompute.index("full"))
+        key = (lean.frame, lean.recipe)
+        if key not in self._lean:
+            paired = self.frames[node.frame].pattern.paired
+            zeros = [z for z, stage in enumerate(self.space.zero_stage) if stage < 3 or not paired]
+            most = max(zeros, key=lambda z: self.space.zero_stage[z], default=None)
+            pools = self._seconds(self.frames[lean.frame], lean.recipe, lean.policy)
+            self._lean[key] = most is not None and self._stages(pools, lean, most) is not None
+        return self._lean[key]
+
+    def _label(self, node: _Node) -> str:
+        return f"{self.frames[node.frame].label} recompute={self.space.recompute[node.policy]}"
+
+    def _stages(self, pools: Sequence[PoolSeconds], node: _Node, zero: int) -> StageAssignment | None:
         """The layout of eq. S3 where it fits, else the best that does; None where none does."""
+        frame = self.frames[node.frame]
+        parts = self.pools.at(frame.plan.pp)
+        memory = self._memory(parts, frame, node.recipe, node.policy, zero)
+        route = frame.pattern.samples[0].routes[0]
         if self.fixed is not None:
-            if len(self.fixed) != len(owners):
+            if len(self.fixed) != len(route):
                 return None
             stages = from_layers_per_stage(blocks_of(self.shape), self.fixed)
-        else:
-            stages = balanced_over_pools([pool.weights for pool in pools], owners, memory)
-        return stages if memory.fits(stages) else None
+            return stages if memory.fits(stages) else None
+        owners = owners_of(parts)
+        layer = max(pools[0].weights[kind] for kind in ("dense", "moe") if kind in pools[0].weights)
+        near = [{k: float(round(RESOLUTION * w / layer)) for k, w in p.weights.items()} for p in pools]
+        stages, fits = balanced_over_pools(near, [owners[rank] for rank in route], memory)
+        return stages if fits else None
 
     def _memory(
         self, parts: Sequence[Part], frame: Frame, recipe: int, policy: int, zero: int
@@ -221,21 +240,14 @@ class FleetStudy:
         ]
         return FleetMemory(self.shape, own, _ranks_in_flight(frame), frame.microbatches, self.space.headroom)
 
-    def _estimate(
-        self,
-        number: int,
-        bound: float,
-        recipe: int,
-        policy: int,
-        zeros: tuple[int, ...],
-        stages: StageAssignment,
-    ) -> None:
-        """Closed form of the plans of a frame that differ in their ZeRO stage only (eq. P2)."""
-        frame = self.frames[number]
-        for zero in zeros:
-            time_s = self.closed_form_s(frame, recipe, policy, self.space.zero_stage[zero], stages)
-            plan = FleetPlan(number, recipe, policy, zero, stages, bound, time_s)
-            self.estimates.setdefault(number, []).append(plan)
+    def _estimate(self, bound: float, node: _Node, stages: StageAssignment) -> None:
+        """Closed form of the plans of a node that differ in their ZeRO stage only (eq. P2)."""
+        frame = self.frames[node.frame]
+        for zero in node.zeros:
+            stage = self.space.zero_stage[zero]
+            time_s = self.closed_form_s(frame, node.recipe, node.policy, stage, stages)
+            plan = FleetPlan(node.frame, node.recipe, node.policy, zero, stages, bound, time_s)
+            self.estimates.setdefault(node.frame, []).append(plan)
             self.estimated += 1
 
     def closed_form_s(

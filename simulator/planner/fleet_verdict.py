@@ -60,7 +60,7 @@ def verdict(best: PlanRow, alone: Sequence[Alone]) -> FleetVerdict:
         wins,
         ideal,
         None if ideal is None else ideal / best.time_s,
-        tuple([*_steps(best, alone), *_shares(best), *_losses(best, rows, ideal), *_money(best, alone)]),
+        (*_steps(best, alone), *_shares(best), *_losses(best, rows, ideal), *_money(best, alone)),
     )
 
 
@@ -75,23 +75,21 @@ def _steps(best: PlanRow, alone: Sequence[Alone]) -> list[str]:
         who = f"{row.n_gpus:,} x {row.accelerator} alone"
         if row.plan is None:
             said.append(f"{who} cannot run it: {row.reason}")
-        elif row.plan.time_s > best.time_s:
-            ratio = row.plan.time_s / best.time_s
-            said.append(
-                f"{who} takes {row.plan.time_s:.2f} s ({row.plan.label}): the fleet is {ratio:.2f}x as fast."
-            )
-        else:
-            share = best.time_s / row.plan.time_s - 1.0
-            said.append(
-                f"{who} takes {row.plan.time_s:.2f} s ({row.plan.label}): the other pools make it {share:.1%} slower."
-            )
+            continue
+        alone_s = row.plan.time_s
+        what = (
+            f"the fleet is {alone_s / best.time_s:.2f}x as fast"
+            if alone_s > best.time_s
+            else f"the other pools make it {best.time_s / alone_s - 1.0:.1%} slower"
+        )
+        said.append(f"{who} takes {alone_s:.2f} s ({row.plan.label}): {what}.")
     return said
 
 
 def _shares(best: PlanRow) -> list[str]:
     parts = [
-        f"{pool.accelerator} holds {pool.layers} layers on {pool.last_rank - pool.first_rank + 1} pipeline ranks "
-        f"at {1e3 * pool.layer_s:.1f} ms a layer, idle {pool.bubble_s:.2f} s, "
+        f"{pool.accelerator} holds {pool.layers} layers on {pool.last_rank - pool.first_rank + 1} pipeline "
+        f"ranks at {1e3 * pool.layer_s:.1f} ms a layer, idle {pool.bubble_s:.2f} s, "
         f"{pool.memory.total_bytes / 2**30:.0f} of {pool.memory.capacity_bytes / 2**30:.0f} GiB"
         for pool in best.pools
     ]
