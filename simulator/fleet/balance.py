@@ -8,6 +8,7 @@ from functools import lru_cache
 from itertools import accumulate
 
 from moesim.simulator.fleet.spread import Part
+from moesim.simulator.layout.buffers import expert_buffers
 from moesim.simulator.layout.memory import MemoryReport, RankStages, memory_by_kind
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.stages import Block, StageAssignment, balanced_by_stage, blocks_of
@@ -28,15 +29,20 @@ class FleetMemory:
 
     def by_rank(self, stages: StageAssignment) -> list[tuple[float, float]]:
         """(bytes, capacity) of every pipeline rank (docs/model.md, eq. M5)."""
-        reports: dict[int, MemoryReport] = {}  # pools differ in the buffers of their communication kernels
+        report, first = self._report(self.parts[0], stages), self._buffers(self.parts[0])
         found = []
-        for part in self.parts:
-            sms = part.scenario.communication.sms
-            if sms not in reports:
-                reports[sms] = self._report(part, stages)
+        for part in self.parts:  # they differ in the buffers of their communication kernels only
+            more = self._buffers(part) - first
             capacity = part.cluster.accelerator.hbm_bytes * (1.0 - self.headroom)
-            found += [(reports[sms].by_rank[rank].total, capacity) for rank in part.ranks]
+            for rank in part.ranks:
+                kinds = {b.kind for stage in self.ranks[rank].stages for b in stages.stages[stage]}
+                experts = self.shape.moe is not None and bool(kinds & {"moe", "mtp"})
+                found.append((report.by_rank[rank].total + more * experts, capacity))
         return found
+
+    def _buffers(self, part: Part) -> int:
+        scenario = part.scenario
+        return expert_buffers(scenario.parallel.ep, self.shape.hidden, scenario.communication.sms).total_bytes
 
     def _report(self, part: Part, stages: StageAssignment) -> MemoryReport:
         scenario, cluster = part.scenario, part.scenario.machine

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby
 from math import frexp, fsum, ldexp
 
+import numpy as np
+import numpy.typing as npt
+
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.shape import ModelShape
@@ -188,43 +191,56 @@ def best_sizes(
     as in `balanced_by_stage`. Raises InputError where no sizes keep `fixed` and `most`.
     """
     n, k = len(sums[0]) - 1, len(extra)
-
-    def choices(stage: int, start: int) -> range:
-        """Ends that a stage beginning at layer `start` may have; every stage keeps at least one layer."""
-        if stage in fixed:
-            return range(start + fixed[stage], start + fixed[stage] + 1)
-        return range(start + 1, (n if most is None else min(n, start + most[stage][start])) + 1)
-
-    size_of: dict[tuple[int, int], int] = {}
-
-    def solve(score: int | None) -> dict[tuple[int, int], int]:
-        best: dict[tuple[int, int], int] = {(k, n): 0}
-        for stage in range(k - 1, -1, -1):
-            for start in range(n, -1, -1):
-                for end in choices(stage, start):
-                    rest = best.get((stage + 1, end))
-                    if rest is None:
-                        continue
-                    cost = sums[stage][end] - sums[stage][start] + extra[stage]
-                    if cost > (best.get((stage, start), cost) if score is None else score):
-                        break  # longer runs only cost more
-                    value = max(cost, rest) if score is None else cost * cost + rest
-                    if (stage, start) not in best or value < best[stage, start]:
-                        best[stage, start] = value
-                        size_of[stage, start] = end - start
-        return best
-
-    maximum = solve(None)
-    if (0, 0) not in maximum:
+    costs = _costs(sums, extra, fixed, most)
+    least = [np.full(n + 1, _NEVER)] * k + [np.where(np.arange(n + 1) == n, 0, _NEVER)]
+    for stage in range(k - 1, -1, -1):  # first pass: the least maximum from each stage and layer on
+        least[stage] = np.maximum(costs[stage], least[stage + 1][None, :]).min(axis=1)
+    score = int(least[0][0])
+    if score >= _NEVER:
         what = f"the fixed stage sizes {fixed}" if fixed else "the memory of the stages' accelerators"
         raise InputError(
             f"{what} leave no way to place {n} layers on {k} stages with at least one layer each"
         )
-    size_of.clear()
-    solve(maximum[0, 0])
+    ends = [{0}]
+    choices: list[dict[int, list[int]]] = []
+    for stage in range(k):  # what a run may be that keeps the score, from the first stage on
+        good = (costs[stage] <= score) & (least[stage + 1] <= score)[None, :]
+        choices.append({start: np.nonzero(good[start])[0].tolist() for start in sorted(ends[-1])})
+        ends.append({end for found in choices[-1].values() for end in found})
+    squares: dict[int, tuple[int, int]] = {n: (0, n)}
+    sizes_of: list[dict[int, tuple[int, int]]] = []
+    for stage in range(k - 1, -1, -1):  # second pass: the least squares, then the smallest size
+        squares = {
+            start: min((int(costs[stage][start, end]) ** 2 + squares[end][0], end) for end in found)
+            for start, found in choices[stage].items()
+            if found
+        }
+        sizes_of.append(squares)
     sizes, start = [], 0
-    for stage in range(k):
-        size = size_of[stage, start]
-        sizes.append(size)
-        start += size
+    for squares in reversed(sizes_of):
+        sizes.append(squares[start][1] - start)
+        start = squares[start][1]
     return sizes
+
+
+_NEVER = 1 << 62
+"""Cost of a run that is not allowed."""
+
+
+def _costs(
+    sums: Sequence[Sequence[int]],
+    extra: Sequence[int],
+    fixed: Mapping[int, int],
+    most: Sequence[Sequence[int]] | None,
+) -> list[npt.NDArray[np.int64]]:
+    """Cost of a run on each stage by its first layer and the one after its last [starts, ends]."""
+    place = np.arange(len(sums[0]))
+    size = place[None, :] - place[:, None]
+    found = []
+    for stage, own in enumerate(sums):
+        line = np.array(own, dtype=np.int64)
+        legal = size == fixed[stage] if stage in fixed else size >= 1
+        if most is not None:
+            legal &= size <= np.array(most[stage])[:, None]
+        found.append(np.where(legal, line[None, :] - line[:, None] + extra[stage], _NEVER))
+    return found

@@ -250,8 +250,9 @@ def _most_step_s(
 
 
 def _notes(study: FleetStudy, objective: str) -> list[str]:
+    all_ = len(study.frames) * len(study.space.precision) * len(study.space.recompute)
     notes = [
-        f"{study.expanded:,} of {len(study.frames) * len(study.space.precision) * len(study.space.recompute):,} "
+        f"{study.expanded:,} of {all_:,} "
         "legal combinations of frame, precision and recompute got a layout and its memory; the others have a "
         "lower bound above the last ranked plan"
     ]

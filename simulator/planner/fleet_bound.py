@@ -86,13 +86,16 @@ def layout_bound_s(
     held = [dict(Counter(block.kind for block in stage)) for stage in assignment.stages]
     count = np.array([frame.microbatches], dtype=np.float64)
 
-    def action(kind: str, stage: int) -> float:
-        return fsum(pools[owners[route[stage]]].work(USES[kind], held[stage]))
+    each = {
+        (kind, stage): fsum(pools[owners[route[stage]]].work(USES[kind], held[stage]))
+        for stage in range(pattern.n_stages)
+        for kind in USES
+    }
 
     def seconds(key: Key, rank: int) -> float:
         kind, forward, backward = key
         if kind not in ("F&B", "F&I"):
-            return action(kind, max(forward, backward))
+            return each[kind, max(forward, backward)]
         pool = pools[owners[rank]]
         one, two = pool.work("F", held[forward]), pool.work("IW" if kind == "F&B" else "I", held[backward])
         return max(one[0] + two[0], one[1] + two[1])
@@ -103,9 +106,9 @@ def layout_bound_s(
         first, last, ends = pattern.counts[0][rank], pattern.counts[-1][rank], pattern.ends[rank]
         often = {key: pattern.along(first.get(key, 0), last.get(key, 0), count) for key in {*first, *last}}
         busy = fsum(float(often[key][0]) * seconds(key, rank) for key in sorted(often))
-        head = fsum(action("F", stage) for stage in range(ends.first_stage))
-        trailing = fsum(action("W", stage) for stage in ends.trailing_weights)
-        tail = fsum(action(back, stage) for stage in range(ends.last_stage))
+        head = fsum(each["F", stage] for stage in range(ends.first_stage))
+        trailing = fsum(each["W", stage] for stage in ends.trailing_weights)
+        tail = fsum(each[back, stage] for stage in range(ends.last_stage))
         most = max(most, head + max(busy, busy - trailing + tail))
     return most * _least(frame, clock_cv)
 

@@ -24,7 +24,7 @@ from moesim.simulator.planner.space import PlanSpace, Space, resolve
 from moesim.simulator.profile_use import check_profile
 from moesim.simulator.scenario import Scenario
 
-SCHEDULES = ("1f1b", "interleaved-1f1b", "zb-h1", "zbv", "dualpipev")
+SCHEDULES = ("1f1b", "zb-h1", "zbv", "dualpipev")
 """Default schedules: every stage on one pipeline rank, so that no gradients are reduced between pools."""
 
 

@@ -10,6 +10,7 @@ from moesim.hwmodels.errors import InputError
 
 if TYPE_CHECKING:
     from moesim.simulator.fleet.prepare import PreparedFleet
+    from moesim.simulator.planner.result import PlanResult
     from moesim.simulator.result import PoolResult, Result
     from moesim.simulator.scenario import Scenario
 
@@ -130,3 +131,14 @@ def print_pools(pools: tuple[PoolResult, ...]) -> None:
     from moesim.cli_console import print_table
 
     print_table(HEADERS, [_cells(pool) for pool in pools], right=(1, 3, 4, 5))
+
+
+def print_verdict(result: PlanResult) -> None:
+    """What each pool does in the best plan, and whether the mix is worth it."""
+    from moesim.cli_console import print_text
+
+    print_text("\npools of the best plan")
+    print_pools(result.best.pools)
+    if result.fleet is not None:
+        print_text("\nis the mix worth it?")
+        print_text("\n".join(f"  {sentence}" for sentence in result.fleet.sentences))

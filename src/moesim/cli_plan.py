@@ -113,6 +113,10 @@ def _print(result: PlanResult) -> None:
         print_text("\nseconds that it takes more than the best, by mechanism")
         gaps = difference(result.own.causes_s, result.best.causes_s)
         print_table(("", ""), [(cause, f"{value:+.3f}") for cause, value in gaps.items()], right=(1,))
+    if result.fleet is not None:
+        from moesim.cli_fleet import print_verdict
+
+        print_verdict(result)
     print_text("\nmemory of the best plan's fullest GPU, GiB")
     kinds = sorted(result.best.memory_by_kind_bytes.items(), key=lambda item: -item[1])
     print_table(("", ""), [(kind, f"{value / GIB:.1f}") for kind, value in kinds], right=(1,))
