@@ -15,7 +15,13 @@ from moesim.simulator.fleet.prepare import PreparedFleet, prepare_fleet
 from moesim.simulator.fleet.simulate import pool_memory, pool_results
 from moesim.simulator.fleet.spread import owners_of
 from moesim.simulator.planner.causes import step_causes_by_rank
-from moesim.simulator.planner.fleet_space import FleetPools, fleet_pools, fleet_space, legal_fleet_frames
+from moesim.simulator.planner.fleet_space import (
+    SCHEDULES,
+    FleetPools,
+    fleet_pools,
+    fleet_space,
+    legal_fleet_frames,
+)
 from moesim.simulator.planner.fleet_study import FleetPlan, FleetStudy
 from moesim.simulator.planner.fleet_verdict import Alone, verdict
 from moesim.simulator.planner.result import PlanResult, PlanRow
@@ -221,6 +227,8 @@ def _alone(
     own = space.model_copy(
         update={
             "pp": wanted.pp,
+            # What a fleet cannot run, one pool can: left out, the mix would look better than it is.
+            "schedule": wanted.schedule or (*SCHEDULES, "dualpipe"),
             "sms": (one.communication.sms,) if one.communication.sms else None,
             "layout": "balanced",
         }

@@ -88,8 +88,8 @@ def _steps(best: PlanRow, alone: Sequence[Alone]) -> list[str]:
 
 def _shares(best: PlanRow) -> list[str]:
     parts = [
-        f"{pool.accelerator} holds {pool.layers} layers on {pool.last_rank - pool.first_rank + 1} pipeline "
-        f"ranks at {1e3 * pool.layer_s:.1f} ms a layer, idle {pool.bubble_s:.2f} s, "
+        f"{pool.accelerator} holds {pool.layers} layers on pipeline ranks {pool.first_rank} to "
+        f"{pool.last_rank} at {1e3 * pool.layer_s:.1f} ms a layer, idle {pool.bubble_s:.2f} s, "
         f"{pool.memory.total_bytes / 2**30:.0f} of {pool.memory.capacity_bytes / 2**30:.0f} GiB"
         for pool in best.pools
     ]
@@ -117,5 +117,5 @@ def _money(best: PlanRow, alone: Sequence[Alone]) -> list[str]:
     priced = [(row.accelerator, row.plan.cost_usd) for row in alone if row.plan is not None]
     if best.cost_usd is None or any(usd is None for _, usd in priced):
         return ["No cost: a pool has no price_per_gpu_hour."]
-    others = ", ".join(f"{name} alone ${usd / 1e6:.2f} M" for name, usd in priced if usd is not None)
-    return [f"The run costs ${best.cost_usd / 1e6:.2f} M on the fleet{f'; {others}' if others else ''}."]
+    others = ", ".join(f"{name} alone ${usd / 1e6:.3g} M" for name, usd in priced if usd is not None)
+    return [f"The run costs ${best.cost_usd / 1e6:.3g} M on the fleet{f'; {others}' if others else ''}."]
