@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import moesim
+from moesim.hwmodels.cluster import Cluster
 from moesim.simulator.result import Result
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.study.point import key_of
@@ -21,7 +22,8 @@ def pools(mixed: Scenario, *kinds: int, nodes: int = 2) -> dict[str, Any]:
 
 def alone(mixed: Scenario, kind: int) -> Scenario:
     """The job on four nodes of one kind."""
-    return mixed.replace(cluster=mixed.to_dict()["fleet"]["pools"][kind]["cluster"] | {"nodes": 4})
+    given = mixed.to_dict()["fleet"]["pools"][kind]["cluster"]
+    return mixed.replace(cluster=Cluster.model_validate(given | {"nodes": 4}))
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +34,7 @@ def found(mixed: Scenario) -> Result:
 @pytest.mark.parametrize("schedule", ["1f1b", "dualpipev", "zbv"])
 def test_two_equal_pools_are_one_cluster_to_the_nanosecond(mixed: Scenario, schedule: str) -> None:
     job = mixed.replace(schedule=schedule)
-    from moesim.hwmodels.cluster import Cluster
-
-    described = Cluster.model_validate(mixed.to_dict()["fleet"]["pools"][0]["cluster"] | {"nodes": 4})
-    whole = moesim.simulate(job.replace(cluster=described))
+    whole = moesim.simulate(alone(job, 0))
     fleet = moesim.simulate(job.replace(fleet=pools(mixed, 0, 0)))
     same = set(Result.model_fields) - {"pools", "provenance", "confidence_reason"}
     assert {k: getattr(fleet, k) for k in same} == {k: getattr(whole, k) for k in same}
@@ -46,12 +45,7 @@ def test_two_equal_pools_are_one_cluster_to_the_nanosecond(mixed: Scenario, sche
 
 
 def test_a_mixed_fleet_lies_between_its_kinds_and_balance_helps(mixed: Scenario, found: Result) -> None:
-    from moesim.hwmodels.cluster import Cluster
-
-    clusters = [pool["cluster"] | {"nodes": 4} for pool in mixed.to_dict()["fleet"]["pools"]]
-    fast, slow = (
-        moesim.simulate(mixed.replace(cluster=Cluster.model_validate(c))).step.time_s for c in clusters
-    )
+    fast, slow = (moesim.simulate(alone(mixed, kind)).step.time_s for kind in (0, 1))
     even = moesim.simulate(mixed.replace(**{"stages.layers": [12, 12, 12, 12]}))
     assert fast < found.step.time_s < even.step.time_s < slow * 1.02
     h100, a100 = found.pools
@@ -66,12 +60,14 @@ def test_memory_cost_and_confidence_are_told_by_pool(mixed: Scenario, found: Res
     used = [p.memory.total_bytes / p.memory.capacity_bytes for p in found.pools]
     assert found.memory == found.pools[used.index(max(used))].memory
     assert found.run.cost_usd == pytest.approx(found.run.gpu_hours / 2 * (3.0 + 1.5))
-    assert [p.confidence for p in found.pools] == ["peak-only", "peak-only"]
+    assert found.profile == "generic-roofline"
     own = mixed.to_dict()["fleet"]["pools"]
     own[0]["profile"] = "h100-layers"
     other = moesim.simulate(mixed.replace(fleet={"pools": own}))
     assert other.profile == "h100-layers + generic-roofline"
-    assert other.confidence == "peak-only" and other.pools[0].confidence != "peak-only"
+    assert [p.profile for p in other.pools] == ["h100-layers", "generic-roofline"]
+    assert other.profile_hash not in ("", found.profile_hash)
+    assert other.step.time_s != found.step.time_s
     assert key_of(mixed) != key_of(mixed.replace(fleet={"pools": own}))
 
 
@@ -91,12 +87,9 @@ def test_check_explain_compare_and_sweep_take_fleets(mixed: Scenario, found: Res
     assert "does not spread over the fleet" in swept.points[1].reason
     assert swept.points[0].figures["step_time_s"] == found.step.time_s
     again = moesim.sweep(mixed, space, workers=1, store=store)
-    assert (again.computed, again) == (0, swept)
+    assert (again.computed, again.points) == (0, swept.points)
 
 
 def test_result_of_one_cluster_has_no_pools(mixed: Scenario, found: Result) -> None:
     assert "pools" in found.to_dict()
-    from moesim.hwmodels.cluster import Cluster
-
-    one = Cluster.model_validate(mixed.to_dict()["fleet"]["pools"][0]["cluster"] | {"nodes": 4})
-    assert "pools" not in moesim.simulate(mixed.replace(cluster=one)).to_dict()
+    assert "pools" not in moesim.simulate(alone(mixed, 0)).to_dict()

@@ -40,7 +40,7 @@ def test_a_fleet_takes_the_place_of_the_cluster_and_back(mixed: Scenario) -> Non
         ({"resolution": "full"}, r"resolution=full needs one cluster"),
         ({"faults": [{"kind": "slow_gpu", "node": 0, "gpu": 0, "factor": 0.5}]}, "faults"),
         ({"stages.blocks": ["embedding moe", "moe", "moe", "moe head"]}, r"stages\.blocks fixes a part"),
-        ({"run.checkpoint": {"interval": "1 h", "storage": "nfs"}}, "run"),
+        ({"run.ramp": {"sequences": 64, "tokens": 1e9}}, r"run: ramps, phases"),
         (
             {"profile": "h100-layers"},
             r"fleet\.pools\.1 \(a100-sxm\): profile=h100-layers .*profile of the pool",

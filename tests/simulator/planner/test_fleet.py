@@ -19,7 +19,7 @@ from moesim.simulator.planner.space import PlanSpace
 from moesim.simulator.scenario import Scenario
 
 SPACE: dict[str, Any] = {
-    "tp": (1,), "pp": (2, 4), "ep": (8, 16), "cp": (1,), "vpp": (2,), "microbatch": (1,),
+    "tp": (1,), "pp": (2, 4), "ep": (8,), "cp": (1,), "vpp": (2,), "microbatch": (1,),
     "schedule": ("1f1b", "zbv", "dualpipev"), "recompute": ("selective", "full"), "precision": ("bf16",),
     "zero_stage": (1,),
 }  # fmt: skip
@@ -48,7 +48,7 @@ def every(mixed: Scenario) -> list[tuple[float, Scenario]]:
 
 def test_the_best_is_the_best_of_all_plans(mixed: Scenario, found: PlanResult) -> None:
     brute = every(mixed)
-    assert len(brute) > 10
+    assert len(brute) >= 8
     assert found.best.time_s <= brute[0][0] * 1.005  # layouts are chosen from rounded weights
     best = brute[0][1]
     assert (found.best.schedule, found.best.pp, found.best.ep) == (
@@ -63,7 +63,7 @@ def test_bounds_lie_below_closed_forms_below_which_nothing_is_missed(mixed: Scen
     study = FleetStudy(mixed, mixed.shape, pools, space, frames, None, inf, refused)
     assert study.fastest(10_000) == inf  # everything is estimated
     plans = [plan for family in study.estimates.values() for plan in family]
-    assert len(plans) == study.fitting == study.estimated > 10
+    assert len(plans) == study.fitting == study.estimated >= 8
     assert all(plan.bound_s <= plan.time_s for plan in plans)
     few = FleetStudy(mixed, mixed.shape, pools, space, frames, None, inf, refused)
     proven = few.fastest(2)
