@@ -57,7 +57,7 @@ class PoolSeconds:
 def ideal_bound_s(
     pools: Sequence[PoolSeconds], ranks: Sequence[int], frame: Frame, blocks: Blocks, clock_cv: float
 ) -> float:
-    """Seconds that a step needs at least, whatever the layout (docs/model.md, eq. P5).
+    """Seconds that a step needs at least, whatever the layout (docs/model.md, eq. S4).
 
     A rank of pool p does work worth at most max_k y_k / w_p(k) a second, whatever the worths y_k of the
     blocks; y_k is the mean of the pools' seconds.

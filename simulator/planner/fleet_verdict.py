@@ -26,7 +26,7 @@ class FleetVerdict:
     """A fleet beside its pools alone.
 
     `wins`: the fleet's step is shorter than that of every pool alone. `ideal_s`: step if all pools shared the
-    work without loss, each at the pace that it has alone (docs/model.md, eq. P6); None where one cannot run
+    work without loss, each at the pace that it has alone (docs/model.md, eq. S5); None where one cannot run
     alone. `reached`: ideal_s over the fleet's step.
     """
 
@@ -65,7 +65,7 @@ def verdict(best: PlanRow, alone: Sequence[Alone]) -> FleetVerdict:
 
 
 def ideal_s(alone_s: Sequence[float]) -> float:
-    """Step of a fleet whose pools shared the work without loss (docs/model.md, eq. P6)."""
+    """Step of a fleet whose pools shared the work without loss (docs/model.md, eq. S5)."""
     return 1.0 / fsum(1.0 / seconds for seconds in alone_s)
 
 

@@ -38,7 +38,7 @@ def test_a_fleet_takes_the_place_of_the_cluster_and_back(mixed: Scenario) -> Non
         ({"parallel.pp": 3}, r"parallel\.pp=3 does not spread .*multiple of 2; take 2 or 4"),
         ({"schedule": "dualpipe"}, r"dualpipe keeps stage 0 on pipeline ranks 0 and 3.*dualpipev"),
         ({"resolution": "full"}, r"resolution=full needs one cluster"),
-        ({"faults": [{"kind": "slow_gpu", "node": 0, "gpu": 0, "factor": 0.5}]}, "faults"),
+        ({"faults": [{"kind": "slow-gpu", "gpu": 0, "speed": 0.5}]}, "faults need every GPU"),
         ({"stages.blocks": ["embedding moe", "moe", "moe", "moe head"]}, r"stages\.blocks fixes a part"),
         ({"run.ramp": {"sequences": 64, "tokens": 1e9}}, r"run: ramps, phases"),
         (
