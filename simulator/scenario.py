@@ -119,6 +119,10 @@ class Variation(_Part):
 class Scenario(_Part):
     """One prediction's input; the keys of a scenario file are these field names."""
 
+    model_config = ConfigDict(
+        json_schema_extra={"anyOf": [{"required": ["cluster"]}, {"required": ["fleet"]}]}
+    )
+
     name: str
     description: str = ""
     model: str | ModelShape

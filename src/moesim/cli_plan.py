@@ -63,6 +63,8 @@ def plan(
     processes = min(os.cpu_count() or 1, 4) if workers is None else workers
     with working(f"planning {scenario}") as say:
         loaded = load_scenario(scenario, overrides or [])
+        if loaded.fleet is not None and arguments == "torchtitan":
+            raise InputError("--arguments torchtitan: torchtitan splits no layers over pools; use megatron")
         result = search(loaded, load_space(space), objective, top, deadline_days, budget_usd, say, processes)
     if as_json:
         print_json(result.to_dict())
