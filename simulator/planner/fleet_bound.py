@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from math import fsum, sqrt
+from math import fsum, inf, sqrt
 
 import numpy as np
 
@@ -66,7 +66,7 @@ def ideal_bound_s(
     each = [{kind: pool.block(kind, paired) for kind in blocks} for pool in pools]
     worth = {kind: fsum(own[kind] for own in each) / len(each) for kind in blocks}
     rate = fsum(
-        n * max(worth[kind] / own[kind] for kind in blocks if own[kind] > 0.0)
+        n * max(worth[kind] / own[kind] if own[kind] else inf for kind in blocks if worth[kind])
         for n, own in zip(ranks, each, strict=True)
     )
     total = fsum(count * worth[kind] for kind, count in blocks.items())

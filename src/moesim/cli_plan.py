@@ -86,6 +86,10 @@ def scenario_yaml(scenario: Scenario) -> str:
     for key in ("model", "profile"):  # what stands beside the old file is not beside the new one
         path = Path(scenario.path(data[key]))
         data[key] = str(path.resolve()) if path.exists() else data[key]
+    for pool in data.get("fleet", {}).get("pools", ()):
+        path = Path(scenario.path(pool.get("profile", "")))
+        if "profile" in pool and path.exists():
+            pool["profile"] = str(path.resolve())
     return dump_mapping(data)
 
 

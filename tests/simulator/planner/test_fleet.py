@@ -75,7 +75,8 @@ def test_bounds_lie_below_closed_forms_below_which_nothing_is_missed(mixed: Scen
 def test_rows_are_scenarios_that_simulate_repeats(found: PlanResult) -> None:
     best = found.best
     result = moesim.simulate(best.scenario)
-    assert result.step.time_s == best.time_s == pytest.approx(best.closed_form_s, rel=0.03)
+    assert result.step.time_s == best.time_s
+    assert best.time_s == pytest.approx(best.closed_form_s, rel=0.03)
     assert result.pools == best.pools
     assert best.cost_usd == pytest.approx(result.run.cost_usd)
     assert (best.gpu_hours, best.days) == pytest.approx((result.run.gpu_hours, result.run.days))
@@ -90,8 +91,9 @@ def test_the_verdict_compares_with_each_pool_alone(mixed: Scenario, found: PlanR
     assert len(times) == 2
     assert found.fleet.wins is (found.best.time_s < min(times))
     assert found.fleet.ideal_s == pytest.approx(1 / (1 / times[0] + 1 / times[1])) == ideal_s(times)
-    assert found.fleet.reached == pytest.approx(ideal_s(times) / found.best.time_s)
-    assert 0.5 < found.fleet.reached < 1.05
+    reached = found.fleet.reached
+    assert reached == pytest.approx(ideal_s(times) / found.best.time_s)
+    assert reached is not None and 0.5 < reached < 1.05
     first = found.fleet.alone[0].plan
     assert first is not None and moesim.simulate(first.scenario).step.time_s == first.time_s
     assert first.scenario.machine.n_gpus == 16
@@ -114,7 +116,7 @@ def test_refusals_say_why(mixed: Scenario) -> None:
     reasons = {row.reason: row.count for row in result.refused}
     assert any("parallel.pp does not spread over the fleet" in reason for reason in reasons)
     assert any("dualpipe keeps every stage in two pools" in reason for reason in reasons)
-    assert result.considered == 8 == sum(reasons.values()) + result.fitting
+    assert result.considered == 4 == sum(reasons.values()) + result.fitting
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def test_check_explain_compare_and_sweep_take_fleets(mixed: Scenario, found: Res
     compared = moesim.compare([mixed, other], names=["mixed", "H100"])
     assert compared.sides[0].figures["step_time_s"] == found.step.time_s
     assert "fleet.pools" in compared.sides[1].differs
-    space = {"fleet": [pools(mixed, 0, 1), pools(mixed, 1, 1)], "parallel.pp": [4, 3]}
+    space: dict[str, list[Any]] = {"fleet": [pools(mixed, 0, 1), pools(mixed, 1, 1)], "parallel.pp": [4, 3]}
     store = tmp_path / "fleets.sqlite"
     swept = moesim.sweep(mixed, space, workers=1, store=store)
     assert [p.status for p in swept.points] == ["ok", "illegal", "ok", "illegal"]
