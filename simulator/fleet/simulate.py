@@ -13,7 +13,7 @@ from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from moesim.simulator.engine.critical import critical_path, seconds_by_cause
 from moesim.simulator.engine.execute import Execution, execute
 from moesim.simulator.fleet.prepare import PreparedFleet, prepare_fleet
-from moesim.simulator.fleet.spread import Part
+from moesim.simulator.fleet.spread import Part, usd_per_hour
 from moesim.simulator.layout.stages import describe
 from moesim.simulator.placement import block_seconds
 from moesim.simulator.prepare import Prepared
@@ -131,14 +131,6 @@ def joined_hash(hashes: Sequence[str]) -> str:
     return different[0] if len(different) == 1 else hashlib.sha256("".join(different).encode()).hexdigest()
 
 
-def usd_per_hour(fleet: PreparedFleet) -> float | None:
-    """Rent of all pools for an hour; None where one has no price."""
-    prices = [(part.cluster.n_gpus, part.cluster.price_per_gpu_hour) for part in fleet.parts]
-    if any(price is None for _, price in prices):
-        return None
-    return fsum(n * price.value for n, price in prices if price is not None)
-
-
 def _step(fleet: PreparedFleet, time_s: float) -> StepResult:
     batch, clusters = fleet.scenario.batch, [part.cluster for part in fleet.parts]
     peaks = [c.n_gpus * c.accelerator.peak_flop_per_s("bf16") for c in clusters]
@@ -156,7 +148,7 @@ def _step(fleet: PreparedFleet, time_s: float) -> StepResult:
 def _run(fleet: PreparedFleet, time_s: float) -> RunResult:
     batch, tokens = fleet.scenario.batch, fleet.scenario.run.tokens
     steps = -(-tokens // (batch.sequences * batch.sequence_length))
-    hours, price = steps * time_s / SECONDS_PER_HOUR, usd_per_hour(fleet)
+    hours, price = steps * time_s / SECONDS_PER_HOUR, usd_per_hour([part.cluster for part in fleet.parts])
     return RunResult(
         tokens=tokens,
         steps=int(steps),

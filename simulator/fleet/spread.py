@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import gcd
+from math import fsum, gcd
 
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
@@ -80,6 +80,14 @@ def pool_clusters(scenario: Scenario) -> list[tuple[str, Cluster]]:
 def rank_unit(clusters: Sequence[Cluster]) -> int:
     """Every legal number of pipeline ranks is a multiple of this: GPUs of the fleet over their divisor."""
     return sum(cluster.n_gpus for cluster in clusters) // gcd(*(cluster.n_gpus for cluster in clusters))
+
+
+def usd_per_hour(clusters: Sequence[Cluster]) -> float | None:
+    """Rent of all pools for an hour; None where one has no price."""
+    prices = [(cluster.n_gpus, cluster.price_per_gpu_hour) for cluster in clusters]
+    if any(price is None for _, price in prices):
+        return None
+    return fsum(n * price.value for n, price in prices if price is not None)
 
 
 def whole_scenario(scenario: Scenario, pool: Pool, cluster: Cluster, total: int) -> Scenario:

@@ -13,7 +13,7 @@ from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from moesim.simulator.engine.execute import execute
 from moesim.simulator.fleet.prepare import PreparedFleet, prepare_fleet
 from moesim.simulator.fleet.simulate import pool_memory, pool_results
-from moesim.simulator.fleet.spread import owners_of
+from moesim.simulator.fleet.spread import owners_of, usd_per_hour
 from moesim.simulator.planner.causes import step_causes_by_rank
 from moesim.simulator.planner.fleet_space import (
     SCHEDULES,
@@ -24,6 +24,7 @@ from moesim.simulator.planner.fleet_space import (
 )
 from moesim.simulator.planner.fleet_study import FleetPlan, FleetStudy
 from moesim.simulator.planner.fleet_verdict import Alone, verdict
+from moesim.simulator.planner.replay import CLOSED_FORM_ERROR
 from moesim.simulator.planner.result import PlanResult, PlanRow
 from moesim.simulator.planner.rows import Simulated, make_row
 from moesim.simulator.planner.space import PlanSpace
@@ -33,9 +34,6 @@ from moesim.simulator.scenario import Scenario, Stages
 Say = Callable[[str], None]
 PlanAlone = Callable[[Scenario, PlanSpace], PlanResult]
 """The search over one cluster, for each pool alone."""
-
-CLOSED_FORM_ERROR = 0.03
-"""As of the search over one cluster: rivals are families within it that were not simulated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +64,7 @@ def plan_fleet(
     if objective == "memory":
         raise InputError("objective=memory is not searched for a fleet; use time, cost, energy or deadline")
     pools, shape = fleet_pools(scenario), scenario.shape
-    usd = _usd_per_hour(pools)
+    usd = usd_per_hour([part.cluster for part in pools.parts])
     if usd is None and (objective == "cost" or budget_usd is not None):
         raise InputError(
             "a pool of the fleet has no price_per_gpu_hour: state one in its cluster to plan by cost"
@@ -104,7 +102,7 @@ def plan_fleet(
     return PlanResult(
         objective=objective,
         ranked=tuple(rows),
-        pareto=(rows[0],),
+        pareto=(),
         refused=refused.rows(),
         own=own,
         own_rank=_rank(own, rows, proven),
@@ -237,13 +235,6 @@ def _alone(
         return Alone(accelerator, cluster.n_gpus, search(one, own).best)
     except (InputError, InfeasibleError) as error:
         return Alone(accelerator, cluster.n_gpus, None, str(error))
-
-
-def _usd_per_hour(pools: FleetPools) -> float | None:
-    prices = [(part.cluster.n_gpus, part.cluster.price_per_gpu_hour) for part in pools.parts]
-    if any(price is None for _, price in prices):
-        return None
-    return fsum(n * price.value for n, price in prices if price is not None)
 
 
 def _most_step_s(

@@ -23,6 +23,7 @@ from moesim.simulator.planner.candidates import Candidates, find_candidates
 from moesim.simulator.planner.fleet import plan_fleet
 from moesim.simulator.planner.pareto import front
 from moesim.simulator.planner.refusals import Refusals
+from moesim.simulator.planner.replay import CLOSED_FORM_ERROR
 from moesim.simulator.planner.result import PlanResult, PlanRow
 from moesim.simulator.planner.rows import Simulated, closed_form_memory, make_row, scenario_of, simulate_plan
 from moesim.simulator.planner.space import PlanSpace, load_space, resolve
@@ -35,9 +36,6 @@ Objective = Literal["time", "cost", "energy", "deadline", "memory"]
 
 NEAR_BEST = 1.05
 """A scenario's own plan up to this share of the best time is ranked: all that may be faster are estimated."""
-
-CLOSED_FORM_ERROR = 0.03
-"""Error against the engine that 95 of 100 closed forms keep (benchmarks/planner.py measures it)."""
 
 MOST_WORKERS = 256
 """Most processes of the engine."""
@@ -78,7 +76,7 @@ def plan(
     progress: Say | None = None,
     workers: int = 1,
 ) -> PlanResult:
-    """The best plans for a scenario's model, batch and cluster.
+    """The best plans for a scenario's model, batch and cluster, or fleet (docs/planner.md, "Fleets").
 
     `space`: values to try (`PlanSpace`, a file, or None for the defaults). `objective`: time, cost (of the
     run), energy, memory (most head-room), or deadline (cheapest that keeps `deadline_days`; GPU-hours where

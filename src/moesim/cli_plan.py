@@ -126,8 +126,9 @@ def _print(result: PlanResult) -> None:
     print_text("\nmemory of the best plan's fullest GPU, GiB")
     kinds = sorted(result.best.memory_by_kind_bytes.items(), key=lambda item: -item[1])
     print_table(("", ""), [(kind, f"{value / GIB:.1f}") for kind, value in kinds], right=(1,))
-    print_text("\nleast time for the memory (* by closed form)")
-    print_table(headers, [_cells(row) for row in result.pareto], right=range(3, 10))
+    if result.pareto:
+        print_text("\nleast time for the memory (* by closed form)")
+        print_table(headers, [_cells(row) for row in result.pareto], right=range(3, 10))
     print_text("\nrefused")
     print_table(
         ("plans", "reason", "for example"), [(f"{r.count:,}", r.reason, r.example) for r in result.refused]
