@@ -1,43 +1,74 @@
-"""Two kinds of accelerator in one job: some pipeline ranks on H800, the others on H20.
+"""Is it worth adding older GPUs to a job? 512 H100 with 0, 256 or 512 A100, planned anew each time.
 
-Covers: `simulate_fleet`, layers balanced by speed, memory by pool.
-Scenario: DeepSeek-V3 on 1,024 GPUs, PP16 1F1B, EP64, FP8; from no H20 to half of the ranks. Every row prices
-both kinds from datasheets, so that they compare.
+Covers: scenarios with a fleet, `moesim.plan` on them, each pool alone beside the mix.
+Scenario: DeepSeek-V3 in BF16, 3,072 sequences a step, EP64; both kinds are priced by the same generic priors,
+so that they compare. Lists of values are short so that the study takes seconds.
 """
 
 from __future__ import annotations
 
 import moesim
-from moesim.hwmodels import load_cluster
-from moesim.simulator.fleet import Pool, simulate_fleet
 
-RANKS, NODES_PER_RANK = 16, 8
-
-
-def pool(name: str, ranks: int) -> Pool:
-    """`ranks` pipeline ranks of 64 GPUs."""
-    cluster = load_cluster(name).model_copy(update={"nodes": ranks * NODES_PER_RANK})
-    return Pool(cluster=cluster, pipeline_ranks=ranks)
+SPACE = moesim.PlanSpace(
+    tp=(1, 2), pp=(6, 8, 12, 16), ep=(64,), cp=(1,), microbatch=(1,), zero_stage=(1,),
+    schedule=("1f1b", "dualpipev"), recompute=("selective", "full"), precision=("bf16",),
+)  # fmt: skip
 
 
 def main() -> None:
-    """Print step time, cost and the layers of each pool against the number of ranks on H20."""
-    job = moesim.load("deepseek-v3-2048xh800", "schedule=1f1b", "batch.sequences=7680", "recompute=full")
-    print("ranks on H20   step (s)   $M a T tokens   layers H20 + H800   bubble H20, H800 (s)   memory (GB)")
-    for slow in (0, 2, 4, 8):
-        # The slow pool comes first: the last rank also runs the MTP module and two passes of the head.
-        pools = [pool("h20-2048", slow)] if slow else []
-        pools.append(pool("deepseek-h800-2048", RANKS - slow))
-        result = simulate_fleet(job, pools)
-        cost = (result.cost_usd or 0.0) / job.run.tokens * 1e6
-        layers = " + ".join(str(p.layers) for p in result.pools)
-        bubbles = ", ".join(f"{p.bubble_s:.1f}" for p in result.pools)
-        memory = ", ".join(f"{p.memory.total_bytes / 1e9:.0f}" for p in result.pools)
-        fits = "" if all(p.memory.fits for p in result.pools) else " does not fit"
-        print(
-            f"{slow:12d}   {result.step.time_s:8.2f}   {cost:13.3f}   {layers:>17s}   {bubbles:>20s}"
-            f"   {memory}{fits}"
+    """Print step, cost and shares against the A100 that are added, then the reasons for the largest mix."""
+    job = moesim.load(
+        "deepseek-v3-2048xh800",
+        "cluster=h100-1024", "cluster.nodes=64", "profile=generic-roofline", "precision=bf16",
+        "batch.sequences=3072", "recompute=full",
+    )  # fmt: skip
+    print(
+        "A100   step (s)   over H100 alone   $M a T tokens   layers H100 + A100   idle H100, A100 (s)   plan"
+    )
+    first = None
+    for nodes in (32, 64):
+        pools = [{"cluster": "h100-1024", "nodes": 64}, {"cluster": "a100-512", "nodes": nodes}]
+        found = moesim.plan(job.replace(name="mixed", fleet={"pools": pools}), SPACE, top=1)
+        assert found.fleet is not None
+        alone = found.fleet.alone[0].plan
+        assert alone is not None
+        if first is None:
+            first = alone
+            row(0, alone.time_s, 1.0, alone.cost_usd, job.run.tokens, "61", "", alone.label)
+        best = found.best
+        layers = " + ".join(str(pool.layers) for pool in best.pools)
+        idle = ", ".join(f"{pool.bubble_s:.1f}" for pool in best.pools)
+        row(
+            8 * nodes,
+            best.time_s,
+            best.time_s / first.time_s,
+            best.cost_usd,
+            job.run.tokens,
+            layers,
+            idle,
+            best.label,
         )
+    print()
+    for sentence in found.fleet.sentences:
+        print(sentence)
+
+
+def row(
+    gpus: int,
+    step_s: float,
+    ratio: float,
+    usd: float | None,
+    tokens: float,
+    layers: str,
+    idle: str,
+    plan: str,
+) -> None:
+    """One line of the table."""
+    cost = (usd or 0.0) / tokens * 1e6
+    change = ratio - 1.0
+    print(
+        f"{gpus:4d}   {step_s:8.2f}   {change:+15.1%}   {cost:13.3f}   {layers:>18s}   {idle:>19s}   {plan}"
+    )
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
+from moesim.simulator.fleet.prepare import prepare_fleet
+from moesim.simulator.fleet.simulate import pool_memory
 from moesim.simulator.layout.stages import describe
 from moesim.simulator.prepare import prepare
 from moesim.simulator.result import MemoryResult
@@ -31,6 +33,8 @@ def check(scenario: Scenario) -> Check:
 
     Raises InputError, with key and nearest legal values, where something does not fit together.
     """
+    if scenario.fleet is not None:
+        return _check_fleet(scenario)
     prepared = prepare(scenario)
     return Check(
         model=prepared.shape.name,
@@ -40,4 +44,20 @@ def check(scenario: Scenario) -> Check:
         microbatches=prepared.schedule.microbatches,
         stages=tuple(describe(prepared.stages).splitlines()),
         memory=memory(prepared),
+    )
+
+
+def _check_fleet(scenario: Scenario) -> Check:
+    """The same for a fleet; the memory is that of the pool with the least to spare."""
+    fleet = prepare_fleet(scenario)
+    first = fleet.prepared[0]
+    pools = [pool_memory(part, p) for part, p in zip(fleet.parts, fleet.prepared, strict=True)]
+    return Check(
+        model=first.shape.name,
+        accelerator=" + ".join(part.cluster.accelerator.title for part in fleet.parts),
+        n_gpus=fleet.n_gpus,
+        dp=first.layout.dp,
+        microbatches=first.schedule.microbatches,
+        stages=tuple(describe(first.stages).splitlines()),
+        memory=max(pools, key=lambda m: m.total_bytes / m.capacity_bytes),
     )

@@ -109,6 +109,27 @@ class ProvenanceEntry(_Part):
     date: str
 
 
+class PoolResult(_Part):
+    """A pool's part of a step on a fleet.
+
+    `layer_s`: compute of a MoE layer (a dense one where there is none) for one micro-batch, forward and
+    backward, alone on a GPU of the pool (docs/model.md, eq. S1); `bubble_s`: mean over its pipeline ranks;
+    `memory`: of the fullest of them.
+    """
+
+    accelerator: str
+    n_gpus: int
+    first_rank: int
+    last_rank: int
+    layers: int
+    layer_s: float
+    bubble_s: float
+    memory: MemoryResult
+    profile: str
+    confidence: Confidence
+    confidence_reason: str
+
+
 class Result(Shown):
     """A prediction."""
 
@@ -140,6 +161,8 @@ class Result(Shown):
     """What the step loses to the host's launches, where the scenario names a host."""
     uncertainty: Uncertainty | None = Field(None, exclude_if=lambda value: value is None)
     """Intervals, where they were asked for; left out of the output otherwise."""
+    pools: tuple[PoolResult, ...] = Field((), exclude_if=lambda value: not value)
+    """What each pool of a fleet does; left out of the output of a single cluster."""
     schema_version: int = SCHEMA_VERSION
 
     def rows(self) -> list[Row]:

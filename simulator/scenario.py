@@ -20,6 +20,7 @@ from moesim.hwmodels.topologies import Spreading
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import EXTENSIONS, load_mapping, parse_mapping
 from moesim.simulator.chunk import OVERLAP_ORDERS, OverlapOrder
+from moesim.simulator.fleet.pools import Fleet, Pool
 from moesim.simulator.full.faults import Fault
 from moesim.simulator.layout.activations import RecomputePolicy
 from moesim.simulator.layout.parallel import ParallelPlan
@@ -118,11 +119,17 @@ class Variation(_Part):
 class Scenario(_Part):
     """One prediction's input; the keys of a scenario file are these field names."""
 
+    model_config = ConfigDict(
+        json_schema_extra={"anyOf": [{"required": ["cluster"]}, {"required": ["fleet"]}]}
+    )
+
     name: str
     description: str = ""
     model: str | ModelShape
     """A shipped model, a model.yaml or a Hugging Face config.json; or the shape itself."""
-    cluster: str | Cluster
+    cluster: str | Cluster | None = None
+    fleet: Fleet | None = None
+    """Several clusters that share the pipeline, in the place of `cluster`."""
     profile: str
     """Calibration profile: a shipped name or a file."""
     precision: str | Precision
@@ -149,6 +156,16 @@ class Scenario(_Part):
     _base: str | None = PrivateAttr(None)
     """Folder that relative paths start from (set by the loader)."""
 
+    @model_validator(mode="after")
+    def _one_place(self) -> Scenario:
+        if self.cluster is None and self.fleet is None:
+            raise ValueError("cluster is missing: give a cluster, or a fleet of several")
+        if self.cluster is not None and self.fleet is not None:
+            raise ValueError(
+                "cluster and fleet exclude each other: give one, name every cluster in fleet.pools"
+            )
+        return self
+
     @property
     def recipe(self) -> Precision:
         """The precision recipe itself."""
@@ -168,10 +185,34 @@ class Scenario(_Part):
 
     @property
     def machine(self) -> Cluster:
-        """The cluster itself."""
-        if isinstance(self.cluster, Cluster):
-            return self.cluster
-        return load_cluster(self.cluster, None if self._base is None else Path(self._base) / "scenario")
+        """The cluster itself; raises InputError for a fleet, which is not one cluster."""
+        if self.cluster is None:
+            raise InputError(
+                f"scenario {self.name} runs on a fleet of several clusters (fleet.pools), and this needs "
+                "one: give cluster instead. Fleets go with simulate, explain, check, compare, sweep, "
+                "neighbours and plan, in folded resolution and without uncertainty"
+            )
+        return self._cluster(self.cluster)
+
+    def pool_machine(self, pool: Pool) -> Cluster:
+        """The nodes of a pool as a cluster; raises InputError where they do not fit its network."""
+        cluster = self._cluster(pool.cluster)
+        if pool.nodes is None or pool.nodes == cluster.nodes:
+            return cluster
+        part = cluster.model_copy(update={"nodes": pool.nodes})
+        part.topology()
+        return part
+
+    @property
+    def profiles(self) -> tuple[str, ...]:
+        """Names of the calibration profiles: the scenario's, or one for every pool of its fleet."""
+        pools = () if self.fleet is None else self.fleet.pools
+        return tuple(pool.profile or self.profile for pool in pools) or (self.profile,)
+
+    def _cluster(self, cluster: str | Cluster) -> Cluster:
+        if isinstance(cluster, Cluster):
+            return cluster
+        return load_cluster(cluster, None if self._base is None else Path(self._base) / "scenario")
 
     def path(self, name: str) -> str:
         """`name` relative to the scenario file, where such a file exists beside it."""
@@ -284,6 +325,9 @@ SECTIONS = frozenset(
 ) | {"cluster"}
 """Keys with keys below them."""
 
+INSTEAD = {"cluster": "fleet", "fleet": "cluster", "fleet.pools": "cluster"}
+"""Keys that take the place of another when they are set as a whole."""
+
 
 def _plain(value: Any) -> Any:
     """A Python value as a file would hold it: no None inside descriptions, lists for tuples."""
@@ -308,6 +352,8 @@ def _override(data: Mapping[str, Any], text: str) -> dict[str, Any]:
 def _put(data: Mapping[str, Any], key: str, value: Any, place: str) -> dict[str, Any]:
     """`data` with one dotted key replaced; creates missing sections, so the validator names a typo."""
     result: dict[str, Any] = json.loads(json.dumps(data, default=str)) if data else {}
+    if key in INSTEAD and value is not None:
+        result.pop(INSTEAD[key], None)
     section: Any = result
     parts = key.split(".")
     for part in parts[:-1]:

@@ -53,6 +53,10 @@ def simulate(scenario: Scenario) -> Result:
     Raises InputError for an illegal scenario. A plan that does not fit into memory is predicted all the
     same, with `memory.fits` false.
     """
+    if scenario.fleet is not None:
+        from moesim.simulator.fleet.simulate import simulate_fleet
+
+        return simulate_fleet(scenario)
     prepared = prepare(scenario)
     return summarise(prepared, execute_all(prepared.programs))
 
@@ -88,7 +92,7 @@ def summarise(prepared: Prepared, executions: Sequence[Execution]) -> Result:
         confidence=confidence(prepared.cluster, prepared.profile, scenario.recipe.linear),
         confidence_reason=statement(prepared.cluster, prepared.profile, scenario.recipe.linear),
         warnings=tuple(_warnings(prepared)),
-        provenance=tuple(_provenance(prepared)),
+        provenance=tuple(provenance(prepared)),
         extrapolated=tuple(
             sorted(
                 {
@@ -231,7 +235,8 @@ def _warnings(prepared: Prepared) -> list[str]:
     return found
 
 
-def _provenance(prepared: Prepared) -> list[ProvenanceEntry]:
+def provenance(prepared: Prepared) -> list[ProvenanceEntry]:
+    """Every number and curve that a prediction stands on."""
     rows = [
         *provenance_rows(prepared.cluster, "cluster"),
         # An inline cluster is a part of the scenario too: it is listed once.

@@ -166,6 +166,54 @@ class Outcome(NamedTuple):
     err: str
 
 
+MIXED = {
+    "name": "mixed",
+    "model": "qwen3-30b-a3b",
+    "fleet": {
+        "pools": [
+            {
+                "cluster": {
+                    "name": f"16x{kind}",
+                    "node": f"hgx-{kind}",
+                    "nodes": 2,
+                    "network": "mrft-ib-400g",
+                    "price_per_gpu_hour": price,
+                }
+            }
+            for kind, price in (("h100", "$3/h"), ("a100", "$1.5/h"))
+        ]
+    },
+    "profile": "generic-roofline",
+    "precision": "bf16",
+    "parallel": {"pp": 4, "ep": 8, "zero_stage": 1},
+    "schedule": "1f1b",
+    "batch": {"sequences": 128, "sequence_length": 4096},
+    "recompute": "full",
+    "routing": {"expert_load_cv": "10 %"},
+    "variation": {"clock_cv": "1 %", "jitter_cv": "1 %"},
+    "run": {"tokens": 1e12},
+}
+
+
+@pytest.fixture(scope="session")
+def mixed() -> Scenario:
+    """A small MoE model over four pipeline ranks, two on 16 H100 and two on 16 A100."""
+    from moesim.hwmodels.validation import validate_model
+    from moesim.simulator.scenario import Scenario
+
+    return validate_model(Scenario, MIXED, "mixed")
+
+
+@pytest.fixture
+def mixed_file(tmp_path: Path) -> Path:
+    """The same as a scenario file."""
+    from moesim.hwmodels.yaml_io import dump_mapping
+
+    path = tmp_path / "mixed.yaml"
+    path.write_text(dump_mapping(MIXED))
+    return path
+
+
 @pytest.fixture
 def run(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -115,18 +115,28 @@ def memory_by_kind(
     expert = expert_buffers(layout.plan.ep, shape.hidden, communication_sms)
     notes = (expert.note,) if expert.note and any(assignment.stages_with("moe")) else ()
     by_rank = []
+    seen: dict[object, tuple[tuple[float, float, float], list[float], float]] = {}
     for rank in ranks:
         blocks = [block for stage in rank.stages for block in assignment.stages[stage]]
         has_experts = any(_has_experts(shape, block) for block in blocks)
-        states = _states(shape, layout, precision, assignment, rank, copies, redundant_experts)
-        activations = _activations(shape, layout, precision, assignment, rank, sequence, recompute, software)
+        alike = tuple((copies[s], tuple(b.kind for b in assignment.stages[s])) for s in rank.stages)
+        if alike not in seen:  # most ranks hold the same blocks as their neighbours
+            seen[alike] = (
+                _states(shape, layout, precision, assignment, rank, copies, redundant_experts),
+                _kept(shape, layout, precision, assignment, rank, sequence, recompute, software),
+                _workspace(shape, layout, precision, blocks, sequence, software),
+            )
+        states, kept, workspace = seen[alike]
+        of_stage = dict(zip(rank.stages, kept, strict=True))
+        moments = (fsum(of_stage[stage] * n for stage, n in state.items()) for state in rank.in_flight)
+        activations = max(moments, default=0.0)
         by_rank.append(
             RankMemory(
                 weights=states[0],
                 gradients=max(0.0, states[1] - activations) if single_pass else states[1],
                 optimizer=states[2],
                 activations=activations,
-                workspace=_workspace(shape, layout, precision, blocks, sequence, software),
+                workspace=workspace,
                 communication_buffers=expert.total_bytes * has_experts
                 + pipeline_buffer_bytes(shape, layout.plan, sequence),
                 framework=FRAMEWORK_BYTES.value,
@@ -224,7 +234,7 @@ def _largest_block(shape: ModelShape, layout: Layout, blocks: Sequence[Block], r
     return max((size.experts + size.other for size in sizes), default=0.0)
 
 
-def _activations(
+def _kept(
     shape: ModelShape,
     layout: Layout,
     precision: Precision,
@@ -233,16 +243,13 @@ def _activations(
     sequence: int,
     recompute: RecomputePolicy,
     software: Software,
-) -> float:
-    per_stage = {
-        stage: fsum(
-            activation_bytes(shape, block.kind, precision, recompute, layout.plan, sequence, software)
-            for block in assignment.stages[stage]
-        )
-        for stage in rank.stages
+) -> list[float]:
+    """Activations that a micro-batch leaves on each stage of a rank."""
+    each = {
+        kind: activation_bytes(shape, kind, precision, recompute, layout.plan, sequence, software)
+        for kind in {block.kind for stage in rank.stages for block in assignment.stages[stage]}
     }
-    states = (fsum(per_stage[stage] * count for stage, count in state.items()) for state in rank.in_flight)
-    return max(states, default=0.0)
+    return [fsum(each[block.kind] for block in assignment.stages[stage]) for stage in rank.stages]
 
 
 def _workspace(

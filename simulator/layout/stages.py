@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from math import frexp, fsum, ldexp
+
+import numpy as np
+import numpy.typing as npt
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.model.operator import BlockKind
@@ -81,7 +84,26 @@ def balanced(
     extra = [0] * n_stages
     extra[0] += first
     extra[-1] += last
-    return from_layers_per_stage(blocks, _best_sizes(sums, extra, fixed))
+    return from_layers_per_stage(blocks, best_sizes([sums] * n_stages, extra, fixed))
+
+
+def balanced_by_stage(
+    blocks: Sequence[Block], weights: Sequence[Sequence[float]], most: Sequence[Sequence[int]] | None = None
+) -> StageAssignment:
+    """As `balanced`, where every stage has its own `weights` of the blocks (docs/model.md, eq. S3).
+
+    `most[stage][start]`: layers that fit on a stage which begins at layer `start`; absent: all. Raises
+    InputError for more stages than layers and where no contiguous sizes keep `most`.
+    """
+    head, body, tail = _split(blocks)
+    _check_stage_count(len(weights), len(body))
+    shift = max(fsum(own) for own in weights)
+    costs = [_integer_costs(blocks, own, shift) for own in weights]
+    sums = [[0, *accumulate(own[len(head) : len(head) + len(body)])] for own in costs]
+    extra = [0] * len(weights)
+    extra[0] += sum(costs[0][: len(head)])
+    extra[-1] += sum(costs[-1][len(blocks) - len(tail) :])
+    return from_layers_per_stage(blocks, best_sizes(sums, extra, {}, most))
 
 
 def from_layers_per_stage(blocks: Sequence[Block], layers_per_stage: Sequence[int]) -> StageAssignment:
@@ -144,56 +166,81 @@ def _check_stage_count(n_stages: int, n_layers: int) -> None:
         raise InputError(f"{n_stages} pipeline stages: the {n_layers} layers can fill from 1 to {n_layers}")
 
 
-def _integer_costs(blocks: Sequence[Block], weights: Sequence[float]) -> list[int]:
+def _integer_costs(
+    blocks: Sequence[Block], weights: Sequence[float], total: float | None = None
+) -> list[int]:
+    """Weights as integers; `total` is the sum that fills the bits, by default their own."""
     if len(weights) != len(blocks):
         raise InputError(f"{len(weights)} weights for {len(blocks)} blocks; give one weight a block")
     for block, weight in zip(blocks, weights, strict=True):
         if not 0 <= weight < float("inf"):
             raise InputError(f"weight {weight} of {block.kind} block {block.layer} must be finite and >= 0")
-    shift = RESOLUTION_BITS - frexp(fsum(weights))[1]
+    shift = RESOLUTION_BITS - frexp(fsum(weights) if total is None else total)[1]
     return [round(ldexp(weight, shift)) for weight in weights]
 
 
-def _best_sizes(sums: list[int], extra: list[int], fixed: dict[int, int]) -> list[int]:
-    """Sizes of contiguous runs by two passes of dynamic programming: least maximum, then least squares."""
-    n, k = len(sums) - 1, len(extra)
+def best_sizes(
+    sums: Sequence[Sequence[int]],
+    extra: Sequence[int],
+    fixed: Mapping[int, int],
+    most: Sequence[Sequence[int]] | None = None,
+) -> list[int]:
+    """Sizes of contiguous runs by two passes of dynamic programming: least maximum, then least squares.
 
-    def choices(stage: int, start: int) -> range:
-        """Ends that a stage beginning at layer `start` may have; every stage keeps at least one layer."""
-        if stage in fixed:
-            return range(start + fixed[stage], start + fixed[stage] + 1)
-        return range(start + 1, n + 1)
-
-    size_of: dict[tuple[int, int], int] = {}
-
-    def solve(score: int | None) -> dict[tuple[int, int], int]:
-        best: dict[tuple[int, int], int] = {(k, n): 0}
-        for stage in range(k - 1, -1, -1):
-            for start in range(n, -1, -1):
-                for end in choices(stage, start):
-                    rest = best.get((stage + 1, end))
-                    if rest is None:
-                        continue
-                    cost = sums[end] - sums[start] + extra[stage]
-                    if cost > (best.get((stage, start), cost) if score is None else score):
-                        break  # longer runs only cost more
-                    value = max(cost, rest) if score is None else cost * cost + rest
-                    if (stage, start) not in best or value < best[stage, start]:
-                        best[stage, start] = value
-                        size_of[stage, start] = end - start
-        return best
-
-    maximum = solve(None)
-    if (0, 0) not in maximum:
+    `sums[stage][i]`: cost of the first i layers on that stage; `extra[stage]`: what it runs besides; `most`
+    as in `balanced_by_stage`. Raises InputError where no sizes keep `fixed` and `most`.
+    """
+    n, k = len(sums[0]) - 1, len(extra)
+    costs = _costs(sums, extra, fixed, most)
+    least = [np.full(n + 1, _NEVER)] * k + [np.where(np.arange(n + 1) == n, 0, _NEVER)]
+    for stage in range(k - 1, -1, -1):  # first pass: the least maximum from each stage and layer on
+        least[stage] = np.maximum(costs[stage], least[stage + 1][None, :]).min(axis=1)
+    score = int(least[0][0])
+    if score >= _NEVER:
+        what = f"the fixed stage sizes {fixed}" if fixed else "the memory of the stages' accelerators"
         raise InputError(
-            f"the fixed stage sizes {fixed} leave no way to place {n} layers on {k} stages with at least "
-            "one layer each"
+            f"{what} leave no way to place {n} layers on {k} stages with at least one layer each"
         )
-    size_of.clear()
-    solve(maximum[0, 0])
+    ends = [{0}]
+    choices: list[dict[int, list[int]]] = []
+    for stage in range(k):  # what a run may be that keeps the score, from the first stage on
+        good = (costs[stage] <= score) & (least[stage + 1] <= score)[None, :]
+        choices.append({start: np.nonzero(good[start])[0].tolist() for start in sorted(ends[-1])})
+        ends.append({end for found in choices[-1].values() for end in found})
+    squares: dict[int, tuple[int, int]] = {n: (0, n)}
+    sizes_of: list[dict[int, tuple[int, int]]] = []
+    for stage in range(k - 1, -1, -1):  # second pass: the least squares, then the smallest size
+        squares = {
+            start: min((int(costs[stage][start, end]) ** 2 + squares[end][0], end) for end in found)
+            for start, found in choices[stage].items()
+            if found
+        }
+        sizes_of.append(squares)
     sizes, start = [], 0
-    for stage in range(k):
-        size = size_of[stage, start]
-        sizes.append(size)
-        start += size
+    for squares in reversed(sizes_of):
+        sizes.append(squares[start][1] - start)
+        start = squares[start][1]
     return sizes
+
+
+_NEVER = 1 << 62
+"""Cost of a run that is not allowed."""
+
+
+def _costs(
+    sums: Sequence[Sequence[int]],
+    extra: Sequence[int],
+    fixed: Mapping[int, int],
+    most: Sequence[Sequence[int]] | None,
+) -> list[npt.NDArray[np.int64]]:
+    """Cost of a run on each stage by its first layer and the one after its last [starts, ends]."""
+    place = np.arange(len(sums[0]))
+    size = place[None, :] - place[:, None]
+    found = []
+    for stage, own in enumerate(sums):
+        line = np.array(own, dtype=np.int64)
+        legal = size == fixed[stage] if stage in fixed else size >= 1
+        if most is not None:
+            legal &= size <= np.array(most[stage])[:, None]
+        found.append(np.where(legal, line[None, :] - line[:, None] + extra[stage], _NEVER))
+    return found

@@ -22,7 +22,7 @@ Array = npt.NDArray[np.float64]
 STANDARD_ERRORS = 3.0
 """How far below one the mean of the drawn GPU speeds of a rank may lie in a bound."""
 
-_USES: dict[str, tuple[str, ...]] = {"F": ("F",), "I": ("I",), "W": ("W",), "B": ("I", "W")}
+USES: dict[str, tuple[str, ...]] = {"F": ("F",), "I": ("I",), "W": ("W",), "B": ("I", "W")}
 
 
 @dataclass(slots=True)
@@ -145,7 +145,7 @@ class BoundBook:
                 often = pattern.along(first.get(key, 0), last.get(key, 0), count)[:, None, None]
                 held = [block.kind for block in assignment.stages[max(forward, backward)]]
                 routed = sum(k in self.book.routed for k in held)
-                for use in _USES[kind]:
+                for use in USES[kind]:
                     moved = sum((price[:, :, kinds.index(k), ACTIONS.index(use)] for k in held), np.zeros(()))
                     total = total + often * moved[:, :, None]
                     if use != "W":
@@ -175,8 +175,8 @@ class _Stages:
         """One un-overlapped action, transfers in series."""
         key = (kind, tuple(self.counts[stage]))
         if key not in self._seconds:
-            total = sum(self._work(use, stage, 0) + self._work(use, stage, 1) for use in _USES[kind])
-            moved = sum(self._moved(use, stage) for use in _USES[kind] if use != "W")
+            total = sum(self._work(use, stage, 0) + self._work(use, stage, 1) for use in USES[kind])
+            moved = sum(self._moved(use, stage) for use in USES[kind] if use != "W")
             self._seconds[key] = np.asarray(total)[:, :, :, None] + np.asarray(moved)
         return self._seconds[key]
 

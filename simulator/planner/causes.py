@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import fsum
 
 from moesim.simulator.chunk import EP_PHASES
@@ -28,16 +28,21 @@ CAUSES = (
 
 def step_causes(prepared: Prepared, execution: Execution) -> dict[str, float]:
     """Seconds of a step by mechanism, mean over pipeline ranks (docs/model.md, eq. P4)."""
+    return step_causes_by_rank([prepared] * len(execution.ranks), execution)
+
+
+def step_causes_by_rank(owners: Sequence[Prepared], execution: Execution) -> dict[str, float]:
+    """The same where pipeline rank r pays the prices of `owners[r]`."""
     ranks = len(execution.ranks)
-    recompute = _recompute(prepared)
+    repeated = {number: _recompute(p) for number, p in {id(p): p for p in owners}.items()}
     alone: dict[int, tuple[float, float]] = {}
     totals = [0.0, 0.0]
-    for rank in execution.ranks:
+    for prepared, rank in zip(owners, execution.ranks, strict=True):
         often = Counter(id(record.step.code) for record in rank)
         codes = {id(record.step.code): record.step.code for record in rank}
         for key, count in often.items():
             if key not in alone:
-                alone[key] = _alone(prepared, codes[key], recompute)
+                alone[key] = _alone(prepared, codes[key], repeated[id(prepared)])
             totals = [total + count * part for total, part in zip(totals, alone[key], strict=True)]
     arithmetic, again = (total / ranks for total in totals)
     compute = fsum(compute_ns(record) for rank in execution.ranks for record in rank) / NS / ranks

@@ -18,6 +18,9 @@ from moesim.simulator.planner.spread import Spread
 
 Array = npt.NDArray[np.float64]
 
+CLOSED_FORM_ERROR = 0.03
+"""Error against the engine that 95 of 100 closed forms keep (benchmarks/planner.py measures it)."""
+
 MOST_BYTES = 64_000_000
 """Memory for the table of times of one replay; more plans go in several."""
 
@@ -41,38 +44,63 @@ def step_seconds(
     The plans share schedule, stages and the phases of their blocks. The longest path over the schedule of
     a few pipeline fills gives warm-up, steady state and drain; further micro-batches continue it.
     """
+    return step_seconds_by_rank([plans], [0] * pattern.pp, pattern, assignment, order)
+
+
+def step_seconds_by_rank(
+    pools: Sequence[Sequence[Priced]],
+    owners: Sequence[int],
+    pattern: Pattern,
+    assignment: StageAssignment,
+    order: OverlapOrder,
+) -> Array:
+    """The same where pipeline rank r pays the prices of pool `owners[r]`; `pools[p][i]` is plan i there.
+
+    Every hop takes as long as on the slowest pool.
+    """
+    n = len(pools[0])
     # ZeRO stages 0 to 2 and policies of equal arithmetic differ after the last action only.
-    same: dict[tuple[int, int], int] = {}
-    row = [same.setdefault((id(p.table), p.microbatches), len(same)) for p in plans]
-    first = [plans[row.index(n)] for n in range(len(same))]
+    same: dict[tuple[object, ...], int] = {}
+    keys = [(*(id(pool[i].table) for pool in pools), pools[0][i].microbatches) for i in range(n)]
+    row = [same.setdefault(key, len(same)) for key in keys]
+    first = [row.index(k) for k in range(len(same))]
     width = max(1, MOST_BYTES // (8 * max(o.rows for o in pattern.orders)))
-    parts = [_done(first[n : n + width], pattern, assignment, order) for n in range(0, len(first), width)]
-    return _finished(np.concatenate(parts, axis=1)[:, row], pattern, plans)
+    parts = [
+        _done([[pool[i] for i in first[k : k + width]] for pool in pools], owners, pattern, assignment, order)
+        for k in range(0, len(first), width)
+    ]
+    syncs = [[pools[owner][i].sync[rank] for rank, owner in enumerate(owners)] for i in range(n)]
+    return _finished(np.concatenate(parts, axis=1)[:, row], pattern, syncs)
 
 
 def _done(
-    plans: Sequence[Priced], pattern: Pattern, assignment: StageAssignment, order: OverlapOrder
+    pools: Sequence[Sequence[Priced]],
+    owners: Sequence[int],
+    pattern: Pattern,
+    assignment: StageAssignment,
+    order: OverlapOrder,
 ) -> Array:
     """End of the last action of every rank [ranks, plans]."""
-    book = ActionBook([p.table for p in plans], [p.spread for p in plans], order)
+    books = [ActionBook([p.table for p in plans], [p.spread for p in plans], order) for plans in pools]
     blocks = [[block.kind for block in stage] for stage in assignment.stages]
-    send = np.array([p.send_s for p in plans])
-    ends = [_replay(sample, book, blocks, send) for sample in pattern.orders]
-    count = np.array([p.microbatches for p in plans], dtype=np.float64)
+    send = np.max([[p.send_s for p in plans] for plans in pools], axis=0)
+    ends = [_replay(sample, [books[o] for o in owners], blocks, send) for sample in pattern.orders]
+    count = np.array([p.microbatches for p in pools[0]], dtype=np.float64)
     return np.array([pattern.along(ends[0][r], ends[-1][r], count) for r in range(pattern.pp)])
 
 
 def _replay(
-    order: Order, book: ActionBook, blocks: Sequence[Sequence[BlockKind]], send: Array
+    order: Order, books: Sequence[ActionBook], blocks: Sequence[Sequence[BlockKind]], send: Array
 ) -> list[Array]:
-    """End of every rank's last step [ranks][plans]: the longest path, sends included."""
-    times: dict[Key, ActionTimes] = {}
+    """End of every rank's last step [ranks][plans]: the longest path, sends included; a book a rank."""
+    times: dict[tuple[int, Key], ActionTimes] = {}
     rows = np.empty((order.rows, len(send)))
     zero = np.zeros(len(send))
     for op in order.ops:
-        action = times.get(op.key)
+        book = books[op.rank]
+        action = times.get((id(book), op.key))
         if action is None:
-            action = times[op.key] = book.times(op.key, blocks)
+            action = times[id(book), op.key] = book.times(op.key, blocks)
         start = zero if op.before < 0 else rows[op.before]
         for row in op.waits:
             start = np.maximum(start, rows[row])
@@ -85,9 +113,9 @@ def _replay(
     return [rows[row] for row in order.last]
 
 
-def _finished(done: Array, pattern: Pattern, plans: Sequence[Priced]) -> Array:
+def _finished(done: Array, pattern: Pattern, syncs: Sequence[Sequence[SyncCost]]) -> Array:
     """Reduction behind the mirror rank, norm as a barrier, optimizer and gather (eq. E5)."""
-    parts = np.array([[(s.reduce_s, s.norm_s, s.optimizer_s, s.gather_s) for s in p.sync] for p in plans])
+    parts = np.array([[(s.reduce_s, s.norm_s, s.optimizer_s, s.gather_s) for s in sync] for sync in syncs])
     ready = [np.max([done[h] for h in pattern.holders[r]], axis=0) for r in range(pattern.pp)]
     meet = np.max([ready[r] + parts[:, r, 0] for r in range(pattern.pp)], axis=0)
     return np.asarray(meet + (parts[:, :, 1] + parts[:, :, 2] + parts[:, :, 3]).max(axis=1))

@@ -13,6 +13,9 @@ from moesim.simulator.scenario import Scenario
 if TYPE_CHECKING:
     import pandas as pd
 
+    from moesim.simulator.planner.fleet_verdict import FleetVerdict
+    from moesim.simulator.result import PoolResult
+
 Source = Literal["simulated", "closed form"]
 
 
@@ -63,6 +66,8 @@ class PlanRow:
     variants: int
     causes_s: Mapping[str, float]
     scenario: Scenario = field(repr=False, compare=False)
+    pools: tuple[PoolResult, ...] = ()
+    """What each pool of a fleet does in the simulated step; empty for a single cluster."""
 
     @property
     def headroom_bytes(self) -> float:
@@ -84,6 +89,8 @@ class PlanRow:
         values = {f: getattr(self, f) for f in self.__dataclass_fields__ if f != "scenario"}
         plain = {k: dict(v) if isinstance(v, Mapping) else v for k, v in values.items()}
         plain["layers"] = list(self.layers)
+        if plain.pop("pools"):
+            plain["pools"] = [pool.model_dump(mode="json") for pool in self.pools]
         plain["headroom_bytes"] = self.headroom_bytes
         plain["scenario"] = self.scenario.model_dump(mode="json", exclude_none=True)
         return plain
@@ -96,7 +103,9 @@ class PlanResult:
     `considered` = refused + `fitting` plans; `estimated` of the fitting ones were priced in closed form and
     `simulated` in the engine. Every fitting plan that was not estimated has a lower bound of at least
     `proven_s` seconds (None: all were). `rivals`: families that were not simulated although their closed
-    form is within its error of the best, so that the engine might have preferred one of them.
+    form is within its error of the best, so that the engine might have preferred one of them. On a
+    fleet memory is counted only for plans that may be ranked, so `considered` is more than refused +
+    `fitting`, and `pareto` is empty.
     """
 
     objective: str
@@ -120,6 +129,8 @@ class PlanResult:
     """Plans bounded a second of this search (wall time); not part of `to_dict`."""
     seconds: Mapping[str, float] = field(compare=False)
     """Wall time by part; not part of `to_dict`."""
+    fleet: FleetVerdict | None = None
+    """Of a fleet: each pool alone, and what the mix gains or loses."""
 
     @property
     def best(self) -> PlanRow:
@@ -140,6 +151,7 @@ class PlanResult:
             "own_rank": self.own_rank,
             **{key: getattr(self, key) for key in counts},
             "notes": list(self.notes),
+            **({} if self.fleet is None else {"fleet": self.fleet.to_dict()}),
         }
 
     def to_pandas(self) -> pd.DataFrame:

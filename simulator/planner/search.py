@@ -21,9 +21,11 @@ from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.candidates import GIB, find_candidates
+from moesim.simulator.planner.fleet import plan_fleet
 from moesim.simulator.planner.found import Candidates
 from moesim.simulator.planner.pareto import front
 from moesim.simulator.planner.refusals import Refusals
+from moesim.simulator.planner.replay import CLOSED_FORM_ERROR
 from moesim.simulator.planner.result import PlanResult, PlanRow
 from moesim.simulator.planner.rows import Simulated, closed_form_memory, make_row, scenario_of, simulate_plan
 from moesim.simulator.planner.space import PlanSpace, load_space, resolve
@@ -36,9 +38,6 @@ Objective = Literal["time", "cost", "energy", "deadline", "memory"]
 
 NEAR_BEST = 1.05
 """A scenario's own plan up to this share of the best time is ranked: all that may be faster are estimated."""
-
-CLOSED_FORM_ERROR = 0.03
-"""Error against the engine that 95 of 100 closed forms keep (benchmarks/planner.py measures it)."""
 
 MOST_WORKERS = 256
 """Most processes of the engine."""
@@ -79,7 +78,7 @@ def plan(
     progress: Say | None = None,
     workers: int = 1,
 ) -> PlanResult:
-    """The best plans for a scenario's model, batch and cluster.
+    """The best plans for a scenario's model, batch and cluster, or fleet (docs/planner.md, "Fleets").
 
     `space`: values to try (`PlanSpace`, a file, or None for the defaults). `objective`: time, cost (of the
     run), energy, memory (most head-room), or deadline (cheapest that keeps `deadline_days`; GPU-hours where
@@ -93,6 +92,11 @@ def plan(
         scenario = load_scenario(scenario)
     say = progress or (lambda text: None)
     wanted = load_space(space)
+    if scenario.fleet is not None:
+        _check_limits(objective, top, deadline_days, budget_usd)
+        with _engine(workers) as pool:
+            limits_of_fleet = (objective, top, deadline_days, budget_usd)
+            return plan_fleet(scenario, wanted, *limits_of_fleet, say, pool, _best_of)
     limits = _checked(scenario, objective, top, deadline_days, budget_usd)
     start = time.perf_counter()
     with _engine(workers) as pool:
@@ -148,6 +152,11 @@ def plan(
     )
 
 
+def _best_of(scenario: Scenario, space: PlanSpace) -> PlanResult:
+    """The fastest plan of one pool of a fleet alone."""
+    return plan(scenario, space, top=1)
+
+
 def _simulate_own(scenario: Scenario) -> Simulated | str:
     """The scenario's own plan; where it is illegal or does not fit, why."""
     try:
@@ -161,6 +170,19 @@ def _simulate_own(scenario: Scenario) -> Simulated | str:
 def _checked(
     scenario: Scenario, objective: str, top: int, deadline_days: float | None, budget_usd: float | None
 ) -> Limits:
+    _check_limits(objective, top, deadline_days, budget_usd)
+    if scenario.stages.blocks is not None:
+        raise InputError(
+            "stages.blocks fixes a part of the model: a plan search needs the whole; leave it out"
+        )
+    if (objective == "cost" or budget_usd is not None) and scenario.machine.price_per_gpu_hour is None:
+        scenario.machine.usd_per_gpu_hour  # noqa: B018 - raises, with the remedy
+    if objective == "energy":
+        scenario.machine.accelerator.tdp_w  # noqa: B018 - raises where it has no figure
+    return Limits(deadline_days, budget_usd)
+
+
+def _check_limits(objective: str, top: int, deadline_days: float | None, budget_usd: float | None) -> None:
     names = get_args(Objective)
     if objective not in names:
         raise InputError(f"objective={objective!r} is not one of {', '.join(names)}")
@@ -171,15 +193,6 @@ def _checked(
             raise InputError(f"{key}={value} must be a finite number above 0")
     if objective == "deadline" and deadline_days is None:
         raise InputError("objective=deadline needs deadline_days, the days that the run may take")
-    if scenario.stages.blocks is not None:
-        raise InputError(
-            "stages.blocks fixes a part of the model: a plan search needs the whole; leave it out"
-        )
-    if (objective == "cost" or budget_usd is not None) and scenario.machine.price_per_gpu_hour is None:
-        scenario.machine.usd_per_gpu_hour  # noqa: B018 - raises, with the remedy
-    if objective == "energy":
-        scenario.machine.accelerator.tdp_w  # noqa: B018 - raises where it has no figure
-    return Limits(deadline_days, budget_usd)
 
 
 def _variants(space: PlanSpace) -> Iterator[tuple[dict[str, Any], list[str]]]:

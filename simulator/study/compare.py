@@ -13,6 +13,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.simulator.result import Result
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.show import Row, Shown
+from moesim.simulator.simulate import simulate
 from moesim.simulator.study.band import Band
 from moesim.simulator.study.effects import entry_effects, predict
 from moesim.simulator.study.metrics import figures
@@ -100,11 +101,14 @@ def compare(
         raise InputError(f"compare takes 2 to {MOST} scenarios, not {len(scenarios)}; use sweep for more")
     if names is not None and len(names) != len(scenarios):
         raise InputError(f"compare: {len(names)} names for {len(scenarios)} scenarios")
-    predictions = [predict(scenario) for scenario in scenarios]
-    results = [result for _, _, result in predictions]
-    draws = []
-    for prepared, executions, result in predictions if uncertainty else ():
-        draws.append(samples_of(result, entry_effects(prepared, executions))["step_time_s"])
+    results, draws = [], []
+    for scenario in scenarios:
+        if uncertainty:
+            prepared, executions, result = predict(scenario)
+            draws.append(samples_of(result, entry_effects(prepared, executions))["step_time_s"])
+        else:
+            result = simulate(scenario)
+        results.append(result)
     sides = []
     for number, (scenario, result) in enumerate(zip(scenarios, results, strict=True)):
         delta = None

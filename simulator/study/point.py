@@ -12,8 +12,9 @@ from typing import Any, Literal
 import moesim
 from moesim.hwmodels.calibration import load_profile, profile_hash
 from moesim.hwmodels.errors import InfeasibleError, InputError
+from moesim.simulator.fleet.simulate import joined_hash
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.study.effects import predict
+from moesim.simulator.simulate import simulate
 from moesim.simulator.study.metrics import figures
 from moesim.simulator.study.uncertainty import with_uncertainty
 
@@ -58,13 +59,20 @@ def key_of(scenario: Scenario, uncertainty: bool = False) -> Key:
     content = {
         "scenario": scenario.to_dict(),
         "model": scenario.shape.model_dump(mode="json"),
-        "cluster": scenario.machine.model_dump(mode="json"),
+        "cluster": _machines(scenario),
         "files": {name: _digest(scenario.path(name)) for name in _files(scenario)},
         "uncertainty": uncertainty,
     }
     text = json.dumps(content, sort_keys=True, default=str)
-    profile = load_profile(scenario.path(scenario.profile))
-    return Key(hashlib.sha256(text.encode()).hexdigest(), profile_hash(profile), moesim.__version__)
+    hashes = [profile_hash(load_profile(scenario.path(name))) for name in scenario.profiles]
+    return Key(hashlib.sha256(text.encode()).hexdigest(), joined_hash(hashes), moesim.__version__)
+
+
+def _machines(scenario: Scenario) -> Any:
+    """The cluster, or those of a fleet's pools, as plain data."""
+    if scenario.fleet is None:
+        return scenario.machine.model_dump(mode="json")
+    return [scenario.pool_machine(pool).model_dump(mode="json") for pool in scenario.fleet.pools]
 
 
 def _files(scenario: Scenario) -> list[str]:
@@ -89,7 +97,7 @@ def evaluate(scenario: Scenario, uncertainty: bool = False) -> Outcome:
 
 def _outcome(scenario: Scenario, uncertainty: bool) -> Outcome:
     try:
-        result = with_uncertainty(scenario) if uncertainty else predict(scenario)[2]
+        result = with_uncertainty(scenario) if uncertainty else simulate(scenario)
     except InfeasibleError as error:
         return Outcome("infeasible", str(error), {}, "")
     except InputError as error:

@@ -63,6 +63,8 @@ def plan(
     processes = min(os.cpu_count() or 1, 4) if workers is None else workers
     with working(f"planning {scenario}") as say:
         loaded = load_scenario(scenario, overrides or [])
+        if loaded.fleet is not None and arguments == "torchtitan":
+            raise InputError("--arguments torchtitan: torchtitan splits no layers over pools; use megatron")
         result = search(loaded, load_space(space), objective, top, deadline_days, budget_usd, say, processes)
     if as_json:
         print_json(result.to_dict())
@@ -84,6 +86,10 @@ def scenario_yaml(scenario: Scenario) -> str:
     for key in ("model", "profile"):  # what stands beside the old file is not beside the new one
         path = Path(scenario.path(data[key]))
         data[key] = str(path.resolve()) if path.exists() else data[key]
+    for pool in data.get("fleet", {}).get("pools", ()):
+        path = Path(scenario.path(pool.get("profile", "")))
+        if "profile" in pool and path.exists():
+            pool["profile"] = str(path.resolve())
     return dump_mapping(data)
 
 
@@ -113,11 +119,16 @@ def _print(result: PlanResult) -> None:
         print_text("\nseconds that it takes more than the best, by mechanism")
         gaps = difference(result.own.causes_s, result.best.causes_s)
         print_table(("", ""), [(cause, f"{value:+.3f}") for cause, value in gaps.items()], right=(1,))
+    if result.fleet is not None:
+        from moesim.cli_fleet import print_verdict
+
+        print_verdict(result)
     print_text("\nmemory of the best plan's fullest GPU, GiB")
     kinds = sorted(result.best.memory_by_kind_bytes.items(), key=lambda item: -item[1])
     print_table(("", ""), [(kind, f"{value / GIB:.1f}") for kind, value in kinds], right=(1,))
-    print_text("\nleast time for the memory (* by closed form)")
-    print_table(headers, [_cells(row) for row in result.pareto], right=range(3, 10))
+    if result.pareto:
+        print_text("\nleast time for the memory (* by closed form)")
+        print_table(headers, [_cells(row) for row in result.pareto], right=range(3, 10))
     print_text("\nrefused")
     print_table(
         ("plans", "reason", "for example"), [(f"{r.count:,}", r.reason, r.example) for r in result.refused]

@@ -26,14 +26,14 @@ def summary(prepared: Prepared, result: Result) -> str:
             "",
             *_figures(prepared, result),
             "",
-            *_breakdown(result),
+            *breakdown_lines(result),
             "",
             *_run_report(result),
             *_published(prepared, result),
-            *_reasons(result),
+            *reason_lines(result),
             "",
             *_full(result),
-            *_footing(result),
+            *footing_lines(result),
         ]
     )
 
@@ -54,28 +54,34 @@ def _headline(prepared: Prepared, result: Result) -> str:
 
 
 def _figures(prepared: Prepared, result: Result) -> list[str]:
-    step, run, memory = result.step, result.run, result.memory
     peak = prepared.cluster.accelerator.peak_flop_per_s("bf16") / 1e12
-    cost = "no price known" if run.cost_usd is None else f"${short(run.cost_usd)}"
-    kinds = sorted(memory.by_kind_bytes.items(), key=lambda item: (-item[1], item[0]))
-    parts = ", ".join(f"{kind.replace('_', ' ')} {_gib(size)}" for kind, size in kinds if size >= 2**29)
-    rows = {
-        "step time": f"{step.time_s:.3f} s; bounds {step.lower_bound_s:.3f} s (busiest resource at its best) "
-        f"and {step.upper_bound_s:.3f} s (all in series)",
-        "throughput": f"{step.tokens_per_s_per_gpu:,.0f} tokens/s/GPU, {short(step.tokens_per_s)} tokens/s, "
-        f"{short(step.tokens_per_day)} tokens/day",
-        "MFU": f"{percent(step.mfu_causal)} causal, {percent(step.mfu_noncausal)} non-causal "
-        f"({step.tflops_per_gpu_causal:.0f} and {step.tflops_per_gpu_noncausal:.0f} TFLOP/s of {peak:.0f})",
-        "run": f"{short(run.tokens)} tokens in {run.steps:,} steps: {run.days:.1f} days, "
-        f"{short(run.gpu_hours)} GPU-hours, {cost}",
-        "memory": f"{_gib(memory.total_bytes)} of {_gib(memory.capacity_bytes)} GiB on the fullest GPU: "
-        f"{'fits' if memory.fits else 'DOES NOT FIT'} ({parts})",
-    }
+    rows = figures(result, peak)
     if (
         prepared.scenario.stages.blocks is not None
     ):  # a part of the model: nothing a token or a run would cost
         rows = {name: rows[name] for name in ("step time", "memory")}
     return [f"{name:<12}{text}" for name, text in rows.items()]
+
+
+def figures(result: Result, peak_tflops: float) -> dict[str, str]:
+    """The main figures by name; `peak_tflops` is that of a mean GPU."""
+    step, run, memory = result.step, result.run, result.memory
+    cost = "no price known" if run.cost_usd is None else f"${short(run.cost_usd)}"
+    kinds = sorted(memory.by_kind_bytes.items(), key=lambda item: (-item[1], item[0]))
+    parts = ", ".join(f"{kind.replace('_', ' ')} {_gib(size)}" for kind, size in kinds if size >= 2**29)
+    return {
+        "step time": f"{step.time_s:.3f} s; bounds {step.lower_bound_s:.3f} s (busiest resource at its best) "
+        f"and {step.upper_bound_s:.3f} s (all in series)",
+        "throughput": f"{step.tokens_per_s_per_gpu:,.0f} tokens/s/GPU, {short(step.tokens_per_s)} tokens/s, "
+        f"{short(step.tokens_per_day)} tokens/day",
+        "MFU": f"{percent(step.mfu_causal)} causal, {percent(step.mfu_noncausal)} non-causal "
+        f"({step.tflops_per_gpu_causal:.0f} and {step.tflops_per_gpu_noncausal:.0f} TFLOP/s of "
+        f"{peak_tflops:.0f})",
+        "run": f"{short(run.tokens)} tokens in {run.steps:,} steps: {run.days:.1f} days, "
+        f"{short(run.gpu_hours)} GPU-hours, {cost}",
+        "memory": f"{_gib(memory.total_bytes)} of {_gib(memory.capacity_bytes)} GiB on the fullest GPU: "
+        f"{'fits' if memory.fits else 'DOES NOT FIT'} ({parts})",
+    }
 
 
 CATEGORIES = {
@@ -89,7 +95,8 @@ CATEGORIES = {
 }
 
 
-def _breakdown(result: Result) -> list[str]:
+def breakdown_lines(result: Result) -> list[str]:
+    """Where the step goes, as a table."""
     from moesim.simulator.report import mean_breakdown
 
     mean = mean_breakdown(list(result.breakdown_by_rank_s))
@@ -130,7 +137,8 @@ def _published(prepared: Prepared, result: Result) -> list[str]:
     return [*lines, ""]
 
 
-def _reasons(result: Result) -> list[str]:
+def reason_lines(result: Result) -> list[str]:
+    """The critical path, and what was busy."""
     used = result.utilisation
     causes = [f"{row.cause} {row.seconds:.2f}" for row in result.critical_path_s[:8]]
     more = len(result.critical_path_s) - len(causes)
@@ -146,7 +154,8 @@ def _reasons(result: Result) -> list[str]:
     ]
 
 
-def _footing(result: Result) -> list[str]:
+def footing_lines(result: Result) -> list[str]:
+    """Profile, seed, confidence, assumptions, warnings."""
     kinds = Counter(entry.kind for entry in result.provenance)
     counted = ", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items()))
     assumed = [_named(entry) for entry in result.provenance if entry.kind == "assumed"]
@@ -175,10 +184,13 @@ def _named(entry: ProvenanceEntry) -> str:
 
 def print_explanation(prepared: Prepared, result: Result) -> None:
     """Everything behind a prediction that the summary only counts."""
+    print_details(_headline(prepared, result), result)
+
+
+def print_details(headline: str, result: Result) -> None:
+    """The same under any headline."""
     step, time_s = result.step, result.step.time_s
-    print_text(
-        f"{_headline(prepared, result)}\nstep time {time_s:.3f} s\n\ncritical path: what the step waits for"
-    )
+    print_text(f"{headline}\nstep time {time_s:.3f} s\n\ncritical path: what the step waits for")
     causes = [
         (row.cause, f"{row.seconds:.3f}", percent(row.seconds / time_s)) for row in result.critical_path_s
     ]

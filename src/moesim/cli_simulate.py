@@ -93,6 +93,13 @@ def simulate(
     if picture is not None:
         picture_path(picture)
     loaded = _loaded(scenario, overrides, seed, resolution)
+    if loaded.fleet is not None:
+        from moesim.cli_fleet import simulate_fleet
+
+        per_gpu = (trace, trace_per_rank, ranks, members, picture)
+        asked = any(option is not None for option in per_gpu)
+        _check_fit(simulate_fleet(loaded, scenario, asked, uncertainty, as_json))
+        return
     traced = trace is not None or trace_per_rank is not None
     result = None if traced else _kept(loaded, uncertainty)
     if result is None:
@@ -226,6 +233,11 @@ def explain(
     from moesim.cli_report import print_explanation
 
     loaded = _loaded(scenario, overrides, seed, resolution)
+    if loaded.fleet is not None:
+        from moesim.cli_fleet import explain_fleet
+
+        _check_fit(explain_fleet(loaded, scenario))
+        return
     result = _kept(loaded)
     if result is None:
         prepared, _, result = _predict(loaded, scenario)

@@ -193,7 +193,8 @@ def test_the_schema_describes_every_key() -> None:
     schema = Scenario.model_json_schema()
     assert set(schema["properties"]) == set(Scenario.model_fields)
     assert schema["additionalProperties"] is False
-    assert {"model", "cluster", "profile", "parallel", "batch"} <= set(schema["required"])
+    assert {"model", "profile", "parallel", "batch"} <= set(schema["required"])
+    assert schema["anyOf"] == [{"required": ["cluster"]}, {"required": ["fleet"]}]
 
 
 def test_one_figure_inside_a_named_description_can_change() -> None:

@@ -173,7 +173,7 @@ def test_a_failure_is_tried_again_by_the_next_sweep(
 
     store = tmp_path / "s.sqlite"
     with monkeypatch.context() as patched:
-        patched.setattr("moesim.simulator.study.point.predict", broken)
+        patched.setattr("moesim.simulator.study.point.simulate", broken)
         found = sweep(small, {"seed": [5]}, workers=1, store=store)
     assert found.points[0].status == "failed"
     assert found.points[0].reason == "ZeroDivisionError: planted"

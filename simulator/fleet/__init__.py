@@ -1,0 +1,1 @@
+"""One job on several kinds of accelerators, by pipeline rank."""

@@ -1,0 +1,32 @@
+"""The `fleet` section of a scenario: which clusters share the pipeline of one job."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+
+from moesim.hwmodels.cluster import Cluster
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Pool(_Part):
+    """One kind of accelerator: a cluster, or some nodes of it. What is left out is as in the scenario.
+
+    A pool holds pipeline ranks in proportion to its GPUs, because every rank of a job has the same number.
+    """
+
+    cluster: str | Cluster
+    nodes: PositiveInt | None = None
+    """Nodes of the cluster that the job has; absent: all."""
+    profile: str | None = None
+    """Calibration profile; absent: the scenario's."""
+    communication_sms: int | None = Field(None, ge=0)
+    """SMs of the communication kernels; absent: communication.sms."""
+
+
+class Fleet(_Part):
+    """Pools in the order of the pipeline: the first ranks are on the first pool."""
+
+    pools: tuple[Pool, ...] = Field(min_length=2)
