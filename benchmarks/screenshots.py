@@ -133,9 +133,10 @@ def picture(browser: Any, base: str, name: str, theme: str, whole: bool) -> byte
 
 def keep(data: bytes, path: Path) -> int:
     """Write a picture with as many colours as fit below the limit; returns its bytes."""
-    for colours in (256, 128, 64, 32):
+    plain = Image.open(io.BytesIO(data)).convert("RGB")
+    for colours in (0, 256, 128, 64, 32):  # 0: all of them
         buffer = io.BytesIO()
-        Image.open(io.BytesIO(data)).convert("RGB").quantize(colours).save(buffer, "PNG", optimize=True)
+        (plain.quantize(colours) if colours else plain).save(buffer, "PNG", optimize=True)
         if buffer.tell() < MOST_BYTES:
             break
     path.write_bytes(buffer.getvalue())

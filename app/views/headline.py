@@ -24,32 +24,40 @@ def compact(value: float) -> str:
     return f"{value:.3g}"
 
 
-def change(name: str, value: float) -> str:
-    """A difference of a figure (a name of `tiles`) as its tile is written: -0.534 s, +$120 k."""
-    sign, size = "-" if value < 0 else "+", abs(value)
-    written = {
-        "step_time_s": f"{size:.3f} s",
-        "tokens_per_s_per_gpu": f"{size:,.0f}",
-        "mfu_causal": f"{size:.1%} points",
-        "mfu_noncausal": f"{size:.1%} points",
-        "days": f"{size:.1f} days",
-        "cost_usd": money(size),
+def written(name: str, value: float) -> str:
+    """A figure (a name of `tiles`) as its tile shows it: 18.703 s, $5.01 M."""
+    forms = {
+        "step_time_s": f"{value:.3f} s",
+        "tokens_per_s_per_gpu": f"{value:,.0f}",
+        "mfu_causal": f"{value:.1%}",
+        "mfu_noncausal": f"{value:.1%}",
+        "days": f"{value:.1f} days",
+        "cost_usd": money(value),
     }
-    return sign + written.get(name, compact(size))
+    return forms.get(name, compact(value))
+
+
+def change(name: str, value: float) -> str:
+    """A difference of a figure as its tile is written: -0.534 s, +$120 k."""
+    points = " points" if name.startswith("mfu") else ""
+    return f"{'-' if value < 0 else '+'}{written(name, abs(value))}{points}"
 
 
 def tiles(result: Result) -> list[tuple[str, str, str]]:
     """(label, value, figure's name in an interval) of the main figures."""
     step, run = result.step, result.run
+    rows: list[tuple[str, str, float | None]] = [
+        ("Step time", "step_time_s", step.time_s),
+        ("Tokens/s/GPU", "tokens_per_s_per_gpu", step.tokens_per_s_per_gpu),
+        ("MFU, causal", "mfu_causal", step.mfu_causal),
+        ("MFU, non-causal", "mfu_noncausal", step.mfu_noncausal),
+        ("Duration", "days", run.days),
+        ("GPU-hours", "gpu_hours", run.gpu_hours),
+        ("Cost", "cost_usd", run.cost_usd),
+        ("Tokens a day", "tokens_per_day", step.tokens_per_day),
+    ]
     return [
-        ("Step time", f"{step.time_s:.3f} s", "step_time_s"),
-        ("Tokens/s/GPU", f"{step.tokens_per_s_per_gpu:,.0f}", "tokens_per_s_per_gpu"),
-        ("MFU, causal", f"{step.mfu_causal:.1%}", "mfu_causal"),
-        ("MFU, non-causal", f"{step.mfu_noncausal:.1%}", "mfu_noncausal"),
-        ("Duration", f"{run.days:.1f} days", "days"),
-        ("GPU-hours", compact(run.gpu_hours), "gpu_hours"),
-        ("Cost", money(run.cost_usd), "cost_usd"),
-        ("Tokens a day", compact(step.tokens_per_day), "tokens_per_day"),
+        (label, money(None) if value is None else written(name, value), name) for label, name, value in rows
     ]
 
 
@@ -93,8 +101,8 @@ def as_tile(name: str, row: Row) -> str:
     """A published value written as the tile beside it is."""
     if name.startswith("mfu"):
         return f"{row.published:.1%}"
-    written = {"1": "{}", "kh": "{} k", "M$": "${} M", "G": "{} B"}.get(row.unit, "{} " + row.unit)
-    return written.format(f"{row.published:.4g}")
+    form = {"1": "{}", "kh": "{} k", "M$": "${} M", "G": "{} B"}.get(row.unit, "{} " + row.unit)
+    return form.format(f"{row.published:.4g}")
 
 
 FIGURES = {

@@ -50,8 +50,7 @@ def show() -> None:
 
 
 def _words(name: str, band: Band) -> str:
-    share = name.startswith("mfu")
-    low, high = (f"{v:.1%}" if share else headline.compact(v) for v in (band.p10, band.p90))
+    low, high = (headline.written(name, value) for value in (band.p10, band.p90))
     return f"P10 to P90: {low} to {high}"
 
 

@@ -158,7 +158,7 @@ def test_intervals_come_when_they_are_known() -> None:
     bands = moesim.simulate(HOME, *SMALL, uncertainty=True).uncertainty
     assert bands is not None
     days = bands.bands["days"]
-    assert any(f"{days.p10:.3g} to {days.p90:.3g}" in caption.value for caption in app.caption)
+    assert any(f"{days.p10:.1f} days to {days.p90:.1f} days" in caption.value for caption in app.caption)
     assert any("$" in text for text in metrics(app).values())
 
 
