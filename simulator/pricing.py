@@ -60,7 +60,6 @@ class Pricer:
     layout: Layout
     evidence: Evidence = field(default_factory=Evidence)
     _links: Links | None = field(default=None, init=False, repr=False)
-    _nodes: int = field(default=0, init=False, repr=False)
     _parameters: dict[BlockKind, tuple[float, float]] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -89,8 +88,7 @@ class Pricer:
     @property
     def ep_nodes(self) -> int:
         """Nodes that one expert-parallel group spans."""
-        self._nodes = self._nodes or self.layout.nodes_spanned(self.layout.ep_group(0))
-        return self._nodes
+        return self.layout.nodes_spanned(self.layout.ep_group(0))
 
     @property
     def links(self) -> Links:

@@ -132,9 +132,12 @@ class BoundBook:
         They share the one communication stream of a GPU, one after the other.
         """
         kinds = self.book.kinds
-        price = np.array(
-            [[[self.book.sharded_s(f.plan, r, k) for k in kinds] for r in self.recipes] for f in frames]
-        )
+        plans = {(f.plan.tp, f.plan.ep, f.plan.expert_tp): f.plan for f in frames}  # of one pipeline
+        each = {
+            key: np.array([[self.book.sharded_s(plan, r, k) for k in kinds] for r in self.recipes])
+            for key, plan in plans.items()
+        }
+        price = np.array([each[f.plan.tp, f.plan.ep, f.plan.expert_tp] for f in frames])
         transfer = np.array([self.transfer(f.plan) for f in frames])
         count = np.array([f.microbatches for f in frames], dtype=np.float64)
         most = np.zeros((len(frames), len(self.recipes), len(self.sms)))

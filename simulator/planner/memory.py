@@ -59,6 +59,12 @@ class MemoryBook:
         `replicas`: redundant experts of the placement (eq. M6).
         """
         count = np.array([f.microbatches for f in frames], dtype=np.float64)
+        kept = {
+            kind: self._of_frames(frames, "activations", kind)
+            for kind in sorted({b.kind for stage in assignment.stages for b in stage})
+        }
+        used = {kind: self._of_frames(frames, "workspace", kind) for kind in kept}
+        buffers = np.array([self._expert_buffers(f) for f in frames]) if self.shape.moe else None
         once = (count == 1.0) & (pattern.pp == 1)
         most: Array | None = None
         for stages, moments in self._ranks(pattern, assignment, count):
@@ -67,19 +73,16 @@ class MemoryBook:
             kinds = [kind for kind, _ in blocks]
             activations = np.zeros((len(frames), len(self.recipes), len(self.policies)))
             for moment in moments:
-                one = sum(
-                    weight[:, None, None] * self._of_frames(frames, "activations", kind)
-                    for kind, weight in moment.items()
-                )
+                one = sum(weight[:, None, None] * kept[kind] for kind, weight in moment.items())
                 activations = np.maximum(activations, one)
-            workspace = np.max([self._of_frames(frames, "workspace", kind) for kind in kinds], axis=0)
+            workspace = np.max([used[kind] for kind in kinds], axis=0)
             total = states[:, :, None, None, :] + activations[:, :, :, None, None]
             if once.any():  # gradients come while activations go: the larger counts
                 less = np.minimum(gradients[:, :, None, None, :], activations[:, :, :, None, None])
                 total = total - once[:, None, None, None, None] * less
             total = total + workspace[:, :, None, None, None]
-            if self.shape.moe is not None and ("moe" in kinds or "mtp" in kinds):
-                total = total + np.array([self._expert_buffers(f) for f in frames])[:, None, None, :, None]
+            if buffers is not None and ("moe" in kinds or "mtp" in kinds):
+                total = total + buffers[:, None, None, :, None]
             most = total if most is None else np.maximum(most, total)
         assert most is not None
         pipeline = [pipeline_buffer_bytes(self.shape, f.plan, self.sequence) for f in frames]

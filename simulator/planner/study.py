@@ -167,11 +167,12 @@ class Study:
         front of bounds are estimated until none is left.
         """
         c = self.candidates
+        open_ = np.nonzero(np.isnan(c.time_s))[0]
         for _ in range(FRONT_ROUNDS):
             known = np.nonzero(~np.isnan(c.time_s))[0]
             most = FRONT_SPAN * c.time_s[known].min() if len(known) else np.inf
             steps = staircase(*self._points()[:2])
-            open_ = np.nonzero(np.isnan(c.time_s) & (c.bound <= most))[0]
+            open_ = open_[np.isnan(c.time_s[open_]) & (c.bound[open_] <= most)]  # what is out stays out
             open_ = open_[~beaten(c.memory[open_], c.bound[open_], steps)]
             if not len(open_):
                 break
