@@ -265,7 +265,8 @@ def test_run_prints_the_whole_run(run: Run, small: str) -> None:
     assert code == 0
     for word in (
         "small, the whole run on 32 GPUs", "with stops", "main", "tuning", "as stated", "finish      after",
-        "P90", "how sure", "95 % by", "goodput", "interruptions", "restart", "Young", "Daly", "faulty GPU", "$", "assumed: ",
+        "P90", "how sure", "95 % by", "goodput",
+        "interruptions", "restart", "Young", "Daly", "faulty GPU", "$", "assumed: ",
     ):  # fmt: skip
         assert word in out
     plain = run("run", small).out
