@@ -265,7 +265,8 @@ def test_run_prints_the_whole_run(run: Run, small: str) -> None:
     assert code == 0
     for word in (
         "small, the whole run on 32 GPUs", "with stops", "main", "tuning", "as stated", "finish      after",
-        "P90", "goodput", "interruptions", "restart", "Young", "Daly", "faulty GPU", "$", "assumed: ",
+        "P90", "how sure", "95 % by", "goodput",
+        "interruptions", "restart", "Young", "Daly", "faulty GPU", "$", "assumed: ",
     ):  # fmt: skip
         assert word in out
     plain = run("run", small).out
@@ -278,9 +279,13 @@ def test_run_json_is_the_report_and_simulate_shows_it_too(run: Run, small: str) 
     report = RunReport.model_validate_json(first.out)
     assert first.out == report.model_dump_json(indent=2) + "\n"
     assert run("run", small, *STOPS, "--json", "--seed", "1").out != first.out
-    whole = Result.model_validate_json(run("simulate", small, *STOPS, "--json").out)
-    assert whole.run.report == report
-    assert "the whole run" in run("simulate", small, *STOPS).out
+    assert report.step_factor is not None and len(report.outlook) == 21
+    sure = Result.model_validate_json(run("simulate", small, *STOPS, "--uncertainty", "--json").out)
+    assert sure.run.report == report
+    plain = Result.model_validate_json(run("simulate", small, *STOPS, "--json").out).run.report
+    assert plain is not None and plain.step_factor is None and plain.phases == report.phases
+    shown = run("simulate", small, *STOPS).out
+    assert "the whole run" in shown and "intervals hold stops only" in shown
 
 
 def test_a_run_that_never_finishes_exits_with_3(run: Run, small: str) -> None:
