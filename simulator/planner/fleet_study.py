@@ -149,6 +149,11 @@ class FleetStudy:
     def _nodes(self, number: int) -> list[tuple[float, _Node]]:
         """Every precision and recompute policy of a frame with its bound, where all pools price it."""
         frame, found = self.frames[number], []
+        n = frame.pattern.n_stages
+        if self.fixed is not None and len(self.fixed) != n:
+            text = f"{frame.label}: {n} stages, not {len(self.fixed)}"
+            self.refused.add("another number of stages than stages.layers", self.space.inner, text)
+            return []
         cv, blocks = self.scenario.variation.clock_cv.value, blocks_by_kind(self.shape)
         ranks = [len(part.ranks) for part in self.pools.at(frame.plan.pp)]
         for recipe in range(len(self.space.precision)):
@@ -216,8 +221,6 @@ class FleetStudy:
         memory = self._memory(parts, frame, node.recipe, node.policy, zero)
         route = frame.pattern.samples[0].routes[0]
         if self.fixed is not None:
-            if len(self.fixed) != len(route):
-                return None
             stages = from_layers_per_stage(blocks_of(self.shape), self.fixed)
             return stages if memory.fits(stages) else None
         owners = owners_of(parts)

@@ -104,8 +104,8 @@ class PlanResult:
     `simulated` in the engine. Every fitting plan that was not estimated has a lower bound of at least
     `proven_s` seconds (None: all were). `rivals`: families that were not simulated although their closed
     form is within its error of the best, so that the engine might have preferred one of them. On a
-    fleet memory is counted only for plans that may be ranked, so `considered` is more than refused +
-    `fitting`, and `pareto` is empty.
+    fleet memory is counted only for plans that may be ranked, so refused and fitting plans may be fewer than
+    `considered`, and `pareto` is empty.
     """
 
     objective: str

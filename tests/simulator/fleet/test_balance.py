@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from moesim.hwmodels import InputError
 from moesim.simulator.fleet.balance import FleetMemory, balanced_over_pools
 from moesim.simulator.fleet.spread import spread
+from moesim.simulator.layout.activations import RECOMPUTED
 from moesim.simulator.layout.in_flight import rank_stages
 from moesim.simulator.layout.stages import best_sizes, blocks_of, from_layers_per_stage
 from moesim.simulator.scenario import Scenario
@@ -69,6 +70,14 @@ def test_the_room_of_a_stage_is_what_fits_exactly(mixed: Scenario) -> None:
             sizes[(stage + 1) % 4] += 48 - sum(sizes)
             used, capacity = memory.by_rank(from_layers_per_stage(blocks, sizes))[stage]
             assert (used <= capacity) is fits, (stage, count)
+
+
+def test_full_recompute_keeps_least_which_the_search_relies_on(mixed: Scenario) -> None:
+    stages = from_layers_per_stage(blocks_of(mixed.shape), (12, 12, 12, 12))
+    full = memory_of(mixed).by_rank(stages)
+    for policy in set(RECOMPUTED) - {"full"}:
+        other = memory_of(mixed.replace(recompute=policy)).by_rank(stages)
+        assert all(lean[0] <= rich[0] for lean, rich in zip(full, other, strict=True)), policy
 
 
 def test_memory_moves_layers_to_the_pool_that_has_room(mixed: Scenario) -> None:

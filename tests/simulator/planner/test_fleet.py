@@ -119,6 +119,16 @@ def test_refusals_say_why(mixed: Scenario) -> None:
     assert result.considered == 4 == sum(reasons.values()) + result.fitting
 
 
+def test_the_scenarios_layers_can_be_kept(mixed: Scenario) -> None:
+    job = mixed.replace(**{"stages.layers": [14, 14, 10, 10]})
+    wanted = PlanSpace(
+        **(SPACE | {"layout": "scenario", "recompute": ("full",), "schedule": ("1f1b", "zbv")})
+    )
+    result = moesim.plan(job, wanted, top=1)
+    assert result.best.layers == (14, 14, 10, 10)
+    assert "another number of stages than stages.layers" in {row.reason for row in result.refused}
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
