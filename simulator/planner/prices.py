@@ -141,7 +141,7 @@ class PriceBook:
         """
         policy = self.arithmetic(policy)
         share = (plan.tp, plan.microbatch / plan.cp, recipe, policy, modes, sms, *self.copied(plan))
-        whole = (share, plan.cp, plan.ep, plan.expert_tp)
+        whole = (share, plan.cp, plan.sequence_parallel, plan.ep, plan.expert_tp)
         found = self._compute.get(whole)
         if found is not None:
             return found
@@ -188,7 +188,10 @@ class PriceBook:
         Plans with the same prices get the same object.
         """
         zero3 = plan.pp if plan.zero_stage == 3 else 0
-        key = (Cell.of(plan), recipe, self.arithmetic(policy), sms, paired, zero3, *self.copied(plan))
+        key = (
+            Cell.of(plan), plan.sequence_parallel, recipe, self.arithmetic(policy), sms, paired, zero3,
+            *self.copied(plan),
+        )  # fmt: skip
         table = self._tables.get(key)
         if table is not None:
             return table
