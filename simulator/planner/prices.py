@@ -260,10 +260,12 @@ class PriceBook:
         """
         zero = 1 if plan.zero_stage == 2 else plan.zero_stage
         schedule = shape.samples[0]
-        shared = (plan.tp, plan.ep, plan.expert_tp, plan.pp, zero, recipe, len(schedule.routes))
+        shared: tuple[object, ...] = (
+            plan.tp, plan.ep, plan.expert_tp, plan.pp, zero, recipe, len(schedule.routes)
+        )  # fmt: skip
         if self.scenario.software.overlap_data_parallel:
             passes = min(schedule.pp, schedule.microbatches) if plan.vpp > 1 else 1
-            shared = (*shared, plan.cp, plan.microbatch, self.arithmetic(policy), passes, *self.copied(plan))  # type: ignore[assignment]
+            shared = (*shared, plan.cp, plan.microbatch, self.arithmetic(policy), passes, *self.copied(plan))
         key = (shared, schedule.routes, layers)
         found = self._syncs.get(key)
         if found is None:
