@@ -91,10 +91,18 @@ def _layouts(
         try:
             layout = Layout(plan, cluster.n_gpus, cluster.node.n_gpus)
             check_against_model(plan, shape, sequence, 1)
+            _check_nodes(ep, cluster.node.n_gpus)
         except InputError as error:
             refused.add_error(str(error), weight, _short(plan))
             continue
         yield plan, layout
+
+
+def _check_nodes(ep: int, node: int) -> None:
+    """Expert load is drawn for whole nodes, so the engine takes no group that fills its last one in part."""
+    if ep > node and ep % node:
+        near = f"{ep // node * node}, {(ep // node + 1) * node}"
+        raise InputError(f"parallel.ep={ep} does not fill nodes of {node} GPUs; nearest: {near}")
 
 
 @lru_cache(maxsize=65_536)

@@ -143,7 +143,7 @@ class PriceBook:
         """
         policy = self.arithmetic(policy)
         share = (plan.tp, plan.microbatch / plan.cp, recipe, policy, modes, sms, *self.copied(plan))
-        whole = (share, plan.cp, plan.ep, plan.expert_tp)
+        whole = (share, plan.cp, plan.sequence_parallel, plan.ep, plan.expert_tp)
         found = self._compute.get(whole)
         if found is not None:
             return found
@@ -191,7 +191,10 @@ class PriceBook:
         Plans with the same prices get the same object.
         """
         zero3 = plan.pp if plan.zero_stage == 3 else 0
-        key = (Cell.of(plan), recipe, self.arithmetic(policy), sms, paired, zero3, *self.copied(plan))
+        key = (
+            Cell.of(plan), plan.sequence_parallel, recipe, self.arithmetic(policy), sms, paired, zero3,
+            *self.copied(plan),
+        )  # fmt: skip
         table = self._tables.get(key)
         if table is not None:
             return table
@@ -265,10 +268,12 @@ class PriceBook:
         """
         zero = 1 if plan.zero_stage == 2 else plan.zero_stage
         schedule = shape.samples[0]
-        shared = (plan.tp, plan.ep, plan.expert_tp, plan.pp, zero, recipe, len(schedule.routes))
+        shared: tuple[object, ...] = (
+            plan.tp, plan.ep, plan.expert_tp, plan.pp, zero, recipe, len(schedule.routes)
+        )  # fmt: skip
         if self.scenario.software.overlap_data_parallel:
             passes = min(schedule.pp, schedule.microbatches) if plan.vpp > 1 else 1
-            shared = (*shared, plan.cp, plan.microbatch, self.arithmetic(policy), passes, *self.copied(plan))  # type: ignore[assignment]
+            shared = (*shared, plan.cp, plan.microbatch, self.arithmetic(policy), passes, *self.copied(plan))
         key = (shared, schedule.routes, layers)
         found = self._syncs.get(key)
         if found is None:

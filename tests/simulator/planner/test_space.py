@@ -116,6 +116,17 @@ def test_legal_frames_are_those_that_prepare_accepts() -> None:
         prepare(scenario.model_copy(update={"parallel": frame.plan, "schedule": frame.schedule}))
 
 
+def test_groups_that_fill_a_node_in_part_are_refused_before_the_engine() -> None:
+    scenario = load_scenario("deepseek-v3-2048xh800", ["cluster.nodes=3"])
+    space = resolve(PlanSpace(tp=1, pp=1, ep=(4, 12, 24), cp=1), scenario, scenario.shape, scenario.machine)
+    thirds = scenario.shape.model_copy(
+        update={"moe": scenario.shape.moe.model_copy(update={"experts": 192})}  # type: ignore[union-attr]
+    )
+    frames, refused = legal_frames(space, thirds, scenario.machine, 96, 4096)
+    assert {frame.plan.ep for frame in frames} == {4, 24}
+    assert any("does not fill nodes" in row.reason for row in refused.rows())
+
+
 def test_reasons_leave_numbers_and_details_out() -> None:
     assert reason_of("parallel.ep=64 does not divide experts=100; nearest: 50") == (
         "parallel.ep=n does not divide experts=n"
