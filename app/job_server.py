@@ -24,9 +24,7 @@ log = logging.getLogger("moesim.app")
 
 def serve(path: str) -> None:
     """Fork a process for every connection to the socket `path`, until standard input ends."""
-    import moesim.app.work  # here: what children should find imported
-
-    assert moesim.app.work is not None
+    prepare()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C stops the dashboard, which stops us
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for children: the system removes them
     with socket.socket(socket.AF_UNIX) as listener:
@@ -43,6 +41,18 @@ def serve(path: str) -> None:
                     _run(pipe)
                 os._exit(0)
             taken.close()
+
+
+def prepare() -> None:
+    """Import and read what every child needs, and find out once whether predictions can be kept."""
+    import moesim.app.work
+    from moesim.app.main import HOME
+    from moesim.simulator.study import kept
+
+    assert moesim.app.work is not None
+    kept.find(moesim.load(HOME))
+    if kept.problem() is not None:
+        log.warning("%s", kept.problem())
 
 
 def _run(pipe: Connection) -> None:

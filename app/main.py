@@ -1,5 +1,8 @@
 """The dashboard's entry: navigation only."""
 
+HOME = "deepseek-v3-2048xh800"
+"""The scenario that is there when nothing was chosen."""
+
 # Module below `app/views`, title, icon; the first is the start page.
 PAGES = [
     ("scenario", "Scenario", ":material/tune:"),

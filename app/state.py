@@ -17,14 +17,14 @@ from urllib.parse import urlencode
 import streamlit as st
 
 import moesim
-from moesim.app import jobs, uploads, work
+from moesim.app import jobs, main, uploads, work
 from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.reprice import without_prices
 from moesim.simulator.result import Result
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.study.point import key_of
 
-HOME = "deepseek-v3-2048xh800"
+HOME = main.HOME
 MOST_LINK_CHARACTERS = 16_000
 
 

@@ -25,7 +25,7 @@ from moesim.simulator.run.report import RunReport, Spread
 from moesim.simulator.scenario import Scenario
 
 NONE = "none"
-TOKENS_ONLY = "tokens of the main phase only"
+TOKENS_ONLY = "tokens only"
 CLUSTERS_PRICE = "the cluster's price"
 INTERVALS = ("optimal", "5 min", "15 min", "30 min", "1 h", "2 h", "4 h")
 

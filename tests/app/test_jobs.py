@@ -155,3 +155,17 @@ def test_too_many_waiting_jobs_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
 def test_kinds_of_error_are_kept() -> None:
     assert isinstance(jobs._error("InfeasibleError", "no"), InfeasibleError)
     assert isinstance(jobs._error("Anything", "no"), jobs.JobError)
+
+
+def test_the_server_says_where_predictions_cannot_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from moesim.app import job_server
+    from moesim.simulator.study import kept
+
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(kept.FOLDER, str(tmp_path / "file"))
+    monkeypatch.setattr(kept, "_problem", None)
+    job_server.prepare()
+    assert len([r for r in caplog.records if "predictions are not kept" in r.getMessage()]) == 1
+    assert kept.problem() is not None  # which children inherit: they do not try again
