@@ -223,9 +223,9 @@ def _states(
     gathered = min(precision.parameters, precision.parameter_gather, key=lambda f: BYTES_PER_ELEMENT[f])
     if zero >= 3:  # the block under way and the next one are gathered in full
         weights += 2 * _largest_block(shape, layout, blocks, redundant) * BYTES_PER_ELEMENT[gathered]
-    gradients = elements[2] * BYTES_PER_ELEMENT[precision.gradients]
+    gradients = elements[2] * precision.gradient_bytes
     if zero >= 2:  # the block under way has its gradient in full until it is scattered
-        gradients += _largest_block(shape, layout, blocks, redundant) * BYTES_PER_ELEMENT[precision.gradients]
+        gradients += _largest_block(shape, layout, blocks, redundant) * precision.gradient_bytes
     return weights, gradients, elements[1] * per_parameter
 
 

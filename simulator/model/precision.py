@@ -29,6 +29,8 @@ class Precision(BaseModel):
     """Format of the copy that forward and backward read."""
     master_weights: Format = "fp32"
     gradients: Format = "fp32"
+    gradients_twice: bool = False
+    """A BF16 gradient of autograd stays beside the one that is accumulated (DeepSpeed's BF16 optimizer)."""
     moments: Format = "fp32"
     dispatch: Literal["fp8", "bf16"] = "bf16"
     """Payload of dispatch forward and of the gradient that the backward of combine sends."""
@@ -37,6 +39,13 @@ class Precision(BaseModel):
     gradient_reduce: Literal["fp32", "bf16"] = "fp32"
     """Format of the data-parallel reduce-scatter."""
     parameter_gather: Literal["fp32", "bf16", "fp8"] = "bf16"
+
+    @property
+    def gradient_bytes(self) -> float:
+        """Bytes of a parameter's gradients in memory."""
+        return BYTES_PER_ELEMENT[self.gradients] + (
+            BYTES_PER_ELEMENT["bf16"] if self.gradients_twice else 0.0
+        )
 
 
 PRECISIONS: dict[str, Precision] = {

@@ -161,7 +161,7 @@ class MemoryBook:
         out = np.empty((len(frames), len(self.recipes), len(self.zero_stages)))
         gradients = np.empty(out.shape)
         for r, recipe in enumerate(self.recipes):
-            weight, gradient = BYTES_PER_ELEMENT[recipe.parameters], BYTES_PER_ELEMENT[recipe.gradients]
+            weight, gradient = BYTES_PER_ELEMENT[recipe.parameters], recipe.gradient_bytes
             gathered = min(weight, BYTES_PER_ELEMENT[recipe.parameter_gather])
             master = recipe.master_weights != recipe.parameters
             state = master * BYTES_PER_ELEMENT[recipe.master_weights] + 2 * BYTES_PER_ELEMENT[recipe.moments]

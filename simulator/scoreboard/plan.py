@@ -120,7 +120,10 @@ def precision_of(row: OpenRow) -> Precision:
         scaling: Literal["tile", "tensor"] = "tile" if "block" in text or "mx" in text else "tensor"
         return Precision(linear="fp8", scaling=scaling, gradient_reduce=reduce, loss=loss)
     if text in ("bf16", "fp16"):
-        return Precision(linear="bf16", gradient_reduce=reduce, loss=loss, gradients=kept)
+        twice = _bf16_optimizer(row)
+        return Precision(
+            linear="bf16", gradient_reduce=reduce, loss=loss, gradients=kept, gradients_twice=twice
+        )
     raise InputError(f"{row.id}: precision {text!r} is not known")
 
 

@@ -114,6 +114,7 @@ def test_published_configurations_fill_what_a_table_leaves_out() -> None:
     fp16, bf16 = (scenario_of(ROWS[id_], "full") for id_ in ("bloom-001", "bloom-088"))
     assert (fp16.software.weight_gradients, fp16.recipe.gradients) == ("added", "bf16")
     assert (bf16.software.weight_gradients, bf16.recipe.gradients) == ("added-fp32", "fp32")
+    assert (fp16.recipe.gradient_bytes, bf16.recipe.gradient_bytes) == (2.0, 6.0)
     assert bf16.stages.layers == (5, *(6,) * 10, 5)
 
 
