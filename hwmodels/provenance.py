@@ -90,7 +90,10 @@ class Sourced(BaseModel):
             {"type": "array", "items": {"type": ["number", "string"]}, "minItems": 2, "maxItems": 2}
         ),
     ] = None
-    """Lowest and highest value that the source leaves room for; `value`, between them, is the likeliest."""
+    """Lowest and highest value that the source leaves room for; `value`, between them, is the likeliest.
+
+    A value outside, such as one that an override puts in the place of the source's, has no range.
+    """
 
     @field_validator("between", mode="before")
     @classmethod
@@ -116,9 +119,15 @@ class Sourced(BaseModel):
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
-        if self.between is not None and not 0.0 < self.between[0] <= self.value <= self.between[1]:
-            raise ValueError(f"value {self.value:g} must lie in between {list(self.between)}, above 0")
+        if self.between is not None and not 0.0 < self.between[0] <= self.between[1]:
+            raise ValueError(f"between {list(self.between)} must be a low and a high value above 0")
         return self
+
+    @property
+    def range(self) -> tuple[float, float] | None:
+        """The range around the value; None where none is stated, or the value lies outside."""
+        ends = self.between
+        return ends if ends is not None and ends[0] <= self.value <= ends[1] else None
 
     @model_validator(mode="before")
     @classmethod

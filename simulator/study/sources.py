@@ -139,9 +139,9 @@ def number_sources(profile: CalibrationProfile) -> tuple[Source, ...]:
 
 def ranged(id_: str, number: Sourced) -> Source | None:
     """A number with a stated range, as its relative change: triangular, likeliest as it stands."""
-    if number.between is None:
+    if number.range is None:
         return None
-    low, high = (end / number.value - 1.0 for end in number.between)
+    low, high = (end / number.value - 1.0 for end in number.range)
     return Source(id_, "triangular", low, high, f"range of the source: {number.note or number.source}")
 
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import moesim
-from moesim.hwmodels.calibration import Law, MeasuredCurve, load_profile
+from moesim.hwmodels.calibration import Law, MeasuredCurve, list_profiles, load_profile
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.provenance import SourcedSeconds
+from moesim.hwmodels.provenance import SourcedSeconds, sourced_numbers
 from moesim.simulator.engine.critical import critical_path
 from moesim.simulator.engine.execute import execute_all
 from moesim.simulator.prepare import prepare
@@ -25,6 +25,7 @@ from moesim.simulator.study.sources import (
     Source,
     entry_sources,
     number_sources,
+    ranged,
     session,
     shifted,
 )
@@ -277,8 +278,19 @@ def test_a_range_that_nothing_uses_is_refused(small: Scenario) -> None:
     jitter = {"value": 0.02, "between": [0.01, 0.03], "kind": "assumed", "source": "test", "date": "2026"}
     with pytest.raises(InputError, match=r"variation.jitter_cv: between=\[0.01, 0.03\] is not used"):
         prepare(small.replace(**{"variation.jitter_cv": jitter}))
-    with pytest.raises(InputError, match="must lie in between"):
-        small.replace(**{CLOCK: {**jitter, "value": 0.05}})
+    with pytest.raises(InputError, match="low and a high value"):
+        small.replace(**{CLOCK: {**jitter, "between": [0.03, 0.01]}})
+    # An override of the value alone leaves the range of what stood there behind: no source.
+    for value in (0.0, 0.05):
+        number = small.replace(**{CLOCK: {**jitter, "value": value}}).variation.clock_cv
+        assert number.between is not None and ranged(CLOCK, number) is None
+
+
+def test_shipped_ranges_hold_their_values() -> None:
+    numbers = [n for name in list_profiles() for _, n in sourced_numbers(load_profile(name))]
+    numbers += [n for _, n in sourced_numbers(load_scenario("deepseek-v3-2048xh800"))]
+    stated = [n for n in numbers if n.between is not None]
+    assert stated and all(n.range == n.between for n in stated)
 
 
 def test_a_session_moves_all_products_and_attention_together(small: Scenario) -> None:
@@ -292,7 +304,7 @@ def test_a_session_moves_all_products_and_attention_together(small: Scenario) ->
 
 def test_the_spread_of_speed_to_first_order(small: Scenario) -> None:
     """Against the engine with another spread, the same seeds."""
-    ranged = small.replace(
+    spread = small.replace(
         **{
             "variation.clock_cv": {
                 "value": 0.012, "between": [0.006, 0.018], "kind": "assumed", "source": "test", "date": "2026"
@@ -300,9 +312,9 @@ def test_the_spread_of_speed_to_first_order(small: Scenario) -> None:
             "variation.jitter_cv": 0.0,
         }
     )  # fmt: skip
-    prepared, executions, result = predict(ranged)
+    prepared, executions, result = predict(spread)
     effect = next(e for e in entry_effects(prepared, executions) if e.source.id == CLOCK)
-    other = ranged.replace(**{CLOCK: 0.012 * (1 + effect.at[1])})
+    other = spread.replace(**{CLOCK: 0.012 * (1 + effect.at[1])})
     exact = moesim.simulate(other).step.time_s - result.step.time_s
     assert exact > 0.0 and effect.seconds[1] == pytest.approx(exact, rel=0.35)
 
