@@ -100,7 +100,7 @@ def simulate(
         result = simulate_fleet(loaded, scenario, any(x is not None for x in per_gpu), uncertainty, as_json)
         _check_fit(result)
         return
-    prepared, executions, result = _predict(scenario, loaded)
+    prepared, executions, result = _predict(loaded, scenario)
     if trace is not None or trace_per_rank is not None:
         _write_traces(prepared, executions, trace, trace_per_rank, ranks, members)
     if picture is not None:
@@ -128,7 +128,7 @@ def _loaded(scenario: str, overrides: list[str] | None, seed: int | None, resolu
     return load_scenario(scenario, [*(overrides or []), *extra])
 
 
-def _predict(scenario: str, loaded: Scenario) -> tuple[Prepared, list[Execution], Result]:
+def _predict(loaded: Scenario, scenario: str) -> tuple[Prepared, list[Execution], Result]:
     from moesim.cli_console import working
 
     with working(f"simulating {scenario}") as say:
@@ -208,6 +208,6 @@ def explain(
 
         result = explain_fleet(loaded, scenario)
     else:
-        prepared, _, result = _predict(scenario, loaded)
+        prepared, _, result = _predict(loaded, scenario)
         print_explanation(prepared, result)
     _check_fit(result)
