@@ -27,6 +27,12 @@ from moesim.simulator.scenario import Scenario
 SCHEDULES = ("1f1b", "zb-h1", "zbv", "dualpipev")
 """Default schedules: every stage on one pipeline rank, so that no gradients are reduced between pools."""
 
+SEARCHED = (
+    "tp", "pp", "ep", "cp", "vpp", "expert_tp", "microbatch", "zero_stage", "schedule", "recompute",
+    "precision", "layout", "headroom",
+)  # fmt: skip
+"""Keys of a space that a fleet's search has."""
+
 
 @dataclass(frozen=True, slots=True)
 class FleetPools:
@@ -76,6 +82,9 @@ def fleet_space(wanted: PlanSpace, scenario: Scenario, pools: FleetPools, shape:
         )
     if wanted.variants:
         raise InputError("variants are not crossed with a fleet: start one search for each of them")
+    for key, field in PlanSpace.model_fields.items():
+        if key not in SEARCHED and getattr(wanted, key) != field.get_default(call_default_factory=True):
+            raise InputError(f"{key} is not searched for a fleet; it has {', '.join(SEARCHED)}")
     node = min(part.cluster.node.n_gpus for part in pools.parts)
     plan = scenario.parallel
     defaults: dict[str, Any] = {

@@ -21,7 +21,6 @@ from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.candidates import GIB, find_candidates
-from moesim.simulator.planner.fleet import plan_fleet
 from moesim.simulator.planner.found import Candidates
 from moesim.simulator.planner.pareto import front
 from moesim.simulator.planner.refusals import Refusals
@@ -92,12 +91,14 @@ def plan(
         scenario = load_scenario(scenario)
     say = progress or (lambda text: None)
     wanted = load_space(space)
-    if scenario.fleet is not None:
-        _check_limits(objective, top, deadline_days, budget_usd)
-        with _engine(workers) as pool:
-            limits_of_fleet = (objective, top, deadline_days, budget_usd)
-            return plan_fleet(scenario, wanted, *limits_of_fleet, say, pool, _best_of)
     limits = _checked(scenario, objective, top, deadline_days, budget_usd)
+    if scenario.fleet is not None:
+        from moesim.simulator.planner.fleet import plan_fleet
+
+        with _engine(workers) as pool:
+            return plan_fleet(
+                scenario, wanted, objective, top, deadline_days, budget_usd, say, pool, _fastest_alone
+            )
     start = time.perf_counter()
     with _engine(workers) as pool:
         plain = not wanted.variants
@@ -152,11 +153,6 @@ def plan(
     )
 
 
-def _best_of(scenario: Scenario, space: PlanSpace) -> PlanResult:
-    """The fastest plan of one pool of a fleet alone."""
-    return plan(scenario, space, top=1)
-
-
 def _simulate_own(scenario: Scenario) -> Simulated | str:
     """The scenario's own plan; where it is illegal or does not fit, why."""
     try:
@@ -167,22 +163,14 @@ def _simulate_own(scenario: Scenario) -> Simulated | str:
     return simulated if used <= capacity else f"out of memory: needs {used:.2f} of {capacity:.2f} GiB"
 
 
+def _fastest_alone(scenario: Scenario, space: PlanSpace) -> PlanResult:
+    """The fastest plan of one pool of a fleet."""
+    return plan(scenario, space, top=1)
+
+
 def _checked(
     scenario: Scenario, objective: str, top: int, deadline_days: float | None, budget_usd: float | None
 ) -> Limits:
-    _check_limits(objective, top, deadline_days, budget_usd)
-    if scenario.stages.blocks is not None:
-        raise InputError(
-            "stages.blocks fixes a part of the model: a plan search needs the whole; leave it out"
-        )
-    if (objective == "cost" or budget_usd is not None) and scenario.machine.price_per_gpu_hour is None:
-        scenario.machine.usd_per_gpu_hour  # noqa: B018 - raises, with the remedy
-    if objective == "energy":
-        scenario.machine.accelerator.tdp_w  # noqa: B018 - raises where it has no figure
-    return Limits(deadline_days, budget_usd)
-
-
-def _check_limits(objective: str, top: int, deadline_days: float | None, budget_usd: float | None) -> None:
     names = get_args(Objective)
     if objective not in names:
         raise InputError(f"objective={objective!r} is not one of {', '.join(names)}")
@@ -193,6 +181,17 @@ def _check_limits(objective: str, top: int, deadline_days: float | None, budget_
             raise InputError(f"{key}={value} must be a finite number above 0")
     if objective == "deadline" and deadline_days is None:
         raise InputError("objective=deadline needs deadline_days, the days that the run may take")
+    if scenario.fleet is not None:  # the rest is checked pool by pool
+        return Limits(deadline_days, budget_usd)
+    if scenario.stages.blocks is not None:
+        raise InputError(
+            "stages.blocks fixes a part of the model: a plan search needs the whole; leave it out"
+        )
+    if (objective == "cost" or budget_usd is not None) and scenario.machine.price_per_gpu_hour is None:
+        scenario.machine.usd_per_gpu_hour  # noqa: B018 - raises, with the remedy
+    if objective == "energy":
+        scenario.machine.accelerator.tdp_w  # noqa: B018 - raises where it has no figure
+    return Limits(deadline_days, budget_usd)
 
 
 def _variants(space: PlanSpace) -> Iterator[tuple[dict[str, Any], list[str]]]:
