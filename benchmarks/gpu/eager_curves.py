@@ -115,14 +115,30 @@ curves:
 """
 
 
+def pooled(found: dict[float, list[float]]) -> list[tuple[float, float]]:
+    """(bytes, microseconds) by size; neighbours whose times would fall become one point, their means."""
+    groups: list[list[tuple[float, float]]] = []
+    for x, times in sorted(found.items()):
+        groups.append([(x, sum(times) / len(times))])
+        while len(groups) > 1 and mean(groups[-1], 1) <= mean(groups[-2], 1):
+            last = groups.pop()
+            groups[-1] += last
+    return [(mean(group, 0), mean(group, 1)) for group in groups]
+
+
+def mean(points: list[tuple[float, float]], part: int) -> float:
+    """Mean of one coordinate."""
+    return sum(point[part] for point in points) / len(points)
+
+
 def main() -> None:
     """Print the profile."""
     data = json.loads(Path(sys.argv[1]).read_text("utf-8"))
     print(HEAD, end="")
-    for name, (use, size, micros) in CURVES.items():
+    for name, (use, size, micros_of) in CURVES.items():
         found: dict[float, list[float]] = defaultdict(list)
         for row in data["kernels"]:
-            found[size(row)].append(micros(row))
+            found[size(row)].append(micros_of(row))
         print(f"  - id: h200-eager.{name}")
         print("    x_name: bytes read and written\n    x_unit: MB")
         print("    y_name: effective bandwidth\n    y_unit: GB/s")
@@ -137,8 +153,8 @@ def main() -> None:
             '    conditions: {compute_sms: 132, device: H200 SXM, driver: "580.159.04", clocks: not pinned}'
         )
         print("    points:")
-        for x, times in sorted(found.items()):
-            print(f"      - [{x / 1e6:.6g}, {x / 1e9 / (sum(times) / len(times) * 1e-6):.5g}]")
+        for x, micros in pooled(found):
+            print(f"      - [{x / 1e6:.6g}, {x / 1e9 / (micros * 1e-6):.5g}]")
 
 
 if __name__ == "__main__":
