@@ -76,6 +76,8 @@ class MemoryBook:
                 one = sum(weight[:, None, None] * kept[kind] for kind, weight in moment.items())
                 activations = np.maximum(activations, one)
             workspace = np.max([used[kind] for kind in kinds], axis=0)
+            if "head" in kinds:
+                workspace = np.maximum(0.0, workspace - self._of_frames(frames, "freed", "head"))
             total = states[:, :, None, None, :] + activations[:, :, :, None, None]
             if once.any():  # gradients come while activations go: the larger counts
                 less = np.minimum(gradients[:, :, None, None, :], activations[:, :, :, None, None])
@@ -136,6 +138,21 @@ class MemoryBook:
                     0.0
                     if kind == "head" and recipe.loss == "fp32"
                     else working_bytes(self.shape, kind, plan, recipe, self.sequence, self.software)
+                    for recipe in self.recipes
+                ]
+            )
+        return self._workspace[key]
+
+    def _freed_of(self, frame: Frame, kind: BlockKind) -> Array:
+        """What the head gives back before any layer runs backward, where its loss is in FP32."""
+        plan = frame.plan
+        key = ("freed", plan.tp, plan.cp, plan.microbatch)
+        if key not in self._workspace:
+            self._workspace[key] = np.array(
+                [
+                    activation_bytes(self.shape, kind, recipe, "none", plan, self.sequence, self.software)
+                    if recipe.loss == "fp32"
+                    else 0.0
                     for recipe in self.recipes
                 ]
             )
