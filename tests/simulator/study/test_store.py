@@ -92,10 +92,9 @@ def test_a_full_disk_is_told_and_loses_nothing(tmp_path: Path) -> None:
         assert store.put(OTHER, "now there is room", OUTCOME)
 
 
-def test_a_store_that_somebody_holds_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moesim.simulator.study.store.BUSY_S", 0.05)
+def test_a_store_that_somebody_holds_is_told(tmp_path: Path) -> None:
     path = tmp_path / "s.sqlite"
-    with Store(path) as store:
+    with Store(path, busy_s=0.05) as store:
         holder = sqlite3.connect(path, isolation_level=None)
         holder.execute("BEGIN IMMEDIATE")
         with pytest.raises(InputError, match="another process has held it"):
