@@ -18,7 +18,7 @@ from moesim.simulator.engine.wires import FoldedWires
 from moesim.simulator.full.groups import ClusterPrograms, Draw, compile_groups
 from moesim.simulator.layout.expert_load import RankLoads
 from moesim.simulator.layout.in_flight import rank_stages
-from moesim.simulator.layout.memory import MemoryReport, memory_by_kind
+from moesim.simulator.layout.memory import MemoryReport, RankStages, memory_by_kind
 from moesim.simulator.layout.parallel import Layout, check_against_model, microbatches
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.operator import BlockKind
@@ -99,20 +99,7 @@ def prepare(
         return draw_variation(scenario, layout, schedule, routed_layers(kinds), own, group, members)
 
     programs, whole = _programs(scenario, layout, schedule, kinds, costs, pricer, draw)
-    report = memory_by_kind(
-        shape,
-        layout,
-        scenario.recipe,
-        stages,
-        rank_stages(schedule),
-        sequence=scenario.batch.sequence_length,
-        recompute=scenario.recompute,
-        communication_sms=scenario.communication.sms,
-        capacity_bytes=cluster.accelerator.hbm_bytes,
-        redundant_experts=scenario.routing.redundant_experts,
-        software=scenario.software,
-        single_pass=schedule.pp == 1 and count == 1,
-    )
+    report = memory_of(scenario, shape, stages, rank_stages(schedule), count)
     return Prepared(
         scenario,
         shape,
@@ -155,6 +142,31 @@ def _programs(
     )
     order = scenario.communication.order
     return (compile_program(schedule, kinds, costs, order, draw(0, None), wires),), None
+
+
+def memory_of(
+    scenario: Scenario,
+    shape: ModelShape,
+    stages: StageAssignment,
+    ranks: Sequence[RankStages],
+    microbatches: int,
+) -> MemoryReport:
+    """Memory of a scenario's plan with any stages, by kind and pipeline rank (eq. M1 to M5)."""
+    cluster = scenario.machine
+    return memory_by_kind(
+        shape,
+        Layout(scenario.parallel, cluster.n_gpus, cluster.node.n_gpus),
+        scenario.recipe,
+        stages,
+        ranks,
+        sequence=scenario.batch.sequence_length,
+        recompute=scenario.recompute,
+        communication_sms=scenario.communication.sms,
+        capacity_bytes=cluster.accelerator.hbm_bytes,
+        redundant_experts=scenario.routing.redundant_experts,
+        software=scenario.software,
+        single_pass=len(ranks) == 1 and microbatches == 1,
+    )
 
 
 def load_schedule(scenario: Scenario, count: int) -> Schedule:

@@ -9,11 +9,11 @@ from itertools import accumulate
 
 from moesim.simulator.fleet.spread import Part
 from moesim.simulator.layout.buffers import expert_buffers
-from moesim.simulator.layout.memory import MemoryReport, RankStages, memory_by_kind
-from moesim.simulator.layout.parallel import Layout
+from moesim.simulator.layout.memory import MemoryReport, RankStages
 from moesim.simulator.layout.stages import Block, StageAssignment, balanced_by_stage, blocks_of
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.prepare import memory_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +45,7 @@ class FleetMemory:
         return expert_buffers(scenario.parallel.ep, self.shape.hidden, scenario.communication.sms).total_bytes
 
     def _report(self, part: Part, stages: StageAssignment) -> MemoryReport:
-        scenario, cluster = part.scenario, part.scenario.machine
-        return memory_by_kind(
-            self.shape,
-            Layout(scenario.parallel, cluster.n_gpus, cluster.node.n_gpus),
-            scenario.recipe,
-            stages,
-            self.ranks,
-            sequence=scenario.batch.sequence_length,
-            recompute=scenario.recompute,
-            communication_sms=scenario.communication.sms,
-            capacity_bytes=cluster.accelerator.hbm_bytes,
-            redundant_experts=scenario.routing.redundant_experts,
-            software=scenario.software,
-            single_pass=len(self.ranks) == 1 and self.microbatches == 1,
-        )
+        return memory_of(part.scenario, self.shape, stages, self.ranks, self.microbatches)
 
     def fits(self, stages: StageAssignment) -> bool:
         """Whether every rank fits into the memory of its pool."""

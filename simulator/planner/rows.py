@@ -10,8 +10,6 @@ from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from moesim.simulator.engine.execute import execute
 from moesim.simulator.layout.in_flight import rank_stages
-from moesim.simulator.layout.memory import memory_by_kind
-from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.model.shape import ModelShape
@@ -19,7 +17,7 @@ from moesim.simulator.planner.causes import step_causes
 from moesim.simulator.planner.found import Candidates
 from moesim.simulator.planner.placements import placement_name, with_placement
 from moesim.simulator.planner.result import PlanRow
-from moesim.simulator.prepare import prepare
+from moesim.simulator.prepare import memory_of, prepare
 from moesim.simulator.scenario import Scenario, Stages
 from moesim.simulator.schedules import build
 
@@ -74,7 +72,6 @@ def scenario_of(
 def closed_form_memory(
     scenario: Scenario,
     shape: ModelShape,
-    cluster: Cluster,
     candidates: Candidates,
     number: int,
     placement: int | None = None,
@@ -86,20 +83,7 @@ def closed_form_memory(
     if ranks != frame.pattern.in_flight[0]:  # it grows with the micro-batches: look at all of them
         schedule = build(frame.schedule, frame.plan.pp, frame.microbatches, frame.plan.vpp)
         ranks = tuple(rank_stages(schedule))
-    report = memory_by_kind(
-        shape,
-        Layout(scenario.parallel, cluster.n_gpus, cluster.node.n_gpus),
-        scenario.recipe,
-        assignment,
-        ranks,
-        sequence=scenario.batch.sequence_length,
-        recompute=scenario.recompute,
-        communication_sms=scenario.communication.sms,
-        capacity_bytes=cluster.accelerator.hbm_bytes,
-        redundant_experts=scenario.routing.redundant_experts,
-        software=scenario.software,
-        single_pass=frame.plan.pp == 1 and frame.microbatches == 1,
-    )
+    report = memory_of(scenario, shape, assignment, ranks, frame.microbatches)
     return Simulated(
         None,
         report.total_bytes,

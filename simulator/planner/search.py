@@ -265,7 +265,7 @@ class _Search:
         scenario = scenario_of(self.scenario, c, number, placement)
         tried = {which: seconds for seconds, _, which in c.others.get(number, ())}
         seconds = c.time_s[number] if placement is None else tried.get(placement, c.time_s[number])
-        found = simulated or closed_form_memory(scenario, self.shape, self.cluster, c, number, placement)
+        found = simulated or closed_form_memory(scenario, self.shape, c, number, placement)
         family = int((c.family == c.family[number]).sum())
         return make_row(
             scenario,

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 import moesim
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.units import SECONDS_PER_DAY
 from moesim.simulator.reprice import unpriced, without_prices
 from moesim.simulator.result import Result
 from moesim.simulator.scenario import Scenario
@@ -31,7 +32,7 @@ FOLDER = "MOESIM_CACHE"
 """Environment variable: the folder to keep predictions in; `off` keeps none."""
 MOST_BYTES = 256_000_000
 """Of the file; then the older half goes."""
-OLD_S = 30 * 86_400.0
+OLD_S = 30 * SECONDS_PER_DAY
 """Files of other versions that nobody has written for so long are removed."""
 BUSY_S = 2.0
 
