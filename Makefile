@@ -13,7 +13,7 @@ app: $(VENV)/.test
 	@$(BIN)/moesim app
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/.test
 	$(BIN)/ruff format --check .

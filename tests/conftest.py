@@ -39,6 +39,11 @@ os.environ["MOESIM_CACHE"] = "off"
 settings.load_profile("ci" if os.environ.get("CI") else "moesim")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest test first: where files are spread over processes, it must not be what all wait for."""
+    items.sort(key=lambda item: item.path.name != "test_pages.py")
+
+
 @lru_cache(maxsize=2)
 def _run(preset: str) -> Run:
     from moesim.simulator.engine.execute import execute
