@@ -15,7 +15,16 @@ from moesim.simulator.chunk import ActionKind
 from moesim.simulator.engine.execute import holders
 from moesim.simulator.layout.in_flight import rank_stages
 from moesim.simulator.layout.memory import RankStages
-from moesim.simulator.schedules import Overlap, Schedule, Step, build, needs_of, per_round, provides_of
+from moesim.simulator.schedules import (
+    STEADY_GRAIN,
+    Overlap,
+    Schedule,
+    Step,
+    build,
+    needs_of,
+    provides_of,
+    validate,
+)
 from moesim.simulator.schedules.action import actions_of
 from moesim.simulator.schedules.timeline import Needs, unit_times
 
@@ -143,8 +152,16 @@ class Pattern:
 
 @lru_cache(maxsize=4096)
 def pattern(name: str, pp: int, microbatches: int, vpp: int) -> Pattern:
-    """The pattern of a schedule: itself where it is short, else two shorter ones of the same kind."""
-    grain = per_round(pp, microbatches) if name.startswith("interleaved") else 2 if name == "dualpipe" else 1
+    """The pattern of a schedule: itself where it is short, else two shorter ones of the same kind.
+
+    A schedule whose steady state nobody declared (`STEADY_GRAIN`) is validated and taken whole. Raises
+    InputError where its builder refuses the sizes or what it builds cannot run.
+    """
+    if name not in STEADY_GRAIN:
+        whole = _pattern(name, pp, vpp, (microbatches,))
+        validate(whole.samples[0])
+        return whole
+    grain = STEADY_GRAIN[name](pp, microbatches)
     sizes = [_reduced(microbatches, grain, fills * pp) for fills in FILLS]
     if microbatches <= sizes[1] or sizes[0] == sizes[1]:
         return _pattern(name, pp, vpp, (microbatches,))
