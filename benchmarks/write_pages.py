@@ -1,4 +1,4 @@
-"""Writes docs/validation.md, the answer in the README and the examples' outputs from fresh runs.
+"""Writes docs/validation.md, the README's answer, docs/scenario.md's tables of keys and the examples' outputs.
 
     python benchmarks/write_pages.py [--check] [--scoreboard]
 
@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from pathlib import Path
 
+from key_tables import filled
 from scoreboard_page import scoreboard_section, section_on
 
 import moesim
@@ -47,6 +48,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "validation.md"
 NOTES = ROOT / "docs" / "validation-notes.md"
 README = ROOT / "README.md"
+SCENARIO = ROOT / "docs" / "scenario.md"
 BEGIN, END = "<!-- answer -->\n", "<!-- end of answer -->"
 ANSWER_ENDS = "critical path"
 HOME = "deepseek-v3-2048xh800"
@@ -274,6 +276,7 @@ def main() -> None:
         pages = {
             PAGE: page(score(), placement_sensitivity(load_scenario(HOME)), context_plans(), board),
             README: readme_with_answer(),
+            SCENARIO: filled(SCENARIO.read_text("utf-8")),
             **dict(zip(commands, outputs, strict=True)),
         }
     stale = [path for path, text in pages.items() if not path.is_file() or path.read_text("utf-8") != text]

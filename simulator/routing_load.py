@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class UniformLoad(_Part):
     """All experts equally popular."""
 
     kind: Literal["uniform"]
+    """All experts equal; as without `routing.load`, but drawn expert by expert."""
 
 
 class ZipfLoad(_Part):
@@ -37,6 +38,7 @@ class ZipfLoad(_Part):
 
     kind: Literal["zipf"]
     exponent: SourcedFraction
+    """Exponent of the popularity."""
     shuffle_per_layer: bool = True
     """Every layer has its own order; false: expert 0 is the most popular one in all of them."""
 
@@ -46,6 +48,7 @@ class HistogramLoad(_Part):
 
     kind: Literal["histogram"]
     file: str
+    """Recorded counts: .csv, .npy or .json."""
     step: int = Field(0, ge=0)
     """Which recorded step is predicted."""
 
@@ -67,6 +70,7 @@ class BiasLoad(_Part):
         "14.3T tokens (0.0 for the last 500B)",
         date="2024-12",
     )
+    """Update speed of the bias."""
 
 
 Load = Annotated[UniformLoad | ZipfLoad | HistogramLoad | BiasLoad, Field(discriminator="kind")]
@@ -76,7 +80,9 @@ class Capacity(_Part):
     """Rows above `factor` times the mean of an expert (or of a rank's experts together) are dropped."""
 
     factor: SourcedFraction
+    """Rows above this multiple of the mean are dropped; the share dropped is a warning of the result."""
     per: Literal["expert", "rank"] = "expert"
+    """Whose rows are counted."""
 
     @field_validator("factor")
     @classmethod
@@ -90,7 +96,9 @@ class Eplb(_Part):
     """Expert-parallel load balancing: how many replicas, and how they are placed."""
 
     redundant_experts: int = Field(ge=0)
+    """Replicas beyond one an expert, over one expert-parallel group; a multiple of `parallel.ep`."""
     policy: Policy = "hierarchical"
+    """Groups of experts stay on one node, or all experts go anywhere."""
     groups: PositiveInt | None = None
     """Groups of experts that stay on one node (hierarchical); absent: those of the model's gate."""
 

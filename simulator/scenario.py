@@ -34,20 +34,23 @@ PRESETS = "data/scenarios"
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class Batch(_Part):
     """Global batch of one step."""
 
     sequences: PositiveInt
+    """Sequences of one step over the whole cluster."""
     sequence_length: PositiveInt
+    """Tokens of one sequence."""
 
 
 class Communication(_Part):
     """Communication kernels: how many SMs they hold, which generation, what they overlap with."""
 
     sms: int = Field(20, ge=0)
+    """SMs or compute units reserved for communication kernels; 0 where an engine moves collectives."""
     kernels: str = "deepep-2025-02"
     """Generation of the expert-parallel kernels: names the profile curve ep.nic_fraction.<kernels>."""
     overlap: str | OverlapOrder = "deepseek-v3"
@@ -76,7 +79,9 @@ class Stages(_Part):
     """
 
     layers: tuple[int, ...] | None = None
+    """Decoder layers per stage; embedding on the first, MTP and head on the last; absent: balanced."""
     blocks: tuple[str, ...] | None = None
+    """Block kinds per stage ("moe*4") of embedding, dense, moe, mtp, head; may be a part of the model."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Stages:
@@ -124,24 +129,35 @@ class Scenario(_Part):
     )
 
     name: str
+    """Shown in the result."""
     description: str = ""
+    """Free text."""
     model: str | ModelShape
     """A shipped model, a model.yaml or a Hugging Face config.json; or the shape itself."""
     cluster: str | Cluster | None = None
+    """A shipped cluster, a file, or its description; see below."""
     fleet: Fleet | None = None
     """Several clusters that share the pipeline, in the place of `cluster`."""
     profile: str
     """Calibration profile: a shipped name or a file."""
     precision: str | Precision
+    """Recipe: `fp8` (DeepSeek-V3's), `bf16`, or the formats of products, states and transfers."""
     parallel: ParallelPlan
+    """Degrees of parallelism."""
     schedule: str = "1f1b"
     """A schedule name, or a CSV file in PyTorch's pipelining notation."""
     batch: Batch
+    """Global batch of one step."""
     stages: Stages = Stages()
+    """Which layers each pipeline stage holds."""
     communication: Communication = Communication()
+    """Communication kernels."""
     recompute: RecomputePolicy = "none"
+    """What backward forms again; `deepseek-v3` is `selective` with the attention output cached in E5M6."""
     routing: Routing
+    """Which experts tokens go to."""
     variation: Variation
+    """What else makes ranks differ."""
     run: RunPlanRef
     """The whole run: a run plan's name or file, or its keys."""
     resolution: Literal["folded", "full"] = "folded"
@@ -153,6 +169,7 @@ class Scenario(_Part):
     software: Software = Software()
     """What the framework does: attention kernels, overlap of collectives."""
     seed: int = Field(0, ge=0, lt=2**63)
+    """Of every random draw."""
     _base: str | None = PrivateAttr(None)
     """Folder that relative paths start from (set by the loader)."""
 

@@ -12,7 +12,7 @@ GraphPart: TypeAlias = Literal["attention", "router", "experts", "all"]
 class Software(BaseModel):
     """Framework behaviour that changes a step; all off unless given (docs/model.md, section 15)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     attention: Literal["flash", "unfused"] = "flash"
     """`unfused`: the scores go through memory: two batched products, a softmax and a dropout kernel."""

@@ -8,7 +8,7 @@ from moesim.hwmodels.cluster import Cluster
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class Pool(_Part):
@@ -18,6 +18,7 @@ class Pool(_Part):
     """
 
     cluster: str | Cluster
+    """As the scenario's `cluster`."""
     nodes: PositiveInt | None = None
     """Nodes of the cluster that the job has; absent: all."""
     profile: str | None = None
@@ -30,3 +31,4 @@ class Fleet(_Part):
     """Pools in the order of the pipeline: the first ranks are on the first pool."""
 
     pools: tuple[Pool, ...] = Field(min_length=2)
+    """Two or more pools."""
