@@ -1,4 +1,4 @@
-"""Runs programs: the only place where simulated time passes.
+"""Runs programs in SimPy: pipeline ranks as processes, their transfers on shared links (`engine/links.py`).
 
 Compute of a pipeline rank advances as vectors of member clocks; transfers are SimPy flows on shared
 links. A transfer is a barrier of its group: it starts when the slowest member is ready. Groups have

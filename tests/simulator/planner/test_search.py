@@ -12,7 +12,7 @@ import pytest
 
 import moesim
 from moesim.hwmodels.errors import InfeasibleError, InputError
-from moesim.simulator.planner import search, study
+from moesim.simulator.planner import replay, rows, search, study
 from moesim.simulator.planner.causes import CAUSES, difference
 from moesim.simulator.planner.processes import engine_processes
 from moesim.simulator.planner.result import PlanResult
@@ -100,7 +100,7 @@ def test_nothing_on_the_front_beats_the_best_by_closed_form_alone(
     monkeypatch: pytest.MonkeyPatch, objective: str
 ) -> None:
     """A closed form that is a tenth too fast makes many such claims; the engine decides about each."""
-    exact = study.step_seconds
+    exact = replay.step_seconds
     monkeypatch.setattr(study, "step_seconds", lambda *of: 0.9 * exact(*of))
     front = plan(small(), PlanSpace(**SPACE), objective, top=1)
     assert [row for row in front.pareto if row.source == "closed form" and row.margin < 0.0] == []
@@ -109,7 +109,7 @@ def test_nothing_on_the_front_beats_the_best_by_closed_form_alone(
 
 
 def test_a_plan_that_the_engine_refuses_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    exact = search.simulate_plan
+    exact = rows.simulate_plan
 
     def picky(scenario: Scenario) -> Any:
         if scenario.schedule == "zbv":
