@@ -36,7 +36,8 @@ TABLES: dict[str, dict[str, type[BaseModel]]] = {
     "cluster": {"": Cluster},
     "pool": {"": Pool},
     "run": {
-        "": RunPlan, "ramp": Ramp, "phases[]": Phase, "checkpoint": Checkpoint, "spares": Spares, "price": Price,
+        "": RunPlan, "ramp": Ramp, "phases[]": Phase, "checkpoint": Checkpoint, "spares": Spares,
+        "price": Price,
     },
 }  # fmt: skip
 """Tables by name: models by the path of the section that they are."""

@@ -50,13 +50,14 @@ def section_on(page: str) -> str:
 def section(searched: list[Searched]) -> str:
     """Markdown of the searches, and in a comment the plans that a test simulates again."""
     lines = [
-        f"Written by `make scoreboard` (moesim {moesim.__version__}). DeepSeek's own plan is in the last column.",
+        f"Written by `make scoreboard` (moesim {moesim.__version__}). Own plan: DeepSeek's.",
         "",
         "| search | plans | legal | fit | closed form | engine | all others need | best plan | own plan |",
         "|---|---|---|---|---|---|---|---|---|",
         *(_row(one) for one in searched),
         "",
-        "Seconds that DeepSeek's own plan takes more than the best one with 20 communication SMs, by mechanism (eq. P4):",
+        "Seconds that DeepSeek's own plan takes more than the best with 20 communication SMs, by mechanism",
+        "(eq. P4):",
         "",
         "| mechanism | s |",
         "|---|---|",
@@ -73,7 +74,8 @@ def section(searched: list[Searched]) -> str:
     ]
     lines += ["|---|---|---|---|---|"]
     lines += [
-        f"| {row.label} | {row.precision} | {row.recompute} | {row.time_s:.2f} | {row.memory_bytes / GIB:.1f} |"
+        f"| {row.label} | {row.precision} | {row.recompute} | {row.time_s:.2f} "
+        f"| {row.memory_bytes / GIB:.1f} |"
         for row in first.ranked
     ]
     again = [[*one.overrides, *_overrides(one.found.best)] for one in searched]

@@ -4,8 +4,8 @@ docs/scenario.md, the searches in docs/planner.md and the examples' outputs.
     python benchmarks/write_pages.py [--check] [--scoreboard]
 
 `--check` exits with 1 where a page on disk differs: numbers move only with the code or its data. The open
-scoreboard and the searches of docs/planner.md (minutes) are computed anew with `--scoreboard` only, and kept as
-they stand otherwise.
+scoreboard and the searches of docs/planner.md (minutes) are computed anew with `--scoreboard` only, and kept
+as they stand otherwise.
 """
 
 from __future__ import annotations

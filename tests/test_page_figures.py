@@ -150,7 +150,7 @@ def test_a_worked_figure_is_that_of_the_code(
 def test_the_best_plans_of_the_planner_page_take_as_long_as_it_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The searches themselves take minutes (make scoreboard); the plans that they found are simulated again."""
+    """The searches take minutes (make scoreboard); the plans that they found are simulated again here."""
     import moesim
 
     root = PAGE.parent.parent
