@@ -147,8 +147,8 @@ def step_result(
         tflops_per_gpu_noncausal=full / 1e12,
         mfu_causal=causal / peak_flop_per_s,
         mfu_noncausal=full / peak_flop_per_s,
-        lower_bound_s=max(lower_bound_s(program) for program in programs),
-        upper_bound_s=max(upper_bound_s(program) for program in programs),
+        lower_bound_s=lower_bound_s(programs),
+        upper_bound_s=upper_bound_s(programs),
     )
 
 
