@@ -26,6 +26,9 @@ from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.schedules import Action, Overlap, Schedule
 from moesim.simulator.vectors import FloatVector, IntVector
 
+LONGEST_PHASE_S = 1e6
+"""No phase takes eleven days; ten thousand of them still fit into 64 bits of nanoseconds."""
+
 ROUNDING = 1e-9
 """Mean rows of the members that are below 1 by less are all there."""
 
@@ -270,7 +273,7 @@ class _Compiler:
                 seconds += cost.row_s * (1.0 if number is None else self.variation.loads[number])
             if cost.fixed_s + cost.row_s > 0.0:
                 seconds *= self.clock[stage] * self._noise(key[:3], seconds.shape)
-            self.rows[key] = np.rint(seconds * NS).astype(np.int64)
+            self.rows[key] = whole_ns(seconds)
         return self.rows[key]
 
     def _noise(self, key: tuple[int, int, Phase], shape: tuple[int, ...]) -> FloatVector | float:
@@ -313,8 +316,16 @@ class _Compiler:
             payload = np.maximum(cost.nic_s * node_load * nic, cost.scale_up_s * load * scale_up)
             payload = np.broadcast_to(payload, shape)
             slowest = (payload.max(axis=1) * NS).tolist()
-            self.payloads[key] = slowest, np.rint(payload * NS).astype(np.int64)
+            self.payloads[key] = slowest, whole_ns(payload)
         return self.payloads[key]
+
+
+def whole_ns(seconds: FloatVector) -> IntVector:
+    """Seconds as whole nanoseconds; raises OverflowError for what no phase of a step takes."""
+    longest = float(seconds.max(initial=0.0))
+    if not 0.0 <= longest <= LONGEST_PHASE_S:
+        raise OverflowError(f"a phase of {longest:.6g} s does not fit into a step counted in nanoseconds")
+    return np.rint(seconds * NS).astype(np.int64)
 
 
 def _sides(step: Action) -> tuple[Action | None, Action | None]:
