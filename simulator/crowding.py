@@ -24,7 +24,7 @@ Hop = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class _Bytes:
-    """What a transfer with even load puts on its links, by the hop that the load of nodes and members weigh."""
+    """What a transfer with even load puts on its links: the hop that node loads weigh, and the other."""
 
     links: IntVector
     outer: FloatVector

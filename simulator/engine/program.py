@@ -12,6 +12,7 @@ from typing import get_args
 
 import numpy as np
 
+from moesim.hwmodels.errors import InputError
 from moesim.simulator.chunk import (
     EP_PHASES,
     WEIGHT_OF,
@@ -26,8 +27,8 @@ from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.schedules import Action, Overlap, Schedule
 from moesim.simulator.vectors import FloatVector, IntVector
 
-LONGEST_PHASE_S = 1e6
-"""No phase takes eleven days; ten thousand of them still fit into 64 bits of nanoseconds."""
+LONGEST_PHASE_S = 1e5
+"""Ninety thousand of them in series still fit into 64 bits of nanoseconds."""
 
 ROUNDING = 1e-9
 """Mean rows of the members that are below 1 by less are all there."""
@@ -321,10 +322,19 @@ class _Compiler:
 
 
 def whole_ns(seconds: FloatVector) -> IntVector:
-    """Seconds as whole nanoseconds; raises OverflowError for what no phase of a step takes."""
+    """Seconds as whole nanoseconds.
+
+    Raises InputError for a phase that no step has, OverflowError for what is not a duration.
+    """
     longest = float(seconds.max(initial=0.0))
-    if not 0.0 <= longest <= LONGEST_PHASE_S:
-        raise OverflowError(f"a phase of {longest:.6g} s does not fit into a step counted in nanoseconds")
+    if longest > LONGEST_PHASE_S:
+        raise InputError(
+            f"a single phase of a micro-batch takes {longest:.3g} s with these rates and sizes; a step is "
+            f"counted in nanoseconds with phases of at most {LONGEST_PHASE_S:g} s (a day and a half): raise "
+            "peaks, bandwidths and efficiencies, or lower batch.sequence_length and parallel.microbatch"
+        )
+    if not 0.0 <= float(seconds.min(initial=0.0)) <= longest:
+        raise OverflowError(f"durations from {seconds.min():.6g} to {longest:.6g} s are none")
     return np.rint(seconds * NS).astype(np.int64)
 
 

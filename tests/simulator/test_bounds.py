@@ -112,7 +112,7 @@ def troubled(draw: st.DrawFn) -> Scenario:
     )
     if draw(st.booleans()):
         return home
-    if draw(st.integers(0, 3)) == 0 and "dualpipe" != schedule and pp > 1:
+    if draw(st.integers(0, 3)) == 0 and schedule != "dualpipe" and pp > 1:
         return _on_two_pools(draw, home, nodes, stages, pp)
     faults = draw(st.lists(_faults(nodes, unit), max_size=3))
     return home.replace(resolution="full", faults=faults)
