@@ -150,7 +150,7 @@ class ClusterWires:
         return exchange_pattern(topology, self.gpus[rank], self.per_node, outward, self.spreading, self.seed)
 
     def uniform(self, rank: int, phase: Phase, cost: TransferCost) -> Demand | None:
-        """Parameters go round a ring through the ports of every GPU that work; routed rows depend on the load."""
+        """Parameters go round a ring through all ports that work; routed rows depend on the load."""
         if phase in OUTWARD or phase in ("combine F", "dispatch B"):
             return None
         ports = [links[self._capacity[links] > 0.0] for links in self.ports(rank)]

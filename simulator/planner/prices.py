@@ -291,7 +291,8 @@ class PriceBook:
 
     def send_s(self, plan: ParallelPlan, shape: Pattern) -> float:
         """Seconds of one pipeline hop."""
-        key = (plan.pp, plan.tp, plan.microbatch / (plan.cp * plan.tp))
+        # On a torus the expert-parallel degree decides how far away the next rank is.
+        key = (plan.pp, plan.tp, plan.ep, plan.microbatch / (plan.cp * plan.tp))
         if key not in self._sends:
             pricer = self.pricer(plan, self.scenario.recipe, "none")
             self._sends[key] = pricer.send(shape.samples[0])[1]

@@ -7,7 +7,7 @@ from functools import lru_cache
 from math import sqrt
 from statistics import NormalDist
 
-from moesim.simulator.draws import MOST_MEMBERS
+from moesim.simulator.layout.groups import MOST_MEMBERS
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.frames import Frame
 from moesim.simulator.scenario import Scenario
