@@ -38,6 +38,7 @@ class ActionBook:
     order: OverlapOrder
     _times: dict[object, ActionTimes] = field(default_factory=dict)
     _read: dict[object, tuple[Array, Array]] = field(default_factory=dict)
+    _computed: dict[object, tuple[Array, Array, Array]] = field(default_factory=dict)
     _phases: dict[BlockKind, frozenset[Phase]] = field(default_factory=dict)
     _spread: dict[str, Array] = field(default_factory=dict)
 
@@ -64,19 +65,25 @@ class ActionBook:
         free = {"compute": zero, "communication": zero}
         ends: list[Array] = []
         lags: list[Array] = []
+        late: dict[tuple[int, int], tuple[Array, Array]] = {}  # of each side and block since its last barrier
         for task in template.tasks:
-            block = sides[task.side][task.block]
-            own, lag = self._compute(block, task)
+            block, place = sides[task.side][task.block], (task.side, task.block)
+            own, from_run, from_rows = self._compute(block, task)
             ready = free[task.stream]
             if not self._moves(block, task.phase, mode):
                 for dep in task.deps:
                     ready = np.maximum(ready, ends[dep])
                 end = ready + own
+                # Runs differ from phase to phase; a block has the same rows in all of its phases.
+                before = late.get(place, (zero, zero))
+                late[place] = before[0] + from_run * from_run, before[1] + from_rows
+                lag = np.sqrt(late[place][0] + late[place][1] * late[place][1])
             else:
                 for dep in task.deps:
                     ready = np.maximum(ready, ends[dep] + lags[dep])
+                lag = np.sqrt(from_run * from_run + from_rows * from_rows)
                 end = ready + own + lag + self._transfer(block, task.phase, mode)
-                lag = zero
+                lag, late[place] = zero, (zero, zero)
             free[task.stream] = end
             ends.append(end)
             lags.append(lag)
@@ -94,23 +101,23 @@ class ActionBook:
             self._spread[name] = np.array([getattr(spread, name) for spread in self.spreads])
         return self._spread[name]
 
-    def _compute(self, kind: BlockKind, task: Task) -> tuple[Array, Array]:
-        """Compute of a task at the pace of the slowest GPU, and how much later the slowest member is done.
+    def _compute(self, kind: BlockKind, task: Task) -> tuple[Array, Array, Array]:
+        """Compute of a task at the pace of the slowest GPU, and how much later its slowest run and the member
+        with the most rows are done.
 
         In a pair a share of it runs beside busy communication SMs (eq. E6).
         """
         key = (kind, task.phase, task.beside)
-        if key not in self._read:
+        if key not in self._computed:
             if task.beside is None:
                 fixed, row = self._price(kind, task.phase, "alone")
             else:
                 quiet, busy = (self._price(kind, task.phase, mode) for mode in ("quiet", "beside"))
                 fixed, row = (q + task.beside * (b - q) for q, b in zip(quiet, busy, strict=True))
-            own = (fixed + row) * (1.0 + self._spread_of("clock"))
-            from_run, from_rows = (fixed + row) * self._spread_of("jitter"), row * self._spread_of("rows")
-            lag = np.sqrt(from_run * from_run + from_rows * from_rows)
-            self._read[key] = own, lag
-        return self._read[key]
+            kept = fixed + row * (self._spread_of("kept") + self._spread_of("hot"))
+            own = kept * (1.0 + self._spread_of("clock"))
+            self._computed[key] = own, kept * self._spread_of("jitter"), row * self._spread_of("rows")
+        return self._computed[key]
 
     def _price(self, kind: BlockKind, phase: Phase, mode: str) -> tuple[Array, Array]:
         """Seconds of a phase: what does not and what does grow with received rows; 0 where there is none."""
@@ -129,8 +136,9 @@ class ActionBook:
         if key not in self._read:
             costs = [table.transfer[kind, phase, mode] for table in self.tables]
             routed = phase not in ("gather F", "gather B", "scatter W")
-            nic = np.array([c.nic_s for c in costs]) * (1.0 + routed * self._spread_of("node_payload"))
-            up = np.array([c.scale_up_s for c in costs]) * (1.0 + routed * self._spread_of("payload"))
+            rows = self._spread_of("kept") if routed else 1.0
+            nic = np.array([c.nic_s for c in costs]) * (rows + routed * self._spread_of("node_payload"))
+            up = np.array([c.scale_up_s for c in costs]) * (rows + routed * self._spread_of("payload"))
             total = np.array([c.launch_s for c in costs]) + np.maximum(nic, up)
             self._read[key] = total, total
         return self._read[key][0]

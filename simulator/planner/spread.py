@@ -27,10 +27,11 @@ def members(frame: Frame) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Relative lag of the slowest member (docs/model.md, eq. P3).
+    """Relative lag of the slowest member (docs/model.md, eq. P3 and P5).
 
     `clock`: its sustained speed, lasting. `jitter` and `rows`: of one phase, from run to run and from its
-    received rows, which only barriers make felt; `payload` and `node_payload`: of a transfer.
+    received rows, which only barriers make felt; `payload` and `node_payload`: of a transfer. `kept`: mean
+    rows that capacity does not drop; `hot`: what one member has above them in all layers, lasting.
     """
 
     clock: float
@@ -38,6 +39,8 @@ class Spread:
     rows: float
     payload: float
     node_payload: float
+    kept: float = 1.0
+    hot: float = 0.0
 
 
 def spread_of(scenario: Scenario, shape: ModelShape, frame: Frame) -> Spread:
