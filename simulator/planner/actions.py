@@ -16,6 +16,8 @@ from moesim.simulator.planner.spread import Spread
 
 Array = npt.NDArray[np.float64]
 
+ROUTED: frozenset[Phase] = frozenset({"mlp F", "mlp I", "mlp W"})
+"""Compute that grows with received rows."""
 
 _NOTHING = PhaseCost(0.0)
 
@@ -59,9 +61,14 @@ class ActionBook:
     def _walk(
         self, kind: ActionKind, template: Template, sides: tuple[Sequence[BlockKind], Sequence[BlockKind]]
     ) -> ActionTimes:
-        """Both streams in order, every transfer behind the barrier of its group (eqs. E1, E2 and P3)."""
+        """Both streams in order, every transfer behind the barrier of its group (eqs. E1, E2, P3 and P5).
+
+        Times are of members [members, plans]: the mean one, and where load lasts the one with the most rows
+        of each block, which falls behind in all that it computes.
+        """
         mode: Mode = "beside" if "&" in kind else "alone"
-        zero = np.zeros(len(self.tables))
+        hot = self._hot_members(template)
+        zero = np.zeros((1 + len(hot), len(self.tables)))
         free = {"compute": zero, "communication": zero}
         ends: list[Array] = []
         lags: list[Array] = []
@@ -69,27 +76,39 @@ class ActionBook:
         for task in template.tasks:
             block, place = sides[task.side][task.block], (task.side, task.block)
             own, from_run, from_rows = self._compute(block, task)
+            if place in hot:
+                own = np.repeat(own[None], len(zero), axis=0)
+                own[hot[place]] += from_rows
+                from_rows = zero[0]
             ready = free[task.stream]
             if not self._moves(block, task.phase, mode):
                 for dep in task.deps:
                     ready = np.maximum(ready, ends[dep])
                 end = ready + own
                 # Runs differ from phase to phase; a block has the same rows in all of its phases.
-                before = late.get(place, (zero, zero))
+                before = late.get(place, (zero[0], zero[0]))
                 late[place] = before[0] + from_run * from_run, before[1] + from_rows
                 lag = np.sqrt(late[place][0] + late[place][1] * late[place][1])
             else:
                 for dep in task.deps:
                     ready = np.maximum(ready, ends[dep] + lags[dep])
                 lag = np.sqrt(from_run * from_run + from_rows * from_rows)
-                end = ready + own + lag + self._transfer(block, task.phase, mode)
-                lag, late[place] = zero, (zero, zero)
+                meet = (ready + own + lag).max(axis=0)
+                end = np.broadcast_to(meet + self._transfer(block, task.phase, mode), zero.shape)
+                lag, late[place] = zero[0], (zero[0], zero[0])
             free[task.stream] = end
             ends.append(end)
             lags.append(lag)
         whole = np.maximum(free["compute"], free["communication"])
         out = [whole if n is None else ends[n] for n in (template.forward_out, template.backward_out)]
-        return ActionTimes(whole, out[0], out[1])
+        return ActionTimes(whole.max(axis=0), out[0].max(axis=0), out[1].max(axis=0))
+
+    def _hot_members(self, template: Template) -> dict[tuple[int, int], int]:
+        """Member with the most rows of each (side, block) that sends tokens, where load lasts."""
+        if not self.spreads[0].lasting:
+            return {}
+        routed = dict.fromkeys((t.side, t.block) for t in template.tasks if t.phase in ROUTED)
+        return {place: 1 + n for n, place in enumerate(routed)}
 
     def _phases_of(self, kind: BlockKind) -> frozenset[Phase]:
         if kind not in self._phases:

@@ -101,6 +101,7 @@ class ExpertLoads:
             load.node,
             load.kept,
             load.hot,
+            lasting=True,
         )
 
     def least_kept(self, frame: Frame, placements: Sequence[Placement]) -> float:

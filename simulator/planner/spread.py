@@ -31,7 +31,8 @@ class Spread:
 
     `clock`: its sustained speed, lasting. `jitter` and `rows`: of one phase, from run to run and from its
     received rows, which only barriers make felt; `payload` and `node_payload`: of a transfer. `kept`: mean
-    rows that capacity does not drop; `hot`: what one member has above them in all layers, lasting.
+    rows that capacity does not drop; `hot`: what one member has above them in all layers; `lasting`: whether
+    the member with the most rows in a layer is always the same.
     """
 
     clock: float
@@ -41,6 +42,7 @@ class Spread:
     node_payload: float
     kept: float = 1.0
     hot: float = 0.0
+    lasting: bool = False
 
 
 def spread_of(scenario: Scenario, shape: ModelShape, frame: Frame) -> Spread:
