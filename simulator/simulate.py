@@ -24,7 +24,7 @@ from moesim.simulator.launches import host_report
 from moesim.simulator.layout.memory import FRAMEWORK_BYTES
 from moesim.simulator.layout.stages import describe
 from moesim.simulator.model.counts import (
-    block_flop_per_token,
+    blocks_flop_per_token,
     flop_per_token,
     parameters_mtp,
     parameters_total,
@@ -125,10 +125,7 @@ def _step(prepared: Prepared, time_s: float) -> StepResult:
         flop = [flop_per_token(shape, length, causal, kept) for causal in (True, False)]
     else:  # a part of the model: only what is simulated counts
         held = [block.kind for stage in prepared.stages.stages for block in stage]
-        flop = [
-            fsum(block_flop_per_token(shape, kind, length, causal, kept) for kind in held)
-            for causal in (True, False)
-        ]
+        flop = [blocks_flop_per_token(shape, held, length, causal, kept) for causal in (True, False)]
     return step_result(
         (flop[0], flop[1]),
         _tokens(prepared),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from math import fsum
 
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.shape import GQA, MLA, ModelShape
@@ -162,17 +164,20 @@ def flop_per_token(shape: ModelShape, sequence: int, causal: bool, kept_rows: fl
     return 6.0 * computed + attention_flop_per_token(shape, sequence, causal)
 
 
-def block_flop_per_token(
-    shape: ModelShape, kind: BlockKind, sequence: int, causal: bool, kept_rows: float = 1.0
+def blocks_flop_per_token(
+    shape: ModelShape, kinds: Sequence[BlockKind], sequence: int, causal: bool, kept_rows: float = 1.0
 ) -> float:
-    """The part of `flop_per_token` that one block has; 0 for embedding and MTP, which that leaves out."""
-    if kind in ("embedding", "mtp"):
-        return 0.0
-    parts = block_parameters(shape, kind, activated=True)
-    if kind == "head":
-        return 6.0 * parts.products
-    weights = parts.products - indexer_parameters(shape) - (1.0 - kept_rows) * parts.routed_experts
-    return 6.0 * weights + attention_flop_per_token(shape, sequence, causal) / shape.n_layers
+    """`flop_per_token` of some blocks alone: their layers, and one head where they hold any.
+
+    Embeddings and MTP modules, which have a head of their own, are not in it.
+    """
+    layers = [block_parameters(shape, kind, activated=True) for kind in kinds if kind in ("dense", "moe")]
+    weights = fsum(
+        p.products - indexer_parameters(shape) - (1.0 - kept_rows) * p.routed_experts for p in layers
+    )
+    head = block_parameters(shape, "head").products if "head" in kinds else 0
+    attention = attention_flop_per_token(shape, sequence, causal) * len(layers) / shape.n_layers
+    return 6.0 * (weights + head) + attention
 
 
 def attention_flop_per_token(shape: ModelShape, sequence: int, causal: bool) -> float:

@@ -12,6 +12,7 @@ from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.validation import validate_model
 from moesim.simulator.bounds import lower_bound_s, upper_bound_s
 from moesim.simulator.cost.table import SyncCost
+from moesim.simulator.crowding import Crowding
 from moesim.simulator.engine.execute import execute, execute_all
 from moesim.simulator.engine.program import Program
 from moesim.simulator.fleet.prepare import prepare_fleet
@@ -97,7 +98,7 @@ def troubled(draw: st.DrawFn) -> Scenario:
             f"cluster={{node: hgx-h800, nodes: {nodes}, network: {network}, name: small}}",
             f"cluster.node.nic_bandwidth={nic} Gb/s",
             f"cluster.node.nic_bandwidth_effective={nic / 10} GB/s",
-            f"parallel={{tp: 1, pp: {pp}, ep: {ep}, cp: 1, vpp: {stages // pp if 'inter' in schedule else 1}}}",
+            f"parallel={{tp: 1, pp: {pp}, ep: {ep}, cp: 1, vpp: {2 if 'interleaved' in schedule else 1}}}",
             f"parallel.zero_stage={draw(st.sampled_from([0, 1] if 'dual' in schedule else [0, 1, 3]))}",
             f"schedule={schedule}",
             f"stages.blocks={json.dumps([per_rank] * stages)}",
@@ -115,7 +116,8 @@ def troubled(draw: st.DrawFn) -> Scenario:
     if draw(st.integers(0, 3)) == 0 and schedule != "dualpipe" and pp > 1:
         return _on_two_pools(draw, home, nodes, stages, pp)
     faults = draw(st.lists(_faults(nodes, unit), max_size=3))
-    return home.replace(resolution="full", faults=faults)
+    spreading = draw(st.sampled_from(["modulo", "ecmp", "ideal"]))
+    return home.replace(resolution="full", faults=faults, spreading=spreading)
 
 
 def _on_two_pools(draw: st.DrawFn, home: Scenario, nodes: int, stages: int, pp: int) -> Scenario:
@@ -227,3 +229,39 @@ def test_sends_that_crowd_the_links_stay_below_the_upper_bound(toy: Toy, data: s
     )  # fmt: skip
     end_s = execute(program).end_ns / 1e9
     assert lower_bound_s([program]) <= end_s <= upper_bound_s([program])
+
+
+def test_many_sends_at_once_arrive_late_on_every_rank(toy: Toy) -> None:
+    """Sends of a rank share its link, so all arrive together, and the next rank sends them together again."""
+    pp, count = 16, 16
+    program = toy(
+        build("gpipe", pp, count), [["dense"]] * pp, lambda k, p, o: 1,
+        send_ns=1000.0, bytes_=1000.0, rate=1e9,
+    )  # fmt: skip
+    end_s = execute(program).end_ns / 1e9
+    four_an_action = 2 * (pp + count - 1) * 4 * 1000e-9
+    assert end_s > four_an_action
+    assert lower_bound_s([program]) <= end_s <= upper_bound_s([program])
+
+
+def test_transfers_of_other_groups_on_shared_links_are_in_the_upper_bound() -> None:
+    """Several leaves under few spines: groups and planes meet on the cables between switches."""
+    job = load_scenario(
+        "deepseek-v3-2048xh800",
+        [
+            "cluster={node: hgx-h800, nodes: 32, network: rail-roce-400g, name: 256xh800}",
+            "cluster.network.fabric={switch_ports: 26, oversubscription: 1, link_bandwidth: 400 Gb/s, "
+            "latency_same_leaf: 3 us, latency_cross_leaf: 5 us}",
+            "parallel={tp: 1, pp: 2, ep: 64}",
+            "stages.blocks=[moe, moe]",
+            "batch.sequences=512",
+            "resolution=full",
+            "spreading=ideal",
+        ],
+    )
+    programs = prepare(job).programs
+    assert Crowding.of(programs).streams.max() > 1
+    alone = max(upper_bound_s([program]) for program in programs)
+    end_s = execute_all(programs)[0].end_ns / 1e9
+    assert end_s <= upper_bound_s(programs)
+    assert alone < upper_bound_s(programs)
