@@ -65,7 +65,8 @@ class _Number(Protocol):
     @property
     def between(self) -> tuple[float, float] | None: ...
 
-    dimension: str
+    @property
+    def dimension(self) -> str: ...
 
 
 NumberT = TypeVar("NumberT")
