@@ -5,10 +5,11 @@ from __future__ import annotations
 import datetime
 import types
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
-from pydantic import BaseModel, BeforeValidator
+from pydantic import AfterValidator, BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
 from moesim.hwmodels.cluster import Cluster
@@ -187,4 +188,8 @@ def _limits(metadata: list[Any]) -> str:
         for limit in metadata
         if isinstance(limit, kind)
     ]
+    for limit in metadata:
+        if isinstance(limit, AfterValidator) and isinstance(limit.func, partial):
+            allowed = limit.func.keywords["allowed"]
+            found.append(f"{allowed.low:g} to {allowed.high:g}")
     return " " + ", ".join(found) if found else ""

@@ -21,6 +21,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from moesim.hwmodels import ranges
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.units import (
     DIMENSIONS,
@@ -121,6 +122,13 @@ class Sourced(BaseModel):
     def _in_order(self) -> Self:
         if self.between is not None and not 0.0 < self.between[0] <= self.between[1]:
             raise ValueError(f"between {list(self.between)} must be a low and a high value above 0")
+        return self
+
+    @model_validator(mode="after")
+    def _in_range(self) -> Self:
+        allowed = ranges.BY_DIMENSION.get(self.dimension)
+        if allowed is not None:
+            ranges.check(self, allowed)
         return self
 
     @property

@@ -27,6 +27,7 @@ from moesim.simulator.cost.overlap import behind_window
 from moesim.simulator.cost.sharded import slowed_beside, transfer_cost
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, SyncCost, TransferCost
 from moesim.simulator.launches import held_back_by_host
+from moesim.simulator.layout.groups import sends_on_a_link
 from moesim.simulator.layout.in_flight import held_by_rank
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.routing import Gate, TargetStatistics, expected_targets, transfer_bytes
@@ -333,7 +334,9 @@ class Pricer:
             return 0.0, 0.0, False
         size = self.ep_tokens * self.shape.hidden * 2.0
         across = self.layout.nodes_spanned(self.layout.pp_group(0)) > 1
-        return size, send_seconds(size, self.links, self.profile, across_nodes=across), across
+        shared = 1 if across else sends_on_a_link(self.layout, self.links.wiring)
+        seconds = send_seconds(size, self.links, self.profile, across_nodes=across, shared=shared)
+        return size, seconds, across
 
     def sync(self, schedule: Schedule, stages: StageAssignment) -> tuple[SyncCost, ...]:
         """End of the step on every pipeline rank (docs/model.md, section "End of the step")."""

@@ -15,7 +15,8 @@ SCHEMA_VERSION = 1
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # A figure that is not a number is a fault of the program and never shown.
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class StepResult(_Part):

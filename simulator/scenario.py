@@ -6,10 +6,11 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, PrivateAttr, model_validator
 
+from moesim.hwmodels import ranges
 from moesim.hwmodels.accelerator import load_accelerator
 from moesim.hwmodels.cluster import Cluster, load_cluster
 from moesim.hwmodels.errors import InputError
@@ -97,7 +98,7 @@ class Routing(_Part):
     """`model`: as the model's config says; the others replace the score by which groups are ranked."""
     groups_per_token: PositiveInt | None = None
     """Expert groups (nodes, where a group is one) that a token reaches; absent: as the model's gate says."""
-    expert_load_cv: SourcedFraction
+    expert_load_cv: Annotated[SourcedFraction, ranges.LOAD_SPREAD]
     """Coefficient of variation of the load of one expert within one micro-batch of one group."""
     load: Load | None = None
     """Lasting popularity of the experts of a layer; absent: all equal."""
@@ -115,9 +116,9 @@ class Routing(_Part):
 class Variation(_Part):
     """What else makes ranks differ."""
 
-    clock_cv: SourcedFraction
+    clock_cv: Annotated[SourcedFraction, ranges.SPEED_SPREAD]
     """Relative spread of the GPUs' sustained speed."""
-    jitter_cv: SourcedFraction
+    jitter_cv: Annotated[SourcedFraction, ranges.JITTER]
     """Relative spread of one phase's duration from run to run on one GPU."""
 
 

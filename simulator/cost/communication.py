@@ -212,16 +212,19 @@ def notify_seconds(links: Links, nodes: int) -> float:
 
 
 def send_seconds(
-    payload_bytes: float, links: Links, profile: CalibrationProfile, *, across_nodes: bool
+    payload_bytes: float, links: Links, profile: CalibrationProfile, *, across_nodes: bool, shared: int = 1
 ) -> float:
-    """Seconds of one point-to-point send between neighbouring pipeline ranks, alone (eq. X4)."""
+    """Seconds of one point-to-point send between neighbouring pipeline ranks, alone (eq. X4).
+
+    `shared`: sends of other GPUs of the rank that take the same link at the same time, its own included.
+    """
     kind, rate, latency = (
         ("nic", links.nic_bytes_per_s, links.nic_latency_s)
         if across_nodes
         else ("scale_up", links.wiring.pair() * links.scale_up_bytes_per_s, links.scale_up_latency_s)
     )
     share = profile.curve(f"{links.curves}p2p.{kind}_fraction").curve.at(payload_bytes).value
-    return latency + payload_bytes / (share * rate)
+    return latency + payload_bytes * shared / (share * rate)
 
 
 def ring_seconds(

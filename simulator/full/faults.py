@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InfeasibleError, InputError
+from moesim.hwmodels.ranges import PartLeft
 from moesim.hwmodels.topologies import LinkFault, Topology
 from moesim.hwmodels.topologies.faults import FaultKind
 from moesim.simulator.vectors import FloatVector, IntVector
@@ -19,7 +20,6 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
 Gpus = Annotated[int, Field(ge=0)] | tuple[Annotated[int, Field(ge=0)], ...]
 
 
@@ -29,7 +29,7 @@ class SlowGpu(_Part):
     kind: Literal["slow-gpu"]
     gpu: Gpus
     """Number of a GPU, or a list."""
-    speed: Fraction
+    speed: PartLeft
     """Share of its speed."""
 
     def __str__(self) -> str:
@@ -57,7 +57,7 @@ class SlowLink(_Part):
     kind: Literal["slow-link"]
     link: str
     """Which link; see below."""
-    bandwidth: Fraction
+    bandwidth: PartLeft
     """Share of its bandwidth."""
 
     def __str__(self) -> str:

@@ -12,8 +12,10 @@ from moesim.simulator.layout.activations import RecomputePolicy
 from moesim.simulator.layout.parallel import ParallelPlan
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.precision import Precision
+from moesim.simulator.planner.expert_loads import ExpertLoads
 from moesim.simulator.planner.frames import Frame
 from moesim.simulator.planner.pattern import Key, Pattern
+from moesim.simulator.planner.placements import Placement
 from moesim.simulator.planner.prices import ACTIONS, Cell, PriceBook, action_seconds
 from moesim.simulator.planner.spread import members
 
@@ -34,8 +36,10 @@ class BoundBook:
     policies: Sequence[RecomputePolicy]
     sms: Sequence[int]
     zero_stages: Sequence[int]
-    _compute: dict[Cell, Array] = field(default_factory=dict)
-    _transfer: dict[Cell, Array] = field(default_factory=dict)
+    loads: ExpertLoads
+    placements: Sequence[Placement]
+    _compute: dict[tuple[Cell, float], Array] = field(default_factory=dict)
+    _transfer: dict[tuple[Cell, float], Array] = field(default_factory=dict)
 
     @property
     def classes(self) -> tuple[RecomputePolicy, ...]:
@@ -47,23 +51,33 @@ class BoundBook:
         """Position of each policy among the classes."""
         return [self.classes.index(self.book.arithmetic(p)) for p in self.policies]
 
-    def compute(self, plan: ParallelPlan) -> Array:
-        """Seconds of a block alone [precisions, classes, kinds, F I W, compute and small kernels]."""
-        cell = Cell.of(plan)
+    def kept(self, frame: Frame) -> float:
+        """Share of the routed rows that capacity leaves at least, whatever the placement of the experts."""
+        return self.loads.least_kept(frame, self.placements)
+
+    def compute(self, plan: ParallelPlan, kept: float = 1.0) -> Array:
+        """Seconds of a block alone [precisions, classes, kinds, F I W, compute and small kernels].
+
+        `kept`: share of the routed rows that are computed.
+        """
+        cell = Cell.of(plan), kept
         if cell not in self._compute:
             rows = []
             for recipe in self.recipes:
                 tables = [self.book.alone(plan, recipe, policy) for policy in self.classes]
-                rows.append([[_actions(action_seconds(t, k)) for k in self.book.kinds] for t in tables])
+                rows.append([[_actions(action_seconds(t, k, kept)) for k in self.book.kinds] for t in tables])
             self._compute[cell] = np.array(rows)
         return self._compute[cell]
 
-    def transfer(self, plan: ParallelPlan) -> Array:
+    def transfer(self, plan: ParallelPlan, kept: float = 1.0) -> Array:
         """Seconds of the transfers of a block with experts, alone [precisions, sms, F and I]."""
-        cell = Cell.of(plan)
+        cell = Cell.of(plan), kept
         if cell not in self._transfer:
             self._transfer[cell] = np.array(
-                [[self.book.transfer_s(plan, recipe, sms) for sms in self.sms] for recipe in self.recipes]
+                [
+                    [self.book.transfer_s(plan, recipe, sms, kept) for sms in self.sms]
+                    for recipe in self.recipes
+                ]
             )
         return self._transfer[cell]
 
@@ -77,11 +91,13 @@ class BoundBook:
         """Seconds that a step needs at least [frames, precisions, classes, sms, ZeRO stages] (eq. P1).
 
         For each of a few ranks: the forwards before its first action, its own work alone on all SMs
-        with even loads, the input gradients after its last, and the end of the step; a pair takes the
-        longer of its compute and its transfers. Sends, skew and interference only add to that.
+        with even loads, dropped rows left out, the input gradients after its last, and the end of the
+        step; a pair takes the longer of its compute and its transfers. Sends, skew and interference only
+        add to that.
         """
-        compute = np.array([self.compute(f.plan) for f in frames])
-        transfer = np.array([self.transfer(f.plan) for f in frames])
+        kept = [self.kept(f) for f in frames]
+        compute = np.array([self.compute(f.plan, k) for f, k in zip(frames, kept, strict=True)])
+        transfer = np.array([self.transfer(f.plan, k) for f, k in zip(frames, kept, strict=True)])
         stages = _Stages(self.book, assignment, compute, transfer)
         count = np.array([f.microbatches for f in frames], dtype=np.float64)
         cv = self.book.scenario.variation.clock_cv.value
@@ -138,7 +154,7 @@ class BoundBook:
             for key, plan in plans.items()
         }
         price = np.array([each[f.plan.tp, f.plan.ep, f.plan.expert_tp] for f in frames])
-        transfer = np.array([self.transfer(f.plan) for f in frames])
+        transfer = np.array([self.transfer(f.plan, self.kept(f)) for f in frames])
         count = np.array([f.microbatches for f in frames], dtype=np.float64)
         most = np.zeros((len(frames), len(self.recipes), len(self.sms)))
         for first, last in zip(pattern.counts[0], pattern.counts[-1], strict=True):

@@ -75,7 +75,9 @@ def find_candidates(
     book = books[min(books)]
     loads = ExpertLoads(scenario, shape)
     space = _priceable(book, frames, space, refused)
-    bounds = BoundBook(book, space.recipes, space.recompute, space.sms, space.zero_stage)
+    bounds = BoundBook(
+        book, space.recipes, space.recompute, space.sms, space.zero_stage, loads, space.placement
+    )
     memory = MemoryBook(
         shape,
         batch.sequence_length,

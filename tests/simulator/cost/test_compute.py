@@ -163,8 +163,8 @@ def test_priors_are_never_silent() -> None:
 
 def test_a_profile_used_on_another_accelerator_says_so() -> None:
     op = gemm("o_proj", "F", 4096, 7168, 16384, "fp8")
-    cost = operator_seconds(op, load_accelerator("h20"), TRACE, PAIR)
-    assert "h800-sxm" in cost.assumptions[0] and "h20" in cost.assumptions[0]
+    cost = operator_seconds(op, load_accelerator("b200-sxm"), TRACE, PAIR)
+    assert "h800-sxm" in cost.assumptions[0] and "b200-sxm" in cost.assumptions[0]
     h100 = operator_seconds(op, load_accelerator("h100-sxm"), load_profile("h200-measured"), PAIR)
     assert not h100.assumptions
 
