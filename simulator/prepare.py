@@ -162,6 +162,7 @@ def memory_of(
         sequence=scenario.batch.sequence_length,
         recompute=scenario.recompute,
         communication_sms=scenario.communication.sms,
+        kernels=scenario.communication.kernels,
         capacity_bytes=cluster.accelerator.hbm_bytes,
         redundant_experts=scenario.routing.redundant_experts,
         software=scenario.software,

@@ -150,6 +150,7 @@ class Pricer:
             recompute="selective" if s.recompute == "deepseek-v3" else s.recompute,
             redundant_experts=s.routing.redundant_experts,
             unfused_attention=s.software.attention == "unfused",
+            dropout=s.software.dropout,
             expert_tp=plan.expert_tp,
             sequence_parallel=plan.sequence_parallel,
         )

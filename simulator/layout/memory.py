@@ -93,6 +93,7 @@ def memory_by_kind(
     sequence: int,
     recompute: RecomputePolicy,
     communication_sms: int,
+    kernels: str,
     capacity_bytes: float,
     redundant_experts: int = 0,
     software: Software = PLAIN,
@@ -102,6 +103,7 @@ def memory_by_kind(
 
     `ranks[r]` names the stages of pipeline rank r; a stage that several ranks hold (DualPipe) has its
     states sharded over all of its copies. Tokens are spread evenly; skew of the routing is not included.
+    `kernels`: of the expert-parallel communication, as in the scenario.
     `redundant_experts` replicas beyond one an expert count as experts, states included (eq. M6).
     With `single_pass` (one micro-batch, no pipeline) gradients come while activations go: the larger counts.
     Raises InputError where the ranks do not cover the stages.
@@ -112,7 +114,7 @@ def memory_by_kind(
             f"the pipeline ranks hold stages {sorted(copies)}, but the model is cut into "
             f"{len(assignment.stages)} stages, 0 to {len(assignment.stages) - 1}"
         )
-    expert = expert_buffers(layout.plan.ep, shape.hidden, communication_sms)
+    expert = expert_buffers(layout.plan.ep, shape.hidden, communication_sms, kernels)
     notes = (expert.note,) if expert.note and any(assignment.stages_with("moe")) else ()
     by_rank = []
     seen: dict[object, tuple[tuple[float, float, float], list[float], float]] = {}

@@ -78,6 +78,7 @@ def test_memory_is_that_of_every_single_plan(home: tuple[Candidates, Study]) -> 
             sequence=4096,
             recompute=scenario.recompute,
             communication_sms=scenario.communication.sms,
+            kernels=scenario.communication.kernels,
             capacity_bytes=1.0,
         )
         assert found.memory[number] == pytest.approx(report.total_bytes, rel=1e-9), frame.label
