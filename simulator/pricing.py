@@ -353,9 +353,9 @@ class Pricer:
         reduce_bytes = BYTES_PER_ELEMENT[recipe.gradient_reduce]
         gather_bytes = BYTES_PER_ELEMENT[recipe.parameter_gather]
         reduce_s = self.data_parallel_s(dense * reduce_bytes, expert * reduce_bytes, copies)
-        # Without ZeRO the gradients themselves are gathered (all-reduce); with it the new parameters are.
-        gathered = reduce_bytes if plan.zero_stage == 0 else gather_bytes
-        gather_s = self.data_parallel_s(dense * gathered, expert * gathered, copies)
+        gather_s = self.data_parallel_s(dense * gather_bytes, expert * gather_bytes, copies)
+        if plan.zero_stage == 0:  # an all-reduce: the gradients are gathered as well, before the optimizer
+            reduce_s, gather_s = 2.0 * reduce_s, 0.0
         if plan.zero_stage == 3:
             reduce_s = gather_s = 0.0  # both happen block by block inside the step
         elif self.scenario.software.overlap_data_parallel:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.cost.overlap import behind_window
 from moesim.simulator.placement import explicit_blocks
 from moesim.simulator.prepare import prepare
 from moesim.simulator.scenario import load_scenario
@@ -252,6 +253,25 @@ def test_sharding_over_one_replica_moves_nothing() -> None:
     result = simulate(load_scenario(HOME, overrides))
     zero = simulate(load_scenario(HOME, [*overrides, "parallel.zero_stage=1"]))
     assert result.step.time_s == pytest.approx(zero.step.time_s, rel=1e-6)
+
+
+def test_an_all_reduce_hides_behind_the_backward_of_its_own_step_only() -> None:
+    """Without ZeRO nothing of the gradients is left for the next forward to hide."""
+    plan = "parallel={tp: 1, pp: 1, ep: 1, microbatch: 1, zero_stage: 0}"
+    overrides = [*NODE, "model=llama-3-8b", plan, "schedule=1f1b", "precision.gradient_reduce=fp32"]
+    open_, behind = (
+        prepare(load_scenario(HOME, [*overrides, f"software={{overlap_data_parallel: {flag}}}"]))
+        for flag in ("false", "true")
+    )
+    gradients, hidden = (p.program.costs.sync[0] for p in (open_, behind))
+    ring = prepare(load_scenario(HOME, [*overrides, "parallel.zero_stage=1"])).program.costs.sync[0].reduce_s
+    assert gradients.reduce_s == pytest.approx(2 * ring)
+    assert gradients.gather_s == hidden.gather_s == 0.0
+    kinds = [block.kind for block in behind.stages.stages[0]]
+    backward_s = sum(behind.pricer._passes_s(kind)[1] for kind in kinds)
+    assert hidden.reduce_s == pytest.approx(behind_window(2 * ring, backward_s, len(kinds)))
+    # The whole all-reduce has the backward alone to hide behind.
+    assert hidden.reduce_s >= 2 * ring - backward_s
 
 
 def test_provenance_names_what_the_rings_stand_on(home_case: Any) -> None:
