@@ -210,7 +210,7 @@ class PriceBook:
             for kind in self.kinds:
                 sharded, alone = pricer.sharded_phases(kind)
                 transfer |= {(kind, phase, "alone"): cost for phase, cost in sharded.items()}
-                compute |= slowed_beside(kind, compute, alone)
+                compute |= slowed_beside(kind, compute, alone, self.profile.lost_beside_nccl.value)
         if self.scenario.software.host is not None:
             pricer = self.pricer(plan, recipe, policy, sms)
             every: tuple[Mode, ...] = ("alone", "quiet", "beside") if paired else ("alone",)

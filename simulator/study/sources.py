@@ -38,7 +38,7 @@ mean absolute error of 8.4 % on one node and 14.7 % on several. Not taken from e
 LEFT_OUT = "model.left_out"
 """Name of the source for what no calibration entry carries."""
 
-LAUNCHES = ("launch_gap", "kernel_floor")
+NUMBERS = ("launch_gap", "kernel_floor", "lost_beside_nccl")
 """Numbers of a profile that may state a range."""
 
 CLOCK = "variation.clock_cv"
@@ -129,10 +129,10 @@ def model_error(relative: float) -> Source:
 
 
 def number_sources(profile: CalibrationProfile) -> tuple[Source, ...]:
-    """The profile's launch gap and shortest kernel, where their source leaves a range."""
+    """The profile's numbers of their own (`NUMBERS`), where their source leaves a range."""
     return tuple(
         source
-        for name in LAUNCHES
+        for name in NUMBERS
         if (number := getattr(profile, name)) is not None and (source := ranged(name, number)) is not None
     )
 
@@ -162,11 +162,11 @@ def shifted(profile: CalibrationProfile, id_: str, change: float, n_sms: int) ->
     """The profile with the times of one entry longer by the factor 1 + `change` (> -1).
 
     Rates and shares are divided by it, times and slow-downs multiplied (a slow-down stays at least 1).
-    `n_sms`: of the accelerator, for laws that are a formula of it. `launch_gap` and `kernel_floor` are ids
+    `n_sms`: of the accelerator, for laws that are a formula of it. Its `NUMBERS` are ids
     too. Raises InputError for an unknown id.
     """
     factor = 1.0 + change
-    if id_ in LAUNCHES:
+    if id_ in NUMBERS:
         number = getattr(profile, id_)
         return profile.model_copy(update={id_: number.model_copy(update={"value": number.value * factor})})
     entry = profile.entry(id_)

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import csv
+import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -14,6 +17,8 @@ from moesim.simulator.layout.activations import (
 )
 from moesim.simulator.layout.buffers import expert_buffers, pipeline_buffer_bytes
 from moesim.simulator.layout.memory import (
+    ALLOCATOR_SLACK,
+    FRAMEWORK_BYTES,
     MemoryReport,
     RankStages,
     local_parameters,
@@ -26,10 +31,10 @@ from moesim.simulator.model.counts import parameters_mtp, parameters_total
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.model.shape import GQA, ModelShape, load_model
-from moesim.simulator.software import Software
 
 V3 = load_model("deepseek-v3")
 LLAMA = load_model("llama-3-8b")
+RUNS = Path(__file__).parents[3] / "simulator" / "data" / "published" / "h200-runs.csv"
 HOME_STAGES = from_layers_per_stage(blocks_of(V3), (4,) * 15 + (1,))
 POLICIES: tuple[RecomputePolicy, ...] = get_args(RecomputePolicy)
 
@@ -192,6 +197,33 @@ def test_ranks_must_cover_the_stages() -> None:
         )  # fmt: skip
 
 
+def test_memory_has_the_range_of_framework_and_allocator() -> None:
+    """The published runs reserve 0.13 to 0.37 more than they use; what is outside the allocator is assumed."""
+    runs = list(csv.DictReader(RUNS.open()))
+    slack = sorted(float(r["peak_reserved_gib"]) / float(r["peak_active_gib"]) - 1.0 for r in runs)
+    assert ALLOCATOR_SLACK.value == round(slack[2], 2)
+    # Two digits: 0.135 to 0.369, rounded outwards.
+    assert ALLOCATOR_SLACK.range == (math.floor(100 * slack[0]) / 100, math.ceil(100 * slack[-1]) / 100)
+    assert FRAMEWORK_BYTES.kind == "assumed" and FRAMEWORK_BYTES.range is not None
+    rank = home().by_rank[1]
+    tensors = rank.total - rank.framework - rank.communication_buffers
+    low, high = FRAMEWORK_BYTES.range
+    assert rank.range[0] == pytest.approx(rank.total - rank.framework + low)
+    assert rank.range[1] == pytest.approx(rank.total - rank.framework + high + 0.37 * tensors)
+    assert rank.range[0] < rank.total < rank.range[1]
+
+
+@pytest.mark.parametrize(
+    ("capacity", "fits", "verdict"),
+    [(100e9, True, "fits"), (72e9, True, "tight"), (69e9, False, "tight"), (60e9, False, "does not fit")],
+)
+def test_the_verdict_says_what_depends_on_the_allocator(capacity: float, fits: bool, verdict: str) -> None:
+    memory = MemoryResult(
+        total_bytes=70e9, range_bytes=(68e9, 95e9), capacity_bytes=capacity, fits=fits, by_kind_bytes={}
+    )
+    assert memory.verdict == verdict
+
+
 @pytest.mark.parametrize(
     ("policy", "tp", "sequence_parallel", "published"),
     [
@@ -257,7 +289,8 @@ def test_op_keeps_what_a_block_on_a_gpu_kept() -> None:
     """benchmarks/gpu/results/2026-11-20-h200-host-launch.json: 8,192 tokens, the experts' half of a layer."""
     from moesim.simulator.layout.activations import activation_bytes, cached_tensors
     from moesim.simulator.scoreboard.runs import MIXED, shape_of_run
-    from moesim.simulator.software import Software
+    from moesim.simulator.result import MemoryResult
+from moesim.simulator.software import Software
 
     shape, plan = shape_of_run("ds16b_fsdp8_ep8_sac"), ParallelPlan(microbatch=2)
     kept = {t.name: t.bytes_per_token for t in cached_tensors(shape, "moe", MIXED, "op")}

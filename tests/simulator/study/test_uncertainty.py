@@ -252,11 +252,16 @@ def test_shapes_that_were_not_measured_widen_their_entry() -> None:
 def test_numbers_with_a_range_are_sources() -> None:
     found = {s.id: s for s in number_sources(PROFILE)}
     gap = PROFILE.launch_gap
-    assert gap is not None and gap.between is not None and set(found) == {"launch_gap", "kernel_floor"}
+    assert gap is not None and gap.between is not None and set(found) == {
+        "launch_gap", "kernel_floor", "lost_beside_nccl",
+    }  # fmt: skip
     assert found["launch_gap"].high == pytest.approx(2.4 / 1.93 - 1.0)
     moved = shifted(PROFILE, "launch_gap", 0.1, 132)
     assert moved.launch_gap is not None and moved.launch_gap.value == pytest.approx(1.1 * gap.value)
-    assert number_sources(PROFILE.model_copy(update={"launch_gap": None, "kernel_floor": None})) == ()
+    lost = found["lost_beside_nccl"]
+    assert (lost.low, lost.high) == pytest.approx((0.151 / 0.213 - 1.0, 0.295 / 0.213 - 1.0))
+    bare = PROFILE.model_copy(update={"launch_gap": None, "kernel_floor": None})
+    assert [source.id for source in number_sources(bare)] == ["lost_beside_nccl"]
 
 
 def test_a_range_has_the_units_of_its_value_and_survives_a_file() -> None:
