@@ -31,6 +31,8 @@ from moesim.simulator.model.counts import parameters_mtp, parameters_total
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.model.shape import GQA, ModelShape, load_model
+from moesim.simulator.result import MemoryResult
+from moesim.simulator.software import Software
 
 V3 = load_model("deepseek-v3")
 LLAMA = load_model("llama-3-8b")
@@ -198,7 +200,7 @@ def test_ranks_must_cover_the_stages() -> None:
 
 
 def test_memory_has_the_range_of_framework_and_allocator() -> None:
-    """The published runs reserve 0.13 to 0.37 more than they use; what is outside the allocator is assumed."""
+    """The published runs reserve 0.13 to 0.37 more than they use; what is outside is assumed."""
     runs = list(csv.DictReader(RUNS.open()))
     slack = sorted(float(r["peak_reserved_gib"]) / float(r["peak_active_gib"]) - 1.0 for r in runs)
     assert ALLOCATOR_SLACK.value == round(slack[2], 2)
@@ -289,8 +291,7 @@ def test_op_keeps_what_a_block_on_a_gpu_kept() -> None:
     """benchmarks/gpu/results/2026-11-20-h200-host-launch.json: 8,192 tokens, the experts' half of a layer."""
     from moesim.simulator.layout.activations import activation_bytes, cached_tensors
     from moesim.simulator.scoreboard.runs import MIXED, shape_of_run
-    from moesim.simulator.result import MemoryResult
-from moesim.simulator.software import Software
+    from moesim.simulator.software import Software
 
     shape, plan = shape_of_run("ds16b_fsdp8_ep8_sac"), ParallelPlan(microbatch=2)
     kept = {t.name: t.bytes_per_token for t in cached_tensors(shape, "moe", MIXED, "op")}
