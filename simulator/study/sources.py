@@ -20,7 +20,8 @@ from moesim.hwmodels.calibration import (
     MeasuredCurve,
     Prior,
 )
-from moesim.hwmodels.provenance import Sourced
+from moesim.hwmodels.cluster import Cluster
+from moesim.hwmodels.provenance import Sourced, sourced_numbers, with_value
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -135,6 +136,28 @@ def number_sources(profile: CalibrationProfile) -> tuple[Source, ...]:
         for name in NUMBERS
         if (number := getattr(profile, name)) is not None and (source := ranged(name, number)) is not None
     )
+
+
+CLUSTER = "cluster."
+"""Beginning of the names of sources that are numbers of the cluster's description."""
+TIMED = ("bytes_per_s", "flop_per_s", "hz", "s")
+"""Dimensions of numbers that a step time may depend on."""
+
+
+def cluster_sources(cluster: Cluster) -> tuple[Source, ...]:
+    """The cluster's numbers whose source leaves a range, as the relative change of the number itself."""
+    return tuple(
+        source
+        for path, number in sourced_numbers(cluster, CLUSTER.removesuffix("."))
+        if number.dimension in TIMED and (source := ranged(path, number)) is not None
+    )
+
+
+def shifted_cluster(cluster: Cluster, id_: str, change: float) -> Cluster:
+    """The cluster with one number of `cluster_sources` off by a relative change."""
+    number = dict(sourced_numbers(cluster, CLUSTER.removesuffix(".")))[id_]
+    moved: Cluster = with_value(cluster, id_.removeprefix(CLUSTER), number.value * (1.0 + change))
+    return moved
 
 
 def ranged(id_: str, number: Sourced) -> Source | None:
