@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from moesim.hwmodels import ranges
 from moesim.hwmodels.efficiency import Curve
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.provenance import DateText, Kind, Source, SourcedSeconds
+from moesim.hwmodels.provenance import DateText, Kind, Source, SourcedFraction, SourcedSeconds
 from moesim.hwmodels.units import DIMENSIONS, parse_quantity
 from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import load_mapping
@@ -228,6 +228,19 @@ class Prior(Entry):
     high: Annotated[float, Field(gt=0, le=1)]
 
 
+LOST_BESIDE_NCCL = SourcedFraction(
+    value=0.213,
+    kind="measured",
+    source="benchmarks/gpu/results/2026-11-20-h200-x4-beside-nccl.json: median of 14 products (BF16, FP8) "
+    "beside an all-gather or reduce-scatter, 4x H200, driver 580.159.04, torch 2.11.0, NCCL 2.28.9, 24 "
+    "channels",
+    date="2026-11-20",
+    between=(0.151, 0.295),
+    note="eq. O5; the products and attention of that file from least to most; pointwise kernels lose 0.29 to "
+    "0.49; 24 of 132 SMs are 0.182",
+)
+
+
 class CalibrationProfile(_Plain):
     """All that is known about the kernels of one accelerator under one software stack."""
 
@@ -245,6 +258,8 @@ class CalibrationProfile(_Plain):
     """Idle time between two kernels of one stream."""
     kernel_floor: Annotated[SourcedSeconds, ranges.LATENCY] | None = None
     """Shortest duration of a kernel."""
+    lost_beside_nccl: SourcedFraction = LOST_BESIDE_NCCL
+    """Seconds by which compute falls behind for every second that NCCL's collective beside it takes alone."""
     in_situ_groups: tuple[LawGroup, ...] = ()
     """Groups whose rates were measured beside communication and are kept where none runs."""
     gemm_tables: tuple[GemmTable, ...] = ()
@@ -366,4 +381,6 @@ def _with(profile: CalibrationProfile, other: CalibrationProfile, path: Path) ->
     for field in ("launch_gap", "kernel_floor"):
         if getattr(profile, field) is None:
             update[field] = getattr(other, field)
+    if "lost_beside_nccl" not in profile.model_fields_set and "lost_beside_nccl" in other.model_fields_set:
+        update["lost_beside_nccl"] = other.lost_beside_nccl
     return profile.model_copy(update=update)

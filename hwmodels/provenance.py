@@ -310,5 +310,19 @@ def sourced_numbers(value: object, path: str = "") -> Iterator[tuple[str, Source
             yield from sourced_numbers(item, _join(path, str(index)))
 
 
+def with_value(value: Any, path: str, number: float) -> Any:
+    """A copy of a description in which the sourced number at `path` (as in `sourced_numbers`) is another."""
+    if isinstance(value, Sourced):
+        return value.model_copy(update={"value": number})
+    name, _, rest = path.partition(".")
+    if isinstance(value, BaseModel):
+        return value.model_copy(update={name: with_value(getattr(value, name), rest, number)})
+    if isinstance(value, Mapping):
+        return {**value, name: with_value(value[name], rest, number)}
+    items = list(value)
+    items[int(name)] = with_value(items[int(name)], rest, number)
+    return type(value)(items)
+
+
 def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name

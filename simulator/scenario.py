@@ -146,7 +146,7 @@ class Scenario(_Part):
     parallel: ParallelPlan
     """Degrees of parallelism."""
     schedule: str = "1f1b"
-    """A schedule name, or a CSV file in PyTorch's pipelining notation."""
+    """A name, or a CSV file in PyTorch's pipelining notation (its sends are awaited if it is bidirectional)."""
     batch: Batch
     """Global batch of one step."""
     stages: Stages = Stages()

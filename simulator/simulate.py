@@ -21,7 +21,7 @@ from moesim.simulator.engine.program import Program
 from moesim.simulator.full.result import FullResult
 from moesim.simulator.full.summary import full_result
 from moesim.simulator.launches import host_report
-from moesim.simulator.layout.memory import FRAMEWORK_BYTES
+from moesim.simulator.layout.memory import ALLOCATOR_SLACK, FRAMEWORK_BYTES
 from moesim.simulator.layout.stages import describe
 from moesim.simulator.model.counts import (
     blocks_flop_per_token,
@@ -242,6 +242,7 @@ def memory(prepared: Prepared) -> MemoryResult:
     report = prepared.memory
     return MemoryResult(
         total_bytes=report.total_bytes,
+        range_bytes=report.by_rank[report.fullest_rank].range,
         capacity_bytes=report.capacity_bytes,
         fits=report.fits,
         by_kind_bytes=report.by_kind_bytes,
@@ -281,6 +282,7 @@ def provenance(prepared: Prepared) -> list[ProvenanceEntry]:
         ),
         *provenance_rows(prepared.profile, "profile"),
         *provenance_rows(FRAMEWORK_BYTES, "memory.framework"),
+        *provenance_rows(ALLOCATOR_SLACK, "memory.allocator_slack"),
     ]
     entries = [
         ProvenanceEntry(path=r.path, value=r.value, unit=r.unit, kind=r.kind, source=r.source, date=r.date)

@@ -95,7 +95,9 @@ class CompiledTemplate:
     kind: str
     tasks: tuple[CompiledTask, ...]
     forward_out: int | None
+    """Task whose end lets the activation leave; None: the end of the action."""
     backward_out: int | None
+    """The same for the gradient."""
     transfers: tuple[int, ...]
     """Positions of the transfer tasks."""
     compute_ns: tuple[FloatVector, FloatVector]
@@ -243,11 +245,12 @@ class _Compiler:
                     transfer,
                 )
             )
+        late = self.schedule.awaits_sends  # outputs are posted when the whole action has ended
         return CompiledTemplate(
             kind,
             tuple(tasks),
-            template.forward_out,
-            template.backward_out,
+            None if late else template.forward_out,
+            None if late else template.backward_out,
             tuple(n for n, task in enumerate(tasks) if task.transfer is not None),
             *self._totals(tasks),
         )

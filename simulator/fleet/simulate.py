@@ -120,6 +120,7 @@ def pool_memory(part: Part, prepared: Prepared) -> MemoryResult:
     fullest = max(part.ranks, key=lambda rank: (by_rank[rank].total, -rank))
     return MemoryResult(
         total_bytes=by_rank[fullest].total,
+        range_bytes=by_rank[fullest].range,
         capacity_bytes=capacity,
         fits=by_rank[fullest].total <= capacity,
         by_kind_bytes=by_rank[fullest].by_kind(),

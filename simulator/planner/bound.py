@@ -118,13 +118,14 @@ class BoundBook:
     ) -> tuple[Array, Array]:
         """Reduction [frames, precisions, ZeRO stages, ranks]; norm, optimizer and gather of the slowest rank.
 
-        Those of ZeRO-1 stand for 0, which does more, and for 2, which does the same; 0 s stand for ZeRO-3,
-        whose traffic is inside the step. Where collectives hide behind compute, the longest is taken: with
-        full recompute and copied parameters.
+        Without ZeRO the gradients are all-reduced; the ends of ZeRO-1 stand for 2, which does the same; 0 s
+        stand for ZeRO-3, whose traffic is inside the step. Where collectives hide behind compute, the longest
+        is taken: with full recompute and copied parameters.
         """
         layers = assignment.layers_per_stage
         software = self.book.scenario.software
-        zero = 2 if software.parameters_copied else 1
+        sharded = 2 if software.parameters_copied else 1
+        stages = [zero if zero in (0, 3) else sharded for zero in self.zero_stages]
         seen: dict[tuple[int, ...], tuple[Array, Array]] = {}
         keys = [
             (f.plan.tp, f.plan.ep, f.plan.expert_tp)
@@ -133,14 +134,17 @@ class BoundBook:
         ]
         for key, frame in zip(keys, frames, strict=True):
             if key not in seen:
-                plan = frame.plan.model_copy(update={"zero_stage": zero})
-                costs = [self.book.sync(plan, r, "full", pattern, layers, assignment) for r in self.recipes]
-                slowest = [max(c.norm_s + c.optimizer_s + c.gather_s for c in ranks) for ranks in costs]
-                seen[key] = np.array([[c.reduce_s for c in ranks] for ranks in costs]), np.array(slowest)
-        counts = np.array([float(zero < 3) for zero in self.zero_stages])
-        reduce = np.array([seen[key][0] for key in keys])
-        update = np.array([seen[key][1] for key in keys])
-        return reduce[:, :, None, :] * counts[:, None], update[:, :, None] * counts
+                reduce, update = np.zeros((2, len(self.recipes), len(stages), pattern.pp))
+                for s, zero in enumerate(stages):
+                    if zero == 3:
+                        continue
+                    plan = frame.plan.model_copy(update={"zero_stage": zero})
+                    for r, recipe in enumerate(self.recipes):
+                        costs = self.book.sync(plan, recipe, "full", pattern, layers, assignment)
+                        reduce[r, s] = [c.reduce_s for c in costs]
+                        update[r, s] = [c.norm_s + c.optimizer_s + c.gather_s for c in costs]
+                seen[key] = reduce, update.max(axis=-1)
+        return np.array([seen[key][0] for key in keys]), np.array([seen[key][1] for key in keys])
 
     def sharded(self, frames: Sequence[Frame], pattern: Pattern, assignment: StageAssignment) -> Array:
         """Seconds of ZeRO-3's gathers and scatters and all transfers, at least [frames, precisions, sms].

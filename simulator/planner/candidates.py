@@ -86,6 +86,7 @@ def find_candidates(
         space.sms,
         space.zero_stage,
         scenario.software,
+        scenario.communication.kernels,
     )
     by_pattern: dict[int, list[Frame]] = {}
     for frame in frames:

@@ -39,10 +39,13 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a step hands on: which of its ends, and whether it crosses to another rank."""
+    """What a step hands on: which of its ends, and how many of its outputs cross to another rank with it.
+
+    0: the next stage is on the same rank. Only outputs that leave at the same moment count.
+    """
 
     forward: bool
-    crosses: bool
+    crossing: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,8 @@ class Op:
     """Rows of the arrivals that it needs."""
     end: int
     outputs: tuple[tuple[int, Output], ...]
+    awaited: int
+    """How many of its own sends the rank waits for at its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,7 @@ class Order:
     rows: int
     last: tuple[int, ...]
     """Row of the end of each rank's last step."""
+    awaits_sends: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,15 +215,17 @@ def _compile(schedule: Schedule) -> Order:
             if need[1] != action.stage
         )
         end, rows = rows, rows + 1
-        outputs = []
+        given = []
         for action in actions:
             target = action.stage + (1 if action.kind == "F" else -1)
             needed = next((n for n in provides_of(action) if n[0] in ("F", "backward")), None)
             if needed is not None and 0 <= target < schedule.n_stages:
-                crosses = schedule.rank_of(target, action.microbatch) != rank
                 arrivals[needed] = rows
-                outputs.append((rows, Output(action.kind == "F", crosses)))
+                given.append((rows, action.kind == "F", schedule.rank_of(target, action.microbatch) != rank))
                 rows += 1
-        ops.append(Op(rank, key_of(step), before[rank], waits, end, tuple(outputs)))
+        late = schedule.awaits_sends
+        together = sum(crosses for _, _, crosses in given) if late else 1
+        outputs = tuple((row, Output(forward, crosses * together)) for row, forward, crosses in given)
+        ops.append(Op(rank, key_of(step), before[rank], waits, end, outputs, together if late else 0))
         before[rank] = end
-    return Order(schedule.microbatches, tuple(ops), rows, tuple(before))
+    return Order(schedule.microbatches, tuple(ops), rows, tuple(before), schedule.awaits_sends)

@@ -84,7 +84,7 @@ class PriceBook:
     _syncs: dict[tuple[object, ...], tuple[SyncCost, ...]] = field(default_factory=dict)
     _rank_syncs: dict[tuple[object, ...], dict[tuple[BlockKind, ...], SyncCost]] = field(default_factory=dict)
     _held: dict[tuple[object, ...], list[tuple[BlockKind, ...]]] = field(default_factory=dict)
-    _sends: dict[tuple[object, ...], float] = field(default_factory=dict)
+    _sends: dict[tuple[object, ...], tuple[float, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Look at the model once."""
@@ -210,7 +210,7 @@ class PriceBook:
             for kind in self.kinds:
                 sharded, alone = pricer.sharded_phases(kind)
                 transfer |= {(kind, phase, "alone"): cost for phase, cost in sharded.items()}
-                compute |= slowed_beside(kind, compute, alone)
+                compute |= slowed_beside(kind, compute, alone, self.profile.lost_beside_nccl.value)
         if self.scenario.software.host is not None:
             pricer = self.pricer(plan, recipe, policy, sms)
             every: tuple[Mode, ...] = ("alone", "quiet", "beside") if paired else ("alone",)
@@ -294,13 +294,16 @@ class PriceBook:
             found = self._syncs[key] = tuple(known[kinds] for kinds in held)
         return found
 
-    def send_s(self, plan: ParallelPlan, shape: Pattern) -> float:
-        """Seconds of one pipeline hop."""
+    def send_s(self, plan: ParallelPlan, shape: Pattern) -> tuple[float, float]:
+        """Seconds of one pipeline send alone, and of two that share a port (eq. E7)."""
         # On a torus the expert-parallel degree decides how far away the next rank is.
         key = (plan.pp, plan.tp, plan.ep, plan.microbatch / (plan.cp * plan.tp))
         if key not in self._sends:
             pricer = self.pricer(plan, self.scenario.recipe, "none")
-            self._sends[key] = pricer.send(shape.samples[0])[1]
+            size, alone_s, across = pricer.send(shape.samples[0])
+            links = pricer.links
+            port = links.nic_bytes_per_s if across else links.scale_up_bytes_per_s
+            self._sends[key] = alone_s, max(alone_s, 2.0 * size / port if size else 0.0)
         return self._sends[key]
 
 

@@ -9,15 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from moesim.hwmodels.calibration import LOST_BESIDE_NCCL
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.cost.overlap import Beside, behind_window
 from moesim.simulator.engine.program import LONGEST_PHASE_S, whole_ns
 from moesim.simulator.layout.stages import blocks_of
 from moesim.simulator.model.counts import blocks_flop_per_token, flop_per_token
 from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.placement import explicit_blocks
 from moesim.simulator.prepare import prepare
+from moesim.simulator.pricing import Pricer
 from moesim.simulator.scenario import load_scenario
 from moesim.simulator.simulate import fastest_flop_per_s, simulate
+from moesim.simulator.study.effects import entry_effects, predict
 
 HOME = "deepseek-v3-2048xh800"
 PAIR = "deepseek-v3-trace-pair"
@@ -258,6 +262,46 @@ def test_sharding_over_one_replica_moves_nothing() -> None:
     result = simulate(load_scenario(HOME, overrides))
     zero = simulate(load_scenario(HOME, [*overrides, "parallel.zero_stage=1"]))
     assert result.step.time_s == pytest.approx(zero.step.time_s, rel=1e-6)
+
+
+def test_an_all_reduce_hides_behind_the_backward_of_its_own_step_only() -> None:
+    """Without ZeRO nothing of the gradients is left for the next forward to hide."""
+    plan = "parallel={tp: 1, pp: 1, ep: 1, microbatch: 1, zero_stage: 0}"
+    overrides = [*NODE, "model=llama-3-8b", plan, "schedule=1f1b", "precision.gradient_reduce=fp32"]
+    open_, behind = (
+        prepare(load_scenario(HOME, [*overrides, f"software={{overlap_data_parallel: {flag}}}"]))
+        for flag in ("false", "true")
+    )
+    gradients, hidden = (p.program.costs.sync[0] for p in (open_, behind))
+    ring = prepare(load_scenario(HOME, [*overrides, "parallel.zero_stage=1"])).program.costs.sync[0].reduce_s
+    assert gradients.reduce_s == pytest.approx(2 * ring)
+    assert gradients.gather_s == hidden.gather_s == 0.0
+    kinds = [block.kind for block in behind.stages.stages[0]]
+    backward_s = sum(behind.pricer._passes_s(kind)[1] for kind in kinds)
+    beside = Beside(LOST_BESIDE_NCCL.value)  # this profile has not measured how NCCL slows down
+    assert hidden.reduce_s == pytest.approx(behind_window(2 * ring, backward_s, len(kinds), beside))
+    # The whole all-reduce has the backward alone to hide behind.
+    assert hidden.reduce_s >= 2 * ring - backward_s
+
+
+def test_collectives_of_data_parallelism_are_slow_beside_compute_where_that_was_measured() -> None:
+    plan = "parallel={tp: 1, pp: 1, ep: 1, microbatch: 1, zero_stage: 1}"
+    overrides = [
+        "cluster={node: hgx-h200, nodes: 1, network: ft3-ib-400g, name: h200}", "profile=h200-8gpu",
+        "precision=bf16", "recompute=selective", "batch={sequences: 8, sequence_length: 256}",
+        "model=llama-3-8b", plan, "schedule=1f1b", "software={overlap_data_parallel: true}",
+    ]  # fmt: skip
+    prepared, executions, result = predict(load_scenario(HOME, overrides))
+    curves = {"nccl.reduce_scatter.beside_compute", "nccl.all_gather.beside_compute"}
+    assert curves <= set(prepared.pricer.evidence.entries)
+    assert curves <= {row.path.removeprefix("profile.") for row in result.provenance}
+    kept = tuple(c for c in prepared.profile.curves if c.id not in curves)
+    quiet = prepared.profile.model_copy(update={"curves": kept})
+    pricer = Pricer(prepared.scenario, prepared.shape, prepared.cluster, quiet, prepared.layout)
+    (slow,), (fast,) = prepared.program.costs.sync, pricer.sync(prepared.schedule, prepared.stages)
+    assert slow.reduce_s > fast.reduce_s
+    assert slow.gather_s > fast.gather_s
+    assert "lost_beside_nccl" in {e.source.id for e in entry_effects(prepared, executions)}
 
 
 def test_provenance_names_what_the_rings_stand_on(home_case: Any) -> None:

@@ -80,6 +80,7 @@ def test_memory_is_that_of_every_single_plan(home: tuple[Candidates, Study]) -> 
             sequence=4096,
             recompute=scenario.recompute,
             communication_sms=scenario.communication.sms,
+            kernels=scenario.communication.kernels,
             capacity_bytes=1.0,
         )
         assert found.memory[number] == pytest.approx(report.total_bytes, rel=1e-9), frame.label
@@ -100,7 +101,7 @@ def test_patterns_count_the_steps_of_long_schedules(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(BUILDERS))
-@pytest.mark.parametrize("zero", [1, 3])
+@pytest.mark.parametrize("zero", [0, 1, 3])
 def test_without_skew_the_closed_form_is_the_engine_up_to_shared_links(name: str, zero: int) -> None:
     if zero == 3 and name.startswith("dualpipe"):
         return  # refused: no slot for parameter gathers in a pair
