@@ -29,12 +29,12 @@ def section(scored: list[ScoredRun], board: Board) -> str:
         BEGIN,
         "## Five real runs on 8x H200",
         "",
-        "torchtitan 0.2.2 unmodified; profile `h200-8gpu`. Active: the allocator's peak of live tensors, beside the",
-        "predicted tensors. Reserved: what it took from the device, fragments and caches included, beside the",
-        "prediction with the framework's own bytes; that sum is held against the device's memory.",
+        "torchtitan 0.2.2 unmodified; profile `h200-8gpu`. Active: the allocator's peak of live tensors,",
+        "beside the predicted tensors. Reserved: what it took from the device, fragments and caches",
+        "included, beside the prediction with the framework's own bytes; that sum is held against the device's memory.",
         "",
-        "| run | step (s) | predicted | error | P10 to P90 | active (GiB) | predicted | error | reserved (GiB) | "
-        "predicted | error | fits | exposed (s) | predicted |",
+        "| run | step (s) | predicted | error | P10 to P90 | active (GiB) | predicted | error | "
+        "reserved (GiB) | predicted | error | fits | exposed (s) | predicted |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
         *(_run(run) for run in scored),
         "",
@@ -42,16 +42,17 @@ def section(scored: list[ScoredRun], board: Board) -> str:
         "",
         "## Published training steps",
         "",
-        "`moesim validate --all`. Every row with the plan that was run and the published configuration behind its",
-        "source, taken whole ([decision 0030](decisions/0030-published-configurations-as-data.md)); assumptions by",
-        "source, none by row ([decision 0020](decisions/0020-scoreboard-of-published-steps.md)); nothing fitted.",
+        "`moesim validate --all`. Every row with the plan that was run and the published configuration",
+        "behind it, taken whole ([decision 0030](decisions/0030-published-configurations-as-data.md));",
+        "assumptions by source, none by row",
+        "([decision 0020](decisions/0020-scoreboard-of-published-steps.md)); nothing fitted.",
         "Errors of the step. In 80 %: published steps inside the 80 % interval (P10 to P90) of their",
         "prediction, whose aim is 70 to 90 %; faster, slower: published steps below P10 and above P90;",
         "width: P90 - P10 over the predicted step, median. What an interval contains was decided first",
         "([decision 0024](decisions/0024-what-an-interval-contains.md)).",
         "",
-        "| rows of | n | refused | median error | median absolute | worst | in 80 % | faster | slower | width | "
-        "in bounds | memory: n | median absolute | do not fit |",
+        "| rows of | n | refused | median error | median absolute | worst | in 80 % | faster | slower | "
+        "width | in bounds | memory: n | median absolute | do not fit |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
         *(_score(group) for group in board.groups),
         *(_score(group, bold=True) for group in board.totals),
@@ -60,10 +61,10 @@ def section(scored: list[ScoredRun], board: Board) -> str:
     lines += [
         "Do not fit: rows that ran and are predicted not to, which counts as a miss of the memory model.",
         "",
-        "Sources differ in size (BLOOM has 88 rows), so the median over rows is one statistic and the medians of the",
-        "groups (model family and hardware generation) are another:",
+        "Sources differ in size (BLOOM has 88 rows), so the median over rows is one statistic and the",
+        "medians of the groups (model family and hardware generation) are another:",
         "",
-        "| rows of | rows | median absolute, over rows | groups | mean of the groups' medians | median of them |",
+        "| rows of | rows | median absolute, over rows | groups | mean of groups' medians | median of them |",
         "|---|---|---|---|---|---|",
         *(
             f"| {t.name} | {t.rows} | {t.median_absolute_error:.1%} | {t.groups} | {t.group_mean:.1%} | "
@@ -128,8 +129,8 @@ def _memory(board: Board) -> list[str]:
     known = [r for r in board.rows if r.needed_bytes and r.capacity_bytes]
     lines = [
         "",
-        f"Memory of every row that ran ({sum(not r.fits for r in known)} of {len(known)} do not fit): predicted peak",
-        "with the framework's own bytes, against the accelerator's memory.",
+        f"Memory of every row that ran ({sum(not r.fits for r in known)} of {len(known)} do not fit):",
+        "predicted peak with the framework's own bytes, against the accelerator's memory.",
         "",
         "| row | group | predicted (GiB) | of | fits |",
         "|---|---|---|---|---|",
@@ -166,8 +167,9 @@ def _score(group: GroupScore, bold: bool = False) -> str:
     name = f"**{group.name}**" if bold else group.name
     memory = "" if group.memory_absolute_error is None else f"{group.memory_absolute_error:.1%}"
     return (
-        f"| {name} | {group.rows} | {group.refused or ''} | {group.median_error:+.1%} | {group.median_absolute_error:.1%} | "
-        f"{group.worst_absolute_error:.1%} | {_share(group.covered)} | {_share(group.below)} | "
+        f"| {name} | {group.rows} | {group.refused or ''} | {group.median_error:+.1%} | "
+        f"{group.median_absolute_error:.1%} | {group.worst_absolute_error:.1%} | "
+        f"{_share(group.covered)} | {_share(group.below)} | "
         f"{_share(group.above)} | {_share(group.interval_width)} | {group.inside_bounds:.0%} | "
         f"{group.memory_rows or ''} | "
         f"{memory} | {group.too_large or ''} |"

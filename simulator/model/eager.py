@@ -37,8 +37,8 @@ LOSS_CHAIN, LOSS_KERNELS = 8 / 2, 5
 """Maximum, subtraction, exponential, sum, division: 5 reads and 3 writes of the logits, for 2 reads of
 a fused loss (NVIDIA/Megatron-LM@core_v0.10.0, bigscience-workshop/Megatron-DeepSpeed, `cross_entropy.py`)."""
 LOSS_COMPILED, COMPILED_KERNELS = 4 / 2, 2
-"""The same loss compiled (`fused_cross_entropy.py` of NVIDIA/Megatron-LM@ee6737da8): the maximum is found while the
-logits are widened; subtraction, exponential and sum are one kernel, the division another: 2 reads and 2 writes."""
+"""The same loss compiled (`fused_cross_entropy.py` of NVIDIA/Megatron-LM@ee6737da8): the maximum is found
+while the logits are widened; subtraction, exponential and sum are one kernel, the division another."""
 
 
 def eager_operators(
@@ -125,7 +125,7 @@ def added_gradients(
 def chained_loss(
     operators: Mapping[Phase, tuple[Operator, ...]], compiled: bool = False
 ) -> dict[Phase, tuple[Operator, ...]]:
-    """Megatron-LM's vocabulary-parallel loss: passes over logits by several kernels instead of one fused kernel."""
+    """Megatron-LM's vocabulary-parallel loss: passes over logits in several kernels, not a fused one."""
     passes, kernels = (LOSS_COMPILED, COMPILED_KERNELS) if compiled else (LOSS_CHAIN, LOSS_KERNELS)
 
     def chained(op: Operator) -> Operator:

@@ -112,7 +112,8 @@ class Setting(BaseModel):
 class Behind(BaseModel):
     """Rows that a configuration stands behind: beginnings of their columns; empty matches any.
 
-    `precision` after "=" is matched whole; `notes` is a part of the row's, after "!" one that it lacks.
+    `precision` after "=" and `pp` are matched whole; `notes` is a part of the row's, after "!" one that it
+    lacks.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -123,6 +124,7 @@ class Behind(BaseModel):
     model: str
     hardware: str
     precision: str
+    pp: str
     notes: str
 
     def holds(self, row: OpenRow) -> bool:
@@ -135,6 +137,7 @@ class Behind(BaseModel):
             and row.model.startswith(self.model)
             and row.hardware.startswith(self.hardware)
             and (row.precision == self.precision[1:] if exact else row.precision.startswith(self.precision))
+            and (not self.pp or row.pp == int(self.pp))
             and (not part or (part in row.notes) != self.notes.startswith("!"))
         )
 

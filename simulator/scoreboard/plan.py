@@ -30,7 +30,7 @@ EVEN = SourcedFraction(
     value=0.0, kind="assumed", source="spread of GPUs not published with the rows", date="2026-11-20"
 )
 LEAST_RECOMPUTE: tuple[RecomputePolicy, ...] = ("none", "selective", "full")
-"""Where neither a row nor its configuration says: the policy that computes least again and fits into memory."""
+"""Where neither a row nor its configuration says: the policy that computes least again and fits."""
 
 
 def policies_of(row: OpenRow) -> tuple[RecomputePolicy, ...]:
@@ -59,6 +59,16 @@ def missing_from(row: OpenRow) -> str:
     return "an MFU without its count of FLOPs was published" if row.published_step_s is None else ""
 
 
+def unstated_of(row: OpenRow) -> str:
+    """What an incomplete row and its configuration leave open beyond that; empty where nothing is."""
+    if row.complete == "yes":
+        return ""
+    if "vpp" in row.schedule or "vpp" in row.notes:
+        return "the number of virtual stages is not stated"
+    stated = recompute_of(row)[0] or published_of(row).recompute
+    return "" if stated and row.complete == "partial" else "the source describes the run in part"
+
+
 def scenario_of(row: OpenRow, recompute: RecomputePolicy) -> Scenario:
     """The scenario of a row under one recompute policy; raises InputError for what cannot be expressed."""
     missing = missing_from(row)
@@ -67,10 +77,9 @@ def scenario_of(row: OpenRow, recompute: RecomputePolicy) -> Scenario:
     precision = precision_of(row)
     shape = shape_of(row)
     cluster, profile = machine_of(row)
-    if row.complete != "yes":
-        virtual = "vpp" in row.notes or "vpp" in row.schedule
-        what = "the number of virtual stages is not stated" if virtual else "the source describes the run in part"
-        raise InputError(f"{row.id}: {what}")
+    unstated = unstated_of(row)
+    if unstated:
+        raise InputError(f"{row.id}: {unstated}")
     return Scenario(
         name=row.id,
         description=row.source,

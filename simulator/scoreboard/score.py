@@ -32,8 +32,8 @@ class _Part(BaseModel):
 class ScoredRow(_Part):
     """A row beside its prediction; `relative_error` = predicted / published step - 1.
 
-    `refused` says why a row was not predicted; then the predictions are None. `left_out` lists what the source
-    states and the prediction does not express.
+    `refused` says why a row was not predicted; then the predictions are None. `left_out` lists what the
+    source states and the prediction does not express.
     """
 
     id: str
@@ -51,7 +51,7 @@ class ScoredRow(_Part):
     """80 % interval of the step; None where none was asked for."""
     recompute: str = ""
     fits: bool | None = None
-    """Whether the predicted peak is within the accelerator's memory; a row that ran and does not fit is a miss."""
+    """Whether the predicted peak is within the accelerator's memory; a row that ran and does not: a miss."""
     needed_bytes: float | None = None
     """Predicted peak with everything, the framework's own bytes too: what `fits` compares."""
     capacity_bytes: float | None = None
@@ -112,7 +112,7 @@ class Refusals(_Part):
 
 
 class Board(_Part):
-    """The open scoreboard: rows, a score a group, scores of sets of rows, refusals, and means over the groups."""
+    """The open scoreboard: rows, a score a group, scores of sets of rows, refusals, means over the groups."""
 
     rows: tuple[ScoredRow, ...]
     groups: tuple[GroupScore, ...]

@@ -127,7 +127,9 @@ def shape_of(row: OpenRow) -> ModelShape:
     if family.moe is None:
         return ModelShape(**common, dense_ffn=row.ffn, ffn_gated=bool(family.gated))
     if not (row.n_experts and row.topk):
-        raise InputError(f"{row.id}: the number of experts of {row.model} or of those a token takes is missing")
+        raise InputError(
+            f"{row.id}: the number of experts of {row.model} or of those a token takes is missing"
+        )
     first = family.moe.dense_first if published.dense_layers is None else published.dense_layers
     moe = MoE(
         experts=row.n_experts,

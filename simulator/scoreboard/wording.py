@@ -52,7 +52,8 @@ def sharding_of(row: OpenRow) -> Sharding:
     if fsdp or "zero3" in text or "zero-3" in text:
         found = REPLICATED.search(text)
         if found and int(found.group(2)) > 1:
-            note = f"parameters are sharded over {found.group(1)} GPUs and replicated; priced as sharded over all"
+            over = f"parameters are sharded over {found.group(1)} GPUs and replicated"
+            note = f"{over}; priced as sharded over all"
             return Sharding(3, fsdp, (note,))
         return Sharding(3, fsdp)
     if "zero1" in text or "zero-1" in text or "distopt" in text:

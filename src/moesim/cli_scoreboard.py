@@ -27,7 +27,7 @@ def scoreboard(as_json: bool, workers: int) -> None:
 
 
 def print_runs(scored: list[ScoredRun]) -> None:
-    """The five runs on one host: tensors beside the allocator's active peak, the whole beside what it reserved."""
+    """The five runs: tensors beside the allocator's active peak, the whole beside what it reserved."""
     cells = [
         (
             run.name,
@@ -51,13 +51,14 @@ def print_runs(scored: list[ScoredRun]) -> None:
     )  # fmt: skip
     print_table(headers, cells, right=tuple(range(1, 10)))
     print_text(
-        "active: the allocator's peak of live tensors, beside the predicted tensors; reserved: what it took from "
-        "the device, beside the prediction with the framework's own bytes, which decides whether a plan fits"
+        "active: the allocator's peak of live tensors, beside the predicted tensors; reserved: "
+        "what it took from the device, beside the prediction with the framework's own bytes, which "
+        "decides whether a plan fits"
     )
 
 
 def print_board(board: Board) -> None:
-    """Errors by group and set, statistics over groups, refusals, memory of every row, and what misses most."""
+    """Errors by group and set, statistics over groups, refusals, memory of every row, the largest misses."""
     print_text("")
     headers = (
         "rows of", "n", "refused", "median", "median |error|", "worst", "in 80 %", "width", "in bounds",
