@@ -31,7 +31,8 @@ def section(scored: list[ScoredRun], board: Board) -> str:
         "",
         "torchtitan 0.2.2 unmodified; profile `h200-8gpu`. Active: the allocator's peak of live tensors,",
         "beside the predicted tensors. Reserved: what it took from the device, fragments and caches",
-        "included, beside the prediction with the framework's own bytes; that sum is held against the device's memory.",
+        "included, beside the prediction with the framework's own bytes; that sum is held against the",
+        "device's memory.",
         "",
         "| run | step (s) | predicted | error | P10 to P90 | active (GiB) | predicted | error | "
         "reserved (GiB) | predicted | error | fits | exposed (s) | predicted |",

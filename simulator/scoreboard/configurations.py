@@ -53,6 +53,8 @@ class Published(BaseModel):
     """The policy that a table of this source calls selective."""
     zero_stage: NonNegativeInt | None = None
     sequence_parallel: bool | None = None
+    mbs: PositiveInt | None = None
+    vpp: PositiveInt | None = None
     ep: PositiveInt | None = None
     expert_tp: PositiveInt | None = None
     stages: Annotated[tuple[int, ...] | None, BeforeValidator(_layers)] = None
@@ -166,8 +168,23 @@ def published_of(row: OpenRow) -> Published:
 
 
 def left_out_of(row: OpenRow) -> tuple[str, ...]:
-    """What the configurations behind a row state and the model does not express."""
+    """What the configurations behind a row state and the prediction does not express."""
     return tuple(dict.fromkeys(s.note for s in settings_of(row) if s.here == LEFT_OUT))
+
+
+def differs_from(row: OpenRow) -> tuple[str, ...]:
+    """Where a table's plan differs from its configuration's: the table's is priced."""
+    published = published_of(row)
+    plans = (
+        ("micro-batch", row.mbs, published.mbs),
+        ("virtual stages", row.vpp, published.vpp),
+        ("expert-parallel degree", row.ep, published.ep),
+    )
+    return tuple(
+        f"the table has {what} {stated}, the configuration of its release {other}: priced with the table's"
+        for what, stated, other in plans
+        if stated and other and stated != other
+    )
 
 
 @lru_cache(maxsize=1)

@@ -12,7 +12,7 @@ from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.run.plan import RunPlan
 from moesim.simulator.scenario import Batch, Communication, Routing, Scenario, Stages, Variation
-from moesim.simulator.scoreboard.configurations import left_out_of, published_of
+from moesim.simulator.scoreboard.configurations import differs_from, left_out_of, published_of
 from moesim.simulator.scoreboard.launching import launching_of
 from moesim.simulator.scoreboard.machines import left_out_of_machine, machine_of
 from moesim.simulator.scoreboard.rows import OpenRow
@@ -103,7 +103,7 @@ def scenario_of(row: OpenRow, recompute: RecomputePolicy) -> Scenario:
 def left_out(row: OpenRow) -> tuple[str, ...]:
     """What row and configurations state and the prediction does not express, in words."""
     notes = (*left_out_of(row), *recompute_of(row)[1], *sharding_of(row).left_out, *said_in_notes(row))
-    return tuple(dict.fromkeys((*notes, *left_out_of_machine(row))))
+    return tuple(dict.fromkeys((*notes, *differs_from(row), *left_out_of_machine(row))))
 
 
 def plan_of(row: OpenRow) -> ParallelPlan:
