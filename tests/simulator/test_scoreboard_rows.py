@@ -21,12 +21,15 @@ from moesim.simulator.scoreboard.configurations import (
 from moesim.simulator.scoreboard.machines import HBM2E, hardware_of, machine_of
 from moesim.simulator.scoreboard.plan import left_out, policies_of, scenario_of
 from moesim.simulator.scoreboard.score import (
+    Board,
     ScoredRow,
+    by_group,
     reason_of,
     refusals,
     score_all,
     score_row,
     summary,
+    totals,
 )
 from moesim.simulator.scoreboard.shapes import shape_of
 from moesim.simulator.scoreboard.wording import recompute_of, schedule_of, sharding_of
@@ -311,3 +314,30 @@ def test_a_row_that_ran_and_does_not_fit_is_counted() -> None:
     ran = score_row(changed("kort-a100-001", id="ran"), None)
     assert ran.fits and ran.capacity_bytes == 80 * 2.0**30 and ran.needed_bytes is not None
     assert 0.0 < ran.needed_bytes < ran.capacity_bytes
+
+
+def test_the_table_prints_both_statistics_refusals_and_what_does_not_fit(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from moesim.cli_scoreboard import print_board
+
+    large = {
+        "needed_bytes": 90 * 2.0**30,
+        "capacity_bytes": 80 * 2.0**30,
+        "fits": False,
+        "left_out": ("why not",),
+    }
+    known: dict[str, object] = {"lower_bound_s": 0.9, "upper_bound_s": 1.2}
+    rows = (scored("g", 0.1, **known, **large), scored("h", -0.3, **known), scored("h", None))
+    board = Board(
+        rows=rows,
+        groups=tuple(by_group(rows)),
+        totals=tuple(totals(rows)),
+        refusals=refusals(rows),
+        group_mean=0.2,
+    )
+    print_board(board)
+    text = " ".join(capsys.readouterr().out.split())
+    assert "mean of group medians" in text and "scored 2 of 3 rows" in text
+    assert "1 Hopper dense why" in text and "1 of 1 do not fit" in text
+    assert "90.0 80 no" in text and "1 why not" in text
