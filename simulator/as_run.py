@@ -10,6 +10,7 @@ from moesim.simulator.model.eager import (
     copied_parameters,
     eager_operators,
     flat_gradients,
+    narrow_accumulators,
 )
 from moesim.simulator.model.operator import Operator, Phase
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision
@@ -31,10 +32,12 @@ def as_run(
     found = dict(operators)
     if software.weight_gradients != "accumulated":
         found = added_gradients(found, parameters, software.weight_gradients)
+    elif recipe.gradients == "bf16":
+        found = narrow_accumulators(found)
     if software.flat_parameters and zero_stage == 3:
         found = flat_gradients(found, sharded, BYTES_PER_ELEMENT[recipe.gradient_reduce])
-    if software.loss == "chain":
-        found = chained_loss(found)
+    if software.loss != "fused":
+        found = chained_loss(found, compiled=software.loss == "compiled")
     if software.kernels == "eager":
         found = eager_operators(found)
     if software.parameters_copied and zero_stage > 1:

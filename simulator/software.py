@@ -26,11 +26,13 @@ class Software(BaseModel):
     flat_parameters: bool = False
     """FSDP1: gradients of a unit are joined into one flat tensor, and cast where they are reduced in FP32."""
     weight_gradients: Literal["accumulated", "written", "added", "added-fp32"] = "accumulated"
-    """`accumulated`: the product adds into an FP32 buffer (Megatron-LM's fused accumulation); `written`: it
-    writes 16-bit gradients anew (PyTorch autograd); `added`: these are added to 16-bit ones by a kernel of
-    their own after every micro-batch; `added-fp32`: to FP32 ones, as DeepSpeed's BF16 optimizer does."""
-    loss: Literal["fused", "chain"] = "fused"
-    """`chain`: Megatron-LM's vocabulary-parallel loss, a kernel for every pass over the logits."""
+    """`accumulated`: the product adds into a buffer of the format `precision.gradients` (Megatron-LM);
+    `written`: it writes 16-bit gradients anew (PyTorch autograd); `added`: these are added to 16-bit ones by
+    a kernel of their own after every micro-batch; `added-fp32`: to FP32 ones, as DeepSpeed's BF16 optimizer
+    does."""
+    loss: Literal["fused", "compiled", "chain"] = "fused"
+    """`chain`: Megatron-LM's vocabulary-parallel loss, a kernel for every pass over the logits; `compiled`:
+    it compiled (`cross_entropy_loss_fusion`), half the passes; `fused`: one kernel (Transformer Engine)."""
     overlap_tensor_parallel: Literal["none", "weight-gradient", "full"] = "none"
     """Tensor-parallel collectives: all exposed; the backward's behind the weight gradients; or all of them
     in pieces beside the product that makes or needs them."""

@@ -36,6 +36,9 @@ histograms, sort, its scores, token numbers, counts to the host; and of their ba
 LOSS_CHAIN, LOSS_KERNELS = 8 / 2, 5
 """Maximum, subtraction, exponential, sum, division: 5 reads and 3 writes of the logits, for 2 reads of
 a fused loss (NVIDIA/Megatron-LM@core_v0.10.0, bigscience-workshop/Megatron-DeepSpeed, `cross_entropy.py`)."""
+LOSS_COMPILED, COMPILED_KERNELS = 4 / 2, 2
+"""The same loss compiled (`fused_cross_entropy.py` of NVIDIA/Megatron-LM@ee6737da8): the maximum is found
+while the logits are widened; subtraction, exponential and sum are one kernel, the division another."""
 
 
 def eager_operators(
@@ -119,15 +122,35 @@ def added_gradients(
     return result
 
 
-def chained_loss(operators: Mapping[Phase, tuple[Operator, ...]]) -> dict[Phase, tuple[Operator, ...]]:
-    """Megatron-LM's vocabulary-parallel loss: one kernel a pass over logits instead of one fused kernel."""
-    return {phase: tuple(map(_chained, ops)) for phase, ops in operators.items()}
+def chained_loss(
+    operators: Mapping[Phase, tuple[Operator, ...]], compiled: bool = False
+) -> dict[Phase, tuple[Operator, ...]]:
+    """Megatron-LM's vocabulary-parallel loss: passes over logits in several kernels, not a fused one."""
+    passes, kernels = (LOSS_COMPILED, COMPILED_KERNELS) if compiled else (LOSS_CHAIN, LOSS_KERNELS)
+
+    def chained(op: Operator) -> Operator:
+        if op.cls != "loss" or op.direction != "F":
+            return op
+        return replace(op, bytes_read=op.bytes_read * passes, launches=kernels)
+
+    return {phase: tuple(map(chained, ops)) for phase, ops in operators.items()}
 
 
-def _chained(op: Operator) -> Operator:
-    if op.cls != "loss" or op.direction != "F":
-        return op
-    return replace(op, bytes_read=op.bytes_read * LOSS_CHAIN, launches=LOSS_KERNELS)
+def narrow_accumulators(
+    operators: Mapping[Phase, tuple[Operator, ...]],
+) -> dict[Phase, tuple[Operator, ...]]:
+    """Weight gradients added into a BF16 buffer, half as many bytes as into an FP32 one."""
+    return {phase: tuple(map(_narrow, ops)) for phase, ops in operators.items()}
+
+
+def _narrow(op: Operator) -> Operator:
+    saved = op.accumulated_bytes / 2 * (1.0 - BF16 / FP32)
+    return replace(
+        op,
+        accumulated_bytes=op.accumulated_bytes - 2 * saved,
+        bytes_read=op.bytes_read - saved,
+        bytes_written=op.bytes_written - saved,
+    )
 
 
 def copied_parameters(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.network import Network, load_network
 from moesim.hwmodels.node import Node, load_node
-from moesim.simulator.scoreboard.recipes import recipe_of
+from moesim.simulator.scoreboard.configurations import published_of
 from moesim.simulator.scoreboard.rows import OpenRow
 
 
@@ -25,6 +26,7 @@ MACHINES: dict[str, Machine] = {
     "A100-80GB-SXM": Machine("hgx-a100", "ft3-ib-400g", "a100-layers"),
     "A100-40GB-SXM": Machine("hgx-a100", "ft3-ib-400g", "a100-layers"),
     "H100-SXM": Machine("hgx-h100", "ft3-ib-400g", "h100-products"),
+    "H100-SXM-96GB-HBM2e": Machine("hgx-h100-hbm2e", "ft3-ib-400g", "h100-hbm2e-products"),
     "B200-SXM": Machine("hgx-b200", "ft3-ib-400g", "b200-layers"),
     "B300-SXM": Machine("hgx-b300", "ft3-roce-800g", "b300-layers"),
     "GB200": Machine("gb200-nvl72-64", "ft3-ib-400g", "gb200-layers"),
@@ -32,8 +34,11 @@ MACHINES: dict[str, Machine] = {
 }
 """The best profile that stands on kernels of that accelerator, not on any training step."""
 
-BETTER_KNOWN = {"simumax-b200": "b200-simumax", "mpt-h100": "h100-flash2"}
-"""Groups of which more is known: kernel timings of the very machine, the age of the attention kernels."""
+HBM2E = "H100-SXM-96GB-HBM2e"
+VARIANT = re.compile(r"HBM2e|\b96 ?GB\b", re.I)
+POWER = re.compile(r"\b(\d{3,4}) ?W\b")
+LIMITS = {"H100-SXM": 700, HBM2E: 500}
+"""Power (W) that the description of an accelerator stands for."""
 
 JEAN_ZAY_NIC = {
     "value": 6.25e9,
@@ -49,14 +54,39 @@ A100_40GB = {
 }
 
 
+def hardware_of(row: OpenRow) -> str:
+    """The accelerator of a row by the name of its description: power and memory variants apart.
+
+    Raises InputError for hardware, a memory or a power limit that no description here stands for.
+    """
+    text, name = f"{row.hardware} {row.notes}", row.hardware
+    if name.startswith("H100") and VARIANT.search(text):
+        name = HBM2E
+    if name not in MACHINES:
+        raise InputError(f"{row.id}: no machine for {row.hardware}")
+    limit = POWER.search(text)
+    if limit and int(limit.group(1)) != LIMITS.get(name, int(limit.group(1))):
+        if name == "H100-SXM" and int(limit.group(1)) == LIMITS[HBM2E]:
+            return HBM2E
+        raise InputError(f"{row.id}: no description of {row.hardware} at {limit.group(1)} W")
+    return name
+
+
+def left_out_of_machine(row: OpenRow) -> tuple[str, ...]:
+    """What is known of a row's machine and not priced."""
+    if row.hardware in MACHINES and hardware_of(row) == HBM2E:
+        return ("the rates that this accelerator holds at 500 W were not published: products as at 700 W",)
+    return ()
+
+
 def machine_of(row: OpenRow) -> tuple[Cluster, str]:
     """(cluster, profile name) of a row; raises InputError for hardware that no machine here stands for."""
-    if row.hardware not in MACHINES:
-        raise InputError(f"{row.id}: no machine for {row.hardware}")
+    hardware = hardware_of(row)
     slow_network = row.group == "bloom-a100"
-    best = MACHINES[row.hardware].profile
-    profile = recipe_of(row).profile or BETTER_KNOWN.get(row.group, best)
-    return _cluster(row.hardware, row.n_gpus, slow_network), profile
+    profile = published_of(row).profile
+    if profile is None or hardware == HBM2E:
+        profile = MACHINES[hardware].profile
+    return _cluster(hardware, row.n_gpus, slow_network), profile
 
 
 @lru_cache(maxsize=256)

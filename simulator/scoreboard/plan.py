@@ -12,18 +12,14 @@ from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.run.plan import RunPlan
 from moesim.simulator.scenario import Batch, Communication, Routing, Scenario, Stages, Variation
+from moesim.simulator.scoreboard.configurations import differs_from, left_out_of, published_of
 from moesim.simulator.scoreboard.launching import launching_of
-from moesim.simulator.scoreboard.machines import machine_of
-from moesim.simulator.scoreboard.recipes import recipe_of
+from moesim.simulator.scoreboard.machines import left_out_of_machine, machine_of
 from moesim.simulator.scoreboard.rows import OpenRow
 from moesim.simulator.scoreboard.shapes import shape_of
+from moesim.simulator.scoreboard.wording import recompute_of, said_in_notes, schedule_of, sharding_of
 from moesim.simulator.software import Software
 
-OLD_MEGATRON = ("sc21-gpt-a100", "kort-gpt-a100", "bloom-a100", "mtnlg-a100")
-"""Megatron-LM before FlashAttention; its all-reduces of data parallelism come after the last backward."""
-NEMO = ("NVIDIA/dgxc-benchmarking", "NVIDIA/NeMo", "mlcommons/training_results")
-"""Sources that ran NeMo, whose performance recipes leave `cross_entropy_loss_fusion` off
-(NVIDIA/NeMo@v2.1.0 nemo/collections/llm/recipes/llama31_70b.py; before, the default of Megatron core)."""
 BALANCED = SourcedFraction(
     value=0.0,
     kind="assumed",
@@ -34,35 +30,65 @@ EVEN = SourcedFraction(
     value=0.0, kind="assumed", source="spread of GPUs not published with the rows", date="2026-11-20"
 )
 LEAST_RECOMPUTE: tuple[RecomputePolicy, ...] = ("none", "selective", "full")
-"""Where a row does not say: the policy that computes least again and fits into memory."""
+"""Where neither a row nor its configuration says: the policy that computes least again and fits."""
 
 
 def policies_of(row: OpenRow) -> tuple[RecomputePolicy, ...]:
-    """Recompute policies to try in order, the first that fits; one where the row states it."""
-    text, published = row.recompute, recipe_of(row).recompute
-    if text == "":
-        return LEAST_RECOMPUTE if published is None else (published,)
-    if text.startswith("selective"):
-        # Selective recompute of the old stack is that of core attention (arXiv 2205.05198, section 5).
-        return ("attention",) if row.group in OLD_MEGATRON else ("selective",)
-    return ("full",) if text == "full" else ("none",)
+    """Recompute policies to try in order, the first that fits; one where row or configuration states it."""
+    published = published_of(row)
+    stated, _ = recompute_of(row)
+    if stated == "selective" and published.selective_means is not None:
+        return (published.selective_means,)
+    policy = stated or published.recompute
+    return LEAST_RECOMPUTE if policy is None else (policy,)
+
+
+def missing_from(row: OpenRow) -> str:
+    """What a prediction needs and neither the row nor its configuration states; empty where nothing is."""
+    needed = {
+        "the sequence length": row.seq,
+        "the global batch": row.gbs_seqs,
+        "the number of GPUs": row.n_gpus,
+        "the precision": row.precision,
+        "the degree of expert parallelism": row.arch == "dense" or row.ep or published_of(row).ep,
+        "the micro-batch": row.mbs,
+    }
+    for what, known in needed.items():
+        if not known:
+            return f"{what} is not stated"
+    return "an MFU without its count of FLOPs was published" if row.published_step_s is None else ""
+
+
+def unstated_of(row: OpenRow) -> str:
+    """What an incomplete row and its configuration leave open beyond that; empty where nothing is."""
+    if row.complete == "yes":
+        return ""
+    if "vpp" in row.schedule or "vpp" in row.notes:
+        return "the number of virtual stages is not stated"
+    stated = recompute_of(row)[0] or published_of(row).recompute
+    return "" if stated and row.complete == "partial" else "the source describes the run in part"
 
 
 def scenario_of(row: OpenRow, recompute: RecomputePolicy) -> Scenario:
     """The scenario of a row under one recompute policy; raises InputError for what cannot be expressed."""
-    if row.arch == "moe" and not row.ep_stated:
-        raise InputError(f"{row.id}: the degree of expert parallelism is not stated")
+    missing = missing_from(row)
+    if missing:
+        raise InputError(f"{row.id}: {missing}")
+    precision = precision_of(row)
     shape = shape_of(row)
     cluster, profile = machine_of(row)
+    unstated = unstated_of(row)
+    if unstated:
+        raise InputError(f"{row.id}: {unstated}")
     return Scenario(
         name=row.id,
         description=row.source,
         model=shape,
         cluster=cluster,
         profile=profile,
-        precision=precision_of(row),
+        precision=precision,
         parallel=plan_of(row),
-        schedule="interleaved-1f1b" if row.vpp > 1 else "1f1b",
+        schedule=schedule_of(row),
         batch=Batch(sequences=row.gbs_seqs, sequence_length=row.seq),
         stages=stages_of(row, shape),
         communication=Communication(kernels=dispatcher_of(row)),
@@ -74,64 +100,61 @@ def scenario_of(row: OpenRow, recompute: RecomputePolicy) -> Scenario:
     )
 
 
+def left_out(row: OpenRow) -> tuple[str, ...]:
+    """What row and configurations state and the prediction does not express, in words."""
+    notes = (*left_out_of(row), *recompute_of(row)[1], *sharding_of(row).left_out, *said_in_notes(row))
+    return tuple(dict.fromkeys((*notes, *differs_from(row), *left_out_of_machine(row))))
+
+
 def plan_of(row: OpenRow) -> ParallelPlan:
     """Degrees of parallelism and sharding as published."""
-    recipe = recipe_of(row)
+    published = published_of(row)
+    zero = sharding_of(row).zero_stage if published.zero_stage is None else published.zero_stage
+    split = published.sequence_parallel
     return ParallelPlan(
         tp=row.tp,
         pp=row.pp,
-        ep=max(1, row.ep),
+        ep=row.ep or published.ep or 1,
         cp=row.cp,
         vpp=row.vpp,
         microbatch=row.mbs,
-        zero_stage=_zero(row.zero_or_fsdp) if recipe.zero_stage is None else recipe.zero_stage,
-        sequence_parallel=row.tp > 1 and not _without_sequence_parallel(row),
-        expert_tp=recipe.expert_tp or (4 if "ETP=4" in row.notes else 1),
+        zero_stage=zero,
+        sequence_parallel=row.tp > 1 and split is not False,
+        expert_tp=published.expert_tp or (4 if "ETP=4" in row.notes else 1),
     )
-
-
-def _zero(text: str) -> int:
-    """ZeRO stage: Megatron's distributed optimizer is 1, FSDP with resharding 3."""
-    if "zero2" in text:
-        return 2
-    if "fsdp" in text or "zero3" in text:
-        return 3
-    return 0 if text in ("", "none") else 1
-
-
-def _without_sequence_parallel(row: OpenRow) -> bool:
-    """Megatron-LM had no sequence parallelism before arXiv 2205.05198, and there only where it says so."""
-    if row.group == "kort-gpt-a100":
-        return "no sequence parallel" in row.notes
-    return row.group in OLD_MEGATRON
 
 
 def precision_of(row: OpenRow) -> Precision:
     """Formats: FP16 counts as BF16; FP8 by tiles or by tensors, with activations kept in BF16."""
-    text = row.precision
-    loss: Literal["bf16", "fp32"] = "fp32" if _chained_loss(row) else "bf16"
+    published, text = published_of(row), row.precision
     if text == "nvfp4":
         raise InputError(f"{row.id}: FP4 products are not modelled")
-    pure = "PURE" in row.notes  # llm-foundry: gradients are reduced in BF16
-    unstated: Literal["bf16", "fp32"] = "bf16" if pure or row.group in OLD_MEGATRON else "fp32"
-    reduce = recipe_of(row).gradient_reduce or ("fp32" if _bf16_optimizer(row) else unstated)
-    kept: Literal["bf16", "fp32"] = "bf16" if row.group in OLD_MEGATRON and reduce == "bf16" else "fp32"
-    if "fp8" in text:
-        scaling: Literal["tile", "tensor"] = "tile" if "block" in text or "mx" in text else "tensor"
-        return Precision(linear="fp8", scaling=scaling, gradient_reduce=reduce, loss=loss)
-    if text in ("bf16", "fp16"):
-        twice = _bf16_optimizer(row)
-        return Precision(
-            linear="bf16", gradient_reduce=reduce, loss=loss, gradients=kept, gradients_twice=twice
-        )
-    raise InputError(f"{row.id}: precision {text!r} is not known")
+    if "fp8" not in text and text not in ("bf16", "fp16"):
+        raise InputError(f"{row.id}: precision {text!r} is not known")
+    fp8 = "fp8" in text
+    by_tile = fp8 and ("block" in text or "mx" in text)
+    scaling: Literal["tile", "tensor"] = "tensor" if fp8 and not by_tile else "tile"
+    return Precision(
+        linear="fp8" if fp8 else "bf16",
+        scaling=scaling,
+        loss="bf16" if (published.loss or "fused") == "fused" else "fp32",
+        parameters=published.parameters or "bf16",
+        master_weights=published.master_weights or "fp32",
+        moments=published.moments or "fp32",
+        gradients=published.gradients or "fp32",
+        gradients_twice=bool(published.gradients_twice),
+        gradient_reduce=published.gradient_reduce or "fp32",
+        parameter_gather=published.parameter_gather or "bf16",
+    )
 
 
 def stages_of(row: OpenRow, shape: ModelShape) -> Stages:
-    """Layers evenly over the stages, as Megatron-LM places them; balanced where they do not divide."""
-    n = row.pp * row.vpp
-    if _bf16_optimizer(row) and row.layers % n and not (row.layers + 2) % n:
-        each = (row.layers + 2) // n  # --pp-partition-method 'type:transformer|embedding'
+    """Layers as published, else evenly over the stages as Megatron-LM places them; balanced where uneven."""
+    n, published = row.pp * row.vpp, published_of(row)
+    if published.stages is not None:
+        return Stages(layers=published.stages)
+    if published.embedding_as_layers and row.layers % n and not (row.layers + 2) % n:
+        each = (row.layers + 2) // n
         return Stages(layers=(each - 1, *(each,) * (n - 2), each - 1))
     if n == 1 or shape.n_layers % n:
         return Stages()
@@ -139,45 +162,29 @@ def stages_of(row: OpenRow, shape: ModelShape) -> Stages:
 
 
 def dispatcher_of(row: OpenRow) -> str:
-    """DeepEP where the row or its source's code names it, NCCL's all-to-all otherwise."""
-    return recipe_of(row).dispatcher or ("deepep-2025-04" if "DeepEP" in row.notes else "nccl")
+    """DeepEP where the row or its configuration names it, NCCL's all-to-all otherwise."""
+    return published_of(row).dispatcher or ("deepep-2025-04" if "DeepEP" in row.notes else "nccl")
 
 
 def software_of(row: OpenRow) -> Software:
-    """Behaviour of the framework behind a source (docs/validation.md lists the assumptions)."""
-    launching = launching_of(row)
-    if row.group in OLD_MEGATRON:
-        added = "added-fp32" if _bf16_optimizer(row) else "added"
-        # Dropout 0.1 is Megatron-LM's default, which none of these runs' published arguments changes.
-        return Software(attention="unfused", dropout=True, loss="chain", weight_gradients=added, **launching)
-    if row.group == "simumax-b200":
-        return Software(overlap_tensor_parallel="weight-gradient", **launching)
-    return Software(
-        parameters_copied=row.zero_or_fsdp.startswith("fsdp2"),
-        flat_parameters=row.group.startswith("mpt-"),
-        loss="chain" if _chained_loss(row) else "fused",
-        weight_gradients="written" if _autograd(row) else "accumulated",
-        overlap_tensor_parallel="full",
-        overlap_context_parallel=True,
-        overlap_data_parallel=True,
-        **launching,
+    """Behaviour of the framework, from the configurations behind a row.
+
+    Where they say nothing: fused kernels, collectives of tensor and data parallelism behind compute.
+    """
+    published, fsdp = published_of(row), sharding_of(row).fsdp
+    hidden, copied = (
+        (published.overlap_context_parallel, published.overlap_data_parallel),
+        published.parameters_copied,
     )
-
-
-def _autograd(row: OpenRow) -> bool:
-    """FSDP of PyTorch or JAX: weight gradients are outputs. Megatron's own FSDP adds into its buffers."""
-    return row.zero_or_fsdp.startswith("fsdp") and "Megatron-Bridge" not in row.source
-
-
-def _chained_loss(row: OpenRow) -> bool:
-    """Megatron-LM and NeMo: FP32 logits, one kernel a pass. Megatron-Bridge fuses the loss
-    (NVIDIA-NeMo/Megatron-Bridge@0aec3a7f8 scripts/performance/configs: cross_entropy_fusion_impl "te")."""
-    if "(JAX)" in row.zero_or_fsdp:
-        return False
-    return row.group in OLD_MEGATRON or row.source.startswith(NEMO)
-
-
-def _bf16_optimizer(row: OpenRow) -> bool:
-    """BLOOM's last table and its run: BF16 with gradients accumulated in FP32; the tables before are FP16
-    (bigscience-workshop/bigscience@9e64edec train/tr11-176B-ml/chronicles-prequel.md, line 899)."""
-    return row.model == "bloom-176b" or (row.group == "bloom-a100" and "'Rebalancing layers'" in row.notes)
+    return Software(
+        attention=published.attention or "flash",
+        dropout=bool(published.dropout),
+        loss=published.loss or "fused",
+        weight_gradients=published.weight_gradients or ("written" if fsdp else "accumulated"),
+        parameters_copied=row.zero_or_fsdp.startswith("fsdp2") if copied is None else copied,
+        flat_parameters=bool(published.flat_parameters),
+        overlap_tensor_parallel=published.overlap_tensor_parallel or "full",
+        overlap_context_parallel=hidden[0] is not False,
+        overlap_data_parallel=hidden[1] is not False,
+        **launching_of(row),
+    )

@@ -16,7 +16,10 @@ FILE, PEAKS = "open-rows.csv", "memory-peaks.csv"
 BF16_HARDWARE_COEFFICIENT = 96.0
 """FLOPs of a GPT with full recompute: 96 B s l h^2 (1 + s/6h + V/16lh) (arXiv 2104.04473, eq. 3)."""
 
-Metric = Literal["step_s", "tokens_per_s_per_gpu", "tflops_per_gpu"]
+FAMILIES = {"H": "Hopper", "A": "Ampere", "B": "Blackwell", "G": "Blackwell", "T": "TPU", "M": "Instinct"}
+"""Accelerator family by the first letter of a table's hardware."""
+
+Metric = Literal["step_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu"]
 Number = Annotated[int, BeforeValidator(lambda text: 0 if text == "" else int(float(text)))]
 Degree = Annotated[PositiveInt, BeforeValidator(lambda text: 1 if text == "" else int(float(text)))]
 """A degree of parallelism that a table leaves out is 1."""
@@ -25,7 +28,8 @@ Degree = Annotated[PositiveInt, BeforeValidator(lambda text: 1 if text == "" els
 class OpenRow(BaseModel):
     """One published measurement; the fields are the columns of `data/published/open-rows.csv`.
 
-    0 stands for a number that the source does not give. `metric` and `value` are as published.
+    0 stands for a number that the source does not give. `metric` and `value` are as published. `complete`
+    says whether the source states everything that a prediction needs.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -34,6 +38,8 @@ class OpenRow(BaseModel):
     source: str
     model: str
     arch: Literal["dense", "moe"]
+    n_params_b: str = ""
+    n_active_b: str = ""
     layers: Number
     hidden: Number
     ffn: Number
@@ -50,6 +56,7 @@ class OpenRow(BaseModel):
     vpp: Degree
     cp: Degree
     ep: Number
+    dp: Number = 0
     zero_or_fsdp: str
     gbs_seqs: Number
     mbs: Number
@@ -58,28 +65,32 @@ class OpenRow(BaseModel):
     schedule: str
     metric: Metric
     value: float
-    group: str
     notes: str
+    complete: Literal["yes", "partial", "no"] = "yes"
+    group: str
 
     @property
-    def ep_stated(self) -> bool:
-        """Whether the source gives the degree of expert parallelism."""
-        return self.ep > 0
+    def family(self) -> str:
+        """Family of the accelerator that the measurement was taken on."""
+        return FAMILIES.get(self.hardware[:1], self.hardware)
 
     @property
     def hopper(self) -> bool:
         """Whether the measurement was taken on a Hopper GPU."""
-        return self.hardware.startswith("H")
+        return self.family == "Hopper"
 
     @property
-    def published_step_s(self) -> float:
+    def published_step_s(self) -> float | None:
         """Seconds of the published step, by the row's own convention (docs/model.md, eq. V1).
 
-        Only `tflops_per_gpu` needs a FLOP count: those rows count hardware FLOPs with full recompute.
+        Only `tflops_per_gpu` needs a FLOP count: those rows count hardware FLOPs with full recompute. None
+        where batch, sequence or layers are missing, or where the convention of an MFU is not stated.
         """
         if self.metric == "step_s":
             return self.value
         tokens = self.gbs_seqs * self.seq
+        if self.metric == "mfu" or not tokens:
+            return None
         if self.metric == "tokens_per_s_per_gpu":
             return tokens / (self.n_gpus * self.value)
         h, s, layers = self.hidden, self.seq, self.layers

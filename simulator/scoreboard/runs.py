@@ -67,6 +67,12 @@ class ScoredRun(BaseModel):
     memory_bytes: float
     predicted_memory_bytes: float
     memory_error: float
+    reserved_bytes: float
+    """What the allocator had taken from the device at its peak, fragments and caches included."""
+    needed_bytes: float
+    """Predicted peak with the framework's own bytes: what a plan is held against the device's memory with."""
+    capacity_bytes: float
+    fits: bool
     exposed_s: float | None
     predicted_exposed_s: float
     lower_bound_s: float
@@ -98,6 +104,10 @@ def score_run(run: Run) -> ScoredRun:
         memory_bytes=measured,
         predicted_memory_bytes=memory,
         memory_error=memory / measured - 1.0,
+        reserved_bytes=run.peak_reserved_gib * 2.0**30,
+        needed_bytes=result.memory.total_bytes,
+        capacity_bytes=result.memory.capacity_bytes,
+        fits=result.memory.fits,
         exposed_s=run.exposed_communication_s,
         predicted_exposed_s=result.breakdown_s.exposed_communication,
         lower_bound_s=result.step.lower_bound_s,

@@ -2,84 +2,156 @@
 
 from __future__ import annotations
 
-from typing import Any
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from importlib import resources
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, model_validator
 
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.validation import validate_model
+from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.model.shape import GQA, MLA, ModelShape, MoE, ShapeSource
+from moesim.simulator.scoreboard.configurations import published_of
 from moesim.simulator.scoreboard.rows import OpenRow
 
-TIED = ("gpt", "bloom", "mpt", "mtnlg", "grok")
-"""Families whose head is the embedding table (Megatron-LM GPT, BLOOM, MPT, Grok-1)."""
-UNGATED = ("gpt3", "gpt-1", "gpt-2", "gpt-3", "gpt-5", "gpt-7", "bloom", "mpt", "mtnlg", "nemotron")
-"""Families with an FFN of two matrices: GELU, in Nemotron squared ReLU."""
-WITHOUT_ROTARY = ("gpt3", "gpt-1", "gpt-2", "gpt-3", "gpt-5", "gpt-7", "bloom", "mpt", "mtnlg")
-"""Families with learned positions (GPT-3, MT-NLG) or ALiBi (BLOOM and its candidates, MPT)."""
-HEAD_DIMS = {"qwen3-30b-a3b": 128, "gpt-oss-20b": 64, "gpt-oss-120b": 64, "grok-1": 128}
-"""Head widths that are not hidden / heads (the models' config.json)."""
-VOCABULARIES = {"gpt3": 51200, "nemotron": 256000}
-"""Where a table has no vocabulary: GPT-2's padded one (Megatron-LM), Nemotron's (arXiv 2402.16819)."""
+FILE = "families.yaml"
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class FamilyGqa(_Part):
+    """Grouped-query attention of a family; heads are columns of the row."""
+
+    head_dim: PositiveInt | Literal["hidden / heads"]
+    qk_norm: bool = False
+    qkv_bias: bool = False
+    o_bias: bool = False
+    rotary: bool
+
+
+class FamilyMla(_Part):
+    """Latent attention of a family; heads are a column of the row."""
+
+    q_lora_rank: PositiveInt | None
+    kv_lora_rank: PositiveInt
+    qk_nope_dim: PositiveInt
+    qk_rope_dim: PositiveInt
+    v_dim: PositiveInt
+
+
+class FamilyMoe(_Part):
+    """Experts of a family; their number, width and top-k are columns of the row."""
+
+    dense_first: NonNegativeInt
+    shared_experts: NonNegativeInt = 0
+    shared_ffn: NonNegativeInt = 0
+    shared_gate: bool = False
+    groups: PositiveInt = 1
+    groups_per_token: PositiveInt = 1
+    group_score: Literal["best", "top2-sum"] | None = None
+    scoring: Literal["softmax", "sigmoid"]
+    score_bias: bool = False
+
+
+class Family(_Part):
+    """One entry of `families.yaml`."""
+
+    models: tuple[str, ...]
+    source: str
+    arch: Literal["dense", "moe"]
+    gqa: FamilyGqa | None = None
+    mla: FamilyMla | None = None
+    moe: FamilyMoe | None = None
+    gated: bool | None = None
+    """Dense FFN of three matrices; needed where a layer is dense and the model has no experts."""
+    dense_ffn: PositiveInt | None = None
+    tied: bool
+    vocab: PositiveInt | None = None
+    not_modelled: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if (self.gqa is None) == (self.mla is None):
+            raise ValueError("give gqa or mla, one of them")
+        if (self.arch == "moe") != (self.moe is not None):
+            raise ValueError("arch moe and the key moe go together")
+        if self.arch == "dense" and self.gated is None:
+            raise ValueError("gated is missing: say whether the FFN has a gate")
+        return self
+
+
+class Families(_Part):
+    """The whole of `families.yaml`."""
+
+    families: tuple[Family, ...]
+
+
+@lru_cache(maxsize=1)
+def families() -> tuple[Family, ...]:
+    """Every known family; raises InputError for a malformed entry."""
+    text = resources.files("moesim.simulator").joinpath("data", "published", FILE).read_text("utf-8")
+    return validate_model(Families, parse_mapping(text, FILE), FILE).families
+
+
+def family_of(row: OpenRow) -> Family:
+    """The family of a row's model; raises InputError where it is not known."""
+    for family in families():
+        if family.arch == row.arch and any(fnmatchcase(row.model, name) for name in family.models):
+            return family
+    raise InputError(f"{row.id}: the shape of {row.model} is not known")
 
 
 def shape_of(row: OpenRow) -> ModelShape:
-    """The model of a row; raises InputError where its columns do not fix a shape."""
-    if not (row.layers and row.hidden and row.heads):
-        raise InputError(f"{row.id}: layers, hidden or heads are missing")
+    """The model of a row; raises InputError where columns and family do not fix a shape."""
+    if not (row.layers and row.hidden and row.heads and row.ffn):
+        raise InputError(f"{row.id}: layers, hidden, heads or FFN of {row.model} are missing")
+    family, published = family_of(row), published_of(row)
+    vocab = published.vocab or row.vocab or family.vocab
+    if not vocab:
+        raise InputError(f"{row.id}: the vocabulary of {row.model} is missing")
     common: dict[str, Any] = {
         "name": row.model,
-        "source": ShapeSource(kind="published", reference=row.source, date="undated"),
+        "source": ShapeSource(kind="published", reference=f"{row.source}; {family.source}", date="undated"),
         "n_layers": row.layers,
         "hidden": row.hidden,
-        "vocab": row.vocab or _vocabulary(row.model),
+        "vocab": vocab,
+        "attention": _attention(row, family),
+        "mtp_layers": published.mtp or 0,
+        "tied_embeddings": family.tied if published.tied_embeddings is None else published.tied_embeddings,
+        "not_modelled": family.not_modelled,
     }
-    if row.model.startswith("deepseek"):
-        return ModelShape(**common, **_deepseek(row), tied_embeddings=False)
-    attention = GQA(
-        heads=row.heads,
-        kv_heads=row.kv_heads or row.heads,
-        head_dim=HEAD_DIMS.get(row.model, row.hidden // row.heads),
-        qk_norm=row.model.startswith("qwen3"),
-        rotary=not row.model.startswith(WITHOUT_ROTARY),
-    )
-    tied = row.model.startswith(TIED) and not row.model.startswith("gpt-oss")
-    if row.arch == "moe":
-        moe = MoE(experts=row.n_experts, top_k=row.topk, expert_ffn=row.ffn, scoring="softmax")
-        window = ("sliding-window attention of every other layer priced as full",)
-        left_out = window if row.model.startswith("gpt-oss") else ()
-        return ModelShape(**common, attention=attention, moe=moe, tied_embeddings=tied, not_modelled=left_out)
-    return ModelShape(
-        **common,
-        attention=attention,
-        dense_ffn=row.ffn or 4 * row.hidden,
-        ffn_gated=not row.model.startswith(UNGATED),
-        tied_embeddings=tied,
-    )
-
-
-def _vocabulary(model: str) -> int:
-    for family, size in VOCABULARIES.items():
-        if model.startswith(family):
-            return size
-    raise InputError(f"{model}: the vocabulary is missing")
-
-
-def _deepseek(row: OpenRow) -> dict[str, Any]:
-    """MLA and the first dense layers of DeepSeek-V2 and V3 (arXiv 2405.04434, 2412.19437)."""
-    third = row.model == "deepseek-v3"
-    attention = MLA(
-        heads=row.heads, q_lora_rank=1536, kv_lora_rank=512, qk_nope_dim=128, qk_rope_dim=64, v_dim=128
-    )
-    dense = 1 if row.layers < 10 or not third else 3
+    if family.moe is None:
+        return ModelShape(**common, dense_ffn=row.ffn, ffn_gated=bool(family.gated))
+    if not (row.n_experts and row.topk):
+        raise InputError(
+            f"{row.id}: the number of experts of {row.model} or of those a token takes is missing"
+        )
+    first = family.moe.dense_first if published.dense_layers is None else published.dense_layers
     moe = MoE(
         experts=row.n_experts,
         top_k=row.topk,
         expert_ffn=row.ffn,
-        shared_experts=1 if third else 2,
-        shared_ffn=row.ffn,
-        groups=8,
-        groups_per_token=4 if third else 3,
-        group_score="top2-sum" if third else "best",
-        scoring="sigmoid" if third else "softmax",
-        score_bias=third,
-        dense_layers=tuple(range(dense)),
+        dense_layers=tuple(range(first)),
+        **family.moe.model_dump(exclude={"dense_first"}),
     )
-    return {"attention": attention, "moe": moe, "dense_ffn": 18432 if third else 12288}
+    return ModelShape(**common, moe=moe, dense_ffn=family.dense_ffn if first else None)
+
+
+def _attention(row: OpenRow, family: Family) -> GQA | MLA:
+    if family.mla is not None:
+        return MLA(heads=row.heads, **family.mla.model_dump())
+    assert family.gqa is not None
+    fields = family.gqa.model_dump(exclude={"head_dim"})
+    if not row.kv_heads:
+        raise InputError(f"{row.id}: the key and value heads of {row.model} are missing")
+    if isinstance(family.gqa.head_dim, int):
+        width = family.gqa.head_dim
+    elif row.hidden % row.heads:
+        raise InputError(f"{row.id}: hidden={row.hidden} is no multiple of heads={row.heads}")
+    else:
+        width = row.hidden // row.heads
+    return GQA(heads=row.heads, kv_heads=row.kv_heads, head_dim=width, **fields)

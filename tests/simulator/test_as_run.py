@@ -67,3 +67,19 @@ def test_models_without_rotary_embedding_run_none() -> None:
     assert {op.cls for ops in phases(shape=plain).values() for op in ops} == {
         op.cls for ops in phases().values() for op in ops
     } - {"rope"}
+
+
+def test_a_compiled_loss_makes_half_the_passes_of_the_chain() -> None:
+    logits = 4096 * LLAMA.vocab * 4.0
+    (compiled,) = [op for op in run(Software(loss="compiled"), "head")["mlp F"] if op.name == "loss"]
+    assert compiled.bytes_read == pytest.approx(4 * logits)
+    assert compiled.launches == 2
+
+
+def test_gradients_in_16_bits_are_added_into_half_the_bytes() -> None:
+    weights = fsum(op.accumulated_bytes for ops in phases().values() for op in ops) / 8.0
+    recipe = RECIPE.model_copy(update={"gradients": "bf16"})
+    found = as_run(phases(), Software(), recipe, 1, PARAMETERS, PARAMETERS)  # type: ignore[arg-type]
+    narrow = {str(phase): ops for phase, ops in found.items()}
+    assert fsum(op.accumulated_bytes for ops in narrow.values() for op in ops) == pytest.approx(4.0 * weights)
+    assert moved(phases()) - moved(narrow) == pytest.approx(4.0 * weights)
