@@ -8,9 +8,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, PrivateAttr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, PrivateAttr, field_validator, model_validator
 
 from moesim.hwmodels.accelerator import load_accelerator
+from moesim.hwmodels.calibration import CalibrationProfile, load_profile, written_out
 from moesim.hwmodels.cluster import Cluster, load_cluster
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.network import load_network
@@ -130,8 +131,8 @@ class Scenario(_Part):
     cluster: str | Cluster | None = None
     fleet: Fleet | None = None
     """Several clusters that share the pipeline, in the place of `cluster`."""
-    profile: str
-    """Calibration profile: a shipped name or a file."""
+    profile: str | CalibrationProfile
+    """Calibration profile: a shipped name or a file; or the profile itself."""
     precision: str | Precision
     parallel: ParallelPlan
     schedule: str = "1f1b"
@@ -155,6 +156,11 @@ class Scenario(_Part):
     seed: int = Field(0, ge=0, lt=2**63)
     _base: str | None = PrivateAttr(None)
     """Folder that relative paths start from (set by the loader)."""
+
+    @field_validator("profile")
+    @classmethod
+    def _profile_stands_alone(cls, value: str | CalibrationProfile) -> str | CalibrationProfile:
+        return written_out(value) if isinstance(value, CalibrationProfile) else value
 
     @model_validator(mode="after")
     def _one_place(self) -> Scenario:
@@ -204,10 +210,19 @@ class Scenario(_Part):
         return part
 
     @property
-    def profiles(self) -> tuple[str, ...]:
-        """Names of the calibration profiles: the scenario's, or one for every pool of its fleet."""
+    def calibration(self) -> CalibrationProfile:
+        """The calibration profile itself."""
+        return self._calibration(self.profile)
+
+    @property
+    def calibrations(self) -> tuple[CalibrationProfile, ...]:
+        """The calibration profiles: the scenario's, or one for every pool of its fleet."""
         pools = () if self.fleet is None else self.fleet.pools
-        return tuple(pool.profile or self.profile for pool in pools) or (self.profile,)
+        named = tuple(pool.profile or self.profile for pool in pools) or (self.profile,)
+        return tuple(self._calibration(profile) for profile in named)
+
+    def _calibration(self, profile: str | CalibrationProfile) -> CalibrationProfile:
+        return profile if isinstance(profile, CalibrationProfile) else load_profile(self.path(profile))
 
     def _cluster(self, cluster: str | Cluster) -> Cluster:
         if isinstance(cluster, Cluster):
