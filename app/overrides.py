@@ -31,7 +31,7 @@ _SHIPPED: Mapping[str, tuple[Callable[[], Sequence[str]], Callable[[str], BaseMo
 
 
 def overrides_between(first: Scenario, other: Scenario) -> tuple[str, ...]:
-    """Short overrides that make the scenario `other` out of `first`; uploads stand in them by their tokens."""
+    """Short overrides that make `other` out of `first`; uploads stand in them by their tokens."""
     before, after = (item.model_dump(mode="json", exclude_none=True) for item in (first, other))
     return tuple(
         f"{key}={text_of(uploads.portable_data(value))}" for key, value in _differences(before, after, "")

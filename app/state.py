@@ -137,13 +137,20 @@ def accepted() -> tuple[Scenario, tuple[str, ...]]:
     texts = overrides()
     for first in (texts, texts[:-1]):  # mostly it is the last change that is refused
         with suppress(MoesimError):
-            return build(preset(), first), texts[len(first) :]
+            return _usable(first), texts[len(first) :]
     kept: tuple[str, ...] = ()
     for text in texts:
         with suppress(MoesimError):
-            build(preset(), (*kept, text))
+            _usable((*kept, text))
             kept = (*kept, text)
-    return build(preset(), kept), tuple(text for text in texts if text not in kept)
+    return _usable(kept), tuple(text for text in texts if text not in kept)
+
+
+def _usable(texts: Sequence[str]) -> Scenario:
+    """A scenario whose names all stand for something, as a form needs it; raises InputError otherwise."""
+    scenario = build(preset(), texts)
+    assert scenario.shape and scenario.machine and scenario.recipe and scenario.calibration
+    return scenario
 
 
 def form() -> Scenario:

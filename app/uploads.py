@@ -262,7 +262,7 @@ def _text_of(content: ImportedTopology | ModelShape) -> str:
 
 
 def _named(shape: ModelShape, path: Path, name: str) -> ModelShape:
-    """A shape whose file gives it no name is called like the visitor's file, or its family for a config.json."""
+    """A shape without a name of its own is called like its file, or like its family for a config.json."""
     if not shape.name.startswith("upload-"):
         return shape
     own = re.sub(r"[^A-Za-z0-9.-]+", "-", Path(name).stem).strip("-")

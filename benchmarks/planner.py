@@ -18,9 +18,9 @@ import numpy as np
 from moesim.hwmodels.calibration import load_profile
 from moesim.simulator.planner.candidates import find_candidates
 from moesim.simulator.planner.found import Candidates
+from moesim.simulator.planner.progress import silent
 from moesim.simulator.planner.rows import scenario_of, simulate_plan
 from moesim.simulator.planner.search import plan
-from moesim.simulator.planner.progress import silent
 from moesim.simulator.planner.space import PlanSpace, resolve
 from moesim.simulator.planner.study import Study
 from moesim.simulator.scenario import Scenario, load_scenario

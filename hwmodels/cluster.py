@@ -92,7 +92,7 @@ def _joins(node: Node, nodes: int, network: Network) -> bool:
 
 
 def _fewer_nodes(node: Node, nodes: int, network: Network) -> int | None:
-    """The largest smaller number of nodes that a network joins, by bisection; None where not even one fits."""
+    """The largest smaller number of nodes that a network joins, by bisection; None for none."""
     least, most = 0, nodes  # `least` is joined, or none; `most` is not
     while most - least > 1:
         middle = (least + most) // 2

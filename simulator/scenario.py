@@ -8,7 +8,16 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, PrivateAttr, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    PrivateAttr,
+    SerializeAsAny,
+    field_validator,
+    model_validator,
+)
 
 from moesim.hwmodels.accelerator import load_accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, load_profile, written_out
@@ -131,7 +140,7 @@ class Scenario(_Part):
     cluster: str | Cluster | None = None
     fleet: Fleet | None = None
     """Several clusters that share the pipeline, in the place of `cluster`."""
-    profile: str | CalibrationProfile
+    profile: SerializeAsAny[str | CalibrationProfile]
     """Calibration profile: a shipped name or a file; or the profile itself."""
     precision: str | Precision
     parallel: ParallelPlan

@@ -6,7 +6,7 @@ import json
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -85,8 +85,9 @@ def plan(
     the cluster has no price). `top`: families of plans that are ranked and simulated; a family differs in
     precision, recompute, SMs and ZeRO stage only. `workers`: processes of the engine (1 = this one); a
     script that asks for more guards its main module, as multiprocessing demands. The result does not depend
-    on it. `progress` is called with the share that is done, from 0 to 1, and what is being done. Raises InputError for a malformed or empty space and contradictory limits,
-    InfeasibleError, with the counts by reason, where nothing is legal, fits and keeps the limits.
+    on it. `progress` is called with the share that is done, from 0 to 1, and what is being done. Raises
+    InputError for a malformed or empty space and contradictory limits, InfeasibleError, with the counts by
+    reason, where nothing is legal, fits and keeps the limits.
     """
     if isinstance(scenario, str):
         scenario = load_scenario(scenario)

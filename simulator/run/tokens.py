@@ -10,5 +10,5 @@ TOKENS_PER_PARAMETER = 20
 
 
 def assumed_tokens(shape: ModelShape) -> int:
-    """Tokens for each parameter that a token meets; an assumption, and less than most models are trained on."""
+    """Tokens from the parameters that a token meets: an assumption, less than most models get."""
     return TOKENS_PER_PARAMETER * parameters_activated(shape, embedding=True)

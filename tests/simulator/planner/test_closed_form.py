@@ -16,8 +16,8 @@ from moesim.simulator.planner.candidates import find_candidates
 from moesim.simulator.planner.found import Candidates
 from moesim.simulator.planner.pattern import key_of, pattern
 from moesim.simulator.planner.prices import PriceBook
-from moesim.simulator.planner.rows import scenario_of, simulate_plan
 from moesim.simulator.planner.progress import silent
+from moesim.simulator.planner.rows import scenario_of, simulate_plan
 from moesim.simulator.planner.space import PlanSpace, resolve
 from moesim.simulator.planner.study import Study
 from moesim.simulator.prepare import prepare

@@ -12,9 +12,9 @@ from moesim.simulator.model.shape import load_model
 from moesim.simulator.planner.candidates import find_candidates
 from moesim.simulator.planner.found import Candidates
 from moesim.simulator.planner.placements import default_placements, parse_placement, placement_name
+from moesim.simulator.planner.progress import silent
 from moesim.simulator.planner.rows import closed_form_memory, scenario_of, simulate_plan
 from moesim.simulator.planner.search import plan
-from moesim.simulator.planner.progress import silent
 from moesim.simulator.planner.space import PlanSpace, resolve
 from moesim.simulator.planner.study import Study
 from moesim.simulator.prepare import prepare
