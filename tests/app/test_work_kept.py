@@ -230,7 +230,14 @@ def test_a_late_address_of_a_quick_visitor_is_no_link() -> None:
 
 def test_a_search_says_how_far_it_is_from_the_first_bound_on() -> None:
     told: list[tuple[float, str]] = []
-    space = moesim.PlanSpace(schedule=("1f1b", "dualpipe"), precision=("bf16",), sms=(20,))
+    space = moesim.PlanSpace(
+        schedule=("1f1b",),
+        precision=("bf16",),
+        sms=(20,),
+        recompute=("full",),
+        microbatch=(1,),
+        zero_stage=(1,),
+    )
     moesim.plan(
         moesim.load(HOME, *QWEN), space=space, top=2, progress=lambda share, text: told.append((share, text))
     )
