@@ -41,23 +41,27 @@ def clear(prefix: str) -> None:
     st.session_state[_FIELDS] = {k: v for k, v in _fields().items() if not k.startswith(prefix)}
 
 
-def one_of(name: str, options: Sequence[Any], default: Any) -> dict[str, Any]:
+def one_of(name: str, options: Sequence[Any], default: Any, key: str = "") -> dict[str, Any]:
     """Keyword arguments of a widget that holds one of several options."""
-    return _held(name, default, lambda found: found in options)
+    return _held(name, key, default, lambda found: found in options)
 
 
-def some_of(name: str, options: Sequence[Any], default: Sequence[Any] = ()) -> dict[str, Any]:
+def some_of(name: str, options: Sequence[Any], default: Sequence[Any] = (), key: str = "") -> dict[str, Any]:
     """Keyword arguments of a widget that holds any number of several options."""
     return _held(
-        name, list(default), lambda found: isinstance(found, list) and all(item in options for item in found)
+        name,
+        key,
+        list(default),
+        lambda found: isinstance(found, list) and all(item in options for item in found),
     )
 
 
-def number(name: str, least: float, most: float, default: float) -> dict[str, Any]:
+def number(name: str, least: float, most: float, default: float, key: str = "") -> dict[str, Any]:
     """Keyword arguments of a widget that holds a number of the type of `default`."""
     kind = type(default)
     return _held(
         name,
+        key,
         default,
         lambda found: (
             isinstance(found, (int, float) if kind is float else int)
@@ -70,12 +74,13 @@ def number(name: str, least: float, most: float, default: float) -> dict[str, An
 
 def _held(
     name: str,
+    key: str,
     default: Any,
     legal: Callable[[Any], bool],
     convert: Callable[[Any], Any] = lambda found: found,
 ) -> dict[str, Any]:
     """The widget's key, holding what the field says; a change goes to the field first."""
-    key = f"field {name}"
+    key = key or f"field {name}"
     st.session_state[key] = convert(value(name, default, legal))
     return {"key": key, "on_change": _changed, "args": (name, key, default)}
 

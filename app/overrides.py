@@ -47,14 +47,16 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any], path: str)
         if isinstance(new, Mapping) and _is_stated(new):
             yield place, new["value"]
             continue
-        if isinstance(new, Mapping) and (name := _shipped_name(key, new)) is not None:
-            if (old if isinstance(old, str) else (old or {}).get("name")) != name:
+        if isinstance(new, Mapping):
+            name = _shipped_name(key, new)
+            if name is not None and name != (old if isinstance(old, str) else (old or {}).get("name")):
                 yield place, name
                 old = name
-            if isinstance(old, str):  # an override below a name starts from what the name stands for
-                old = _SHIPPED[key][1](name).model_dump(mode="json", exclude_none=True)
-        elif isinstance(new, Mapping) and old is None and _goes_below(new):
-            old = {}
+            if isinstance(old, str) and key in _SHIPPED:
+                # An override below a name starts from what the name stands for.
+                old = _SHIPPED[key][1](old).model_dump(mode="json", exclude_none=True)
+            elif old is None and _goes_below(new):
+                old = {}
         if isinstance(old, Mapping) and isinstance(new, Mapping) and _goes_below(new):
             yield from _differences(old, new, f"{place}.")
         else:

@@ -45,6 +45,8 @@ ENDINGS: Mapping[str, tuple[str, ...]] = {
 """What a file of each kind may be called; `.gz` may follow."""
 
 TOKEN = re.compile(r"upload-[0-9a-f]{32}\.(?:yaml|yml|json|csv|npy|xml|txt|edges)")
+_NAME = re.compile(r'^(?:\{?\s{0,4}"name"|name)\s*:\s*("(?:[^"\\]|\\.)*"|[^,\n}]+)', re.MULTILINE)
+"""The name at the head of a YAML or JSON file."""
 _FILE = re.compile(r"\.(?:ya?ml|json|csv|npy|npz|xml|txt|edges|pkl|gz|py|toml)$", re.IGNORECASE)
 _QUANTITY = re.compile(
     r"\s*[-+]?\$?\.?\d[\d_.,]*(?:[eE][-+]?\d+)?\s*(?:[A-Za-zµ$][A-Za-z0-9µ$-]*)?(?:/[A-Za-z-]+){1,2}\s*"
@@ -164,7 +166,10 @@ def name_of(token: str) -> str:
 
 @lru_cache(maxsize=256)
 def _name_in(path: str) -> str:
-    return str(load_mapping(path).get("name", "unnamed"))[:80]
+    """From the head of the file alone: reading all of it is work for a process with limits."""
+    with Path(path).open("rb") as file:
+        found = _NAME.search(file.read(4000).decode("utf-8", "replace"))
+    return found[1].strip().strip("\"'")[:80] if found else "unnamed"
 
 
 def with_names(text: str) -> str:

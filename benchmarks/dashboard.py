@@ -67,8 +67,8 @@ def main() -> None:
     told("scenario: another number of SMs", timed(app, "input communication.sms", [4, 6, 8, 10, 12]))
     told("scenario: one seen before", timed(app, "input communication.sms", [4, 6, 8]))
     app = opened("what_if")
-    told("what-if: another number of SMs", timed(app, "field what-if.sms", [14, 16, 18, 22]))
-    told("what-if: another price", timed(app, "field what-if.price", [1.0, 3.0, 4.0, 5.0]))
+    told("what-if: another number of SMs", timed(app, "what if sms 20", [14, 16, 18, 22]))
+    told("what-if: another price", timed(app, "what if price 2", [1.0, 3.0, 4.0, 5.0]))
 
     from moesim.app import jobs
 

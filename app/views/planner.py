@@ -78,12 +78,15 @@ def _question(scenario: Scenario) -> tuple[dict[str, Any], dict[str, Any]]:
             "Look for",
             names,
             format_func=OBJECTIVES.__getitem__,
-            **forms.one_of("plan.objective", names, names[0]),
+            **forms.one_of("plan.objective", names, names[0], "objective"),
         )
         days = None
         if objective == "deadline":
             days = st.number_input(
-                "Days that the run may take", 1.0, 10_000.0, **forms.number("plan.days", 1.0, 10_000.0, 60.0)
+                "Days that the run may take",
+                1.0,
+                10_000.0,
+                **forms.number("plan.days", 1.0, 10_000.0, 60.0, "deadline"),
             )
     with middle:
         schedules = st.multiselect(
@@ -91,7 +94,7 @@ def _question(scenario: Scenario) -> tuple[dict[str, Any], dict[str, Any]]:
             list(BUILDERS),
             placeholder="all",
             help="None chosen: all of them",
-            **forms.some_of("plan.schedules", list(BUILDERS)),
+            **forms.some_of("plan.schedules", list(BUILDERS), key="schedules"),
         )
     with right:
         kept = st.multiselect(
@@ -99,7 +102,7 @@ def _question(scenario: Scenario) -> tuple[dict[str, Any], dict[str, Any]]:
             list(KEPT),
             format_func=KEPT.__getitem__,
             help="Fewer open questions make the search faster",
-            **forms.some_of("plan.keep", list(KEPT), ("precision", "sms")),
+            **forms.some_of("plan.keep", list(KEPT), ("precision", "sms"), "kept keys"),
         )
     own: dict[str, Any] = {
         "precision": scenario.precision,

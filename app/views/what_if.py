@@ -75,7 +75,10 @@ def _kernels(scenario: Scenario) -> list[str]:
     now = scenario.communication.sms
     most = accelerator.compute_units.n - 1
     sms = st.slider(
-        f"Communication {accelerator.unit_name}s", 0, most, **forms.number("what-if.sms", 0, most, now)
+        f"Communication {accelerator.unit_name}s",
+        0,
+        most,
+        **forms.number("what-if.sms", 0, most, now, f"what if sms {now}"),
     )
     return [] if sms == now else [f"communication.sms={sms}"]
 
@@ -93,7 +96,7 @@ def _links(scenario: Scenario) -> list[str]:
                 label,
                 FACTORS,
                 format_func=partial(_rate, value),
-                **forms.one_of(f"what-if.{name}", FACTORS, 1.0),
+                **forms.one_of(f"what-if.{name}", FACTORS, 1.0, f"what if {name} {value:g}"),
             )
     return list(faster_links(scenario, **chosen))
 
@@ -106,13 +109,15 @@ def _load(scenario: Scenario) -> list[str]:
     now = float(scenario.routing.expert_load_cv.value)
     spread = st.slider(
         "Spread of expert load (CV)", 0.0, max(1.0, now), step=0.02,
-        help="From micro-batch to micro-batch", **forms.number("what-if.cv", 0.0, max(1.0, now), now),
+        help="From micro-batch to micro-batch",
+        **forms.number("what-if.cv", 0.0, max(1.0, now), now, f"what if cv {now:g}"),
     )  # fmt: skip
     found = [] if spread == now else [f"routing.expert_load_cv={spread:g}"]
     if scenario.routing.load is None:
         zipf = st.slider(
             "Lasting imbalance (Zipf exponent)", 0.0, 1.0, step=0.05,
-            help="0: all experts are equally popular", **forms.number("what-if.zipf", 0.0, 1.0, 0.0),
+            help="0: all experts are equally popular",
+            **forms.number("what-if.zipf", 0.0, 1.0, 0.0, "what if zipf"),
         )  # fmt: skip
         if zipf:
             found.append(f"routing.load={{kind: zipf, exponent: {zipf:g}}}")
@@ -125,7 +130,7 @@ def _price(scenario: Scenario) -> list[str]:
     price = st.slider(
         "Price ($ a GPU-hour)", 0.0, max(12.0, now), step=0.05,
         help="Arithmetic on the predicted hours: nothing is simulated again",
-        **forms.number("what-if.price", 0.0, max(12.0, now), now),
+        **forms.number("what-if.price", 0.0, max(12.0, now), now, f"what if price {now:g}"),
     )  # fmt: skip
     return [] if price == now else [f"cluster.price_per_gpu_hour=${price:g}/h"]
 

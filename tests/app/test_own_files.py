@@ -67,7 +67,7 @@ def test_what_if_adopts_a_scenario_with_uploads() -> None:
     model, profile = own_files()
     app = page("what_if", *QWEN, model, profile)
     works(app)
-    app.slider(key="field what-if.sms").set_value(8).run()
+    app.slider(key="what if sms 20").set_value(8).run()
     app.button(key="adopt").click().run()
     works(app)
     assert {model, profile, "communication.sms=8"} <= set(link_of(app))

@@ -245,10 +245,10 @@ def test_a_comparison_is_a_link_too() -> None:
 def test_what_if_moves_the_number_and_the_price_only_the_cost() -> None:
     app = session("what_if", *SMALL)
     before = metrics(app)
-    app.slider(key="field what-if.sms").set_value(8).run()
+    app.slider(key="what if sms 20").set_value(8).run()
     after = metrics(app)
     assert after["Step time"] != before["Step time"]
-    app.slider(key="field what-if.price").set_value(4.0).run()
+    app.slider(key="what if price 2").set_value(4.0).run()
     dear = metrics(app)
     assert dear["Step time"] == after["Step time"]
     assert dear["Cost"] != after["Cost"]
@@ -257,7 +257,7 @@ def test_what_if_moves_the_number_and_the_price_only_the_cost() -> None:
 
 def test_faster_links_are_a_change_that_can_be_kept() -> None:
     app = session("what_if", *SMALL)
-    app.select_slider(key="field what-if.nic").set_value(2.0).run()
+    app.select_slider(key="what if nic 5e+10").set_value(2.0).run()
     assert "cluster.node.nic_bandwidth=100 GB/s" in app.code[0].value
     app.button(key="adopt").click().run()
     assert not app.exception
@@ -268,10 +268,8 @@ def test_the_planner_searches_offers_and_says_what_it_refused() -> None:
     small = ("cluster.nodes=16", "parallel.pp=8", "parallel.ep=8", "batch.sequences=512", "schedule=1f1b")
     app = session("planner", *small, "model=qwen3-30b-a3b", "precision=bf16", "recompute=full")
     assert not app.exception
-    app.multiselect(key="field plan.schedules").set_value(["1f1b", "dualpipe"])
-    app.multiselect(key="field plan.keep").set_value(
-        ["precision", "recompute", "microbatch", "zero_stage", "sms"]
-    )
+    app.multiselect(key="schedules").set_value(["1f1b", "dualpipe"])
+    app.multiselect(key="kept keys").set_value(["precision", "recompute", "microbatch", "zero_stage", "sms"])
     app.run()
     app.button(key="start plan").click().run()
     until(app, lambda page: "Plans considered" in metrics(page) or bool(page.error))

@@ -1,10 +1,11 @@
-"""Nothing of a visitor's work is lost: illegal values stay in the form, links stay short, forms stand in them."""
+"""Nothing of a visitor is lost: illegal values stay in the form, links stay short, forms stand in them."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 
@@ -157,35 +158,50 @@ state.publish()
 
 def test_sliders_of_what_if_stand_in_the_address() -> None:
     app = opened("what_if", preset=[HOME], set=["batch.sequences=4096"])
-    app.slider(key="field what-if.sms").set_value(8).run()
-    app.slider(key="field what-if.price").set_value(4.0).run()
-    app.select_slider(key="field what-if.nic").set_value(2.0).run()
+    app.slider(key="what if sms 20").set_value(8).run()
+    app.slider(key="what if price 2").set_value(4.0).run()
+    app.select_slider(key="what if nic 5e+10").set_value(2.0).run()
     other = opened("what_if", **address(app))  # a reload, or somebody else
-    assert other.slider(key="field what-if.sms").value == 8
-    assert other.slider(key="field what-if.price").value == 4.0
-    assert other.select_slider(key="field what-if.nic").value == 2.0
+    assert other.slider(key="what if sms 20").value == 8
+    assert other.slider(key="what if price 2").value == 4.0
+    assert other.select_slider(key="what if nic 5e+10").value == 2.0
     assert [m.value for m in other.metric] == [m.value for m in app.metric]
-    other.slider(key="field what-if.sms").set_value(20).run()
+    other.slider(key="what if sms 20").set_value(20).run()
     other.button(key="adopt").click().run()
     assert "form" not in other.query_params
 
 
+def test_faults_and_profiles_that_were_chosen_stand_in_the_address() -> None:
+    app = opened(
+        "topology", preset=[HOME], set=["cluster.nodes=64", "batch.sequences=1024", "parallel.ep=32"]
+    )
+    app.selectbox(key="fault").set_value("a node is lost").run()
+    app.number_input(key="fault node").set_value(63).run()
+    again = opened("topology", **address(app))
+    assert again.selectbox(key="fault").value == "a node is lost"
+    assert again.number_input(key="fault node").value == 63
+    app = opened("calibration", preset=[HOME])
+    app.selectbox(key="profile shown").set_value("h200-8gpu").run()
+    assert opened("calibration", **address(app)).selectbox(key="profile shown").value == "h200-8gpu"
+
+
 def test_another_page_keeps_the_form() -> None:
     app = opened("planner", preset=[HOME], set=list(QWEN))
-    app.selectbox(key="field plan.objective").set_value("deadline").run()
-    app.number_input(key="field plan.days").set_value(33.0).run()
-    app.multiselect(key="field plan.schedules").set_value(["1f1b"]).run()
+    app.selectbox(key="objective").set_value("deadline").run()
+    app.number_input(key="deadline").set_value(33.0).run()
+    app.multiselect(key="schedules").set_value(["1f1b"]).run()
     away = opened("what_if", **address(app))
     back = opened("planner", **address(away))
-    assert back.selectbox(key="field plan.objective").value == "deadline"
-    assert back.number_input(key="field plan.days").value == 33.0
-    assert back.multiselect(key="field plan.schedules").value == ["1f1b"]
+    assert back.selectbox(key="objective").value == "deadline"
+    assert back.number_input(key="deadline").value == 33.0
+    assert back.multiselect(key="schedules").value == ["1f1b"]
 
 
 @pytest.mark.parametrize(
     "text",
     ['plan.objective="x"', "plan.objective=[[", "plan.objective={}", "what-if.sms=1e999", "plan.keep=7",
-     'plan.schedules=["nope"]', "plan.schedules=[[1]]", 'plan.search="../x"', "=", "x" * 500, "plan.days=true"],
+     'plan.schedules=["nope"]', "plan.schedules=[[1]]", 'plan.search="../x"', "=", "x" * 500,
+     "plan.days=true"],
 )  # fmt: skip
 def test_a_form_in_a_hostile_link_has_its_defaults(text: str) -> None:
     script = "from moesim.app import state, widgets\nfrom moesim.app.views import planner\n" + (
@@ -195,14 +211,15 @@ def test_a_form_in_a_hostile_link_has_its_defaults(text: str) -> None:
     app.query_params["preset"], app.query_params["form"] = HOME, [text, text]
     app.run()
     assert not app.exception
-    assert app.selectbox(key="field plan.objective").value == "time"
-    assert app.multiselect(key="field plan.keep").value == ["precision", "sms"]
+    assert app.selectbox(key="objective").value == "time"
+    assert app.multiselect(key="kept keys").value == ["precision", "sms"]
 
 
 def test_fields_in_the_address_are_bounded() -> None:
     app = testing.AppTest.from_string(
         "from moesim.app import forms, state\nstate.synchronise()\n"
-        "[forms.put(f'field {n}', 'x' * 150) for n in range(100)]\nforms.put('long', 'x' * 5000)\nstate.publish()"
+        "[forms.put(f'field {n}', 'x' * 150) for n in range(100)]\nforms.put('long', 'x' * 5000)\n"
+        "state.publish()"
     ).run()
     texts = address(app)["form"]
     assert len(texts) == forms.MOST_FIELDS
@@ -244,7 +261,7 @@ def test_a_search_says_how_far_it_is_from_the_first_bound_on() -> None:
     shares = [share for share, _ in told]
     assert shares == sorted(shares)
     assert (shares[0], shares[-1]) == (0.0, 1.0)
-    assert max(later - first for first, later in zip(shares, shares[1:], strict=False)) < 0.25
+    assert max(later - first for first, later in pairwise(shares)) < 0.25
     assert len({share for share, text in told if "prices" in text or "bounds" in text}) > 5
     assert any("closed form" in text for _, text in told)
     assert any("of 2 plans simulated" in text for _, text in told)
@@ -260,10 +277,8 @@ def test_parts_of_a_search_share_its_whole() -> None:
 
 def test_opening_a_plan_keeps_what_was_found_also_over_a_reload() -> None:
     app = opened("planner", preset=[HOME], set=list(QWEN))
-    app.multiselect(key="field plan.schedules").set_value(["1f1b"])
-    app.multiselect(key="field plan.keep").set_value(
-        ["precision", "recompute", "microbatch", "zero_stage", "sms"]
-    )
+    app.multiselect(key="schedules").set_value(["1f1b"])
+    app.multiselect(key="kept keys").set_value(["precision", "recompute", "microbatch", "zero_stage", "sms"])
     app.run()
     app.button(key="start plan").click().run()
     reloaded = opened("planner", **address(app))  # while it runs: the same work, not another one
