@@ -160,7 +160,8 @@ def long_work(
     if job is not None and job.key != key:  # the scenario has changed
         _forget(place, job)
         job = None
-    if job is None and (job := jobs.running(key)) is not None:
+    stopped = st.session_state.get(f"stopped {name}") == key  # it may go on for somebody else
+    if job is None and not stopped and (job := jobs.running(key)) is not None:
         st.session_state[place] = job
     if job is None:
         if st.button(label, key=f"start {name}", type="primary"):
@@ -170,7 +171,7 @@ def long_work(
     if job.done:
         del st.session_state[place]
         return job.result()
-    _progress(place, job)
+    _progress(name, job)
     return None
 
 
@@ -179,6 +180,7 @@ def start(name: str, key: str, function: Callable[..., Any], *args: Any, with_pr
     before = st.session_state.get(f"job {name}")
     if before is not None and before.key != key:
         _forget(f"job {name}", before)
+    st.session_state.pop(f"stopped {name}", None)
     st.session_state[f"job {name}"] = jobs.submit(
         key, function, *args, lane="long", with_progress=with_progress
     )
@@ -191,13 +193,14 @@ def _forget(place: str, job: jobs.Job) -> None:
 
 
 @st.fragment(run_every=0.5)
-def _progress(place: str, job: jobs.Job) -> None:
+def _progress(name: str, job: jobs.Job) -> None:
     """How far a job is; draws the page again at its end."""
     if job.done:
         st.rerun(scope="app")
     left, right = st.columns([5, 1])
     elapsed = 0.0 if job.started is None else time.monotonic() - job.started
     left.progress(job.progress.share or 0.0, text=f"{job.progress.text} ({elapsed:.0f} s)")
-    if right.button("Stop", key=f"stop {place}"):
-        _forget(place, job)
+    if right.button("Stop", key=f"stop job {name}"):
+        _forget(f"job {name}", job)
+        st.session_state[f"stopped {name}"] = job.key
         st.rerun(scope="app")

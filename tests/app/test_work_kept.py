@@ -304,6 +304,21 @@ def test_work_that_runs_is_taken_up_and_ends_when_nobody_is_left() -> None:
     assert jobs.running("test/sleep") is None
 
 
+def test_stop_after_a_reload_stops_what_this_visitor_sees() -> None:
+    script = (
+        "import time\nfrom moesim.app import state, widgets\nstate.synchronise()\n"
+        "widgets.long_work('sleep', 'test/long sleep', 'Sleep', time.sleep, 30)\nstate.publish()"
+    )
+    first = testing.AppTest.from_string(script, default_timeout=60).run()
+    first.button(key="start sleep").click().run()
+    second = testing.AppTest.from_string(script, default_timeout=60).run()  # the reload of the first
+    second.button(key="stop job sleep").click().run()
+    assert [button.key for button in second.button] == ["start sleep"]
+    assert jobs.known("test/long sleep"), "somebody else may still want it"
+    first.run().button(key="stop job sleep").click().run()
+    assert not jobs.known("test/long sleep")
+
+
 def test_a_saved_scenario_keeps_its_name(tmp_path: object) -> None:
     from moesim.app import exports
 
