@@ -61,8 +61,8 @@ def _current() -> None:
         st.text(state.title())
         warning = changes.only_here(state.preset(), state.overrides())
         if state.overrides():
-            texts = [changes.told(text) for text in state.overrides()]
-            st.code("\n".join(texts), language=None, wrap_lines=True)
+            own = [text for text in state.overrides() if changes.key_of(text) not in ("name", "description")]
+            st.code("\n".join(map(changes.told, own)), language=None, wrap_lines=True)
             st.button("Undo all changes", on_click=state.reset)
         if warning is not None:
             st.warning(warning, icon=":material/link_off:")

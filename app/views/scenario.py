@@ -147,7 +147,7 @@ def _inputs(scenario: Scenario) -> None:
     with left:
         widgets.number(scenario, "batch.sequences", "Batch (sequences)", 1, 1_000_000)
     with right:
-        widgets.number(scenario, "batch.sequence_length", "Sequence length (tokens)", 1, 10_000_000)
+        widgets.number(scenario, "batch.sequence_length", "Sequence (tokens)", 1, 10_000_000)
     st.markdown("**Communication and load**")
     left, right = st.columns(2)
     with left:
