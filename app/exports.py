@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from moesim.app.uploads import portable
-from moesim.hwmodels.yaml_io import dump_mapping
+from moesim.app.uploads import portable, written_out
+from moesim.hwmodels.yaml_io import MAX_YAML_BYTES, dump_mapping
 from moesim.simulator.result import Result
 from moesim.simulator.scenario import Scenario
 
@@ -88,8 +88,16 @@ def _table(results: Sequence[Result]) -> tuple[list[str], list[list[Cell]]]:
 
 
 def scenario_yaml(scenario: Scenario) -> str:
-    """A scenario file; uploads stand in it by their names, without the folder of this server."""
-    return portable(dump_mapping(scenario.model_dump(mode="json", exclude_none=True)))
+    """A scenario file that stands alone: uploaded models, clusters and profiles are written into it."""
+    return portable(dump_mapping(written_out(scenario).to_dict()))
+
+
+def scenario_file(scenario: Scenario) -> tuple[str, str]:
+    """(text, ending) of a scenario file: YAML, or JSON where a large profile in it exceeds YAML's limit."""
+    text = scenario_yaml(scenario)
+    if len(text) <= MAX_YAML_BYTES:
+        return text, ".yaml"
+    return portable(json.dumps(written_out(scenario).to_dict(), indent=1)), ".json"
 
 
 def trace_bytes(scenario: Scenario) -> bytes:

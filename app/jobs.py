@@ -66,6 +66,11 @@ class Cache:
                 self._values.move_to_end(key)
         return None if data is None else pickle.loads(data)
 
+    def __contains__(self, key: str) -> bool:
+        """Whether there is a value."""
+        with self._lock:
+            return key in self._values
+
     def put(self, key: str, data: bytes) -> None:
         """Keep pickled bytes; those not used for longest go. What is larger than the cache is not kept."""
         with self._lock:
@@ -205,6 +210,23 @@ def submit(
         target=_supervise, args=(job, _lanes[lane], function, args, with_progress), daemon=True
     ).start()
     return job
+
+
+def running(key: str) -> Job | None:
+    """The job of this key that runs or waits; the caller wants its result from now on, as with `submit`."""
+    with _lock:
+        found = _running.get(key)
+        if found is None or found.done or found.cancelled:
+            return None
+        found._wanted += 1
+        return found
+
+
+def known(key: str) -> bool:
+    """Whether a result of this key is there, or is being computed."""
+    with _lock:
+        found = _running.get(key)
+    return key in cache or (found is not None and not found.done and not found.cancelled)
 
 
 def _supervise(

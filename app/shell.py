@@ -11,6 +11,7 @@ from typing import Any
 import streamlit as st
 
 from moesim.app import jobs, state, widgets
+from moesim.app import overrides as changes
 
 ICON = Path(__file__).resolve().parent / "icon.png"
 """Without one of our own the browser fetches a page's icon from a font server."""
@@ -56,13 +57,15 @@ def run(pages_of: Sequence[tuple[str, str, str]]) -> None:
 def _current() -> None:
     """What the numbers of every page are of."""
     with st.sidebar:
-        st.caption(f"Scenario: **{state.preset()}**")
+        st.caption("Scenario")
+        st.text(state.title())
+        warning = changes.only_here(state.preset(), state.overrides())
         if state.overrides():
-            st.code("\n".join(text[:60] for text in state.overrides()), language=None, wrap_lines=True)
-            warning = state.only_here(state.overrides())
-            if warning is not None:
-                st.warning(warning, icon=":material/link_off:")
-            st.button("Undo all changes", on_click=state.open_scenario, args=(state.preset(), ()))
+            own = [text for text in state.overrides() if changes.key_of(text) not in ("name", "description")]
+            st.code("\n".join(map(changes.told, own)), language=None, wrap_lines=True)
+            st.button("Undo all changes", on_click=state.reset)
+        if warning is not None:
+            st.warning(warning, icon=":material/link_off:")
 
 
 def _by_name(name: str, title: str, icon: str) -> Any:

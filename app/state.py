@@ -1,31 +1,42 @@
 """The current scenario: a preset and overrides, held in the URL, so that a scenario is a link.
 
 The address carries `preset` once and `set` for every override (`?preset=...&set=parallel.ep=32`); leaving
-them out means the home case. The session keeps a copy, because changing the page empties the address.
+them out means the home case. The session keeps a copy, because changing the page may empty the address.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
-from urllib.parse import urlencode
 
 import streamlit as st
+from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 import moesim
-from moesim.app import jobs, main, uploads, work
+from moesim.app import forms, jobs, main, uploads, work
+from moesim.app import overrides as changes
+from moesim.hwmodels.errors import MoesimError
 from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.reprice import without_prices
 from moesim.simulator.result import Result
+from moesim.simulator.run.tokens import assumed_tokens
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.study.point import key_of
 
 HOME = main.HOME
-MOST_LINK_CHARACTERS = 16_000
+MOST_CHARACTERS = 16_000
+"""Of one text in an address."""
+MOST_TEXTS = 200
+"""Changes in an address."""
+MOST_PUBLISHED = 20
+"""Addresses that a session remembers having written."""
+
+Address = tuple[str | None, tuple[str, ...], tuple[str, ...]]
+"""Preset, changes and fields of forms, as the address has them."""
 
 
 # -- the scenario --------------------------------------------------------------------------------------
@@ -57,7 +68,7 @@ def _built(name: str, texts: tuple[str, ...], _folder: object) -> Scenario:
 
 
 def open_upload(name: str, data: bytes) -> None:
-    """Make an uploaded scenario the current one, as overrides, so that its link works elsewhere too.
+    """Make an uploaded scenario the current one, as changes of the home case where its link stays short.
 
     Raises InputError for anything that is no scenario.
     """
@@ -68,11 +79,11 @@ def open_upload(name: str, data: bytes) -> None:
 
 def set_override(key: str, value: object) -> None:
     """Set one key, or take it back to the preset's with None; overrides below the key go."""
-    rest = tuple(t for t in overrides() if not _is_below(t, key))
+    rest = tuple(t for t in overrides() if not changes.is_below(t, key))
     if (
         value is not None
         and _same(build(preset(), ()), key, value)
-        and not any(_is_below(key, _key(t)) for t in rest)
+        and not any(changes.is_below(key, changes.key_of(t)) for t in rest)
     ):
         value = None
     text = () if value is None else (f"{key}={value if isinstance(value, str) else json.dumps(value)}",)
@@ -91,125 +102,169 @@ def _same(scenario: Scenario, key: str, value: object) -> bool:
 
 def override(key: str) -> str | None:
     """The text given for a key, or None where it is the preset's."""
-    return next((t.partition("=")[2] for t in reversed(overrides()) if _key(t) == key), None)
+    return next((t.partition("=")[2] for t in reversed(overrides()) if changes.key_of(t) == key), None)
 
 
 def open_scenario(name: str, texts: Sequence[str] = ()) -> None:
-    """Make this the current scenario."""
+    """Make this the current scenario; one whose link would be too long is kept as an upload."""
+    if len(changes.link(name, texts)) > changes.MOST_LINK_CHARACTERS:
+        with suppress(MoesimError):  # what cannot be built stays as it is, and the page says why
+            kept = uploads.keep(build(name, texts))
+            build(kept, ())
+            name, texts = kept, ()
     st.session_state["preset"], st.session_state["overrides"] = name, tuple(texts)
 
 
 def adopt(scenario: Scenario) -> None:
-    """Make a scenario that the dashboard built itself the current one, as overrides of the preset."""
-    name = preset() if preset() in moesim.presets() else HOME
-    open_scenario(name, overrides_of(scenario, name))
+    """Make a scenario that the dashboard built itself the current one, as changes of its preset."""
+    try:
+        base, first = preset(), build(preset(), ())
+    except MoesimError:
+        base, first = HOME, build(HOME, ())
+    open_scenario(base, changes.overrides_between(first, scenario))
 
 
 def overrides_of(scenario: Scenario, base: str = HOME) -> tuple[str, ...]:
-    """Compact overrides that make `scenario` out of the preset `base`."""
-    return overrides_between(moesim.load(base), scenario)
+    """Short overrides that make `scenario` out of the preset `base`."""
+    return changes.overrides_between(moesim.load(base), scenario)
 
 
-def overrides_between(first: Scenario, other: Scenario) -> tuple[str, ...]:
-    """Compact overrides that make the scenario `other` out of `first`."""
-    before, after = (item.model_dump(mode="json", exclude_none=True) for item in (first, other))
-    if isinstance(first.cluster, str) and not isinstance(other.cluster, str):
-        # An override below a name starts from what the name stands for.
-        written = first.machine.model_dump(mode="json", exclude_none=True)
-        if written["name"] == other.machine.name:
-            before["cluster"] = written
-    return tuple(f"{key}={_text(value)}" for key, value in _differences(before, after, ""))
+def accepted() -> tuple[Scenario, tuple[str, ...]]:
+    """The nearest scenario to the current one that can be built, and the changes it leaves out.
+
+    Raises InputError where not even the preset can be built.
+    """
+    texts = overrides()
+    for first in (texts, texts[:-1]):  # mostly it is the last change that is refused
+        with suppress(MoesimError):
+            return _usable(first), texts[len(first) :]
+    kept: tuple[str, ...] = ()
+    for text in texts:
+        with suppress(MoesimError):
+            _usable((*kept, text))
+            kept = (*kept, text)
+    return _usable(kept), tuple(text for text in texts if text not in kept)
 
 
-def _differences(before: Mapping[str, Any], after: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
-    for key in [*before, *(k for k in after if k not in before)]:
-        old, new = before.get(key), after.get(key)
-        place = f"{path}{key}"
-        if old == new:
-            continue
-        if isinstance(new, Mapping) and _is_stated(new):
-            yield place, new["value"]
-        elif isinstance(old, Mapping) and isinstance(new, Mapping) and not any("." in str(k) for k in new):
-            yield from _differences(old, new, f"{place}.")
-        else:
-            yield place, new
+def _usable(texts: Sequence[str]) -> Scenario:
+    """A scenario whose names all stand for something, as a form needs it; raises InputError otherwise."""
+    scenario = build(preset(), texts)
+    assert scenario.shape and scenario.machine and scenario.recipe and scenario.calibration
+    return scenario
 
 
-def _is_stated(value: Mapping[str, Any]) -> bool:
-    """Whether it is a figure that a plain value in an override becomes."""
-    return (
-        value.get("kind") == "assumed"
-        and str(value.get("source")).startswith("stated in ")
-        and set(value) == {"value", "kind", "source", "date"}
-    )
+def form() -> Scenario:
+    """The scenario whose values a form shows; changes that it refuses stay in their widgets (`refused`).
+
+    Raises InputError where not even the preset can be built.
+    """
+    scenario, left_out = accepted()
+    st.session_state["refused"] = left_out
+    return scenario
 
 
-def _text(value: Any) -> str:
-    plain = isinstance(value, str) and re.fullmatch(r"\$?[A-Za-z0-9][\w ./$-]*", value) is not None
-    text = json.dumps(value, separators=(",", ":"))
-    if plain and parse_mapping(f"value: {value}", "value")["value"] == value:
-        return str(value)
-    return text
+def refused(key: str) -> Any:
+    """The value of a change that the scenario of `form` leaves out; None where it took the key's."""
+    texts = [t for t in st.session_state.get("refused", ()) if changes.key_of(t) == key]
+    with suppress(MoesimError):
+        return parse_mapping(f"value: {texts[-1].partition('=')[2]}", key)["value"] if texts else None
+    return None
 
 
-def _key(text: str) -> str:
-    return text.partition("=")[0].strip()
+def undo() -> None:
+    """Take the last change back."""
+    open_scenario(preset(), overrides()[:-1])
 
 
-def _is_below(text: str, key: str) -> bool:
-    return _key(text) == key or _key(text).startswith(f"{key}.")
+def reset() -> None:
+    """The preset as it ships; the home case where there is no such preset."""
+    known = preset() in moesim.presets() or uploads.TOKEN.fullmatch(preset()) is not None
+    open_scenario(preset() if known and overrides() else HOME)
+
+
+def title() -> str:
+    """What the current scenario is called."""
+    name = override("name")
+    if name is None:
+        name = uploads.name_of(preset()) if uploads.TOKEN.fullmatch(preset()) else preset()
+    return name.strip('"')
+
+
+def follow(model_changed: bool = False) -> None:
+    """Call the current scenario after its model and cluster where they are not the preset's.
+
+    Another model brings another number of tokens (`assumed_tokens`): the preset's were for its own.
+    """
+    with suppress(MoesimError):  # what cannot be built keeps its name, and the page says what is wrong
+        now, first = current(), build(preset(), ())
+        same_model = now.model == first.model
+        same = same_model and (now.machine.name, now.machine.nodes) == (
+            first.machine.name,
+            first.machine.nodes,
+        )
+        model, machine = now.shape.name, now.machine
+        set_override("name", None if same else f"{model}-{machine.n_gpus}x{machine.accelerator.name}")
+        text = f"{model} on {machine.n_gpus:,} {machine.accelerator.name}"
+        set_override("description", None if same else text)
+        if model_changed:
+            open_scenario(preset(), [text for text in overrides() if changes.key_of(text) != "run"])
+            set_override("run.tokens", None if same_model else assumed_tokens(now.shape))
 
 
 # -- the address ---------------------------------------------------------------------------------------
 
 
 def synchronise() -> None:
-    """Take over a link that was just opened, else write the current scenario into the address."""
-    shown = (st.query_params.get("preset"), tuple(st.query_params.get_all("set")))
-    given = shown != (None, ())
-    if given and shown != st.session_state.get("address"):
-        open_scenario((shown[0] or HOME)[:200], [text[:MOST_LINK_CHARACTERS] for text in shown[1]])
+    """Take over a link that was just opened, else write the current state into the address.
+
+    The address of a page that was just chosen may be empty: the session's copy holds.
+    """
+    shown = _address()
+    if any(shown) and _was_opened(shown):
+        name, texts, fields = shown
+        open_scenario((name or HOME)[:200], [text[:MOST_CHARACTERS] for text in texts[:MOST_TEXTS]])
+        forms.read(fields)
     publish()
 
 
 def publish() -> None:
-    """Write the current scenario into the address."""
-    wanted = parameters(preset(), overrides())
-    have: dict[str, Any] = {}
-    if "preset" in st.query_params:
-        have["preset"] = st.query_params["preset"]
-    if st.query_params.get_all("set"):
-        have["set"] = st.query_params.get_all("set")
-    if have != wanted:
-        others = {k: st.query_params.get_all(k) for k in st.query_params if k not in ("preset", "set")}
+    """Write the current scenario and the forms into the address."""
+    wanted = changes.parameters(preset(), overrides()) | forms.parameters()
+    address: Address = (
+        wanted["preset"],
+        tuple(wanted.get("set", ())),
+        tuple(wanted.get(forms.PARAMETER, ())),
+    )
+    if _address() != address:
+        own = ("preset", "set", forms.PARAMETER)
+        others = {k: st.query_params.get_all(k) for k in st.query_params if k not in own}
         st.query_params.from_dict({**others, **wanted})
-    st.session_state["address"] = (wanted.get("preset"), tuple(wanted.get("set", ())))
+    published = _published()
+    if published[-1:] != [address]:
+        st.session_state["addresses"] = [*published[-MOST_PUBLISHED:], address]
 
 
-def parameters(name: str, texts: Sequence[str]) -> dict[str, Any]:
-    """The query parameters of a scenario; none for the home case."""
-    found: dict[str, Any] = {}
-    if name != HOME or texts:
-        found["preset"] = name
-    if texts:
-        found["set"] = list(texts)
+def _address() -> Address:
+    get = st.query_params.get_all
+    return st.query_params.get("preset"), tuple(get("set")), tuple(get(forms.PARAMETER))
+
+
+def _published() -> list[Address]:
+    found: list[Address] = st.session_state.get("addresses", [])
     return found
 
 
-def link(name: str, texts: Sequence[str]) -> str:
-    """The query string of a scenario, with its question mark."""
-    return "?" + urlencode(parameters(name, texts), doseq=True)
+def _was_opened(shown: Address) -> bool:
+    """Whether the visitor opened this address, by a link or by Back.
 
-
-def only_here(texts: Sequence[str]) -> str | None:
-    """What to say where a link to these overrides works on this server only; None where it works anywhere."""
-    names = {text.partition("=")[0] for text in texts if uploads.TOKEN.search(text)}
-    if not names:
-        return None
-    return (
-        f"An uploaded file is used ({', '.join(sorted(names))}): this link works on this server only, "
-        "and only while it runs. For elsewhere, save the scenario and send the file along."
-    )
+    An address that this session wrote before, and that comes again without Back, is late: the visitor was
+    quicker than the browser, which had not heard of the newest.
+    """
+    published = _published()
+    if published and shown == published[-1]:
+        return False
+    by_back: bool = getattr(get_script_run_ctx(), "is_history_navigation", True)  # not told by every release
+    return by_back or shown not in published
 
 
 # -- results -------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ to it by that name. Nothing else is read by path: not from a text box, a link or
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import tempfile
@@ -21,11 +22,12 @@ from moesim.hwmodels.calibration import CalibrationProfile, list_profiles, load_
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import READ_BELOW
 from moesim.hwmodels.importers import ImportedTopology, import_topology
+from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import load_mapping, parse_mapping
 from moesim.simulator.layout.histogram import read_counts
 from moesim.simulator.model.hf import to_yaml
 from moesim.simulator.model.shape import ModelShape, load_model
-from moesim.simulator.scenario import Scenario, load_scenario
+from moesim.simulator.scenario import Scenario, load_scenario, with_overrides
 
 MAX_BYTES = {"scenario": 1_000_000, "model": 4_000_000, "profile": 4_000_000, "topology": 4_000_000}
 """Of an unpacked upload, by kind; the readers have their own limits as well."""
@@ -43,6 +45,8 @@ ENDINGS: Mapping[str, tuple[str, ...]] = {
 """What a file of each kind may be called; `.gz` may follow."""
 
 TOKEN = re.compile(r"upload-[0-9a-f]{32}\.(?:yaml|yml|json|csv|npy|xml|txt|edges)")
+_NAME = re.compile(r'^(?:\{?\s{0,4}"name"|name)\s*:\s*("(?:[^"\\]|\\.)*"|[^,\n}]+)', re.MULTILINE)
+"""The name at the head of a YAML or JSON file."""
 _FILE = re.compile(r"\.(?:ya?ml|json|csv|npy|npz|xml|txt|edges|pkl|gz|py|toml)$", re.IGNORECASE)
 _QUANTITY = re.compile(
     r"\s*[-+]?\$?\.?\d[\d_.,]*(?:[eE][-+]?\d+)?\s*(?:[A-Za-zµ$][A-Za-z0-9µ$-]*)?(?:/[A-Za-z-]+){1,2}\s*"
@@ -85,8 +89,10 @@ def accept(kind: str, name: str, data: bytes, **options: Any) -> Kept:
     kept = None
     try:
         content = _READERS[kind](path, **options)
+        if isinstance(content, ModelShape):
+            content = _named(content, path, plain)
         if isinstance(content, ImportedTopology | ModelShape):  # what was understood is kept instead
-            kept, _ = _store(_text_of(content, plain).replace(path.name, plain).encode(), ".yaml")
+            kept, _ = _store(_text_of(content).replace(path.name, plain).encode(), ".yaml")
         else:
             kept = path
     except InputError as error:
@@ -108,10 +114,67 @@ def scenario_of(name: str, overrides: Sequence[str] = ()) -> Scenario:
     if not TOKEN.fullmatch(name):
         _refuse_paths(name, "scenario")
         return load_scenario(name, [_checked_override(text) for text in overrides])
-    path = path_of(name)
-    _refuse_paths(load_mapping(path), "scenario")
-    scenario = load_scenario(str(path), [_checked_override(text) for text in overrides])
-    return scenario.based_on(str(folder()))
+    data = load_mapping(path_of(name))
+    _refuse_paths(data, "scenario")
+    place = f"the uploaded scenario {str(data.get('name', ''))[:80]}"
+    scenario = validate_model(Scenario, _with_paths(data), place)
+    return with_overrides(scenario, [_checked_override(text) for text in overrides])
+
+
+def keep(scenario: Scenario) -> str:
+    """Keep a scenario as if it had been uploaded; its token. Other uploads stand in it by their tokens."""
+    data = portable_data(scenario.to_dict())
+    return _store(json.dumps(data).encode(), ".json")[0].name
+
+
+def written_out(scenario: Scenario) -> Scenario:
+    """The same scenario with every uploaded description written into it: it can be read anywhere.
+
+    Recorded expert counts and schedules have no place inside a scenario: they stay names.
+    """
+    fleet = scenario.fleet
+    if fleet is not None:
+        pools = [
+            pool.model_copy(
+                update={"cluster": scenario.pool_machine(pool)} if _is_upload(pool.cluster) else {}
+            )
+            for pool in fleet.pools
+        ]
+        fleet = fleet.model_copy(update={"pools": tuple(pools)})
+    update = {
+        "model": scenario.shape if _is_upload(scenario.model) else scenario.model,
+        "cluster": scenario.machine if _is_upload(scenario.cluster) else scenario.cluster,
+        "profile": scenario.calibration.model_copy(update={"include": ()})
+        if _is_upload(scenario.profile)
+        else scenario.profile,
+        "fleet": fleet,
+    }
+    return scenario.model_copy(update=update)
+
+
+def _is_upload(value: object) -> bool:
+    return isinstance(value, str) and TOKEN.fullmatch(Path(value).name) is not None
+
+
+def name_of(token: str) -> str:
+    """What an upload calls itself: the name of its model, cluster, profile or scenario."""
+    try:
+        return _name_in(str(path_of(token)))
+    except InputError:
+        return "a file that is not here any more"
+
+
+@lru_cache(maxsize=256)
+def _name_in(path: str) -> str:
+    """From the head of the file alone: reading all of it is work for a process with limits."""
+    with Path(path).open("rb") as file:
+        found = _NAME.search(file.read(4000).decode("utf-8", "replace"))
+    return found[1].strip().strip("\"'")[:80] if found else "unnamed"
+
+
+def with_names(text: str) -> str:
+    """A text for people: uploads by their own names, without tokens and folders."""
+    return TOKEN.sub(lambda found: f"{name_of(found[0])} (uploaded)", portable(text))
 
 
 def profile_of(name: str) -> CalibrationProfile:
@@ -136,6 +199,15 @@ def path_of(token: str) -> Path:
 def portable(text: str) -> str:
     """A text without the folder that uploads are kept in: their tokens stand alone."""
     return text.replace(f"{folder()}{os.sep}", "")
+
+
+def portable_data(value: Any) -> Any:
+    """Plain data with every text as `portable` makes it."""
+    if isinstance(value, str):
+        return portable(value)
+    if isinstance(value, Mapping):
+        return {key: portable_data(inner) for key, inner in value.items()}
+    return [portable_data(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def folder() -> Path:
@@ -190,12 +262,18 @@ def _renamed(message: str, path: Path, name: str) -> str:
     return message.replace(str(path), name).replace(path.name, name).replace(path.stem, Path(name).stem)
 
 
-def _text_of(content: ImportedTopology | ModelShape, name: str) -> str:
-    if isinstance(content, ImportedTopology):
-        return content.text
+def _text_of(content: ImportedTopology | ModelShape) -> str:
+    return content.text if isinstance(content, ImportedTopology) else to_yaml(content)
+
+
+def _named(shape: ModelShape, path: Path, name: str) -> ModelShape:
+    """A shape without a name of its own is called like its file, or like its family for a config.json."""
+    if not shape.name.startswith("upload-"):
+        return shape
     own = re.sub(r"[^A-Za-z0-9.-]+", "-", Path(name).stem).strip("-")
-    named = {"name": own} if content.name.startswith("upload-") and own else {}
-    return to_yaml(content.model_copy(update=named))
+    if own.lower() in ("", "config"):
+        own = str(load_mapping(path).get("model_type", "model"))[:80]
+    return shape.model_copy(update={"name": own})
 
 
 def _read_scenario(path: Path) -> Scenario:
@@ -207,14 +285,18 @@ def _read_model(path: Path) -> ModelShape:
 
 
 def _read_profile(path: Path) -> CalibrationProfile:
-    included = load_mapping(path).get("include")  # the one key of a profile that opens files
+    _check_includes(load_mapping(path), path.name)
+    return load_profile(path)
+
+
+def _check_includes(profile: Mapping[str, Any], where: str) -> None:
+    included = profile.get("include")  # the one key of a profile that opens files
     unknown = [n for n in included if n not in list_profiles()] if isinstance(included, list) else []
     if unknown:
         raise InputError(
-            f"{path.name}: include {str(unknown[0])[:80]!r} is not a shipped profile; write its entries into "
+            f"{where}: include {str(unknown[0])[:80]!r} is not a shipped profile; write its entries into "
             "the file"
         )
-    return load_profile(path)
 
 
 def _read_topology(path: Path, **options: Any) -> ImportedTopology:
@@ -246,11 +328,22 @@ def _checked_override(text: str) -> str:
     return f"{key}={TOKEN.sub(lambda found: str(path_of(found[0])), value)}"
 
 
+def _with_paths(value: Any) -> Any:
+    """Plain data with tokens of uploads replaced by where they are kept; prose stays as it is."""
+    if isinstance(value, str):
+        return TOKEN.sub(lambda found: str(path_of(found[0])), value) if TOKEN.fullmatch(value) else value
+    if isinstance(value, Mapping):
+        return {key: inner if key in _PROSE else _with_paths(inner) for key, inner in value.items()}
+    return [_with_paths(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
 def _refuse_paths(value: object, where: str) -> None:
     """Raise InputError at the first text that could be the path of a file and is no token."""
     if isinstance(value, str):
         for part in value.split("=")[-1:] if where.endswith(".override") else [value]:
             _refuse_path(part, where)
+    elif isinstance(value, Mapping) and where.split(".")[-1] == "profile":
+        _check_includes(value, where)  # the units and kernels' names in a profile are no paths
     elif isinstance(value, Mapping):
         for key, inner in value.items():
             if key not in _PROSE and key != "edges":

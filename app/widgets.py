@@ -10,24 +10,33 @@ from typing import Any
 
 import streamlit as st
 
-from moesim.app import jobs, state
+from moesim.app import jobs, state, uploads
 from moesim.hwmodels.errors import InputError, MoesimError
 from moesim.simulator.scenario import Scenario
 
 
 def value_of(scenario: Scenario, key: str) -> Any:
-    """The value of a dotted key."""
+    """The value of a dotted key: what was chosen last, even where the scenario refuses it."""
+    refused = state.refused(key)
+    if refused is not None:
+        return refused
     value: Any = scenario
     for part in key.split("."):
         value = getattr(value, part)
     return value
 
 
-def _place(key: str, value: object) -> str:
+def place(key: str, value: object) -> str:
     """The widget's own key, holding what the scenario says; a change goes to the scenario first."""
     name = f"input {key}"
     st.session_state[name] = value
     return name
+
+
+def _between(value: object, least: float, most: float) -> float:
+    """A number within limits; what is no number (a refused text) counts as the least."""
+    plain = isinstance(value, int | float) and not isinstance(value, bool) and value == value
+    return min(max(float(value), least), most) if plain else least  # type: ignore[arg-type]
 
 
 def _changed(key: str, name: str, convert: Callable[[Any], object]) -> None:
@@ -38,7 +47,7 @@ def number(
     scenario: Scenario, key: str, label: str, least: int = 1, most: int = 1_000_000, note: str | None = None
 ) -> None:
     """An integer."""
-    name = _place(key, min(max(int(value_of(scenario, key)), least), most))
+    name = place(key, int(_between(value_of(scenario, key), least, most)))
     st.number_input(
         label, least, most, step=1, key=name, help=note, on_change=_changed, args=(key, name, int)
     )
@@ -46,7 +55,7 @@ def number(
 
 def slider(scenario: Scenario, key: str, label: str, least: int, most: int, note: str | None = None) -> None:
     """An integer between two limits."""
-    name = _place(key, min(max(int(value_of(scenario, key)), least), most))
+    name = place(key, int(_between(value_of(scenario, key), least, most)))
     st.slider(label, least, most, step=1, key=name, help=note, on_change=_changed, args=(key, name, int))
 
 
@@ -54,7 +63,8 @@ def fraction(
     scenario: Scenario, key: str, label: str, most: float, step: float, note: str | None = None
 ) -> None:
     """A sourced fraction as a slider; what is set here counts as assumed, stated in the scenario."""
-    name = _place(key, min(float(value_of(scenario, key).value), most))
+    value = value_of(scenario, key)
+    name = place(key, _between(getattr(value, "value", value), 0.0, most))
     st.slider(label, 0.0, most, step=step, key=name, help=note, on_change=_changed, args=(key, name, float))
 
 
@@ -68,14 +78,15 @@ def choice(
 ) -> None:
     """One of several names; a value that is none of them (a description written out) is kept."""
     value = value_of(scenario, key)
-    shown = value if isinstance(value, str) else getattr(value, "name", "custom")
+    shown = uploads.portable(value) if isinstance(value, str) else getattr(value, "name", "custom")
     known = list(options) if shown in options else [shown, *options]
-    name = _place(key, shown)
+    name = place(key, shown)
     st.selectbox(
         label,
         known,
         key=name,
         help=note,
+        format_func=uploads.with_names,
         on_change=on_change or (lambda k, n: _changed(k, n, str)),
         args=(key, name),
     )
@@ -83,7 +94,7 @@ def choice(
 
 def toggle(scenario: Scenario, key: str, label: str, note: str | None = None) -> None:
     """Yes or no."""
-    name = _place(key, bool(value_of(scenario, key)))
+    name = place(key, bool(value_of(scenario, key)))
     st.checkbox(label, key=name, help=note, on_change=_changed, args=(key, name, bool))
 
 
@@ -102,9 +113,9 @@ def complain(error: MoesimError) -> None:
                     args=(error.key, value),
                 )
         if state.overrides():
-            st.button(
-                "Back to the preset", key="reset", on_click=state.open_scenario, args=(state.preset(), ())
-            )
+            st.button("Undo the last change", key="undo", on_click=state.undo)
+        if state.overrides() or state.preset() != state.HOME:
+            st.button("Back to the preset", key="reset", on_click=state.reset)
 
 
 def guard(show: Callable[[], None]) -> None:
@@ -137,8 +148,9 @@ def long_work(
 ) -> Any:
     """The value of long work, or None while it was not asked for or still runs.
 
-    Shows a button that starts it, then its progress with a way to stop it. `name` is its place on the page,
-    `key` that of its result. Raises what the work raised, once.
+    Shows a button that starts it, then its progress with a way to stop it; work that runs already, as after
+    a reload, is taken up again. `name` is its place on the page, `key` that of its result. Raises what the
+    work raised, once.
     """
     known = jobs.cache.get(key)
     if known is not None:
@@ -148,18 +160,30 @@ def long_work(
     if job is not None and job.key != key:  # the scenario has changed
         _forget(place, job)
         job = None
+    stopped = st.session_state.get(f"stopped {name}") == key  # it may go on for somebody else
+    if job is None and not stopped and (job := jobs.running(key)) is not None:
+        st.session_state[place] = job
     if job is None:
         if st.button(label, key=f"start {name}", type="primary"):
-            st.session_state[place] = jobs.submit(
-                key, function, *args, lane="long", with_progress=with_progress
-            )
+            start(name, key, function, *args, with_progress=with_progress)
             st.rerun()
         return None
     if job.done:
         del st.session_state[place]
         return job.result()
-    _progress(place, job)
+    _progress(name, job)
     return None
+
+
+def start(name: str, key: str, function: Callable[..., Any], *args: Any, with_progress: bool = False) -> None:
+    """Begin the long work of a place on a page; what ran there before is not wanted any more."""
+    before = st.session_state.get(f"job {name}")
+    if before is not None and before.key != key:
+        _forget(f"job {name}", before)
+    st.session_state.pop(f"stopped {name}", None)
+    st.session_state[f"job {name}"] = jobs.submit(
+        key, function, *args, lane="long", with_progress=with_progress
+    )
 
 
 def _forget(place: str, job: jobs.Job) -> None:
@@ -169,13 +193,14 @@ def _forget(place: str, job: jobs.Job) -> None:
 
 
 @st.fragment(run_every=0.5)
-def _progress(place: str, job: jobs.Job) -> None:
+def _progress(name: str, job: jobs.Job) -> None:
     """How far a job is; draws the page again at its end."""
     if job.done:
         st.rerun(scope="app")
     left, right = st.columns([5, 1])
     elapsed = 0.0 if job.started is None else time.monotonic() - job.started
     left.progress(job.progress.share or 0.0, text=f"{job.progress.text} ({elapsed:.0f} s)")
-    if right.button("Stop", key=f"stop {place}"):
-        _forget(place, job)
+    if right.button("Stop", key=f"stop job {name}"):
+        _forget(f"job {name}", job)
+        st.session_state[f"stopped {name}"] = job.key
         st.rerun(scope="app")

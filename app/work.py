@@ -76,6 +76,6 @@ def plan(
         scenario,
         space=moesim.PlanSpace(**space),
         workers=1,
-        progress=lambda text: progress(None, text),
+        progress=progress,
         **options,
     )

@@ -18,6 +18,7 @@ import numpy as np
 from moesim.hwmodels.calibration import load_profile
 from moesim.simulator.planner.candidates import find_candidates
 from moesim.simulator.planner.found import Candidates
+from moesim.simulator.planner.progress import silent
 from moesim.simulator.planner.rows import scenario_of, simulate_plan
 from moesim.simulator.planner.search import plan
 from moesim.simulator.planner.space import PlanSpace, resolve
@@ -34,7 +35,7 @@ def errors(scenario: Scenario, count: int, seed: int) -> None:
     profile = load_profile(scenario.path(scenario.profile))
     space = resolve(PlanSpace(), scenario, shape, cluster)
     cpu = time.process_time()
-    found = find_candidates(scenario, shape, cluster, profile, space, None, float("inf"), lambda text: None)
+    found = find_candidates(scenario, shape, cluster, profile, space, None, float("inf"), silent)
     bounds_s = time.process_time() - cpu
     study = Study(scenario, shape, found)
     chosen = sample(found, count, seed)

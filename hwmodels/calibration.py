@@ -360,9 +360,21 @@ def _merge(path: Path, chain: tuple[Path, ...]) -> CalibrationProfile:
         loop = " -> ".join(p.stem for p in (*chain, path))
         raise InputError(f"{path}: calibration profiles include each other: {loop}")
     profile = validate_model(CalibrationProfile, load_mapping(path), str(path))
+    return _with_includes(profile, path, (*chain, path))
+
+
+def written_out(profile: CalibrationProfile) -> CalibrationProfile:
+    """A profile that stands inside another file, with the shipped ones that it includes merged in.
+
+    It includes nothing any more: what it says holds wherever it is read. Raises InputError as `load_profile`.
+    """
+    merged = _with_includes(profile, Path(f"profile {profile.name}"), ())
+    return merged.model_copy(update={"include": ()})
+
+
+def _with_includes(profile: CalibrationProfile, path: Path, chain: tuple[Path, ...]) -> CalibrationProfile:
     for name in profile.include:
-        other = _merge(_find(name, path.parent), (*chain, path))
-        profile = _with(profile, other, path)
+        profile = _with(profile, _merge(_find(name, path.parent if chain else None), chain), path)
     return profile
 
 

@@ -9,10 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from moesim.hwmodels.accelerator import Accelerator
 from moesim.hwmodels.energy import EnergySiteRef
-from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.errors import InputError, LegalValuesError
 from moesim.hwmodels.library import by_name, load_described, shipped_names
-from moesim.hwmodels.network import NetworkRef
-from moesim.hwmodels.node import NodeRef
+from moesim.hwmodels.network import Network, NetworkRef, list_networks, load_network
+from moesim.hwmodels.node import Node, NodeRef
 from moesim.hwmodels.provenance import DateText, Kind, Source, SourcedUsdPerHour
 from moesim.hwmodels.topologies import Topology, build_topology
 
@@ -55,7 +55,14 @@ class Cluster(BaseModel):
         try:
             self.topology()
         except InputError as error:
-            raise ValueError(str(error)) from None
+            networks = [name for name in list_networks() if _joins(self.node, self.nodes, load_network(name))]
+            fewer = _fewer_nodes(self.node, self.nodes, self.network)
+            hints = (
+                [f"networks that join {self.nodes} of these nodes: {', '.join(networks)}"] if networks else []
+            )
+            hints += [f"this network joins {fewer} of them"] if fewer else []
+            text = "; ".join([str(error), *hints])
+            raise LegalValuesError(text, "nodes", (fewer,) if fewer else ()) from None
         return self
 
     @property
@@ -84,6 +91,24 @@ class Cluster(BaseModel):
         Raises InputError where the nodes do not fit the network.
         """
         return build_topology(self.node, self.nodes, self.network)
+
+
+def _joins(node: Node, nodes: int, network: Network) -> bool:
+    """Whether a network joins so many nodes."""
+    try:
+        build_topology(node, nodes, network)
+    except InputError:
+        return False
+    return True
+
+
+def _fewer_nodes(node: Node, nodes: int, network: Network) -> int | None:
+    """The largest smaller number of nodes that a network joins, by bisection; None for none."""
+    least, most = 0, nodes  # `least` is joined, or none; `most` is not
+    while most - least > 1:
+        middle = (least + most) // 2
+        least, most = (middle, most) if _joins(node, middle, network) else (least, middle)
+    return least or None
 
 
 def list_clusters() -> tuple[str, ...]:

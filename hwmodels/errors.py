@@ -30,3 +30,16 @@ class InfeasibleError(MoesimError):
     """Legal input that cannot work: does not fit in memory, an empty search (exit code 3)."""
 
     exit_code = 3
+
+
+class LegalValuesError(ValueError):
+    """What a validator raises inside a description where it knows the nearest legal values of one key.
+
+    `validate_model` makes an InputError of it, with the key's whole path.
+    """
+
+    def __init__(self, message: str, key: str, nearest: Sequence[object]) -> None:
+        """The message, the key inside the description, and its nearest legal values."""
+        super().__init__(message)
+        self.key = key
+        self.nearest = tuple(nearest)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.errors import InputError, LegalValuesError
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -25,10 +25,12 @@ def validate_model(cls: type[ModelT], data: Mapping[str, Any], place: str) -> Mo
     try:
         return cls.model_validate(dict(data), context={"place": place})
     except ValidationError as error:
-        problems = _problems(cls, data, error.errors(include_url=False))
+        items = error.errors(include_url=False)
+        problems = _problems(cls, data, items)
     shown = "; ".join(problems[:_SHOWN_PROBLEMS])
     more = f"; and {len(problems) - _SHOWN_PROBLEMS} more" if len(problems) > _SHOWN_PROBLEMS else ""
-    raise InputError(f"{place}: {shown}{more}")
+    key, legal = _legal_values(data, items)
+    raise InputError(f"{place}: {shown}{more}", key=key, nearest=legal)
 
 
 def nearest(word: str, allowed: list[str]) -> str:
@@ -36,6 +38,16 @@ def nearest(word: str, allowed: list[str]) -> str:
     folded = {candidate.lower(): candidate for candidate in allowed}
     close = difflib.get_close_matches(word.lower(), list(folded), n=1, cutoff=0.5)
     return f" (nearest: {folded[close[0]]!r})" if close else ""
+
+
+def _legal_values(data: Any, items: Sequence[Any]) -> tuple[str | None, tuple[object, ...]]:
+    """(key, nearest legal values) where the only problem is one of which they are known."""
+    own = [item for item in items if not _is_other_branch(item, items)]
+    cause = own[0].get("ctx", {}).get("error") if len(own) == 1 else None
+    if not isinstance(cause, LegalValuesError):
+        return None, ()
+    path = _path(own[0]["loc"], data)
+    return f"{path}.{cause.key}" if path else cause.key, cause.nearest
 
 
 def _problems(cls: type[BaseModel], data: Any, items: Sequence[Any]) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from moesim.hwmodels.calibration import CalibrationProfile, load_profile
+from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import read_text
@@ -72,7 +72,7 @@ def prepare(
     shape = scenario.shape
     cluster, plan = scenario.machine, scenario.parallel
     if profile is None:
-        profile = load_profile(scenario.path(scenario.profile))
+        profile = scenario.calibration
     check_profile(profile, cluster)
     _check_sms(scenario, cluster)
     _check_ranges(scenario)
@@ -217,7 +217,8 @@ def _check_sms(scenario: Scenario, cluster: Cluster) -> None:
 
 def _check_ranges(scenario: Scenario) -> None:
     """A range that no interval would use is refused, not dropped."""
-    for path, number in sourced_numbers(scenario):
+    own = scenario.model_copy(update={"profile": ""})  # a profile's ranges are used, wherever it stands
+    for path, number in sourced_numbers(own):
         if number.between is not None and path != "variation.clock_cv" and not path.startswith("cluster."):
             raise InputError(
                 f"{path}: between={list(number.between)} is not used by intervals; of a scenario only "

@@ -8,10 +8,20 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, PrivateAttr, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    PrivateAttr,
+    SerializeAsAny,
+    field_validator,
+    model_validator,
+)
 
 from moesim.hwmodels import ranges
 from moesim.hwmodels.accelerator import load_accelerator
+from moesim.hwmodels.calibration import CalibrationProfile, load_profile, written_out
 from moesim.hwmodels.cluster import Cluster, load_cluster
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.network import load_network
@@ -139,14 +149,14 @@ class Scenario(_Part):
     """A shipped cluster, a file, or its description; see below."""
     fleet: Fleet | None = None
     """Several clusters that share the pipeline, in the place of `cluster`."""
-    profile: str
-    """Calibration profile: a shipped name or a file."""
+    profile: SerializeAsAny[str | CalibrationProfile]
+    """Calibration profile: a shipped name or a file; or the profile itself."""
     precision: str | Precision
     """Recipe: `fp8` (DeepSeek-V3's), `bf16`, or the formats of products, states and transfers."""
     parallel: ParallelPlan
     """Degrees of parallelism."""
     schedule: str = "1f1b"
-    """A name, or a CSV file in PyTorch's pipelining notation (its sends are awaited if it is bidirectional)."""
+    """A name, or a CSV file in PyTorch's pipelining notation (sends awaited if bidirectional)."""
     batch: Batch
     """Global batch of one step."""
     stages: Stages = Stages()
@@ -173,6 +183,11 @@ class Scenario(_Part):
     """Of every random draw."""
     _base: str | None = PrivateAttr(None)
     """Folder that relative paths start from (set by the loader)."""
+
+    @field_validator("profile")
+    @classmethod
+    def _profile_stands_alone(cls, value: str | CalibrationProfile) -> str | CalibrationProfile:
+        return written_out(value) if isinstance(value, CalibrationProfile) else value
 
     @model_validator(mode="after")
     def _one_place(self) -> Scenario:
@@ -222,10 +237,19 @@ class Scenario(_Part):
         return part
 
     @property
-    def profiles(self) -> tuple[str, ...]:
-        """Names of the calibration profiles: the scenario's, or one for every pool of its fleet."""
+    def calibration(self) -> CalibrationProfile:
+        """The calibration profile itself."""
+        return self._calibration(self.profile)
+
+    @property
+    def calibrations(self) -> tuple[CalibrationProfile, ...]:
+        """The calibration profiles: the scenario's, or one for every pool of its fleet."""
         pools = () if self.fleet is None else self.fleet.pools
-        return tuple(pool.profile or self.profile for pool in pools) or (self.profile,)
+        named = tuple(pool.profile or self.profile for pool in pools) or (self.profile,)
+        return tuple(self._calibration(profile) for profile in named)
+
+    def _calibration(self, profile: str | CalibrationProfile) -> CalibrationProfile:
+        return profile if isinstance(profile, CalibrationProfile) else load_profile(self.path(profile))
 
     def _cluster(self, cluster: str | Cluster) -> Cluster:
         if isinstance(cluster, Cluster):

@@ -274,11 +274,11 @@ def provenance(prepared: Prepared) -> list[ProvenanceEntry]:
     """Every number and curve that a prediction stands on."""
     rows = [
         *provenance_rows(prepared.cluster, "cluster"),
-        # An inline cluster is a part of the scenario too: it is listed once.
+        # An inline cluster or profile is a part of the scenario too: it is listed once.
         *(
             r
             for r in provenance_rows(prepared.scenario, "scenario")
-            if not r.path.startswith("scenario.cluster.")
+            if not r.path.startswith(("scenario.cluster.", "scenario.profile."))
         ),
         *provenance_rows(prepared.profile, "profile"),
         *provenance_rows(FRAMEWORK_BYTES, "memory.framework"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from moesim.app import exports, state, uploads, widgets
+from moesim.app import exports, forms, state, uploads, widgets
 from moesim.app.charts import calibration as charts
 from moesim.hwmodels.accelerator import Accelerator, load_accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, LawGroup, list_profiles, profile_hash
@@ -36,8 +36,11 @@ def show() -> None:
         def titled(profile: str) -> str:
             return str(titles.get(profile, profile))
 
-        name = st.selectbox("Profile", names, index=start, key="profile shown", format_func=titled)
-        other = st.selectbox("Compare with", ["nothing", *names], key="profile compared", format_func=titled)
+        shown = forms.one_of("calibration.profile", names, names[start], "profile shown")
+        name = st.selectbox("Profile", names, format_func=titled, **shown)
+        others = ["nothing", *names]
+        compared = forms.one_of("calibration.compared", others, others[0], "profile compared")
+        other = st.selectbox("Compare with", others, format_func=titled, **compared)
         if name != current:
             st.button("Use this profile in the scenario", on_click=state.set_override, args=("profile", name))
     profile = uploads.profile_of(name)

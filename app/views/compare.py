@@ -7,7 +7,7 @@ from typing import Any
 
 import streamlit as st
 
-from moesim.app import state, widgets
+from moesim.app import overrides, state, widgets
 from moesim.app.charts import study as charts
 from moesim.app.views import headline
 from moesim.hwmodels.errors import MoesimError
@@ -41,7 +41,7 @@ def show() -> None:
         )
         for number, (label, _, _) in enumerate(kept):
             st.button(f"Remove {label}", key=f"remove {number}", on_click=_remove, args=(number,))
-    warning = state.only_here([text for _, _, texts in kept for text in texts])
+    warning = next((w for _, name, texts in kept if (w := overrides.only_here(name, texts))), None)
     if warning is not None:
         st.warning(warning, icon=":material/link_off:")
     if not kept:
@@ -160,7 +160,7 @@ def _differences(sides: Sides) -> None:
         f"Waterfall from {first.step.time_s:.3f} s to {second.step.time_s:.3f} s by cause",
         "waterfall",
     )
-    changed = state.overrides_between(first_scenario, other_scenario)
+    changed = overrides.overrides_between(first_scenario, other_scenario)
     if changed:
         with st.expander("What was changed"):
-            st.code("\n".join(changed), language=None)
+            st.code("\n".join(map(overrides.told, changed)), language=None)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import streamlit as st
 
-from moesim.app import state, widgets, work
+from moesim.app import forms, jobs, state, widgets, work
 from moesim.app.charts import study as charts
 from moesim.app.views import headline
 from moesim.hwmodels.units import in_unit
@@ -33,39 +35,74 @@ KEPT = {
 """Keys of a space that may stay as the scenario has them."""
 
 
+SEARCH = "plan.search"
+"""Field with the name of the search whose answer is shown: it outlives the scenario that it began with."""
+
+
+_KEY = re.compile(r"plan/[0-9a-f]{32}")
+
+
 def show() -> None:
     """Draw the page."""
     scenario = state.current()
     space, options = _question(scenario)
     asked = f"{state.cache_key(scenario)}/{sorted(space.items())}/{sorted(options.items())}"
-    found: PlanResult | None = widgets.long_work(
-        "plan", f"plan/{asked}", "Search", work.plan, scenario, space, options, with_progress=True
+    key = f"plan/{hashlib.sha256(asked.encode()).hexdigest()[:32]}"
+    shown = forms.value(
+        SEARCH, key, lambda found: isinstance(found, str) and _KEY.fullmatch(found) is not None
     )
+    if shown != key and not jobs.known(shown):
+        shown = key  # an answer that is not kept any more
+    work_args = (work.plan, scenario, space, options)
+    if shown != key:
+        left, right = st.columns([5, 2], vertical_alignment="center")
+        left.info("These plans are the answer to an earlier question or for an earlier scenario.")
+        right.button("Search for the present one", key="search anew", on_click=_anew, args=(key, *work_args))
+    found: PlanResult | None = widgets.long_work("plan", shown, "Search", *work_args, with_progress=True)
+    if jobs.known(shown):
+        forms.put(SEARCH, shown)
     if found is not None:
         _answer(found)
+
+
+def _anew(key: str, *work_args: Any) -> None:
+    widgets.start("plan", key, *work_args, with_progress=True)
+    forms.put(SEARCH, key)
 
 
 def _question(scenario: Scenario) -> tuple[dict[str, Any], dict[str, Any]]:
     left, middle, right = st.columns(3)
     with left:
+        names = list(OBJECTIVES)
         objective = st.selectbox(
-            "Look for", list(OBJECTIVES), format_func=OBJECTIVES.__getitem__, key="objective"
+            "Look for",
+            names,
+            format_func=OBJECTIVES.__getitem__,
+            **forms.one_of("plan.objective", names, names[0], "objective"),
         )
         days = None
         if objective == "deadline":
-            days = st.number_input("Days that the run may take", 1.0, 10_000.0, 60.0, key="deadline")
+            days = st.number_input(
+                "Days that the run may take",
+                1.0,
+                10_000.0,
+                **forms.number("plan.days", 1.0, 10_000.0, 60.0, "deadline"),
+            )
     with middle:
         schedules = st.multiselect(
-            "Schedules", list(BUILDERS), key="schedules", placeholder="all", help="None chosen: all of them"
+            "Schedules",
+            list(BUILDERS),
+            placeholder="all",
+            help="None chosen: all of them",
+            **forms.some_of("plan.schedules", list(BUILDERS), key="schedules"),
         )
     with right:
         kept = st.multiselect(
             "Keep as it is",
             list(KEPT),
-            ["precision", "sms"],
             format_func=KEPT.__getitem__,
-            key="kept keys",
             help="Fewer open questions make the search faster",
+            **forms.some_of("plan.keep", list(KEPT), ("precision", "sms"), "kept keys"),
         )
     own: dict[str, Any] = {
         "precision": scenario.precision,

@@ -8,16 +8,23 @@ import streamlit as st
 
 import moesim
 from moesim.app import exports, jobs, state, uploads, widgets, work
+from moesim.app import overrides as changes
 from moesim.app.charts import step as charts
 from moesim.app.views import headline
 from moesim.hwmodels import list_clusters
 from moesim.hwmodels.errors import MoesimError
+from moesim.hwmodels.network import list_networks
 from moesim.hwmodels.units import in_unit
 from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.model.shape import shipped_models
+from moesim.simulator.run.tokens import assumed_tokens
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import BUILDERS
 
+REFUSED = "refused upload"
+"""Why the last upload was refused; stays until the next one."""
+
+MOST_NODES = 100_000
 RECOMPUTE = ("none", "selective", "full", "deepseek-v3")
 
 
@@ -26,11 +33,12 @@ def show() -> None:
     inputs, verdict = st.columns([7, 5], gap="medium")
     with inputs:
         _open()
-        scenario = state.current()
-        begin(scenario)  # computed while the inputs are drawn
+        scenario = state.form()
+        with suppress(MoesimError):  # told beside the form
+            begin(state.current())  # computed while the inputs are drawn
         _inputs(scenario)
     with verdict:
-        widgets.guard(lambda: _verdict(scenario))
+        widgets.guard(lambda: _verdict(state.current()))
     if isinstance(scenario.cluster, str) and scenario.cluster in list_clusters():
         _profile_job(scenario.cluster)  # for the next time this page is drawn
 
@@ -47,13 +55,17 @@ def _open() -> None:
     with left:
         known = names if state.preset() in names else [state.preset(), *names]
         st.session_state["input preset"] = state.preset()
-        st.selectbox("Preset", known, key="input preset", on_change=_preset_chosen)
+        st.selectbox(
+            "Preset", known, key="input preset", on_change=_preset_chosen, format_func=uploads.with_names
+        )
     with right, st.popover("Open or save", width="stretch"):
         _upload("scenario", "Open a scenario (YAML or JSON)")
         _upload("model", "Use a model's config.json (Hugging Face) or model.yaml")
         _upload("profile", "Use a calibration profile (YAML or JSON)")
         with suppress(MoesimError):  # the page says what is wrong
             _save()
+    if REFUSED in st.session_state:  # outside of the popover, which closes
+        st.error(st.session_state[REFUSED], icon=":material/error:")
 
 
 def _preset_chosen() -> None:
@@ -64,36 +76,38 @@ def _upload(kind: str, label: str) -> None:
     endings = [ending.lstrip(".") for ending in uploads.ENDINGS[kind]]
     key = f"upload {kind}"
     st.file_uploader(label, type=[*endings, "gz"], key=key, on_change=_uploaded, args=(kind, key))
-    refused = st.session_state.pop(f"refused {kind}", None)
-    if refused:
-        st.error(refused, icon=":material/error:")
 
 
 def _uploaded(kind: str, key: str) -> None:
     file = st.session_state[key]
     if file is None:
         return
+    st.session_state.pop(REFUSED, None)
     try:
         if kind == "scenario":
             state.open_upload(file.name, file.getvalue())
-        else:
-            state.set_override(kind, uploads.accept(kind, file.name, file.getvalue()).token)
+            return
+        state.set_override(kind, uploads.accept(kind, file.name, file.getvalue()).token)
+        if kind == "model":
+            state.follow(model_changed=True)
     except MoesimError as error:
-        st.session_state[f"refused {kind}"] = str(error)
+        st.session_state[REFUSED] = str(error)
 
 
 def _save() -> None:
     scenario = state.current()
+    text, ending = exports.scenario_file(scenario)
     st.download_button(
-        "Save the scenario (YAML)",
-        exports.scenario_yaml(scenario),
-        exports.file_name(scenario.name, ".yaml"),
-        "application/yaml",
+        f"Save the scenario ({ending[1:].upper()})",
+        text,
+        exports.file_name(scenario.name, ending),
+        "application/octet-stream",
         on_click="ignore",
         icon=":material/download:",
     )
-    st.caption(state.only_here(state.overrides()) or "The address of this page is a link to this scenario:")
-    st.code(state.link(state.preset(), state.overrides()), language=None, wrap_lines=True)
+    warning = changes.only_here(state.preset(), state.overrides())
+    st.caption(warning or "The address of this page is a link to this scenario:")
+    st.code(changes.link(state.preset(), state.overrides()), language=None, wrap_lines=True)
 
 
 def _inputs(scenario: Scenario) -> None:
@@ -125,13 +139,15 @@ def _inputs(scenario: Scenario) -> None:
         widgets.choice(scenario, "recompute", "Recompute", RECOMPUTE, "What backward forms again")
     with right:
         widgets.choice(scenario, "precision", "Precision", list(PRECISIONS))
-    nodes, left, right = st.columns(3)
+    nodes, network, left, right = st.columns(4)
     with nodes:
         _nodes(scenario)
+    with network:
+        _network(scenario)
     with left:
         widgets.number(scenario, "batch.sequences", "Batch (sequences)", 1, 1_000_000)
     with right:
-        widgets.number(scenario, "batch.sequence_length", "Sequence length (tokens)", 1, 10_000_000)
+        widgets.number(scenario, "batch.sequence_length", "Sequence (tokens)", 1, 10_000_000)
     st.markdown("**Communication and load**")
     left, right = st.columns(2)
     with left:
@@ -161,7 +177,7 @@ def _inputs(scenario: Scenario) -> None:
 def _what(scenario: Scenario) -> None:
     first, second, third = st.columns([4, 5, 4])
     with first:
-        widgets.choice(scenario, "model", "Model", list(shipped_models()))
+        widgets.choice(scenario, "model", "Model", list(shipped_models()), on_change=_model_chosen)
     with second:
         widgets.choice(scenario, "cluster", "Cluster", list(list_clusters()), on_change=_cluster_chosen)
     with third:
@@ -172,16 +188,26 @@ def _what(scenario: Scenario) -> None:
             _profiles(scenario),
             "Where the rates of kernels come from; only those that fit the accelerator",
         )
+    tokens = scenario.run.tokens
+    assumed = " (assumed: nobody said how many)" if tokens == assumed_tokens(scenario.shape) else ""
+    st.caption(
+        f"{scenario.shape.name}, trained on {headline.compact(tokens)} tokens{assumed}; Run & cost has more."
+    )
+
+
+def _model_chosen(key: str, name: str) -> None:
+    state.set_override(key, st.session_state[name])
+    state.follow(model_changed=True)
 
 
 def _nodes(scenario: Scenario) -> None:
     """How large the cluster is; a cluster given by name starts with its own number of nodes."""
-    machine, name = scenario.machine, "input cluster.nodes"
-    st.session_state[name] = machine.nodes
+    machine = scenario.machine
+    name = widgets.place("cluster.nodes", _wanted_nodes(machine.nodes))
     st.number_input(
         "Nodes",
         1,
-        100_000,
+        MOST_NODES,
         step=1,
         key=name,
         help=f"{machine.node.n_gpus:,} GPUs each; {machine.n_gpus:,} together",
@@ -190,23 +216,50 @@ def _nodes(scenario: Scenario) -> None:
     )
 
 
+def _wanted_nodes(own: int) -> int:
+    refused = state.refused("cluster.nodes")
+    return refused if isinstance(refused, int) and 1 <= refused <= MOST_NODES else min(own, MOST_NODES)
+
+
 def _nodes_chosen(name: str) -> None:
     wanted = int(st.session_state[name])
     state.set_override("cluster.nodes", None)
-    if state.current().machine.nodes != wanted:
+    if state.form().machine.nodes != wanted:
         state.set_override("cluster.nodes", wanted)
+    state.follow()
+
+
+def _network(scenario: Scenario) -> None:
+    """What joins the nodes, where something does."""
+    network = scenario.machine.network
+    name = widgets.place("cluster.network", state.refused("cluster.network") or network.name)
+    options = list_networks()
+    shown = st.session_state[name]
+    st.selectbox(
+        "Network",
+        options if shown in options else [shown, *options],
+        key=name,
+        help="Switches between the nodes; how many nodes it joins depends on their ports and layers",
+        on_change=_network_chosen,
+        args=(name, network.name),
+    )
+
+
+def _network_chosen(name: str, before: str) -> None:
+    state.set_override("cluster.network", None)
+    if before != st.session_state[name]:
+        state.set_override("cluster.network", st.session_state[name])
 
 
 def _cluster_chosen(key: str, name: str) -> None:
     """Another cluster needs rates of its accelerator."""
     chosen = st.session_state[name]
     state.set_override(key, chosen)
-    try:
+    with suppress(MoesimError):  # the page says what does not fit together
         best, fitting = _profile_job(chosen).result(20.0)
         if state.current().profile not in fitting:
             state.set_override("profile", best)
-    except MoesimError:
-        return  # the page says what does not fit together
+    state.follow()
 
 
 def _profile_job(cluster: str) -> jobs.Job:

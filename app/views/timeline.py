@@ -6,11 +6,14 @@ from typing import Any
 
 import streamlit as st
 
-from moesim.app import exports, state, widgets, work
+from moesim.app import exports, forms, state, widgets, work
 from moesim.app.charts import gantt
 from moesim.app.charts import step as charts
 from moesim.simulator.result import Result
 from moesim.simulator.scenario import Scenario
+
+RANK = "timeline.rank"
+"""Field with the pipeline rank that is shown in detail."""
 
 
 def show() -> None:
@@ -18,11 +21,9 @@ def show() -> None:
     scenario = state.current()
     result = state.result_of(scenario)
     ranks = len(result.breakdown_by_rank_s)
-    rank = int(st.session_state.get("zoom rank", 0))
-    key = f"timeline/{state.cache_key(scenario)}/{min(rank, ranks - 1)}"
-    found = state.compute(
-        key, "Running the step for its timeline", work.timeline, scenario, min(rank, ranks - 1)
-    )
+    rank: int = forms.value(RANK, 0, lambda found: type(found) is int and 0 <= found < ranks)
+    key = f"timeline/{state.cache_key(scenario)}/{rank}"
+    found = state.compute(key, "Running the step for its timeline", work.timeline, scenario, rank)
     _pipeline(found)
     _exposed(result)
     _zoom(found, ranks)
@@ -78,7 +79,7 @@ def _exposed(result: Result) -> None:
 def _zoom(found: Any, ranks: int) -> None:
     st.subheader("Inside one action")
     if ranks > 1:
-        st.slider("Pipeline rank", 0, ranks - 1, key="zoom rank")
+        st.slider("Pipeline rank", 0, ranks - 1, **forms.number(RANK, 0, ranks - 1, 0, "zoom rank"))
     if not found.zoomed:
         st.info("This rank runs nothing.")
         return

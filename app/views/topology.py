@@ -7,7 +7,7 @@ from typing import Any
 
 import streamlit as st
 
-from moesim.app import state, widgets, work
+from moesim.app import forms, state, widgets, work
 from moesim.app.charts import heat
 from moesim.hwmodels.topologies.picture import picture
 from moesim.simulator.reprice import without_prices
@@ -60,7 +60,8 @@ def _faults(scenario: Scenario) -> list[str]:
         st.caption(f"The scenario states {len(scenario.faults)} faults.")
         return []
     what, which, left = st.columns([3, 2, 4])
-    chosen = what.selectbox("What fails", list(FAULTS), key="fault")
+    kinds = list(FAULTS)
+    chosen = what.selectbox("What fails", kinds, **forms.one_of("topology.fault", kinds, kinds[0], "fault"))
     kind, numbered, rest = FAULTS[chosen]
     if not kind:
         return []
@@ -69,7 +70,7 @@ def _faults(scenario: Scenario) -> list[str]:
         f"Which {numbered if numbered in ('plane', 'node') else 'GPU'} (from 0)",
         0,
         most - 1,
-        key=f"fault {numbered}",
+        **forms.number(f"topology.{numbered}", 0, most - 1, 0, f"fault {numbered}"),
     )
     fault: dict[str, Any] = {"kind": kind}
     if kind in ("down", "slow-link"):
@@ -79,7 +80,11 @@ def _faults(scenario: Scenario) -> list[str]:
     if rest is not None:
         name = "bandwidth" if kind == "slow-link" else "speed"
         fault[name] = left.slider(
-            f"Part of its {name} that is left", 0.05, 1.0, rest, 0.05, key=f"part {name}"
+            f"Part of its {name} that is left",
+            0.05,
+            1.0,
+            step=0.05,
+            **forms.number(f"topology.part-{name}", 0.05, 1.0, rest, f"part {name}"),
         )
     text = f"faults={json.dumps([fault])}"
     st.code(f"--resolution full --set '{text}'", language=None)

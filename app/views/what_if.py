@@ -6,7 +6,7 @@ from functools import partial
 
 import streamlit as st
 
-from moesim.app import state, widgets, work
+from moesim.app import forms, state, widgets, work
 from moesim.app.charts import study as charts
 from moesim.app.views import headline
 from moesim.hwmodels import format_quantity
@@ -37,6 +37,7 @@ def _explore(scenario: Scenario, base: Result) -> None:
     with left:
         moved = [*_kernels(scenario), *_links(scenario), *_load(scenario)]
         price = _price(scenario)
+    state.publish()  # the address holds the sliders
     with right:
         try:
             changed = scenario.overridden(*moved, *price)
@@ -48,7 +49,8 @@ def _explore(scenario: Scenario, base: Result) -> None:
         if moved or price:
             st.code("\n".join((*moved, *price)), language=None)
             if st.button("Make this the current scenario", key="adopt"):
-                _adopt(changed)
+                state.adopt(changed)
+                forms.clear("what-if.")
                 st.rerun(scope="app")
         else:
             st.caption("Nothing is changed: move a slider.")
@@ -66,19 +68,18 @@ def _explore(scenario: Scenario, base: Result) -> None:
             )
 
 
-def _adopt(scenario: Scenario) -> None:
-    state.adopt(scenario)
-    for name in [key for key in st.session_state if str(key).startswith("what if ")]:
-        del st.session_state[name]
-
-
 def _kernels(scenario: Scenario) -> list[str]:
     accelerator = scenario.machine.accelerator
     if accelerator.compute_units is None or accelerator.communication_engine is not None:
         return []
     now = scenario.communication.sms
     most = accelerator.compute_units.n - 1
-    sms = st.slider(f"Communication {accelerator.unit_name}s", 0, most, now, key=f"what if sms {now}")
+    sms = st.slider(
+        f"Communication {accelerator.unit_name}s",
+        0,
+        most,
+        **forms.number("what-if.sms", 0, most, now, f"what if sms {now}"),
+    )
     return [] if sms == now else [f"communication.sms={sms}"]
 
 
@@ -94,9 +95,8 @@ def _links(scenario: Scenario) -> list[str]:
             chosen[name] = st.select_slider(
                 label,
                 FACTORS,
-                1.0,
-                key=f"what if {name} {value:g}",
                 format_func=partial(_rate, value),
+                **forms.one_of(f"what-if.{name}", FACTORS, 1.0, f"what if {name} {value:g}"),
             )
     return list(faster_links(scenario, **chosen))
 
@@ -108,14 +108,16 @@ def _rate(bytes_per_s: float, factor: float) -> str:
 def _load(scenario: Scenario) -> list[str]:
     now = float(scenario.routing.expert_load_cv.value)
     spread = st.slider(
-        "Spread of expert load (CV)", 0.0, max(1.0, now), now, step=0.02, key=f"what if cv {now:g}",
+        "Spread of expert load (CV)", 0.0, max(1.0, now), step=0.02,
         help="From micro-batch to micro-batch",
+        **forms.number("what-if.cv", 0.0, max(1.0, now), now, f"what if cv {now:g}"),
     )  # fmt: skip
     found = [] if spread == now else [f"routing.expert_load_cv={spread:g}"]
     if scenario.routing.load is None:
         zipf = st.slider(
-            "Lasting imbalance (Zipf exponent)", 0.0, 1.0, 0.0, step=0.05, key="what if zipf",
+            "Lasting imbalance (Zipf exponent)", 0.0, 1.0, step=0.05,
             help="0: all experts are equally popular",
+            **forms.number("what-if.zipf", 0.0, 1.0, 0.0, "what if zipf"),
         )  # fmt: skip
         if zipf:
             found.append(f"routing.load={{kind: zipf, exponent: {zipf:g}}}")
@@ -126,8 +128,9 @@ def _price(scenario: Scenario) -> list[str]:
     stated = scenario.machine.price_per_gpu_hour
     now = 0.0 if stated is None else in_dollars(stated.value)
     price = st.slider(
-        "Price ($ a GPU-hour)", 0.0, max(12.0, now), now, step=0.05, key=f"what if price {now:g}",
+        "Price ($ a GPU-hour)", 0.0, max(12.0, now), step=0.05,
         help="Arithmetic on the predicted hours: nothing is simulated again",
+        **forms.number("what-if.price", 0.0, max(12.0, now), now, f"what if price {now:g}"),
     )  # fmt: skip
     return [] if price == now else [f"cluster.price_per_gpu_hour=${price:g}/h"]
 

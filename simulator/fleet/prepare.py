@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.engine.program import Program
 from moesim.simulator.engine.wires import FoldedWires
@@ -73,7 +72,7 @@ def _balanced(parts: Sequence[Part], schedule: Schedule) -> StageAssignment:
     for part in parts:
         scenario, cluster = part.scenario, part.scenario.machine
         try:
-            profile = load_profile(scenario.path(scenario.profile))
+            profile = scenario.calibration
             check_profile(profile, cluster)
             layout = Layout(scenario.parallel, cluster.n_gpus, cluster.node.n_gpus)
             pricer = Pricer(scenario, shape, cluster, profile, layout)

@@ -283,6 +283,7 @@ FAMILIES = {
     "deepseek_v2": _deepseek,
     "deepseek_v3": _deepseek_v3,
     "deepseek_v32": _deepseek_v32,
+    "kimi_k2": _deepseek_v3,
     "mixtral": _mixtral,
     "qwen3_moe": _qwen3_moe,
     "qwen2_moe": _qwen2_moe,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -23,6 +23,7 @@ from moesim.simulator.planner.memory import MemoryBook
 from moesim.simulator.planner.pattern import Pattern
 from moesim.simulator.planner.placements import price_key, with_placement
 from moesim.simulator.planner.prices import Cell, PriceBook
+from moesim.simulator.planner.progress import Say, part
 from moesim.simulator.planner.refusals import Refusals
 from moesim.simulator.planner.space import Space
 from moesim.simulator.scenario import Scenario
@@ -36,7 +37,6 @@ RESOLUTION = 8
 GIB = 2.0**30
 
 Array = npt.NDArray[np.float64]
-Say = Callable[[str], None]
 
 
 @dataclass(slots=True)
@@ -66,8 +66,12 @@ def find_candidates(
     prices none of the precisions.
     """
     batch = scenario.batch
+    say(0.0, "counting legal plans")
     frames, refused = legal_frames(space, shape, cluster, batch.sequences, batch.sequence_length)
-    say(f"{len(frames) * space.per_frame:,} of {space.size:,} plans divide GPUs, model, batch and schedule")
+    say(
+        0.2,
+        f"{len(frames) * space.per_frame:,} of {space.size:,} plans divide GPUs, model, batch and schedule",
+    )
     books: dict[tuple[int, bool], PriceBook] = {}
     for placement in sorted(space.placement, key=price_key):
         placed = with_placement(scenario, placement)
@@ -91,12 +95,13 @@ def find_candidates(
     by_pattern: dict[int, list[Frame]] = {}
     for frame in frames:
         by_pattern.setdefault(id(frame.pattern), []).append(frame)
-    layouts = _layouts(shape, bounds, frames, fixed_layers, refused, space)
+    layouts = _layouts(shape, bounds, frames, fixed_layers, refused, space, part(say, 0.2, 0.5))
     capacity = cluster.accelerator.hbm_bytes * (1.0 - space.headroom)
     replicas = tuple(sorted({price_key(p)[0] for p in space.placement}))
     gathered = _Gathered()
     groups: list[Group] = []
-    for own in by_pattern.values():
+    for number, own in enumerate(by_pattern.values()):
+        say(0.5 + 0.5 * number / len(by_pattern), f"bounds and memory: {gathered.fitting:,} plans fit")
         group = Group(own[0].pattern, own, layouts.get(own[0].pattern.n_stages, ()))
         if group.layouts:
             _add(
@@ -120,7 +125,7 @@ def find_candidates(
         [np.concatenate(column) for column in zip(*gathered.parts, strict=True)] if gathered.parts else []
     )
     columns = columns or [np.zeros(0)] * width
-    say(f"{sum(b.priced for b in books.values()):,} price tables, {gathered.fitting:,} plans fit")
+    say(1.0, f"{sum(b.priced for b in books.values()):,} price tables, {gathered.fitting:,} plans fit")
     return Candidates(
         space,
         groups,
@@ -274,6 +279,7 @@ def _layouts(
     fixed: tuple[int, ...] | None,
     refused: Refusals,
     space: Space,
+    say: Say,
 ) -> dict[int, tuple[StageAssignment, ...]]:
     """Layouts by number of stages: fixed, or by dynamic programming over the blocks' compute (eq. S2).
 
@@ -293,7 +299,9 @@ def _layouts(
     kinds = bounds.book.kinds
     layer = kinds.index("moe" if "moe" in kinds else "dense")
     seen: Counter[tuple[int, ...]] = Counter()
-    for plan in {Cell.of(f.plan): f.plan for f in frames}.values():
+    cells = {Cell.of(f.plan): f.plan for f in frames}
+    for done, plan in enumerate(cells.values()):
+        say(done / len(cells), f"prices: {done} of {len(cells)} ways to split a layer")
         for row in bounds.weights(plan).reshape(-1, len(kinds)):
             seen[tuple(round(RESOLUTION * float(value) / float(row[layer])) for value in row)] += 1
     order = sorted(seen, key=lambda weights: (-seen[weights], weights))

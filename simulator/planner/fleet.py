@@ -24,6 +24,7 @@ from moesim.simulator.planner.fleet_space import (
 )
 from moesim.simulator.planner.fleet_study import FleetPlan, FleetStudy
 from moesim.simulator.planner.fleet_verdict import Alone, verdict
+from moesim.simulator.planner.progress import Say
 from moesim.simulator.planner.replay import CLOSED_FORM_ERROR
 from moesim.simulator.planner.result import PlanResult, PlanRow
 from moesim.simulator.planner.rows import Simulated, make_row
@@ -31,7 +32,6 @@ from moesim.simulator.planner.space import PlanSpace
 from moesim.simulator.result import MemoryResult, PoolResult
 from moesim.simulator.scenario import Scenario, Stages
 
-Say = Callable[[str], None]
 PlanAlone = Callable[[Scenario, PlanSpace], PlanResult]
 """The search over one cluster, for each pool alone."""
 
@@ -74,7 +74,10 @@ def plan_fleet(
     fixed = scenario.stages.layers if wanted.layout == "scenario" else None
     own_space = fleet_space(wanted, scenario, pools, shape)
     space, frames, refused = legal_fleet_frames(own_space, scenario, pools, shape)
-    say(f"{len(frames) * space.inner:,} of {space.size:,} plans divide the fleet, model, batch and schedule")
+    say(
+        0.0,
+        f"{len(frames) * space.inner:,} of {space.size:,} plans divide the fleet, model, batch and schedule",
+    )
     most_s = _most_step_s(scenario, usd, deadline_days, budget_usd)
     study = FleetStudy(scenario, shape, pools, space, frames, fixed, most_s, refused)
     proven = study.fastest(top)
@@ -82,7 +85,7 @@ def plan_fleet(
     estimated = time.perf_counter()
     if not best:
         raise InfeasibleError(_nothing(study))
-    say(f"{study.estimated:,} plans in closed form; simulating {len(best[:top])}")
+    say(0.3, f"{study.estimated:,} plans in closed form; simulating {len(best[:top])}")
     scenarios = [_scenario_of(scenario, study, p) for p in best[:top]]
     run = map if pool is None else pool.map
     simulated = list(run(simulate_fleet_plan, scenarios))
@@ -220,7 +223,7 @@ def _alone(
     """The best plan of one pool with the GPUs that it has, same batch, same values to try."""
     part = pools.parts[number]
     cluster, accelerator = part.cluster, part.cluster.accelerator.name
-    say(f"{accelerator} alone")
+    say(0.5 + 0.5 * number / len(pools.parts), f"{accelerator} alone")
     one = part.scenario.model_copy(update={"cluster": cluster, "stages": Stages()})
     own = space.model_copy(
         update={

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from moesim.hwmodels.calibration import CalibrationProfile, load_profile
+from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.fleet.spread import (
     Part,
@@ -62,7 +62,7 @@ def fleet_pools(scenario: Scenario) -> FleetPools:
     for (label, cluster), pool in zip(clusters, pools_of(scenario), strict=True):
         own = whole_scenario(scenario, pool, cluster, total)
         try:
-            profile = load_profile(own.path(own.profile))
+            profile = own.calibration
             check_profile(profile, cluster)
         except InputError as error:
             raise InputError(f"{label}: {error}", key=error.key, nearest=error.nearest) from None

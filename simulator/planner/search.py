@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from itertools import product
 from math import inf, isfinite
 from typing import Any, Literal, get_args
 
-from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
@@ -20,6 +19,7 @@ from moesim.simulator.planner.candidates import GIB, find_candidates
 from moesim.simulator.planner.found import Candidates
 from moesim.simulator.planner.pareto import front
 from moesim.simulator.planner.processes import engine_processes
+from moesim.simulator.planner.progress import Say, part, share_of, told
 from moesim.simulator.planner.refusals import Refusals
 from moesim.simulator.planner.replay import CLOSED_FORM_ERROR
 from moesim.simulator.planner.result import PlanResult, PlanRow
@@ -35,10 +35,11 @@ Objective = Literal["time", "cost", "energy", "deadline", "memory"]
 NEAR_BEST = 1.05
 """A scenario's own plan up to this share of the best time is ranked: all that may be faster are estimated."""
 
+BOUNDED, ESTIMATED = 0.5, 0.65
+"""Shares of a search's time at which bounds and closed forms are usually done."""
+
 ROUNDING = 1e-9
 """Relative difference below which two closed forms are the same."""
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +79,13 @@ def plan(
     the cluster has no price). `top`: families of plans that are ranked and simulated; a family differs in
     precision, recompute, SMs and ZeRO stage only. `workers`: processes of the engine (1 = this one); a
     script that asks for more guards its main module, as multiprocessing demands. The result does not depend
-    on it. Raises InputError for a malformed or empty space and contradictory limits,
-    InfeasibleError, with the counts by reason, where nothing is legal, fits and keeps the limits.
+    on it. `progress` is called with the share that is done, from 0 to 1, and what is being done. Raises
+    InputError for a malformed or empty space and contradictory limits, InfeasibleError, with the counts by
+    reason, where nothing is legal, fits and keeps the limits.
     """
     if isinstance(scenario, str):
         scenario = load_scenario(scenario)
-    say = progress or (lambda text: None)
+    say = progress or (lambda share, text: None)
     wanted = load_space(space)
     limits = _checked(scenario, objective, top, deadline_days, budget_usd)
     if scenario.fleet is not None:
@@ -97,9 +99,16 @@ def plan(
     with engine_processes(workers) as pool:
         plain = not wanted.variants
         started = pool.submit(_simulate_own, scenario) if pool is not None and plain else None
+        variants = list(_variants(wanted))
         searches = [
-            _Search(changed, with_overrides(scenario, texts) if texts else scenario, wanted, limits, say)
-            for changed, texts in _variants(wanted)
+            _Search(
+                changed,
+                with_overrides(scenario, texts) if texts else scenario,
+                wanted,
+                limits,
+                part(say, *share_of(number, len(variants), 0.0, BOUNDED)),
+            )
+            for number, (changed, texts) in enumerate(variants)
         ]
         refused = Refusals()
         for search in searches:
@@ -110,12 +119,13 @@ def plan(
             raise InfeasibleError(_nothing(refused))
         mine: Simulated | str = ""
         if plain:
+            say(BOUNDED, "simulating the scenario's own plan")
             mine = _simulate_own(scenario) if started is None else started.result()
         own = None if isinstance(mine, str) else searches[0].own(mine)
-        for search in alive:
-            search.explore(objective, top, own)
+        for number, search in enumerate(alive):
+            search.explore(objective, top, own, part(say, *share_of(number, len(alive), BOUNDED, ESTIMATED)))
         estimated = time.perf_counter()
-        rows, problems = _ranked(alive, objective, top, pool, say)
+        rows, problems = _ranked(alive, objective, top, pool, part(say, ESTIMATED, 1.0))
         if not rows:
             first = "no plan that was simulated keeps the deadline or budget"
             raise InfeasibleError(_nothing(refused, "; ".join([first, *problems[:2]])))
@@ -213,7 +223,7 @@ class _Search:
         self.changed, self.scenario = changed, scenario
         self.shape: ModelShape = scenario.shape
         self.cluster = scenario.machine
-        profile = load_profile(scenario.path(scenario.profile))
+        profile = scenario.calibration
         check_profile(profile, self.cluster)
         fixed = scenario.stages.layers if wanted.layout == "scenario" else None
         if wanted.layout == "scenario" and fixed is None:
@@ -235,16 +245,16 @@ class _Search:
             estimate = self.study.seconds_of(scenario, simulated.layers, simulated.microbatches)
         return make_row(scenario, self.cluster, simulated, None, estimate, None, 1, self.changed)
 
-    def explore(self, objective: str, top: int, own: PlanRow | None) -> None:
+    def explore(self, objective: str, top: int, own: PlanRow | None, say: Say) -> None:
         """Estimate what may be among the best, and the front."""
         if objective == "memory":
             self.chosen = self.study.leanest(top)
         else:
-            self.proven_s = self.study.fastest(top)
+            self.proven_s = self.study.fastest(top, say=say)
             best = self.study.best_of_families()
             fastest = self.candidates.time_s[best[0]]
             if own is not None and (own.closed_form_s or inf) <= NEAR_BEST * fastest:
-                self.proven_s = self.study.fastest(top, own.closed_form_s or 0.0)
+                self.proven_s = self.study.fastest(top, own.closed_form_s or 0.0, say=say)
             self.chosen = self.study.best_of_families()[:top]
 
     def rank_of(self, own: PlanRow) -> int | None:
@@ -292,12 +302,13 @@ def _ranked(
     if len(searches) > 1:
         rough = sorted((_value(s.row(n, None), objective), i) for i, (s, n) in enumerate(todo))
         todo = [todo[i] for _, i in rough[:top]]
-    say(f"{sum(s.study.estimated for s in searches):,} plans in closed form; simulating {len(todo)}")
+    estimated = sum(s.study.estimated for s in searches)
+    say(0.0, f"{estimated:,} plans in closed form; the front of time and memory")
     scenarios = [scenario_of(s.scenario, s.candidates, n) for s, n in todo]
     running = None if pool is None else pool.map(_simulate, scenarios)
     for search in searches:  # this process refines the fronts while the others simulate
         search.front = search.study.front()
-    simulated = list(map(_simulate, scenarios) if running is None else running)
+    simulated = list(told(map(_simulate, scenarios) if running is None else running, len(todo), say))
     rows, problems = [], []
     for (search, number), found in zip(todo, simulated, strict=True):
         if isinstance(found, str):

@@ -17,6 +17,7 @@ from moesim.simulator.planner.pareto import beaten, staircase
 from moesim.simulator.planner.pattern import pattern
 from moesim.simulator.planner.placements import price_key
 from moesim.simulator.planner.prices import PriceBook
+from moesim.simulator.planner.progress import Say, silent
 from moesim.simulator.planner.replay import Priced, step_seconds
 from moesim.simulator.scenario import Scenario
 
@@ -114,7 +115,7 @@ class Study:
         )
         return float(step_seconds([priced], shaped, stages, scenario.communication.order)[0])
 
-    def fastest(self, families: int, at_least_s: float = 0.0) -> float:
+    def fastest(self, families: int, at_least_s: float = 0.0, say: Say = silent) -> float:
         """Estimate in order of the bounds until no other plan can be among the best families.
 
         Returns the seconds up to which this is proven: every plan with a lower bound below them, or below
@@ -131,6 +132,10 @@ class Study:
             self.estimate(order[done : done + BATCH])
             done += BATCH
             best = self.best_of_families()
+            open_ = (
+                np.searchsorted(c.bound[order], max(limit, at_least_s)) if np.isfinite(limit) else len(order)
+            )
+            say(min(1.0, done / max(1, int(open_))), f"{self.estimated:,} plans in closed form")
             limit = c.time_s[best[min(families, len(best)) - 1]] if len(best) >= families else float("inf")
         return float(c.bound[order[done]]) if done < len(order) else float("inf")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import moesim
-from moesim.hwmodels.calibration import load_profile, profile_hash
+from moesim.hwmodels.calibration import profile_hash
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.simulator.fleet.simulate import joined_hash
 from moesim.simulator.scenario import Scenario
@@ -64,7 +64,7 @@ def key_of(scenario: Scenario, uncertainty: bool = False) -> Key:
         "uncertainty": uncertainty,
     }
     text = json.dumps(content, sort_keys=True, default=str)
-    hashes = [profile_hash(load_profile(scenario.path(name))) for name in scenario.profiles]
+    hashes = [profile_hash(profile) for profile in scenario.calibrations]
     return Key(hashlib.sha256(text.encode()).hexdigest(), joined_hash(hashes), moesim.__version__)
 
 

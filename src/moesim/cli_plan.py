@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -65,7 +66,9 @@ def plan(
         loaded = load_scenario(scenario, overrides or [])
         if loaded.fleet is not None and arguments == "torchtitan":
             raise InputError("--arguments torchtitan: torchtitan splits no layers over pools; use megatron")
-        result = search(loaded, load_space(space), objective, top, deadline_days, budget_usd, say, processes)
+        result = search(
+            loaded, load_space(space), objective, top, deadline_days, budget_usd, _tenths(say), processes
+        )
     if as_json:
         print_json(result.to_dict())
     else:
@@ -78,14 +81,27 @@ def plan(
         say_written(str(output), "simulate it, or start another search from it")
 
 
+def _tenths(say: Callable[[str], None]) -> Callable[[float, str], None]:
+    """Progress as lines, one for every tenth of the work."""
+    told = -1
+
+    def progress(share: float, text: str) -> None:
+        nonlocal told
+        if int(10 * share) > told:
+            told = int(10 * share)
+            say(f"{share:.0%}: {text}")
+
+    return progress
+
+
 def scenario_yaml(scenario: Scenario) -> str:
     """A scenario as the text of a file."""
     from moesim.hwmodels.yaml_io import dump_mapping
 
     data = scenario.model_dump(mode="json", exclude_none=True)
     for key in ("model", "profile"):  # what stands beside the old file is not beside the new one
-        path = Path(scenario.path(data[key]))
-        data[key] = str(path.resolve()) if path.exists() else data[key]
+        if isinstance(data[key], str) and (path := Path(scenario.path(data[key]))).exists():
+            data[key] = str(path.resolve())
     for pool in data.get("fleet", {}).get("pools", ()):
         path = Path(scenario.path(pool.get("profile", "")))
         if "profile" in pool and path.exists():

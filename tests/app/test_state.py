@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("streamlit", reason="streamlit is not installed")
 
 import moesim
-from moesim.app import state
+from moesim.app import overrides, state
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.scenario import Scenario, load_scenario
 
@@ -24,7 +24,7 @@ def plain(scenario: Scenario) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    "overrides",
+    "texts",
     [
         ("parallel.ep=32",),
         ("communication.sms=0", "schedule=1f1b"),
@@ -34,11 +34,11 @@ def plain(scenario: Scenario) -> dict[str, object]:
         ("resolution=full", "faults=[{kind: slow-gpu, gpu: 17, speed: 0.8}]"),
     ],
 )
-def test_any_scenario_is_a_link_and_a_link_is_that_scenario(overrides: tuple[str, ...]) -> None:
-    wanted = moesim.load(state.HOME, *overrides)
+def test_any_scenario_is_a_link_and_a_link_is_that_scenario(texts: tuple[str, ...]) -> None:
+    wanted = moesim.load(state.HOME, *texts)
     texts = state.overrides_of(wanted)
     assert plain(state.build(state.HOME, texts)) == plain(wanted)
-    query = parse_qs(state.link(state.HOME, texts)[1:])
+    query = parse_qs(overrides.link(state.HOME, texts)[1:])
     assert tuple(query["set"]) == texts
     assert query["preset"] == [state.HOME]
 
@@ -67,15 +67,16 @@ def test_a_scenario_file_becomes_overrides() -> None:
 
 
 def test_a_link_says_where_it_works() -> None:
-    assert state.only_here(("parallel.ep=32", "profile=h800-trace")) is None
-    told = state.only_here(("parallel.ep=32", f"profile=upload-{'0' * 32}.yaml"))
+    assert overrides.only_here(state.HOME, ("parallel.ep=32", "profile=h800-trace")) is None
+    told = overrides.only_here(state.HOME, ("parallel.ep=32", f"profile=upload-{'0' * 32}.yaml"))
     assert told is not None
     assert "profile" in told
     assert "this server only" in told
 
 
-def test_the_home_case_has_an_empty_address() -> None:
-    assert state.parameters(state.HOME, ()) == {}
+def test_the_home_case_is_named_in_the_address() -> None:
+    """An empty address is that of a page just chosen: Back to the home case could not be told from it."""
+    assert overrides.parameters(state.HOME, ()) == {"preset": state.HOME}
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_a_profile_with_shipped_includes_is_read() -> None:
     text = (PROFILE_DIRECTORY / "h800-published.yaml").read_text("utf-8")
     kept = uploads.accept("profile", "mine.yaml", text.encode())
     assert uploads.profile_of(kept.token).name == uploads.profile_of("h800-published").name
-    assert uploads.scenario_of(HOME, [f"profile={kept.token}"]).profile.endswith(kept.token)
+    assert str(uploads.scenario_of(HOME, [f"profile={kept.token}"]).profile).endswith(kept.token)
 
 
 def test_a_topology_becomes_a_cluster_that_a_scenario_can_name() -> None:

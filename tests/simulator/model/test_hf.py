@@ -207,6 +207,34 @@ def test_deepseek_v2_lite_has_no_query_compression_and_no_groups(tmp_path: Path)
     assert load_model(out) == shape
 
 
+KIMI_K2 = {
+    # moonshotai/Kimi-K2.5 config.json on Hugging Face, text_config: the keys that differ from DeepSeek-V3's
+    "model_type": "kimi_k2", "num_attention_heads": 64, "num_key_value_heads": 64, "n_routed_experts": 384,
+    "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "num_nextn_predict_layers": 0,
+    "vocab_size": 163840, "routed_scaling_factor": 2.827, "rope_theta": 50000.0,
+}  # fmt: skip
+
+
+def test_kimi_k2_has_deepseeks_architecture(tmp_path: Path) -> None:
+    data = config("deepseek-v3") | KIMI_K2
+    shape = import_hf(written(tmp_path, data)).shape
+    assert parameters_total(shape) / 1e12 == pytest.approx(1.0, rel=0.03)  # model card: 1T
+    assert parameters_activated(shape, embedding=True) / 1e9 == pytest.approx(
+        32.0, rel=0.03
+    )  # model card: 32B
+    assert shape.moe is not None and not shape.moe.group_limited and shape.moe.dense_layers == (0,)
+    for family in ("kimi_k2", "deepseek_v3"):  # Kimi-K2.5 and Kimi-VL wrap their language model
+        wrapped = {
+            "model_type": "kimi_k25",
+            "text_config": data | {"model_type": family},
+            "vision_config": {},
+        }
+        inner = import_hf(written(tmp_path, wrapped)).shape
+        assert inner.model_dump(exclude={"source", "not_modelled"}) == shape.model_dump(
+            exclude={"source", "not_modelled"}
+        )
+
+
 def test_qwen_dense_layers_follow_step_and_list(tmp_path: Path) -> None:
     data = config("qwen3-30b-a3b") | {
         "num_hidden_layers": 6,

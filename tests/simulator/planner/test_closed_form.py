@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moesim.hwmodels.calibration import load_profile
 from moesim.simulator.layout.in_flight import rank_stages
 from moesim.simulator.layout.memory import memory_by_kind
 from moesim.simulator.layout.parallel import Layout
@@ -18,6 +17,7 @@ from moesim.simulator.planner.candidates import find_candidates
 from moesim.simulator.planner.found import Candidates
 from moesim.simulator.planner.pattern import key_of, pattern
 from moesim.simulator.planner.prices import PriceBook
+from moesim.simulator.planner.progress import silent
 from moesim.simulator.planner.rows import scenario_of, simulate_plan
 from moesim.simulator.planner.space import PlanSpace, resolve
 from moesim.simulator.planner.study import Study
@@ -37,9 +37,9 @@ SMALL = [
 
 def candidates_of(scenario: Scenario, wanted: PlanSpace) -> tuple[Candidates, Study]:
     shape, cluster = scenario.shape, scenario.machine
-    profile = load_profile(scenario.path(scenario.profile))
+    profile = scenario.calibration
     space = resolve(wanted, scenario, shape, cluster)
-    found = find_candidates(scenario, shape, cluster, profile, space, None, float("inf"), lambda text: None)
+    found = find_candidates(scenario, shape, cluster, profile, space, None, float("inf"), silent)
     return found, Study(scenario, shape, found)
 
 

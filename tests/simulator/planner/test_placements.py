@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.errors import InfeasibleError
 from moesim.simulator.model.shape import load_model
 from moesim.simulator.planner.candidates import find_candidates
 from moesim.simulator.planner.found import Candidates
 from moesim.simulator.planner.placements import default_placements, parse_placement, placement_name
+from moesim.simulator.planner.progress import silent
 from moesim.simulator.planner.rows import closed_form_memory, scenario_of, simulate_plan
 from moesim.simulator.planner.search import plan
 from moesim.simulator.planner.space import PlanSpace, resolve
@@ -42,9 +42,9 @@ SPACE: dict[str, Any] = {
 
 def candidates_of(scenario: Scenario, wanted: PlanSpace) -> tuple[Candidates, Study]:
     shape, cluster = scenario.shape, scenario.machine
-    profile = load_profile(scenario.path(scenario.profile))
+    profile = scenario.calibration
     space = resolve(wanted, scenario, shape, cluster)
-    found = find_candidates(scenario, shape, cluster, profile, space, None, float("inf"), lambda text: None)
+    found = find_candidates(scenario, shape, cluster, profile, space, None, float("inf"), silent)
     return found, Study(scenario, shape, found)
 
 

@@ -1,0 +1,114 @@
+"""What visitors have set in the forms of pages, kept over other pages, a reload and Back.
+
+The framework forgets a widget's value with its page, and all of a session on a reload. A field that is held
+here stands in the address (`?form=plan.objective="cost"`) wherever it differs from its default.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import streamlit as st
+
+PARAMETER = "form"
+MOST_FIELDS = 40
+MOST_CHARACTERS = 200
+"""Of one field in the address."""
+
+_FIELDS = "fields"
+
+
+def value(name: str, default: Any, legal: Callable[[Any], bool]) -> Any:
+    """What a field holds; its default where it was never set, or what a link says is not legal."""
+    found = _fields().get(name, default)
+    with suppress(TypeError):
+        if found is not None and legal(found):
+            return found
+    return default
+
+
+def put(name: str, value: Any) -> None:
+    """Set a field; None gives it its default back."""
+    fields = {k: v for k, v in _fields().items() if k != name}
+    st.session_state[_FIELDS] = fields if value is None else {**fields, name: value}
+
+
+def clear(prefix: str) -> None:
+    """Give every field whose name begins so its default back."""
+    st.session_state[_FIELDS] = {k: v for k, v in _fields().items() if not k.startswith(prefix)}
+
+
+def one_of(name: str, options: Sequence[Any], default: Any, key: str = "") -> dict[str, Any]:
+    """Keyword arguments of a widget that holds one of several options."""
+    return _held(name, key, default, lambda found: found in options)
+
+
+def some_of(name: str, options: Sequence[Any], default: Sequence[Any] = (), key: str = "") -> dict[str, Any]:
+    """Keyword arguments of a widget that holds any number of several options."""
+    return _held(
+        name,
+        key,
+        list(default),
+        lambda found: isinstance(found, list) and all(item in options for item in found),
+    )
+
+
+def number(name: str, least: float, most: float, default: float, key: str = "") -> dict[str, Any]:
+    """Keyword arguments of a widget that holds a number of the type of `default`."""
+    kind = type(default)
+    return _held(
+        name,
+        key,
+        default,
+        lambda found: (
+            isinstance(found, (int, float) if kind is float else int)
+            and not isinstance(found, bool)
+            and least <= found <= most
+        ),
+        convert=kind,
+    )
+
+
+def _held(
+    name: str,
+    key: str,
+    default: Any,
+    legal: Callable[[Any], bool],
+    convert: Callable[[Any], Any] = lambda found: found,
+) -> dict[str, Any]:
+    """The widget's key, holding what the field says; a change goes to the field first."""
+    key = key or f"field {name}"
+    st.session_state[key] = convert(value(name, default, legal))
+    return {"key": key, "on_change": _changed, "args": (name, key, default)}
+
+
+def _changed(name: str, key: str, default: Any) -> None:
+    chosen = st.session_state[key]
+    put(name, None if chosen == default else chosen)
+
+
+def _fields() -> dict[str, Any]:
+    found: dict[str, Any] = st.session_state.get(_FIELDS, {})
+    return found
+
+
+def parameters() -> dict[str, list[str]]:
+    """The query parameter that holds every field."""
+    texts = [
+        f"{name}={json.dumps(value, separators=(',', ':'))}" for name, value in sorted(_fields().items())
+    ]
+    kept = [text for text in texts if len(text) <= MOST_CHARACTERS][:MOST_FIELDS]
+    return {PARAMETER: kept} if kept else {}
+
+
+def read(texts: Sequence[str]) -> None:
+    """Take over the fields of an address; what is no field is passed over."""
+    fields = {}
+    for text in texts[:MOST_FIELDS]:
+        name, _, data = text[:MOST_CHARACTERS].partition("=")
+        with suppress(ValueError, RecursionError):
+            fields[name] = json.loads(data)
+    st.session_state[_FIELDS] = fields

@@ -1,0 +1,327 @@
+"""Nothing of a visitor is lost: illegal values stay in the form, links stay short, forms stand in them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+
+pytest.importorskip("streamlit", reason="the dashboard extra is not installed")
+
+from streamlit.testing import v1 as testing
+
+import moesim
+from moesim.app import forms, jobs, overrides, state
+from moesim.simulator.planner.progress import part, share_of
+from moesim.simulator.scenario import load_scenario
+
+HOME = "deepseek-v3-2048xh800"
+SMALL = ("cluster.nodes=16", "parallel.pp=8", "parallel.ep=8", "batch.sequences=512", "schedule=1f1b")
+QWEN = (*SMALL, "model=qwen3-30b-a3b", "precision=bf16", "recompute=full")
+
+
+def opened(page: str, **parameters: list[str]) -> testing.AppTest:
+    """A new session that opens one page with an address."""
+    script = f"""
+from moesim.app import state, widgets
+from moesim.app.views import {page}
+state.synchronise()
+widgets.guard({page}.show)
+state.publish()
+"""
+    app = testing.AppTest.from_string(script, default_timeout=120)
+    for name, value in parameters.items():
+        app.query_params[name] = value
+    return app.run()
+
+
+def address(app: testing.AppTest) -> dict[str, list[str]]:
+    """The address that a session has written, as another one would open it."""
+    return {k: [v] if isinstance(v, str) else list(v) for k, v in app.query_params.items()}
+
+
+def until(app: testing.AppTest, ready: Callable[[testing.AppTest], bool]) -> None:
+    end = time.monotonic() + 180.0
+    while not ready(app):
+        assert time.monotonic() < end, "the page never got there"
+        time.sleep(0.3)
+        app.run()
+        assert not app.exception
+
+
+# -- illegal values ---------------------------------------------------------------------------------
+
+
+def test_nodes_that_a_network_does_not_join_keep_the_form_and_offer_what_is_legal() -> None:
+    texts = ["cluster=h100-1024", "profile=h100-layers", "cluster.nodes=512", "parallel.pp=8"]
+    app = opened("scenario", preset=[HOME], set=texts)
+    assert not app.exception
+    (error,) = (error.value for error in app.error)
+    assert "ft3-ib-400g" in error
+    assert app.number_input(key="input cluster.nodes").value == 512
+    assert app.selectbox(key="input cluster").value == "h100-1024"
+    assert app.number_input(key="input parallel.pp").value == 8
+    assert "Set cluster.nodes = 256" in [button.label for button in app.button]
+    # Another network joins them: 4,096 H100.
+    app.selectbox(key="input cluster.network").set_value("ft3-ib-400g").run()
+    assert not any("network" in error.value for error in app.error)
+    assert app.number_input(key="input cluster.nodes").value == 512
+    scenario = state.build(HOME, tuple(address(app)["set"]))
+    assert (scenario.machine.n_gpus, scenario.machine.network.name) == (4096, "ft3-ib-400g")
+
+
+def test_the_nearest_legal_number_of_nodes_is_one_click() -> None:
+    app = opened("scenario", preset=[HOME], set=["cluster=h100-1024", "profile=h100-layers"])
+    app.number_input(key="input cluster.nodes").set_value(512).run()
+    assert app.error and app.number_input(key="input cluster.nodes").value == 512
+    app.button(key="nearest cluster.nodes 256").click().run()
+    assert not app.exception
+    assert not any("network" in error.value for error in app.error)
+    assert app.number_input(key="input cluster.nodes").value == 256
+
+
+@pytest.mark.parametrize(
+    ("texts", "kept"),
+    [
+        (("parallel.pp=8", "model=unheard-of"), "unheard-of"),
+        (("parallel.pp=8", "model=unheard-of", "routing.expert_load_cv=many", "seed=[[["), "unheard-of"),
+    ],
+)
+def test_refused_changes_stay_in_their_widgets(texts: tuple[str, ...], kept: str) -> None:
+    app = opened("scenario", preset=[HOME], set=list(texts))
+    assert not app.exception
+    assert len(app.error) == 1
+    assert app.number_input(key="input parallel.pp").value == 8
+    assert app.selectbox(key="input model").value == kept
+    app.button(key="reset").click().run()
+    assert not app.error
+    assert app.selectbox(key="input model").value == "deepseek-v3"
+
+
+def test_the_last_change_can_be_undone_alone() -> None:
+    app = opened("scenario", preset=[HOME], set=["parallel.pp=8", "model=unheard-of"])
+    app.button(key="undo").click().run()
+    assert address(app)["set"] == ["parallel.pp=8"]
+
+
+# -- links ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change", ["cluster.node.nic_bandwidth=100 GB/s", "cluster.node.accelerator.hbm=96 GB"]
+)
+def test_adopting_on_another_cluster_is_a_short_link(change: str) -> None:
+    wanted = moesim.load(HOME, "cluster=h100-1024", "profile=h100-layers", "cluster.nodes=64", change)
+    texts = state.overrides_of(wanted)
+    assert set(texts) == {"cluster=h100-1024", "profile=h100-layers", "cluster.nodes=64", change}
+    assert len(overrides.link(HOME, texts)) < 250
+    assert state.build(HOME, texts).to_dict() == wanted.to_dict()
+
+
+def test_a_network_that_was_chosen_is_named_in_the_link() -> None:
+    wanted = moesim.load(HOME, "cluster.nodes=512", "cluster.network=ft3-ib-400g")
+    assert set(state.overrides_of(wanted)) == {"cluster.nodes=512", "cluster.network=ft3-ib-400g"}
+
+
+def test_what_no_short_link_holds_becomes_an_upload() -> None:
+    wanted = moesim.load(HOME).replace(
+        model=moesim.load(HOME).shape.model_dump(mode="json", exclude_none=True),
+        profile=moesim.load(HOME).calibration.model_dump(mode="json", exclude_none=True),
+    )
+    script = f"""
+from moesim.app import shell, state
+from moesim.simulator.scenario import Scenario
+import json, streamlit as st
+state.synchronise()
+data = json.loads({json.dumps(json.dumps(wanted.to_dict()))})
+st.button("adopt", key="adopt", on_click=state.adopt, args=(Scenario.model_validate(data),))
+shell._current()
+state.publish()
+"""
+    app = testing.AppTest.from_string(script, default_timeout=60).run()
+    app.button(key="adopt").click().run()
+    assert not app.exception
+    given = address(app)
+    assert sum(map(len, (given["preset"][0], *given.get("set", [])))) < 100
+    assert "{" not in "".join(code.value for code in app.code)
+    assert any("this server only" in warning.value for warning in app.warning)
+    assert state.build(given["preset"][0], ()).to_dict() == wanted.to_dict()
+    # It is a preset like any other: changes go on top.
+    assert state.build(given["preset"][0], ("parallel.pp=8",)).parallel.pp == 8
+
+
+# -- forms ------------------------------------------------------------------------------------------
+
+
+def test_sliders_of_what_if_stand_in_the_address() -> None:
+    app = opened("what_if", preset=[HOME], set=["batch.sequences=4096"])
+    app.slider(key="what if sms 20").set_value(8).run()
+    app.slider(key="what if price 2").set_value(4.0).run()
+    app.select_slider(key="what if nic 5e+10").set_value(2.0).run()
+    other = opened("what_if", **address(app))  # a reload, or somebody else
+    assert other.slider(key="what if sms 20").value == 8
+    assert other.slider(key="what if price 2").value == 4.0
+    assert other.select_slider(key="what if nic 5e+10").value == 2.0
+    assert [m.value for m in other.metric] == [m.value for m in app.metric]
+    other.slider(key="what if sms 20").set_value(20).run()
+    other.button(key="adopt").click().run()
+    assert "form" not in other.query_params
+
+
+def test_faults_and_profiles_that_were_chosen_stand_in_the_address() -> None:
+    app = opened(
+        "topology", preset=[HOME], set=["cluster.nodes=64", "batch.sequences=1024", "parallel.ep=32"]
+    )
+    app.selectbox(key="fault").set_value("a node is lost").run()
+    app.number_input(key="fault node").set_value(63).run()
+    again = opened("topology", **address(app))
+    assert again.selectbox(key="fault").value == "a node is lost"
+    assert again.number_input(key="fault node").value == 63
+    app = opened("calibration", preset=[HOME])
+    app.selectbox(key="profile shown").set_value("h200-8gpu").run()
+    assert opened("calibration", **address(app)).selectbox(key="profile shown").value == "h200-8gpu"
+
+
+def test_another_page_keeps_the_form() -> None:
+    app = opened("planner", preset=[HOME], set=list(QWEN))
+    app.selectbox(key="objective").set_value("deadline").run()
+    app.number_input(key="deadline").set_value(33.0).run()
+    app.multiselect(key="schedules").set_value(["1f1b"]).run()
+    away = opened("what_if", **address(app))
+    back = opened("planner", **address(away))
+    assert back.selectbox(key="objective").value == "deadline"
+    assert back.number_input(key="deadline").value == 33.0
+    assert back.multiselect(key="schedules").value == ["1f1b"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['plan.objective="x"', "plan.objective=[[", "plan.objective={}", "what-if.sms=1e999", "plan.keep=7",
+     'plan.schedules=["nope"]', "plan.schedules=[[1]]", 'plan.search="../x"', "=", "x" * 500,
+     "plan.days=true"],
+)  # fmt: skip
+def test_a_form_in_a_hostile_link_has_its_defaults(text: str) -> None:
+    script = "from moesim.app import state, widgets\nfrom moesim.app.views import planner\n" + (
+        "state.synchronise()\nwidgets.guard(lambda: planner._question(state.current()))\nstate.publish()"
+    )
+    app = testing.AppTest.from_string(script, default_timeout=60)
+    app.query_params["preset"], app.query_params["form"] = HOME, [text, text]
+    app.run()
+    assert not app.exception
+    assert app.selectbox(key="objective").value == "time"
+    assert app.multiselect(key="kept keys").value == ["precision", "sms"]
+
+
+def test_fields_in_the_address_are_bounded() -> None:
+    app = testing.AppTest.from_string(
+        "from moesim.app import forms, state\nstate.synchronise()\n"
+        "[forms.put(f'field {n}', 'x' * 150) for n in range(100)]\nforms.put('long', 'x' * 5000)\n"
+        "state.publish()"
+    ).run()
+    texts = address(app)["form"]
+    assert len(texts) == forms.MOST_FIELDS
+    assert max(map(len, texts)) <= forms.MOST_CHARACTERS
+
+
+def test_a_late_address_of_a_quick_visitor_is_no_link() -> None:
+    """Two changes before the browser has heard of the first: the second comes with the old address."""
+    script = (
+        "import streamlit as st\nfrom moesim.app import state\nstate.synchronise()\n"
+        "st.button('a', on_click=state.set_override, args=('communication.sms', 8))\n"
+        "st.button('b', on_click=state.set_override, args=('parallel.ep', 32))\nstate.publish()"
+    )
+    app = testing.AppTest.from_string(script).run()
+    old = address(app)
+    app.button[0].click().run()
+    app.query_params.clear()
+    app.query_params.update(old)
+    app.button[1].click().run()
+    assert address(app)["set"] == ["communication.sms=8", "parallel.ep=32"]
+
+
+# -- the search -------------------------------------------------------------------------------------
+
+
+def test_a_search_says_how_far_it_is_from_the_first_bound_on() -> None:
+    told: list[tuple[float, str]] = []
+    space = moesim.PlanSpace(
+        schedule=("1f1b",),
+        precision=("bf16",),
+        sms=(20,),
+        recompute=("full",),
+        microbatch=(1,),
+        zero_stage=(1,),
+    )
+    moesim.plan(
+        moesim.load(HOME, *QWEN), space=space, top=2, progress=lambda share, text: told.append((share, text))
+    )
+    shares = [share for share, _ in told]
+    assert shares == sorted(shares)
+    assert (shares[0], shares[-1]) == (0.0, 1.0)
+    assert max(later - first for first, later in pairwise(shares)) < 0.25
+    assert len({share for share, text in told if "prices" in text or "bounds" in text}) > 5
+    assert any("closed form" in text for _, text in told)
+    assert any("of 2 plans simulated" in text for _, text in told)
+
+
+def test_parts_of_a_search_share_its_whole() -> None:
+    told: list[float] = []
+    say = part(lambda share, text: told.append(share), *share_of(1, 2, 0.0, 0.5))
+    for share in (0.0, 0.5, 1.0):
+        say(share, "")
+    assert told == [0.25, 0.375, 0.5]
+
+
+def test_opening_a_plan_keeps_what_was_found_also_over_a_reload() -> None:
+    app = opened("planner", preset=[HOME], set=list(QWEN))
+    app.multiselect(key="schedules").set_value(["1f1b"])
+    app.multiselect(key="kept keys").set_value(["precision", "recompute", "microbatch", "zero_stage", "sms"])
+    app.run()
+    app.button(key="start plan").click().run()
+    reloaded = opened("planner", **address(app))  # while it runs: the same work, not another one
+    assert not any(button.key == "start plan" for button in reloaded.button)
+    until(reloaded, lambda page: len(page.metric) > 0)
+    until(app, lambda page: len(page.metric) > 0)
+    figures = [metric.value for metric in app.metric]
+    changed = opened("planner", **(address(app) | {"set": [*QWEN, "parallel.pp=4"]}))  # a plan was opened
+    assert [metric.value for metric in changed.metric] == figures
+    assert any("earlier" in info.value for info in changed.info)
+    changed.button(key="search anew").click().run()
+    until(changed, lambda page: len(page.metric) > 0 and not page.info)
+
+
+def test_work_that_runs_is_taken_up_and_ends_when_nobody_is_left() -> None:
+    job = jobs.submit("test/sleep", time.sleep, 60, lane="long")
+    again = jobs.running("test/sleep")
+    assert again is job and jobs.known("test/sleep")
+    job.cancel()
+    assert not job.cancelled
+    job.cancel()
+    assert job.cancelled
+    assert jobs.running("test/sleep") is None
+
+
+def test_stop_after_a_reload_stops_what_this_visitor_sees() -> None:
+    script = (
+        "import time\nfrom moesim.app import state, widgets\nstate.synchronise()\n"
+        "widgets.long_work('sleep', 'test/long sleep', 'Sleep', time.sleep, 30)\nstate.publish()"
+    )
+    first = testing.AppTest.from_string(script, default_timeout=60).run()
+    first.button(key="start sleep").click().run()
+    second = testing.AppTest.from_string(script, default_timeout=60).run()  # the reload of the first
+    second.button(key="stop job sleep").click().run()
+    assert [button.key for button in second.button] == ["start sleep"]
+    assert jobs.known("test/long sleep"), "somebody else may still want it"
+    first.run().button(key="stop job sleep").click().run()
+    assert not jobs.known("test/long sleep")
+
+
+def test_a_saved_scenario_keeps_its_name(tmp_path: object) -> None:
+    from moesim.app import exports
+
+    scenario = state.build(HOME, ("name=mine",))
+    assert "name: mine" in exports.scenario_yaml(scenario)
+    assert load_scenario(HOME).name == HOME
