@@ -12,13 +12,17 @@ _BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50}
 @dataclass(frozen=True, slots=True)
 class DimensionTable:
     """`what` names the dimension with its article; `base` is the unit of the SI value; `shown` lists
-    the units used in output, largest first; `units` maps every accepted spelling to its factor."""
+    the units used in output, largest first; `units` maps every accepted spelling to its factor.
+    A value of a description is from `least` to `most` (SI); also zero where `zero` says so."""
 
     what: str
     example: str
     base: str
     shown: tuple[str, ...]
     units: dict[str, Decimal]
+    least: float
+    most: float
+    zero: bool = True
 
 
 def _bytes(suffixes: tuple[str, ...] = ("",)) -> dict[str, Decimal]:
@@ -57,67 +61,83 @@ DIMENSIONS: dict[str, DimensionTable] = {
     "bytes": DimensionTable(
         "a number of bytes", "80 GiB", "B", ("PB", "TB", "GB", "MB", "kB", "B"),
         _bytes() | {"byte": Decimal(1), "bytes": Decimal(1)},
+        1, 1e21,
     ),
     "bytes_per_s": DimensionTable(
         "a bandwidth", "50 GB/s", "B/s", ("PB/s", "TB/s", "GB/s", "MB/s", "kB/s", "B/s"),
-        _bytes(("/s", "ps")),
+        _bytes(("/s", "ps")), 1000, 1e18, zero=False,
     ),
     "s": DimensionTable(
-        "a time", "3.7 us", "s", ("s", "ms", "us", "ns"), {k: Decimal(v) for k, v in _SECONDS.items()}
+        "a time", "3.7 us", "s", ("s", "ms", "us", "ns"), {k: Decimal(v) for k, v in _SECONDS.items()},
+        1e-15, 1e12,
     ),
     "flop": DimensionTable(
         "a number of floating-point operations", "250 GFLOP", "FLOP",
         ("EFLOP", "PFLOP", "TFLOP", "GFLOP", "MFLOP", "kFLOP", "FLOP"), _decimal(*_FLOP),
+        1, 1e36,
     ),
     "flop_per_s": DimensionTable(
         "a compute rate", "989 TFLOP/s", "FLOP/s",
         ("PFLOP/s", "TFLOP/s", "GFLOP/s", "MFLOP/s", "kFLOP/s", "FLOP/s"), _decimal(*_FLOP_RATE),
+        1e06, 1e24, zero=False,
     ),
     "hz": DimensionTable(
-        "a frequency", "1.83 GHz", "Hz", ("GHz", "MHz", "kHz", "Hz"), _decimal("Hz")
+        "a frequency", "1.83 GHz", "Hz", ("GHz", "MHz", "kHz", "Hz"), _decimal("Hz"), 1000, 1e12, zero=False,
     ),
-    "w": DimensionTable("a power", "700 W", "W", ("MW", "kW", "W"), _decimal("W", smallest=-9)),
+    "w": DimensionTable("a power", "700 W", "W", ("MW", "kW", "W"), _decimal("W", smallest=-9), 1e-09, 1e12),
     "j": DimensionTable(
         "an energy", "3.6 MJ", "J", ("GJ", "MJ", "kJ", "J"),
         _decimal("J", smallest=-9) | {f"{p}Wh": 3600 * Decimal(10) ** _DECIMAL[p] for p in _DECIMAL},
+        1e-09, 1e21,
     ),
     "usd": DimensionTable(
         "an amount of money", "$5.5M", "$",
         ("$",), {"$": Decimal(1), "USD": Decimal(1), "$k": Decimal(1000), "$M": Decimal(10) ** 6,
                  "kUSD": Decimal(1000), "MUSD": Decimal(10) ** 6},
+        1e-09, 1e15,
     ),
     "usd_per_hour": DimensionTable(
-        "a price per hour", "$2/h", "$/h", ("$/h",), _per({"$": "1", "USD": "1"}, _HOURS)
+        "a price per hour", "$2/h", "$/h", ("$/h",), _per({"$": "1", "USD": "1"}, _HOURS),
+        1e-09, 1e09,
     ),
     "usd_per_w": DimensionTable(
         "a price of capacity", "$11.3M/MW", "$/W", ("$/W",),
         {"$/W": Decimal(1), "$k/kW": Decimal(1), "$M/MW": Decimal(1), "$/kW": Decimal("0.001"),
          "$k/MW": Decimal("0.001")},
+        1e-09, 1e09,
     ),
     "usd_per_w_year": DimensionTable(
         "a yearly price of capacity", "$940k/MW/year", "$/W/year", ("$/W/year",),
         {"$/W/year": Decimal(1), "$M/MW/year": Decimal(1), "$/kW/year": Decimal("0.001"),
          "$k/MW/year": Decimal("0.001")},
+        1e-09, 1e09,
     ),
     "gpu_hours": DimensionTable(
         "a number of GPU-hours", "119 kGPU-h", "GPU-h", ("MGPU-h", "kGPU-h", "GPU-h"),
         {"GPU-h": Decimal(1), "GPU-hours": Decimal(1), "kGPU-h": Decimal(1000), "MGPU-h": Decimal(10) ** 6},
+        1e-09, 1e15,
     ),
     "usd_per_kwh": DimensionTable(
         "a price of energy", "$0.08/kWh", "$/kWh", ("$/kWh",),
         _per({"$": "1", "USD": "1"}, ("kWh",)) | _per({"$": "0.001", "USD": "0.001"}, ("MWh",)),
+        1e-09, 1e09,
     ),
     "kg_per_kwh": DimensionTable(
         "a carbon intensity", "582 gCO2e/kWh", "kgCO2e/kWh", ("kgCO2e/kWh", "gCO2e/kWh"),
         _per({"kgCO2e": "1", "gCO2e": "0.001", "kg": "1", "g": "0.001"}, ("kWh",)),
+        1e-09, 1e06,
     ),
     "per_node_day": DimensionTable(
         "a rate of failures", "3.79 /1000 node-days", "/node-day", ("/1000node-days",),
         {"/node-day": Decimal(1), "/1000node-days": Decimal("0.001"), "/1000node-day": Decimal("0.001")},
+        1e-15, 1e06,
     ),
     "fraction": DimensionTable(
-        "a fraction", "0.85", "", ("",), {"": Decimal(1), "%": Decimal("0.01")}
+        "a fraction", "0.85", "", ("",), {"": Decimal(1), "%": Decimal("0.01")},
+        1e-12, 1e09,
     ),
-    "count": DimensionTable("a count", "132", "", ("",), {"": Decimal(1)}),
+    "count": DimensionTable("a count", "132", "", ("",), {"": Decimal(1)},
+        1e-12, 1e12,
+    ),
 }  # fmt: skip
 """Every dimension that a data file or a scenario may use."""

@@ -27,8 +27,14 @@ SECONDS_PER_HOUR = 3600.0
 SECONDS_PER_DAY = 86400.0
 
 _QUANTITY = re.compile(
-    r"^\s*(?P<dollar>\$)?\s*(?P<number>[+-]?(\d[\d_]*\.?\d*|\.\d+)([eE][+-]?\d+)?)\s*(?P<unit>.*?)\s*$"
+    r"\s*(?P<dollar>\$)?\s*(?P<number>[+-]?(\d[\d_]{0,60}\.?\d{0,60}|\.\d{1,60})([eE][+-]?\d{1,9})?)"
+    r"(?P<unit>(?![\d.]).*)",
+    re.ASCII,
 )
+"""A number of at most 60 digits before and after its point and an exponent, and its unit."""
+
+
+_EXPONENT_DIGITS = 3
 
 
 def _table(dimension: str) -> DimensionTable:
@@ -49,7 +55,7 @@ def parse_quantity(text: str, dimension: str) -> float:
     and for anything that is not a number.
     """
     table = _table(dimension)
-    match = _QUANTITY.match(text) if len(text) <= 100 else None
+    match = _QUANTITY.fullmatch(text) if len(text) <= 100 else None
     if match is None:
         raise InputError(
             f"{_shown(text)} is not a quantity; write {table.what} as, for example, {table.example!r}"
@@ -65,10 +71,33 @@ def parse_quantity(text: str, dimension: str) -> float:
     factor = table.units.get(unit)
     if factor is None:
         raise InputError(_wrong_unit(text, unit, dimension))
-    value = float(Decimal(match["number"].replace("_", "")) * factor)
+    number = match["number"].replace("_", "")
+    digits = len(number.lower().partition("e")[2].lstrip("+-0"))
+    value = math.inf if digits > _EXPONENT_DIGITS else float(Decimal(number) * factor)
     if not math.isfinite(value) or value < 0:
         raise InputError(f"{_shown(text)} is out of range: {table.what} must be finite and not negative")
     return value
+
+
+def check_range(number: float, dimension: str, written: object = None) -> None:
+    """Raise ValueError for an SI value that no description may have; `written` is how it was written."""
+    table = _table(dimension)
+    if table.least <= number <= table.most or (number == 0 and table.zero):
+        return
+    least, most = (format_quantity(end, dimension) for end in (table.least, table.most))
+    shown = _shown(str(number if written is None else written))
+    near = most if number > table.most else "0" if table.zero else least
+    raise ValueError(
+        f"{shown} is out of range: {table.what} is from {least} to {most}{', or 0' if table.zero else ''}; "
+        f"nearest: {near}"
+    )
+
+
+def _float(value: int | float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def _shown(text: str) -> str:
@@ -145,10 +174,14 @@ def _validator(dimension: str) -> BeforeValidator:
         from_file = info.mode == "json" or bool((info.context or {}).get("place"))
         if isinstance(value, str) or (from_file and "" not in table.units):
             try:
-                return parse_quantity(str(value), dimension)
+                number = parse_quantity(str(value), dimension)
             except InputError as error:
                 raise ValueError(str(error)) from None
-        return float(value)
+        else:
+            number = _float(value)
+        if number >= 0:  # the rest is pydantic's to refuse
+            check_range(number, dimension, value)
+        return number
 
     return BeforeValidator(validate)
 

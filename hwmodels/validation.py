@@ -13,6 +13,10 @@ from moesim.hwmodels.errors import InputError
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 _SHOWN_PROBLEMS = 4
+_READ_PROBLEMS = 100
+"""Of a file with more problems, the first so many are looked at."""
+_MOST_LETTERS = 100
+"""Of a word that may be a misspelt name."""
 
 
 def validate_model(cls: type[ModelT], data: Mapping[str, Any], place: str) -> ModelT:
@@ -25,14 +29,19 @@ def validate_model(cls: type[ModelT], data: Mapping[str, Any], place: str) -> Mo
     try:
         return cls.model_validate(dict(data), context={"place": place})
     except ValidationError as error:
-        problems = _problems(cls, data, error.errors(include_url=False))
-    shown = "; ".join(problems[:_SHOWN_PROBLEMS])
-    more = f"; and {len(problems) - _SHOWN_PROBLEMS} more" if len(problems) > _SHOWN_PROBLEMS else ""
-    raise InputError(f"{place}: {shown}{more}")
+        items = error.errors(include_url=False)
+    problems = _problems(cls, data, items[:_READ_PROBLEMS])
+    shown = "; ".join(
+        problem if len(problem) <= 400 else f"{problem[:397]}..." for problem in problems[:_SHOWN_PROBLEMS]
+    )
+    left = len(problems) - _SHOWN_PROBLEMS + max(0, len(items) - _READ_PROBLEMS)
+    raise InputError(f"{place}: {shown}{f'; and {left} more' if left > 0 else ''}")
 
 
 def nearest(word: str, allowed: list[str]) -> str:
     """A hint " (nearest: 'x')", or nothing when no allowed word is close; case does not count."""
+    if len(word) > _MOST_LETTERS:
+        return ""
     folded = {candidate.lower(): candidate for candidate in allowed}
     close = difflib.get_close_matches(word.lower(), list(folded), n=1, cutoff=0.5)
     return f" (nearest: {folded[close[0]]!r})" if close else ""

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, PrivateAttr, mod
 from moesim.hwmodels.accelerator import load_accelerator
 from moesim.hwmodels.cluster import Cluster, load_cluster
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.files import is_there
 from moesim.hwmodels.network import load_network
 from moesim.hwmodels.node import load_node
 from moesim.hwmodels.provenance import SourcedFraction
@@ -40,8 +41,8 @@ class _Part(BaseModel):
 class Batch(_Part):
     """Global batch of one step."""
 
-    sequences: PositiveInt
-    sequence_length: PositiveInt
+    sequences: int = Field(gt=0, le=10_000_000)
+    sequence_length: int = Field(gt=0, le=100_000_000)
 
 
 class Communication(_Part):
@@ -216,7 +217,7 @@ class Scenario(_Part):
 
     def path(self, name: str) -> str:
         """`name` relative to the scenario file, where such a file exists beside it."""
-        if self._base is not None and (Path(self._base) / name).exists():
+        if self._base is not None and is_there(Path(self._base) / name):
             return str(Path(self._base) / name)
         return name
 
@@ -325,6 +326,8 @@ SECTIONS = frozenset(
 ) | {"cluster"}
 """Keys with keys below them."""
 
+_MOST_PARTS = 20
+
 INSTEAD = {"cluster": "fleet", "fleet": "cluster", "fleet.pools": "cluster"}
 """Keys that take the place of another when they are set as a whole."""
 
@@ -356,6 +359,8 @@ def _put(data: Mapping[str, Any], key: str, value: Any, place: str) -> dict[str,
         result.pop(INSTEAD[key], None)
     section: Any = result
     parts = key.split(".")
+    if len(parts) > _MOST_PARTS or not all(parts):
+        raise InputError(f"{place}: {key[:80]!r} is no key; write its path, for example parallel.ep=32")
     for part in parts[:-1]:
         below = section.get(part)
         if below is None:
@@ -365,7 +370,7 @@ def _put(data: Mapping[str, Any], key: str, value: Any, place: str) -> dict[str,
             below = section[part] = _DESCRIPTIONS[part](below)
         if not isinstance(below, dict):
             raise InputError(
-                f"{place}: {part!r} is {below!r}, which has no keys below it; replace it as a whole"
+                f"{place}: {part!r} is {repr(below)[:60]}, which has no keys below it; replace it as a whole"
             )
         section = below
     section[parts[-1]] = value

@@ -159,7 +159,7 @@ GOOD = nccl(links=SWITCHED)
         ("<system>&lt;&x;</system>", "not well-formed"),
         ("<?php x ?><system/>", "processing instruction"),
         ("<system>" + "<pci>" * MAX_DEPTH, "levels"),
-        ("<system>" + "<pci/>" * 100_001, "more than 100,000 elements"),
+        ("<system>" + "<pci/>" * 100_001, "more than 20,000 elements"),
         ("<system>", "line 1: this is not well-formed"),
         (f'<system a="{"x" * 10_001}"/>', "longer than"),
         ("<topology/>", "starts with <system>"),
