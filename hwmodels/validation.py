@@ -79,8 +79,10 @@ def _path(location: tuple[Any, ...], data: Any) -> str:
     for index, part in enumerate(location):
         if str(part).startswith("function-"):  # a validator of ours, not a key of the file
             continue
-        inside = part in data if isinstance(data, Mapping) else isinstance(data, list | tuple)
-        if inside and not (isinstance(data, list | tuple) and not isinstance(part, int)):
+        listed = isinstance(data, list | tuple) and isinstance(part, int)
+        if listed:
+            data = data[part] if part < len(data) else None  # None: a list that is too short
+        elif isinstance(data, Mapping) and part in data:
             data = data[part]
         elif index < len(location) - 1 or not isinstance(data, Mapping) or part == "[key]":
             continue

@@ -78,11 +78,11 @@ class Mutator:
         """Another value: near the old one, from another file, or one that few readers expect."""
         r = self.rng
         kind = r.random()
-        if kind < 0.35:
+        if kind < 0.5:
             return self._near(old)
-        if kind < 0.55:
+        if kind < 0.65:
             return r.choice(self.pool)
-        if kind < 0.75:
+        if kind < 0.8:
             return r.choice(NUMBERS)
         if kind < 0.92:
             return r.choice(TEXTS)
@@ -137,9 +137,24 @@ class Mutator:
     def data(self, data: Any) -> Any:
         """Data like `data` with one to four changes somewhere inside; the original stays."""
         new = json.loads(json.dumps(data))
+        if self.rng.random() < 0.5:
+            holder, key = _place(self.rng, new)
+            if holder is not None:
+                holder[key] = self._alike(holder[key])
+            return new
         for _ in range(self.rng.choice((1, 1, 1, 2, 2, 4))):
             new = self._change(new)
         return new
+
+    def _alike(self, old: Any) -> Any:
+        """A value of the same type, which may well be legal."""
+        r = self.rng
+        if r.random() < 0.5:
+            alike = [v for v in r.sample(self.pool, 40) if type(v) is type(old)]
+            return r.choice(alike) if alike else old
+        if isinstance(old, int | float) and not isinstance(old, bool):
+            return type(old)(min(old * r.choice((0, 1, 2, 4, 1000, 0.5, 1e-6)), 1e15))
+        return self._near(old)
 
     def _change(self, data: Any) -> Any:
         r = self.rng
