@@ -137,7 +137,7 @@ DIMENSIONS: dict[str, DimensionTable] = {
         1e-12, 1e09,
     ),
     "count": DimensionTable("a count", "132", "", ("",), {"": Decimal(1)},
-        1e-12, 1e12,
+        1, 1e9, zero=False,
     ),
 }  # fmt: skip
 """Every dimension that a data file or a scenario may use."""

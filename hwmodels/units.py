@@ -75,7 +75,16 @@ def parse_quantity(text: str, dimension: str) -> float:
     digits = len(number.lower().partition("e")[2].lstrip("+-0"))
     value = math.inf if digits > _EXPONENT_DIGITS else float(Decimal(number) * factor)
     if not math.isfinite(value) or value < 0:
-        raise InputError(f"{_shown(text)} is out of range: {table.what} must be finite and not negative")
+        near = (
+            format_quantity(table.most, dimension)
+            if value > 0
+            else "0"
+            if table.zero
+            else format_quantity(table.least, dimension)
+        )
+        raise InputError(
+            f"{_shown(text)} is out of range: {table.what} must be finite and not negative; nearest: {near}"
+        )
     return value
 
 

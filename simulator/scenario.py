@@ -41,7 +41,7 @@ class _Part(BaseModel):
 class Batch(_Part):
     """Global batch of one step."""
 
-    sequences: int = Field(gt=0, le=10_000_000)
+    sequences: int = Field(gt=0, le=10_000_000_000)
     sequence_length: int = Field(gt=0, le=100_000_000)
 
 

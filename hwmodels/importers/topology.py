@@ -121,7 +121,7 @@ def _from_machine(
                 f"an edge list of the whole cluster"
             )
         edges = _direct_edges(machine, base) + list(machine.edges)
-        joined = _edge_network(edges, base, machine.form)
+        joined = _edge_network(edges, base, machine.form, place[0])
         node["scale_up_switch"] = "as its edge list says"
         understood.append(f"a graph of {len(edges)} links")
         assumed.append("PCIe sockets joined at the rate of their fastest link")
@@ -173,7 +173,7 @@ def _nics(node: dict[str, Any], machine: Machine, base: Node, place: tuple[str, 
 
 def _from_edges(text: str, base: Node, nodes: int, place: tuple[str, str]) -> _Parts:
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("#")]
-    network = _edge_network(lines, base, "edge list")
+    network = _edge_network(lines, base, "edge list", place[0])
     try:
         edges = parse_edges(text.splitlines())
     except InputError as error:
@@ -189,11 +189,11 @@ def _from_edges(text: str, base: Node, nodes: int, place: tuple[str, str]) -> _P
     return _Parts(node, network, understood, assumed)
 
 
-def _edge_network(edges: list[str], base: Node, form: str) -> dict[str, Any]:
+def _edge_network(edges: list[str], base: Node, form: str, place: str) -> dict[str, Any]:
     """A network of kind edge-list; the figures it cannot hold are those of the node and of InfiniBand."""
     if len(edges) > MOST_EDGES:
         raise InputError(
-            f"{form}: {len(edges):,} links, but the cluster file that is written from them holds at most "
+            f"{place}: {len(edges):,} links, but the cluster file that is written from them holds at most "
             f"{MOST_EDGES:,}"
         )
     fabric = load_network("mrft-ib-400g").fabric

@@ -134,10 +134,7 @@ def _nested(values: list[Any], name: str, where: str, depth: int) -> list[Any]:
         for index, value in enumerate(values):
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise InputError(f"{name}: {where}.{index}={repr(value)[:40]} is not a number")
-        try:
-            return [float(value) for value in values]
-        except OverflowError:
-            raise InputError(f"{name}: {where} holds an integer beyond 1e308; that is no count") from None
+        return [float(value) for value in values]
     if not all(lists):
         raise InputError(f"{name}: {where} mixes numbers and lists")
     inner = [_nested(value, name, f"{where}.{index}", depth + 1) for index, value in enumerate(values)]

@@ -185,8 +185,8 @@ class _Expansion:
         self._left -= more
         if size > MOST_LINE or self._left < 0:
             raise InputError(
-                f"{self._place}: the variable {name[:80]!r} makes a text of more than {MOST_LINE:,} characters, "
-                f"or all its variables more than {MOST_EXPANDED:,}; write the arguments out"
+                f"{self._place}: the variable {name[:80]!r} makes a text of more than {MOST_LINE:,} "
+                f"characters, or all its variables more than {MOST_EXPANDED:,}; write the arguments out"
             )
 
 

@@ -41,8 +41,8 @@ class Store:
 
     A write-ahead log keeps what was committed when a process is killed at any moment; a point that two
     sweeps computed is kept once, the first one. Every row carries digests of its content: a damaged one is
-    removed when it is read, so that its point is computed again. Raises InputError for a file that is no store, is of
-    another version, cannot be written, or whose disk is full.
+    removed when it is read, so that its point is computed again. Raises InputError for a file that is no
+    store, is of another version, cannot be written, or whose disk is full.
     """
 
     def __init__(self, path: Path, *, durable: bool = True, busy_s: float = BUSY_S) -> None:

@@ -1,10 +1,10 @@
-"""Feeds changed and hostile input to every reader, in a process of its own with limits, and reports what is wrong.
+"""Changed and hostile input for every reader, in a process of its own with limits; reports what is wrong.
 
     python tests/fuzz/fuzz.py --cases 200000 --seed 0
     python tests/fuzz/fuzz.py --seed 0 --only 4711        (one case again: what it is, and the traceback)
 
-Wrong is: an exception that is none of the two kinds of refusal, a case of more than 10 s of CPU time, and one that
-makes the process hold more than 1.5 GB. Case n of a seed is always the same.
+Wrong is: an exception that is none of the two kinds of refusal, a case of more than 10 s of CPU time, and one
+that makes the process hold more than 1.5 GB. Case n of a seed is always the same.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def _work(seed: int, first: int, last: int, batch: int, now: Any, pipe: Any) -> 
 
 
 def run(seed: int, first: int, last: int, batch: int = 500) -> Iterator[Report]:
-    """Reports of the cases from `first` to `last` - 1, batch by batch, in a process that is replaced when it dies."""
+    """Reports of the cases from `first` to `last` - 1, by batches, in a process; in another if it dies."""
     context = multiprocessing.get_context("spawn")
     while first < last:
         mine, theirs = context.Pipe(duplex=False)
@@ -237,8 +237,9 @@ def main() -> int:
             flush=True,
         )
     text = (
-        f"{whole.cases:,} cases of seed {args.seed}: {len(whole.findings)} wrong, {whole.cpu_s:.0f} s of CPU time "
-        f"({1000 * whole.cpu_s / max(1, whole.cases):.1f} ms a case), {time.monotonic() - began:.0f} s on the wall.\n\n"
+        f"{whole.cases:,} cases of seed {args.seed}: {len(whole.findings)} wrong, {whole.cpu_s:.0f} s of CPU "
+        f"time ({1000 * whole.cpu_s / max(1, whole.cases):.1f} ms a case), "
+        f"{time.monotonic() - began:.0f} s on the wall.\n\n"
         f"{table(whole)}\n\nSlowest: " + ", ".join(f"{s:g} s (case {n}, {t})" for s, n, t in whole.slow[:8])
     )
     print(text)

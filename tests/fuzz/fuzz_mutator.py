@@ -1,4 +1,4 @@
-"""Changes to texts and to plain data that a reader must either understand or refuse; all drawn from one seed."""
+"""Changes to texts and plain data that a reader must understand or refuse; all drawn from one seed."""
 
 from __future__ import annotations
 
@@ -16,19 +16,26 @@ class Raw(str):
 
 
 NUMBERS: tuple[Any, ...] = (
-    0, -1, 1, 2, 3, 7, 8, 0.5, -0.0, 1e-9, 1e-300, 5e-324, 1e15, 1e300, 1.7976931348623157e308, 2**31, 2**32, 2**53,
+    0, -1, 1, 2, 3, 7, 8, 0.5, -0.0, 1e-9, 1e-300, 5e-324, 1e15, 1e300, 1.7976931348623157e308, 2**31, 2**32,
+    2**53,
     2**63 - 1, 2**63, 2**64, 10**18, 10**30, 10**400, -(2**63), True, False, None, 1000003, 65537,
     Raw("1e999"), Raw("-1e999"), Raw(".inf"), Raw(".nan"), Raw("0x" + "f" * 40), Raw("0o777"), Raw("0b11"),
-    Raw("9" * 400), Raw("9" * 5000), Raw("1" + "_" * 50 + "1"), Raw("1e-400"), Raw("0x"), Raw("-"), Raw("+.5"),
+    Raw("9" * 400), Raw("9" * 5000), Raw("1" + "_" * 50 + "1"), Raw("1e-400"), Raw("0x"), Raw("-"),
+    Raw("+.5"),
     Raw("1.2.3"), Raw("1:30"), Raw("017"), Raw("١٢"), Raw("1e" + "9" * 300), Raw("0." + "0" * 400 + "1"),
 )  # fmt: skip
 TEXTS: tuple[str, ...] = (
     "", " ", "-", "~", "null", "true", "x", "no such thing", "x" * 5000, "é" * 300, "\u202e\u0000", "\x00",
-    "a\x00.yaml", "a.yaml", "a.json", "a.csv", "../../../../etc/passwd", "/dev/zero", "/dev/null", "/", ".", "..", "~/x.yaml",
-    "x" * 300 + ".yaml", "\ud800", "\udfff.yaml", "\x1b[31mred", "%s%n{}{0.__class__}", "${HOME}", "`id`", "$(id)",
-    "![x](http://host/p.png)", "<script>", "🦣" * 40, "\n", "a\nb", "\r\n", "'", '"', "#", "a: b", "{a: 1}", "[1, 2]",
-    "0 GB/s", "1e-300 GB/s", "1e999999 GB/s", "1e300 GB/s", "-1 GB/s", "1 GB", "400", "50 %", "1e400 %", "-5 %",
-    "nan GB/s", "inf s", "$1e99/h", "$-1/h", "1e-30 s", "1e30 s", "5 parsecs", "1 " + "G" * 200 + "B/s", "$", "$$1",
+    "a\x00.yaml", "a.yaml", "a.json", "a.csv", "../../../../etc/passwd", "/dev/zero", "/dev/null", "/", ".",
+    "..", "~/x.yaml",
+    "x" * 300 + ".yaml", "\ud800", "\udfff.yaml", "\x1b[31mred", "%s%n{}{0.__class__}", "${HOME}", "`id`",
+    "$(id)",
+    "![x](http://host/p.png)", "<script>", "🦣" * 40, "\n", "a\nb", "\r\n", "'", '"', "#", "a: b", "{a: 1}",
+    "[1, 2]",
+    "0 GB/s", "1e-300 GB/s", "1e999999 GB/s", "1e300 GB/s", "-1 GB/s", "1 GB", "400", "50 %", "1e400 %",
+    "-5 %",
+    "nan GB/s", "inf s", "$1e99/h", "$-1/h", "1e-30 s", "1e30 s", "5 parsecs", "1 " + "G" * 200 + "B/s", "$",
+    "$$1",
     "2024-13-99", "2024-02-30", "99999-01-01", "0000-00-00", "moe*4", "moe*999999999", "dense*-1", "1..10",
     "0..1e9", "1..2:x1.0000001", "1,2,,3", "gpu:0", "plane:99", "upload-" + "0" * 32 + ".yaml", "home",
 )  # fmt: skip
@@ -40,25 +47,34 @@ FAMILIES: tuple[Callable[[random.Random], str], ...] = (
     lambda r: "- " * r.choice((10, 100, 2000)),
     lambda r: "? " * r.choice((10, 100)) + "a",
     lambda r: "a: &a [x]\n" + "".join(f"b{i}: &b{i} [*a, *a]\n" for i in range(r.choice((1, 20)))),
-    lambda r: "a: !!" + r.choice(("bool maybe", 'int ""', "float x", "null x", "binary aGk=", "set {x}", "omap [a: 1]",
-                                  "timestamp x", "python/object:os.system x", "str", "map [1]", "seq {a: 1}", "merge x")),
-    lambda r: r.choice(("[[]]: 1", "{a: 1}: 2", "? [1, 2]\n: 3", "true: 1", "~: 1", "1.5: 2", "2024-01-01: 3", "<<: {a: 1}")),
+    lambda r: "a: !!" + r.choice(("bool maybe", 'int ""', "float x", "null x", "binary aGk=", "set {x}",
+    "omap [a: 1]",
+                                  "timestamp x", "python/object:os.system x", "str", "map [1]", "seq {a: 1}",
+                                  "merge x")),
+    lambda r: r.choice(("[[]]: 1", "{a: 1}: 2", "? [1, 2]\n: 3", "true: 1", "~: 1", "1.5: 2",
+    "2024-01-01: 3", "<<: {a: 1}")),
     lambda r: "%" + r.choice(("YAML 1.1", "YAML 9.9", "YAML x", "TAG ! tag:x,", "FOO")) + "\n---\na: on",
     lambda r: "a: 1\n" * r.choice((2, 500)),
     lambda r: "".join(f"k{i}: {i}\n" for i in range(r.choice((50, 2000)))),
     lambda r: "a: [" + "1," * r.choice((100, 3000)) + "]",
     lambda r: "{" + ",".join(f'"k{i}": {i}' for i in range(r.choice((50, 3000)))) + "}",
-    lambda r: "\x00" * 10, lambda r: "\ufeff", lambda r: "\ufffe\x01\x02", lambda r: "---\n---\n", lambda r: "...",
-    lambda r: "a: |" + r.choice(("9", "+-", "\n\tx", "\n  x\n y")), lambda r: "a: >\n" + " x\n" * 50, lambda r: "\t",
+    lambda r: "\x00" * 10, lambda r: "\ufeff", lambda r: "\ufffe\x01\x02", lambda r: "---\n---\n",
+    lambda r: "...",
+    lambda r: "a: |" + r.choice(("9", "+-", "\n\tx", "\n  x\n y")), lambda r: "a: >\n" + " x\n" * 50,
+    lambda r: "\t",
     lambda r: "x" * r.choice((100, 20_000)), lambda r: "\n" * r.choice((100, 5000)), lambda r: "#" * 5000,
-    lambda r: "".join(chr(r.choice((9, 10, 32, 58, 45, 91, 123, 34, 39, 35, 38, 42, 33, 37, 64, 96, r.randrange(0x2FFF)))) for _ in range(60)),
+    lambda r: "".join(chr(r.choice((9, 10, 32, 58, 45, 91, 123, 34, 39, 35, 38, 42, 33, 37, 64, 96,
+    r.randrange(0x2FFF)))) for _ in range(60)),
     lambda r: "<system>" + "<cpu>" * r.choice((3, 70, 500)),
     lambda r: '<!DOCTYPE a [<!ENTITY b "c">]><system>&b;</system>',
     lambda r: "GPU0 " * r.choice((1, 300)) + "\n" + "GPU0 X " * 5,
     lambda r: "A=xxxxxxxx\n" + "A=$A$A\n" * r.choice((3, 40)) + "python x --seq-length $A",
-    lambda r: "python x " + "${A:-" * 500, lambda r: "python x '--a", lambda r: "python x " + "--a \\\n" * 500,
-    lambda r: "0F0," * r.choice((5, 500)), lambda r: "999999999F999999999,0B0", lambda r: '0F0,"', lambda r: "0F0;1B1",
-    lambda r: ",".join("1" for _ in range(r.choice((5, 3000)))), lambda r: "1,2\n3", lambda r: "1e999,nan\ninf,-1",
+    lambda r: "python x " + "${A:-" * 500, lambda r: "python x '--a",
+    lambda r: "python x " + "--a \\\n" * 500,
+    lambda r: "0F0," * r.choice((5, 500)), lambda r: "999999999F999999999,0B0", lambda r: '0F0,"',
+    lambda r: "0F0;1B1",
+    lambda r: ",".join("1" for _ in range(r.choice((5, 3000)))), lambda r: "1,2\n3",
+    lambda r: "1e999,nan\ninf,-1",
 )  # fmt: skip
 """Hostile texts of one kind each: nesting, size, tags, keys, foreign formats."""
 
@@ -107,7 +123,17 @@ class Mutator:
             return not old
         if isinstance(old, int):
             return r.choice(
-                (old + 1, old - 1, old * 2, old // 2, old * 3, -old, old * 1000, old + 0.5, str(old))
+                (
+                    old + 1,
+                    old - 1,
+                    old * 2,
+                    old // 2,
+                    old * 3,
+                    -old,
+                    old * 1000,
+                    str(old),
+                    old + 0.5 if abs(old) < 2**900 else old,
+                )
             )
         if isinstance(old, float):
             return r.choice(
@@ -150,7 +176,7 @@ class Mutator:
         """A value of the same type, which may well be legal."""
         r = self.rng
         if r.random() < 0.5:
-            alike = [v for v in r.sample(self.pool, 40) if type(v) is type(old)]
+            alike = [v for v in r.choices(self.pool, k=40) if type(v) is type(old)]
             return r.choice(alike) if alike else old
         if isinstance(old, int | float) and not isinstance(old, bool):
             return type(old)(min(old * r.choice((0, 1, 2, 4, 1000, 0.5, 1e-6)), 1e15))
@@ -194,7 +220,7 @@ class Mutator:
         )
 
     def text_of(self, data: Any) -> str:
-        """Data as flow text, which JSON and YAML readers read; raw tokens as they are, at times a key twice."""
+        """Data as flow text, as both readers read it; raw tokens as they are, at times a key twice."""
         if isinstance(data, Mapping):
             items = [f"{json.dumps(str(k))}: {self.text_of(v)}" for k, v in data.items()]
             if items and self.rng.random() < 0.005:

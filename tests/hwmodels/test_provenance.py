@@ -140,3 +140,19 @@ def _leaves(data: Any) -> Iterator[Any]:
 def test_the_provenance_check_finds_what_it_looks_for() -> None:
     data = {"a": {"value": "50 GB/s", "kind": "spec", "source": "x"}, "b": [{"c": 3}], "d": GOOD, "e": "two"}
     assert list(unsourced(data)) == [".a.value", ".b.0.c"]
+
+
+@pytest.mark.parametrize(
+    "ends", [[[0.1, 0.2]], [[0.1], [0.2]], [True, 1], [{"a": 1}, 2], ["0.1", "1e999"], [0.1, 5e-324]]
+)
+def test_ends_of_a_range_are_two_values(ends: object) -> None:
+    data = {"value": 0.1, "kind": "assumed", "source": "a test", "date": "2024", "between": ends}
+    with pytest.raises(InputError, match="between"):
+        validate_model(SourcedFraction, data, "f.yaml")
+
+
+@pytest.mark.parametrize("date", ["2024-13", "2024-02-30", "2024-1", "0000", "٢٠٢٤"])
+def test_a_date_is_a_day_that_was(date: str) -> None:
+    data = {"value": 0.1, "kind": "assumed", "source": "a test", "date": date}
+    with pytest.raises(InputError, match="date"):
+        validate_model(SourcedFraction, data, "f.yaml")

@@ -5,7 +5,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.units import (
@@ -14,6 +14,7 @@ from moesim.hwmodels.units import (
     BytesPerSecond,
     Count,
     Fraction,
+    check_range,
     format_quantity,
     parse_quantity,
     quantity_text,
@@ -164,3 +165,30 @@ def test_json_schema_asks_for_a_string_with_unit() -> None:
     schema = Link.model_json_schema()["properties"]["bandwidth"]
     assert schema["type"] == "string"
     assert schema["examples"] == ["50 GB/s"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("0 GB/s", "nearest: 1 kB/s"),
+        ("1e-300 GB/s", "nearest: 1 kB/s"),
+        ("1e300 GB/s", "nearest: 1000 PB/s"),
+        ("1e999999 GB/s", "must be finite and not negative; nearest: 1000 PB/s"),
+        ("-1 GB/s", "not negative; nearest: 1 kB/s"),
+        ("9" * 70 + " GB/s", "is not a quantity"),
+    ],
+)
+def test_values_that_no_description_has(text: str, words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        Link.model_validate({"bandwidth": text, "buffer": "1 GB", "share": 0.5})
+
+
+def test_every_dimension_has_its_range() -> None:
+    for name, table in DIMENSIONS.items():
+        check_range(table.least, name)
+        check_range(table.most, name)
+        if table.zero:
+            check_range(0.0, name)
+        for outside in (table.least / 2, table.most * 2, 5e-324):
+            with pytest.raises(ValueError, match="out of range"):
+                check_range(outside, name)

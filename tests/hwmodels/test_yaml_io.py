@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -191,3 +192,24 @@ def test_many_problems_are_counted() -> None:
     data = {f"key{i}": i for i in range(9)}
     with pytest.raises(InputError, match="and 5 more"):
         validate_model(Outer, data, "s.yaml")
+
+
+def test_of_many_problems_the_first_are_described() -> None:
+    data = {f"key{i}": i for i in range(20_000)} | {"listed": [{}] * 20_000}
+    with pytest.raises(InputError, match=r"listed\.0\.bandwidth") as caught:
+        validate_model(Outer, data, "s.yaml")
+    assert re.search(r"\d{5} more$", str(caught.value)) and len(str(caught.value)) < 2000
+
+
+def test_a_list_that_is_too_short_is_named() -> None:
+    class Pairs(BaseModel):
+        pairs: tuple[tuple[int, int], ...]
+
+    with pytest.raises(InputError, match=r"pairs\.0\.1"):
+        validate_model(Pairs, {"pairs": [[1]]}, "s.yaml")
+
+
+def test_long_values_are_cut() -> None:
+    with pytest.raises(InputError) as caught:
+        validate_model(Outer, {"inner": "x" * 100_000, "y" * 100_000: 1}, "s.yaml")
+    assert len(str(caught.value)) <= 2000
