@@ -20,7 +20,7 @@ MAX_NUMBERS = 2_100_000
 """In a JSON file: as many as its size leaves room for."""
 MAX_LINES = 20_000
 MAX_EXPERTS = 10_000
-"""Of a CSV file: its lines, and the counts of a line."""
+"""Of a CSV file: its lines, and the counts of a line; of a JSON file: rows of a list, and counts of a row."""
 
 
 def read_counts(path: Path) -> FloatArray:
@@ -129,6 +129,9 @@ def _nested(values: list[Any], name: str, where: str, depth: int) -> list[Any]:
     """The same lists, checked: numbers inside, equally long, at most three deep."""
     if depth > 2:
         raise InputError(f"{name}: {where} is nested deeper than [steps][layers][experts]")
+    most = MAX_LINES if any(isinstance(value, list) for value in values[:1]) else MAX_EXPERTS
+    if len(values) > most:
+        raise InputError(f"{name}: {where} holds {len(values):,} entries, above the limit {most:,}")
     lists = [isinstance(value, list) for value in values]
     if not any(lists):
         for index, value in enumerate(values):

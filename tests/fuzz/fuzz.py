@@ -3,8 +3,7 @@
     python tests/fuzz/fuzz.py --cases 200000 --seed 0
     python tests/fuzz/fuzz.py --seed 0 --only 4711        (one case again: what it is, and the traceback)
 
-Wrong is: an exception that is none of the two kinds of refusal, a case of more than 10 s of CPU time, and one
-that makes the process hold more than 1.5 GB. Case n of a seed is always the same.
+Case n of a seed is always the same.
 """
 
 from __future__ import annotations
@@ -33,6 +32,12 @@ SLOW_S = 1.0
 """Cases above it are counted: what the input alone decides should take less."""
 SILENT_S = 120.0
 """Wall seconds after which a process that reports nothing is ended (C code does not hear the timer)."""
+
+
+_WRONG = (
+    "wrong is an exception that is none of the two kinds of refusal, a case of more than 10 s of CPU time, "
+    "and one that makes the process hold more than 1.5 GB."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +218,9 @@ def _again(seed: int, number: int) -> None:
 
 def main() -> int:
     """Run, print the table, and fail where something is wrong."""
-    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words = argparse.ArgumentParser(
+        description=f"{__doc__}\n{_WRONG}", formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     words.add_argument("--cases", type=int, default=2000)
     words.add_argument("--seed", type=int, default=0)
     words.add_argument("--first", type=int, default=0, help="number of the first case")
@@ -246,7 +253,8 @@ def main() -> int:
     for where, count in shown.most_common():
         print(f"{count:5d} x {where}")
     if args.table is not None:
-        args.table.write_text(text + "\n")
+        command = f"python tests/fuzz/fuzz.py --cases {args.cases} --seed {args.seed}"
+        args.table.write_text(f"# Fuzzed input\n\n`{command}`: {_WRONG}\n\n{text}\n")
     return 1 if whole.findings else 0
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,9 @@ def check(scenario: Scenario, rng: random.Random) -> None:
         except ReachedError:
             pass
     if rng.random() < SIMULATED_SHARE and _is_small(scenario):
-        moesim.simulate(scenario)
+        step = moesim.simulate(scenario).step
+        assert isfinite(step.time_s) and step.time_s > 0.0, f"a step of {step.time_s} s"
+        assert 0.0 <= step.mfu_causal <= 1.0, f"an MFU of {step.mfu_causal}"
 
 
 def _is_small(scenario: Scenario) -> bool:
