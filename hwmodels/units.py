@@ -27,7 +27,7 @@ SECONDS_PER_HOUR = 3600.0
 SECONDS_PER_DAY = 86400.0
 
 _QUANTITY = re.compile(
-    r"\s*(?P<dollar>\$)?\s*(?P<number>[+-]?(\d[\d_]{0,60}\.?\d{0,60}|\.\d{1,60})([eE][+-]?\d{1,9})?)"
+    r"\s*(?P<dollar>\$)?\s*(?P<number>[+-]?(\d[\d_]{0,59}(\.\d{0,60})?|\.\d{1,60})([eE][+-]?\d{1,9})?)"
     r"(?P<unit>(?![\d.]).*)",
     re.ASCII,
 )

@@ -25,7 +25,7 @@ from moesim.simulator.scenario import Scenario, load_scenario
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "hwmodels" / "data"
-SIMULATED_SHARE = float(os.environ.get("FUZZ_SIM", "0.01"))
+SIMULATED_SHARE = 0.01
 """Of the legal scenarios."""
 MOST_CHUNKS = 2_000
 """Ranks times micro-batches times stages a rank of a scenario that is simulated."""
@@ -92,7 +92,8 @@ def check(scenario: Scenario, rng: random.Random) -> None:
     if rng.random() < SIMULATED_SHARE and _is_small(scenario):
         step = moesim.simulate(scenario).step
         assert isfinite(step.time_s) and step.time_s > 0.0, f"a step of {step.time_s} s"
-        assert 0.0 <= step.mfu_causal <= 1.0, f"an MFU of {step.mfu_causal}"
+        if scenario.stages.blocks is None:  # a part of a model has no MFU
+            assert 0.0 <= step.mfu_causal <= 1.0, f"an MFU of {step.mfu_causal}"
 
 
 def _is_small(scenario: Scenario) -> bool:

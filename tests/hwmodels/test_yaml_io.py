@@ -195,7 +195,7 @@ def test_many_problems_are_counted() -> None:
 
 
 def test_of_many_problems_the_first_are_described() -> None:
-    data = {f"key{i}": i for i in range(20_000)} | {"listed": [{}] * 20_000}
+    data: dict[str, object] = {f"key{i}": i for i in range(20_000)} | {"listed": [{}] * 20_000}
     with pytest.raises(InputError, match=r"listed\.0\.bandwidth") as caught:
         validate_model(Outer, data, "s.yaml")
     assert re.search(r"\d{5} more$", str(caught.value)) and len(str(caught.value)) < 2000
