@@ -18,6 +18,7 @@ import streamlit as st
 
 import moesim
 from moesim.app import jobs, main, uploads, work
+from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.reprice import without_prices
 from moesim.simulator.result import Result
@@ -199,6 +200,17 @@ def parameters(name: str, texts: Sequence[str]) -> dict[str, Any]:
 def link(name: str, texts: Sequence[str]) -> str:
     """The query string of a scenario, with its question mark."""
     return "?" + urlencode(parameters(name, texts), doseq=True)
+
+
+def kept_of(text: str) -> tuple[str, tuple[str, ...]]:
+    """(preset, overrides) of a scenario as a link of Compare holds it; or InputError."""
+    try:
+        data = json.loads(text[:MOST_LINK_CHARACTERS])
+    except (ValueError, RecursionError):
+        data = None
+    if not isinstance(data, list) or not data or not all(isinstance(item, str) for item in data):
+        raise InputError("is not a list of a preset and overrides")
+    return data[0], tuple(data[1:])
 
 
 def only_here(texts: Sequence[str]) -> str | None:

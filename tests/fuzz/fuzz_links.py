@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import random
 from functools import lru_cache
 from pathlib import Path
@@ -158,6 +159,18 @@ def read_upload(case: tuple[str, str, bytes], folder: Path, rng: random.Random) 
     options = {"like": "hgx-h200"} if kind == "topology" else {}
     accepted = uploads.accept(kind, name, data, **options)
     uploads.path_of(accepted.token).unlink()
+
+
+def kept_link(m: Mutator) -> str:
+    """A scenario in a link of Compare."""
+    text = json.dumps([_presets(m), _plausible(m), override(m)])
+    return m.text(text) if m.rng.random() < 0.8 else m.hostile()
+
+
+def read_kept_link(case: str, folder: Path, rng: random.Random) -> None:
+    """As the page does before it simulates."""
+    preset, texts = state.kept_of(case)
+    state.build(preset, texts)
 
 
 def values(m: Mutator) -> str:

@@ -30,7 +30,7 @@ from fuzz_files import (
     store_case,
     topology_texts,
 )
-from fuzz_links import link, read_link, read_upload, read_values, upload, values
+from fuzz_links import kept_link, link, read_kept_link, read_link, read_upload, read_values, upload, values
 
 from moesim.hwmodels import (
     load_accelerator,
@@ -66,6 +66,7 @@ TARGETS: tuple[Target, ...] = (
     Target("small scenario file", 10, described("tests/golden", pattern="scenario-small.yaml"),
     read_scenario),
     Target("link", 18, link, read_link),
+    Target("link of Compare", 2, kept_link, read_kept_link),
     Target("command line", 12, command_line, run_command),
     Target("upload", 4, upload, read_upload),
     Target("model file", 4, described("simulator/data/models"), from_file(load_model)),
