@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SCENARIO ?= deepseek-v3-2048xh800
 
-.PHONY: run app test check pages scoreboard screenshots bench clean
+.PHONY: run app test check pages proof scoreboard screenshots bench clean
 
 run: $(VENV)/.core
 	@$(BIN)/moesim simulate $(SCENARIO)
@@ -25,6 +25,10 @@ check: $(VENV)/.test
 # Rewrites docs/validation.md, the answer in README.md and examples/*.out from fresh runs.
 pages: $(VENV)/.core
 	$(BIN)/python benchmarks/write_pages.py
+
+# What takes too long for every change; its tables are committed. 200,000 fuzzed inputs: half an hour of one core.
+proof: $(VENV)/.test
+	$(BIN)/python tests/fuzz/fuzz.py --cases 200000 --seed 0 --table docs/proof/fuzz.md
 
 # Rewrites docs/screenshots/*.png from a server of its own; needs Chromium.
 screenshots: $(VENV)/.test

@@ -19,7 +19,7 @@ from streamlit.runtime.scriptrunner import get_script_run_ctx
 import moesim
 from moesim.app import forms, jobs, main, uploads, work
 from moesim.app import overrides as changes
-from moesim.hwmodels.errors import MoesimError
+from moesim.hwmodels.errors import InputError, MoesimError
 from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.reprice import without_prices
 from moesim.simulator.result import Result
@@ -265,6 +265,17 @@ def _was_opened(shown: Address) -> bool:
         return False
     by_back: bool = getattr(get_script_run_ctx(), "is_history_navigation", True)  # not told by every release
     return by_back or shown not in published
+
+
+def kept_of(text: str) -> tuple[str, tuple[str, ...]]:
+    """(preset, overrides) of a scenario as a link of Compare holds it; or InputError."""
+    try:
+        data = json.loads(text[: changes.MOST_LINK_CHARACTERS])
+    except (ValueError, RecursionError):
+        data = None
+    if not isinstance(data, list) or not data or not all(isinstance(item, str) for item in data):
+        raise InputError("is not a list of a preset and overrides")
+    return data[0], tuple(data[1:])
 
 
 # -- results -------------------------------------------------------------------------------------------

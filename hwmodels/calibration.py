@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from moesim.hwmodels import ranges
 from moesim.hwmodels.efficiency import Curve
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.files import is_there, resolved
 from moesim.hwmodels.provenance import DateText, Kind, Source, SourcedFraction, SourcedSeconds
 from moesim.hwmodels.units import DIMENSIONS, parse_quantity
 from moesim.hwmodels.validation import validate_model
@@ -299,6 +300,9 @@ class CalibrationProfile(_Plain):
         raise InputError(f"calibration profile {self.name!r} has no entry {id_!r}")
 
 
+MOST_INCLUDES = 40
+"""Of a profile, those of its includes counted."""
+
 GENERIC_PROFILE = "generic-roofline"
 """Prices any accelerator from its datasheet peaks."""
 
@@ -324,7 +328,7 @@ def load_profile(name_or_path: str | Path) -> CalibrationProfile:
     path = _find(name_or_path, None)
     try:
         stamp = path.stat().st_mtime_ns
-    except OSError:
+    except (OSError, ValueError):
         stamp = 0  # the reader says what is wrong
     return _load(str(path), stamp)
 
@@ -337,7 +341,7 @@ def profile_hash(profile: CalibrationProfile) -> str:
 @lru_cache(maxsize=64)
 def _load(path: str, stamp: int) -> CalibrationProfile:
     """Read once per version of the file: a profile that was measured again is read again."""
-    return _merge(Path(path), ())
+    return _merge(Path(path), (), [MOST_INCLUDES])
 
 
 def _find(name_or_path: str | Path, beside: Path | None) -> Path:
@@ -346,7 +350,7 @@ def _find(name_or_path: str | Path, beside: Path | None) -> Path:
         path = Path(text)
         return path if beside is None or path.is_absolute() else beside / path
     for directory in (beside, PROFILE_DIRECTORY):
-        if directory is not None and (directory / f"{text}.yaml").is_file():
+        if directory is not None and is_there(directory / f"{text}.yaml"):
             return directory / f"{text}.yaml"
     raise InputError(
         f"no calibration profile {text!r}; shipped: {', '.join(list_profiles()) or 'none'}; "
@@ -354,13 +358,14 @@ def _find(name_or_path: str | Path, beside: Path | None) -> Path:
     )
 
 
-def _merge(path: Path, chain: tuple[Path, ...]) -> CalibrationProfile:
-    path = path.resolve()
+def _merge(path: Path, chain: tuple[Path, ...], left: list[int]) -> CalibrationProfile:
+    """The profile of a file with its includes; `left` counts down how many more files may be read."""
+    path = resolved(path)
     if path in chain:
         loop = " -> ".join(p.stem for p in (*chain, path))
         raise InputError(f"{path}: calibration profiles include each other: {loop}")
     profile = validate_model(CalibrationProfile, load_mapping(path), str(path))
-    return _with_includes(profile, path, (*chain, path))
+    return _with_includes(profile, path, (*chain, path), left)
 
 
 def written_out(profile: CalibrationProfile) -> CalibrationProfile:
@@ -368,13 +373,22 @@ def written_out(profile: CalibrationProfile) -> CalibrationProfile:
 
     It includes nothing any more: what it says holds wherever it is read. Raises InputError as `load_profile`.
     """
-    merged = _with_includes(profile, Path(f"profile {profile.name}"), ())
+    merged = _with_includes(profile, Path(f"profile {profile.name}"), (), [MOST_INCLUDES])
     return merged.model_copy(update={"include": ()})
 
 
-def _with_includes(profile: CalibrationProfile, path: Path, chain: tuple[Path, ...]) -> CalibrationProfile:
+def _with_includes(
+    profile: CalibrationProfile, path: Path, chain: tuple[Path, ...], left: list[int]
+) -> CalibrationProfile:
+    """A profile with its includes; `left` counts down how many more files may be read."""
+    left[0] -= len(profile.include)
+    if left[0] < 0:
+        raise InputError(
+            f"{path}: include names {len(profile.include):,} profiles, which makes more than {MOST_INCLUDES} "
+            "with those that they include; write their entries into one file"
+        )
     for name in profile.include:
-        profile = _with(profile, _merge(_find(name, path.parent if chain else None), chain), path)
+        profile = _with(profile, _merge(_find(name, path.parent if chain else None), chain, left), path)
     return profile
 
 

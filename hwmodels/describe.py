@@ -90,7 +90,7 @@ def describe(name: str) -> list[FigureRow]:
             if isinstance(model, Accelerator):
                 rows += _beside_figures(model)
             return rows + (_figures(load_prices(name)) if name in list_prices() else [])
-    known = [row.name for row in hardware_rows() if row.what != "prices"]
+    known = [known for names, _ in _KINDS.values() for known in names()]
     raise InputError(
         f"unknown hardware {name!r}{nearest(name, known)}; the known names are {', '.join(known)}"
     )

@@ -27,13 +27,29 @@ def check_readable(path: Path, name: str | None = None) -> None:
     below = os.environ.get(READ_BELOW)
     if below is None:
         return
-    real = path.resolve()
+    real = resolved(path)
     folders = [Path(below).resolve(), _SHIPPED / "hwmodels" / "data", _SHIPPED / "simulator" / "data"]
     if not any(real.is_relative_to(folder) for folder in folders):
         raise InputError(
             f"{name or path.name}: files of the server are not read by path; upload the file, or give a "
             "shipped name"
         )
+
+
+def is_there(path: Path) -> bool:
+    """Whether something has this path; nothing has one that is too long or contains a zero byte."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
+def resolved(path: Path) -> Path:
+    """The absolute path with links followed; raises InputError for what cannot be a path."""
+    try:
+        return path.resolve()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise InputError(f"{str(path)[:80]}: cannot be the path of a file: {error}") from None
 
 
 def read_text(path: Path, most_bytes: int, what: str, *, strict: bool = True) -> str:
@@ -46,10 +62,11 @@ def read_text(path: Path, most_bytes: int, what: str, *, strict: bool = True) ->
     try:
         with path.open("rb") as file:
             data = file.read(most_bytes + 1)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except (OSError, ValueError) as error:  # a zero byte in a name is a ValueError
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise InputError(f"{path}: cannot be read: {reason or error}") from None
     if len(data) > most_bytes:
-        raise InputError(f"{path}: larger than the limit of {most_bytes // 10**6} MB for a {what}")
+        raise InputError(f"{path}: larger than the limit of {most_bytes / 10**6:g} MB for a {what}")
     try:
         text = data.decode("utf-8-sig", errors="strict" if strict else "replace")
     except UnicodeDecodeError as error:
@@ -63,9 +80,13 @@ def read_text(path: Path, most_bytes: int, what: str, *, strict: bool = True) ->
 
 def check_writable(path: Path, what: str) -> None:
     """Raise InputError where `path` cannot become a file: no such folder, or it is a folder itself."""
-    if path.is_dir():
+    try:
+        is_folder, has_folder = path.is_dir(), path.parent.is_dir()
+    except (OSError, ValueError) as error:
+        raise InputError(f"{what} {str(path)[:80]}: cannot be the path of a file: {error}") from None
+    if is_folder:
         raise InputError(f"{what} {path}: this is a folder; give a file name inside it")
-    if not path.parent.is_dir():
+    if not has_folder:
         raise InputError(f"{what} {path}: the folder {path.parent} does not exist; create it first")
 
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, ValidationInfo
 
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.files import is_there
 from moesim.hwmodels.validation import nearest
 from moesim.hwmodels.yaml_io import EXTENSIONS, load_mapping, parse_mapping, validate_model
 
@@ -36,7 +37,7 @@ def load_described(cls: type[ModelT], folder: str, name: str, what: str, base: P
         return described
     if name.lower().endswith(EXTENSIONS):
         path = Path(name)
-        if base is not None and not path.is_absolute() and (base.parent / path).exists():
+        if base is not None and not path.is_absolute() and is_there(base.parent / path):
             path = base.parent / path
         return validate_model(cls, load_mapping(path), str(path))
     valid = list(shipped_names(folder))

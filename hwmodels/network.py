@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from moesim.hwmodels import ranges
+from moesim.hwmodels.files import is_there
 from moesim.hwmodels.library import by_name, load_described, shipped_names
 from moesim.hwmodels.provenance import (
     SourcedBytesPerSecond,
@@ -201,7 +202,7 @@ class Network(BaseModel):
         if value is None or base is None:
             return value
         beside = base.parent / value
-        found = str(beside) if beside.is_file() else value
+        found = str(beside) if is_there(beside) else value
         load_fabric_prices(found)
         return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 from moesim.hwmodels import ranges
 from moesim.hwmodels.accelerator import AcceleratorRef
@@ -22,6 +22,10 @@ from moesim.hwmodels.scale_up import MeshSection, ScaleUpRef, TorusSection
 from moesim.hwmodels.scale_up_shares import SWITCHED, ScaleUpShares
 
 FOLDER = "nodes"
+MOST_GPUS = 65_536
+"""Of a node; the largest scale-up domains of today have 9,216 chips."""
+MOST_NICS = 64
+"""Of a GPU."""
 
 SourcedT = TypeVar("SourcedT", bound=Sourced)
 
@@ -55,6 +59,16 @@ class Node(BaseModel):
     power: SourcedWatts | None = None
     """The whole node under load."""
     note: str | None = None
+
+    @field_validator("gpus", "nics_per_gpu")
+    @classmethod
+    def _possible(cls, count: SourcedCount | None, info: ValidationInfo) -> SourcedCount | None:
+        most = MOST_GPUS if info.field_name == "gpus" else MOST_NICS
+        if count is not None and count.n > most:
+            raise ValueError(
+                f"{info.field_name}={count.n:,} of a node is out of range: 1 to {most:,}; nearest: {most}"
+            )
+        return count
 
     @property
     def n_gpus(self) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -53,15 +54,20 @@ UNDATED = "undated"
 
 
 def _date_text(value: Any) -> Any:
-    """YAML reads an unquoted 2024-12-01 as a date and 2024 as a number; both mean the text."""
-    if isinstance(value, datetime.date):
-        return value.isoformat()[:10]
+    """YAML reads an unquoted 2024 as a number; it means the text."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _is_a_day(text: str) -> str:
+    if text != UNDATED:
+        datetime.date.fromisoformat(f"{text}-01-01"[:10])  # ValueError, which pydantic takes for its own
+    return text
 
 
 DateText = Annotated[
     str,
-    Field(pattern=r"^(\d{4}(-\d{2}){0,2}|undated)$"),
+    Field(pattern=r"^([0-9]{4}(-[0-9]{2}){0,2}|undated)$"),
+    AfterValidator(_is_a_day),
     BeforeValidator(_date_text, json_schema_input_type=str),
 ]
 """YYYY, YYYY-MM or YYYY-MM-DD."""
@@ -102,6 +108,8 @@ class Sourced(BaseModel):
         """As `value`: strings are parsed; a bare number with a dimension comes from Python code only."""
         if not isinstance(ends, list | tuple):
             return ends
+        if any(isinstance(end, bool) or not isinstance(end, str | int | float) for end in ends):
+            raise ValueError("between must be two values, the low and the high one, such as [0.1, 0.2]")
         bare = "" not in DIMENSIONS[cls.dimension].units
         from_file = bare and (info.mode == "json" or bool((info.context or {}).get("place")))
         try:

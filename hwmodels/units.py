@@ -27,8 +27,14 @@ SECONDS_PER_HOUR = 3600.0
 SECONDS_PER_DAY = 86400.0
 
 _QUANTITY = re.compile(
-    r"^\s*(?P<dollar>\$)?\s*(?P<number>[+-]?(\d[\d_]*\.?\d*|\.\d+)([eE][+-]?\d+)?)\s*(?P<unit>.*?)\s*$"
+    r"\s*(?P<dollar>\$)?\s*(?P<number>[+-]?(\d[\d_]{0,59}(\.\d{0,60})?|\.\d{1,60})([eE][+-]?\d{1,9})?)"
+    r"(?P<unit>(?![\d.]).*)",
+    re.ASCII,
 )
+"""A number of at most 60 digits before and after its point and an exponent, and its unit."""
+
+
+_EXPONENT_DIGITS = 3
 
 
 def _table(dimension: str) -> DimensionTable:
@@ -49,7 +55,7 @@ def parse_quantity(text: str, dimension: str) -> float:
     and for anything that is not a number.
     """
     table = _table(dimension)
-    match = _QUANTITY.match(text) if len(text) <= 100 else None
+    match = _QUANTITY.fullmatch(text) if len(text) <= 100 else None
     if match is None:
         raise InputError(
             f"{_shown(text)} is not a quantity; write {table.what} as, for example, {table.example!r}"
@@ -65,10 +71,19 @@ def parse_quantity(text: str, dimension: str) -> float:
     factor = table.units.get(unit)
     if factor is None:
         raise InputError(_wrong_unit(text, unit, dimension))
-    value = float(Decimal(match["number"].replace("_", "")) * factor)
+    number = match["number"].replace("_", "")
+    digits = len(number.lower().partition("e")[2].lstrip("+-0"))
+    value = math.inf if digits > _EXPONENT_DIGITS else float(Decimal(number) * factor)
     if not math.isfinite(value) or value < 0:
         raise InputError(f"{_shown(text)} is out of range: {table.what} must be finite and not negative")
     return value
+
+
+def _float(value: int | float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def _shown(text: str) -> str:
@@ -148,7 +163,7 @@ def _validator(dimension: str) -> BeforeValidator:
                 return parse_quantity(str(value), dimension)
             except InputError as error:
                 raise ValueError(str(error)) from None
-        return float(value)
+        return _float(value)
 
     return BeforeValidator(validate)
 

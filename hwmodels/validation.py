@@ -13,6 +13,10 @@ from moesim.hwmodels.errors import InputError, LegalValuesError
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 _SHOWN_PROBLEMS = 4
+_READ_PROBLEMS = 100
+"""Of a file with more problems, the first so many are looked at."""
+_MOST_LETTERS = 100
+"""Of a word that may be a misspelt name."""
 
 
 def validate_model(cls: type[ModelT], data: Mapping[str, Any], place: str) -> ModelT:
@@ -26,15 +30,20 @@ def validate_model(cls: type[ModelT], data: Mapping[str, Any], place: str) -> Mo
         return cls.model_validate(dict(data), context={"place": place})
     except ValidationError as error:
         items = error.errors(include_url=False)
-        problems = _problems(cls, data, items)
-    shown = "; ".join(problems[:_SHOWN_PROBLEMS])
-    more = f"; and {len(problems) - _SHOWN_PROBLEMS} more" if len(problems) > _SHOWN_PROBLEMS else ""
-    key, legal = _legal_values(data, items)
-    raise InputError(f"{place}: {shown}{more}", key=key, nearest=legal)
+        items = error.errors(include_url=False)
+    problems = _problems(cls, data, items[:_READ_PROBLEMS])
+    shown = "; ".join(
+        problem if len(problem) <= 400 else f"{problem[:397]}..." for problem in problems[:_SHOWN_PROBLEMS]
+    )
+    left = len(problems) - _SHOWN_PROBLEMS + max(0, len(items) - _READ_PROBLEMS)
+    key, legal = _legal_values(data, items[:_READ_PROBLEMS])
+    raise InputError(f"{place}: {shown}{f'; and {left} more' if left > 0 else ''}", key=key, nearest=legal)
 
 
 def nearest(word: str, allowed: list[str]) -> str:
     """A hint " (nearest: 'x')", or nothing when no allowed word is close; case does not count."""
+    if len(word) > _MOST_LETTERS:
+        return ""
     folded = {candidate.lower(): candidate for candidate in allowed}
     close = difflib.get_close_matches(word.lower(), list(folded), n=1, cutoff=0.5)
     return f" (nearest: {folded[close[0]]!r})" if close else ""
@@ -82,8 +91,10 @@ def _path(location: tuple[Any, ...], data: Any) -> str:
     for index, part in enumerate(location):
         if str(part).startswith("function-"):  # a validator of ours, not a key of the file
             continue
-        inside = part in data if isinstance(data, Mapping) else isinstance(data, list | tuple)
-        if inside and not (isinstance(data, list | tuple) and not isinstance(part, int)):
+        listed = isinstance(data, list | tuple) and isinstance(part, int)
+        if listed:
+            data = data[part] if part < len(data) else None  # None: a list that is too short
+        elif isinstance(data, Mapping) and part in data:
             data = data[part]
         elif index < len(location) - 1 or not isinstance(data, Mapping) or part == "[key]":
             continue

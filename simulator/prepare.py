@@ -30,7 +30,7 @@ from moesim.simulator.routing_load import load_spec
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import Overlap, Schedule, build, from_csv, validate
 
-MAX_SCHEDULE_BYTES = 16_000_000
+MAX_SCHEDULE_BYTES = 2_000_000
 
 
 @dataclass(frozen=True, slots=True)

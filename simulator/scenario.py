@@ -24,6 +24,7 @@ from moesim.hwmodels.accelerator import load_accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, load_profile, written_out
 from moesim.hwmodels.cluster import Cluster, load_cluster
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.files import is_there
 from moesim.hwmodels.network import load_network
 from moesim.hwmodels.node import load_node
 from moesim.hwmodels.provenance import SourcedFraction
@@ -51,9 +52,9 @@ class _Part(BaseModel):
 class Batch(_Part):
     """Global batch of one step."""
 
-    sequences: PositiveInt
+    sequences: int = Field(gt=0, le=10_000_000_000)
     """Sequences of one step over the whole cluster."""
-    sequence_length: PositiveInt
+    sequence_length: int = Field(gt=0, le=100_000_000)
     """Tokens of one sequence."""
 
 
@@ -258,7 +259,7 @@ class Scenario(_Part):
 
     def path(self, name: str) -> str:
         """`name` relative to the scenario file, where such a file exists beside it."""
-        if self._base is not None and (Path(self._base) / name).exists():
+        if self._base is not None and is_there(Path(self._base) / name):
             return str(Path(self._base) / name)
         return name
 
@@ -367,6 +368,8 @@ SECTIONS = frozenset(
 ) | {"cluster"}
 """Keys with keys below them."""
 
+_MOST_PARTS = 20
+
 INSTEAD = {"cluster": "fleet", "fleet": "cluster", "fleet.pools": "cluster"}
 """Keys that take the place of another when they are set as a whole."""
 
@@ -398,6 +401,8 @@ def _put(data: Mapping[str, Any], key: str, value: Any, place: str) -> dict[str,
         result.pop(INSTEAD[key], None)
     section: Any = result
     parts = key.split(".")
+    if len(parts) > _MOST_PARTS or not all(parts):
+        raise InputError(f"{place}: {key[:80]!r} is no key; write its path, for example parallel.ep=32")
     for part in parts[:-1]:
         below = section.get(part)
         if below is None:
@@ -407,7 +412,7 @@ def _put(data: Mapping[str, Any], key: str, value: Any, place: str) -> dict[str,
             below = section[part] = _DESCRIPTIONS[part](below)
         if not isinstance(below, dict):
             raise InputError(
-                f"{place}: {part!r} is {below!r}, which has no keys below it; replace it as a whole"
+                f"{place}: {part!r} is {repr(below)[:60]}, which has no keys below it; replace it as a whole"
             )
         section = below
     section[parts[-1]] = value

@@ -10,7 +10,7 @@ import streamlit as st
 from moesim.app import overrides, state, widgets
 from moesim.app.charts import study as charts
 from moesim.app.views import headline
-from moesim.hwmodels.errors import MoesimError
+from moesim.hwmodels.errors import InputError, MoesimError
 from moesim.simulator.result import Result
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.study.compare import changes, waterfall
@@ -71,10 +71,9 @@ def _from_address() -> None:
     if given and not _kept():
         for text in given[: MOST - 1]:
             try:
-                data = json.loads(text)
-                preset, texts = str(data[0]), tuple(str(item) for item in data[1:])
-            except (ValueError, IndexError, TypeError, KeyError):
-                st.error(f"The link's parameter {PARAMETER} is not a list of a preset and overrides.")
+                preset, texts = state.kept_of(text)
+            except InputError as error:
+                st.error(f"The link's parameter {PARAMETER} {error}.")
                 return
             _kept().append((_label(preset, texts), preset, texts))
     wanted = [json.dumps([preset, *texts]) for _, preset, texts in _kept()]

@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+MOST_GPUS = 256
+"""Of one server; the largest scale-up domains of today have 72 in one."""
+MOST_SOCKETS = 64
+
 
 @dataclass(frozen=True, slots=True)
 class Machine:

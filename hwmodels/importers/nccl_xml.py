@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.importers.machine import Machine, rate_text
+from moesim.hwmodels.importers.machine import MOST_GPUS, MOST_SOCKETS, Machine, rate_text
 from moesim.hwmodels.importers.safe_xml import Element, parse_xml
 
 _NVSWITCH_CLASS = "0x0680"
@@ -47,7 +47,7 @@ def read_nccl_xml(text: str, name: str) -> Machine:
     notes = []
     if len(speeds) > 1:
         notes.append(
-            f"NICs of {', '.join(f'{s / 1000:g}' for s in speeds)} Gb/s: the fastest is taken for all"
+            f"NICs of {speeds[0] / 1000:g} to {speeds[-1] / 1000:g} Gb/s: the fastest is taken for all"
         )
     machine = Machine(
         form="NCCL topology XML",
@@ -72,6 +72,8 @@ def _gpus(root: Element, name: str) -> list[tuple[str, Element]]:
                 found.append((_integer(gpu, "dev", name), pci.attributes.get("busid", ""), gpu))
     if not found:
         raise InputError(f"{name}: there is no <gpu> inside a <pci>; dump it with NCCL_TOPO_DUMP_FILE")
+    if len(found) > MOST_GPUS:
+        raise InputError(f"{name}: {len(found):,} GPUs, but a server has at most {MOST_GPUS}")
     found.sort(key=lambda item: item[0])
     if len({dev for dev, *_ in found}) < len(found) or len({bus for _, bus, _ in found}) < len(found):
         raise InputError(f"{name}: two GPUs have the same dev or busid")
@@ -111,6 +113,8 @@ def _pcie_edges(root: Element, by_bus: dict[str, int], name: str) -> list[str]:
             walk(child, here)
 
     cpus = [cpu for cpu in root.all("cpu") if any(cpu.all("gpu"))]
+    if len(cpus) > MOST_SOCKETS:
+        raise InputError(f"{name}: {len(cpus):,} <cpu> with GPUs, but a server has at most {MOST_SOCKETS}")
     for number, cpu in enumerate(cpus):
         walk(cpu, f"cpu:{number}")
     edges += [f"cpu:{n} cpu:{m} {rate_text(fastest)}" for m in range(len(cpus)) for n in range(m)]

@@ -9,7 +9,7 @@ from xml.parsers import expat
 
 from moesim.hwmodels.errors import InputError
 
-MAX_ELEMENTS = 100_000
+MAX_ELEMENTS = 20_000
 MAX_DEPTH = 64
 MAX_ATTRIBUTE = 10_000
 
@@ -35,7 +35,7 @@ def parse_xml(text: str, name: str) -> Element:
 
     Raises InputError for malformed XML, anything that declares a document type or entity (nested entities
     expand to gigabytes, external ones read other files), processing instructions, and documents beyond
-    100,000 elements or 64 levels.
+    20,000 elements or 64 levels.
     """
     parser = expat.ParserCreate()
     root: list[Element] = []

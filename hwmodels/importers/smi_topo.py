@@ -5,11 +5,16 @@ from __future__ import annotations
 import re
 
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.importers.machine import Machine, rate_text
+from moesim.hwmodels.importers.machine import MOST_GPUS, Machine, rate_text
 
-_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_ANSI = re.compile(r"\x1b\[[0-9;]{0,20}m")
 _CELL = re.compile(r"X|NV([1-9]\d?)|PIX|PXB|PHB|NODE|SYS")
 _NEARNESS = {"PIX": 0, "PXB": 1, "PHB": 2, "NODE": 2, "SYS": 3}
+
+
+def is_smi_topo(text: str) -> bool:
+    """Whether a line of the text begins with GPU0, as those of a topology matrix do."""
+    return any(line.split(maxsplit=1)[:1] == ["GPU0"] for line in _ANSI.sub("", text).splitlines())
 
 
 def read_smi_topo(text: str, name: str, host_bytes_per_s: float, most_links: int) -> Machine:
@@ -47,7 +52,10 @@ def read_smi_topo(text: str, name: str, host_bytes_per_s: float, most_links: int
 def _matrix(text: str, name: str) -> tuple[int, int, list[list[str]]]:
     """(GPUs, NICs, cells [gpus][gpus + nics]) of the first matrix in the text."""
     lines = text.splitlines()
-    head = next((i for i, line in enumerate(lines) if re.match(r"\s*GPU0\b", line) and "X" not in line), None)
+    head = next(
+        (i for i, line in enumerate(lines) if line.split(maxsplit=1)[:1] == ["GPU0"] and "X" not in line),
+        None,
+    )
     if head is None:
         raise InputError(
             f"{name}: there is no line with GPU0, GPU1, ...; save the output of nvidia-smi topo -m"
@@ -56,6 +64,8 @@ def _matrix(text: str, name: str) -> tuple[int, int, list[list[str]]]:
     gpus = sum(column.startswith("GPU") for column in columns)
     if columns[:gpus] != [f"GPU{i}" for i in range(gpus)]:
         raise InputError(f"{name}: line {head + 1}: the GPUs are not numbered 0, 1, 2, ...")
+    if gpus > MOST_GPUS:
+        raise InputError(f"{name}: line {head + 1}: {gpus} GPUs, but a server has at most {MOST_GPUS}")
     rows: list[list[str]] = []
     for number, line in enumerate(lines[head + 1 :], head + 2):
         words = line.split()

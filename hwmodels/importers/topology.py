@@ -13,7 +13,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import read_text
 from moesim.hwmodels.importers.machine import Machine, rate_text
 from moesim.hwmodels.importers.nccl_xml import read_nccl_xml
-from moesim.hwmodels.importers.smi_topo import read_smi_topo
+from moesim.hwmodels.importers.smi_topo import is_smi_topo, read_smi_topo
 from moesim.hwmodels.network import load_network
 from moesim.hwmodels.node import Node, load_node
 from moesim.hwmodels.topologies.edge_list import parse_edges
@@ -21,6 +21,8 @@ from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import dump_mapping
 
 MAX_BYTES = 4_000_000
+MOST_EDGES = 15_000
+"""Of a graph: its cluster file must be readable again."""
 NVLINK_BYTES_PER_S = 25e9
 """One NVLink 3 or 4 and direction; later ones are faster, so counts by it never miss a switch."""
 
@@ -51,7 +53,7 @@ def import_topology(
         raise InputError(f"--nodes {nodes}: at least 1")
     if text.lstrip().startswith("<"):
         machine = read_nccl_xml(text, str(path))
-    elif re.search(r"^\s*(\x1b\[[0-9;]*m)*\s*GPU0\b", text, re.MULTILINE):
+    elif is_smi_topo(text):
         machine = read_smi_topo(text, str(path), _host_rate(base), _most_links(base))
     elif network is not None:
         raise InputError(f"--network {network!r}: the edge list {path} is the network already")
@@ -119,7 +121,7 @@ def _from_machine(
                 f"an edge list of the whole cluster"
             )
         edges = _direct_edges(machine, base) + list(machine.edges)
-        joined = _edge_network(edges, base, machine.form)
+        joined = _edge_network(edges, base, machine.form, place[0])
         node["scale_up_switch"] = "as its edge list says"
         understood.append(f"a graph of {len(edges)} links")
         assumed.append("PCIe sockets joined at the rate of their fastest link")
@@ -171,6 +173,7 @@ def _nics(node: dict[str, Any], machine: Machine, base: Node, place: tuple[str, 
 
 def _from_edges(text: str, base: Node, nodes: int, place: tuple[str, str]) -> _Parts:
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("#")]
+    network = _edge_network(lines, base, "edge list", place[0])
     try:
         edges = parse_edges(text.splitlines())
     except InputError as error:
@@ -183,11 +186,16 @@ def _from_edges(text: str, base: Node, nodes: int, place: tuple[str, str]) -> _P
     node = _base_node(base, gpus // nodes, place)
     understood = (f"edge list: {len(edges)} links, {gpus} GPUs in {nodes} nodes",)
     assumed = (f"latencies that are not stated, power and NICs as node {base.name!r}",)
-    return _Parts(node, _edge_network(lines, base, "edge list"), understood, assumed)
+    return _Parts(node, network, understood, assumed)
 
 
-def _edge_network(edges: list[str], base: Node, form: str) -> dict[str, Any]:
+def _edge_network(edges: list[str], base: Node, form: str, place: str) -> dict[str, Any]:
     """A network of kind edge-list; the figures it cannot hold are those of the node and of InfiniBand."""
+    if len(edges) > MOST_EDGES:
+        raise InputError(
+            f"{place}: {len(edges):,} links, but the cluster file that is written from them holds at most "
+            f"{MOST_EDGES:,}"
+        )
     fabric = load_network("mrft-ib-400g").fabric
     assert fabric is not None
     keep = ("value", "kind", "source", "date")

@@ -11,13 +11,14 @@ import numpy as np
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.network import EdgeListFabric
 from moesim.hwmodels.node import Node
+from moesim.hwmodels.ranges import BY_DIMENSION
 from moesim.hwmodels.topologies.base import Topology
 from moesim.hwmodels.topologies.faults import check_connected
 from moesim.hwmodels.topologies.spreading import check_none_left
 from moesim.hwmodels.topologies.wiring import IntArray, Wiring, gpu_name
 from moesim.hwmodels.units import parse_quantity
 
-MAX_EDGES = 1_000_000
+MAX_EDGES = 50_000
 MAX_PATHS = 64
 """Equally short paths of a pair that are told apart; further ones are not used."""
 
@@ -68,7 +69,12 @@ def _edge(words: Sequence[str]) -> Edge:
     rate = parse_quantity(words[2], "bytes_per_s")
     if rate <= 0:
         raise InputError(f"{words[0]} {words[1]}: bandwidth {words[2]} is zero; leave the link out")
-    return Edge(words[0], words[1], rate, parse_quantity(words[3], "s") if len(words) == 4 else None)
+    latency = parse_quantity(words[3], "s") if len(words) == 4 else None
+    for value, dimension in ((rate, "bytes_per_s"), (latency or 0.0, "s")):
+        problem = BY_DIMENSION[dimension].problem(value, dimension)
+        if problem:
+            raise InputError(f"{words[0]} {words[1]}: {problem}")
+    return Edge(words[0], words[1], rate, latency)
 
 
 class EdgeList(Topology):

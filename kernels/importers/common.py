@@ -12,8 +12,10 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import read_text
 from moesim.kernels.machine import accelerator_name
 
-MAX_BYTES = 16_000_000
+MAX_BYTES = 4_000_000
 """A log of a full sweep is well below a megabyte."""
+MOST_LINE = 500
+"""Characters of a line that a tool prints; longer ones hold no result."""
 
 
 def read_log(path: Path) -> str:

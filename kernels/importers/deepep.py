@@ -7,6 +7,7 @@ own rank or node (logical); the shares of a link written here do not.
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections import defaultdict
@@ -19,7 +20,13 @@ from moesim.hwmodels.accelerator import Accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, MeasuredCurve
 from moesim.hwmodels.errors import InputError
 from moesim.kernels.export import Origin, curve, residual
-from moesim.kernels.importers.common import file_date, imported_profile, meant_accelerator, read_log
+from moesim.kernels.importers.common import (
+    MOST_LINE,
+    file_date,
+    imported_profile,
+    meant_accelerator,
+    read_log,
+)
 
 _FIRST = re.compile(
     r"\[tuning\] Best (?P<operation>dispatch|combine)(?: \((?P<dtype>FP8|BF16)\))?: SMs (?P<sms>\d+), "
@@ -35,6 +42,11 @@ _RANKS = re.compile(r"> Ranks: (\d+) x (\d+)")
 _SMS = re.compile(r"> #SM: (\d+)")
 _TESTED = re.compile(r"use_fp8_dispatch=([01])")
 _TOKENS = re.compile(r"(?:num_tokens=|> Tokens: )(\d+)\D.*?hidden[=:] ?(\d+)")
+
+MOST_RANKS = 65_536
+MOST_DIGITS = 15
+MOST_FIGURE = 1e15
+"""Microseconds or GB/s."""
 
 Operation = Literal["dispatch", "combine"]
 
@@ -113,15 +125,17 @@ def parse(text: str, place: str, ranks: int | None = None) -> list[EpRecord]:
     shape, sms, dtype = (1, 0), 0, ""
     tokens: int | None = None
     for number, line in enumerate(text.splitlines(), 1):
+        if len(line) > MOST_LINE:
+            continue
         where = f"{place}, line {number}"
         if match := _RANKS.search(line):
-            shape = int(match[1]), int(match[2])
+            shape = _whole(match[1], where), _whole(match[2], where)
         if match := _SMS.search(line):
-            sms = int(match[1])
+            sms = _whole(match[1], where)
         if match := _TESTED.search(line):
             dtype = "FP8" if match[1] == "1" else "BF16"
         if match := _TOKENS.search(line):
-            tokens = int(match[1])
+            tokens = _whole(match[1], where)
         if match := _FIRST.search(line):
             records.append(_first(match, ranks, tokens, where))
         elif match := _SECOND.search(line):
@@ -136,6 +150,8 @@ def parse(text: str, place: str, ranks: int | None = None) -> list[EpRecord]:
 
 
 def _first(match: re.Match[str], ranks: int | None, tokens: int | None, where: str) -> EpRecord:
+    if ranks is not None and not 2 <= ranks <= MOST_RANKS:
+        raise InputError(f"{where}: --ranks {ranks}: an expert-parallel group has 2 to {MOST_RANKS:,} ranks")
     if ranks is None:
         raise InputError(
             f"{where}: this generation of DeepEP does not print the number of ranks; state it (--ranks 8)"
@@ -148,7 +164,7 @@ def _first(match: re.Match[str], ranks: int | None, tokens: int | None, where: s
         generation=1,
         operation=match["operation"],
         dtype=match["dtype"] or "",
-        sms=_sms(int(match["sms"]), where),
+        sms=_sms(_whole(match["sms"], where), where),
         ranks=ranks,
         nodes=ranks // 8 if rdma else 1,
         scale_up_bytes_per_s=_rate(match["nvl"], where),
@@ -163,14 +179,16 @@ def _second(
 ) -> list[EpRecord]:
     if match["operation"] not in ("dispatch", "combine"):
         return []  # cached, expanded and reduced variants answer another question
-    ranks = int(match["ranks"])
+    ranks = _whole(match["ranks"], where)
     if shape[0] * shape[1] != ranks or not sms:
         raise InputError(
             f"{where}: a result of {ranks} ranks without '> Ranks: a x b' and '> #SM: n' before it; "
             "give the whole output"
         )
+    if not 2 <= ranks <= MOST_RANKS:
+        raise InputError(f"{where}: {ranks} ranks; an expert-parallel group has 2 to {MOST_RANKS:,}")
     seconds = _float(match["time"], where) * 1e-6
-    size = int(match["bytes"])
+    size = _whole(match["bytes"], where)
     if seconds <= 0.0 or size <= 0:
         raise InputError(f"{where}: {size} bytes in {seconds * 1e6:g} us is not a measurement")
     return [
@@ -182,7 +200,7 @@ def _second(
             ranks=ranks,
             nodes=shape[0],
             scale_up_bytes_per_s=size / seconds,
-            scale_out_bytes_per_s=float(match["so"]) * 1e9,
+            scale_out_bytes_per_s=_float(match["so"], where) * 1e9,
             seconds=seconds,
             tokens=tokens,
         )
@@ -300,8 +318,17 @@ def _rate(text: str, where: str) -> float:
     return value
 
 
+def _whole(text: str, where: str) -> int:
+    if len(text) > MOST_DIGITS:
+        raise InputError(f"{where}: {text[:40]!r} has more than {MOST_DIGITS} digits")
+    return int(text)
+
+
 def _float(text: str, where: str) -> float:
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
-        raise InputError(f"{where}: {text[:40]!r} is not a number") from None
+        value = math.nan
+    if not value < MOST_FIGURE:
+        raise InputError(f"{where}: {text[:40]!r} is not a number below {MOST_FIGURE:g}")
+    return value

@@ -19,12 +19,17 @@ from moesim.hwmodels.calibration import CalibrationProfile, MeasuredCurve
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.kernels.export import Origin, curve, residual
-from moesim.kernels.importers.common import file_date, imported_profile, meant_accelerator, read_log
+from moesim.kernels.importers.common import (
+    MOST_LINE,
+    file_date,
+    imported_profile,
+    meant_accelerator,
+    read_log,
+)
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast", "reduce", "sendrecv")
 MIB = float(2**20)
 
-_RANK = re.compile(r"^#\s+Rank\s+(\d+)\s.*?\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s*(.*\S)?\s*$")
 _OPERATION = re.compile(rf"\b({'|'.join(OPERATIONS)})(?:_perf)?\b")
 
 
@@ -132,15 +137,17 @@ def parse_text(text: str, place: str, operation: str | None = None) -> NcclRun:
     rows: list[NcclRow | None] = []
     found, version = operation, None
     for number, line in enumerate(text.splitlines(), 1):
-        if match := _RANK.match(line):
-            devices[int(match[1])] = match[2], match[3]
+        if len(line) > MOST_LINE:
+            continue
+        if (seen := _device(line.split())) is not None:
+            devices[seen[0]] = seen[1:]
         elif line.startswith("#"):
             words = line.lstrip("# ").split()
             if "size" in words and "busbw" in words:
                 header = words
             if found is None and "starting" in line:
                 found = _operation(line)
-            if (library := re.search(r"nccl-library=(\d+)", line)) is not None:
+            if (library := re.search(r"nccl-library=(\d{1,9})", line)) is not None:
                 version = _version(int(library[1]))
         elif header and re.match(r"\s*\d+\s+\d+\s", line):
             rows.append(_text_row(header, line.split(), f"{place}, line {number}"))
@@ -160,6 +167,20 @@ def parse_text(text: str, place: str, operation: str | None = None) -> NcclRun:
         date=None,
         rows=rows,
     )
+
+
+def _device(words: list[str]) -> tuple[int, str, str | None] | None:
+    """(rank, host, GPU) of a line "# Rank 0 Group 0 Pid 1 on HOST device 0 [0000:00:00] GPU"; else None."""
+    if words[:2] != ["#", "Rank"] or len(words) < 3 or not (words[2].isdecimal() and len(words[2]) < 10):
+        return None
+    try:
+        at = words.index("on", 3)
+        close = next(i for i in range(at + 4, len(words)) if words[i].endswith("]"))
+    except (ValueError, StopIteration):
+        return None
+    if words[at + 2] != "device" or not words[at + 4].startswith("["):
+        return None
+    return int(words[2]), words[at + 1], " ".join(words[close + 1 :]) or None
 
 
 def _run(

@@ -16,6 +16,11 @@ FloatArray = NDArray[np.float64]
 
 MAX_BYTES = 16_000_000
 """61 layers of 256 experts over a hundred steps, in any of the formats; numbers take up to 16 times that."""
+MAX_NUMBERS = 2_100_000
+"""In a JSON file: as many as its size leaves room for."""
+MAX_LINES = 20_000
+MAX_EXPERTS = 10_000
+"""Of a CSV file: its lines, and the counts of a line; of a JSON file: rows of a list, and counts of a row."""
 
 
 def read_counts(path: Path) -> FloatArray:
@@ -54,11 +59,17 @@ def _read_csv(path: Path) -> FloatArray:
         lines = path.read_text("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not a text file (byte {error.start} is not UTF-8)") from None
+    if len(lines) > MAX_LINES:
+        raise InputError(f"{path}: {len(lines):,} lines, but a file holds at most {MAX_LINES:,} layers")
     for number, line in enumerate(lines, start=1):
         text = line.split("#")[0].strip()
         if not text:
             continue
         cells = text.split(",")
+        if len(cells) > MAX_EXPERTS:
+            raise InputError(
+                f"{path}: line {number} has {len(cells):,} counts, above the limit {MAX_EXPERTS:,}"
+            )
         try:
             rows.append([float(cell) for cell in cells])
         except ValueError:
@@ -89,7 +100,9 @@ def _read_npy(path: Path) -> FloatArray:
     try:
         # Mapped, not read: a header that claims more than the file holds is refused before any allocation.
         array: Any = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, OverflowError, MemoryError, SyntaxError, TypeError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # NumPy reads the header as Python text: tokenize, struct and others complain
         raise InputError(
             f"{path}: not a NumPy array file ({' '.join(str(error).split())[:120]}); write it with numpy.save"
         ) from None
@@ -106,7 +119,7 @@ def _read_npy(path: Path) -> FloatArray:
 
 
 def _read_json(path: Path) -> FloatArray:
-    counts = load_mapping(path).get("counts")
+    counts = load_mapping(path, MAX_NUMBERS).get("counts")
     if not isinstance(counts, list) or not counts:
         raise InputError(f'{path}: the key counts is missing or empty; write {{"counts": [[...], ...]}}')
     return np.array(_nested(counts, str(path), "counts", 0), dtype=np.float64)
@@ -116,15 +129,15 @@ def _nested(values: list[Any], name: str, where: str, depth: int) -> list[Any]:
     """The same lists, checked: numbers inside, equally long, at most three deep."""
     if depth > 2:
         raise InputError(f"{name}: {where} is nested deeper than [steps][layers][experts]")
+    most = MAX_LINES if any(isinstance(value, list) for value in values[:1]) else MAX_EXPERTS
+    if len(values) > most:
+        raise InputError(f"{name}: {where} holds {len(values):,} entries, above the limit {most:,}")
     lists = [isinstance(value, list) for value in values]
     if not any(lists):
         for index, value in enumerate(values):
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise InputError(f"{name}: {where}.{index}={repr(value)[:40]} is not a number")
-        try:
-            return [float(value) for value in values]
-        except OverflowError:
-            raise InputError(f"{name}: {where} holds an integer beyond 1e308; that is no count") from None
+        return [float(value) for value in values]
     if not all(lists):
         raise InputError(f"{name}: {where} mixes numbers and lists")
     inner = [_nested(value, name, f"{where}.{index}", depth + 1) for index, value in enumerate(values)]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.files import resolved
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import dump_mapping, load_mapping
 from moesim.simulator.model.hf_reader import Reader, Understood
@@ -54,7 +55,7 @@ def shape_from_config(data: dict[str, Any], place: str) -> ImportedModel:
     if prefix:
         left_out.append(f"everything outside {prefix[:-1]} (the file describes a multimodal model)")
     stem = Path(place).stem
-    fields["name"] = stem if stem != "config" else Path(place).resolve().parent.name or family
+    fields["name"] = stem if stem != "config" else resolved(Path(place)).parent.name or family
     fields["source"] = {
         "kind": "published",
         "reference": f"Hugging Face config {Path(place).name} ({family})",

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.files import check_readable
+from moesim.hwmodels.files import check_readable, is_there
 from moesim.hwmodels.provenance import UNDATED, DateText, Kind
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import EXTENSIONS, load_mapping, parse_mapping
@@ -223,7 +223,7 @@ def load_model(name_or_path: str | Path) -> ModelShape:
     path = Path(name_or_path)
     if path.name != text:  # a bare word may be a misspelt name: that is answered first
         check_readable(path)
-    if path.suffix.lower() not in EXTENSIONS and not path.exists():
+    if path.suffix.lower() not in EXTENSIONS and not is_there(path):
         known = list(shipped_models())
         raise InputError(
             f"unknown model {text!r}{nearest(text, known)}; shipped models: {', '.join(known)}; or give the "

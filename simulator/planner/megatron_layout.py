@@ -30,6 +30,7 @@ def _sequence(text: str, position: int, depth: int) -> tuple[str, int]:
     if depth > 32:
         raise InputError("pipeline layout: parentheses more than 32 deep; write the repeats out")
     parts: list[str] = []
+    size = 0
     while position < len(text) and text[position] != ")":
         char = text[position]
         if char in ", ":
@@ -53,6 +54,9 @@ def _sequence(text: str, position: int, depth: int) -> tuple[str, int]:
         elif position < len(text) and text[position] == "*":
             raise _wrong(text, position, "a * without a number")
         parts.append(item)
+        size += len(item)
+        if size > MOST_ITEMS:
+            raise _wrong(text, position, "more than 10,000 letters")
     return "".join(parts), position
 
 
@@ -105,10 +109,13 @@ def parse_frequency(text: str, layers: int) -> tuple[int, ...]:
     found: list[int] = []
     for term in body.split("+"):
         match = re.fullmatch(r"\(?\[([01](?:,[01])*)\](?:\*(\d{1,6}))?\)?", term)
-        if match is None or len(found) > MOST_ITEMS:
+        if match is None:
             raise InputError(
                 f"--moe-layer-freq {text[:80]!r}: cannot read {term[:40]!r}; write a number or lists such as "
                 "([0]*3+[1]*58)"
             )
-        found += [int(n) for n in match[1].split(",")] * min(int(match[2] or 1), MOST_ITEMS)
+        entries, times = [int(n) for n in match[1].split(",")], int(match[2] or 1)
+        if len(found) + len(entries) * times > MOST_ITEMS:
+            raise InputError(f"--moe-layer-freq {text[:80]!r}: more than {MOST_ITEMS:,} entries")
+        found += entries * times
     return tuple(found)

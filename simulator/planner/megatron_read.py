@@ -18,11 +18,15 @@ from moesim.simulator.planner.megatron import MODULES, megatron_arguments
 from moesim.simulator.planner.megatron_layout import layers_of_layout, parse_frequency
 from moesim.simulator.scenario import Scenario
 
-MOST_BYTES = 1_000_000
+MOST_BYTES = 300_000
+MOST_LINE = 30_000
+"""Characters of a line with its continuations, and of a text after its variables are filled in."""
+MOST_EXPANDED = 300_000
+"""Characters of all texts into which variables were filled."""
 
 _ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
 _ARRAY = re.compile(r"\$\{[A-Za-z_]\w*\[[@*]\]\}")
-_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::?-([^}]*))?\}|([A-Za-z_]\w*))")
+_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::?-([^}]{0,200}))?\}|([A-Za-z_]\w*))")
 
 INTEGERS = {
     "--tensor-model-parallel-size": "parallel.tp",
@@ -75,11 +79,11 @@ def read_script(path: Path) -> dict[str, str | None]:
     """
     if path.suffix.lower() in (".yaml", ".yml"):
         data = load_mapping(path)
-        values = {str(k): str(v) for k, v in dict(data.get("ENV_VARS") or {}).items()}
-        arguments = data.get("MODEL_ARGS") or {}
+        values = {key: str(value) for key, value in _section(data, "ENV_VARS", path).items()}
+        expansion = _Expansion(str(path), values)
         found = {
-            str(flag): None if value is True else _expanded(str(value), values)
-            for flag, value in dict(arguments).items()
+            flag: None if value is True else expansion.of(str(value))
+            for flag, value in _section(data, "MODEL_ARGS", path).items()
             if value is not False
         }
     else:
@@ -89,10 +93,22 @@ def read_script(path: Path) -> dict[str, str | None]:
     return found
 
 
+def _section(data: Mapping[str, Any], key: str, path: Path) -> dict[str, Any]:
+    section = data.get(key) or {}
+    if not isinstance(section, dict):
+        raise InputError(f"{path}: {key}={str(section)[:60]!r} must be a mapping of names to values")
+    return {str(name): value for name, value in section.items()}
+
+
 def _read_shell(text: str, place: str) -> dict[str, str | None]:
-    variables: dict[str, str] = {}
+    expansion = _Expansion(place, {})
     found: dict[str, str | None] = {}
     for number, line in enumerate(re.sub(r"\\\r?\n", " ", text).splitlines(), start=1):
+        if len(line) > MOST_LINE:
+            raise InputError(
+                f"{place}, line {number} (continued lines count once): longer than the limit of "
+                f"{MOST_LINE:,} characters"
+            )
         try:
             words = shlex.split(line, comments=True)
         except ValueError as error:
@@ -101,14 +117,14 @@ def _read_shell(text: str, place: str) -> dict[str, str | None]:
         for word in words:
             match = _ASSIGNMENT.fullmatch(word)
             if match and not word.startswith("--"):
-                variables[match[1]] = _expanded(match[2], variables)
+                expansion.variables[match[1]] = expansion.of(match[2])
                 # An array or a quoted list of arguments is a list of words.
                 word = match[2].removeprefix("(")
                 if not word.startswith("--"):
                     continue
             if _ARRAY.fullmatch(word):
                 continue  # its arguments were read where it was set
-            expanded += _words(_expanded(word, variables))
+            expanded += _words(expansion.of(word))
         _flags(expanded, found)
     return found
 
@@ -135,18 +151,43 @@ def _flags(words: list[str], found: dict[str, str | None]) -> None:
             before = found[name]
             value = word if word.count("(") or not word.endswith(")") else word[:-1]
             found[name] = value if before is None else f"{before} {value}"
+            if len(value) + len(before or "") > MOST_LINE:
+                raise InputError(f"{name[:80]}: its values have more than {MOST_LINE:,} characters")
         elif word in ("&&", ";", "|", "&"):
             name = None
 
 
-def _expanded(text: str, variables: Mapping[str, str]) -> str:
-    """`text` with the variables that are known; others stay as they are written."""
+class _Expansion:
+    """Fills known variables into texts, of which it makes a bounded amount; errors name `place`."""
 
-    def value(match: re.Match[str]) -> str:
-        known = variables.get(match[1] or match[3])
-        return known if known is not None else match[2] if match[2] is not None else match[0]
+    def __init__(self, place: str, variables: dict[str, str]) -> None:
+        self.variables = variables
+        self._place, self._left = place, MOST_EXPANDED
 
-    return _VARIABLE.sub(value, text)
+    def of(self, text: str) -> str:
+        """`text` with the variables that are known; others stay as they are written.
+
+        A variable may hold itself twice, line after line: raises InputError before such a text is made.
+        """
+        if "$" not in text:
+            return text
+        parts, end, size = [], 0, 0
+        for match in _VARIABLE.finditer(text):
+            known = self.variables.get(match[1] or match[3])
+            value = known if known is not None else match[2] if match[2] is not None else match[0]
+            parts += [text[end : match.start()], value]
+            end = match.end()
+            size += len(parts[-2]) + len(value)
+            self._spend(match[0], len(parts[-2]) + len(value), size)
+        return "".join([*parts, text[end:]])
+
+    def _spend(self, name: str, more: int, size: int) -> None:
+        self._left -= more
+        if size > MOST_LINE or self._left < 0:
+            raise InputError(
+                f"{self._place}: the variable {name[:80]!r} makes a text of more than {MOST_LINE:,} "
+                f"characters, or all its variables more than {MOST_EXPANDED:,}; write the arguments out"
+            )
 
 
 def import_megatron(path: Path, base: Scenario, shape: ModelShape) -> MegatronImport:

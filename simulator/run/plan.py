@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.failure import FailureRateRef, RestartRef
+from moesim.hwmodels.files import is_there
 from moesim.hwmodels.library import by_name
 from moesim.hwmodels.price import Offer, RentChoice
 from moesim.hwmodels.provenance import SourcedBytes, SourcedGpuHours, SourcedSeconds
@@ -211,7 +212,7 @@ def load_run_plan(name: str, base: Path | None = None) -> RunPlan:
         return validate_model(RunPlan, parse_mapping(text, f"run plan {name}"), f"run plan {name}")
     if name.lower().endswith(EXTENSIONS):
         path = Path(name)
-        if base is not None and not path.is_absolute() and (base.parent / path).exists():
+        if base is not None and not path.is_absolute() and is_there(base.parent / path):
             path = base.parent / path
         return validate_model(RunPlan, load_mapping(path), str(path))
     raise InputError(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -77,9 +76,11 @@ def find(scenario: Scenario, uncertainty: bool = False) -> Result | None:
     try:
         with _opened() as store:
             text = store.result(key)
-        return Result.model_validate_json(text) if text else None
-    except (ValidationError, zlib.error, UnicodeDecodeError):  # a damaged row is no answer
-        return None
+            try:
+                return Result.model_validate_json(text) if text else None
+            except ValidationError:  # a damaged row is no answer
+                store.forget(key)
+                return None
     except _NotKeptError as error:
         _told(error)
         return None

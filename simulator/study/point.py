@@ -12,6 +12,7 @@ from typing import Any, Literal
 import moesim
 from moesim.hwmodels.calibration import profile_hash
 from moesim.hwmodels.errors import InfeasibleError, InputError
+from moesim.hwmodels.files import is_there
 from moesim.simulator.fleet.simulate import joined_hash
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.simulate import simulate
@@ -78,7 +79,7 @@ def _machines(scenario: Scenario) -> Any:
 def _files(scenario: Scenario) -> list[str]:
     """Names of further files that a scenario reads: a schedule, recorded expert counts."""
     named = [getattr(scenario.routing.load, "file", None), scenario.schedule]
-    return [name for name in named if name and Path(scenario.path(name)).is_file()]
+    return [name for name in named if name and is_there(Path(scenario.path(name)))]
 
 
 def _digest(path: str) -> str:

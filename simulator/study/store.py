@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sqlite3
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self, cast
+from typing import Self, cast, get_args
 
 import moesim
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import check_writable
 from moesim.simulator.study.point import Key, Outcome, Status
 
-SCHEMA = 1
+SCHEMA = 2
 """Layout of the tables; a store of another layout is refused."""
 
 BUSY_S = 30.0
 """How long to wait for another process that is writing to the same store."""
+
+MOST_RESULT_BYTES = 64_000_000
+"""Of one prediction as JSON; a compressed row that claims more is damaged."""
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS results (
     key TEXT PRIMARY KEY, scenario_hash TEXT NOT NULL, calibration_hash TEXT NOT NULL, version TEXT NOT NULL,
     scenario TEXT NOT NULL, status TEXT NOT NULL, reason TEXT NOT NULL, figures TEXT NOT NULL,
-    result BLOB NOT NULL
+    result BLOB NOT NULL, row_digest TEXT NOT NULL, result_digest TEXT NOT NULL
 );
 """
 
@@ -36,8 +40,9 @@ class Store:
     """Outcomes by key. Every `put` is one transaction that is on disk when it returns.
 
     A write-ahead log keeps what was committed when a process is killed at any moment; a point that two
-    sweeps computed is kept once, the first one. Raises InputError for a file that is no store, is of
-    another version, cannot be written, or whose disk is full.
+    sweeps computed is kept once, the first one. Every row carries digests of its content: a damaged one is
+    removed when it is read, so that its point is computed again. Raises InputError for a file that is no
+    store, is of another version, cannot be written, or whose disk is full.
     """
 
     def __init__(self, path: Path, *, durable: bool = True, busy_s: float = BUSY_S) -> None:
@@ -50,6 +55,7 @@ class Store:
         check_writable(path, "store")
         with self._told():
             self._db = sqlite3.connect(path, timeout=busy_s, isolation_level=None)
+            self._db.text_factory = _text  # damaged text is told by its digest
             try:
                 self._open()
             except BaseException:
@@ -72,29 +78,48 @@ class Store:
             self._db.execute("INSERT OR IGNORE INTO meta VALUES (?, ?)", (name, value))
         self._db.execute("COMMIT")
         meta = dict(self._db.execute("SELECT name, value FROM meta"))
-        if meta["schema"] != str(SCHEMA) or meta["version"] != moesim.__version__:
+        schema, version = str(meta.get("schema"))[:20], str(meta.get("version"))[:20]
+        if schema != str(SCHEMA) or version != moesim.__version__:
             raise InputError(
-                f"store {self.path}: written by moesim {meta['version']} (layout {meta['schema']}), this is "
+                f"store {self.path}: written by moesim {version} (layout {schema}), this is "
                 f"{moesim.__version__} (layout {SCHEMA}); results may differ between versions: use a new file"
             )
 
     def get(self, key: Key) -> Outcome | None:
         """The outcome of a key, without the prediction itself (see `result`); None where it is not known."""
+        columns = ", ".join(_COLUMNS)
         with self._told():
             row = self._db.execute(
-                "SELECT status, reason, figures FROM results WHERE key = ?", (key.text,)
+                f"SELECT {columns}, row_digest FROM results WHERE key = ?", (key.text,)
             ).fetchone()
-        return None if row is None else Outcome(cast("Status", row[0]), row[1], json.loads(row[2]), "")
+        if row is None:
+            return None
+        found = _outcome(row[:-1]) if _digest(*row[:-1]) == row[-1] else None
+        if found is None:
+            self.forget(key)
+        return found
 
     def result(self, key: Key) -> str:
         """The prediction of a key as JSON; empty where there is none."""
         with self._told():
-            row = self._db.execute("SELECT result FROM results WHERE key = ?", (key.text,)).fetchone()
-        return "" if row is None else zlib.decompress(row[0]).decode()
+            row = self._db.execute(
+                "SELECT result, result_digest FROM results WHERE key = ?", (key.text,)
+            ).fetchone()
+        if row is None:
+            return ""
+        found = _unpacked(row[0]) if _digest(row[0]) == row[1] else None
+        if found is None:
+            self.forget(key)
+        return found or ""
+
+    def forget(self, key: Key) -> None:
+        """Remove the row of a key."""
+        with self._told():
+            self._db.execute("DELETE FROM results WHERE key = ?", (key.text,))
 
     def put(self, key: Key, name: str, outcome: Outcome) -> bool:
         """Write an outcome; False where the key is there already (it stays as it is)."""
-        row = (
+        texts = (
             key.text,
             key.scenario,
             key.calibration,
@@ -103,8 +128,9 @@ class Store:
             outcome.status,
             outcome.reason,
             json.dumps(outcome.figures),
-            zlib.compress(outcome.result.encode()),
         )
+        packed = zlib.compress(outcome.result.encode())
+        row = (*texts, packed, _digest(*texts), _digest(packed))
         with self._told():
             marks = ", ".join("?" * len(row))
             return self._db.execute(f"INSERT OR IGNORE INTO results VALUES ({marks})", row).rowcount == 1
@@ -159,3 +185,43 @@ class Store:
             else:
                 text = f"cannot be read or written: {error}"
             raise InputError(f"store {self.path}: {text}") from None
+
+
+_COLUMNS = ("key", "scenario_hash", "calibration_hash", "version", "scenario", "status", "reason", "figures")
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="replace")
+
+
+def _digest(*values: object) -> str:
+    """Of texts and bytes, their types included: another value in a column is another digest."""
+    found = hashlib.blake2b(digest_size=16)
+    for value in values:
+        data = value if isinstance(value, bytes) else str(value).encode(errors="replace")
+        found.update(f"{type(value).__name__} {len(data)}\n".encode() + data)
+    return found.hexdigest()
+
+
+def _outcome(row: Sequence[object]) -> Outcome | None:
+    """The outcome of a row's texts; None where they hold none."""
+    status, reason, text = row[-3:]
+    try:
+        figures = json.loads(str(text))
+    except (ValueError, RecursionError):
+        return None
+    if status not in get_args(Status) or not isinstance(figures, dict):
+        return None
+    return Outcome(cast("Status", status), str(reason), figures, "")
+
+
+def _unpacked(data: object) -> str | None:
+    """A compressed text of at most MOST_RESULT_BYTES; None for anything else."""
+    if not isinstance(data, bytes):
+        return None
+    unzip = zlib.decompressobj()
+    try:
+        text = unzip.decompress(data, MOST_RESULT_BYTES)
+        return text.decode() if unzip.eof else None
+    except (zlib.error, UnicodeDecodeError):
+        return None

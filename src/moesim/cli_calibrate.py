@@ -203,11 +203,15 @@ def _progress() -> Iterator[Callable[[Progress], None]]:
 
 
 def _rate(option: str, text: str | None) -> float | None:
-    from moesim.hwmodels.units import parse_quantity
+    from moesim.hwmodels.units import check_range, parse_quantity
 
+    if text is None:
+        return None
     try:
-        return None if text is None else parse_quantity(text, "bytes_per_s")
-    except InputError as error:
+        rate = parse_quantity(text, "bytes_per_s")
+        check_range(rate, "bytes_per_s", text)
+        return rate
+    except (InputError, ValueError) as error:
         raise InputError(f"{option}: {error}") from None
 
 
@@ -228,8 +232,10 @@ def _keep(found: CalibrationProfile, into: str | None, output: Path, force: bool
 
 def _write(profile: CalibrationProfile, output: Path, force: bool) -> None:
     from moesim.cli_console import say_written
+    from moesim.hwmodels.files import check_writable
     from moesim.kernels.export import write_profile
 
+    check_writable(output, "output file")
     if output.exists() and not force:
         raise InputError(f"output file {output}: exists already; give another name, or --force to replace it")
     write_profile(profile, output)

@@ -14,6 +14,8 @@ from rich.text import Text
 
 from moesim.hwmodels.errors import InputError
 
+MOST_NUMBERS = 1_000_000
+"""That an option such as --ranks may list."""
 QUIET_S = 2.0
 """Work shorter than this shows no progress."""
 
@@ -124,4 +126,8 @@ def chosen_numbers(option: str, text: str) -> list[int] | None:
         ):
             raise InputError(f"{option} {text!r}: write numbers such as 0,3 or 0-3, or all")
         numbers.extend(range(int(ends[0]), int(ends[1]) + 1))
+        if len(numbers) > MOST_NUMBERS:
+            raise InputError(
+                f"{option} {text[:60]!r}: more than {MOST_NUMBERS:,} numbers; write all for every one"
+            )
     return numbers

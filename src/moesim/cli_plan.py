@@ -96,15 +96,16 @@ def _tenths(say: Callable[[str], None]) -> Callable[[float, str], None]:
 
 def scenario_yaml(scenario: Scenario) -> str:
     """A scenario as the text of a file."""
+    from moesim.hwmodels.files import is_there
     from moesim.hwmodels.yaml_io import dump_mapping
 
     data = scenario.model_dump(mode="json", exclude_none=True)
     for key in ("model", "profile"):  # what stands beside the old file is not beside the new one
-        if isinstance(data[key], str) and (path := Path(scenario.path(data[key]))).exists():
+        if isinstance(data[key], str) and is_there(path := Path(scenario.path(data[key]))):
             data[key] = str(path.resolve())
     for pool in data.get("fleet", {}).get("pools", ()):
         path = Path(scenario.path(pool.get("profile", "")))
-        if "profile" in pool and path.exists():
+        if "profile" in pool and is_there(path):
             pool["profile"] = str(path.resolve())
     return dump_mapping(data)
 

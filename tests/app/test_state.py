@@ -102,3 +102,15 @@ def test_keys_of_the_cache_ignore_prices_and_nothing_else() -> None:
 
     assert key() == key("cluster.price_per_gpu_hour=$9/h")
     assert len({key(), key("communication.sms=16"), key("profile=h800-published"), key("seed=1")}) == 4
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[", "[]", "{}", "3", '"x"', "[1]", '["a", 2]', "null", "[" * 16_000, "9" * 15_000]
+)
+def test_a_link_of_compare_that_is_none(text: str) -> None:
+    with pytest.raises(InputError, match="not a list of a preset and overrides"):
+        state.kept_of(text)
+
+
+def test_a_link_of_compare() -> None:
+    assert state.kept_of('["home", "seed=1", "parallel.ep=32"]') == ("home", ("seed=1", "parallel.ep=32"))

@@ -91,6 +91,17 @@ def test_own_entries_come_before_included_ones(tmp_path: Path) -> None:
     assert [law.id for law in load_profile(outer).laws] == ["outer.law", "inner.law"]
 
 
+def test_includes_are_counted(tmp_path: Path) -> None:
+    outer = write(tmp_path, "outer", f"include: [{'generic-priors, ' * 2000}]\n")
+    with pytest.raises(InputError, match=r"outer\.yaml: include names 2,000 profiles, .* more than 40"):
+        load_profile(outer)
+    for n in range(8):  # 3 of each below: 3 ^ 8 files
+        write(tmp_path, f"level{n}", f"include: [{', '.join([f'level{n + 1}'] * 3)}]\n")
+    write(tmp_path, "level8", "")
+    with pytest.raises(InputError, match="more than 40"):
+        load_profile(tmp_path / "level0.yaml")
+
+
 def test_an_include_cycle_is_named(tmp_path: Path) -> None:
     write(tmp_path, "one", "include: [two]\n")
     write(tmp_path, "two", "include: [one]\n")

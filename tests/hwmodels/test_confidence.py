@@ -70,7 +70,7 @@ def test_a_peak_only_statement_holds_the_prior_its_range_and_its_source() -> Non
     assert text.startswith(f"peak-only, efficiency prior {prior}")
     assert peak_only_note(cluster, profile) == (text,)
     assert peak_only_note(cluster_of("h800-sxm"), load_profile("h800-trace"), "fp8") == ()
-    assert "0.9 (0.75 to 1) of the bf16 best measured product of mi300x" in statement(
+    assert "0.89 (0.75 to 1) of the bf16 best measured product of mi300x" in statement(
         cluster_of("mi300x"), profile
     )
 

@@ -148,6 +148,8 @@ LAUGHS = '<!DOCTYPE s [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;&a;">]><system>&b;</s
 EXTERNAL = '<!DOCTYPE s [<!ENTITY x SYSTEM "file:///etc/passwd">]><system a="1">&x;</system>'
 REMOTE = '<!DOCTYPE system SYSTEM "http://127.0.0.1/x.dtd"><system/>'
 GOOD = nccl(links=SWITCHED)
+PCI = '<pci busid="$N" link_speed="32.0 GT/s PCIe" link_width="16"><gpu dev="$N"/></pci>'
+CPU = f"<cpu>{PCI}</cpu>"
 
 
 @pytest.mark.parametrize(
@@ -159,7 +161,7 @@ GOOD = nccl(links=SWITCHED)
         ("<system>&lt;&x;</system>", "not well-formed"),
         ("<?php x ?><system/>", "processing instruction"),
         ("<system>" + "<pci>" * MAX_DEPTH, "levels"),
-        ("<system>" + "<pci/>" * 100_001, "more than 100,000 elements"),
+        ("<system>" + "<pci/>" * 100_001, "more than 20,000 elements"),
         ("<system>", "line 1: this is not well-formed"),
         (f'<system a="{"x" * 10_001}"/>', "longer than"),
         ("<topology/>", "starts with <system>"),
@@ -178,6 +180,14 @@ GOOD = nccl(links=SWITCHED)
         ("gpu:0 gpu:1 5GB/s\ngpu:2 gpu:3 5GB/s", "not connected: rank gpu:2, gpu:3"),
         ("gpu:0 gpu:2 5GB/s", "gpu:1 has no edge"),
         ("   \n", "empty"),
+        ("\n" * 100_000 + "x", "edge 100001"),
+        ("<system>" + CPU.replace("$N", "1") * 65 + "</system>", "same dev or busid"),
+        (f"<system>{''.join(CPU.replace('$N', str(n)) for n in range(65))}</system>", "65 <cpu> with GPUs"),
+        (f"<system><cpu>{''.join(PCI.replace('$N', str(n)) for n in range(257))}</cpu></system>", "257 GPUs"),
+        (" ".join(f"GPU{n}" for n in range(257)), "257 GPUs"),
+        ("gpu:0 gpu:1 5GB/s\n" * 15_001, "15,001 links"),
+        ("gpu:0 gpu:1 1e-300GB/s", "nearest: 1 MB/s"),
+        ("gpu:0 gpu:1 5GB/s 1e300s", "nearest: 10000000000 s"),
         ("gpu:0\0", "zero byte"),
         (MATRIX.replace("@a", "NV18").replace("@b", "NV99999"), "'NV99999' is no cell"),
         (MATRIX.replace("@a", "NV18", 1).replace("@a", "NV17").replace("@b", "SYS"), "disagree"),

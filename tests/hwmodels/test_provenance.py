@@ -226,3 +226,19 @@ def test_numbers_of_the_code_follow_the_same_rules() -> None:
     for number in (FRAMEWORK_BYTES, ALLOCATOR_SLACK, LOST_BESIDE_NCCL):
         assert number.range is not None
         assert number.kind == "assumed" or "driver 580" in number.source
+
+
+@pytest.mark.parametrize(
+    "ends", [[[0.1, 0.2]], [[0.1], [0.2]], [True, 1], [{"a": 1}, 2], ["0.1", "1e999"], [0.1, 5e-324]]
+)
+def test_ends_of_a_range_are_two_values(ends: object) -> None:
+    data = {"value": 0.1, "kind": "assumed", "source": "a test", "date": "2024", "between": ends}
+    with pytest.raises(InputError, match="between"):
+        validate_model(SourcedFraction, data, "f.yaml")
+
+
+@pytest.mark.parametrize("date", ["2024-13", "2024-02-30", "2024-1", "0000", "٢٠٢٤"])
+def test_a_date_is_a_day_that_was(date: str) -> None:
+    data = {"value": 0.1, "kind": "assumed", "source": "a test", "date": date}
+    with pytest.raises(InputError, match="date"):
+        validate_model(SourcedFraction, data, "f.yaml")

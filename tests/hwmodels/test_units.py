@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.provenance import SourcedBytesPerSecond
 from moesim.hwmodels.units import (
     DIMENSIONS,
     Bytes,
@@ -146,7 +147,7 @@ def test_file_needs_a_unit_and_code_may_give_si() -> None:
         Link.model_validate_json('{"bandwidth": 5e10, "buffer": "1 MiB"}')
 
 
-@given(st.floats(0, 1e18), st.floats(0, 1e18))
+@given(st.floats(1e3, 1e18), st.just(0.0) | st.floats(1.0, 1e18))
 def test_dumps_load_back(bandwidth: float, buffer: float) -> None:
     link = Link(bandwidth=bandwidth, buffer=buffer, share=0.3)
     assert Link.model_validate_json(link.model_dump_json()) == link
@@ -164,3 +165,20 @@ def test_json_schema_asks_for_a_string_with_unit() -> None:
     schema = Link.model_json_schema()["properties"]["bandwidth"]
     assert schema["type"] == "string"
     assert schema["examples"] == ["50 GB/s"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("0 GB/s", "nearest: 1 MB/s"),
+        ("1e-300 GB/s", "nearest: 1 MB/s"),
+        ("1e200 GB/s", "nearest: 10 PB/s"),
+        ("1e999999 GB/s", "must be finite and not negative"),
+        ("-1 GB/s", "not negative"),
+        ("9" * 70 + " GB/s", "is not a quantity"),
+    ],
+)
+def test_values_that_no_description_has(text: str, words: str) -> None:
+    data = {"value": text, "kind": "spec", "source": "a test", "date": "2024"}
+    with pytest.raises(InputError, match=words):
+        validate_model(SourcedBytesPerSecond, data, "x")

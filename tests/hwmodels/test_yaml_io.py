@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +14,15 @@ from moesim.hwmodels.units import BytesPerSecond
 from moesim.hwmodels.yaml_io import MAX_YAML_BYTES, dump_mapping, load_mapping, parse_mapping, validate_model
 
 BOMB = "\n".join(['a0: &a0 ["x"]'] + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 10)])
+
+
+def test_a_date_is_its_text() -> None:
+    assert parse_mapping("a: 2024-12-01\n2024-12-02: b\n", "f.yaml") == {"a": "2024-12-01", "2024-12-02": "b"}
+
+
+def test_whole_numbers_in_every_base() -> None:
+    text = "a: 0xff\nb: 0o17\nc: 0b101\nd: -1_000\ne: 9223372036854775807\n"
+    assert list(parse_mapping(text, "f.yaml").values()) == [255, 15, 5, -1000, 2**63 - 1]
 
 
 def test_yaml_is_version_1_2() -> None:
@@ -36,7 +46,31 @@ def test_json_is_read_by_its_extension(tmp_path: Path) -> None:
         ("f.yaml", "a: 1\na: 2\n", ["line 2", "duplicate key"]),
         ("f.yaml", "a: 1\nb: [1, 2\nc: 3\n", ["line 3", "not valid YAML"]),
         ("f.yaml", "a: !!python/object:os.system x\n", ["not valid YAML"]),
-        ("f.yaml", "a: 2024-13-99\n", ["not valid YAML"]),
+        ("f.yaml", "%YAML 1.1\n---\na: on\n", ["directive"]),
+        ("f.yaml", "a: !!bool maybe\n", ["line 1", "'maybe'", "leave tags out"]),
+        ("f.yaml", 'a: !!int ""\n', ["line 1", "no number"]),
+        ("f.yaml", "a: !!set {x}\n", ["line 1", "the tag 'set'"]),
+        ("f.yaml", "<<: {a: 1}\n", ["line 1", "'merge'"]),
+        ("f.yaml", "a: 1\n[[]]: 1\n", ["line 2", "a key must be a text"]),
+        ("f.yaml", "{a: 1}: 1\n", ["a key must be a text"]),
+        ("f.yaml", "true: 1\n", ["a key must be a text"]),
+        ("f.yaml", f"a: {'9' * 400}\n", ["line 1", "at most 40 characters"]),
+        ("f.yaml", f"a: 0x{'f' * 5000}\n", ["line 1", "16 if hexadecimal"]),
+        ("f.yaml", "a: 9223372036854775808\n", ["0x8000000000000000", "nearest: 9223372036854775807"]),
+        ("f.yaml", "a: 1e999\n", ["numbers are finite"]),
+        ("f.yaml", "a: .nan\n", ["numbers are finite"]),
+        ("f.yaml", 'a: "\\ud800"\n', ["half of a pair"]),
+        ("f.yaml", "a: \ud800\n", ["half of a pair"]),
+        ("f.yaml", 'a: "\\0"\n', ["zero byte"]),
+        ("f.yaml", f"a: [{'1,' * 30_000}]\n", ["more than 20,000 keys and values", "JSON"]),
+        ("f.yaml", f"a: {'[' * 60}{']' * 60}\n", ["more than 40 levels"]),
+        ("f.json", f'{{"a": {"9" * 400}}}', ["whole numbers are from -2^63"]),
+        ("f.json", f'{{"a": {"9" * 5000}}}', ["not valid JSON"]),
+        ("f.json", '{"a": 1e999}', ["numbers are finite"]),
+        ("f.json", '{"a": "\\ud800"}', ["half of a pair"]),
+        ("f.json", '{"a": "\\u0000"}', ["zero byte"]),
+        ("f.json", f'{{"a": [{"0, " * 100_000}0]}}', ["more than 100,000 values"]),
+        ("f.json", f"{{{', '.join(f'{chr(34)}k{i}{chr(34)}: 1' for i in range(25_000))}}}", ["20,000 keys"]),
         ("f.yaml", "a: 1\n---\nb: 2\n", ["not valid YAML"]),
         ("f.yaml", "a: \x00", ["zero byte"]),
         ("f.yaml", "a: \x07", ["not valid YAML"]),
@@ -56,6 +90,7 @@ def test_bad_text_is_one_paragraph(name: str, text: str, words: list[str]) -> No
     message = str(caught.value)
     assert message.startswith(f"{name}: ")
     assert "\n" not in message
+    assert len(message) < 300
     for word in words:
         assert word in message
 
@@ -67,7 +102,7 @@ def test_bad_files(tmp_path: Path) -> None:
         load_mapping(binary)
     big = tmp_path / "big.yaml"
     big.write_bytes(b"a: 1\n" + b"#" * MAX_YAML_BYTES)
-    with pytest.raises(InputError, match=r"larger than the limit of 1 MB for a YAML file"):
+    with pytest.raises(InputError, match=r"larger than the limit of 0.5 MB for a YAML file"):
         load_mapping(big)
     with pytest.raises(InputError, match="cannot be read"):
         load_mapping(tmp_path / "absent.yaml")
@@ -157,3 +192,24 @@ def test_many_problems_are_counted() -> None:
     data = {f"key{i}": i for i in range(9)}
     with pytest.raises(InputError, match="and 5 more"):
         validate_model(Outer, data, "s.yaml")
+
+
+def test_of_many_problems_the_first_are_described() -> None:
+    data: dict[str, object] = {f"key{i}": i for i in range(20_000)} | {"listed": [{}] * 20_000}
+    with pytest.raises(InputError, match=r"listed\.0\.bandwidth") as caught:
+        validate_model(Outer, data, "s.yaml")
+    assert re.search(r"\d{5} more$", str(caught.value)) and len(str(caught.value)) < 2000
+
+
+def test_a_list_that_is_too_short_is_named() -> None:
+    class Pairs(BaseModel):
+        pairs: tuple[tuple[int, int], ...]
+
+    with pytest.raises(InputError, match=r"pairs\.0\.1"):
+        validate_model(Pairs, {"pairs": [[1]]}, "s.yaml")
+
+
+def test_long_values_are_cut() -> None:
+    with pytest.raises(InputError) as caught:
+        validate_model(Outer, {"inner": "x" * 100_000, "y" * 100_000: 1}, "s.yaml")
+    assert len(str(caught.value)) <= 2000

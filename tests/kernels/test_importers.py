@@ -168,7 +168,7 @@ def test_columns_are_found_by_their_header() -> None:
         ("a.json", nccl_json(results=[{"size": 8, "out_of_place": {"time": "nan"}}]), "not a number"),
         ("a.json", nccl_json(results=[{"size": 8, "out_of_place": {"time": -1}}]), "not a measurement"),
         ("a.json", nccl_json(results=[{"size": 8, "out_of_place": {"time": 1, "nwrong": 3}}]), "wrong"),
-        ("a.json", nccl_json(results=[{"size": 10**30, "out_of_place": {"time": 1}}]), "nothing to import"),
+        ("a.json", nccl_json(results=[{"size": 2**60, "out_of_place": {"time": 1}}]), "nothing to import"),
         ("a.json", nccl_json(results=[{"size": 2**40, "out_of_place": {"time": 1}}]), "cannot be"),
         ("a.txt", "hello", "no table"),
         ("a.txt", "", "empty"),
@@ -333,3 +333,29 @@ def test_profiles_of_two_accelerators_do_not_merge(tmp_path: Path) -> None:
         merge(load_profile("h800-trace"), added)
     with pytest.raises(InputError, match="holds no entry"):
         merge(load_profile("h200-measured"), load_profile("hopper-launch"))
+
+
+@pytest.mark.parametrize("ranks", [-8, 0, 1, 65_537, 10**30])
+def test_ranks_that_no_group_has(tmp_path: Path, ranks: int) -> None:
+    path = write(tmp_path, "a.txt", "[tuning] Best dispatch (FP8): SMs 24, NVL chunk 12, 100.00 GB/s (NVL)")
+    with pytest.raises(InputError, match=rf"--ranks {ranks}: an expert-parallel group has 2 to 65,536 ranks"):
+        deepep_profile([path], accelerator="h800-sxm", ranks=ranks)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "> Ranks: 1 x 0\n> #SM: 8\nEP: 0/0 | dispatch: 1 GB/s (SO), 2 GB/s (SU), 3.0 us, 4 bytes",
+        "> Ranks: 9" + "9" * 400 + " x 8",
+        "> #SM: " + "9" * 400,
+        "> Ranks: 1 x 8\n> #SM: 8\nEP: 0/8 | dispatch: 1 GB/s (SO), 2 GB/s (SU), 3.0 us, "
+        + "9" * 400
+        + " bytes",
+        "> Ranks: 1 x 8\n> #SM: 8\nEP: 0/8 | dispatch: 1 GB/s (SO), 2 GB/s (SU), "
+        + "9" * 400
+        + " us, 9 bytes",
+    ],
+)
+def test_hostile_numbers_of_deepep_are_input_errors(tmp_path: Path, line: str) -> None:
+    with pytest.raises(InputError, match=r"a\.txt, line"):
+        deepep_profile([write(tmp_path, "a.txt", line)], accelerator="h800-sxm")

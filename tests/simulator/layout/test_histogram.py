@@ -86,7 +86,7 @@ def test_three_formats_say_the_same(tmp_path: Path) -> None:
         ("a.json", b'{"counts": [[1], [1, 2]]}', "rows of"),
         ("a.json", b'{"counts": [[]]}', "rows of"),
         ("a.json", b'{"counts": [[[[1]]]]}', "deeper"),
-        ("a.json", b'{"counts": [1' + b"0" * 400 + b"]}", "1e308"),
+        ("a.json", b'{"counts": [1' + b"0" * 400 + b"]}", "whole numbers are from"),
         ("a.json", b"[" * 100_000, "nested too deeply"),
     ],
 )

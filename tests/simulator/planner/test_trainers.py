@@ -210,6 +210,12 @@ def test_a_model_zoo_file(tmp_path: Path) -> None:
         ("x --pipeline-model-parallel-layout 'Et|'q\n", "'q'"),
         ("x --pipeline-model-parallel-size 3 --pipeline-model-parallel-layout 'Et|tL'\n", "2 stages"),
         ("x --moe-layer-freq '[0]*3+__import__'\n", "__import__"),
+        ("x --moe-layer-freq '[0,0,0]*9999+[1]*9999'\n", "more than 10,000"),
+        ("x --pipeline-model-parallel-layout 'Et*9999|t*9999L'\n", "more than 10,000 letters"),
+        ("A=xxxxxxxxxx\n" + "A=$A$A\n" * 40 + "python x --lr $A\n", "'$A' makes a text of more than"),
+        ('A="--x y"\n' + 'A="$A $A"\n' * 40 + "python x $A\n", "'$A' makes a text of more than"),
+        ("x --lr " + "1" * 40_000, "longer than the limit"),
+        ("A='" + "1 " * 10_000 + "'\nx --lr $A $A", "--lr: its values"),
     ],
 )
 def test_malformed_scripts_name_the_argument(text: str, named: str, tmp_path: Path) -> None:
@@ -226,9 +232,19 @@ def test_unreadable_scripts(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not a text file"):
         read_script(binary)
     large = tmp_path / "large.sh"
-    large.write_text("#" * 1_000_001)
+    large.write_text("#" * 300_001)
     with pytest.raises(InputError, match="larger"):
         read_script(large)
+
+
+@pytest.mark.parametrize(
+    "text", ["MODEL_ARGS: [a]\n", "MODEL_ARGS: 3\n", "MODEL_ARGS: {--a: 1}\nENV_VARS: [b]\n"]
+)
+def test_a_model_zoo_file_of_another_shape(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=r"x\.yaml: (MODEL_ARGS|ENV_VARS)=.* must be a mapping"):
+        read_script(path)
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=40), st.integers(0, 2))

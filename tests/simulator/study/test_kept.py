@@ -6,6 +6,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -152,3 +153,19 @@ def test_the_file_stays_below_its_limit(tmp_path: Path) -> None:
             store.shrink(100_000)
         assert 5 < store.count() < 30
         assert store.result(key)  # the newest is still there
+
+
+@pytest.mark.parametrize("value", [None, 7, 1.5, "text", b"\x00", zlib.compress(b"{}")])
+def test_a_kept_prediction_of_another_kind_is_none(folder: Path, value: object) -> None:
+    scenario = moesim.load(PAIR)
+    kept.keep(scenario, moesim.simulate(scenario))
+    assert kept.find(scenario) is not None
+    (path,) = folder.glob("*.sqlite")
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE other AS SELECT * FROM results")  # as a stranger's table, which allows NULL
+        db.execute("DROP TABLE results")
+        db.execute("ALTER TABLE other RENAME TO results")
+        db.execute("UPDATE results SET result = ?", (value,))
+    db.close()
+    assert kept.find(scenario) is None
+    assert kept.problem() is None

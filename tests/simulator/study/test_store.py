@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 import moesim
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.study import store as store_module
 from moesim.simulator.study.point import Key, Outcome
 from moesim.simulator.study.store import Store
 
@@ -102,3 +104,76 @@ def test_a_store_that_somebody_holds_is_told(tmp_path: Path) -> None:
         holder.execute("ROLLBACK")
         holder.close()
         assert store.put(KEY, "x", OUTCOME)
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("figures", "not JSON"),
+        ("figures", "[1]"),
+        ("figures", '{"step_time_s": 0.2}'),
+        ("figures", b"\xff\xfe"),
+        ("status", "fine"),
+        ("status", 7),
+        ("reason", b"\x00"),
+        ("row_digest", ""),
+    ],
+)
+def test_a_damaged_row_is_computed_again(tmp_path: Path, column: str, value: object) -> None:
+    path = tmp_path / "s.sqlite"
+    with Store(path) as store:
+        store.put(KEY, "name", OUTCOME)
+    with sqlite3.connect(path) as db:
+        db.execute(f"UPDATE results SET {column} = ?", (value,))
+    db.close()
+    with Store(path) as store:
+        assert store.get(KEY) is None
+        assert store.put(KEY, "name", OUTCOME)  # the damaged row is not in the way
+        found = store.get(KEY)
+        assert found is not None and found.figures == OUTCOME.figures
+
+
+@pytest.mark.parametrize(
+    "value", [b"", b"no zlib", "text", 7, zlib.compress(b'{"x": 2}'), zlib.compress(b"\xff"), b"x\x9c"]
+)
+def test_a_damaged_prediction_is_none(tmp_path: Path, value: object) -> None:
+    path = tmp_path / "s.sqlite"
+    with Store(path) as store:
+        store.put(KEY, "name", OUTCOME)
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE results SET result = ?", (value,))
+    db.close()
+    with Store(path) as store:
+        assert store.result(KEY) == ""
+        assert store.get(KEY) is None
+
+
+def test_one_flipped_bit_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "s.sqlite"
+    with Store(path) as store:
+        store.put(KEY, "name", OUTCOME)
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE results SET figures = replace(figures, '0.1', '0.3')")
+    db.close()
+    with Store(path) as store:
+        assert store.get(KEY) is None
+
+
+def test_a_compressed_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "MOST_RESULT_BYTES", 1000)
+    path = tmp_path / "s.sqlite"
+    with Store(path) as store:
+        store.put(KEY, "name", Outcome("ok", "", {}, "x" * 1001))  # its digests are right
+        assert store.result(KEY) == ""
+        store.put(OTHER, "name", Outcome("ok", "", {}, "x" * 1000))
+        assert store.result(OTHER) == "x" * 1000
+
+
+def test_a_store_without_its_description_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "s.sqlite"
+    Store(path).close()
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE meta SET value = x'ff' WHERE name = 'schema'")
+    db.close()
+    with pytest.raises(InputError, match="layout"):
+        Store(path)
