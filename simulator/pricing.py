@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil, fsum, log2
 
@@ -24,9 +23,9 @@ from moesim.simulator.cost.communication import (
     send_seconds,
 )
 from moesim.simulator.cost.compute import SmContext, operator_seconds
-from moesim.simulator.cost.overlap import Beside, behind_window
 from moesim.simulator.cost.sharded import slowed_beside, transfer_cost
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, SyncCost, TransferCost
+from moesim.simulator.end_of_step import behind_compute
 from moesim.simulator.launches import held_back_by_host
 from moesim.simulator.layout.groups import sends_on_a_link
 from moesim.simulator.layout.in_flight import held_by_rank
@@ -248,7 +247,7 @@ class Pricer:
         """ZeRO-3's all-gathers and reduce-scatter of a block beside its compute, and their seconds alone."""
         recipe = self.scenario.recipe
         dense, expert = self.block_parameters(kind)
-        dense_ring, expert_ring = self._rings(1)
+        dense_ring, expert_ring = self.rings(1)
         costs: dict[Phase, TransferCost] = {}
         alone: dict[Phase, float] = {}
         phases: tuple[Phase, ...] = ("gather F", "gather B", "scatter W")
@@ -259,7 +258,7 @@ class Pricer:
             moved = [busiest_bytes("all_gather", held * size, *ring) for held, ring in rings]
             nic, scale_up = (fsum(bytes_[i] for bytes_ in moved) for i in (0, 1))
             name = "reduce_scatter" if scatter else "all_gather"
-            longer = self._longer_beside(name, dense * size, dense_ring)
+            longer = self.longer_beside(name, dense * size, dense_ring)
             alone[phase] = self.data_parallel_s(dense * size, expert * size, 1)
             both = alone[phase] + longer
             costs[phase] = TransferCost(0.0, both, both, nic, scale_up, 0.0, both)
@@ -271,29 +270,14 @@ class Pricer:
         `copies`: pipeline ranks that hold the same parameters (2 for a bidirectional pipeline): they
         multiply the replicas of the experts and of the rest (eq. X7).
         """
-        dense_ring, expert_ring = self._rings(copies)
+        dense_ring, expert_ring = self.rings(copies)
         return self._ring_s(dense_bytes, *dense_ring) + self._ring_s(expert_bytes, *expert_ring)
 
-    def _longer_beside(self, name: str, total_bytes: float, ring: tuple[int, int]) -> float:
+    def longer_beside(self, name: str, total_bytes: float, ring: tuple[int, int]) -> float:
         """Seconds that a ring takes longer beside compute, and the curve that says so (eq. O8)."""
         longer, curve, note = collective_beside_compute(name, total_bytes, *ring, self.links, self.profile)
         self.evidence.add([curve] if curve else [], [note] if note else [])
         return longer
-
-    def _slower_beside(
-        self, names: Sequence[str], kinds: Sequence[BlockKind], element_bytes: float, copies: int
-    ) -> float:
-        """How many times as long data-parallel collectives, block by block, take beside compute (eq. O8).
-
-        1 where the profile has not measured it. Only the rings of the dense parameters were.
-        """
-        alone = longer = 0.0
-        ring = self._rings(copies)[0]
-        for kind in kinds:
-            dense, expert = (held * element_bytes for held in self.block_parameters(kind))
-            alone += len(names) * self.data_parallel_s(dense, expert, copies)
-            longer += fsum(self._longer_beside(name, dense, ring) for name in names)
-        return 1.0 + longer / alone if alone else 1.0
 
     def _ring_s(self, total_bytes: float, ranks: int, ranks_per_node: int) -> float:
         """Seconds of a ring, and the rates that it stands on."""
@@ -302,7 +286,7 @@ class Pricer:
             self.evidence.add(["collective.nic_fraction"] if ranks > ranks_per_node else [], [])
         return ring_seconds(total_bytes, ranks, ranks_per_node, self.links, self.profile)
 
-    def _rings(self, copies: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    def rings(self, copies: int) -> tuple[tuple[int, int], tuple[int, int]]:
         """(ranks, ranks a node) of the rings of the dense parameters and of the experts."""
         plan, layout = self.scenario.parallel, self.layout
         node = self.links.gpus_per_node
@@ -384,18 +368,7 @@ class Pricer:
         if plan.zero_stage == 3:
             reduce_s = gather_s = 0.0  # both happen block by block inside the step
         elif self.scenario.software.overlap_data_parallel:
-            seconds = {kind: self._passes_s(kind) for kind in sorted(set(kinds))}
-            passes = min(schedule.pp, schedule.microbatches) if plan.vpp > 1 else 1
-            forward_s, backward_s = (passes * fsum(seconds[kind][i] for kind in kinds) for i in (0, 1))
-            parts, lost = len(kinds), self.profile.lost_beside_nccl.value
-            both = ("reduce_scatter", "all_gather")
-            names = both if plan.zero_stage == 0 else both[:1]
-            reduced, gathered = (
-                Beside(lost, self._slower_beside(chosen, kinds, size, copies))
-                for chosen, size in ((names, reduce_bytes), (both[1:], gather_bytes))
-            )
-            reduce_s = behind_window(reduce_s, backward_s, parts, reduced)
-            gather_s = behind_window(gather_s, forward_s, parts, gathered)
+            reduce_s, gather_s = behind_compute(self, kinds, schedule, reduce_s, gather_s)
         shards = (layout.dp * plan.cp * copies, layout.expert_dp * copies) if plan.zero_stage else (1, 1)
         owned = dense / shards[0] + expert / shards[1]
         local = dense + expert if recipe.linear == "fp8" else 0.0
@@ -410,9 +383,3 @@ class Pricer:
             + update.worst_s
         )
         return SyncCost(reduce_s, norm_s, update.fixed_s, gather_s, update.best_s, max(worst, total))
-
-    def _passes_s(self, kind: BlockKind) -> tuple[float, float]:
-        """(forward, backward) compute of one block and micro-batch alone."""
-        priced = {phase: self.phase(ops, "alone") for phase, ops in self.operators(kind).items()}
-        forward = fsum(c.fixed_s + c.row_s for p, c in priced.items() if p.endswith(" F"))
-        return forward, fsum(c.fixed_s + c.row_s for c in priced.values()) - forward

@@ -44,7 +44,9 @@ class Home:
 
     def passes(self, kind: Any) -> float:
         """Seconds of compute of one block, forward and backward."""
-        return sum(self.prepared.pricer._passes_s(kind))
+        from moesim.simulator.end_of_step import passes_s
+
+        return sum(passes_s(self.prepared.pricer, kind))
 
     def rank(self, part: str) -> float:
         """Bytes of a kind on pipeline rank 1."""

@@ -12,6 +12,7 @@ import pytest
 from moesim.hwmodels.calibration import LOST_BESIDE_NCCL
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.cost.overlap import Beside, behind_window
+from moesim.simulator.end_of_step import passes_s
 from moesim.simulator.engine.program import LONGEST_PHASE_S, whole_ns
 from moesim.simulator.layout.stages import blocks_of
 from moesim.simulator.model.counts import blocks_flop_per_token, flop_per_token
@@ -277,7 +278,7 @@ def test_an_all_reduce_hides_behind_the_backward_of_its_own_step_only() -> None:
     assert gradients.reduce_s == pytest.approx(2 * ring)
     assert gradients.gather_s == hidden.gather_s == 0.0
     kinds = [block.kind for block in behind.stages.stages[0]]
-    backward_s = sum(behind.pricer._passes_s(kind)[1] for kind in kinds)
+    backward_s = sum(passes_s(behind.pricer, kind)[1] for kind in kinds)
     beside = Beside(LOST_BESIDE_NCCL.value)  # this profile has not measured how NCCL slows down
     assert hidden.reduce_s == pytest.approx(behind_window(2 * ring, backward_s, len(kinds), beside))
     # The whole all-reduce has the backward alone to hide behind.
