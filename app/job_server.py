@@ -28,7 +28,10 @@ def serve(path: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C stops the dashboard, which stops us
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for children: the system removes them
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(path)
+        try:
+            listener.bind(path)
+        except FileNotFoundError:
+            return  # whoever started this has ended meanwhile
         listener.listen(64)
         while True:
             ready, _, _ = select.select([listener, sys.stdin], [], [])

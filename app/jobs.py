@@ -288,6 +288,11 @@ class _Server:
     def alive(self) -> bool:
         return self._process.poll() is None
 
+    def end(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._folder.cleanup()
+
     def connect(self) -> Connection:
         """A connection to a new job process. Raises JobError where the server does not answer."""
         for _ in range(600):  # its imports take a second
@@ -318,3 +323,9 @@ def _started() -> _Server:
 def warm_up() -> None:
     """Start the server process before the first job needs it."""
     _started()
+
+
+def shut_down() -> None:
+    """End the server process with all jobs, and remove its socket."""
+    if _server is not None:
+        _server.end()
