@@ -18,10 +18,10 @@ _INLINE_SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 
 
 def content_security_policy(index_page: str) -> str:
-    """The policy for a page of the framework whose HTML is `index_page`; its inline scripts are named by hash.
+    """The policy for a page of the framework whose HTML is `index_page`; inline scripts are named by hash.
 
-    Everything comes from this server and no text becomes a script. Styles may be inline, because the framework
-    and its charts write them; pictures and workers may be made by the page itself.
+    Everything comes from this server and no text becomes a script. Styles may be inline, because the
+    framework and its charts write them; pictures and workers may be made by the page itself.
     """
     scripts = [
         f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

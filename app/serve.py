@@ -1,8 +1,8 @@
 """The server process: everything imported and the home case started before the first visitor is let in.
 
-Started by `server` as `python -m moesim.app.serve PORT`. The process that jobs are forked from starts first and
-imports the simulator on another core. It ends when its standard input is closed, that is when the process that
-started it has ended in whatever way.
+Started by `server` as `python -m moesim.app.serve PORT`. The process that jobs are forked from starts first
+and imports the simulator on another core. The server ends when its standard input is closed, that is when the
+process that started it has ended in whatever way.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ NEEDED = (
     "pyarrow.pandas_compat",
     "pyarrow.parquet",
 )
-"""Modules that the framework or a page imports only when something is drawn. Two visitors who draw first would
-import them in two threads at once, and a module that is half imported fails."""
+"""Modules that the framework or a page imports only when something is drawn. Two visitors who draw first
+would import them in two threads at once, and a module that is half imported fails."""
 
 
 def serve(port: int) -> None:

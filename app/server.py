@@ -100,9 +100,9 @@ def healthy(port: int) -> bool:
 def running(port: int, *, quiet: bool = True) -> Iterator[subprocess.Popen[bytes]]:
     """The server as a child process with a folder of its own for uploads; stopped and removed at the end.
 
-    Its files are readable for this user only. `quiet` keeps the framework's greeting off the screen; what goes
-    wrong is on stderr all the same. The server also stops when this process ends in any other way: its standard
-    input is then closed.
+    Its files are readable for this user only. `quiet` keeps the framework's greeting off the screen; what
+    goes wrong is on stderr all the same. The server also stops when this process ends in any other way: its
+    standard input is then closed.
     """
     folder = tempfile.mkdtemp(prefix="moesim-uploads-")
     process = subprocess.Popen(

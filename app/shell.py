@@ -56,8 +56,8 @@ def run(pages_of: Sequence[tuple[str, str, str]]) -> None:
 def failed(error: Exception) -> bool:
     """One sentence in the place of a page that broke; the framework has logged the traceback on stderr."""
     st.error(
-        f"This page could not be drawn ({type(error).__name__}): that is a fault of the program, and the log of "
-        "the server says where. Open the page again, or go back to the preset.",
+        f"This page could not be drawn ({type(error).__name__}): that is a fault of the program, and the log "
+        "of the server says where. Open the page again, or go back to the preset.",
         icon=":material/error:",
     )
     return True

@@ -145,7 +145,7 @@ before = set(sys.modules)
 from streamlit.testing.v1 import AppTest
 
 for name in ("calibration", "scenario", "timeline"):
-    page = f"from moesim.app import shell\nshell.run([('{name}', 'Page', ':material/tune:')])"
+    page = f"from moesim.app import shell; shell.run([('{name}', 'Page', ':material/tune:')])"
     drawn = AppTest.from_string(page, default_timeout=120).run()
     assert not drawn.exception and len(drawn.main) > 1, (name, drawn.exception)
 libraries = ("PIL", "moesim", "numpy", "pandas", "plotly", "pyarrow")
