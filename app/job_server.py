@@ -17,6 +17,7 @@ import sys
 import time
 from multiprocessing.connection import Connection
 
+from moesim.app import budget
 from moesim.hwmodels.errors import InputError, MoesimError
 
 log = logging.getLogger("moesim.app")
@@ -62,14 +63,27 @@ def _run(pipe: Connection) -> None:
     """Compute what the connection asks for; send one value or one error."""
     pipe.send(("process", os.getpid()))
     try:
-        niceness, function, args, with_progress = pipe.recv()
+        niceness, budget_s, function, args, with_progress = pipe.recv()
         os.nice(niceness)
+        budget.enforce(budget_s)
         extra = {"progress": Sender(pipe)} if with_progress else {}
-        pipe.send(("value", pickle.dumps(function(*args, **extra))))
+        value = pickle.dumps(function(*args, **extra))
+        if len(value) > budget.VALUE_BYTES:
+            size, most = (n / 1e6 for n in (len(value), budget.VALUE_BYTES))
+            raise InputError(
+                f"the result has {size:,.0f} MB, more than the {most:.0f} MB that the dashboard shows; take "
+                "fewer micro-batches or a smaller cluster, or use the command line"
+            )
+        pipe.send(("value", value))
     except InputError as error:
         pipe.send(("error", "InputError", str(error), error.key, error.nearest))
     except MoesimError as error:
         pipe.send(("error", type(error).__name__, str(error)))
+    except MemoryError:
+        most = f"{budget.JOB_BYTES / 1e9:.1f} GB"
+        pipe.send(
+            ("error", "JobError", f"the computation needed more than its {most} of memory and was stopped")
+        )
     except (EOFError, ConnectionError):
         return  # nobody wants it any more
     except Exception as error:

@@ -6,6 +6,7 @@ them out means the home case. The session keeps a copy, because changing the pag
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import time
@@ -17,7 +18,7 @@ from urllib.parse import urlencode
 import streamlit as st
 
 import moesim
-from moesim.app import jobs, main, uploads, work
+from moesim.app import budget, jobs, main, uploads, work
 from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.reprice import without_prices
 from moesim.simulator.result import Result
@@ -25,7 +26,6 @@ from moesim.simulator.scenario import Scenario
 from moesim.simulator.study.point import key_of
 
 HOME = main.HOME
-MOST_LINK_CHARACTERS = 16_000
 
 
 # -- the scenario --------------------------------------------------------------------------------------
@@ -47,13 +47,32 @@ def current() -> Scenario:
 
 
 def build(name: str, texts: Sequence[str]) -> Scenario:
-    """A scenario from what a visitor may send; names of files on the server are refused (InputError)."""
-    return _built(name, tuple(texts), uploads.folder())
+    """A scenario from what a visitor may send; names of files on the server are refused (InputError).
+
+    Read in a process of its own, within its limits of time and memory, unless it is a shipped one.
+    """
+    budget.check_link([name, *texts])
+    return _built(name, tuple(texts), str(uploads.folder()))
 
 
-@lru_cache(maxsize=256)
-def _built(name: str, texts: tuple[str, ...], _folder: object) -> Scenario:
-    return uploads.scenario_of(name, texts)
+@lru_cache(maxsize=64)
+def _built(name: str, texts: tuple[str, ...], folder: str) -> Scenario:
+    if not texts and name in moesim.presets():
+        return moesim.load(name)
+    key = hashlib.sha256(json.dumps([folder, name, *texts]).encode()).hexdigest()
+    found: Scenario = jobs.submit(
+        f"scenario/{key}", work.read_scenario, folder, name, texts, lane="read"
+    ).result(jobs.MOST_WAITING * budget.READ_S)
+    return found
+
+
+def accept(kind: str, name: str, data: bytes) -> uploads.Kept:
+    """An upload, checked and kept by a process of its own; raises InputError, or JobError at its limits."""
+    key = hashlib.sha256(f"{kind}/{name}/".encode() + data).hexdigest()
+    found: uploads.Kept = jobs.submit(
+        f"upload/{key}", work.read_upload, str(uploads.folder()), kind, name, data, lane="read"
+    ).result(jobs.MOST_WAITING * budget.READ_S)
+    return found
 
 
 def open_upload(name: str, data: bytes) -> None:
@@ -61,7 +80,7 @@ def open_upload(name: str, data: bytes) -> None:
 
     Raises InputError for anything that is no scenario.
     """
-    kept = uploads.accept("scenario", name, data).content
+    kept = accept("scenario", name, data).content
     assert isinstance(kept, Scenario)
     open_scenario(HOME, overrides_of(kept))
 
@@ -168,7 +187,8 @@ def synchronise() -> None:
     shown = (st.query_params.get("preset"), tuple(st.query_params.get_all("set")))
     given = shown != (None, ())
     if given and shown != st.session_state.get("address"):
-        open_scenario((shown[0] or HOME)[:200], [text[:MOST_LINK_CHARACTERS] for text in shown[1]])
+        texts = [text[: budget.LINK_CHARACTERS + 1] for text in shown[1][: budget.LINK_TEXTS + 1]]
+        open_scenario((shown[0] or HOME)[:200], texts)
     publish()
 
 
@@ -243,9 +263,7 @@ def begin(scenario: Scenario) -> None:
 
 def trace_of(scenario: Scenario) -> bytes:
     """A Perfetto trace (.json.gz), from the cache or simulated while the caller waits a second or more."""
-    data: bytes = jobs.submit(f"trace/{cache_key(scenario)}", work.trace, scenario).result(
-        jobs.SHORT_BUDGET_S
-    )
+    data: bytes = jobs.submit(f"trace/{cache_key(scenario)}", work.trace, scenario).result(budget.SHORT_S)
     return data
 
 

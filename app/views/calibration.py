@@ -9,7 +9,7 @@ from moesim.app.charts import calibration as charts
 from moesim.hwmodels.accelerator import Accelerator, load_accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, LawGroup, list_profiles, profile_hash
 from moesim.hwmodels.drift import compare
-from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.errors import InputError, MoesimError
 from moesim.simulator.cost.laws import SmLaws
 
 GROUPS: dict[LawGroup, str] = {
@@ -58,8 +58,8 @@ def _upload() -> None:
     if given is None:
         return
     try:
-        kept = uploads.accept("profile", given.name, given.getvalue())
-    except InputError as error:
+        kept = state.accept("profile", given.name, given.getvalue())
+    except MoesimError as error:
         st.error(str(error), icon=":material/error:")
         return
     st.session_state.setdefault("profiles", {})[kept.token] = kept.name

@@ -77,7 +77,7 @@ def _uploaded(kind: str, key: str) -> None:
         if kind == "scenario":
             state.open_upload(file.name, file.getvalue())
         else:
-            state.set_override(kind, uploads.accept(kind, file.name, file.getvalue()).token)
+            state.set_override(kind, state.accept(kind, file.name, file.getvalue()).token)
     except MoesimError as error:
         st.session_state[f"refused {kind}"] = str(error)
 
