@@ -11,6 +11,7 @@ from typing import Any
 import streamlit as st
 
 from moesim.app import jobs, state, widgets
+from moesim.app.words import escaped
 
 ICON = Path(__file__).resolve().parent / "icon.png"
 """Without one of our own the browser fetches a page's icon from a font server."""
@@ -66,12 +67,12 @@ def failed(error: Exception) -> bool:
 def _current() -> None:
     """What the numbers of every page are of."""
     with st.sidebar:
-        st.caption(f"Scenario: **{state.preset()}**")
+        st.caption(f"Scenario: **{escaped(state.preset())}**")
         if state.overrides():
             st.code("\n".join(text[:60] for text in state.overrides()), language=None, wrap_lines=True)
             warning = state.only_here(state.overrides())
             if warning is not None:
-                st.warning(warning, icon=":material/link_off:")
+                st.warning(escaped(warning), icon=":material/link_off:")
             st.button("Undo all changes", on_click=state.open_scenario, args=(state.preset(), ()))
 
 

@@ -19,6 +19,7 @@ import streamlit as st
 
 import moesim
 from moesim.app import budget, jobs, main, uploads, work
+from moesim.app.words import escaped
 from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.reprice import without_prices
 from moesim.simulator.result import Result
@@ -277,7 +278,7 @@ def compute(key: str, label: str, function: Callable[..., Any], *args: Any) -> A
     try:
         while not job.wait(0.2):
             # Writing to the page is also what lets a newer interaction end this wait.
-            place.caption(f":material/hourglass_top: {label}: {time.monotonic() - began:.0f} s")
+            place.caption(f":material/hourglass_top: {escaped(label)}: {time.monotonic() - began:.0f} s")
     finally:
         if not job.done:
             job.cancel()

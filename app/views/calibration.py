@@ -6,6 +6,7 @@ import streamlit as st
 
 from moesim.app import exports, state, uploads, widgets
 from moesim.app.charts import calibration as charts
+from moesim.app.words import escaped
 from moesim.hwmodels.accelerator import Accelerator, load_accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, LawGroup, list_profiles, profile_hash
 from moesim.hwmodels.drift import compare
@@ -41,8 +42,10 @@ def show() -> None:
         if name != current:
             st.button("Use this profile in the scenario", on_click=state.set_override, args=("profile", name))
     profile = uploads.profile_of(name)
-    st.markdown(f"**{profile.name}** for {profile.accelerator}: {profile.description}")
-    st.caption(f"{profile.software}. {profile.evidence} Hash {profile_hash(profile)[:12]}.")
+    st.markdown(
+        f"**{escaped(profile.name)}** for {escaped(profile.accelerator)}: {escaped(profile.description)}"
+    )
+    st.caption(f"{escaped(profile.software)}. {escaped(profile.evidence)} Hash {profile_hash(profile)[:12]}.")
     if other != "nothing":
         _drift(uploads.profile_of(other), profile)
     _curves(profile, _accelerator(profile, scenario.machine.accelerator))
@@ -60,10 +63,10 @@ def _upload() -> None:
     try:
         kept = state.accept("profile", given.name, given.getvalue())
     except MoesimError as error:
-        st.error(str(error), icon=":material/error:")
+        st.error(escaped(error), icon=":material/error:")
         return
     st.session_state.setdefault("profiles", {})[kept.token] = kept.name
-    st.success(f"{kept.name} is in the list below.", icon=":material/check:")
+    st.success(f"{escaped(kept.name)} is in the list below.", icon=":material/check:")
 
 
 def _accelerator(profile: CalibrationProfile, current: Accelerator) -> Accelerator:
@@ -96,12 +99,12 @@ def _curves(profile: CalibrationProfile, accelerator: Accelerator) -> None:
                 if group in have
             }
         except InputError as error:  # an accelerator whose compute units nobody published
-            st.info(str(error))
+            st.info(escaped(error))
             return
         if lines:
             widgets.figure(charts.slow_downs(lines), "Slow-down against communication SMs", key="laws")
             st.caption(
-                f"On {accelerator.name}; products are matrix products, told or not of the SMs that "
+                f"On {escaped(accelerator.name)}; products are matrix products, told or not of the SMs that "
                 "communication holds."
             )
         else:
@@ -148,7 +151,7 @@ def _drift(old: CalibrationProfile, new: CalibrationProfile) -> None:
     rows = compare(old, new)
     both = [row for row in rows if row.points]
     drifted = sum(row.drifted for row in both)
-    st.subheader(f"{new.name} against {old.name}")
+    st.subheader(f"{escaped(new.name)} against {escaped(old.name)}")
     if not both:
         st.info("The two profiles have no entry in common that can be compared.")
         return

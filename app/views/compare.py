@@ -7,9 +7,10 @@ from typing import Any
 
 import streamlit as st
 
-from moesim.app import state, widgets
+from moesim.app import budget, state, widgets
 from moesim.app.charts import study as charts
 from moesim.app.views import headline
+from moesim.app.words import escaped
 from moesim.hwmodels.errors import MoesimError
 from moesim.simulator.result import Result
 from moesim.simulator.scenario import Scenario
@@ -40,10 +41,10 @@ def show() -> None:
             key="keep",
         )
         for number, (label, _, _) in enumerate(kept):
-            st.button(f"Remove {label}", key=f"remove {number}", on_click=_remove, args=(number,))
+            st.button(f"Remove {escaped(label)}", key=f"remove {number}", on_click=_remove, args=(number,))
     warning = state.only_here([text for _, _, texts in kept for text in texts])
     if warning is not None:
-        st.warning(warning, icon=":material/link_off:")
+        st.warning(escaped(warning), icon=":material/link_off:")
     if not kept:
         st.info("Nothing is kept yet: keep the current scenario, then change one of its values.")
         return
@@ -54,7 +55,7 @@ def show() -> None:
             scenario = state.build(preset, texts)
             sides.append((label, scenario, state.result_of(scenario, f"Simulating {label}")))
         except MoesimError as error:
-            st.error(f"{label}: {error}", icon=":material/error:")
+            st.error(escaped(f"{label}: {error}"), icon=":material/error:")
     if len(sides) > 1:
         _table(sides)
         _differences(sides)
@@ -71,7 +72,7 @@ def _from_address() -> None:
     if given and not _kept():
         for text in given[: MOST - 1]:
             try:
-                data = json.loads(text)
+                data = json.loads(text[: 2 * budget.LINK_CHARACTERS])
                 preset, texts = str(data[0]), tuple(str(item) for item in data[1:])
             except (ValueError, IndexError, TypeError, KeyError):
                 st.error(f"The link's parameter {PARAMETER} is not a list of a preset and overrides.")
@@ -145,7 +146,7 @@ def _differences(sides: Sides) -> None:
             "Against A",
             options,
             index=len(options) - 1,
-            format_func=lambda n: _column(n, sides),
+            format_func=lambda n: escaped(_column(n, sides)),
             horizontal=True,
         )
     (_, first_scenario, first), (_, other_scenario, second) = sides[0], sides[other]

@@ -10,6 +10,7 @@ import moesim
 from moesim.app import exports, jobs, state, uploads, widgets, work
 from moesim.app.charts import step as charts
 from moesim.app.views import headline
+from moesim.app.words import escaped
 from moesim.hwmodels import list_clusters
 from moesim.hwmodels.errors import MoesimError
 from moesim.hwmodels.units import in_unit
@@ -66,7 +67,7 @@ def _upload(kind: str, label: str) -> None:
     st.file_uploader(label, type=[*endings, "gz"], key=key, on_change=_uploaded, args=(kind, key))
     refused = st.session_state.pop(f"refused {kind}", None)
     if refused:
-        st.error(refused, icon=":material/error:")
+        st.error(escaped(refused), icon=":material/error:")
 
 
 def _uploaded(kind: str, key: str) -> None:
@@ -92,7 +93,10 @@ def _save() -> None:
         on_click="ignore",
         icon=":material/download:",
     )
-    st.caption(state.only_here(state.overrides()) or "The address of this page is a link to this scenario:")
+    st.caption(
+        escaped(state.only_here(state.overrides()) or "")
+        or "The address of this page is a link to this scenario:"
+    )
     st.code(state.link(state.preset(), state.overrides()), language=None, wrap_lines=True)
 
 
@@ -235,13 +239,15 @@ def _verdict(scenario: Scenario) -> None:
     )
     plan = f"{found.n_gpus:,} x {found.accelerator}, DP {found.dp:,}, {found.microbatches:,} micro-batches"
     if memory.fits:
-        st.success(f"Legal and fits: {used} of {limit} on the fullest GPU. {plan}.", icon=":material/check:")
+        st.success(
+            f"Legal and fits: {used} of {limit} on the fullest GPU. {escaped(plan)}.", icon=":material/check:"
+        )
     else:
         largest = max(memory.by_kind_bytes, key=lambda kind: memory.by_kind_bytes[kind])
         st.error(
             f"Legal, but does not fit: {used} of {limit} on the fullest GPU; the largest part is "
             f"{largest.replace('_', ' ')}. More PP, EP or TP, a higher ZeRO stage or recompute need less. "
-            f"{plan}.",
+            f"{escaped(plan)}.",
             icon=":material/memory:",
         )
     widgets.figure(charts.memory(memory), f"Memory of the fullest GPU by kind: {used} of {limit}", "memory")

@@ -9,6 +9,7 @@ import streamlit as st
 
 from moesim.app import state, widgets, work
 from moesim.app.charts import heat
+from moesim.app.words import escaped
 from moesim.simulator.reprice import without_prices
 from moesim.simulator.result import Result
 from moesim.simulator.scenario import Scenario
@@ -22,12 +23,12 @@ def show() -> None:
         f"topology/{state.cache_key(scenario)}", "Wiring the cluster", work.topology, scenario
     )
     drawn, counted = found.picture, found.inventory
-    st.subheader(cluster.title, anchor=False)
+    st.subheader(escaped(cluster.title), anchor=False)
     widgets.figure(heat.picture(drawn), f"{cluster.title}: GPUs, switches and cables", "cluster")
     shown = [f"{count:,} {name}" for name, count in (*counted.switches.items(), *counted.cables.items())]
     left_out = sum(layer.left_out for layer in drawn.layers)
     more = "The first nodes and the last one, with the switches they lead to. " if left_out else ""
-    st.caption(f"{more}{found.kind}: {found.n_gpus:,} GPUs; in all {', '.join(shown)}.")
+    st.caption(f"{more}{found.kind}: {found.n_gpus:,} GPUs; in all {escaped(', '.join(shown))}.")
     _loads(scenario)
 
 
@@ -154,4 +155,4 @@ def _sure(result: Result) -> str:
     if result.uncertainty is None:
         return ""
     band = result.uncertainty.bands["step_time_s"]
-    return f" (P10 {band.p10:.3f} s, P90 {band.p90:.3f} s; {result.uncertainty.note})"
+    return f" (P10 {band.p10:.3f} s, P90 {band.p90:.3f} s; {escaped(result.uncertainty.note)})"
