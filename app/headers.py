@@ -58,8 +58,12 @@ def security_headers(index_page: str) -> dict[str, str]:
     }
 
 
+MESSAGE_BYTES = 1_000_000
+"""Of what a page may send at once beside uploads: its address and the state of its inputs."""
+
+
 class SecurityHeaders:
-    """ASGI middleware that adds them; a header that a response has already is replaced."""
+    """ASGI middleware that adds them (one that is there already is replaced) and ends a flood of input."""
 
     def __init__(self, app: App, index_page: Path) -> None:
         """`index_page`: the HTML file that the framework answers every page's address with."""
@@ -69,6 +73,9 @@ class SecurityHeaders:
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one request."""
+        if scope["type"] == "websocket":
+            await self.app(scope, _limited(receive), send)
+            return
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -81,3 +88,16 @@ class SecurityHeaders:
             await send(message)
 
         await self.app(scope, receive, send_with_headers)
+
+
+def _limited(receive: Receive) -> Receive:
+    """The same, but a message above the limit ends the connection (code 1009, too big)."""
+
+    async def receive_limited() -> Message:
+        message = await receive()
+        data = message.get("bytes") or message.get("text") or b""
+        if len(data) > MESSAGE_BYTES:
+            return {"type": "websocket.disconnect", "code": 1009}
+        return message
+
+    return receive_limited

@@ -20,7 +20,7 @@ from moesim.hwmodels.files import READ_BELOW
 
 ADDRESS = "127.0.0.1"
 PORT = 8501
-MAX_UPLOAD_MB = 16
+MAX_UPLOAD_MB = 4
 """Of one file; `uploads` holds a lower limit for most kinds."""
 MAX_MESSAGE_MB = 32
 """Of one message between page and server; the largest chart of ours is about 1 MB."""
@@ -46,8 +46,12 @@ SETTINGS: Mapping[str, str | int | bool] = {
 }
 """Outrank environment variables and every config.toml of the machine."""
 
-ENVIRONMENT: Mapping[str, str] = {"STREAMLIT_SERVER_ALLOWED_HOSTS": f"{ADDRESS} localhost"}
-"""Against DNS rebinding; not a flag, because releases before it exist would refuse to start."""
+ENVIRONMENT: Mapping[str, str] = {
+    "STREAMLIT_SERVER_ALLOWED_HOSTS": f"{ADDRESS} localhost",
+    "MALLOC_ARENA_MAX": "2",
+}
+"""Against DNS rebinding (no setting, because releases before it exist would refuse to start); and memory that
+many threads give back is given to the system, not kept by each of them."""
 
 
 def check_extra() -> None:

@@ -40,6 +40,7 @@ class WorkSize:
     """
 
     gpus: int
+    blocks: int
     microbatches: int
     tasks: int
     numbers: int
@@ -75,6 +76,7 @@ def work_size(scenario: Scenario) -> WorkSize:
     sizes = [_on(scenario, machine, sum(m.n_gpus for m in machines)) for machine in machines]
     return WorkSize(
         gpus=sum(machine.n_gpus for machine in machines),
+        blocks=sizes[0].blocks,
         microbatches=max(size.microbatches for size in sizes),
         tasks=sum(size.tasks for size in sizes),
         numbers=sum(size.numbers for size in sizes),
@@ -102,7 +104,13 @@ def _on(scenario: Scenario, machine: Cluster, n_gpus: int) -> WorkSize:
     switches, cables = machine.topology().size() if whole else (0, 0)
     simulations = 1 + len(scenario.run.phases) + (2 * len(scenario.faults) if len(scenario.faults) > 1 else 0)
     return WorkSize(
-        n_gpus, microbatches, tasks, numbers, (n_gpus + switches + cables) if whole else 0, simulations
+        n_gpus,
+        blocks,
+        microbatches,
+        tasks,
+        numbers,
+        (n_gpus + switches + cables) if whole else 0,
+        simulations,
     )
 
 
@@ -144,23 +152,20 @@ def own_machine() -> WorkLimits:
 def check_size(scenario: Scenario, limits: WorkLimits, *, trace: bool = False) -> WorkSize:
     """The size of a scenario's work; raises InputError, with the remedy, where it is above `limits`."""
     size = work_size(scenario)
-    needed = size.trace_bytes if trace else size.bytes
-    share = max(needed / limits.most_bytes, size.seconds / limits.most_seconds)
+    needed, most = size.trace_bytes if trace else size.bytes, limits.most_bytes
+    share = max(needed / most, size.seconds / limits.most_seconds)
     if share > 1.0:
         batch, unit = scenario.batch.sequences, max(1, ceil(scenario.batch.sequences / size.microbatches))
-        near = max(1, int(size.microbatches / share * 0.9)) * unit
-        fewer = (
-            f"batch.sequences of about {near:,} or fewer"
-            if near < batch
-            else "fewer layers or a smaller cluster"
-        )
+        left = int(size.microbatches / share * 0.9)
+        near = left * unit
+        fewer = f"batch.sequences of about {near:,}" if left else "fewer layers (model, stages.blocks)"
         raise InputError(
-            f"batch.sequences={batch:,} on {size.gpus:,} GPUs is {size.microbatches:,} micro-batches, "
-            f"{size.tasks:,} tasks to simulate and about {needed / 1e9:,.1f} GB, more than the "
-            f"{limits.most_bytes / 1e9:,.1f} GB and {int(limits.most_seconds / SECONDS_PER_TASK):,} tasks of "
+            f"batch.sequences={batch:,} on {size.gpus:,} GPUs is {size.microbatches:,} micro-batches of "
+            f"{size.blocks:,} blocks, {size.tasks:,} tasks to simulate and about {needed / 1e9:,.1f} GB, more "
+            f"than the {most / 1e9:,.1f} GB and {int(limits.most_seconds / SECONDS_PER_TASK):,} tasks of "
             f"{limits.where}: take {fewer}, a larger parallel.microbatch, or {limits.instead}",
-            key="batch.sequences",
-            nearest=(near,) if near < batch else (),
+            key="batch.sequences" if left else None,
+            nearest=(near,) if left else (),
         )
     if size.parts > limits.most_parts:
         raise InputError(
