@@ -161,9 +161,9 @@ def check_size(scenario: Scenario, limits: WorkLimits, *, trace: bool = False) -
         fewer = f"batch.sequences of about {near:,}" if left else "fewer layers (model, stages.blocks)"
         raise InputError(
             f"batch.sequences={batch:,} on {size.gpus:,} GPUs is {size.microbatches:,} micro-batches of "
-            f"{size.blocks:,} blocks, {size.tasks:,} tasks to simulate and about {needed / 1e9:,.1f} GB, more "
-            f"than the {most / 1e9:,.1f} GB and {int(limits.most_seconds / SECONDS_PER_TASK):,} tasks of "
-            f"{limits.where}: take {fewer}, a larger parallel.microbatch, or {limits.instead}",
+            f"{size.blocks:,} blocks, {size.tasks:,} tasks to simulate and about {needed / 1e9:,.1f} GB, "
+            f"more than the {most / 1e9:,.1f} GB and {int(limits.most_seconds / SECONDS_PER_TASK):,} tasks "
+            f"of {limits.where}: take {fewer}, a larger parallel.microbatch, or {limits.instead}",
             key="batch.sequences" if left else None,
             nearest=(near,) if left else (),
         )
