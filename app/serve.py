@@ -48,13 +48,23 @@ def serve(port: int) -> None:
         signal.SIGTERM, _stop
     )  # the framework's own handler ends its work first and then calls ours
     try:
-        application().run(config={**server.SETTINGS, "server.port": port})
+        application().run(config=settings(port))
     finally:
         jobs.shut_down()
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
     sys.exit(0)
+
+
+def settings(port: int) -> dict[str, object]:
+    """All settings that this release of the framework knows."""
+    from streamlit import config
+
+    # Asking for a value would read the configuration before ours is in force.
+    known = getattr(config, "_config_options_template", {})
+    newer = {name: value for name, value in server.NEWER_SETTINGS.items() if name in known}
+    return {**server.SETTINGS, **newer, "server.port": port}
 
 
 def application() -> Any:

@@ -46,12 +46,11 @@ SETTINGS: Mapping[str, str | int | bool] = {
 }
 """Outrank environment variables and every config.toml of the machine."""
 
-ENVIRONMENT: Mapping[str, str] = {
-    "STREAMLIT_SERVER_ALLOWED_HOSTS": f"{ADDRESS} localhost",
-    "MALLOC_ARENA_MAX": "2",
-}
-"""Against DNS rebinding (no setting, because releases before it exist would refuse to start); and memory that
-many threads give back is given to the system, not kept by each of them."""
+NEWER_SETTINGS: Mapping[str, object] = {"server.allowedHosts": [ADDRESS, "localhost"]}
+"""Settings that releases before them do not know: against DNS rebinding."""
+
+ENVIRONMENT: Mapping[str, str] = {"MALLOC_ARENA_MAX": "2"}
+"""Memory that many threads give back is given to the system, not kept by each of them."""
 
 
 def check_extra() -> None:

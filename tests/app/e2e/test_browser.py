@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
@@ -104,17 +105,31 @@ def base(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
         process.kill()
 
 
+def until(page: Any, expression: str) -> None:
+    """Wait until an expression is true in the page, by asking: a page may not evaluate texts by itself."""
+    end = time.monotonic() + WAIT_MS / 1e3
+    while not page.evaluate(expression):
+        assert time.monotonic() < end, f"never true: {expression}"
+        page.wait_for_timeout(50)
+
+
 class Visitor:
     """One browser session: its page, and what it asked for outside this machine."""
 
     def __init__(self, context: Any, base: str) -> None:
         self.page, self.base = context.new_page(), base
         self.outside: list[str] = []
+        self.blocked: list[str] = []
         self.page.on("request", self._asked)
+        self.page.on("console", self._said)
 
     def _asked(self, request: Any) -> None:
         if not request.url.startswith((self.base, self.base.replace("http", "ws"), "data:", "blob:")):
             self.outside.append(request.url)
+
+    def _said(self, message: Any) -> None:
+        if "Content Security Policy" in message.text:
+            self.blocked.append(message.text)
 
     def open(self, address: str) -> Any:
         """Open an address below the server and wait until the page's script has run."""
@@ -124,10 +139,11 @@ class Visitor:
 
     def settled(self) -> None:
         """Wait until the script has run to its end."""
-        self.page.wait_for_function(
+        until(
+            self.page,
             "document.querySelector('[data-testid=stApp]')?.dataset.testScriptState === 'notRunning'"
             " && document.querySelectorAll('[data-testid=stMain] "
-            "[data-testid=stElementContainer]').length > 1"
+            "[data-testid=stElementContainer]').length > 1",
         )
 
     def metric(self, label: str) -> Any:
@@ -141,20 +157,49 @@ class Visitor:
         self.page.screenshot(path=ARTEFACTS / f"{name}.png")
 
 
+Visit = Callable[[], Visitor]
+
+
 @pytest.fixture(scope="session")
 def context(browser: Any) -> Iterator[Any]:
     """What a browser remembers, for all tests: the framework's scripts are then compiled once.
 
     Sessions are not shared: every page has a connection of its own, and with it a session of the server.
     """
-    opened = browser.new_context(viewport={"width": 1280, "height": 800}, accept_downloads=True)
+    # The browser's own automation evaluates texts in the page, which its policy of content forbids.
+    opened = browser.new_context(
+        viewport={"width": 1280, "height": 800}, accept_downloads=True, bypass_csp=True
+    )
+    opened.set_default_timeout(WAIT_MS)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="session")
+def strict_context(browser: Any) -> Iterator[Any]:
+    """The same with the policy of content in force, as it is for people."""
+    opened = browser.new_context(viewport={"width": 1280, "height": 800})
     opened.set_default_timeout(WAIT_MS)
     yield opened
     opened.close()
 
 
 @pytest.fixture
-def visit(context: Any, base: str) -> Iterator[Callable[[], Visitor]]:
+def visit_strictly(strict_context: Any, base: str) -> Iterator[Visit]:
+    """Makes visitors for whom the policy of content is in force."""
+    opened: list[Visitor] = []
+
+    def one() -> Visitor:
+        opened.append(Visitor(strict_context, base))
+        return opened[-1]
+
+    yield one
+    for visitor in opened:
+        visitor.page.close()
+
+
+@pytest.fixture
+def visit(context: Any, base: str) -> Iterator[Visit]:
     """Makes visitors, each with a session of its own; closes them at the end."""
     opened: list[Visitor] = []
 
@@ -167,14 +212,13 @@ def visit(context: Any, base: str) -> Iterator[Callable[[], Visitor]]:
         visitor.page.close()
 
 
-Visit = Callable[[], Visitor]
 SENTENCE = "[data-testid=stAlertContentError] [data-testid=stMarkdownContainer]"
 FEWER_SMS = "?preset=deepseek-v3-2048xh800&set=communication.sms%3D8"
 
 
 @pytest.mark.parametrize("name", [page[0] for page in PAGES])
-def test_every_page_opens_and_asks_nobody_else(name: str, visit: Visit) -> None:
-    visitor = visit()
+def test_every_page_opens_and_asks_nobody_else(name: str, visit_strictly: Visit) -> None:
+    visitor = visit_strictly()
     page = visitor.open(name)
     # Compare, Planner and Evidence wait for a button or compute first: they show that much at once.
     first = ".js-plotly-plot:visible, [data-testid=stMetric]:visible, [data-testid=stButton]:visible"
@@ -188,7 +232,7 @@ def test_every_page_opens_and_asks_nobody_else(name: str, visit: Visit) -> None:
     assert "Traceback" not in page.content()
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), "scrolls sideways"
     visitor.screenshot(name)
-    assert visitor.outside == []
+    assert visitor.outside == [] and visitor.blocked == []
 
 
 def test_a_changed_value_changes_the_number_and_the_link_brings_it_to_somebody_else(visit: Visit) -> None:
@@ -280,8 +324,38 @@ def test_two_sessions_at_once_do_not_mix(visit: Visit) -> None:
     assert "communication.sms" not in pair[1].page.url
 
 
+MARKUP = "![x](http://127.0.0.1:9/p.png) [click](http://127.0.0.1:9/) http://127.0.0.1:9/ $x$ :red[y]"
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "result?" + urlencode({"preset": MARKUP}),
+        "result?" + urlencode({"preset": "deepseek-v3-2048xh800", "set": f'model="{MARKUP}"'}),
+        "topology?" + urlencode({"preset": "deepseek-v3-2048xh800", "set": f"cluster.title={MARKUP[:28]}"}),
+    ],
+)
+def test_text_from_a_link_is_shown_as_it_is_and_fetches_nothing(address: str, visit_strictly: Visit) -> None:
+    visitor = visit_strictly()
+    page = visitor.open(address)
+    page.get_by_test_id("stMain").get_by_text("![x]").first.wait_for()
+    assert page.locator("[data-testid=stMain] img[src*='127.0.0.1:9']").count() == 0
+    assert page.locator("a[href*='127.0.0.1:9']").count() == 0
+    assert visitor.outside == [] and visitor.blocked == []
+
+
+def test_another_site_cannot_frame_the_dashboard(browser: Any, base: str) -> None:
+    page = browser.new_page()
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.set_content(f"<iframe src='{base}/_stcore/health'></iframe>")
+    page.wait_for_timeout(500)
+    assert any("frame-ancestors" in text for text in said)
+    page.close()
+
+
 HOSTILE = {
-    "huge.yaml": b"x" * 3_900_000,
+    "huge.yaml": b"x" * 900_000,
     "bomb.yaml.gz": gzip.compress(b"\0" * 100_000_000, compresslevel=1),
     "alias.yaml": b"a: &a [1, 2]\nb: [*a, *a]\n",
     "binary.json": bytes(range(256)),
