@@ -23,6 +23,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from streamlit_client import Client
+from websockets.exceptions import ConnectionClosed
 
 from moesim.app import budget, server
 from moesim.app.main import HOME
@@ -115,6 +116,8 @@ async def visit(base: str, pid: int, quick: bool) -> list[tuple[str, float, floa
 async def _said(client: Client, work: Any) -> list[str]:
     try:
         await work
+    except ConnectionClosed:
+        client.errors.append("the server ended the connection: too much was sent at once")
     except Exception as error:  # whatever it is, it is printed and counted
         client.errors.append(f"{BROKEN}: {type(error).__name__}: {error}")
     await client.close()

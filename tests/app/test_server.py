@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import signal
 import subprocess
@@ -29,7 +30,7 @@ STARTER = """
 import sys, time
 from moesim.app import server
 
-BROKEN = "from moesim.app.views import compare; compare.show = lambda: {}['the cause']; "
+BROKEN = "from moesim.app.views import evidence; evidence.show = lambda: {}['the cause']; "
 SERVE = "import sys; from moesim.app import serve; serve.serve(int(sys.argv[1]))"
 server.command = lambda port: [sys.executable, "-c", BROKEN + SERVE, str(port)]
 port = server.chosen_port(0)
@@ -89,10 +90,10 @@ def test_inline_scripts_are_named_by_their_hash() -> None:
 
 
 def test_a_page_that_fails_says_one_sentence_and_the_log_has_the_traceback(started: Started) -> None:
-    from streamlit_client import Client
+    clients = importlib.import_module("streamlit_client")
 
-    async def visit() -> list[str]:
-        client = Client(server.url(started.port), "compare")
+    async def visit() -> Any:
+        client = clients.Client(server.url(started.port), "evidence")
         await client.open()
         await client.close()
         return client.errors
@@ -101,6 +102,16 @@ def test_a_page_that_fails_says_one_sentence_and_the_log_has_the_traceback(start
     assert message.startswith("This page could not be drawn (KeyError)") and "the cause" not in message
     log = started.log.read_text()
     assert "Traceback" in log and "KeyError: 'the cause'" in log
+
+
+def test_links_and_uploads_that_ask_for_too_much_cost_the_server_nothing(started: Started) -> None:
+    hostile = importlib.import_module("hostile")
+    rows = asyncio.run(hostile.visit(server.url(started.port), started.pid, quick=True))
+    assert len(rows) > 10
+    for why, _, memory, said in rows:
+        assert said and not any(hostile.BROKEN in text for text in said), (why, said)
+        assert memory <= hostile.MOST_MB, why
+    assert hostile.memory_mb(started.pid, "VmHWM") <= hostile.MOST_MB
 
 
 def test_nothing_is_left_of_a_starter_that_was_killed(started: Started) -> None:
