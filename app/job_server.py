@@ -80,10 +80,9 @@ def _run(pipe: Connection) -> None:
     except MoesimError as error:
         pipe.send(("error", type(error).__name__, str(error)))
     except MemoryError:
-        most = f"{budget.JOB_BYTES / 1e9:.1f} GB"
-        pipe.send(
-            ("error", "JobError", f"the computation needed more than its {most} of memory and was stopped")
-        )
+        limit = f"{budget.JOB_BYTES / 1e9:.1f} GB"
+        text = f"the computation needed more than its {limit} of memory and was stopped"
+        pipe.send(("error", "JobError", text))
     except (EOFError, ConnectionError):
         return  # nobody wants it any more
     except Exception as error:

@@ -107,7 +107,7 @@ def _draw_once() -> None:
     bar = go.Bar(x=[1], y=["a"], base=[0], marker={"color": "#000", "line": {}, "pattern": {}}, textfont={})
     line = go.Scatter(x=[1], y=[1], line={}, marker={"line": {}, "colorbar": {}}, error_x={}, error_y={})
     heat = go.Heatmap(z=[[1]], colorbar={"title": {}, "tickfont": {}})
-    axis = {"title": {"font": {}}, "tickfont": {}}
+    axis: dict[str, Any] = {"title": {"font": {}}, "tickfont": {}}
     chart = go.Figure([bar, line, heat])
     chart.update_layout(
         xaxis=axis, yaxis=axis, legend={"title": {}, "font": {}}, margin={}, title={"font": {}}, hoverlabel={}

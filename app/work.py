@@ -45,21 +45,22 @@ class Drawing:
 
 def read_scenario(folder: str, name: str, texts: tuple[str, ...]) -> Scenario:
     """The scenario of a link, with uploads kept in `folder`; refused where the dashboard will not run it."""
-    return budget.admit(_below(folder).scenario_of(name, texts))
+    _read_below(folder)
+    return budget.admit(uploads.scenario_of(name, texts))
 
 
 def read_upload(folder: str, kind: str, name: str, data: bytes) -> uploads.Kept:
     """An upload, checked and kept in `folder`."""
-    kept_file = _below(folder).accept(kind, name, data)
+    _read_below(folder)
+    kept_file = uploads.accept(kind, name, data)
     if isinstance(kept_file.content, Scenario):
         budget.admit(kept_file.content)
     return kept_file
 
 
-def _below(folder: str) -> Any:
-    """The reader of uploads, for this process the only files that are read by path."""
+def _read_below(folder: str) -> None:
+    """From here on this process reads nothing by path but uploads."""
     os.environ[READ_BELOW] = folder
-    return uploads
 
 
 def topology(scenario: Scenario) -> Drawing:
