@@ -16,11 +16,10 @@ import pytest
 
 pytest.importorskip("streamlit", reason="the dashboard extra is not installed")
 
+from e2e.visitor import Visit
 from moesim.app.main import PAGES
 from moesim.simulator.result import Result
 from moesim.simulator.scenario import load_scenario
-
-from e2e.visitor import Visit
 
 SENTENCE = "[data-testid=stAlertContentError] [data-testid=stMarkdownContainer]"
 FEWER_SMS = "?preset=deepseek-v3-2048xh800&set=communication.sms%3D8"
