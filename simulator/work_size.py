@@ -144,9 +144,7 @@ def own_machine() -> WorkLimits:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):
         memory = 64_000_000_000
-    return WorkLimits(
-        memory, 86_400.0, 20_000_000, "this machine", "use a machine with more memory or resolution: folded"
-    )
+    return WorkLimits(memory, 86_400.0, 20_000_000, "this machine", "use a machine with more memory")
 
 
 def check_size(scenario: Scenario, limits: WorkLimits, *, trace: bool = False) -> WorkSize:
