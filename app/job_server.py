@@ -17,6 +17,7 @@ import sys
 import time
 from multiprocessing.connection import Connection
 
+from moesim.app import budget
 from moesim.hwmodels.errors import InputError, MoesimError
 
 log = logging.getLogger("moesim.app")
@@ -28,7 +29,10 @@ def serve(path: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C stops the dashboard, which stops us
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for children: the system removes them
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(path)
+        try:
+            listener.bind(path)
+        except FileNotFoundError:
+            return  # whoever started this has ended meanwhile
         listener.listen(64)
         while True:
             ready, _, _ = select.select([listener, sys.stdin], [], [])
@@ -59,14 +63,26 @@ def _run(pipe: Connection) -> None:
     """Compute what the connection asks for; send one value or one error."""
     pipe.send(("process", os.getpid()))
     try:
-        niceness, function, args, with_progress = pipe.recv()
+        niceness, budget_s, function, args, with_progress = pipe.recv()
         os.nice(niceness)
+        budget.enforce(budget_s)
         extra = {"progress": Sender(pipe)} if with_progress else {}
-        pipe.send(("value", pickle.dumps(function(*args, **extra))))
+        value = pickle.dumps(function(*args, **extra))
+        if len(value) > budget.VALUE_BYTES:
+            size, most = (n / 1e6 for n in (len(value), budget.VALUE_BYTES))
+            raise InputError(
+                f"the result has {size:,.0f} MB, more than the {most:.0f} MB that the dashboard shows; take "
+                "fewer micro-batches or a smaller cluster, or use the command line"
+            )
+        pipe.send(("value", value))
     except InputError as error:
         pipe.send(("error", "InputError", str(error), error.key, error.nearest))
     except MoesimError as error:
         pipe.send(("error", type(error).__name__, str(error)))
+    except MemoryError:
+        limit = f"{budget.JOB_BYTES / 1e9:.1f} GB"
+        text = f"the computation needed more than its {limit} of memory and was stopped"
+        pipe.send(("error", "JobError", text))
     except (EOFError, ConnectionError):
         return  # nobody wants it any more
     except Exception as error:

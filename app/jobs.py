@@ -1,4 +1,4 @@
-"""Long work off the script thread: one process a job, with progress, cancel, a time budget and a cache.
+"""Work off the script thread: one process a job, with progress, cancel, limits of time and memory, a cache.
 
 A job runs in a child of a warm server process (`job_server`) that has imported the simulator once, so it
 starts in some ten milliseconds, can be stopped at any moment, and gives all of its memory back. Results are
@@ -25,11 +25,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from moesim.app import budget
 from moesim.hwmodels.errors import InfeasibleError, InputError, MoesimError
 
 CACHE_BYTES = 64_000_000
-SHORT_BUDGET_S = 60.0
-LONG_BUDGET_S = 600.0
 MOST_WAITING = 64
 """Jobs of one lane that may wait for a free place; one more is refused."""
 
@@ -168,10 +167,14 @@ class Lane:
 
 _cores = os.cpu_count() or 1
 _lanes = {
+    "read": Lane(max(2, _cores), 0),  # what a link or an upload says: before anything else of a page
     "short": Lane(max(2, _cores), 0),  # a page waits for it
     "beside": Lane(1, 5),  # some seconds, beside a page
     "long": Lane(max(1, _cores // 2), 10),
 }
+
+
+_BUDGETS = {"read": budget.READ_S, "short": budget.SHORT_S, "beside": budget.LONG_S, "long": budget.LONG_S}
 
 
 def submit(
@@ -190,10 +193,10 @@ def submit(
     called with a share from 0 to 1 (or None) and a text. A job that is started `ahead` of its need is kept by
     nobody until it is submitted again. Raises JobError where too many jobs wait.
     """
-    budget = budget_s or (SHORT_BUDGET_S if lane == "short" else LONG_BUDGET_S)
+    seconds = budget_s or _BUDGETS[lane]
     known = cache.get(key)
     if known is not None:
-        job = Job(key, budget)
+        job = Job(key, seconds)
         job._finish(pickle.dumps(known), None)
         return job
     with _lock:
@@ -203,7 +206,7 @@ def submit(
             return found
         if _lanes[lane].waiting >= MOST_WAITING:
             raise JobError(f"the server is busy: {MOST_WAITING} computations wait already; try again later")
-        job = _running[key] = Job(key, budget)
+        job = _running[key] = Job(key, seconds)
         job._wanted = int(not ahead)
         _lanes[lane].waiting += 1
     threading.Thread(
@@ -262,7 +265,7 @@ def _run(
     process, ended = 0, False
     with _started().connect() as pipe:
         try:
-            pipe.send((lane.niceness, function, args, with_progress))
+            pipe.send((lane.niceness, job.budget_s, function, args, with_progress))
             while not job.cancelled:
                 if time.monotonic() > deadline:
                     return None, JobError(
@@ -280,7 +283,10 @@ def _run(
                     return (rest[0], None) if kind == "value" else (None, _error(*rest))
         except (EOFError, OSError):
             ended = True
-            return None, JobError("the computation ended without a result; it may have run out of memory")
+            return None, JobError(
+                "the computation ended without a result: its process was ended, as for more memory than its "
+                f"{budget.JOB_BYTES / 1e9:.1f} GB or more time than its {job.budget_s:.0f} s"
+            )
         finally:
             if process and not ended:
                 with suppress(ProcessLookupError):
@@ -309,6 +315,11 @@ class _Server:
     @property
     def alive(self) -> bool:
         return self._process.poll() is None
+
+    def end(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._folder.cleanup()
 
     def connect(self) -> Connection:
         """A connection to a new job process. Raises JobError where the server does not answer."""
@@ -340,3 +351,9 @@ def _started() -> _Server:
 def warm_up() -> None:
     """Start the server process before the first job needs it."""
     _started()
+
+
+def shut_down() -> None:
+    """End the server process with all jobs, and remove its socket."""
+    if _server is not None:
+        _server.end()

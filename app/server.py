@@ -20,29 +20,37 @@ from moesim.hwmodels.files import READ_BELOW
 
 ADDRESS = "127.0.0.1"
 PORT = 8501
-MAX_UPLOAD_MB = 16
+MAX_UPLOAD_MB = 4
 """Of one file; `uploads` holds a lower limit for most kinds."""
+MAX_MESSAGE_MB = 32
+"""Of one message between page and server; the largest chart of ours is about 1 MB."""
 
-SETTINGS: Mapping[str, str] = {
-    "server.headless": "true",
+SETTINGS: Mapping[str, str | int | bool] = {
+    "server.address": ADDRESS,
+    "server.headless": True,
     "server.fileWatcherType": "none",
-    "server.enableCORS": "true",
-    "server.enableXsrfProtection": "true",
-    "server.enableStaticServing": "false",
-    "server.maxUploadSize": str(MAX_UPLOAD_MB),
-    "server.showEmailPrompt": "false",
-    "server.disconnectedSessionTTL": "120",
-    "browser.gatherUsageStats": "false",
+    "server.enableCORS": True,
+    "server.enableXsrfProtection": True,
+    "server.enableStaticServing": False,
+    "server.maxUploadSize": MAX_UPLOAD_MB,
+    "server.maxMessageSize": MAX_MESSAGE_MB,
+    "server.showEmailPrompt": False,
+    "server.disconnectedSessionTTL": 120,
+    "browser.gatherUsageStats": False,
     "client.showErrorDetails": "none",
     "client.toolbarMode": "viewer",
-    "runner.magicEnabled": "false",
+    "runner.magicEnabled": False,
     "logger.level": "warning",
-    "global.developmentMode": "false",
+    "logger.enableRich": False,  # a failed page is logged on stderr, not printed on stdout
+    "global.developmentMode": False,
 }
-"""Given as flags, which outrank environment variables and every config.toml of the machine."""
+"""Outrank environment variables and every config.toml of the machine."""
 
-ENVIRONMENT: Mapping[str, str] = {"STREAMLIT_SERVER_ALLOWED_HOSTS": f"{ADDRESS} localhost"}
-"""Against DNS rebinding; not a flag, because releases before it exist would refuse to start."""
+NEWER_SETTINGS: Mapping[str, object] = {"server.allowedHosts": [ADDRESS, "localhost"]}
+"""Settings that releases before them do not know: against DNS rebinding."""
+
+ENVIRONMENT: Mapping[str, str] = {"MALLOC_ARENA_MAX": "2"}
+"""Memory that many threads give back is given to the system, not kept by each of them."""
 
 
 def check_extra() -> None:
@@ -72,9 +80,7 @@ def chosen_port(port: int) -> int:
 
 def command(port: int) -> list[str]:
     """The command line of the server process."""
-    options = {**SETTINGS, "server.address": ADDRESS, "server.port": str(port)}
-    flags = [f"--{name}={value}" for name, value in options.items()]
-    return [sys.executable, "-m", "moesim.app.serve", *flags]
+    return [sys.executable, "-m", "moesim.app.serve", str(port)]
 
 
 def url(port: int) -> str:
@@ -97,13 +103,15 @@ def healthy(port: int) -> bool:
 def running(port: int, *, quiet: bool = True) -> Iterator[subprocess.Popen[bytes]]:
     """The server as a child process with a folder of its own for uploads; stopped and removed at the end.
 
-    Its files are readable for this user only. `quiet` keeps the framework's greeting off the screen.
+    Its files are readable for this user only. `quiet` keeps the framework's greeting off the screen; what
+    goes wrong is on stderr all the same. The server also stops when this process ends in any other way: its
+    standard input is then closed.
     """
     folder = tempfile.mkdtemp(prefix="moesim-uploads-")
     process = subprocess.Popen(
         command(port),
         env={**os.environ, **ENVIRONMENT, READ_BELOW: folder},
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL if quiet else None,
         start_new_session=True,  # Ctrl-C comes to us alone, and we stop it
     )
@@ -126,11 +134,12 @@ def wait_until_healthy(process: subprocess.Popen[bytes], port: int, limit_s: flo
 
 def stop(process: subprocess.Popen[bytes], limit_s: float = 10.0) -> None:
     """End the server: asked first, then made to."""
-    if process.poll() is not None:
-        return
-    process.terminate()
-    try:
-        process.wait(limit_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    if process.stdin is not None:
+        process.stdin.close()

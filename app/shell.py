@@ -12,6 +12,7 @@ import streamlit as st
 
 from moesim.app import jobs, state, widgets
 from moesim.app import overrides as changes
+from moesim.app.words import escaped
 
 ICON = Path(__file__).resolve().parent / "icon.png"
 """Without one of our own the browser fetches a page's icon from a font server."""
@@ -54,6 +55,16 @@ def run(pages_of: Sequence[tuple[str, str, str]]) -> None:
     state.publish()
 
 
+def failed(error: Exception) -> bool:
+    """One sentence in the place of a page that broke; the framework has logged the traceback on stderr."""
+    st.error(
+        f"This page could not be drawn ({type(error).__name__}): that is a fault of the program, and the log "
+        "of the server says where. Open the page again, or go back to the preset.",
+        icon=":material/error:",
+    )
+    return True
+
+
 def _current() -> None:
     """What the numbers of every page are of."""
     with st.sidebar:
@@ -65,7 +76,7 @@ def _current() -> None:
             st.code("\n".join(map(changes.told, own)), language=None, wrap_lines=True)
             st.button("Undo all changes", on_click=state.reset)
         if warning is not None:
-            st.warning(warning, icon=":material/link_off:")
+            st.warning(escaped(warning), icon=":material/link_off:")
 
 
 def _by_name(name: str, title: str, icon: str) -> Any:

@@ -6,6 +6,7 @@ them out means the home case. The session keeps a copy, because changing the pag
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +18,9 @@ import streamlit as st
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 import moesim
-from moesim.app import forms, jobs, main, uploads, work
+from moesim.app import budget, forms, jobs, main, uploads, work
 from moesim.app import overrides as changes
+from moesim.app.words import escaped
 from moesim.hwmodels.errors import InputError, MoesimError
 from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.reprice import without_prices
@@ -28,10 +30,6 @@ from moesim.simulator.scenario import Scenario
 from moesim.simulator.study.point import key_of
 
 HOME = main.HOME
-MOST_CHARACTERS = 16_000
-"""Of one text in an address."""
-MOST_TEXTS = 200
-"""Changes in an address."""
 MOST_PUBLISHED = 20
 """Addresses that a session remembers having written."""
 
@@ -58,13 +56,32 @@ def current() -> Scenario:
 
 
 def build(name: str, texts: Sequence[str]) -> Scenario:
-    """A scenario from what a visitor may send; names of files on the server are refused (InputError)."""
-    return _built(name, tuple(texts), uploads.folder())
+    """A scenario from what a visitor may send; names of files on the server are refused (InputError).
+
+    Read in a process of its own, within its limits of time and memory, unless it is a shipped one.
+    """
+    budget.check_link([name, *texts])
+    return _built(name, tuple(texts), str(uploads.folder()))
 
 
-@lru_cache(maxsize=256)
-def _built(name: str, texts: tuple[str, ...], _folder: object) -> Scenario:
-    return uploads.scenario_of(name, texts)
+@lru_cache(maxsize=64)
+def _built(name: str, texts: tuple[str, ...], folder: str) -> Scenario:
+    if not texts and name in moesim.presets():
+        return moesim.load(name)
+    key = hashlib.sha256(json.dumps([folder, name, *texts]).encode()).hexdigest()
+    found: Scenario = jobs.submit(
+        f"scenario/{key}", work.read_scenario, folder, name, texts, lane="read"
+    ).result(jobs.MOST_WAITING * budget.READ_S)
+    return found
+
+
+def accept(kind: str, name: str, data: bytes) -> uploads.Kept:
+    """An upload, checked and kept by a process of its own; raises InputError, or JobError at its limits."""
+    key = hashlib.sha256(f"{kind}/{name}/".encode() + data).hexdigest()
+    found: uploads.Kept = jobs.submit(
+        f"upload/{key}", work.read_upload, str(uploads.folder()), kind, name, data, lane="read"
+    ).result(jobs.MOST_WAITING * budget.READ_S)
+    return found
 
 
 def open_upload(name: str, data: bytes) -> None:
@@ -72,7 +89,7 @@ def open_upload(name: str, data: bytes) -> None:
 
     Raises InputError for anything that is no scenario.
     """
-    kept = uploads.accept("scenario", name, data).content
+    kept = accept("scenario", name, data).content
     assert isinstance(kept, Scenario)
     open_scenario(HOME, overrides_of(kept))
 
@@ -222,7 +239,8 @@ def synchronise() -> None:
     shown = _address()
     if any(shown) and _was_opened(shown):
         name, texts, fields = shown
-        open_scenario((name or HOME)[:200], [text[:MOST_CHARACTERS] for text in texts[:MOST_TEXTS]])
+        read = [text[: budget.LINK_CHARACTERS + 1] for text in texts[: budget.LINK_TEXTS + 1]]
+        open_scenario((name or HOME)[:200], read)
         forms.read(fields)
     publish()
 
@@ -309,9 +327,7 @@ def begin(scenario: Scenario) -> None:
 
 def trace_of(scenario: Scenario) -> bytes:
     """A Perfetto trace (.json.gz), from the cache or simulated while the caller waits a second or more."""
-    data: bytes = jobs.submit(f"trace/{cache_key(scenario)}", work.trace, scenario).result(
-        jobs.SHORT_BUDGET_S
-    )
+    data: bytes = jobs.submit(f"trace/{cache_key(scenario)}", work.trace, scenario).result(budget.SHORT_S)
     return data
 
 
@@ -325,7 +341,7 @@ def compute(key: str, label: str, function: Callable[..., Any], *args: Any) -> A
     try:
         while not job.wait(0.2):
             # Writing to the page is also what lets a newer interaction end this wait.
-            place.caption(f":material/hourglass_top: {label}: {time.monotonic() - began:.0f} s")
+            place.caption(f":material/hourglass_top: {escaped(label)}: {time.monotonic() - began:.0f} s")
     finally:
         if not job.done:
             job.cancel()

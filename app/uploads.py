@@ -29,7 +29,7 @@ from moesim.simulator.model.hf import to_yaml
 from moesim.simulator.model.shape import ModelShape, load_model
 from moesim.simulator.scenario import Scenario, load_scenario, with_overrides
 
-MAX_BYTES = {"scenario": 1_000_000, "model": 4_000_000, "profile": 4_000_000, "topology": 4_000_000}
+MAX_BYTES = {"scenario": 1_000_000, "model": 1_000_000, "profile": 1_000_000, "topology": 4_000_000}
 """Of an unpacked upload, by kind; the readers have their own limits as well."""
 MAX_BYTES_HISTOGRAM = 16_000_000
 MAX_KEPT_BYTES = 256_000_000

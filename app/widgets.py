@@ -11,6 +11,7 @@ from typing import Any
 import streamlit as st
 
 from moesim.app import jobs, state, uploads
+from moesim.app.words import escaped
 from moesim.hwmodels.errors import InputError, MoesimError
 from moesim.simulator.scenario import Scenario
 
@@ -100,13 +101,13 @@ def toggle(scenario: Scenario, key: str, label: str, note: str | None = None) ->
 
 def complain(error: MoesimError) -> None:
     """What is wrong in one sentence, with the nearest legal values and the way back as buttons."""
-    st.error(str(error), icon=":material/error:")
+    st.error(escaped(error), icon=":material/error:")
     with st.container(horizontal=True):
         if isinstance(error, InputError) and error.key is not None:
             for value in error.nearest:
                 shown = str(value).lower() if isinstance(value, bool) else str(value)
                 st.button(
-                    f"Set {error.key} = {shown}",
+                    escaped(f"Set {error.key} = {shown}"),
                     key=f"nearest {error.key} {shown}",
                     type="primary",
                     on_click=state.set_override,
@@ -199,7 +200,7 @@ def _progress(name: str, job: jobs.Job) -> None:
         st.rerun(scope="app")
     left, right = st.columns([5, 1])
     elapsed = 0.0 if job.started is None else time.monotonic() - job.started
-    left.progress(job.progress.share or 0.0, text=f"{job.progress.text} ({elapsed:.0f} s)")
+    left.progress(job.progress.share or 0.0, text=f"{escaped(job.progress.text)} ({elapsed:.0f} s)")
     if right.button("Stop", key=f"stop job {name}"):
         _forget(f"job {name}", job)
         st.session_state[f"stopped {name}"] = job.key

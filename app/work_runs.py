@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import moesim
+from moesim.app import budget
 from moesim.app.exports import trace_bytes
 from moesim.simulator.run.report import RunReport
 from moesim.simulator.scenario import Scenario
@@ -28,7 +29,7 @@ class Evidence:
 
 def run_report(scenario: Scenario, step_time_s: float) -> RunReport:
     """The whole run of a scenario whose step takes so many seconds, its uncertainty included."""
-    return moesim.run(scenario, step_time_s=step_time_s, uncertainty=True)
+    return moesim.run(budget.admit(scenario), step_time_s=step_time_s, uncertainty=True)
 
 
 def evidence(progress: Callable[[float | None, str], None]) -> Evidence:

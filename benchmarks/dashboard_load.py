@@ -1,11 +1,12 @@
 """Ten people at once on this machine: time of an interaction, errors, memory over many interactions.
 
-    python benchmarks/dashboard_load.py [--people 10] [--each 6] [--long 200] [--browser]
+    python benchmarks/dashboard_load.py [--people 10] [--each 6] [--long 200] [--browser] [--fresh 3]
 
 Every person opens the page What-if and moves its sliders of communication SMs (which simulates) and of the
 price (which does not) in turn, nobody a value that somebody had before. People are clients of the WebSocket
 protocol (`streamlit_client`): they draw nothing, so that the machine's cores are the server's. `--browser`
-adds one person in the system's Chromium, alone. Bounded: people x each interactions, then `--long` of one
+adds one person in the system's Chromium, alone; `--fresh` lets everybody open all pages of a server on which
+nothing was drawn yet, so many times. Bounded: people x each interactions, then `--long` of one
 person with the memory of the server before and after. On 127.0.0.1, with nothing kept from earlier runs.
 """
 
@@ -27,6 +28,7 @@ from typing import Any
 from streamlit_client import Client
 
 from moesim.app import server
+from moesim.app.main import PAGES
 
 KINDS = {"step": ("Communication", "communication.sms="), "price": ("Price", "price_per_gpu_hour=")}
 """Kind of interaction: start of the slider's label, what the page then says was changed."""
@@ -97,6 +99,44 @@ async def alone(base: str, pid: int, long: int) -> list[str]:
     return one.errors
 
 
+async def first_visits(base: str, people: int, together: bool) -> tuple[list[float], list[str]]:
+    """Everybody opens every page once, all of them the same at once or each another: seconds, and errors."""
+    names, seconds, errors = [name for name, *_ in PAGES], [], []
+
+    async def walk(number: int) -> None:
+        for turn in range(len(names)):
+            name = names[(turn + (0 if together else number)) % len(names)]
+            client, began = Client(base, name), time.perf_counter()
+            try:
+                await client.open()
+            except Exception as error:  # every failure counts and is printed, whatever it is
+                client.errors.append(f"{type(error).__name__}: {error}")
+            seconds.append(time.perf_counter() - began)
+            errors.extend(f"{name}: {text}" for text in client.errors)
+            await client.close()
+
+    await asyncio.gather(*map(walk, range(people)))
+    return seconds, errors
+
+
+def fresh_servers(times: int, people: int) -> list[str]:
+    """`first_visits` on a server of its own each time, in which nobody has drawn anything yet; the errors."""
+    found = []
+    for number in range(times):
+        with tempfile.TemporaryDirectory(prefix="moesim-load-") as kept:
+            os.environ["MOESIM_CACHE"] = kept
+            port = server.chosen_port(0)
+            with server.running(port) as process:
+                if not server.wait_until_healthy(process, port):
+                    sys.exit("the server did not start")
+                together = number % 2 == 0
+                seconds, errors = asyncio.run(first_visits(server.url(port), people, together))
+        show(f"fresh server, {'the same page' if together else 'other pages'}", seconds)
+        print(f"{len(seconds)} visits by {people} people, {len(errors)} errors", flush=True)
+        found += errors
+    return found
+
+
 def memory_bytes(pid: int) -> int:
     """Memory of the server and everything it started, shared pages counted once (Linux)."""
     total = 0
@@ -138,7 +178,7 @@ def in_a_browser(base: str) -> None:
     chromium = shutil.which("chromium") or sys.exit("no Chromium here: apt-get install chromium")
     with sync_playwright() as engine:
         browser = engine.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
-        page = browser.new_page(viewport={"width": 1280, "height": 800})
+        page = browser.new_page(viewport={"width": 1280, "height": 800}, bypass_csp=True)
         page.set_default_timeout(BROWSER_MS)
         for path, text in (("", "start page, first numbers"), ("what_if", "What-if, first numbers")):
             began = time.perf_counter()
@@ -173,7 +213,9 @@ def main() -> None:
     parser.add_argument("--each", type=int, default=6)
     parser.add_argument("--long", type=int, default=200)
     parser.add_argument("--browser", action="store_true")
+    parser.add_argument("--fresh", type=int, default=0)
     options = parser.parse_args()
+    early = fresh_servers(options.fresh, options.people)
     with tempfile.TemporaryDirectory(prefix="moesim-load-") as kept:
         os.environ["MOESIM_CACHE"] = kept
         port, began = server.chosen_port(0), time.perf_counter()
@@ -181,7 +223,7 @@ def main() -> None:
             if not server.wait_until_healthy(process, port):
                 sys.exit("the server did not start")
             print(f"server answers after {time.perf_counter() - began:.2f} s; load {os.getloadavg()[0]:.1f}")
-            base, errors = server.url(port), []
+            base, errors = server.url(port), early
             if options.browser:
                 in_a_browser(base)
             if options.people:

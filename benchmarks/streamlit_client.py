@@ -7,9 +7,11 @@ The server does all that it does for a browser; what a browser adds (drawing) is
 from __future__ import annotations
 
 import asyncio
+import http.client
 from typing import Any
 
 from streamlit.proto.BackMsg_pb2 import BackMsg
+from streamlit.proto.Common_pb2 import FileUploaderState
 from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 from websockets.asyncio.client import ClientConnection, connect
 
@@ -28,8 +30,11 @@ class Client:
         self.metrics: dict[str, str] = {}
         self.codes: list[str] = []
         self.errors: list[str] = []
+        self.uploaders: dict[str, Any] = {}
+        self.session = ""
         self._socket: ClientConnection | None = None
         self._moved: dict[str, float] = {}
+        self._files: dict[str, FileUploaderState] = {}
         self._known: dict[str, ForwardMsg] = {}
 
     async def open(self) -> None:
@@ -45,6 +50,30 @@ class Client:
         slider, fragment = next(item for name, item in self.sliders.items() if name.startswith(label))
         self._moved[slider.id] = value
         await self._run(fragment)
+
+    async def upload(self, label: str, name: str, data: bytes) -> None:
+        """Hand a file to an uploader, by the start of its label; returns when the script has run."""
+        widget = next(item for text, item in self.uploaders.items() if text.startswith(label))
+        ask = BackMsg()
+        ask.file_urls_request.request_id = name
+        ask.file_urls_request.file_names.append(name)
+        ask.file_urls_request.session_id = self.session
+        assert self._socket is not None
+        await self._socket.send(ask.SerializeToString())
+        urls = None
+        async with asyncio.timeout(self.limit_s):
+            while urls is None:
+                message = ForwardMsg.FromString(_bytes(await self._socket.recv()))
+                if message.WhichOneof("type") == "file_urls_response":
+                    urls = message.file_urls_response.file_urls[0]
+        status = await asyncio.to_thread(_put, self.base, urls.upload_url, name, data)
+        if status >= 400:
+            self.errors.append(f"upload refused with status {status}")
+            return
+        found = FileUploaderState()
+        found.uploaded_file_info.add(name=name, size=len(data), file_id=urls.file_id, file_urls=urls)
+        self._files[widget.id] = found
+        await self._run("")
 
     def value(self, label: str) -> float:
         """Where a slider stands."""
@@ -64,6 +93,8 @@ class Client:
         for name, value in self._moved.items():
             state = ask.rerun_script.widget_states.widgets.add(id=name)
             state.double_array_value.data.append(value)
+        for name, files in self._files.items():
+            ask.rerun_script.widget_states.widgets.add(id=name).file_uploader_state_value.CopyFrom(files)
         assert self._socket is not None
         self.codes = []
         await self._socket.send(ask.SerializeToString())
@@ -73,12 +104,14 @@ class Client:
 
     def _take(self, data: str | bytes, fragment: str) -> bool:
         """Note what a message brings; whether it ends the run that was asked for."""
-        message = ForwardMsg.FromString(data if isinstance(data, bytes) else data.encode())
+        message = ForwardMsg.FromString(_bytes(data))
         if message.HasField("ref_hash"):
             message = self._known[message.ref_hash]
         elif message.hash:
             self._known[message.hash] = message
         kind = message.WhichOneof("type")
+        if kind == "new_session":
+            self.session = message.new_session.initialize.session_id
         if kind == "page_not_found":
             self.errors.append("page not found")
         if kind == "delta" and message.delta.HasField("new_element"):
@@ -94,9 +127,39 @@ class Client:
         kind = element.WhichOneof("type")
         if kind == "slider":
             self.sliders[element.slider.label] = (element.slider, fragment)
+        elif kind == "file_uploader":
+            self.uploaders[element.file_uploader.label] = element.file_uploader
         elif kind == "metric":
             self.metrics[element.metric.label] = element.metric.body
         elif kind == "code":
             self.codes.append(element.code.code_text)
         elif kind == "exception" or (kind == "alert" and element.alert.format == element.alert.ERROR):
             self.errors.append(getattr(element, kind).body if kind == "alert" else element.exception.message)
+
+
+def _bytes(data: str | bytes) -> bytes:
+    return data if isinstance(data, bytes) else data.encode()
+
+
+def _put(base: str, path: str, name: str, data: bytes) -> int:
+    """Send a file as the framework's page does: with the cookie against forged requests. The status."""
+    connection = http.client.HTTPConnection(base.removeprefix("http://"), timeout=60)
+    connection.request("GET", "/_stcore/health")
+    answer = connection.getresponse()
+    answer.read()
+    cookie = (answer.getheader("Set-Cookie") or "").split(";")[0]
+    end = "moesim-boundary"
+    head = f'--{end}\r\nContent-Disposition: form-data; name="{name}"; filename="{name}"\r\n\r\n'
+    connection.request(
+        "PUT",
+        path,
+        body=head.encode() + data + f"\r\n--{end}--\r\n".encode(),
+        headers={
+            "Content-Type": f"multipart/form-data; boundary={end}",
+            "Cookie": cookie,
+            "X-Xsrftoken": cookie.partition("=")[2],
+        },
+    )
+    status = connection.getresponse().status
+    connection.close()
+    return status

@@ -29,6 +29,7 @@ from moesim.simulator.profile_use import check_profile
 from moesim.simulator.routing_load import load_spec
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import Overlap, Schedule, build, from_csv, validate
+from moesim.simulator.work_size import check_size, own_machine
 
 MAX_SCHEDULE_BYTES = 2_000_000
 
@@ -78,6 +79,7 @@ def prepare(
     _check_ranges(scenario)
     layout = Layout(plan, cluster.n_gpus, cluster.node.n_gpus)
     count = microbatches(layout, scenario.batch.sequences)
+    check_size(scenario, own_machine())
     schedule = load_schedule(scenario, count)
     partial = scenario.stages.blocks is not None
     check_against_model(plan, shape, scenario.batch.sequence_length, 1 if partial else schedule.n_stages)

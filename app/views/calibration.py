@@ -6,10 +6,11 @@ import streamlit as st
 
 from moesim.app import exports, forms, state, uploads, widgets
 from moesim.app.charts import calibration as charts
+from moesim.app.words import escaped
 from moesim.hwmodels.accelerator import Accelerator, load_accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, LawGroup, list_profiles, profile_hash
 from moesim.hwmodels.drift import compare
-from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.errors import InputError, MoesimError
 from moesim.simulator.cost.laws import SmLaws
 
 GROUPS: dict[LawGroup, str] = {
@@ -44,8 +45,10 @@ def show() -> None:
         if name != current:
             st.button("Use this profile in the scenario", on_click=state.set_override, args=("profile", name))
     profile = uploads.profile_of(name)
-    st.markdown(f"**{profile.name}** for {profile.accelerator}: {profile.description}")
-    st.caption(f"{profile.software}. {profile.evidence} Hash {profile_hash(profile)[:12]}.")
+    st.markdown(
+        f"**{escaped(profile.name)}** for {escaped(profile.accelerator)}: {escaped(profile.description)}"
+    )
+    st.caption(f"{escaped(profile.software)}. {escaped(profile.evidence)} Hash {profile_hash(profile)[:12]}.")
     if other != "nothing":
         _drift(uploads.profile_of(other), profile)
     _curves(profile, _accelerator(profile, scenario.machine.accelerator))
@@ -61,12 +64,12 @@ def _upload() -> None:
     if given is None:
         return
     try:
-        kept = uploads.accept("profile", given.name, given.getvalue())
-    except InputError as error:
-        st.error(str(error), icon=":material/error:")
+        kept = state.accept("profile", given.name, given.getvalue())
+    except MoesimError as error:
+        st.error(escaped(error), icon=":material/error:")
         return
     st.session_state.setdefault("profiles", {})[kept.token] = kept.name
-    st.success(f"{kept.name} is in the list below.", icon=":material/check:")
+    st.success(f"{escaped(kept.name)} is in the list below.", icon=":material/check:")
 
 
 def _accelerator(profile: CalibrationProfile, current: Accelerator) -> Accelerator:
@@ -99,12 +102,12 @@ def _curves(profile: CalibrationProfile, accelerator: Accelerator) -> None:
                 if group in have
             }
         except InputError as error:  # an accelerator whose compute units nobody published
-            st.info(str(error))
+            st.info(escaped(error))
             return
         if lines:
             widgets.figure(charts.slow_downs(lines), "Slow-down against communication SMs", key="laws")
             st.caption(
-                f"On {accelerator.name}; products are matrix products, told or not of the SMs that "
+                f"On {escaped(accelerator.name)}; products are matrix products, told or not of the SMs that "
                 "communication holds."
             )
         else:
@@ -151,7 +154,7 @@ def _drift(old: CalibrationProfile, new: CalibrationProfile) -> None:
     rows = compare(old, new)
     both = [row for row in rows if row.points]
     drifted = sum(row.drifted for row in both)
-    st.subheader(f"{new.name} against {old.name}")
+    st.subheader(f"{escaped(new.name)} against {escaped(old.name)}")
     if not both:
         st.info("The two profiles have no entry in common that can be compared.")
         return

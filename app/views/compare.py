@@ -10,6 +10,7 @@ import streamlit as st
 from moesim.app import overrides, state, widgets
 from moesim.app.charts import study as charts
 from moesim.app.views import headline
+from moesim.app.words import escaped
 from moesim.hwmodels.errors import InputError, MoesimError
 from moesim.simulator.result import Result
 from moesim.simulator.scenario import Scenario
@@ -40,10 +41,10 @@ def show() -> None:
             key="keep",
         )
         for number, (label, _, _) in enumerate(kept):
-            st.button(f"Remove {label}", key=f"remove {number}", on_click=_remove, args=(number,))
+            st.button(f"Remove {escaped(label)}", key=f"remove {number}", on_click=_remove, args=(number,))
     warning = next((w for _, name, texts in kept if (w := overrides.only_here(name, texts))), None)
     if warning is not None:
-        st.warning(warning, icon=":material/link_off:")
+        st.warning(escaped(warning), icon=":material/link_off:")
     if not kept:
         st.info("Nothing is kept yet: keep the current scenario, then change one of its values.")
         return
@@ -54,7 +55,7 @@ def show() -> None:
             scenario = state.build(preset, texts)
             sides.append((label, scenario, state.result_of(scenario, f"Simulating {label}")))
         except MoesimError as error:
-            st.error(f"{label}: {error}", icon=":material/error:")
+            st.error(escaped(f"{label}: {error}"), icon=":material/error:")
     if len(sides) > 1:
         _table(sides)
         _differences(sides)
@@ -73,7 +74,7 @@ def _from_address() -> None:
             try:
                 preset, texts = state.kept_of(text)
             except InputError as error:
-                st.error(f"The link's parameter {PARAMETER} {error}.")
+                st.error(escaped(f"The link's parameter {PARAMETER} {error}."))
                 return
             _kept().append((_label(preset, texts), preset, texts))
     wanted = [json.dumps([preset, *texts]) for _, preset, texts in _kept()]
@@ -144,7 +145,7 @@ def _differences(sides: Sides) -> None:
             "Against A",
             options,
             index=len(options) - 1,
-            format_func=lambda n: _column(n, sides),
+            format_func=lambda n: escaped(_column(n, sides)),
             horizontal=True,
         )
     (_, first_scenario, first), (_, other_scenario, second) = sides[0], sides[other]

@@ -9,6 +9,7 @@ import streamlit as st
 import moesim
 from moesim.app import exports, jobs, state, widgets, work_runs
 from moesim.app.charts import evidence as charts
+from moesim.app.words import escaped
 from moesim.hwmodels.units import format_quantity
 from moesim.simulator.result import ProvenanceEntry
 from moesim.simulator.validation import Row
@@ -74,7 +75,7 @@ def _wait() -> None:
     if job is None:
         return
     if not job.done:
-        st.progress(job.progress.share or 0.0, f"Simulating: {job.progress.text}")
+        st.progress(job.progress.share or 0.0, f"Simulating: {escaped(job.progress.text)}")
         if st.button("Stop"):
             _stop()
             st.rerun(scope="app")
@@ -84,7 +85,7 @@ def _wait() -> None:
         job.result()
     except jobs.JobError as error:
         st.session_state["evidence stopped"] = True
-        st.error(str(error), icon=":material/error:")
+        st.error(escaped(error), icon=":material/error:")
         return
     st.rerun()
 
@@ -148,7 +149,10 @@ def _numbers() -> None:
     result = state.result()
     if result is None:
         return
-    st.markdown(f"What the prediction of **{result.scenario}** stands on. {result.confidence_reason}")
+    st.markdown(
+        f"What the prediction of **{escaped(result.scenario)}** stands on. "
+        f"{escaped(result.confidence_reason)}"
+    )
     entries = result.provenance
     kinds = sorted({entry.kind for entry in entries})
     wanted = st.pills("Kind of evidence", kinds, selection_mode="multi", key="number kinds") or kinds
@@ -163,7 +167,7 @@ def _numbers() -> None:
     header = ("number", "value", "kind", "source", "date")
     _table(header, [_cells(entry) for entry in shown], "provenance")
     st.subheader("Extrapolated, or without a measurement")
-    st.markdown("\n".join(f"- {text}" for text in result.extrapolated) or "Nothing.")
+    st.markdown("\n".join(f"- {escaped(text)}" for text in result.extrapolated) or "Nothing.")
 
 
 def _cells(entry: ProvenanceEntry) -> tuple[str, str, str, str, str]:

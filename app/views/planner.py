@@ -12,6 +12,7 @@ import streamlit as st
 from moesim.app import forms, jobs, state, widgets, work
 from moesim.app.charts import study as charts
 from moesim.app.views import headline
+from moesim.app.words import escaped
 from moesim.hwmodels.units import in_unit
 from moesim.simulator.planner.megatron import megatron_arguments
 from moesim.simulator.planner.result import PlanResult, PlanRow
@@ -193,7 +194,7 @@ def _table(rows: Sequence[PlanRow], name: str) -> PlanRow | None:
 
 
 def _offer(row: PlanRow, name: str) -> None:
-    st.markdown(f"**{row.label}**, {row.time_s:.3f} s a step ({row.source})")
+    st.markdown(f"**{escaped(row.label)}**, {row.time_s:.3f} s a step ({row.source})")
     st.button(
         "Open as the scenario", key=f"open {name}", on_click=state.adopt, args=(row.scenario,), type="primary"
     )
@@ -209,4 +210,4 @@ def _refused(found: PlanResult) -> None:
         column_config={"plans": st.column_config.NumberColumn(format="localized")},
     )
     for note in found.notes:
-        st.caption(note)
+        st.caption(escaped(note))

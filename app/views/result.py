@@ -10,6 +10,7 @@ import moesim
 from moesim.app import exports, html_report, jobs, state, widgets, work
 from moesim.app.charts import step as charts
 from moesim.app.views import headline
+from moesim.app.words import escaped
 from moesim.hwmodels.errors import MoesimError
 from moesim.simulator.reprice import without_prices
 from moesim.simulator.result import Result
@@ -71,11 +72,11 @@ def _bands(scenario: Scenario, result: Result) -> dict[str, Band]:
     try:
         found = moesim.reprice(job.result(), scenario).uncertainty
     except MoesimError as error:
-        st.caption(f"No interval: {error}")
+        st.caption(f"No interval: {escaped(error)}")
         return {}
     if found is None:
         return {}
-    st.caption(f"Intervals: {found.note}.")
+    st.caption(f"Intervals: {escaped(found.note)}.")
     return bands_of_figures(result, found)
 
 
@@ -90,13 +91,13 @@ def _poll(name: str, job: jobs.Job) -> None:
 
 
 def _sureness(result: Result) -> None:
-    st.markdown(f"**Confidence:** {result.confidence_reason}.")
+    st.markdown(f"**Confidence:** {escaped(result.confidence_reason)}.")
 
 
 def _why(result: Result) -> None:
     st.subheader("Where the step goes")
     for sentence in _sentences(result):
-        st.markdown(f"- {sentence}")
+        st.markdown(f"- {escaped(sentence)}")
     left, right = st.columns(2, gap="large")
     with left:
         st.markdown("**Parts of the step, every pipeline rank**")
@@ -164,7 +165,7 @@ def _next(scenario: Scenario, result: Result) -> None:
         left, middle, right = st.columns([3, 5, 2])
         left.code(row.override, language=None)
         fit = "" if row.fits else " Does not fit into memory."
-        middle.markdown(f"{row.step_time_s:.3f} s ({row.change:+.1%}): {row.why}.{fit}")
+        middle.markdown(f"{row.step_time_s:.3f} s ({row.change:+.1%}): {escaped(row.why)}.{fit}")
         key_, _, value = row.override.partition("=")
         right.button("Try", key=f"try {number}", on_click=state.set_override, args=(key_, _plain(value)))
 

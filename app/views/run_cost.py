@@ -12,6 +12,7 @@ import streamlit as st
 from moesim.app import exports, state, widgets, work_runs
 from moesim.app.charts import run_cost as charts
 from moesim.app.views.headline import compact
+from moesim.app.words import escaped
 from moesim.hwmodels.energy import list_energy_sites
 from moesim.hwmodels.failure import list_failure_rates, list_restarts
 from moesim.hwmodels.price import list_prices, load_prices
@@ -61,7 +62,7 @@ def show() -> None:
         st.subheader("What it costs")
         if report.cost_parts_usd:
             widgets.figure(charts.cost_parts(report.cost_parts_usd), "Cost by part in dollars", key="cost")
-        st.caption(f"{report.price[:1].upper()}{report.price[1:]}.")
+        st.caption(f"{escaped(report.price[:1].upper() + report.price[1:])}.")
     _tables(report)
     _downloads(scenario, result)
 

@@ -11,6 +11,7 @@ from moesim.app import exports, jobs, state, uploads, widgets, work
 from moesim.app import overrides as changes
 from moesim.app.charts import step as charts
 from moesim.app.views import headline
+from moesim.app.words import escaped
 from moesim.hwmodels import list_clusters
 from moesim.hwmodels.errors import MoesimError
 from moesim.hwmodels.network import list_networks
@@ -65,7 +66,7 @@ def _open() -> None:
         with suppress(MoesimError):  # the page says what is wrong
             _save()
     if REFUSED in st.session_state:  # outside of the popover, which closes
-        st.error(st.session_state[REFUSED], icon=":material/error:")
+        st.error(escaped(st.session_state[REFUSED]), icon=":material/error:")
 
 
 def _preset_chosen() -> None:
@@ -87,7 +88,7 @@ def _uploaded(kind: str, key: str) -> None:
         if kind == "scenario":
             state.open_upload(file.name, file.getvalue())
             return
-        state.set_override(kind, uploads.accept(kind, file.name, file.getvalue()).token)
+        state.set_override(kind, state.accept(kind, file.name, file.getvalue()).token)
         if kind == "model":
             state.follow(model_changed=True)
     except MoesimError as error:
@@ -106,7 +107,7 @@ def _save() -> None:
         icon=":material/download:",
     )
     warning = changes.only_here(state.preset(), state.overrides())
-    st.caption(warning or "The address of this page is a link to this scenario:")
+    st.caption(escaped(warning or "The address of this page is a link to this scenario:"))
     st.code(changes.link(state.preset(), state.overrides()), language=None, wrap_lines=True)
 
 
@@ -288,13 +289,15 @@ def _verdict(scenario: Scenario) -> None:
     )
     plan = f"{found.n_gpus:,} x {found.accelerator}, DP {found.dp:,}, {found.microbatches:,} micro-batches"
     if memory.fits:
-        st.success(f"Legal and fits: {used} of {limit} on the fullest GPU. {plan}.", icon=":material/check:")
+        st.success(
+            f"Legal and fits: {used} of {limit} on the fullest GPU. {escaped(plan)}.", icon=":material/check:"
+        )
     else:
         largest = max(memory.by_kind_bytes, key=lambda kind: memory.by_kind_bytes[kind])
         st.error(
             f"Legal, but does not fit: {used} of {limit} on the fullest GPU; the largest part is "
             f"{largest.replace('_', ' ')}. More PP, EP or TP, a higher ZeRO stage or recompute need less. "
-            f"{plan}.",
+            f"{escaped(plan)}.",
             icon=":material/memory:",
         )
     widgets.figure(charts.memory(memory), f"Memory of the fullest GPU by kind: {used} of {limit}", "memory")

@@ -9,7 +9,7 @@ import streamlit as st
 
 from moesim.app import forms, state, widgets, work
 from moesim.app.charts import heat
-from moesim.hwmodels.topologies.picture import picture
+from moesim.app.words import escaped
 from moesim.simulator.reprice import without_prices
 from moesim.simulator.result import Result
 from moesim.simulator.scenario import Scenario
@@ -19,15 +19,16 @@ def show() -> None:
     """Draw the page."""
     scenario = state.current()
     cluster = scenario.machine
-    topology = cluster.topology()
-    st.subheader(cluster.title, anchor=False)
-    drawn = picture(topology)
+    found: work.Drawing = state.compute(
+        f"topology/{state.cache_key(scenario)}", "Wiring the cluster", work.topology, scenario
+    )
+    drawn, counted = found.picture, found.inventory
+    st.subheader(escaped(cluster.title), anchor=False)
     widgets.figure(heat.picture(drawn), f"{cluster.title}: GPUs, switches and cables", "cluster")
-    counted = topology.inventory()
     shown = [f"{count:,} {name}" for name, count in (*counted.switches.items(), *counted.cables.items())]
     left_out = sum(layer.left_out for layer in drawn.layers)
     more = "The first nodes and the last one, with the switches they lead to. " if left_out else ""
-    st.caption(f"{more}{topology.kind}: {topology.n_gpus:,} GPUs; in all {', '.join(shown)}.")
+    st.caption(f"{more}{found.kind}: {found.n_gpus:,} GPUs; in all {escaped(', '.join(shown))}.")
     _loads(scenario)
 
 
@@ -159,4 +160,4 @@ def _sure(result: Result) -> str:
     if result.uncertainty is None:
         return ""
     band = result.uncertainty.bands["step_time_s"]
-    return f" (P10 {band.p10:.3f} s, P90 {band.p90:.3f} s; {result.uncertainty.note})"
+    return f" (P10 {band.p10:.3f} s, P90 {band.p90:.3f} s; {escaped(result.uncertainty.note)})"

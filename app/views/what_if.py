@@ -9,6 +9,7 @@ import streamlit as st
 from moesim.app import forms, state, widgets, work
 from moesim.app.charts import study as charts
 from moesim.app.views import headline
+from moesim.app.words import escaped
 from moesim.hwmodels import format_quantity
 from moesim.hwmodels.errors import MoesimError
 from moesim.simulator.faster_links import faster_links
@@ -43,7 +44,7 @@ def _explore(scenario: Scenario, base: Result) -> None:
             changed = scenario.overridden(*moved, *price)
             result = state.result_of(changed)
         except MoesimError as error:
-            st.error(str(error), icon=":material/error:")
+            st.error(escaped(error), icon=":material/error:")
             return
         _tiles(base, result)
         if moved or price:
@@ -75,7 +76,7 @@ def _kernels(scenario: Scenario) -> list[str]:
     now = scenario.communication.sms
     most = accelerator.compute_units.n - 1
     sms = st.slider(
-        f"Communication {accelerator.unit_name}s",
+        f"Communication {escaped(accelerator.unit_name)}s",
         0,
         most,
         **forms.number("what-if.sms", 0, most, now, f"what if sms {now}"),

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     import networkx
 
 
+MOST_PARTS = 20_000_000
+"""GPUs, switches and cables that any machine is asked to hold: about 140 bytes each, 3 GB."""
+
+
 class Topology(ABC):
     """`nodes` equal servers and what joins them; GPU g is local GPU g % n of server g // n.
 
@@ -50,6 +54,10 @@ class Topology(ABC):
     @abstractmethod
     def _wire(self, wiring: Wiring) -> None:
         """Add every vertex and cable."""
+
+    @abstractmethod
+    def size(self) -> tuple[int, int]:
+        """(switches, cables), from the figures of the description: nothing is built."""
 
     @abstractmethod
     def fanout(self, src: IntArray, dst: IntArray) -> IntArray:
@@ -82,10 +90,23 @@ class Topology(ABC):
 
     @cached_property
     def wiring(self) -> Wiring:
-        """Vertices and cables."""
+        """Vertices and cables; raises InputError for more of them than a machine has room for."""
+        self.check_size(MOST_PARTS)
         wiring = Wiring(self.n_gpus)
         self._wire(wiring)
         return wiring
+
+    def check_size(self, most_parts: int) -> None:
+        """Raise InputError where GPUs, switches and cables together are more than `most_parts`."""
+        switches, cables = self.size()
+        parts = self.n_gpus + switches + cables
+        if parts > most_parts:
+            near = max(1, self.nodes * most_parts // parts)
+            raise InputError(
+                f"cluster.nodes={self.nodes:,}: {self.n_gpus:,} GPUs, {switches:,} switches and {cables:,} "
+                f"cables are {parts:,} parts, more than the {most_parts:,} that are built here; use about "
+                f"{near:,} nodes at most"
+            )
 
     def links(self) -> LinkTable:
         """Every directed link, in a fixed order; computed once."""

@@ -40,6 +40,11 @@ class ClusterTopology(Topology):
         if self.scale_out is not None:
             self.scale_out.wire(wiring)
 
+    def size(self) -> tuple[int, int]:
+        """Those of both parts."""
+        parts = [part.size() for part in (self.scale_up, self.scale_out) if part is not None]
+        return sum(switches for switches, _ in parts), sum(cables for _, cables in parts)
+
     def _split(self, src: IntArray, dst: IntArray) -> tuple[IntArray, IntArray]:
         """Indices of the pairs inside a node, and of those between nodes."""
         same = src // self.gpus_per_node == dst // self.gpus_per_node

@@ -84,6 +84,12 @@ class Dragonfly(ScaleOutPart):
         )
         self.nics = self.wire_nics(wiring, self.vertex + self.switch(np.arange(self.n_gpus)))
 
+    def size(self) -> tuple[int, int]:
+        """Routers; local cables, global ones, the rings of spare ports, and NICs."""
+        a, g = self.a, self.groups
+        between = self.copies * (g * (g - 1) // 2) + self.rings * g
+        return a * g, g * (a * (a - 1) // 2) + between + self.n_gpus
+
     def _number_among_equal(self, one: IntArray, other: IntArray, copy: IntArray) -> IntArray:
         """Copies between the same two switches get numbers; copies to other switches start at 0 too."""
         a = self.a

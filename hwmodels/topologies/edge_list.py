@@ -130,6 +130,10 @@ class EdgeList(Topology):
             copies=np.array(copies) if max(copies) else None,
         )
 
+    def size(self) -> tuple[int, int]:
+        """Vertices that are no GPU, and edges."""
+        return len(self.switches), len(self.edges)
+
     def degraded(self, faults: Sequence[object]) -> Topology:
         """As for every topology; the search simply leaves dead links out."""
         other = super().degraded(faults)  # type: ignore[arg-type]

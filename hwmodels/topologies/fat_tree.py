@@ -94,6 +94,12 @@ class ThreeLayerFatTree(ScaleOutPart):
         self.cores.wire(wiring, "spine-core", (of_group, core), self.base)
         self.nics = self.wire_nics(wiring, leaves + self.leaf(np.arange(self.n_gpus)))
 
+    def size(self) -> tuple[int, int]:
+        """Leaves, middle switches and cores; trunks of both layers and NICs."""
+        cores = self.middles * self.cores.shape.spines
+        cables = self.leaves * self.middles + self.cores.cables + self.n_gpus
+        return self.leaves + self.pods * self.middles + cores, cables
+
     def fanout(self, src: IntArray, dst: IntArray) -> IntArray:
         """One on a leaf, every middle switch in a pod, every core cable across."""
         here, there = self.leaf(src), self.leaf(dst)

@@ -32,6 +32,10 @@ class FullyConnectedNode(ScaleUpPart):
             self.node.scale_up_latency_s,
         )
 
+    def size(self) -> tuple[int, int]:
+        """No switch, a cable a pair."""
+        return 0, self.nodes * self.pairs
+
     def _direct(self, src: IntArray, dst: IntArray) -> IntArray:
         n = self.per_node
         i, j = np.minimum(src % n, dst % n), np.maximum(src % n, dst % n)

@@ -42,6 +42,10 @@ class NvswitchNode(ScaleUpPart):
             strands=self.strands,
         )
 
+    def size(self) -> tuple[int, int]:
+        """A switch a node, a cable a GPU."""
+        return self.nodes, self.n_gpus
+
     def paths(self, src: IntArray, dst: IntArray, choice: IntArray) -> IntArray:
         """Out of the sender's port, into the receiver's."""
         itself = src == dst

@@ -26,6 +26,10 @@ class Part(ABC):
     def wire(self, wiring: Wiring) -> None:
         """Add the switches and cables, and remember where they start."""
 
+    @abstractmethod
+    def size(self) -> tuple[int, int]:
+        """(switches, cables) that `wire` adds, without adding them."""
+
     def fanout(self, src: IntArray, dst: IntArray) -> IntArray:
         """Number of equally good paths of each pair; one, unless a part says otherwise."""
         return np.ones(len(src), np.int64)

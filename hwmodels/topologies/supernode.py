@@ -66,6 +66,11 @@ class Supernode(ScaleUpPart):
             optical=True,
         )
 
+    def size(self) -> tuple[int, int]:
+        """Both levels; ports and trunks."""
+        hosts = self.hosts * self.nodes
+        return hosts + self.spines * self.nodes, self.n_gpus + hosts * self.spines
+
     def fanout(self, src: IntArray, dst: IntArray) -> IntArray:
         """One inside a host, every second-level switch across."""
         return np.where(src // self.per_host == dst // self.per_host, 1, self.spines)

@@ -50,6 +50,11 @@ class Torus(ScaleUpPart):
             )
             self.cable[axis, has] = first + np.arange(len(tails))
 
+    def size(self) -> tuple[int, int]:
+        """No switch; a cable a chip and dimension, one less a line where it does not wrap around."""
+        sizes = self.sizes.tolist()
+        return 0, sum(self.n_gpus if size > 2 else self.n_gpus // size * (size - 1) for size in sizes)
+
     def _place(self, chips: IntArray) -> IntArray:
         """[n, dimensions] coordinates inside the node."""
         place: IntArray = (chips[:, None] % self.per_node) // self.steps % self.sizes

@@ -58,6 +58,11 @@ class Trees:
         self.count = count
         self.shape = shape
 
+    @property
+    def cables(self) -> int:
+        """Trunk cables of all trees."""
+        return self.count * self.shape.leaves * self.shape.spines * self.shape.bundle
+
     def wire(self, wiring: Wiring, kind: str, ends: tuple[IntArray, IntArray], fabric: BaseFabric) -> None:
         """Cables between the vertices of leaves [count, leaves] and spines [count, spines].
 
@@ -127,6 +132,11 @@ class TwoLayerPart(ScaleOutPart):
         leaves = wire_two_layers(wiring, self.trees, self.prefixes(), self.base)
         gpus = np.arange(self.n_gpus)
         self.nics = self.wire_nics(wiring, leaves[self.plane(gpus), self.leaf(gpus)])
+
+    def size(self) -> tuple[int, int]:
+        """Leaves and spines; trunks and NICs."""
+        switches = self.trees.count * (self.trees.shape.leaves + self.trees.shape.spines)
+        return switches, self.trees.cables + self.n_gpus
 
     def fanout(self, src: IntArray, dst: IntArray) -> IntArray:
         """One on a leaf, every cable of the leaf across."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from moesim.app import jobs
+from moesim.app import budget, jobs
 from moesim.hwmodels.errors import InfeasibleError, InputError
 
 
@@ -169,3 +172,43 @@ def test_the_server_says_where_predictions_cannot_be_kept(
     job_server.prepare()
     assert len([r for r in caplog.records if "predictions are not kept" in r.getMessage()]) == 1
     assert kept.problem() is not None  # which children inherit: they do not try again
+
+
+# -- limits that the system keeps -------------------------------------------------------------------------
+
+
+def test_a_job_over_its_memory_is_stopped_and_says_so() -> None:
+    job = jobs.submit("test/memory", bytearray, 4 * budget.JOB_BYTES)
+    with pytest.raises(jobs.JobError, match=r"more than its 1\.5 GB of memory"):
+        job.result(60.0)
+
+
+def test_a_result_too_large_to_hold_is_refused() -> None:
+    with pytest.raises(InputError, match="more than the 16 MB"):
+        jobs.submit("test/large", bytearray, 2 * budget.VALUE_BYTES).result(60.0)
+
+
+def test_a_job_ends_by_itself_where_nobody_ends_it() -> None:
+    # Loops of the interpreter that nothing outside stops: the limits are the process's own.
+    ends = f"import sys; sys.path[:] = {sys.path!r}; from moesim.app import budget; budget.enforce(-4.5); "
+    for loop in ("exec('while True: pass')", "import time; time.sleep(600)"):
+        done = subprocess.run([sys.executable, "-c", ends + loop], timeout=120, check=False)
+        assert -done.returncode in (signal.SIGALRM, signal.SIGXCPU, signal.SIGKILL)
+
+
+def test_work_that_is_too_large_is_refused_before_it_starts() -> None:
+    from moesim.app import state
+
+    with pytest.raises(
+        InputError, match=r"125,000 micro-batches .* the dashboard.*moesim simulate"
+    ) as caught:
+        state.build(state.HOME, ("batch.sequences=16000000",))
+    assert caught.value.key == "batch.sequences" and len(caught.value.nearest) == 1
+
+
+def test_a_link_has_a_length() -> None:
+    from moesim.app import state
+
+    for texts in (("seed=1",) * 300, ("description=" + "x" * 20_000,)):
+        with pytest.raises(InputError, match="upload the scenario as a file"):
+            state.build(state.HOME, texts)

@@ -7,174 +7,27 @@ import csv
 import gzip
 import http.client
 import json
-import os
 import re
-import shutil
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
 pytest.importorskip("streamlit", reason="the dashboard extra is not installed")
 
+from e2e.visitor import Visit
 from moesim.app.main import PAGES
 from moesim.simulator.result import Result
 from moesim.simulator.scenario import load_scenario
 
-ARTEFACTS = Path(__file__).parent / "artefacts"
-"""Screenshots of the last run; ignored by git, never compared."""
-
-FLAGS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-dev-shm-usage",
-)
-WAIT_MS = 90_000
-"""As long as anything may take on a machine that others use too."""
-
-
-def chromium() -> str | None:
-    """The system's browser."""
-    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    """One browser for all tests."""
-    pytest.importorskip("streamlit", reason="the dashboard extra is not installed")
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    path = chromium()
-    if path is None:
-        pytest.skip("no Chromium on this machine (apt-get install chromium)")
-    with playwright.sync_playwright() as engine:
-        opened = engine.chromium.launch(executable_path=path, args=list(FLAGS))
-        yield opened
-        opened.close()
-
-
-@pytest.fixture(scope="session")
-def base(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Address of the dashboard, as the command prints it; at the end the command must stop cleanly."""
-    folder = tmp_path_factory.mktemp("app")
-    told = folder / "stderr"
-    with told.open("w") as messages:
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                "from moesim.cli import main; main()",
-                "app",
-                "--port",
-                "0",
-                "--no-browser",
-            ],
-            stderr=messages,
-            stdout=messages,
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(sys.path),
-                "MOESIM_CACHE": str(folder / "kept"),
-            },
-        )
-    try:
-        end = time.monotonic() + 300.0
-        while (address := re.search(r"http://127\.0\.0\.1:(\d+)", told.read_text())) is None:
-            assert process.poll() is None and time.monotonic() < end, f"no address: {told.read_text()}"
-            time.sleep(0.1)
-        yield address[0]
-        assert process.poll() is None, f"the server did not survive the tests: {told.read_text()}"
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=120) == 0
-        text = told.read_text()
-        assert "stopped" in text and "Traceback" not in text, text
-        from moesim.app import server
-
-        assert not server.healthy(int(address[1]))
-    finally:
-        process.kill()
-
-
-class Visitor:
-    """One browser session: its page, and what it asked for outside this machine."""
-
-    def __init__(self, context: Any, base: str) -> None:
-        self.page, self.base = context.new_page(), base
-        self.outside: list[str] = []
-        self.page.on("request", self._asked)
-
-    def _asked(self, request: Any) -> None:
-        if not request.url.startswith((self.base, self.base.replace("http", "ws"), "data:", "blob:")):
-            self.outside.append(request.url)
-
-    def open(self, address: str) -> Any:
-        """Open an address below the server and wait until the page's script has run."""
-        self.page.goto(f"{self.base}/{address}")
-        self.settled()
-        return self.page
-
-    def settled(self) -> None:
-        """Wait until the script has run to its end."""
-        self.page.wait_for_function(
-            "document.querySelector('[data-testid=stApp]')?.dataset.testScriptState === 'notRunning'"
-            " && document.querySelectorAll('[data-testid=stMain] "
-            "[data-testid=stElementContainer]').length > 1"
-        )
-
-    def metric(self, label: str) -> Any:
-        """The tile with a label."""
-        tile = self.page.get_by_test_id("stMetric").filter(has_text=label).first
-        return tile.get_by_test_id("stMetricValue")
-
-    def screenshot(self, name: str) -> None:
-        """Keep a picture beside the tests."""
-        ARTEFACTS.mkdir(exist_ok=True)
-        self.page.screenshot(path=ARTEFACTS / f"{name}.png")
-
-
-@pytest.fixture(scope="session")
-def context(browser: Any) -> Iterator[Any]:
-    """What a browser remembers, for all tests: the framework's scripts are then compiled once.
-
-    Sessions are not shared: every page has a connection of its own, and with it a session of the server.
-    """
-    opened = browser.new_context(viewport={"width": 1280, "height": 800}, accept_downloads=True)
-    opened.set_default_timeout(WAIT_MS)
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-def visit(context: Any, base: str) -> Iterator[Callable[[], Visitor]]:
-    """Makes visitors, each with a session of its own; closes them at the end."""
-    opened: list[Visitor] = []
-
-    def one() -> Visitor:
-        opened.append(Visitor(context, base))
-        return opened[-1]
-
-    yield one
-    for visitor in opened:
-        visitor.page.close()
-
-
-Visit = Callable[[], Visitor]
 SENTENCE = "[data-testid=stAlertContentError] [data-testid=stMarkdownContainer]"
 FEWER_SMS = "?preset=deepseek-v3-2048xh800&set=communication.sms%3D8"
 
 
 @pytest.mark.parametrize("name", [page[0] for page in PAGES])
-def test_every_page_opens_and_asks_nobody_else(name: str, visit: Visit) -> None:
-    visitor = visit()
+def test_every_page_opens_and_asks_nobody_else(name: str, visit_strictly: Visit) -> None:
+    visitor = visit_strictly()
     page = visitor.open(name)
     # Compare, Planner and Evidence wait for a button or compute first: they show that much at once.
     first = ".js-plotly-plot:visible, [data-testid=stMetric]:visible, [data-testid=stButton]:visible"
@@ -188,7 +41,7 @@ def test_every_page_opens_and_asks_nobody_else(name: str, visit: Visit) -> None:
     assert "Traceback" not in page.content()
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), "scrolls sideways"
     visitor.screenshot(name)
-    assert visitor.outside == []
+    assert visitor.outside == [] and visitor.blocked == []
 
 
 def test_a_changed_value_changes_the_number_and_the_link_brings_it_to_somebody_else(visit: Visit) -> None:
@@ -280,8 +133,38 @@ def test_two_sessions_at_once_do_not_mix(visit: Visit) -> None:
     assert "communication.sms" not in pair[1].page.url
 
 
+MARKUP = "![x](http://127.0.0.1:9/p.png) [click](http://127.0.0.1:9/) http://127.0.0.1:9/ $x$ :red[y]"
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "result?" + urlencode({"preset": MARKUP}),
+        "result?" + urlencode({"preset": "deepseek-v3-2048xh800", "set": f'model="{MARKUP}"'}),
+        "topology?" + urlencode({"preset": "deepseek-v3-2048xh800", "set": f"cluster.title={MARKUP[:28]}"}),
+    ],
+)
+def test_text_from_a_link_is_shown_as_it_is_and_fetches_nothing(address: str, visit_strictly: Visit) -> None:
+    visitor = visit_strictly()
+    page = visitor.open(address)
+    page.get_by_test_id("stMain").get_by_text("![x]").first.wait_for()
+    assert page.locator("[data-testid=stMain] img[src*='127.0.0.1:9']").count() == 0
+    assert page.locator("a[href*='127.0.0.1:9']").count() == 0
+    assert visitor.outside == [] and visitor.blocked == []
+
+
+def test_another_site_cannot_frame_the_dashboard(browser: Any, base: str) -> None:
+    page = browser.new_page()
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.set_content(f"<iframe src='{base}/_stcore/health'></iframe>")
+    page.wait_for_timeout(500)
+    assert any("frame-ancestors" in text for text in said)
+    page.close()
+
+
 HOSTILE = {
-    "huge.yaml": b"x" * 3_900_000,
+    "huge.yaml": b"x" * 900_000,
     "bomb.yaml.gz": gzip.compress(b"\0" * 100_000_000, compresslevel=1),
     "alias.yaml": b"a: &a [1, 2]\nb: [*a, *a]\n",
     "binary.json": bytes(range(256)),

@@ -1,0 +1,103 @@
+"""Response headers that tell browsers what a page of the dashboard may load, and who may frame it."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from base64 import b64encode
+from collections.abc import Awaitable, Callable, MutableMapping
+from pathlib import Path
+from typing import Any
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+_INLINE_SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
+
+
+def content_security_policy(index_page: str) -> str:
+    """The policy for a page of the framework whose HTML is `index_page`; inline scripts are named by hash.
+
+    Everything comes from this server and no text becomes a script. Styles may be inline, because the
+    framework and its charts write them; pictures and workers may be made by the page itself.
+    """
+    scripts = [
+        f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+        for text in _INLINE_SCRIPT.findall(index_page)
+    ]
+    return "; ".join(
+        (
+            "default-src 'self'",
+            " ".join(("script-src 'self'", *scripts)),
+            "style-src 'self' 'unsafe-inline'",
+            "img-src 'self' data: blob:",
+            "media-src 'self' data: blob:",
+            "font-src 'self' data:",
+            "connect-src 'self'",
+            "worker-src 'self' blob:",
+            "frame-src 'self'",
+            "frame-ancestors 'self'",  # components are frames of the page itself
+            "form-action 'self'",
+            "base-uri 'self'",
+            "object-src 'none'",
+        )
+    )
+
+
+def security_headers(index_page: str) -> dict[str, str]:
+    """All headers that every response gets."""
+    return {
+        "Content-Security-Policy": content_security_policy(index_page),
+        "X-Frame-Options": "SAMEORIGIN",
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+        "Cross-Origin-Opener-Policy": "same-origin",
+    }
+
+
+MESSAGE_BYTES = 1_000_000
+"""Of what a page may send at once beside uploads: its address and the state of its inputs."""
+
+
+class SecurityHeaders:
+    """ASGI middleware that adds them (one that is there already is replaced) and ends a flood of input."""
+
+    def __init__(self, app: App, index_page: Path) -> None:
+        """`index_page`: the HTML file that the framework answers every page's address with."""
+        self.app = app
+        found = security_headers(index_page.read_text("utf-8"))
+        self.headers = [(name.lower().encode(), value.encode()) for name, value in found.items()]
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] == "websocket":
+            await self.app(scope, _limited(receive), send)
+            return
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        names = {name for name, _ in self.headers}
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                kept = [(name, value) for name, value in message["headers"] if name.lower() not in names]
+                message["headers"] = [*kept, *self.headers]
+            await send(message)
+
+        await self.app(scope, receive, send_with_headers)
+
+
+def _limited(receive: Receive) -> Receive:
+    """The same, but a message above the limit ends the connection (code 1009, too big)."""
+
+    async def receive_limited() -> Message:
+        message = await receive()
+        data = message.get("bytes") or message.get("text") or b""
+        if len(data) > MESSAGE_BYTES:
+            return {"type": "websocket.disconnect", "code": 1009}
+        return message
+
+    return receive_limited

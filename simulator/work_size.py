@@ -1,0 +1,174 @@
+"""How much work a scenario is, known before any of it is done: what is simulated and held (pure).
+
+Counts do not depend on the machine. The figures that turn them into memory and time are measured on the home
+case (docs/performance.md, "How large a job is"); they bound a job, and no prediction stands on them.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from math import ceil
+
+from moesim.hwmodels.cluster import Cluster
+from moesim.hwmodels.errors import InputError
+from moesim.simulator.draws import MOST_MEMBERS
+from moesim.simulator.scenario import Scenario
+
+TASKS_PER_BLOCK = 19
+"""Tasks of the engine for one block and one micro-batch, forward and backward: 18.6 in the home case."""
+BYTES_PER_NUMBER = 8
+BYTES_PER_TASK = 200
+"""What the engine keeps of a finished task."""
+BYTES_PER_PART = 140
+"""Of a GPU, switch or cable in the tables of a topology."""
+BASE_BYTES = 120_000_000
+"""A process that has imported the simulator."""
+TRACE_BYTES_PER_TASK = 1_200
+"""Of an event while a trace is written."""
+SECONDS_PER_TASK = 1e-5
+"""Preparing and executing a task on one core of a small server."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkSize:
+    """What one simulation of a scenario comes to.
+
+    `microbatches`: of one pipeline; `tasks`: what the engine executes; `numbers`: entries of the vectors of
+    all GPUs that are carried; `parts`: GPUs, switches and cables; `simulations`: engine runs, more than one
+    with faults or phases of a run.
+    """
+
+    gpus: int
+    blocks: int
+    microbatches: int
+    tasks: int
+    numbers: int
+    parts: int
+    simulations: int = 1
+
+    @property
+    def bytes(self) -> int:
+        """Memory that simulating it needs at most, in bytes."""
+        held = self.numbers * BYTES_PER_NUMBER + self.tasks * BYTES_PER_TASK + self.parts * BYTES_PER_PART
+        return BASE_BYTES + held
+
+    @property
+    def trace_bytes(self) -> int:
+        """Memory that writing its trace needs at most, in bytes."""
+        return self.bytes + self.tasks * TRACE_BYTES_PER_TASK
+
+    @property
+    def seconds(self) -> float:
+        """Rough time of one core, in seconds."""
+        return self.simulations * self.tasks * SECONDS_PER_TASK
+
+
+def work_size(scenario: Scenario) -> WorkSize:
+    """Counts for a scenario, legal or not; nothing that grows with its numbers is built.
+
+    Raises InputError where a name in it cannot be resolved.
+    """
+    if scenario.fleet is None:
+        machines = [scenario.machine]
+    else:
+        machines = [scenario.pool_machine(pool) for pool in scenario.fleet.pools]
+    sizes = [_on(scenario, machine, sum(m.n_gpus for m in machines)) for machine in machines]
+    return WorkSize(
+        gpus=sum(machine.n_gpus for machine in machines),
+        blocks=sizes[0].blocks,
+        microbatches=max(size.microbatches for size in sizes),
+        tasks=sum(size.tasks for size in sizes),
+        numbers=sum(size.numbers for size in sizes),
+        parts=sum(size.parts for size in sizes),
+        simulations=max(size.simulations for size in sizes),
+    )
+
+
+def _on(scenario: Scenario, machine: Cluster, n_gpus: int) -> WorkSize:
+    plan, shape, whole = scenario.parallel, scenario.shape, scenario.resolution == "full"
+    per_rank = max(1, n_gpus // plan.pp)
+    dp = max(1, per_rank // (plan.tp * plan.cp))
+    microbatches = max(1, ceil(scenario.batch.sequences / (dp * plan.microbatch)))
+    members = plan.ep if plan.ep > 1 else min(per_rank if whole else dp, MOST_MEMBERS)
+    groups = max(1, per_rank // members) if whole else 1
+    blocks = _blocks(scenario)
+    tasks = TASKS_PER_BLOCK * blocks * microbatches * groups
+    experts = 0 if shape.moe is None or plan.ep == 1 else shape.moe.experts
+    # Every task has a duration and a noise for every member; loads are drawn expert by expert first.
+    numbers = 2 * tasks * members + 2 * blocks * microbatches * experts
+    if whole:  # routes of all pairs of a group, both ways, of every pipeline rank
+        per_node = min(members, machine.node.n_gpus)
+        pairs = members * (per_node + ceil(members / per_node))
+        numbers += groups * plan.pp * 2 * (pairs * 8 + members * members // 4)
+    switches, cables = machine.topology().size() if whole else (0, 0)
+    simulations = 1 + len(scenario.run.phases) + (2 * len(scenario.faults) if len(scenario.faults) > 1 else 0)
+    return WorkSize(
+        n_gpus,
+        blocks,
+        microbatches,
+        tasks,
+        numbers,
+        (n_gpus + switches + cables) if whole else 0,
+        simulations,
+    )
+
+
+def _blocks(scenario: Scenario) -> int:
+    """Blocks of the model, or of the part of it that is given; "moe*4" counts as four."""
+    stated = scenario.stages.blocks
+    if stated is None:
+        return scenario.shape.n_layers + scenario.shape.mtp_layers + 2
+    count = 0
+    for text in stated:
+        for word in text.split():
+            _, _, times = word.partition("*")
+            count += int(times) if times.isdecimal() and len(times) < 12 else 1
+    return count
+
+
+@dataclass(frozen=True, slots=True)
+class WorkLimits:
+    """What a machine takes on; `where` names it in messages, `instead` is what to do about larger work."""
+
+    most_bytes: int
+    most_seconds: float
+    most_parts: int
+    where: str
+    instead: str
+
+
+def own_machine() -> WorkLimits:
+    """What cannot end on this machine: more memory than it has, or a day of one core."""
+    try:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        memory = 64_000_000_000
+    return WorkLimits(memory, 86_400.0, 20_000_000, "this machine", "use a machine with more memory")
+
+
+def check_size(scenario: Scenario, limits: WorkLimits, *, trace: bool = False) -> WorkSize:
+    """The size of a scenario's work; raises InputError, with the remedy, where it is above `limits`."""
+    size = work_size(scenario)
+    needed, most = size.trace_bytes if trace else size.bytes, limits.most_bytes
+    share = max(needed / most, size.seconds / limits.most_seconds)
+    if share > 1.0:
+        batch, unit = scenario.batch.sequences, max(1, ceil(scenario.batch.sequences / size.microbatches))
+        left = int(size.microbatches / share * 0.9)
+        near = left * unit
+        fewer = f"batch.sequences of about {near:,}" if left else "fewer layers (model, stages.blocks)"
+        raise InputError(
+            f"batch.sequences={batch:,} on {size.gpus:,} GPUs is {size.microbatches:,} micro-batches of "
+            f"{size.blocks:,} blocks, {size.tasks:,} tasks to simulate and about {needed / 1e9:,.1f} GB, "
+            f"more than the {most / 1e9:,.1f} GB and {int(limits.most_seconds / SECONDS_PER_TASK):,} tasks "
+            f"of {limits.where}: take {fewer}, a larger parallel.microbatch, or {limits.instead}",
+            key="batch.sequences" if left else None,
+            nearest=(near,) if left else (),
+        )
+    if size.parts > limits.most_parts:
+        raise InputError(
+            f"{size.gpus:,} GPUs with their switches and cables are {size.parts:,} parts, more than the "
+            f"{limits.most_parts:,} of {limits.where}: take fewer nodes (cluster.nodes), or {limits.instead}",
+            key="cluster.nodes",
+        )
+    return size

@@ -1,0 +1,69 @@
+"""One person in a browser, as the tests use them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ARTEFACTS = Path(__file__).parent / "artefacts"
+"""Screenshots of the last run; ignored by git, never compared."""
+
+WAIT_MS = 90_000
+"""As long as anything may take on a machine that others use too."""
+
+
+def until(page: Any, expression: str) -> None:
+    """Wait until an expression is true in the page, by asking: a page may not evaluate texts by itself."""
+    end = time.monotonic() + WAIT_MS / 1e3
+    while not page.evaluate(expression):
+        assert time.monotonic() < end, f"never true: {expression}"
+        page.wait_for_timeout(50)
+
+
+class Visitor:
+    """One browser session: its page, and what it asked for outside this machine."""
+
+    def __init__(self, context: Any, base: str) -> None:
+        self.page, self.base = context.new_page(), base
+        self.outside: list[str] = []
+        self.blocked: list[str] = []
+        self.page.on("request", self._asked)
+        self.page.on("console", self._said)
+
+    def _asked(self, request: Any) -> None:
+        if not request.url.startswith((self.base, self.base.replace("http", "ws"), "data:", "blob:")):
+            self.outside.append(request.url)
+
+    def _said(self, message: Any) -> None:
+        if "Content Security Policy" in message.text:
+            self.blocked.append(message.text)
+
+    def open(self, address: str) -> Any:
+        """Open an address below the server and wait until the page's script has run."""
+        self.page.goto(f"{self.base}/{address}")
+        self.settled()
+        return self.page
+
+    def settled(self) -> None:
+        """Wait until the script has run to its end."""
+        until(
+            self.page,
+            "document.querySelector('[data-testid=stApp]')?.dataset.testScriptState === 'notRunning'"
+            " && document.querySelectorAll('[data-testid=stMain] "
+            "[data-testid=stElementContainer]').length > 1",
+        )
+
+    def metric(self, label: str) -> Any:
+        """The tile with a label."""
+        tile = self.page.get_by_test_id("stMetric").filter(has_text=label).first
+        return tile.get_by_test_id("stMetricValue")
+
+    def screenshot(self, name: str) -> None:
+        """Keep a picture beside the tests."""
+        ARTEFACTS.mkdir(exist_ok=True)
+        self.page.screenshot(path=ARTEFACTS / f"{name}.png")
+
+
+Visit = Callable[[], Visitor]

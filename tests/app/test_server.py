@@ -1,0 +1,173 @@
+"""The server process: nothing left to import, headers, a broken page in the log, and no orphan."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+pytest.importorskip("streamlit", reason="the dashboard extra is not installed")
+
+from moesim.app import headers, server
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "benchmarks"))  # the client that draws nothing
+
+WAIT_S = 120.0
+
+STARTER = """
+import sys, time
+from moesim.app import server
+
+BROKEN = "from moesim.app.views import evidence; evidence.show = lambda: {}['the cause']; "
+SERVE = "import sys; from moesim.app import serve; serve.serve(int(sys.argv[1]))"
+server.command = lambda port: [sys.executable, "-c", BROKEN + SERVE, str(port)]
+port = server.chosen_port(0)
+with server.running(port) as process:
+    assert server.wait_until_healthy(process, port)
+    print(process.pid, port, flush=True)
+    time.sleep(600)
+"""
+"""What `moesim app` does, with one page that fails."""
+
+
+class Started(NamedTuple):
+    """A process that started a server, the server, its port and what both wrote to stderr."""
+
+    parent: subprocess.Popen[str]
+    pid: int
+    port: int
+    log: Path
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+    folder = tmp_path_factory.mktemp("server")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(folder)}
+    with (folder / "log").open("w") as log:
+        parent = subprocess.Popen(
+            [sys.executable, "-c", STARTER], stdout=subprocess.PIPE, stderr=log, text=True, env=environment
+        )
+    try:
+        assert parent.stdout is not None
+        said = parent.stdout.readline().split()
+        assert said, (folder / "log").read_text()
+        yield Started(parent, int(said[0]), int(said[1]), folder / "log")
+    finally:
+        parent.kill()
+        parent.wait()
+
+
+def test_every_answer_carries_the_headers(started: Started) -> None:
+    for path in ("/", "/_stcore/health", "/result", "/_stcore/upload_file/a/b"):
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{started.port}{path}") as answer:
+                found = answer.headers
+        except urllib.error.HTTPError as refused:
+            found = refused.headers
+        policy = found["Content-Security-Policy"]
+        assert "default-src 'self'" in policy and "frame-ancestors 'self'" in policy
+        assert "unsafe-eval" not in policy and "script-src 'self' 'sha256-" in policy
+        assert found["X-Frame-Options"] == "SAMEORIGIN" and found["X-Content-Type-Options"] == "nosniff"
+        assert found["Referrer-Policy"] == "no-referrer"
+
+
+def test_inline_scripts_are_named_by_their_hash() -> None:
+    policy = headers.content_security_policy("<script>a()</script><script src='x'></script>")
+    assert policy.count("sha256-") == 1
+    assert "'sha256-qVpDBgj7bpq5hMAcGp3AOc79J3Y1Z4HvySTwKrWDoy4='" in policy
+
+
+def test_a_page_that_fails_says_one_sentence_and_the_log_has_the_traceback(started: Started) -> None:
+    clients = importlib.import_module("streamlit_client")
+
+    async def visit() -> Any:
+        client = clients.Client(server.url(started.port), "evidence")
+        await client.open()
+        await client.close()
+        return client.errors
+
+    (message,) = asyncio.run(visit())
+    assert message.startswith("This page could not be drawn (KeyError)") and "the cause" not in message
+    log = started.log.read_text()
+    assert "Traceback" in log and "KeyError: 'the cause'" in log
+
+
+def test_links_and_uploads_that_ask_for_too_much_cost_the_server_nothing(started: Started) -> None:
+    hostile = importlib.import_module("hostile")
+    rows = asyncio.run(hostile.visit(server.url(started.port), started.pid, quick=True))
+    assert len(rows) > 10
+    for why, _, memory, said in rows:
+        assert said and not any(hostile.BROKEN in text for text in said), (why, said)
+        assert memory <= hostile.MOST_MB, why
+    assert hostile.memory_mb(started.pid, "VmHWM") <= hostile.MOST_MB
+
+
+def test_nothing_is_left_of_a_starter_that_was_killed(started: Started) -> None:
+    family = [started.pid, *_children(started.pid)]
+    assert len(family) >= 2, "the server has no process for jobs"
+    started.parent.send_signal(signal.SIGKILL)
+    started.parent.wait()
+    end = time.monotonic() + WAIT_S
+    while any(map(_lives, family)) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not any(map(_lives, family))
+    assert not server.healthy(started.port)
+    assert not [path for path in started.log.parent.iterdir() if path.name.startswith("moesim-")]
+
+
+def _children(pid: int) -> list[int]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
+        except OSError:
+            continue
+        if parent == pid:
+            found += [int(folder.name), *_children(int(folder.name))]
+    return found
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+IMPORTED = """
+import sys
+from moesim.app import serve
+
+serve.prepare()
+serve.application()
+before = set(sys.modules)
+from streamlit.testing.v1 import AppTest
+
+for name in ("calibration", "scenario", "timeline"):
+    page = f"from moesim.app import shell; shell.run([('{name}', 'Page', ':material/tune:')])"
+    drawn = AppTest.from_string(page, default_timeout=120).run()
+    assert not drawn.exception and len(drawn.main) > 1, (name, drawn.exception)
+libraries = ("PIL", "moesim", "numpy", "pandas", "plotly", "pyarrow")
+print(sorted(m for m in set(sys.modules) - before if m.split(".")[0] in libraries))
+"""
+
+
+def test_drawing_a_page_imports_nothing_more() -> None:
+    environment: dict[str, Any] = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTED], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
