@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 import pytest
 
@@ -92,6 +94,45 @@ def test_the_gantt_draws_every_bar_where_it_is() -> None:
     assert len(drawn) == len(wanted)
     assert [d[0] for d in drawn] == [w[0] for w in wanted]
     assert [d[1] for d in drawn] == pytest.approx([w[1] for w in wanted])
+
+
+def hover_texts(trace: Any) -> list[str]:
+    """What Plotly shows over each point of a trace: its template with the point's custom data filled in."""
+    assert not re.search(r"%\{(x|y|value)", trace.hovertemplate), "the x of a bar with a base is its end"
+    return [
+        re.sub(r"%\{customdata\[(\d)\]\}", lambda match: str(told[int(match[1])]), trace.hovertemplate)
+        for told in trace.customdata
+    ]
+
+
+def test_a_bar_of_the_timeline_tells_start_end_and_duration() -> None:
+    bars = [
+        Bar("0", "F&B", "F of stage 0, micro-batch 15; B of stage 15, micro-batch 67", 2.25, 2.3925),
+        Bar("1", "optimizer", "optimizer", 3.0, 3.0004),
+    ]
+    pair, end = gantt.gantt(bars, ["0", "1"], "pipeline rank", 0.0, 4.0).data
+    assert hover_texts(pair) == [
+        "<b>F&B pair</b><br>F of stage 0, micro-batch 15; B of stage 15, micro-batch 67"
+        "<br>142.5 ms long, from 2.250000 s to 2.392500 s<extra></extra>"
+    ]
+    assert hover_texts(end) == [
+        "<b>optimizer</b><br>400 us long, from 3.000000 s to 3.000400 s<extra></extra>"
+    ]
+
+
+def test_a_timeline_speaks_the_words_of_the_field() -> None:
+    chart = gantt.gantt(shown().actions, ["0"], "pipeline rank", 0.0, shown().step_s)
+    texts = [text for trace in chart.data for text in hover_texts(trace)]
+    assert texts and not any("OVERLAP" in text for text in texts)
+    assert any(re.search(r"F&B pair</b><br>F of stage \d+, micro-batch \d+; B of stage", text) for text in texts)
+
+
+def test_no_two_kinds_of_a_timeline_share_a_colour() -> None:
+    actions = ("F", "B", "I", "W", "F&B", "F&I", "gradient reduction", "gradient norm", "optimizer")
+    compute = [f"{part} {kind}" for part in ("attn", "mlp") for kind in "FIW"]
+    transfers = [f"{name} {kind}" for name in ("dispatch", "combine") for kind in "FB"]
+    for kinds in (actions, compute, transfers):
+        assert len({gantt.colour(kind) for kind in kinds}) == len(kinds)
 
 
 def test_a_window_keeps_the_longest_bars_and_counts_the_others() -> None:
