@@ -18,6 +18,7 @@ import streamlit as st
 
 import moesim
 from moesim.app import jobs, main, uploads, work
+from moesim.hwmodels.provenance import OWN, STATED_IN
 from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.reprice import without_prices
 from moesim.simulator.result import Result
@@ -139,7 +140,7 @@ def _is_stated(value: Mapping[str, Any]) -> bool:
     """Whether it is a figure that a plain value in an override becomes."""
     return (
         value.get("kind") == "assumed"
-        and str(value.get("source")).startswith("stated in ")
+        and str(value.get("source")).startswith((STATED_IN, OWN))
         and set(value) == {"value", "kind", "source", "date"}
     )
 

@@ -124,7 +124,9 @@ def test_a_timeline_speaks_the_words_of_the_field() -> None:
     chart = gantt.gantt(shown().actions, ["0"], "pipeline rank", 0.0, shown().step_s)
     texts = [text for trace in chart.data for text in hover_texts(trace)]
     assert texts and not any("OVERLAP" in text for text in texts)
-    assert any(re.search(r"F&B pair</b><br>F of stage \d+, micro-batch \d+; B of stage", text) for text in texts)
+    assert any(
+        re.search(r"F&B pair</b><br>F of stage \d+, micro-batch \d+; B of stage", text) for text in texts
+    )
 
 
 def test_no_two_kinds_of_a_timeline_share_a_colour() -> None:
