@@ -127,7 +127,9 @@ def test_two_profiles_are_compared() -> None:
     box(app, "selectbox", "Profile").select("h200-8gpu").run()
     box(app, "selectbox", "Compare with").select("h200-4gpu").run()
     assert not app.exception and "common entries changed" in texts(app)
-    assert any("median change" in frame.value for frame in app.dataframe)
+    table = next(frame.value for frame in app.dataframe if "median change" in frame.value)
+    changed = [text for text in table[""] if " changed: " in text]
+    assert changed and all(f": {text}" in texts(app) for text in changed)  # in words, by shape
 
 
 @pytest.mark.parametrize("name", list_profiles())
