@@ -56,10 +56,10 @@ def main() -> None:
         )
         rented, bought = report(*more), report(*more, "run.price.buy=h800-bought")
         assert rented.finish and rented.cost_usd and bought.cost_usd
+        waiting = rented.gpu_hours.waiting_for_spares / 1e3
         print(
-            f"{count:11}   {rented.goodput.predicted:7.1%}   {rented.gpu_hours.waiting_for_spares / 1e3:16.0f}"
-            f"   {rented.finish.p50}   ${rented.cost_usd.predicted / 1e6:.2f}M"
-            f"   ${bought.cost_usd.predicted / 1e6:.2f}M"
+            f"{count:11}   {rented.goodput.predicted:7.1%}   {waiting:16.0f}   {rented.finish.p50}"
+            f"   ${rented.cost_usd.predicted / 1e6:.2f}M   ${bought.cost_usd.predicted / 1e6:.2f}M"
         )
 
 

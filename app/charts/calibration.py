@@ -85,7 +85,7 @@ def residuals(entries: Sequence[Entry], most: int = MOST) -> go.Figure:
 
 
 def drift(rows: Sequence[Drift]) -> go.Figure:
-    """Median change of every common entry and each point that changed, beside what the stated errors allow."""
+    """Median change of common entries and each point that changed, beside what the stated errors allow."""
     shown = [row for row in rows if row.points][::-1]
     chart = go.Figure()
     moved = [(row.id, key, change) for row in shown for key, change in row.changed]

@@ -9,6 +9,7 @@ import streamlit as st
 from moesim.app import exports, state, widgets, work
 from moesim.app.charts import gantt
 from moesim.app.charts import step as charts
+from moesim.app.views import headline
 from moesim.simulator.result import Result
 from moesim.simulator.scenario import Scenario
 
@@ -17,6 +18,7 @@ def show() -> None:
     """Draw the page."""
     scenario = state.current()
     result = state.result_of(scenario)
+    headline.shortage(result)
     ranks = len(result.breakdown_by_rank_s)
     rank = int(st.session_state.get("zoom rank", 0))
     key = f"timeline/{state.cache_key(scenario)}/{min(rank, ranks - 1)}"

@@ -26,7 +26,7 @@ class Spread(_Part):
 
 
 class PhaseReport(_Part):
-    """One phase: `gpu_hours` and `days` of training alone, `gpu_hours_with_stops` with all stops, as predicted."""
+    """One phase, predicted: `gpu_hours` and `days` of training alone, `gpu_hours_with_stops` with stops."""
 
     phase: str
     stated: bool

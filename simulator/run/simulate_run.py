@@ -45,8 +45,8 @@ def simulate_run(
 
     `factors`: relative step time of each replica where it is uncertain ([replicas], about 1). They stretch
     all phases of a replica alike, with the same random stops (docs/model.md, eq. J9); percentiles and outlook
-    come from there; the predicted figures and the tables are at the predicted step. Raises InfeasibleError where the run
-    practically never ends, InputError for prices and plans that do not fit.
+    come from there; the predicted figures and the tables are at the predicted step. Raises InfeasibleError
+    where the run practically never ends, InputError for prices and plans that do not fit.
     """
     work = [phase.seconds for phase in phases if not phase.stated]
     interruptions.check_feasible(work)

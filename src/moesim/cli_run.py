@@ -90,7 +90,7 @@ def report_lines(report: RunReport) -> list[str]:
 
 
 def _points(spread: Spread | FinishDates, form: Callable[[Any], str]) -> str:
-    """The predicted value, then the points of its distribution where they differ: "3 (P10 2, P50 3, P90 5)"."""
+    """The predicted value, then the points of its distribution where they differ: 3 (P10 2, P50 3, P90 5)."""
     if spread.p10 == spread.p90:
         return form(spread.predicted)
     return (

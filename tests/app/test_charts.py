@@ -18,7 +18,7 @@ from moesim.simulator.timeline import Bar, Timeline
 
 go = pytest.importorskip("plotly.graph_objects", reason="plotly is not installed")
 
-from moesim.app.charts import gantt, heat, run_cost, step, study  # noqa: E402
+from moesim.app.charts import gantt, heat, run_cost, step, study, style  # noqa: E402
 
 MEASURES = ("(s)", "(ms)", "(GiB)", "(bytes)")
 UNITS = (*MEASURES, "rank", "share", "stream", "phase", "cause", "scenario", "layer", "node")
@@ -99,10 +99,13 @@ def test_the_gantt_draws_every_bar_where_it_is() -> None:
 def hover_texts(trace: Any) -> list[str]:
     """What Plotly shows over each point of a trace: its template with the point's custom data filled in."""
     assert not re.search(r"%\{(x|y|value)", trace.hovertemplate), "the x of a bar with a base is its end"
-    return [
-        re.sub(r"%\{customdata\[(\d)\]\}", lambda match: str(told[int(match[1])]), trace.hovertemplate)
-        for told in trace.customdata
-    ]
+    texts = []
+    for told in trace.customdata:
+        text = trace.hovertemplate
+        for number, part in enumerate(told):
+            text = text.replace(f"%{{customdata[{number}]}}", part)
+        texts.append(text)
+    return texts
 
 
 def test_a_bar_of_the_timeline_tells_start_end_and_duration() -> None:
@@ -167,6 +170,24 @@ def test_small_causes_of_a_waterfall_are_one_bar_and_the_sum_stays() -> None:
     bars = study.waterfall("A", 10.0, changes, "B", 10.0 + total, most=5).data[0]
     assert len(bars.x) == 8
     assert sum(bars.y[1:-1]) == pytest.approx(total)
+
+
+def test_a_waterfall_has_no_bar_that_no_digit_shows() -> None:
+    changes = [("attn F", -0.5), ("mlp F", 0.001), ("dispatch F", -0.0009), ("same", 0.0)]
+    bars = study.waterfall("A", 10.0, changes, "B", 9.5001).data[0]
+    assert list(bars.x) == ["A", "attn F", "B"] and list(bars.text) == ["10.00", "-0.50", "9.50"]
+    assert bars.measure[-1] == "absolute" and bars.y[-1] == 9.5001
+    small = study.waterfall("A", 0.02, [("attn F", -0.0005), ("mlp F", 0.0)], "B", 0.0195).data[0]
+    assert list(small.text) == ["0.02000", "-0.00050", "0.01950"]
+    assert list(study.waterfall("A", 10.0, [("attn F", 0.0)], "B", 10.0).data[0].x) == ["A", "B"]
+
+
+def test_a_difference_within_its_uncertainty_is_grey() -> None:
+    changes = [("attn F", -0.5), ("mlp F", 0.2)]
+    for sure in (True, False):
+        bars = study.waterfall("A", 10.0, changes, "B", 9.7, sure=sure).data[0]
+        colours = {bars.increasing.marker.color, bars.decreasing.marker.color}
+        assert (colours == {style.GREY}) != sure
 
 
 def test_tornado_puts_the_largest_swing_on_top() -> None:
