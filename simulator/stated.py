@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from pydantic import BaseModel
 
@@ -25,8 +25,7 @@ def credited(model: ModelT, keys: Iterable[str], place: str) -> ModelT:
 def _below(value: ModelT, parts: list[str], source: str) -> ModelT:
     """`value` with what the dotted path leads to credited; a path that ends early changes nothing."""
     if not parts:
-        changed: ModelT = _own(value, source)
-        return changed
+        return cast(ModelT, _own(value, source))
     child = getattr(value, parts[0], None)
     if isinstance(child, BaseModel):
         return value.model_copy(update={parts[0]: _below(child, parts[1:], source)})

@@ -55,7 +55,10 @@ IN_PROPORTION: dict[str, Metric] = {
 """Figures that go with another one, whatever the step takes."""
 
 
-POWERS: dict[str, int] = {**UNCERTAIN, **{name: UNCERTAIN[of] for name, of in IN_PROPORTION.items()}}
+POWERS: dict[str, int] = {
+    **{str(name): power for name, power in UNCERTAIN.items()},
+    **{name: UNCERTAIN[of] for name, of in IN_PROPORTION.items()},
+}
 """Figures that go with the step time: the power of it that each goes with."""
 
 NORMALISED: dict[str, Callable[[Result], float | None]] = {
