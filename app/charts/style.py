@@ -49,15 +49,19 @@ def rows_axis(names: Sequence[str]) -> dict[str, Any]:
 
 
 def styled(figure: go.Figure, height: int, title: str | None = None) -> go.Figure:
-    """Margins, legend and height; fonts and background are those of the page."""
+    """Margins, legend and height; fonts and background are those of the page.
+
+    The legend stands at the bottom: the browser's toolbar lies over the upper right corner.
+    """
     figure.update_layout(
         height=height,
         title=None if title is None else {"text": title, "font": {"size": 15}},
         margin={"l": 8, "r": 8, "t": 40 if title else 12, "b": 8},
         legend={
             "orientation": "h",
+            "yref": "container",
             "yanchor": "bottom",
-            "y": 1.0,
+            "y": 0.0,
             "x": 0.0,
             "title": None,
             "font": {"size": 12},

@@ -118,7 +118,7 @@ def _table(sides: Sides, known: list[Any] | None) -> None:
     results = [result for _, _, result in sides]
     rows = [
         _row("GPUs", [f"{scenario.machine.n_gpus:,}" for _, scenario, _ in sides], sides),
-        _row("Price of a GPU", [comparability.price(scenario) for _, scenario, _ in sides], sides),
+        _row("Price of a GPU-hour", [comparability.price(scenario) for _, scenario, _ in sides], sides),
         _row("Profile", [result.profile for result in results], sides),
         _row("Confidence", [result.confidence for result in results], sides),
         _row("Memory", [_fit(result) for result in results], sides),
@@ -140,7 +140,7 @@ def _table(sides: Sides, known: list[Any] | None) -> None:
             headline.written(name, value) if value is not None else headline.money(None) for value in values
         ]
         rows.append(_row(PER[name], words, sides))
-    st.dataframe(rows, hide_index=True, height=38 + 35 * len(rows))
+    st.dataframe(rows, hide_index=True, height="content")
     st.caption(
         "Predicted values. A difference is uncertain where P10 to P90 of it contain zero; scenarios share "
         "the random draws of every source that they have in common."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ pytest.importorskip("streamlit", reason="the dashboard extra is not installed")
 from streamlit.testing import v1 as testing
 
 import moesim
-from moesim.app import jobs
+from moesim.app import jobs, server, uploads
 
 HOME = "deepseek-v3-2048xh800"
 MAIN = str(Path(__file__).resolve().parents[2] / "app" / "main.py")
@@ -139,6 +140,17 @@ def test_an_unknown_preset_in_a_link_is_one_sentence() -> None:
     assert app.error
 
 
+def test_the_size_that_an_upload_may_have_is_the_one_it_is_held_to() -> None:
+    shown = {u.label: u.proto.max_upload_size_mb for u in session("scenario").file_uploader}
+    kinds = {"Open a scenario": "scenario", "Use a model's": "model", "Use a calibration": "profile"}
+    for label, size in shown.items():
+        kind = next(kind for words, kind in kinds.items() if label.startswith(words))
+        assert size * 10**6 == uploads.MAX_BYTES[kind]
+    settings = tomllib.loads((Path(MAIN).parent / ".streamlit" / "config.toml").read_text("utf-8"))
+    assert settings["server"]["maxUploadSize"] == server.MAX_UPLOAD_MB
+    assert max(uploads.MAX_BYTES.values()) <= server.MAX_UPLOAD_MB * 10**6
+
+
 def test_another_cluster_brings_a_profile_that_fits_it() -> None:
     app = session("scenario", *SMALL)
     app.selectbox(key="input cluster").set_value("h20-2048").run()
@@ -253,7 +265,7 @@ def test_compare_says_what_two_scenarios_do_not_share() -> None:
     table = app.dataframe[0].value.set_index("figure")
     a, b = table.columns[:2]
     assert list(table.loc["GPUs", [a, b]]) == ["2,048", "1,024"]
-    assert list(table.loc["Price of a GPU", [a, b]]) == ["$2/h", "$2/h"]
+    assert list(table.loc["Price of a GPU-hour", [a, b]]) == ["$2/h", "$2/h"]
     assert list(table.loc["Profile", [a, b]]) == ["h800-trace", "generic-roofline"]
     assert list(table.loc["Memory", [a, b]]) == ["fits", "does not fit"]
     assert {"Confidence", "Step time, P10 to P90", "Tokens per $", "GPU-hours per B tokens"} <= set(

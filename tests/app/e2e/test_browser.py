@@ -6,6 +6,8 @@ import base64
 import csv
 import gzip
 import http.client
+import importlib.resources
+import importlib.util
 import json
 import os
 import re
@@ -168,12 +170,50 @@ def visit(context: Any, base: str) -> Iterator[Callable[[], Visitor]]:
 
 
 Visit = Callable[[], Visitor]
+
+
+@pytest.fixture(scope="session")
+def axe() -> str | None:
+    """The script of axe-core, which a test package carries; None where it is not installed."""
+    if importlib.util.find_spec("axe_playwright_python") is None:
+        return None
+    return importlib.resources.files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8")
+
+
+def low_contrast(page: Any, axe: str) -> list[str]:
+    """Words that do not stand out from what is behind them (WCAG 2 AA), in the light and the dark theme."""
+    page.evaluate(axe)
+    found = []
+    for theme in ("light", "dark"):
+        page.emulate_media(color_scheme=theme)
+        page.wait_for_function(
+            "theme => getComputedStyle(document.querySelector('[data-testid=stApp]')).colorScheme === theme",
+            arg=theme,
+        )
+        page.wait_for_timeout(300)  # colours fade over
+        told = page.evaluate("axe.run(document, {runOnly: ['color-contrast'], resultTypes: ['violations']})")
+        found += [
+            f"{theme}: {node['html'][:120]}: {node['any'][0]['message']}"
+            for rule in told["violations"]
+            for node in rule["nodes"]
+        ]
+    page.emulate_media(color_scheme="light")
+    return found
+
+
+COVERED = """() => [...document.querySelectorAll('.js-plotly-plot')].filter(chart => {
+    const legend = chart.querySelector('.legend'), bar = chart.querySelector('.modebar');
+    if (!chart.checkVisibility() || !legend || !bar) return false;
+    const a = legend.getBoundingClientRect(), b = bar.getBoundingClientRect();
+    return a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+}).length"""
+"""Charts whose toolbar lies over their legend."""
 SENTENCE = "[data-testid=stAlertContentError] [data-testid=stMarkdownContainer]"
 FEWER_SMS = "?preset=deepseek-v3-2048xh800&set=communication.sms%3D8"
 
 
 @pytest.mark.parametrize("name", [page[0] for page in PAGES])
-def test_every_page_opens_and_asks_nobody_else(name: str, visit: Visit) -> None:
+def test_every_page_opens_can_be_read_and_asks_nobody_else(name: str, visit: Visit, axe: str | None) -> None:
     visitor = visit()
     page = visitor.open(name)
     # Compare, Planner and Evidence wait for a button or compute first: they show that much at once.
@@ -187,8 +227,57 @@ def test_every_page_opens_and_asks_nobody_else(name: str, visit: Visit) -> None:
     assert page.locator("[data-testid=stAlertContentError]").count() == 0
     assert "Traceback" not in page.content()
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), "scrolls sideways"
+    assert page.evaluate(COVERED) == 0, "a toolbar covers a legend"
     visitor.screenshot(name)
+    if axe is not None:
+        assert low_contrast(page, axe) == []
     assert visitor.outside == []
+
+
+UNLIKE = "&set=batch.sequences%3D4096&set=recompute%3Dnone&set=cluster.nodes%3D128"
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("scenario?preset=deepseek-v3-2048xh800&set=parallel.ep%3D48", "Set parallel.ep = 32"),
+        (
+            f"compare?preset=deepseek-v3-2048xh800{UNLIKE}&with=%5B%22deepseek-v3-2048xh800%22%5D",
+            "Not the same",
+        ),
+    ],
+)
+def test_what_is_wrong_can_be_read_too(address: str, shown: str, visit: Visit, axe: str | None) -> None:
+    if axe is None:
+        pytest.skip("axe-core is not installed (pip install axe-playwright-python)")
+    page = visit().open(address)
+    page.get_by_text(shown).first.wait_for()
+    assert low_contrast(page, axe) == []
+
+
+def test_the_style_of_every_page_applies_to_something(visit: Visit) -> None:
+    from moesim.app.shell import STYLE
+
+    page = visit().open("planner")
+    page.get_by_role("button", name="Search").first.wait_for()
+    rules = re.findall(r"([^{}]+)\{[^}]*\}", STYLE.partition("<style>")[2].partition("</style>")[0])
+    unused = [rule for rule in rules if page.locator(rule.strip()).count() == 0]
+    assert len(rules) >= 4 and unused == []
+
+
+def test_over_a_bar_of_the_timeline_the_browser_shows_start_end_and_duration(visit: Visit) -> None:
+    page = visit().open("timeline")
+    chart = page.locator(".js-plotly-plot:visible").last
+    chart.scroll_into_view_if_needed()
+    bar = chart.locator(".barlayer .point path").first
+    bar.wait_for()
+    bar.hover(force=True)
+    chart.locator(".hovertext tspan.line").first.wait_for()
+    lines = chart.locator(".hovertext tspan.line").all_text_contents()
+    told = re.fullmatch(r"([\d.]+) (ms|us) long, from ([\d.]+) s to ([\d.]+) s", lines[-1])
+    assert told is not None and "micro-batch" in lines[-2], lines
+    length_s = float(told[1]) / {"ms": 1e3, "us": 1e6}[told[2]]
+    assert float(told[4]) - float(told[3]) == pytest.approx(length_s, abs=2e-6, rel=1e-3)
 
 
 def test_a_changed_value_changes_the_number_and_the_link_brings_it_to_somebody_else(visit: Visit) -> None:
