@@ -273,20 +273,6 @@ def test_run_prints_the_whole_run(run: Run, small: str) -> None:
     assert "goodput" not in plain and "finish" in plain
 
 
-def test_the_same_label_is_the_same_statistic_in_simulate_and_run(run: Run, small: str) -> None:
-    run_result = Result.model_validate_json(run("simulate", small, "--json").out).run
-    report = RunReport.model_validate_json(run("run", small, "--json").out)
-    assert run_result.cost_usd is not None and report.cost_usd is not None
-    assert report.cost_usd.predicted == pytest.approx(run_result.cost_usd)
-    assert report.days.predicted == pytest.approx(run_result.days)
-    assert sum(report.cost_parts_usd.values()) == pytest.approx(report.cost_usd.predicted)
-    assert report.cost_usd.p50 != report.cost_usd.predicted  # the step is uncertain: two statistics
-    lines = {line.split()[0]: line for line in run("run", small).out.splitlines() if line.strip()}
-    assert f"predicted ${short(run_result.cost_usd, 4)} (P10 $" in lines["cost"]
-    assert f"P50 ${short(report.cost_usd.p50, 4)}" in lines["cost"]
-    assert f"predicted days {run_result.days:.1f} (P10" in lines["finish"]
-
-
 def test_run_json_is_the_report_and_simulate_shows_it_too(run: Run, small: str) -> None:
     first, second = run("run", small, *STOPS, "--json"), run("run", small, *STOPS, "--json")
     assert first == second and first.code == 0

@@ -1,0 +1,95 @@
+"""A visitor of the dashboard in a real browser, and what is looked at on every page."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+ARTEFACTS = Path(__file__).parent / "artefacts"
+"""Screenshots of the last run; ignored by git, never compared."""
+
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+)
+WAIT_MS = 90_000
+"""As long as anything may take on a machine that others use too."""
+
+
+def chromium() -> str | None:
+    """The system's browser."""
+    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+class Visitor:
+    """One browser session: its page, and what it asked for outside this machine."""
+
+    def __init__(self, context: Any, base: str) -> None:
+        self.page, self.base = context.new_page(), base
+        self.outside: list[str] = []
+        self.page.on("request", self._asked)
+
+    def _asked(self, request: Any) -> None:
+        if not request.url.startswith((self.base, self.base.replace("http", "ws"), "data:", "blob:")):
+            self.outside.append(request.url)
+
+    def open(self, address: str) -> Any:
+        """Open an address below the server and wait until the page's script has run."""
+        self.page.goto(f"{self.base}/{address}")
+        self.settled()
+        return self.page
+
+    def settled(self) -> None:
+        """Wait until the script has run to its end."""
+        self.page.wait_for_function(
+            "document.querySelector('[data-testid=stApp]')?.dataset.testScriptState === 'notRunning'"
+            " && document.querySelectorAll('[data-testid=stMain] "
+            "[data-testid=stElementContainer]').length > 1"
+        )
+
+    def metric(self, label: str) -> Any:
+        """The tile with a label."""
+        tile = self.page.get_by_test_id("stMetric").filter(has_text=label).first
+        return tile.get_by_test_id("stMetricValue")
+
+    def screenshot(self, name: str) -> None:
+        """Keep a picture beside the tests."""
+        ARTEFACTS.mkdir(exist_ok=True)
+        self.page.screenshot(path=ARTEFACTS / f"{name}.png")
+
+
+def low_contrast(page: Any, axe: str) -> list[str]:
+    """Words that do not stand out from what is behind them (WCAG 2 AA), in the light and the dark theme."""
+    page.evaluate(axe)
+    found = []
+    for theme in ("light", "dark"):
+        page.emulate_media(color_scheme=theme)
+        page.wait_for_function(
+            "theme => getComputedStyle(document.querySelector('[data-testid=stApp]')).colorScheme === theme",
+            arg=theme,
+        )
+        page.wait_for_timeout(300)  # colours fade over
+        told = page.evaluate("axe.run(document, {runOnly: ['color-contrast'], resultTypes: ['violations']})")
+        found += [
+            f"{theme}: {node['html'][:120]}: {node['any'][0]['message']}"
+            for rule in told["violations"]
+            for node in rule["nodes"]
+        ]
+    page.emulate_media(color_scheme="light")
+    return found
+
+
+COVERED = """() => [...document.querySelectorAll('.js-plotly-plot')].filter(chart => {
+    const legend = chart.querySelector('.legend'), bar = chart.querySelector('.modebar');
+    if (!chart.checkVisibility() || !legend || !bar) return false;
+    const a = legend.getBoundingClientRect(), b = bar.getBoundingClientRect();
+    return a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+}).length"""
+"""Charts whose toolbar lies over their legend."""
