@@ -112,7 +112,8 @@ def _figures(result: Result) -> list[tuple[str, str, str]]:
         ("GPU-hours", f"{run.gpu_hours:,.0f}", "main phase"),
     ]
     cost = "no price known" if run.cost_usd is None else f"${run.cost_usd:,.0f}"
-    return [*rows, ("cost", cost, "main phase, at the cluster's price per GPU-hour")]
+    fit = "" if result.memory.fits else "of a plan that does not fit; "
+    return [*rows, ("cost", cost, f"{fit}main phase, at the cluster's price per GPU-hour")]
 
 
 def _published(rows: Sequence[Row]) -> str:
@@ -187,17 +188,20 @@ def _run(report: RunReport) -> str:
         ("CO2e, kg", report.co2_kg, ",.0f"),
     ]
     rows = [
-        (name, *(format(value, form) for value in (s.mean, s.p10, s.p50, s.p90)))
+        (name, *(format(value, form) for value in (s.predicted, s.p10, s.p50, s.p90)))
         for name, s, form in spreads
         if s is not None
     ]
     header = ("phase", "steps", "days", "GPU-hours", "with stops", "cost")
     finish = report.finish
     inside = "stops only" if report.step_factor is None else "stops and the step time's uncertainty"
-    when = "" if finish is None else f"<p>Finish: {finish.p50} (P10 {finish.p10}, P90 {finish.p90})</p>"
+    when = ""
+    if finish is not None:
+        points = f"P10 {finish.p10}, P50 {finish.p50}, P90 {finish.p90}"
+        when = f"<p>Predicted finish: {finish.predicted} ({points})</p>"
     return (
         _section("The whole run", when + _table(header, phases, right=(1, 2, 3, 4, 5)))
-        + _table(("", "mean", "P10", "P50", "P90"), rows, right=(1, 2, 3, 4))
+        + _table(("", "predicted", "P10", "P50", "P90"), rows, right=(1, 2, 3, 4))
         + f'<p class="soft">{report.replicas:,} runs simulated; percentiles hold {inside}; '
         f"{escape(report.price)}</p>" + _list("Assumed for the run", report.assumptions)
     )

@@ -15,6 +15,7 @@ from moesim.hwmodels import list_clusters, load_cluster
 from moesim.hwmodels.accelerator import list_accelerators, load_accelerator
 from moesim.hwmodels.network import list_networks, load_network
 from moesim.hwmodels.node import list_nodes, load_node
+from moesim.hwmodels.provenance import OWN, STATED_IN
 from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.scenario import Scenario
 
@@ -77,7 +78,7 @@ def _is_stated(value: Mapping[str, Any]) -> bool:
     """Whether it is a figure that a plain value in an override becomes."""
     return (
         value.get("kind") == "assumed"
-        and str(value.get("source")).startswith("stated in ")
+        and str(value.get("source")).startswith((STATED_IN, OWN))
         and set(value) == {"value", "kind", "source", "date"}
     )
 

@@ -7,10 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 import moesim
 import moesim.simulator.neighbours
 import moesim.simulator.planner.search
 import moesim.simulator.simulate
+import moesim.simulator.study.compare
 import moesim.simulator.study.uncertainty
 import moesim.simulator.timeline
 from moesim.app import budget, uploads
@@ -104,6 +108,11 @@ def profiles(cluster: str) -> tuple[str, list[str]]:
 def interval(scenario: Scenario) -> Result:
     """The same prediction with P10, P50 and P90 of its figures."""
     return kept.predict_unpriced(budget.admit(scenario), uncertainty=True)
+
+
+def relative_draws(scenario: Scenario) -> NDArray[np.float64]:
+    """Draws of the step time over the predicted one."""
+    return moesim.simulator.study.compare.relative_draws(scenario)
 
 
 def sensitivity(scenario: Scenario) -> Sensitivity:

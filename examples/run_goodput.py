@@ -40,9 +40,9 @@ def main() -> None:
             assert run.checkpoint is not None and run.cost_usd is not None
             shown = f"{run.checkpoint.interval_s / 60:.0f} min" if interval == "optimal" else interval
             print(
-                f"{name:22} {shown:>8}{'*' if interval == 'optimal' else ' '}{run.goodput.mean:9.1%}"
+                f"{name:22} {shown:>8}{'*' if interval == 'optimal' else ' '}{run.goodput.predicted:9.1%}"
                 f"{run.goodput_expected:13.1%}   {run.days.p10:7.1f} - {run.days.p90:.1f}"
-                f"   ${run.cost_usd.mean / 1e6:.2f}M"
+                f"   ${run.cost_usd.predicted / 1e6:.2f}M"
             )
     print("* the best interval\n")
 
@@ -56,10 +56,10 @@ def main() -> None:
         )
         rented, bought = report(*more), report(*more, "run.price.buy=h800-bought")
         assert rented.finish and rented.cost_usd and bought.cost_usd
+        waiting = rented.gpu_hours.waiting_for_spares / 1e3
         print(
-            f"{count:11}   {rented.goodput.mean:7.1%}   {rented.gpu_hours.waiting_for_spares / 1e3:16.0f}"
-            f"   {rented.finish.p50}   ${rented.cost_usd.mean / 1e6:.2f}M"
-            f"   ${bought.cost_usd.mean / 1e6:.2f}M"
+            f"{count:11}   {rented.goodput.predicted:7.1%}   {waiting:16.0f}   {rented.finish.p50}"
+            f"   ${rented.cost_usd.predicted / 1e6:.2f}M   ${bought.cost_usd.predicted / 1e6:.2f}M"
         )
 
 

@@ -1,12 +1,19 @@
-"""Drift between two profiles of one machine, entry by entry."""
+"""Drift between two profiles of one machine: every shape and point against what both state as error."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from moesim.hwmodels.calibration import CalibrationProfile, Entry, GemmTable, Law, MeasuredCurve, Prior
+from moesim.hwmodels.provenance import Sourced
+
+NUMBERS = ("launch_gap", "kernel_floor")
+"""Figures of a profile that are no entries."""
+
+RULE = "a shape or point counts as changed where it moved by more than both profiles' stated errors together"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,60 +26,115 @@ class Drift:
     worst: float
     worst_at: str
     allowed: float
-    """Both stated errors together."""
+    """Both stated errors together: the threshold of every single point."""
+    changed: tuple[tuple[str, float], ...] = ()
+    """Shapes or points beyond the threshold with their changes, the largest first."""
     note: str = ""
 
     @property
     def drifted(self) -> bool:
-        """Whether the median change is larger than what both profiles state."""
-        return abs(self.median) > self.allowed
+        """Whether any shape or point changed by more than what both profiles state."""
+        return bool(self.changed)
+
+    @property
+    def said(self) -> str:
+        """Which shapes or points changed, in words; else the note."""
+        if not self.changed:
+            return self.note
+        shown = ", ".join(f"{key} {change:+.1%}" for key, change in self.changed)
+        return f"{len(self.changed)} of {self.points} changed: {shown}"
 
 
 def compare(old: CalibrationProfile, new: CalibrationProfile) -> list[Drift]:
     """A row an entry: drifted first, then by the size of the change, then what only one profile has.
 
-    Curves are compared at the new profile's points inside the old one's range, tables at equal shapes.
+    An entry that carries its profile's name ("mine.gemm_fp8") is the same one without it. Tables are compared
+    at equal shapes, curves and laws at equal places: a value between two measured points has no stated error.
     Pure; profiles of two accelerators can be compared too, which says how far they are apart.
     """
-    before = {entry.id: entry for entry in old.entries()}
-    after = {entry.id: entry for entry in new.entries()}
-    rows = [_drift(before[id_], after[id_]) for id_ in after if id_ in before]
-    rows.sort(key=lambda row: (not row.drifted, -abs(row.median), row.id))
+    before, after = _entries(old), _entries(new)
+    rows = [_drift(id_, before[id_], after[id_]) for id_ in after if id_ in before]
+    rows += _numbers(old, new)
+    rows.sort(key=lambda row: (not row.drifted, -abs(row.worst), row.id))
     for id_ in sorted(after.keys() ^ before.keys()):
         where = "only in the new profile" if id_ in after else "only in the old profile"
-        rows.append(Drift(id_, 0, 0.0, 0.0, "", 0.0, where))
+        rows.append(Drift(id_, 0, 0.0, 0.0, "", 0.0, note=where))
     return rows
 
 
-def _drift(old: Entry, new: Entry) -> Drift:
+def verdict(rows: Sequence[Drift]) -> str:
+    """How many entries and points changed, and by which rule."""
+    both = [row for row in rows if row.points]
+    points, changed = sum(row.points for row in both), sum(len(row.changed) for row in both)
+    drifted = sum(row.drifted for row in both)
+    return f"{drifted} of {len(both)} common entries changed, at {changed} of {points} points: {RULE}"
+
+
+def changes(old: Entry, new: Entry) -> dict[str, float]:
+    """Relative change of an entry by shape or point, at those that both have (pure)."""
+    before, after = _points(old), _points(new)
+    return {
+        name: value / before[key][1] - 1.0
+        for key, (name, value) in after.items()
+        if key in before and before[key][1]
+    }
+
+
+def _entries(profile: CalibrationProfile) -> dict[str, Entry]:
+    """Entries by id without the profile's own name, where that leaves no doubt which one is meant."""
+    entries = list(profile.entries())
+    ids = {entry.id for entry in entries}
+    bare = {entry.id: entry.id.removeprefix(f"{profile.name}.") for entry in entries}
+    return {entry.id if bare[entry.id] in ids else bare[entry.id]: entry for entry in entries}
+
+
+def _drift(id_: str, old: Entry, new: Entry) -> Drift:
     allowed = old.residual.relative + new.residual.relative
     found = changes(old, new)
     if not found:
-        return Drift(new.id, 0, 0.0, 0.0, "", allowed, "no common points")
-    worst_at = max(found, key=lambda key: abs(found[key]))
-    return Drift(new.id, len(found), statistics.median(found.values()), found[worst_at], worst_at, allowed)
+        return Drift(id_, 0, 0.0, 0.0, "", allowed, note="no common points")
+    alone = len(_points(old).keys() ^ _points(new).keys())
+    return _row(id_, found, allowed, f"{alone} points in one profile only" if alone else "")
 
 
-def changes(old: Entry, new: Entry) -> Mapping[str, float]:
-    """Relative change of an entry by point or shape, at those that both have (pure)."""
-    if isinstance(old, GemmTable) and isinstance(new, GemmTable):
-        rates = {row[:4]: old.flop_per_s(row) for row in old.points}
-        return {
-            "x".join(f"{x:g}" for x in row[:3]): new.flop_per_s(row) / rates[row[:4]] - 1.0
-            for row in new.points
-            if row[:4] in rates
-        }
-    if isinstance(old, Prior) and isinstance(new, Prior):
-        return {"fraction": new.fraction / old.fraction - 1.0}
-    if isinstance(old, Law) and isinstance(new, Law) and (not old.points or not new.points):
-        return {}
-    if (isinstance(old, MeasuredCurve) and isinstance(new, MeasuredCurve)) or (
-        isinstance(old, Law) and isinstance(new, Law)
-    ):
-        found = {}
-        for (x, y), shown in zip(new.curve.points, new.points, strict=True):
-            reading = old.curve.at(x)
-            if not reading.extrapolated and reading.value and (x, y) != (0.0, 1.0):
-                found[f"{shown[0]:g}"] = y / reading.value - 1.0
+def _row(id_: str, found: Mapping[str, float], allowed: float, note: str = "") -> Drift:
+    ranked = sorted(found.items(), key=lambda item: (-abs(item[1]), item[0]))
+    changed = tuple((key, change) for key, change in ranked if abs(change) > allowed)
+    worst_at, worst = ranked[0]
+    return Drift(id_, len(found), statistics.median(found.values()), worst, worst_at, allowed, changed, note)
+
+
+def _numbers(old: CalibrationProfile, new: CalibrationProfile) -> Iterator[Drift]:
+    for name in NUMBERS:
+        before, after = getattr(old, name), getattr(new, name)
+        if before is not None and after is not None and before.value:
+            change = after.value / before.value - 1.0
+            yield _row(name, {"value": change}, _stated_error(before) + _stated_error(after))
+
+
+def _stated_error(number: Sourced) -> float:
+    """Half the width of a figure's range over its value; 0 where it states none."""
+    ends = number.range
+    return 0.0 if ends is None else (ends[1] - ends[0]) / 2.0 / number.value
+
+
+def _points(entry: Entry) -> dict[Hashable, tuple[str, float]]:
+    """What an entry measured: by what makes two points the same, its name for people and its value."""
+    if isinstance(entry, GemmTable):
+        seen: Counter[Hashable] = Counter()
+        found: dict[Hashable, tuple[str, float]] = {}
+        for row in entry.points:
+            shape = (row[:4], row[5:])
+            seen[shape] += 1  # a shape may stand in a table more than once
+            words = ["x".join(f"{x:.9g}" for x in row[:3])]
+            words += [f"in {row[3]:g} groups"] if row[3] != 1 else []
+            words += [*map(str, row[5:]), *([f"({seen[shape]})"] if seen[shape] > 1 else [])]
+            found[shape, seen[shape]] = " ".join(words), entry.flop_per_s(row)
         return found
+    if isinstance(entry, Prior):
+        return {"fraction": ("fraction", entry.fraction)}
+    if isinstance(entry, MeasuredCurve) or (isinstance(entry, Law) and entry.points):
+        places = zip(entry.curve.points, entry.points, strict=True)
+        defined = (0.0, 1.0) if isinstance(entry, Law) else None  # true of every law
+        return {f"{x:.9g}": (f"{shown[0]:g}", y) for (x, y), shown in places if (x, y) != defined}
     return {}

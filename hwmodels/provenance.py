@@ -53,6 +53,13 @@ UNDATED = "undated"
 """Date of a number that a user stated without one; the shipped data files never use it."""
 
 
+STATED_IN = "stated in "
+"""Begins the source of a number that stands without one in a file; the file's name follows."""
+
+OWN = "stated by you"
+"""Source of a number that was given beside a file: with --set, in Python, in the dashboard or its link."""
+
+
 def _date_text(value: Any) -> Any:
     """YAML reads an unquoted 2024 as a number; it means the text."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
@@ -150,7 +157,7 @@ class Sourced(BaseModel):
     def _short_form(cls, data: Any, info: ValidationInfo) -> Any:
         if isinstance(data, str) or (isinstance(data, int | float) and not isinstance(data, bool)):
             place = (info.context or {}).get("place") or "Python code"
-            return {"value": data, "kind": "assumed", "source": f"stated in {place}", "date": UNDATED}
+            return {"value": data, "kind": "assumed", "source": f"{STATED_IN}{place}", "date": UNDATED}
         return data
 
     @classmethod

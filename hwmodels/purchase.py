@@ -33,6 +33,8 @@ class Purchase(BaseModel):
 
     name: str = "custom"
     title: str = "stated purchase"
+    accelerators: tuple[str, ...] = ()
+    """Accelerators that it buys; empty: whichever the cluster has."""
     system_per_gpu: SourcedUsd
     """GPU with its share of server, NICs and whatever `title` says is in the price."""
     network_per_gpu: SourcedUsd | None = None
@@ -62,9 +64,12 @@ class Purchase(BaseModel):
         return self
 
 
-def list_purchases() -> tuple[str, ...]:
-    """Names of the shipped purchases."""
-    return shipped_names(FOLDER)
+def list_purchases(accelerator: str | None = None) -> tuple[str, ...]:
+    """Names of the shipped purchases: all, or those that buy an accelerator."""
+    names = shipped_names(FOLDER)
+    if accelerator is None:
+        return names
+    return tuple(name for name in names if accelerator in load_purchase(name).accelerators)
 
 
 def load_purchase(name: str, base: Path | None = None) -> Purchase:

@@ -98,7 +98,7 @@ def _billed(report: RunReport, gpus: int, bill: Rates, before: Rates) -> RunRepo
     """The report with another bill; `before` says which notes were those of the old one."""
     usd = bill.usd(1.0)
     parts = bill.usd_per_hour or {}
-    hours = report.days.mean * HOURS_PER_DAY
+    hours = report.days.predicted * HOURS_PER_DAY
     notes = tuple(note for note in report.assumptions if note not in before.notes)
     phases = tuple(
         phase.model_copy(update={"cost_usd": bill.usd(phase.gpu_hours_with_stops / gpus)})

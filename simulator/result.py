@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from moesim.hwmodels.confidence import Confidence
+from moesim.hwmodels.units import in_unit
 from moesim.simulator.full.result import FullResult
 from moesim.simulator.launches import HostReport
 from moesim.simulator.run.report import RunReport
@@ -70,6 +71,21 @@ class MemoryResult(_Part):
         if least > self.capacity_bytes:
             return "does not fit"
         return "fits" if most <= self.capacity_bytes else "tight"
+
+    @property
+    def shortage(self) -> str | None:
+        """Why the plan does not fit and what would need less; None where it fits."""
+        if self.fits:
+            return None
+        largest, size = max(self.by_kind_bytes.items(), key=lambda item: item[1])
+        needed, has, part = (
+            f"{in_unit(b, 'GiB', 'bytes'):.1f} GiB" for b in (self.total_bytes, self.capacity_bytes, size)
+        )
+        return (
+            f"does not fit: the fullest GPU needs {needed} and has {has}; the largest part is "
+            f"{largest.replace('_', ' ')} with {part}. More parallel.pp, ep or tp, a higher zero_stage, or "
+            "recompute=full needs less"
+        )
 
 
 class RunResult(_Part):

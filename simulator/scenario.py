@@ -41,6 +41,7 @@ from moesim.simulator.model.shape import ModelShape, load_model
 from moesim.simulator.routing_load import Capacity, Eplb, Load
 from moesim.simulator.run.plan import RunPlanRef, load_run_plan
 from moesim.simulator.software import Software
+from moesim.simulator.stated import credited
 
 PRESETS = "data/scenarios"
 
@@ -270,13 +271,14 @@ class Scenario(_Part):
         dotted path, `replace(**{"communication.sms": 8})`. Quantities carry units, as in a file: "160 GB/s".
         Raises InputError with key, value and nearest legal value.
         """
-        data = self.model_dump(mode="json", exclude_none=True)
+        data, paths, place = self.model_dump(mode="json", exclude_none=True), [], f"scenario {self.name}"
         for key, value in changes.items():
             section = isinstance(value, Mapping) and "." not in key and key in SECTIONS
             for below, inner in value.items() if section else [("", value)]:
                 path = f"{key}.{below}" if below else key
                 data = _put(data, path, _plain(inner), f"replace({path}=...)")
-        changed = validate_model(Scenario, data, f"scenario {self.name}")
+                paths.append(path)
+        changed = credited(validate_model(Scenario, data, place), paths, place)
         return changed if self._base is None else changed.based_on(self._base)
 
     def to_dict(self) -> dict[str, Any]:
@@ -294,7 +296,7 @@ class Scenario(_Part):
         data = self.model_dump(mode="json", exclude_none=True)
         for text in overrides:
             data = _override(data, text)
-        changed = validate_model(Scenario, data, self.name)
+        changed = credited(validate_model(Scenario, data, self.name), _keys(overrides), self.name)
         return changed if self._base is None else changed.based_on(self._base)
 
 
@@ -325,7 +327,7 @@ def load_scenario(name_or_path: str, overrides: Sequence[str] = ()) -> Scenario:
         )
     for text in overrides:
         data = _override(data, text)
-    return validate_model(Scenario, data, place).based_on(base)
+    return credited(validate_model(Scenario, data, place), _keys(overrides), place).based_on(base)
 
 
 def with_overrides(scenario: Scenario, overrides: Sequence[str]) -> Scenario:
@@ -333,11 +335,11 @@ def with_overrides(scenario: Scenario, overrides: Sequence[str]) -> Scenario:
 
     Raises InputError with key, value and nearest legal value for anything malformed.
     """
-    data: Mapping[str, Any] = scenario.model_dump(mode="json", exclude_none=True)
-    for text in overrides:
-        data = _override(data, text)
-    changed = validate_model(Scenario, data, scenario.name)
-    return changed if scenario._base is None else changed.based_on(scenario._base)
+    return scenario.overridden(*overrides)
+
+
+def _keys(overrides: Sequence[str]) -> list[str]:
+    return [text.partition("=")[0].strip() for text in overrides]
 
 
 def _dumped(load: Callable[[str], BaseModel]) -> Callable[[str], dict[str, Any]]:

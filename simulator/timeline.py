@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moesim.simulator.engine.execute import Execution, SyncRecord, execute_all
-from moesim.simulator.engine.program import NS
+from moesim.simulator.engine.program import NS, PlacedStep
 from moesim.simulator.prepare import prepare
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.trace import trace_info
@@ -17,13 +17,17 @@ SYNC = {
     "optimizer": "optimizer",
     "gather": "parameter gather",
 }
-SHOWN = ("stage", "block", "microbatch")
-"""What the detail of a phase says."""
+SHOWN = {"stage": "stage", "block": "block", "microbatch": "micro-batch"}
+"""What the detail of a phase says, and in which words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """Something that ran on a row, seconds from the start of the step; `detail` says which."""
+    """Something that ran on a row, seconds from the start of the step.
+
+    `kind`: a schedule action (F, B, I, W, F&B, F&I), a phase or a part of the step's end; `detail`: of which
+    stage and micro-batch.
+    """
 
     row: str
     kind: str
@@ -70,12 +74,20 @@ def _actions(execution: Execution, rank: int) -> list[Bar]:
         Bar(
             str(rank),
             record.step.code.kind,
-            record.step.label,
+            _which(record.step),
             int(record.start[0]) / NS,
             int(record.end[0]) / NS,
         )
         for record in execution.ranks[rank]
     ]
+
+
+def _which(step: PlacedStep) -> str:
+    """Stage and micro-batch of every action of a step: "F of stage 0, micro-batch 7"."""
+    sides = ((kind, 0 if kind == "F" else 1) for kind in step.code.kind.split("&"))
+    return "; ".join(
+        f"{kind} of stage {step.stages[side]}, micro-batch {step.microbatches[side]}" for kind, side in sides
+    )
 
 
 def _end(sync: SyncRecord, row: str) -> list[Bar]:
@@ -93,7 +105,7 @@ def _zoomed(gpu: GpuEvents) -> list[Bar]:
         Bar(
             THREADS.get(event["tid"], "pipeline send"),
             _phase(event["name"]),
-            ", ".join(f"{key} {value}" for key, value in event["args"].items() if key in SHOWN),
+            ", ".join(f"{SHOWN[key]} {value}" for key, value in event["args"].items() if key in SHOWN),
             event["ts"] / 1e6,
             (event["ts"] + event["dur"]) / 1e6,
         )

@@ -264,8 +264,8 @@ def test_run_prints_the_whole_run(run: Run, small: str) -> None:
     code, out, _ = run("run", small, *STOPS, "--set", "run.phases=[{name: tuning, gpu_hours: 2 kGPU-h}]")
     assert code == 0
     for word in (
-        "small, the whole run on 32 GPUs", "with stops", "main", "tuning", "as stated", "finish      after",
-        "P90", "how sure", "95 % by", "goodput",
+        "small, the whole run on 32 GPUs", "with stops", "main", "tuning", "as stated",
+        "finish      predicted", "P90", "how sure", "95 % by", "goodput",
         "interruptions", "restart", "Young", "Daly", "faulty GPU", "$", "assumed: ",
     ):  # fmt: skip
         assert word in out

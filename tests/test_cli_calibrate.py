@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from moesim.cli import main
+from moesim.cli_calibrate import _print_drift
 from moesim.hwmodels.calibration import load_profile
 
 
@@ -65,3 +66,14 @@ def test_a_log_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
     log.write_text("hello\n")
     assert run("import", "deepep", str(log), "-o", str(tmp_path / "x.yaml"), "--accelerator", "h200-sxm") == 2
     assert "log.txt" in capsys.readouterr().err
+
+
+def test_calibrate_says_which_shapes_drifted(capsys: pytest.CaptureFixture[str]) -> None:
+    old = load_profile("h800-trace")
+    table = max((t for t in old.gemm_tables if t.dtype == "fp8"), key=lambda t: len(t.points))
+    rows = tuple((*r[:4], r[4] * (2.0 if t == 0 else 1.0), *r[5:]) for t, r in enumerate(table.points))
+    tables = tuple(t.model_copy(update={"points": rows}) if t is table else t for t in old.gemm_tables)
+    _print_drift(old, old.model_copy(update={"gemm_tables": tables}))
+    out = capsys.readouterr().out
+    assert "1 of " in out and "common entries changed" in out
+    assert f"1 of {len(rows)} changed: " in out and table.id.removeprefix("h800-trace.") in out

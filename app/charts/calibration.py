@@ -85,22 +85,23 @@ def residuals(entries: Sequence[Entry], most: int = MOST) -> go.Figure:
 
 
 def drift(rows: Sequence[Drift]) -> go.Figure:
-    """Median change of every entry that both profiles have, between what their stated errors allow."""
+    """Median change of common entries and each point that changed, beside what the stated errors allow."""
     shown = [row for row in rows if row.points][::-1]
     chart = go.Figure()
-    for name, wanted, colour, symbol in (
-        ("beyond the stated errors", True, RED, "x"),
-        ("within the stated errors", False, BLUE, "circle"),
+    moved = [(row.id, key, change) for row in shown for key, change in row.changed]
+    for name, points, colour, symbol in (
+        ("median of the entry", [(r.id, "median", r.median) for r in shown], BLUE, "circle"),
+        ("shape or point beyond the stated errors", moved, RED, "x"),
     ):
-        own = [row for row in shown if row.drifted == wanted]
-        if own:
+        if points:
             chart.add_scatter(
                 name=name,
-                x=[100.0 * row.median for row in own],
-                y=[row.id for row in own],
+                x=[100.0 * change for _, _, change in points],
+                y=[id_ for id_, _, _ in points],
                 mode="markers",
-                marker={"color": colour, "size": 10, "symbol": symbol},
-                hovertemplate="%{y}: %{x:+.1f} %<extra></extra>",
+                marker={"color": colour, "size": 9, "symbol": symbol},
+                customdata=[key for _, key, _ in points],
+                hovertemplate="%{y}, %{customdata}: %{x:+.1f} %<extra></extra>",
             )
     chart.add_bar(
         name="stated errors together",
@@ -113,7 +114,7 @@ def drift(rows: Sequence[Drift]) -> go.Figure:
     )
     chart.add_vline(x=0.0, line={"color": ORANGE, "dash": "dot"})
     chart.update_yaxes(rows_axis([row.id for row in shown]))
-    chart.update_xaxes(title="median change, new over old (%)", ticksuffix=" %")
+    chart.update_xaxes(title="change, new over old (%)", ticksuffix=" %")
     return styled(chart, 130 + 24 * max(3, len(shown)))
 
 

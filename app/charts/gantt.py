@@ -6,7 +6,23 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from moesim.app.charts.style import ACTIONS, BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, YELLOW, styled
+from moesim.app.charts.style import (
+    ACTIONS,
+    BLUE,
+    GREEN,
+    GREY,
+    INDIGO,
+    OLIVE,
+    ORANGE,
+    PURPLE,
+    RED,
+    SKY,
+    TEAL,
+    WINE,
+    YELLOW,
+    styled,
+)
+from moesim.hwmodels.units import format_quantity
 from moesim.simulator.timeline import Bar
 
 MOST_BARS = 3000
@@ -18,16 +34,27 @@ PHASES = {
     "attn I": ORANGE,
     "mlp I": YELLOW,
     "attn W": PURPLE,
-    "mlp W": PURPLE,
-    "dispatch": GREEN,
-    "combine": GREEN,
+    "mlp W": WINE,
+    "dispatch F": GREEN,
+    "dispatch B": OLIVE,
+    "combine F": INDIGO,
+    "combine B": TEAL,
     "wait for": RED,
     "prepare": GREY,
 }
 
-HOVER = (
-    " %{customdata[0]}<br>%{x:.4s}s long, from %{customdata[1]:.6f} to %{customdata[2]:.6f} s<extra></extra>"
-)
+WORDS = {
+    "F": "forward",
+    "B": "backward",
+    "I": "input gradient",
+    "W": "weight gradient",
+    "F&B": "F&B pair",
+    "F&I": "F&I pair",
+}
+"""Schedule actions in the words of the field."""
+
+HOVER = "<b>%{customdata[0]}</b>%{customdata[1]}<br>%{customdata[2]}<extra></extra>"
+"""All in words: the x of a bar that has a base is its end, not its length."""
 
 
 def window(bars: Sequence[Bar], begin_s: float, end_s: float, most: int = MOST_BARS) -> tuple[list[Bar], int]:
@@ -47,14 +74,14 @@ def gantt(
     for kind in dict.fromkeys(bar.kind for bar in bars):
         mine = [bar for bar in bars if bar.kind == kind]
         chart.add_bar(
-            name=kind,
+            name=WORDS.get(kind, kind),
             orientation="h",
             base=[bar.start_s for bar in mine],
             x=[bar.end_s - bar.start_s for bar in mine],
             y=[bar.row for bar in mine],
-            customdata=[[bar.detail, bar.start_s, bar.end_s] for bar in mine],
+            customdata=[_told(bar) for bar in mine],
             marker={"color": colour(kind), "line": {"width": 0.5, "color": "rgba(0,0,0,0.35)"}},
-            hovertemplate=kind + HOVER,
+            hovertemplate=HOVER,
         )
     chart.update_layout(barmode="overlay", bargap=0.15)
     chart.update_xaxes(title="time from the start of the step (s)", range=[begin_s, end_s])
@@ -65,6 +92,14 @@ def gantt(
         categoryarray=list(rows)[::-1],
     )
     return styled(chart, 130 + 24 * max(4, len(rows)))
+
+
+def _told(bar: Bar) -> list[str]:
+    """What it is, of which stage and micro-batch, and how long from when to when."""
+    length = format_quantity(bar.end_s - bar.start_s, "s")
+    which = "" if bar.detail in ("", bar.kind) else f"<br>{bar.detail}"
+    times = f"{length} long, from {bar.start_s:.6f} s to {bar.end_s:.6f} s"
+    return [WORDS.get(bar.kind, bar.kind), which, times]
 
 
 def colour(kind: str) -> str:

@@ -40,7 +40,7 @@ def overheads(hours: GpuHours) -> go.Figure:
             hovertemplate="%{y}: %{x:,.0f} GPU-hours<extra></extra>",
         )
     )
-    chart.update_xaxes(title="GPU-hours besides productive ones, mean")
+    chart.update_xaxes(title="GPU-hours besides productive ones, predicted")
     return styled(chart, 110 + 40 * max(1, len(shown)))
 
 
@@ -62,7 +62,7 @@ def causes(rows: Sequence[CauseReport], most: int = 10) -> go.Figure:
             hovertemplate="%{y}, " + label + ": %{x:,.0f} GPU-hours<extra></extra>",
         )
     chart.update_layout(barmode="stack")
-    chart.update_xaxes(title="GPU-hours of the job, mean")
+    chart.update_xaxes(title="GPU-hours of the job, predicted")
     return styled(chart, 90 + 32 * max(3, len(shown)))
 
 
@@ -91,7 +91,7 @@ def outlook(rows: Sequence[OutlookRow]) -> go.Figure:
 
 
 def cost_parts(parts_usd: Mapping[str, float]) -> go.Figure:
-    """Dollars by part, mean over the simulated runs."""
+    """Dollars by part, as predicted."""
     names = list(parts_usd)[::-1]
     chart = go.Figure(
         go.Bar(
@@ -104,5 +104,5 @@ def cost_parts(parts_usd: Mapping[str, float]) -> go.Figure:
             hovertemplate="%{y}: $%{x:,.0f}<extra></extra>",
         )
     )
-    chart.update_xaxes(title="cost, mean (US dollars)", tickprefix="$")
+    chart.update_xaxes(title="predicted cost (US dollars)", tickprefix="$")
     return styled(chart, 110 + 36 * max(1, len(names)))

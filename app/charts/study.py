@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from moesim.app.charts.style import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SERIES, styled
+from moesim.app.charts.style import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, RED, SERIES, styled
 
 
 def waterfall(
@@ -16,21 +17,34 @@ def waterfall(
     other: str,
     other_s: float,
     most: int = 9,
+    sure: bool = True,
 ) -> go.Figure:
-    """From one step time to another, cause by cause; `changes` in seconds, small ones together."""
+    """From one step time to another, cause by cause; `changes` in seconds.
+
+    Small causes stand together, and what no digit would show is left out. `sure`: whether the difference goes
+    beyond its own uncertainty; otherwise its causes are grey.
+    """
     ordered = sorted(changes, key=lambda change: -abs(change[1]))
-    shown, rest = ordered[:most], [seconds for _, seconds in ordered[most:]]
-    if rest:
-        shown.append(("the rest", sum(rest)))
+    digits = _digits(abs(ordered[0][1]) if ordered else 0.0)
+    visible = 0.5 * 10.0**-digits
+    shown = [change for change in ordered[:most] if abs(change[1]) >= visible]
+    rest = sum(seconds for _, seconds in ordered[len(shown) :])
+    if abs(rest) >= visible:
+        shown.append(("the rest", rest))
+    longer, shorter = (RED, GREEN) if sure else (GREY, GREY)
     chart = go.Figure(
         go.Waterfall(
             x=[first, *(name for name, _ in shown), other],
             y=[first_s, *(seconds for _, seconds in shown), other_s],
-            measure=["absolute", *("relative" for _ in shown), "total"],
-            text=[f"{first_s:.2f}", *(f"{seconds:+.2f}" for _, seconds in shown), f"{other_s:.2f}"],
+            measure=["absolute", *("relative" for _ in shown), "absolute"],
+            text=[
+                f"{first_s:.{digits}f}",
+                *(f"{seconds:+.{digits}f}" for _, seconds in shown),
+                f"{other_s:.{digits}f}",
+            ],
             textposition="outside",
-            increasing={"marker": {"color": RED}},
-            decreasing={"marker": {"color": GREEN}},
+            increasing={"marker": {"color": longer}},
+            decreasing={"marker": {"color": shorter}},
             totals={"marker": {"color": BLUE}},
             connector={"line": {"color": GREY, "width": 1}},
             hovertemplate="%{x}: %{text} s<extra></extra>",
@@ -44,6 +58,11 @@ def waterfall(
         chart.update_yaxes(title="step time (s)", range=None, rangemode="tozero")
     chart.update_xaxes(title="cause of the difference", tickangle=-30)
     return styled(chart, 420)
+
+
+def _digits(largest: float) -> int:
+    """Decimal places that show two digits of the largest change: at least 2, at most 6."""
+    return 2 if largest <= 0.0 else min(6, max(2, 1 - math.floor(math.log10(largest))))
 
 
 def tornado(rows: Sequence[tuple[str, str, float, float]], now_s: float, most: int = 12) -> go.Figure:
@@ -67,8 +86,13 @@ def tornado(rows: Sequence[tuple[str, str, float, float]], now_s: float, most: i
     return styled(chart, 120 + 26 * max(4, len(shown)))
 
 
-def side_by_side(names: Sequence[str], values: Sequence[float], label: str) -> go.Figure:
-    """One figure of several scenarios, the first on top."""
+def side_by_side(
+    names: Sequence[str],
+    values: Sequence[float],
+    label: str,
+    intervals: Sequence[tuple[float, float]] | None = None,
+) -> go.Figure:
+    """One figure of several scenarios, the first on top; `intervals`: P10 and P90 of each."""
     chart = go.Figure(
         go.Bar(
             x=list(values)[::-1],
@@ -76,10 +100,22 @@ def side_by_side(names: Sequence[str], values: Sequence[float], label: str) -> g
             orientation="h",
             marker_color=list(SERIES[: len(names)])[::-1],
             text=[f"{value:.3f}" for value in values][::-1],
-            textposition="auto",
+            textposition="inside",
+            insidetextanchor="start",
             hovertemplate="%{y}: %{x:.3f}<extra></extra>",
         )
     )
+    if intervals is not None:
+        chart.update_traces(
+            error_x={
+                "type": "data",
+                "symmetric": False,
+                "array": [high - v for v, (_, high) in zip(values, intervals, strict=True)][::-1],
+                "arrayminus": [v - low for v, (low, _) in zip(values, intervals, strict=True)][::-1],
+                "color": INK,
+            }
+        )
+        label = f"{label}, whiskers P10 to P90"
     chart.update_xaxes(title=label, rangemode="tozero")
     chart.update_yaxes(title="scenario")
     return styled(chart, 80 + 38 * len(names))

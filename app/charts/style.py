@@ -11,6 +11,8 @@ BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 SKY, RED, YELLOW, GREY = "#56B4E9", "#D55E00", "#F0E442", "#999999"
 SERIES = (BLUE, ORANGE, GREEN, PURPLE, SKY, RED, YELLOW, GREY)
 """Okabe and Ito's palette."""
+TEAL, WINE, OLIVE, INDIGO, INK = "#44AA99", "#AA3377", "#999933", "#8C80E0", "#6B6B6B"
+"""More where a chart has many kinds; from Tol's palettes, readable on light and dark."""
 
 SCALE = "Cividis"
 """Sequential, readable with every kind of colour vision and in grey."""
@@ -18,15 +20,16 @@ SCALE = "Cividis"
 ACTIONS: Mapping[str, str] = {
     "F": BLUE,
     "F&B": GREEN,
-    "F&I": GREEN,
-    "B": ORANGE,
+    "F&I": TEAL,
+    "B": RED,
     "I": ORANGE,
     "W": YELLOW,
     "gradient reduction": PURPLE,
     "gradient norm": GREY,
-    "optimizer": RED,
+    "optimizer": INK,
     "parameter gather": SKY,
 }
+"""Schedule actions and the end of a step, each with a colour of its own."""
 
 CATEGORIES: Mapping[str, tuple[str, str]] = {
     "forward": ("forward", BLUE),
@@ -46,15 +49,19 @@ def rows_axis(names: Sequence[str]) -> dict[str, Any]:
 
 
 def styled(figure: go.Figure, height: int, title: str | None = None) -> go.Figure:
-    """Margins, legend and height; fonts and background are those of the page."""
+    """Margins, legend and height; fonts and background are those of the page.
+
+    The legend stands at the bottom: the browser's toolbar lies over the upper right corner.
+    """
     figure.update_layout(
         height=height,
         title=None if title is None else {"text": title, "font": {"size": 15}},
         margin={"l": 8, "r": 8, "t": 40 if title else 12, "b": 8},
         legend={
             "orientation": "h",
+            "yref": "container",
             "yanchor": "bottom",
-            "y": 1.0,
+            "y": 0.0,
             "x": 0.0,
             "title": None,
             "font": {"size": 12},

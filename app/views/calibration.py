@@ -9,7 +9,7 @@ from moesim.app.charts import calibration as charts
 from moesim.app.words import escaped
 from moesim.hwmodels.accelerator import Accelerator, load_accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, LawGroup, list_profiles, profile_hash
-from moesim.hwmodels.drift import compare
+from moesim.hwmodels.drift import compare, verdict
 from moesim.hwmodels.errors import InputError, MoesimError
 from moesim.simulator.cost.laws import SmLaws
 
@@ -153,13 +153,15 @@ def _entries(profile: CalibrationProfile) -> None:
 def _drift(old: CalibrationProfile, new: CalibrationProfile) -> None:
     rows = compare(old, new)
     both = [row for row in rows if row.points]
-    drifted = sum(row.drifted for row in both)
     st.subheader(f"{escaped(new.name)} against {escaped(old.name)}")
     if not both:
         st.info("The two profiles have no entry in common that can be compared.")
         return
-    st.markdown(f"{drifted} of {len(both)} common entries changed by more than both profiles state as error.")
-    widgets.figure(charts.drift(rows), "Change of every common entry", key="drift")
+    st.markdown(f"{verdict(rows)}.")
+    for row in both:
+        if row.drifted:
+            st.markdown(f"- `{row.id}`: {row.said}")
+    widgets.figure(charts.drift(rows), "Change of every common entry, at every shape and point", key="drift")
     st.dataframe(
         {
             "entry": [row.id for row in rows],
@@ -167,7 +169,7 @@ def _drift(old: CalibrationProfile, new: CalibrationProfile) -> None:
             "median change": [f"{row.median:+.1%}" if row.points else "" for row in rows],
             "worst": [f"{row.worst:+.1%} at {row.worst_at}" if row.points else "" for row in rows],
             "stated errors": [f"{row.allowed:.1%}" if row.points else "" for row in rows],
-            "": ["drifted" if row.drifted else row.note for row in rows],
+            "": [row.said for row in rows],
         },
         width="stretch",
         hide_index=True,

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import streamlit as st
 
 from moesim.app import overrides, state, widgets
 from moesim.app.charts import study as charts
-from moesim.app.views import headline
+from moesim.app.views import comparability, headline, uncertain
 from moesim.app.words import escaped
 from moesim.hwmodels.errors import InputError, MoesimError
 from moesim.simulator.result import Result
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.study.compare import changes, waterfall
+from moesim.simulator.study.band import Band
+from moesim.simulator.study.compare import bands_of_changes, changes, waterfall
+from moesim.simulator.study.metrics import NORMALISED
 
 MOST = 4
 PARAMETER = "with"
@@ -57,8 +60,18 @@ def show() -> None:
         except MoesimError as error:
             st.error(escaped(f"{label}: {error}"), icon=":material/error:")
     if len(sides) > 1:
-        _table(sides)
-        _differences(sides)
+        for number, (_, _, result) in enumerate(sides):
+            if not result.memory.fits:
+                st.error(
+                    f"{'ABCD'[number]} {result.memory.shortage}. Its times and prices are those of a plan "
+                    "which cannot run as it is.",
+                    icon=":material/memory:",
+                )
+        for sentence in comparability.unlike([(s, r) for _, s, r in sides]):
+            st.warning(escaped(sentence), icon=":material/balance:")
+        known = uncertain.draws("compare", [scenario for _, scenario, _ in sides])
+        _table(sides, known)
+        _differences(sides, known)
 
 
 def _kept() -> list[Kept]:
@@ -101,42 +114,91 @@ def _remove(number: int) -> None:
 Sides = list[tuple[str, Scenario, Result]]
 
 
-def _table(sides: Sides) -> None:
-    rows: list[dict[str, Any]] = []
-    tables = [headline.tiles(result) for _, _, result in sides]
-    differ = [changes(sides[0][2], result) for _, _, result in sides]
-    for number, (label, value, name) in enumerate(tables[0]):
-        row = {"figure": label, _column(0, sides): value}
-        for n in range(1, len(sides)):
-            row[_column(n, sides)] = tables[n][number][1]
-            by = differ[n].get(name)
-            row[f"{'ABCD'[n]} - A"] = "" if by is None else headline.change(name, by)
-        rows.append(row)
-    memory = [result.memory for _, _, result in sides]
-    rows.append(
-        {
-            "figure": "Memory",
-            **{_column(n, sides): "fits" if m.fits else "does not fit" for n, m in enumerate(memory)},
-            **{f"{'ABCD'[n]} - A": "" for n in range(1, len(sides))},
-        }
+def _table(sides: Sides, known: list[Any] | None) -> None:
+    results = [result for _, _, result in sides]
+    rows = [
+        _row("GPUs", [f"{scenario.machine.n_gpus:,}" for _, scenario, _ in sides], sides),
+        _row("Price of a GPU-hour", [comparability.price(scenario) for _, scenario, _ in sides], sides),
+        _row("Profile", [result.profile for result in results], sides),
+        _row("Confidence", [result.confidence for result in results], sides),
+        _row("Memory", [_fit(result) for result in results], sides),
+    ]
+    bands = None if known is None else uncertain.intervals(results, known)
+    differ = [_bands(results, number, known) for number in range(len(sides))]
+    for number, (label, _, name) in enumerate(headline.tiles(results[0])):
+        rows.append(
+            _figure(label, name, [headline.tiles(result)[number][1] for result in results], sides, differ)
+        )
+        if name in ("step_time_s", "cost_usd"):
+            words = [
+                headline.ends(name, own[name]) if name in own else "" for own in bands or [{} for _ in sides]
+            ]
+            rows.append(_row(f"{label}, P10 to P90", words, sides))
+    for name, read in NORMALISED.items():
+        values = [read(result) for result in results]
+        words = [
+            headline.written(name, value) if value is not None else headline.money(None) for value in values
+        ]
+        rows.append(_row(PER[name], words, sides))
+    st.dataframe(rows, hide_index=True, height="content")
+    st.caption(
+        "Predicted values. A difference is uncertain where P10 to P90 of it contain zero; scenarios share "
+        "the random draws of every source that they have in common."
     )
-    st.dataframe(rows, hide_index=True)
+    ends = None if bands is None else [(own["step_time_s"].p10, own["step_time_s"].p90) for own in bands]
     widgets.figure(
         charts.side_by_side(
             [_column(n, sides) for n in range(len(sides))],
-            [result.step.time_s for _, _, result in sides],
+            [result.step.time_s for result in results],
             "step time (s)",
+            ends,
         ),
         "Step time of each scenario",
         "sides",
     )
 
 
+PER = {"tokens_per_usd": "Tokens per $", "gpu_hours_per_billion_tokens": "GPU-hours per B tokens"}
+"""Totals over what they are paid with: comparable where GPUs, prices or tokens differ."""
+
+
+def _fit(result: Result) -> str:
+    return "fits" if result.memory.fits else "does not fit"
+
+
+def _row(label: str, words: Sequence[str], sides: Sides) -> dict[str, str]:
+    """A row of the table without differences."""
+    row = {"figure": label, _column(0, sides): words[0]}
+    for number in range(1, len(sides)):
+        row |= {_column(number, sides): words[number], f"{'ABCD'[number]} - A": ""}
+    return row
+
+
+def _figure(
+    label: str, name: str, words: Sequence[str], sides: Sides, differ: Sequence[dict[str, Band] | None]
+) -> dict[str, str]:
+    """A row of the table: a figure of every scenario, and how it differs from A's."""
+    row = _row(label, words, sides)
+    for number in range(1, len(sides)):
+        by = changes(sides[0][2], sides[number][2]).get(name)
+        if by is not None:
+            told = headline.change(name, by)
+            doubt = differ[number] is not None and told != headline.SAME
+            sure = not doubt or headline.sure(name, differ[number])[0]
+            row[f"{'ABCD'[number]} - A"] = told if sure else f"{told} (uncertain)"
+    return row
+
+
+def _bands(results: Sequence[Result], number: int, known: list[Any] | None) -> dict[str, Band] | None:
+    """Intervals of the differences against the first, where the draws are known."""
+    return None if known is None else bands_of_changes(results[0], known[0], results[number], known[number])
+
+
 def _column(number: int, sides: Sides) -> str:
     return f"{'ABCD'[number]}: {sides[number][0]}"
 
 
-def _differences(sides: Sides) -> None:
+def _differences(sides: Sides, known: list[Any] | None) -> None:
     st.subheader("Where the difference comes from")
     options = list(range(1, len(sides)))
     other = options[-1]
@@ -149,18 +211,33 @@ def _differences(sides: Sides) -> None:
             horizontal=True,
         )
     (_, first_scenario, first), (_, other_scenario, second) = sides[0], sides[other]
-    causes = [(row.cause, row.seconds[1] - row.seconds[0]) for row in waterfall([first, second])]
-    delta = second.step.time_s - first.step.time_s
-    st.markdown(
-        f"{'ABCD'[other]} takes **{delta:+.3f} s** a step ({delta / first.step.time_s:+.1%}) against A; the "
-        "causes are those on the critical path, and their differences add up to it."
-    )
-    widgets.figure(
-        charts.waterfall("A", first.step.time_s, causes, "ABCD"[other], second.step.time_s),
-        f"Waterfall from {first.step.time_s:.3f} s to {second.step.time_s:.3f} s by cause",
-        "waterfall",
-    )
     changed = overrides.overrides_between(first_scenario, other_scenario)
-    if changed:
-        with st.expander("What was changed"):
-            st.code("\n".join(map(overrides.told, changed)), language=None)
+    letter = "ABCD"[other]
+    delta = second.step.time_s - first.step.time_s
+    if not changed:
+        st.info(f"A and {letter} are the same scenario: nothing differs.", icon=":material/equal:")
+        return
+    if delta == 0.0:
+        st.info(f"A step of A and of {letter} takes the same time.", icon=":material/equal:")
+    else:
+        bands = _bands([first, second], 1, None if known is None else [known[0], known[other]])
+        sure, words = headline.sure("step_time_s", bands)
+        st.markdown(
+            f"{letter} takes **{delta:+.3f} s** a step ({delta / first.step.time_s:+.1%}) against A"
+            f"{f', {words}' if words else ''}. The causes are those on the critical path, and their "
+            "differences add up to it."
+        )
+        if not sure and bands is not None:
+            st.info(
+                "The difference lies within its own uncertainty: which one is faster is not known. Its "
+                "causes are grey.",
+                icon=":material/question_mark:",
+            )
+        causes = [(row.cause, row.seconds[1] - row.seconds[0]) for row in waterfall([first, second])]
+        widgets.figure(
+            charts.waterfall("A", first.step.time_s, causes, letter, second.step.time_s, sure=sure),
+            f"Waterfall from {first.step.time_s:.3f} s to {second.step.time_s:.3f} s by cause",
+            "waterfall",
+        )
+    with st.expander("What was changed"):
+        st.code("\n".join(map(overrides.told, changed)), language=None)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import streamlit as st
 
 from moesim.simulator.result import Result
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.study.band import Band
 from moesim.simulator.validation import Row
+
+DeltaColour = Literal["normal", "inverse", "off"]
 
 
 def money(value: float | None) -> str:
@@ -38,9 +42,60 @@ def written(name: str, value: float) -> str:
 
 
 def change(name: str, value: float) -> str:
-    """A difference of a figure as its tile is written: -0.534 s, +$120 k."""
+    """A difference of a figure as its tile is written: -0.534 s, +$120 k; `SAME` where no digit shows it."""
+    if written(name, abs(value)) == written(name, 0.0):
+        return SAME
     points = " points" if name.startswith("mfu") else ""
     return f"{'-' if value < 0 else '+'}{written(name, abs(value))}{points}"
+
+
+SAME = "the same"
+
+
+def ends(name: str, band: Band) -> str:
+    """P10 and P90 of a figure as its tile is written: 16.1 s to 21.3 s."""
+    return f"{written(name, band.p10)} to {written(name, band.p90)}"
+
+
+def interval(name: str, band: Band) -> str:
+    """The interval of a figure: P10 to P90: 16.1 s to 21.3 s."""
+    return f"P10 to P90: {ends(name, band)}"
+
+
+def sure(name: str, bands: Mapping[str, Band] | None) -> tuple[bool, str]:
+    """Whether a difference goes beyond its own uncertainty, and its interval in words.
+
+    `bands`: of `study.compare.bands_of_changes`; None while they are not known, and nothing is sure then.
+    """
+    if bands is None or name not in bands:
+        return False, ""
+    band = bands[name]
+    low, high = (change(name, end) for end in (band.p10, band.p90))
+    if band.has_sign:
+        return True, f"P10 to P90: {low} to {high}"
+    return False, f"within its uncertainty (P10 to P90: {low} to {high})"
+
+
+def colour(name: str, bands: Mapping[str, Band] | None, more_is_better: bool) -> DeltaColour:
+    """How a tile colours a difference: grey where it is not known to go beyond its uncertainty."""
+    if bands is None or name not in bands or not bands[name].has_sign:
+        return "off"
+    return "normal" if more_is_better else "inverse"
+
+
+def shortage(result: Result) -> None:
+    """Say, before any figure, that a plan does not fit and that its figures are those of such a plan."""
+    words = result.memory.shortage
+    if words is not None:
+        st.error(
+            f"This plan {words}. Every time and price here is that of a plan which cannot run as it is.",
+            icon=":material/memory:",
+        )
+
+
+DOES_NOT_FIT = "of a plan that does not fit"
+PRICED = frozenset({"days", "gpu_hours", "cost_usd"})
+"""Figures of a run: marked where the plan does not fit."""
 
 
 def tiles(result: Result) -> list[tuple[str, str, str]]:
@@ -83,8 +138,17 @@ def show(
             with place:
                 st.metric(label, value)
                 lines = [source[name] for source in (intervals, published) if source and name in source]
+                if name in PRICED and not result.memory.fits:
+                    lines.insert(0, DOES_NOT_FIT)
                 if lines:
                     st.caption("  \n".join(lines))
+    st.caption(STATISTIC)
+
+
+STATISTIC = (
+    "Predicted values: every input at its stated value. Duration, GPU-hours and cost are of the main phase "
+    "without stops; Run & cost has the whole run."
+)
 
 
 def beside(rows: Sequence[Row]) -> dict[str, str]:

@@ -7,7 +7,7 @@ from typing import Any
 import streamlit as st
 
 import moesim
-from moesim.app import exports, html_report, jobs, state, widgets, work
+from moesim.app import beside, exports, html_report, state, widgets, work
 from moesim.app.charts import step as charts
 from moesim.app.views import headline
 from moesim.app.words import escaped
@@ -30,9 +30,9 @@ def show() -> None:
     result = state.result_of(scenario)
     rows = moesim.published(scenario, result)
     bands = _bands(scenario, result)
-    headline.show(scenario, result, headline.beside(rows), {k: _words(k, v) for k, v in bands.items()})
-    if not result.memory.fits:
-        st.error("This plan does not fit into memory: see the Scenario page.", icon=":material/memory:")
+    headline.shortage(result)
+    intervals = {name: headline.interval(name, band) for name, band in bands.items()}
+    headline.show(scenario, result, headline.beside(rows), intervals)
     step_band = bands.get("step_time_s")
     left, right = st.columns([3, 2], gap="large")
     with left:
@@ -50,27 +50,16 @@ def show() -> None:
     _downloads(scenario, result)
 
 
-def _words(name: str, band: Band) -> str:
-    low, high = (headline.written(name, value) for value in (band.p10, band.p90))
-    return f"P10 to P90: {low} to {high}"
-
-
 def _bands(scenario: Scenario, result: Result) -> dict[str, Band]:
-    """Intervals where they are known; else they are computed beside the page, which refreshes itself."""
+    """Intervals where they are known; else they are computed beside the page, which draws itself again."""
     if scenario.stages.blocks is not None:
         return {}
-    plain = without_prices(scenario)
-    key = f"interval/{state.cache_key(plain)}"
-    job: jobs.Job | None = st.session_state.get("interval job")
-    if job is None or job.key != key:
-        if job is not None and not job.done:
-            job.cancel()
-        job = st.session_state["interval job"] = jobs.submit(key, work.interval, scenario, lane="beside")
-    if not job.done:
-        _poll(key, job)
-        return {}
+    key = f"interval/{state.cache_key(without_prices(scenario))}"
     try:
-        found = moesim.reprice(job.result(), scenario).uncertainty
+        whole: Result | None = beside.value(
+            "interval", key, "the interval is being computed", work.interval, scenario
+        )
+        found = None if whole is None else moesim.reprice(whole, scenario).uncertainty
     except MoesimError as error:
         st.caption(f"No interval: {escaped(error)}")
         return {}
@@ -78,16 +67,6 @@ def _bands(scenario: Scenario, result: Result) -> dict[str, Band]:
         return {}
     st.caption(f"Intervals: {escaped(found.note)}.")
     return bands_of_figures(result, found)
-
-
-@st.fragment(run_every=1.0)
-def _poll(name: str, job: jobs.Job) -> None:
-    """Redraw the page once a job that runs beside it is done."""
-    if job.done and st.session_state.get("polled") != name:
-        st.session_state["polled"] = name
-        st.rerun(scope="app")
-    if not job.done:
-        st.caption(":material/hourglass_top: the interval is being computed")
 
 
 def _sureness(result: Result) -> None:
@@ -98,6 +77,9 @@ def _why(result: Result) -> None:
     st.subheader("Where the step goes")
     for sentence in _sentences(result):
         st.markdown(f"- {escaped(sentence)}")
+    if result.extrapolated:
+        with st.expander(f"Assumed or extrapolated ({len(result.extrapolated)}); Evidence has every source"):
+            st.markdown("\n".join(f"- {escaped(text)}" for text in result.extrapolated))
     left, right = st.columns(2, gap="large")
     with left:
         st.markdown("**Parts of the step, every pipeline rank**")

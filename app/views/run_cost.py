@@ -11,7 +11,7 @@ import streamlit as st
 
 from moesim.app import exports, state, widgets, work_runs
 from moesim.app.charts import run_cost as charts
-from moesim.app.views.headline import compact
+from moesim.app.views import headline
 from moesim.app.words import escaped
 from moesim.hwmodels.energy import list_energy_sites
 from moesim.hwmodels.failure import list_failure_rates, list_restarts
@@ -28,6 +28,8 @@ from moesim.simulator.scenario import Scenario
 NONE = "none"
 TOKENS_ONLY = "tokens only"
 CLUSTERS_PRICE = "the cluster's price"
+TRILLION = 1e12
+"""Tokens are entered and shown in trillions."""
 INTERVALS = ("optimal", "5 min", "15 min", "30 min", "1 h", "2 h", "4 h")
 
 
@@ -37,7 +39,8 @@ def show() -> None:
     with st.sidebar:
         _inputs(scenario)
     result, report = _computed(scenario)
-    _headline(report)
+    headline.shortage(result)
+    _headline(report, result.memory.fits)
     left, right = st.columns(2)
     with left:
         st.subheader("Where the GPU-hours go")
@@ -51,7 +54,10 @@ def show() -> None:
         st.subheader("When it ends")
         widgets.figure(charts.outlook(report.outlook), "Chance that the run is over by a day", key="days")
         if report.finish is not None:
-            st.caption(f"Finish on {report.finish.p50} (P10 {report.finish.p10}, P90 {report.finish.p90}).")
+            days = report.finish
+            st.caption(
+                f"Predicted finish: {days.predicted} (P10 {days.p10}, P50 {days.p50}, P90 {days.p90})."
+            )
         st.caption(_sureness(report))
     with right:
         st.subheader("What stops it")
@@ -77,13 +83,13 @@ def _inputs(scenario: Scenario) -> None:
     _choose(
         "run", "Plan", [TOKENS_ONLY, *run_plan_names()], plan if plan in run_plan_names() else TOKENS_ONLY
     )
-    name = _hold("run.tokens", float(run.tokens))
+    name = _hold("run.tokens", run.tokens / TRILLION)
     st.number_input(
-        "Tokens of the main phase",
-        min_value=1e9,
-        max_value=1e18,
-        step=1e11,
-        format="%.4e",
+        "Tokens of the main phase (T: 10¹²)",
+        min_value=min(1e-6, run.tokens / TRILLION),
+        max_value=max(1e6, run.tokens / TRILLION),
+        step=0.1,
+        format="%g",
         key=name,
         on_change=_tokens,
         args=(name,),
@@ -104,7 +110,11 @@ def _inputs(scenario: Scenario) -> None:
     st.subheader("Prices")
     accelerator = scenario.machine.accelerator.name
     terms = sorted({o.term for o in load_prices(accelerator).offers}) if accelerator in list_prices() else []
-    ways = [CLUSTERS_PRICE, *(f"rent: {term}" for term in terms), *(f"buy: {n}" for n in list_purchases())]
+    ways = [
+        CLUSTERS_PRICE,
+        *(f"rent: {term}" for term in terms),
+        *(f"buy: {n}" for n in list_purchases(accelerator)),
+    ]
     _choose("run.price", "Pay", ways, _way(run))
     if run.price is None and scenario.machine.price_per_gpu_hour is not None:
         name = _hold("rate", scenario.machine.price_per_gpu_hour.value)
@@ -139,7 +149,10 @@ def _way(run: RunPlan) -> str:
 
 
 def _tokens(name: str) -> None:
-    state.set_override("run.tokens", round(st.session_state[name]))
+    wanted = round(st.session_state[name] * TRILLION)
+    state.set_override("run.tokens", None)
+    if state.current().run.tokens != wanted:
+        state.set_override("run.tokens", wanted)
 
 
 def _start(name: str) -> None:
@@ -224,7 +237,7 @@ def _computed(scenario: Scenario) -> tuple[Result, RunReport]:
     return whole, whole.run.report
 
 
-def _headline(report: RunReport) -> None:
+def _headline(report: RunReport, fits: bool) -> None:
     cells = [
         ("Days", _between(report.days, ",.1f")),
         ("Goodput", _between(report.goodput, ".1%")),
@@ -235,21 +248,26 @@ def _headline(report: RunReport) -> None:
     ]
     for row in (cells[:3], cells[3:]):
         for column, (label, (value, words)) in zip(st.columns(3), row, strict=True):
-            column.metric(label, value)
-            column.caption(words)
+            column.metric(f"{label}, whole run", value)
+            column.caption(words if fits else f"{headline.DOES_NOT_FIT}  \n{words}")
+    st.caption(
+        "Predicted values first, as on every page: every input at its stated value, the mean over random "
+        "stops. Charts and tables below add up to them; P10, P50 and P90 are points of the distribution."
+    )
 
 
 def _between(spread: Spread | None, form: str | None) -> tuple[str, str]:
-    """(median, P10 to P90 in words); `form` None: three digits and a letter for millions. None is unknown."""
+    """(predicted, percentiles in words); `form` None: three digits and a letter. No spread is unknown."""
     if spread is None:
         return "unknown", "no price or no energy site is known"
 
     def text(value: float) -> str:
-        return compact(value) if form is None else f"{value:{form}}"
+        return headline.compact(value) if form is None else f"{value:{form}}"
 
     if spread.p10 == spread.p90:
-        return text(spread.p50), "the same in every run"
-    return text(spread.p50), f"P10 {text(spread.p10)}, P90 {text(spread.p90)}"
+        return text(spread.predicted), "the same in every run"
+    points = (("P10", spread.p10), ("P50", spread.p50), ("P90", spread.p90))
+    return text(spread.predicted), ", ".join(f"{name} {text(value)}" for name, value in points)
 
 
 def _sureness(report: RunReport) -> str:
@@ -258,7 +276,7 @@ def _sureness(report: RunReport) -> str:
         return "Intervals hold stops only, not the uncertainty of the step time."
     return (
         f"Intervals hold stops and the step time's uncertainty: {factor.p10:.3f} to {factor.p90:.3f} of the "
-        "predicted step (P10 to P90). Tables are at the predicted step."
+        "predicted step (P10 to P90)."
     )
 
 

@@ -76,7 +76,14 @@ def _preset_chosen() -> None:
 def _upload(kind: str, label: str) -> None:
     endings = [ending.lstrip(".") for ending in uploads.ENDINGS[kind]]
     key = f"upload {kind}"
-    st.file_uploader(label, type=[*endings, "gz"], key=key, on_change=_uploaded, args=(kind, key))
+    st.file_uploader(
+        label,
+        type=[*endings, "gz"],
+        key=key,
+        max_upload_size=uploads.MAX_BYTES[kind] // 10**6,
+        on_change=_uploaded,
+        args=(kind, key),
+    )
 
 
 def _uploaded(kind: str, key: str) -> None:

@@ -9,6 +9,7 @@ import streamlit as st
 from moesim.app import exports, forms, state, widgets, work
 from moesim.app.charts import gantt
 from moesim.app.charts import step as charts
+from moesim.app.views import headline
 from moesim.simulator.result import Result
 from moesim.simulator.scenario import Scenario
 
@@ -20,6 +21,7 @@ def show() -> None:
     """Draw the page."""
     scenario = state.current()
     result = state.result_of(scenario)
+    headline.shortage(result)
     ranks = len(result.breakdown_by_rank_s)
     rank: int = forms.value(RANK, 0, lambda found: type(found) is int and 0 <= found < ranks)
     key = f"timeline/{state.cache_key(scenario)}/{rank}"

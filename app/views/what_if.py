@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 import streamlit as st
 
 from moesim.app import forms, state, widgets, work
 from moesim.app.charts import study as charts
-from moesim.app.views import headline
+from moesim.app.views import headline, uncertain
 from moesim.app.words import escaped
 from moesim.hwmodels import format_quantity
 from moesim.hwmodels.errors import MoesimError
 from moesim.simulator.faster_links import faster_links
 from moesim.simulator.result import Result
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.study.band import Band
 from moesim.simulator.study.compare import changes, waterfall
 from moesim.simulator.study.sensitivity import Sensitivity
 
@@ -46,7 +48,8 @@ def _explore(scenario: Scenario, base: Result) -> None:
         except MoesimError as error:
             st.error(escaped(error), icon=":material/error:")
             return
-        _tiles(base, result)
+        bands = uncertain.changes("what if", (scenario, base), (changed, result))
+        _tiles(base, result, bands)
         if moved or price:
             st.code("\n".join((*moved, *price)), language=None)
             if st.button("Make this the current scenario", key="adopt"):
@@ -63,6 +66,7 @@ def _explore(scenario: Scenario, base: Result) -> None:
                     [(row.cause, row.seconds[1] - row.seconds[0]) for row in waterfall([base, result])],
                     "what if",
                     result.step.time_s,
+                    sure=headline.sure("step_time_s", bands)[0],
                 ),
                 f"From {base.step.time_s:.3f} s to {result.step.time_s:.3f} s by cause",
                 "what if",
@@ -141,7 +145,8 @@ def in_dollars(value: float) -> float:
     return round(value, 2)
 
 
-def _tiles(base: Result, result: Result) -> None:
+def _tiles(base: Result, result: Result, bands: Mapping[str, Band] | None) -> None:
+    headline.shortage(result)
     differ = changes(base, result)
     shown = [tile for tile in headline.tiles(result) if tile[2] in SHOWN]
     for place, (label, value, name) in zip(st.columns(2) + st.columns(2), shown, strict=True):
@@ -150,10 +155,10 @@ def _tiles(base: Result, result: Result) -> None:
             label,
             value,
             headline.change(name, by) if by else None,
-            delta_color="normal" if SHOWN[name] else "inverse",
+            delta_color=headline.colour(name, bands, SHOWN[name]),
         )
-    if not result.memory.fits:
-        st.error("This does not fit into memory.", icon=":material/memory:")
+        if by:
+            place.caption(headline.sure(name, bands)[1])
 
 
 def _tornado(scenario: Scenario, base: Result) -> None:

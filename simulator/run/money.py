@@ -55,6 +55,9 @@ def rates(cluster: Cluster, price: Price | None, spare_nodes: int) -> Rates:
     if price is not None and price.buy is not None:
         parts = purchase_usd_per_hour(price.buy, gpus, power_w, _known(site, cluster))
         described = f"bought: {price.buy.title}"
+        chip, buys = cluster.accelerator.name, price.buy.accelerators
+        if buys and chip not in buys:
+            notes.append(f"{price.buy.title} hold {', '.join(buys)}, and cluster {cluster.name!r} has {chip}")
     else:
         rent, described = _rent(cluster, price)
         parts = None if rent is None else {"rent": gpus * rent.value}

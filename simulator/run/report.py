@@ -12,20 +12,21 @@ class _Part(BaseModel):
 
 
 class Spread(_Part):
-    """Mean and percentiles over the replicas.
+    """A figure as predicted, and the 10 %, 50 % and 90 % points of its distribution.
 
-    Where the step time is uncertain too, the percentiles contain that; the mean is at the predicted step, so
-    that it goes with the tables of GPU-hours.
+    `predicted`: every input at its stated value, the mean over random stops; the tables of GPU-hours and the
+    parts of the bill add up to it. The percentiles are over the replicas and contain the stops and, where it
+    is uncertain, the step time.
     """
 
-    mean: float
+    predicted: float
     p10: float
     p50: float
     p90: float
 
 
 class PhaseReport(_Part):
-    """One phase: `gpu_hours` and `days` of training alone, `gpu_hours_with_stops` with all stops (mean)."""
+    """One phase, predicted: `gpu_hours` and `days` of training alone, `gpu_hours_with_stops` with stops."""
 
     phase: str
     stated: bool
@@ -47,7 +48,7 @@ class PhaseReport(_Part):
 
 
 class CauseReport(_Part):
-    """What one cause of interruption costs, mean over the replicas; GPU-hours of the job's own GPUs."""
+    """What one cause of interruption costs, as predicted; GPU-hours of the job's own GPUs."""
 
     cause: str
     interruptions: float
@@ -71,8 +72,9 @@ class CheckpointReport(_Part):
 
 
 class FinishDates(_Part):
-    """Dates (YYYY-MM-DD) that a tenth, half and nine tenths of the replicas finish by."""
+    """Dates (YYYY-MM-DD): as predicted, and those that a tenth, half and nine tenths of the replicas meet."""
 
+    predicted: str
     p10: str
     p50: str
     p90: str
@@ -89,7 +91,7 @@ class OutlookRow(_Part):
 
 
 class GpuHours(_Part):
-    """Where the job's GPU-hours go, mean over the replicas; the parts sum to `total`.
+    """Where the job's GPU-hours go, as predicted; the parts sum to `total`.
 
     `billed` adds the spare nodes.
     """
@@ -120,11 +122,11 @@ class RunReport(Shown):
     checkpoint: CheckpointReport | None
     cost_usd: Spread | None
     cost_parts_usd: dict[str, float]
-    """Mean, by part."""
+    """As predicted, by part."""
     price: str
     energy_kwh: Spread | None
     electricity_usd: float | None
-    """Mean; a part of the cost where the cluster is bought, inside the price where it is rented."""
+    """As predicted; a part of the cost where the cluster is bought, inside the price where it is rented."""
     co2_kg: Spread | None
     assumptions: tuple[str, ...]
     replicas: int

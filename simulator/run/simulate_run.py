@@ -45,8 +45,8 @@ def simulate_run(
 
     `factors`: relative step time of each replica where it is uncertain ([replicas], about 1). They stretch
     all phases of a replica alike, with the same random stops (docs/model.md, eq. J9); percentiles and outlook
-    come from there, means and tables from the predicted step. Raises InfeasibleError where the run
-    practically never ends, InputError for prices and plans that do not fit.
+    come from there; the predicted figures and the tables are at the predicted step. Raises InfeasibleError
+    where the run practically never ends, InputError for prices and plans that do not fit.
     """
     work = [phase.seconds for phase in phases if not phase.stated]
     interruptions.check_feasible(work)
@@ -63,16 +63,16 @@ def simulate_run(
     hours = book.hours
 
     def spread(seconds: FloatArray, drawn: FloatArray, rate: float | None) -> Spread | None:
-        return None if rate is None else _spread(drawn * rate, seconds * rate)
+        return None if rate is None else _spread(drawn * rate, mean(seconds * rate))
 
     return RunReport(
         phases=tuple(book.rows()),
-        days=_spread(wide.wall_s / SECONDS_PER_DAY, book.wall_s / SECONDS_PER_DAY),
-        finish=_finish(plan.start, wide.wall_s),
+        days=_spread(wide.wall_s / SECONDS_PER_DAY, mean(book.wall_s / SECONDS_PER_DAY)),
+        finish=_finish(plan.start, wide.wall_s, mean(book.wall_s)),
         gpu_hours=book.gpu_hours(),
-        goodput=_spread(wide.goodput(), book.goodput()),
+        goodput=_spread(wide.goodput(), mean(book.goodput())),
         goodput_expected=math.fsum(work) / interruptions.expected_seconds(work) if work else 1.0,
-        interruptions=_spread(wide.interruptions(), book.interruptions()),
+        interruptions=_spread(wide.interruptions(), mean(book.interruptions())),
         causes=tuple(book.causes(interruptions.causes)),
         checkpoint=interruptions.checkpoint,
         cost_usd=spread(hours, wide.hours, bill.usd(1.0)),
@@ -86,7 +86,7 @@ def simulate_run(
         assumptions=(*(n for p in phases for n in p.notes), *interruptions.notes, *bill.notes),
         replicas=alike if factors is None else replicas,
         seed=seed,
-        step_factor=None if factors is None else _spread(factors),
+        step_factor=None if factors is None else _spread(factors, 1.0),
         outlook=tuple(_outlook(plan.start, wide.wall_s, bill)),
     )
 
@@ -96,11 +96,11 @@ def mean(values: FloatArray) -> float:
     return math.fsum(values.ravel().tolist()) / values.size
 
 
-def _spread(values: FloatArray, averaged: FloatArray | None = None) -> Spread:
-    """Percentiles of `values`, mean of `averaged` (of the values themselves by default)."""
+def _spread(values: FloatArray, predicted: float) -> Spread:
+    """Percentiles of `values` beside the predicted value."""
     ordered = sorted(values.tolist())
     p10, p50, p90 = (_percentile(ordered, share) for share in (0.1, 0.5, 0.9))
-    return Spread(mean=mean(values if averaged is None else averaged), p10=p10, p50=p50, p90=p90)
+    return Spread(predicted=predicted, p10=p10, p50=p50, p90=p90)
 
 
 def _percentile(ordered: Sequence[float], share: float) -> float:
@@ -111,12 +111,11 @@ def _percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def _finish(start: datetime.date | None, wall_s: FloatArray) -> FinishDates | None:
+def _finish(start: datetime.date | None, wall_s: FloatArray, predicted_s: float) -> FinishDates | None:
     if start is None:
         return None
-    spread = _spread(wall_s)
-    p10, p50, p90 = (_date(start, seconds) for seconds in (spread.p10, spread.p50, spread.p90))
-    return FinishDates(p10=p10, p50=p50, p90=p90)
+    points = _spread(wall_s, predicted_s).model_dump()
+    return FinishDates(**{name: _date(start, seconds) for name, seconds in points.items()})
 
 
 def _date(start: datetime.date, seconds: float) -> str:

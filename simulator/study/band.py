@@ -19,6 +19,11 @@ class Band(_Part):
     p50: float
     p90: float
 
+    @property
+    def has_sign(self) -> bool:
+        """Of a difference: whether P10 and P90 lie on the same side of zero."""
+        return self.p10 > 0.0 or self.p90 < 0.0
+
 
 class Effect(_Part):
     """One source of uncertainty alone: step time where it is at its 10 % point and at its 90 % point.

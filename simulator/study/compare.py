@@ -15,8 +15,8 @@ from moesim.simulator.scenario import Scenario
 from moesim.simulator.show import Row, Shown
 from moesim.simulator.simulate import simulate
 from moesim.simulator.study.band import Band
-from moesim.simulator.study.effects import entry_effects, predict
-from moesim.simulator.study.metrics import figures
+from moesim.simulator.study.effects import FloatArray, entry_effects, predict
+from moesim.simulator.study.metrics import POWERS, figures
 from moesim.simulator.study.uncertainty import samples_of
 
 MOST = 4
@@ -104,8 +104,8 @@ def compare(
     results, draws = [], []
     for scenario in scenarios:
         if uncertainty:
-            prepared, executions, result = predict(scenario)
-            draws.append(samples_of(result, entry_effects(prepared, executions))["step_time_s"])
+            result, factors = _drawn(scenario)
+            draws.append(factors)
         else:
             result = simulate(scenario)
         results.append(result)
@@ -113,8 +113,7 @@ def compare(
     for number, (scenario, result) in enumerate(zip(scenarios, results, strict=True)):
         delta = None
         if uncertainty and number:
-            p10, p50, p90 = (float(v) for v in np.quantile(draws[number] - draws[0], [0.1, 0.5, 0.9]))
-            delta = Band(predicted=result.step.time_s - results[0].step.time_s, p10=p10, p50=p50, p90=p90)
+            delta = bands_of_changes(results[0], draws[0], result, draws[number])["step_time_s"]
         sides.append(
             Side(
                 name=names[number] if names else scenario.name,
@@ -124,6 +123,57 @@ def compare(
             )
         )
     return Comparison(sides=tuple(sides), waterfall=waterfall(results))
+
+
+def relative_draws(scenario: Scenario) -> FloatArray:
+    """Draws of the step time over the predicted one ([SAMPLES]), for intervals of figures and differences.
+
+    Two scenarios share the draws of every source that they share (docs/model.md, eq. U2): their difference
+    is surer than either. Raises InputError for an illegal scenario and for a fleet.
+    """
+    return _drawn(scenario)[1]
+
+
+def _drawn(scenario: Scenario) -> tuple[Result, FloatArray]:
+    prepared, executions, result = predict(scenario)
+    drawn = samples_of(result, entry_effects(prepared, executions))["step_time_s"]
+    return result, np.asarray(drawn / result.step.time_s)
+
+
+def bands_of_draws(result: Result, draws: FloatArray) -> dict[str, Band]:
+    """Intervals of all figures that go with the step time, by name; draws of `relative_draws`."""
+    found = _powered(result)
+    return {name: _band(value, value * draws**power) for name, (value, power) in found.items()}
+
+
+def bands_of_changes(
+    first: Result, first_draws: FloatArray, other: Result, other_draws: FloatArray
+) -> dict[str, Band]:
+    """Intervals of the differences of all figures that go with the step time, by name.
+
+    The draws are those of `relative_draws`. A figure that one of the two lacks is left out.
+    """
+    before, after = _powered(first), _powered(other)
+    return {
+        name: _band(
+            value - before[name][0], value * other_draws**power - before[name][0] * first_draws**power
+        )
+        for name, (value, power) in after.items()
+        if name in before
+    }
+
+
+def _powered(result: Result) -> dict[str, tuple[float, int]]:
+    """Figures that go with a power of the step time, and that power."""
+    values = {**figures(result), "tokens_per_day": result.step.tokens_per_day}
+    return {
+        name: (value, power) for name, power in POWERS.items() if isinstance(value := values[name], float)
+    }
+
+
+def _band(predicted: float, drawn: FloatArray) -> Band:
+    p10, p50, p90 = (float(v) for v in np.quantile(drawn, [0.1, 0.5, 0.9]))
+    return Band(predicted=predicted, p10=p10, p50=p50, p90=p90)
 
 
 def changes(first: Result, other: Result) -> dict[str, float]:

@@ -81,7 +81,7 @@ def explain(result: Result) -> Explanation:
             f"{first.source}."
         )
     if result.extrapolated:
-        says.append(f"{len(result.extrapolated)} inputs are assumed or extrapolated; see `extrapolated`.")
+        says.append(f"{len(result.extrapolated)} inputs are assumed or extrapolated.")
     total = step.time_s
     return Explanation(
         scenario=result.scenario,

@@ -55,6 +55,19 @@ IN_PROPORTION: dict[str, Metric] = {
 """Figures that go with another one, whatever the step takes."""
 
 
+POWERS: dict[str, int] = {
+    **{str(name): power for name, power in UNCERTAIN.items()},
+    **{name: UNCERTAIN[of] for name, of in IN_PROPORTION.items()},
+}
+"""Figures that go with the step time: the power of it that each goes with."""
+
+NORMALISED: dict[str, Callable[[Result], float | None]] = {
+    "tokens_per_usd": lambda r: r.run.tokens / r.run.cost_usd if r.run.cost_usd else None,
+    "gpu_hours_per_billion_tokens": lambda r: r.run.gpu_hours / r.run.tokens * 1e9,
+}
+"""Totals of a run made comparable where numbers of GPUs, prices or tokens differ."""
+
+
 def bands_of_figures(result: Result, found: Uncertainty) -> dict[str, Band]:
     """Intervals by figure: those of `found`, and of figures of the result in proportion to one of them."""
     bands = dict(found.bands)

@@ -243,9 +243,10 @@ def _write(profile: CalibrationProfile, output: Path, force: bool) -> None:
 
 
 def _print_drift(old: CalibrationProfile, new: CalibrationProfile) -> None:
-    from moesim.cli_console import print_table
-    from moesim.hwmodels.drift import compare
+    from moesim.cli_console import print_table, print_text
+    from moesim.hwmodels.drift import compare, verdict
 
+    found = compare(old, new)
     rows = [
         (
             drift.id,
@@ -255,6 +256,10 @@ def _print_drift(old: CalibrationProfile, new: CalibrationProfile) -> None:
             f"{drift.allowed:.1%}",
             "drifted" if drift.drifted else drift.note,
         )
-        for drift in compare(old, new)
+        for drift in found
     ]
+    print_text(f"{new.name} against {old.name}: {verdict(found)}")
+    for drift in found:
+        if drift.drifted:
+            print_text(f"  {drift.id}: {drift.said}")
     print_table(("entry", "points", "median change", "worst", "stated errors", ""), rows, right=(1, 2, 4))

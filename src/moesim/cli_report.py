@@ -257,9 +257,4 @@ def _print_footing(result: Result) -> None:
 
 def shortage(name: str, memory: MemoryResult) -> str:
     """Why a scenario's plan does not fit into memory, and what would need less."""
-    largest, size = max(memory.by_kind_bytes.items(), key=lambda item: item[1])
-    return (
-        f"{name}: does not fit: the fullest GPU needs {_gib(memory.total_bytes)} GiB and has "
-        f"{_gib(memory.capacity_bytes)} GiB; the largest part is {largest.replace('_', ' ')} with "
-        f"{_gib(size)} GiB. More parallel.pp, ep or tp, a higher zero_stage, or recompute=full needs less"
-    )
+    return f"{name}: {memory.shortage}"

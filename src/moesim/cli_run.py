@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,7 +11,7 @@ from moesim.cli_console import percent, print_text, short
 from moesim.hwmodels.errors import InfeasibleError, InputError
 
 if TYPE_CHECKING:
-    from moesim.simulator.run.report import CheckpointReport, RunReport, Spread
+    from moesim.simulator.run.report import CheckpointReport, FinishDates, RunReport, Spread
 
 
 def register(app: typer.Typer) -> None:
@@ -88,23 +89,23 @@ def report_lines(report: RunReport) -> list[str]:
     return [*lines, *(f"assumed: {text}" for text in report.assumptions)]
 
 
-def _between(spread: Spread, digits: int = 1) -> str:
+def _points(spread: Spread | FinishDates, form: Callable[[Any], str]) -> str:
+    """The predicted value, then the points of its distribution where they differ: 3 (P10 2, P50 3, P90 5)."""
     if spread.p10 == spread.p90:
-        return f"{spread.mean:.{digits}f}"
-    return f"{spread.p50:.{digits}f} (P10 {spread.p10:.{digits}f}, P90 {spread.p90:.{digits}f})"
+        return form(spread.predicted)
+    return (
+        f"{form(spread.predicted)} (P10 {form(spread.p10)}, P50 {form(spread.p50)}, P90 {form(spread.p90)})"
+    )
 
 
-def _money(spread: Spread) -> str:
-    if spread.p10 == spread.p90:
-        return f"${short(spread.mean, 4)}"
-    return f"${short(spread.p50, 4)} (P10 ${short(spread.p10, 4)}, P90 ${short(spread.p90, 4)})"
+def _dollars(value: float) -> str:
+    return f"${short(value, 4)}"
 
 
 def _finish(report: RunReport) -> str:
-    text = f"after {_between(report.days)} days"
+    text = f"predicted days {_points(report.days, '{:.1f}'.format)}"
     if report.finish is not None:
-        f = report.finish
-        text += f": on {f.p50} (P10 {f.p10}, P90 {f.p90})"
+        text += f"; predicted date {_points(report.finish, str)}"
     return text if report.replicas == 1 else f"{text}; {report.replicas:,} runs simulated"
 
 
@@ -123,13 +124,12 @@ def _sure(report: RunReport) -> str:
 
 
 def _goodput(report: RunReport) -> str:
-    text = percent(report.goodput.mean)
-    if report.interruptions.mean == 0.0:
+    text = percent(report.goodput.predicted)
+    if report.interruptions.predicted == 0.0:
         return f"{text}; nothing interrupts the run" if report.checkpoint else ""
     return (
-        f"{text} mean, P10 {percent(report.goodput.p10)}, P90 {percent(report.goodput.p90)}; closed form "
-        f"{percent(report.goodput_expected)}; {report.interruptions.mean:.1f} interruptions "
-        f"(P10 {report.interruptions.p10:.0f}, P90 {report.interruptions.p90:.0f})"
+        f"predicted {_points(report.goodput, percent)}; closed form {percent(report.goodput_expected)}; "
+        f"interruptions {_points(report.interruptions, '{:.1f}'.format)}"
     )
 
 
@@ -186,11 +186,12 @@ def _cost(report: RunReport) -> str:
         return report.price
     parts = report.cost_parts_usd
     shown = f" ({', '.join(f'{k} ${short(v)}' for k, v in parts.items())})" if len(parts) > 1 else ""
-    return f"{_money(report.cost_usd)}{shown}, {report.price}"
+    return f"predicted {_points(report.cost_usd, _dollars)}{shown}; {report.price}"
 
 
 def _energy(report: RunReport) -> str:
     if report.energy_kwh is None or report.co2_kg is None:
         return ""
     paid = "" if report.electricity_usd is None else f", ${short(report.electricity_usd)} of electricity"
-    return f"{report.energy_kwh.mean / 1e6:.2f} GWh{paid}, {report.co2_kg.mean / 1e3:,.0f} t CO2e"
+    energy, co2 = report.energy_kwh.predicted / 1e6, report.co2_kg.predicted / 1e3
+    return f"predicted {energy:.2f} GWh{paid}, {co2:,.0f} t CO2e"

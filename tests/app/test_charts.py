@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 import pytest
 
@@ -16,7 +18,7 @@ from moesim.simulator.timeline import Bar, Timeline
 
 go = pytest.importorskip("plotly.graph_objects", reason="plotly is not installed")
 
-from moesim.app.charts import gantt, heat, run_cost, step, study  # noqa: E402
+from moesim.app.charts import gantt, heat, run_cost, step, study, style  # noqa: E402
 
 MEASURES = ("(s)", "(ms)", "(GiB)", "(bytes)")
 UNITS = (*MEASURES, "rank", "share", "stream", "phase", "cause", "scenario", "layer", "node")
@@ -94,6 +96,50 @@ def test_the_gantt_draws_every_bar_where_it_is() -> None:
     assert [d[1] for d in drawn] == pytest.approx([w[1] for w in wanted])
 
 
+def hover_texts(trace: Any) -> list[str]:
+    """What Plotly shows over each point of a trace: its template with the point's custom data filled in."""
+    assert not re.search(r"%\{(x|y|value)", trace.hovertemplate), "the x of a bar with a base is its end"
+    texts = []
+    for told in trace.customdata:
+        text = trace.hovertemplate
+        for number, part in enumerate(told):
+            text = text.replace(f"%{{customdata[{number}]}}", part)
+        texts.append(text)
+    return texts
+
+
+def test_a_bar_of_the_timeline_tells_start_end_and_duration() -> None:
+    bars = [
+        Bar("0", "F&B", "F of stage 0, micro-batch 15; B of stage 15, micro-batch 67", 2.25, 2.3925),
+        Bar("1", "optimizer", "optimizer", 3.0, 3.0004),
+    ]
+    pair, end = gantt.gantt(bars, ["0", "1"], "pipeline rank", 0.0, 4.0).data
+    assert hover_texts(pair) == [
+        "<b>F&B pair</b><br>F of stage 0, micro-batch 15; B of stage 15, micro-batch 67"
+        "<br>142.5 ms long, from 2.250000 s to 2.392500 s<extra></extra>"
+    ]
+    assert hover_texts(end) == [
+        "<b>optimizer</b><br>400 us long, from 3.000000 s to 3.000400 s<extra></extra>"
+    ]
+
+
+def test_a_timeline_speaks_the_words_of_the_field() -> None:
+    chart = gantt.gantt(shown().actions, ["0"], "pipeline rank", 0.0, shown().step_s)
+    texts = [text for trace in chart.data for text in hover_texts(trace)]
+    assert texts and not any("OVERLAP" in text for text in texts)
+    assert any(
+        re.search(r"F&B pair</b><br>F of stage \d+, micro-batch \d+; B of stage", text) for text in texts
+    )
+
+
+def test_no_two_kinds_of_a_timeline_share_a_colour() -> None:
+    actions = ("F", "B", "I", "W", "F&B", "F&I", "gradient reduction", "gradient norm", "optimizer")
+    compute = [f"{part} {kind}" for part in ("attn", "mlp") for kind in "FIW"]
+    transfers = [f"{name} {kind}" for name in ("dispatch", "combine") for kind in "FB"]
+    for kinds in (actions, compute, transfers):
+        assert len({gantt.colour(kind) for kind in kinds}) == len(kinds)
+
+
 def test_a_window_keeps_the_longest_bars_and_counts_the_others() -> None:
     bars = [Bar("0", "F", str(n), float(n), n + (n % 7 + 1) / 10) for n in range(50)]
     kept, left_out = gantt.window(bars, 0.0, 100.0, most=10)
@@ -124,6 +170,24 @@ def test_small_causes_of_a_waterfall_are_one_bar_and_the_sum_stays() -> None:
     bars = study.waterfall("A", 10.0, changes, "B", 10.0 + total, most=5).data[0]
     assert len(bars.x) == 8
     assert sum(bars.y[1:-1]) == pytest.approx(total)
+
+
+def test_a_waterfall_has_no_bar_that_no_digit_shows() -> None:
+    changes = [("attn F", -0.5), ("mlp F", 0.001), ("dispatch F", -0.0009), ("same", 0.0)]
+    bars = study.waterfall("A", 10.0, changes, "B", 9.5001).data[0]
+    assert list(bars.x) == ["A", "attn F", "B"] and list(bars.text) == ["10.00", "-0.50", "9.50"]
+    assert bars.measure[-1] == "absolute" and bars.y[-1] == 9.5001
+    small = study.waterfall("A", 0.02, [("attn F", -0.0005), ("mlp F", 0.0)], "B", 0.0195).data[0]
+    assert list(small.text) == ["0.02000", "-0.00050", "0.01950"]
+    assert list(study.waterfall("A", 10.0, [("attn F", 0.0)], "B", 10.0).data[0].x) == ["A", "B"]
+
+
+def test_a_difference_within_its_uncertainty_is_grey() -> None:
+    changes = [("attn F", -0.5), ("mlp F", 0.2)]
+    for sure in (True, False):
+        bars = study.waterfall("A", 10.0, changes, "B", 9.7, sure=sure).data[0]
+        colours = {bars.increasing.marker.color, bars.decreasing.marker.color}
+        assert (colours == {style.GREY}) != sure
 
 
 def test_tornado_puts_the_largest_swing_on_top() -> None:

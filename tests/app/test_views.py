@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +15,7 @@ pytest.importorskip("streamlit", reason="the dashboard extra is not installed")
 from streamlit.testing import v1 as testing
 
 import moesim
-from moesim.app import jobs
+from moesim.app import jobs, server, uploads
 
 HOME = "deepseek-v3-2048xh800"
 MAIN = str(Path(__file__).resolve().parents[2] / "app" / "main.py")
@@ -41,7 +43,12 @@ def metrics(app: testing.AppTest) -> dict[str, str]:
     return {metric.label: metric.value for metric in app.metric}
 
 
-def until(app: testing.AppTest, ready: Callable[[testing.AppTest], bool], seconds: float = 180.0) -> None:
+def until(
+    app: testing.AppTest,
+    ready: Callable[[testing.AppTest], bool],
+    seconds: float = 180.0,
+    errors: int = 0,
+) -> None:
     """Draw the page again until something is there, as its own refresh does in a browser."""
     end = time.monotonic() + seconds
     while not ready(app):
@@ -49,7 +56,7 @@ def until(app: testing.AppTest, ready: Callable[[testing.AppTest], bool], second
         time.sleep(0.3)
         app.run()
         assert not app.exception
-        assert [error.value for error in app.error] == []
+        assert len(app.error) == errors, [error.value for error in app.error]
 
 
 def test_the_dashboard_opens_with_the_home_case_solved() -> None:
@@ -131,6 +138,17 @@ def test_an_unknown_preset_in_a_link_is_one_sentence() -> None:
     app.run()
     assert not app.exception
     assert app.error
+
+
+def test_the_size_that_an_upload_may_have_is_the_one_it_is_held_to() -> None:
+    shown = {u.label: u.proto.max_upload_size_mb for u in session("scenario").file_uploader}
+    kinds = {"Open a scenario": "scenario", "Use a model's": "model", "Use a calibration": "profile"}
+    for label, size in shown.items():
+        kind = next(kind for words, kind in kinds.items() if label.startswith(words))
+        assert size * 10**6 == uploads.MAX_BYTES[kind]
+    settings = tomllib.loads((Path(MAIN).parent / ".streamlit" / "config.toml").read_text("utf-8"))
+    assert settings["server"]["maxUploadSize"] == server.MAX_UPLOAD_MB
+    assert max(uploads.MAX_BYTES.values()) <= server.MAX_UPLOAD_MB * 10**6
 
 
 def test_another_cluster_brings_a_profile_that_fits_it() -> None:
@@ -230,8 +248,56 @@ def test_compare_splits_the_difference_by_cause() -> None:
     a, b = (moesim.simulate(HOME, *SMALL, *more) for more in ((), ("communication.sms=8",)))
     delta = b.step.time_s - a.step.time_s
     assert any(f"{delta:+.3f} s" in text.value for text in app.markdown)
-    assert table["B - A"][0] == f"{delta:+.3f} s"
+    assert table.set_index("figure").loc["Step time", "B - A"].startswith(f"{delta:+.3f} s")
     assert app.query_params["with"]
+
+
+def test_compare_says_what_two_scenarios_do_not_share() -> None:
+    app = session("compare", *SMALL, "cluster.nodes=128", "profile=generic-roofline", "recompute=none")
+    app.query_params["with"] = [json.dumps([HOME, *SMALL])]
+    app.run()
+    assert not app.exception
+    said = " ".join(warning.value for warning in app.warning)
+    assert "number of GPUs: A has 2,048, B has 1,024" in said
+    assert "kind of profile: A has" in said and "(profile generic-roofline)" in said
+    assert any(error.value.startswith("B does not fit") for error in app.error)
+    until(app, lambda page: page.dataframe[0].value.iloc[:, 1].str.contains(" s to ").any(), errors=1)
+    table = app.dataframe[0].value.set_index("figure")
+    a, b = table.columns[:2]
+    assert list(table.loc["GPUs", [a, b]]) == ["2,048", "1,024"]
+    assert list(table.loc["Price of a GPU-hour", [a, b]]) == ["$2/h", "$2/h"]
+    assert list(table.loc["Profile", [a, b]]) == ["h800-trace", "generic-roofline"]
+    assert list(table.loc["Memory", [a, b]]) == ["fits", "does not fit"]
+    assert {"Confidence", "Step time, P10 to P90", "Tokens per $", "GPU-hours per B tokens"} <= set(
+        table.index
+    )
+    result = moesim.simulate(HOME, *SMALL, uncertainty=True)
+    assert result.uncertainty is not None
+    band = result.uncertainty.bands["step_time_s"]
+    assert table.loc["Step time, P10 to P90", a] == f"{band.p10:.3f} s to {band.p90:.3f} s"
+
+
+def test_a_scenario_compared_with_itself_is_the_same() -> None:
+    app = session("compare", *SMALL)
+    app.button(key="keep").click().run()
+    assert not app.exception
+    assert any("the same scenario" in info.value for info in app.info)
+    assert len(app.get("plotly_chart")) == 1  # no waterfall of nothing
+    assert set(app.dataframe[0].value["B - A"]) <= {"", "the same"}
+
+
+def test_a_difference_within_its_uncertainty_is_said_and_grey() -> None:
+    app = session("compare", *SMALL)
+    app.button(key="keep").click().run()
+    app.query_params["preset"], app.query_params["set"] = HOME, [*SMALL, "communication.sms=19"]
+    app.run()
+    until(app, lambda page: any("P10 to P90: " in text.value for text in page.markdown))
+    first, other = (moesim.load(HOME, *SMALL, *more) for more in ((), ("communication.sms=19",)))
+    delta = moesim.compare([first, other], uncertainty=True).sides[1].delta_s
+    assert delta is not None and not delta.has_sign  # 19 SMs in the place of 20: -0.02 s, give or take 0.02
+    assert any("not known" in info.value for info in app.info)
+    table = app.dataframe[0].value.set_index("figure")
+    assert table.loc["Step time", "B - A"] == f"{delta.predicted:+.3f} s (uncertain)"
 
 
 def test_a_comparison_is_a_link_too() -> None:
@@ -253,6 +319,25 @@ def test_what_if_moves_the_number_and_the_price_only_the_cost() -> None:
     assert dear["Step time"] == after["Step time"]
     assert dear["Cost"] != after["Cost"]
     assert "communication.sms=8" in app.code[0].value
+
+
+def test_a_what_if_is_coloured_only_where_it_goes_beyond_its_uncertainty() -> None:
+    app = session("what_if", *SMALL)
+    app.slider(key="what if sms 20").set_value(8).run()
+    tile = next(metric for metric in app.metric if metric.label == "Step time")
+    first, other = (moesim.load(HOME, *SMALL, *more) for more in ((), ("communication.sms=8",)))
+    delta = moesim.compare([first, other], uncertainty=True).sides[1].delta_s
+    assert delta is not None and delta.has_sign
+    until(app, lambda page: any("P10 to P90" in caption.value for caption in page.caption))
+    tile = next(metric for metric in app.metric if metric.label == "Step time")
+    assert tile.color != "gray"
+    assert any(f"{delta.p10:+.3f} s to {delta.p90:+.3f} s" in caption.value for caption in app.caption)
+
+
+def test_the_timeline_of_a_plan_that_does_not_fit_says_so_first() -> None:
+    app = session("timeline", *SMALL, "recompute=none")
+    assert not app.exception
+    assert "does not fit" in app.error[0].value and "cannot run as it is" in app.error[0].value
 
 
 def test_faster_links_are_a_change_that_can_be_kept() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ pytest.importorskip("streamlit", reason="the dashboard extra is not installed")
 
 from streamlit.testing.v1 import AppTest
 
-from moesim.app import jobs, uploads, work_runs
+import moesim
+from moesim.app import jobs, state, uploads, work_runs
 from moesim.app.views import evidence as page
 from moesim.hwmodels.calibration import PROFILE_DIRECTORY, list_profiles
 from moesim.simulator.validation import Row
@@ -68,16 +70,16 @@ def run_page() -> AppTest:
 
 
 def test_a_failure_rate_brings_what_it_needs_and_costs_days(run_page: AppTest) -> None:
-    before = float(metric(run_page, "Days"))
+    before = float(metric(run_page, "Days, whole run"))
     assert "Nothing interrupts this run" in texts(run_page) and not run_page.error
     box(run_page, "selectbox", "Failure rate as at").select("llama3-16k-h100").run()
     assert not run_page.exception and not run_page.error, texts(run_page)
-    assert float(metric(run_page, "Days")) > before
-    assert float(metric(run_page, "Goodput").rstrip("%")) < 100.0
+    assert float(metric(run_page, "Days, whole run")) > before
+    assert float(metric(run_page, "Goodput, whole run").rstrip("%")) < 100.0
     assert "P10" in texts(run_page) and "Best interval" in texts(run_page)
     box(run_page, "selectbox", "Failure rate as at").select("none").run()
     box(run_page, "selectbox", "Checkpoint storage").select("none").run()
-    assert not run_page.error and float(metric(run_page, "Days")) == before
+    assert not run_page.error and float(metric(run_page, "Days, whole run")) == before
 
 
 def test_another_price_changes_the_cost_and_simulates_nothing(
@@ -96,6 +98,38 @@ def test_another_price_changes_the_cost_and_simulates_nothing(
     slider.set_value(slider.value * 2).run()
     assert not run_page.exception and not run_page.error, texts(run_page)
     assert cost_of(run_page) == pytest.approx(2 * cost, rel=1e-4)
+
+
+def test_one_label_is_one_statistic_on_every_page_and_a_price_of_ones_own_is_the_visitors() -> None:
+    price = "cluster.price_per_gpu_hour=$3/h"
+    result, run = opened("result", price), opened("run_cost", price)
+    cost, days = metric(run, "Cost ($), whole run"), metric(run, "Days, whole run")
+    assert metric(result, "Cost") == f"${cost}" and metric(result, "Duration") == f"{days} days"
+    assert cost_of(run) == pytest.approx(moesim.simulate(state.HOME, price).run.cost_usd, rel=1e-6)
+    assert re.search(r"P10 .* M, P50 .* M, P90 .* M", texts(run))  # the others are named
+    assert "Rented at $3/h (undated, stated by you)" in texts(run) and "arXiv" not in texts(run)
+
+
+def test_a_plan_that_does_not_fit_is_said_before_any_price() -> None:
+    app = opened("run_cost", "recompute=none")
+    kinds = [type(element).__name__ for element in app.main if type(element).__name__ in ("Error", "Column")]
+    assert "does not fit" in app.error[0].value and "GiB" in app.error[0].value
+    assert any("of a plan that does not fit" in caption.value for caption in app.caption)
+    assert kinds[0] == "Error"
+
+
+def test_tokens_are_entered_in_trillions(run_page: AppTest) -> None:
+    tokens = box(run_page, "number_input", "Tokens of the main phase (T: 10¹²)")
+    assert tokens.value == 14.8 and tokens.proto.format == "%g"
+    tokens.set_value(2.5).run()
+    assert "run.tokens=2500000000000" in run_page.session_state["overrides"]
+    box(run_page, "number_input", "Tokens of the main phase (T: 10¹²)").set_value(14.8).run()
+    assert not any("tokens" in text for text in run_page.session_state["overrides"])
+
+
+def test_only_purchases_of_the_own_accelerator_are_offered(run_page: AppTest) -> None:
+    ways = box(run_page, "selectbox", "Pay").options
+    assert [way for way in ways if way.startswith("buy")] == ["buy: h800-bought"]
 
 
 def test_a_run_that_never_ends_is_said_in_one_sentence() -> None:
@@ -130,7 +164,9 @@ def test_two_profiles_are_compared() -> None:
     box(app, "selectbox", "Profile").select("h200-8gpu").run()
     box(app, "selectbox", "Compare with").select("h200-4gpu").run()
     assert not app.exception and "common entries changed" in texts(app)
-    assert any("median change" in frame.value for frame in app.dataframe)
+    table = next(frame.value for frame in app.dataframe if "median change" in frame.value)
+    changed = [text for text in table[""] if " changed: " in text]
+    assert changed and all(f": {text}" in texts(app) for text in changed)  # in words, by shape
 
 
 @pytest.mark.parametrize("name", list_profiles())

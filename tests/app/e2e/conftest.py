@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.resources
+import importlib.util
 import os
 import re
 import shutil
@@ -13,7 +15,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
 from e2e.visitor import WAIT_MS, Visit, Visitor
 
 FLAGS = (
@@ -139,3 +140,11 @@ def visit(context: Any, base: str) -> Iterator[Visit]:
     yield one
     for visitor in opened:
         visitor.page.close()
+
+
+@pytest.fixture(scope="session")
+def axe() -> str | None:
+    """The script of axe-core, which a test package carries; None where it is not installed."""
+    if importlib.util.find_spec("axe_playwright_python") is None:
+        return None
+    return importlib.resources.files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8")

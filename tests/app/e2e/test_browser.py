@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("streamlit", reason="the dashboard extra is not installed")
 
-from e2e.visitor import Visit
+from e2e.visitor import COVERED, Visit, low_contrast
 from moesim.app.main import PAGES
 from moesim.simulator.result import Result
 from moesim.simulator.scenario import load_scenario
@@ -26,7 +26,9 @@ FEWER_SMS = "?preset=deepseek-v3-2048xh800&set=communication.sms%3D8"
 
 
 @pytest.mark.parametrize("name", [page[0] for page in PAGES])
-def test_every_page_opens_and_asks_nobody_else(name: str, visit_strictly: Visit) -> None:
+def test_every_page_opens_can_be_read_and_asks_nobody_else(
+    name: str, visit_strictly: Visit, axe: str | None
+) -> None:
     visitor = visit_strictly()
     page = visitor.open(name)
     # Compare, Planner and Evidence wait for a button or compute first: they show that much at once.
@@ -40,8 +42,57 @@ def test_every_page_opens_and_asks_nobody_else(name: str, visit_strictly: Visit)
     assert page.locator("[data-testid=stAlertContentError]").count() == 0
     assert "Traceback" not in page.content()
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), "scrolls sideways"
+    assert page.evaluate(COVERED) == 0, "a toolbar covers a legend"
     visitor.screenshot(name)
+    if axe is not None:
+        assert low_contrast(page, axe) == []
     assert visitor.outside == [] and visitor.blocked == []
+
+
+UNLIKE = "&set=batch.sequences%3D4096&set=recompute%3Dnone&set=cluster.nodes%3D128"
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("scenario?preset=deepseek-v3-2048xh800&set=parallel.ep%3D48", "Set parallel.ep = 32"),
+        (
+            f"compare?preset=deepseek-v3-2048xh800{UNLIKE}&with=%5B%22deepseek-v3-2048xh800%22%5D",
+            "Not the same",
+        ),
+    ],
+)
+def test_what_is_wrong_can_be_read_too(address: str, shown: str, visit: Visit, axe: str | None) -> None:
+    if axe is None:
+        pytest.skip("axe-core is not installed (pip install axe-playwright-python)")
+    page = visit().open(address)
+    page.get_by_text(shown).first.wait_for()
+    assert low_contrast(page, axe) == []
+
+
+def test_the_style_of_every_page_applies_to_something(visit: Visit) -> None:
+    from moesim.app.shell import STYLE
+
+    page = visit().open("planner")
+    page.get_by_role("button", name="Search").first.wait_for()
+    rules = re.findall(r"([^{}]+)\{[^}]*\}", STYLE.partition("<style>")[2].partition("</style>")[0])
+    unused = [rule for rule in rules if page.locator(rule.strip()).count() == 0]
+    assert len(rules) >= 4 and unused == []
+
+
+def test_over_a_bar_of_the_timeline_the_browser_shows_start_end_and_duration(visit: Visit) -> None:
+    page = visit().open("timeline")
+    chart = page.locator(".js-plotly-plot:visible").last
+    chart.scroll_into_view_if_needed()
+    bar = chart.locator(".barlayer .point path").first
+    bar.wait_for()
+    bar.hover(force=True)
+    chart.locator(".hovertext tspan.line").first.wait_for()
+    lines = chart.locator(".hovertext tspan.line").all_text_contents()
+    told = re.fullmatch(r"([\d.]+) (ms|us) long, from ([\d.]+) s to ([\d.]+) s", lines[-1])
+    assert told is not None and "micro-batch" in lines[-2], lines
+    length_s = float(told[1]) / {"ms": 1e3, "us": 1e6}[told[2]]
+    assert float(told[4]) - float(told[3]) == pytest.approx(length_s, abs=2e-6, rel=1e-3)
 
 
 def test_a_changed_value_changes_the_number_and_the_link_brings_it_to_somebody_else(visit: Visit) -> None:

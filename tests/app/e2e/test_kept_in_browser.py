@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from e2e.test_browser import Visitor, base, browser, context, visit
-
-__all__ = ["base", "browser", "context", "visit"]  # fixtures, found by name
+from e2e.visitor import Visit
 
 
-def test_work_outlives_other_pages_a_reload_and_back(visit: Callable[[], Visitor]) -> None:
+def test_work_outlives_other_pages_a_reload_and_back(visit: Visit) -> None:
     visitor = visit()
     page = visitor.open("what_if")
 

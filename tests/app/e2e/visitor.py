@@ -67,3 +67,31 @@ class Visitor:
 
 
 Visit = Callable[[], Visitor]
+
+
+def low_contrast(page: Any, axe: str) -> list[str]:
+    """Words that do not stand out from what is behind them (WCAG 2 AA), in the light and the dark theme."""
+    page.evaluate(axe)
+    found = []
+    for theme in ("light", "dark"):
+        page.emulate_media(color_scheme=theme)
+        app = "document.querySelector('[data-testid=stApp]')"
+        until(page, f"getComputedStyle({app}).colorScheme === '{theme}'")
+        page.wait_for_timeout(300)  # colours fade over
+        told = page.evaluate("axe.run(document, {runOnly: ['color-contrast'], resultTypes: ['violations']})")
+        found += [
+            f"{theme}: {node['html'][:120]}: {node['any'][0]['message']}"
+            for rule in told["violations"]
+            for node in rule["nodes"]
+        ]
+    page.emulate_media(color_scheme="light")
+    return found
+
+
+COVERED = """() => [...document.querySelectorAll('.js-plotly-plot')].filter(chart => {
+    const legend = chart.querySelector('.legend'), bar = chart.querySelector('.modebar');
+    if (!chart.checkVisibility() || !legend || !bar) return false;
+    const a = legend.getBoundingClientRect(), b = bar.getBoundingClientRect();
+    return a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+}).length"""
+"""Charts whose toolbar lies over their legend."""

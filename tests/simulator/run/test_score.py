@@ -68,7 +68,7 @@ def test_reports_are_scored_by_phase() -> None:
 def _report() -> RunReport:
     from moesim.simulator.run.report import GpuHours, Spread
 
-    one = Spread(mean=1.0, p10=1.0, p50=1.0, p90=1.0)
+    one = Spread(predicted=1.0, p10=1.0, p50=1.0, p90=1.0)
     hours = dict.fromkeys(GpuHours.model_fields, 0.0) | {"productive": 6e4, "total": 6e4, "billed": 6e4}
     names = ("main", "context extension to 32K", "context extension to 128K")
     return RunReport(

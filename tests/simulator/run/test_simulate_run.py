@@ -46,11 +46,11 @@ def report(*overrides: str, factors: list[float] | None = None) -> RunReport:
 def test_tokens_alone_give_the_old_run() -> None:
     plain = report()
     seconds = 235_240 * (1.0 + 0.01 * 120)
-    assert plain.days.mean == plain.days.p90 == pytest.approx(seconds / 86400)
+    assert plain.days.predicted == plain.days.p90 == pytest.approx(seconds / 86400)
     assert plain.gpu_hours.total == plain.gpu_hours.productive == pytest.approx(seconds / 3600 * 2048)
     assert plain.cost_usd is not None
-    assert plain.cost_usd.mean == pytest.approx(2 * plain.gpu_hours.total)
-    assert (plain.goodput.mean, plain.goodput_expected, plain.replicas) == (1.0, 1.0, 1)
+    assert plain.cost_usd.predicted == pytest.approx(2 * plain.gpu_hours.total)
+    assert (plain.goodput.predicted, plain.goodput_expected, plain.replicas) == (1.0, 1.0, 1)
     assert plain.checkpoint is None and plain.causes == () and plain.finish is None
 
 
@@ -82,9 +82,9 @@ def test_stops_are_booked_and_agree_with_the_closed_form() -> None:
     hours = stopped.gpu_hours
     stops = (hours.checkpoints, hours.lost, hours.detection, hours.restart, hours.waiting_for_spares)
     assert math.fsum((hours.productive, *stops)) == pytest.approx(hours.total, rel=1e-9)
-    assert stopped.goodput.mean == pytest.approx(stopped.goodput_expected, rel=2e-3)
+    assert stopped.goodput.predicted == pytest.approx(stopped.goodput_expected, rel=2e-3)
     by_cause = {row.cause: row for row in stopped.causes}
-    assert by_cause["faulty GPU"].interruptions / stopped.interruptions.mean == pytest.approx(
+    assert by_cause["faulty GPU"].interruptions / stopped.interruptions.predicted == pytest.approx(
         148 / 419, rel=0.05
     )
     assert math.fsum(r.lost_gpu_hours for r in stopped.causes) == pytest.approx(hours.lost)
@@ -114,7 +114,7 @@ def test_an_uncertain_step_time_widens_the_finish() -> None:
     assert report(factors=[0.9, 1.1]).replicas == 2
     # Means and tables are at the predicted step, whatever the factors.
     assert (wide.phases, wide.gpu_hours, wide.causes) == (sharp.phases, sharp.gpu_hours, sharp.causes)
-    assert wide.days.mean == sharp.days.mean and wide.cost_parts_usd == sharp.cost_parts_usd
+    assert wide.days.predicted == sharp.days.predicted and wide.cost_parts_usd == sharp.cost_parts_usd
     assert wide.step_factor is not None and wide.step_factor.p90 == pytest.approx(1.08, abs=0.001)
     assert sharp.step_factor is None
 
@@ -169,7 +169,7 @@ def test_checkpoint_bytes_stall_and_write_by_hand() -> None:
 def test_zero_rates_change_nothing() -> None:
     quiet = report("run.failures={interruptions: 0 /node-day}")
     assert quiet.days == report().days
-    assert quiet.goodput.mean == 1.0 and quiet.interruptions.mean == 0.0
+    assert quiet.goodput.predicted == 1.0 and quiet.interruptions.predicted == 0.0
 
 
 @pytest.mark.parametrize("rate", ["300 /node-day", "1e6 /node-day"])
@@ -227,7 +227,7 @@ def test_phases_of_a_scenario_with_a_cluster_of_its_own() -> None:
         == moesim.run(small, *plan, step_time_s=main.step_time_s).phases
     )
     assert result.run.report.step_factor is None and sure.step_factor is not None
-    assert sure.days.p10 < result.run.report.days.mean == sure.days.mean < sure.days.p90
+    assert sure.days.p10 < result.run.report.days.predicted == sure.days.predicted < sure.days.p90
 
 
 def test_the_report_is_attached_where_the_plan_asks_for_it(

@@ -9,8 +9,16 @@ import pytest
 import moesim
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.study.compare import Comparison, compare, differences
+from moesim.simulator.study.compare import (
+    Comparison,
+    bands_of_changes,
+    bands_of_draws,
+    compare,
+    differences,
+    relative_draws,
+)
 from moesim.simulator.study.explain import explain
+from moesim.simulator.study.metrics import bands_of_figures
 
 
 @pytest.fixture(scope="module")
@@ -72,3 +80,25 @@ def test_an_explanation_accounts_for_the_step(small: Scenario) -> None:
     assert "probability 0.8" in str(told)
     assert moesim.explain(small).causes == told.causes
     assert told.rows()[0] == told.causes[0].model_dump()
+
+
+def test_a_change_of_price_alone_is_sure_and_a_scenario_against_itself_has_no_difference(
+    small: Scenario,
+) -> None:
+    dear = small.replace(cluster={"price_per_gpu_hour": "$4/h"})
+    draws = relative_draws(small)
+    first, other = moesim.simulate(small), moesim.simulate(dear)
+    again = bands_of_changes(first, draws, first, draws)
+    assert all((b.p10, b.p50, b.p90) == (0.0, 0.0, 0.0) and not b.has_sign for b in again.values())
+    bands = bands_of_changes(first, draws, other, draws)
+    assert first.run.cost_usd is not None and other.run.cost_usd is not None
+    assert bands["cost_usd"].has_sign and not bands["step_time_s"].has_sign
+    assert bands["cost_usd"].predicted == other.run.cost_usd - first.run.cost_usd
+
+
+def test_intervals_from_draws_are_those_of_the_prediction(small: Scenario) -> None:
+    result = moesim.simulate(small, uncertainty=True)
+    assert result.uncertainty is not None
+    found = bands_of_draws(result, relative_draws(small))
+    for name, band in bands_of_figures(result, result.uncertainty).items():
+        assert found[name].model_dump() == pytest.approx(band.model_dump(), rel=1e-9)
