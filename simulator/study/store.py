@@ -172,6 +172,8 @@ class Store:
         """Turn SQLite's errors into ours."""
         try:
             yield
+        except UnicodeDecodeError:  # Python reads names of tables and SQLite's messages strictly
+            raise InputError(f"store {self.path}: the file is damaged; give another file name") from None
         except sqlite3.Error as error:
             name = getattr(error, "sqlite_errorname", "")
             if name.startswith("SQLITE_FULL"):

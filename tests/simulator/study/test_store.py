@@ -177,3 +177,16 @@ def test_a_store_without_its_description_is_refused(tmp_path: Path) -> None:
     db.close()
     with pytest.raises(InputError, match="layout"):
         Store(path)
+
+
+def test_a_damaged_name_inside_the_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "s.sqlite"
+    Store(path).close()
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    db.close()
+    data = path.read_bytes()
+    assert data.count(b"sqlite_autoindex_meta_1") == 1
+    path.write_bytes(data.replace(b"sqlite_autoindex_meta_1", b"\x81qlite_autoindex_meta_1"))
+    with pytest.raises(InputError, match=r"s\.sqlite: the file is damaged"):
+        Store(path)
