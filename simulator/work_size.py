@@ -12,7 +12,7 @@ from math import ceil
 
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.draws import MOST_MEMBERS
+from moesim.simulator.layout.groups import MOST_MEMBERS
 from moesim.simulator.scenario import Scenario
 
 TASKS_PER_BLOCK = 19

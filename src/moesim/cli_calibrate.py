@@ -203,16 +203,19 @@ def _progress() -> Iterator[Callable[[Progress], None]]:
 
 
 def _rate(option: str, text: str | None) -> float | None:
-    from moesim.hwmodels.units import check_range, parse_quantity
+    from moesim.hwmodels.ranges import BY_DIMENSION
+    from moesim.hwmodels.units import parse_quantity
 
     if text is None:
         return None
     try:
         rate = parse_quantity(text, "bytes_per_s")
-        check_range(rate, "bytes_per_s", text)
-        return rate
-    except (InputError, ValueError) as error:
+    except InputError as error:
         raise InputError(f"{option}: {error}") from None
+    problem = BY_DIMENSION["bytes_per_s"].problem(rate, "bytes_per_s")
+    if problem:
+        raise InputError(f"{option}: {problem}")
+    return rate
 
 
 def _keep(found: CalibrationProfile, into: str | None, output: Path, force: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from fuzz_files import count_texts, topology_texts
 from fuzz_mutator import Mutator
 
 import moesim
-from moesim.app import state, uploads
+from moesim.app import budget, overrides, state, uploads
 from moesim.simulator.lists import parse_values
+from moesim.simulator.scenario import Scenario
 
 _KEYS = (
     "seed", "schedule", "precision", "profile", "model", "cluster", "cluster.nodes", "parallel.tp",
@@ -132,10 +134,17 @@ def link(m: Mutator) -> tuple[str, list[str]]:
     return _presets(m), [override(m) for _ in range(m.rng.choice((1, 1, 2, 3, 8)))]
 
 
+def _built(name: str, texts: Sequence[str]) -> Scenario:
+    """As a job of the dashboard does it, in this process."""
+    budget.check_link([name, *texts])
+    return budget.admit(uploads.scenario_of(name, texts))
+
+
 def read_link(case: tuple[str, list[str]], folder: Path, rng: random.Random) -> None:
     name, texts = case
-    scenario = state.build(name[:200], [text[: state.MOST_LINK_CHARACTERS] for text in texts])
-    state.overrides_between(home(), scenario)
+    read = [text[: budget.LINK_CHARACTERS + 1] for text in texts[: budget.LINK_TEXTS + 1]]
+    scenario = _built(name[:200], read)
+    overrides.overrides_between(home(), scenario)
     check(scenario, rng)
 
 
@@ -170,7 +179,7 @@ def kept_link(m: Mutator) -> str:
 def read_kept_link(case: str, folder: Path, rng: random.Random) -> None:
     """As the page does before it simulates."""
     preset, texts = state.kept_of(case)
-    state.build(preset, texts)
+    _built(preset, texts)
 
 
 def values(m: Mutator) -> str:
