@@ -31,6 +31,8 @@ from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import Overlap, Schedule, build, from_csv, validate
 
 MAX_SCHEDULE_BYTES = 16_000_000
+RANGED = ("routing.expert_load_cv", "variation.clock_cv", "variation.jitter_cv")
+"""Scenario keys whose range an interval uses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,10 +219,10 @@ def _check_sms(scenario: Scenario, cluster: Cluster) -> None:
 def _check_ranges(scenario: Scenario) -> None:
     """A range that no interval would use is refused, not dropped."""
     for path, number in sourced_numbers(scenario):
-        if number.between is not None and path != "variation.clock_cv":
+        if number.between is not None and path not in RANGED:
             raise InputError(
                 f"{path}: between={list(number.between)} is not used by intervals; of a scenario only "
-                f"variation.clock_cv may state a range. Use moesim sensitivity --range {path}=LOW,HIGH",
+                f"{', '.join(RANGED)} may state a range. Use moesim sensitivity --range {path}=LOW,HIGH",
                 key=path,
             )
 

@@ -8,7 +8,18 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, PrivateAttr, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    PrivateAttr,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    model_serializer,
+    model_validator,
+)
 
 from moesim.hwmodels.accelerator import load_accelerator
 from moesim.hwmodels.cluster import Cluster, load_cluster
@@ -19,15 +30,18 @@ from moesim.hwmodels.provenance import SourcedFraction
 from moesim.hwmodels.topologies import Spreading
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import EXTENSIONS, load_mapping, parse_mapping
+from moesim.simulator import defaults as rules
 from moesim.simulator.chunk import OVERLAP_ORDERS, OverlapOrder
+from moesim.simulator.defaults import Default
 from moesim.simulator.fleet.pools import Fleet, Pool
 from moesim.simulator.full.faults import Fault
 from moesim.simulator.layout.activations import RecomputePolicy
 from moesim.simulator.layout.parallel import ParallelPlan
 from moesim.simulator.model.precision import PRECISIONS, Precision
 from moesim.simulator.model.shape import ModelShape, load_model
+from moesim.simulator.outline import AnyCluster, ClusterOutline, opened
 from moesim.simulator.routing_load import Capacity, Eplb, Load
-from moesim.simulator.run.plan import RunPlanRef, load_run_plan
+from moesim.simulator.run.plan import RunPlan, RunPlanRef, load_run_plan
 from moesim.simulator.software import Software
 
 PRESETS = "data/scenarios"
@@ -47,7 +61,12 @@ class Batch(_Part):
 class Communication(_Part):
     """Communication kernels: how many SMs they hold, which generation, what they overlap with."""
 
-    sms: int = Field(20, ge=0)
+    sms: int = Field(
+        rules.SMS,
+        ge=0,
+        description="SMs (or the like) of the communication kernels. Absent: 20, and 0 on accelerators whose "
+        "collectives a dedicated engine moves.",
+    )
     kernels: str = "deepep-2025-02"
     """Generation of the expert-parallel kernels: names the profile curve ep.nic_fraction.<kernels>."""
     overlap: str | OverlapOrder = "deepseek-v3"
@@ -92,8 +111,11 @@ class Routing(_Part):
     """`model`: as the model's config says; the others replace the score by which groups are ranked."""
     groups_per_token: PositiveInt | None = None
     """Expert groups (nodes, where a group is one) that a token reaches; absent: as the model's gate says."""
-    expert_load_cv: SourcedFraction
-    """Coefficient of variation of the load of one expert within one micro-batch of one group."""
+    expert_load_cv: SourcedFraction = Field(
+        default_factory=rules.anywhere("routing.expert_load_cv"),
+        description="Coefficient of variation of the load of one expert within one micro-batch of one group. "
+        "Absent: carried over from a published timeline, with a range; 0 without routed experts.",
+    )
     load: Load | None = None
     """Lasting popularity of the experts of a layer; absent: all equal."""
     capacity: Capacity | None = None
@@ -110,29 +132,49 @@ class Routing(_Part):
 class Variation(_Part):
     """What else makes ranks differ."""
 
-    clock_cv: SourcedFraction
-    """Relative spread of the GPUs' sustained speed."""
-    jitter_cv: SourcedFraction
-    """Relative spread of one phase's duration from run to run on one GPU."""
+    clock_cv: SourcedFraction = Field(
+        default_factory=rules.anywhere("variation.clock_cv"),
+        description="Relative spread of the GPUs' sustained speed. Absent: as measured on H200, with a range.",
+    )
+    jitter_cv: SourcedFraction = Field(
+        default_factory=rules.anywhere("variation.jitter_cv"),
+        description="Relative spread of one phase's duration from run to run on one GPU. Absent: as in a "
+        "published timeline of an H800, with a range.",
+    )
 
 
 class Scenario(_Part):
-    """One prediction's input; the keys of a scenario file are these field names."""
+    """One prediction's input; the keys of a scenario file are these field names.
+
+    Keys that nobody stated are chosen by rule when a scenario is built (`moesim.simulator.defaults`); they hold
+    values as if stated, `defaults` lists them, and no dump contains them.
+    """
 
     model_config = ConfigDict(
         json_schema_extra={"anyOf": [{"required": ["cluster"]}, {"required": ["fleet"]}]}
     )
 
-    name: str
+    name: str = Field("", description="Shown in the result. Absent: model, GPUs and accelerator.")
     description: str = ""
     model: str | ModelShape
     """A shipped model, a model.yaml or a Hugging Face config.json; or the shape itself."""
-    cluster: str | Cluster | None = None
+    cluster: AnyCluster | None = Field(
+        None,
+        description="A shipped cluster, a file, {accelerator or node, nodes} with the rest chosen by rule, or a "
+        "full description.",
+    )
     fleet: Fleet | None = None
     """Several clusters that share the pipeline, in the place of `cluster`."""
-    profile: str
-    """Calibration profile: a shipped name or a file."""
-    precision: str | Precision
+    profile: str = Field(
+        "",
+        description="Calibration profile: a shipped name or a file. Absent: the best shipped one of the "
+        "accelerator (measured before published before datasheet peaks).",
+    )
+    precision: str | Precision = Field(
+        "bf16",
+        description="Recipe: a name or its fields. Absent: fp8 where the model was trained in FP8 and the "
+        "accelerator has it, else bf16.",
+    )
     parallel: ParallelPlan
     schedule: str = "1f1b"
     """A schedule name, or a CSV file in PyTorch's pipelining notation."""
@@ -140,10 +182,15 @@ class Scenario(_Part):
     stages: Stages = Stages()
     communication: Communication = Communication()
     recompute: RecomputePolicy = "none"
-    routing: Routing
-    variation: Variation
-    run: RunPlanRef
-    """The whole run: a run plan's name or file, or its keys."""
+    routing: Routing = Field(
+        default_factory=Routing, description="Which experts tokens go to, and how uneven the load is."
+    )
+    variation: Variation = Field(default_factory=Variation, description="What else makes ranks differ.")
+    run: RunPlanRef = Field(
+        default_factory=RunPlan,
+        description="The whole run: a run plan's name or file, or its keys. Absent: the tokens that the model was "
+        "trained on where they are known, else 1 T.",
+    )
     resolution: Literal["folded", "full"] = "folded"
     """`folded`: one group of GPUs stands for all; `full`: every GPU for itself."""
     spreading: Spreading = "modulo"
@@ -155,6 +202,7 @@ class Scenario(_Part):
     seed: int = Field(0, ge=0, lt=2**63)
     _base: str | None = PrivateAttr(None)
     """Folder that relative paths start from (set by the loader)."""
+    _defaults: tuple[Default, ...] = PrivateAttr(())
 
     @model_validator(mode="after")
     def _one_place(self) -> Scenario:
@@ -165,6 +213,59 @@ class Scenario(_Part):
                 "cluster and fleet exclude each other: give one, name every cluster in fleet.pools"
             )
         return self
+
+    @model_validator(mode="after")
+    def _chosen_by_rule(self, info: ValidationInfo) -> Scenario:
+        context = info.context or {}
+        self._base = context.get("base")
+        missing = [key for key in rules.RULES if not rules.is_stated(self, key)]
+        if not missing:
+            return self
+        try:
+            shape, machines = self.shape, self.machines
+            if self.fleet is not None and "profile" in missing:
+                missing.remove("profile")  # every pool has its own
+            found = [(key, rules.RULES[key](shape, machines)) for key in missing]
+        except InputError as error:
+            place = context.get("place")
+            raise InputError(f"{place}: {error}" if place else str(error), key=error.key) from None
+        for key, chosen in found:
+            section, _, name = key.rpartition(".")
+            part = getattr(self, section) if section else self
+            if section:
+                self.__dict__[section] = rules.without_mark(part, name, chosen.value)
+            else:
+                self.__dict__[name] = chosen.value
+        self._defaults = tuple(
+            chosen.default for key, chosen in found if key != "communication.sms" or chosen.value != rules.SMS
+        )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _as_stated(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
+        data: dict[str, Any] = handler(self)
+        if (info.context or {}).get("resolved"):
+            return data
+        return rules.drop_unstated(self, data)
+
+    @property
+    def defaults(self) -> tuple[Default, ...]:
+        """The keys that nobody stated, with what they were given and why."""
+        found = [item for item in self._defaults if not rules.is_stated(self, item.key)]
+        places = (
+            [("cluster", self.cluster)]
+            if self.fleet is None
+            else [(f"fleet.pools.{n}.cluster", pool.cluster) for n, pool in enumerate(self.fleet.pools)]
+        )
+        for (place, given), machine in zip(places, self.machines, strict=True):
+            left_out = given.left_out if isinstance(given, ClusterOutline) else ()
+            found += rules.cluster_defaults(place, machine, left_out)
+        for number, pool in enumerate(() if self.fleet is None else self.fleet.pools):
+            if pool.profile is None and not rules.is_stated(self, "profile"):
+                name, why = rules.profile_of(self.machines[number].accelerator)
+                key = f"fleet.pools.{number}.profile"
+                found.append(Default(key=key, value=name, why=why, kind="derived", source=FITTING))
+        return tuple(found)
 
     @property
     def recipe(self) -> Precision:
@@ -194,6 +295,19 @@ class Scenario(_Part):
             )
         return self._cluster(self.cluster)
 
+    @property
+    def machines(self) -> tuple[Cluster, ...]:
+        """The cluster, or those of the fleet's pools."""
+        if self.fleet is None:
+            return (self.machine,)
+        found = []
+        for number, pool in enumerate(self.fleet.pools):
+            try:
+                found.append(self.pool_machine(pool))
+            except InputError as error:
+                raise InputError(f"fleet.pools.{number}: {error}") from None
+        return tuple(found)
+
     def pool_machine(self, pool: Pool) -> Cluster:
         """The nodes of a pool as a cluster; raises InputError where they do not fit its network."""
         cluster = self._cluster(pool.cluster)
@@ -207,12 +321,27 @@ class Scenario(_Part):
     def profiles(self) -> tuple[str, ...]:
         """Names of the calibration profiles: the scenario's, or one for every pool of its fleet."""
         pools = () if self.fleet is None else self.fleet.pools
-        return tuple(pool.profile or self.profile for pool in pools) or (self.profile,)
+        return tuple(self.pool_profile(pool) for pool in pools) or (self.profile,)
 
-    def _cluster(self, cluster: str | Cluster) -> Cluster:
-        if isinstance(cluster, Cluster):
-            return cluster
-        return load_cluster(cluster, None if self._base is None else Path(self._base) / "scenario")
+    def pool_profile(self, pool: Pool) -> str:
+        """Calibration profile of a pool: its own, the scenario's, or the best of its accelerator."""
+        if pool.profile is not None or rules.is_stated(self, "profile"):
+            return pool.profile or self.profile
+        return rules.profile_of(self.pool_machine(pool).accelerator)[0]
+
+    def pool_sms(self, pool: Pool) -> int:
+        """SMs of the communication kernels of a pool: its own, the scenario's, or those of its accelerator."""
+        if pool.communication_sms is not None:
+            return pool.communication_sms
+        if rules.is_stated(self, "communication.sms"):
+            return self.communication.sms
+        return rules.sms_of(self.pool_machine(pool).accelerator)[0]
+
+    def _cluster(self, cluster: str | Cluster | ClusterOutline) -> Cluster:
+        base = None if self._base is None else Path(self._base) / "scenario"
+        if isinstance(cluster, ClusterOutline):
+            cluster = cluster.cluster(base)
+        return rules.priced(load_cluster(cluster, base) if isinstance(cluster, str) else cluster)
 
     def path(self, name: str) -> str:
         """`name` relative to the scenario file, where such a file exists beside it."""
@@ -232,13 +361,16 @@ class Scenario(_Part):
             section = isinstance(value, Mapping) and "." not in key and key in SECTIONS
             for below, inner in value.items() if section else [("", value)]:
                 path = f"{key}.{below}" if below else key
-                data = _put(data, path, _plain(inner), f"replace({path}=...)")
-        changed = validate_model(Scenario, data, f"scenario {self.name}")
-        return changed if self._base is None else changed.based_on(self._base)
+                data = _put(data, path, _plain(inner), f"replace({path}=...)", self.resolved)
+        return validate_model(Scenario, data, f"scenario {self.name}", self._base)
 
     def to_dict(self) -> dict[str, Any]:
-        """All keys as plain data; a scenario file may hold it."""
+        """All keys as plain data, less those that rules chose; a scenario file may hold it."""
         return self.model_dump(mode="json", exclude_none=True)
+
+    def resolved(self) -> dict[str, Any]:
+        """All keys as plain data, with what rules chose: what a prediction depends on."""
+        return self.model_dump(mode="json", exclude_none=True, context={"resolved": True})
 
     def based_on(self, folder: str) -> Scenario:
         """The same scenario with relative paths starting from `folder`."""
@@ -250,9 +382,8 @@ class Scenario(_Part):
         """The same scenario with `key=value` overrides; raises InputError as `load_scenario` does."""
         data = self.model_dump(mode="json", exclude_none=True)
         for text in overrides:
-            data = _override(data, text)
-        changed = validate_model(Scenario, data, self.name)
-        return changed if self._base is None else changed.based_on(self._base)
+            data = _override(data, text, self.resolved)
+        return validate_model(Scenario, data, self.name, self._base)
 
 
 def preset_names() -> list[str]:
@@ -281,8 +412,9 @@ def load_scenario(name_or_path: str, overrides: Sequence[str] = ()) -> Scenario:
             f"{', '.join(preset_names())}; or give a file that ends in {', '.join(EXTENSIONS)}"
         )
     for text in overrides:
-        data = _override(data, text)
-    return validate_model(Scenario, data, place).based_on(base)
+        before = data
+        data = _override(before, text, lambda: validate_model(Scenario, before, place, base).resolved())
+    return validate_model(Scenario, data, place, base)
 
 
 def with_overrides(scenario: Scenario, overrides: Sequence[str]) -> Scenario:
@@ -290,11 +422,7 @@ def with_overrides(scenario: Scenario, overrides: Sequence[str]) -> Scenario:
 
     Raises InputError with key, value and nearest legal value for anything malformed.
     """
-    data: Mapping[str, Any] = scenario.model_dump(mode="json", exclude_none=True)
-    for text in overrides:
-        data = _override(data, text)
-    changed = validate_model(Scenario, data, scenario.name)
-    return changed if scenario._base is None else changed.based_on(scenario._base)
+    return scenario.overridden(*overrides)
 
 
 def _dumped(load: Callable[[str], BaseModel]) -> Callable[[str], dict[str, Any]]:
@@ -318,12 +446,16 @@ _DESCRIPTIONS: dict[str, Callable[[str], dict[str, Any]]] = {
 """Keys whose value may be a name, and what the name stands for."""
 
 
+FITTING = "hwmodels/data/calibration"
+
 SECTIONS = frozenset(
     name
     for name, field in Scenario.model_fields.items()
     if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
 ) | {"cluster"}
 """Keys with keys below them."""
+
+Known = Callable[[], Mapping[str, Any]]
 
 INSTEAD = {"cluster": "fleet", "fleet": "cluster", "fleet.pools": "cluster"}
 """Keys that take the place of another when they are set as a whole."""
@@ -340,26 +472,33 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _override(data: Mapping[str, Any], text: str) -> dict[str, Any]:
+def _override(data: Mapping[str, Any], text: str, known: Known) -> dict[str, Any]:
     """`data` with the dotted key of `key=value` replaced; the value is read as YAML."""
     key, equals, value_text = text.partition("=")
     if not equals or not key.strip():
         raise InputError(f"--set {text!r}: write key=value, for example parallel.ep=32")
     value = parse_mapping(f"value: {value_text}", f"--set {key.strip()}")["value"]
-    return _put(data, key.strip(), value, f"--set {text!r}")
+    return _put(data, key.strip(), value, f"--set {text!r}", known)
 
 
-def _put(data: Mapping[str, Any], key: str, value: Any, place: str) -> dict[str, Any]:
-    """`data` with one dotted key replaced; creates missing sections, so the validator names a typo."""
+def _put(data: Mapping[str, Any], key: str, value: Any, place: str, known: Known) -> dict[str, Any]:
+    """`data` with one dotted key replaced; creates missing sections, so the validator names a typo.
+
+    `known`: the data with what rules chose, for a key below one of those.
+    """
     result: dict[str, Any] = json.loads(json.dumps(data, default=str)) if data else {}
     if key in INSTEAD and value is not None:
         result.pop(INSTEAD[key], None)
     section: Any = result
     parts = key.split(".")
-    for part in parts[:-1]:
+    for number, part in enumerate(parts[:-1]):
+        if section is result.get("cluster"):
+            section.update(fresh := opened(section, part))
+            for gone in section.keys() - fresh.keys():
+                del section[gone]
         below = section.get(part)
         if below is None:
-            below = section[part] = {}
+            below = section[part] = _chosen(known, parts[: number + 1])
         if isinstance(below, str) and part in _DESCRIPTIONS:
             # A name stands for its description: write that out, so that one figure in it can change.
             below = section[part] = _DESCRIPTIONS[part](below)
@@ -370,3 +509,13 @@ def _put(data: Mapping[str, Any], key: str, value: Any, place: str) -> dict[str,
         section = below
     section[parts[-1]] = value
     return result
+
+
+def _chosen(known: Known, parts: Sequence[str]) -> Any:
+    """What a rule chose for a key that is left out; empty for a section that no rule chooses."""
+    if ".".join(parts) not in rules.RULES:
+        return {}
+    value: Any = known()
+    for part in parts:
+        value = value[part]
+    return value

@@ -119,7 +119,7 @@ def compare(
             Side(
                 name=names[number] if names else scenario.name,
                 figures=figures(result),
-                differs=differences(scenarios[0].to_dict(), scenario.to_dict()),
+                differs=differences(scenarios[0].resolved(), scenario.resolved()),
                 delta_s=delta,
             )
         )

@@ -21,6 +21,7 @@ from moesim.hwmodels.calibration import (
     Prior,
 )
 from moesim.hwmodels.provenance import Sourced
+from moesim.simulator.prepare import RANGED
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -42,7 +43,9 @@ LAUNCHES = ("launch_gap", "kernel_floor")
 """Numbers of a profile that may state a range."""
 
 CLOCK = "variation.clock_cv"
-"""Scenario key of the spread of GPU speed, a source where it states a range."""
+JITTER = "variation.jitter_cv"
+SPREADS = RANGED
+"""Scenario keys of spreads, sources where they state a range."""
 
 SESSION = "calibration.session"
 SESSION_ERROR = 0.010
