@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from moesim.hwmodels.cluster import Cluster
+from moesim.hwmodels.cluster import Cluster, load_cluster
 from moesim.hwmodels.energy import EnergySiteRef
 from moesim.hwmodels.network import Network, load_network
 from moesim.hwmodels.node import Node, load_node
@@ -79,6 +79,14 @@ def opened(section: Mapping[str, Any], key: str) -> dict[str, Any]:
     elif key == "network" and found.get(key) is None:
         found[key] = ClusterOutline.model_validate(section).cluster(None).network.name
     return found
+
+
+def other_machine(cluster: object) -> dict[str, Any]:
+    """What stays of a cluster's data when another accelerator is named: how many nodes, and its site."""
+    if isinstance(cluster, str):
+        return {"nodes": load_cluster(cluster).nodes}
+    kept = cluster if isinstance(cluster, Mapping) else {}
+    return {key: kept[key] for key in ("nodes", "energy") if key in kept}
 
 
 def _form(value: object) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -39,7 +40,7 @@ from moesim.simulator.layout.activations import RecomputePolicy
 from moesim.simulator.layout.parallel import ParallelPlan
 from moesim.simulator.model.precision import PRECISIONS, Precision
 from moesim.simulator.model.shape import ModelShape, load_model
-from moesim.simulator.outline import AnyCluster, ClusterOutline, opened
+from moesim.simulator.outline import AnyCluster, ClusterOutline, opened, other_machine
 from moesim.simulator.routing_load import Capacity, Eplb, Load
 from moesim.simulator.run.plan import RunPlan, RunPlanRef, load_run_plan
 from moesim.simulator.software import Software
@@ -412,9 +413,13 @@ def load_scenario(name_or_path: str, overrides: Sequence[str] = ()) -> Scenario:
             f"{', '.join(preset_names())}; or give a file that ends in {', '.join(EXTENSIONS)}"
         )
     for text in overrides:
-        before = data
-        data = _override(before, text, lambda: validate_model(Scenario, before, place, base).resolved())
+        known = partial(_resolved, data, place, base)
+        data = _override(data, text, known)
     return validate_model(Scenario, data, place, base)
+
+
+def _resolved(data: Mapping[str, Any], place: str, base: str) -> dict[str, Any]:
+    return validate_model(Scenario, data, place, base).resolved()
 
 
 def with_overrides(scenario: Scenario, overrides: Sequence[str]) -> Scenario:
@@ -489,13 +494,13 @@ def _put(data: Mapping[str, Any], key: str, value: Any, place: str, known: Known
     result: dict[str, Any] = json.loads(json.dumps(data, default=str)) if data else {}
     if key in INSTEAD and value is not None:
         result.pop(INSTEAD[key], None)
+    if key == "cluster.accelerator" and value is not None:
+        result["cluster"] = other_machine(result.get("cluster"))
     section: Any = result
     parts = key.split(".")
     for number, part in enumerate(parts[:-1]):
         if section is result.get("cluster"):
-            section.update(fresh := opened(section, part))
-            for gone in section.keys() - fresh.keys():
-                del section[gone]
+            section = result["cluster"] = opened(section, part)
         below = section.get(part)
         if below is None:
             below = section[part] = _chosen(known, parts[: number + 1])

@@ -14,8 +14,8 @@ from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.provenance import SourcedFraction
 from moesim.simulator.causes import step_seconds
 from moesim.simulator.cost.table import CostTable
-from moesim.simulator.engine.critical import Segment, critical_path
 from moesim.simulator.draws import draw_loads, routed_layers
+from moesim.simulator.engine.critical import Segment, critical_path
 from moesim.simulator.engine.execute import Execution, execute_all, last_end
 from moesim.simulator.engine.program import Program, compile_program
 from moesim.simulator.prepare import Prepared, prepare
