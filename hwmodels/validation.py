@@ -18,8 +18,9 @@ _SHOWN_PROBLEMS = 4
 def validate_model(cls: type[ModelT], data: Mapping[str, Any], place: str, base: str | None = None) -> ModelT:
     """An instance of `cls` from data that was read from `place` (a file name or the like).
 
-    `base`: the folder that relative paths in it start from, where it is known. Validation runs with `place` as context, so a bare number in a field with a dimension is refused
-    here although Python code may construct the same model with plain SI floats. Raises InputError: one
+    `base`: the folder that relative paths in it start from, where it is known. Validation runs with `place`
+    as context, so a bare number in a field with a dimension is refused here although Python code may
+    construct the same model with plain SI floats. Raises InputError: one
     paragraph with the place, and for every problem its key path, value, reason and nearest legal value.
     """
     try:

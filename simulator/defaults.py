@@ -1,7 +1,7 @@
-"""What a scenario that leaves keys out is given, chosen by rule from data (docs/scenario.md; decision 0033). Pure.
+"""What a scenario that leaves keys out is given, chosen by rule from data (decision 0033). Pure.
 
-The data are `simulator/data/defaults.yaml`, the shipped calibration profiles and the shipped offers. A default is
-chosen anew whenever a scenario is built, from what is stated in it.
+The data are `simulator/data/defaults.yaml`, the shipped calibration profiles and the shipped offers. A
+default is chosen anew whenever a scenario is built, from what is stated in it.
 """
 
 from __future__ import annotations
@@ -144,8 +144,8 @@ def node_of(accelerator: str) -> str:
     if accelerator not in nodes:
         known = sorted(nodes)
         raise InputError(
-            f"cluster.accelerator={accelerator!r} has no shipped node{nearest(accelerator, known)}; those with one "
-            f"are {', '.join(known)}; or describe the node (cluster.node)",
+            f"cluster.accelerator={accelerator!r} has no shipped node{nearest(accelerator, known)}; those with "
+            f"one are {', '.join(known)}; or describe the node (cluster.node)",
             key="cluster.accelerator",
         )
     return nodes[accelerator]
@@ -227,12 +227,12 @@ def cluster_defaults(place: str, cluster: Cluster, left_out: Sequence[str]) -> l
 def profile_of(accelerator: Accelerator) -> tuple[str, str]:
     """(name, why) of the best shipped profile of an accelerator, whatever the precision."""
     level, name = best_profile(accelerator)
-    rule = "measured before published before datasheet peaks"
-    return name, f"the best profile of {accelerator.name}: {level} ({rule})"
+    rule = "measured goes before published, and published before datasheet peaks"
+    return name, f"the best profile of {accelerator.name}, {level} in BF16 or FP8 ({rule})"
 
 
 def _name(shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
-    parts = "+".join(f"{machine.n_gpus}x{machine.accelerator.name}" for machine in machines)
+    parts = "+".join(f"{m.n_gpus}x{m.accelerator.name.removesuffix('-sxm')}" for m in machines)
     return _chosen("name", f"{shape.name}-{parts}", "model, GPUs and accelerator", "derived", "the scenario")
 
 
@@ -360,6 +360,20 @@ def without_mark(model: ModelT, key: str, value: object) -> ModelT:
     name, _, below = key.partition(".")
     copy.__dict__[name] = without_mark(getattr(model, name), below, value) if below else value
     return copy
+
+
+def without_nulls(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A scenario's data without the keys that are null and that a rule chooses: null means left out."""
+    found = dict(data)
+    for key in RULES:
+        section, _, name = key.rpartition(".")
+        place = found.get(section) if section else found
+        if section and section in found and place is None:
+            del found[section]
+        elif isinstance(place, Mapping) and name in place and place[name] is None:
+            rest = {k: v for k, v in place.items() if k != name}
+            found = {**found, section: rest} if section else rest
+    return found
 
 
 def drop_unstated(model: BaseModel, data: dict[str, Any]) -> dict[str, Any]:

@@ -135,7 +135,8 @@ class Variation(_Part):
 
     clock_cv: SourcedFraction = Field(
         default_factory=rules.anywhere("variation.clock_cv"),
-        description="Relative spread of the GPUs' sustained speed. Absent: as measured on H200, with a range.",
+        description="Relative spread of the GPUs' sustained speed. Absent: as measured on H200, with a "
+        "range.",
     )
     jitter_cv: SourcedFraction = Field(
         default_factory=rules.anywhere("variation.jitter_cv"),
@@ -147,8 +148,8 @@ class Variation(_Part):
 class Scenario(_Part):
     """One prediction's input; the keys of a scenario file are these field names.
 
-    Keys that nobody stated are chosen by rule when a scenario is built (`moesim.simulator.defaults`); they hold
-    values as if stated, `defaults` lists them, and no dump contains them.
+    Keys that nobody stated are chosen by rule when a scenario is built (`moesim.simulator.defaults`); they
+    hold values as if stated, `defaults` lists them, and no dump contains them.
     """
 
     model_config = ConfigDict(
@@ -161,8 +162,8 @@ class Scenario(_Part):
     """A shipped model, a model.yaml or a Hugging Face config.json; or the shape itself."""
     cluster: AnyCluster | None = Field(
         None,
-        description="A shipped cluster, a file, {accelerator or node, nodes} with the rest chosen by rule, or a "
-        "full description.",
+        description="A shipped cluster, a file, {accelerator or node, nodes} with the rest chosen by rule, or "
+        "a full description.",
     )
     fleet: Fleet | None = None
     """Several clusters that share the pipeline, in the place of `cluster`."""
@@ -189,8 +190,8 @@ class Scenario(_Part):
     variation: Variation = Field(default_factory=Variation, description="What else makes ranks differ.")
     run: RunPlanRef = Field(
         default_factory=RunPlan,
-        description="The whole run: a run plan's name or file, or its keys. Absent: the tokens that the model was "
-        "trained on where they are known, else 1 T.",
+        description="The whole run: a run plan's name or file, or its keys. Absent: the tokens that the model "
+        "was trained on where they are known, else 1 T.",
     )
     resolution: Literal["folded", "full"] = "folded"
     """`folded`: one group of GPUs stands for all; `full`: every GPU for itself."""
@@ -204,6 +205,11 @@ class Scenario(_Part):
     _base: str | None = PrivateAttr(None)
     """Folder that relative paths start from (set by the loader)."""
     _defaults: tuple[Default, ...] = PrivateAttr(())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_left_out(cls, data: Any) -> Any:
+        return rules.without_nulls(data) if isinstance(data, Mapping) else data
 
     @model_validator(mode="after")
     def _one_place(self) -> Scenario:
@@ -331,7 +337,7 @@ class Scenario(_Part):
         return rules.profile_of(self.pool_machine(pool).accelerator)[0]
 
     def pool_sms(self, pool: Pool) -> int:
-        """SMs of the communication kernels of a pool: its own, the scenario's, or those of its accelerator."""
+        """SMs of a pool's communication kernels: its own, the scenario's, or those of its accelerator."""
         if pool.communication_sms is not None:
             return pool.communication_sms
         if rules.is_stated(self, "communication.sms"):

@@ -47,13 +47,23 @@ def _open() -> None:
     with left:
         known = names if state.preset() in names else [state.preset(), *names]
         st.session_state["input preset"] = state.preset()
-        st.selectbox("Preset", known, key="input preset", on_change=_preset_chosen)
+        st.selectbox(
+            "Preset", known, key="input preset", on_change=_preset_chosen, format_func=_with_confidence
+        )
     with right, st.popover("Open or save", width="stretch"):
         _upload("scenario", "Open a scenario (YAML or JSON)")
         _upload("model", "Use a model's config.json (Hugging Face) or model.yaml")
         _upload("profile", "Use a calibration profile (YAML or JSON)")
         with suppress(MoesimError):  # the page says what is wrong
             _save()
+
+
+def _with_confidence(name: str) -> str:
+    """A preset with what its compute rates stand on, once that is known; the page does not wait for it."""
+    key = f"presets/{moesim.__version__}"
+    jobs.submit(key, work.presets, ahead=True)
+    known = jobs.cache.get(key)
+    return name if known is None or name not in known else f"{name} ({known[name]})"
 
 
 def _preset_chosen() -> None:

@@ -22,8 +22,8 @@ class Pool(_Part):
     """Nodes of the cluster that the job has; absent: all."""
     profile: str | None = Field(
         None,
-        description="Calibration profile. Absent: the scenario's, or where that is left out too the best shipped "
-        "one of this pool's accelerator.",
+        description="Calibration profile. Absent: the scenario's, or where that is left out too the best "
+        "shipped one of this pool's accelerator.",
     )
     communication_sms: int | None = Field(
         None, ge=0, description="SMs of the communication kernels. Absent: communication.sms."

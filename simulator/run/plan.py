@@ -142,7 +142,8 @@ class RunPlan(_Part):
 
     tokens: Tokens = Field(
         default_factory=lambda: tokens_of("")[0],
-        description="Tokens of the main phase. Absent: what the model was trained on where that is known, else 1 T.",
+        description="Tokens of the main phase. Absent: what the model was trained on where that is known, "
+        "else 1 T.",
     )
     ramp: Ramp | None = None
     phases: tuple[Phase, ...] = ()
