@@ -144,8 +144,8 @@ def node_of(accelerator: str) -> str:
     if accelerator not in nodes:
         known = sorted(nodes)
         raise InputError(
-            f"cluster.accelerator={accelerator!r} has no shipped node{nearest(accelerator, known)}; those with "
-            f"one are {', '.join(known)}; or describe the node (cluster.node)",
+            f"cluster.accelerator={accelerator!r} has no shipped node{nearest(accelerator, known)}; those "
+            f"with one are {', '.join(known)}; or describe the node (cluster.node)",
             key="cluster.accelerator",
         )
     return nodes[accelerator]
@@ -194,6 +194,11 @@ def priced(cluster: Cluster) -> Cluster:
     """The cluster with a price where it says nothing of one."""
     offer = None if "price_per_gpu_hour" in cluster.model_fields_set else price_of(cluster.node)
     return cluster if offer is None else without_mark(cluster, "price_per_gpu_hour", offer)
+
+
+def states_no_price(cluster: BaseModel) -> bool:
+    """Whether it was said of a cluster that it has no price."""
+    return is_stated(cluster, "price_per_gpu_hour") and getattr(cluster, "price_per_gpu_hour", None) is None
 
 
 def cluster_defaults(place: str, cluster: Cluster, left_out: Sequence[str]) -> list[Default]:
@@ -261,7 +266,7 @@ def _sms(shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
 def sms_of(accelerator: Accelerator) -> tuple[int, str]:
     """(SMs, why) of the communication kernels; none where an engine of its own moves collectives."""
     if accelerator.communication_engine is not None:
-        return 0, f"{accelerator.communication_engine.name} of {accelerator.name} moves collectives"
+        return 0, f"collectives of {accelerator.name} are moved by {accelerator.communication_engine.name}"
     if accelerator.compute_units is None:
         return 0, f"nobody published how many {accelerator.unit_name}s {accelerator.name} has"
     return SMS, "as DeepSeek-V3 trained"
@@ -282,7 +287,7 @@ def anywhere(key: str) -> Callable[[], SourcedFraction]:
 
 def _load(shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
     if shape.moe is None:
-        even = SourcedFraction(value=0.0, kind="derived", source="no routed experts", date="2026-11-22")
+        even = SourcedFraction(value=0.0, kind="derived", source="the model has no routed experts", date="2026-11-22")
         return _number("routing.expert_load_cv", even, f"{shape.name} has no routed experts")
     number, _ = spread("routing.expert_load_cv")
     return _number("routing.expert_load_cv", number, "the one published measurement of it, carried over")
@@ -292,7 +297,7 @@ def _varied(key: str) -> Callable[[ModelShape, Sequence[Cluster]], Chosen]:
     def choose(shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
         kinds = {machine.accelerator.architecture for machine in machines}
         number, here = spread(key, kinds.pop() if len(kinds) == 1 else None)
-        why = "taken on this architecture" if here else "carried over from another architecture"
+        why = "taken on this architecture" if here else "carried over to hardware that it was not taken on"
         return _number(key, number, why)
 
     return choose

@@ -12,7 +12,7 @@ from moesim.hwmodels.cluster import Cluster, load_cluster
 from moesim.hwmodels.energy import EnergySiteRef
 from moesim.hwmodels.network import Network, load_network
 from moesim.hwmodels.node import Node, load_node
-from moesim.hwmodels.provenance import SourcedUsdPerHour
+from moesim.hwmodels.provenance import UNDATED, DateText, Kind, Source, SourcedUsdPerHour
 from moesim.simulator.defaults import network_of, node_of
 
 
@@ -36,6 +36,11 @@ class ClusterOutline(BaseModel):
     )
     energy: EnergySiteRef | None = Field(None, description="Electricity of the site: name, path or data.")
     name: str | None = Field(None, description="Absent: GPUs and accelerator.")
+    title: str | None = None
+    kind: Kind = "assumed"
+    source: Source = "stated by the user"
+    date: DateText = UNDATED
+    note: str | None = None
 
     @model_validator(mode="after")
     def _one_machine(self) -> ClusterOutline:
@@ -64,7 +69,16 @@ class ClusterOutline(BaseModel):
             network = load_network(network, base)
         name = self.name or f"{self.nodes * node.n_gpus}x{node.accelerator.name}"
         cluster = Cluster(
-            name=name, title=name, node=node, nodes=self.nodes, network=network, energy=self.energy
+            name=name,
+            title=self.title or name,
+            node=node,
+            nodes=self.nodes,
+            network=network,
+            energy=self.energy,
+            kind=self.kind,
+            source=self.source,
+            date=self.date,
+            note=self.note,
         )
         if "price_per_gpu_hour" in self.model_fields_set:
             return cluster.model_copy(update={"price_per_gpu_hour": self.price_per_gpu_hour})

@@ -162,8 +162,8 @@ class Scenario(_Part):
     """A shipped model, a model.yaml or a Hugging Face config.json; or the shape itself."""
     cluster: AnyCluster | None = Field(
         None,
-        description="A shipped cluster, a file, {accelerator or node, nodes} with the rest chosen by rule, or "
-        "a full description.",
+        description="A shipped cluster, a file, {accelerator or node, nodes} with the rest chosen by rule, "
+        "or a full description.",
     )
     fleet: Fleet | None = None
     """Several clusters that share the pipeline, in the place of `cluster`."""
@@ -190,8 +190,8 @@ class Scenario(_Part):
     variation: Variation = Field(default_factory=Variation, description="What else makes ranks differ.")
     run: RunPlanRef = Field(
         default_factory=RunPlan,
-        description="The whole run: a run plan's name or file, or its keys. Absent: the tokens that the model "
-        "was trained on where they are known, else 1 T.",
+        description="The whole run: a run plan's name or file, or its keys. Absent: the tokens that the "
+        "model was trained on where they are known, else 1 T.",
     )
     resolution: Literal["folded", "full"] = "folded"
     """`folded`: one group of GPUs stands for all; `full`: every GPU for itself."""
@@ -251,6 +251,10 @@ class Scenario(_Part):
     @model_serializer(mode="wrap")
     def _as_stated(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
         data: dict[str, Any] = handler(self)
+        pools = () if self.fleet is None else zip(self.fleet.pools, data["fleet"]["pools"], strict=True)
+        for part, dumped in ((self, data), *pools):
+            if isinstance(part.cluster, BaseModel) and rules.states_no_price(part.cluster):
+                dumped["cluster"]["price_per_gpu_hour"] = None  # said aloud: no offer is taken
         if (info.context or {}).get("resolved"):
             return data
         return rules.drop_unstated(self, data)
@@ -505,7 +509,7 @@ def _put(data: Mapping[str, Any], key: str, value: Any, place: str, known: Known
     section: Any = result
     parts = key.split(".")
     for number, part in enumerate(parts[:-1]):
-        if section is result.get("cluster"):
+        if parts[:number] == ["cluster"]:
             section = result["cluster"] = opened(section, part)
         below = section.get(part)
         if below is None:

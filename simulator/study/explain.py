@@ -83,8 +83,8 @@ def explain(result: Result) -> Explanation:
             f"{first.source}."
         )
     if result.defaults:
-        keys = ", ".join(f"{item.key} = {item.text}" for item in result.defaults)
-        says.append(f"Nobody stated {len(result.defaults)} keys, which have defaults: {keys}.")
+        keys = ", ".join(item.key for item in result.defaults)
+        says.append(f"{len(result.defaults)} keys have defaults that nobody stated: {keys}.")
     if result.extrapolated:
         says.append(f"{len(result.extrapolated)} inputs are assumed or extrapolated; see `extrapolated`.")
     total = step.time_s

@@ -44,6 +44,7 @@ LAUNCHES = ("launch_gap", "kernel_floor")
 
 CLOCK = "variation.clock_cv"
 JITTER = "variation.jitter_cv"
+LOAD = "routing.expert_load_cv"
 SPREADS = RANGED
 """Scenario keys of spreads, sources where they state a range."""
 
