@@ -35,6 +35,7 @@ def prepare() -> None:
         from moesim.app.views import scenario as first_page
 
         first_page.begin(state.build(state.HOME, ()))
+        first_page.confidences()
         for name, *_ in PAGES:
             importlib.import_module(f"moesim.app.views.{name}")
     except Exception:  # the first visit meets it again, and says it

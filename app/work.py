@@ -18,7 +18,6 @@ from moesim.hwmodels.confidence import best_profile
 from moesim.simulator.check import Check
 from moesim.simulator.neighbours import Neighbour
 from moesim.simulator.planner.result import PlanResult
-from moesim.simulator.presets import shipped_presets
 from moesim.simulator.result import Result
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.study import kept
@@ -57,11 +56,6 @@ def profiles(cluster: str) -> tuple[str, list[str]]:
     """The best shipped calibration profile for a cluster, and all that fit it."""
     accelerator = load_cluster(cluster).accelerator
     return best_profile(accelerator)[1], fitting_profiles(accelerator.name)
-
-
-def presets() -> dict[str, str]:
-    """What the matrix products of every shipped scenario stand on, by its name."""
-    return {row.preset: row.confidence for row in shipped_presets()}
 
 
 def interval(scenario: Scenario) -> Result:

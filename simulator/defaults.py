@@ -287,7 +287,9 @@ def anywhere(key: str) -> Callable[[], SourcedFraction]:
 
 def _load(shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
     if shape.moe is None:
-        even = SourcedFraction(value=0.0, kind="derived", source="the model has no routed experts", date="2026-11-22")
+        even = SourcedFraction(
+            value=0.0, kind="derived", source="the model has no routed experts", date="2026-11-22"
+        )
         return _number("routing.expert_load_cv", even, f"{shape.name} has no routed experts")
     number, _ = spread("routing.expert_load_cv")
     return _number("routing.expert_load_cv", number, "the one published measurement of it, carried over")

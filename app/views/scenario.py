@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import lru_cache
 
 import streamlit as st
 
@@ -15,6 +16,7 @@ from moesim.hwmodels.errors import MoesimError
 from moesim.hwmodels.units import in_unit
 from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.model.shape import shipped_models
+from moesim.simulator.presets import shipped_presets
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import BUILDERS
 
@@ -58,12 +60,15 @@ def _open() -> None:
             _save()
 
 
+@lru_cache(maxsize=1)
+def confidences() -> dict[str, str]:
+    """What the matrix products of every shipped scenario stand on, by its name (a second, once)."""
+    return {row.preset: row.confidence for row in shipped_presets()}
+
+
 def _with_confidence(name: str) -> str:
-    """A preset with what its compute rates stand on, once that is known; the page does not wait for it."""
-    key = f"presets/{moesim.__version__}"
-    jobs.submit(key, work.presets, ahead=True)
-    known = jobs.cache.get(key)
-    return name if known is None or name not in known else f"{name} ({known[name]})"
+    known = confidences().get(name)
+    return name if known is None else f"{name} ({known})"
 
 
 def _preset_chosen() -> None:

@@ -145,6 +145,13 @@ def test_an_inner_copy_of_a_scenario_keeps_what_it_was_given() -> None:
     assert "profile" not in chosen(copy)
 
 
+def test_a_comparison_says_what_rules_chose_differently() -> None:
+    sides = moesim.compare([five(), five().overridden("cluster.accelerator=b200-sxm")]).sides
+    differs = sides[1].differs
+    assert differs["profile"] == ("h100-layers", "b200-layers")
+    assert not any(key.endswith(".source") for key in differs)
+
+
 # -- round trips ---------------------------------------------------------------------------------------
 
 
