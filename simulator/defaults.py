@@ -196,9 +196,12 @@ def priced(cluster: Cluster) -> Cluster:
     return cluster if offer is None else without_mark(cluster, "price_per_gpu_hour", offer)
 
 
-def states_no_price(cluster: BaseModel) -> bool:
-    """Whether it was said of a cluster that it has no price."""
-    return is_stated(cluster, "price_per_gpu_hour") and getattr(cluster, "price_per_gpu_hour", None) is None
+def without_mark(model: ModelT, key: str, value: object) -> ModelT:
+    """A copy of a frozen model with a value that still counts as left out."""
+    copy = model.model_copy()
+    name, _, below = key.partition(".")
+    copy.__dict__[name] = without_mark(getattr(model, name), below, value) if below else value
+    return copy
 
 
 def cluster_defaults(place: str, cluster: Cluster, left_out: Sequence[str]) -> list[Default]:
@@ -242,8 +245,14 @@ def _name(shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
 
 
 def _profile(shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
-    name, why = profile_of(machines[0].accelerator)
-    return _chosen("profile", name, why, "derived", load_profile(name).description)
+    default = profile_default(machines[0], "profile")
+    return Chosen(default.value, default)
+
+
+def profile_default(machine: Cluster, key: str) -> Default:
+    """The best profile of a cluster's accelerator as the default of a key."""
+    name, why = profile_of(machine.accelerator)
+    return Default(key=key, value=name, why=why, kind="derived", source=load_profile(name).description)
 
 
 def _precision(shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
@@ -347,49 +356,3 @@ RULES: Mapping[str, Callable[[ModelShape, Sequence[Cluster]], Chosen]] = {
     "name": _name,
 }
 """Keys that may be left out, and how each is chosen from the model and the clusters."""
-
-
-# -- stated or not -------------------------------------------------------------------------------------
-
-
-def is_stated(model: BaseModel, key: str) -> bool:
-    """Whether a dotted key was given when `model` was made, and not chosen by a rule."""
-    for part in key.split("."):
-        if part not in model.model_fields_set:
-            return False
-        model = getattr(model, part)
-    return True
-
-
-def without_mark(model: ModelT, key: str, value: object) -> ModelT:
-    """A copy of a frozen model with a value that still counts as left out."""
-    copy = model.model_copy()
-    name, _, below = key.partition(".")
-    copy.__dict__[name] = without_mark(getattr(model, name), below, value) if below else value
-    return copy
-
-
-def without_nulls(data: Mapping[str, Any]) -> dict[str, Any]:
-    """A scenario's data without the keys that are null and that a rule chooses: null means left out."""
-    found = dict(data)
-    for key in RULES:
-        section, _, name = key.rpartition(".")
-        place = found.get(section) if section else found
-        if section and section in found and place is None:
-            del found[section]
-        elif isinstance(place, Mapping) and name in place and place[name] is None:
-            rest = {k: v for k, v in place.items() if k != name}
-            found = {**found, section: rest} if section else rest
-    return found
-
-
-def drop_unstated(model: BaseModel, data: dict[str, Any]) -> dict[str, Any]:
-    """`data`, a dump of `model`, without what rules chose; a section that holds nothing else goes too."""
-    for key in RULES:
-        section, _, name = key.rpartition(".")
-        place = data.get(section) if section else data
-        if isinstance(place, dict) and not is_stated(model, key):
-            place.pop(name, None)
-            if not place:
-                data.pop(section)
-    return data

@@ -6,7 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetJsonSchemaHandler,
+    Tag,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from moesim.hwmodels.cluster import Cluster, load_cluster
 from moesim.hwmodels.energy import EnergySiteRef
@@ -111,10 +121,21 @@ def _form(value: object) -> str:
     return "name" if isinstance(value, str) else "outline" if isinstance(value, ClusterOutline) else "cluster"
 
 
+class _AnyOf:
+    """In the JSON Schema: a full description may fit the outline's as well, so that not one alone fits."""
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        found = handler(schema)
+        return {"anyOf": found.pop("oneOf"), **found}
+
+
 AnyCluster = Annotated[
     Annotated[str, Tag("name")]
     | Annotated[Cluster, Tag("cluster")]
     | Annotated[ClusterOutline, Tag("outline")],
     Discriminator(_form),
+    _AnyOf(),
 ]
 """A field that takes a cluster's name or path, its outline, or its full description."""

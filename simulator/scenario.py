@@ -13,7 +13,6 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    PositiveInt,
     PrivateAttr,
     SerializationInfo,
     SerializerFunctionWrapHandler,
@@ -27,12 +26,10 @@ from moesim.hwmodels.cluster import Cluster, load_cluster
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.network import load_network
 from moesim.hwmodels.node import load_node
-from moesim.hwmodels.provenance import SourcedFraction
 from moesim.hwmodels.topologies import Spreading
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import EXTENSIONS, load_mapping, parse_mapping
 from moesim.simulator import defaults as rules
-from moesim.simulator.chunk import OVERLAP_ORDERS, OverlapOrder
 from moesim.simulator.defaults import Default
 from moesim.simulator.fleet.pools import Fleet, Pool
 from moesim.simulator.full.faults import Fault
@@ -41,111 +38,17 @@ from moesim.simulator.layout.parallel import ParallelPlan
 from moesim.simulator.model.precision import PRECISIONS, Precision
 from moesim.simulator.model.shape import ModelShape, load_model
 from moesim.simulator.outline import AnyCluster, ClusterOutline, opened, other_machine
-from moesim.simulator.routing_load import Capacity, Eplb, Load
 from moesim.simulator.run.plan import RunPlan, RunPlanRef, load_run_plan
+from moesim.simulator.scenario_parts import Batch, Communication, Routing, Section, Stages, Variation
 from moesim.simulator.software import Software
+from moesim.simulator.stated import as_stated, fill, is_stated, listed, without_nulls
+
+__all__ = ["Batch", "Communication", "Routing", "Scenario", "Stages", "Variation"]
 
 PRESETS = "data/scenarios"
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Batch(_Part):
-    """Global batch of one step."""
-
-    sequences: PositiveInt
-    sequence_length: PositiveInt
-
-
-class Communication(_Part):
-    """Communication kernels: how many SMs they hold, which generation, what they overlap with."""
-
-    sms: int = Field(
-        rules.SMS,
-        ge=0,
-        description="SMs (or the like) of the communication kernels. Absent: 20, and 0 on accelerators whose "
-        "collectives a dedicated engine moves.",
-    )
-    kernels: str = "deepep-2025-02"
-    """Generation of the expert-parallel kernels: names the profile curve ep.nic_fraction.<kernels>."""
-    overlap: str | OverlapOrder = "deepseek-v3"
-    """Order of the phases inside an overlapped pair: a name or the two lists."""
-
-    @property
-    def order(self) -> OverlapOrder:
-        """The overlap order itself."""
-        if isinstance(self.overlap, OverlapOrder):
-            return self.overlap
-        if self.overlap not in OVERLAP_ORDERS:
-            hint = nearest(self.overlap, list(OVERLAP_ORDERS))
-            raise InputError(
-                f"communication.overlap={self.overlap!r} is not known{hint}; "
-                f"known: {', '.join(OVERLAP_ORDERS)}, or give compute and communication lists"
-            )
-        return OVERLAP_ORDERS[self.overlap]
-
-
-class Stages(_Part):
-    """Which layers each pipeline stage holds.
-
-    `layers`: decoder layers per stage, embedding on the first and MTP and head on the last; absent =
-    balanced by the stages' compute. `blocks`: explicit block kinds per stage ("moe*4"), which may be
-    only a part of the model, as for a kernel-level test.
-    """
-
-    layers: tuple[int, ...] | None = None
-    blocks: tuple[str, ...] | None = None
-
-    @model_validator(mode="after")
-    def _one_way(self) -> Stages:
-        if self.layers is not None and self.blocks is not None:
-            raise ValueError("stages.layers and stages.blocks exclude each other: give one")
-        return self
-
-
-class Routing(_Part):
-    """Which experts tokens go to: the gate, and how uneven the load is."""
-
-    gate: Literal["model", "best", "top2-sum", "unlimited"] = "model"
-    """`model`: as the model's config says; the others replace the score by which groups are ranked."""
-    groups_per_token: PositiveInt | None = None
-    """Expert groups (nodes, where a group is one) that a token reaches; absent: as the model's gate says."""
-    expert_load_cv: SourcedFraction = Field(
-        default_factory=rules.anywhere("routing.expert_load_cv"),
-        description="Coefficient of variation of the load of one expert within one micro-batch of one group. "
-        "Absent: carried over from a published timeline, with a range; 0 without routed experts.",
-    )
-    load: Load | None = None
-    """Lasting popularity of the experts of a layer; absent: all equal."""
-    capacity: Capacity | None = None
-    """Rows above it are dropped; absent: nothing is dropped."""
-    eplb: Eplb | None = None
-    """Redundant experts and their placement; absent: experts in order, one replica each."""
-
-    @property
-    def redundant_experts(self) -> int:
-        """Replicas beyond one for each expert, in every layer of one expert-parallel group."""
-        return 0 if self.eplb is None else self.eplb.redundant_experts
-
-
-class Variation(_Part):
-    """What else makes ranks differ."""
-
-    clock_cv: SourcedFraction = Field(
-        default_factory=rules.anywhere("variation.clock_cv"),
-        description="Relative spread of the GPUs' sustained speed. Absent: as measured on H200, with a "
-        "range.",
-    )
-    jitter_cv: SourcedFraction = Field(
-        default_factory=rules.anywhere("variation.jitter_cv"),
-        description="Relative spread of one phase's duration from run to run on one GPU. Absent: as in a "
-        "published timeline of an H800, with a range.",
-    )
-
-
-class Scenario(_Part):
+class Scenario(Section):
     """One prediction's input; the keys of a scenario file are these field names.
 
     Keys that nobody stated are chosen by rule when a scenario is built (`moesim.simulator.defaults`); they
@@ -156,7 +59,9 @@ class Scenario(_Part):
         json_schema_extra={"anyOf": [{"required": ["cluster"]}, {"required": ["fleet"]}]}
     )
 
-    name: str = Field("", description="Shown in the result. Absent: model, GPUs and accelerator.")
+    name: str = Field(
+        default_factory=str, description="Shown in the result. Absent: model, GPUs and accelerator."
+    )
     description: str = ""
     model: str | ModelShape
     """A shipped model, a model.yaml or a Hugging Face config.json; or the shape itself."""
@@ -168,12 +73,12 @@ class Scenario(_Part):
     fleet: Fleet | None = None
     """Several clusters that share the pipeline, in the place of `cluster`."""
     profile: str = Field(
-        "",
+        default_factory=str,
         description="Calibration profile: a shipped name or a file. Absent: the best shipped one of the "
         "accelerator (measured before published before datasheet peaks).",
     )
     precision: str | Precision = Field(
-        "bf16",
+        default_factory=lambda: "bf16",
         description="Recipe: a name or its fields. Absent: fp8 where the model was trained in FP8 and the "
         "accelerator has it, else bf16.",
     )
@@ -209,7 +114,7 @@ class Scenario(_Part):
     @model_validator(mode="before")
     @classmethod
     def _null_is_left_out(cls, data: Any) -> Any:
-        return rules.without_nulls(data) if isinstance(data, Mapping) else data
+        return without_nulls(data) if isinstance(data, Mapping) else data
 
     @model_validator(mode="after")
     def _one_place(self) -> Scenario:
@@ -223,60 +128,19 @@ class Scenario(_Part):
 
     @model_validator(mode="after")
     def _chosen_by_rule(self, info: ValidationInfo) -> Scenario:
-        context = info.context or {}
-        self._base = context.get("base")
-        missing = [key for key in rules.RULES if not rules.is_stated(self, key)]
-        if not missing:
-            return self
-        try:
-            shape, machines = self.shape, self.machines
-            if self.fleet is not None and "profile" in missing:
-                missing.remove("profile")  # every pool has its own
-            found = [(key, rules.RULES[key](shape, machines)) for key in missing]
-        except InputError as error:
-            place = context.get("place")
-            raise InputError(f"{place}: {error}" if place else str(error), key=error.key) from None
-        for key, chosen in found:
-            section, _, name = key.rpartition(".")
-            part = getattr(self, section) if section else self
-            if section:
-                self.__dict__[section] = rules.without_mark(part, name, chosen.value)
-            else:
-                self.__dict__[name] = chosen.value
-        self._defaults = tuple(
-            chosen.default for key, chosen in found if key != "communication.sms" or chosen.value != rules.SMS
-        )
+        self._base = (info.context or {}).get("base")
+        self._defaults = fill(self, (info.context or {}).get("place"))
         return self
 
     @model_serializer(mode="wrap")
     def _as_stated(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
         data: dict[str, Any] = handler(self)
-        pools = () if self.fleet is None else zip(self.fleet.pools, data["fleet"]["pools"], strict=True)
-        for part, dumped in ((self, data), *pools):
-            if isinstance(part.cluster, BaseModel) and rules.states_no_price(part.cluster):
-                dumped["cluster"]["price_per_gpu_hour"] = None  # said aloud: no offer is taken
-        if (info.context or {}).get("resolved"):
-            return data
-        return rules.drop_unstated(self, data)
+        return as_stated(self, data, resolved=bool((info.context or {}).get("resolved")))
 
     @property
     def defaults(self) -> tuple[Default, ...]:
         """The keys that nobody stated, with what they were given and why."""
-        found = [item for item in self._defaults if not rules.is_stated(self, item.key)]
-        places = (
-            [("cluster", self.cluster)]
-            if self.fleet is None
-            else [(f"fleet.pools.{n}.cluster", pool.cluster) for n, pool in enumerate(self.fleet.pools)]
-        )
-        for (place, given), machine in zip(places, self.machines, strict=True):
-            left_out = given.left_out if isinstance(given, ClusterOutline) else ()
-            found += rules.cluster_defaults(place, machine, left_out)
-        for number, pool in enumerate(() if self.fleet is None else self.fleet.pools):
-            if pool.profile is None and not rules.is_stated(self, "profile"):
-                name, why = rules.profile_of(self.machines[number].accelerator)
-                key = f"fleet.pools.{number}.profile"
-                found.append(Default(key=key, value=name, why=why, kind="derived", source=FITTING))
-        return tuple(found)
+        return listed(self, self._defaults)
 
     @property
     def recipe(self) -> Precision:
@@ -336,7 +200,7 @@ class Scenario(_Part):
 
     def pool_profile(self, pool: Pool) -> str:
         """Calibration profile of a pool: its own, the scenario's, or the best of its accelerator."""
-        if pool.profile is not None or rules.is_stated(self, "profile"):
+        if pool.profile is not None or is_stated(self, "profile"):
             return pool.profile or self.profile
         return rules.profile_of(self.pool_machine(pool).accelerator)[0]
 
@@ -344,7 +208,7 @@ class Scenario(_Part):
         """SMs of a pool's communication kernels: its own, the scenario's, or those of its accelerator."""
         if pool.communication_sms is not None:
             return pool.communication_sms
-        if rules.is_stated(self, "communication.sms"):
+        if is_stated(self, "communication.sms"):
             return self.communication.sms
         return rules.sms_of(self.pool_machine(pool).accelerator)[0]
 
@@ -460,8 +324,6 @@ _DESCRIPTIONS: dict[str, Callable[[str], dict[str, Any]]] = {
 }
 """Keys whose value may be a name, and what the name stands for."""
 
-
-FITTING = "hwmodels/data/calibration"
 
 SECTIONS = frozenset(
     name

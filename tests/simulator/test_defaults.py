@@ -12,7 +12,7 @@ import pytest
 import moesim
 from moesim.hwmodels.accelerator import load_accelerator
 from moesim.hwmodels.calibration import accelerators_of, list_profiles, load_profile
-from moesim.hwmodels.confidence import LEVELS, best_profile
+from moesim.hwmodels.confidence import best_profile
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.library import shipped_names
 from moesim.hwmodels.node import load_node
@@ -21,7 +21,6 @@ from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import dump_mapping, load_mapping
 from moesim.simulator.defaults import RULES, network_of, node_of, price_of
 from moesim.simulator.outline import ClusterOutline
-from moesim.simulator.presets import shipped_presets
 from moesim.simulator.reprice import without_prices
 from moesim.simulator.scenario import Routing, Scenario, load_scenario
 from moesim.simulator.study.point import key_of
@@ -367,6 +366,14 @@ def test_the_schema_says_what_an_absent_key_means() -> None:
         )
 
 
+def test_the_schema_takes_every_form_of_a_cluster() -> None:
+    schema = Scenario.model_json_schema()
+    assert "default" not in schema["properties"]["profile"] and "default" not in schema["properties"]["name"]
+    forms = schema["properties"]["cluster"]["anyOf"]
+    assert not any("oneOf" in form for form in forms)  # a full description fits the outline's schema too
+    assert {"$ref": "#/$defs/ClusterOutline"} in forms[0].get("anyOf", forms)
+
+
 def definition(schema: dict[str, Any], section: str | None = None) -> dict[str, Any]:
     titles = {
         "communication": "Communication",
@@ -376,20 +383,3 @@ def definition(schema: dict[str, Any], section: str | None = None) -> dict[str, 
     }
     found: dict[str, Any] = schema if section is None else schema["$defs"][titles[section]]
     return found
-
-
-# -- presets -------------------------------------------------------------------------------------------
-
-
-def test_presets_fit_and_say_how_sure_they_are() -> None:
-    rows = shipped_presets()
-    assert [row.preset for row in rows] == moesim.presets()
-    assert len(rows) >= 8
-    for row in rows:
-        scenario = load_scenario(row.preset)
-        assert scenario.name == row.preset and row.description and row.confidence in LEVELS
-        assert moesim.check(scenario).memory.fits
-    found = {row.preset: row for row in rows}
-    assert found[HOME].confidence == "measured" and found[HOME].defaults == 0
-    assert found["deepseek-v3-1024xmi300x"].confidence == "published"
-    assert {row.accelerator for row in rows} >= {"h100-sxm", "h200-sxm", "b200-sxm", "gb200", "mi300x"}
