@@ -1,9 +1,11 @@
-"""Writes docs/validation.md, the answer in the README and the examples' outputs from fresh runs.
+"""Writes what pages show from fresh runs: docs/validation.md, the README's answer, the tables of keys in
+docs/scenario.md, the searches in docs/planner.md and the examples' outputs.
 
     python benchmarks/write_pages.py [--check] [--scoreboard]
 
 `--check` exits with 1 where a page on disk differs: numbers move only with the code or its data. The open
-scoreboard (about two minutes) is computed anew with `--scoreboard` only, and kept as it stands otherwise.
+scoreboard and the searches of docs/planner.md (minutes) are computed anew with `--scoreboard` only, and kept
+as they stand otherwise.
 """
 
 from __future__ import annotations
@@ -16,6 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from pathlib import Path
 
+from key_tables import filled
+from plan_page import search_all, section
+from plan_page import section_on as searches_on
 from scoreboard_page import scoreboard_section, section_on
 
 import moesim
@@ -47,6 +52,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "validation.md"
 NOTES = ROOT / "docs" / "validation-notes.md"
 README = ROOT / "README.md"
+SCENARIO = ROOT / "docs" / "scenario.md"
+PLANNER = ROOT / "docs" / "planner.md"
 BEGIN, END = "<!-- answer -->\n", "<!-- end of answer -->"
 ANSWER_ENDS = "critical path"
 HOME = "deepseek-v3-2048xh800"
@@ -267,6 +274,8 @@ def main() -> None:
     parser.add_argument("--scoreboard", action="store_true")
     options = parser.parse_args()
     board = scoreboard_section() if options.scoreboard else section_on(PAGE.read_text("utf-8"))
+    planner = PLANNER.read_text("utf-8")
+    searches = section(search_all()) if options.scoreboard else searches_on(planner)
     commands = example_commands()
     # The examples run in processes of their own, beside the scoreboard.
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -274,6 +283,8 @@ def main() -> None:
         pages = {
             PAGE: page(score(), placement_sensitivity(load_scenario(HOME)), context_plans(), board),
             README: readme_with_answer(),
+            PLANNER: planner.replace(searches_on(planner), searches),
+            SCENARIO: filled(SCENARIO.read_text("utf-8")),
             **dict(zip(commands, outputs, strict=True)),
         }
     stale = [path for path, text in pages.items() if not path.is_file() or path.read_text("utf-8") != text]

@@ -15,9 +15,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from moesim.hwmodels import ranges
 from moesim.hwmodels.efficiency import Curve
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.provenance import DateText, Kind, Source, SourcedSeconds
+from moesim.hwmodels.provenance import DateText, Kind, Source, SourcedFraction, SourcedSeconds
 from moesim.hwmodels.units import DIMENSIONS, parse_quantity
 from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import load_mapping, parse_mapping
@@ -26,6 +27,8 @@ PROFILE_DIRECTORY = Path(__file__).parent / "data" / "calibration"
 
 GemmClass = Literal["gemm", "grouped_gemm", "wgrad_gemm", "gate_gemm"]
 LawGroup = Literal["gemm_told", "gemm_untold", "attention", "memory_bound", "communication"]
+LARGEST_SIDE = 1e12
+"""Sides of a product, groups and the number measured, in the units of a table."""
 COUNT_UNITS = frozenset({"1", "SMs", "GPUs", "nodes", "tokens", "rows", "CTAs", "ranks"})
 
 
@@ -41,6 +44,20 @@ def si_factor(unit: str) -> float:
             return parse_quantity(f"1 {unit}", name)
     known = sorted(COUNT_UNITS | {u for t in DIMENSIONS.values() for u in t.units if u})
     raise InputError(f"unknown unit {unit!r} in a calibration profile; known: {', '.join(known)}")
+
+
+def dimension_of(unit: str) -> str:
+    """The dimension of the values of a curve with this unit; ratios and numbers of things are "ratio"."""
+    return next((name for name, table in DIMENSIONS.items() if unit and unit in table.units), "ratio")
+
+
+def _check(place: str, value: float, dimension: str) -> None:
+    """Raise ValueError for a value that no measurement can have."""
+    allowed = ranges.CURVES.get(dimension)
+    shown = dimension if dimension in DIMENSIONS else "fraction"
+    problem = "" if allowed is None else allowed.problem(value, shown)
+    if problem:
+        raise ValueError(f"{place}: {problem}")
 
 
 class _Plain(BaseModel):
@@ -113,8 +130,11 @@ class GemmTable(Entry):
     @model_validator(mode="after")
     def _positive(self) -> Self:
         for row in self.points:
-            if any(not number > 0 for number in row[:5]):
-                raise ValueError(f"{self.id}: every number of {list(row)} must be positive")
+            if any(not 0 < number <= LARGEST_SIDE for number in row[:5]):
+                raise ValueError(
+                    f"{self.id}: every number of {list(row)} must be above 0 and at most {LARGEST_SIDE:g}"
+                )
+            _check(self.id, self.flop_per_s(row), "flop_per_s")
         return self
 
     def flop_per_s(self, row: GemmRow) -> float:
@@ -142,9 +162,11 @@ class MeasuredCurve(Entry):
     @model_validator(mode="after")
     def _is_a_curve(self) -> Self:
         try:
-            _ = self.curve
+            ys, dimension = self.curve.ys, dimension_of(self.y_unit)
         except InputError as error:
             raise ValueError(str(error)) from None
+        for y in ys:
+            _check(self.id, y, "share" if self.id.split(".")[-1].endswith("_fraction") else dimension)
         return self
 
     @cached_property
@@ -176,8 +198,8 @@ class Law(Entry):
     def _has_points(self) -> Self:
         if (self.form == "table") != bool(self.points):
             raise ValueError(f"{self.id}: a table law needs points, a free_sms law has none")
-        if self.form == "table":
-            _ = self.curve
+        for y in self.curve.ys if self.form == "table" else ():
+            _check(self.id, y, "ratio")
         return self
 
     @cached_property
@@ -206,6 +228,19 @@ class Prior(Entry):
     high: Annotated[float, Field(gt=0, le=1)]
 
 
+LOST_BESIDE_NCCL = SourcedFraction(
+    value=0.213,
+    kind="measured",
+    source="benchmarks/gpu/results/2026-11-20-h200-x4-beside-nccl.json: median of 14 products (BF16, FP8) "
+    "beside an all-gather or reduce-scatter, 4x H200, driver 580.159.04, torch 2.11.0, NCCL 2.28.9, 24 "
+    "channels",
+    date="2026-11-20",
+    between=(0.151, 0.295),
+    note="eq. O5; the products and attention of that file from least to most; pointwise kernels lose 0.29 to "
+    "0.49; 24 of 132 SMs are 0.182",
+)
+
+
 class CalibrationProfile(_Plain):
     """All that is known about the kernels of one accelerator under one software stack."""
 
@@ -219,10 +254,12 @@ class CalibrationProfile(_Plain):
     evidence: str
     """Why these entries and not others; decided before looking at any end-to-end error."""
     include: tuple[str, ...] = ()
-    launch_gap: SourcedSeconds | None = None
+    launch_gap: Annotated[SourcedSeconds, ranges.LATENCY] | None = None
     """Idle time between two kernels of one stream."""
-    kernel_floor: SourcedSeconds | None = None
+    kernel_floor: Annotated[SourcedSeconds, ranges.LATENCY] | None = None
     """Shortest duration of a kernel."""
+    lost_beside_nccl: SourcedFraction = LOST_BESIDE_NCCL
+    """Seconds by which compute falls behind for every second that NCCL's collective beside it takes alone."""
     in_situ_groups: tuple[LawGroup, ...] = ()
     """Groups whose rates were measured beside communication and are kept where none runs."""
     gemm_tables: tuple[GemmTable, ...] = ()
@@ -352,4 +389,6 @@ def _with(profile: CalibrationProfile, other: CalibrationProfile, path: Path) ->
     for field in ("launch_gap", "kernel_floor"):
         if getattr(profile, field) is None:
             update[field] = getattr(other, field)
+    if "lost_beside_nccl" not in profile.model_fields_set and "lost_beside_nccl" in other.model_fields_set:
+        update["lost_beside_nccl"] = other.lost_beside_nccl
     return profile.model_copy(update=update)

@@ -25,19 +25,30 @@ class Cluster(BaseModel):
     `kind`, `source` and `date` say where the composition comes from; in a scenario they may be left out.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: str = "custom"
+    """Shown in results."""
     title: str = "custom cluster"
+    """Shown to people."""
     node: NodeRef
+    """A shipped node, a file, or its description: accelerator, GPUs, NVSwitch, NICs."""
     nodes: Annotated[int, Field(ge=1, strict=True)]
+    """How many."""
     network: NetworkRef
+    """A shipped network, a file, or its description; `single-node` for one node."""
     price_per_gpu_hour: SourcedUsdPerHour | None = None
+    """`"$2/h"`; without it the run has no cost."""
     energy: EnergySiteRef | None = None
+    """Electricity of the site."""
     kind: Kind = "assumed"
+    """Provenance of the composition."""
     source: Source = "stated by the user"
+    """Source of the composition."""
     date: DateText = "undated"
+    """Date of the composition."""
     note: str | None = None
+    """Free text."""
 
     @model_validator(mode="after")
     def _nodes_fit_the_network(self) -> Self:

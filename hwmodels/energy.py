@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict
 
+from moesim.hwmodels import ranges
 from moesim.hwmodels.library import by_name, load_described, shipped_names
 from moesim.hwmodels.provenance import SourcedFraction, SourcedKgPerKwh, SourcedUsdPerKwh
 
@@ -21,7 +22,7 @@ class EnergySite(BaseModel):
     name: str
     title: str
     electricity_price: SourcedUsdPerKwh
-    pue: SourcedFraction
+    pue: Annotated[SourcedFraction, ranges.POWER_USAGE]
     carbon_intensity: SourcedKgPerKwh
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from moesim.hwmodels import ranges
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.library import load_described, shipped_names
 from moesim.hwmodels.provenance import DateText, Kind, Source, SourcedFraction
@@ -42,8 +43,8 @@ class HostCall(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    forward: Seconds = Field(ge=0.0)
-    backward: Seconds = Field(ge=0.0)
+    forward: Seconds = Field(le=1.0)
+    backward: Seconds = Field(le=1.0)
     kind: Kind
     source: Source
     date: DateText
@@ -55,8 +56,8 @@ class InBlock(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    forward: float = Field(ge=1.0)
-    backward: float = Field(ge=1.0)
+    forward: float = Field(ge=1.0, le=100.0)
+    backward: float = Field(ge=1.0, le=100.0)
     kind: Kind
     source: Source
     date: DateText
@@ -78,7 +79,7 @@ class Host(BaseModel):
     calls: dict[CallKind, HostCall] = {}
     in_block: InBlock | None = None
     like: str | None = None
-    factor: SourcedFraction | None = None
+    factor: Annotated[SourcedFraction, ranges.SLOWNESS] | None = None
     """Time of a call over that on the host `like`."""
     note: str | None = None
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
+from moesim.hwmodels import ranges
 from moesim.hwmodels.library import by_name, load_described, shipped_names
 from moesim.hwmodels.provenance import (
     SourcedBytesPerSecond,
@@ -35,15 +36,13 @@ class BaseFabric(BaseModel):
 
     link_bandwidth: SourcedBytesPerSecond
     """One port, per direction."""
-    latency_same_leaf: SourcedSeconds
-    latency_cross_leaf: SourcedSeconds
+    latency_same_leaf: Annotated[SourcedSeconds, ranges.LATENCY]
+    latency_cross_leaf: Annotated[SourcedSeconds, ranges.LATENCY]
 
     @model_validator(mode="after")
     def _latencies_in_order(self) -> Self:
         if self.latency_cross_leaf.value < self.latency_same_leaf.value:
             raise ValueError("latency_cross_leaf must not be below latency_same_leaf")
-        if self.link_bandwidth.value <= 0:
-            raise ValueError("link_bandwidth must be above 0: a link that carries nothing is no link")
         return self
 
     @property
@@ -56,7 +55,7 @@ class _SwitchedFabric(BaseFabric):
     """Equal switches; half of a leaf's ports face the nodes and half the spines, or as stated."""
 
     switch_ports: SourcedCount
-    oversubscription: SourcedFraction | None = None
+    oversubscription: Annotated[SourcedFraction, ranges.OVERSUBSCRIPTION] | None = None
     """Ports of a leaf that face the nodes, for one that faces the spines; 1 where it is not given."""
 
     @model_validator(mode="after")
@@ -110,12 +109,6 @@ class MultiPlaneFabric(_SwitchedFabric):
 
     kind: Literal["multi-plane-fat-tree"]
     planes: SourcedCount
-
-    @model_validator(mode="after")
-    def _some_plane(self) -> Self:
-        if self.planes.n < 1:
-            raise ValueError("planes must be at least 1")
-        return self
 
 
 class RailFabric(_SwitchedFabric):

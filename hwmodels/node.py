@@ -7,6 +7,7 @@ from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
+from moesim.hwmodels import ranges
 from moesim.hwmodels.accelerator import AcceleratorRef
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.library import by_name, load_described, shipped_names
@@ -41,7 +42,7 @@ class Node(BaseModel):
     """What joins the GPUs, in words."""
     scale_up: ScaleUpRef | None = None
     """What joins the GPUs, as links; without it one non-blocking switch."""
-    scale_up_latency: SourcedSeconds
+    scale_up_latency: Annotated[SourcedSeconds, ranges.LATENCY]
     """GPU to GPU inside the node, end to end, small message."""
     nics_per_gpu: SourcedCount | None = None
     """Absent, with the two below, where nothing is known of a network beyond the node."""

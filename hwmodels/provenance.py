@@ -21,6 +21,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from moesim.hwmodels import ranges
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.units import (
     DIMENSIONS,
@@ -121,6 +122,13 @@ class Sourced(BaseModel):
     def _in_order(self) -> Self:
         if self.between is not None and not 0.0 < self.between[0] <= self.between[1]:
             raise ValueError(f"between {list(self.between)} must be a low and a high value above 0")
+        return self
+
+    @model_validator(mode="after")
+    def _in_range(self) -> Self:
+        allowed = ranges.BY_DIMENSION.get(self.dimension)
+        if allowed is not None:
+            ranges.check(self, allowed)
         return self
 
     @property
@@ -300,6 +308,20 @@ def sourced_numbers(value: object, path: str = "") -> Iterator[tuple[str, Source
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
             yield from sourced_numbers(item, _join(path, str(index)))
+
+
+def with_value(value: Any, path: str, number: float) -> Any:
+    """A copy of a description in which the sourced number at `path` (as in `sourced_numbers`) is another."""
+    if isinstance(value, Sourced):
+        return value.model_copy(update={"value": number})
+    name, _, rest = path.partition(".")
+    if isinstance(value, BaseModel):
+        return value.model_copy(update={name: with_value(getattr(value, name), rest, number)})
+    if isinstance(value, Mapping):
+        return {**value, name: with_value(value[name], rest, number)}
+    items = list(value)
+    items[int(name)] = with_value(items[int(name)], rest, number)
+    return type(value)(items)
 
 
 def _join(path: str, name: str) -> str:

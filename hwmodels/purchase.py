@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from moesim.hwmodels import ranges
 from moesim.hwmodels.library import by_name, load_described, shipped_names
 from moesim.hwmodels.provenance import (
     UNDATED,
@@ -38,13 +39,13 @@ class Purchase(BaseModel):
     """Switches and cables, where not in `system_per_gpu`."""
     storage: SourcedUsd | None = None
     """The whole storage system."""
-    amortisation: SourcedSeconds
+    amortisation: Annotated[SourcedSeconds, ranges.LIFETIME]
     building: SourcedUsdPerWatt | None = None
     """Shell, cooling and power distribution per W of IT load."""
-    building_amortisation: SourcedSeconds | None = None
+    building_amortisation: Annotated[SourcedSeconds, ranges.LIFETIME] | None = None
     upkeep: SourcedUsdPerWattYear | None = None
     """Staff, maintenance, taxes per W of IT load and year, without electricity."""
-    utilisation: SourcedFraction
+    utilisation: Annotated[SourcedFraction, ranges.USE]
     """Share of the time on the clock in which the cluster does paid work."""
     note: str | None = None
 
@@ -58,12 +59,6 @@ class Purchase(BaseModel):
             )
         if (self.building is None) != (self.building_amortisation is None):
             raise ValueError("building and building_amortisation belong together: give both or none")
-        if not 0.0 < self.utilisation.value <= 1.0:
-            raise ValueError(f"utilisation={self.utilisation.value:g} must be above 0 and at most 1")
-        for name in ("amortisation", "building_amortisation"):
-            number = getattr(self, name)
-            if number is not None and number.value <= 0.0:
-                raise ValueError(f"{name} must be longer than 0, for example 4 years")
         return self
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from moesim.hwmodels import ranges
 from moesim.hwmodels.library import by_name, load_described, shipped_names
 from moesim.hwmodels.provenance import SourcedBytesPerSecond, SourcedCount, SourcedSeconds
 from moesim.hwmodels.sections import with_kind
@@ -24,11 +25,6 @@ class HubSection(_Section):
 
     switches: SourcedCount
     links_per_gpu: SourcedCount
-
-    @model_validator(mode="after")
-    def _plausible(self) -> Self:
-        _positive(self, "switches", "links_per_gpu")
-        return self
 
 
 class NvswitchSection(HubSection):
@@ -62,7 +58,7 @@ class TorusSection(_Section):
     dimensions: tuple[SourcedCount, ...]
     link_bandwidth: SourcedBytesPerSecond
     link_bandwidth_effective: SourcedBytesPerSecond
-    latency_per_hop: SourcedSeconds
+    latency_per_hop: Annotated[SourcedSeconds, ranges.LATENCY]
 
     @model_validator(mode="after")
     def _plausible(self) -> Self:
@@ -84,19 +80,8 @@ class SupernodeSection(_Section):
     gpus_per_host: SourcedCount
     planes: SourcedCount
     second_level_switches: SourcedCount
-    latency_across_hosts: SourcedSeconds
+    latency_across_hosts: Annotated[SourcedSeconds, ranges.LATENCY]
     """What the second level adds to the latency inside a host."""
-
-    @model_validator(mode="after")
-    def _plausible(self) -> Self:
-        _positive(self, "gpus_per_host", "planes", "second_level_switches")
-        return self
-
-
-def _positive(section: BaseModel, *names: str) -> None:
-    for name in names:
-        if getattr(section, name).n < 1:
-            raise ValueError(f"{name}={getattr(section, name).n} must be at least 1")
 
 
 Section = NvswitchSection | DomainSection | MeshSection | TorusSection | SupernodeSection

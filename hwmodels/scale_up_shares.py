@@ -6,7 +6,12 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
+import numpy as np
+import numpy.typing as npt
+
 from moesim.hwmodels.errors import InputError
+
+IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,13 @@ class ScaleUpShares:
             return (group - 1) / (self.mesh - 1)
         if not self.torus:
             return 1.0
+        return min(1.0, self.link * (group - 1) / (group * self._crossing(self.block(group))))
+
+    def block(self, group: int) -> tuple[int, ...]:
+        """Sides of the block of a torus in which a group of chips exchanges fastest.
+
+        Raises InputError where no block of the torus has so many chips.
+        """
         blocks = self._blocks(group)
         if not blocks:
             sizes = "x".join(map(str, self.torus))
@@ -41,8 +53,36 @@ class ScaleUpShares:
                 f"a group of {group} chips is no block of the {sizes} torus: use a number that is a "
                 f"product of divisors of {', '.join(map(str, self.torus))}"
             )
-        crossing = min(max(self._load(n, size) for n, size in self._pairs(block)) for block in blocks)
-        return min(1.0, self.link * (group - 1) / (group * crossing))
+        return min(blocks, key=self._crossing)
+
+    def _crossing(self, block: tuple[int, ...]) -> float:
+        """Bytes over the busiest link of a block in which all exchange, in units of what one chip sends."""
+        return max(self._load(n, size) for n, size in self._pairs(block))
+
+    def busiest_link(self, source: IntArray, target: IntArray) -> int:
+        """Messages from chip to chip of a torus that cross its busiest link, at least one.
+
+        Routes go along one dimension after the other, each the short way around, upwards where both are.
+        """
+        sizes = np.array(self.torus)
+        steps = np.cumprod([1, *self.torus[:-1]])
+        chips = int(sizes.prod())
+        at, end = (number[:, None] % chips // steps % sizes for number in (source, target))
+        most = 1
+        for axis, size in enumerate(self.torus):
+            ahead = (end - at)[:, axis] % size
+            left = np.where(2 * ahead > size, ahead - size, ahead) if size > 2 else (end - at)[:, axis]
+            for up in (1, -1):
+                crossed = np.zeros(chips, dtype=np.int64)
+                here, togo = at.copy(), np.maximum(left * up, 0)
+                while togo.any():
+                    going = togo > 0
+                    np.add.at(crossed, (here[going] * steps).sum(axis=1), 1)
+                    here[going, axis] = (here[going, axis] + up) % size
+                    togo = np.maximum(togo - 1, 0)
+                most = max(most, int(crossed.max()))
+            at[:, axis] = end[:, axis]
+        return most
 
     def pair(self) -> float:
         """Share of two neighbours: one link."""

@@ -33,11 +33,14 @@ class OverlapOrder(BaseModel):
     Both streams run their list in order, layer pair by layer pair; dependencies do the rest.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     compute: tuple[Phase, ...]
+    """Phases of the compute stream, in order."""
     communication: tuple[Phase, ...]
+    """Phases of the communication stream, in order."""
     source: str
+    """Where the order comes from."""
 
     @model_validator(mode="after")
     def _complete(self) -> OverlapOrder:

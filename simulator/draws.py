@@ -8,14 +8,12 @@ import numpy as np
 
 from moesim.simulator.engine.program import Variation
 from moesim.simulator.layout.expert_load import LoadSpec, RankLoads, draw_rank_loads
+from moesim.simulator.layout.groups import MOST_MEMBERS
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import Schedule
-
-MOST_MEMBERS = 256
-"""GPUs that one program carries where no expert-parallel group says how many."""
 
 
 def routed_layers(kinds: Sequence[Sequence[BlockKind]]) -> int:

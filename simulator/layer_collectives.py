@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.simulator.cost.communication import Links, ring_seconds
-from moesim.simulator.cost.overlap import Products, exposed_backward, exposed_forward, pipelined
+from moesim.simulator.cost.overlap import Beside, Products, exposed_backward, exposed_forward, pipelined
 from moesim.simulator.model.operator import Phase
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario
@@ -50,9 +50,14 @@ class LayerCollectives:
             # Routed experts take each rank's own tokens; a shared expert is split like an FFN.
             routed = experts and first == "mlp F" and not (shape.moe and shape.moe.shared_experts)
             if plan.tp > 1 and not routed:
-                forward[first] = exposed_forward(gather, products, plan.tp, overlap)
+                forward[first] = exposed_forward(gather, products, plan.tp, overlap, self._effect)
                 out[second] = exposed_backward(
-                    gather, products, plan.tp, overlap, sequence_parallel=plan.sequence_parallel
+                    gather,
+                    products,
+                    plan.tp,
+                    overlap,
+                    self._effect,
+                    sequence_parallel=plan.sequence_parallel,
                 )
         context = self._context_s(shape, tokens)
         if context:
@@ -66,6 +71,11 @@ class LayerCollectives:
         if self.scenario.recompute == "full":
             out["mlp I"] += forward["attn F"] + forward["mlp F"]
         return out
+
+    @property
+    def _effect(self) -> Beside:
+        """How far these collectives themselves slow down beside products was not measured."""
+        return Beside(self.profile.lost_beside_nccl.value)
 
     def _gather_s(self, shape: ModelShape, tokens: int) -> float:
         """One all-gather or reduce-scatter of a micro-batch's activations."""
@@ -92,5 +102,5 @@ class LayerCollectives:
     def _beside_attention(self, context_s: float, attention_s: float) -> float:
         """Ring attention passes keys and values on while it works on those it has (eq. O2)."""
         if self.scenario.software.overlap_context_parallel:
-            return pipelined(context_s, attention_s, self.scenario.parallel.cp)
+            return pipelined(context_s, attention_s, self.scenario.parallel.cp, self._effect)
         return context_s

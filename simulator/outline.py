@@ -46,11 +46,11 @@ class ClusterOutline(BaseModel):
     )
     energy: EnergySiteRef | None = Field(None, description="Electricity of the site: name, path or data.")
     name: str | None = Field(None, description="Absent: GPUs and accelerator.")
-    title: str | None = None
-    kind: Kind = "assumed"
-    source: Source = "stated by the user"
-    date: DateText = UNDATED
-    note: str | None = None
+    title: str | None = Field(None, description="Shown to people. Absent: as the name.")
+    kind: Kind = Field("assumed", description="Provenance of the composition.")
+    source: Source = Field("stated by the user", description="Source of the composition.")
+    date: DateText = Field(UNDATED, description="Date of the composition.")
+    note: str | None = Field(None, description="Free text.")
 
     @model_validator(mode="after")
     def _one_machine(self) -> ClusterOutline:

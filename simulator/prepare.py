@@ -164,6 +164,7 @@ def memory_of(
         sequence=scenario.batch.sequence_length,
         recompute=scenario.recompute,
         communication_sms=scenario.communication.sms,
+        kernels=scenario.communication.kernels,
         capacity_bytes=cluster.accelerator.hbm_bytes,
         redundant_experts=scenario.routing.redundant_experts,
         software=scenario.software,
@@ -219,10 +220,11 @@ def _check_sms(scenario: Scenario, cluster: Cluster) -> None:
 def _check_ranges(scenario: Scenario) -> None:
     """A range that no interval would use is refused, not dropped."""
     for path, number in sourced_numbers(scenario):
-        if number.between is not None and path not in RANGED:
+        if number.between is not None and path not in RANGED and not path.startswith("cluster."):
             raise InputError(
                 f"{path}: between={list(number.between)} is not used by intervals; of a scenario only "
-                f"{', '.join(RANGED)} may state a range. Use moesim sensitivity --range {path}=LOW,HIGH",
+                f"{', '.join(RANGED)} and numbers of its cluster may state a range. Use moesim sensitivity "
+                f"--range {path}=LOW,HIGH",
                 key=path,
             )
 

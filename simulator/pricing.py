@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil, fsum, log2
 
@@ -23,10 +24,11 @@ from moesim.simulator.cost.communication import (
     send_seconds,
 )
 from moesim.simulator.cost.compute import SmContext, operator_seconds
-from moesim.simulator.cost.overlap import behind_window
+from moesim.simulator.cost.overlap import Beside, behind_window
 from moesim.simulator.cost.sharded import slowed_beside, transfer_cost
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, SyncCost, TransferCost
 from moesim.simulator.launches import held_back_by_host
+from moesim.simulator.layout.groups import sends_on_a_link
 from moesim.simulator.layout.in_flight import held_by_rank
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.routing import Gate, TargetStatistics, expected_targets, transfer_bytes
@@ -150,6 +152,7 @@ class Pricer:
             recompute="selective" if s.recompute == "deepseek-v3" else s.recompute,
             redundant_experts=s.routing.redundant_experts,
             unfused_attention=s.software.attention == "unfused",
+            dropout=s.software.dropout,
             expert_tp=plan.expert_tp,
             sequence_parallel=plan.sequence_parallel,
         )
@@ -256,7 +259,7 @@ class Pricer:
             moved = [busiest_bytes("all_gather", held * size, *ring) for held, ring in rings]
             nic, scale_up = (fsum(bytes_[i] for bytes_ in moved) for i in (0, 1))
             name = "reduce_scatter" if scatter else "all_gather"
-            longer = collective_beside_compute(name, dense * size, *dense_ring, self.links, self.profile)
+            longer = self._longer_beside(name, dense * size, dense_ring)
             alone[phase] = self.data_parallel_s(dense * size, expert * size, 1)
             both = alone[phase] + longer
             costs[phase] = TransferCost(0.0, both, both, nic, scale_up, 0.0, both)
@@ -270,6 +273,27 @@ class Pricer:
         """
         dense_ring, expert_ring = self._rings(copies)
         return self._ring_s(dense_bytes, *dense_ring) + self._ring_s(expert_bytes, *expert_ring)
+
+    def _longer_beside(self, name: str, total_bytes: float, ring: tuple[int, int]) -> float:
+        """Seconds that a ring takes longer beside compute, and the curve that says so (eq. O8)."""
+        longer, curve, note = collective_beside_compute(name, total_bytes, *ring, self.links, self.profile)
+        self.evidence.add([curve] if curve else [], [note] if note else [])
+        return longer
+
+    def _slower_beside(
+        self, names: Sequence[str], kinds: Sequence[BlockKind], element_bytes: float, copies: int
+    ) -> float:
+        """How many times as long data-parallel collectives, block by block, take beside compute (eq. O8).
+
+        1 where the profile has not measured it. Only the rings of the dense parameters were.
+        """
+        alone = longer = 0.0
+        ring = self._rings(copies)[0]
+        for kind in kinds:
+            dense, expert = (held * element_bytes for held in self.block_parameters(kind))
+            alone += len(names) * self.data_parallel_s(dense, expert, copies)
+            longer += fsum(self._longer_beside(name, dense, ring) for name in names)
+        return 1.0 + longer / alone if alone else 1.0
 
     def _ring_s(self, total_bytes: float, ranks: int, ranks_per_node: int) -> float:
         """Seconds of a ring, and the rates that it stands on."""
@@ -318,7 +342,7 @@ class Pricer:
             if self.scenario.parallel.zero_stage == 3:
                 sharded, alone = self.sharded_phases(kind)
                 transfer |= {(kind, phase, "alone"): cost for phase, cost in sharded.items()}
-                compute |= slowed_beside(kind, compute, alone)
+                compute |= slowed_beside(kind, compute, alone, self.profile.lost_beside_nccl.value)
             compute |= held_back_by_host(self, kind, compute, transfer, modes)
         send_bytes, send_s, across = self.send(schedule)
         return CostTable(compute, transfer, send_bytes, send_s, self.sync(schedule, stages), across)
@@ -333,7 +357,9 @@ class Pricer:
             return 0.0, 0.0, False
         size = self.ep_tokens * self.shape.hidden * 2.0
         across = self.layout.nodes_spanned(self.layout.pp_group(0)) > 1
-        return size, send_seconds(size, self.links, self.profile, across_nodes=across), across
+        shared = 1 if across else sends_on_a_link(self.layout, self.links.wiring)
+        seconds = send_seconds(size, self.links, self.profile, across_nodes=across, shared=shared)
+        return size, seconds, across
 
     def sync(self, schedule: Schedule, stages: StageAssignment) -> tuple[SyncCost, ...]:
         """End of the step on every pipeline rank (docs/model.md, section "End of the step")."""
@@ -352,19 +378,24 @@ class Pricer:
         reduce_bytes = BYTES_PER_ELEMENT[recipe.gradient_reduce]
         gather_bytes = BYTES_PER_ELEMENT[recipe.parameter_gather]
         reduce_s = self.data_parallel_s(dense * reduce_bytes, expert * reduce_bytes, copies)
-        # Without ZeRO the gradients themselves are gathered (all-reduce); with it the new parameters are.
-        gathered = reduce_bytes if plan.zero_stage == 0 else gather_bytes
-        gather_s = self.data_parallel_s(dense * gathered, expert * gathered, copies)
+        gather_s = self.data_parallel_s(dense * gather_bytes, expert * gather_bytes, copies)
+        if plan.zero_stage == 0:  # an all-reduce: the gradients are gathered as well, before the optimizer
+            reduce_s, gather_s = 2.0 * reduce_s, 0.0
         if plan.zero_stage == 3:
             reduce_s = gather_s = 0.0  # both happen block by block inside the step
         elif self.scenario.software.overlap_data_parallel:
             seconds = {kind: self._passes_s(kind) for kind in sorted(set(kinds))}
             passes = min(schedule.pp, schedule.microbatches) if plan.vpp > 1 else 1
             forward_s, backward_s = (passes * fsum(seconds[kind][i] for kind in kinds) for i in (0, 1))
-            parts = len(kinds)
-            reduce_s, gather_s = (
-                behind_window(reduce_s, backward_s, parts), behind_window(gather_s, forward_s, parts)
-            )  # fmt: skip
+            parts, lost = len(kinds), self.profile.lost_beside_nccl.value
+            both = ("reduce_scatter", "all_gather")
+            names = both if plan.zero_stage == 0 else both[:1]
+            reduced, gathered = (
+                Beside(lost, self._slower_beside(chosen, kinds, size, copies))
+                for chosen, size in ((names, reduce_bytes), (both[1:], gather_bytes))
+            )
+            reduce_s = behind_window(reduce_s, backward_s, parts, reduced)
+            gather_s = behind_window(gather_s, forward_s, parts, gathered)
         shards = (layout.dp * plan.cp * copies, layout.expert_dp * copies) if plan.zero_stage else (1, 1)
         owned = dense / shards[0] + expert / shards[1]
         local = dense + expert if recipe.linear == "fp8" else 0.0

@@ -28,7 +28,8 @@ def breakdowns(execution: Execution, split_weight: bool = False) -> list[Breakdo
 
     With `split_weight` the weight-gradient phases of a full backward chunk count in backward_weight.
     The bubble is the time that no action runs; exposed communication is the part of the actions in
-    which the compute SMs wait, plus the gradient traffic at the end of the step.
+    which the compute SMs wait, the time after an action until its own sends are awaited, and the gradient
+    traffic at the end of the step.
     """
     return [_breakdown(execution, rank, split_weight) for rank in range(len(execution.ranks))]
 
@@ -46,7 +47,7 @@ def _breakdown(execution: Execution, rank: int, split_weight: bool) -> Breakdown
         )
         seconds[CATEGORY[kind]] += span - weight
         seconds["backward_weight"] += weight
-        exposed += span - compute_ns(record)
+        exposed += span - compute_ns(record) + float((record.free - record.end).mean())
     sync = execution.syncs[rank]
     optimizer = sum(end - begin for begin, end in (sync.reduce, sync.norm, sync.optimizer, sync.gather))
     exposed += optimizer - (sync.optimizer[1] - sync.optimizer[0])

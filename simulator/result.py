@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field
 
 from moesim.hwmodels.confidence import Confidence
@@ -16,7 +18,8 @@ SCHEMA_VERSION = 1
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # A figure that is not a number is a fault of the program and never shown.
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class StepResult(_Part):
@@ -49,12 +52,25 @@ class Breakdown(_Part):
 
 
 class MemoryResult(_Part):
-    """Bytes of the fullest GPU."""
+    """Bytes of the fullest GPU.
+
+    `range_bytes`: least and most, by what the framework holds and how full of gaps its allocator is;
+    `fits` and `total_bytes` stand between them (docs/model.md, eq. M10).
+    """
 
     total_bytes: float
+    range_bytes: tuple[float, float]
     capacity_bytes: float
     fits: bool
     by_kind_bytes: dict[str, float]
+
+    @property
+    def verdict(self) -> Literal["fits", "tight", "does not fit"]:
+        """`tight`: whether it fits depends on the framework and its allocator."""
+        least, most = self.range_bytes
+        if least > self.capacity_bytes:
+            return "does not fit"
+        return "fits" if most <= self.capacity_bytes else "tight"
 
 
 class RunResult(_Part):

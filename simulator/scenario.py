@@ -63,6 +63,7 @@ class Scenario(Section):
         default_factory=str, description="Shown in the result. Absent: model, GPUs and accelerator."
     )
     description: str = ""
+    """Free text."""
     model: str | ModelShape
     """A shipped model, a model.yaml or a Hugging Face config.json; or the shape itself."""
     cluster: AnyCluster | None = Field(
@@ -83,12 +84,17 @@ class Scenario(Section):
         "accelerator has it, else bf16.",
     )
     parallel: ParallelPlan
+    """Degrees of parallelism."""
     schedule: str = "1f1b"
-    """A schedule name, or a CSV file in PyTorch's pipelining notation."""
+    """A name, or a CSV file in PyTorch's pipelining notation (its sends are awaited if bidirectional)."""
     batch: Batch
+    """Global batch of one step."""
     stages: Stages = Stages()
+    """Which layers each pipeline stage holds."""
     communication: Communication = Communication()
+    """Communication kernels."""
     recompute: RecomputePolicy = "none"
+    """What backward forms again; `deepseek-v3` is `selective` with the attention output cached in E5M6."""
     routing: Routing = Field(
         default_factory=Routing, description="Which experts tokens go to, and how uneven the load is."
     )
@@ -107,6 +113,7 @@ class Scenario(Section):
     software: Software = Software()
     """What the framework does: attention kernels, overlap of collectives."""
     seed: int = Field(0, ge=0, lt=2**63)
+    """Of every random draw."""
     _base: str | None = PrivateAttr(None)
     """Folder that relative paths start from (set by the loader)."""
     _defaults: tuple[Default, ...] = PrivateAttr(())

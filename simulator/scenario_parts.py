@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
+from moesim.hwmodels import ranges
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.provenance import SourcedFraction
 from moesim.hwmodels.validation import nearest
@@ -17,14 +18,16 @@ from moesim.simulator.routing_load import Capacity, Eplb, Load
 class Section(BaseModel):
     """A part of a scenario: frozen, and unknown keys are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class Batch(Section):
     """Global batch of one step."""
 
     sequences: PositiveInt
+    """Sequences of one step over the whole cluster."""
     sequence_length: PositiveInt
+    """Tokens of one sequence."""
 
 
 class Communication(Section):
@@ -33,8 +36,8 @@ class Communication(Section):
     sms: int = Field(
         rules.SMS,
         ge=0,
-        description="SMs (or the like) of the communication kernels. Absent: 20, and 0 on accelerators whose "
-        "collectives a dedicated engine moves.",
+        description="SMs or compute units reserved for communication kernels. Absent: 20, and 0 on "
+        "accelerators whose collectives a dedicated engine moves.",
     )
     kernels: str = "deepep-2025-02"
     """Generation of the expert-parallel kernels: names the profile curve ep.nic_fraction.<kernels>."""
@@ -64,7 +67,9 @@ class Stages(Section):
     """
 
     layers: tuple[int, ...] | None = None
+    """Decoder layers per stage; embedding on the first, MTP and head on the last; absent: balanced."""
     blocks: tuple[str, ...] | None = None
+    """Block kinds per stage ("moe*4") of embedding, dense, moe, mtp, head; may be a part of the model."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Stages:
@@ -80,7 +85,7 @@ class Routing(Section):
     """`model`: as the model's config says; the others replace the score by which groups are ranked."""
     groups_per_token: PositiveInt | None = None
     """Expert groups (nodes, where a group is one) that a token reaches; absent: as the model's gate says."""
-    expert_load_cv: SourcedFraction = Field(
+    expert_load_cv: Annotated[SourcedFraction, ranges.LOAD_SPREAD] = Field(
         default_factory=rules.anywhere("routing.expert_load_cv"),
         description="Coefficient of variation of the load of one expert within one micro-batch of one group. "
         "Absent: carried over from a published timeline, with a range; 0 without routed experts.",
@@ -101,12 +106,12 @@ class Routing(Section):
 class Variation(Section):
     """What else makes ranks differ."""
 
-    clock_cv: SourcedFraction = Field(
+    clock_cv: Annotated[SourcedFraction, ranges.SPEED_SPREAD] = Field(
         default_factory=rules.anywhere("variation.clock_cv"),
         description="Relative spread of the GPUs' sustained speed. Absent: as measured on H200, with a "
         "range.",
     )
-    jitter_cv: SourcedFraction = Field(
+    jitter_cv: Annotated[SourcedFraction, ranges.JITTER] = Field(
         default_factory=rules.anywhere("variation.jitter_cv"),
         description="Relative spread of one phase's duration from run to run on one GPU. Absent: as in a "
         "published timeline of an H800, with a range.",

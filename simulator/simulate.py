@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import fsum
 
 import moesim
 from moesim.hwmodels.calibration import profile_hash
+from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.confidence import confidence, peak_only_note, statement
 from moesim.hwmodels.host import HostCall, InBlock, load_host
 from moesim.hwmodels.provenance import SourcedFraction, provenance_rows, sourced_numbers
@@ -19,10 +21,15 @@ from moesim.simulator.engine.program import Program
 from moesim.simulator.full.result import FullResult
 from moesim.simulator.full.summary import full_result
 from moesim.simulator.launches import host_report
-from moesim.simulator.layout.memory import FRAMEWORK_BYTES
+from moesim.simulator.layout.memory import ALLOCATOR_SLACK, FRAMEWORK_BYTES
 from moesim.simulator.layout.stages import describe
-from moesim.simulator.model.counts import flop_per_token, parameters_mtp, parameters_total
-from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.model.counts import (
+    blocks_flop_per_token,
+    flop_per_token,
+    parameters_mtp,
+    parameters_total,
+)
+from moesim.simulator.model.precision import Precision
 from moesim.simulator.prepare import Prepared, prepare
 from moesim.simulator.report import (
     breakdowns,
@@ -113,31 +120,58 @@ def summarise(prepared: Prepared, executions: Sequence[Execution]) -> Result:
 
 
 def _step(prepared: Prepared, time_s: float) -> StepResult:
-    cluster = prepared.cluster
+    cluster, shape, programs = prepared.cluster, prepared.shape, prepared.programs
+    length, kept = prepared.scenario.batch.sequence_length, kept_rows(programs)
+    if prepared.scenario.stages.blocks is None:
+        flop = [flop_per_token(shape, length, causal, kept) for causal in (True, False)]
+    else:  # a part of the model: only what is simulated counts
+        held = [block.kind for stage in prepared.stages.stages for block in stage]
+        flop = [blocks_flop_per_token(shape, held, length, causal, kept) for causal in (True, False)]
     return step_result(
-        prepared.shape,
+        (flop[0], flop[1]),
         _tokens(prepared),
-        prepared.scenario.batch.sequence_length,
         time_s,
         n_gpus=cluster.n_gpus,
         peak_flop_per_s=cluster.accelerator.peak_flop_per_s("bf16"),
-        programs=prepared.programs,
+        fastest_flop_per_s=fastest_flop_per_s(cluster, prepared.scenario.recipe),
+        programs=programs,
     )
 
 
+def kept_rows(programs: Sequence[Program]) -> float:
+    """Share of the routed rows that no capacity dropped, mean over layers, micro-batches and groups."""
+    loads = [program.variation.loads for program in programs]
+    return fsum(float(load.mean()) for load in loads) / len(loads) if loads[0].size else 1.0
+
+
+def fastest_flop_per_s(cluster: Cluster, recipe: Precision) -> float:
+    """Datasheet peak of one GPU in the fastest format that a recipe computes in."""
+    peaks = [cluster.accelerator.peak_flop_per_s(name) for name in dict.fromkeys(("bf16", recipe.linear))]
+    return max(peaks)
+
+
 def step_result(
-    shape: ModelShape,
+    flop_per_token: tuple[float, float],
     tokens: int,
-    length: int,
     time_s: float,
     *,
     n_gpus: int,
     peak_flop_per_s: float,
+    fastest_flop_per_s: float,
     programs: Sequence[Program],
 ) -> StepResult:
-    """Rates of a step of `tokens` in sequences of `length`; the peak is that of a mean GPU in BF16."""
+    """Rates of a step of `tokens`, each with FLOPs (causal, all of attention); peaks are those of a mean GPU:
+    in BF16, which MFU refers to, and in the fastest format of the recipe.
+
+    Raises RuntimeError for a step outside its bounds or above the fastest peak: a fault of the program.
+    """
     per_gpu = tokens / time_s / n_gpus
-    causal, full = (flop_per_token(shape, length, causal) * per_gpu for causal in (True, False))
+    causal, full = (flop * per_gpu for flop in flop_per_token)
+    lower_s, upper_s = lower_bound_s(programs), upper_bound_s(programs)
+    if not lower_s <= time_s <= upper_s:
+        raise RuntimeError(f"a step of {time_s:.9g} s is outside its bounds {lower_s:.9g} to {upper_s:.9g} s")
+    if not causal <= fastest_flop_per_s:
+        raise RuntimeError(f"{causal:.6g} FLOP/s a GPU are above the peak of {fastest_flop_per_s:.6g}")
     return StepResult(
         time_s=time_s,
         tokens=tokens,
@@ -148,8 +182,8 @@ def step_result(
         tflops_per_gpu_noncausal=full / 1e12,
         mfu_causal=causal / peak_flop_per_s,
         mfu_noncausal=full / peak_flop_per_s,
-        lower_bound_s=max(lower_bound_s(program) for program in programs),
-        upper_bound_s=max(upper_bound_s(program) for program in programs),
+        lower_bound_s=lower_s,
+        upper_bound_s=upper_s,
     )
 
 
@@ -209,6 +243,7 @@ def memory(prepared: Prepared) -> MemoryResult:
     report = prepared.memory
     return MemoryResult(
         total_bytes=report.total_bytes,
+        range_bytes=report.by_rank[report.fullest_rank].range,
         capacity_bytes=report.capacity_bytes,
         fits=report.fits,
         by_kind_bytes=report.by_kind_bytes,
@@ -220,7 +255,7 @@ def _warnings(prepared: Prepared) -> list[str]:
     if prepared.scenario.stages.blocks is not None:
         count = sum(len(stage) for stage in prepared.stages.stages)
         found.append(
-            f"stages.blocks is given: {count} blocks are simulated, FLOPs and MFU count the whole model"
+            f"stages.blocks is given: {count} blocks are simulated, and FLOPs and MFU count these alone"
         )
     node, fabric = prepared.cluster.node, prepared.cluster.network.fabric
     if fabric is not None and prepared.pricer.nic_bytes_per_s < node.scale_out_bytes_per_s:
@@ -248,6 +283,7 @@ def provenance(prepared: Prepared) -> list[ProvenanceEntry]:
         ),
         *provenance_rows(prepared.profile, "profile"),
         *provenance_rows(FRAMEWORK_BYTES, "memory.framework"),
+        *provenance_rows(ALLOCATOR_SLACK, "memory.allocator_slack"),
     ]
     entries = [
         ProvenanceEntry(path=r.path, value=r.value, unit=r.unit, kind=r.kind, source=r.source, date=r.date)

@@ -12,10 +12,13 @@ GraphPart: TypeAlias = Literal["attention", "router", "experts", "all"]
 class Software(BaseModel):
     """Framework behaviour that changes a step; all off unless given (docs/model.md, section 15)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     attention: Literal["flash", "unfused"] = "flash"
-    """`unfused`: the scores go through memory: two batched products, a softmax and a dropout kernel."""
+    """`unfused`: the scores go through memory: two batched products and a softmax kernel."""
+    dropout: bool = False
+    """The model trains with dropout: a mask of one byte for every element of the embedding's output and of
+    both outputs of a layer, and with `unfused` attention a kernel of its own and a mask for every score."""
     kernels: Literal["fused", "eager"] = "fused"
     """`eager`: pointwise and permuting work as PyTorch's separate operators."""
     parameters_copied: bool = False

@@ -175,8 +175,13 @@ class GpuEvents:
     def end_of_step(self) -> Iterator[Event]:
         """Gradient reduction, norm, optimizer, parameter gather."""
         sync, sizes = self.execution.syncs[self.rank], self.info.group_sizes
+        # Parameters that nobody gathers were updated everywhere: their gradients were all-reduced.
+        whole = sync.gather[1] == sync.gather[0]
+        reduction = (
+            ("AllReduce_gradients", "allreduce") if whole else ("ReduceScatter_gradients", "reduce_scatter")
+        )
         parts = (
-            ("ReduceScatter_gradients", "reduce_scatter", "dp", sync.reduce),
+            (*reduction, "dp", sync.reduce),
             ("AllReduce_gradient_norm", "allreduce", "world", sync.norm),
             ("AllGather_parameters", "allgather", "dp", sync.gather),
         )

@@ -182,6 +182,25 @@ def test_the_path_check_finds_what_it_looks_for() -> None:
     ]
 
 
+SOURCE = re.compile(r"(?<![\w./])([A-Za-z0-9-]+/[A-Za-z0-9_.-]+)@[0-9a-f]{6,}")
+
+
+def test_notice_names_every_repository_that_data_and_code_cite() -> None:
+    notice = text_of("NOTICE")
+    cited_ones = {
+        source
+        for name in tracked()
+        if name.split("/")[0] in ("hwmodels", "simulator", "kernels")
+        and name.endswith((".yaml", ".csv", ".py"))
+        for source in SOURCE.findall(text_of(name))
+    }
+    assert len(cited_ones) > 20
+    missing = {
+        s for s in cited_ones if s not in notice and not (s.startswith("deepseek-ai/") and s[12:] in notice)
+    }
+    assert missing == set()
+
+
 PAGES = [name for name in tracked() if name.endswith(".md")]
 
 

@@ -80,7 +80,8 @@ def ep_transfer(
     come from the profile's curves, the rows count the own rank's (docs/model.md, eq. X2). `slowdown` >= 1
     is what compute beside it costs, `kernels` the generation of the NIC curve and, where the profile has
     them, of the others. Raises InputError without such a curve, and without SMs where the generation needs
-    some (its SM curve does not begin at 0).
+    some (its SM curve does not begin at 0). Below the fewest SMs measured the SM rate is proportional to
+    their number, which is flagged.
     """
     rate = of_generation(profile, f"ep.{operation}.sm_rate", kernels)
     if sms < 1 and rate.curve.xs[0] > 0.0:
@@ -100,6 +101,13 @@ def ep_transfer(
         return reading.value, curve.residual.relative
 
     sm_rate, sm_residual = read(f"ep.{operation}.sm_rate", sms)
+    fewest = rate.curve.xs[0]
+    if sms < fewest:  # held, the rate of more SMs would be too high
+        sm_rate *= sms / fewest
+        notes[-1] = (
+            f"{rate.id}: {sms} communication SMs are below the measured {fewest:g}; each is taken to move as "
+            f"much as one of {fewest:g}"
+        )
     # Below 20 SMs the SM curve is the limit; the link share was measured with enough SMs.
     fraction, link_residual = read(f"ep.{operation}.scale_up_fraction", max(20, sms))
     link_rate = fraction * links.wiring.all_to_all(links.ep_per_node) * links.scale_up_bytes_per_s
@@ -212,16 +220,19 @@ def notify_seconds(links: Links, nodes: int) -> float:
 
 
 def send_seconds(
-    payload_bytes: float, links: Links, profile: CalibrationProfile, *, across_nodes: bool
+    payload_bytes: float, links: Links, profile: CalibrationProfile, *, across_nodes: bool, shared: int = 1
 ) -> float:
-    """Seconds of one point-to-point send between neighbouring pipeline ranks, alone (eq. X4)."""
+    """Seconds of one point-to-point send between neighbouring pipeline ranks, alone (eq. X4).
+
+    `shared`: sends of other GPUs of the rank that take the same link at the same time, its own included.
+    """
     kind, rate, latency = (
         ("nic", links.nic_bytes_per_s, links.nic_latency_s)
         if across_nodes
         else ("scale_up", links.wiring.pair() * links.scale_up_bytes_per_s, links.scale_up_latency_s)
     )
     share = profile.curve(f"{links.curves}p2p.{kind}_fraction").curve.at(payload_bytes).value
-    return latency + payload_bytes / (share * rate)
+    return latency + payload_bytes * shared / (share * rate)
 
 
 def ring_seconds(
@@ -254,15 +265,18 @@ def ring_seconds(
 
 def collective_beside_compute(
     name: str, total_bytes: float, ranks: int, ranks_per_node: int, links: Links, profile: CalibrationProfile
-) -> float:
+) -> tuple[float, str, str]:
     """Seconds that a ring of NCCL takes longer beside products, where the profile measured it; otherwise 0.
 
-    The scale-up part of `ring_seconds` times the measured ratio (curve nccl.<name>.beside_compute), as far
-    as that is more than the whole ring takes alone (eq. O8).
+    With it the curve that says so and a note where it was extrapolated ("" for none). The scale-up part of
+    `ring_seconds` times the measured ratio (curve nccl.<name>.beside_compute), as far as that is more than
+    the whole ring takes alone (eq. O8).
     """
     measured = [c for c in profile.curves if c.id == f"nccl.{name}.beside_compute"]
     if not measured or ranks <= 1 or total_bytes <= 0.0:
-        return 0.0
-    factor = measured[0].curve.at(total_bytes / ranks).value
+        return 0.0, "", ""
+    reading = measured[0].curve.at(total_bytes / ranks)
     inside = ring_seconds(total_bytes, ranks, ranks, links, profile)
-    return max(0.0, factor * inside - ring_seconds(total_bytes, ranks, ranks_per_node, links, profile))
+    alone = ring_seconds(total_bytes, ranks, ranks_per_node, links, profile)
+    longer = max(0.0, reading.value * inside - alone)
+    return longer, measured[0].id if longer else "", reading.note if longer else ""

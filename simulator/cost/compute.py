@@ -9,11 +9,16 @@ from dataclasses import dataclass
 
 from moesim.hwmodels.accelerator import Accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, LawGroup
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.units import format_quantity
 from moesim.simulator.cost.evidence import Basis, Bound, Evidence
 from moesim.simulator.cost.laws import SlowDown, SmLaws
 from moesim.simulator.model.operator import Operator
 
 _MAX_CACHED = 100_000
+
+ABOVE_PEAK = 1e-6
+"""Rounding of a rate that is exactly the peak."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +105,7 @@ class _Index:
         gaps_s = op.launches * self._gap_s
         floor_s = op.launches * self._floor_s
         seconds = max(basis.seconds * now.factor / reference.factor, floor_s)
+        self._check_peak(op, seconds, basis.curve_id)
         best = basis.best_seconds or basis.seconds / reference.factor * (1.0 - basis.residual)
         best = min(seconds, max(best, self._roofline_seconds(op)))
         law_residual = loaded.residual if loaded.factor != reference.factor else 0.0
@@ -131,6 +137,19 @@ class _Index:
         if basis.group in self.profile.in_situ_groups and now.factor < reference.factor:
             now = reference
         return now, loaded, reference
+
+    def _check_peak(self, op: Operator, seconds: float, entry: str) -> None:
+        """Raise InputError for a rate above the datasheet peak, which no measurement gives."""
+        least = self._roofline_seconds(op)
+        if seconds < least * (1.0 - ABOVE_PEAK):
+            rate, peak = (
+                format_quantity(value, "flop_per_s")
+                for value in (op.flop / seconds, self.accelerator.peak_flop_per_s(op.dtype))
+            )
+            raise InputError(
+                f"profile {self.profile.name}: {entry} gives {op.name} {rate} on {self.accelerator.name}, "
+                f"whose {op.dtype} peak is {peak}; correct the entry, or the accelerator's peak"
+            )
 
     def _roofline_seconds(self, op: Operator) -> float:
         return op.flop / self.accelerator.peak_flop_per_s(op.dtype) if op.flop else 0.0

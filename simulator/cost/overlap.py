@@ -1,22 +1,19 @@
-"""What stays exposed of a collective that a framework runs beside compute (docs/model.md, eq. O1-O5)."""
+"""What stays exposed of a collective that a framework runs beside compute (docs/model.md, eq. O1-O5, O8)."""
 
 from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from moesim.hwmodels.provenance import SourcedFraction
-
 TensorOverlap = Literal["none", "weight-gradient", "full"]
 
-LOST_BESIDE_NCCL = SourcedFraction(
-    value=0.213,
-    kind="measured",
-    source="benchmarks/gpu/results/2026-11-20-h200-x4-beside-nccl.json: median of 14 products (BF16, FP8) "
-    "beside an all-gather or reduce-scatter, 4x H200, torch 2.11.0, NCCL 2.28.9, 24 channels",
-    date="2026-11-20",
-    note="eq. O5; 0.18 to 0.30, attention 0.15 to 0.20, pointwise 0.29 to 0.49; 24 of 132 SMs are 0.182",
-)
-"""Seconds by which compute falls behind for every second that the collective beside it takes alone."""
+
+class Beside(NamedTuple):
+    """What a collective and the compute beside it do to each other (eqs. O5 and O8)."""
+
+    lost: float
+    """Seconds by which compute falls behind for every second that the collective takes alone."""
+    slower: float = 1.0
+    """How many times as long as alone the collective takes."""
 
 
 class Products(NamedTuple):
@@ -27,33 +24,41 @@ class Products(NamedTuple):
     weight_s: float
 
 
-def beside(collective_s: float, compute_s: float) -> float:
+def beside(collective_s: float, compute_s: float, effect: Beside) -> float:
     """Eq. O1: seconds that a collective adds to the compute it runs beside.
 
-    `collective_s` is its time alone. What is longer than the compute stays exposed; beside the rest the
-    compute falls behind (eq. O5).
+    `collective_s` is its time alone. What does not get through beside the compute stays exposed, at its own
+    speed again; beside the rest the compute falls behind.
     """
-    hidden = min(collective_s, compute_s)
-    return collective_s - hidden + LOST_BESIDE_NCCL.value * hidden
+    hidden = min(collective_s, compute_s / effect.slower)
+    return collective_s - hidden + effect.lost * hidden
 
 
-def pipelined(collective_s: float, product_s: float, pieces: int) -> float:
+def pipelined(collective_s: float, product_s: float, pieces: int, effect: Beside) -> float:
     """Eq. O2: a collective in `pieces` beside the product that makes or needs it.
 
     The first piece has nothing to hide behind; the others hide behind the product's other pieces.
     """
     rest = (pieces - 1) / pieces
-    return collective_s / pieces + beside(collective_s * rest, product_s * rest)
+    return collective_s / pieces + beside(collective_s * rest, product_s * rest, effect)
 
 
-def exposed_forward(gather_s: float, products: Products, tp: int, overlap: TensorOverlap) -> float:
+def exposed_forward(
+    gather_s: float, products: Products, tp: int, overlap: TensorOverlap, effect: Beside
+) -> float:
     """Eq. O3: the all-gather and reduce-scatter of half a layer, forward (`gather_s` each)."""
     both = 2.0 * gather_s
-    return pipelined(both, products.forward_s, tp) if overlap == "full" else both
+    return pipelined(both, products.forward_s, tp, effect) if overlap == "full" else both
 
 
 def exposed_backward(
-    gather_s: float, products: Products, tp: int, overlap: TensorOverlap, *, sequence_parallel: bool
+    gather_s: float,
+    products: Products,
+    tp: int,
+    overlap: TensorOverlap,
+    effect: Beside,
+    *,
+    sequence_parallel: bool,
 ) -> float:
     """Eq. O3: the collectives of half a layer, backward.
 
@@ -65,16 +70,17 @@ def exposed_backward(
         return 2.0 * gather_s
     if overlap == "full":
         moved = (3.0 if sequence_parallel else 2.0) * gather_s
-        return pipelined(moved, products.input_s + products.weight_s, tp)
+        return pipelined(moved, products.input_s + products.weight_s, tp, effect)
     if not sequence_parallel:
-        return beside(2.0 * gather_s, products.weight_s)
-    return gather_s + beside(gather_s, products.input_s) + beside(gather_s, products.weight_s)
+        return beside(2.0 * gather_s, products.weight_s, effect)
+    hidden = [beside(gather_s, window_s, effect) for window_s in (products.input_s, products.weight_s)]
+    return gather_s + hidden[0] + hidden[1]
 
 
-def behind_window(collective_s: float, window_s: float, parts: int) -> float:
+def behind_window(collective_s: float, window_s: float, parts: int, effect: Beside) -> float:
     """Eq. O4: gradients reduced (or parameters gathered) part by part behind `window_s` of compute.
 
     The last part to be ready has nothing behind which to hide.
     """
     last = collective_s / max(1, parts)
-    return last + beside(collective_s - last, window_s)
+    return last + beside(collective_s - last, window_s, effect)

@@ -7,7 +7,6 @@ from dataclasses import replace
 from math import fsum
 
 from moesim.simulator.cost.communication import TransferTime
-from moesim.simulator.cost.overlap import LOST_BESIDE_NCCL
 from moesim.simulator.cost.table import Mode, PhaseCost, TransferCost
 from moesim.simulator.model.operator import BlockKind, Phase
 
@@ -16,10 +15,12 @@ def slowed_beside(
     kind: BlockKind,
     compute: Mapping[tuple[BlockKind, Phase, Mode], PhaseCost],
     alone_s: Mapping[Phase, float],
+    lost: float,
 ) -> dict[tuple[BlockKind, Phase, Mode], PhaseCost]:
     """Compute of a block with ZeRO-3's collectives beside it, spread evenly over its phases (eq. O5).
 
-    `alone_s`: seconds that each collective takes alone.
+    `alone_s`: seconds that each collective takes alone; `lost`: seconds by which compute falls behind for
+    each of them.
     """
     out: dict[tuple[BlockKind, Phase, Mode], PhaseCost] = {}
     passes: tuple[tuple[bool, tuple[Phase, ...]], ...] = (
@@ -31,7 +32,7 @@ def slowed_beside(
         }
         total = fsum(cost.fixed_s + cost.row_s for cost in own.values())
         hidden = min(total, fsum(alone_s[phase] for phase in collectives))
-        factor = 1.0 + LOST_BESIDE_NCCL.value * hidden / total if total else 1.0
+        factor = 1.0 + lost * hidden / total if total else 1.0
         for key, cost in own.items():
             out[key] = replace(cost, fixed_s=cost.fixed_s * factor, row_s=cost.row_s * factor,
                                worst_s=max(cost.worst_s, (cost.fixed_s + cost.row_s) * factor))  # fmt: skip

@@ -64,9 +64,12 @@ class _Walker:
     def walk(self) -> list[Segment]:
         rank, time = self._end_of_step()
         position = len(self.execution.ranks[rank]) - 1
-        member = int(self.execution.ranks[rank][position].end.argmax()) if position >= 0 else 0
+        member = int(self.execution.ranks[rank][position].free.argmax()) if position >= 0 else 0
         while position >= 0 and time > 0:
             record = self.execution.ranks[rank][position]
+            if int(record.free[member]) == time:  # the rank waited for its own sends
+                self._add(rank, record.step.label, "pipeline send", int(record.end[member]), time)
+                time = int(record.end[member])
             tasks = [n for n, e in enumerate(record.ends) if int(e[member]) == time]
             if tasks:
                 member, time = self._tasks(rank, position, tasks[-1], member)
@@ -142,7 +145,7 @@ class _Walker:
     ) -> tuple[int, int, int]:
         """What the start of an action waited for: the rank's own previous action, or a neighbour's output."""
         records = self.execution.ranks[rank]
-        if position > 0 and int(records[position - 1].end[member]) == time:
+        if position > 0 and int(records[position - 1].free[member]) == time:
             return rank, position - 1, time
         (forward, backward), (fmb, bmb) = record.step.stages, record.step.microbatches
         keys = []

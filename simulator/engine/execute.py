@@ -1,4 +1,4 @@
-"""Runs programs: the only place where simulated time passes.
+"""Runs programs in SimPy: pipeline ranks as processes, their transfers on shared links (`engine/links.py`).
 
 Compute of a pipeline rank advances as vectors of member clocks; transfers are SimPy flows on shared
 links. A transfer is a barrier of its group: it starts when the slowest member is ready. Groups have
@@ -31,6 +31,9 @@ class StepRecord:
     step: PlacedStep
     start: IntVector
     end: IntVector
+    """When the last task of the action had ended."""
+    free: IntVector
+    """When the next action may start: later than `end` where the rank waits for its own sends."""
     ends: list[IntVector]
     """End of every task of the template."""
     begins: list[int]
@@ -98,16 +101,20 @@ class _Machine:
         if event is not None:
             event.succeed()
 
-    def send(self, rank: int, kind: str, stage: int, microbatch: int, ready: IntVector) -> None:
-        """Hand the output of a stage to the next one, over the NIC where that is another rank."""
+    def send(self, rank: int, kind: str, stage: int, microbatch: int, ready: IntVector) -> simpy.Event | None:
+        """Hand the output of a stage to the next one, over the NIC where that is another rank.
+
+        The event comes when the send has ended, with that moment for every member; None: nothing to wait for.
+        """
         target_stage = stage + 1 if kind == "F" else stage - 1
         if not 0 <= target_stage <= self.last_stage:
-            return
+            return None
         key = (kind, target_stage, microbatch)
         target = self.program.schedule.rank_of(target_stage, microbatch)
         if target == rank or self.send_ns == 0.0:
             self.deliver(key, ready)
-            return
+            return None
+        sent = self.env.event()
         label = f"{stage}{kind}{microbatch}"
         wires = self.program.wires
         slow = wires.send_slowness(rank, target)
@@ -120,15 +127,18 @@ class _Machine:
             def finish(_: simpy.Event) -> None:
                 took = int(self.env.now) - begin
                 self.sends.append(SendRecord(rank, target, label, begin, int(self.env.now)))
-                if not isinstance(slow, float):  # each member's send ends with its own NICs
-                    self.deliver(key, ready + np.rint(slow * (took / slow.max())).astype(np.int64))
-                    return
-                self.deliver(key, ready + took)
+                if isinstance(slow, float):
+                    when = ready + took
+                else:  # each member's send ends with its own NICs
+                    when = ready + np.rint(slow * (took / slow.max())).astype(np.int64)
+                self.deliver(key, when)
+                sent.succeed(when)
 
             assert arrived.callbacks is not None
             arrived.callbacks.append(finish)
 
         self.at(int(ready.max()), launch)
+        return sent
 
     def at(self, when_ns: int, call: Callable[[simpy.Event], None]) -> None:
         timeout = self.env.timeout(max(0, when_ns - int(self.env.now)))
@@ -146,10 +156,16 @@ class _Machine:
                     event = self.waiting[key] = self.env.event()
                     yield event
                 start = np.maximum(start, self.arrived.pop(key))
-            record = StepRecord(step, start, start, [], [], [])
+            record = StepRecord(step, start, start, start, [], [], [])
             yield from self._run_tasks(rank, step, record)
             self.records[rank].append(record)
-            free = record.end
+            record.free = record.end
+            sends = self._post(rank, step, record)
+            if self.program.schedule.awaits_sends:
+                for send in sends:
+                    sent = yield send
+                    record.free = np.maximum(record.free, sent)
+            free = record.free
 
     def _inputs(self, step: PlacedStep) -> list[tuple[str, int, int]]:
         keys = []
@@ -208,10 +224,15 @@ class _Machine:
             if number == code.backward_out:
                 self.send(rank, "B", step.stages[1], micro[1], end)
         record.end = compute if compute is communication else np.maximum(compute, communication)
+
+    def _post(self, rank: int, step: PlacedStep, record: StepRecord) -> list[simpy.Event]:
+        """Sends of the outputs that leave at the end of an action: those of other ranks that take time."""
+        code, micro, sends = step.code, step.microbatches, []
         if code.forward_out is None and code.kind in ("F", "F&B", "F&I"):
-            self.send(rank, "F", step.stages[0], micro[0], record.end)
+            sends.append(self.send(rank, "F", step.stages[0], micro[0], record.end))
         if code.backward_out is None and code.kind in ("B", "I", "F&B", "F&I"):
-            self.send(rank, "B", step.stages[1], micro[1], record.end)
+            sends.append(self.send(rank, "B", step.stages[1], micro[1], record.end))
+        return [send for send in sends if send is not None]
 
 
 def execute(program: Program) -> Execution:
@@ -225,7 +246,7 @@ def execute(program: Program) -> Execution:
 def execute_all(programs: Sequence[Program]) -> list[Execution]:
     """Run the programs of all groups together and return what happened to each.
 
-    Compute by docs/model.md, eq. E1, transfers behind their barrier by eq. E2, pipeline sends by eq. E4.
+    Compute by docs/model.md, eq. E1, transfers behind their barrier by eq. E2, pipeline sends by eqs. E4, E7.
     All programs follow one schedule on the links of one cluster. Raises RuntimeError where ranks wait for
     each other forever (a validated schedule cannot).
     """
@@ -304,7 +325,7 @@ def _synchronise(machines: list[_Machine]) -> tuple[list[SyncRecord], int]:
 
 
 def _end(steps: list[StepRecord]) -> int:
-    return int(steps[-1].end.max()) if steps else 0
+    return int(steps[-1].free.max()) if steps else 0
 
 
 def last_end(ranks: list[list[StepRecord]]) -> int:

@@ -12,6 +12,7 @@ from typing import get_args
 
 import numpy as np
 
+from moesim.hwmodels.errors import InputError
 from moesim.simulator.chunk import (
     EP_PHASES,
     WEIGHT_OF,
@@ -25,6 +26,12 @@ from moesim.simulator.engine.wires import Wires
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.schedules import Action, Overlap, Schedule
 from moesim.simulator.vectors import FloatVector, IntVector
+
+LONGEST_PHASE_S = 1e5
+"""Ninety thousand of them in series still fit into 64 bits of nanoseconds."""
+
+ROUNDING = 1e-9
+"""Mean rows of the members that are below 1 by less are all there."""
 
 NS = 1e9
 """Nanoseconds in a second: cost functions return seconds, the engine counts integer nanoseconds."""
@@ -88,17 +95,15 @@ class CompiledTemplate:
     kind: str
     tasks: tuple[CompiledTask, ...]
     forward_out: int | None
+    """Task whose end lets the activation leave; None: the end of the action."""
     backward_out: int | None
+    """The same for the gradient."""
     transfers: tuple[int, ...]
     """Positions of the transfer tasks."""
     compute_ns: tuple[FloatVector, FloatVector]
     """Compute of each side per micro-batch: mean over the members, exposed collectives left out."""
     weight_ns: FloatVector
     """Its weight-gradient part (backward side)."""
-    best_s: tuple[float, float]
-    """(compute, payload) at best-case rates."""
-    worst_s: tuple[FloatVector, FloatVector]
-    """All phases of each side in series for the slowest member at worst-case rates, per micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +130,19 @@ class Program:
     wires: Wires
     group: int = 0
     """Which expert-parallel group of each pipeline rank this is."""
+
+    def hops(self, rank: int, step: PlacedStep) -> list[tuple[int, int]]:
+        """(source, target) pipeline ranks of the sends of a step: its activation and its gradient."""
+        if self.costs.send_s == 0.0:
+            return []
+        forward = step.stages[0] + 1 if step.stages[0] >= 0 else -1
+        backward = step.stages[1] - 1 if step.code.kind != "W" else -1
+        to = [
+            self.schedule.rank_of(stage, microbatch)
+            for stage, microbatch in zip((forward, backward), step.microbatches, strict=True)
+            if 0 <= stage < self.schedule.n_stages
+        ]
+        return [(rank, target) for target in to if target != rank]
 
 
 def compile_program(
@@ -169,6 +187,9 @@ class _Compiler:
             (s, b) for s, kinds in enumerate(blocks) for b, k in enumerate(kinds) if k in ("moe", "mtp")
         ]
         self.routed = {place: number for number, place in enumerate(routed)}
+        # Where capacity dropped rows, fewer bytes travel than even load would send.
+        kept = variation.loads.mean(axis=2) if variation.loads.size else np.ones((len(routed), 1))
+        self.dropping = {number for number, rows in enumerate(kept) if float(rows.min()) < 1.0 - ROUNDING}
         micro = range(schedule.microbatches)
         # A stage of a bidirectional schedule runs on two pipeline ranks, one per direction.
         self.clock = [
@@ -224,43 +245,27 @@ class _Compiler:
                     transfer,
                 )
             )
+        late = self.schedule.awaits_sends  # outputs are posted when the whole action has ended
         return CompiledTemplate(
             kind,
             tuple(tasks),
-            template.forward_out,
-            template.backward_out,
+            None if late else template.forward_out,
+            None if late else template.backward_out,
             tuple(n for n, task in enumerate(tasks) if task.transfer is not None),
-            *self._totals(tasks, mode),
+            *self._totals(tasks),
         )
 
-    def _totals(
-        self, tasks: list[CompiledTask], mode: Mode
-    ) -> tuple[
-        tuple[FloatVector, FloatVector], FloatVector, tuple[float, float], tuple[FloatVector, FloatVector]
-    ]:
-        """Sums over a template that the report and the bounds need, for all micro-batches at once."""
+    def _totals(self, tasks: list[CompiledTask]) -> tuple[tuple[FloatVector, FloatVector], FloatVector]:
+        """Sums over a template that the report needs, for all micro-batches at once."""
         zero = np.zeros(self.schedule.microbatches)
-        compute, worst, weight = [zero.copy(), zero.copy()], [zero.copy(), zero.copy()], zero.copy()
-        best = [0.0, 0.0]
+        compute, weight = [zero.copy(), zero.copy()], zero.copy()
         for task in tasks:
-            cost = task.price
-            alone = cost.fixed_s + cost.row_s
-            if alone > 0.0:
-                slowest = task.rows_ns.max(axis=1)
-                worst[task.side] += slowest / NS * max(1.0, cost.worst_s / alone)
             if task.transfer is None:
                 mean = task.rows_ns.mean(axis=1)
-                compute[task.side] += mean - cost.exposed_s * NS
-                best[0] += cost.best_s
+                compute[task.side] += mean - task.price.exposed_s * NS
                 if task.phase in WEIGHT_OF:
                     weight += mean
-            else:
-                price = self.costs.transfer[task.kind, task.phase, mode]
-                payload = max(price.nic_s, price.scale_up_s)
-                factor = max(1.0, price.worst_s / payload) if payload else 1.0
-                worst[task.side] += price.launch_s + np.array(task.transfer.payload_ns) / NS * factor
-                best[1] += price.best_s
-        return (compute[0], compute[1]), weight, (best[0], best[1]), (worst[0], worst[1])
+        return (compute[0], compute[1]), weight
 
     def _compute_rows(self, stage: int, block: int, phase: Phase, cost: PhaseCost) -> IntVector:
         """Nanoseconds [micro-batches, members] of a compute phase at a price."""
@@ -272,7 +277,7 @@ class _Compiler:
                 seconds += cost.row_s * (1.0 if number is None else self.variation.loads[number])
             if cost.fixed_s + cost.row_s > 0.0:
                 seconds *= self.clock[stage] * self._noise(key[:3], seconds.shape)
-            self.rows[key] = np.rint(seconds * NS).astype(np.int64)
+            self.rows[key] = whole_ns(seconds)
         return self.rows[key]
 
     def _noise(self, key: tuple[int, int, Phase], shape: tuple[int, ...]) -> FloatVector | float:
@@ -296,7 +301,7 @@ class _Compiler:
             payload_ns,
             member_ns,
             cost,
-            self.wires.uniform(rank, phase, cost),
+            self.wires.uniform(rank, phase, cost) if routed not in self.dropping else None,
             load,
             node_load,
         )
@@ -315,8 +320,25 @@ class _Compiler:
             payload = np.maximum(cost.nic_s * node_load * nic, cost.scale_up_s * load * scale_up)
             payload = np.broadcast_to(payload, shape)
             slowest = (payload.max(axis=1) * NS).tolist()
-            self.payloads[key] = slowest, np.rint(payload * NS).astype(np.int64)
+            self.payloads[key] = slowest, whole_ns(payload)
         return self.payloads[key]
+
+
+def whole_ns(seconds: FloatVector) -> IntVector:
+    """Seconds as whole nanoseconds.
+
+    Raises InputError for a phase that no step has, OverflowError for what is not a duration.
+    """
+    longest = float(seconds.max(initial=0.0))
+    if longest > LONGEST_PHASE_S:
+        raise InputError(
+            f"a single phase of a micro-batch takes {longest:.3g} s with these rates and sizes; a step is "
+            f"counted in nanoseconds with phases of at most {LONGEST_PHASE_S:g} s (a day and a half): raise "
+            "peaks, bandwidths and efficiencies, or lower batch.sequence_length and parallel.microbatch"
+        )
+    if not 0.0 <= float(seconds.min(initial=0.0)) <= longest:
+        raise OverflowError(f"durations from {seconds.min():.6g} to {longest:.6g} s are none")
+    return np.rint(seconds * NS).astype(np.int64)
 
 
 def _sides(step: Action) -> tuple[Action | None, Action | None]:

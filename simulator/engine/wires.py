@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -90,7 +91,7 @@ class FoldedWires:
         return 1
 
     def uniform(self, rank: int, phase: Phase, cost: TransferCost) -> Demand:
-        """Bytes of a member with the mean load, whatever the load."""
+        """Bytes of a member that receives the mean rows, whichever member gets more."""
         amounts = (cost.nic_bytes, cost.nic_bytes, cost.scale_up_bytes, cost.scale_up_bytes)
         used = [(PORTS * rank + port, amount) for port, amount in enumerate(amounts) if amount > 0.0]
         return Demand.of(used)
@@ -98,8 +99,13 @@ class FoldedWires:
     def transfer(
         self, rank: int, phase: Phase, cost: TransferCost, load: FloatVector, node_load: FloatVector
     ) -> Demand:
-        """As `uniform`."""
-        return self.uniform(rank, phase, cost)
+        """As `uniform`, with the mean of the loads: rows that were dropped do not travel."""
+        rows, node_rows = float(load.mean()), float(node_load.mean())
+        return self.uniform(
+            rank,
+            phase,
+            replace(cost, nic_bytes=cost.nic_bytes * node_rows, scale_up_bytes=cost.scale_up_bytes * rows),
+        )
 
     def send(self, source: int, target: int, size: float) -> Demand:
         """NICs where the pipeline crosses nodes, else scale-up ports."""

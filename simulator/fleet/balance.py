@@ -42,7 +42,8 @@ class FleetMemory:
 
     def _buffers(self, part: Part) -> int:
         scenario = part.scenario
-        return expert_buffers(scenario.parallel.ep, self.shape.hidden, scenario.communication.sms).total_bytes
+        chosen = scenario.communication
+        return expert_buffers(scenario.parallel.ep, self.shape.hidden, chosen.sms, chosen.kernels).total_bytes
 
     def _report(self, part: Part, stages: StageAssignment) -> MemoryReport:
         return memory_of(part.scenario, self.shape, stages, self.ranks, self.microbatches)

@@ -8,7 +8,7 @@ from moesim.simulator.outline import AnyCluster
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class Pool(_Part):
@@ -34,3 +34,4 @@ class Fleet(_Part):
     """Pools in the order of the pipeline: the first ranks are on the first pool."""
 
     pools: tuple[Pool, ...] = Field(min_length=2)
+    """Two or more pools."""

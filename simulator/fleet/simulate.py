@@ -15,6 +15,7 @@ from moesim.simulator.engine.execute import Execution, execute
 from moesim.simulator.fleet.prepare import PreparedFleet, prepare_fleet
 from moesim.simulator.fleet.spread import Part, usd_per_hour
 from moesim.simulator.layout.stages import describe
+from moesim.simulator.model.counts import flop_per_token
 from moesim.simulator.placement import block_seconds
 from moesim.simulator.prepare import Prepared
 from moesim.simulator.report import breakdowns, mean_breakdown, pair_phases, pair_seconds, utilisation
@@ -28,7 +29,7 @@ from moesim.simulator.result import (
     StepResult,
 )
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.simulate import provenance, step_result
+from moesim.simulator.simulate import fastest_flop_per_s, kept_rows, provenance, step_result
 
 
 def simulate_fleet(scenario: Scenario) -> Result:
@@ -120,6 +121,7 @@ def pool_memory(part: Part, prepared: Prepared) -> MemoryResult:
     fullest = max(part.ranks, key=lambda rank: (by_rank[rank].total, -rank))
     return MemoryResult(
         total_bytes=by_rank[fullest].total,
+        range_bytes=by_rank[fullest].range,
         capacity_bytes=capacity,
         fits=by_rank[fullest].total <= capacity,
         by_kind_bytes=by_rank[fullest].by_kind(),
@@ -134,14 +136,18 @@ def joined_hash(hashes: Sequence[str]) -> str:
 
 def _step(fleet: PreparedFleet, time_s: float) -> StepResult:
     batch, clusters = fleet.scenario.batch, [part.cluster for part in fleet.parts]
+    recipe, shape = fleet.scenario.recipe, fleet.prepared[0].shape
     peaks = [c.n_gpus * c.accelerator.peak_flop_per_s("bf16") for c in clusters]
+    fastest = [c.n_gpus * fastest_flop_per_s(c, recipe) for c in clusters]
+    kept = kept_rows([fleet.program])
+    causal, full = (flop_per_token(shape, batch.sequence_length, half, kept) for half in (True, False))
     return step_result(
-        fleet.prepared[0].shape,
+        (causal, full),
         batch.sequences * batch.sequence_length,
-        batch.sequence_length,
         time_s,
         n_gpus=fleet.n_gpus,
         peak_flop_per_s=fsum(peaks) / fleet.n_gpus,
+        fastest_flop_per_s=fsum(fastest) / fleet.n_gpus,
         programs=[fleet.program],
     )
 

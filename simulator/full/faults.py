@@ -10,16 +10,16 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InfeasibleError, InputError
+from moesim.hwmodels.ranges import PartLeft
 from moesim.hwmodels.topologies import LinkFault, Topology
 from moesim.hwmodels.topologies.faults import FaultKind
 from moesim.simulator.vectors import FloatVector, IntVector
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
 Gpus = Annotated[int, Field(ge=0)] | tuple[Annotated[int, Field(ge=0)], ...]
 
 
@@ -28,7 +28,9 @@ class SlowGpu(_Part):
 
     kind: Literal["slow-gpu"]
     gpu: Gpus
-    speed: Fraction
+    """Number of a GPU, or a list."""
+    speed: PartLeft
+    """Share of its speed."""
 
     def __str__(self) -> str:
         """For tables."""
@@ -40,7 +42,9 @@ class Jitter(_Part):
 
     kind: Literal["jitter"]
     gpu: Gpus | Literal["all"]
+    """Number, list or `all`."""
     cv: Annotated[float, Field(gt=0.0, le=1.0)]
+    """Coefficient of variation added to its phases."""
 
     def __str__(self) -> str:
         """For tables."""
@@ -52,7 +56,9 @@ class SlowLink(_Part):
 
     kind: Literal["slow-link"]
     link: str
-    bandwidth: Fraction
+    """Which link; see below."""
+    bandwidth: PartLeft
+    """Share of its bandwidth."""
 
     def __str__(self) -> str:
         """For tables."""
@@ -64,6 +70,7 @@ class Down(_Part):
 
     kind: Literal["down"]
     link: str
+    """Which link; see below."""
 
     def __str__(self) -> str:
         """For tables."""
@@ -75,6 +82,7 @@ class NodeLoss(_Part):
 
     kind: Literal["node-loss"]
     node: Annotated[int, Field(ge=0)]
+    """Number of the node."""
 
     def __str__(self) -> str:
         """For tables."""

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from moesim.hwmodels.topologies import Topology
 from moesim.simulator.cost.table import CostTable
-from moesim.simulator.draws import MOST_MEMBERS
 from moesim.simulator.engine.program import Program, Variation, compile_program
 from moesim.simulator.full.faults import check_faults, degraded, jitter_cvs, slow_factors, surviving_groups
 from moesim.simulator.full.wires import ClusterWires
+from moesim.simulator.layout.groups import grouped_gpus
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.scenario import Scenario
@@ -37,17 +35,6 @@ class ClusterPrograms:
     topology: Topology
 
 
-def grouped_gpus(layout: Layout) -> IntVector:
-    """Global GPU numbers [pipeline rank, group, member]: expert-parallel groups, or runs of neighbours."""
-    plan, inner = layout.plan, layout.gpus_per_pipeline_rank
-    numbers = np.arange(layout.n_gpus, dtype=np.int64).reshape(plan.pp, inner)
-    if plan.ep > 1:
-        folded = numbers.reshape(plan.pp, layout.expert_dp, plan.ep, plan.expert_tp)
-        return folded.transpose(0, 1, 3, 2).reshape(plan.pp, -1, plan.ep)
-    members = max(m for m in range(1, min(inner, MOST_MEMBERS) + 1) if inner % m == 0)
-    return numbers.reshape(plan.pp, -1, members)
-
-
 def compile_groups(
     scenario: Scenario,
     layout: Layout,
@@ -62,7 +49,7 @@ def compile_groups(
     """
     cluster, faults = scenario.machine, scenario.faults
     check_faults(faults, cluster)
-    gpus = grouped_gpus(layout)
+    gpus = grouped_gpus(layout, cluster.node.scale_up_shares)
     running = surviving_groups(faults, gpus, layout.gpus_per_node)
     healthy = cluster.topology()
     topology = degraded(healthy, faults)

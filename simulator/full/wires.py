@@ -150,12 +150,13 @@ class ClusterWires:
         return exchange_pattern(topology, self.gpus[rank], self.per_node, outward, self.spreading, self.seed)
 
     def uniform(self, rank: int, phase: Phase, cost: TransferCost) -> Demand | None:
-        """Parameters go round a ring through every GPU's own ports; routed rows depend on the load."""
+        """Parameters go round a ring through all ports that work; routed rows depend on the load."""
         if phase in OUTWARD or phase in ("combine F", "dispatch B"):
             return None
+        ports = [links[self._capacity[links] > 0.0] for links in self.ports(rank)]
         used = [
             (links, np.full(len(links), amount * self.gpus_per_rank / len(links)))
-            for links, amount in zip(self.ports(rank), (cost.nic_bytes, cost.scale_up_bytes), strict=True)
+            for links, amount in zip(ports, (cost.nic_bytes, cost.scale_up_bytes), strict=True)
             if len(links) and amount > 0.0
         ]
         if not used:

@@ -25,8 +25,12 @@ sections 3.2.3 and 3.3.3).
 """
 
 E5M6_BYTES = 1.5
-SCORE_BYTES = 5.0
-"""Softmax output and dropout output in 16 bits, and one byte of mask, for every score."""
+SCORE_BYTES = 2.0
+"""Softmax output in 16 bits, for every score."""
+MASK_BYTES = 1.0
+"""Dropout mask of one element."""
+DROPPED_SCORE_BYTES = MASK_BYTES + 2.0
+"""Mask and output of the dropout of a score."""
 Role = Literal[
     "residual", "norm output", "latent", "expanded", "kept", "linear input", "swiglu output", "scores"
 ]  # fmt: skip
@@ -72,7 +76,8 @@ def cached_tensors(
     return tuple(t for t in _tensors(shape, kind, precision, policy) if t.role not in dropped)
 
 
-NOT_PRODUCTS = frozenset({"MTP norm inputs", "attention norm input", "attention output", "log-sum-exp"})
+LOG_SUM_EXP = "log-sum-exp"
+NOT_PRODUCTS = frozenset({"MTP norm inputs", "attention norm input", "attention output", LOG_SUM_EXP})
 """What the policy `op` keeps apart from outputs of products and of the all-to-all."""
 
 
@@ -128,8 +133,8 @@ def activation_bytes(
 ) -> float:
     """Bytes on one GPU that one micro-batch keeps in one block (docs/model.md, eq. M2).
 
-    Unfused attention keeps the softmax output, the dropout mask and its output too: 5 a s bytes a token
-    (arXiv 2205.05198, eq. 1), unless the policy recomputes them. Eager kernels keep more than fused ones:
+    Unfused attention keeps its scores instead of a log-sum-exp, unless the policy recomputes them, and
+    dropout its masks (eq. M9; arXiv 2205.05198, eqs. 1 to 4). Eager kernels keep more than fused ones:
     eq. M8.
     """
     tokens = plan.microbatch * sequence / plan.cp
@@ -138,21 +143,33 @@ def activation_bytes(
         "width": plan.tp,
         "none": 1,
     }
-    tensors = cached_tensors(shape, kind, precision, policy)
+    unfused = software.attention == "unfused"
+    tensors = [
+        t for t in cached_tensors(shape, kind, precision, policy) if not (unfused and t.name == LOG_SUM_EXP)
+    ]
     kept = fsum(tokens * t.bytes_per_token / cut[t.sharding] for t in tensors)
+    if software.dropout:
+        kept += tokens * MASK_BYTES * shape.hidden * _masks(kind, policy) / cut["tokens"]
     if software.kernels == "eager" and kind in ("dense", "moe", "mtp") and policy in ("none", "attention"):
         kept += tokens * _eager_bytes(shape, kind) / plan.tp
     if software.kernels == "eager" and kind == "head" and precision.loss == "fp32":
         # In the backward: log-softmax and two gradients in FP32, the narrow logits gone (12 B, not 10).
         more = 3 * row_bytes(shape.vocab, "fp32") - row_bytes(shape.vocab, precision.head)
         kept += tokens * (more - 2 * row_bytes(shape.vocab, "fp32")) / plan.tp
-    if (
-        software.attention == "unfused"
-        and kind in ("dense", "moe", "mtp")
-        and "scores" not in RECOMPUTED[policy]
-    ):
-        kept += tokens * SCORE_BYTES * shape.attention.heads / plan.tp * sequence
+    if unfused and kind in ("dense", "moe", "mtp") and "scores" not in RECOMPUTED[policy]:
+        score = SCORE_BYTES + DROPPED_SCORE_BYTES * software.dropout
+        kept += tokens * score * shape.attention.heads / plan.tp * sequence
     return kept
+
+
+def _masks(kind: BlockKind, policy: RecomputePolicy) -> int:
+    """Dropout masks as wide as the hidden state: after the embedding, after attention and after the FFN.
+
+    What recomputes pointwise work draws those of a layer again from the saved state of the generator.
+    """
+    if kind in ("embedding", "head"):
+        return int(kind == "embedding")
+    return 0 if policy in ("op", "full") else 2
 
 
 def _eager_bytes(shape: ModelShape, kind: BlockKind) -> float:
@@ -227,7 +244,7 @@ def _attention(shape: ModelShape, precision: Precision, policy: RecomputePolicy)
     out = a.heads * a.v_head_dim
     out_bytes = out * E5M6_BYTES if policy == "deepseek-v3" else row_bytes(out, "bf16")
     yield CachedTensor("attention output", out_bytes, "kept", "width")
-    yield CachedTensor("log-sum-exp", a.heads * BYTES_PER_ELEMENT["fp32"], "kept", "width")
+    yield CachedTensor(LOG_SUM_EXP, a.heads * BYTES_PER_ELEMENT["fp32"], "kept", "width")
 
 
 def _ffn_input(shape: ModelShape, precision: Precision) -> Iterator[CachedTensor]:

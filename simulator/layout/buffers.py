@@ -8,6 +8,9 @@ from moesim.simulator.layout.parallel import ParallelPlan
 from moesim.simulator.model.precision import row_bytes
 from moesim.simulator.model.shape import ModelShape
 
+DEEPEP = "deepep"
+"""Beginning of the names of its generations in `communication.kernels`."""
+
 PEERS = 8
 """NVLink peers that DeepEP's normal kernels are written for."""
 
@@ -40,14 +43,17 @@ class ExpertBuffers:
         return self.nvlink_bytes + self.rdma_bytes
 
 
-def expert_buffers(ep: int, hidden: int, sms: int) -> ExpertBuffers:
+def expert_buffers(ep: int, hidden: int, sms: int, kernels: str) -> ExpertBuffers:
     """Buffers of DeepEP's normal kernels for BF16 rows: 377.7 and 336.0 MB for EP64, 20 SMs, hidden 7168.
+
+    Only kernels of DeepEP have them: NCCL's all-to-all sends from and receives into the tensors of the
+    block, and its channels are the framework's (`layout.memory`); dedicated engines take no SMs.
 
     Two SMs are one channel; each channel has a ring for each NVLink peer, and a send and a receive ring
     for each node. A slot holds the row, its source, 128 expert indices, weights and scales (DeepEP@
     567632dd5981 csrc/config.hpp). Without expert parallelism there are none.
     """
-    if ep <= 1:
+    if ep <= 1 or sms == 0 or not kernels.startswith(DEEPEP):
         return ExpertBuffers(0, 0, None)
     size = next((s for s in RING_TOKENS if s >= ep), max(RING_TOKENS))
     note = None

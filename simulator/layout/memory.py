@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from math import fsum
 
 from moesim.hwmodels.errors import InfeasibleError, InputError
-from moesim.hwmodels.provenance import SourcedBytes
+from moesim.hwmodels.provenance import SourcedBytes, SourcedFraction
 from moesim.simulator.layout.activations import RecomputePolicy, activation_bytes, working_bytes
 from moesim.simulator.layout.buffers import expert_buffers, pipeline_buffer_bytes
 from moesim.simulator.layout.parallel import Layout
@@ -21,10 +21,22 @@ from moesim.simulator.software import PLAIN, Software
 FRAMEWORK_BYTES = SourcedBytes(
     value=3.0e9,
     kind="assumed",
-    source="CUDA context, NCCL and NVSHMEM channels, cuBLAS workspaces and allocator slack of one process; "
-    "a round figure, not measured on the H800",
+    source="CUDA context, channels and buffers of NCCL and NVSHMEM, workspaces of cuBLAS and cuDNN: what one "
+    "process holds outside the allocator of its tensors; round figures, not measured",
     date="2026-11-20",
+    between=(1.0e9, 6.0e9),
+    note="from a context and one communicator to a dozen communicators with their buffers",
 )
+ALLOCATOR_SLACK = SourcedFraction(
+    value=0.19,
+    kind="measured",
+    source="simulator/data/published/h200-runs.csv: reserved over active bytes less 1 at the peak of five "
+    "torchtitan runs on 8x NVIDIA H200 (driver 580.159.04, torch 2.11.0), median; least and most of the five",
+    date="2026-11-20",
+    between=(0.13, 0.37),
+    note="none of the runs was short of memory: an allocator gives cached blocks back before it fails",
+)
+"""Bytes that the allocator of the framework holds beyond those in use, over those in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +80,19 @@ class RankMemory:
         """All kinds together."""
         return fsum(self.by_kind().values())
 
+    @property
+    def range(self) -> tuple[float, float]:
+        """Least and most that they take (docs/model.md, eq. M10).
+
+        Least: the framework at the low end of its range, and an allocator without gaps. Most: the framework
+        at the high end, and the allocator with the most slack that was measured.
+        """
+        low, high = FRAMEWORK_BYTES.between or (self.framework, self.framework)
+        slack = (ALLOCATOR_SLACK.between or (0.0, 0.0))[1]
+        tensors = self.total - self.framework - self.communication_buffers
+        other = self.total - self.framework
+        return other + low, other + high + slack * tensors
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
@@ -93,6 +118,7 @@ def memory_by_kind(
     sequence: int,
     recompute: RecomputePolicy,
     communication_sms: int,
+    kernels: str,
     capacity_bytes: float,
     redundant_experts: int = 0,
     software: Software = PLAIN,
@@ -102,6 +128,7 @@ def memory_by_kind(
 
     `ranks[r]` names the stages of pipeline rank r; a stage that several ranks hold (DualPipe) has its
     states sharded over all of its copies. Tokens are spread evenly; skew of the routing is not included.
+    `kernels`: of the expert-parallel communication, as in the scenario.
     `redundant_experts` replicas beyond one an expert count as experts, states included (eq. M6).
     With `single_pass` (one micro-batch, no pipeline) gradients come while activations go: the larger counts.
     Raises InputError where the ranks do not cover the stages.
@@ -112,7 +139,7 @@ def memory_by_kind(
             f"the pipeline ranks hold stages {sorted(copies)}, but the model is cut into "
             f"{len(assignment.stages)} stages, 0 to {len(assignment.stages) - 1}"
         )
-    expert = expert_buffers(layout.plan.ep, shape.hidden, communication_sms)
+    expert = expert_buffers(layout.plan.ep, shape.hidden, communication_sms, kernels)
     notes = (expert.note,) if expert.note and any(assignment.stages_with("moe")) else ()
     by_rank = []
     seen: dict[object, tuple[tuple[float, float, float], list[float], float]] = {}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from math import fsum
 
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.shape import GQA, MLA, ModelShape
@@ -146,18 +148,36 @@ def parameters_activated(shape: ModelShape, embedding: bool) -> int:
     return parts.total if embedding or shape.tied_embeddings else parts.total - parts.embedding
 
 
-def flop_per_token(shape: ModelShape, sequence: int, causal: bool) -> float:
+def flop_per_token(shape: ModelShape, sequence: int, causal: bool, kept_rows: float = 1.0) -> float:
     """Model FLOPs of one training token, forward and backward, in the convention of published MFUs.
 
     Eq. F2: 6 x the matrix parameters that a token uses (no embedding, router, norms, MTP or indexer, no
     recompute) plus 3 x the attention products, halved when only the causal half counts. Reproduces
-    249.8 and 280.5 GF for DeepSeek-V3 at 4,096 tokens (arXiv 2505.09343v2, tables 2 and 4).
+    249.8 and 280.5 GF for DeepSeek-V3 at 4,096 tokens (arXiv 2505.09343v2, tables 2 and 4). `kept_rows`:
+    share of the routed rows that capacity did not drop; the others compute nothing.
     """
     parts = parameters_by_component(shape, activated=True)
     weights = parts.products - shape.n_layers * indexer_parameters(shape)
     if shape.tied_embeddings:
         weights += shape.vocab * shape.hidden
-    return 6.0 * weights + attention_flop_per_token(shape, sequence, causal)
+    computed = weights - (1.0 - kept_rows) * parts.routed_experts
+    return 6.0 * computed + attention_flop_per_token(shape, sequence, causal)
+
+
+def blocks_flop_per_token(
+    shape: ModelShape, kinds: Sequence[BlockKind], sequence: int, causal: bool, kept_rows: float = 1.0
+) -> float:
+    """`flop_per_token` of some blocks alone: their layers, and one head where they hold any.
+
+    Embeddings and MTP modules, which have a head of their own, are not in it.
+    """
+    layers = [block_parameters(shape, kind, activated=True) for kind in kinds if kind in ("dense", "moe")]
+    weights = fsum(
+        p.products - indexer_parameters(shape) - (1.0 - kept_rows) * p.routed_experts for p in layers
+    )
+    head = block_parameters(shape, "head").products if "head" in kinds else 0
+    attention = attention_flop_per_token(shape, sequence, causal) * len(layers) / shape.n_layers
+    return 6.0 * (weights + head) + attention
 
 
 def attention_flop_per_token(shape: ModelShape, sequence: int, causal: bool) -> float:

@@ -54,6 +54,7 @@ def block_operators(
     recompute: str = "selective",
     redundant_experts: int = 0,
     unfused_attention: bool = False,
+    dropout: bool = False,
     expert_tp: int = 1,
     sequence_parallel: bool = True,
 ) -> dict[Phase, tuple[Operator, ...]]:
@@ -63,9 +64,9 @@ def block_operators(
     tokens of one sequence, for the causal core attention. `received_rows`: expert rows that this rank
     computes; `received_tokens`: distinct tokens behind them (expected for uniform routing by default).
     `redundant_experts`: replicas beyond one an expert, which all ranks share evenly. `unfused_attention`:
-    scores through memory, as before flash attention. `expert_tp`: ranks that split an expert's FFN, each
-    for the received rows of all of them. `sequence_parallel`: norms, residuals and the like are split over
-    the tensor-parallel ranks; without it each does all of them.
+    scores through memory, as before flash attention, with `dropout` in a kernel of its own. `expert_tp`:
+    ranks that split an expert's FFN, each for the received rows of all of them. `sequence_parallel`:
+    norms, residuals and the like are split over the tensor-parallel ranks; without it each does all of them.
     The result is cached: do not change it. Raises InputError for an unknown recompute policy, a MoE
     block without rows, and a TP that does not divide heads or FFN widths.
     """
@@ -84,6 +85,7 @@ def block_operators(
         recompute,
         redundant_experts,
         unfused_attention,
+        dropout,
         precision.linear == "fp8" and precision.scaling == "tensor",
         expert_tp,
         sequence_parallel,

@@ -48,6 +48,8 @@ class Work:
     """Replicas of experts beyond one each, over all ranks."""
     unfused: bool = False
     """Attention scores go through memory instead of staying in a fused kernel."""
+    dropout: bool = False
+    """A dropout kernel works on these scores."""
     fp8_tensor: bool = False
     """FP8 products with one scale a tensor."""
     expert_tp: int = 1

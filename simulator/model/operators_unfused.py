@@ -13,20 +13,13 @@ MASK_BYTES = 1.0
 
 
 def unfused_forward(w: Work) -> list[Operator]:
-    """Scores, softmax, dropout, values. Eq. O7: both products take 2 T a s d FLOPs, none halved."""
+    """Scores, softmax, any dropout, values. Eq. O7: both products take 2 T a s d FLOPs, none halved."""
     a = w.shape.attention
     scores = _scores(w)
     return [
         _product(w, "attention.scores", "F", a.qk_head_dim, writes=scores),
         move("attention.softmax", "elementwise", "F", scores * BF16, scores * BF16, variant="softmax"),
-        move(
-            "attention.dropout",
-            "elementwise",
-            "F",
-            scores * BF16,
-            scores * (BF16 + MASK_BYTES),
-            variant="mask",
-        ),
+        *([_dropout(w, "attention.dropout", "F")] if w.dropout else []),
         _product(w, "attention.values", "F", a.v_head_dim, reads=scores),
     ]
 
@@ -40,10 +33,7 @@ def unfused_backward(w: Work) -> list[Operator]:
         *repeated,
         _product(w, "attention.values.dscores", "I", a.v_head_dim, writes=scores),
         _product(w, "attention.values.dv", "I", a.v_head_dim, reads=scores),
-        move(
-            "attention.dropout.backward", "elementwise", "I", scores * (BF16 + MASK_BYTES), scores * BF16,
-            variant="mask",
-        ),
+        *([_dropout(w, "attention.dropout.backward", "I")] if w.dropout else []),
         move(
             "attention.softmax.backward", "elementwise", "I", 2 * scores * BF16, scores * BF16,
             variant="softmax",
@@ -51,6 +41,13 @@ def unfused_backward(w: Work) -> list[Operator]:
         _product(w, "attention.scores.dq", "I", a.qk_head_dim, reads=scores),
         _product(w, "attention.scores.dk", "I", a.qk_head_dim, reads=scores),
     ]  # fmt: skip
+
+
+def _dropout(w: Work, name: str, d: Direction) -> Operator:
+    """A mask is written with the scores going forward, and read with their gradient coming back."""
+    narrow, wide = _scores(w) * BF16, _scores(w) * (BF16 + MASK_BYTES)
+    reads, writes = (narrow, wide) if d == "F" else (wide, narrow)
+    return move(name, "elementwise", d, reads, writes, variant="mask")
 
 
 def _scores(w: Work) -> float:

@@ -16,29 +16,37 @@ FP8_TILE = 128
 class Precision(BaseModel):
     """A precision recipe; the presets `fp8` and `bf16` are in `PRECISIONS`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     linear: Literal["fp8", "bf16"]
+    """Format of the products of linear layers and experts."""
     scaling: Literal["tile", "tensor"] = "tile"
     """FP8 scales: one for 1x128 elements, cast anew for every product (DeepSeek-V3); or one a tensor, casts
     fused into the kernels before and weights cast once a step (Transformer Engine)."""
     head: Literal["bf16", "fp32"] = "bf16"
+    """Format of the output head."""
     loss: Literal["bf16", "fp32"] = "bf16"
     """`fp32`: logits are copied to FP32 before the loss, and its gradient back."""
     parameters: Literal["bf16", "fp8", "fp32"] = "bf16"
     """Format of the copy that forward and backward read."""
     master_weights: Format = "fp32"
+    """Format of the copy that the optimizer updates."""
     gradients: Format = "fp32"
+    """Format of the accumulated gradients."""
     gradients_twice: bool = False
     """A BF16 gradient of autograd stays beside the one that is accumulated (DeepSpeed's BF16 optimizer)."""
     moments: Format = "fp32"
+    """Format of both Adam moments."""
     dispatch: Literal["fp8", "bf16"] = "bf16"
     """Payload of dispatch forward and of the gradient that the backward of combine sends."""
     combine: Literal["fp8", "bf16"] = "bf16"
+    """Payload of combine forward and of the gradient that the backward of dispatch sends."""
     activation_cache: Literal["fp8", "bf16"] = "bf16"
+    """Format of the activations kept for the backward of linear layers."""
     gradient_reduce: Literal["fp32", "bf16"] = "fp32"
     """Format of the data-parallel reduce-scatter."""
     parameter_gather: Literal["fp32", "bf16", "fp8"] = "bf16"
+    """Format of the parameters that are gathered after the optimizer (ZeRO)."""
 
     @property
     def gradient_bytes(self) -> float:

@@ -16,6 +16,8 @@ from moesim.simulator.planner.spread import Spread
 
 Array = npt.NDArray[np.float64]
 
+ROUTED: frozenset[Phase] = frozenset({"mlp F", "mlp I", "mlp W"})
+"""Compute that grows with received rows."""
 
 _NOTHING = PhaseCost(0.0)
 
@@ -38,6 +40,7 @@ class ActionBook:
     order: OverlapOrder
     _times: dict[object, ActionTimes] = field(default_factory=dict)
     _read: dict[object, tuple[Array, Array]] = field(default_factory=dict)
+    _computed: dict[object, tuple[Array, Array, Array]] = field(default_factory=dict)
     _phases: dict[BlockKind, frozenset[Phase]] = field(default_factory=dict)
     _spread: dict[str, Array] = field(default_factory=dict)
 
@@ -58,31 +61,54 @@ class ActionBook:
     def _walk(
         self, kind: ActionKind, template: Template, sides: tuple[Sequence[BlockKind], Sequence[BlockKind]]
     ) -> ActionTimes:
-        """Both streams in order, every transfer behind the barrier of its group (eqs. E1, E2 and P3)."""
+        """Both streams in order, every transfer behind the barrier of its group (eqs. E1, E2, P3 and P5).
+
+        Times are of members [members, plans]: the mean one, and where load lasts the one with the most rows
+        of each block, which falls behind in all that it computes.
+        """
         mode: Mode = "beside" if "&" in kind else "alone"
-        zero = np.zeros(len(self.tables))
+        hot = self._hot_members(template)
+        zero = np.zeros((1 + len(hot), len(self.tables)))
         free = {"compute": zero, "communication": zero}
         ends: list[Array] = []
         lags: list[Array] = []
+        late: dict[tuple[int, int], tuple[Array, Array]] = {}  # of each side and block since its last barrier
         for task in template.tasks:
-            block = sides[task.side][task.block]
-            own, lag = self._compute(block, task)
+            block, place = sides[task.side][task.block], (task.side, task.block)
+            own, from_run, from_rows = self._compute(block, task)
+            if place in hot:
+                own = np.repeat(own[None], len(zero), axis=0)
+                own[hot[place]] += from_rows
+                from_rows = zero[0]
             ready = free[task.stream]
             if not self._moves(block, task.phase, mode):
                 for dep in task.deps:
                     ready = np.maximum(ready, ends[dep])
                 end = ready + own
+                # Runs differ from phase to phase; a block has the same rows in all of its phases.
+                before = late.get(place, (zero[0], zero[0]))
+                late[place] = before[0] + from_run * from_run, before[1] + from_rows
+                lag = np.sqrt(late[place][0] + late[place][1] * late[place][1])
             else:
                 for dep in task.deps:
                     ready = np.maximum(ready, ends[dep] + lags[dep])
-                end = ready + own + lag + self._transfer(block, task.phase, mode)
-                lag = zero
+                lag = np.sqrt(from_run * from_run + from_rows * from_rows)
+                meet = (ready + own + lag).max(axis=0)
+                end = np.broadcast_to(meet + self._transfer(block, task.phase, mode), zero.shape)
+                lag, late[place] = zero[0], (zero[0], zero[0])
             free[task.stream] = end
             ends.append(end)
             lags.append(lag)
         whole = np.maximum(free["compute"], free["communication"])
         out = [whole if n is None else ends[n] for n in (template.forward_out, template.backward_out)]
-        return ActionTimes(whole, out[0], out[1])
+        return ActionTimes(whole.max(axis=0), out[0].max(axis=0), out[1].max(axis=0))
+
+    def _hot_members(self, template: Template) -> dict[tuple[int, int], int]:
+        """Member with the most rows of each (side, block) that sends tokens, where load lasts."""
+        if not self.spreads[0].lasting:
+            return {}
+        routed = dict.fromkeys((t.side, t.block) for t in template.tasks if t.phase in ROUTED)
+        return {place: 1 + n for n, place in enumerate(routed)}
 
     def _phases_of(self, kind: BlockKind) -> frozenset[Phase]:
         if kind not in self._phases:
@@ -94,23 +120,23 @@ class ActionBook:
             self._spread[name] = np.array([getattr(spread, name) for spread in self.spreads])
         return self._spread[name]
 
-    def _compute(self, kind: BlockKind, task: Task) -> tuple[Array, Array]:
-        """Compute of a task at the pace of the slowest GPU, and how much later the slowest member is done.
+    def _compute(self, kind: BlockKind, task: Task) -> tuple[Array, Array, Array]:
+        """Compute of a task at the pace of the slowest GPU, and how much later its slowest run and the member
+        with the most rows are done.
 
         In a pair a share of it runs beside busy communication SMs (eq. E6).
         """
         key = (kind, task.phase, task.beside)
-        if key not in self._read:
+        if key not in self._computed:
             if task.beside is None:
                 fixed, row = self._price(kind, task.phase, "alone")
             else:
                 quiet, busy = (self._price(kind, task.phase, mode) for mode in ("quiet", "beside"))
                 fixed, row = (q + task.beside * (b - q) for q, b in zip(quiet, busy, strict=True))
-            own = (fixed + row) * (1.0 + self._spread_of("clock"))
-            from_run, from_rows = (fixed + row) * self._spread_of("jitter"), row * self._spread_of("rows")
-            lag = np.sqrt(from_run * from_run + from_rows * from_rows)
-            self._read[key] = own, lag
-        return self._read[key]
+            kept = fixed + row * (self._spread_of("kept") + self._spread_of("hot"))
+            own = kept * (1.0 + self._spread_of("clock"))
+            self._computed[key] = own, kept * self._spread_of("jitter"), row * self._spread_of("rows")
+        return self._computed[key]
 
     def _price(self, kind: BlockKind, phase: Phase, mode: str) -> tuple[Array, Array]:
         """Seconds of a phase: what does not and what does grow with received rows; 0 where there is none."""
@@ -129,8 +155,9 @@ class ActionBook:
         if key not in self._read:
             costs = [table.transfer[kind, phase, mode] for table in self.tables]
             routed = phase not in ("gather F", "gather B", "scatter W")
-            nic = np.array([c.nic_s for c in costs]) * (1.0 + routed * self._spread_of("node_payload"))
-            up = np.array([c.scale_up_s for c in costs]) * (1.0 + routed * self._spread_of("payload"))
+            rows = self._spread_of("kept") if routed else 1.0
+            nic = np.array([c.nic_s for c in costs]) * (rows + routed * self._spread_of("node_payload"))
+            up = np.array([c.scale_up_s for c in costs]) * (rows + routed * self._spread_of("payload"))
             total = np.array([c.launch_s for c in costs]) + np.maximum(nic, up)
             self._read[key] = total, total
         return self._read[key][0]

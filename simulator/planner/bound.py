@@ -12,8 +12,10 @@ from moesim.simulator.layout.activations import RecomputePolicy
 from moesim.simulator.layout.parallel import ParallelPlan
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.precision import Precision
+from moesim.simulator.planner.expert_loads import ExpertLoads
 from moesim.simulator.planner.frames import Frame
 from moesim.simulator.planner.pattern import Key, Pattern
+from moesim.simulator.planner.placements import Placement
 from moesim.simulator.planner.prices import ACTIONS, Cell, PriceBook, action_seconds
 from moesim.simulator.planner.spread import members
 
@@ -34,8 +36,10 @@ class BoundBook:
     policies: Sequence[RecomputePolicy]
     sms: Sequence[int]
     zero_stages: Sequence[int]
-    _compute: dict[Cell, Array] = field(default_factory=dict)
-    _transfer: dict[Cell, Array] = field(default_factory=dict)
+    loads: ExpertLoads
+    placements: Sequence[Placement]
+    _compute: dict[tuple[Cell, float], Array] = field(default_factory=dict)
+    _transfer: dict[tuple[Cell, float], Array] = field(default_factory=dict)
 
     @property
     def classes(self) -> tuple[RecomputePolicy, ...]:
@@ -47,23 +51,33 @@ class BoundBook:
         """Position of each policy among the classes."""
         return [self.classes.index(self.book.arithmetic(p)) for p in self.policies]
 
-    def compute(self, plan: ParallelPlan) -> Array:
-        """Seconds of a block alone [precisions, classes, kinds, F I W, compute and small kernels]."""
-        cell = Cell.of(plan)
+    def kept(self, frame: Frame) -> float:
+        """Share of the routed rows that capacity leaves at least, whatever the placement of the experts."""
+        return self.loads.least_kept(frame, self.placements)
+
+    def compute(self, plan: ParallelPlan, kept: float = 1.0) -> Array:
+        """Seconds of a block alone [precisions, classes, kinds, F I W, compute and small kernels].
+
+        `kept`: share of the routed rows that are computed.
+        """
+        cell = Cell.of(plan), kept
         if cell not in self._compute:
             rows = []
             for recipe in self.recipes:
                 tables = [self.book.alone(plan, recipe, policy) for policy in self.classes]
-                rows.append([[_actions(action_seconds(t, k)) for k in self.book.kinds] for t in tables])
+                rows.append([[_actions(action_seconds(t, k, kept)) for k in self.book.kinds] for t in tables])
             self._compute[cell] = np.array(rows)
         return self._compute[cell]
 
-    def transfer(self, plan: ParallelPlan) -> Array:
+    def transfer(self, plan: ParallelPlan, kept: float = 1.0) -> Array:
         """Seconds of the transfers of a block with experts, alone [precisions, sms, F and I]."""
-        cell = Cell.of(plan)
+        cell = Cell.of(plan), kept
         if cell not in self._transfer:
             self._transfer[cell] = np.array(
-                [[self.book.transfer_s(plan, recipe, sms) for sms in self.sms] for recipe in self.recipes]
+                [
+                    [self.book.transfer_s(plan, recipe, sms, kept) for sms in self.sms]
+                    for recipe in self.recipes
+                ]
             )
         return self._transfer[cell]
 
@@ -77,11 +91,13 @@ class BoundBook:
         """Seconds that a step needs at least [frames, precisions, classes, sms, ZeRO stages] (eq. P1).
 
         For each of a few ranks: the forwards before its first action, its own work alone on all SMs
-        with even loads, the input gradients after its last, and the end of the step; a pair takes the
-        longer of its compute and its transfers. Sends, skew and interference only add to that.
+        with even loads, dropped rows left out, the input gradients after its last, and the end of the
+        step; a pair takes the longer of its compute and its transfers. Sends, skew and interference only
+        add to that.
         """
-        compute = np.array([self.compute(f.plan) for f in frames])
-        transfer = np.array([self.transfer(f.plan) for f in frames])
+        kept = [self.kept(f) for f in frames]
+        compute = np.array([self.compute(f.plan, k) for f, k in zip(frames, kept, strict=True)])
+        transfer = np.array([self.transfer(f.plan, k) for f, k in zip(frames, kept, strict=True)])
         stages = _Stages(self.book, assignment, compute, transfer)
         count = np.array([f.microbatches for f in frames], dtype=np.float64)
         cv = self.book.scenario.variation.clock_cv.value
@@ -102,13 +118,14 @@ class BoundBook:
     ) -> tuple[Array, Array]:
         """Reduction [frames, precisions, ZeRO stages, ranks]; norm, optimizer and gather of the slowest rank.
 
-        Those of ZeRO-1 stand for 0, which does more, and for 2, which does the same; 0 s stand for ZeRO-3,
-        whose traffic is inside the step. Where collectives hide behind compute, the longest is taken: with
-        full recompute and copied parameters.
+        Without ZeRO the gradients are all-reduced; the ends of ZeRO-1 stand for 2, which does the same; 0 s
+        stand for ZeRO-3, whose traffic is inside the step. Where collectives hide behind compute, the longest
+        is taken: with full recompute and copied parameters.
         """
         layers = assignment.layers_per_stage
         software = self.book.scenario.software
-        zero = 2 if software.parameters_copied else 1
+        sharded = 2 if software.parameters_copied else 1
+        stages = [zero if zero in (0, 3) else sharded for zero in self.zero_stages]
         seen: dict[tuple[int, ...], tuple[Array, Array]] = {}
         keys = [
             (f.plan.tp, f.plan.ep, f.plan.expert_tp)
@@ -117,14 +134,17 @@ class BoundBook:
         ]
         for key, frame in zip(keys, frames, strict=True):
             if key not in seen:
-                plan = frame.plan.model_copy(update={"zero_stage": zero})
-                costs = [self.book.sync(plan, r, "full", pattern, layers, assignment) for r in self.recipes]
-                slowest = [max(c.norm_s + c.optimizer_s + c.gather_s for c in ranks) for ranks in costs]
-                seen[key] = np.array([[c.reduce_s for c in ranks] for ranks in costs]), np.array(slowest)
-        counts = np.array([float(zero < 3) for zero in self.zero_stages])
-        reduce = np.array([seen[key][0] for key in keys])
-        update = np.array([seen[key][1] for key in keys])
-        return reduce[:, :, None, :] * counts[:, None], update[:, :, None] * counts
+                reduce, update = np.zeros((2, len(self.recipes), len(stages), pattern.pp))
+                for s, zero in enumerate(stages):
+                    if zero == 3:
+                        continue
+                    plan = frame.plan.model_copy(update={"zero_stage": zero})
+                    for r, recipe in enumerate(self.recipes):
+                        costs = self.book.sync(plan, recipe, "full", pattern, layers, assignment)
+                        reduce[r, s] = [c.reduce_s for c in costs]
+                        update[r, s] = [c.norm_s + c.optimizer_s + c.gather_s for c in costs]
+                seen[key] = reduce, update.max(axis=-1)
+        return np.array([seen[key][0] for key in keys]), np.array([seen[key][1] for key in keys])
 
     def sharded(self, frames: Sequence[Frame], pattern: Pattern, assignment: StageAssignment) -> Array:
         """Seconds of ZeRO-3's gathers and scatters and all transfers, at least [frames, precisions, sms].
@@ -138,7 +158,7 @@ class BoundBook:
             for key, plan in plans.items()
         }
         price = np.array([each[f.plan.tp, f.plan.ep, f.plan.expert_tp] for f in frames])
-        transfer = np.array([self.transfer(f.plan) for f in frames])
+        transfer = np.array([self.transfer(f.plan, self.kept(f)) for f in frames])
         count = np.array([f.microbatches for f in frames], dtype=np.float64)
         most = np.zeros((len(frames), len(self.recipes), len(self.sms)))
         for first, last in zip(pattern.counts[0], pattern.counts[-1], strict=True):

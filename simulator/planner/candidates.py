@@ -75,7 +75,9 @@ def find_candidates(
     book = books[min(books)]
     loads = ExpertLoads(scenario, shape)
     space = _priceable(book, frames, space, refused)
-    bounds = BoundBook(book, space.recipes, space.recompute, space.sms, space.zero_stage)
+    bounds = BoundBook(
+        book, space.recipes, space.recompute, space.sms, space.zero_stage, loads, space.placement
+    )
     memory = MemoryBook(
         shape,
         batch.sequence_length,
@@ -84,6 +86,7 @@ def find_candidates(
         space.sms,
         space.zero_stage,
         scenario.software,
+        scenario.communication.kernels,
     )
     by_pattern: dict[int, list[Frame]] = {}
     for frame in frames:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.layout.expert_load import LoadSpec, draw_rank_loads
+from moesim.simulator.layout.expert_load import LoadSpec, RankLoads, draw_rank_loads
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.stages import blocks_of
 from moesim.simulator.model.shape import ModelShape
@@ -23,7 +24,31 @@ from moesim.simulator.routing_load import (
 from moesim.simulator.scenario import Scenario
 
 SAMPLED_MICROBATCHES = 4
-"""Micro-batches of every routed layer from which the load of the slowest rank is averaged."""
+"""Micro-batches of every routed layer from which loads are averaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """Rows of the ranks of a group over even routing, of which `kept` are left on the mean.
+
+    `rank` and `node`: what the one with the most rows has above that, mean over layers and micro-batches;
+    `hot`: what the rank with the most rows in all layers together has; `least`: the mean of the ranks where
+    most is dropped.
+    """
+
+    kept: float
+    rank: float
+    node: float
+    hot: float
+    least: float
+
+    @classmethod
+    def of(cls, loads: RankLoads) -> _Load:
+        """Of drawn rows."""
+        rows, kept = loads.rows, min(1.0, float(loads.rows.mean()))
+        rank, node = (max(0.0, float(part.max(axis=1).mean()) - kept) for part in (rows, loads.node_rows))
+        hot = float(rows.mean(axis=0).max()) - kept
+        return cls(kept, rank, node, max(0.0, min(rank, hot)), min(1.0, float(rows.mean(axis=1).min())))
 
 
 @dataclass(slots=True)
@@ -35,7 +60,7 @@ class ExpertLoads:
     _popularity: Popularity | None = None
     _problems: dict[object, str | None] = field(default_factory=dict)
     _specs: dict[object, LoadSpec] = field(default_factory=dict)
-    _uneven: dict[object, tuple[float, float]] = field(default_factory=dict)
+    _loads: dict[object, _Load] = field(default_factory=dict)
 
     def problem(self, layout: Layout, placement: Placement) -> str | None:
         """Why a plan cannot have a placement; None where it can."""
@@ -67,18 +92,36 @@ class ExpertLoads:
         moe = self.shape.moe
         if moe is None or frame.plan.ep == 1 or not given_load(scenario.routing):
             return plain
-        rows = frame.plan.microbatch * scenario.batch.sequence_length / (frame.plan.cp * frame.plan.tp)
-        rank, node = self._slowest(scenario, frame, placement, rows * moe.top_k)
-        return Spread(plain.clock, plain.jitter, rank, rank, node)
+        load = self._load(scenario, frame, placement)
+        return Spread(
+            plain.clock,
+            plain.jitter,
+            max(0.0, load.rank - load.hot),
+            load.rank,
+            load.node,
+            load.kept,
+            load.hot,
+            lasting=True,
+        )
 
-    def _slowest(
-        self, scenario: Scenario, frame: Frame, placement: Placement, rows: float
-    ) -> tuple[float, float]:
-        """Mean over layers of what the rank, and the node, with the most rows has above the mean."""
+    def least_kept(self, frame: Frame, placements: Sequence[Placement]) -> float:
+        """Rows that capacity leaves in the layer and micro-batch with the most drops, with any placement.
+
+        1 where nothing is dropped.
+        """
+        if self.scenario.routing.capacity is None or self.shape.moe is None or frame.plan.ep == 1:
+            return 1.0
+        legal = [p for p in placements if self.problem(frame.layout, p) is None]
+        loads = [self._load(with_placement(self.scenario, p), frame, p) for p in legal]
+        return min((load.least for load in loads), default=1.0)
+
+    def _load(self, scenario: Scenario, frame: Frame, placement: Placement) -> _Load:
+        """Rows of one group, drawn as the engine draws them for a few micro-batches."""
         plan, moe = frame.plan, self.shape.moe
         assert moe is not None
+        rows = plan.microbatch * scenario.batch.sequence_length / (plan.cp * plan.tp) * moe.top_k
         which = (plan.ep, plan.expert_tp, placement)
-        if (which, rows) not in self._uneven:
+        if (which, rows) not in self._loads:
             layers = sum(block.kind in ("moe", "mtp") for block in blocks_of(self.shape))
             if self._popularity is None:
                 self._popularity = popularity_of(scenario, moe, layers)
@@ -97,6 +140,5 @@ class ExpertLoads:
                 top_k=moe.top_k,
                 rows_per_rank=rows,
             )
-            above = (max(0.0, float(part.max(axis=1).mean()) - 1.0) for part in (loads.rows, loads.node_rows))
-            self._uneven[which, rows] = next(above), next(above)
-        return self._uneven[which, rows]
+            self._loads[which, rows] = _Load.of(loads)
+        return self._loads[which, rows]

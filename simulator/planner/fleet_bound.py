@@ -26,8 +26,9 @@ class PoolSeconds:
     def __init__(self, book: BoundBook, frame: Frame, recipe: int, policy: int) -> None:
         """`recipe` and `policy` are positions in the book's lists."""
         self.kinds, self.routed = book.book.kinds, book.book.routed
-        self.compute = book.compute(frame.plan)[recipe, book.class_of[policy]]
-        self.moved = book.transfer(frame.plan)[recipe, 0]
+        kept = book.kept(frame)
+        self.compute = book.compute(frame.plan, kept)[recipe, book.class_of[policy]]
+        self.moved = book.transfer(frame.plan, kept)[recipe, 0]
         self.weights = {
             kind: float(w)
             for kind, w in zip(

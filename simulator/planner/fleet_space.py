@@ -115,22 +115,16 @@ def legal_fleet_frames(
             f"parallel.pp does not spread over the fleet: a multiple of {pools.unit} that divides its GPUs"
         )
         refused.add(reason, size // len(space.pp), f"PP{pp}")
-    for name, vpp in space.schedules:
-        if name == "dualpipe":
-            reason = "schedule dualpipe keeps every stage in two pools"
-            legal = sum(not (pp % pools.unit or pools.total % pp) for pp in space.pp)
-            count = size * legal // len(space.pp) // len(space.schedules)
-            refused.add(reason, count, f"VPP{vpp} dualpipe")
-    kept = replace(
-        space,
-        pp=tuple(pp for pp in space.pp if not (pp % pools.unit or pools.total % pp)),
-        schedule=tuple(name for name in space.schedule if name != "dualpipe"),
-    )
-    if not kept.pp or not kept.schedule:
+    kept = replace(space, pp=tuple(pp for pp in space.pp if not (pp % pools.unit or pools.total % pp)))
+    if not kept.pp:
         return space, [], refused
     batch = scenario.batch
     frames, more = legal_frames(kept, shape, first.machine, batch.sequences, batch.sequence_length)
     refused.merge(more)
+    for frame in (frame for frame in frames if frame.pattern.copies > 1):
+        reason = f"schedule {frame.schedule} keeps every stage in two pools"
+        refused.add(reason, kept.inner, frame.label)
+    frames = [frame for frame in frames if frame.pattern.copies == 1]
     for part in pools.parts[1:]:
         frames = _accepted(frames, part, kept.inner, scenario, shape, refused)
     return space, frames, refused

@@ -16,6 +16,7 @@ from moesim.simulator.layout.memory import RankStages
 from moesim.simulator.layout.stages import StageAssignment, blocks_of, from_layers_per_stage
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.bound import BoundBook
+from moesim.simulator.planner.expert_loads import ExpertLoads
 from moesim.simulator.planner.fleet_bound import PoolSeconds, blocks_by_kind, ideal_bound_s, layout_bound_s
 from moesim.simulator.planner.fleet_space import FleetPools
 from moesim.simulator.planner.frames import Frame
@@ -23,7 +24,6 @@ from moesim.simulator.planner.prices import PriceBook
 from moesim.simulator.planner.refusals import Refusals
 from moesim.simulator.planner.replay import Priced, step_seconds_by_rank
 from moesim.simulator.planner.space import Space
-from moesim.simulator.planner.spread import spread_of
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import build
 
@@ -82,11 +82,13 @@ class FleetStudy:
     capped: bool = False
     books: tuple[PriceBook, ...] = field(init=False)
     _bounds: tuple[BoundBook, ...] = field(init=False)
+    _loads: ExpertLoads = field(init=False)
     _lean: dict[tuple[int, int], bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """A book of prices for each pool."""
         pools, space = self.pools, self.space
+        self._loads = ExpertLoads(self.scenario, self.shape)
         self.books = tuple(
             PriceBook(part.scenario, self.shape, part.scenario.machine, profile)
             for part, profile in zip(pools.parts, pools.profiles, strict=True)
@@ -98,6 +100,8 @@ class FleetStudy:
                 space.recompute,
                 (part.scenario.communication.sms,),
                 space.zero_stage,
+                self._loads,
+                (self.scenario.routing.eplb,),
             )
             for book, part in zip(self.books, pools.parts, strict=True)
         )
@@ -270,7 +274,7 @@ class FleetStudy:
                     part.scenario.communication.sms,
                     frame.pattern.paired,
                 ),
-                spread_of(part.scenario, self.shape, frame),
+                self._loads.spread(frame, self.scenario.routing.eplb),
                 book.send_s(plan, frame.pattern),
                 book.sync(plan, chosen, recompute, frame.pattern, layers, stages),
             )

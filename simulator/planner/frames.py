@@ -72,9 +72,9 @@ def legal_frames(
 def _frame(
     plan: ParallelPlan, name: str, count: int, layout: Layout, shape: ModelShape, sequence: int
 ) -> Frame | str:
-    """A frame, or why the model has too few layers for it."""
-    shaped = pattern(name, plan.pp, count, plan.vpp)
+    """A frame, or why the schedule cannot be built or the model has too few layers for it."""
     try:
+        shaped = pattern(name, plan.pp, count, plan.vpp)
         if shaped.n_stages > shape.n_layers:
             check_against_model(plan, shape, sequence, shaped.n_stages)
     except InputError as error:

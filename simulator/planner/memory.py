@@ -46,6 +46,7 @@ class MemoryBook:
     sms: Sequence[int]
     zero_stages: Sequence[int]
     software: Software = PLAIN
+    kernels: str = "deepep-2025-02"
     _activations: dict[object, Array] = field(default_factory=dict)
     _workspace: dict[object, Array] = field(default_factory=dict)
     _parameters: dict[object, tuple[float, float, float]] = field(default_factory=dict)
@@ -161,7 +162,7 @@ class MemoryBook:
     def _expert_buffers(self, frame: Frame) -> Array:
         ep = frame.plan.ep
         if ep not in self._buffers:
-            sizes = [expert_buffers(ep, self.shape.hidden, sms).total_bytes for sms in self.sms]
+            sizes = [expert_buffers(ep, self.shape.hidden, sms, self.kernels).total_bytes for sms in self.sms]
             self._buffers[ep] = np.array(sizes, dtype=np.float64)
         return self._buffers[ep]
 

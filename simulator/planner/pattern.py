@@ -15,7 +15,16 @@ from moesim.simulator.chunk import ActionKind
 from moesim.simulator.engine.execute import holders
 from moesim.simulator.layout.in_flight import rank_stages
 from moesim.simulator.layout.memory import RankStages
-from moesim.simulator.schedules import Overlap, Schedule, Step, build, needs_of, per_round, provides_of
+from moesim.simulator.schedules import (
+    STEADY_GRAIN,
+    Overlap,
+    Schedule,
+    Step,
+    build,
+    needs_of,
+    provides_of,
+    validate,
+)
 from moesim.simulator.schedules.action import actions_of
 from moesim.simulator.schedules.timeline import Needs, unit_times
 
@@ -30,10 +39,13 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a step hands on: which of its ends, and whether it crosses to another rank."""
+    """What a step hands on: which of its ends, and how many of its outputs cross to another rank with it.
+
+    0: the next stage is on the same rank. Only outputs that leave at the same moment count.
+    """
 
     forward: bool
-    crosses: bool
+    crossing: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +60,8 @@ class Op:
     """Rows of the arrivals that it needs."""
     end: int
     outputs: tuple[tuple[int, Output], ...]
+    awaited: int
+    """How many of its own sends the rank waits for at its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +73,7 @@ class Order:
     rows: int
     last: tuple[int, ...]
     """Row of the end of each rank's last step."""
+    awaits_sends: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +158,16 @@ class Pattern:
 
 @lru_cache(maxsize=4096)
 def pattern(name: str, pp: int, microbatches: int, vpp: int) -> Pattern:
-    """The pattern of a schedule: itself where it is short, else two shorter ones of the same kind."""
-    grain = per_round(pp, microbatches) if name.startswith("interleaved") else 2 if name == "dualpipe" else 1
+    """The pattern of a schedule: itself where it is short, else two shorter ones of the same kind.
+
+    A schedule whose steady state nobody declared (`STEADY_GRAIN`) is validated and taken whole. Raises
+    InputError where its builder refuses the sizes or what it builds cannot run.
+    """
+    if name not in STEADY_GRAIN:
+        whole = _pattern(name, pp, vpp, (microbatches,))
+        validate(whole.samples[0])
+        return whole
+    grain = STEADY_GRAIN[name](pp, microbatches)
     sizes = [_reduced(microbatches, grain, fills * pp) for fills in FILLS]
     if microbatches <= sizes[1] or sizes[0] == sizes[1]:
         return _pattern(name, pp, vpp, (microbatches,))
@@ -192,15 +215,17 @@ def _compile(schedule: Schedule) -> Order:
             if need[1] != action.stage
         )
         end, rows = rows, rows + 1
-        outputs = []
+        given = []
         for action in actions:
             target = action.stage + (1 if action.kind == "F" else -1)
             needed = next((n for n in provides_of(action) if n[0] in ("F", "backward")), None)
             if needed is not None and 0 <= target < schedule.n_stages:
-                crosses = schedule.rank_of(target, action.microbatch) != rank
                 arrivals[needed] = rows
-                outputs.append((rows, Output(action.kind == "F", crosses)))
+                given.append((rows, action.kind == "F", schedule.rank_of(target, action.microbatch) != rank))
                 rows += 1
-        ops.append(Op(rank, key_of(step), before[rank], waits, end, tuple(outputs)))
+        late = schedule.awaits_sends
+        together = sum(crosses for _, _, crosses in given) if late else 1
+        outputs = tuple((row, Output(forward, crosses * together)) for row, forward, crosses in given)
+        ops.append(Op(rank, key_of(step), before[rank], waits, end, outputs, together if late else 0))
         before[rank] = end
-    return Order(schedule.microbatches, tuple(ops), rows, tuple(before))
+    return Order(schedule.microbatches, tuple(ops), rows, tuple(before), schedule.awaits_sends)

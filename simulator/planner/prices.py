@@ -84,7 +84,7 @@ class PriceBook:
     _syncs: dict[tuple[object, ...], tuple[SyncCost, ...]] = field(default_factory=dict)
     _rank_syncs: dict[tuple[object, ...], dict[tuple[BlockKind, ...], SyncCost]] = field(default_factory=dict)
     _held: dict[tuple[object, ...], list[tuple[BlockKind, ...]]] = field(default_factory=dict)
-    _sends: dict[tuple[object, ...], float] = field(default_factory=dict)
+    _sends: dict[tuple[object, ...], tuple[float, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Look at the model once."""
@@ -210,7 +210,7 @@ class PriceBook:
             for kind in self.kinds:
                 sharded, alone = pricer.sharded_phases(kind)
                 transfer |= {(kind, phase, "alone"): cost for phase, cost in sharded.items()}
-                compute |= slowed_beside(kind, compute, alone)
+                compute |= slowed_beside(kind, compute, alone, self.profile.lost_beside_nccl.value)
         if self.scenario.software.host is not None:
             pricer = self.pricer(plan, recipe, policy, sms)
             every: tuple[Mode, ...] = ("alone", "quiet", "beside") if paired else ("alone",)
@@ -241,15 +241,20 @@ class PriceBook:
             self._sharded[key] = first, second, third
         return self._sharded[key]
 
-    def transfer_s(self, plan: ParallelPlan, recipe: Precision, sms: int) -> tuple[float, float]:
-        """Seconds of the transfers of one MoE block, forward and backward: launch and even payload, alone."""
+    def transfer_s(
+        self, plan: ParallelPlan, recipe: Precision, sms: int, kept: float = 1.0
+    ) -> tuple[float, float]:
+        """Seconds of the transfers of one MoE block, forward and backward: launch and even payload, alone.
+
+        `kept`: share of the routed rows that travel.
+        """
         moved = self.transfers(plan, recipe, sms, "alone")
         sums = {"F": [0.0], "I": [0.0]}
         for action, values in sums.items():
             for phase in PHASES_OF[action]:
                 cost = moved.get((self.routed[0], phase, "alone")) if self.routed else None
                 if cost is not None:
-                    values.append(cost.launch_s + max(cost.nic_s, cost.scale_up_s))
+                    values.append(cost.launch_s + kept * max(cost.nic_s, cost.scale_up_s))
         return fsum(sums["F"]), fsum(sums["I"])
 
     def sync(
@@ -289,22 +294,33 @@ class PriceBook:
             found = self._syncs[key] = tuple(known[kinds] for kinds in held)
         return found
 
-    def send_s(self, plan: ParallelPlan, shape: Pattern) -> float:
-        """Seconds of one pipeline hop."""
-        key = (plan.pp, plan.tp, plan.microbatch / (plan.cp * plan.tp))
+    def send_s(self, plan: ParallelPlan, shape: Pattern) -> tuple[float, float]:
+        """Seconds of one pipeline send alone, and of two that share a port (eq. E7)."""
+        # On a torus the expert-parallel degree decides how far away the next rank is.
+        key = (plan.pp, plan.tp, plan.ep, plan.microbatch / (plan.cp * plan.tp))
         if key not in self._sends:
             pricer = self.pricer(plan, self.scenario.recipe, "none")
-            self._sends[key] = pricer.send(shape.samples[0])[1]
+            size, alone_s, across = pricer.send(shape.samples[0])
+            links = pricer.links
+            port = links.nic_bytes_per_s if across else links.scale_up_bytes_per_s
+            self._sends[key] = alone_s, max(alone_s, 2.0 * size / port if size else 0.0)
         return self._sends[key]
 
 
-def action_seconds(table: CostTable, kind: BlockKind) -> dict[str, tuple[float, float]]:
-    """(compute, small kernels of transfers) of F, I and W of a block, without transfers, on all SMs."""
+def action_seconds(table: CostTable, kind: BlockKind, kept: float = 1.0) -> dict[str, tuple[float, float]]:
+    """(compute, small kernels of transfers) of F, I and W of a block, without transfers, on all SMs.
+
+    `kept`: share of the routed rows that are computed.
+    """
     found = {}
     for action in ACTIONS:
         costs = [(phase, table.compute.get((kind, phase, "alone"))) for phase in PHASES_OF[action]]
         found[action] = tuple(
-            fsum(c.fixed_s + c.row_s for phase, c in costs if c is not None and (phase in EP_PHASES) == small)
+            fsum(
+                c.fixed_s + kept * c.row_s
+                for phase, c in costs
+                if c is not None and (phase in EP_PHASES) == small
+            )
             for small in (False, True)
         )
     return found  # type: ignore[return-value]

@@ -32,7 +32,8 @@ class Priced:
     microbatches: int
     table: CostTable
     spread: Spread
-    send_s: float
+    send_s: tuple[float, float]
+    """Of a pipeline send alone, and of two that leave together (eq. E7)."""
     sync: tuple[SyncCost, ...]
 
 
@@ -83,7 +84,7 @@ def _done(
     """End of the last action of every rank [ranks, plans]."""
     books = [ActionBook([p.table for p in plans], [p.spread for p in plans], order) for plans in pools]
     blocks = [[block.kind for block in stage] for stage in assignment.stages]
-    send = np.max([[p.send_s for p in plans] for plans in pools], axis=0)
+    send = np.max([[p.send_s for p in plans] for plans in pools], axis=0).T
     ends = [_replay(sample, [books[o] for o in owners], blocks, send) for sample in pattern.orders]
     count = np.array([p.microbatches for p in pools[0]], dtype=np.float64)
     return np.array([pattern.along(ends[0][r], ends[-1][r], count) for r in range(pattern.pp)])
@@ -92,10 +93,13 @@ def _done(
 def _replay(
     order: Order, books: Sequence[ActionBook], blocks: Sequence[Sequence[BlockKind]], send: Array
 ) -> list[Array]:
-    """End of every rank's last step [ranks][plans]: the longest path, sends included; a book a rank."""
+    """End of every rank's last step [ranks][plans]: the longest path, sends included; a book a rank.
+
+    `send`: seconds of one send and of two together [2, plans].
+    """
     times: dict[tuple[int, Key], ActionTimes] = {}
-    rows = np.empty((order.rows, len(send)))
-    zero = np.zeros(len(send))
+    rows = np.empty((order.rows, send.shape[1]))
+    zero = np.zeros(send.shape[1])
     for op in order.ops:
         book = books[op.rank]
         action = times.get((id(book), op.key))
@@ -107,9 +111,11 @@ def _replay(
         np.add(start, action.whole, out=rows[op.end])
         for row, output in op.outputs:
             out = action.forward_out if output.forward else action.backward_out
-            np.add(start, out, out=rows[row])
-            if output.crosses:
-                rows[row] += send
+            np.add(start, action.whole if order.awaits_sends else out, out=rows[row])
+            if output.crossing:
+                rows[row] += send[output.crossing - 1]
+        if op.awaited:
+            rows[op.end] += send[op.awaited - 1]
     return [rows[row] for row in order.last]
 
 

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from itertools import product
 from math import inf, isfinite
@@ -23,6 +19,7 @@ from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.candidates import GIB, find_candidates
 from moesim.simulator.planner.found import Candidates
 from moesim.simulator.planner.pareto import front
+from moesim.simulator.planner.processes import engine_processes
 from moesim.simulator.planner.refusals import Refusals
 from moesim.simulator.planner.replay import CLOSED_FORM_ERROR
 from moesim.simulator.planner.result import PlanResult, PlanRow
@@ -37,9 +34,6 @@ Objective = Literal["time", "cost", "energy", "deadline", "memory"]
 
 NEAR_BEST = 1.05
 """A scenario's own plan up to this share of the best time is ranked: all that may be faster are estimated."""
-
-MOST_WORKERS = 256
-"""Most processes of the engine."""
 
 ROUNDING = 1e-9
 """Relative difference below which two closed forms are the same."""
@@ -95,12 +89,12 @@ def plan(
     if scenario.fleet is not None:
         from moesim.simulator.planner.fleet import plan_fleet
 
-        with _engine(workers) as pool:
+        with engine_processes(workers) as pool:
             return plan_fleet(
                 scenario, wanted, objective, top, deadline_days, budget_usd, say, pool, _fastest_alone
             )
     start = time.perf_counter()
-    with _engine(workers) as pool:
+    with engine_processes(workers) as pool:
         plain = not wanted.variants
         started = pool.submit(_simulate_own, scenario) if pool is not None and plain else None
         searches = [
@@ -121,12 +115,12 @@ def plan(
         for search in alive:
             search.explore(objective, top, own)
         estimated = time.perf_counter()
-        rows = _ranked(alive, objective, top, limits, pool, say)
+        rows, problems = _ranked(alive, objective, top, pool, say)
         if not rows:
-            raise InfeasibleError(
-                _nothing(refused, "no plan that was simulated keeps the deadline or budget")
-            )
-        pareto = _pareto(alive, rows, objective)
+            first = "no plan that was simulated keeps the deadline or budget"
+            raise InfeasibleError(_nothing(refused, "; ".join([first, *problems[:2]])))
+        simulated = len(rows)
+        rows, pareto, claims = _with_front(alive, rows, objective, top, pool)
     end = time.perf_counter()
     considered = sum(s.candidates.space.size for s in searches)
     proven = min(s.proven_s for s in alive)
@@ -143,11 +137,11 @@ def plan(
         legal=sum(s.candidates.legal for s in searches),
         fitting=sum(s.candidates.fitting for s in searches),
         estimated=sum(s.study.estimated for s in alive),
-        simulated=sum(row.source == "simulated" for row in rows),
+        simulated=simulated + claims,
         price_tables=sum(s.candidates.priced for s in searches),
         proven_s=proven if isfinite(proven) else None,
         rivals=0 if objective == "memory" else sum(s.rivals(rows) for s in alive),
-        notes=tuple(_notes(alive, objective, mine)),
+        notes=(*_notes(alive, objective, mine), *problems),
         evaluated_per_s=considered / (bounded - start),
         seconds={"bounds": bounded - start, "closed form": estimated - bounded, "engine": end - estimated},
     )
@@ -155,12 +149,19 @@ def plan(
 
 def _simulate_own(scenario: Scenario) -> Simulated | str:
     """The scenario's own plan; where it is illegal or does not fit, why."""
-    try:
-        simulated = simulate_plan(scenario)
-    except InputError as error:
-        return str(error)
+    simulated = _simulate(scenario)
+    if isinstance(simulated, str):
+        return simulated
     used, capacity = simulated.memory_bytes / GIB, simulated.capacity_bytes / GIB
     return simulated if used <= capacity else f"out of memory: needs {used:.2f} of {capacity:.2f} GiB"
+
+
+def _simulate(scenario: Scenario) -> Simulated | str:
+    """The engine's step of a plan (in a worker process), or why the engine does not take it."""
+    try:
+        return simulate_plan(scenario)
+    except InputError as error:
+        return str(error)
 
 
 def _fastest_alone(scenario: Scenario, space: PlanSpace) -> PlanResult:
@@ -283,28 +284,32 @@ def _ranked(
     searches: list[_Search],
     objective: str,
     top: int,
-    limits: Limits,
     pool: Executor | None,
     say: Say,
-) -> list[PlanRow]:
-    """The best plans of all variants, simulated, best first."""
+) -> tuple[list[PlanRow], list[str]]:
+    """The best plans of all variants, simulated, best first; and a sentence for each that could not be."""
     todo = [(search, number) for search in searches for number in search.chosen]
     if len(searches) > 1:
         rough = sorted((_value(s.row(n, None), objective), i) for i, (s, n) in enumerate(todo))
         todo = [todo[i] for _, i in rough[:top]]
     say(f"{sum(s.study.estimated for s in searches):,} plans in closed form; simulating {len(todo)}")
     scenarios = [scenario_of(s.scenario, s.candidates, n) for s, n in todo]
-    running = None if pool is None else pool.map(simulate_plan, scenarios)
+    running = None if pool is None else pool.map(_simulate, scenarios)
     for search in searches:  # this process refines the fronts while the others simulate
         search.front = search.study.front()
-    simulated = list(map(simulate_plan, scenarios) if running is None else running)
-    rows = [s.row(n, result) for (s, n), result in zip(todo, simulated, strict=True)]
-    kept = [
-        row
-        for (search, _), row in zip(todo, rows, strict=True)
-        if row.memory_bytes <= row.capacity_bytes and row.time_s <= search.most_s
-    ]
-    kept.sort(key=lambda row: (_value(row, objective), row.memory_bytes, row.label))
+    simulated = list(map(_simulate, scenarios) if running is None else running)
+    rows, problems = [], []
+    for (search, number), found in zip(todo, simulated, strict=True):
+        if isinstance(found, str):
+            problems.append(f"{search.row(number, None).label} is left out: {found}")
+        elif found.memory_bytes <= found.capacity_bytes and (found.time_s or 0.0) <= search.most_s:
+            rows.append(search.row(number, found))
+    return _by_objective(rows, objective), problems
+
+
+def _by_objective(rows: Iterable[PlanRow], objective: str) -> list[PlanRow]:
+    """Rows best first, each with its distance from the best."""
+    kept = sorted(rows, key=lambda row: (_value(row, objective), row.memory_bytes, row.label))
     best = _value(kept[0], objective) if kept else 1.0
     return [replace(row, margin=_value(row, objective) / best - 1.0) for row in kept]
 
@@ -322,16 +327,47 @@ def _value(row: PlanRow, objective: str) -> float:
     return row.gpu_hours if objective == "deadline" else row.time_s
 
 
-def _pareto(searches: list[_Search], ranked: list[PlanRow], objective: str) -> list[PlanRow]:
-    """Rows that no other beats in time, GPU-hours and memory together, by time; simulated where ranked."""
-    known = {json.dumps(row.scenario.model_dump(mode="json"), sort_keys=True): row for row in ranked}
-    rows = [s.row(number, None, placement) for s in searches for number, placement in s.front]
-    rows = [known.get(json.dumps(r.scenario.model_dump(mode="json"), sort_keys=True), r) for r in rows]
-    points = [(row.time_s, row.gpu_hours, row.memory_bytes) for row in rows]
-    kept = [rows[n] for n in front(points)]
-    best = _value(ranked[0], objective)
+def _with_front(
+    searches: list[_Search], ranked: list[PlanRow], objective: str, top: int, pool: Executor | None
+) -> tuple[list[PlanRow], list[PlanRow], int]:
+    """The ranked rows; those that no other beats in time, GPU-hours and memory, by time; claims simulated.
+
+    A row of the front that is not ranked keeps its closed form, unless that beats the best simulated plan:
+    such a claim is simulated before it is shown, and ranked if it holds.
+    """
+    known, tried = {_key(row): row for row in ranked}, 0
+    places = [(search, number, placement) for search in searches for number, placement in search.front]
+    drawn = (search.row(number, None, placement) for search, number, placement in places)
+    shown = {place: known.get(_key(row), row) for place, row in zip(places, drawn, strict=True)}
+    while True:
+        best = _value(ranked[0], objective)
+        rows = list(shown.values())
+        kept = [rows[n] for n in front([(row.time_s, row.gpu_hours, row.memory_bytes) for row in rows])]
+        claims = [
+            place
+            for place, row in shown.items()
+            if row in kept and row.source == "closed form" and _value(row, objective) < best
+        ]
+        if not claims or objective == "memory":
+            break
+        run = map if pool is None else pool.map
+        steps = list(run(_simulate, [shown[place].scenario for place in claims]))
+        tried += len(claims)
+        for place, step in zip(claims, steps, strict=True):
+            if isinstance(step, str):
+                del shown[place]
+                continue
+            search, number, placement = place
+            shown[place] = row = search.row(number, step, placement)
+            if _value(row, objective) < best and row.time_s <= search.most_s:
+                ranked = _by_objective([*ranked, row], objective)[:top]
     kept = [replace(row, margin=_value(row, objective) / best - 1.0) for row in kept]
-    return sorted(kept, key=lambda row: (row.time_s, row.memory_bytes, row.label))
+    return ranked, sorted(kept, key=lambda row: (row.time_s, row.memory_bytes, row.label)), tried
+
+
+def _key(row: PlanRow) -> str:
+    """What tells two plans apart."""
+    return json.dumps(row.scenario.model_dump(mode="json"), sort_keys=True)
 
 
 def _notes(searches: list[_Search], objective: str, own: Simulated | str) -> list[str]:
@@ -351,30 +387,3 @@ def _nothing(refused: Refusals, first: str = "no plan of the space is legal and 
     rows = refused.rows()
     listed = "; ".join(f"{row.count:,} x {row.reason} ({row.example})" for row in rows[:4])
     return f"{first}. Refused: {listed or 'nothing'}; widen the space, the cluster or the limits"
-
-
-@contextmanager
-def _engine(workers: int) -> Iterator[Executor | None]:
-    """Processes for the engine, warming up meanwhile; None for this process."""
-    if not 1 <= workers <= MOST_WORKERS:
-        raise InputError(f"workers={workers} must lie between 1 and {MOST_WORKERS}")
-    if workers == 1:
-        yield None
-        return
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for _ in range(workers):
-            pool.submit(_warm)
-        try:
-            yield pool
-        except BrokenProcessPool:
-            raise InputError(
-                f"one of the {workers} processes of the engine ended: out of memory, or a script that calls "
-                'plan(workers=...) outside `if __name__ == "__main__":`; workers=1 computes in this process'
-            ) from None
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _warm() -> int:
-    """Make a worker import what it needs."""
-    return os.getpid()

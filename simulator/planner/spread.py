@@ -7,7 +7,7 @@ from functools import lru_cache
 from math import sqrt
 from statistics import NormalDist
 
-from moesim.simulator.draws import MOST_MEMBERS
+from moesim.simulator.layout.groups import MOST_MEMBERS
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.frames import Frame
 from moesim.simulator.scenario import Scenario
@@ -27,10 +27,12 @@ def members(frame: Frame) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Relative lag of the slowest member (docs/model.md, eq. P3).
+    """Relative lag of the slowest member (docs/model.md, eq. P3 and P5).
 
     `clock`: its sustained speed, lasting. `jitter` and `rows`: of one phase, from run to run and from its
-    received rows, which only barriers make felt; `payload` and `node_payload`: of a transfer.
+    received rows, which only barriers make felt; `payload` and `node_payload`: of a transfer. `kept`: mean
+    rows that capacity does not drop; `hot`: what one member has above them in all layers; `lasting`: whether
+    the member with the most rows in a layer is always the same.
     """
 
     clock: float
@@ -38,6 +40,9 @@ class Spread:
     rows: float
     payload: float
     node_payload: float
+    kept: float = 1.0
+    hot: float = 0.0
+    lasting: bool = False
 
 
 def spread_of(scenario: Scenario, shape: ModelShape, frame: Frame) -> Spread:

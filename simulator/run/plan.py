@@ -28,7 +28,7 @@ Tokens = Annotated[float, Field(gt=0, le=1e18, allow_inf_nan=False)]
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class Ramp(_Part):
@@ -46,13 +46,19 @@ class Phase(_Part):
     """A phase after the main one: its length as tokens, steps or GPU-hours, and what differs in it."""
 
     name: str = Field(min_length=1, pattern=r"^[^.]*$")
+    """Shown in the report; no dot."""
     tokens: Tokens | None = None
+    """Its length in tokens."""
     steps: PositiveInt | None = None
+    """Its length in steps."""
     gpu_hours: SourcedGpuHours | None = None
     """Stated, not predicted: nothing is simulated for it, and it is taken to include its own stops."""
     sequences: PositiveInt | None = None
+    """Its batch; absent: the scenario's."""
     sequence_length: PositiveInt | None = None
+    """Its sequence length; absent: the scenario's."""
     ramp: Ramp | None = None
+    """Batch ramp at its beginning."""
     override: tuple[str, ...] = ()
     """Scenario keys that differ, such as "parallel.cp=8"; sequences and sequence_length have their own."""
     assumption: str = ""
@@ -88,6 +94,7 @@ class Checkpoint(_Part):
     interval: str
     """Training time between two checkpoints ("30 min"), or "optimal"."""
     storage: StorageRef
+    """A shipped storage, a file, or `{write: "2 TB/s", write_per_node: ...}`."""
     asynchronous: bool = False
     """True: training waits for the copy to host memory only; the write goes on behind it."""
     size: SourcedBytes | None = None
@@ -117,7 +124,9 @@ class Spares(_Part):
     """Nodes that stand by, paid like the others, and how long a broken node is away."""
 
     count: Annotated[int, Field(ge=0, le=100_000, strict=True)]
+    """Nodes that stand by, paid like the others."""
     repair: SourcedSeconds
+    """How long a broken node is away."""
 
 
 class Price(_Part):
@@ -128,6 +137,7 @@ class Price(_Part):
     rent: RentChoice | None = None
     """A shipped offer for the cluster's accelerator."""
     buy: PurchaseRef | None = None
+    """A shipped purchase, a file, or its figures."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Price:
@@ -146,14 +156,21 @@ class RunPlan(_Part):
         "else 1 T.",
     )
     ramp: Ramp | None = None
+    """Batch ramp of the main phase."""
     phases: tuple[Phase, ...] = ()
     """What follows the main phase."""
     checkpoint: Checkpoint | None = None
+    """How the state is saved."""
     failures: FailureRateRef | None = None
+    """A shipped rate, a file, or `{interruptions: "4 /1000 node-days"}`; needs checkpoint and restart."""
     restart: RestartRef | None = None
+    """A shipped restart, a file, or `{detection: "5 min", recovery: "10 min"}`."""
     spares: Spares | None = None
+    """Nodes that stand by; absent: always at hand and unpaid."""
     start: datetime.date | None = None
+    """Date of the start; gives dates of the finish."""
     price: Price | None = None
+    """What the run is paid with; absent: the cluster's price per GPU-hour."""
     replicas: int = Field(400, ge=1, le=100_000)
     """Seeded repetitions of the run that the distribution of the finish date comes from."""
 

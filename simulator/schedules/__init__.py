@@ -61,6 +61,22 @@ CHECKS: dict[str, Callable[[int, int, int], None]] = {
 """The sizes that each builder takes, without building: InputError with the nearest legal ones."""
 
 
+STEADY_GRAIN: dict[str, Callable[[int, int], int]] = {
+    "gpipe": lambda pp, microbatches: 1,
+    "1f1b": lambda pp, microbatches: 1,
+    "interleaved-1f1b": per_round,
+    "zb-h1": lambda pp, microbatches: 1,
+    "interleaved-zero-bubble": per_round,
+    "zbv": lambda pp, microbatches: 1,
+    "dualpipe": lambda pp, microbatches: 2,
+    "dualpipev": lambda pp, microbatches: 1,
+}
+"""Micro-batches after which the steady state repeats itself, from pp and micro-batches.
+
+A schedule that is not listed is never shortened: the planner validates and replays all of it.
+"""
+
+
 FREE_VPP = frozenset({"interleaved-1f1b", "interleaved-zero-bubble"})
 """Schedules whose stages a rank are the caller's choice; with one stage they are 1f1b and zb-h1."""
 
@@ -82,6 +98,7 @@ __all__ = [
     "BUILDERS",
     "CHECKS",
     "FREE_VPP",
+    "STEADY_GRAIN",
     "Action",
     "Durations",
     "Kind",

@@ -41,4 +41,4 @@ def build_dualpipe(pp: int, microbatches: int, vpp: int = 1) -> Schedule:
         own = (position, near_end)
         other = (pp - 1 - position, half - near_end)
         ranks.append(eight_steps(own, other, position, depth=pp // 2, chunks=half))
-    return Schedule(NAME, microbatches, bidirectional_routes(pp), tuple(ranks))
+    return Schedule(NAME, microbatches, bidirectional_routes(pp), tuple(ranks), awaits_sends=True)

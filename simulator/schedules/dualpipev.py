@@ -28,4 +28,4 @@ def build_dualpipev(pp: int, microbatches: int, vpp: int = 1) -> Schedule:
     for rank in range(pp):
         down, up = (rank, 0), (2 * pp - 1 - rank, 0)
         ranks.append(eight_steps(down, up, rank, depth=pp, chunks=microbatches))
-    return Schedule(NAME, microbatches, (v_route(pp),), tuple(ranks))
+    return Schedule(NAME, microbatches, (v_route(pp),), tuple(ranks), awaits_sends=True)

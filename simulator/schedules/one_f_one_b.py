@@ -25,4 +25,4 @@ def build_1f1b(pp: int, microbatches: int, vpp: int = 1) -> Schedule:
     for rank in range(pp):
         chunks = [(rank, m) for m in range(microbatches)]
         ranks.append(one_forward_one_backward(chunks, chunks, min(pp - 1 - rank, microbatches)))
-    return Schedule(NAME, microbatches, (loop_route(pp, pp),), tuple(ranks))
+    return Schedule(NAME, microbatches, (loop_route(pp, pp),), tuple(ranks), awaits_sends=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from moesim.simulator.schedules.action import Step
@@ -17,13 +17,17 @@ class Schedule:
     `ranks[r]` are the steps of rank r. `routes[d][stage]` is the rank that runs `stage` for the
     micro-batches of direction d. There is one direction, or two for a bidirectional pipeline, whose
     stages are counted in their own direction: micro-batches 0..M/2-1 follow `routes[0]` and enter at
-    rank 0, M/2..M-1 follow `routes[1]` and enter at the last rank.
+    rank 0, M/2..M-1 follow `routes[1]` and enter at the last rank. `awaits_sends`: a rank posts the outputs
+    of an action when all of it has ended, and its next action waits until they have been sent; otherwise
+    outputs leave as soon as they are made and nobody waits (docs/model.md, eq. E7). It says how the order is
+    run, so schedules that differ in it alone are equal.
     """
 
     name: str
     microbatches: int
     routes: tuple[tuple[int, ...], ...]
     ranks: tuple[tuple[Step, ...], ...]
+    awaits_sends: bool = field(default=False, compare=False)
 
     @property
     def pp(self) -> int:

@@ -102,7 +102,9 @@ def infer_schedule(name: str, ranks: tuple[tuple[Step, ...], ...], source: str =
     """Schedule with sizes and routes taken from its forwards, validated.
 
     Every stage on one rank gives a single route, of whatever pattern; mirrored routes for the first and
-    the second half of the micro-batches give a bidirectional schedule. Raises InputError.
+    the second half of the micro-batches give a bidirectional schedule. Sends are those of the code that can
+    run it: DualPipe's awaits them, PyTorch's runtime, which takes every other file, does not. Raises
+    InputError.
     """
     forwards = {
         (action.stage, action.microbatch): rank
@@ -130,7 +132,8 @@ def infer_schedule(name: str, ranks: tuple[tuple[Step, ...], ...], source: str =
             f"{source}: forward {stage}F{microbatch} is missing, but stage {n_stages - 1} and micro-batch "
             f"{microbatches - 1} occur; number stages and micro-batches from 0 without gaps."
         )
-    schedule = Schedule(name, microbatches, _routes(forwards, n_stages, microbatches), ranks)
+    routes = _routes(forwards, n_stages, microbatches)
+    schedule = Schedule(name, microbatches, routes, ranks, awaits_sends=len(routes) == 2)
     validate(schedule)
     return schedule
 

@@ -148,7 +148,8 @@ def software_of(row: OpenRow) -> Software:
     launching = launching_of(row)
     if row.group in OLD_MEGATRON:
         added = "added-fp32" if _bf16_optimizer(row) else "added"
-        return Software(attention="unfused", loss="chain", weight_gradients=added, **launching)
+        # Dropout 0.1 is Megatron-LM's default, which none of these runs' published arguments changes.
+        return Software(attention="unfused", dropout=True, loss="chain", weight_gradients=added, **launching)
     if row.group == "simumax-b200":
         return Software(overlap_tensor_parallel="weight-gradient", **launching)
     return Software(

@@ -32,15 +32,18 @@ from moesim.simulator.study.response import (
 )
 from moesim.simulator.study.sources import (
     CLOCK,
+    CLUSTER,
     JITTER,
     SESSION,
     SPREADS,
     Source,
+    cluster_sources,
     entry_sources,
     number_sources,
     ranged,
     session,
     shifted,
+    shifted_cluster,
 )
 
 FloatArray = npt.NDArray[np.float64]
@@ -117,7 +120,11 @@ def entry_effects(
     used = [*evidence.entries, *carried]
     architecture = prepared.cluster.accelerator.architecture
     found = []
-    for source in (*entry_sources(profile, used, architecture, evidence.residual), *number_sources(profile)):
+    for source in (
+        *entry_sources(profile, used, architecture, evidence.residual),
+        *number_sources(profile),
+        *cluster_sources(prepared.cluster),
+    ):
         low, high = source.points()
         seconds = [response_s(weights, before, _priced(prepared, source, c)) for c in (low, high)]
         if any(seconds):
@@ -201,8 +208,12 @@ def _redrawn(prepared: Prepared, program: Program, key: str, value: float) -> Pr
 
 
 def _priced(prepared: Prepared, source: Source, change: float) -> CostTable:
-    profile = shifted(prepared.profile, source.id, change, prepared.cluster.accelerator.n_sms)
-    pricer = Pricer(prepared.scenario, prepared.shape, prepared.cluster, profile, prepared.layout)
+    profile, cluster = prepared.profile, prepared.cluster
+    if source.id.startswith(CLUSTER):
+        cluster = shifted_cluster(cluster, source.id, change)
+    else:
+        profile = shifted(profile, source.id, change, cluster.accelerator.n_sms)
+    pricer = Pricer(prepared.scenario, prepared.shape, cluster, profile, prepared.layout)
     return pricer.table(prepared.schedule, prepared.stages)
 
 
@@ -225,6 +236,10 @@ def moved(
     for id_, change in changes.items():
         if id_ in SPREADS:
             scenario = scenario.replace(**{id_: _spread_of(scenario, id_).value * (1.0 + change)})
+            continue
+        if id_.startswith(CLUSTER):
+            machine = shifted_cluster(scenario.machine, id_, change)
+            scenario = scenario.model_copy(update={"cluster": machine})
             continue
         for entry in session(profile, used)[1] if id_ == SESSION else (id_,):
             profile = shifted(profile, entry, change, prepared.cluster.accelerator.n_sms)

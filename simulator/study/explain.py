@@ -72,6 +72,7 @@ def explain(result: Result) -> Explanation:
         f"Communication SMs are busy {use.communication_partition:.0%} of the step, NICs {use.nic:.0%}, "
         f"scale-up ports {use.scale_up:.0%}.",
         f"The fullest GPU holds {memory.total_bytes / 2**30:.1f} of {memory.capacity_bytes / 2**30:.1f} GiB"
+        + " ({:.1f} to {:.1f} by framework and allocator)".format(*(b / 2**30 for b in memory.range_bytes))
         + ("." if memory.fits else ": it does not fit."),
     ]
     if result.host is not None:

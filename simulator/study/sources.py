@@ -20,7 +20,8 @@ from moesim.hwmodels.calibration import (
     MeasuredCurve,
     Prior,
 )
-from moesim.hwmodels.provenance import Sourced
+from moesim.hwmodels.cluster import Cluster
+from moesim.hwmodels.provenance import Sourced, sourced_numbers, with_value
 from moesim.simulator.prepare import RANGED
 
 FloatArray = npt.NDArray[np.float64]
@@ -39,7 +40,7 @@ mean absolute error of 8.4 % on one node and 14.7 % on several. Not taken from e
 LEFT_OUT = "model.left_out"
 """Name of the source for what no calibration entry carries."""
 
-LAUNCHES = ("launch_gap", "kernel_floor")
+NUMBERS = ("launch_gap", "kernel_floor", "lost_beside_nccl")
 """Numbers of a profile that may state a range."""
 
 CLOCK = "variation.clock_cv"
@@ -133,12 +134,34 @@ def model_error(relative: float) -> Source:
 
 
 def number_sources(profile: CalibrationProfile) -> tuple[Source, ...]:
-    """The profile's launch gap and shortest kernel, where their source leaves a range."""
+    """The profile's numbers of their own (`NUMBERS`), where their source leaves a range."""
     return tuple(
         source
-        for name in LAUNCHES
+        for name in NUMBERS
         if (number := getattr(profile, name)) is not None and (source := ranged(name, number)) is not None
     )
+
+
+CLUSTER = "cluster."
+"""Beginning of the names of sources that are numbers of the cluster's description."""
+TIMED = ("bytes_per_s", "flop_per_s", "hz", "s")
+"""Dimensions of numbers that a step time may depend on."""
+
+
+def cluster_sources(cluster: Cluster) -> tuple[Source, ...]:
+    """The cluster's numbers whose source leaves a range, as the relative change of the number itself."""
+    return tuple(
+        source
+        for path, number in sourced_numbers(cluster, CLUSTER.removesuffix("."))
+        if number.dimension in TIMED and (source := ranged(path, number)) is not None
+    )
+
+
+def shifted_cluster(cluster: Cluster, id_: str, change: float) -> Cluster:
+    """The cluster with one number of `cluster_sources` off by a relative change."""
+    number = dict(sourced_numbers(cluster, CLUSTER.removesuffix(".")))[id_]
+    moved: Cluster = with_value(cluster, id_.removeprefix(CLUSTER), number.value * (1.0 + change))
+    return moved
 
 
 def ranged(id_: str, number: Sourced) -> Source | None:
@@ -166,11 +189,11 @@ def shifted(profile: CalibrationProfile, id_: str, change: float, n_sms: int) ->
     """The profile with the times of one entry longer by the factor 1 + `change` (> -1).
 
     Rates and shares are divided by it, times and slow-downs multiplied (a slow-down stays at least 1).
-    `n_sms`: of the accelerator, for laws that are a formula of it. `launch_gap` and `kernel_floor` are ids
+    `n_sms`: of the accelerator, for laws that are a formula of it. Its `NUMBERS` are ids
     too. Raises InputError for an unknown id.
     """
     factor = 1.0 + change
-    if id_ in LAUNCHES:
+    if id_ in NUMBERS:
         number = getattr(profile, id_)
         return profile.model_copy(update={id_: number.model_copy(update={"value": number.value * factor})})
     entry = profile.entry(id_)

@@ -1,4 +1,4 @@
-"""The text of `simulate`, `explain` and `plan` for a fleet: what each pool does. No model in here."""
+"""The text of `simulate`, `explain` and `plan` for a fleet: pools, and their mean peak."""
 
 from __future__ import annotations
 

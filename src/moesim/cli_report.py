@@ -80,9 +80,18 @@ def figures(result: Result, peak_tflops: float) -> dict[str, str]:
         "run": f"{short(run.tokens)} tokens in {run.steps:,} steps: {run.days:.1f} days, "
         f"{short(run.gpu_hours)} GPU-hours, {cost}",
         "memory": f"{_gib(memory.total_bytes)} of {_gib(memory.capacity_bytes)} GiB on the fullest GPU: "
-        f"{'fits' if memory.fits else 'DOES NOT FIT'} ({parts})",
+        f"{FITS[memory.fits, memory.verdict]} ({parts}); {_gib(memory.range_bytes[0])} to "
+        f"{_gib(memory.range_bytes[1])} by framework and allocator",
     }
 
+
+FITS = {
+    (True, "fits"): "fits",
+    (True, "tight"): "fits, tightly",
+    (False, "tight"): "DOES NOT FIT, narrowly",
+    (False, "does not fit"): "DOES NOT FIT",
+}
+"""By `MemoryResult.fits` and `verdict`."""
 
 CATEGORIES = {
     "forward": "forward",

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import BaseModel, ConfigDict
 
+from moesim.hwmodels.calibration import LOST_BESIDE_NCCL
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.provenance import (
     ProvenanceRow,
@@ -17,6 +20,7 @@ from moesim.hwmodels.provenance import (
 )
 from moesim.hwmodels.units import DIMENSIONS, parse_quantity
 from moesim.hwmodels.yaml_io import parse_mapping, validate_model
+from moesim.simulator.layout.memory import ALLOCATOR_SLACK, FRAMEWORK_BYTES
 
 GOOD = {"value": "50 GB/s", "kind": "spec", "source": "a data sheet", "date": "2024-12"}
 
@@ -140,3 +144,85 @@ def _leaves(data: Any) -> Iterator[Any]:
 def test_the_provenance_check_finds_what_it_looks_for() -> None:
     data = {"a": {"value": "50 GB/s", "kind": "spec", "source": "x"}, "b": [{"c": 3}], "d": GOOD, "e": "two"}
     assert list(unsourced(data)) == [".a.value", ".b.0.c"]
+
+
+# -- shipped data -------------------------------------------------------------------------------------
+
+REPOSITORY = Path(__file__).parents[2]
+SHIPPED = sorted(
+    path for folder in ("hwmodels", "simulator") for path in (REPOSITORY / folder / "data").rglob("*.yaml")
+)
+OWN = ("moesim calibrate", "moesim measurement", "own measurement", "benchmarks/", "profile h200")
+"""How the source of a measurement of this project begins or what it names."""
+ELSEWHERE = ("@", "arXiv", "http", "datasheet", "docs.", ".com/", "README", "ISCA", "table")
+"""What a source names that somebody else measured: a commit, a paper, a page."""
+
+
+NUMBERS = {"value", "points", "fraction", "form"}
+"""Keys of which an entry with a number has one; a description's own source has none."""
+
+
+def numbers_in(value: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(place, entry) of everything with a kind and a source."""
+    if isinstance(value, dict):
+        if {"kind", "source"} <= set(value) and NUMBERS & set(value):
+            yield path, value
+        for key, item in value.items():
+            yield from numbers_in(item, f"{path}.{key}")
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from numbers_in(item, f"{path}[{index}]")
+
+
+@cache
+def shipped_numbers() -> tuple[tuple[str, dict[str, Any]], ...]:
+    found = [
+        item
+        for path in SHIPPED
+        for item in numbers_in(parse_mapping(path.read_text(encoding="utf-8"), path.name), path.stem)
+    ]
+    assert len(found) > 1000
+    return tuple(found)
+
+
+def is_choice(entry: dict[str, Any]) -> bool:
+    """A count or a price says what is described, 0 that nothing is: there is no value around them."""
+    value = entry.get("value")
+    return isinstance(value, int) or str(value).startswith("$") or str(value).split(" ")[0] == "0"
+
+
+def test_every_assumed_number_that_ships_has_a_range() -> None:
+    def ranged(entry: dict[str, Any]) -> bool:
+        prior = entry.get("low", 1.0) < entry.get("fraction", 0.0) < entry.get("high", 0.0)
+        return "between" in entry or prior or entry.get("residual", {}).get("relative", 0.0) > 0.0
+
+    assumed = [(place, entry) for place, entry in shipped_numbers() if entry["kind"] == "assumed"]
+    bare = [place for place, entry in assumed if not (ranged(entry) or is_choice(entry))]
+    assert bare == []
+
+
+def test_every_measured_number_that_ships_says_when_and_how() -> None:
+    measured = [(place, e) for place, e in shipped_numbers() if e["kind"] == "measured"]
+    assert len(measured) > 200
+    for place, entry in measured:
+        source, told = str(entry["source"]), str(entry)
+        assert str(entry.get("date", "undated")) != "undated", place
+        if any(word in source for word in OWN):
+            assert any(word in told for word in ("driver", "H200", "h200-8gpu", ".json")), place
+        else:
+            assert any(word in source for word in ELSEWHERE), (place, source)
+
+
+def test_no_point_of_a_measurement_is_made_up() -> None:
+    """A point may say what limited it, not that it was taken from another."""
+    words = ("half of", "assum", "extrapol", "template", "guess")
+    for place, entry in shipped_numbers():
+        if entry["kind"] == "measured":
+            cells = [str(cell) for point in entry.get("points", []) for cell in point]
+            assert not [cell for cell in cells if any(word in cell for word in words)], place
+
+
+def test_numbers_of_the_code_follow_the_same_rules() -> None:
+    for number in (FRAMEWORK_BYTES, ALLOCATOR_SLACK, LOST_BESIDE_NCCL):
+        assert number.range is not None
+        assert number.kind == "assumed" or "driver 580" in number.source

@@ -293,7 +293,7 @@ def test_bad_pairs_are_refused() -> None:
         (lambda: network("fat-tree", switch_ports="7"), "must be even"),
         (lambda: network("fat-tree", switch_ports="8", layers="4"), "2 or 3 layers"),
         (lambda: network("fat-tree", switch_ports="8", planes="2"), "has 1 plane"),
-        (lambda: network("fat-tree", switch_ports="8", link_bandwidth="0 GB/s"), "above 0"),
+        (lambda: network("fat-tree", switch_ports="8", link_bandwidth="0 GB/s"), "nearest: 1 MB/s"),
         (lambda: network("rail-optimised", switch_ports="8", cross_rail="x"), "forward, spine"),
         (lambda: network("hypercube", switch_ports="8"), "unknown kind 'hypercube'"),
         (lambda: network("single-node", switch_ports="8"), "no fabric"),

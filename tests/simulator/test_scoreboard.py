@@ -242,6 +242,11 @@ def test_unfused_attention_has_the_flop_of_the_whole_square_and_counts_half() ->
     assert count[0] == pytest.approx(count[1])
     done = sum(op.flop for op in unfused["attn F"] if op.name in ("attention.scores", "attention.values"))
     assert done == pytest.approx(2 * sum(op.flop for op in flash["attn F"] if op.name == "attention"))
+    dropped = block_operators(
+        shape, "dense", PRECISIONS["bf16"], **args, unfused_attention=True, dropout=True
+    )
+    for phase, name in (("attn F", "attention.dropout"), ("attn I", "attention.dropout.backward")):
+        assert [name in {op.name for op in ops[phase]} for ops in (unfused, dropped)] == [False, True]
 
 
 def test_op_recompute_lies_between_none_and_full() -> None:

@@ -3,15 +3,25 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from moesim.hwmodels.calibration import LOST_BESIDE_NCCL
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.cost.overlap import Beside, behind_window
+from moesim.simulator.engine.program import LONGEST_PHASE_S, whole_ns
+from moesim.simulator.layout.stages import blocks_of
+from moesim.simulator.model.counts import blocks_flop_per_token, flop_per_token
+from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.placement import explicit_blocks
 from moesim.simulator.prepare import prepare
+from moesim.simulator.pricing import Pricer
 from moesim.simulator.scenario import load_scenario
-from moesim.simulator.simulate import simulate
+from moesim.simulator.simulate import fastest_flop_per_s, simulate
+from moesim.simulator.study.effects import entry_effects, predict
 
 HOME = "deepseek-v3-2048xh800"
 PAIR = "deepseek-v3-trace-pair"
@@ -254,9 +264,120 @@ def test_sharding_over_one_replica_moves_nothing() -> None:
     assert result.step.time_s == pytest.approx(zero.step.time_s, rel=1e-6)
 
 
+def test_an_all_reduce_hides_behind_the_backward_of_its_own_step_only() -> None:
+    """Without ZeRO nothing of the gradients is left for the next forward to hide."""
+    plan = "parallel={tp: 1, pp: 1, ep: 1, microbatch: 1, zero_stage: 0}"
+    overrides = [*NODE, "model=llama-3-8b", plan, "schedule=1f1b", "precision.gradient_reduce=fp32"]
+    open_, behind = (
+        prepare(load_scenario(HOME, [*overrides, f"software={{overlap_data_parallel: {flag}}}"]))
+        for flag in ("false", "true")
+    )
+    gradients, hidden = (p.program.costs.sync[0] for p in (open_, behind))
+    ring = prepare(load_scenario(HOME, [*overrides, "parallel.zero_stage=1"])).program.costs.sync[0].reduce_s
+    assert gradients.reduce_s == pytest.approx(2 * ring)
+    assert gradients.gather_s == hidden.gather_s == 0.0
+    kinds = [block.kind for block in behind.stages.stages[0]]
+    backward_s = sum(behind.pricer._passes_s(kind)[1] for kind in kinds)
+    beside = Beside(LOST_BESIDE_NCCL.value)  # this profile has not measured how NCCL slows down
+    assert hidden.reduce_s == pytest.approx(behind_window(2 * ring, backward_s, len(kinds), beside))
+    # The whole all-reduce has the backward alone to hide behind.
+    assert hidden.reduce_s >= 2 * ring - backward_s
+
+
+def test_collectives_of_data_parallelism_are_slow_beside_compute_where_that_was_measured() -> None:
+    plan = "parallel={tp: 1, pp: 1, ep: 1, microbatch: 1, zero_stage: 1}"
+    overrides = [
+        "cluster={node: hgx-h200, nodes: 1, network: ft3-ib-400g, name: h200}", "profile=h200-8gpu",
+        "precision=bf16", "recompute=selective", "batch={sequences: 8, sequence_length: 256}",
+        "model=llama-3-8b", plan, "schedule=1f1b", "software={overlap_data_parallel: true}",
+    ]  # fmt: skip
+    prepared, executions, result = predict(load_scenario(HOME, overrides))
+    curves = {"nccl.reduce_scatter.beside_compute", "nccl.all_gather.beside_compute"}
+    assert curves <= set(prepared.pricer.evidence.entries)
+    assert curves <= {row.path.removeprefix("profile.") for row in result.provenance}
+    kept = tuple(c for c in prepared.profile.curves if c.id not in curves)
+    quiet = prepared.profile.model_copy(update={"curves": kept})
+    pricer = Pricer(prepared.scenario, prepared.shape, prepared.cluster, quiet, prepared.layout)
+    (slow,), (fast,) = prepared.program.costs.sync, pricer.sync(prepared.schedule, prepared.stages)
+    assert slow.reduce_s > fast.reduce_s
+    assert slow.gather_s > fast.gather_s
+    assert "lost_beside_nccl" in {e.source.id for e in entry_effects(prepared, executions)}
+
+
 def test_provenance_names_what_the_rings_stand_on(home_case: Any) -> None:
     entries = {entry.path: entry for entry in home_case[2].provenance}
     for path in ("profile.collective.scale_up_fraction", "profile.collective.nic_fraction"):
         assert path in entries
     assert "NVIDIA/nccl@" in entries["collectives.nccl.latencies"].source
     assert entries["collectives.nccl.wire_shares.LL128"].value == 0.9375
+
+
+SCENARIO_SMALL = str(Path(__file__).parents[1] / "golden" / "scenario-small.yaml")
+
+
+@pytest.mark.parametrize("per", ["expert", "rank"])
+def test_dropped_rows_are_no_work_for_mfu(per: str) -> None:
+    """FLOPs of a token without those of the routed rows that nobody computed (eq. F2)."""
+    job = load_scenario(SCENARIO_SMALL, [f"routing.capacity={{factor: 0.1, per: {per}}}"])
+    step, whole = simulate(job).step, simulate(load_scenario(SCENARIO_SMALL)).step
+    dropped = 0.9  # of the rows, which are even on the mean
+    routed = 6 * 56 * 2 * 3 * 6144 * 16384  # 56 layers, two experts a token, three products
+    computed = flop_per_token(job.shape, 4096, causal=True) - dropped * routed
+    assert step.tflops_per_gpu_causal * 1e12 == pytest.approx(step.tokens_per_s_per_gpu * computed, rel=1e-3)
+    assert step.time_s < whole.time_s
+    assert 0.0 < step.mfu_causal < whole.mfu_causal
+
+
+def test_a_part_of_the_model_has_the_mfu_of_that_part(trace_pair: Any) -> None:
+    """Every token passes the few MoE layers of the stages, and nothing else."""
+    prepared, _, result = trace_pair
+    held = [block.kind for stage in prepared.stages.stages for block in stage]
+    assert 0.2 < result.step.mfu_causal < 0.6
+    flop = blocks_flop_per_token(prepared.shape, held, 4096, causal=True)
+    assert set(held) == {"moe"}
+    assert flop == pytest.approx(len(held) / 58 * (249.8e9 - 6 * 7168 * 129280 - 3 * 4.03e9), rel=0.01)
+    assert result.step.tflops_per_gpu_causal * 1e12 == pytest.approx(result.step.tokens_per_s_per_gpu * flop)
+
+
+def test_blocks_have_the_flop_of_the_model() -> None:
+    shape = load_scenario("deepseek-v3-2048xh800").shape
+    for causal in (True, False):
+        kinds = [block.kind for block in blocks_of(shape)]
+        whole = flop_per_token(shape, 4096, causal, kept_rows=0.5)
+        assert blocks_flop_per_token(shape, kinds, 4096, causal, 0.5) == pytest.approx(whole, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("upper_bound_s", 0.1, "outside its bounds"),
+        ("lower_bound_s", 100.0, "outside its bounds"),
+        ("fastest_flop_per_s", 1e12, "above the peak"),
+        ("flop_per_token", float("nan"), "above the peak"),
+    ],
+)
+def test_a_figure_that_cannot_be_is_an_internal_error(
+    name: str, value: float, words: str, monkeypatch: pytest.MonkeyPatch, run: Any
+) -> None:
+    """Never a printed result: exit code 1 and no output."""
+    monkeypatch.setattr(f"moesim.simulator.simulate.{name}", lambda *_: value)
+    with pytest.raises(RuntimeError, match=words):
+        simulate(load_scenario(SCENARIO_SMALL))
+    outcome = run("simulate", SCENARIO_SMALL)
+    assert outcome.code == 1 and not outcome.out and "internal error" in outcome.err
+
+
+def test_steps_that_no_run_has_are_refused_and_no_duration_overflows() -> None:
+    with pytest.raises(InputError, match=r"a single phase of a micro-batch takes 2e\+05 s.*at most 100000 s"):
+        whole_ns(np.array([1.0, 2e5]))
+    for impossible in (float("nan"), -1.0):
+        with pytest.raises(OverflowError, match="are none"):
+            whole_ns(np.array([1.0, impossible]))
+    assert whole_ns(np.array([LONGEST_PHASE_S])).tolist() == [int(LONGEST_PHASE_S * 1e9)]
+
+
+def test_fp8_may_be_faster_than_the_peak_that_mfu_refers_to() -> None:
+    """MFU stays over the BF16 peak; only the peak of the fastest format is a limit."""
+    cluster = load_scenario("deepseek-v3-2048xh800").machine
+    assert fastest_flop_per_s(cluster, PRECISIONS["fp8"]) == pytest.approx(1979e12)
+    assert fastest_flop_per_s(cluster, PRECISIONS["bf16"]) == pytest.approx(989e12)

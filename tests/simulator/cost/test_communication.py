@@ -58,6 +58,15 @@ def test_the_slowest_of_nic_nvlink_and_sms_decides(operation: EpOperation) -> No
     assert few.payload_s > nvlink.payload_s
 
 
+def test_fewer_sms_than_were_measured_move_their_share_and_say_so() -> None:
+    fewest = PROFILE.curve("ep.dispatch.sm_rate").curve.xs[0]
+    assert fewest == 4.0
+    few, least = (transfer(moved(1e6, 300e6), sms=sms) for sms in (2, 4))
+    assert few.payload_s == pytest.approx(2 * least.payload_s)
+    assert [note for note in few.extrapolations if "2 communication SMs are below the measured 4" in note]
+    assert least.extrapolations == ()
+
+
 def test_rows_of_the_own_rank_cost_sms_but_no_link() -> None:
     share = value("ep.dispatch.scale_up_fraction", 20)
     rate = value("ep.dispatch.sm_rate", 20)

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moesim.hwmodels.calibration import LOST_BESIDE_NCCL
 from moesim.simulator.cost.overlap import (
-    LOST_BESIDE_NCCL,
+    Beside,
     Products,
     behind_window,
     beside,
@@ -25,52 +26,78 @@ RESULTS = Path(__file__).parents[3] / "benchmarks" / "gpu" / "results"
 MEASURED = RESULTS / "2026-11-20-h200-x4-beside-nccl.json"
 
 
-@given(SECONDS, SECONDS)
-def test_hiding_never_costs_more_than_standing_in_the_open(collective: float, compute: float) -> None:
-    left = beside(collective, compute)
+LOST = Beside(LOST_BESIDE_NCCL.value)
+
+
+@given(SECONDS, SECONDS, st.floats(1.0, 4.0))
+def test_hiding_never_costs_more_than_standing_in_the_open(
+    collective: float, compute: float, slower: float
+) -> None:
+    left = beside(collective, compute, Beside(LOST.lost, slower))
     assert collective - compute <= left <= collective
-    assert left >= LOST_BESIDE_NCCL.value * min(collective, compute)
+    assert left >= beside(collective, compute, LOST) - 1e-12
+    assert left >= LOST.lost * min(collective, compute)
 
 
 def test_a_collective_without_compute_is_exposed_whole() -> None:
-    assert beside(2.0, 0.0) == 2.0
+    assert beside(2.0, 0.0, LOST) == 2.0
 
 
 def test_a_hidden_collective_costs_what_the_product_loses() -> None:
-    assert beside(1.0, 5.0) == pytest.approx(LOST_BESIDE_NCCL.value)
+    assert beside(1.0, 5.0, LOST) == pytest.approx(LOST.lost)
 
 
-def test_the_loss_is_the_median_of_the_measured_products() -> None:
+def test_a_collective_slowed_by_compute_hides_less() -> None:
+    """Twice as slow, a second of compute hides half a second of it; the rest runs alone at its own speed."""
+    assert beside(2.0, 1.0, Beside(0.0, 2.0)) == pytest.approx(1.5)
+    assert beside(2.0, 4.0, Beside(0.0, 2.0)) == 0.0
+
+
+def test_the_loss_is_the_median_of_the_measured_products_and_its_range_is_measured() -> None:
     """Seconds lost in a window beside collectives, over the seconds that these would have taken alone."""
-    rows = [row for row in json.loads(MEASURED.read_text())["rows"] if "product" in row["operator"]]
-    lost = [(1.0 - row["alone_s"] / row["beside_s"]) * row["collective_ratio"] for row in rows]
-    assert len(lost) == 14
-    assert LOST_BESIDE_NCCL.value == round(statistics.median(lost), 3)
+    rows = json.loads(MEASURED.read_text())["rows"]
+    lost = {
+        name: [
+            (1.0 - row["alone_s"] / row["beside_s"]) * row["collective_ratio"]
+            for row in rows
+            if name in row["operator"]
+        ]
+        for name in ("product", "attention")
+    }
+    assert len(lost["product"]) == 14
+    assert LOST_BESIDE_NCCL.value == round(statistics.median(lost["product"]), 3)
+    both = [*lost["product"], *lost["attention"]]
+    assert LOST_BESIDE_NCCL.range == (round(min(both), 3), round(max(both), 3))
 
 
 @given(SECONDS, SECONDS, st.integers(1, 16))
 def test_more_pieces_hide_no_less(collective: float, product: float, pieces: int) -> None:
-    assert pipelined(collective, product, pieces + 1) <= pipelined(collective, product, pieces) + 1e-12
-    assert pipelined(collective, product, 1) == pytest.approx(collective)
+    more, less = (pipelined(collective, product, n, LOST) for n in (pieces + 1, pieces))
+    assert more <= less + 1e-12
+    assert pipelined(collective, product, 1, LOST) == pytest.approx(collective)
 
 
 def test_forward_hides_only_where_the_framework_cuts_it_into_pieces() -> None:
     products = Products(1.0, 1.0, 1.0)
-    assert exposed_forward(0.2, products, 8, "none") == exposed_forward(0.2, products, 8, "weight-gradient")
-    assert exposed_forward(0.2, products, 8, "full") < 0.4
+    open_, weights, full = (
+        exposed_forward(0.2, products, 8, overlap, LOST) for overlap in ("none", "weight-gradient", "full")
+    )
+    assert open_ == weights
+    assert full < 0.4
 
 
 def test_backward_gathers_the_input_again_with_sequence_parallelism() -> None:
     """Three collectives with it, of which two hide; one all-reduce without, which hides."""
     products = Products(1.0, 1.0, 1.0)
-    lost = LOST_BESIDE_NCCL.value
-    with_it = exposed_backward(0.2, products, 8, "weight-gradient", sequence_parallel=True)
-    without = exposed_backward(0.2, products, 8, "weight-gradient", sequence_parallel=False)
-    assert with_it == pytest.approx(0.2 + 2 * lost * 0.2)
-    assert without == pytest.approx(lost * 0.4)
-    assert exposed_backward(0.2, products, 8, "none", sequence_parallel=True) == 0.4
+    with_it, without = (
+        exposed_backward(0.2, products, 8, "weight-gradient", LOST, sequence_parallel=parallel)
+        for parallel in (True, False)
+    )
+    assert with_it == pytest.approx(0.2 + 2 * LOST.lost * 0.2)
+    assert without == pytest.approx(LOST.lost * 0.4)
+    assert exposed_backward(0.2, products, 8, "none", LOST, sequence_parallel=True) == 0.4
 
 
 def test_the_last_block_of_a_reduction_has_nothing_to_hide_behind() -> None:
-    assert behind_window(1.0, 100.0, 4) == pytest.approx(0.25 + LOST_BESIDE_NCCL.value * 0.75)
-    assert behind_window(1.0, 0.0, 4) == 1.0
+    assert behind_window(1.0, 100.0, 4, LOST) == pytest.approx(0.25 + LOST.lost * 0.75)
+    assert behind_window(1.0, 0.0, 4, LOST) == 1.0

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -121,7 +122,8 @@ def task_graph(program: Program, send_ns: int = 0) -> nx.DiGraph:
 
     A node's weight is on its outgoing edges. Written without a look at the engine: streams are in order,
     a transfer starts when its slowest member is there, an action starts when the one before has ended and
-    its inputs came, a pair hands its outputs on when their chain is done, a full backward when all is.
+    its inputs came, a pair hands its outputs on when their chain is done, a full backward when all is. Where
+    sends are awaited, every output leaves at the end of its action, and the rank is free when it has left.
     """
     graph = nx.DiGraph()
     schedule, members = program.schedule, range(program.members)
@@ -136,13 +138,19 @@ def task_graph(program: Program, send_ns: int = 0) -> nx.DiGraph:
         for position, step in enumerate(steps):
             here = (rank, position)
             _add_tasks(graph, edge, program, here, step)
+            sends = schedule.awaits_sends and any(
+                schedule.rank_of(stage, key[2]) != rank
+                for key in _gives(step, here)
+                if 0 <= (stage := key[1] + (1 if key[0] == "F" else -1)) < schedule.n_stages
+            )
             for m in members:
+                edge(("end", *here, m), ("free", *here, m), send_ns if sends else 0)
                 if position:
-                    edge(("end", rank, position - 1, m), ("start", *here, m))
+                    edge(("free", rank, position - 1, m), ("start", *here, m))
                 for key in _needs(step, schedule.n_stages):
                     inputs.append((key, here, m))
             for key, node in _gives(step, here).items():
-                outputs[key] = (node, rank)
+                outputs[key] = (("end", *here) if schedule.awaits_sends else node, rank)
     for key, here, m in inputs:
         node, rank = outputs[key]
         edge((*node, m), ("start", *here, m), 0 if rank == here[0] else send_ns)
@@ -250,9 +258,9 @@ def test_the_task_graph_can_disagree(toy: Toy) -> None:
 
 @given(st.data())
 def test_pairs_may_hand_on_early_but_never_late(toy: Toy, data: st.DataObject) -> None:
-    schedule = data.draw(schedules(["dualpipe", "dualpipev"]))
-    blocks = data.draw(placements(schedule))
-    execution = execute(make(toy, schedule, blocks, data.draw(timings())))
+    schedule = replace(data.draw(schedules(["dualpipe", "dualpipev"])), awaits_sends=False)
+    blocks, ns = data.draw(placements(schedule)), data.draw(timings())
+    execution = execute(make(toy, schedule, blocks, ns))
     spans = {
         (rank, str(record.step.label)): int((record.end - record.start)[0])
         for rank, records in enumerate(execution.ranks)
@@ -260,6 +268,55 @@ def test_pairs_may_hand_on_early_but_never_late(toy: Toy, data: st.DataObject) -
     }
     late = longest_path(schedule, lambda rank, step: spans[rank, str(step)])
     assert execution.end_ns <= makespan(late)
+    awaited = execute(make(toy, replace(schedule, awaits_sends=True), blocks, ns))
+    assert awaited.end_ns == makespan(late)
+
+
+# -- pipeline sends ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(BUILDERS))
+def test_a_rank_waits_for_its_own_sends_where_its_schedule_does(toy: Toy, name: str) -> None:
+    """DualPipe, DualPipeV and 1F1B post a send after an action and wait for it before the next one."""
+    schedule = build(name, 4, 8)
+    blocks: list[list[BlockKind]] = [["moe"]] * schedule.n_stages
+    execution = execute(toy(schedule, blocks, lambda k, p, o: 100, lambda p, o: 30.0, send_ns=9.0))
+    waits = {
+        rank: [
+            (after.start - before.end)[0] >= 9
+            for before, after in pairwise(records)
+            if _crosses(schedule, rank, before.step)
+        ]
+        for rank, records in enumerate(execution.ranks)
+    }
+    awaits = name in ("dualpipe", "dualpipev", "1f1b")
+    assert all(all(found) for found in waits.values()) == awaits
+    ends = [int(records[-1].end[0]) for records in execution.ranks]
+    done = [sync.ready_ns for sync in execution.syncs]
+    late = [_crosses(schedule, rank, records[-1].step) for rank, records in enumerate(execution.ranks)]
+    assert done == [end + 9 * (awaits and one) for end, one in zip(ends, late, strict=True)]
+
+
+def _crosses(schedule: Schedule, rank: int, step: PlacedStep) -> bool:
+    targets = [
+        (key[1] + (1 if key[0] == "F" else -1), key[2])
+        for key in _gives(step, (0, 0))
+        if 0 <= key[1] + (1 if key[0] == "F" else -1) < schedule.n_stages
+    ]
+    return any(schedule.rank_of(*target) != rank for target in targets)
+
+
+def test_the_two_sends_of_a_pair_leave_together_and_share_the_port(toy: Toy) -> None:
+    schedule = build("dualpipe", 2, 8)
+    more: dict[str, Any] = {"bytes_": 1000.0, "rate": 1e9, "send_ns": 1000.0}
+    execution = execute(toy(schedule, [["dense"], ["dense"]], lambda k, p, o: 500, **more))
+    records = execution.ranks[0]
+    both = [n for n, r in enumerate(records) if r.step.code.kind == "F&B" and r.step.stages == (0, 1)]
+    assert both
+    for record in (records[n] for n in both):
+        assert int((record.free - record.end)[0]) == 2000
+    posted = {s.start for s in execution.sends if s.source == 0}
+    assert {int(records[n].end[0]) for n in both} <= posted
 
 
 # -- links -------------------------------------------------------------------------------------------

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from moesim.hwmodels.cluster import load_cluster
 from moesim.hwmodels.errors import InfeasibleError, InputError
+from moesim.hwmodels.scale_up_shares import ScaleUpShares
 from moesim.simulator.engine.execute import execute_all
 from moesim.simulator.engine.program import Program
-from moesim.simulator.full.groups import grouped_gpus
 from moesim.simulator.full.wires import ClusterWires
+from moesim.simulator.layout.groups import grouped_gpus
 from moesim.simulator.layout.parallel import Layout, ParallelPlan
 from moesim.simulator.prepare import prepare
 from moesim.simulator.result import Result
@@ -77,6 +79,51 @@ def test_a_dense_model_has_groups_too() -> None:
         "parallel={tp: 1, pp: 4, ep: 1, microbatch: 1}", "recompute=selective", "routing.gate=model",
     ]  # fmt: skip
     assert run(FULL, *EVEN, *plan).step.time_s == run(*EVEN, *plan).step.time_s
+
+
+@pytest.mark.parametrize(
+    ("cluster", "plan", "schedule"),
+    [
+        ("tpu-v5e-256-pod", "pp: 1, ep: 8", "1f1b"),
+        ("tpu-v5e-256-pod", "pp: 4, ep: 4, tp: 2, sequence_parallel: true", "1f1b"),
+        ("tpu-v6e-256-pod", "pp: 2, ep: 8", "1f1b"),
+        ("tpu-v6e-256-pod", "pp: 4, ep: 8, expert_tp: 2, tp: 2, sequence_parallel: true", "dualpipe"),
+        ("tpu-v6e-256-pod", "pp: 4, ep: 1", "zbv"),
+    ],
+)
+def test_on_a_torus_groups_are_blocks_and_full_resolution_is_the_folded_run(
+    cluster: str, plan: str, schedule: str
+) -> None:
+    """Groups sit where their exchange was priced, and sends take the hops that lie between two ranks."""
+    job = load_scenario(
+        HOME,
+        [
+            f"cluster={cluster}", "model=mixtral-8x22b", "precision=bf16", "profile=generic-roofline",
+            "communication.sms=0", f"parallel={{{plan}}}", f"schedule={schedule}", "batch.sequences=512",
+            *EVEN,
+        ],
+    )  # fmt: skip
+    folded, full = simulate(job).step, simulate(job.replace(resolution="full")).step
+    assert full.time_s == pytest.approx(folded.time_s, rel=1e-3)
+    assert full.lower_bound_s <= full.time_s <= full.upper_bound_s
+
+
+@pytest.mark.parametrize("distance", [(1, 1), (3, 3), (8, 8), (11, 5)])
+def test_a_shift_along_a_ring_puts_its_distance_on_every_link(distance: tuple[int, int]) -> None:
+    shift, hops = distance
+    ring = ScaleUpShares(link=0.25, torus=(4, 16))
+    chips = np.arange(64)
+    assert ring.busiest_link(chips, (chips + 4 * shift) % 64) == hops
+    assert ring.busiest_link(chips, chips) == 1
+
+
+def test_the_busiest_link_is_that_of_the_routes_of_the_topology() -> None:
+    cluster = load_cluster("tpu-v5e-256-pod")
+    rng = np.random.default_rng(3)
+    for _ in range(5):
+        source, target = np.arange(256), rng.permutation(256)
+        routes = cluster.topology().routes(source, target)
+        assert cluster.node.scale_up_shares.busiest_link(source, target) == np.bincount(routes.links).max()
 
 
 def test_the_first_group_has_the_draws_of_the_folded_run() -> None:

@@ -40,6 +40,7 @@ def test_home_case_with_its_schedule(policy: RecomputePolicy, fits: bool) -> Non
         sequence=4096,
         recompute=policy,
         communication_sms=20,
+        kernels="deepep-2025-02",
         capacity_bytes=80e9,
     )
     assert report.fits is fits

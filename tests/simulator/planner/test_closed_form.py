@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.schedules import BUILDERS, CHECKS, build
 
 HOME = "deepseek-v3-2048xh800"
+SCENARIO_SMALL = str(Path(__file__).parents[2] / "golden" / "scenario-small.yaml")
 EVEN = ["routing.expert_load_cv=0", "variation.clock_cv=0", "variation.jitter_cv=0"]
 SMALL = [
     "cluster={node: hgx-h800, nodes: 8, network: mpft-ib-400g}",
@@ -78,6 +80,7 @@ def test_memory_is_that_of_every_single_plan(home: tuple[Candidates, Study]) -> 
             sequence=4096,
             recompute=scenario.recompute,
             communication_sms=scenario.communication.sms,
+            kernels=scenario.communication.kernels,
             capacity_bytes=1.0,
         )
         assert found.memory[number] == pytest.approx(report.total_bytes, rel=1e-9), frame.label
@@ -98,7 +101,7 @@ def test_patterns_count_the_steps_of_long_schedules(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(BUILDERS))
-@pytest.mark.parametrize("zero", [1, 3])
+@pytest.mark.parametrize("zero", [0, 1, 3])
 def test_without_skew_the_closed_form_is_the_engine_up_to_shared_links(name: str, zero: int) -> None:
     if zero == 3 and name.startswith("dualpipe"):
         return  # refused: no slot for parameter gathers in a pair
@@ -129,6 +132,32 @@ def test_the_closed_form_is_near_the_engine_and_above_the_bound(home: tuple[Cand
         label = found.axes(number)[0].label
         assert found.bound[number] <= min(simulated, found.time_s[number]), label
         assert found.time_s[number] == pytest.approx(simulated, rel=0.05), label
+
+
+@pytest.mark.parametrize(
+    "routing",
+    [
+        "load: {kind: zipf, exponent: 0.5, shuffle_per_layer: false}",
+        "load: {kind: zipf, exponent: 1.0}",
+        "capacity: {factor: 0.5, per: rank}",
+        "capacity: {factor: 0.1}",
+        "load: {kind: zipf, exponent: 0.5, shuffle_per_layer: false}, capacity: {factor: 1.0}",
+    ],
+)
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "dualpipe"])
+def test_with_lasting_load_and_drops_too(routing: str, name: str) -> None:
+    """Rows that capacity drops are neither computed nor sent; a member that is always hot is always late."""
+    scenario = load_scenario(SCENARIO_SMALL, [f"routing={{expert_load_cv: 0.1, {routing}}}"])
+    wanted = PlanSpace(
+        tp=(1,), pp=(4,), ep=(8,), cp=(1,), vpp=(1,), microbatch=(1,), schedule=(name,), zero_stage=(1,),
+        recompute=("full",), precision=("bf16",), sms=(20,), placement=("in order",),
+    )  # fmt: skip
+    found, study = candidates_of(scenario, wanted)
+    study.estimate([0])
+    simulated = simulate_plan(scenario_of(scenario, found, 0)).time_s
+    assert simulated is not None
+    assert found.bound[0] <= simulated
+    assert found.time_s[0] == pytest.approx(simulated, rel=0.03)
 
 
 def test_every_bound_is_below_its_closed_form(home: tuple[Candidates, Study]) -> None:

@@ -12,8 +12,9 @@ import pytest
 
 import moesim
 from moesim.hwmodels.errors import InfeasibleError, InputError
-from moesim.simulator.planner import search
+from moesim.simulator.planner import replay, rows, search, study
 from moesim.simulator.planner.causes import CAUSES, difference
+from moesim.simulator.planner.processes import engine_processes
 from moesim.simulator.planner.result import PlanResult
 from moesim.simulator.planner.search import plan
 from moesim.simulator.planner.space import PlanSpace, resolve
@@ -92,6 +93,35 @@ def test_the_front_trades_time_for_memory(found: PlanResult) -> None:
     assert times == sorted(times)
     assert memory == sorted(memory, reverse=True)
     assert len(found.pareto) >= 2
+
+
+@pytest.mark.parametrize("objective", ["time", "cost"])
+def test_nothing_on_the_front_beats_the_best_by_closed_form_alone(
+    monkeypatch: pytest.MonkeyPatch, objective: str
+) -> None:
+    """A closed form that is a tenth too fast makes many such claims; the engine decides about each."""
+    exact = replay.step_seconds
+    monkeypatch.setattr(study, "step_seconds", lambda *of: 0.9 * exact(*of))
+    front = plan(small(), PlanSpace(**SPACE), objective, top=1)
+    assert [row for row in front.pareto if row.source == "closed form" and row.margin < 0.0] == []
+    assert front.simulated > 1  # of which one was ranked by its closed form
+    assert front.best.time_s == min(row.time_s for row in front.pareto if row.source == "simulated")
+
+
+def test_a_plan_that_the_engine_refuses_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = rows.simulate_plan
+
+    def picky(scenario: Scenario) -> Any:
+        if scenario.schedule == "zbv":
+            raise InputError("schedule zbv cannot run here")
+        return exact(scenario)
+
+    monkeypatch.setattr(search, "simulate_plan", picky)
+    left = plan(small(), PlanSpace(**SPACE), top=12)
+    assert {row.schedule for row in left.ranked} == {"1f1b", "dualpipev"}
+    assert any("is left out: schedule zbv cannot run here" in note for note in left.notes)
+    with pytest.raises(InfeasibleError, match="schedule zbv cannot run here"):
+        plan(small(), PlanSpace(**{**SPACE, "schedule": ("zbv",)}), top=2)
 
 
 def test_the_same_bytes_with_any_number_of_workers(found: PlanResult) -> None:
@@ -188,7 +218,7 @@ def test_a_process_of_the_engine_that_dies_is_said(monkeypatch: pytest.MonkeyPat
         raise BrokenProcessPool
 
     monkeypatch.setattr(search, "_simulate_own", broken)
-    with pytest.raises(InputError, match="workers=1 computes"), search._engine(2):
+    with pytest.raises(InputError, match="workers=1 computes"), engine_processes(2):
         search._simulate_own(small())
 
 

@@ -15,7 +15,7 @@ from moesim.simulator.engine.critical import critical_path
 from moesim.simulator.engine.execute import execute_all
 from moesim.simulator.prepare import prepare
 from moesim.simulator.scenario import Scenario, load_scenario
-from moesim.simulator.study.effects import entry_effects, predict
+from moesim.simulator.study.effects import entry_effects, moved, predict
 from moesim.simulator.study.metrics import UNCERTAIN, figures
 from moesim.simulator.study.response import path_weights, response_s
 from moesim.simulator.study.sensitivity import sensitivity
@@ -25,6 +25,7 @@ from moesim.simulator.study.sources import (
     LOAD,
     SESSION,
     Source,
+    cluster_sources,
     entry_sources,
     number_sources,
     ranged,
@@ -254,11 +255,16 @@ def test_shapes_that_were_not_measured_widen_their_entry() -> None:
 def test_numbers_with_a_range_are_sources() -> None:
     found = {s.id: s for s in number_sources(PROFILE)}
     gap = PROFILE.launch_gap
-    assert gap is not None and gap.between is not None and set(found) == {"launch_gap", "kernel_floor"}
+    assert gap is not None and gap.between is not None and set(found) == {
+        "launch_gap", "kernel_floor", "lost_beside_nccl",
+    }  # fmt: skip
     assert found["launch_gap"].high == pytest.approx(2.4 / 1.93 - 1.0)
     moved = shifted(PROFILE, "launch_gap", 0.1, 132)
     assert moved.launch_gap is not None and moved.launch_gap.value == pytest.approx(1.1 * gap.value)
-    assert number_sources(PROFILE.model_copy(update={"launch_gap": None, "kernel_floor": None})) == ()
+    lost = found["lost_beside_nccl"]
+    assert (lost.low, lost.high) == pytest.approx((0.151 / 0.213 - 1.0, 0.295 / 0.213 - 1.0))
+    bare = PROFILE.model_copy(update={"launch_gap": None, "kernel_floor": None})
+    assert [source.id for source in number_sources(bare)] == ["lost_beside_nccl"]
 
 
 def test_a_range_has_the_units_of_its_value_and_survives_a_file() -> None:
@@ -372,3 +378,23 @@ def test_replicas_have_the_distribution_of_the_step(small: Scenario) -> None:
     assert len(few) == 200 and few.std() == pytest.approx(many.std(), rel=0.02)
     assert np.quantile(few, [0.1, 0.9]) == pytest.approx(np.quantile(many, [0.1, 0.9]), rel=5e-3)
     assert (few[:-1] > few[1:]).mean() == pytest.approx(0.5, abs=0.15)  # in no order
+
+
+def test_numbers_of_the_cluster_with_a_range_are_sources(small: Scenario) -> None:
+    """A NIC that may be slower makes the step longer at that end, to first order and in the engine."""
+    machine = small.machine
+    nic = machine.node.nic_bandwidth
+    assert nic is not None and nic.range is None
+    ranged_nic = nic.model_copy(update={"between": (0.5 * nic.value, nic.value)})
+    node = machine.node.model_copy(update={"nic_bandwidth": ranged_nic})
+    scenario = small.model_copy(update={"cluster": machine.model_copy(update={"node": node})})
+    name = "cluster.node.nic_bandwidth"
+    assert cluster_sources(machine) == ()
+    (source,) = cluster_sources(scenario.machine)
+    assert (source.id, source.low, source.high) == (name, pytest.approx(-0.5), 0.0)
+    prepared, executions, _ = predict(scenario)
+    (effect,) = [e for e in entry_effects(prepared, executions) if e.source.id == name]
+    assert effect.seconds[0] > effect.seconds[1] >= 0.0
+    again = prepare(*moved(prepared, {name: effect.at[0]}, ()), prepared.stages)
+    longer = (execute_all(again.programs)[0].end_ns - executions[0].end_ns) / 1e9
+    assert longer > 0.5 * effect.seconds[0]

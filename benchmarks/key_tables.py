@@ -1,0 +1,200 @@
+"""The tables of keys in docs/scenario.md, from the pydantic models that read a scenario."""
+
+from __future__ import annotations
+
+import datetime
+import types
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt, MinLen
+from pydantic import AfterValidator, BaseModel, BeforeValidator
+from pydantic.fields import FieldInfo
+
+from moesim.hwmodels.cluster import Cluster
+from moesim.hwmodels.library import shipped_names
+from moesim.hwmodels.provenance import Sourced
+from moesim.simulator.chunk import OVERLAP_ORDERS, OverlapOrder
+from moesim.simulator.defaults import RULES
+from moesim.simulator.fleet.pools import Pool
+from moesim.simulator.full.faults import Down, Jitter, NodeLoss, SlowGpu, SlowLink
+from moesim.simulator.layout.parallel import ParallelPlan
+from moesim.simulator.model.precision import PRECISIONS, Precision
+from moesim.simulator.model.shape import shipped_models
+from moesim.simulator.outline import ClusterOutline
+from moesim.simulator.routing_load import BiasLoad, Capacity, Eplb, HistogramLoad, UniformLoad, ZipfLoad
+from moesim.simulator.run.plan import Checkpoint, Phase, Price, Ramp, RunPlan, Spares, run_plan_names
+from moesim.simulator.scenario import Batch, Communication, Routing, Scenario, Stages, Variation
+from moesim.simulator.schedules import BUILDERS
+from moesim.simulator.software import Software
+
+TABLES: dict[str, dict[str, type[BaseModel]]] = {
+    "scenario": {
+        "": Scenario, "parallel": ParallelPlan, "batch": Batch, "stages": Stages,
+        "communication": Communication, "communication.overlap": OverlapOrder, "routing": Routing,
+        "routing.capacity": Capacity, "routing.eplb": Eplb, "variation": Variation, "software": Software,
+    },
+    "precision": {"": Precision},
+    "outline": {"": ClusterOutline},
+    "cluster": {"": Cluster},
+    "pool": {"": Pool},
+    "run": {
+        "": RunPlan, "ramp": Ramp, "phases[]": Phase, "checkpoint": Checkpoint, "spares": Spares,
+        "price": Price,
+    },
+}  # fmt: skip
+"""Tables by name: models by the path of the section that they are."""
+
+KINDS: dict[str, tuple[type[BaseModel], ...]] = {
+    "load": (UniformLoad, ZipfLoad, HistogramLoad, BiasLoad),
+    "faults": (SlowGpu, Jitter, SlowLink, Down, NodeLoss),
+}
+"""Tables of sections whose `kind` decides the other keys."""
+
+SHIPPED: dict[str, Callable[[], Iterable[str]]] = {
+    "scenario model": shipped_models,
+    "scenario precision": lambda: PRECISIONS,
+    "scenario schedule": lambda: BUILDERS,
+    "scenario run": run_plan_names,
+    "scenario software.host": lambda: shipped_names("hosts"),
+    "scenario communication.overlap": lambda: OVERLAP_ORDERS,
+    "cluster network": lambda: shipped_names("networks"),
+    "cluster energy": lambda: shipped_names("energy"),
+    "run failures": lambda: shipped_names("failures"),
+    "run restart": lambda: shipped_names("restarts"),
+    "run checkpoint.storage": lambda: shipped_names("storage"),
+    "run price.buy": lambda: shipped_names("purchases"),
+}
+"""Names that a key takes, by table and key, where they are few."""
+
+WORDS = {str: "text", int: "integer", float: "number", bool: "true or false", datetime.date: "date"}
+
+
+def filled(page: str) -> str:
+    """A page with every table between its marks (`<!-- keys NAME -->`) written anew."""
+    for name, lines in tables().items():
+        begin, end = f"<!-- keys {name} -->\n", "<!-- end of keys -->"
+        if begin not in page:
+            raise SystemExit(f"the page has no mark {begin.strip()!r}")
+        before, rest = page.split(begin)
+        page = before + begin + "\n".join(lines) + "\n" + rest[rest.index(end) :]
+    return page
+
+
+def tables() -> dict[str, list[str]]:
+    """Lines of every table by its name."""
+    return {
+        **{name: _keys(name, parts) for name, parts in TABLES.items()},
+        **{n: _kinds(k) for n, k in KINDS.items()},
+    }
+
+
+def _keys(table: str, parts: dict[str, type[BaseModel]]) -> list[str]:
+    sections = {path for path in parts if path}
+    lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
+    for path, model in parts.items():
+        for name, field in model.model_fields.items():
+            key = f"{path}.{name}" if path else name
+            if key not in sections and f"{key}[]" not in sections:
+                names = ", ".join(f"`{n}`" for n in SHIPPED.get(f"{table} {key}", tuple)())
+                meaning = _meaning(model, name, field) + (f". Shipped: {names}" if names else "")
+                full = f"{table}.{key}" if table == "run" else key
+                default = "by rule" if table in ("scenario", "run") and full in RULES else _default(field)
+                lines.append(f"| `{key}` | {_type(field)} | {default} | {meaning} |")
+            elif field.description and not field.is_required():
+                lines.append(f"| `{key}` | section | {_default(field)} | {_meaning(model, name, field)} |")
+    return lines
+
+
+def _kinds(models: tuple[type[BaseModel], ...]) -> list[str]:
+    lines = ["| `kind` | key | type | default | meaning |", "|---|---|---|---|---|"]
+    for model in models:
+        kind = get_args(model.model_fields["kind"].annotation)[0]
+        lines.append(f"| `{kind}` | | | | {_sentence(str(model.__doc__).split(chr(10))[0])} |")
+        lines += [
+            f"| | `{name}` | {_type(field)} | {_default(field)} | {_meaning(model, name, field)} |"
+            for name, field in model.model_fields.items()
+            if name != "kind"
+        ]
+    return lines
+
+
+def _meaning(model: type[BaseModel], name: str, field: FieldInfo) -> str:
+    if not field.description:
+        raise SystemExit(
+            f"{model.__name__}.{name} has no docstring: docs/scenario.md cannot say what it means"
+        )
+    return _sentence(field.description)
+
+
+def _sentence(text: str) -> str:
+    return " ".join(text.split()).removesuffix(".").replace("|", "\\|")
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    if value is None or value == () or value == "":
+        return "none"
+    if isinstance(value, Sourced):
+        return f"{value.value:g}"
+    if isinstance(value, BaseModel):
+        return "as below"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def _type(field: FieldInfo) -> str:
+    return " or ".join(dict.fromkeys(_words(field.annotation, list(field.metadata))))
+
+
+def _words(annotation: Any, metadata: list[Any]) -> Iterator[str]:
+    """The alternatives of a type in words, each with its limits."""
+    origin, args = get_origin(annotation), get_args(annotation)
+    if any(_takes_a_name(m) for m in metadata):
+        yield "text"
+        metadata = [m for m in metadata if not _takes_a_name(m)]
+    if origin is Annotated:
+        more = [m for a in args[1:] for m in (a.metadata if isinstance(a, FieldInfo) else [a])]
+        yield from _words(args[0], [*more, *metadata])
+    elif origin in (Union, types.UnionType):
+        for part in args:
+            if part is not type(None):
+                yield from _words(part, metadata)
+    elif origin is Literal:
+        yield from (f"`{value}`" for value in args)
+    elif origin in (tuple, list):
+        inner = ", ".join(dict.fromkeys(_words(args[0], [])))
+        least = next((f", at least {m.min_length}" for m in metadata if isinstance(m, MinLen)), "")
+        yield f"list of {inner}{least}"
+    elif isinstance(annotation, type) and issubclass(annotation, Sourced):
+        yield f"sourced {_spaced(annotation.__name__.removeprefix('Sourced'))}{_limits(metadata)}"
+    elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield "mapping"
+    else:
+        yield f"{WORDS[annotation]}{_limits(metadata)}"
+
+
+def _takes_a_name(validator: Any) -> bool:
+    """Whether a validator accepts a name or a path in the place of a mapping."""
+    return isinstance(validator, BeforeValidator) and str in get_args(validator.json_schema_input_type)
+
+
+def _spaced(name: str) -> str:
+    return "".join(f" {c.lower()}" if c.isupper() else c for c in name).strip()
+
+
+def _limits(metadata: list[Any]) -> str:
+    signs = {Gt: (">", "gt"), Ge: ("≥", "ge"), Lt: ("<", "lt"), Le: ("≤", "le")}
+    found = [
+        f"{sign} {getattr(limit, attribute):g}"
+        for kind, (sign, attribute) in signs.items()
+        for limit in metadata
+        if isinstance(limit, kind)
+    ]
+    for limit in metadata:
+        if isinstance(limit, AfterValidator) and isinstance(limit.func, partial):
+            allowed = limit.func.keywords["allowed"]
+            found.append(f"{allowed.low:g} to {allowed.high:g}")
+    return " " + ", ".join(found) if found else ""

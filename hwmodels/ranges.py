@@ -1,0 +1,130 @@
+"""What a quantity can be at all: one range for every dimension, and narrower ones for what fields mean.
+
+The ranges are wide on purpose: they hold every machine there is and some that there will be, and keep out
+what is a slip of the keyboard or has no meaning in a step (docs/units.md).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, NamedTuple, Protocol, TypeVar
+
+from pydantic import AfterValidator, Field
+
+from moesim.hwmodels.units import DIMENSIONS, format_quantity
+
+LONGEST = 20
+"""Characters of a value in a refusal."""
+
+
+class Range(NamedTuple):
+    """Lowest and highest legal value, in SI units."""
+
+    low: float
+    high: float
+
+    def problem(self, value: float, dimension: str) -> str:
+        """What is wrong with a value and which legal one is nearest; nothing where it is legal."""
+        if self.low <= value <= self.high:
+            return ""
+        low, high = (_shown(end, dimension) for end in self)
+        near = low if value < self.low else high
+        return f"{_shown(value, dimension)} is outside {low} to {high}; nearest: {near}"
+
+
+def _shown(value: float, dimension: str) -> str:
+    """With its unit, in few digits however large or small."""
+    text = format_quantity(value, dimension)
+    return text if len(text) <= LONGEST else f"{value:g} {DIMENSIONS[dimension].base}".rstrip()
+
+
+BY_DIMENSION: dict[str, Range] = {
+    "bytes": Range(0.0, 1e18),
+    "bytes_per_s": Range(1e6, 1e16),
+    "s": Range(0.0, 1e10),
+    "flop_per_s": Range(1e9, 1e18),
+    "hz": Range(1e6, 1e11),
+    "w": Range(0.0, 1e9),
+    "usd": Range(0.0, 1e12),
+    "usd_per_hour": Range(0.0, 1e6),
+    "usd_per_kwh": Range(0.0, 1e3),
+    "usd_per_w": Range(0.0, 1e4),
+    "usd_per_w_year": Range(0.0, 1e4),
+    "gpu_hours": Range(0.0, 1e12),
+    "kg_per_kwh": Range(0.0, 1e2),
+    "per_node_day": Range(0.0, 1e3),
+    "count": Range(1.0, 1e9),
+}
+"""Every number with a source lies in the range of its dimension; what a number without one may be depends on
+what it means."""
+
+
+class _Number(Protocol):
+    @property
+    def value(self) -> float: ...
+
+    @property
+    def between(self) -> tuple[float, float] | None: ...
+
+    @property
+    def dimension(self) -> str: ...
+
+
+NumberT = TypeVar("NumberT")
+
+
+def check(number: _Number, allowed: Range) -> None:
+    """Raise ValueError where a number, or an end of the range that its source states, is not allowed."""
+    for value in (number.value, *(number.between or ())):
+        problem = allowed.problem(value, number.dimension)
+        if problem:
+            raise ValueError(problem)
+
+
+def within(low: float, high: float) -> AfterValidator:
+    """A narrower range of one field, in SI units: `Annotated[SourcedFraction, within(0, 1)]`."""
+    return AfterValidator(partial(_kept, allowed=Range(low, high)))
+
+
+def _kept(number: NumberT, *, allowed: Range) -> NumberT:
+    check(number, allowed)  # type: ignore[arg-type]
+    return number
+
+
+LATENCY = within(0.0, 1.0)
+"""Of one message: nothing, to a second."""
+SPEED_SPREAD = within(0.0, 0.5)
+"""Relative spread of lasting speeds: beyond it some members would hardly run."""
+JITTER = within(0.0, 1.0)
+"""Relative spread of durations from run to run: beyond it the normal law would be cut off at 0."""
+LOAD_SPREAD = within(0.0, 10.0)
+"""Relative spread of an expert's load: ten is one expert of a hundred with all the rows."""
+EXPONENT = within(0.0, 10.0)
+"""Of a power law: at ten the first takes all."""
+CAPACITY = within(0.01, 1e3)
+"""Multiple of the mean load above which rows are dropped."""
+SHARE = within(0.0, 1.0)
+"""A part of a whole."""
+USE = within(0.01, 1.0)
+"""The part of its life that a machine is in use."""
+LIFETIME = within(86400.0, 1e10)
+"""What buying is spread over: a day or more."""
+POWER_USAGE = within(1.0, 10.0)
+"""Energy of a site over that of its machines."""
+SLOWNESS = within(0.01, 100.0)
+"""A time over another of the same work."""
+OVERSUBSCRIPTION = within(1.0, 1e3)
+"""Bandwidth into a switch over that out of it."""
+
+PartLeft = Annotated[float, Field(ge=0.001, lt=1.0)]
+"""What a fault leaves of a speed or a bandwidth; what leaves less is down."""
+
+CURVES: dict[str, Range] = {
+    "ratio": Range(1e-3, 1e2),
+    "share": Range(1e-3, 1.0),
+    "bytes_per_s": BY_DIMENSION["bytes_per_s"],
+    "flop_per_s": BY_DIMENSION["flop_per_s"],
+    "s": Range(0.0, 10.0),
+}
+"""Measured values of a calibration profile: ratios, rates, times, and shares of a nominal rate, which are
+the curves whose name ends in `_fraction`."""

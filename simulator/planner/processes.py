@@ -1,0 +1,42 @@
+"""Processes in which a plan search runs the engine."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+
+from moesim.hwmodels.errors import InputError
+
+MOST_WORKERS = 256
+"""Most processes of the engine."""
+
+
+@contextmanager
+def engine_processes(workers: int) -> Iterator[Executor | None]:
+    """Processes for the engine, warming up meanwhile; None for this process. Raises InputError."""
+    if not 1 <= workers <= MOST_WORKERS:
+        raise InputError(f"workers={workers} must lie between 1 and {MOST_WORKERS}")
+    if workers == 1:
+        yield None
+        return
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for _ in range(workers):
+            pool.submit(_warm)
+        try:
+            yield pool
+        except BrokenProcessPool:
+            raise InputError(
+                f"one of the {workers} processes of the engine ended: out of memory, or a script that calls "
+                'plan(workers=...) outside `if __name__ == "__main__":`; workers=1 computes in this process'
+            ) from None
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _warm() -> int:
+    """Make a worker import what it needs."""
+    return os.getpid()
