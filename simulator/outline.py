@@ -23,6 +23,7 @@ from moesim.hwmodels.energy import EnergySiteRef
 from moesim.hwmodels.network import Network, load_network
 from moesim.hwmodels.node import Node, load_node
 from moesim.hwmodels.provenance import UNDATED, DateText, Kind, Source, SourcedUsdPerHour
+from moesim.hwmodels.validation import validate_model
 from moesim.simulator.defaults import network_of, node_of
 
 
@@ -101,7 +102,7 @@ def opened(section: Mapping[str, Any], key: str) -> dict[str, Any]:
     if key == "node" and isinstance(found.get("accelerator"), str):
         found[key] = node_of(found.pop("accelerator"))
     elif key == "network" and found.get(key) is None:
-        found[key] = ClusterOutline.model_validate(section).cluster(None).network.name
+        found[key] = validate_model(ClusterOutline, found, "cluster").cluster(None).network.name
     return found
 
 

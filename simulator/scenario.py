@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -21,11 +20,8 @@ from pydantic import (
     model_validator,
 )
 
-from moesim.hwmodels.accelerator import load_accelerator
 from moesim.hwmodels.cluster import Cluster, load_cluster
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.network import load_network
-from moesim.hwmodels.node import load_node
 from moesim.hwmodels.topologies import Spreading
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import EXTENSIONS, load_mapping, parse_mapping
@@ -37,8 +33,9 @@ from moesim.simulator.layout.activations import RecomputePolicy
 from moesim.simulator.layout.parallel import ParallelPlan
 from moesim.simulator.model.precision import PRECISIONS, Precision
 from moesim.simulator.model.shape import ModelShape, load_model
-from moesim.simulator.outline import AnyCluster, ClusterOutline, opened, other_machine
-from moesim.simulator.run.plan import RunPlan, RunPlanRef, load_run_plan
+from moesim.simulator.outline import AnyCluster, ClusterOutline
+from moesim.simulator.overrides import override, plain, put
+from moesim.simulator.run.plan import RunPlan, RunPlanRef
 from moesim.simulator.scenario_parts import Batch, Communication, Routing, Section, Stages, Variation
 from moesim.simulator.software import Software
 from moesim.simulator.stated import as_stated, fill, is_stated, listed, without_nulls
@@ -243,7 +240,7 @@ class Scenario(Section):
             section = isinstance(value, Mapping) and "." not in key and key in SECTIONS
             for below, inner in value.items() if section else [("", value)]:
                 path = f"{key}.{below}" if below else key
-                data = _put(data, path, _plain(inner), f"replace({path}=...)", self.resolved)
+                data = put(data, path, plain(inner), f"replace({path}=...)", self.resolved)
         return validate_model(Scenario, data, f"scenario {self.name}", self._base)
 
     def to_dict(self) -> dict[str, Any]:
@@ -264,7 +261,7 @@ class Scenario(Section):
         """The same scenario with `key=value` overrides; raises InputError as `load_scenario` does."""
         data = self.model_dump(mode="json", exclude_none=True)
         for text in overrides:
-            data = _override(data, text, self.resolved)
+            data = override(data, text, self.resolved)
         return validate_model(Scenario, data, self.name, self._base)
 
 
@@ -295,7 +292,7 @@ def load_scenario(name_or_path: str, overrides: Sequence[str] = ()) -> Scenario:
         )
     for text in overrides:
         known = partial(_resolved, data, place, base)
-        data = _override(data, text, known)
+        data = override(data, text, known)
     return validate_model(Scenario, data, place, base)
 
 
@@ -311,95 +308,9 @@ def with_overrides(scenario: Scenario, overrides: Sequence[str]) -> Scenario:
     return scenario.overridden(*overrides)
 
 
-def _dumped(load: Callable[[str], BaseModel]) -> Callable[[str], dict[str, Any]]:
-    return lambda name: load(name).model_dump(mode="json", exclude_none=True)
-
-
-def _recipe(name: str) -> BaseModel:
-    if name not in PRECISIONS:
-        raise InputError(f"precision={name!r} is not known; known: {', '.join(PRECISIONS)}")
-    return PRECISIONS[name]
-
-
-_DESCRIPTIONS: dict[str, Callable[[str], dict[str, Any]]] = {
-    "cluster": _dumped(load_cluster),
-    "node": _dumped(load_node),
-    "network": _dumped(load_network),
-    "accelerator": _dumped(load_accelerator),
-    "precision": _dumped(_recipe),
-    "run": _dumped(load_run_plan),
-}
-"""Keys whose value may be a name, and what the name stands for."""
-
-
 SECTIONS = frozenset(
     name
     for name, field in Scenario.model_fields.items()
     if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
 ) | {"cluster"}
 """Keys with keys below them."""
-
-Known = Callable[[], Mapping[str, Any]]
-
-INSTEAD = {"cluster": "fleet", "fleet": "cluster", "fleet.pools": "cluster"}
-"""Keys that take the place of another when they are set as a whole."""
-
-
-def _plain(value: Any) -> Any:
-    """A Python value as a file would hold it: no None inside descriptions, lists for tuples."""
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json", exclude_none=True)
-    if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    return value
-
-
-def _override(data: Mapping[str, Any], text: str, known: Known) -> dict[str, Any]:
-    """`data` with the dotted key of `key=value` replaced; the value is read as YAML."""
-    key, equals, value_text = text.partition("=")
-    if not equals or not key.strip():
-        raise InputError(f"--set {text!r}: write key=value, for example parallel.ep=32")
-    value = parse_mapping(f"value: {value_text}", f"--set {key.strip()}")["value"]
-    return _put(data, key.strip(), value, f"--set {text!r}", known)
-
-
-def _put(data: Mapping[str, Any], key: str, value: Any, place: str, known: Known) -> dict[str, Any]:
-    """`data` with one dotted key replaced; creates missing sections, so the validator names a typo.
-
-    `known`: the data with what rules chose, for a key below one of those.
-    """
-    result: dict[str, Any] = json.loads(json.dumps(data, default=str)) if data else {}
-    if key in INSTEAD and value is not None:
-        result.pop(INSTEAD[key], None)
-    if key == "cluster.accelerator" and value is not None:
-        result["cluster"] = other_machine(result.get("cluster"))
-    section: Any = result
-    parts = key.split(".")
-    for number, part in enumerate(parts[:-1]):
-        if parts[:number] == ["cluster"]:
-            section = result["cluster"] = opened(section, part)
-        below = section.get(part)
-        if below is None:
-            below = section[part] = _chosen(known, parts[: number + 1])
-        if isinstance(below, str) and part in _DESCRIPTIONS:
-            # A name stands for its description: write that out, so that one figure in it can change.
-            below = section[part] = _DESCRIPTIONS[part](below)
-        if not isinstance(below, dict):
-            raise InputError(
-                f"{place}: {part!r} is {below!r}, which has no keys below it; replace it as a whole"
-            )
-        section = below
-    section[parts[-1]] = value
-    return result
-
-
-def _chosen(known: Known, parts: Sequence[str]) -> Any:
-    """What a rule chose for a key that is left out; empty for a section that no rule chooses."""
-    if ".".join(parts) not in rules.RULES:
-        return {}
-    value: Any = known()
-    for part in parts:
-        value = value[part]
-    return value

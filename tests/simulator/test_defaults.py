@@ -133,6 +133,8 @@ def test_one_figure_below_a_default_can_change() -> None:
     assert isinstance(wider.cluster, ClusterOutline) and wider.cluster.left_out == ("network",)
     assert wider.machine.node.nic_bandwidth is not None
     assert wider.machine.node.nic_bandwidth.value == 100e9
+    more = five().overridden("cluster.accelerator.hbm=96 GiB")
+    assert more.machine.accelerator.hbm_bytes == 96 * 2**30 and more.profile == "h100-layers"
     slower = five().overridden("cluster.network.fabric.link_bandwidth=100 Gb/s")
     assert slower.machine.network.name == "mrft-ib-400g"
     assert "cluster.network" not in chosen(slower) and "cluster.node" in chosen(slower)
