@@ -94,6 +94,7 @@ def prepare() -> None:
 
     try:
         first_page.begin(state.build(state.HOME, ()))
+        first_page.confidences()
     except Exception:  # the first visit meets it again, and says it
         log.exception("the home case could not be started ahead")
 

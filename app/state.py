@@ -25,7 +25,6 @@ from moesim.hwmodels.errors import InputError, MoesimError
 from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.reprice import without_prices
 from moesim.simulator.result import Result
-from moesim.simulator.run.tokens import assumed_tokens
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.study.point import key_of
 
@@ -210,7 +209,7 @@ def title() -> str:
 def follow(model_changed: bool = False) -> None:
     """Call the current scenario after its model and cluster where they are not the preset's.
 
-    Another model brings another number of tokens (`assumed_tokens`): the preset's were for its own.
+    Another model brings the run that a rule chooses for it: the preset's was for its own.
     """
     with suppress(MoesimError):  # what cannot be built keeps its name, and the page says what is wrong
         now, first = current(), build(preset(), ())
@@ -224,8 +223,8 @@ def follow(model_changed: bool = False) -> None:
         text = f"{model} on {machine.n_gpus:,} {machine.accelerator.name}"
         set_override("description", None if same else text)
         if model_changed:
-            open_scenario(preset(), [text for text in overrides() if changes.key_of(text) != "run"])
-            set_override("run.tokens", None if same_model else assumed_tokens(now.shape))
+            kept = tuple(text for text in overrides() if not changes.is_below(text, "run"))
+            open_scenario(preset(), kept if same_model else (*kept, "run=null"))
 
 
 # -- the address ---------------------------------------------------------------------------------------

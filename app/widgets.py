@@ -13,6 +13,7 @@ import streamlit as st
 from moesim.app import jobs, state, uploads
 from moesim.app.words import escaped
 from moesim.hwmodels.errors import InputError, MoesimError
+from moesim.simulator.outline import ClusterOutline
 from moesim.simulator.scenario import Scenario
 
 
@@ -79,6 +80,8 @@ def choice(
 ) -> None:
     """One of several names; a value that is none of them (a description written out) is kept."""
     value = value_of(scenario, key)
+    if isinstance(value, ClusterOutline):
+        value = scenario.machine
     shown = uploads.portable(value) if isinstance(value, str) else getattr(value, "name", "custom")
     known = list(options) if shown in options else [shown, *options]
     name = place(key, shown)

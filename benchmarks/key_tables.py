@@ -16,11 +16,13 @@ from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.library import shipped_names
 from moesim.hwmodels.provenance import Sourced
 from moesim.simulator.chunk import OVERLAP_ORDERS, OverlapOrder
+from moesim.simulator.defaults import RULES
 from moesim.simulator.fleet.pools import Pool
 from moesim.simulator.full.faults import Down, Jitter, NodeLoss, SlowGpu, SlowLink
 from moesim.simulator.layout.parallel import ParallelPlan
 from moesim.simulator.model.precision import PRECISIONS, Precision
 from moesim.simulator.model.shape import shipped_models
+from moesim.simulator.outline import ClusterOutline
 from moesim.simulator.routing_load import BiasLoad, Capacity, Eplb, HistogramLoad, UniformLoad, ZipfLoad
 from moesim.simulator.run.plan import Checkpoint, Phase, Price, Ramp, RunPlan, Spares, run_plan_names
 from moesim.simulator.scenario import Batch, Communication, Routing, Scenario, Stages, Variation
@@ -34,6 +36,7 @@ TABLES: dict[str, dict[str, type[BaseModel]]] = {
         "routing.capacity": Capacity, "routing.eplb": Eplb, "variation": Variation, "software": Software,
     },
     "precision": {"": Precision},
+    "outline": {"": ClusterOutline},
     "cluster": {"": Cluster},
     "pool": {"": Pool},
     "run": {
@@ -96,7 +99,9 @@ def _keys(table: str, parts: dict[str, type[BaseModel]]) -> list[str]:
             if key not in sections and f"{key}[]" not in sections:
                 names = ", ".join(f"`{n}`" for n in SHIPPED.get(f"{table} {key}", tuple)())
                 meaning = _meaning(model, name, field) + (f". Shipped: {names}" if names else "")
-                lines.append(f"| `{key}` | {_type(field)} | {_default(field)} | {meaning} |")
+                full = f"{table}.{key}" if table == "run" else key
+                default = "by rule" if table in ("scenario", "run") and full in RULES else _default(field)
+                lines.append(f"| `{key}` | {_type(field)} | {default} | {meaning} |")
             elif field.description and not field.is_required():
                 lines.append(f"| `{key}` | section | {_default(field)} | {_meaning(model, name, field)} |")
     return lines

@@ -22,7 +22,7 @@ from moesim.hwmodels.files import is_there, resolved
 from moesim.hwmodels.provenance import DateText, Kind, Source, SourcedFraction, SourcedSeconds
 from moesim.hwmodels.units import DIMENSIONS, parse_quantity
 from moesim.hwmodels.validation import validate_model
-from moesim.hwmodels.yaml_io import load_mapping
+from moesim.hwmodels.yaml_io import load_mapping, parse_mapping
 
 PROFILE_DIRECTORY = Path(__file__).parent / "data" / "calibration"
 
@@ -314,9 +314,17 @@ def list_profiles() -> list[str]:
 
 def fitting_profiles(accelerator: str) -> list[str]:
     """Names of the shipped profiles that may price an accelerator, the generic one last."""
-    known = [load_profile(name) for name in list_profiles()]
-    fitting = [p.name for p in known if accelerator in (p.accelerator, *p.also_for)]
+    fitting = [name for name in list_profiles() if accelerator in accelerators_of(name)]
     return [*fitting, GENERIC_PROFILE]
+
+
+@lru_cache(maxsize=256)
+def accelerators_of(profile: str) -> tuple[str, ...]:
+    """The accelerators that a shipped profile may price, read from the head of its file alone."""
+    lines = (PROFILE_DIRECTORY / f"{profile}.yaml").read_text("utf-8").splitlines()
+    head = "\n".join(line for line in lines if line.startswith(("accelerator:", "also_for:")))
+    found = parse_mapping(head, f"profile {profile}")
+    return (found["accelerator"], *found.get("also_for", ()))
 
 
 def load_profile(name_or_path: str | Path) -> CalibrationProfile:

@@ -10,6 +10,7 @@ from moesim.hwmodels.calibration import (
     CalibrationProfile,
     GemmTable,
     Prior,
+    accelerators_of,
     list_profiles,
     load_profile,
 )
@@ -115,8 +116,8 @@ def best_profile(accelerator: Accelerator, *dtypes: str) -> tuple[Confidence, st
     generic = load_profile(GENERIC)
     found = [(LEVELS.index(_confidence(accelerator, generic, dtype)), 1, GENERIC) for dtype in wanted]
     for name in list_profiles():
-        profile = load_profile(name)
-        if accelerator.name in (profile.accelerator, *profile.also_for):
+        if accelerator.name in accelerators_of(name):
+            profile = load_profile(name)
             size = sum(1 for _ in profile.entries())
             found += [
                 (LEVELS.index(_confidence(accelerator, profile, dtype)), -size, name)

@@ -19,17 +19,17 @@ _MOST_LETTERS = 100
 """Of a word that may be a misspelt name."""
 
 
-def validate_model(cls: type[ModelT], data: Mapping[str, Any], place: str) -> ModelT:
+def validate_model(cls: type[ModelT], data: Mapping[str, Any], place: str, base: str | None = None) -> ModelT:
     """An instance of `cls` from data that was read from `place` (a file name or the like).
 
-    Validation runs with `place` as context, so a bare number in a field with a dimension is refused
-    here although Python code may construct the same model with plain SI floats. Raises InputError: one
+    `base`: the folder that relative paths in it start from, where it is known. Validation runs with `place`
+    as context, so a bare number in a field with a dimension is refused here although Python code may
+    construct the same model with plain SI floats. Raises InputError: one
     paragraph with the place, and for every problem its key path, value, reason and nearest legal value.
     """
     try:
-        return cls.model_validate(dict(data), context={"place": place})
+        return cls.model_validate(dict(data), context={"place": place, "base": base})
     except ValidationError as error:
-        items = error.errors(include_url=False)
         items = error.errors(include_url=False)
     problems = _problems(cls, data, items[:_READ_PROBLEMS])
     shown = "; ".join(

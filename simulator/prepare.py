@@ -32,6 +32,8 @@ from moesim.simulator.schedules import Overlap, Schedule, build, from_csv, valid
 from moesim.simulator.work_size import check_size, own_machine
 
 MAX_SCHEDULE_BYTES = 2_000_000
+RANGED = ("routing.expert_load_cv", "variation.clock_cv", "variation.jitter_cv")
+"""Scenario keys whose range an interval uses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,10 +223,10 @@ def _check_ranges(scenario: Scenario) -> None:
     """A range that no interval would use is refused, not dropped."""
     own = scenario.model_copy(update={"profile": ""})  # a profile's ranges are used, wherever it stands
     for path, number in sourced_numbers(own):
-        if number.between is not None and path != "variation.clock_cv" and not path.startswith("cluster."):
+        if number.between is not None and path not in RANGED and not path.startswith("cluster."):
             raise InputError(
                 f"{path}: between={list(number.between)} is not used by intervals; of a scenario only "
-                "variation.clock_cv and numbers of its cluster may state a range. Use moesim sensitivity "
+                f"{', '.join(RANGED)} and numbers of its cluster may state a range. Use moesim sensitivity "
                 f"--range {path}=LOW,HIGH",
                 key=path,
             )

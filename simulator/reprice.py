@@ -52,6 +52,7 @@ def repriced(result: Result, scenario: Scenario) -> Result:
         update={
             "run": run.model_copy(update={"cost_usd": cost, "report": report}),
             "provenance": result.provenance + added,
+            "defaults": scenario.defaults,
             "uncertainty": _with_cost(result.uncertainty, run.days, cost),
         }
     )
@@ -71,6 +72,7 @@ def unpriced(result: Result, scenario: Scenario) -> Result:
         update={
             "run": result.run.model_copy(update={"cost_usd": None, "report": report}),
             "provenance": tuple(entry for entry in result.provenance if entry.path not in of_price),
+            "defaults": bare.defaults,
             "uncertainty": _with_cost(result.uncertainty, result.run.days, None),
         }
     )

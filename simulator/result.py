@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from moesim.hwmodels.confidence import Confidence
 from moesim.hwmodels.units import in_unit
+from moesim.simulator.defaults import Default
 from moesim.simulator.full.result import FullResult
 from moesim.simulator.launches import HostReport
 from moesim.simulator.run.report import RunReport
@@ -193,6 +194,8 @@ class Result(Shown):
     """What the step loses to the host's launches, where the scenario names a host."""
     uncertainty: Uncertainty | None = Field(None, exclude_if=lambda value: value is None)
     """Intervals, where they were asked for; left out of the output otherwise."""
+    defaults: tuple[Default, ...] = Field((), exclude_if=lambda value: not value)
+    """Keys that the scenario left out, with what they were given and why; left out where it states all."""
     pools: tuple[PoolResult, ...] = Field((), exclude_if=lambda value: not value)
     """What each pool of a fleet does; left out of the output of a single cluster."""
     schema_version: int = SCHEMA_VERSION

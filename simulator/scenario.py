@@ -2,159 +2,89 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    PositiveInt,
     PrivateAttr,
+    SerializationInfo,
     SerializeAsAny,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
     field_validator,
+    model_serializer,
     model_validator,
 )
 
-from moesim.hwmodels import ranges
-from moesim.hwmodels.accelerator import load_accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, load_profile, written_out
 from moesim.hwmodels.cluster import Cluster, load_cluster
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import is_there
-from moesim.hwmodels.network import load_network
-from moesim.hwmodels.node import load_node
-from moesim.hwmodels.provenance import SourcedFraction
 from moesim.hwmodels.topologies import Spreading
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import EXTENSIONS, load_mapping, parse_mapping
-from moesim.simulator.chunk import OVERLAP_ORDERS, OverlapOrder
+from moesim.simulator import defaults as rules
+from moesim.simulator.credit import credited
+from moesim.simulator.defaults import Default
 from moesim.simulator.fleet.pools import Fleet, Pool
 from moesim.simulator.full.faults import Fault
 from moesim.simulator.layout.activations import RecomputePolicy
 from moesim.simulator.layout.parallel import ParallelPlan
 from moesim.simulator.model.precision import PRECISIONS, Precision
 from moesim.simulator.model.shape import ModelShape, load_model
-from moesim.simulator.routing_load import Capacity, Eplb, Load
-from moesim.simulator.run.plan import RunPlanRef, load_run_plan
+from moesim.simulator.outline import AnyCluster, ClusterOutline
+from moesim.simulator.overrides import keys_of, override, plain, put
+from moesim.simulator.run.plan import RunPlan, RunPlanRef
+from moesim.simulator.scenario_parts import Batch, Communication, Routing, Section, Stages, Variation
 from moesim.simulator.software import Software
-from moesim.simulator.stated import credited
+from moesim.simulator.stated import as_stated, fill, is_stated, listed, without_nulls
+
+__all__ = ["Batch", "Communication", "Routing", "Scenario", "Stages", "Variation"]
 
 PRESETS = "data/scenarios"
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+class Scenario(Section):
+    """One prediction's input; the keys of a scenario file are these field names.
 
-
-class Batch(_Part):
-    """Global batch of one step."""
-
-    sequences: int = Field(gt=0, le=10_000_000_000)
-    """Sequences of one step over the whole cluster."""
-    sequence_length: int = Field(gt=0, le=100_000_000)
-    """Tokens of one sequence."""
-
-
-class Communication(_Part):
-    """Communication kernels: how many SMs they hold, which generation, what they overlap with."""
-
-    sms: int = Field(20, ge=0)
-    """SMs or compute units reserved for communication kernels; 0 where an engine moves collectives."""
-    kernels: str = "deepep-2025-02"
-    """Generation of the expert-parallel kernels: names the profile curve ep.nic_fraction.<kernels>."""
-    overlap: str | OverlapOrder = "deepseek-v3"
-    """Order of the phases inside an overlapped pair: a name or the two lists."""
-
-    @property
-    def order(self) -> OverlapOrder:
-        """The overlap order itself."""
-        if isinstance(self.overlap, OverlapOrder):
-            return self.overlap
-        if self.overlap not in OVERLAP_ORDERS:
-            hint = nearest(self.overlap, list(OVERLAP_ORDERS))
-            raise InputError(
-                f"communication.overlap={self.overlap!r} is not known{hint}; "
-                f"known: {', '.join(OVERLAP_ORDERS)}, or give compute and communication lists"
-            )
-        return OVERLAP_ORDERS[self.overlap]
-
-
-class Stages(_Part):
-    """Which layers each pipeline stage holds.
-
-    `layers`: decoder layers per stage, embedding on the first and MTP and head on the last; absent =
-    balanced by the stages' compute. `blocks`: explicit block kinds per stage ("moe*4"), which may be
-    only a part of the model, as for a kernel-level test.
+    Keys that nobody stated are chosen by rule when a scenario is built (`moesim.simulator.defaults`); they
+    hold values as if stated, `defaults` lists them, and no dump contains them.
     """
-
-    layers: tuple[int, ...] | None = None
-    """Decoder layers per stage; embedding on the first, MTP and head on the last; absent: balanced."""
-    blocks: tuple[str, ...] | None = None
-    """Block kinds per stage ("moe*4") of embedding, dense, moe, mtp, head; may be a part of the model."""
-
-    @model_validator(mode="after")
-    def _one_way(self) -> Stages:
-        if self.layers is not None and self.blocks is not None:
-            raise ValueError("stages.layers and stages.blocks exclude each other: give one")
-        return self
-
-
-class Routing(_Part):
-    """Which experts tokens go to: the gate, and how uneven the load is."""
-
-    gate: Literal["model", "best", "top2-sum", "unlimited"] = "model"
-    """`model`: as the model's config says; the others replace the score by which groups are ranked."""
-    groups_per_token: PositiveInt | None = None
-    """Expert groups (nodes, where a group is one) that a token reaches; absent: as the model's gate says."""
-    expert_load_cv: Annotated[SourcedFraction, ranges.LOAD_SPREAD]
-    """Coefficient of variation of the load of one expert within one micro-batch of one group."""
-    load: Load | None = None
-    """Lasting popularity of the experts of a layer; absent: all equal."""
-    capacity: Capacity | None = None
-    """Rows above it are dropped; absent: nothing is dropped."""
-    eplb: Eplb | None = None
-    """Redundant experts and their placement; absent: experts in order, one replica each."""
-
-    @property
-    def redundant_experts(self) -> int:
-        """Replicas beyond one for each expert, in every layer of one expert-parallel group."""
-        return 0 if self.eplb is None else self.eplb.redundant_experts
-
-
-class Variation(_Part):
-    """What else makes ranks differ."""
-
-    clock_cv: Annotated[SourcedFraction, ranges.SPEED_SPREAD]
-    """Relative spread of the GPUs' sustained speed."""
-    jitter_cv: Annotated[SourcedFraction, ranges.JITTER]
-    """Relative spread of one phase's duration from run to run on one GPU."""
-
-
-class Scenario(_Part):
-    """One prediction's input; the keys of a scenario file are these field names."""
 
     model_config = ConfigDict(
         json_schema_extra={"anyOf": [{"required": ["cluster"]}, {"required": ["fleet"]}]}
     )
 
-    name: str
-    """Shown in the result."""
+    name: str = Field(
+        default_factory=str, description="Shown in the result. Absent: model, GPUs and accelerator."
+    )
     description: str = ""
     """Free text."""
     model: str | ModelShape
     """A shipped model, a model.yaml or a Hugging Face config.json; or the shape itself."""
-    cluster: str | Cluster | None = None
-    """A shipped cluster, a file, or its description; see below."""
+    cluster: AnyCluster | None = Field(
+        None,
+        description="A shipped cluster, a file, {accelerator or node, nodes} with the rest chosen by rule, "
+        "or a full description.",
+    )
     fleet: Fleet | None = None
     """Several clusters that share the pipeline, in the place of `cluster`."""
-    profile: SerializeAsAny[str | CalibrationProfile]
-    """Calibration profile: a shipped name or a file; or the profile itself."""
-    precision: str | Precision
-    """Recipe: `fp8` (DeepSeek-V3's), `bf16`, or the formats of products, states and transfers."""
+    profile: SerializeAsAny[str | CalibrationProfile] = Field(
+        default_factory=str,
+        description="Calibration profile: a shipped name or a file, or the profile itself. Absent: the best "
+        "shipped one of the accelerator (measured before published before datasheet peaks).",
+    )
+    precision: str | Precision = Field(
+        default_factory=lambda: "bf16",
+        description="Recipe: a name or its fields. Absent: fp8 where the model was trained in FP8 and the "
+        "accelerator has it, else bf16.",
+    )
     parallel: ParallelPlan
     """Degrees of parallelism."""
     schedule: str = "1f1b"
@@ -167,12 +97,15 @@ class Scenario(_Part):
     """Communication kernels."""
     recompute: RecomputePolicy = "none"
     """What backward forms again; `deepseek-v3` is `selective` with the attention output cached in E5M6."""
-    routing: Routing
-    """Which experts tokens go to."""
-    variation: Variation
-    """What else makes ranks differ."""
-    run: RunPlanRef
-    """The whole run: a run plan's name or file, or its keys."""
+    routing: Routing = Field(
+        default_factory=Routing, description="Which experts tokens go to, and how uneven the load is."
+    )
+    variation: Variation = Field(default_factory=Variation, description="What else makes ranks differ.")
+    run: RunPlanRef = Field(
+        default_factory=RunPlan,
+        description="The whole run: a run plan's name or file, or its keys. Absent: the tokens that the "
+        "model was trained on where they are known, else 1 T.",
+    )
     resolution: Literal["folded", "full"] = "folded"
     """`folded`: one group of GPUs stands for all; `full`: every GPU for itself."""
     spreading: Spreading = "modulo"
@@ -185,11 +118,17 @@ class Scenario(_Part):
     """Of every random draw."""
     _base: str | None = PrivateAttr(None)
     """Folder that relative paths start from (set by the loader)."""
+    _defaults: tuple[Default, ...] = PrivateAttr(())
 
     @field_validator("profile")
     @classmethod
     def _profile_stands_alone(cls, value: str | CalibrationProfile) -> str | CalibrationProfile:
         return written_out(value) if isinstance(value, CalibrationProfile) else value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_left_out(cls, data: Any) -> Any:
+        return without_nulls(data) if isinstance(data, Mapping) else data
 
     @model_validator(mode="after")
     def _one_place(self) -> Scenario:
@@ -200,6 +139,22 @@ class Scenario(_Part):
                 "cluster and fleet exclude each other: give one, name every cluster in fleet.pools"
             )
         return self
+
+    @model_validator(mode="after")
+    def _chosen_by_rule(self, info: ValidationInfo) -> Scenario:
+        self._base = (info.context or {}).get("base")
+        self._defaults = fill(self, (info.context or {}).get("place"))
+        return self
+
+    @model_serializer(mode="wrap")
+    def _as_stated(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
+        data: dict[str, Any] = handler(self)
+        return as_stated(self, data, resolved=bool((info.context or {}).get("resolved")))
+
+    @property
+    def defaults(self) -> tuple[Default, ...]:
+        """The keys that nobody stated, with what they were given and why."""
+        return listed(self, self._defaults)
 
     @property
     def recipe(self) -> Precision:
@@ -229,6 +184,19 @@ class Scenario(_Part):
             )
         return self._cluster(self.cluster)
 
+    @property
+    def machines(self) -> tuple[Cluster, ...]:
+        """The cluster, or those of the fleet's pools."""
+        if self.fleet is None:
+            return (self.machine,)
+        found = []
+        for number, pool in enumerate(self.fleet.pools):
+            try:
+                found.append(self.pool_machine(pool))
+            except InputError as error:
+                raise InputError(f"fleet.pools.{number}: {error}") from None
+        return tuple(found)
+
     def pool_machine(self, pool: Pool) -> Cluster:
         """The nodes of a pool as a cluster; raises InputError where they do not fit its network."""
         cluster = self._cluster(pool.cluster)
@@ -247,16 +215,31 @@ class Scenario(_Part):
     def calibrations(self) -> tuple[CalibrationProfile, ...]:
         """The calibration profiles: the scenario's, or one for every pool of its fleet."""
         pools = () if self.fleet is None else self.fleet.pools
-        named = tuple(pool.profile or self.profile for pool in pools) or (self.profile,)
+        named = tuple(self.pool_profile(pool) for pool in pools) or (self.profile,)
         return tuple(self._calibration(profile) for profile in named)
 
     def _calibration(self, profile: str | CalibrationProfile) -> CalibrationProfile:
         return profile if isinstance(profile, CalibrationProfile) else load_profile(self.path(profile))
 
-    def _cluster(self, cluster: str | Cluster) -> Cluster:
-        if isinstance(cluster, Cluster):
-            return cluster
-        return load_cluster(cluster, None if self._base is None else Path(self._base) / "scenario")
+    def pool_profile(self, pool: Pool) -> str | CalibrationProfile:
+        """Calibration profile of a pool: its own, the scenario's, or the best of its accelerator."""
+        if pool.profile is not None or is_stated(self, "profile"):
+            return pool.profile or self.profile
+        return rules.profile_of(self.pool_machine(pool).accelerator)[0]
+
+    def pool_sms(self, pool: Pool) -> int:
+        """SMs of a pool's communication kernels: its own, the scenario's, or those of its accelerator."""
+        if pool.communication_sms is not None:
+            return pool.communication_sms
+        if is_stated(self, "communication.sms"):
+            return self.communication.sms
+        return rules.sms_of(self.pool_machine(pool).accelerator)[0]
+
+    def _cluster(self, cluster: str | Cluster | ClusterOutline) -> Cluster:
+        base = None if self._base is None else Path(self._base) / "scenario"
+        if isinstance(cluster, ClusterOutline):
+            cluster = cluster.cluster(base)
+        return rules.priced(load_cluster(cluster, base) if isinstance(cluster, str) else cluster)
 
     def path(self, name: str) -> str:
         """`name` relative to the scenario file, where such a file exists beside it."""
@@ -276,14 +259,17 @@ class Scenario(_Part):
             section = isinstance(value, Mapping) and "." not in key and key in SECTIONS
             for below, inner in value.items() if section else [("", value)]:
                 path = f"{key}.{below}" if below else key
-                data = _put(data, path, _plain(inner), f"replace({path}=...)")
+                data = put(data, path, plain(inner), f"replace({path}=...)", self.resolved)
                 paths.append(path)
-        changed = credited(validate_model(Scenario, data, place), paths, place)
-        return changed if self._base is None else changed.based_on(self._base)
+        return credited(validate_model(Scenario, data, place, self._base), paths, place)
 
     def to_dict(self) -> dict[str, Any]:
-        """All keys as plain data; a scenario file may hold it."""
+        """All keys as plain data, less those that rules chose; a scenario file may hold it."""
         return self.model_dump(mode="json", exclude_none=True)
+
+    def resolved(self) -> dict[str, Any]:
+        """All keys as plain data, with what rules chose: what a prediction depends on."""
+        return self.model_dump(mode="json", exclude_none=True, context={"resolved": True})
 
     def based_on(self, folder: str) -> Scenario:
         """The same scenario with relative paths starting from `folder`."""
@@ -295,9 +281,8 @@ class Scenario(_Part):
         """The same scenario with `key=value` overrides; raises InputError as `load_scenario` does."""
         data = self.model_dump(mode="json", exclude_none=True)
         for text in overrides:
-            data = _override(data, text)
-        changed = credited(validate_model(Scenario, data, self.name), _keys(overrides), self.name)
-        return changed if self._base is None else changed.based_on(self._base)
+            data = override(data, text, self.resolved)
+        return credited(validate_model(Scenario, data, self.name, self._base), keys_of(overrides), self.name)
 
 
 def preset_names() -> list[str]:
@@ -326,8 +311,13 @@ def load_scenario(name_or_path: str, overrides: Sequence[str] = ()) -> Scenario:
             f"{', '.join(preset_names())}; or give a file that ends in {', '.join(EXTENSIONS)}"
         )
     for text in overrides:
-        data = _override(data, text)
-    return credited(validate_model(Scenario, data, place), _keys(overrides), place).based_on(base)
+        known = partial(_resolved, data, place, base)
+        data = override(data, text, known)
+    return credited(validate_model(Scenario, data, place, base), keys_of(overrides), place)
+
+
+def _resolved(data: Mapping[str, Any], place: str, base: str) -> dict[str, Any]:
+    return validate_model(Scenario, data, place, base).resolved()
 
 
 def with_overrides(scenario: Scenario, overrides: Sequence[str]) -> Scenario:
@@ -338,84 +328,9 @@ def with_overrides(scenario: Scenario, overrides: Sequence[str]) -> Scenario:
     return scenario.overridden(*overrides)
 
 
-def _keys(overrides: Sequence[str]) -> list[str]:
-    return [text.partition("=")[0].strip() for text in overrides]
-
-
-def _dumped(load: Callable[[str], BaseModel]) -> Callable[[str], dict[str, Any]]:
-    return lambda name: load(name).model_dump(mode="json", exclude_none=True)
-
-
-def _recipe(name: str) -> BaseModel:
-    if name not in PRECISIONS:
-        raise InputError(f"precision={name!r} is not known; known: {', '.join(PRECISIONS)}")
-    return PRECISIONS[name]
-
-
-_DESCRIPTIONS: dict[str, Callable[[str], dict[str, Any]]] = {
-    "cluster": _dumped(load_cluster),
-    "node": _dumped(load_node),
-    "network": _dumped(load_network),
-    "accelerator": _dumped(load_accelerator),
-    "precision": _dumped(_recipe),
-    "run": _dumped(load_run_plan),
-}
-"""Keys whose value may be a name, and what the name stands for."""
-
-
 SECTIONS = frozenset(
     name
     for name, field in Scenario.model_fields.items()
     if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
 ) | {"cluster"}
 """Keys with keys below them."""
-
-_MOST_PARTS = 20
-
-INSTEAD = {"cluster": "fleet", "fleet": "cluster", "fleet.pools": "cluster"}
-"""Keys that take the place of another when they are set as a whole."""
-
-
-def _plain(value: Any) -> Any:
-    """A Python value as a file would hold it: no None inside descriptions, lists for tuples."""
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json", exclude_none=True)
-    if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    return value
-
-
-def _override(data: Mapping[str, Any], text: str) -> dict[str, Any]:
-    """`data` with the dotted key of `key=value` replaced; the value is read as YAML."""
-    key, equals, value_text = text.partition("=")
-    if not equals or not key.strip():
-        raise InputError(f"--set {text!r}: write key=value, for example parallel.ep=32")
-    value = parse_mapping(f"value: {value_text}", f"--set {key.strip()}")["value"]
-    return _put(data, key.strip(), value, f"--set {text!r}")
-
-
-def _put(data: Mapping[str, Any], key: str, value: Any, place: str) -> dict[str, Any]:
-    """`data` with one dotted key replaced; creates missing sections, so the validator names a typo."""
-    result: dict[str, Any] = json.loads(json.dumps(data, default=str)) if data else {}
-    if key in INSTEAD and value is not None:
-        result.pop(INSTEAD[key], None)
-    section: Any = result
-    parts = key.split(".")
-    if len(parts) > _MOST_PARTS or not all(parts):
-        raise InputError(f"{place}: {key[:80]!r} is no key; write its path, for example parallel.ep=32")
-    for part in parts[:-1]:
-        below = section.get(part)
-        if below is None:
-            below = section[part] = {}
-        if isinstance(below, str) and part in _DESCRIPTIONS:
-            # A name stands for its description: write that out, so that one figure in it can change.
-            below = section[part] = _DESCRIPTIONS[part](below)
-        if not isinstance(below, dict):
-            raise InputError(
-                f"{place}: {part!r} is {repr(below)[:60]}, which has no keys below it; replace it as a whole"
-            )
-        section = below
-    section[parts[-1]] = value
-    return result

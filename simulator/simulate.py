@@ -115,6 +115,7 @@ def summarise(prepared: Prepared, executions: Sequence[Execution]) -> Result:
         version=moesim.__version__,
         full=_full(prepared, executions),
         host=host_report(scenario.software, executions[0].program, time_s),
+        defaults=scenario.defaults,
     )
 
 

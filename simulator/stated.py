@@ -1,48 +1,111 @@
-"""Whose figure it is: a number that an override puts into a scenario is the user's, not the file's."""
+"""Which keys of a scenario were stated, and which a rule chose: filling in, listing, dumping (decision 0033).
+
+A key is stated where its field was set when the scenario was made (pydantic's `model_fields_set`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TypeVar, cast
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from moesim.hwmodels.provenance import OWN, STATED_IN, Sourced
+from moesim.hwmodels.errors import InputError
+from moesim.simulator import defaults as rules
+from moesim.simulator.defaults import Default
+from moesim.simulator.outline import ClusterOutline
 
-ModelT = TypeVar("ModelT", bound=BaseModel)
+if TYPE_CHECKING:
+    from moesim.simulator.scenario import Scenario
 
 
-def credited(model: ModelT, keys: Iterable[str], place: str) -> ModelT:
-    """`model` with the plain figures at and below the dotted `keys` credited to the user instead of `place`.
+def fill(scenario: Scenario, place: str | None) -> tuple[Default, ...]:
+    """Give a scenario that is being made what it leaves out; returns what is worth telling.
 
-    Figures that name a source of their own keep it.
+    Raises InputError, with the `place` it was read from, where its model or machine cannot be found.
     """
-    for key in keys:
-        model = _below(model, key.split("."), f"{STATED_IN}{place}")
-    return model
+    missing = [key for key in rules.RULES if not is_stated(scenario, key)]
+    if scenario.fleet is not None and "profile" in missing:
+        missing.remove("profile")  # every pool has its own
+    if not missing:
+        return ()
+    try:
+        shape, machines = scenario.shape, scenario.machines
+        found = [(key, rules.RULES[key](shape, machines)) for key in missing]
+    except InputError as error:
+        raise InputError(f"{place}: {error}" if place else str(error), key=error.key) from None
+    for key, chosen in found:
+        section, _, name = key.rpartition(".")
+        value = chosen.value
+        if section:
+            value = rules.without_mark(getattr(scenario, section), name, value)
+        scenario.__dict__[section or name] = value  # not by assignment: that would mark it as stated
+    usual = ("communication.sms", rules.SMS)
+    return tuple(chosen.default for key, chosen in found if (key, chosen.value) != usual)
 
 
-def _below(value: ModelT, parts: list[str], source: str) -> ModelT:
-    """`value` with what the dotted path leads to credited; a path that ends early changes nothing."""
-    if not parts:
-        return cast(ModelT, _own(value, source))
-    child = getattr(value, parts[0], None)
-    if isinstance(child, BaseModel):
-        return value.model_copy(update={parts[0]: _below(child, parts[1:], source)})
-    if isinstance(child, tuple | Mapping):
-        return value.model_copy(update={parts[0]: _own(child, source)})
-    return value
+def listed(scenario: Scenario, chosen: tuple[Default, ...]) -> tuple[Default, ...]:
+    """The defaults of a scenario: `chosen` when it was made, and those of its clusters and pools."""
+    found = [item for item in chosen if not is_stated(scenario, item.key)]
+    pools = () if scenario.fleet is None else scenario.fleet.pools
+    given: list[tuple[str, object]] = [
+        (f"fleet.pools.{number}.cluster", pool.cluster) for number, pool in enumerate(pools)
+    ]
+    for (place, cluster), machine in zip(
+        given or [("cluster", scenario.cluster)], scenario.machines, strict=True
+    ):
+        left_out = cluster.left_out if isinstance(cluster, ClusterOutline) else ()
+        found += rules.cluster_defaults(place, machine, left_out)
+    for number, pool in enumerate(pools):
+        if pool.profile is None and not is_stated(scenario, "profile"):
+            found.append(rules.profile_default(scenario.machines[number], f"fleet.pools.{number}.profile"))
+    return tuple(found)
 
 
-def _own(value: object, source: str) -> object:
-    if isinstance(value, Sourced):
-        return value.model_copy(update={"source": OWN}) if value.source == source else value
-    if isinstance(value, BaseModel):
-        inner = {name: getattr(value, name) for name in type(value).model_fields}
-        changed = {name: _own(item, source) for name, item in inner.items()}
-        return value.model_copy(update={n: item for n, item in changed.items() if item != inner[n]})
-    if isinstance(value, tuple):
-        return tuple(_own(item, source) for item in value)
-    if isinstance(value, Mapping):
-        return {key: _own(item, source) for key, item in value.items()}
-    return value
+def as_stated(scenario: Scenario, data: dict[str, Any], *, resolved: bool) -> dict[str, Any]:
+    """`data`, a dump of a scenario, without what rules chose (with it where `resolved`)."""
+    pools = () if scenario.fleet is None else zip(scenario.fleet.pools, data["fleet"]["pools"], strict=True)
+    for part, dumped in ((scenario, data), *pools):
+        if isinstance(part.cluster, BaseModel) and _states_no_price(part.cluster):
+            dumped["cluster"]["price_per_gpu_hour"] = None  # said aloud: no offer is taken
+    return data if resolved else _drop_unstated(scenario, data)
+
+
+def _states_no_price(cluster: BaseModel) -> bool:
+    """Whether it was said of a cluster that it has no price."""
+    return is_stated(cluster, "price_per_gpu_hour") and getattr(cluster, "price_per_gpu_hour", None) is None
+
+
+def is_stated(model: BaseModel, key: str) -> bool:
+    """Whether a dotted key was given when `model` was made, and not chosen by a rule."""
+    for part in key.split("."):
+        if part not in model.model_fields_set:
+            return False
+        model = getattr(model, part)
+    return True
+
+
+def without_nulls(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A scenario's data without the keys that are null and that a rule chooses: null means left out."""
+    found = dict(data)
+    for key in rules.RULES:
+        section, _, name = key.rpartition(".")
+        place = found.get(section) if section else found
+        if section and section in found and place is None:
+            del found[section]
+        elif isinstance(place, Mapping) and name in place and place[name] is None:
+            rest = {k: v for k, v in place.items() if k != name}
+            found = {**found, section: rest} if section else rest
+    return found
+
+
+def _drop_unstated(model: BaseModel, data: dict[str, Any]) -> dict[str, Any]:
+    """`data`, a dump of `model`, without what rules chose; a section that holds nothing else goes too."""
+    for key in rules.RULES:
+        section, _, name = key.rpartition(".")
+        place = data.get(section) if section else data
+        if isinstance(place, dict) and not is_stated(model, key):
+            place.pop(name, None)
+            if not place:
+                data.pop(section)
+    return data

@@ -71,6 +71,12 @@ def _bands(scenario: Scenario, result: Result) -> dict[str, Band]:
 
 def _sureness(result: Result) -> None:
     st.markdown(f"**Confidence:** {escaped(result.confidence_reason)}.")
+    if result.defaults:
+        with st.expander(f"Defaults: {len(result.defaults)} keys that nobody stated"):
+            st.dataframe(
+                [{"key": d.key, "value": d.text, "why": d.why, "source": d.source} for d in result.defaults],
+                hide_index=True,
+            )
 
 
 def _why(result: Result) -> None:

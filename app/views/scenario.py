@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import lru_cache
 
 import streamlit as st
 
@@ -18,9 +19,10 @@ from moesim.hwmodels.network import list_networks
 from moesim.hwmodels.units import in_unit
 from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.model.shape import shipped_models
-from moesim.simulator.run.tokens import assumed_tokens
+from moesim.simulator.presets import shipped_presets
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import BUILDERS
+from moesim.simulator.stated import is_stated
 
 REFUSED = "refused upload"
 """Why the last upload was refused; stays until the next one."""
@@ -57,7 +59,7 @@ def _open() -> None:
         known = names if state.preset() in names else [state.preset(), *names]
         st.session_state["input preset"] = state.preset()
         st.selectbox(
-            "Preset", known, key="input preset", on_change=_preset_chosen, format_func=uploads.with_names
+            "Preset", known, key="input preset", on_change=_preset_chosen, format_func=_with_confidence
         )
     with right, st.popover("Open or save", width="stretch"):
         _upload("scenario", "Open a scenario (YAML or JSON)")
@@ -67,6 +69,17 @@ def _open() -> None:
             _save()
     if REFUSED in st.session_state:  # outside of the popover, which closes
         st.error(escaped(st.session_state[REFUSED]), icon=":material/error:")
+
+
+@lru_cache(maxsize=1)
+def confidences() -> dict[str, str]:
+    """What the matrix products of every shipped scenario stand on, by its name (a second, once)."""
+    return {row.preset: row.confidence for row in shipped_presets()}
+
+
+def _with_confidence(name: str) -> str:
+    known = confidences().get(name)
+    return uploads.with_names(name) if known is None else f"{name} ({known})"
 
 
 def _preset_chosen() -> None:
@@ -197,7 +210,7 @@ def _what(scenario: Scenario) -> None:
             "Where the rates of kernels come from; only those that fit the accelerator",
         )
     tokens = scenario.run.tokens
-    assumed = " (assumed: nobody said how many)" if tokens == assumed_tokens(scenario.shape) else ""
+    assumed = " (assumed: nobody said how many)" if not is_stated(scenario, "run.tokens") else ""
     st.caption(
         f"{scenario.shape.name}, trained on {headline.compact(tokens)} tokens{assumed}; Run & cost has more."
     )

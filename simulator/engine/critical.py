@@ -26,6 +26,8 @@ class Segment:
     """Whether it is the payload of a transfer, not compute."""
     member: int = 0
     """Whose compute it was."""
+    place: tuple[int, int] | None = None
+    """Where `task` stands: position of the action on its rank, number of the task in it."""
 
 
 def critical_path(execution: Execution) -> list[Segment]:
@@ -70,7 +72,7 @@ class _Walker:
                 time = int(record.end[member])
             tasks = [n for n, e in enumerate(record.ends) if int(e[member]) == time]
             if tasks:
-                member, time = self._tasks(rank, record, tasks[-1], member)
+                member, time = self._tasks(rank, position, tasks[-1], member)
             rank, position, time = self._before(rank, position, record, member, time)
         return self.path
 
@@ -84,9 +86,10 @@ class _Walker:
         task: CompiledTask | None = None,
         payload: bool = False,
         member: int = 0,
+        place: tuple[int, int] | None = None,
     ) -> None:
         if end > begin:
-            self.path.append(Segment(rank, step, cause, begin, end, task, payload, member))
+            self.path.append(Segment(rank, step, cause, begin, end, task, payload, member, place))
 
     def _end_of_step(self) -> tuple[int, int]:
         syncs = self.execution.syncs
@@ -102,8 +105,9 @@ class _Walker:
         rank = max(holders(schedule, rank), key=lambda r: syncs[r].ready_ns)
         return rank, ready
 
-    def _tasks(self, rank: int, record: StepRecord, number: int, member: int) -> tuple[int, int]:
+    def _tasks(self, rank: int, position: int, number: int, member: int) -> tuple[int, int]:
         """Walk back inside one action; returns the member and the time at its start."""
+        record = self.execution.ranks[rank][position]
         label, code = record.step.label, record.step.code
         while True:
             task, end = code.tasks[number], int(record.ends[number][member])
@@ -112,7 +116,8 @@ class _Walker:
             if task.transfer is not None:
                 meet = record.begins[number]
                 launch = meet + task.transfer.launch_ns
-                self._add(rank, label, task.phase, launch, end, task, payload=True)
+                place = (position, number)
+                self._add(rank, label, task.phase, launch, end, task, payload=True, place=place)
                 self._add(rank, label, "notify", meet, min(launch, end))
                 ready = record.start
                 for d in before:
@@ -122,7 +127,7 @@ class _Walker:
                 end = int(ready[member])
             row = int(row_of[member])
             begin = end - row
-            self._add(rank, label, task.phase, begin, end, task, member=member)
+            self._add(rank, label, task.phase, begin, end, task, member=member, place=(position, number))
             follow = [d for d in before if int(record.ends[d][member]) == begin]
             if not follow:
                 return member, begin

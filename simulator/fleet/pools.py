@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
-from moesim.hwmodels.cluster import Cluster
+from moesim.simulator.outline import AnyCluster
 
 
 class _Part(BaseModel):
@@ -17,14 +17,17 @@ class Pool(_Part):
     A pool holds pipeline ranks in proportion to its GPUs, because every rank of a job has the same number.
     """
 
-    cluster: str | Cluster
-    """As the scenario's `cluster`."""
+    cluster: AnyCluster = Field(description="As the scenario's cluster.")
     nodes: PositiveInt | None = None
     """Nodes of the cluster that the job has; absent: all."""
-    profile: str | None = None
-    """Calibration profile; absent: the scenario's."""
-    communication_sms: int | None = Field(None, ge=0)
-    """SMs of the communication kernels; absent: communication.sms."""
+    profile: str | None = Field(
+        None,
+        description="Calibration profile. Absent: the scenario's, or where that is left out too the best "
+        "shipped one of this pool's accelerator.",
+    )
+    communication_sms: int | None = Field(
+        None, ge=0, description="SMs of the communication kernels. Absent: communication.sms."
+    )
 
 
 class Fleet(_Part):

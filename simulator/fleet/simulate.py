@@ -85,6 +85,7 @@ def fleet_result(fleet: PreparedFleet, execution: Execution) -> Result:
         extrapolated=tuple(sorted(notes)),
         seed=scenario.seed,
         version=moesim.__version__,
+        defaults=scenario.defaults,
         pools=pools,
     )
 

@@ -60,14 +60,11 @@ def pools_of(scenario: Scenario) -> tuple[Pool, ...]:
 
 def pool_clusters(scenario: Scenario) -> list[tuple[str, Cluster]]:
     """What to call each pool, and its cluster; raises InputError for unknown clusters and unfit nodes."""
-    found = []
-    for number, pool in enumerate(pools_of(scenario)):
-        place = f"fleet.pools.{number}"
-        try:
-            cluster = scenario.pool_machine(pool)
-        except InputError as error:
-            raise InputError(f"{place}: {error}") from None
-        found.append((f"{place} ({cluster.accelerator.name})", cluster))
+    pools_of(scenario)
+    found = [
+        (f"fleet.pools.{number} ({cluster.accelerator.name})", cluster)
+        for number, cluster in enumerate(scenario.machines)
+    ]
     for label, cluster in found:
         total, node = sum(other.n_gpus for _, other in found), cluster.node.n_gpus
         if total % node:
@@ -92,13 +89,11 @@ def usd_per_hour(clusters: Sequence[Cluster]) -> float | None:
 
 def whole_scenario(scenario: Scenario, pool: Pool, cluster: Cluster, total: int) -> Scenario:
     """The scenario on `total` GPUs of one pool's kind: what prices the ranks that this pool holds."""
-    communication = scenario.communication
-    if pool.communication_sms is not None:
-        communication = communication.model_copy(update={"sms": pool.communication_sms})
+    communication = scenario.communication.model_copy(update={"sms": scenario.pool_sms(pool)})
     # Not validated again: this size is a device for pricing, its network is never built.
     whole = cluster.model_copy(update={"nodes": total // cluster.node.n_gpus})
     update = {"fleet": None, "cluster": whole, "communication": communication}
-    part = scenario.model_copy(update={**update, "profile": pool.profile or scenario.profile})
+    part = scenario.model_copy(update={**update, "profile": scenario.pool_profile(pool)})
     return part if scenario._base is None else part.based_on(scenario._base)
 
 

@@ -20,6 +20,7 @@ from moesim.hwmodels.storage import StorageRef
 from moesim.hwmodels.units import parse_quantity
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import EXTENSIONS, load_mapping, parse_mapping
+from moesim.simulator.defaults import tokens_of
 
 FOLDER = "data/runs"
 OPTIMAL = "optimal"
@@ -150,8 +151,11 @@ class Price(_Part):
 class RunPlan(_Part):
     """The whole run: tokens of the main phase at the scenario's batch, and optionally all the rest."""
 
-    tokens: Tokens
-    """Tokens of the main phase."""
+    tokens: Tokens = Field(
+        default_factory=lambda: tokens_of("")[0],
+        description="Tokens of the main phase. Absent: what the model was trained on where that is known, "
+        "else 1 T.",
+    )
     ramp: Ramp | None = None
     """Batch ramp of the main phase."""
     phases: tuple[Phase, ...] = ()

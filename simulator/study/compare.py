@@ -118,7 +118,7 @@ def compare(
             Side(
                 name=names[number] if names else scenario.name,
                 figures=figures(result),
-                differs=differences(scenarios[0].to_dict(), scenario.to_dict()),
+                differs=_differs(scenarios[0], scenario),
                 delta_s=delta,
             )
         )
@@ -199,6 +199,17 @@ def causes(result: Result) -> dict[str, float]:
     found = {row.cause: row.seconds for row in result.critical_path_s}
     rest_ns = round((result.step.time_s - fsum(found.values())) * 1e9)
     return {**found, OTHER: rest_ns / 1e9} if rest_ns else found
+
+
+def _differs(first: Scenario, other: Scenario) -> dict[str, tuple[Any, Any]]:
+    """Keys whose values differ, also those that rules chose; where both were chosen, their values only."""
+    chosen = {item.key for item in first.defaults} & {item.key for item in other.defaults}
+    found = differences(first.resolved(), other.resolved())
+    return {
+        key: values
+        for key, values in found.items()
+        if key.endswith(".value") or key.rpartition(".")[0] not in chosen
+    }
 
 
 def differences(first: dict[str, Any], other: dict[str, Any], at: str = "") -> dict[str, tuple[Any, Any]]:

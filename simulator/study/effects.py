@@ -4,27 +4,38 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import fsum
 
 import numpy as np
 import numpy.typing as npt
 
 from moesim.hwmodels.calibration import CalibrationProfile
+from moesim.hwmodels.provenance import SourcedFraction
 from moesim.simulator.causes import step_seconds
 from moesim.simulator.cost.table import CostTable
+from moesim.simulator.draws import draw_loads, routed_layers
 from moesim.simulator.engine.critical import Segment, critical_path
 from moesim.simulator.engine.execute import Execution, execute_all, last_end
+from moesim.simulator.engine.program import Program, compile_program
 from moesim.simulator.prepare import Prepared, prepare
 from moesim.simulator.pricing import Pricer
 from moesim.simulator.result import Result
+from moesim.simulator.routing_load import load_spec
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.simulate import simulate, summarise
-from moesim.simulator.study.response import path_weights, response_s, spread_response_s
+from moesim.simulator.study.response import (
+    path_weights,
+    redrawn_response_s,
+    response_s,
+    spread_response_s,
+)
 from moesim.simulator.study.sources import (
     CLOCK,
     CLUSTER,
+    JITTER,
     SESSION,
+    SPREADS,
     Source,
     cluster_sources,
     entry_sources,
@@ -120,7 +131,7 @@ def entry_effects(
             found.append(EntryEffect(source, (low, high), (seconds[0], seconds[1])))
     common = [
         _session_effect(profile, used, found),
-        _clock_effect(prepared, path, last.program.variation.clock),
+        *(_spread_effect(prepared, path, last.program, key) for key in SPREADS),
     ]
     found += [effect for effect in common if effect is not None]
     found.sort(key=lambda e: (-max(map(abs, e.seconds)), e.source.id))
@@ -139,16 +150,61 @@ def _session_effect(
     return EntryEffect(source, (low, high), (seconds[0], seconds[1])) if any(seconds) else None
 
 
-def _clock_effect(prepared: Prepared, path: Sequence[Segment], clock: FloatArray) -> EntryEffect | None:
-    """A wider or narrower spread of GPU speed: compute of the path at its member's new speed (eq. U5)."""
+def _spread_effect(
+    prepared: Prepared, path: Sequence[Segment], program: Program, key: str
+) -> EntryEffect | None:
+    """A wider or narrower spread of a scenario key with a range, the same draws (eqs. U5 and U6)."""
     scenario = prepared.scenario
-    number = scenario.variation.clock_cv
-    source = ranged(CLOCK, number)
+    number = _spread_of(scenario, key)
+    source = ranged(key, number)
     if source is None or scenario.faults:
         return None
     low, high = source.points()
-    seconds = [spread_response_s(path, clock, number.value, number.value * (1.0 + c)) for c in (low, high)]
+    seconds = []
+    for change in (low, high):
+        value = number.value * (1.0 + change)
+        if key == CLOCK:
+            clock = program.variation.clock
+            seconds.append(spread_response_s(path, clock, number.value, value))
+        else:
+            seconds.append(redrawn_response_s(path, program, _redrawn(prepared, program, key, value)))
     return EntryEffect(source, (low, high), (seconds[0], seconds[1])) if any(seconds) else None
+
+
+def _spread_of(scenario: Scenario, key: str) -> SourcedFraction:
+    section, name = key.split(".")
+    number: SourcedFraction = getattr(getattr(scenario, section), name)
+    return number
+
+
+def _redrawn(prepared: Prepared, program: Program, key: str, value: float) -> Program:
+    """The program with another spread of run-to-run noise or of expert load, drawn from the same seed."""
+    scenario, variation = prepared.scenario, program.variation
+    if key == JITTER:
+        variation = replace(variation, jitter_cv=value)
+    else:
+        shape, layout, blocks = prepared.shape, prepared.layout, program.blocks
+        spec = load_spec(scenario, shape, layout, routed_layers(blocks))
+        loads = draw_loads(
+            replace(spec, expert_cv=value),
+            scenario,
+            shape,
+            layout,
+            program.schedule,
+            blocks,
+            prepared.pricer.received_rows,
+            program.group,
+        )
+        if loads is None:
+            return program
+        full = variation.loads.shape
+        variation = replace(
+            variation, loads=loads.rows.reshape(full), node_loads=loads.node_rows.reshape(full)
+        )
+    order = scenario.communication.order
+    return compile_program(
+        program.schedule, program.blocks, program.costs, order, variation, program.wires, program.group
+    )
 
 
 def _priced(prepared: Prepared, source: Source, change: float) -> CostTable:
@@ -178,8 +234,8 @@ def moved(
     """Scenario and profile with sources (by id) off by changes; `used`: entries that a session may move."""
     scenario, profile = prepared.scenario, prepared.profile
     for id_, change in changes.items():
-        if id_ == CLOCK:
-            scenario = scenario.replace(**{CLOCK: scenario.variation.clock_cv.value * (1.0 + change)})
+        if id_ in SPREADS:
+            scenario = scenario.replace(**{id_: _spread_of(scenario, id_).value * (1.0 + change)})
             continue
         if id_.startswith(CLUSTER):
             machine = shifted_cluster(scenario.machine, id_, change)

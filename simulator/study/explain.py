@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from math import fsum
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
+from moesim.simulator.defaults import Default
 from moesim.simulator.launches import HostReport
 from moesim.simulator.result import Result
 from moesim.simulator.show import Row, Shown
@@ -29,6 +30,8 @@ class Explanation(Shown):
     sentences: tuple[str, ...]
     causes: tuple[Cause, ...]
     extrapolated: tuple[str, ...]
+    defaults: tuple[Default, ...] = Field((), exclude_if=lambda value: not value)
+    """Keys that the scenario left out, with what they were given and why."""
 
     def rows(self) -> list[Row]:
         """One row a cause."""
@@ -80,6 +83,9 @@ def explain(result: Result) -> Explanation:
             f"With probability 0.8 the step is {band.p10:.2f} to {band.p90:.2f} s; most of that is "
             f"{first.source}."
         )
+    if result.defaults:
+        keys = ", ".join(item.key for item in result.defaults)
+        says.append(f"{len(result.defaults)} keys have defaults that nobody stated: {keys}.")
     if result.extrapolated:
         says.append(f"{len(result.extrapolated)} inputs are assumed or extrapolated.")
     total = step.time_s
@@ -88,4 +94,5 @@ def explain(result: Result) -> Explanation:
         sentences=tuple(says),
         causes=tuple(Cause(cause=name, seconds=s, share=s / total) for name, s in path),
         extrapolated=result.extrapolated,
+        defaults=result.defaults,
     )

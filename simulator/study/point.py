@@ -58,11 +58,12 @@ def key_of(scenario: Scenario, uncertainty: bool = False) -> Key:
     Raises InputError where one of them cannot be read.
     """
     content = {
-        "scenario": scenario.to_dict(),
+        "scenario": scenario.resolved(),
         "model": scenario.shape.model_dump(mode="json"),
         "cluster": _machines(scenario),
         "files": {name: _digest(scenario.path(name)) for name in _files(scenario)},
         "uncertainty": uncertainty,
+        **({"defaults": chosen} if (chosen := [item.key for item in scenario.defaults]) else {}),
     }
     text = json.dumps(content, sort_keys=True, default=str)
     hashes = [profile_hash(profile) for profile in scenario.calibrations]

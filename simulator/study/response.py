@@ -9,7 +9,7 @@ from math import fsum
 
 from moesim.simulator.cost.table import CostTable
 from moesim.simulator.engine.critical import Segment
-from moesim.simulator.engine.program import NS
+from moesim.simulator.engine.program import NS, Program
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.vectors import FloatVector
 
@@ -97,6 +97,32 @@ def spread_response_s(path: Sequence[Segment], clock: FloatVector, before: float
             other = max(1.0 + (speed - 1.0) * after / before, 0.1)
             changes.append((segment.end_ns - segment.begin_ns) / NS * (speed / other - 1.0))
     return fsum(changes)
+
+
+def redrawn_response_s(path: Sequence[Segment], before: Program, after: Program) -> float:
+    """Seconds by which the step changes when the same draws have another spread (docs/model.md, eq. U6).
+
+    `after` is `before` with other run-to-run noise or expert load; the path and its members are kept.
+    """
+    changes = []
+    for segment in path:
+        if segment.place is not None:
+            old, new = (_duration_ns(program, segment) for program in (before, after))
+            if old > 0.0:
+                changes.append((segment.end_ns - segment.begin_ns) / NS * (new / old - 1.0))
+    return fsum(changes)
+
+
+def _duration_ns(program: Program, segment: Segment) -> float:
+    """What a segment's task takes its member, or its slowest member's payload alone on its links."""
+    assert segment.place is not None
+    position, number = segment.place
+    step = program.ranks[segment.rank][position]
+    task = step.code.tasks[number]
+    microbatch = step.microbatches[task.side]
+    if segment.payload and task.transfer is not None:
+        return task.transfer.payload_ns[microbatch]
+    return float(task.rows_ns[microbatch][segment.member])
 
 
 def _price(table: CostTable, part: Part) -> float:

@@ -22,6 +22,7 @@ from moesim.hwmodels.calibration import (
 )
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.provenance import Sourced, sourced_numbers, with_value
+from moesim.simulator.prepare import RANGED
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -43,7 +44,10 @@ NUMBERS = ("launch_gap", "kernel_floor", "lost_beside_nccl")
 """Numbers of a profile that may state a range."""
 
 CLOCK = "variation.clock_cv"
-"""Scenario key of the spread of GPU speed, a source where it states a range."""
+JITTER = "variation.jitter_cv"
+LOAD = "routing.expert_load_cv"
+SPREADS = RANGED
+"""Scenario keys of spreads, sources where they state a range."""
 
 SESSION = "calibration.session"
 SESSION_ERROR = 0.010

@@ -207,7 +207,7 @@ class _Run:
 
     def _refused(self, values: dict[str, Any]) -> Key:
         """The key of a point that is no scenario."""
-        text = json.dumps([self.scenario.to_dict(), values], sort_keys=True, default=str)
+        text = json.dumps([self.scenario.resolved(), values], sort_keys=True, default=str)
         return Key(hashlib.sha256(text.encode()).hexdigest(), "none", moesim.__version__)
 
     def _reuse(self, number: int, outcome: Outcome) -> None:

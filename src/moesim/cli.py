@@ -154,6 +154,14 @@ def models(
 
 
 @app.command()
+def presets(as_json: AsJson = False) -> None:
+    """List the shipped scenarios with what their compute rates stand on."""
+    from moesim.cli_tables import print_presets
+
+    print_presets(as_json)
+
+
+@app.command()
 def hardware(
     name: Annotated[
         str | None, typer.Argument(help="A shipped accelerator, node, network or cluster.")

@@ -173,9 +173,19 @@ def footing_lines(result: Result) -> list[str]:
         f"numbers: {counted}"
     ]
     lines.append(f"confidence {result.confidence_reason}")
+    lines += default_lines(result)
     lines += _first("assumed", assumed)
     lines += _first("extrapolated", list(result.extrapolated))
     return lines + [f"warning: {text}" for text in result.warnings]
+
+
+def default_lines(result: Result) -> list[str]:
+    """The keys that nobody stated, one a line with what they were given and why."""
+    if not result.defaults:
+        return []
+    wide = max(len(item.key) for item in result.defaults)
+    lines = [f"defaults, stated by nobody ({len(result.defaults)}):"]
+    return lines + [f"  {item.key:<{wide}} = {item.text}: {item.why}" for item in result.defaults]
 
 
 def _first(what: str, items: Sequence[str], most: int = 2) -> list[str]:
@@ -239,6 +249,8 @@ def _rank_rows(result: Result) -> list[tuple[str, ...]]:
 
 
 def _print_footing(result: Result) -> None:
+    for line in default_lines(result):
+        print_text(line)
     print_text(f"\nprofile {result.profile}, hash {result.profile_hash}\nnumbers by kind of evidence")
     by_kind: dict[str, list[ProvenanceEntry]] = {}
     for entry in result.provenance:

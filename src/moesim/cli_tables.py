@@ -118,6 +118,19 @@ def print_collectives(groups: Sequence[GroupSummary]) -> None:
     print_table(headers, cells, right=(2, 3, 4, 5))
 
 
+def print_presets(as_json: bool) -> None:
+    """Every shipped scenario with its confidence."""
+    from moesim.simulator.presets import shipped_presets
+
+    rows = shipped_presets()
+    if as_json:
+        print_json([row.model_dump() for row in rows])
+        return
+    headers = ("preset", "model", "GPUs", "accelerator", "confidence", "description")
+    cells = [(r.preset, r.model, f"{r.n_gpus:,}", r.accelerator, r.confidence, r.description) for r in rows]
+    print_table(headers, cells, right=(2,))
+
+
 def print_models(as_json: bool) -> None:
     """Every shipped model with its size."""
     from moesim.simulator.model.shape import load_model, shipped_models

@@ -1,0 +1,358 @@
+"""What a scenario that leaves keys out is given, chosen by rule from data (decision 0033). Pure.
+
+The data are `simulator/data/defaults.yaml`, the shipped calibration profiles and the shipped offers. A
+default is chosen anew whenever a scenario is built, from what is stated in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+
+from moesim.hwmodels.accelerator import Accelerator
+from moesim.hwmodels.calibration import load_profile
+from moesim.hwmodels.cluster import Cluster
+from moesim.hwmodels.confidence import best_profile
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.library import shipped_names
+from moesim.hwmodels.network import load_network
+from moesim.hwmodels.node import Node, load_node
+from moesim.hwmodels.price import Offer, Term, list_prices, load_prices
+from moesim.hwmodels.provenance import Kind, SourcedFraction
+from moesim.hwmodels.topologies import build_topology
+from moesim.hwmodels.units import parse_quantity
+from moesim.hwmodels.validation import nearest, validate_model
+from moesim.hwmodels.yaml_io import parse_mapping
+from moesim.simulator.model.shape import ModelShape
+
+FILE = "data/defaults.yaml"
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+SMS = 20
+"""SMs of the communication kernels, as DeepSeek-V3 trained."""
+
+
+class Default(BaseModel):
+    """A key that a scenario leaves out, what it was given, and why."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    key: str
+    """Dotted path of the scenario key."""
+    value: str | int | float
+    """As the key would be written; a number is in SI units."""
+    why: str
+    """The rule that chose it."""
+    kind: Kind
+    source: str
+    range: tuple[float, float] | None = None
+    """Lowest and highest value that an interval takes for it; None: it is kept."""
+
+    @property
+    def text(self) -> str:
+        """The value for people: fp8, 0.16 (0.08 to 0.32), 1.48e+13."""
+        value = self.value if isinstance(self.value, str) else f"{self.value:.6g}"
+        return value if self.range is None else f"{value} ({self.range[0]:g} to {self.range[1]:g})"
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A default with the value as the scenario holds it."""
+
+    value: Any
+    default: Default
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class _Precision(_Data):
+    trained_in_fp8: dict[str, str]
+
+
+class _NodeChoice(_Data):
+    node: str
+    paid: PositiveInt
+    why: str
+
+
+class _NetworkChoice(_Data):
+    vendor: str | None = None
+    nic: str | None = None
+    networks: tuple[str, ...] = Field(min_length=1)
+
+    def fits(self, node: Node) -> bool:
+        """Whether it is for the nodes of this vendor with NICs of this rate."""
+        rate = None if node.nic_bandwidth is None else node.nic_bandwidth.value
+        return self.vendor in (None, node.accelerator.vendor) and (
+            self.nic is None or (rate is not None and rate == parse_quantity(self.nic, "bytes_per_s"))
+        )
+
+
+class _Prices(_Data):
+    terms: tuple[Term, ...]
+
+
+class _TokenCount(_Data):
+    value: float
+    kind: Kind
+    source: str
+    date: str
+
+
+class _Tokens(_Data):
+    models: dict[str, _TokenCount]
+    others: _TokenCount
+
+
+class _Spread(SourcedFraction):
+    architecture: str | None = None
+    """Of the accelerators that it was taken on; None: any."""
+
+
+class _Defaults(_Data):
+    precision: _Precision
+    nodes: dict[str, _NodeChoice]
+    networks: tuple[_NetworkChoice, ...]
+    prices: _Prices
+    tokens: _Tokens
+    spreads: dict[str, tuple[_Spread, ...]]
+
+
+@lru_cache(maxsize=1)
+def _data() -> _Defaults:
+    text = resources.files("moesim.simulator").joinpath(FILE).read_text("utf-8")
+    return validate_model(_Defaults, parse_mapping(text, FILE), FILE)
+
+
+# -- the cluster ---------------------------------------------------------------------------------------
+
+
+def node_of(accelerator: str) -> str:
+    """Name of the shipped node of an accelerator; raises InputError where there is none."""
+    chosen = _data().nodes.get(accelerator)
+    if chosen is not None:
+        return chosen.node
+    nodes = _nodes()
+    if accelerator not in nodes:
+        known = sorted(nodes)
+        raise InputError(
+            f"cluster.accelerator={accelerator!r} has no shipped node{nearest(accelerator, known)}; those "
+            f"with one are {', '.join(known)}; or describe the node (cluster.node)",
+            key="cluster.accelerator",
+        )
+    return nodes[accelerator]
+
+
+@lru_cache(maxsize=1)
+def _nodes() -> dict[str, str]:
+    """The shipped node of every accelerator that has one."""
+    return {load_node(name).accelerator.name: name for name in reversed(shipped_names("nodes"))}
+
+
+def network_of(node: Node, nodes: int) -> str:
+    """Name of the shipped network for so many nodes; raises InputError where none is large enough."""
+    if nodes == 1:
+        return "single-node"
+    line = next(line for line in _data().networks if line.fits(node))
+    for name in line.networks:
+        try:
+            build_topology(node, nodes, load_network(name))
+        except InputError as error:
+            problem = error
+        else:
+            return name
+    raise InputError(
+        f"cluster.network is missing, and {line.networks[-1]} does not take the nodes: {problem}"
+    )
+
+
+def price_of(node: Node) -> Offer | None:
+    """The offer that pays a GPU of a node for an hour; None where there is none for its accelerator."""
+    name = node.accelerator.name
+    if name not in list_prices():
+        return None
+    offers = load_prices(name).offers
+    term = next(term for term in _data().prices.terms if any(offer.term == term for offer in offers))
+    fitting = sorted((o for o in offers if o.term == term), key=lambda offer: offer.value)
+    offer, choice = fitting[(len(fitting) - 1) // 2], _data().nodes.get(name)
+    if choice is None or choice.node != node.name:
+        return offer
+    share = choice.paid / node.n_gpus
+    paid = f"{offer.source}; times {choice.paid}/{node.n_gpus}: spare GPUs are paid"
+    return offer.model_copy(update={"value": offer.value * share, "kind": "derived", "source": paid})
+
+
+def priced(cluster: Cluster) -> Cluster:
+    """The cluster with a price where it says nothing of one."""
+    offer = None if "price_per_gpu_hour" in cluster.model_fields_set else price_of(cluster.node)
+    return cluster if offer is None else without_mark(cluster, "price_per_gpu_hour", offer)
+
+
+def without_mark(model: ModelT, key: str, value: object) -> ModelT:
+    """A copy of a frozen model with a value that still counts as left out."""
+    copy = model.model_copy()
+    name, _, below = key.partition(".")
+    copy.__dict__[name] = without_mark(getattr(model, name), below, value) if below else value
+    return copy
+
+
+def cluster_defaults(place: str, cluster: Cluster, left_out: Sequence[str]) -> list[Default]:
+    """What a cluster at `place` of the scenario was given for `left_out`, and for its price."""
+    node, found = cluster.node, []
+    chip = node.accelerator
+    source = "hwmodels/data"
+    if "node" in left_out:
+        choice = _data().nodes.get(chip.name)
+        why = f"the shipped node of {chip.name}" + ("" if choice is None else f": {choice.why}")
+        found.append(Default(key=f"{place}.node", value=node.name, why=why, kind="assumed", source=source))
+    if "network" in left_out:
+        why = (
+            "one node has no network"
+            if cluster.nodes == 1
+            else f"the smallest shipped network for {cluster.nodes:,} nodes of {chip.vendor} with such NICs"
+        )
+        name = cluster.network.name
+        found.append(Default(key=f"{place}.network", value=name, why=why, kind="assumed", source=source))
+    price = cluster.price_per_gpu_hour
+    if isinstance(price, Offer) and "price_per_gpu_hour" not in cluster.model_fields_set:
+        why = f"median of the {price.term} offers for {chip.name} ({price.terms}, {price.date})"
+        key = f"{place}.price_per_gpu_hour"
+        found.append(Default(key=key, value=price.text, why=why, kind=price.kind, source=price.source))
+    return found
+
+
+# -- the other keys ------------------------------------------------------------------------------------
+
+
+def profile_of(accelerator: Accelerator) -> tuple[str, str]:
+    """(name, why) of the best shipped profile of an accelerator, whatever the precision."""
+    level, name = best_profile(accelerator)
+    rule = "measured goes before published, and published before datasheet peaks"
+    return name, f"the best profile of {accelerator.name}, {level} in BF16 or FP8 ({rule})"
+
+
+def _name(shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
+    parts = "+".join(f"{m.n_gpus}x{m.accelerator.name.removesuffix('-sxm')}" for m in machines)
+    return _chosen("name", f"{shape.name}-{parts}", "model, GPUs and accelerator", "derived", "the scenario")
+
+
+def _profile(shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
+    default = profile_default(machines[0], "profile")
+    return Chosen(default.value, default)
+
+
+def profile_default(machine: Cluster, key: str) -> Default:
+    """The best profile of a cluster's accelerator as the default of a key."""
+    name, why = profile_of(machine.accelerator)
+    return Default(key=key, value=name, why=why, kind="derived", source=load_profile(name).description)
+
+
+def _precision(shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
+    source = _data().precision.trained_in_fp8.get(shape.name)
+    without = [m.accelerator.name for m in machines if "fp8" not in m.accelerator.peak]
+    if source is None:
+        why = "not known to have been trained in FP8"
+        return _chosen("precision", "bf16", f"{shape.name} is {why}", "assumed", FILE)
+    if without:
+        why = f"{shape.name} was trained in FP8, which {without[0]} does not have"
+        return _chosen("precision", "bf16", why, "derived", source)
+    return _chosen("precision", "fp8", f"{shape.name} was trained in FP8", "published", source)
+
+
+def _sms(shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
+    sms, why = sms_of(machines[0].accelerator)
+    return _chosen("communication.sms", sms, why, "derived", "hwmodels/data/accelerators")
+
+
+def sms_of(accelerator: Accelerator) -> tuple[int, str]:
+    """(SMs, why) of the communication kernels; none where an engine of its own moves collectives."""
+    if accelerator.communication_engine is not None:
+        return 0, f"collectives of {accelerator.name} are moved by {accelerator.communication_engine.name}"
+    if accelerator.compute_units is None:
+        return 0, f"nobody published how many {accelerator.unit_name}s {accelerator.name} has"
+    return SMS, "as DeepSeek-V3 trained"
+
+
+def spread(key: str, architecture: str | None = None) -> tuple[SourcedFraction, bool]:
+    """The spread of a key, and whether it was taken on this architecture; without one, that of any."""
+    entries = _data().spreads[key]
+    entry = next(e for e in entries if e.architecture in (None, architecture))
+    number = SourcedFraction(**{name: getattr(entry, name) for name in SourcedFraction.model_fields})
+    return number, entry.architecture is not None
+
+
+def anywhere(key: str) -> Callable[[], SourcedFraction]:
+    """What a section that stands alone, without a scenario around it, holds for a key that is left out."""
+    return lambda: spread(key)[0]
+
+
+def _load(shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
+    if shape.moe is None:
+        even = SourcedFraction(
+            value=0.0, kind="derived", source="the model has no routed experts", date="2026-11-22"
+        )
+        return _number("routing.expert_load_cv", even, f"{shape.name} has no routed experts")
+    number, _ = spread("routing.expert_load_cv")
+    return _number("routing.expert_load_cv", number, "the one published measurement of it, carried over")
+
+
+def _varied(key: str) -> Callable[[ModelShape, Sequence[Cluster]], Chosen]:
+    def choose(shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
+        kinds = {machine.accelerator.architecture for machine in machines}
+        number, here = spread(key, kinds.pop() if len(kinds) == 1 else None)
+        why = "taken on this architecture" if here else "carried over to hardware that it was not taken on"
+        return _number(key, number, why)
+
+    return choose
+
+
+def tokens_of(model: str) -> tuple[float, str, Kind, str]:
+    """(tokens, why, kind, source) of a run of a model; "" for a model that nobody named."""
+    known = _data().tokens.models.get(model)
+    entry = known or _data().tokens.others
+    why = f"what {model} was trained on" if known else "no published number of tokens is known for the model"
+    return entry.value, why, entry.kind, entry.source
+
+
+def _tokens(shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
+    value, why, kind, source = tokens_of(shape.name)
+    return _chosen("run.tokens", value, why, kind, source)
+
+
+def _chosen(key: str, value: str | float, why: str, kind: Kind, source: str) -> Chosen:
+    return Chosen(value, Default(key=key, value=value, why=why, kind=kind, source=source))
+
+
+def _number(key: str, number: SourcedFraction, why: str) -> Chosen:
+    return Chosen(
+        number,
+        Default(
+            key=key,
+            value=number.value,
+            why=why,
+            kind=number.kind,
+            source=number.source,
+            range=number.range,
+        ),
+    )
+
+
+RULES: Mapping[str, Callable[[ModelShape, Sequence[Cluster]], Chosen]] = {
+    "profile": _profile,
+    "precision": _precision,
+    "communication.sms": _sms,
+    "routing.expert_load_cv": _load,
+    "variation.clock_cv": _varied("variation.clock_cv"),
+    "variation.jitter_cv": _varied("variation.jitter_cv"),
+    "run.tokens": _tokens,
+    "name": _name,
+}
+"""Keys that may be left out, and how each is chosen from the model and the clusters."""

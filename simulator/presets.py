@@ -1,0 +1,50 @@
+"""The shipped scenarios as rows: what each is, and how far its prediction can be trusted."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+from moesim.hwmodels.confidence import LEVELS, Confidence, confidence
+from moesim.simulator.scenario import load_scenario, preset_names
+
+
+class Preset(BaseModel):
+    """A shipped scenario; `confidence`: what its matrix products stand on (docs/profiles.md)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    preset: str
+    model: str
+    n_gpus: int
+    accelerator: str
+    profile: str
+    confidence: Confidence
+    defaults: int
+    """Keys that it leaves to rules."""
+    description: str
+
+
+def shipped_presets() -> tuple[Preset, ...]:
+    """Every shipped scenario, by name; nothing is simulated."""
+    return tuple(preset(name) for name in preset_names())
+
+
+def preset(name: str) -> Preset:
+    """The row of one shipped scenario; raises InputError for another name."""
+    scenario = load_scenario(name)
+    machines = scenario.machines
+    linear = scenario.recipe.linear
+    levels = [
+        confidence(machine, profile, linear)
+        for machine, profile in zip(machines, scenario.calibrations, strict=True)
+    ]
+    return Preset(
+        preset=name,
+        model=scenario.shape.name,
+        n_gpus=sum(machine.n_gpus for machine in machines),
+        accelerator=" + ".join(machine.accelerator.name for machine in machines),
+        profile=" + ".join(profile.name for profile in scenario.calibrations),
+        confidence=max(levels, key=LEVELS.index),
+        defaults=len(scenario.defaults),
+        description=scenario.description,
+    )
