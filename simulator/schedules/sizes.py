@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from moesim.hwmodels.errors import InputError
 
-MAX_CHUNKS = 2_000_000
+MAX_CHUNKS = 1_000_000
 """Most (stage, micro-batch) pairs of one schedule; 16 ranks x 120 micro-batches are 1,920."""
 
 
