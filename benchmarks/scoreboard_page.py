@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from moesim.simulator.scoreboard import Board, ScoredRow, score_all
 from moesim.simulator.scoreboard.runs import ScoredRun, runs, score_run
 from moesim.simulator.scoreboard.score import GroupScore
 
 BEGIN, END = "<!-- open scoreboard -->", "<!-- end of open scoreboard -->"
 SHOWN_MISSES = 20
+NOTES = Path(__file__).resolve().parent.parent / "docs" / "scoreboard-notes.md"
 GIB = 2.0**30
 
 
@@ -95,8 +98,28 @@ def section(scored: list[ScoredRun], board: Board) -> str:
         f"{_between(r)} | {r.relative_error:+.1%} |"
         for r in known[:SHOWN_MISSES]
     ]
-    lines += [*_refused(board), *_left_out(board), *_memory(board), END]
+    lines += [*_refused(board), *_left_out(board), *_memory(board), "", notes(board), END]
     return "\n".join(lines)
+
+
+def notes(board: Board) -> str:
+    """docs/scoreboard-notes.md with the figures of the board in the places of its placeholders."""
+    scores = {score.name: score for score in (*board.groups, *board.totals)}
+    return (
+        NOTES.read_text("utf-8")
+        .strip()
+        .format(
+            rows={name: score.rows for name, score in scores.items()},
+            median={name: score.median_error for name, score in scores.items()},
+            worst={name: score.worst_absolute_error for name, score in scores.items()},
+            memory={name: score.memory_absolute_error or 0.0 for name, score in scores.items()},
+            covered={name: score.covered or 0.0 for name, score in scores.items()},
+            above={name: score.above or 0.0 for name, score in scores.items()},
+            below={name: score.below or 0.0 for name, score in scores.items()},
+            width={name: score.interval_width or 0.0 for name, score in scores.items()},
+            group_covered=board.group_covered or 0.0,
+        )
+    )
 
 
 def _refused(board: Board) -> list[str]:

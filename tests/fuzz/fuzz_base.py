@@ -16,6 +16,7 @@ from typing import Any
 from fuzz_mutator import Mutator, values_of
 
 import moesim
+import moesim.simulator.planner.processes
 import moesim.simulator.planner.search
 import moesim.simulator.prepare
 import moesim.simulator.study.sweep
@@ -66,7 +67,7 @@ def only_checked() -> Iterator[None]:
     places: tuple[tuple[Any, str], ...] = (
         (moesim.simulator.prepare, "assign_stages"),
         (moesim.simulator.planner.search, "_Search"),
-        (moesim.simulator.planner.search, "ProcessPoolExecutor"),
+        (moesim.simulator.planner.processes, "ProcessPoolExecutor"),
         (moesim.simulator.study.sweep._Run, "compute"),
     )
     before = [getattr(owner, name) for owner, name in places]
