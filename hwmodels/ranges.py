@@ -52,7 +52,7 @@ BY_DIMENSION: dict[str, Range] = {
     "usd_per_w_year": Range(0.0, 1e4),
     "gpu_hours": Range(0.0, 1e12),
     "kg_per_kwh": Range(0.0, 1e2),
-    "per_node_day": Range(0.0, 1e3),
+    "per_node_day": Range(0.0, 1e6),
     "count": Range(1.0, 1e9),
 }
 """Every number with a source lies in the range of its dimension; what a number without one may be depends on

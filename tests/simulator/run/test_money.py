@@ -86,9 +86,9 @@ def test_what_is_unknown_is_said() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"utilisation": 0.0}, "utilisation=0 must be above 0 and at most 1"),
-        ({"utilisation": 1.2}, "utilisation=1.2"),
-        ({"amortisation": "0 s"}, "amortisation must be longer than 0"),
+        ({"utilisation": 0.0}, "utilisation: 0 is outside 0.01 to 1"),
+        ({"utilisation": 1.2}, "utilisation: 1.2 is outside 0.01 to 1"),
+        ({"amortisation": "0 s"}, "amortisation: 0 ns is outside 86400 s to"),
         ({"building_amortisation": None}, "belong together"),
         ({"system_per_gpu": "-$1"}, "system_per_gpu"),
     ],

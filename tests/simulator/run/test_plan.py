@@ -83,7 +83,7 @@ def test_a_rate_of_zero_needs_neither_restart_nor_checkpoint() -> None:
         ({"checkpoint": {**SAVE, "interval": "30"}}, ["bare number", "'optimal'"]),
         ({"checkpoint": {**SAVE, "interval": "optimal"}}, ["optimal needs run.failures"]),
         ({"checkpoint": {**SAVE, "storage": "tape"}}, ["unknown storage system 'tape'"]),
-        ({"checkpoint": {**SAVE, "storage": {"write": "0 GB/s"}}}, ["above 0"]),
+        ({"checkpoint": {**SAVE, "storage": {"write": "0 GB/s"}}}, ["nearest: 1 MB/s"]),
         ({"checkpoint": {**SAVE, "storage": {}}}, ["give write or write_per_node"]),
         ({"spares": {"count": -1, "repair": "1 day"}}, ["spares.count=-1"]),
         ({"spares": {"count": 2}}, ["spares.repair", "missing"]),
