@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
 from e2e.visitor import WAIT_MS, Visit, Visitor
 
 FLAGS = (
