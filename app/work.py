@@ -20,9 +20,9 @@ import moesim.simulator.timeline
 from moesim.app import budget, uploads
 from moesim.app.exports import trace_bytes
 from moesim.hwmodels import load_cluster
-from moesim.hwmodels.calibration import fitting_profiles
 from moesim.hwmodels.confidence import best_profile
 from moesim.hwmodels.files import READ_BELOW
+from moesim.hwmodels.fitting import fitting_profiles
 from moesim.hwmodels.topologies import Inventory
 from moesim.hwmodels.topologies.picture import Picture, picture
 from moesim.simulator.check import Check

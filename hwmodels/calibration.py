@@ -22,7 +22,7 @@ from moesim.hwmodels.files import is_there, resolved
 from moesim.hwmodels.provenance import DateText, Kind, Source, SourcedFraction, SourcedSeconds
 from moesim.hwmodels.units import DIMENSIONS, parse_quantity
 from moesim.hwmodels.validation import validate_model
-from moesim.hwmodels.yaml_io import load_mapping, parse_mapping
+from moesim.hwmodels.yaml_io import load_mapping
 
 PROFILE_DIRECTORY = Path(__file__).parent / "data" / "calibration"
 
@@ -303,28 +303,10 @@ class CalibrationProfile(_Plain):
 MOST_INCLUDES = 40
 """Of a profile, those of its includes counted."""
 
-GENERIC_PROFILE = "generic-roofline"
-"""Prices any accelerator from its datasheet peaks."""
-
 
 def list_profiles() -> list[str]:
     """Names of the profiles that ship with the package."""
     return sorted(path.stem for path in PROFILE_DIRECTORY.glob("*.yaml"))
-
-
-def fitting_profiles(accelerator: str) -> list[str]:
-    """Names of the shipped profiles that may price an accelerator, the generic one last."""
-    fitting = [name for name in list_profiles() if accelerator in accelerators_of(name)]
-    return [*fitting, GENERIC_PROFILE]
-
-
-@lru_cache(maxsize=256)
-def accelerators_of(profile: str) -> tuple[str, ...]:
-    """The accelerators that a shipped profile may price, read from the head of its file alone."""
-    lines = (PROFILE_DIRECTORY / f"{profile}.yaml").read_text("utf-8").splitlines()
-    head = "\n".join(line for line in lines if line.startswith(("accelerator:", "also_for:")))
-    found = parse_mapping(head, f"profile {profile}")
-    return (found["accelerator"], *found.get("also_for", ()))
 
 
 def load_profile(name_or_path: str | Path) -> CalibrationProfile:
@@ -412,9 +394,7 @@ def _with(profile: CalibrationProfile, other: CalibrationProfile, path: Path) ->
     for field in ("gemm_tables", "curves", "laws", "priors"):
         own = getattr(profile, field)
         update[field] = own + tuple(e for e in getattr(other, field) if e.id not in have)
-    for field in ("launch_gap", "kernel_floor"):
-        if getattr(profile, field) is None:
-            update[field] = getattr(other, field)
+    update |= {f: getattr(other, f) for f in ("launch_gap", "kernel_floor") if getattr(profile, f) is None}
     if "lost_beside_nccl" not in profile.model_fields_set and "lost_beside_nccl" in other.model_fields_set:
         update["lost_beside_nccl"] = other.lost_beside_nccl
     return profile.model_copy(update=update)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from moesim.hwmodels.calibration import CalibrationProfile, Law, fitting_profiles
+from moesim.hwmodels.calibration import CalibrationProfile, Law
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.fitting import fitting_profiles
 
 
 def collective_residual(profile: CalibrationProfile, prefix: str = "") -> float:

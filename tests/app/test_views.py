@@ -23,7 +23,7 @@ SMALL = ("batch.sequences=4096",)
 """The home case with fewer micro-batches: quicker, and legal."""
 
 
-def session(page: str, *overrides: str, preset: str = HOME) -> testing.AppTest:
+def session(page: str, *overrides: str) -> testing.AppTest:
     """A visitor who opens one page with a link."""
     script = f"""
 from moesim.app import state, widgets
@@ -34,7 +34,7 @@ state.publish()
 """
     app = testing.AppTest.from_string(script, default_timeout=120)
     if overrides:
-        app.query_params["preset"] = preset
+        app.query_params["preset"] = HOME
         app.query_params["set"] = list(overrides)
     return app.run()
 
@@ -130,21 +130,6 @@ def test_a_broken_link_is_one_sentence_and_a_way_back(text: str, says: str) -> N
     app.button(key="reset").click().run()
     assert not app.error
     assert "Step time" in metrics(app)
-
-
-def test_a_preset_of_few_lines_shows_its_defaults_and_chooses_them_anew() -> None:
-    app = session("scenario", "batch.sequences=128", preset="mixtral-8x7b-64xh100")
-    assert "deepseek-v3-1024xmi300x (published)" in app.selectbox(key="input preset").options
-    assert app.selectbox(key="input profile").value == "h100-layers"
-    assert app.selectbox(key="input cluster").value == "64xh100-sxm"
-    app.selectbox(key="input cluster").set_value("mi300x-2048").run()
-    assert app.selectbox(key="input profile").value == "generic-roofline"
-    assert not any("profile" in text for text in app.query_params["set"])
-    result = session("result", "batch.sequences=128", preset="mixtral-8x7b-64xh100")
-    assert not result.exception
-    assert "Defaults: 10 keys that nobody stated" in [part.label for part in result.expander]
-    rows = next(frame.value for frame in result.dataframe if "why" in frame.value)
-    assert "routing.expert_load_cv" in list(rows["key"])
 
 
 def test_an_unknown_preset_in_a_link_is_one_sentence() -> None:

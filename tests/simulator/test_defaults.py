@@ -11,9 +11,10 @@ import pytest
 
 import moesim
 from moesim.hwmodels.accelerator import load_accelerator
-from moesim.hwmodels.calibration import accelerators_of, list_profiles, load_profile
+from moesim.hwmodels.calibration import list_profiles, load_profile
 from moesim.hwmodels.confidence import best_profile
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.fitting import accelerators_of
 from moesim.hwmodels.library import shipped_names
 from moesim.hwmodels.node import load_node
 from moesim.hwmodels.price import load_prices

@@ -131,7 +131,9 @@ def test_tokens_rates_and_run_follow_from_the_step(home_case: Any) -> None:
     assert run.steps == -(-int(14.8e12) // step.tokens)
     assert run.gpu_hours == pytest.approx(run.steps * step.time_s * 256 / 3600)
     assert run.days == pytest.approx(run.steps * step.time_s / 86400)
-    assert run.cost_usd is None  # a cluster of the user's own without a price has no cost
+    # A cluster of the user's own that says nothing of a price gets an offer, and says so.
+    assert run.cost_usd == pytest.approx(2.25 * run.gpu_hours)
+    assert [item.key for item in result.defaults] == ["cluster.price_per_gpu_hour"]
     priced = home_case[2].run
     assert priced.cost_usd == pytest.approx(2.0 * priced.gpu_hours)
 
