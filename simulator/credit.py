@@ -28,10 +28,13 @@ def _below(value: ModelT, parts: list[str], source: str) -> ModelT:
         return cast(ModelT, _own(value, source))
     child = getattr(value, parts[0], None)
     if isinstance(child, BaseModel):
-        return value.model_copy(update={parts[0]: _below(child, parts[1:], source)})
-    if isinstance(child, tuple | Mapping):
-        return value.model_copy(update={parts[0]: _own(child, source)})
-    return value
+        changed: object = _below(child, parts[1:], source)
+    elif isinstance(child, tuple | Mapping):
+        changed = _own(child, source)
+    else:
+        return value
+    # What did not change is not set anew: a key that a rule chose would count as stated.
+    return value if changed == child else value.model_copy(update={parts[0]: changed})
 
 
 def _own(value: object, source: str) -> object:

@@ -80,7 +80,7 @@ def refused(outcome: Any, folder: Path, *words: str, code: int = 2) -> None:
         ("schedule=absent.csv", ("absent.csv", "No such file")),
         ("batch.sequences=8000000000", ("more than", "this machine", "micro-batches")),
         # names of nothing
-        ("model=mixtral-8x7", ("'mixtral-8x7'", "'mixtral-8x22b'")),
+        ("model=mixtral-8x7", ("'mixtral-8x7'", "nearest: 'mixtral-8x7b'")),
         ("cluster=h100", ("'h100'", "'h100-1024'")),
         ("profile=none", ("'none'", "h800-trace")),
         ("precision=fp7", ("fp7", "'fp8'")),

@@ -121,8 +121,8 @@ def test_an_uploaded_model_gives_its_name_and_takes_deepseeks_tokens_away() -> N
     assert "name=my-qwen-128xh800-sxm" in texts
     scenario = state.build(HOME, tuple(texts))
     assert "DeepSeek" not in scenario.description
-    assert scenario.run.tokens == pytest.approx(20 * 3.35e9, rel=0.01)  # model card: 3.3B activated
-    assert any("my-qwen, trained on 67.1 B tokens (assumed" in caption.value for caption in app.caption)
+    assert scenario.run.tokens == 1e12  # nobody said how many: the rule's round figure
+    assert any("my-qwen, trained on 1.00 T tokens (assumed" in caption.value for caption in app.caption)
     # The shipped model brings everything of the preset back.
     app.selectbox(key="input model").set_value("deepseek-v3").run()
     assert not any(text.startswith(("run", "model")) for text in link_of(app))

@@ -100,6 +100,9 @@ def test_what_is_stated_wins() -> None:
 
 
 def test_null_leaves_a_key_to_its_rule() -> None:
+    back = five(**STATED).overridden("routing.expert_load_cv=null", "variation=null")
+    assert {"routing.expert_load_cv", "variation.clock_cv"} <= set(chosen(back))
+    assert "expert_load_cv" not in back.to_dict()["routing"]
     assert five(**STATED).overridden("profile=null", "run=null", "precision=null").resolved() == (
         five(**{k: v for k, v in STATED.items() if k not in ("profile", "run", "precision")}).resolved()
     )

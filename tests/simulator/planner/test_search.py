@@ -182,7 +182,8 @@ def test_malformed_wishes(arguments: dict[str, Any], named: str) -> None:
 
 def test_a_price_is_needed_for_cost() -> None:
     cheap = load_scenario(
-        "deepseek-v3-2048xh800", ["cluster={node: hgx-h800, nodes: 8, network: mpft-ib-400g}"]
+        "deepseek-v3-2048xh800",
+        ["cluster={node: hgx-h800, nodes: 8, network: mpft-ib-400g, price_per_gpu_hour: null}"],
     )
     with pytest.raises(InputError, match="price_per_gpu_hour"):
         plan(cheap, PlanSpace(**SPACE), objective="cost", workers=1)
