@@ -34,6 +34,8 @@ from moesim.simulator.work_size import check_size, own_machine
 MAX_SCHEDULE_BYTES = 2_000_000
 RANGED = ("routing.expert_load_cv", "variation.clock_cv", "variation.jitter_cv")
 """Scenario keys whose range an interval uses."""
+SHIPPED = ("cluster.", "run.price.buy.", "run.failures.", "run.restart.", "run.checkpoint.storage.")
+"""Sections that are mostly taken from shipped data, whose numbers have ranges."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +225,7 @@ def _check_ranges(scenario: Scenario) -> None:
     """A range that no interval would use is refused, not dropped."""
     own = scenario.model_copy(update={"profile": ""})  # a profile's ranges are used, wherever it stands
     for path, number in sourced_numbers(own):
-        if number.between is not None and path not in RANGED and not path.startswith("cluster."):
+        if number.between is not None and path not in RANGED and not path.startswith(SHIPPED):
             raise InputError(
                 f"{path}: between={list(number.between)} is not used by intervals; of a scenario only "
                 f"{', '.join(RANGED)} and numbers of its cluster may state a range. Use moesim sensitivity "

@@ -93,7 +93,7 @@ def test_every_gpu_for_itself_has_a_limit_of_parts() -> None:
 
 def test_the_command_line_refuses_what_this_machine_cannot_end() -> None:
     with pytest.raises(InputError, match="this machine"):
-        prepare(load_scenario(HOME, ["batch.sequences=2560000000000"]))
+        prepare(load_scenario(HOME, ["batch.sequences=5120000000"]))
     assert own_machine().most_bytes > 10**8
 
 

@@ -10,7 +10,9 @@ from moesim.hwmodels.yaml_io import dump_mapping
 from moesim.simulator.model.hf import to_yaml
 from moesim.simulator.model.shape import GQA, MLA, ModelShape, load_model, shipped_models
 
-SHIPPED = ("deepseek-v3", "llama-3-70b", "llama-3-8b", "mixtral-8x22b", "qwen3-30b-a3b")
+SHIPPED = (
+    "deepseek-v3", "llama-3-70b", "llama-3-8b", "mixtral-8x22b", "mixtral-8x7b", "qwen3-235b-a22b", "qwen3-30b-a3b",
+)  # fmt: skip
 
 
 def test_shipped_models_are_the_promised_ones() -> None:
