@@ -90,7 +90,7 @@ def open_upload(name: str, data: bytes) -> None:
     """
     kept = accept("scenario", name, data).content
     assert isinstance(kept, Scenario)
-    open_scenario(HOME, overrides_of(kept))
+    open_scenario(HOME, overrides_of(kept), kept)
 
 
 def set_override(key: str, value: object) -> None:
@@ -121,11 +121,14 @@ def override(key: str) -> str | None:
     return next((t.partition("=")[2] for t in reversed(overrides()) if changes.key_of(t) == key), None)
 
 
-def open_scenario(name: str, texts: Sequence[str] = ()) -> None:
-    """Make this the current scenario; one whose link would be too long is kept as an upload."""
+def open_scenario(name: str, texts: Sequence[str] = (), known: Scenario | None = None) -> None:
+    """Make this the current scenario; one whose link would be too long is kept as an upload.
+
+    `known`: the scenario itself, where it is at hand.
+    """
     if len(changes.link(name, texts)) > changes.MOST_LINK_CHARACTERS:
         with suppress(MoesimError):  # what cannot be built stays as it is, and the page says why
-            kept = uploads.keep(build(name, texts))
+            kept = uploads.keep(build(name, texts) if known is None else known)
             build(kept, ())
             name, texts = kept, ()
     st.session_state["preset"], st.session_state["overrides"] = name, tuple(texts)
@@ -137,7 +140,7 @@ def adopt(scenario: Scenario) -> None:
         base, first = preset(), build(preset(), ())
     except MoesimError:
         base, first = HOME, build(HOME, ())
-    open_scenario(base, changes.overrides_between(first, scenario))
+    open_scenario(base, changes.overrides_between(first, scenario), scenario)
 
 
 def overrides_of(scenario: Scenario, base: str = HOME) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from moesim.hwmodels import ranges
 from moesim.hwmodels.efficiency import Curve
@@ -277,6 +277,9 @@ class CalibrationProfile(_Plain):
             seen.add(entry.id)
         return self
 
+    _hypothetical: bool = PrivateAttr(False)
+    """Whether an entry was shifted within its error: a rate may then lie above its peak."""
+
     def entries(self) -> Iterator[Entry]:
         """Every entry, in look-up order within its kind."""
         yield from self.gemm_tables
@@ -387,9 +390,7 @@ def _with(profile: CalibrationProfile, other: CalibrationProfile, path: Path) ->
     have = {entry.id: entry for entry in profile.entries()}
     for entry in other.entries():
         if entry.id in have and have[entry.id] != entry:
-            raise InputError(
-                f"{path}: the entry {entry.id!r} of {other.name!r} is already defined differently"
-            )
+            raise InputError(f"{path}: entry {entry.id!r} of {other.name!r} is already defined differently")
     update: dict[str, Any] = {}
     for field in ("gemm_tables", "curves", "laws", "priors"):
         own = getattr(profile, field)

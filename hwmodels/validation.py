@@ -55,8 +55,7 @@ def _legal_values(data: Any, items: Sequence[Any]) -> tuple[str | None, tuple[ob
     cause = own[0].get("ctx", {}).get("error") if len(own) == 1 else None
     if not isinstance(cause, LegalValuesError):
         return None, ()
-    path = _path(own[0]["loc"], data)
-    return f"{path}.{cause.key}" if path else cause.key, cause.nearest
+    return _path((*own[0]["loc"], cause.key), data), cause.nearest
 
 
 def _problems(cls: type[BaseModel], data: Any, items: Sequence[Any]) -> list[str]:

@@ -105,7 +105,7 @@ class _Index:
         gaps_s = op.launches * self._gap_s
         floor_s = op.launches * self._floor_s
         seconds = max(basis.seconds * now.factor / reference.factor, floor_s)
-        self._check_peak(op, seconds, basis.curve_id)
+        seconds = self._below_peak(op, seconds, basis.curve_id)
         best = basis.best_seconds or basis.seconds / reference.factor * (1.0 - basis.residual)
         best = min(seconds, max(best, self._roofline_seconds(op)))
         law_residual = loaded.residual if loaded.factor != reference.factor else 0.0
@@ -138,9 +138,14 @@ class _Index:
             now = reference
         return now, loaded, reference
 
-    def _check_peak(self, op: Operator, seconds: float, entry: str) -> None:
-        """Raise InputError for a rate above the datasheet peak, which no measurement gives."""
+    def _below_peak(self, op: Operator, seconds: float, entry: str) -> float:
+        """Seconds at a rate up to the datasheet peak; no measurement gives more, which is an InputError.
+
+        The high end of a measurement's error may lie above the peak: the peak is then the limit.
+        """
         least = self._roofline_seconds(op)
+        if seconds < least and self.profile._hypothetical:
+            return least
         if seconds < least * (1.0 - ABOVE_PEAK):
             rate, peak = (
                 format_quantity(value, "flop_per_s")
@@ -150,6 +155,7 @@ class _Index:
                 f"profile {self.profile.name}: {entry} gives {op.name} {rate} on {self.accelerator.name}, "
                 f"whose {op.dtype} peak is {peak}; correct the entry, or the accelerator's peak"
             )
+        return seconds
 
     def _roofline_seconds(self, op: Operator) -> float:
         return op.flop / self.accelerator.peak_flop_per_s(op.dtype) if op.flop else 0.0

@@ -192,7 +192,12 @@ def shifted(profile: CalibrationProfile, id_: str, change: float, n_sms: int) ->
     `n_sms`: of the accelerator, for laws that are a formula of it. Its `NUMBERS` are ids
     too. Raises InputError for an unknown id.
     """
-    factor = 1.0 + change
+    moved = _shifted(profile, id_, 1.0 + change, n_sms)
+    moved._hypothetical = True
+    return moved
+
+
+def _shifted(profile: CalibrationProfile, id_: str, factor: float, n_sms: int) -> CalibrationProfile:
     if id_ in NUMBERS:
         number = getattr(profile, id_)
         return profile.model_copy(update={id_: number.model_copy(update={"value": number.value * factor})})

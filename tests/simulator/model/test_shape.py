@@ -11,7 +11,8 @@ from moesim.simulator.model.hf import to_yaml
 from moesim.simulator.model.shape import GQA, MLA, ModelShape, load_model, shipped_models
 
 SHIPPED = (
-    "deepseek-v3", "llama-3-70b", "llama-3-8b", "mixtral-8x22b", "mixtral-8x7b", "qwen3-235b-a22b", "qwen3-30b-a3b",
+    "deepseek-v3", "llama-3-70b", "llama-3-8b", "mixtral-8x22b", "mixtral-8x7b", "qwen3-235b-a22b",
+    "qwen3-30b-a3b",
 )  # fmt: skip
 
 
