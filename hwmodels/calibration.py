@@ -393,8 +393,7 @@ def _with(profile: CalibrationProfile, other: CalibrationProfile, path: Path) ->
             raise InputError(f"{path}: entry {entry.id!r} of {other.name!r} is already defined differently")
     update: dict[str, Any] = {}
     for field in ("gemm_tables", "curves", "laws", "priors"):
-        own = getattr(profile, field)
-        update[field] = own + tuple(e for e in getattr(other, field) if e.id not in have)
+        update[field] = (*getattr(profile, field), *(e for e in getattr(other, field) if e.id not in have))
     update |= {f: getattr(other, f) for f in ("launch_gap", "kernel_floor") if getattr(profile, f) is None}
     if "lost_beside_nccl" not in profile.model_fields_set and "lost_beside_nccl" in other.model_fields_set:
         update["lost_beside_nccl"] = other.lost_beside_nccl

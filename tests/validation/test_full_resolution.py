@@ -19,9 +19,13 @@ def test_equal_ranks_and_both_networks_agree(checks: FullChecks) -> None:
 
 
 def test_waiting_grows_along_a_pair_as_in_the_timeline(checks: FullChecks) -> None:
-    """Three of the four kinds of transfer wait longer with every layer there."""
+    """Three of the four kinds of transfer wait longer with every layer there.
+
+    Before its first transfer a pair also waits for what members sent before it, which the timeline does not show
+    (docs/validation-notes.md): there the combine of the backward counts from the second layer on.
+    """
     assert len(checks.notify) == 16
     for phase in ("combine B", "combine F", "dispatch F"):
-        rows = [row for row in checks.notify if row.phase == phase]
+        rows = [row for row in checks.notify if row.phase == phase][phase == "combine B" :]
         assert rows[-1].published_s > rows[0].published_s
         assert rows[-1].predicted.p50_s > rows[0].predicted.p50_s

@@ -104,7 +104,10 @@ def test_on_a_torus_groups_are_blocks_and_full_resolution_is_the_folded_run(
         ],
     )  # fmt: skip
     folded, full = simulate(job).step, simulate(job.replace(resolution="full")).step
-    assert full.time_s == pytest.approx(folded.time_s, rel=1e-3)
+    # Sends that ranks await meet those of the other direction on the links of the torus: not in the folded run.
+    awaited = schedule == "dualpipe"
+    assert full.time_s == pytest.approx(folded.time_s, rel=2e-3 if awaited else 1e-3)
+    assert not awaited or full.time_s >= folded.time_s
     assert full.lower_bound_s <= full.time_s <= full.upper_bound_s
 
 
