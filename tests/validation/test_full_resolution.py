@@ -21,7 +21,7 @@ def test_equal_ranks_and_both_networks_agree(checks: FullChecks) -> None:
 def test_waiting_grows_along_a_pair_as_in_the_timeline(checks: FullChecks) -> None:
     """Three of the four kinds of transfer wait longer with every layer there.
 
-    Before its first transfer a pair also waits for what members sent before it, which the timeline does not show
+    Before its first transfer a pair also waits for what members sent before it, unlike the timeline
     (docs/validation-notes.md): there the combine of the backward counts from the second layer on.
     """
     assert len(checks.notify) == 16
