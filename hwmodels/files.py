@@ -44,6 +44,14 @@ def is_there(path: Path) -> bool:
         return False
 
 
+def is_folder(path: Path) -> bool:
+    """Whether a folder has this path; nothing has one that is too long or contains a zero byte."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
 def resolved(path: Path) -> Path:
     """The absolute path with links followed; raises InputError for what cannot be a path."""
     try:

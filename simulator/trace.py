@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.files import check_writable, write_atomically
+from moesim.hwmodels.files import check_writable, is_folder, write_atomically
 from moesim.simulator.engine.execute import Execution
 from moesim.simulator.trace_events import Event, GpuEvents, Shown, TraceInfo, flows, names, send_lanes
 
@@ -147,7 +147,7 @@ def write_trace_per_gpu(folder: str | Path, shown: Sequence[Shown]) -> list[Path
     The folder must exist. Raises InputError as `write_trace` does.
     """
     folder = Path(folder)
-    if not folder.is_dir():
+    if not is_folder(folder):
         raise InputError(f"trace folder {folder}: does not exist; create it first")
     written = []
     for part in shown:

@@ -81,12 +81,15 @@ def simulate(
     from moesim.cli_console import chosen_numbers, print_text
     from moesim.cli_picture import draw_heat_maps, picture_path
     from moesim.cli_report import summary
+    from moesim.hwmodels.files import is_folder
     from moesim.simulator.trace import trace_path
 
     if trace is not None:
         trace_path(trace)  # refused before the work, not after it
-    if trace_per_rank is not None and not trace_per_rank.is_dir():
-        raise InputError(f"--trace-per-rank {trace_per_rank}: the folder does not exist; create it first")
+    if trace_per_rank is not None and not is_folder(trace_per_rank):
+        raise InputError(
+            f"--trace-per-rank {str(trace_per_rank)[:80]}: the folder does not exist; create it first"
+        )
     for option, text in (("--ranks", ranks), ("--members", members)):
         if text is not None:
             chosen_numbers(option, text)

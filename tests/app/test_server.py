@@ -11,9 +11,10 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import pytest
 
@@ -25,6 +26,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))  # the client that draws nothing
 
 WAIT_S = 120.0
+T = TypeVar("T")
 
 STARTER = """
 import sys, time
@@ -89,6 +91,12 @@ def test_inline_scripts_are_named_by_their_hash() -> None:
     assert "'sha256-qVpDBgj7bpq5hMAcGp3AOc79J3Y1Z4HvySTwKrWDoy4='" in policy
 
 
+def run_apart(visit: Coroutine[Any, Any, T]) -> T:
+    """A coroutine in a thread of its own: tests in a browser leave a loop running in this one."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, visit).result()
+
+
 def test_a_page_that_fails_says_one_sentence_and_the_log_has_the_traceback(started: Started) -> None:
     clients = importlib.import_module("streamlit_client")
 
@@ -98,7 +106,7 @@ def test_a_page_that_fails_says_one_sentence_and_the_log_has_the_traceback(start
         await client.close()
         return client.errors
 
-    (message,) = asyncio.run(visit())
+    (message,) = run_apart(visit())
     assert message.startswith("This page could not be drawn (KeyError)") and "the cause" not in message
     log = started.log.read_text()
     assert "Traceback" in log and "KeyError: 'the cause'" in log
@@ -106,7 +114,7 @@ def test_a_page_that_fails_says_one_sentence_and_the_log_has_the_traceback(start
 
 def test_links_and_uploads_that_ask_for_too_much_cost_the_server_nothing(started: Started) -> None:
     hostile = importlib.import_module("hostile")
-    rows = asyncio.run(hostile.visit(server.url(started.port), started.pid, quick=True))
+    rows = run_apart(hostile.visit(server.url(started.port), started.pid, quick=True))
     assert len(rows) > 10
     for why, _, memory, said in rows:
         assert said and not any(hostile.BROKEN in text for text in said), (why, said)
