@@ -81,7 +81,10 @@ def _held(
 ) -> dict[str, Any]:
     """The widget's key, holding what the field says; a change goes to the field first."""
     key = key or f"field {name}"
-    st.session_state[key] = convert(value(name, default, legal))
+    wanted = convert(value(name, default, legal))
+    # Written only where it differs: what is written goes to the browser, over what was done there meanwhile.
+    if key not in st.session_state or st.session_state[key] != wanted:
+        st.session_state[key] = wanted
     return {"key": key, "on_change": _changed, "args": (name, key, default)}
 
 
