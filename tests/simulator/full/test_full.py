@@ -104,7 +104,7 @@ def test_on_a_torus_groups_are_blocks_and_full_resolution_is_the_folded_run(
         ],
     )  # fmt: skip
     folded, full = simulate(job).step, simulate(job.replace(resolution="full")).step
-    # Sends that ranks await meet those of the other direction on the torus: not in the folded run.
+    # Sends that ranks await share links of the torus with other transfers: not in the folded run.
     awaited = schedule == "dualpipe"
     assert full.time_s == pytest.approx(folded.time_s, rel=2e-3 if awaited else 1e-3)
     assert not awaited or full.time_s >= folded.time_s
