@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.predict.work_size import WorkLimits, check_size
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.work_size import WorkLimits, check_size
 
 JOB_BYTES = 1_500_000_000
 """Of one job's process, the imported simulator included. A full search of the home case needs 0.5 GB."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from moesim.app.uploads import portable, written_out
 from moesim.hwmodels.yaml_io import MAX_YAML_BYTES, dump_mapping
-from moesim.simulator.result import Result
+from moesim.simulator.predict.result import Result
 from moesim.simulator.scenario import Scenario
 
 Cell = str | int | float | bool | None
@@ -103,9 +103,9 @@ def scenario_file(scenario: Scenario) -> tuple[str, str]:
 def trace_bytes(scenario: Scenario) -> bytes:
     """A Perfetto trace (.json.gz) of the first member of every pipeline rank, or in full resolution of one
     pipeline; simulates the step (a second or more), so call it in a job."""
-    from moesim.simulator.engine.execute import execute_all
-    from moesim.simulator.prepare import prepare
-    from moesim.simulator.trace import chrome_trace, shown_gpus, shown_places, trace_info
+    from moesim.simulator.engine.simpy.execute import execute_all
+    from moesim.simulator.predict.compile import prepare
+    from moesim.simulator.predict.trace import chrome_trace, shown_gpus, shown_places, trace_info
 
     prepared = prepare(scenario)
     executions = execute_all(prepared.programs)

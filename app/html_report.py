@@ -9,11 +9,11 @@ from html import escape
 from moesim.app.charts.style import CATEGORIES
 from moesim.app.exports import scenario_yaml
 from moesim.hwmodels.units import format_quantity
-from moesim.simulator.report import mean_breakdown
-from moesim.simulator.result import Result
+from moesim.simulator.predict.report import mean_breakdown
+from moesim.simulator.predict.result import Result
 from moesim.simulator.run.report import RunReport, Spread
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.validation import Row, beside_published
+from moesim.simulator.scoring.published import Row, beside_published
 
 STYLE = """
 :root{color-scheme:light dark;--ink:#1b1f24;--paper:#fff;--line:#d0d7de;--soft:#57606a}

@@ -50,8 +50,8 @@ def serve(path: str) -> None:
 def prepare() -> None:
     """Import and read what every child needs, and find out once whether predictions can be kept."""
     import moesim.app.work
-    from moesim.app.main import HOME
-    from moesim.simulator.study import kept
+    from moesim.app.pages import HOME
+    from moesim.simulator.studies import result_cache as kept
 
     assert moesim.app.work is not None
     kept.find(moesim.load(HOME))

@@ -19,8 +19,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from moesim.app import jobs, server
-from moesim.app.main import PAGES
+from moesim.app import jobs, pages, server
+from moesim.app.pages import PAGES
 from moesim.hwmodels.files import READ_BELOW
 
 log = logging.getLogger("moesim.app")
@@ -29,7 +29,7 @@ MAIN = Path(__file__).resolve().parent / "main.py"
 
 NEEDED = (
     "PIL.Image",
-    "moesim.simulator.study.explain",
+    "moesim.simulator.studies.explain",
     "pandas",
     "plotly.io",
     "pyarrow.pandas_compat",
@@ -93,7 +93,7 @@ def prepare() -> None:
     from moesim.app.views import scenario as first_page
 
     try:
-        first_page.begin(state.build(state.HOME, ()))
+        first_page.begin(state.build(pages.HOME, ()))
         first_page.confidences()
     except Exception:  # the first visit meets it again, and says it
         log.exception("the home case could not be started ahead")

@@ -18,17 +18,17 @@ import streamlit as st
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 import moesim
-from moesim.app import budget, forms, jobs, main, uploads, work
+from moesim.app import budget, forms, jobs, uploads, work
 from moesim.app import overrides as changes
+from moesim.app.pages import HOME
 from moesim.app.words import escaped
 from moesim.hwmodels.errors import InputError, MoesimError
 from moesim.hwmodels.yaml_io import parse_mapping
-from moesim.simulator.reprice import without_prices
-from moesim.simulator.result import Result
+from moesim.simulator.predict.result import Result
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.study.point import key_of
+from moesim.simulator.studies.point import key_of
+from moesim.simulator.studies.reprice import without_prices
 
-HOME = main.HOME
 MOST_PUBLISHED = 20
 """Addresses that a session remembers having written."""
 

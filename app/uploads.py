@@ -26,7 +26,8 @@ from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import load_mapping, parse_mapping
 from moesim.simulator.layout.histogram import read_counts
 from moesim.simulator.model.hf import to_yaml
-from moesim.simulator.model.shape import ModelShape, load_model
+from moesim.simulator.model.library import load_model
+from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario, load_scenario, with_overrides
 
 MAX_BYTES = {"scenario": 1_000_000, "model": 1_000_000, "profile": 1_000_000, "topology": 4_000_000}

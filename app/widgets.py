@@ -10,11 +10,11 @@ from typing import Any
 
 import streamlit as st
 
-from moesim.app import jobs, state, uploads
+from moesim.app import jobs, pages, state, uploads
 from moesim.app.words import escaped
 from moesim.hwmodels.errors import InputError, MoesimError
-from moesim.simulator.outline import ClusterOutline
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario.outline import ClusterOutline
 
 
 def value_of(scenario: Scenario, key: str) -> Any:
@@ -118,7 +118,7 @@ def complain(error: MoesimError) -> None:
                 )
         if state.overrides():
             st.button("Undo the last change", key="undo", on_click=state.undo)
-        if state.overrides() or state.preset() != state.HOME:
+        if state.overrides() or state.preset() != pages.HOME:
             st.button("Back to the preset", key="reset", on_click=state.reset)
 
 

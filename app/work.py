@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 import moesim
-import moesim.simulator.neighbours
 import moesim.simulator.planner.search
-import moesim.simulator.simulate
-import moesim.simulator.study.compare
-import moesim.simulator.study.uncertainty
-import moesim.simulator.timeline
+import moesim.simulator.predict.simulate
+import moesim.simulator.predict.timeline
+import moesim.simulator.studies.compare
+import moesim.simulator.studies.neighbours
+import moesim.simulator.studies.uncertainty
 from moesim.app import budget, uploads
 from moesim.app.exports import trace_bytes
 from moesim.hwmodels import load_cluster
@@ -25,14 +25,14 @@ from moesim.hwmodels.files import READ_BELOW
 from moesim.hwmodels.fitting import fitting_profiles
 from moesim.hwmodels.topologies import Inventory
 from moesim.hwmodels.topologies.picture import Picture, picture
-from moesim.simulator.check import Check
-from moesim.simulator.neighbours import Neighbour
 from moesim.simulator.planner.result import PlanResult
-from moesim.simulator.result import Result
+from moesim.simulator.predict.check import Check
+from moesim.simulator.predict.result import Result
+from moesim.simulator.predict.timeline import Timeline
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.study import kept
-from moesim.simulator.study.sensitivity import Sensitivity
-from moesim.simulator.timeline import Timeline
+from moesim.simulator.studies import result_cache as kept
+from moesim.simulator.studies.neighbours import Neighbour
+from moesim.simulator.studies.sensitivity import Sensitivity
 
 Progress = Callable[[float | None, str], None]
 
@@ -112,7 +112,7 @@ def interval(scenario: Scenario) -> Result:
 
 def relative_draws(scenario: Scenario) -> NDArray[np.float64]:
     """Draws of the step time over the predicted one."""
-    return moesim.simulator.study.compare.relative_draws(scenario)
+    return moesim.simulator.studies.compare.relative_draws(scenario)
 
 
 def sensitivity(scenario: Scenario) -> Sensitivity:

@@ -10,8 +10,8 @@ from moesim.app import budget
 from moesim.app.exports import trace_bytes
 from moesim.simulator.run.report import RunReport
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.validation import PROFILES, Row, score
-from moesim.simulator.validation_collectives import CollectiveRow, score_collectives
+from moesim.simulator.scoring.published import PROFILES, Row, score
+from moesim.simulator.scoring.published_collectives import CollectiveRow, score_collectives
 
 __all__ = ["Evidence", "evidence", "run_report", "trace_bytes"]
 

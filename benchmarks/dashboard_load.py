@@ -28,7 +28,7 @@ from typing import Any
 from streamlit_client import Client
 
 from moesim.app import server
-from moesim.app.main import PAGES
+from moesim.app.pages import PAGES
 
 KINDS = {"step": ("Communication", "communication.sms="), "price": ("Price", "price_per_gpu_hour=")}
 """Kind of interaction: start of the slider's label, what the page then says was changed."""

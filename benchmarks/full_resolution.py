@@ -15,8 +15,8 @@ import subprocess
 import sys
 import time
 
+from moesim.simulator.predict.simulate import simulate
 from moesim.simulator.scenario import load_scenario
-from moesim.simulator.simulate import simulate
 
 HOME = "deepseek-v3-2048xh800"
 SIZES = (256, 512, 1024, 2048, 4096, 8192, 16384)

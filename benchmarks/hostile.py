@@ -26,7 +26,7 @@ from streamlit_client import Client
 from websockets.exceptions import ConnectionClosed
 
 from moesim.app import budget, server
-from moesim.app.main import HOME
+from moesim.app.pages import HOME
 from moesim.hwmodels.yaml_io import parse_mapping
 
 DATA = Path(__file__).with_name("hostile.yaml")

@@ -15,19 +15,20 @@ from pydantic.fields import FieldInfo
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.library import shipped_names
 from moesim.hwmodels.provenance import Sourced
-from moesim.simulator.chunk import OVERLAP_ORDERS, OverlapOrder
-from moesim.simulator.defaults import RULES
-from moesim.simulator.fleet.pools import Pool
-from moesim.simulator.full.faults import Down, Jitter, NodeLoss, SlowGpu, SlowLink
-from moesim.simulator.layout.parallel import ParallelPlan
+from moesim.simulator.model.library import shipped_models
 from moesim.simulator.model.precision import PRECISIONS, Precision
-from moesim.simulator.model.shape import shipped_models
-from moesim.simulator.outline import ClusterOutline
-from moesim.simulator.routing_load import BiasLoad, Capacity, Eplb, HistogramLoad, UniformLoad, ZipfLoad
-from moesim.simulator.run.plan import Checkpoint, Phase, Price, Ramp, RunPlan, Spares, run_plan_names
-from moesim.simulator.scenario import Batch, Communication, Routing, Scenario, Stages, Variation
+from moesim.simulator.model.software import Software
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario.defaults import RULES
+from moesim.simulator.scenario.faults import Down, Jitter, NodeLoss, SlowGpu, SlowLink
+from moesim.simulator.scenario.fleet import Pool
+from moesim.simulator.scenario.outline import ClusterOutline
+from moesim.simulator.scenario.parallel import ParallelPlan
+from moesim.simulator.scenario.routing import BiasLoad, Capacity, Eplb, HistogramLoad, UniformLoad, ZipfLoad
+from moesim.simulator.scenario.run_plan import Checkpoint, Phase, Price, Ramp, RunPlan, Spares, run_plan_names
+from moesim.simulator.scenario.scenario import Batch, Communication, Routing, Stages, Variation
 from moesim.simulator.schedules import BUILDERS
-from moesim.simulator.software import Software
+from moesim.simulator.schedules.template import OVERLAP_ORDERS, OverlapOrder
 
 TABLES: dict[str, dict[str, type[BaseModel]]] = {
     "scenario": {

@@ -21,9 +21,10 @@ import numpy as np
 import numpy.typing as npt
 import simpy
 
+from moesim.simulator.engine.demand import Demand
 from moesim.simulator.engine.fluid import FluidReport, simulate_flows
-from moesim.simulator.engine.links import Demand, LinkPool
 from moesim.simulator.engine.maxmin import max_min_rates
+from moesim.simulator.engine.simpy.links import LinkPool
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]

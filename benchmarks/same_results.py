@@ -59,7 +59,7 @@ SIMULATED: dict[str, tuple[str, ...]] = {
     "home-zipf": (HOME, "routing.load={kind: zipf, exponent: 0.5}"),
     "home-zipf-in-order": (HOME, "routing.load={kind: zipf, exponent: 0.5, shuffle_per_layer: false}"),
     "home-capacity": (HOME, "routing.capacity={factor: 1.0, per: rank}"),
-    "home-redundant": (HOME, "routing.load={kind: zipf, exponent: 0.5}", "routing.eplb={redundant_experts: 32, policy: global}"),
+    "home-redundant": (HOME, "routing.load={kind: zipf, exponent: 0.5}", "routing.eplb={redundant_experts: 64, policy: global}"),
     "home-seed": (HOME, "seed=7"),
     "home-layers": (HOME, "stages.layers=[4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,1]"),
     "home-64-routed-groups": (HOME, "routing.groups_per_token=8"),

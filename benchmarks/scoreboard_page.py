@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from moesim.simulator.scoreboard import Board, ScoredRow, score_all
-from moesim.simulator.scoreboard.runs import ScoredRun, runs, score_run
-from moesim.simulator.scoreboard.score import GroupScore
+from moesim.simulator.scoring.scoreboard import Board, ScoredRow, score_all
+from moesim.simulator.scoring.scoreboard.runs import ScoredRun, runs, score_run
+from moesim.simulator.scoring.scoreboard.score import GroupScore
 
 BEGIN, END = "<!-- open scoreboard -->", "<!-- end of open scoreboard -->"
 SHOWN_MISSES = 20

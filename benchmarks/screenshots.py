@@ -24,7 +24,7 @@ from PIL import Image
 from playwright.sync_api import Error, sync_playwright
 
 from moesim.app import server
-from moesim.app.main import PAGES
+from moesim.app.pages import PAGES
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "screenshots"
 MOST_BYTES = 200_000

@@ -18,10 +18,11 @@ import sys
 import time
 from collections.abc import Callable
 
-from moesim.simulator.engine.execute import execute
-from moesim.simulator.prepare import prepare
+from moesim.simulator.engine.simpy.execute import execute
+from moesim.simulator.predict.compile import prepare
+from moesim.simulator.predict.simulate import simulate
+from moesim.simulator.predict.summarise import summarise
 from moesim.simulator.scenario import Scenario, load_scenario
-from moesim.simulator.simulate import simulate, summarise
 
 HOME = "deepseek-v3-2048xh800"
 

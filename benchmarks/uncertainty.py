@@ -15,10 +15,10 @@ from multiprocessing import get_context
 import numpy as np
 
 import moesim
-from moesim.simulator.engine.execute import execute_all
-from moesim.simulator.prepare import prepare
+from moesim.simulator.engine.simpy.execute import execute_all
+from moesim.simulator.predict.compile import prepare
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.study.effects import drawn_changes, entry_effects, moved, predict
+from moesim.simulator.studies.effects import drawn_changes, entry_effects, moved, predict
 
 HOME = "deepseek-v3-2048xh800"
 

@@ -24,13 +24,12 @@ from plan_page import section_on as searches_on
 from scoreboard_page import scoreboard_section, section_on
 
 import moesim
-from moesim.simulator.collectives.group_report import dispatch_loads
+from moesim.simulator.cost.collectives.group_report import dispatch_loads
 from moesim.simulator.layout.routing import Gate
 from moesim.simulator.model.precision import row_bytes
-from moesim.simulator.prepare import prepare
-from moesim.simulator.run.score import ContextRow
+from moesim.simulator.predict.compile import prepare
 from moesim.simulator.scenario import load_scenario
-from moesim.simulator.validation import (
+from moesim.simulator.scoring.published import (
     PROFILES,
     Placement,
     Row,
@@ -38,7 +37,7 @@ from moesim.simulator.validation import (
     placement_sensitivity,
     score,
 )
-from moesim.simulator.validation_collectives import (
+from moesim.simulator.scoring.published_collectives import (
     ALL_OWN,
     ALL_SCORED,
     TITLES,
@@ -46,7 +45,8 @@ from moesim.simulator.validation_collectives import (
     score_collectives,
     summarise,
 )
-from moesim.simulator.validation_full import check_full
+from moesim.simulator.scoring.published_full_resolution import check_full
+from moesim.simulator.scoring.whole_runs import ContextRow
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "validation.md"

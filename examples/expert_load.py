@@ -6,12 +6,12 @@ Scenario: DeepSeek-V3 on 2,048 H800 with Zipf-distributed popularity of the expe
 
 from __future__ import annotations
 
-from moesim.simulator.engine.execute import execute_all
+from moesim.simulator.engine.simpy.execute import execute_all
 from moesim.simulator.layout.bias import bias_dynamics
 from moesim.simulator.layout.expert_load import expected_barrier_wait_s
-from moesim.simulator.prepare import prepare
+from moesim.simulator.predict.compile import prepare
+from moesim.simulator.predict.summarise import summarise
 from moesim.simulator.scenario import load_scenario
-from moesim.simulator.simulate import summarise
 
 HOME = "deepseek-v3-2048xh800"
 ZIPF = "routing.load={kind: zipf, exponent: 0.3}"

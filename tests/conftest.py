@@ -18,15 +18,15 @@ import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
-    from moesim.simulator.chunk import OverlapOrder
     from moesim.simulator.cost.table import Mode, SyncCost
-    from moesim.simulator.engine.execute import Execution
     from moesim.simulator.engine.program import Program
+    from moesim.simulator.engine.simpy.execute import Execution
     from moesim.simulator.model.operator import BlockKind, Phase
-    from moesim.simulator.prepare import Prepared
-    from moesim.simulator.result import Result
+    from moesim.simulator.predict.compile import Prepared
+    from moesim.simulator.predict.result import Result
     from moesim.simulator.scenario import Scenario
     from moesim.simulator.schedules import Schedule
+    from moesim.simulator.schedules.template import OverlapOrder
 
     Run = tuple[Prepared, Execution, Result]
 
@@ -46,10 +46,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @lru_cache(maxsize=2)
 def _run(preset: str) -> Run:
-    from moesim.simulator.engine.execute import execute
-    from moesim.simulator.prepare import prepare
+    from moesim.simulator.engine.simpy.execute import execute
+    from moesim.simulator.predict.compile import prepare
+    from moesim.simulator.predict.summarise import summarise
     from moesim.simulator.scenario import load_scenario
-    from moesim.simulator.simulate import summarise
 
     prepared = prepare(load_scenario(preset))
     execution = execute(prepared.program)
@@ -121,10 +121,10 @@ def build_toy(
     MoE blocks have transfers where `transfer_ns` is above 0; transfers and sends move `bytes_` each over
     links of `rate` bytes/s. `clock[rank][member]` are time factors, `loads[block][member]` relative rows.
     """
-    from moesim.simulator.chunk import EP_PHASES, OVERLAP_ORDERS
     from moesim.simulator.cost.table import CostTable, PhaseCost, SyncCost, TransferCost
+    from moesim.simulator.engine.link_map import FoldedWires
     from moesim.simulator.engine.program import Variation, compile_program
-    from moesim.simulator.engine.wires import FoldedWires
+    from moesim.simulator.schedules.template import EP_PHASES, OVERLAP_ORDERS
 
     kinds = {kind for stage in blocks for kind in stage}
     compute = {

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from moesim.app.charts.style import BLUE, GREY, ORANGE, SERIES, rows_axis, styled
-from moesim.simulator.validation import Row
-from moesim.simulator.validation_collectives import CollectiveRow
+from moesim.simulator.scoring.published import Row
+from moesim.simulator.scoring.published_collectives import CollectiveRow
 
 MOST = 30
 """Errors that are drawn."""

@@ -23,7 +23,7 @@ from moesim.app.charts.style import (
     styled,
 )
 from moesim.hwmodels.units import format_quantity
-from moesim.simulator.timeline import Bar
+from moesim.simulator.predict.timeline import Bar
 
 MOST_BARS = 3000
 """Bars that a browser draws in a few seconds without a graphics card."""

@@ -17,7 +17,7 @@ from moesim.app.charts.style import (
     styled,
 )
 from moesim.hwmodels.units import in_unit
-from moesim.simulator.result import Breakdown, CauseRow, MemoryResult, PhaseSpan, StepResult
+from moesim.simulator.predict.result_parts import Breakdown, CauseRow, MemoryResult, PhaseSpan, StepResult
 
 
 def breakdown(ranks: Sequence[Breakdown]) -> go.Figure:

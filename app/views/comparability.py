@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from moesim.app.views.headline import compact
-from moesim.simulator.result import Result
+from moesim.simulator.predict.result import Result
 from moesim.simulator.scenario import Scenario
 
 Side = tuple[Scenario, Result]

@@ -13,11 +13,11 @@ from moesim.app.charts import study as charts
 from moesim.app.views import comparability, headline, uncertain
 from moesim.app.words import escaped
 from moesim.hwmodels.errors import InputError, MoesimError
-from moesim.simulator.result import Result
+from moesim.simulator.predict.band import Band
+from moesim.simulator.predict.figures import NORMALISED
+from moesim.simulator.predict.result import Result
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.study.band import Band
-from moesim.simulator.study.compare import bands_of_changes, changes, waterfall
-from moesim.simulator.study.metrics import NORMALISED
+from moesim.simulator.studies.compare import bands_of_changes, changes, waterfall
 
 MOST = 4
 PARAMETER = "with"

@@ -11,9 +11,9 @@ from moesim.app import exports, jobs, state, widgets, work_runs
 from moesim.app.charts import evidence as charts
 from moesim.app.words import escaped
 from moesim.hwmodels.units import format_quantity
-from moesim.simulator.result import ProvenanceEntry
-from moesim.simulator.validation import Row
-from moesim.simulator.validation_collectives import TITLES, CollectiveRow, summarise
+from moesim.simulator.predict.result_parts import ProvenanceEntry
+from moesim.simulator.scoring.published import Row
+from moesim.simulator.scoring.published_collectives import TITLES, CollectiveRow, summarise
 
 KEY = f"evidence/{moesim.__version__}"
 

@@ -7,10 +7,10 @@ from typing import Literal
 
 import streamlit as st
 
-from moesim.simulator.result import Result
+from moesim.simulator.predict.band import Band
+from moesim.simulator.predict.result import Result
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.study.band import Band
-from moesim.simulator.validation import Row
+from moesim.simulator.scoring.published import Row
 
 DeltaColour = Literal["normal", "inverse", "off"]
 

@@ -14,8 +14,8 @@ from moesim.app.charts import study as charts
 from moesim.app.views import headline
 from moesim.app.words import escaped
 from moesim.hwmodels.units import in_unit
-from moesim.simulator.planner.megatron import megatron_arguments
 from moesim.simulator.planner.result import PlanResult, PlanRow
+from moesim.simulator.planner.trainers.megatron import megatron_arguments
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import BUILDERS
 

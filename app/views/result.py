@@ -12,11 +12,11 @@ from moesim.app.charts import step as charts
 from moesim.app.views import headline
 from moesim.app.words import escaped
 from moesim.hwmodels.errors import MoesimError
-from moesim.simulator.reprice import without_prices
-from moesim.simulator.result import Result
+from moesim.simulator.predict.band import Band
+from moesim.simulator.predict.figures import bands_of_figures
+from moesim.simulator.predict.result import Result
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.study.band import Band
-from moesim.simulator.study.metrics import bands_of_figures
+from moesim.simulator.studies.reprice import without_prices
 
 LETTERS = (
     "F is forward, B backward, I its input-gradient half, W its weight-gradient half; dispatch and combine "

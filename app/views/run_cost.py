@@ -19,11 +19,11 @@ from moesim.hwmodels.price import list_prices, load_prices
 from moesim.hwmodels.purchase import list_purchases
 from moesim.hwmodels.storage import list_storage
 from moesim.hwmodels.units import format_quantity
-from moesim.simulator.reprice import repriced, without_prices
-from moesim.simulator.result import Result
-from moesim.simulator.run.plan import RunPlan, run_plan_names
+from moesim.simulator.predict.result import Result
 from moesim.simulator.run.report import RunReport, Spread
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario.run_plan import RunPlan, run_plan_names
+from moesim.simulator.studies.reprice import repriced, without_prices
 
 NONE = "none"
 TOKENS_ONLY = "tokens only"

@@ -17,12 +17,12 @@ from moesim.hwmodels import list_clusters
 from moesim.hwmodels.errors import MoesimError
 from moesim.hwmodels.network import list_networks
 from moesim.hwmodels.units import in_unit
+from moesim.simulator.model.library import shipped_models
 from moesim.simulator.model.precision import PRECISIONS
-from moesim.simulator.model.shape import shipped_models
-from moesim.simulator.presets import shipped_presets
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario.presets import shipped_presets
+from moesim.simulator.scenario.stated import is_stated
 from moesim.simulator.schedules import BUILDERS
-from moesim.simulator.stated import is_stated
 
 REFUSED = "refused upload"
 """Why the last upload was refused; stays until the next one."""

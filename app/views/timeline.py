@@ -10,7 +10,7 @@ from moesim.app import exports, forms, state, widgets, work
 from moesim.app.charts import gantt
 from moesim.app.charts import step as charts
 from moesim.app.views import headline
-from moesim.simulator.result import Result
+from moesim.simulator.predict.result import Result
 from moesim.simulator.scenario import Scenario
 
 RANK = "timeline.rank"

@@ -10,9 +10,9 @@ import streamlit as st
 from moesim.app import forms, state, widgets, work
 from moesim.app.charts import heat
 from moesim.app.words import escaped
-from moesim.simulator.reprice import without_prices
-from moesim.simulator.result import Result
+from moesim.simulator.predict.result import Result
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.studies.reprice import without_prices
 
 
 def show() -> None:

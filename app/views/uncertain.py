@@ -9,11 +9,11 @@ import streamlit as st
 
 from moesim.app import beside, state, work
 from moesim.hwmodels.errors import MoesimError
-from moesim.simulator.reprice import without_prices
-from moesim.simulator.result import Result
+from moesim.simulator.predict.band import Band
+from moesim.simulator.predict.result import Result
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.study.band import Band
-from moesim.simulator.study.compare import bands_of_changes, bands_of_draws
+from moesim.simulator.studies.compare import bands_of_changes, bands_of_draws
+from moesim.simulator.studies.reprice import without_prices
 
 Side = tuple[Scenario, Result]
 

@@ -13,12 +13,12 @@ from moesim.app.views import headline, uncertain
 from moesim.app.words import escaped
 from moesim.hwmodels import format_quantity
 from moesim.hwmodels.errors import MoesimError
-from moesim.simulator.faster_links import faster_links
-from moesim.simulator.result import Result
+from moesim.simulator.predict.band import Band
+from moesim.simulator.predict.result import Result
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.study.band import Band
-from moesim.simulator.study.compare import changes, waterfall
-from moesim.simulator.study.sensitivity import Sensitivity
+from moesim.simulator.studies.compare import changes, waterfall
+from moesim.simulator.studies.faster_links import faster_links
+from moesim.simulator.studies.sensitivity import Sensitivity
 
 SHOWN = {"step_time_s": False, "tokens_per_s_per_gpu": True, "days": False, "cost_usd": False}
 """Figures of the page, and whether more of it is better."""

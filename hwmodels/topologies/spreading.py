@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
@@ -19,10 +19,39 @@ from moesim.hwmodels.topologies.tables import (
     single_paths,
     spread_paths,
 )
-from moesim.hwmodels.topologies.wiring import FloatArray, IntArray, gpu_name
+from moesim.hwmodels.topologies.wiring import FloatArray, IntArray, Wiring, gpu_name
 
-if TYPE_CHECKING:
-    from moesim.hwmodels.topologies.base import Topology
+
+class Topology(Protocol):
+    """What spreading needs to know of a topology."""
+
+    left: FloatArray | None
+    """Share of its bandwidth that each link has left; None without faults."""
+
+    @property
+    def wiring(self) -> Wiring:
+        """Vertices and cables."""
+
+    def fanout(self, src: IntArray, dst: IntArray) -> IntArray:
+        """Number of equally good paths of each pair."""
+
+    def preferred(self, src: IntArray, dst: IntArray) -> IntArray:
+        """The path that destination-modulo tables choose."""
+
+    def paths(self, src: IntArray, dst: IntArray, choice: IntArray) -> IntArray:
+        """Links of the chosen paths."""
+
+    def unavoidable(self, src: IntArray, dst: IntArray) -> IntArray:
+        """Links that every path of a pair uses."""
+
+    def live(self, paths: IntArray) -> FloatArray:
+        """Share of the bandwidth that the worst link of each path has left."""
+
+    def detours(self) -> tuple[int, int]:
+        """(ways around, paths of each) that `detour_paths` can name for a pair, the better ways first."""
+
+    def detour_paths(self, src: IntArray, dst: IntArray, way: int, turn: int) -> tuple[IntArray, IntArray]:
+        """Path `turn` of a way around: which of the n pairs have it (indices), and their paths."""
 
 
 def single_routes(topo: Topology, src: IntArray, dst: IntArray, spreading: Spreading, seed: int) -> RouteSet:

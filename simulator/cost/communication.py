@@ -11,8 +11,8 @@ from typing import Literal
 from moesim.hwmodels.calibration import CalibrationProfile, MeasuredCurve
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.scale_up_shares import SWITCHED, ScaleUpShares
-from moesim.simulator.collectives.library import load_library
-from moesim.simulator.collectives.ring import closed_form_seconds
+from moesim.simulator.cost.collectives.library import load_library
+from moesim.simulator.cost.collectives.ring import closed_form_seconds
 from moesim.simulator.layout.routing import LinkBytes
 
 EpOperation = Literal["dispatch", "combine"]

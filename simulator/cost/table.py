@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from moesim.simulator.chunk import COMMUNICATION_PHASES
 from moesim.simulator.model.operator import BlockKind, Phase
+from moesim.simulator.schedules.template import COMMUNICATION_PHASES
 
 Mode = Literal["alone", "quiet", "beside"]
 """Where a phase runs: un-overlapped on all SMs; in a pair while the communication SMs idle; beside them

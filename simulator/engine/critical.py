@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moesim.simulator.engine.execute import Execution, StepRecord, holders
 from moesim.simulator.engine.program import NS, CompiledTask
+from moesim.simulator.engine.simpy.execute import Execution, StepRecord, holders
 
 
 @dataclass(frozen=True, slots=True)

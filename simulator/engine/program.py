@@ -13,19 +13,19 @@ from typing import get_args
 import numpy as np
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.chunk import (
+from moesim.simulator.common.arrays import FloatVector, IntVector
+from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, TransferCost
+from moesim.simulator.engine.demand import Demand
+from moesim.simulator.engine.link_map import Wires
+from moesim.simulator.model.operator import BlockKind, Phase
+from moesim.simulator.schedules import Action, Overlap, Schedule
+from moesim.simulator.schedules.template import (
     EP_PHASES,
     WEIGHT_OF,
     ActionKind,
     OverlapOrder,
     build_template,
 )
-from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, TransferCost
-from moesim.simulator.engine.links import Demand
-from moesim.simulator.engine.wires import Wires
-from moesim.simulator.model.operator import BlockKind, Phase
-from moesim.simulator.schedules import Action, Overlap, Schedule
-from moesim.simulator.vectors import FloatVector, IntVector
 
 LONGEST_PHASE_S = 1e5
 """Ninety thousand of them in series still fit into 64 bits of nanoseconds."""

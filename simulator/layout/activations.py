@@ -7,22 +7,12 @@ from dataclasses import dataclass
 from math import fsum
 from typing import Literal
 
-from moesim.simulator.layout.parallel import ParallelPlan
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision, row_bytes
+from moesim.simulator.model.recompute import RecomputePolicy
 from moesim.simulator.model.shape import MLA, ModelShape, MoE
-from moesim.simulator.software import PLAIN, Software
-
-RecomputePolicy = Literal["none", "attention", "selective", "op", "full", "deepseek-v3"]
-"""What backward computes again.
-
-none: nothing. attention: the core attention where its scores go through memory (arXiv 2205.05198,
-section 5; with flash attention nothing more than that does anyway). selective: norms, MLA up-projections
-and SwiGLU products. op: everything but the core attention, the first, third, ... dense product of a layer
-and what came through an all-to-all (torchtitan's "op"; eq. M7). full: every layer from its input.
-deepseek-v3: as selective, and the attention output is kept in the 12-bit format E5M6 (DeepSeek-V3 report,
-sections 3.2.3 and 3.3.3).
-"""
+from moesim.simulator.model.software import PLAIN, Software
+from moesim.simulator.scenario.parallel import ParallelPlan
 
 E5M6_BYTES = 1.5
 SCORE_BYTES = 2.0

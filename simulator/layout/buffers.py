@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moesim.simulator.layout.parallel import ParallelPlan
 from moesim.simulator.model.precision import row_bytes
 from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.scenario.parallel import ParallelPlan
 
 DEEPEP = "deepep"
 """Beginning of the names of its generations in `communication.kernels`."""

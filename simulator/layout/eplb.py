@@ -10,16 +10,16 @@ always late delays a pipeline more than ranks that take turns.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.scenario.routing import Policy
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
-Policy = Literal["hierarchical", "global"]
+
 
 LEAST_GAIN = 1e-9
 """A swap must lower the heavier of two ranks by this part of the mean: rounding is no gain."""

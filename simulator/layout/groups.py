@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from moesim.hwmodels.scale_up_shares import SWITCHED, ScaleUpShares
+from moesim.simulator.common.arrays import IntVector
 from moesim.simulator.layout.parallel import Layout
-from moesim.simulator.vectors import IntVector
 
 MOST_MEMBERS = 256
 """GPUs that one program carries where no expert-parallel group says how many."""

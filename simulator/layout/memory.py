@@ -9,14 +9,15 @@ from math import fsum
 
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.provenance import SourcedBytes, SourcedFraction
-from moesim.simulator.layout.activations import RecomputePolicy, activation_bytes, working_bytes
+from moesim.simulator.layout.activations import activation_bytes, working_bytes
 from moesim.simulator.layout.buffers import expert_buffers, pipeline_buffer_bytes
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.stages import Block, StageAssignment
 from moesim.simulator.model.counts import block_parameters
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision
+from moesim.simulator.model.recompute import RecomputePolicy
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.software import PLAIN, Software
+from moesim.simulator.model.software import PLAIN, Software
 
 FRAMEWORK_BYTES = SourcedBytes(
     value=3.0e9,

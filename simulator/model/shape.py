@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from importlib import resources
-from importlib.resources.abc import Traversable
-from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.files import check_readable, is_there
 from moesim.hwmodels.provenance import UNDATED, DateText, Kind
-from moesim.hwmodels.validation import nearest, validate_model
-from moesim.hwmodels.yaml_io import EXTENSIONS, load_mapping, parse_mapping
 
 GroupScore = Literal["best", "top2-sum"]
 """How a group of experts is ranked: by its best score, or by the sum of its two best."""
@@ -202,46 +195,3 @@ class ModelShape(_Shape):
     def n_moe_layers(self) -> int:
         """Layers with experts, MTP modules left out."""
         return self.n_layers - self.n_dense_layers
-
-
-def shipped_models() -> tuple[str, ...]:
-    """Names of the model files that come with the package, sorted."""
-    names = (entry.name for entry in _folder().iterdir())
-    return tuple(sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml")))
-
-
-def load_model(name_or_path: str | Path) -> ModelShape:
-    """The shape behind a shipped name, a model file of ours or a Hugging Face config.json.
-
-    A file is taken for a Hugging Face one by its keys `model_type` or `architectures`. Raises
-    InputError for an unknown name (with the nearest), an unreadable file, and missing, unknown or
-    inconsistent keys.
-    """
-    text = str(name_or_path)
-    if text in shipped_models():
-        return _shipped(text)
-    path = Path(name_or_path)
-    if path.name != text:  # a bare word may be a misspelt name: that is answered first
-        check_readable(path)
-    if path.suffix.lower() not in EXTENSIONS and not is_there(path):
-        known = list(shipped_models())
-        raise InputError(
-            f"unknown model {text!r}{nearest(text, known)}; shipped models: {', '.join(known)}; or give the "
-            "path of a model file or of a Hugging Face config.json"
-        )
-    data = load_mapping(path)
-    if "model_type" in data or "architectures" in data:
-        from moesim.simulator.model.hf import shape_from_config  # here because hf builds on this module
-
-        return shape_from_config(data, str(path)).shape
-    return validate_model(ModelShape, data, str(path))
-
-
-@lru_cache(maxsize=128)
-def _shipped(name: str) -> ModelShape:
-    data = parse_mapping((_folder() / f"{name}.yaml").read_text(encoding="utf-8"), f"{name}.yaml")
-    return validate_model(ModelShape, data, f"{name}.yaml")
-
-
-def _folder() -> Traversable:
-    return resources.files("moesim.simulator") / "data" / "models"

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from moesim.simulator.chunk import ActionKind, OverlapOrder, Task, Template, build_template
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.planner.pattern import Key
 from moesim.simulator.planner.spread import Spread
+from moesim.simulator.schedules.template import ActionKind, OverlapOrder, Task, Template, build_template
 
 Array = npt.NDArray[np.float64]
 

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from moesim.simulator.layout.activations import RecomputePolicy
-from moesim.simulator.layout.parallel import ParallelPlan
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.precision import Precision
+from moesim.simulator.model.recompute import RecomputePolicy
 from moesim.simulator.planner.expert_loads import ExpertLoads
 from moesim.simulator.planner.frames import Frame
 from moesim.simulator.planner.pattern import Key, Pattern
 from moesim.simulator.planner.placements import Placement
 from moesim.simulator.planner.prices import ACTIONS, Cell, PriceBook, action_seconds
 from moesim.simulator.planner.spread import members
+from moesim.simulator.scenario.parallel import ParallelPlan
 
 Array = npt.NDArray[np.float64]
 

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import fsum
 
-from moesim.simulator.chunk import EP_PHASES
 from moesim.simulator.cost.compute import operator_seconds
-from moesim.simulator.engine.execute import Execution
 from moesim.simulator.engine.program import NS, CompiledTemplate
+from moesim.simulator.engine.simpy.execute import Execution
 from moesim.simulator.model.operator import BlockKind, Phase
-from moesim.simulator.prepare import Prepared
-from moesim.simulator.report import breakdowns, compute_ns
+from moesim.simulator.predict.compile import Prepared
+from moesim.simulator.predict.report import breakdowns, compute_ns
+from moesim.simulator.schedules.template import EP_PHASES
 
 CAUSES = (
     "arithmetic, alone on all SMs",

@@ -7,13 +7,7 @@ from dataclasses import dataclass, field
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.layout.expert_load import LoadSpec, RankLoads, draw_rank_loads
-from moesim.simulator.layout.parallel import Layout
-from moesim.simulator.layout.stages import blocks_of
-from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.planner.frames import Frame
-from moesim.simulator.planner.placements import Placement, with_placement
-from moesim.simulator.planner.spread import Spread, spread_of
-from moesim.simulator.routing_load import (
+from moesim.simulator.layout.expert_load_spec import (
     Popularity,
     check_eplb,
     check_spread,
@@ -21,6 +15,12 @@ from moesim.simulator.routing_load import (
     load_spec,
     popularity_of,
 )
+from moesim.simulator.layout.parallel import Layout
+from moesim.simulator.layout.stages import blocks_of
+from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.planner.frames import Frame
+from moesim.simulator.planner.placements import Placement, with_placement
+from moesim.simulator.planner.spread import Spread, spread_of
 from moesim.simulator.scenario import Scenario
 
 SAMPLED_MICROBATCHES = 4

@@ -9,11 +9,12 @@ from itertools import product
 
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.layout.parallel import Layout, ParallelPlan, check_against_model, microbatches
+from moesim.simulator.layout.parallel import Layout, check_against_model, microbatches
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.pattern import Pattern, pattern
 from moesim.simulator.planner.refusals import Refusals
 from moesim.simulator.planner.space import Space
+from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.schedules import CHECKS
 
 

@@ -9,16 +9,17 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from moesim.simulator.layout.activations import RecomputePolicy, activation_bytes, working_bytes
+from moesim.simulator.layout.activations import activation_bytes, working_bytes
 from moesim.simulator.layout.buffers import expert_buffers, pipeline_buffer_bytes
 from moesim.simulator.layout.memory import FRAMEWORK_BYTES, local_parameters
 from moesim.simulator.layout.stages import Block, StageAssignment
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision
+from moesim.simulator.model.recompute import RecomputePolicy
 from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.model.software import PLAIN, Software
 from moesim.simulator.planner.frames import Frame
 from moesim.simulator.planner.pattern import Pattern
-from moesim.simulator.software import PLAIN, Software
 
 Array = npt.NDArray[np.float64]
 

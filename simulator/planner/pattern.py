@@ -11,8 +11,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from moesim.simulator.chunk import ActionKind
-from moesim.simulator.engine.execute import holders
+from moesim.simulator.engine.simpy.execute import holders
 from moesim.simulator.layout.in_flight import rank_stages
 from moesim.simulator.layout.memory import RankStages
 from moesim.simulator.schedules import (
@@ -26,6 +25,7 @@ from moesim.simulator.schedules import (
     validate,
 )
 from moesim.simulator.schedules.action import actions_of
+from moesim.simulator.schedules.template import ActionKind
 from moesim.simulator.schedules.timeline import Needs, unit_times
 
 FILLS = (2, 3)

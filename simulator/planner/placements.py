@@ -6,8 +6,8 @@ import re
 from typing import TypeAlias
 
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.routing_load import Eplb, UniformLoad
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario.routing import Eplb, UniformLoad
 
 Placement: TypeAlias = Eplb | None
 """None: experts in order, one replica each."""

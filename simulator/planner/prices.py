@@ -11,21 +11,23 @@ import numpy.typing as npt
 
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.cluster import Cluster
-from moesim.simulator.block_prices import BarePrices, bare_prices, block_transfers, with_collectives
-from moesim.simulator.chunk import EP_PHASES
+from moesim.simulator.cost.block_prices import BarePrices, bare_prices, block_transfers, with_collectives
+from moesim.simulator.cost.launches import held_back_by_host
+from moesim.simulator.cost.price_table import pipeline_send, rank_step_end
+from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.sharded import slowed_beside
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, SyncCost, TransferCost
-from moesim.simulator.launches import held_back_by_host
-from moesim.simulator.layout.activations import RecomputePolicy
 from moesim.simulator.layout.in_flight import held_by_rank
-from moesim.simulator.layout.parallel import Layout, ParallelPlan
+from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.stages import StageAssignment, blocks_of
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.model.precision import Precision
+from moesim.simulator.model.recompute import RecomputePolicy
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.pattern import Pattern
-from moesim.simulator.pricing import Pricer
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario.parallel import ParallelPlan
+from moesim.simulator.schedules.template import EP_PHASES
 
 Array = npt.NDArray[np.float64]
 
@@ -290,7 +292,7 @@ class PriceBook:
             missing = [kinds for kinds in dict.fromkeys(held) if kinds not in known]
             if missing:
                 pricer = self.pricer(plan, recipe, self.arithmetic(policy))
-                known |= {kinds: pricer.rank_sync(kinds, schedule) for kinds in missing}
+                known |= {kinds: rank_step_end(pricer, kinds, schedule) for kinds in missing}
             found = self._syncs[key] = tuple(known[kinds] for kinds in held)
         return found
 
@@ -300,7 +302,7 @@ class PriceBook:
         key = (plan.pp, plan.tp, plan.ep, plan.microbatch / (plan.cp * plan.tp))
         if key not in self._sends:
             pricer = self.pricer(plan, self.scenario.recipe, "none")
-            size, alone_s, across = pricer.send(shape.samples[0])
+            size, alone_s, across = pipeline_send(pricer, shape.samples[0])
             links = pricer.links
             port = links.nic_bytes_per_s if across else links.scale_up_bytes_per_s
             self._sends[key] = alone_s, max(alone_s, 2.0 * size / port if size else 0.0)

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from moesim.simulator.chunk import OverlapOrder
 from moesim.simulator.cost.table import CostTable, SyncCost
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.planner.actions import ActionBook, ActionTimes
 from moesim.simulator.planner.pattern import Key, Order, Pattern
 from moesim.simulator.planner.spread import Spread
+from moesim.simulator.schedules.template import OverlapOrder
 
 Array = npt.NDArray[np.float64]
 

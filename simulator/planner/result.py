@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.planner.refusals import Refusal
+from moesim.simulator.predict.result_parts import PoolResult
 from moesim.simulator.scenario import Scenario
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from moesim.simulator.planner.fleet_verdict import FleetVerdict
-    from moesim.simulator.result import PoolResult
 
 Source = Literal["simulated", "closed form"]
 
@@ -94,6 +92,45 @@ class PlanRow:
         plain["headroom_bytes"] = self.headroom_bytes
         plain["scenario"] = self.scenario.model_dump(mode="json", exclude_none=True)
         return plain
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """The best plan that was found for one pool alone, same batch; `reason` where there is none."""
+
+    accelerator: str
+    n_gpus: int
+    plan: PlanRow | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetVerdict:
+    """A fleet beside its pools alone.
+
+    `wins`: the fleet's step is shorter than that of every pool alone. `ideal_s`: step if all pools shared the
+    work without loss, each at the pace that it has alone (docs/model.md, eq. S5); None where one cannot run
+    alone. `reached`: ideal_s over the fleet's step.
+    """
+
+    alone: tuple[Alone, ...]
+    wins: bool
+    ideal_s: float | None
+    reached: float | None
+    sentences: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        rows = [
+            {
+                "accelerator": row.accelerator,
+                "n_gpus": row.n_gpus,
+                "plan": None if row.plan is None else row.plan.to_dict(),
+                "reason": row.reason,
+            }
+            for row in self.alone
+        ]
+        return {**asdict(self), "alone": rows, "sentences": list(self.sentences)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
-from moesim.simulator.engine.execute import execute
+from moesim.simulator.engine.simpy.execute import execute
 from moesim.simulator.layout.in_flight import rank_stages
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.precision import PRECISIONS
@@ -17,8 +17,9 @@ from moesim.simulator.planner.causes import step_causes
 from moesim.simulator.planner.found import Candidates
 from moesim.simulator.planner.placements import placement_name, with_placement
 from moesim.simulator.planner.result import PlanRow
-from moesim.simulator.prepare import memory_of, prepare
-from moesim.simulator.scenario import Scenario, Stages
+from moesim.simulator.predict.compile import memory_of, prepare
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario.scenario import Stages
 from moesim.simulator.schedules import build
 
 

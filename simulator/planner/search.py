@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
+from moesim.simulator.cost.profile_use import check_profile
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.candidates import GIB, find_candidates
 from moesim.simulator.planner.found import Candidates
@@ -26,7 +27,6 @@ from moesim.simulator.planner.result import PlanResult, PlanRow
 from moesim.simulator.planner.rows import Simulated, closed_form_memory, make_row, scenario_of, simulate_plan
 from moesim.simulator.planner.space import PlanSpace, load_space, resolve
 from moesim.simulator.planner.study import Study
-from moesim.simulator.profile_use import check_profile
 from moesim.simulator.scenario import Scenario, load_scenario, with_overrides
 from moesim.simulator.schedules import BUILDERS
 
@@ -89,7 +89,7 @@ def plan(
     wanted = load_space(space)
     limits = _checked(scenario, objective, top, deadline_days, budget_usd)
     if scenario.fleet is not None:
-        from moesim.simulator.planner.fleet import plan_fleet
+        from moesim.simulator.planner.fleet.simulate import plan_fleet
 
         with engine_processes(workers) as pool:
             return plan_fleet(

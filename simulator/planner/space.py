@@ -13,13 +13,14 @@ from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import load_mapping
-from moesim.simulator.layout.activations import RECOMPUTED, RecomputePolicy
-from moesim.simulator.lists import parse_integers
+from moesim.simulator.common.lists import parse_integers
+from moesim.simulator.layout.activations import RECOMPUTED
 from moesim.simulator.model.precision import PRECISIONS, Precision
+from moesim.simulator.model.recompute import RecomputePolicy
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.placements import Placement, default_placements, parse_placement
-from moesim.simulator.routing_load import Eplb
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario.routing import Eplb
 from moesim.simulator.schedules import BUILDERS, FREE_VPP
 
 

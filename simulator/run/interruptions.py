@@ -18,8 +18,8 @@ from moesim.simulator.run.checkpoint import (
     young_interval_s,
 )
 from moesim.simulator.run.failures import FailureModel
-from moesim.simulator.run.plan import Checkpoint, RunPlan
 from moesim.simulator.run.report import CheckpointReport
+from moesim.simulator.scenario.run_plan import Checkpoint, RunPlan
 
 MOST_SLOWDOWN = 20.0
 """A run that is expected to take more than this times its training time does not finish in practice."""

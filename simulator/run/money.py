@@ -11,7 +11,7 @@ from moesim.hwmodels.price import load_prices
 from moesim.hwmodels.provenance import UNDATED, SourcedUsdPerHour
 from moesim.hwmodels.purchase import Purchase
 from moesim.hwmodels.units import SECONDS_PER_HOUR
-from moesim.simulator.run.plan import Price
+from moesim.simulator.scenario.run_plan import Price
 
 SECONDS_PER_YEAR = 31_557_600.0
 """365.25 days."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.run.plan import Ramp
+from moesim.simulator.scenario.run_plan import Ramp
 
 
 @dataclass(frozen=True, slots=True)

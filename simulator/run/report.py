@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
-from moesim.simulator.show import Row, Shown
+from moesim.simulator.common.tables import Row, Shown
 
 
 class _Part(BaseModel):

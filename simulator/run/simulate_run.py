@@ -15,7 +15,6 @@ from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from moesim.simulator.run.failures import Outcome, simulate_failures
 from moesim.simulator.run.interruptions import Interruptions
 from moesim.simulator.run.money import Rates, rates
-from moesim.simulator.run.plan import RunPlan
 from moesim.simulator.run.report import (
     CauseReport,
     FinishDates,
@@ -26,6 +25,7 @@ from moesim.simulator.run.report import (
     Spread,
 )
 from moesim.simulator.run.work import PhaseWork
+from moesim.simulator.scenario.run_plan import RunPlan
 
 FloatArray = NDArray[np.float64]
 

@@ -10,8 +10,8 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.units import SECONDS_PER_HOUR
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.run.phases import Level, StepTimes, levels, work_seconds
-from moesim.simulator.run.plan import Phase, Ramp
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario.run_plan import Phase, Ramp
 from moesim.simulator.schedules import build
 
 

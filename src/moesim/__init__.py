@@ -21,26 +21,26 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+from moesim.version import __version__
 
 if TYPE_CHECKING:
     from moesim.hwmodels.errors import InfeasibleError, InputError, MoesimError
-    from moesim.simulator.check import Check
-    from moesim.simulator.neighbours import Neighbour
     from moesim.simulator.planner.result import PlanResult
     from moesim.simulator.planner.search import plan
     from moesim.simulator.planner.space import PlanSpace
-    from moesim.simulator.result import Result
+    from moesim.simulator.predict.band import Uncertainty
+    from moesim.simulator.predict.check import Check
+    from moesim.simulator.predict.result import Result
+    from moesim.simulator.predict.timeline import Timeline
     from moesim.simulator.run.report import RunReport
     from moesim.simulator.scenario import Scenario
-    from moesim.simulator.study.band import Uncertainty
-    from moesim.simulator.study.compare import Comparison
-    from moesim.simulator.study.explain import Explanation
-    from moesim.simulator.study.sensitivity import Sensitivity
-    from moesim.simulator.study.space import Space
-    from moesim.simulator.study.sweep import Progress, Sweep
-    from moesim.simulator.timeline import Timeline
-    from moesim.simulator.validation import Row, score
+    from moesim.simulator.scoring.published import Row, score
+    from moesim.simulator.studies.compare import Comparison
+    from moesim.simulator.studies.explain import Explanation
+    from moesim.simulator.studies.neighbours import Neighbour
+    from moesim.simulator.studies.sensitivity import Sensitivity
+    from moesim.simulator.studies.space import Space
+    from moesim.simulator.studies.sweep import Progress, Sweep
 
 __all__ = [
     "Check",
@@ -79,24 +79,24 @@ __all__ = [
 ]
 
 _LAZY = {
-    "Check": "moesim.simulator.check",
-    "Comparison": "moesim.simulator.study.compare",
-    "Explanation": "moesim.simulator.study.explain",
+    "Check": "moesim.simulator.predict.check",
+    "Comparison": "moesim.simulator.studies.compare",
+    "Explanation": "moesim.simulator.studies.explain",
     "InfeasibleError": "moesim.hwmodels.errors",
     "InputError": "moesim.hwmodels.errors",
     "MoesimError": "moesim.hwmodels.errors",
     "PlanResult": "moesim.simulator.planner.result",
     "PlanSpace": "moesim.simulator.planner.space",
-    "Progress": "moesim.simulator.study.sweep",
-    "Result": "moesim.simulator.result",
+    "Progress": "moesim.simulator.studies.sweep",
+    "Result": "moesim.simulator.predict.result",
     "RunReport": "moesim.simulator.run.report",
-    "Scenario": "moesim.simulator.scenario",
-    "Sensitivity": "moesim.simulator.study.sensitivity",
-    "Sweep": "moesim.simulator.study.sweep",
-    "Timeline": "moesim.simulator.timeline",
-    "Uncertainty": "moesim.simulator.study.band",
+    "Scenario": "moesim.simulator.scenario.scenario",
+    "Sensitivity": "moesim.simulator.studies.sensitivity",
+    "Sweep": "moesim.simulator.studies.sweep",
+    "Timeline": "moesim.simulator.predict.timeline",
+    "Uncertainty": "moesim.simulator.predict.band",
     "plan": "moesim.simulator.planner.search",
-    "score": "moesim.simulator.validation",
+    "score": "moesim.simulator.scoring.published",
 }
 """Public names and where they live; loaded when first used, so that `import moesim` stays fast."""
 
@@ -127,7 +127,7 @@ def check(scenario: Scenario | str, *overrides: str) -> Check:
 
     Raises InputError for an illegal scenario.
     """
-    from moesim.simulator.check import check as run
+    from moesim.simulator.predict.check import check as run
 
     return run(_scenario(scenario, *overrides))
 
@@ -137,7 +137,7 @@ def timeline(scenario: Scenario | str, *overrides: str, rank: int = 0) -> Timeli
 
     Arguments and errors as of `simulate`.
     """
-    from moesim.simulator.timeline import timeline as run
+    from moesim.simulator.predict.timeline import timeline as run
 
     return run(_scenario(scenario, *overrides), rank)
 
@@ -149,14 +149,14 @@ def neighbours(
 
     `result` is the scenario's own; `progress` is called with the share that is done and what comes next.
     """
-    from moesim.simulator.neighbours import neighbours as run
+    from moesim.simulator.studies.neighbours import neighbours as run
 
     return run(scenario, result, progress)
 
 
 def published(scenario: Scenario, result: Result) -> list[Row]:
     """What was published about this very job beside its prediction; empty for any other job."""
-    from moesim.simulator.validation import beside_published
+    from moesim.simulator.scoring.published import beside_published
 
     return beside_published(scenario, result)
 
@@ -166,7 +166,7 @@ def reprice(result: Result, scenario: Scenario) -> Result:
 
     Raises InputError where a price choice fits no offer.
     """
-    from moesim.simulator.reprice import repriced
+    from moesim.simulator.studies.reprice import repriced
 
     return repriced(result, scenario)
 
@@ -179,10 +179,10 @@ def simulate(scenario: Scenario | str, *overrides: str, uncertainty: bool = Fals
     """
     chosen = load(scenario, *overrides) if isinstance(scenario, str) else scenario
     if uncertainty:
-        from moesim.simulator.study.uncertainty import with_uncertainty
+        from moesim.simulator.studies.uncertainty import with_uncertainty
 
         return with_uncertainty(chosen)
-    from moesim.simulator.simulate import simulate as run
+    from moesim.simulator.predict.simulate import simulate as run
 
     return run(chosen)
 
@@ -192,8 +192,8 @@ def explain(what: Scenario | Result | str) -> Explanation:
 
     Raises InputError for an illegal scenario.
     """
-    from moesim.simulator.result import Result as Finished
-    from moesim.simulator.study.explain import explain as run
+    from moesim.simulator.predict.result import Result as Finished
+    from moesim.simulator.studies.explain import explain as run
 
     return run(what if isinstance(what, Finished) else simulate(what))
 
@@ -206,7 +206,7 @@ def compare(
     `names`: what to call them; `uncertainty`: bands of the differences. Raises InputError for an illegal
     scenario and for another number of them.
     """
-    from moesim.simulator.study.compare import compare as run
+    from moesim.simulator.studies.compare import compare as run
 
     return run([_scenario(s) for s in scenarios], names=names, uncertainty=uncertainty)
 
@@ -224,13 +224,13 @@ def sweep(
     uncertainty: bool = False,
     progress: Callable[[Progress], None] | None = None,
 ) -> Sweep:
-    """Predict a scenario at every point of a space; see `moesim.simulator.study.sweep.sweep`.
+    """Predict a scenario at every point of a space; see `moesim.simulator.studies.sweep.sweep`.
 
     `space`: dotted scenario keys to values, such as {"communication.sms": "4..32:4"}; `design`: grid, list,
     random or sobol; `store`: a file that makes the sweep durable. In a script, call it below
     `if __name__ == "__main__":`. Raises InputError for a malformed space or store.
     """
-    from moesim.simulator.study.sweep import sweep as run
+    from moesim.simulator.studies.sweep import sweep as run
 
     return run(
         _scenario(scenario),
@@ -259,7 +259,7 @@ def sensitivity(
     further seeds to run; `exact`: so many entries run again in the engine. Raises InputError for illegal
     values of a key.
     """
-    from moesim.simulator.study.sensitivity import sensitivity as run
+    from moesim.simulator.studies.sensitivity import sensitivity as run
 
     return run(_scenario(scenario), ranges, seeds=seeds, exact=exact)
 
@@ -277,8 +277,8 @@ def interval(
     no calibration entry carries (None: the default of docs/model.md, section 16; 0: the entries alone).
     Raises InputError for another metric.
     """
-    from moesim.simulator.study.sources import MODEL_ERROR
-    from moesim.simulator.study.uncertainty import interval as run
+    from moesim.simulator.studies.sources import MODEL_ERROR
+    from moesim.simulator.studies.uncertainty import interval as run
 
     return run(_scenario(scenario), metric, level, left_out=MODEL_ERROR if left_out is None else left_out)
 
@@ -296,7 +296,7 @@ def run(
     simulated then, and percentiles hold stops only unless `uncertainty` is asked for. Raises InputError for
     an illegal scenario, InfeasibleError for a run that practically never ends.
     """
-    from moesim.simulator.study.whole_run import predict_run
+    from moesim.simulator.studies.whole_run import predict_run
 
     chosen = load(scenario, *overrides) if isinstance(scenario, str) else scenario
     return predict_run(chosen, step_time_s, uncertainty)

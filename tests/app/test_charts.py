@@ -11,10 +11,10 @@ import pytest
 
 import moesim
 from moesim.hwmodels.topologies.picture import picture
-from moesim.simulator.full.result import HeatMap
-from moesim.simulator.result import Result
+from moesim.simulator.engine.full_resolution.result import HeatMap
+from moesim.simulator.predict.result import Result
+from moesim.simulator.predict.timeline import Bar, Timeline
 from moesim.simulator.run.report import OutlookRow
-from moesim.simulator.timeline import Bar, Timeline
 
 go = pytest.importorskip("plotly.graph_objects", reason="plotly is not installed")
 

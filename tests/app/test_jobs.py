@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from moesim.app import budget, jobs
+from moesim.app import budget, jobs, pages
 from moesim.hwmodels.errors import InfeasibleError, InputError
 
 
@@ -164,7 +164,7 @@ def test_the_server_says_where_predictions_cannot_be_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from moesim.app import job_server
-    from moesim.simulator.study import kept
+    from moesim.simulator.studies import result_cache as kept
 
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(kept.FOLDER, str(tmp_path / "file"))
@@ -202,7 +202,7 @@ def test_work_that_is_too_large_is_refused_before_it_starts() -> None:
     with pytest.raises(
         InputError, match=r"125,000 micro-batches .* the dashboard.*moesim simulate"
     ) as caught:
-        state.build(state.HOME, ("batch.sequences=16000000",))
+        state.build(pages.HOME, ("batch.sequences=16000000",))
     assert caught.value.key == "batch.sequences" and len(caught.value.nearest) == 1
 
 
@@ -211,4 +211,4 @@ def test_a_link_has_a_length() -> None:
 
     for texts in (("seed=1",) * 300, ("description=" + "x" * 20_000,)):
         with pytest.raises(InputError, match="upload the scenario as a file"):
-            state.build(state.HOME, texts)
+            state.build(pages.HOME, texts)

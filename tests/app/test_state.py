@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("streamlit", reason="streamlit is not installed")
 
 import moesim
-from moesim.app import overrides, state
+from moesim.app import overrides, pages, state
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.scenario import Scenario, load_scenario
 
@@ -35,16 +35,16 @@ def plain(scenario: Scenario) -> dict[str, object]:
     ],
 )
 def test_any_scenario_is_a_link_and_a_link_is_that_scenario(texts: tuple[str, ...]) -> None:
-    wanted = moesim.load(state.HOME, *texts)
+    wanted = moesim.load(pages.HOME, *texts)
     texts = state.overrides_of(wanted)
-    assert plain(state.build(state.HOME, texts)) == plain(wanted)
-    query = parse_qs(overrides.link(state.HOME, texts)[1:])
+    assert plain(state.build(pages.HOME, texts)) == plain(wanted)
+    query = parse_qs(overrides.link(pages.HOME, texts)[1:])
     assert tuple(query["set"]) == texts
-    assert query["preset"] == [state.HOME]
+    assert query["preset"] == [pages.HOME]
 
 
 def test_one_changed_figure_of_the_cluster_is_one_short_override() -> None:
-    wanted = moesim.load(state.HOME, "cluster.node.nic_bandwidth=100 GB/s", "cluster.nodes=128")
+    wanted = moesim.load(pages.HOME, "cluster.node.nic_bandwidth=100 GB/s", "cluster.nodes=128")
     assert set(state.overrides_of(wanted)) == {"cluster.node.nic_bandwidth=100 GB/s", "cluster.nodes=128"}
 
 
@@ -53,14 +53,14 @@ def test_every_preset_can_be_written_as_overrides_of_the_home_case(name: str) ->
     wanted = moesim.load(name)
     if wanted.schedule.endswith(".csv"):
         with pytest.raises(InputError, match="file"):
-            state.build(state.HOME, state.overrides_of(wanted))
+            state.build(pages.HOME, state.overrides_of(wanted))
         return
-    assert plain(state.build(state.HOME, state.overrides_of(wanted))) == plain(wanted)
+    assert plain(state.build(pages.HOME, state.overrides_of(wanted))) == plain(wanted)
 
 
 def test_a_scenario_file_becomes_overrides() -> None:
     wanted = load_scenario(str(ROOT / "examples" / "mixtral-on-h200.yaml"))
-    again = state.build(state.HOME, state.overrides_of(wanted))
+    again = state.build(pages.HOME, state.overrides_of(wanted))
     # What differs is where a figure was stated: in the file, or in the link.
     told = [json.dumps(plain(scenario)) for scenario in (wanted, again)]
     assert re.sub(r'"stated (in|by) [^"]*"', '""', told[0]) == re.sub(
@@ -69,8 +69,8 @@ def test_a_scenario_file_becomes_overrides() -> None:
 
 
 def test_a_link_says_where_it_works() -> None:
-    assert overrides.only_here(state.HOME, ("parallel.ep=32", "profile=h800-trace")) is None
-    told = overrides.only_here(state.HOME, ("parallel.ep=32", f"profile=upload-{'0' * 32}.yaml"))
+    assert overrides.only_here(pages.HOME, ("parallel.ep=32", "profile=h800-trace")) is None
+    told = overrides.only_here(pages.HOME, ("parallel.ep=32", f"profile=upload-{'0' * 32}.yaml"))
     assert told is not None
     assert "profile" in told
     assert "this server only" in told
@@ -78,7 +78,7 @@ def test_a_link_says_where_it_works() -> None:
 
 def test_the_home_case_is_named_in_the_address() -> None:
     """An empty address is that of a page just chosen: Back to the home case could not be told from it."""
-    assert overrides.parameters(state.HOME, ()) == {"preset": state.HOME}
+    assert overrides.parameters(pages.HOME, ()) == {"preset": pages.HOME}
 
 
 @pytest.mark.parametrize(
@@ -93,14 +93,14 @@ def test_the_home_case_is_named_in_the_address() -> None:
 )
 def test_names_of_files_are_refused(text: str) -> None:
     with pytest.raises(InputError):
-        state.build(state.HOME, (text,))
+        state.build(pages.HOME, (text,))
 
 
 def test_keys_of_the_cache_ignore_prices_and_nothing_else() -> None:
-    from moesim.simulator.reprice import without_prices
+    from moesim.simulator.studies.reprice import without_prices
 
     def key(*overrides: str) -> str:
-        return state.cache_key(without_prices(moesim.load(state.HOME, *overrides)))
+        return state.cache_key(without_prices(moesim.load(pages.HOME, *overrides)))
 
     assert key() == key("cluster.price_per_gpu_hour=$9/h")
     assert len({key(), key("communication.sms=16"), key("profile=h800-published"), key("seed=1")}) == 4

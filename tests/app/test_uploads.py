@@ -18,8 +18,8 @@ from moesim.app import uploads
 from moesim.hwmodels.calibration import PROFILE_DIRECTORY
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import READ_BELOW
-from moesim.simulator.model.shape import load_model
-from moesim.simulator.prepare import prepare
+from moesim.simulator.model.library import load_model
+from moesim.simulator.predict.compile import prepare
 from moesim.simulator.scenario import Scenario
 
 GOLDEN = Path(__file__).parents[1] / "golden"

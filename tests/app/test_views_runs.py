@@ -13,11 +13,11 @@ pytest.importorskip("streamlit", reason="the dashboard extra is not installed")
 from streamlit.testing.v1 import AppTest
 
 import moesim
-from moesim.app import jobs, state, uploads, work_runs
+from moesim.app import jobs, pages, uploads, work_runs
 from moesim.app.views import evidence as page
 from moesim.hwmodels.calibration import PROFILE_DIRECTORY, list_profiles
-from moesim.simulator.validation import Row
-from moesim.simulator.validation_collectives import CollectiveRow
+from moesim.simulator.scoring.published import Row
+from moesim.simulator.scoring.published_collectives import CollectiveRow
 
 SCRIPT = """
 if __name__ == "__main__":  # job processes read this file too
@@ -105,7 +105,7 @@ def test_one_label_is_one_statistic_on_every_page_and_a_price_of_ones_own_is_the
     result, run = opened("result", price), opened("run_cost", price)
     cost, days = metric(run, "Cost ($), whole run"), metric(run, "Days, whole run")
     assert metric(result, "Cost") == f"${cost}" and metric(result, "Duration") == f"{days} days"
-    assert cost_of(run) == pytest.approx(moesim.simulate(state.HOME, price).run.cost_usd, rel=1e-6)
+    assert cost_of(run) == pytest.approx(moesim.simulate(pages.HOME, price).run.cost_usd, rel=1e-6)
     assert re.search(r"P10 .* M, P50 .* M, P90 .* M", texts(run))  # the others are named
     said = texts(run).replace("\\", "")  # as Markdown shows it
     assert "Rented at $3/h (undated, stated by you)" in said and "arXiv" not in said

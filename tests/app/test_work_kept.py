@@ -133,7 +133,7 @@ def test_what_no_short_link_holds_becomes_an_upload() -> None:
     )
     script = f"""
 from moesim.app import shell, state
-from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario.scenario import Scenario
 import json, streamlit as st
 state.synchronise()
 data = json.loads({json.dumps(json.dumps(wanted.to_dict()))})

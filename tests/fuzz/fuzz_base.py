@@ -18,10 +18,10 @@ from fuzz_mutator import Mutator, values_of
 import moesim
 import moesim.simulator.planner.processes
 import moesim.simulator.planner.search
-import moesim.simulator.prepare
-import moesim.simulator.study.sweep
+import moesim.simulator.predict.compile
+import moesim.simulator.studies.sweep
 from moesim.hwmodels.yaml_io import parse_mapping
-from moesim.simulator.prepare import prepare
+from moesim.simulator.predict.compile import prepare
 from moesim.simulator.scenario import Scenario, load_scenario
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,10 +65,10 @@ def only_checked() -> Iterator[None]:
         raise ReachedError
 
     places: tuple[tuple[Any, str], ...] = (
-        (moesim.simulator.prepare, "assign_stages"),
+        (moesim.simulator.predict.compile, "assign_stages"),
         (moesim.simulator.planner.search, "_Search"),
         (moesim.simulator.planner.processes, "ProcessPoolExecutor"),
-        (moesim.simulator.study.sweep._Run, "compute"),
+        (moesim.simulator.studies.sweep._Run, "compute"),
     )
     before = [getattr(owner, name) for owner, name in places]
     for owner, name in places:

@@ -16,7 +16,7 @@ from fuzz_mutator import Mutator
 
 import moesim
 from moesim.app import budget, overrides, state, uploads
-from moesim.simulator.lists import parse_values
+from moesim.simulator.common.lists import parse_values
 from moesim.simulator.scenario import Scenario
 
 _KEYS = (

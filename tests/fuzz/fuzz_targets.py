@@ -50,9 +50,9 @@ from moesim.hwmodels.host import load_host
 from moesim.hwmodels.network import load_fabric_prices
 from moesim.simulator.layout.histogram import read_counts
 from moesim.simulator.model.hf import import_hf
-from moesim.simulator.model.shape import load_model
+from moesim.simulator.model.library import load_model
 from moesim.simulator.planner.space import load_space
-from moesim.simulator.run.plan import load_run_plan
+from moesim.simulator.scenario.run_plan import load_run_plan
 
 __all__ = ["TARGETS", "is_refusal", "pool"]
 

@@ -169,6 +169,6 @@ def test_a_gpu_is_plain_data() -> None:
 def test_a_profile_records_what_was_asked_for(
     options: tuple[bool, str, list[str] | None, str | None, bool], text: str
 ) -> None:
-    from moesim.cli_calibrate import _command
+    from moesim.cli.calibrate import _command
 
     assert _command(*options) == text

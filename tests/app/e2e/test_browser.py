@@ -17,8 +17,8 @@ import pytest
 pytest.importorskip("streamlit", reason="the dashboard extra is not installed")
 
 from e2e.visitor import COVERED, Visit, low_contrast
-from moesim.app.main import PAGES
-from moesim.simulator.result import Result
+from moesim.app.pages import PAGES
+from moesim.simulator.predict.result import Result
 from moesim.simulator.scenario import load_scenario
 
 SENTENCE = "[data-testid=stAlertContentError] [data-testid=stMarkdownContainer]"

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import simpy
 
-from moesim.simulator.engine.links import Demand, LinkPool
+from moesim.simulator.engine.demand import Demand
+from moesim.simulator.engine.simpy.links import LinkPool
 
 Arrival = tuple[int, Mapping[int, float] | Iterable[tuple[int, float]], float]
 """Start (ns), bytes on each link, duration where nothing else moves (ns)."""

@@ -12,10 +12,9 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moesim.simulator.chunk import COMMUNICATION_PHASES, FORWARD_CHAIN, INPUT_CHAIN, WEIGHT_OF
 from moesim.simulator.cost.table import SyncCost
-from moesim.simulator.engine.execute import Execution, execute
 from moesim.simulator.engine.program import PlacedStep, Program
+from moesim.simulator.engine.simpy.execute import Execution, execute
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.schedules import (
     BUILDERS,
@@ -27,6 +26,7 @@ from moesim.simulator.schedules import (
     makespan,
     parse_step,
 )
+from moesim.simulator.schedules.template import COMMUNICATION_PHASES, FORWARD_CHAIN, INPUT_CHAIN, WEIGHT_OF
 
 Toy = Callable[..., Program]
 

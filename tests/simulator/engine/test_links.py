@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pool_runs import run_pool
 
-from moesim.simulator.engine.links import Demand, LinkPool
+from moesim.simulator.engine.demand import Demand
 from moesim.simulator.engine.maxmin import few_rates, max_min_rates
+from moesim.simulator.engine.simpy.links import LinkPool
 
 Pairs = tuple[tuple[int, float], ...]
 Arrival = tuple[int, Pairs, float]

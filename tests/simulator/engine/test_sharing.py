@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from pool_runs import run_pool
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.engine.links import Demand, LinkPool
-from moesim.simulator.engine.sharing import TIGHT, WHOLE, FewLinks, Flow
-from moesim.simulator.engine.sharing_arrays import BLOCK, ManyLinks
+from moesim.simulator.engine.demand import Demand
+from moesim.simulator.engine.simpy.links import LinkPool
+from moesim.simulator.engine.simpy.sharing import TIGHT, WHOLE, FewLinks, Flow
+from moesim.simulator.engine.simpy.sharing_arrays import BLOCK, ManyLinks
 
 Arrival = tuple[int, dict[int, int], float]
 Case = tuple[list[Arrival], list[int]]

@@ -11,13 +11,13 @@ from moesim.hwmodels.errors import InputError
 from moesim.simulator.layout.eplb import (
     ExpertPlacement,
     FloatArray,
-    Policy,
     imbalance,
     in_order,
     plan_placement,
     replicate,
 )
 from moesim.simulator.layout.popularity import zipf_shares
+from moesim.simulator.scenario.routing import Policy
 
 SHAPES = st.sampled_from([(16, 4, 2, 4, 0), (16, 4, 2, 4, 4), (32, 8, 4, 8, 16), (12, 6, 2, 2, 6)])
 """(experts, ranks, nodes, groups, redundant)."""

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from moesim.simulator.layout.activations import RecomputePolicy
 from moesim.simulator.layout.in_flight import rank_stages
 from moesim.simulator.layout.memory import memory_by_kind
-from moesim.simulator.layout.parallel import Layout, ParallelPlan
+from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.stages import blocks_of, from_layers_per_stage
+from moesim.simulator.model.library import load_model
 from moesim.simulator.model.precision import PRECISIONS
-from moesim.simulator.model.shape import load_model
+from moesim.simulator.model.recompute import RecomputePolicy
+from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.schedules.dualpipe import build_dualpipe
 from moesim.simulator.schedules.one_f_one_b import build_1f1b
 from moesim.simulator.schedules.validate import validate

@@ -9,12 +9,7 @@ from typing import Any, get_args
 import pytest
 
 from moesim.hwmodels.errors import InfeasibleError, InputError
-from moesim.simulator.layout.activations import (
-    RecomputePolicy,
-    activation_bytes,
-    cached_tensors,
-    working_bytes,
-)
+from moesim.simulator.layout.activations import activation_bytes, cached_tensors, working_bytes
 from moesim.simulator.layout.buffers import expert_buffers, pipeline_buffer_bytes
 from moesim.simulator.layout.memory import (
     ALLOCATOR_SLACK,
@@ -25,14 +20,17 @@ from moesim.simulator.layout.memory import (
     memory_by_kind,
     require_fit,
 )
-from moesim.simulator.layout.parallel import Layout, ParallelPlan
+from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.stages import StageAssignment, blocks_of, from_layers_per_stage
 from moesim.simulator.model.counts import parameters_mtp, parameters_total
+from moesim.simulator.model.library import load_model
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.precision import PRECISIONS
-from moesim.simulator.model.shape import GQA, ModelShape, load_model
-from moesim.simulator.result import MemoryResult
-from moesim.simulator.software import Software
+from moesim.simulator.model.recompute import RecomputePolicy
+from moesim.simulator.model.shape import GQA, ModelShape
+from moesim.simulator.model.software import Software
+from moesim.simulator.predict.result_parts import MemoryResult
+from moesim.simulator.scenario.parallel import ParallelPlan
 
 V3 = load_model("deepseek-v3")
 LLAMA = load_model("llama-3-8b")
@@ -290,8 +288,8 @@ def test_deepep_buffers() -> None:
 def test_op_keeps_what_a_block_on_a_gpu_kept() -> None:
     """benchmarks/gpu/results/2026-11-20-h200-host-launch.json: 8,192 tokens, the experts' half of a layer."""
     from moesim.simulator.layout.activations import activation_bytes, cached_tensors
-    from moesim.simulator.scoreboard.runs import MIXED, shape_of_run
-    from moesim.simulator.software import Software
+    from moesim.simulator.model.software import Software
+    from moesim.simulator.scoring.scoreboard.runs import MIXED, shape_of_run
 
     shape, plan = shape_of_run("ds16b_fsdp8_ep8_sac"), ParallelPlan(microbatch=2)
     kept = {t.name: t.bytes_per_token for t in cached_tensors(shape, "moe", MIXED, "op")}

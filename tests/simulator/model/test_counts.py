@@ -15,7 +15,7 @@ from moesim.simulator.model.counts import (
     parameters_mtp,
     parameters_total,
 )
-from moesim.simulator.model.shape import load_model, shipped_models
+from moesim.simulator.model.library import load_model, shipped_models
 
 V3 = load_model("deepseek-v3")
 

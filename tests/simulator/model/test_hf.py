@@ -9,7 +9,8 @@ import pytest
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.model.counts import parameters_activated, parameters_total
 from moesim.simulator.model.hf import FAMILIES, import_hf, to_yaml
-from moesim.simulator.model.shape import GQA, load_model
+from moesim.simulator.model.library import load_model
+from moesim.simulator.model.shape import GQA
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "models"
 FILES = sorted(GOLDEN.glob("*.json"))

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.model.counts import block_parameters, flop_per_token
+from moesim.simulator.model.library import load_model
 from moesim.simulator.model.operator import BlockKind, Operator, Phase
 from moesim.simulator.model.operators import (
     RECOMPUTE,
@@ -18,7 +19,7 @@ from moesim.simulator.model.operators import (
     scale_rows,
 )
 from moesim.simulator.model.precision import PRECISIONS
-from moesim.simulator.model.shape import ModelShape, load_model
+from moesim.simulator.model.shape import ModelShape
 
 V3 = load_model("deepseek-v3")
 LLAMA = load_model("llama-3-8b")

@@ -8,7 +8,8 @@ import pytest
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.yaml_io import dump_mapping
 from moesim.simulator.model.hf import to_yaml
-from moesim.simulator.model.shape import GQA, MLA, ModelShape, load_model, shipped_models
+from moesim.simulator.model.library import load_model, shipped_models
+from moesim.simulator.model.shape import GQA, MLA, ModelShape
 
 SHIPPED = (
     "deepseek-v3", "llama-3-70b", "llama-3-8b", "mixtral-8x22b", "mixtral-8x7b", "qwen3-235b-a22b",

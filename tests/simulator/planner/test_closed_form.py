@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from moesim.simulator.cost.price_table import cost_table
 from moesim.simulator.layout.in_flight import rank_stages
 from moesim.simulator.layout.memory import memory_by_kind
 from moesim.simulator.layout.parallel import Layout
@@ -21,7 +22,7 @@ from moesim.simulator.planner.progress import silent
 from moesim.simulator.planner.rows import scenario_of, simulate_plan
 from moesim.simulator.planner.space import PlanSpace, resolve
 from moesim.simulator.planner.study import Study
-from moesim.simulator.prepare import prepare
+from moesim.simulator.predict.compile import prepare
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.schedules import BUILDERS, CHECKS, build
 
@@ -55,7 +56,7 @@ def test_prices_are_those_of_the_pricer() -> None:
     prepared = prepare(load_scenario(HOME))
     scenario = prepared.scenario
     whole = tuple(blocks_of(prepared.shape))
-    theirs = prepared.pricer.table(build("dualpipe", 2, 4), StageAssignment((whole, whole)))
+    theirs = cost_table(prepared.pricer, build("dualpipe", 2, 4), StageAssignment((whole, whole)))
     book = PriceBook(scenario, prepared.shape, prepared.cluster, prepared.profile)
     # Another expert-parallel degree first: what does not depend on it is shared.
     book.table(scenario.parallel.model_copy(update={"ep": 8}), scenario.recipe, scenario.recompute, 20, True)

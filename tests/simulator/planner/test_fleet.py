@@ -11,9 +11,9 @@ import pytest
 
 import moesim
 from moesim.hwmodels import InfeasibleError, InputError
-from moesim.simulator.planner.fleet_space import fleet_pools, fleet_space, legal_fleet_frames
-from moesim.simulator.planner.fleet_study import FleetStudy
-from moesim.simulator.planner.fleet_verdict import ideal_s
+from moesim.simulator.planner.fleet.space import fleet_pools, fleet_space, legal_fleet_frames
+from moesim.simulator.planner.fleet.study import FleetStudy
+from moesim.simulator.planner.fleet.verdict import ideal_s
 from moesim.simulator.planner.result import PlanResult
 from moesim.simulator.planner.space import PlanSpace
 from moesim.simulator.scenario import Scenario

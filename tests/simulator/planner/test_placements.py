@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from moesim.hwmodels.errors import InfeasibleError
-from moesim.simulator.model.shape import load_model
+from moesim.simulator.model.library import load_model
 from moesim.simulator.planner.candidates import find_candidates
 from moesim.simulator.planner.found import Candidates
 from moesim.simulator.planner.placements import default_placements, parse_placement, placement_name
@@ -17,9 +17,9 @@ from moesim.simulator.planner.rows import closed_form_memory, scenario_of, simul
 from moesim.simulator.planner.search import plan
 from moesim.simulator.planner.space import PlanSpace, resolve
 from moesim.simulator.planner.study import Study
-from moesim.simulator.prepare import prepare
-from moesim.simulator.routing_load import Eplb
+from moesim.simulator.predict.compile import prepare
 from moesim.simulator.scenario import Scenario, load_scenario
+from moesim.simulator.scenario.routing import Eplb
 
 SMALL = [
     "model=qwen3-30b-a3b",

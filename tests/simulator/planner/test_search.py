@@ -18,8 +18,8 @@ from moesim.simulator.planner.processes import engine_processes
 from moesim.simulator.planner.result import PlanResult
 from moesim.simulator.planner.search import plan
 from moesim.simulator.planner.space import PlanSpace, resolve
+from moesim.simulator.predict.simulate import simulate
 from moesim.simulator.scenario import Scenario, load_scenario
-from moesim.simulator.simulate import simulate
 
 SPACE: dict[str, Any] = {
     "tp": (1, 2), "pp": (2, 4), "ep": (4, 8), "cp": (1,), "vpp": (2,), "microbatch": (1,),

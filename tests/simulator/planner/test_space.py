@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.lists import parse_integers
-from moesim.simulator.model.shape import load_model
+from moesim.simulator.common.lists import parse_integers
+from moesim.simulator.model.library import load_model
 from moesim.simulator.planner.frames import legal_frames
 from moesim.simulator.planner.refusals import Refusals, reason_of
 from moesim.simulator.planner.space import PlanSpace, load_space, resolve
-from moesim.simulator.prepare import prepare
+from moesim.simulator.predict.compile import prepare
 from moesim.simulator.scenario import load_scenario
 from moesim.simulator.schedules import BUILDERS
 

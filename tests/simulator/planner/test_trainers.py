@@ -13,16 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.model.shape import load_model
-from moesim.simulator.planner.megatron import frequency_text, megatron_arguments
-from moesim.simulator.planner.megatron_layout import (
+from moesim.simulator.model.library import load_model
+from moesim.simulator.planner.trainers.megatron import frequency_text, megatron_arguments
+from moesim.simulator.planner.trainers.megatron_layout import (
     expand_layout,
     layers_of_layout,
     layout_text,
     parse_frequency,
 )
-from moesim.simulator.planner.megatron_read import MegatronImport, import_megatron, read_script
-from moesim.simulator.planner.torchtitan import SCHEDULES, torchtitan_snippet
+from moesim.simulator.planner.trainers.megatron_read import MegatronImport, import_megatron, read_script
+from moesim.simulator.planner.trainers.torchtitan import SCHEDULES, torchtitan_snippet
 from moesim.simulator.scenario import Scenario, load_scenario, with_overrides
 from moesim.simulator.schedules import BUILDERS
 

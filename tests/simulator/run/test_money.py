@@ -11,7 +11,7 @@ from moesim.hwmodels.provenance import SourcedSeconds
 from moesim.hwmodels.purchase import Purchase, load_purchase
 from moesim.hwmodels.validation import validate_model
 from moesim.simulator.run.money import purchase_usd_per_hour, rates
-from moesim.simulator.run.plan import Price
+from moesim.simulator.scenario.run_plan import Price
 
 SMALL: dict[str, Any] = {"node": "hgx-h100", "nodes": 4, "network": "mrft-ib-400g"}
 

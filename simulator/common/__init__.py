@@ -1,0 +1,1 @@
+"""What every package may use: array types, tables for people, list expressions."""

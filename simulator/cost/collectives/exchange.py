@@ -1,0 +1,39 @@
+"""All-to-all, and sends between pairs of ranks such as those of a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from moesim.simulator.cost.collectives.plan import Group, Hops, Phase, Plan, flows_of, size_of
+
+
+def all_to_all(total_bytes: float, group: Group) -> Plan:
+    """Every rank sends 1/n of its `total_bytes` to each rank, its own part stays (eq. X11).
+
+    To another node a part goes over the scale-up link to the member with the receiver's place there, and
+    over that member's NIC, so that it stays on its rail. Source: NVIDIA/nccl src/transport/net.cc (PXN).
+    """
+    part = total_bytes / size_of(group)
+    edges: list[tuple[int, int, float]] = []
+    for home, members in enumerate(group):
+        for src in members:
+            for there, targets in enumerate(group):
+                for place, dst in enumerate(targets):
+                    relay = src if there == home or place >= len(members) else members[place]
+                    edges += [(src, relay, part), (relay, dst, part)]
+    across = len(group) > 1
+    hops = Hops(1, 1 if across else 0)
+    return Plan("all_to_all", "direct", (Phase(flows_of(edges), hops),))
+
+
+def all_to_all_bytes(total_bytes: float, ranks: int, ranks_per_node: int) -> tuple[float, float]:
+    """(NIC, scale-up) bytes that one GPU sends: the closed form of `all_to_all` for full nodes (eq. X11)."""
+    per_node = min(ranks, ranks_per_node)
+    return total_bytes * (ranks - per_node) / ranks, total_bytes * (per_node - 1) / per_node
+
+
+def sends(total_bytes: float, pairs: Sequence[tuple[int, int]], *, across_nodes: bool) -> Plan:
+    """`total_bytes` from the first to the second of every pair, all at once (eq. X4)."""
+    edges = [(a, b, total_bytes) for a, b in pairs]
+    hops = Hops(0, 1) if across_nodes else Hops(1, 0)
+    return Plan("send", "direct", (Phase(flows_of(edges), hops),))

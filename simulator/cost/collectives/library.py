@@ -1,0 +1,128 @@
+"""What a communication library's protocols cost: latencies, wire efficiency, per-link rates, as data."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from importlib import resources
+from math import inf
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.provenance import (
+    DateText,
+    Kind,
+    Source,
+    SourcedBytes,
+    SourcedBytesPerSecond,
+    SourcedCount,
+    SourcedFraction,
+    SourcedSeconds,
+)
+from moesim.hwmodels.units import Seconds
+from moesim.hwmodels.validation import validate_model
+from moesim.hwmodels.yaml_io import parse_mapping
+from moesim.simulator.cost.collectives.plan import Hops, Protocol
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class StepLatency(_Part):
+    """Seconds of a launch (`base`) and of one dependent step over each kind of link."""
+
+    base: Seconds
+    scale_up: Seconds
+    network: Seconds
+
+
+class Latencies(_Part):
+    """Latencies by algorithm family and protocol, from one table of the source."""
+
+    kind: Kind
+    source: Source
+    date: DateText
+    ring: dict[Protocol, StepLatency]
+    tree: dict[Protocol, StepLatency]
+
+
+class Generation(_Part):
+    """What depends on the architecture of the GPU."""
+
+    scale_up_share: SourcedFraction
+    """Payload that kernels move over the nominal scale-up rate."""
+    ll_limit: SourcedBytesPerSecond
+    """Most that protocol LL moves per GPU inside a node."""
+    nvls_share: SourcedFraction | None = None
+    """The same with reduction in the switch; none where the switch has no such thing."""
+
+
+class Library(_Part):
+    """Data of one library (`data/collectives/*.yaml`)."""
+
+    name: str
+    title: str
+    wire_shares: dict[Protocol, SourcedFraction]
+    latencies: Latencies
+    generations: dict[str, Generation]
+    ll_limit_two_nodes: SourcedBytesPerSecond
+    ll_limit_more_nodes: SourcedBytesPerSecond
+    tree_share: SourcedFraction
+    nvls_latency: SourcedSeconds
+    network_post: SourcedSeconds
+    """A proxy's work for one message; Simple needs three (data, credit, flush)."""
+    small_message: SourcedBytes
+    """Point-to-point messages up to this size use LL."""
+    nic_share: SourcedFraction
+    channels: SourcedCount
+    """CTAs, and so SMs, of a collective kernel on one GPU."""
+    local_copy_per_sm: SourcedBytesPerSecond
+    exchange_share: SourcedFraction
+    """Payload over the nominal scale-up rate where every GPU sends to every other."""
+
+    def generation(self, architecture: str) -> Generation:
+        """Raises InputError for an architecture without figures."""
+        if architecture not in self.generations:
+            raise InputError(
+                f"library {self.name!r} has no figures for architecture {architecture!r}; it has "
+                f"{', '.join(self.generations)}"
+            )
+        return self.generations[architecture]
+
+    def latency_s(
+        self, family: Literal["ring", "tree"], protocol: Protocol, hops: Hops, *, nodes: int
+    ) -> float:
+        """Launch and dependent steps of a phase (eq. X12).
+
+        Across nodes every step of a ring also posts its messages, so none is shorter than that.
+        """
+        step = (self.latencies.ring if family == "ring" else self.latencies.tree)[protocol]
+        scale_up = step.scale_up
+        if nodes > 1 and family == "ring":
+            scale_up = max(scale_up, self.network_post.value * (3 if protocol == "Simple" else 1))
+        return step.base + hops.scale_up * scale_up + hops.network * step.network
+
+    def rate_limit(self, architecture: str, protocol: Protocol, nodes: int) -> float:
+        """Payload bytes/s that a GPU's kernels move whatever the links could carry."""
+        if protocol != "LL":
+            return inf
+        if nodes == 1:
+            return self.generation(architecture).ll_limit.value
+        return (self.ll_limit_two_nodes if nodes == 2 else self.ll_limit_more_nodes).value
+
+    @property
+    def local_copy_bytes_per_s(self) -> float:
+        """What the kernel's SMs copy inside a GPU."""
+        return self.channels.n * self.local_copy_per_sm.value
+
+
+@lru_cache(maxsize=8)
+def load_library(name: str = "nccl") -> Library:
+    """The library of a shipped name; InputError for an unknown one."""
+    place = f"data/collectives/{name}.yaml"
+    file = resources.files("moesim.simulator").joinpath(*place.split("/"))
+    if not file.is_file():
+        raise InputError(f"unknown communication library {name!r}; the known one is nccl")
+    return validate_model(Library, parse_mapping(file.read_text("utf-8"), place), place)

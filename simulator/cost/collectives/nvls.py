@@ -1,0 +1,25 @@
+"""All-reduce with reduction in the switch (NVLink SHARP), inside one scale-up domain."""
+
+from __future__ import annotations
+
+from moesim.hwmodels.errors import InputError
+from moesim.simulator.cost.collectives.plan import Group, Hops, Phase, Plan, flows_of, size_of
+
+
+def plan(total_bytes: float, group: Group) -> Plan:
+    """Every GPU sends (1 + 1/n) of the buffer to the switch and receives as much (eq. X10).
+
+    Each rank owns 1/n of the buffer. The switch takes that part from all ranks, reduces it and gives it to
+    its owner; the owner stores it once and the switch gives it to all. On a star, what a GPU exchanges with
+    the switch loads the links that a flow of the same size to its neighbour would, and is written so.
+    Raises InputError for a group on more than one node.
+    """
+    if len(group) != 1:
+        raise InputError(
+            f"in-switch reduction needs all ranks on one switch; this group spans {len(group)} nodes: use a "
+            "ring or a tree"
+        )
+    members, n = group[0], size_of(group)
+    each = total_bytes * (1.0 + 1.0 / n)
+    edges = [(a, b, each) for a, b in zip(members, (*members[1:], members[0]), strict=True)]
+    return Plan("all_reduce", "nvls", (Phase(flows_of(edges), Hops(1, 0)),))

@@ -1,0 +1,65 @@
+"""Double binary tree all-reduce: chains inside the nodes, two complementary trees between them."""
+
+from __future__ import annotations
+
+from moesim.simulator.cost.collectives.plan import Group, Hops, Phase, Plan, flows_of, rails_of, size_of
+
+
+def plan(total_bytes: float, group: Group) -> Plan:
+    """Reduce up, broadcast down; each tree and rail carries its share of the buffer both ways (eq. X9).
+
+    In a node, a chain of all members ends at the rail's GPU, whose NIC meets the parent's and the children's.
+    An inner node of one tree is a leaf of the other, so every NIC sends and receives about the buffer's
+    share of its rail twice. Source: Sanders, Speck, Traeff, Two-tree algorithms for full bandwidth
+    broadcast, reduction and scan, Parallel Computing 35 (2009).
+    """
+    n, nodes, rails = size_of(group), len(group), rails_of(group)
+    each = total_bytes / (2 * rails)
+    edges: list[tuple[int, int, float]] = []
+    for parents in double_tree(nodes):
+        for rail in range(rails):
+            heads = [members[rail] for members in group]
+            for members in group:
+                chain = members[rail:] + members[:rail]
+                edges += _both_ways(chain[1:], chain[:-1], each)
+            pairs = [(node, up) for node, up in enumerate(parents) if up is not None]
+            edges += _both_ways([heads[a] for a, _ in pairs], [heads[b] for _, b in pairs], each)
+    depth = (nodes - 1).bit_length()
+    longest = max(len(members) for members in group) - 1
+    hops = Hops(2 * longest, 2 * depth)
+    return Plan("all_reduce", "tree", (Phase(flows_of(edges), hops, own_bytes=total_bytes / n),))
+
+
+def _both_ways(
+    tails: tuple[int, ...] | list[int], heads: tuple[int, ...] | list[int], size: float
+) -> list[tuple[int, int, float]]:
+    edges = list(zip(tails, heads, strict=True))
+    return [(a, b, size) for a, b in edges] + [(b, a, size) for a, b in edges]
+
+
+def double_tree(nodes: int) -> tuple[tuple[int | None, ...], tuple[int | None, ...]]:
+    """Parent of every node in two trees whose inner nodes differ; None for a root.
+
+    The first is the in-order binary tree: the lowest set bit of 1 + the number is the level. The second is
+    its mirror image for an even number of nodes, else the first moved on by one.
+    """
+    first = tuple(_parent(node, nodes) for node in range(nodes))
+    second: list[int | None] = [None] * nodes
+    for node, parent in enumerate(first):
+        place = _second(node, nodes)
+        second[place] = None if parent is None else _second(parent, nodes)
+    return first, tuple(second)
+
+
+def _second(node: int, nodes: int) -> int:
+    return nodes - 1 - node if nodes % 2 == 0 else (node + 1) % nodes
+
+
+def _parent(node: int, nodes: int) -> int | None:
+    """In-order numbering from 1: the lowest set bit is the level; the parent has the next one set instead."""
+    number = node + 1
+    level = number & -number
+    parent = (number - level) | (level << 1)
+    if parent > nodes:
+        parent = number - level
+    return parent - 1 if parent else None

@@ -1,0 +1,118 @@
+"""Where a block's compute waits for the host: its calls in order, and what a step loses to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import fsum
+
+from moesim.hwmodels.host import CallKind, Host, load_host
+from moesim.simulator.cost.compute import SmContext, operator_seconds
+from moesim.simulator.cost.host import Launch, PassLaunches, held_back, host_seconds, waited_s
+from moesim.simulator.cost.pricing import Pricer
+from moesim.simulator.cost.table import Mode, PhaseCost, TransferCost
+from moesim.simulator.model.calls import calls_of
+from moesim.simulator.model.operator import BlockKind, Operator, Phase
+from moesim.simulator.model.software import GraphPart, Software
+from moesim.simulator.schedules.template import EP_PHASES
+
+FORWARD: tuple[Phase, ...] = ("dispatch F", "mlp F", "combine F", "attn F")
+"""From one read of the token counts to the next."""
+BACKWARD: tuple[Phase, ...] = ("combine B", "mlp I", "mlp W", "dispatch B", "attn I", "attn W")
+INSIDE = 2
+"""Collectives of tensor parallelism that one half of a layer starts in a phase: a gather and a scatter."""
+
+Transfers = Mapping[tuple[BlockKind, Phase, Mode], TransferCost]
+Compute = Mapping[tuple[BlockKind, Phase, Mode], PhaseCost]
+
+
+def held_back_by_host(
+    pricer: Pricer, kind: BlockKind, compute: Compute, transfer: Transfers, modes: Sequence[Mode]
+) -> dict[tuple[BlockKind, Phase, Mode], PhaseCost]:
+    """Compute of a block with the waits for its launches; empty where the scenario names no host.
+
+    Raises InputError for an unknown host.
+    """
+    software = pricer.scenario.software
+    if software.host is None or "all" in software.cuda_graphs:
+        return {}
+    host = load_host(pricer.scenario.path(software.host))
+    pricer.evidence.extrapolated.add(
+        f"host {host.name}: calls of {software.modules} are counted from the operator list"
+    )
+    out: dict[tuple[BlockKind, Phase, Mode], PhaseCost] = {}
+    for paired in (False, True):
+        chosen = [mode for mode in modes if (mode != "alone") == paired]
+        if chosen:
+            passes = pass_launches(pricer, host, kind, compute, {} if paired else transfer)
+            out |= held_back(kind, compute, (waited_s(passes[0]), waited_s(passes[1])), chosen)
+    return out
+
+
+def pass_launches(
+    pricer: Pricer, host: Host, kind: BlockKind, compute: Compute, transfer: Transfers
+) -> tuple[PassLaunches, PassLaunches]:
+    """Launches of one block's forward and backward, with the transfers that are not beside other compute."""
+    scenario = pricer.scenario
+    software, plan = scenario.software, scenario.parallel
+    operators = pricer.operators(kind)
+    routed = "gate" in {op.name for op in operators.get("attn F", ())}
+    drains = routed and (plan.ep > 1 or software.modules == "transformer-engine")
+    layer = kind not in ("embedding", "head")
+    found = []
+    for forward, phases in ((True, FORWARD), (False, BACKWARD)):
+        launches: list[Launch] = []
+        if drains and forward:
+            launches.append(Launch(host.call_s("counts", True), 0.0))
+        if layer and scenario.recompute == "full":
+            launches.append(Launch(host.call_s("checkpoint", forward), 0.0))
+        if plan.zero_stage == 3:
+            own = host.call_s("collective", True) + (0.0 if forward else host.call_s("collective", False))
+            launches.append(Launch(own, 0.0))
+        extra = host.call_s("selective", forward) if layer and scenario.recompute == "op" else 0.0
+        for phase in phases:
+            price = compute.get((kind, phase, "alone"), PhaseCost(0.0))
+            launches += _phase_launches(pricer, host, operators.get(phase, ()), phase, price, extra)
+            if phase in EP_PHASES and routed and plan.ep > 1:
+                launches.append(_exchange(host, software, kind, phase, transfer, forward))
+        found.append(PassLaunches(tuple(launches), drains and forward))
+    return found[0], found[1]
+
+
+def _phase_launches(
+    pricer: Pricer,
+    host: Host,
+    operators: tuple[Operator, ...],
+    phase: Phase,
+    price: PhaseCost,
+    extra_s: float,
+) -> list[Launch]:
+    """Launches of one phase; its seconds are those of the table, collectives inside it come last."""
+    software, plan = pricer.scenario.software, pricer.scenario.parallel
+    accelerator, profile = pricer.cluster.accelerator, pricer.profile
+    alone = [operator_seconds(op, accelerator, profile, SmContext()).seconds for op in operators]
+    total = fsum(alone)
+    factor = (price.fixed_s + price.row_s - price.exposed_s) / total if total else 0.0
+    launches = []
+    for op, seconds in zip(operators, alone, strict=True):
+        graphed = part_of(op, phase) in software.cuda_graphs
+        calls = () if graphed else calls_of(op, software.modules)
+        launches.append(Launch(host_seconds(calls, host, extra_s), seconds * factor))
+    if price.exposed_s > 0.0:
+        launches.append(Launch((plan.tp > 1) * INSIDE * host.call_s("collective", True), price.exposed_s))
+    return launches
+
+
+def _exchange(
+    host: Host, software: Software, kind: BlockKind, phase: Phase, transfer: Transfers, forward: bool
+) -> Launch:
+    call: CallKind = "exchange" if software.modules == "torch" else "collective"
+    price = transfer.get((kind, phase, "alone"))
+    device = 0.0 if price is None else price.launch_s + max(price.nic_s, price.scale_up_s)
+    return Launch(host.call_s(call, forward), device)
+
+
+def part_of(op: Operator, phase: Phase) -> GraphPart:
+    """The part of a layer that a graph may hold."""
+    if op.cls in ("gate_gemm", "topk"):
+        return "router"
+    return "attention" if phase.startswith("attn") else "experts"

@@ -1,0 +1,136 @@
+"""How long a transfer may take on links that it shares: what others can take of them at most (pure).
+
+A transfer that is slower than alone has a full link on its way, its bottleneck. Max-min fairness gives no
+other transfer there more bandwidth than it, and a communication stream has one transfer at a time; sends
+may come in any number, but each moves its bytes once (docs/model.md, eq. B3 and B4).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from moesim.simulator.common.arrays import FloatVector, IntVector
+from moesim.simulator.cost.table import TransferCost
+from moesim.simulator.engine.program import NS, Program, TransferRows
+from moesim.simulator.model.operator import Phase
+
+Hop = tuple[int, int]
+"""(source, target) pipeline rank of a send."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Bytes:
+    """What a transfer with even load puts on its links: the hop that node loads weigh, and the other."""
+
+    links: IntVector
+    outer: FloatVector
+    inner: FloatVector
+
+
+@dataclass(slots=True)
+class Crowding:
+    """Links of all groups, and how many communication streams use each of them."""
+
+    programs: Sequence[Program]
+    capacity: FloatVector
+    """Bytes per nanosecond of every link."""
+    streams: IntVector
+    """Communication streams (of a rank of a group) with transfers on each link."""
+    sends: list[Counter[Hop]] = field(default_factory=list)
+    """How many sends each group has, by hop."""
+    _own: list[IntVector] = field(default_factory=list)
+    """Links that a group uses."""
+    _bytes: dict[tuple[int, int, Phase, TransferCost], _Bytes] = field(default_factory=dict)
+    _weights: dict[tuple[int, int, Phase, TransferCost], FloatVector] = field(default_factory=dict)
+    _sends: dict[tuple[int, Hop], float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, programs: Sequence[Program]) -> Crowding:
+        """Look at every transfer of every program once."""
+        capacity = programs[0].wires.capacity_bytes_per_ns
+        made = cls(programs, capacity, np.zeros(len(capacity), dtype=np.int64))
+        for number, program in enumerate(programs):
+            used = np.zeros(len(capacity), dtype=bool)
+            for rank, steps in enumerate(program.ranks):
+                stream = np.zeros(len(capacity), dtype=bool)
+                for code in {id(step.code): step.code for step in steps}.values():
+                    for task in code.tasks:
+                        if task.transfer is not None:
+                            stream[made._of(number, rank, task.phase, task.transfer.cost).links] = True
+                made.streams += stream
+                used |= stream
+            made.sends.append(
+                Counter(
+                    hop
+                    for rank, steps in enumerate(program.ranks)
+                    for s in steps
+                    for hop in program.hops(rank, s)
+                )
+            )
+            for source, target in made.sends[-1]:
+                used[program.wires.send(source, target, program.costs.send_bytes).links] = True
+            made._own.append(np.flatnonzero(used))
+        return made
+
+    def _of(self, number: int, rank: int, phase: Phase, cost: TransferCost) -> _Bytes:
+        key = (number, rank, phase, cost)
+        if key not in self._bytes:
+            program = self.programs[number]
+            amounts = np.zeros((2, len(self.capacity)))
+            even = np.ones(program.members)
+            parts = replace(cost, scale_up_bytes=0.0), replace(cost, nic_bytes=0.0)
+            for part, amount in zip(parts, amounts, strict=True):
+                demand = program.wires.uniform(rank, phase, part)
+                if demand is None:
+                    demand = program.wires.transfer(rank, phase, part, even, even)
+                amount[demand.links] = demand.bytes
+            links = np.flatnonzero(amounts.any(axis=0))
+            self._bytes[key] = _Bytes(links, amounts[0, links], amounts[1, links])
+        return self._bytes[key]
+
+    def transfer_ns(self, number: int, rank: int, phase: Phase, rows: TransferRows) -> FloatVector:
+        """Longest payload by micro-batch beside the transfers of all other streams (eq. B3).
+
+        One row where routing has no say.
+        """
+        key = (number, rank, phase, rows.cost)
+        if key not in self._weights:
+            moved = self._of(*key)
+            others = self.streams[moved.links] - 1
+            each = [(part + others * part.max(initial=0.0)) / self.capacity[moved.links]
+                    for part in (moved.outer, moved.inner)]  # fmt: skip
+            self._weights[key] = np.unique(np.array(each), axis=1)
+        outer, inner = self._weights[key]
+        if not len(outer):
+            return np.zeros(1)
+        nodes, members = rows.node_load.max(axis=1), rows.load.max(axis=1)
+        return np.asarray((np.outer(nodes, outer) + np.outer(members, inner)).max(axis=1))
+
+    def send_ns(self, number: int, source: int, target: int) -> float:
+        """Longest pipeline send of a group beside the transfers of all streams (eq. B3)."""
+        key = (number, (source, target))
+        if key not in self._sends:
+            program = self.programs[number]
+            demand = program.wires.send(source, target, program.costs.send_bytes)
+            alone = program.costs.send_s * NS * float(np.max(program.wires.send_slowness(source, target)))
+            crowd = self.streams[demand.links] * demand.bytes.max(initial=0.0)
+            shared = (demand.bytes + crowd) / self.capacity[demand.links]
+            self._sends[key] = max(alone, float(shared.max(initial=0.0)))
+        return self._sends[key]
+
+    def others_sends_ns(self, number: int) -> float:
+        """What the sends of all groups can take of the links of one, at most (eq. B4)."""
+        mine = np.zeros(len(self.capacity), dtype=bool)
+        mine[self._own[number]] = True
+        total = 0.0
+        for program, sends in zip(self.programs, self.sends, strict=True):
+            for (source, target), count in sends.items():
+                demand = program.wires.send(source, target, program.costs.send_bytes)
+                met = mine[demand.links]
+                share = demand.bytes[met] / self.capacity[demand.links[met]]
+                total += count * float(share.max(initial=0.0))
+        return total

@@ -1,0 +1,56 @@
+"""What a transfer puts on links."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from moesim.simulator.common.arrays import FloatVector, IntVector
+
+Pairs = tuple[tuple[int, float], ...]
+"""(link, bytes) of every link."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Demand:
+    """What one transfer puts on the links it crosses: `bytes[i]` on link `links[i]`.
+
+    Links without bytes are dropped, a link named twice counts with its sum. Raises ValueError for lengths
+    that differ and for bytes that are negative or not finite.
+    """
+
+    links: IntVector
+    bytes: FloatVector
+    _pairs: Pairs | None = field(init=False, default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        """Bring both vectors into the form that the pool relies on."""
+        links, amounts = np.asarray(self.links, np.int64), np.asarray(self.bytes, np.float64)
+        if links.shape != amounts.shape or links.ndim != 1:
+            raise ValueError(f"{links.shape} links for {amounts.shape} byte counts")
+        if not np.isfinite(amounts).all() or (amounts < 0.0).any():
+            raise ValueError("bytes of a transfer must be finite and not negative")
+        if not amounts.all():
+            links, amounts = links[amounts > 0.0], amounts[amounts > 0.0]
+        unique, place = np.unique(links, return_inverse=True)
+        if len(unique) < len(links):
+            links, amounts = unique, np.bincount(place, amounts).astype(np.float64)
+        object.__setattr__(self, "links", links)
+        object.__setattr__(self, "bytes", amounts)
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[int, float]]) -> Demand:
+        """The demand of (link, bytes) pairs."""
+        rows = list(pairs)
+        return cls(np.array([link for link, _ in rows], np.int64), np.array([b for _, b in rows]))
+
+    @property
+    def pairs(self) -> Pairs:
+        """(link, bytes) in plain Python."""
+        if self._pairs is None:
+            pairs = tuple(zip(self.links.tolist(), self.bytes.tolist(), strict=True))
+            object.__setattr__(self, "_pairs", pairs)
+            return pairs
+        return self._pairs

@@ -1,0 +1,1 @@
+"""Every GPU for itself: groups, links, faults, statistics."""

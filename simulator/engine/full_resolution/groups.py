@@ -1,0 +1,79 @@
+"""Every group of GPUs as a program of its own: who is in it, how its members differ, what links it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from moesim.hwmodels.topologies import Topology
+from moesim.simulator.common.arrays import IntVector
+from moesim.simulator.cost.table import CostTable
+from moesim.simulator.engine.full_resolution.faults import (
+    check_faults,
+    degraded,
+    jitter_cvs,
+    slow_factors,
+    surviving_groups,
+)
+from moesim.simulator.engine.full_resolution.link_map import ClusterWires
+from moesim.simulator.engine.program import Program, Variation, compile_program
+from moesim.simulator.layout.groups import grouped_gpus
+from moesim.simulator.layout.parallel import Layout
+from moesim.simulator.model.operator import BlockKind
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.schedules import Schedule
+
+Draw = Callable[[int, int | None], Variation]
+"""(group, members; None: those of the folded run) -> how the members of that group differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPrograms:
+    """Programs of all groups that run, and where their members sit.
+
+    `gpus[rank, group, member]`: global GPU numbers, of all groups; `running`: the groups that have a
+    program, in its order.
+    """
+
+    programs: tuple[Program, ...]
+    gpus: IntVector
+    running: tuple[int, ...]
+    topology: Topology
+
+
+def compile_groups(
+    scenario: Scenario,
+    layout: Layout,
+    schedule: Schedule,
+    kinds: Sequence[Sequence[BlockKind]],
+    costs: CostTable,
+    draw: Draw,
+) -> ClusterPrograms:
+    """One program a group of GPUs, on the cluster's links with its faults (docs/model.md, eqs. G1 to G3).
+
+    Raises InputError for faults of what is not there, InfeasibleError where they leave no way to end a step.
+    """
+    cluster, faults = scenario.machine, scenario.faults
+    check_faults(faults, cluster)
+    gpus = grouped_gpus(layout, cluster.node.scale_up_shares)
+    running = surviving_groups(faults, gpus, layout.gpus_per_node)
+    healthy = cluster.topology()
+    topology = degraded(healthy, faults)
+    per_node = min(gpus.shape[2], layout.gpus_per_node)
+    programs = []
+    for group in running:
+        own = gpus[:, group]
+        wires = ClusterWires(
+            topology, healthy, own, per_node, scenario.spreading, scenario.seed, scenario.parallel.ep > 1
+        )
+        variation = draw(group, gpus.shape[2])
+        usual = scenario.variation.jitter_cv.value
+        jitter = jitter_cvs(faults, own, usual)
+        variation = replace(
+            variation,
+            clock=variation.clock * slow_factors(faults, own),
+            jitter_cv=usual if bool((jitter == usual).all()) else jitter,
+        )
+        order = scenario.communication.order
+        programs.append(compile_program(schedule, kinds, costs, order, variation, wires, group))
+    return ClusterPrograms(tuple(programs), gpus, tuple(running), topology)

@@ -1,0 +1,239 @@
+"""Links of every single GPU: what a group's transfers put on NICs, scale-up ports and switches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from moesim.hwmodels.topologies import RouteSet, Spreading, Topology
+from moesim.simulator.common.arrays import FloatVector, IntVector
+from moesim.simulator.cost.table import TransferCost
+from moesim.simulator.engine.demand import Demand
+from moesim.simulator.engine.full_resolution.statistics import link_ends
+from moesim.simulator.engine.link_map import OUTWARD
+from moesim.simulator.model.operator import Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """Who sends to whom in one transfer of a group, as entries (pair, link, share of the pair's bytes).
+
+    Pairs of the scale-out hop come first. `loaded[p]`: the member whose received rows weigh the pair.
+    """
+
+    links: IntVector
+    """Links in use, by number in the cluster."""
+    entry_link: IntVector
+    """Position of an entry's link in `links`."""
+    entry_pair: IntVector
+    entry_share: FloatVector
+    loaded: IntVector
+    outer_pairs: int
+    """Pairs of the scale-out hop."""
+    peers: tuple[int, int]
+    """Other nodes of the group, and other members in a node: a GPU's bytes go to them in equal parts."""
+
+    def demand(
+        self, nic_bytes: float, scale_up_bytes: float, load: FloatVector, node_load: FloatVector
+    ) -> Demand:
+        """Bytes on each link, for these bytes a GPU and relative rows of members (docs/model.md, eq. G1)."""
+        return Demand(self.links, self._on_links(nic_bytes, scale_up_bytes, load, node_load))
+
+    def _on_links(
+        self, nic_bytes: float, scale_up_bytes: float, load: FloatVector, node_load: FloatVector
+    ) -> FloatVector:
+        """Bytes on each of `links`."""
+        pair_bytes = np.empty(len(self.loaded))
+        outer, inner = self.loaded[: self.outer_pairs], self.loaded[self.outer_pairs :]
+        pair_bytes[: self.outer_pairs] = nic_bytes / max(1, self.peers[0]) * node_load[outer]
+        pair_bytes[self.outer_pairs :] = scale_up_bytes / max(1, self.peers[1]) * load[inner]
+        weights = self.entry_share * pair_bytes[self.entry_pair]
+        return np.asarray(np.bincount(self.entry_link, weights, len(self.links)), dtype=np.float64)
+
+    def member_times(self, capacity: FloatVector, members: int) -> tuple[FloatVector, FloatVector]:
+        """(scale-out, scale-up): time of the busiest link on each member's way (docs/model.md, eq. G2).
+
+        Every GPU sends one byte. On the scale-out hop all members of a node wait for every way into the
+        node: what arrives at one is passed on to the others.
+        """
+        even = np.ones(members)
+        result = []
+        for nic, up, pairs in (
+            (1.0, 0.0, slice(0, self.outer_pairs)),
+            (0.0, 1.0, slice(self.outer_pairs, None)),
+        ):
+            time = self._on_links(nic, up, even, even) / capacity[self.links]
+            chosen = np.zeros(len(self.loaded), bool)
+            chosen[pairs] = True
+            entries = chosen[self.entry_pair]
+            worst = np.zeros(members)
+            np.maximum.at(worst, self.loaded[self.entry_pair[entries]], time[self.entry_link[entries]])
+            result.append(worst)
+        per_node = self.peers[1] + 1
+        outer = result[0].reshape(-1, per_node).max(axis=1).repeat(per_node)
+        return outer, result[1]
+
+
+def exchange_pattern(
+    topology: Topology, gpus: IntVector, per_node: int, outward: bool, spreading: Spreading, seed: int
+) -> Pattern:
+    """Pairs of an expert-parallel exchange of `gpus` (members in order, `per_node` of them a node).
+
+    Outward: to the member with the sender's place on every other node, and from there to the others on
+    that node; back: the same pairs the other way round (DeepSeek-V3 report, section 3.2.2).
+    """
+    members = len(gpus)
+    place = np.arange(members)
+    src, dst = (grid.ravel() for grid in np.meshgrid(place, place, indexing="ij"))
+    same_node = src // per_node == dst // per_node
+    outer = ~same_node & (src % per_node == dst % per_node)
+    inner = same_node & (src != dst)
+    pairs = np.concatenate([np.flatnonzero(outer), np.flatnonzero(inner)])
+    a, b = gpus[src[pairs]], gpus[dst[pairs]]
+    routes = topology.routes(*((a, b) if outward else (b, a)), spreading=spreading, seed=seed)
+    return _pattern(routes, dst[pairs], int(outer.sum()), (members // per_node - 1, per_node - 1))
+
+
+def _pattern(routes: RouteSet, loaded: IntVector, outer_pairs: int, peers: tuple[int, int]) -> Pattern:
+    links, entry_link = np.unique(routes.links, return_inverse=True)
+    pair = np.repeat(np.arange(len(loaded)), np.diff(routes.indptr))
+    return Pattern(
+        links.astype(np.int64), entry_link.astype(np.int64), pair, routes.share, loaded, outer_pairs, peers
+    )
+
+
+class ClusterWires:
+    """Links of one group of GPUs in a cluster that may have slow and dead links.
+
+    Implements `engine.wires.Wires`. `gpus[rank, member]` are global numbers.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        healthy: Topology,
+        gpus: IntVector,
+        per_node: int,
+        spreading: Spreading,
+        seed: int,
+        exchanges: bool,
+    ) -> None:
+        """`exchanges`: whether the members of a rank form an expert-parallel group."""
+        self.topology, self.healthy = topology, healthy
+        self.gpus, self.per_node = gpus, per_node
+        self.spreading, self.seed, self.exchanges = spreading, seed, exchanges
+        self._capacity = topology.left_bytes_per_s() / 1e9
+        self._patterns: dict[tuple[int, bool], Pattern] = {}
+        self._slow: dict[tuple[int, bool], tuple[FloatVector | float, FloatVector | float]] = {}
+        self._sends: dict[tuple[int, int], Pattern] = {}
+        self._send_slow: dict[tuple[int, int], FloatVector | float] = {}
+
+    @property
+    def capacity_bytes_per_ns(self) -> FloatVector:
+        """Nominal, of every link of the cluster."""
+        return self._capacity
+
+    @property
+    def gpus_per_rank(self) -> int:
+        """Members of the group."""
+        return int(self.gpus.shape[1])
+
+    def pattern(self, rank: int, outward: bool) -> Pattern:
+        """The exchange of a pipeline rank's members."""
+        key = (rank, outward)
+        if key not in self._patterns:
+            self._patterns[key] = self._exchange(self.topology, rank, outward)
+        return self._patterns[key]
+
+    def _exchange(self, topology: Topology, rank: int, outward: bool) -> Pattern:
+        return exchange_pattern(topology, self.gpus[rank], self.per_node, outward, self.spreading, self.seed)
+
+    def uniform(self, rank: int, phase: Phase, cost: TransferCost) -> Demand | None:
+        """Parameters go round a ring through all ports that work; routed rows depend on the load."""
+        if phase in OUTWARD or phase in ("combine F", "dispatch B"):
+            return None
+        ports = [links[self._capacity[links] > 0.0] for links in self.ports(rank)]
+        used = [
+            (links, np.full(len(links), amount * self.gpus_per_rank / len(links)))
+            for links, amount in zip(ports, (cost.nic_bytes, cost.scale_up_bytes), strict=True)
+            if len(links) and amount > 0.0
+        ]
+        if not used:
+            return Demand.of([])
+        return Demand(np.concatenate([u[0] for u in used]), np.concatenate([u[1] for u in used]))
+
+    def transfer(
+        self, rank: int, phase: Phase, cost: TransferCost, load: FloatVector, node_load: FloatVector
+    ) -> Demand:
+        """A dispatch or combine of all members of a rank: one fluid, spread over all its links."""
+        return self.pattern(rank, phase in OUTWARD).demand(
+            cost.nic_bytes, cost.scale_up_bytes, load, node_load
+        )
+
+    def _send_pattern(self, topology: Topology, source: int, target: int) -> Pattern:
+        return self._pairs(topology, self.gpus[source], self.gpus[target])
+
+    def _pairs(self, topology: Topology, src: IntVector, dst: IntVector) -> Pattern:
+        """Each of `src` to its like in `dst`."""
+        routes = topology.routes(src, dst, spreading=self.spreading, seed=self.seed)
+        return _pattern(routes, np.arange(len(src)), len(src), (1, 0))
+
+    def send(self, source: int, target: int, size: float) -> Demand:
+        """Every member to its like on the other pipeline rank."""
+        key = (source, target)
+        if key not in self._sends:
+            self._sends[key] = self._send_pattern(self.topology, source, target)
+        even = np.ones(self.gpus.shape[1])
+        return self._sends[key].demand(size, 0.0, even, even)
+
+    def slowness(self, rank: int, phase: Phase) -> tuple[FloatVector | float, FloatVector | float]:
+        """Busiest link with the faults over busiest link without them, for every member (eq. G2)."""
+        if self.topology is self.healthy or not self.exchanges:
+            return 1.0, 1.0
+        key = (rank, phase in OUTWARD)
+        if key not in self._slow:
+            now = self._times(self.topology, self.pattern(*key))
+            before = self._times(self.healthy, self._exchange(self.healthy, *key))
+            self._slow[key] = (_ratio(now[0], before[0]), _ratio(now[1], before[1]))
+        return self._slow[key]
+
+    def _times(self, topology: Topology, pattern: Pattern) -> tuple[FloatVector, FloatVector]:
+        return pattern.member_times(topology.left_bytes_per_s(), self.gpus.shape[1])
+
+    def send_slowness(self, source: int, target: int) -> FloatVector | float:
+        """The same for a send."""
+        if self.topology is self.healthy:
+            return 1.0
+        key = (source, target)
+        if key not in self._send_slow:
+            now, before = (
+                self._times(t, self._send_pattern(t, source, target))[0]
+                for t in (self.topology, self.healthy)
+            )
+            self._send_slow[key] = _ratio(now, before)
+        return self._send_slow[key]
+
+    def sync_slowness(self, rank: int) -> float:
+        """The same for a ring through all members of a rank: its slowest hop decides."""
+        if self.topology is self.healthy:
+            return 1.0
+        gpus = self.gpus[rank]
+        step = self.per_node if len(gpus) > self.per_node else 1
+        now, before = (
+            self._times(t, self._pairs(t, gpus, np.roll(gpus, -step)))[0]
+            for t in (self.topology, self.healthy)
+        )
+        return float(np.max(_ratio(now, before)))
+
+    def ports(self, rank: int) -> tuple[IntVector, IntVector]:
+        """Links out of the members: NICs, and scale-up ports."""
+        ends = link_ends(self.topology)
+        own = np.isin(ends.tails, self.gpus[rank])
+        return np.flatnonzero(own & ~ends.scale_up), np.flatnonzero(own & ends.scale_up)
+
+
+def _ratio(now: FloatVector, before: FloatVector) -> FloatVector | float:
+    """Element by element, 1 where nothing moves; a plain 1.0 where nothing changed."""
+    ratio = np.maximum(1.0, np.divide(now, before, out=np.ones_like(now), where=before > 0.0))
+    return 1.0 if bool((ratio <= 1.0).all()) else ratio

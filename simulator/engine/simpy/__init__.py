@@ -1,0 +1,1 @@
+"""The engine in SimPy: the one folder that knows it."""

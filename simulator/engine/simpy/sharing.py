@@ -1,0 +1,136 @@
+"""Who slows whom: the offered load of every link, and the flows that full links tie together.
+
+A link whose flows, all at their own pace, would not fill it can never hold one of them back; only the
+others, the *tight* links, couple flows (docs/model.md, eq. E3a). `FewLinks` keeps that in plain Python,
+`sharing_arrays.ManyLinks` in arrays; both give the same flows and rates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Any, Protocol
+
+import numpy as np
+import simpy
+
+from moesim.simulator.common.arrays import FloatVector
+from moesim.simulator.engine.demand import Demand
+from moesim.simulator.engine.maxmin import few_rates
+
+WHOLE = 1 << 44
+"""A link's capacity in the unit that offered loads are counted in: whole numbers neither drift over any
+number of starts and ends nor depend on their order."""
+TIGHT = WHOLE + 17
+"""Offered load above which a link may hold flows back: its capacity, and 1e-12 of it for rounding."""
+
+
+@dataclass(slots=True, eq=False)
+class Flow:
+    """One transfer in flight; `alone_ns` is its duration with no other transfer around."""
+
+    demand: Demand
+    alone_ns: float
+    serial: int
+    done: simpy.Event | None = None
+    """Succeeds when the last byte arrived; made only once somebody needs to wait for it."""
+    remaining: float = 1.0
+    rate: float = 0.0
+    updated_ns: float = 0.0
+    version: int = 0
+    offered: Any = None
+    """Its load on each of its links, in units of capacity / WHOLE."""
+    blocks: list[int] = field(default_factory=list)
+    """Where `ManyLinks` finds it."""
+
+
+class Sharing(Protocol):
+    """Which flows have to be solved again when one starts or ends, and their rates."""
+
+    def join(self, flow: Flow) -> list[list[Flow]]:
+        """Put a flow on its links; return the coupled groups to solve, none if nothing holds it back."""
+
+    def leave(self, flow: Flow) -> list[list[Flow]]:
+        """Take a flow off its links; return the groups that it held back."""
+
+    def rates(self, flows: Sequence[Flow]) -> list[float]:
+        """Progress per nanosecond of a group."""
+
+    def carried(self) -> FloatVector:
+        """Bytes that transfers have put on every link so far."""
+
+    def busy(self) -> list[int]:
+        """Links that a transfer is on now."""
+
+
+class FewLinks:
+    """Sharing in plain Python: best for transfers on a few links each."""
+
+    def __init__(self, capacity: FloatVector) -> None:
+        """Start with every link idle; `capacity` in bytes/ns."""
+        self.capacity: list[float] = capacity.tolist()
+        self.unit = [WHOLE / c if c > 0.0 else float("inf") for c in self.capacity]
+        self.load = [0] * len(self.capacity)
+        self.bytes = [0.0] * len(self.capacity)
+        # Flows of a link in order of their start: a dict keeps that order, so ties are reproducible.
+        self.users: list[dict[Flow, None]] = [{} for _ in self.capacity]
+
+    def join(self, flow: Flow) -> list[list[Flow]]:
+        """Put a flow on its links; return the coupled groups to solve, none if nothing holds it back."""
+        flow.offered = offered = []
+        alone, load, unit = flow.alone_ns, self.load, self.unit
+        tight = False
+        for link, amount in flow.demand.pairs:
+            self.bytes[link] += amount
+            self.users[link][flow] = None
+            part = ceil(min(amount * unit[link] / alone, TIGHT + 1))
+            offered.append(part)
+            load[link] += part
+            tight = tight or load[link] > TIGHT
+        return [self._coupled(flow)] if tight else []
+
+    def leave(self, flow: Flow) -> list[list[Flow]]:
+        """Take a flow off its links; return the groups that it held back."""
+        load = self.load
+        freed = []
+        for (link, _), part in zip(flow.demand.pairs, flow.offered, strict=True):
+            if load[link] > TIGHT:
+                freed.append(link)
+            load[link] -= part
+            del self.users[link][flow]
+        groups: list[list[Flow]] = []
+        seen: set[Flow] = set()
+        for link in freed:
+            for user in self.users[link]:
+                if user not in seen:
+                    groups.append(self._coupled(user))
+                    seen.update(groups[-1])
+        return groups
+
+    def _coupled(self, flow: Flow) -> list[Flow]:
+        """Flows that share a tight link with `flow`, directly or through others, in order of their start."""
+        seen = {flow}
+        queue = [flow]
+        while queue:
+            for link, _ in queue.pop().demand.pairs:
+                if self.load[link] > TIGHT:
+                    for other in self.users[link]:
+                        if other not in seen:
+                            seen.add(other)
+                            queue.append(other)
+        return sorted(seen, key=lambda f: f.serial)
+
+    def rates(self, flows: Sequence[Flow]) -> list[float]:
+        """Progress per nanosecond of a group."""
+        if len(flows) == 1 and all(self.load[link] <= TIGHT for link, _ in flows[0].demand.pairs):
+            return [1.0 / flows[0].alone_ns]
+        return few_rates([(f.demand.pairs, f.alone_ns) for f in flows], self.capacity)
+
+    def carried(self) -> FloatVector:
+        """Bytes that transfers have put on every link so far."""
+        return np.array(self.bytes)
+
+    def busy(self) -> list[int]:
+        """Links that a transfer is on now."""
+        return [link for link, users in enumerate(self.users) if users]

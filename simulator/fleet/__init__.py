@@ -1,1 +1,0 @@
-"""One job on several kinds of accelerators, by pipeline rank."""

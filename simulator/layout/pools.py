@@ -1,0 +1,143 @@
+"""From a fleet to pools that hold pipeline ranks, each as a cluster of its own that can be priced (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import fsum, gcd
+
+from moesim.hwmodels.cluster import Cluster
+from moesim.hwmodels.errors import InputError
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario.fleet import Pool
+from moesim.simulator.schedules import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A pool: its own cluster, the scenario as if the whole pipeline ran on such a cluster, its ranks."""
+
+    label: str
+    cluster: Cluster
+    scenario: Scenario
+    ranks: range
+
+
+def spread(scenario: Scenario) -> tuple[Part, ...]:
+    """The pools of a scenario's fleet with their pipeline ranks, in proportion to their GPUs.
+
+    Raises InputError for what a fleet does not go with, and where ranks and GPUs do not fit together.
+    """
+    check_supported(scenario)
+    clusters = pool_clusters(scenario)
+    total, pp = sum(cluster.n_gpus for _, cluster in clusters), scenario.parallel.pp
+    unit = rank_unit([cluster for _, cluster in clusters])
+    if pp % unit:
+        below = pp - pp % unit
+        near = tuple(n for n in (below, below + unit) if n)
+        held = " + ".join(f"{cluster.n_gpus:,} x {cluster.accelerator.name}" for _, cluster in clusters)
+        raise InputError(
+            f"parallel.pp={pp} does not spread over the fleet of {held} GPUs: every pipeline rank has "
+            f"the same number of GPUs, of one pool, so parallel.pp is a multiple of {unit}; take "
+            f"{' or '.join(map(str, near))}, or change fleet.pools.*.nodes",
+            key="parallel.pp",
+            nearest=near,
+        )
+    parts, first = [], 0
+    for (label, cluster), pool in zip(clusters, pools_of(scenario), strict=True):
+        ranks = range(first, first + pp * cluster.n_gpus // total)
+        parts.append(Part(label, cluster, whole_scenario(scenario, pool, cluster, total), ranks))
+        first = ranks.stop
+    return tuple(parts)
+
+
+def pools_of(scenario: Scenario) -> tuple[Pool, ...]:
+    """The pools of a scenario; raises InputError where it has no fleet."""
+    if scenario.fleet is None:
+        raise InputError(f"scenario {scenario.name} has no fleet: give fleet.pools")
+    return scenario.fleet.pools
+
+
+def pool_clusters(scenario: Scenario) -> list[tuple[str, Cluster]]:
+    """What to call each pool, and its cluster; raises InputError for unknown clusters and unfit nodes."""
+    pools_of(scenario)
+    found = [
+        (f"fleet.pools.{number} ({cluster.accelerator.name})", cluster)
+        for number, cluster in enumerate(scenario.machines)
+    ]
+    for label, cluster in found:
+        total, node = sum(other.n_gpus for _, other in found), cluster.node.n_gpus
+        if total % node:
+            raise InputError(
+                f"{label}: the fleet's {total} GPUs do not fill its nodes of {node}; change nodes of a pool"
+            )
+    return found
+
+
+def rank_unit(clusters: Sequence[Cluster]) -> int:
+    """Every legal number of pipeline ranks is a multiple of this: GPUs of the fleet over their divisor."""
+    return sum(cluster.n_gpus for cluster in clusters) // gcd(*(cluster.n_gpus for cluster in clusters))
+
+
+def usd_per_hour(clusters: Sequence[Cluster]) -> float | None:
+    """Rent of all pools for an hour; None where one has no price."""
+    prices = [(cluster.n_gpus, cluster.price_per_gpu_hour) for cluster in clusters]
+    if any(price is None for _, price in prices):
+        return None
+    return fsum(n * price.value for n, price in prices if price is not None)
+
+
+def whole_scenario(scenario: Scenario, pool: Pool, cluster: Cluster, total: int) -> Scenario:
+    """The scenario on `total` GPUs of one pool's kind: what prices the ranks that this pool holds."""
+    communication = scenario.communication.model_copy(update={"sms": scenario.pool_sms(pool)})
+    # Not validated again: this size is a device for pricing, its network is never built.
+    whole = cluster.model_copy(update={"nodes": total // cluster.node.n_gpus})
+    update = {"fleet": None, "cluster": whole, "communication": communication}
+    part = scenario.model_copy(update={**update, "profile": scenario.pool_profile(pool)})
+    return part if scenario._base is None else part.based_on(scenario._base)
+
+
+def owners_of(parts: Sequence[Part]) -> tuple[int, ...]:
+    """Number of the pool that holds each pipeline rank."""
+    return tuple(number for number, part in enumerate(parts) for _ in part.ranks)
+
+
+def check_schedule(schedule: Schedule, owners: Sequence[int], labels: Sequence[str]) -> None:
+    """Raise InputError where two pools would hold copies of one stage."""
+    for stage, holders in enumerate(zip(*schedule.routes, strict=True)):
+        pools = sorted({owners[rank] for rank in holders})
+        if len(pools) > 1:
+            raise InputError(
+                f"schedule={schedule.name} keeps stage {stage} on pipeline ranks "
+                f"{' and '.join(map(str, sorted(holders)))}, on {labels[pools[0]]} and {labels[pools[1]]}: "
+                "its gradients would be reduced between pools, which is not modelled; use a schedule that "
+                "keeps every stage on one rank, such as dualpipev, zbv or 1f1b",
+                key="schedule",
+                nearest=("dualpipev", "zbv", "1f1b"),
+            )
+
+
+def check_supported(scenario: Scenario) -> None:
+    """Refuse, with the remedy, what is not modelled on a fleet."""
+    if scenario.resolution == "full":
+        raise InputError(
+            "resolution=full needs one cluster: a fleet's pools have no network between them; use "
+            "resolution: folded",
+            key="resolution",
+            nearest=("folded",),
+        )
+    if scenario.faults:
+        raise InputError(
+            "faults need every GPU simulated for itself (resolution: full), which a fleet does not have; "
+            "leave faults out"
+        )
+    if scenario.stages.blocks is not None:
+        raise InputError(
+            "stages.blocks fixes a part of the model; a fleet takes the whole: give stages.layers, or leave "
+            "stages out and layers are balanced over the pools"
+        )
+    if scenario.run.asks_for_more:
+        raise InputError(
+            "run: ramps, phases, checkpoints, failures, spares and prices are not modelled for a fleet; give "
+            f"run: {{tokens: {scenario.run.tokens:g}}}"
+        )

@@ -1,0 +1,1 @@
+"""Plans of a fleet of several kinds of accelerators."""

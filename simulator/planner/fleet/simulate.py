@@ -1,0 +1,272 @@
+"""Plan search for a fleet: which plan, and whether the mix beats each of its pools alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from math import fsum, inf, isfinite
+
+from moesim.hwmodels.errors import InfeasibleError, InputError
+from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
+from moesim.simulator.engine.simpy.execute import execute
+from moesim.simulator.layout.pools import owners_of, usd_per_hour
+from moesim.simulator.planner.causes import step_causes_by_rank
+from moesim.simulator.planner.fleet.space import (
+    SCHEDULES,
+    FleetPools,
+    fleet_pools,
+    fleet_space,
+    legal_fleet_frames,
+)
+from moesim.simulator.planner.fleet.study import FleetPlan, FleetStudy
+from moesim.simulator.planner.fleet.verdict import verdict
+from moesim.simulator.planner.progress import Say
+from moesim.simulator.planner.replay import CLOSED_FORM_ERROR
+from moesim.simulator.planner.result import Alone, PlanResult, PlanRow
+from moesim.simulator.planner.rows import Simulated, make_row
+from moesim.simulator.planner.space import PlanSpace
+from moesim.simulator.predict.fleet_compile import PreparedFleet, prepare_fleet
+from moesim.simulator.predict.fleet_simulate import pool_memory, pool_results
+from moesim.simulator.predict.result_parts import MemoryResult, PoolResult
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario.scenario import Stages
+
+PlanAlone = Callable[[Scenario, PlanSpace], PlanResult]
+"""The search over one cluster, for each pool alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedFleet:
+    """A simulated plan of a fleet, and what each pool does in it."""
+
+    found: Simulated
+    pools: tuple[PoolResult, ...]
+
+
+def plan_fleet(
+    scenario: Scenario,
+    wanted: PlanSpace,
+    objective: str,
+    top: int,
+    deadline_days: float | None,
+    budget_usd: float | None,
+    say: Say,
+    pool: Executor | None,
+    alone: PlanAlone,
+) -> PlanResult:
+    """The best plans for a scenario with a fleet, and each pool alone; arguments as of `search.plan`.
+
+    On one fleet cost, energy and deadline follow time. Raises InputError for what a fleet's search does not
+    have, InfeasibleError, with the counts by reason, where nothing is legal, fits and keeps the limits.
+    """
+    start = time.perf_counter()
+    if objective == "memory":
+        raise InputError("objective=memory is not searched for a fleet; use time, cost, energy or deadline")
+    pools, shape = fleet_pools(scenario), scenario.shape
+    usd = usd_per_hour([part.cluster for part in pools.parts])
+    if usd is None and (objective == "cost" or budget_usd is not None):
+        raise InputError(
+            "a pool of the fleet has no price_per_gpu_hour: state one in its cluster to plan by cost"
+        )
+    if wanted.layout == "scenario" and scenario.stages.layers is None:
+        raise InputError("layout=scenario, but the scenario has no stages.layers; use layout=balanced")
+    fixed = scenario.stages.layers if wanted.layout == "scenario" else None
+    own_space = fleet_space(wanted, scenario, pools, shape)
+    space, frames, refused = legal_fleet_frames(own_space, scenario, pools, shape)
+    say(
+        0.0,
+        f"{len(frames) * space.inner:,} of {space.size:,} plans divide the fleet, model, batch and schedule",
+    )
+    most_s = _most_step_s(scenario, usd, deadline_days, budget_usd)
+    study = FleetStudy(scenario, shape, pools, space, frames, fixed, most_s, refused)
+    proven = study.fastest(top)
+    best = study.best()
+    estimated = time.perf_counter()
+    if not best:
+        raise InfeasibleError(_nothing(study))
+    say(0.3, f"{study.estimated:,} plans in closed form; simulating {len(best[:top])}")
+    scenarios = [_scenario_of(scenario, study, p) for p in best[:top]]
+    run = map if pool is None else pool.map
+    simulated = list(run(simulate_fleet_plan, scenarios))
+    rows = [_row(study, p, s, f, usd) for p, s, f in zip(best, scenarios, simulated, strict=False)]
+    rows = [row for row in rows if row.memory_bytes <= row.capacity_bytes and row.time_s <= most_s]
+    if not rows:
+        raise InfeasibleError(_nothing(study, "no plan that was simulated keeps the deadline or budget"))
+    rows.sort(key=lambda row: (row.time_s, row.memory_bytes, row.label))
+    rows = [replace(row, margin=row.time_s / rows[0].time_s - 1.0) for row in rows]
+    own = _own(scenario, pools, usd, rows[0].time_s)
+    engine = time.perf_counter()
+    judged = verdict(
+        rows[0], [_alone(scenario, pools, n, wanted, own_space, alone, say) for n in range(len(pools.parts))]
+    )
+    end = time.perf_counter()
+    near = sum(p.time_s <= best[0].time_s * (1.0 + CLOSED_FORM_ERROR) for p in best)
+    return PlanResult(
+        objective=objective,
+        ranked=tuple(rows),
+        pareto=(),
+        refused=refused.rows(),
+        own=own,
+        own_rank=_rank(own, rows, proven),
+        considered=space.size,
+        legal=len(frames) * space.inner,
+        fitting=study.fitting,
+        estimated=study.estimated,
+        simulated=len(rows),
+        price_tables=sum(book.priced for book in study.books),
+        proven_s=proven if isfinite(proven) else None,
+        rivals=max(0, near - top),
+        notes=tuple(_notes(study, objective)),
+        evaluated_per_s=space.size / (estimated - start),
+        seconds={"closed form": estimated - start, "engine": engine - estimated, "alone": end - engine},
+        fleet=judged,
+    )
+
+
+def simulate_fleet_plan(scenario: Scenario) -> SimulatedFleet:
+    """Run the engine on a plan of a fleet (in a worker process). Raises InputError for an illegal one."""
+    fleet = prepare_fleet(scenario)
+    execution = execute(fleet.program)
+    owners = [fleet.prepared[number] for number in owners_of(fleet.parts)]
+    memory = max(_memories(fleet), key=lambda m: m.total_bytes / m.capacity_bytes)
+    first = fleet.prepared[0]
+    found = Simulated(
+        execution.end_ns / 1e9,
+        memory.total_bytes,
+        memory.capacity_bytes,
+        memory.by_kind_bytes,
+        step_causes_by_rank(owners, execution),
+        first.stages.layers_per_stage,
+        first.schedule.microbatches,
+    )
+    return SimulatedFleet(found, pool_results(fleet, execution))
+
+
+def _memories(fleet: PreparedFleet) -> list[MemoryResult]:
+    return [pool_memory(part, p) for part, p in zip(fleet.parts, fleet.prepared, strict=True)]
+
+
+def _scenario_of(base: Scenario, study: FleetStudy, plan: FleetPlan) -> Scenario:
+    """The scenario of a plan, which `simulate` accepts."""
+    frame, space = study.frames[plan.frame], study.space
+    return base.model_copy(
+        update={
+            "parallel": frame.plan.model_copy(update={"zero_stage": space.zero_stage[plan.zero]}),
+            "schedule": frame.schedule,
+            "precision": space.precision[plan.recipe],
+            "recompute": space.recompute[plan.policy],
+            "stages": Stages(layers=plan.stages.layers_per_stage),
+        }
+    )
+
+
+def _row(
+    study: FleetStudy, plan: FleetPlan, scenario: Scenario, simulated: SimulatedFleet, usd: float | None
+) -> PlanRow:
+    cluster = study.pools.parts[0].scenario.machine
+    row = make_row(
+        scenario,
+        cluster,
+        simulated.found,
+        plan.stages,
+        plan.time_s,
+        plan.bound_s,
+        study.fitting_of(plan.frame),
+        {},
+    )
+    return _billed(row, study.pools, usd, simulated.pools)
+
+
+def _billed(row: PlanRow, pools: FleetPools, usd: float | None, done: tuple[PoolResult, ...]) -> PlanRow:
+    """A row with the money and the energy of all pools."""
+    run_s = row.days * SECONDS_PER_DAY
+    watts = [
+        part.cluster.n_gpus
+        * part.cluster.accelerator.tdp_w
+        * (part.cluster.energy.pue.value if part.cluster.energy else 1.0)
+        for part in pools.parts
+    ]
+    cost = None if usd is None else run_s / SECONDS_PER_HOUR * usd
+    return replace(row, cost_usd=cost, energy_j=run_s * fsum(watts), pools=done)
+
+
+def _own(scenario: Scenario, pools: FleetPools, usd: float | None, best_s: float) -> PlanRow | None:
+    """The scenario's own plan, simulated; None where it is illegal or does not fit."""
+    try:
+        simulated = simulate_fleet_plan(scenario)
+    except InputError:
+        return None
+    found = simulated.found
+    if found.memory_bytes > found.capacity_bytes or found.time_s is None:
+        return None
+    row = make_row(scenario, pools.parts[0].scenario.machine, found, None, None, None, 1, {})
+    return replace(_billed(row, pools, usd, simulated.pools), margin=found.time_s / best_s - 1.0)
+
+
+def _rank(own: PlanRow | None, rows: list[PlanRow], proven_s: float) -> int | None:
+    """Its place among the simulated rows; None beyond what is proven."""
+    if own is None or own.time_s > proven_s or own.time_s > rows[-1].time_s:
+        return None
+    return sum(row.time_s < own.time_s for row in rows) + 1
+
+
+def _alone(
+    scenario: Scenario,
+    pools: FleetPools,
+    number: int,
+    wanted: PlanSpace,
+    space: PlanSpace,
+    search: PlanAlone,
+    say: Say,
+) -> Alone:
+    """The best plan of one pool with the GPUs that it has, same batch, same values to try."""
+    part = pools.parts[number]
+    cluster, accelerator = part.cluster, part.cluster.accelerator.name
+    say(0.5 + 0.5 * number / len(pools.parts), f"{accelerator} alone")
+    one = part.scenario.model_copy(update={"cluster": cluster, "stages": Stages()})
+    own = space.model_copy(
+        update={
+            "pp": wanted.pp,
+            # What a fleet cannot run, one pool can: left out, the mix would look better than it is.
+            "schedule": wanted.schedule or (*SCHEDULES, "dualpipe"),
+            "sms": (one.communication.sms,) if one.communication.sms else None,
+            "layout": "balanced",
+        }
+    )
+    try:
+        return Alone(accelerator, cluster.n_gpus, search(one, own).best)
+    except (InputError, InfeasibleError) as error:
+        return Alone(accelerator, cluster.n_gpus, None, str(error))
+
+
+def _most_step_s(
+    scenario: Scenario, usd: float | None, deadline_days: float | None, budget_usd: float | None
+) -> float:
+    """Longest step that keeps deadline and budget."""
+    steps = -(-scenario.run.tokens // (scenario.batch.sequences * scenario.batch.sequence_length))
+    most = inf if deadline_days is None else deadline_days * SECONDS_PER_DAY / steps
+    if budget_usd is not None and usd is not None:
+        most = min(most, budget_usd / usd * SECONDS_PER_HOUR / steps)
+    return most
+
+
+def _notes(study: FleetStudy, objective: str) -> list[str]:
+    all_ = len(study.frames) * len(study.space.precision) * len(study.space.recompute)
+    notes = [
+        f"{study.expanded:,} of {all_:,} "
+        "legal combinations of frame, precision and recompute got a layout and its memory; the others have a "
+        "lower bound above the last ranked plan"
+    ]
+    if study.capped:
+        notes.append("the search stopped at its limit of frames: a plan beyond it might be among the best")
+    if objective == "energy":
+        notes.append("energy counts every accelerator at its board's power limit, whatever it does")
+    return notes
+
+
+def _nothing(study: FleetStudy, first: str = "no plan of the fleet is legal and fits") -> str:
+    rows = study.refused.rows()
+    listed = "; ".join(f"{row.count:,} x {row.reason} ({row.example})" for row in rows[:4])
+    return f"{first}. Refused: {listed or 'nothing'}; widen the space, the pools or the limits"

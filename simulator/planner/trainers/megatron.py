@@ -1,0 +1,189 @@
+"""A plan as Megatron-LM arguments, and what in it Megatron-LM has no words for."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+
+from moesim.simulator.model.shape import MLA, ModelShape
+from moesim.simulator.planner.trainers.megatron_layout import layout_text
+from moesim.simulator.scenario import Scenario
+
+SCHEDULES = {"1f1b", "interleaved-1f1b"}
+"""Schedules that Megatron-LM runs; which of them follows from the number of virtual stages."""
+
+LISTS = {"--recompute-modules"}
+"""Flags with several words, one argument each."""
+
+MODULES = {"attention": "core_attn", "selective": "layernorm mla_up_proj moe_act"}
+"""What Megatron-LM computes again (`--recompute-modules`) for a recompute policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spelled:
+    """Arguments by flag (None: a bare flag), and sentences on what they cannot say."""
+
+    arguments: dict[str, str | None]
+    unspelled: tuple[str, ...]
+
+    def text(self) -> str:
+        """One argument a line, as a shell script continues lines; what is unspelled as comments on top."""
+        lines = [
+            flag if value is None else f"{flag} {_quoted(flag, value)}"
+            for flag, value in self.arguments.items()
+        ]
+        comments = "".join(f"# not spelled: {sentence}\n" for sentence in self.unspelled)
+        return comments + " \\\n".join(lines) + "\n"
+
+
+def _quoted(flag: str, value: str) -> str:
+    return " ".join(map(shlex.quote, value.split())) if flag in LISTS else shlex.quote(value)
+
+
+def megatron_arguments(scenario: Scenario) -> Spelled:
+    """Arguments of Megatron-LM's pretraining script for a scenario's model and plan.
+
+    Flags: NVIDIA/Megatron-LM `megatron/training/arguments.py` and yanring/Megatron-MoE-ModelZoo@e865051.
+    Raises InputError for a model that cannot be loaded.
+    """
+    shape = scenario.shape
+    found: dict[str, str | None] = {}
+    missing: list[str] = []
+    _parallel(scenario, shape, found, missing)
+    _precision(scenario, found, missing)
+    _recompute(scenario, found, missing)
+    if scenario.routing.eplb is not None:
+        missing.append("placement of experts and their replicas: Megatron-LM trains with experts in order")
+    _model(shape, found)
+    return Spelled(found, tuple(missing))
+
+
+def _parallel(
+    scenario: Scenario, shape: ModelShape, found: dict[str, str | None], missing: list[str]
+) -> None:
+    plan = scenario.parallel
+    found["--tensor-model-parallel-size"] = str(plan.tp)
+    found["--pipeline-model-parallel-size"] = str(plan.pp)
+    found["--context-parallel-size"] = str(plan.cp)
+    if shape.moe is not None:
+        found["--expert-model-parallel-size"] = str(plan.ep)
+        found["--expert-tensor-parallel-size"] = str(plan.expert_tp)
+    if plan.sequence_parallel:
+        found["--sequence-parallel"] = None
+    found["--micro-batch-size"] = str(plan.microbatch)
+    found["--global-batch-size"] = str(scenario.batch.sequences)
+    found["--seq-length"] = str(scenario.batch.sequence_length)
+    if scenario.schedule not in SCHEDULES:
+        missing.append(
+            f"schedule {scenario.schedule}: Megatron-LM runs 1F1B and interleaved 1F1B only"
+            + (", so its stages are left out too" if plan.pp > 1 else "")
+        )
+    elif plan.pp > 1:
+        if plan.vpp > 1:
+            found["--num-virtual-stages-per-pipeline-rank"] = str(plan.vpp)
+        if scenario.stages.layers is not None:
+            text = layout_text(scenario.stages.layers, shape.mtp_layers)
+            found["--pipeline-model-parallel-layout"] = text
+        else:
+            missing.append("stage layout: the scenario leaves it to moesim's balance; state stages.layers")
+    if shape.moe is not None and plan.ep > 1:
+        found["--moe-token-dispatcher-type"] = "flex"
+        found["--moe-flex-dispatcher-backend"] = "deepep"
+        found["--moe-deepep-num-sms"] = str(scenario.communication.sms)
+    if plan.zero_stage == 1:
+        found["--use-distributed-optimizer"] = None
+    elif plan.zero_stage > 1:
+        found["--use-megatron-fsdp"] = None
+        strategy = {2: "optim_grads", 3: "optim_grads_params"}[plan.zero_stage]
+        found["--data-parallel-sharding-strategy"] = strategy
+
+
+def _precision(scenario: Scenario, found: dict[str, str | None], missing: list[str]) -> None:
+    recipe = scenario.recipe
+    found["--bf16"] = None
+    if recipe.linear == "fp8":
+        found["--fp8-format"] = "e4m3"
+        found["--fp8-recipe"] = "blockwise"
+    if recipe.moments == "bf16":
+        found["--use-precision-aware-optimizer"] = None
+        found["--exp-avg-dtype"] = "bf16"
+        found["--exp-avg-sq-dtype"] = "bf16"
+    if recipe.gradient_reduce == "fp32":
+        found["--accumulate-allreduce-grads-in-fp32"] = None
+    if recipe.dispatch == "fp8":
+        missing.append(
+            "dispatch of tokens in FP8: the DeepEP backend of Megatron-LM sends what the layer gives"
+        )
+    if recipe.head == "fp32" or "fp8" in (
+        recipe.combine,
+        recipe.moments,
+        recipe.gradients,
+        recipe.parameters,
+    ):
+        missing.append("formats of head, combine, moments, gradients or parameters other than the usual ones")
+
+
+def _recompute(scenario: Scenario, found: dict[str, str | None], missing: list[str]) -> None:
+    policy = scenario.recompute
+    if policy == "full":
+        found["--recompute-granularity"] = "full"
+        found["--recompute-method"] = "uniform"
+        found["--recompute-num-layers"] = "1"
+    elif policy != "none":
+        found["--recompute-granularity"] = "selective"
+        found["--recompute-modules"] = MODULES.get(policy, MODULES["selective"])
+    if policy == "op":
+        missing.append("recompute=op, torchtitan's choice of operators: the nearest modules stand for it")
+    if policy == "deepseek-v3":
+        missing.append("attention output kept in 12 bits (E5M6), a part of recompute=deepseek-v3")
+
+
+def _model(shape: ModelShape, found: dict[str, str | None]) -> None:
+    attention, moe = shape.attention, shape.moe
+    found["--num-layers"] = str(shape.n_layers)
+    found["--hidden-size"] = str(shape.hidden)
+    if shape.dense_ffn is not None:
+        found["--ffn-hidden-size"] = str(shape.dense_ffn)
+    found["--num-attention-heads"] = str(attention.heads)
+    if isinstance(attention, MLA):
+        found["--multi-latent-attention"] = None
+        if attention.q_lora_rank:
+            found["--q-lora-rank"] = str(attention.q_lora_rank)
+        found["--kv-lora-rank"] = str(attention.kv_lora_rank)
+        found["--qk-head-dim"] = str(attention.qk_nope_dim)
+        found["--qk-pos-emb-head-dim"] = str(attention.qk_rope_dim)
+        found["--v-head-dim"] = str(attention.v_dim)
+    else:
+        found["--group-query-attention"] = None
+        found["--num-query-groups"] = str(attention.kv_heads)
+        found["--kv-channels"] = str(attention.head_dim)
+    found["--padded-vocab-size"] = str(shape.vocab)
+    found["--swiglu"] = None
+    found["--normalization"] = "RMSNorm"
+    if not shape.tied_embeddings:
+        found["--untie-embeddings-and-output-weights"] = None
+    if shape.mtp_layers:
+        found["--mtp-num-layers"] = str(shape.mtp_layers)
+    if moe is None:
+        return
+    found["--num-experts"] = str(moe.experts)
+    found["--moe-router-topk"] = str(moe.top_k)
+    found["--moe-ffn-hidden-size"] = str(moe.expert_ffn)
+    found["--moe-grouped-gemm"] = None
+    if moe.shared_experts:
+        found["--moe-shared-expert-intermediate-size"] = str(moe.shared_experts * moe.shared_ffn)
+    if moe.group_limited:
+        found["--moe-router-num-groups"] = str(moe.groups)
+        found["--moe-router-group-topk"] = str(moe.groups_per_token)
+    found["--moe-layer-freq"] = frequency_text([int(shape.is_moe_layer(i)) for i in range(shape.n_layers)])
+
+
+def frequency_text(flags: list[int]) -> str:
+    """A --moe-layer-freq list with repeats: "([0]*3+[1]*58)"."""
+    runs: list[tuple[int, int]] = []
+    for flag in flags:
+        if runs and runs[-1][0] == flag:
+            runs[-1] = (flag, runs[-1][1] + 1)
+        else:
+            runs.append((flag, 1))
+    return "(" + "+".join(f"[{flag}]*{count}" for flag, count in runs) + ")"

@@ -1,0 +1,1 @@
+"""One prediction: resolve a scenario, compile, execute, summarise."""

@@ -1,0 +1,113 @@
+"""The figures of a prediction that studies tabulate, by name (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.validation import nearest
+from moesim.simulator.predict.band import Band, Uncertainty
+from moesim.simulator.predict.result_parts import Breakdown, MemoryResult, RunResult, StepResult
+
+
+class Figures(Protocol):
+    """What a result must have for its figures to be read."""
+
+    @property
+    def step(self) -> StepResult:
+        """Time and rates of a step."""
+
+    @property
+    def breakdown_s(self) -> Breakdown:
+        """Where the step of pipeline rank 0 goes."""
+
+    @property
+    def forward_backward_pair_s(self) -> float | None:
+        """Mean duration of an overlapped pair."""
+
+    @property
+    def memory(self) -> MemoryResult:
+        """Of the fullest GPU."""
+
+    @property
+    def run(self) -> RunResult:
+        """The run made of such steps."""
+
+
+Metric = Literal["step_time_s", "tokens_per_s", "mfu_causal", "days", "cost_usd"]
+
+UNCERTAIN: dict[Metric, int] = {
+    "step_time_s": 1,
+    "tokens_per_s": -1,
+    "mfu_causal": -1,
+    "days": 1,
+    "cost_usd": 1,
+}
+"""Figures with an interval: the power of the step time that each goes with."""
+
+TABLE: dict[str, Callable[[Figures], float | bool | None]] = {
+    "step_time_s": lambda r: r.step.time_s,
+    "tokens_per_s": lambda r: r.step.tokens_per_s,
+    "tokens_per_s_per_gpu": lambda r: r.step.tokens_per_s_per_gpu,
+    "mfu_causal": lambda r: r.step.mfu_causal,
+    "mfu_noncausal": lambda r: r.step.mfu_noncausal,
+    "lower_bound_s": lambda r: r.step.lower_bound_s,
+    "upper_bound_s": lambda r: r.step.upper_bound_s,
+    "bubble_s": lambda r: r.breakdown_s.bubble,
+    "exposed_communication_s": lambda r: r.breakdown_s.exposed_communication,
+    "pair_s": lambda r: r.forward_backward_pair_s,
+    "memory_bytes": lambda r: r.memory.total_bytes,
+    "fits": lambda r: r.memory.fits,
+    "days": lambda r: r.run.days,
+    "gpu_hours": lambda r: r.run.gpu_hours,
+    "cost_usd": lambda r: r.run.cost_usd,
+}
+"""Columns of sweeps and comparisons."""
+
+
+def figures(result: Figures) -> dict[str, float | bool | None]:
+    """Every tabulated figure of a result, by name."""
+    return {name: read(result) for name, read in TABLE.items()}
+
+
+IN_PROPORTION: dict[str, Metric] = {
+    "tokens_per_s_per_gpu": "tokens_per_s",
+    "tokens_per_day": "tokens_per_s",
+    "mfu_noncausal": "mfu_causal",
+    "gpu_hours": "days",
+}
+"""Figures that go with another one, whatever the step takes."""
+
+
+POWERS: dict[str, int] = {
+    **{str(name): power for name, power in UNCERTAIN.items()},
+    **{name: UNCERTAIN[of] for name, of in IN_PROPORTION.items()},
+}
+"""Figures that go with the step time: the power of it that each goes with."""
+
+NORMALISED: dict[str, Callable[[Figures], float | None]] = {
+    "tokens_per_usd": lambda r: r.run.tokens / r.run.cost_usd if r.run.cost_usd else None,
+    "gpu_hours_per_billion_tokens": lambda r: r.run.gpu_hours / r.run.tokens * 1e9,
+}
+"""Totals of a run made comparable where numbers of GPUs, prices or tokens differ."""
+
+
+def bands_of_figures(result: Figures, found: Uncertainty) -> dict[str, Band]:
+    """Intervals by figure: those of `found`, and of figures of the result in proportion to one of them."""
+    bands = dict(found.bands)
+    predicted = {**figures(result), "tokens_per_day": result.step.tokens_per_day}
+    for name, other in IN_PROPORTION.items():
+        band, value = bands.get(other), predicted[name]
+        if band is not None and band.predicted and isinstance(value, float):
+            scale = value / band.predicted
+            bands[name] = Band(**{k: v * scale for k, v in band.model_dump().items()})
+    return bands
+
+
+def uncertain_metric(name: str) -> Metric:
+    """The name of a figure that has an interval; raises InputError naming them otherwise."""
+    for metric in UNCERTAIN:
+        if metric == name:
+            return metric
+    raise InputError(f"metric {name!r} is not one of {', '.join(UNCERTAIN)}{nearest(name, list(UNCERTAIN))}")

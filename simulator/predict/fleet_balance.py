@@ -1,0 +1,133 @@
+"""Layers over the stages of a fleet: by the speed of each pool, within the memory of each pool (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+
+from moesim.simulator.layout.buffers import expert_buffers
+from moesim.simulator.layout.memory import MemoryReport, RankStages
+from moesim.simulator.layout.pools import Part
+from moesim.simulator.layout.stages import Block, StageAssignment, balanced_by_stage, blocks_of
+from moesim.simulator.model.operator import BlockKind
+from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.predict.compile import memory_of
+
+
+@dataclass(frozen=True, slots=True)
+class FleetMemory:
+    """Bytes per GPU of the pipeline ranks of a fleet, each counted as its own pool has it."""
+
+    shape: ModelShape
+    parts: Sequence[Part]
+    ranks: Sequence[RankStages]
+    microbatches: int
+    headroom: float = 0.0
+    """Share of the memory that must stay free."""
+
+    def by_rank(self, stages: StageAssignment) -> list[tuple[float, float]]:
+        """(bytes, capacity) of every pipeline rank (docs/model.md, eq. M5)."""
+        report, first = self._report(self.parts[0], stages), self._buffers(self.parts[0])
+        found = []
+        for part in self.parts:  # they differ in the buffers of their communication kernels only
+            more = self._buffers(part) - first
+            capacity = part.cluster.accelerator.hbm_bytes * (1.0 - self.headroom)
+            for rank in part.ranks:
+                kinds = {b.kind for stage in self.ranks[rank].stages for b in stages.stages[stage]}
+                experts = self.shape.moe is not None and bool(kinds & {"moe", "mtp"})
+                found.append((report.by_rank[rank].total + more * experts, capacity))
+        return found
+
+    def _buffers(self, part: Part) -> int:
+        scenario = part.scenario
+        chosen = scenario.communication
+        return expert_buffers(scenario.parallel.ep, self.shape.hidden, chosen.sms, chosen.kernels).total_bytes
+
+    def _report(self, part: Part, stages: StageAssignment) -> MemoryReport:
+        return memory_of(part.scenario, self.shape, stages, self.ranks, self.microbatches)
+
+    def fits(self, stages: StageAssignment) -> bool:
+        """Whether every rank fits into the memory of its pool."""
+        return all(used <= capacity for used, capacity in self.by_rank(stages))
+
+    def room(self, n_stages: int) -> list[list[int]]:
+        """Layers that fit on each stage, by the layer that it begins at.
+
+        Memory grows in a straight line with the layers of a rank; where a rank holds several stages, they
+        are taken to be equal.
+        """
+        blocks = blocks_of(self.shape)
+        body = [block.kind for block in blocks if block.kind in ("dense", "moe")]
+        kinds: list[BlockKind] = sorted(set(body))
+        base = self._trial(n_stages, dict.fromkeys(kinds, 1))
+        grown = {kind: self._trial(n_stages, dict.fromkeys(kinds, 1) | {kind: 2}) for kind in kinds}
+        rank_of = {stage: r for r, rank in enumerate(self.ranks) for stage in rank.stages}
+        most = []
+        for stage in range(n_stages):
+            rank = rank_of[stage]
+            used, capacity = base[rank]
+            each = {kind: grown[kind][rank][0] - used for kind in kinds}
+            free = capacity - used + sum(each.values())
+            sums = [0.0, *accumulate(each[kind] for kind in body)]
+            most.append([_last(sums, start, free) - start for start in range(len(sums))])
+        return most
+
+    def _trial(self, n_stages: int, counts: dict[BlockKind, int]) -> list[tuple[float, float]]:
+        """Memory where every stage has as many layers of each kind."""
+        layers = tuple(Block(kind) for kind, count in counts.items() for _ in range(count))
+        blocks = blocks_of(self.shape)
+        stages = [layers] * n_stages
+        stages[0] = (*(b for b in blocks if b.kind == "embedding"), *stages[0])
+        stages[-1] = (*stages[-1], *(b for b in blocks if b.kind in ("head", "mtp")))
+        return self.by_rank(StageAssignment(tuple(stages)))
+
+
+def _last(sums: Sequence[float], start: int, free: float) -> int:
+    """The last end at which the layers from `start` on still fit."""
+    end = start
+    while end + 1 < len(sums) and sums[end + 1] - sums[start] <= free:
+        end += 1
+    return end
+
+
+def balanced_over_pools(
+    seconds: Sequence[dict[BlockKind, float]], owners: Sequence[int], memory: FleetMemory
+) -> tuple[StageAssignment, bool]:
+    """The layout with the fastest slowest stage (docs/model.md, eq. S3), of those that fit where any does.
+
+    `seconds[p]`: compute of a block of each kind on pool p (s); `owners[stage]`: its pool. Returns the layout
+    and whether it fits. Raises InputError for more stages than layers.
+    """
+    weights = tuple(tuple(sorted(own.items())) for own in seconds)
+    fastest = _fastest(blocks_of(memory.shape), weights, tuple(owners))
+    if memory.fits(fastest):
+        return fastest, True
+    most = memory.room(len(owners))
+    if not _places_all(most):
+        return fastest, False
+    blocks = blocks_of(memory.shape)
+    roomy = balanced_by_stage(blocks, [[seconds[o][b.kind] for b in blocks] for o in owners], most)
+    return (roomy, True) if memory.fits(roomy) else (fastest, False)
+
+
+def _places_all(most: Sequence[Sequence[int]]) -> bool:
+    """Whether some contiguous sizes of at least one layer keep `most`: every stage takes all that it can."""
+    start, n = 0, len(most[0]) - 1
+    for stage, room in enumerate(most):
+        after = len(most) - 1 - stage
+        take = min(room[start], n - start - after)
+        if take < 1:
+            return False
+        start += take
+    return start == n
+
+
+Weights = tuple[tuple[tuple[BlockKind, float], ...], ...]
+
+
+@lru_cache(maxsize=1024)
+def _fastest(blocks: tuple[Block, ...], weights: Weights, owners: tuple[int, ...]) -> StageAssignment:
+    by_kind = [dict(own) for own in weights]
+    return balanced_by_stage(blocks, [[by_kind[o][b.kind] for b in blocks] for o in owners])

@@ -1,0 +1,34 @@
+"""What a step loses to the host's launches."""
+
+from __future__ import annotations
+
+from math import fsum
+
+from pydantic import BaseModel, ConfigDict
+
+from moesim.simulator.engine.program import Program
+from moesim.simulator.model.software import Software
+
+BOUND_SHARE = 0.10
+"""Share of a step that the GPUs wait for launches from which a run is called bound by the host."""
+
+
+class HostReport(BaseModel):
+    """What the step loses to the host's launches, mean over pipeline ranks; `bound`: at least a tenth."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    host: str
+    wait_s: float
+    share: float
+    bound: bool
+
+
+def host_report(software: Software, program: Program, step_s: float) -> HostReport | None:
+    """Seconds that the compute of a step waits for launches; None where the scenario names no host."""
+    if software.host is None:
+        return None
+    waits = [fsum(task.price.host_s for step in steps for task in step.code.tasks) for steps in program.ranks]
+    wait_s = fsum(waits) / len(waits)
+    share = wait_s / step_s
+    return HostReport(host=software.host, wait_s=wait_s, share=share, bound=share >= BOUND_SHARE)

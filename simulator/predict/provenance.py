@@ -1,0 +1,94 @@
+"""Every number and curve that a prediction stands on."""
+
+from __future__ import annotations
+
+from moesim.hwmodels.host import HostCall, InBlock, load_host
+from moesim.hwmodels.provenance import SourcedFraction, provenance_rows, sourced_numbers
+from moesim.simulator.cost.collectives.library import load_library
+from moesim.simulator.layout.memory import ALLOCATOR_SLACK, FRAMEWORK_BYTES
+from moesim.simulator.predict.compile import Prepared
+from moesim.simulator.predict.result_parts import (
+    ProvenanceEntry,
+)
+
+
+def provenance(prepared: Prepared) -> list[ProvenanceEntry]:
+    """Every number and curve that a prediction stands on."""
+    rows = [
+        *provenance_rows(prepared.cluster, "cluster"),
+        # An inline cluster or profile is a part of the scenario too: it is listed once.
+        *(
+            r
+            for r in provenance_rows(prepared.scenario, "scenario")
+            if not r.path.startswith(("scenario.cluster.", "scenario.profile."))
+        ),
+        *provenance_rows(prepared.profile, "profile"),
+        *provenance_rows(FRAMEWORK_BYTES, "memory.framework"),
+        *provenance_rows(ALLOCATOR_SLACK, "memory.allocator_slack"),
+    ]
+    entries = [
+        ProvenanceEntry(path=r.path, value=r.value, unit=r.unit, kind=r.kind, source=r.source, date=r.date)
+        for r in rows
+    ]
+    entries += _host_provenance(prepared)
+    if any(id_.startswith("collective.") for id_ in prepared.pricer.evidence.entries):
+        entries += _library_provenance()
+    for id_ in sorted(prepared.pricer.evidence.entries):
+        entry = prepared.profile.entry(id_)
+        entries.append(
+            ProvenanceEntry(
+                path=f"profile.{id_}",
+                value=None,
+                unit="see profile",
+                kind=entry.kind,
+                source=entry.source,
+                date=entry.date,
+            )
+        )
+    return entries
+
+
+def _host_provenance(prepared: Prepared) -> list[ProvenanceEntry]:
+    """Times of the host's calls, where the scenario names a host: forward seconds of one call, in a row."""
+    name = prepared.scenario.software.host
+    if name is None:
+        return []
+    host = load_host(prepared.scenario.path(name))
+    rows: list[tuple[str, float, str, HostCall | InBlock | SourcedFraction]] = []
+    if host.factor is not None:
+        rows.append(("factor", host.factor.value, "1", host.factor))
+    measured = host.measured()
+    if measured.in_block is not None:
+        rows.append(("in_block", measured.in_block.forward, "1", measured.in_block))
+    rows += [(kind, call.forward, "s", call) for kind, call in measured.calls.items()]
+    return [
+        ProvenanceEntry(
+            path=f"host.{host.name}.{part}",
+            value=value,
+            unit=unit,
+            kind=entry.kind,
+            source=entry.source,
+            date=entry.date,
+        )
+        for part, value, unit, entry in rows
+    ]
+
+
+def _library_provenance() -> list[ProvenanceEntry]:
+    """What the rings of the pricer take from the communication library."""
+    library = load_library()
+    path, table = f"collectives.{library.name}", library.latencies
+    used = {"wire_shares": library.wire_shares, "network_post": library.network_post}
+    rows = [
+        ProvenanceEntry(path=at, value=n.value, unit=n.dimension, kind=n.kind, source=n.source, date=n.date)
+        for at, n in sourced_numbers(used, path)
+    ]
+    latencies = ProvenanceEntry(
+        path=f"{path}.latencies",
+        value=None,
+        unit="see file",
+        kind=table.kind,
+        source=table.source,
+        date=table.date,
+    )
+    return [latencies, *rows]

@@ -1,0 +1,71 @@
+"""What a prediction returns; `Result.model_dump()` is the object that `simulate --json` prints."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from moesim.hwmodels.confidence import Confidence
+from moesim.simulator.common.tables import Row, Shown
+from moesim.simulator.engine.full_resolution.result import FullResult
+from moesim.simulator.predict.band import Uncertainty
+from moesim.simulator.predict.figures import figures
+from moesim.simulator.predict.host_report import HostReport
+from moesim.simulator.predict.result_parts import (
+    Breakdown,
+    CauseRow,
+    MemoryResult,
+    PhaseSpan,
+    PoolResult,
+    ProvenanceEntry,
+    RunResult,
+    StepResult,
+    Utilisation,
+)
+from moesim.simulator.scenario.defaults import Default
+
+SCHEMA_VERSION = 1
+
+
+class Result(Shown):
+    """A prediction."""
+
+    scenario: str
+    step: StepResult
+    breakdown_s: Breakdown
+    breakdown_by_rank_s: tuple[Breakdown, ...]
+    breakdown_alternative_s: Breakdown
+    forward_backward_pair_s: float | None
+    pair_phases: tuple[PhaseSpan, ...]
+    utilisation: Utilisation
+    critical_path_s: tuple[CauseRow, ...]
+    memory: MemoryResult
+    run: RunResult
+    stages: tuple[str, ...]
+    profile: str
+    profile_hash: str
+    confidence: Confidence
+    """What the matrix products stand on (`moesim.hwmodels.confidence`)."""
+    confidence_reason: str
+    warnings: tuple[str, ...]
+    provenance: tuple[ProvenanceEntry, ...]
+    extrapolated: tuple[str, ...]
+    seed: int
+    version: str
+    full: FullResult | None = None
+    """Every GPU for itself; None in folded resolution."""
+    host: HostReport | None = Field(None, exclude_if=lambda value: value is None)
+    """What the step loses to the host's launches, where the scenario names a host."""
+    uncertainty: Uncertainty | None = Field(None, exclude_if=lambda value: value is None)
+    """Intervals, where they were asked for; left out of the output otherwise."""
+    defaults: tuple[Default, ...] = Field((), exclude_if=lambda value: not value)
+    """Keys that the scenario left out, with what they were given and why; left out where it states all."""
+    pools: tuple[PoolResult, ...] = Field((), exclude_if=lambda value: not value)
+    """What each pool of a fleet does; left out of the output of a single cluster."""
+    schema_version: int = SCHEMA_VERSION
+
+    def rows(self) -> list[Row]:
+        """One row: the main figures."""
+        row: Row = {"scenario": self.scenario, **figures(self)}
+        for name, band in self.uncertainty.bands.items() if self.uncertainty else ():
+            row |= {f"{name}_p10": band.p10, f"{name}_p50": band.p50, f"{name}_p90": band.p90}
+        return [row]

@@ -1,0 +1,156 @@
+"""The parts of a result: step, breakdown, memory, run, provenance."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from moesim.hwmodels.confidence import Confidence
+from moesim.hwmodels.units import in_unit
+from moesim.simulator.run.report import RunReport
+
+
+class _Part(BaseModel):
+    # A figure that is not a number is a fault of the program and never shown.
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class StepResult(_Part):
+    """One training step. Rates per second or day (docs/model.md, eq. F4), MFU as a fraction of the BF16
+    datasheet peak (eq. F5)."""
+
+    time_s: float
+    tokens: int
+    tokens_per_s: float
+    tokens_per_s_per_gpu: float
+    tokens_per_day: float
+    tflops_per_gpu_causal: float
+    tflops_per_gpu_noncausal: float
+    mfu_causal: float
+    mfu_noncausal: float
+    lower_bound_s: float
+    upper_bound_s: float
+
+
+class Breakdown(_Part):
+    """Where a pipeline rank's step goes; the first six sum to the step, the last is a part of them."""
+
+    forward: float
+    backward_input: float
+    backward_weight: float
+    forward_backward: float
+    bubble: float
+    optimizer: float
+    exposed_communication: float
+
+
+class MemoryResult(_Part):
+    """Bytes of the fullest GPU.
+
+    `range_bytes`: least and most, by what the framework holds and how full of gaps its allocator is;
+    `fits` and `total_bytes` stand between them (docs/model.md, eq. M10).
+    """
+
+    total_bytes: float
+    range_bytes: tuple[float, float]
+    capacity_bytes: float
+    fits: bool
+    by_kind_bytes: dict[str, float]
+
+    @property
+    def verdict(self) -> Literal["fits", "tight", "does not fit"]:
+        """`tight`: whether it fits depends on the framework and its allocator."""
+        least, most = self.range_bytes
+        if least > self.capacity_bytes:
+            return "does not fit"
+        return "fits" if most <= self.capacity_bytes else "tight"
+
+    @property
+    def shortage(self) -> str | None:
+        """Why the plan does not fit and what would need less; None where it fits."""
+        if self.fits:
+            return None
+        largest, size = max(self.by_kind_bytes.items(), key=lambda item: item[1])
+        needed, has, part = (
+            f"{in_unit(b, 'GiB', 'bytes'):.1f} GiB" for b in (self.total_bytes, self.capacity_bytes, size)
+        )
+        return (
+            f"does not fit: the fullest GPU needs {needed} and has {has}; the largest part is "
+            f"{largest.replace('_', ' ')} with {part}. More parallel.pp, ep or tp, a higher zero_stage, or "
+            "recompute=full needs less"
+        )
+
+
+class RunResult(_Part):
+    """The main phase at constant batch, without stops (docs/model.md, eq. F6), and the report of all of it.
+
+    `report`: where the run plan asks for more than tokens (docs/model.md, section 13).
+    """
+
+    tokens: float
+    steps: int
+    days: float
+    gpu_hours: float
+    cost_usd: float | None
+    report: RunReport | None = None
+
+
+class Utilisation(_Part):
+    """Busy fractions over the step, mean over pipeline ranks; links as carried over nominal bytes."""
+
+    compute_partition: float
+    communication_partition: float
+    scale_up: float
+    nic: float
+
+
+class CauseRow(_Part):
+    """Seconds of the critical path that one cause accounts for."""
+
+    cause: str
+    seconds: float
+
+
+class PhaseSpan(_Part):
+    """Mean duration of one phase inside overlapped pairs (seconds), MoE blocks only.
+
+    `wait_s` is the time at the barrier of a transfer before its slowest member came, mean over the
+    members; 0 for compute.
+    """
+
+    phase: str
+    seconds: float
+    wait_s: float
+
+
+class ProvenanceEntry(_Part):
+    """One number or curve that the prediction stands on."""
+
+    path: str
+    value: float | None
+    unit: str
+    kind: str
+    source: str
+    date: str
+
+
+class PoolResult(_Part):
+    """A pool's part of a step on a fleet.
+
+    `layer_s`: compute of a MoE layer (a dense one where there is none) for one micro-batch, forward and
+    backward, alone on a GPU of the pool (docs/model.md, eq. S1); `bubble_s`: mean over its pipeline ranks;
+    `memory`: of the fullest of them.
+    """
+
+    accelerator: str
+    n_gpus: int
+    first_rank: int
+    last_rank: int
+    layers: int
+    layer_s: float
+    bubble_s: float
+    memory: MemoryResult
+    profile: str
+    confidence: Confidence
+    confidence_reason: str

@@ -1,0 +1,64 @@
+"""Rates of a step, checked against its bounds and the peak of the hardware."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import fsum
+
+from moesim.hwmodels.cluster import Cluster
+from moesim.hwmodels.units import SECONDS_PER_DAY
+from moesim.simulator.engine.bounds import lower_bound_s, upper_bound_s
+from moesim.simulator.engine.program import Program
+from moesim.simulator.model.precision import Precision
+from moesim.simulator.predict.result_parts import (
+    StepResult,
+)
+
+
+def kept_rows(programs: Sequence[Program]) -> float:
+    """Share of the routed rows that no capacity dropped, mean over layers, micro-batches and groups."""
+    loads = [program.variation.loads for program in programs]
+    return fsum(float(load.mean()) for load in loads) / len(loads) if loads[0].size else 1.0
+
+
+def fastest_flop_per_s(cluster: Cluster, recipe: Precision) -> float:
+    """Datasheet peak of one GPU in the fastest format that a recipe computes in."""
+    peaks = [cluster.accelerator.peak_flop_per_s(name) for name in dict.fromkeys(("bf16", recipe.linear))]
+    return max(peaks)
+
+
+def step_result(
+    flop_per_token: tuple[float, float],
+    tokens: int,
+    time_s: float,
+    *,
+    n_gpus: int,
+    peak_flop_per_s: float,
+    fastest_flop_per_s: float,
+    programs: Sequence[Program],
+) -> StepResult:
+    """Rates of a step of `tokens`, each with FLOPs (causal, all of attention); peaks are those of a mean GPU:
+    in BF16, which MFU refers to, and in the fastest format of the recipe.
+
+    Raises RuntimeError for a step outside its bounds or above the fastest peak: a fault of the program.
+    """
+    per_gpu = tokens / time_s / n_gpus
+    causal, full = (flop * per_gpu for flop in flop_per_token)
+    lower_s, upper_s = lower_bound_s(programs), upper_bound_s(programs)
+    if not lower_s <= time_s <= upper_s:
+        raise RuntimeError(f"a step of {time_s:.9g} s is outside its bounds {lower_s:.9g} to {upper_s:.9g} s")
+    if not causal <= fastest_flop_per_s:
+        raise RuntimeError(f"{causal:.6g} FLOP/s a GPU are above the peak of {fastest_flop_per_s:.6g}")
+    return StepResult(
+        time_s=time_s,
+        tokens=tokens,
+        tokens_per_s=tokens / time_s,
+        tokens_per_s_per_gpu=per_gpu,
+        tokens_per_day=tokens / time_s * SECONDS_PER_DAY,
+        tflops_per_gpu_causal=causal / 1e12,
+        tflops_per_gpu_noncausal=full / 1e12,
+        mfu_causal=causal / peak_flop_per_s,
+        mfu_noncausal=full / peak_flop_per_s,
+        lower_bound_s=lower_s,
+        upper_bound_s=upper_s,
+    )

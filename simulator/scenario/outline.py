@@ -1,0 +1,142 @@
+"""A cluster in few words: an accelerator or a node, and how many nodes; the rest is chosen (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetJsonSchemaHandler,
+    Tag,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+from moesim.hwmodels.cluster import Cluster, load_cluster
+from moesim.hwmodels.energy import EnergySiteRef
+from moesim.hwmodels.network import Network, load_network
+from moesim.hwmodels.node import Node, load_node
+from moesim.hwmodels.provenance import UNDATED, DateText, Kind, Source, SourcedUsdPerHour
+from moesim.hwmodels.validation import validate_model
+from moesim.simulator.scenario.defaults import network_of, node_of
+
+
+class ClusterOutline(BaseModel):
+    """A cluster by its accelerator or node and the number of nodes; what is left out is chosen by rule."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    accelerator: str | None = Field(
+        None, description="Name of a shipped accelerator; its shipped node is taken."
+    )
+    node: str | Node | None = Field(
+        None, description="In the place of accelerator: a node's name, path or data."
+    )
+    nodes: Annotated[int, Field(ge=1, strict=True, description="Number of nodes.")]
+    network: str | Network | None = Field(
+        None, description="Absent: the smallest shipped network of such NICs that takes the nodes."
+    )
+    price_per_gpu_hour: SourcedUsdPerHour | None = Field(
+        None, description="Absent: the median of the shipped offers for the accelerator."
+    )
+    energy: EnergySiteRef | None = Field(None, description="Electricity of the site: name, path or data.")
+    name: str | None = Field(None, description="Absent: GPUs and accelerator.")
+    title: str | None = Field(None, description="Shown to people. Absent: as the name.")
+    kind: Kind = Field("assumed", description="Provenance of the composition.")
+    source: Source = Field("stated by the user", description="Source of the composition.")
+    date: DateText = Field(UNDATED, description="Date of the composition.")
+    note: str | None = Field(None, description="Free text.")
+
+    @model_validator(mode="after")
+    def _one_machine(self) -> ClusterOutline:
+        if (self.accelerator is None) == (self.node is None):
+            raise ValueError(
+                "a cluster needs exactly one of accelerator and node, and the number of nodes, for example "
+                "{accelerator: h100-sxm, nodes: 16}"
+            )
+        return self
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Which of node and network are chosen by rule."""
+        return tuple(key for key in ("node", "network") if getattr(self, key) is None)
+
+    def cluster(self, base: Path | None) -> Cluster:
+        """The whole cluster; relative paths start from the folder of the file `base`.
+
+        Raises InputError for unknown names and for nodes that do not fit the network.
+        """
+        node = self.node if self.node is not None else node_of(str(self.accelerator))
+        if isinstance(node, str):
+            node = load_node(node, base)
+        network = self.network if self.network is not None else network_of(node, self.nodes)
+        if isinstance(network, str):
+            network = load_network(network, base)
+        name = self.name or f"{self.nodes * node.n_gpus}x{node.accelerator.name}"
+        cluster = Cluster(
+            name=name,
+            title=self.title or name,
+            node=node,
+            nodes=self.nodes,
+            network=network,
+            energy=self.energy,
+            kind=self.kind,
+            source=self.source,
+            date=self.date,
+            note=self.note,
+        )
+        if "price_per_gpu_hour" in self.model_fields_set:
+            return cluster.model_copy(update={"price_per_gpu_hour": self.price_per_gpu_hour})
+        return cluster
+
+
+def opened(section: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """The data of an outline with `key`, chosen by rule so far, named: a figure below it is to change."""
+    found = dict(section)
+    if key == "node" and isinstance(found.get("accelerator"), str):
+        found[key] = node_of(found.pop("accelerator"))
+    elif key == "network" and found.get(key) is None:
+        found[key] = validate_model(ClusterOutline, found, "cluster").cluster(None).network.name
+    return found
+
+
+def other_machine(cluster: object) -> dict[str, Any]:
+    """What stays of a cluster's data when another accelerator is named: how many nodes, and its site."""
+    if isinstance(cluster, str):
+        return {"nodes": load_cluster(cluster).nodes}
+    kept = cluster if isinstance(cluster, Mapping) else {}
+    return {key: kept[key] for key in ("nodes", "energy") if key in kept}
+
+
+def _form(value: object) -> str:
+    """Which of the three ways of naming a cluster a value is."""
+    if isinstance(value, Mapping):
+        whole = value.get("accelerator") is None and value.get("network") is not None
+        return "cluster" if whole else "outline"
+    return "name" if isinstance(value, str) else "outline" if isinstance(value, ClusterOutline) else "cluster"
+
+
+class _AnyOf:
+    """In the JSON Schema: a full description may fit the outline's as well, so that not one alone fits."""
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        found = handler(schema)
+        return {"anyOf": found.pop("oneOf"), **found}
+
+
+AnyCluster = Annotated[
+    Annotated[str, Tag("name")]
+    | Annotated[Cluster, Tag("cluster")]
+    | Annotated[ClusterOutline, Tag("outline")],
+    Discriminator(_form),
+    _AnyOf(),
+]
+"""A field that takes a cluster's name or path, its outline, or its full description."""

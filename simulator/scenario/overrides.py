@@ -1,0 +1,119 @@
+"""Other values for keys of a scenario's data: `key=value` texts and dotted paths (pure)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+
+from moesim.hwmodels.accelerator import load_accelerator
+from moesim.hwmodels.cluster import load_cluster
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.network import load_network
+from moesim.hwmodels.node import load_node
+from moesim.hwmodels.yaml_io import parse_mapping
+from moesim.simulator.model.precision import PRECISIONS
+from moesim.simulator.scenario import defaults as rules
+from moesim.simulator.scenario.outline import opened, other_machine
+from moesim.simulator.scenario.run_plan import load_run_plan
+
+
+def _dumped(load: Callable[[str], BaseModel]) -> Callable[[str], dict[str, Any]]:
+    return lambda name: load(name).model_dump(mode="json", exclude_none=True)
+
+
+def _recipe(name: str) -> BaseModel:
+    if name not in PRECISIONS:
+        raise InputError(f"precision={name!r} is not known; known: {', '.join(PRECISIONS)}")
+    return PRECISIONS[name]
+
+
+_DESCRIPTIONS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "cluster": _dumped(load_cluster),
+    "node": _dumped(load_node),
+    "network": _dumped(load_network),
+    "accelerator": _dumped(load_accelerator),
+    "precision": _dumped(_recipe),
+    "run": _dumped(load_run_plan),
+}
+"""Keys whose value may be a name, and what the name stands for."""
+
+Known = Callable[[], Mapping[str, Any]]
+"""Makes a scenario's data with what rules chose; called where it is needed."""
+
+MOST_PARTS = 20
+"""Of a dotted path."""
+
+INSTEAD = {"cluster": "fleet", "fleet": "cluster", "fleet.pools": "cluster"}
+"""Keys that take the place of another when they are set as a whole."""
+
+
+def plain(value: Any) -> Any:
+    """A Python value as a file would hold it: no None inside descriptions, lists for tuples."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json", exclude_none=True)
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    return value
+
+
+def override(data: Mapping[str, Any], text: str, known: Known) -> dict[str, Any]:
+    """`data` with the dotted key of `key=value` replaced; the value is read as YAML."""
+    key, equals, value_text = text.partition("=")
+    if not equals or not key.strip():
+        raise InputError(f"--set {text!r}: write key=value, for example parallel.ep=32")
+    value = parse_mapping(f"value: {value_text}", f"--set {key.strip()}")["value"]
+    return put(data, key.strip(), value, f"--set {text!r}", known)
+
+
+def put(data: Mapping[str, Any], key: str, value: Any, place: str, known: Known) -> dict[str, Any]:
+    """`data` with one dotted key replaced; creates missing sections, so the validator names a typo.
+
+    `known`: the data with what rules chose, for a key below one of those.
+    """
+    if key.startswith("cluster.accelerator."):
+        key = key.replace("cluster.", "cluster.node.", 1)
+    result: dict[str, Any] = json.loads(json.dumps(data, default=str)) if data else {}
+    if key in INSTEAD and value is not None:
+        result.pop(INSTEAD[key], None)
+    if key == "cluster.accelerator" and value is not None:
+        result["cluster"] = other_machine(result.get("cluster"))
+    section: Any = result
+    parts = key.split(".")
+    if len(parts) > MOST_PARTS or not all(parts):
+        raise InputError(f"{place}: {key[:80]!r} is no key; write its path, for example parallel.ep=32")
+    for number, part in enumerate(parts[:-1]):
+        if parts[:number] == ["cluster"]:
+            section = result["cluster"] = opened(section, part)
+        below = section.get(part)
+        if below is None:
+            below = section[part] = _chosen(known, parts[: number + 1])
+        if isinstance(below, str) and part in _DESCRIPTIONS:
+            # A name stands for its description: write that out, so that one figure in it can change.
+            below = section[part] = _DESCRIPTIONS[part](below)
+        if not isinstance(below, dict):
+            raise InputError(
+                f"{place}: {part!r} is {repr(below)[:60]}, which has no keys below it; replace it as a whole"
+            )
+        section = below
+    section[parts[-1]] = value
+    return result
+
+
+def keys_of(overrides: Sequence[str]) -> list[str]:
+    """The dotted keys of `key=value` texts."""
+    return [text.partition("=")[0].strip() for text in overrides]
+
+
+def _chosen(known: Known, parts: Sequence[str]) -> Any:
+    """What a rule chose for a key that is left out; empty for a section that no rule chooses."""
+    if ".".join(parts) not in rules.RULES:
+        return {}
+    value: Any = known()
+    for part in parts:
+        value = value[part]
+    return value

@@ -1,0 +1,34 @@
+"""The `parallel` section of a scenario: degrees of parallelism."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+
+
+class ParallelPlan(BaseModel):
+    """Degrees of parallelism; the data-parallel degree follows from the number of GPUs.
+
+    `ep` and `expert_tp` divide the GPUs of one pipeline rank (tp x cp x dp) a second time, for the
+    experts only (folding, as in Megatron-Core). Every degree is 1, and every option off, unless given.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+
+    tp: PositiveInt = 1
+    """Tensor parallel."""
+    pp: PositiveInt = 1
+    """Pipeline ranks."""
+    ep: PositiveInt = 1
+    """Expert parallel; folded into tp x cp x dp."""
+    cp: PositiveInt = 1
+    """Context parallel."""
+    vpp: PositiveInt = 1
+    """Stages per rank of the interleaved schedules."""
+    microbatch: PositiveInt = 1
+    """Sequences in one micro-batch of one data-parallel rank."""
+    zero_stage: int = Field(default=0, ge=0, le=3)
+    """0 = replicated, 1 = optimizer states, 2 = + gradients, 3 = + parameters (FSDP) over data parallel."""
+    sequence_parallel: bool = False
+    """Needed for tp > 1 with experts."""
+    expert_tp: PositiveInt = 1
+    """Tensor parallel inside an expert."""

@@ -1,0 +1,86 @@
+"""The `routing` section of a scenario: popularity of the experts, capacity, replicas."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+
+from moesim.hwmodels import ranges
+from moesim.hwmodels.provenance import SourcedCount, SourcedFraction
+
+Policy = Literal["hierarchical", "global"]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class UniformLoad(_Part):
+    """All experts equally popular."""
+
+    kind: Literal["uniform"]
+    """All experts equal; as without `routing.load`, but drawn expert by expert."""
+
+
+class ZipfLoad(_Part):
+    """The r-th most popular expert has a share proportional to 1 / r^exponent."""
+
+    kind: Literal["zipf"]
+    exponent: Annotated[SourcedFraction, ranges.EXPONENT]
+    """Exponent of the popularity."""
+    shuffle_per_layer: bool = True
+    """Every layer has its own order; false: expert 0 is the most popular one in all of them."""
+
+
+class HistogramLoad(_Part):
+    """Recorded counts, a row a layer (or one row for all), or that for each of several steps."""
+
+    kind: Literal["histogram"]
+    file: str
+    """Recorded counts: .csv, .npy or .json."""
+    step: int = Field(0, ge=0)
+    """Which recorded step is predicted."""
+
+
+class BiasLoad(_Part):
+    """Auxiliary-loss-free balancing simulated up to a training step."""
+
+    kind: Literal["bias"]
+    affinity_spread: Annotated[SourcedFraction, ranges.LOAD_SPREAD]
+    """Standard deviation of the experts' mean affinity, in that of one token's affinity to one expert."""
+    drift_steps: SourcedCount
+    """Steps over which those means are forgotten."""
+    step: PositiveInt
+    """Training step that is predicted, counted from unbiased routing at 0."""
+    gamma: Annotated[SourcedFraction, ranges.SHARE] = SourcedFraction(
+        value=0.001,
+        kind="published",
+        source="DeepSeek-V3 technical report, arXiv 2412.19437, section 4.2: bias update speed for the first "
+        "14.3T tokens (0.0 for the last 500B)",
+        date="2024-12",
+    )
+    """Update speed of the bias."""
+
+
+Load = Annotated[UniformLoad | ZipfLoad | HistogramLoad | BiasLoad, Field(discriminator="kind")]
+
+
+class Capacity(_Part):
+    """Rows above `factor` times the mean of an expert (or of a rank's experts together) are dropped."""
+
+    factor: Annotated[SourcedFraction, ranges.CAPACITY]
+    """Rows above this multiple of the mean are dropped; the share dropped is a warning of the result."""
+    per: Literal["expert", "rank"] = "expert"
+    """Whose rows are counted."""
+
+
+class Eplb(_Part):
+    """Expert-parallel load balancing: how many replicas, and how they are placed."""
+
+    redundant_experts: int = Field(ge=0)
+    """Replicas beyond one an expert, over one expert-parallel group; a multiple of `parallel.ep`."""
+    policy: Policy = "hierarchical"
+    """Groups of experts stay on one node, or all experts go anywhere."""
+    groups: PositiveInt | None = None
+    """Groups of experts that stay on one node (hierarchical); absent: those of the model's gate."""

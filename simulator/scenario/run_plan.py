@@ -1,0 +1,230 @@
+"""The `run` section of a scenario: what to train on, what may go wrong, and what it is paid with."""
+
+from __future__ import annotations
+
+import datetime
+from importlib import resources
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.failure import FailureRateRef, RestartRef
+from moesim.hwmodels.files import is_there
+from moesim.hwmodels.library import by_name
+from moesim.hwmodels.price import Offer, RentChoice
+from moesim.hwmodels.provenance import SourcedBytes, SourcedGpuHours, SourcedSeconds
+from moesim.hwmodels.purchase import PurchaseRef
+from moesim.hwmodels.storage import StorageRef
+from moesim.hwmodels.units import parse_quantity
+from moesim.hwmodels.validation import nearest, validate_model
+from moesim.hwmodels.yaml_io import EXTENSIONS, load_mapping, parse_mapping
+from moesim.simulator.scenario.defaults import tokens_of
+
+FOLDER = "data/runs"
+OPTIMAL = "optimal"
+
+Tokens = Annotated[float, Field(gt=0, le=1e18, allow_inf_nan=False)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Ramp(_Part):
+    """Batch ramp: from `sequences` to the full batch in equal increments, each for the same tokens."""
+
+    sequences: PositiveInt
+    """Batch of the first step."""
+    tokens: Tokens
+    """Tokens after which the full batch is reached."""
+    increment: PositiveInt | None = None
+    """Sequences that the batch grows by; absent = one micro-batch more for every pipeline."""
+
+
+class Phase(_Part):
+    """A phase after the main one: its length as tokens, steps or GPU-hours, and what differs in it."""
+
+    name: str = Field(min_length=1, pattern=r"^[^.]*$")
+    """Shown in the report; no dot."""
+    tokens: Tokens | None = None
+    """Its length in tokens."""
+    steps: PositiveInt | None = None
+    """Its length in steps."""
+    gpu_hours: SourcedGpuHours | None = None
+    """Stated, not predicted: nothing is simulated for it, and it is taken to include its own stops."""
+    sequences: PositiveInt | None = None
+    """Its batch; absent: the scenario's."""
+    sequence_length: PositiveInt | None = None
+    """Its sequence length; absent: the scenario's."""
+    ramp: Ramp | None = None
+    """Batch ramp at its beginning."""
+    override: tuple[str, ...] = ()
+    """Scenario keys that differ, such as "parallel.cp=8"; sequences and sequence_length have their own."""
+    assumption: str = ""
+    """Why these overrides, where nobody published them; shown in the report."""
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Phase:
+        given = [k for k in ("tokens", "steps", "gpu_hours") if getattr(self, k) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"phase {self.name!r} needs exactly one of tokens, steps, gpu_hours; has {given}"
+            )
+        if self.gpu_hours is not None and (self.override or self.ramp or self.sequences):
+            raise ValueError(f"phase {self.name!r} states gpu_hours: nothing else can be set for it")
+        if self.ramp is not None and self.steps is not None:
+            raise ValueError(f"phase {self.name!r}: a ramp goes by tokens; give tokens instead of steps")
+        if self.ramp is not None and self.tokens is not None and self.ramp.tokens > self.tokens:
+            raise ValueError(
+                f"phase {self.name!r}: ramp.tokens={self.ramp.tokens:g} exceeds its tokens={self.tokens:g}"
+            )
+        for text in self.override:
+            if text.split("=")[0].strip().split(".")[0] in ("run", "batch", "cluster", "name", "seed"):
+                raise ValueError(
+                    f"phase {self.name!r}: override {text!r}: run, batch, cluster, name and seed are those "
+                    "of the whole run (sequences and sequence_length are keys of the phase)"
+                )
+        return self
+
+
+class Checkpoint(_Part):
+    """How the state is saved: how often, where to, and whether training waits for it."""
+
+    interval: str
+    """Training time between two checkpoints ("30 min"), or "optimal"."""
+    storage: StorageRef
+    """A shipped storage, a file, or `{write: "2 TB/s", write_per_node: ...}`."""
+    asynchronous: bool = False
+    """True: training waits for the copy to host memory only; the write goes on behind it."""
+    size: SourcedBytes | None = None
+    """Bytes of one checkpoint; absent = master weights and both moments of every parameter (eq. J2)."""
+    stall: SourcedSeconds | None = None
+    """Time that training waits for one checkpoint; absent = from bytes and bandwidths (eq. J3)."""
+
+    @model_validator(mode="after")
+    def _interval_is_a_time(self) -> Checkpoint:
+        if self.interval == OPTIMAL:
+            return self
+        try:
+            seconds = parse_quantity(self.interval, "s")
+        except InputError as error:
+            raise ValueError(f"{error}; or write {OPTIMAL!r}") from None
+        if seconds <= 0.0:
+            raise ValueError(f"checkpoint.interval={self.interval!r} must be longer than 0")
+        return self
+
+    @property
+    def interval_s(self) -> float | None:
+        """The interval in s; None where it is to be optimal."""
+        return None if self.interval == OPTIMAL else parse_quantity(self.interval, "s")
+
+
+class Spares(_Part):
+    """Nodes that stand by, paid like the others, and how long a broken node is away."""
+
+    count: Annotated[int, Field(ge=0, le=100_000, strict=True)]
+    """Nodes that stand by, paid like the others."""
+    repair: SourcedSeconds
+    """How long a broken node is away."""
+
+
+class Price(_Part):
+    """What the run is paid with; exactly one of the three. Absent = the cluster's price per GPU-hour."""
+
+    offer: Offer | None = None
+    """A price of your own, with its date."""
+    rent: RentChoice | None = None
+    """A shipped offer for the cluster's accelerator."""
+    buy: PurchaseRef | None = None
+    """A shipped purchase, a file, or its figures."""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Price:
+        given = [k for k in ("offer", "rent", "buy") if getattr(self, k) is not None]
+        if len(given) != 1:
+            raise ValueError(f"price needs exactly one of offer, rent, buy; has {', '.join(given) or 'none'}")
+        return self
+
+
+class RunPlan(_Part):
+    """The whole run: tokens of the main phase at the scenario's batch, and optionally all the rest."""
+
+    tokens: Tokens = Field(
+        default_factory=lambda: tokens_of("")[0],
+        description="Tokens of the main phase. Absent: what the model was trained on where that is known, "
+        "else 1 T.",
+    )
+    ramp: Ramp | None = None
+    """Batch ramp of the main phase."""
+    phases: tuple[Phase, ...] = ()
+    """What follows the main phase."""
+    checkpoint: Checkpoint | None = None
+    """How the state is saved."""
+    failures: FailureRateRef | None = None
+    """A shipped rate, a file, or `{interruptions: "4 /1000 node-days"}`; needs checkpoint and restart."""
+    restart: RestartRef | None = None
+    """A shipped restart, a file, or `{detection: "5 min", recovery: "10 min"}`."""
+    spares: Spares | None = None
+    """Nodes that stand by; absent: always at hand and unpaid."""
+    start: datetime.date | None = None
+    """Date of the start; gives dates of the finish."""
+    price: Price | None = None
+    """What the run is paid with; absent: the cluster's price per GPU-hour."""
+    replicas: int = Field(400, ge=1, le=100_000)
+    """Seeded repetitions of the run that the distribution of the finish date comes from."""
+
+    @model_validator(mode="after")
+    def _belongs_together(self) -> RunPlan:
+        if self.failures is not None and self.failures.interruptions.value > 0.0:
+            missing = [k for k in ("checkpoint", "restart") if getattr(self, k) is None]
+            if missing:
+                raise ValueError(
+                    f"run.failures needs run.{' and run.'.join(missing)}: without them nobody knows what an "
+                    "interruption costs (for example restart: megascale, checkpoint: {interval: 30 min, "
+                    "storage: llama3-tectonic})"
+                )
+        if self.ramp is not None and self.ramp.tokens > self.tokens:
+            raise ValueError(f"run.ramp.tokens={self.ramp.tokens:g} exceeds run.tokens={self.tokens:g}")
+        names = [phase.name for phase in self.phases]
+        if len(set(names)) != len(names) or "main" in names:
+            raise ValueError(
+                f"run.phases: names must differ, and 'main' is the first one's; they are {names}"
+            )
+        if self.checkpoint is not None and self.checkpoint.interval == OPTIMAL and self.failures is None:
+            raise ValueError("run.checkpoint.interval: optimal needs run.failures; or state a time")
+        return self
+
+    @property
+    def asks_for_more(self) -> bool:
+        """Whether anything beyond tokens is set, so that a report is worth its simulations."""
+        plain = RunPlan(tokens=self.tokens, replicas=self.replicas)
+        return self != plain
+
+
+def run_plan_names() -> list[str]:
+    """Names of the run plans that ship with the package."""
+    folder = resources.files("moesim.simulator").joinpath(FOLDER)
+    return sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def load_run_plan(name: str, base: Path | None = None) -> RunPlan:
+    """The run plan of a shipped name or a file (relative to the file `base`); InputError if unknown."""
+    if name in run_plan_names():
+        text = resources.files("moesim.simulator").joinpath(FOLDER, f"{name}.yaml").read_text("utf-8")
+        return validate_model(RunPlan, parse_mapping(text, f"run plan {name}"), f"run plan {name}")
+    if name.lower().endswith(EXTENSIONS):
+        path = Path(name)
+        if base is not None and not path.is_absolute() and is_there(base.parent / path):
+            path = base.parent / path
+        return validate_model(RunPlan, load_mapping(path), str(path))
+    raise InputError(
+        f"unknown run plan {name!r}{nearest(name, run_plan_names())}; the known ones are "
+        f"{', '.join(run_plan_names())}, or give the keys of a plan or a file that ends in "
+        f"{', '.join(EXTENSIONS)}"
+    )
+
+
+RunPlanRef = Annotated[RunPlan, by_name(RunPlan, load_run_plan)]
+"""A field that takes a run plan's name, path or keys."""

@@ -1,0 +1,337 @@
+"""A scenario: everything a prediction depends on, read from YAML, validated, units parsed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SerializationInfo,
+    SerializeAsAny,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
+
+from moesim.hwmodels.calibration import CalibrationProfile, load_profile, written_out
+from moesim.hwmodels.cluster import Cluster, load_cluster
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.files import is_there
+from moesim.hwmodels.topologies import Spreading
+from moesim.hwmodels.validation import nearest, validate_model
+from moesim.hwmodels.yaml_io import EXTENSIONS, load_mapping, parse_mapping
+from moesim.simulator.model.library import load_model
+from moesim.simulator.model.precision import PRECISIONS, Precision
+from moesim.simulator.model.recompute import RecomputePolicy
+from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.model.software import Software
+from moesim.simulator.scenario import defaults as rules
+from moesim.simulator.scenario.credit import credited
+from moesim.simulator.scenario.defaults import Default
+from moesim.simulator.scenario.faults import Fault
+from moesim.simulator.scenario.fleet import Fleet, Pool
+from moesim.simulator.scenario.outline import AnyCluster, ClusterOutline
+from moesim.simulator.scenario.overrides import keys_of, override, plain, put
+from moesim.simulator.scenario.parallel import ParallelPlan
+from moesim.simulator.scenario.run_plan import RunPlan, RunPlanRef
+from moesim.simulator.scenario.sections import Batch, Communication, Routing, Section, Stages, Variation
+from moesim.simulator.scenario.stated import as_stated, fill, is_stated, listed, without_nulls
+
+__all__ = ["Batch", "Communication", "Routing", "Scenario", "Stages", "Variation"]
+
+PRESETS = "data/scenarios"
+
+
+class Scenario(Section):
+    """One prediction's input; the keys of a scenario file are these field names.
+
+    Keys that nobody stated are chosen by rule when a scenario is built (`moesim.simulator.scenario.defaults`); they
+    hold values as if stated, `defaults` lists them, and no dump contains them.
+    """
+
+    model_config = ConfigDict(
+        json_schema_extra={"anyOf": [{"required": ["cluster"]}, {"required": ["fleet"]}]}
+    )
+
+    name: str = Field(
+        default_factory=str, description="Shown in the result. Absent: model, GPUs and accelerator."
+    )
+    description: str = ""
+    """Free text."""
+    model: str | ModelShape
+    """A shipped model, a model.yaml or a Hugging Face config.json; or the shape itself."""
+    cluster: AnyCluster | None = Field(
+        None,
+        description="A shipped cluster, a file, {accelerator or node, nodes} with the rest chosen by rule, "
+        "or a full description.",
+    )
+    fleet: Fleet | None = None
+    """Several clusters that share the pipeline, in the place of `cluster`."""
+    profile: SerializeAsAny[str | CalibrationProfile] = Field(
+        default_factory=str,
+        description="Calibration profile: a shipped name or a file, or the profile itself. Absent: the best "
+        "shipped one of the accelerator (measured before published before datasheet peaks).",
+    )
+    precision: str | Precision = Field(
+        default_factory=lambda: "bf16",
+        description="Recipe: a name or its fields. Absent: fp8 where the model was trained in FP8 and the "
+        "accelerator has it, else bf16.",
+    )
+    parallel: ParallelPlan
+    """Degrees of parallelism."""
+    schedule: str = "1f1b"
+    """A name, or a CSV file in PyTorch's pipelining notation (sends awaited if bidirectional)."""
+    batch: Batch
+    """Global batch of one step."""
+    stages: Stages = Stages()
+    """Which layers each pipeline stage holds."""
+    communication: Communication = Communication()
+    """Communication kernels."""
+    recompute: RecomputePolicy = "none"
+    """What backward forms again; `deepseek-v3` is `selective` with the attention output cached in E5M6."""
+    routing: Routing = Field(
+        default_factory=Routing, description="Which experts tokens go to, and how uneven the load is."
+    )
+    variation: Variation = Field(default_factory=Variation, description="What else makes ranks differ.")
+    run: RunPlanRef = Field(
+        default_factory=RunPlan,
+        description="The whole run: a run plan's name or file, or its keys. Absent: the tokens that the "
+        "model was trained on where they are known, else 1 T.",
+    )
+    resolution: Literal["folded", "full"] = "folded"
+    """`folded`: one group of GPUs stands for all; `full`: every GPU for itself."""
+    spreading: Spreading = "modulo"
+    """How switches spread flows over equal paths (full resolution)."""
+    faults: tuple[Fault, ...] = ()
+    """What is broken or slow in the cluster (full resolution)."""
+    software: Software = Software()
+    """What the framework does: attention kernels, overlap of collectives."""
+    seed: int = Field(0, ge=0, lt=2**63)
+    """Of every random draw."""
+    _base: str | None = PrivateAttr(None)
+    """Folder that relative paths start from (set by the loader)."""
+    _defaults: tuple[Default, ...] = PrivateAttr(())
+
+    @field_validator("profile")
+    @classmethod
+    def _profile_stands_alone(cls, value: str | CalibrationProfile) -> str | CalibrationProfile:
+        return written_out(value) if isinstance(value, CalibrationProfile) else value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_left_out(cls, data: Any) -> Any:
+        return without_nulls(data) if isinstance(data, Mapping) else data
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Scenario:
+        if self.cluster is None and self.fleet is None:
+            raise ValueError("cluster is missing: give a cluster, or a fleet of several")
+        if self.cluster is not None and self.fleet is not None:
+            raise ValueError(
+                "cluster and fleet exclude each other: give one, name every cluster in fleet.pools"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _chosen_by_rule(self, info: ValidationInfo) -> Scenario:
+        self._base = (info.context or {}).get("base")
+        self._defaults = fill(self, (info.context or {}).get("place"))
+        return self
+
+    @model_serializer(mode="wrap")
+    def _as_stated(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
+        data: dict[str, Any] = handler(self)
+        return as_stated(self, data, resolved=bool((info.context or {}).get("resolved")))
+
+    @property
+    def defaults(self) -> tuple[Default, ...]:
+        """The keys that nobody stated, with what they were given and why."""
+        return listed(self, self._defaults)
+
+    @property
+    def recipe(self) -> Precision:
+        """The precision recipe itself."""
+        if isinstance(self.precision, Precision):
+            return self.precision
+        if self.precision not in PRECISIONS:
+            raise InputError(
+                f"precision={self.precision!r} is not known{nearest(self.precision, list(PRECISIONS))}; "
+                f"known: {', '.join(PRECISIONS)}, or give the fields of a recipe"
+            )
+        return PRECISIONS[self.precision]
+
+    @property
+    def shape(self) -> ModelShape:
+        """The model shape itself."""
+        return self.model if isinstance(self.model, ModelShape) else load_model(self.path(self.model))
+
+    @property
+    def machine(self) -> Cluster:
+        """The cluster itself; raises InputError for a fleet, which is not one cluster."""
+        if self.cluster is None:
+            raise InputError(
+                f"scenario {self.name} runs on a fleet of several clusters (fleet.pools), and this needs "
+                "one: give cluster instead. Fleets go with simulate, explain, check, compare, sweep, "
+                "neighbours and plan, in folded resolution and without uncertainty"
+            )
+        return self._cluster(self.cluster)
+
+    @property
+    def machines(self) -> tuple[Cluster, ...]:
+        """The cluster, or those of the fleet's pools."""
+        if self.fleet is None:
+            return (self.machine,)
+        found = []
+        for number, pool in enumerate(self.fleet.pools):
+            try:
+                found.append(self.pool_machine(pool))
+            except InputError as error:
+                raise InputError(f"fleet.pools.{number}: {error}") from None
+        return tuple(found)
+
+    def pool_machine(self, pool: Pool) -> Cluster:
+        """The nodes of a pool as a cluster; raises InputError where they do not fit its network."""
+        cluster = self._cluster(pool.cluster)
+        if pool.nodes is None or pool.nodes == cluster.nodes:
+            return cluster
+        part = cluster.model_copy(update={"nodes": pool.nodes})
+        part.topology()
+        return part
+
+    @property
+    def calibration(self) -> CalibrationProfile:
+        """The calibration profile itself."""
+        return self._calibration(self.profile)
+
+    @property
+    def calibrations(self) -> tuple[CalibrationProfile, ...]:
+        """The calibration profiles: the scenario's, or one for every pool of its fleet."""
+        pools = () if self.fleet is None else self.fleet.pools
+        named = tuple(self.pool_profile(pool) for pool in pools) or (self.profile,)
+        return tuple(self._calibration(profile) for profile in named)
+
+    def _calibration(self, profile: str | CalibrationProfile) -> CalibrationProfile:
+        return profile if isinstance(profile, CalibrationProfile) else load_profile(self.path(profile))
+
+    def pool_profile(self, pool: Pool) -> str | CalibrationProfile:
+        """Calibration profile of a pool: its own, the scenario's, or the best of its accelerator."""
+        if pool.profile is not None or is_stated(self, "profile"):
+            return pool.profile or self.profile
+        return rules.profile_of(self.pool_machine(pool).accelerator)[0]
+
+    def pool_sms(self, pool: Pool) -> int:
+        """SMs of a pool's communication kernels: its own, the scenario's, or those of its accelerator."""
+        if pool.communication_sms is not None:
+            return pool.communication_sms
+        if is_stated(self, "communication.sms"):
+            return self.communication.sms
+        return rules.sms_of(self.pool_machine(pool).accelerator)[0]
+
+    def _cluster(self, cluster: str | Cluster | ClusterOutline) -> Cluster:
+        base = None if self._base is None else Path(self._base) / "scenario"
+        if isinstance(cluster, ClusterOutline):
+            cluster = cluster.cluster(base)
+        return rules.priced(load_cluster(cluster, base) if isinstance(cluster, str) else cluster)
+
+    def path(self, name: str) -> str:
+        """`name` relative to the scenario file, where such a file exists beside it."""
+        if self._base is not None and is_there(Path(self._base) / name):
+            return str(Path(self._base) / name)
+        return name
+
+    def replace(self, **changes: Any) -> Scenario:
+        """The same scenario with some keys changed, checked again.
+
+        `replace(seed=1)`, `replace(communication={"sms": 8})` (the other keys of the section stay) or, by
+        dotted path, `replace(**{"communication.sms": 8})`. Quantities carry units, as in a file: "160 GB/s".
+        Raises InputError with key, value and nearest legal value.
+        """
+        data, paths, place = self.model_dump(mode="json", exclude_none=True), [], f"scenario {self.name}"
+        for key, value in changes.items():
+            section = isinstance(value, Mapping) and "." not in key and key in SECTIONS
+            for below, inner in value.items() if section else [("", value)]:
+                path = f"{key}.{below}" if below else key
+                data = put(data, path, plain(inner), f"replace({path}=...)", self.resolved)
+                paths.append(path)
+        return credited(validate_model(Scenario, data, place, self._base), paths, place)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All keys as plain data, less those that rules chose; a scenario file may hold it."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+    def resolved(self) -> dict[str, Any]:
+        """All keys as plain data, with what rules chose: what a prediction depends on."""
+        return self.model_dump(mode="json", exclude_none=True, context={"resolved": True})
+
+    def based_on(self, folder: str) -> Scenario:
+        """The same scenario with relative paths starting from `folder`."""
+        copy = self.model_copy()
+        copy._base = folder
+        return copy
+
+    def overridden(self, *overrides: str) -> Scenario:
+        """The same scenario with `key=value` overrides; raises InputError as `load_scenario` does."""
+        data = self.model_dump(mode="json", exclude_none=True)
+        for text in overrides:
+            data = override(data, text, self.resolved)
+        return credited(validate_model(Scenario, data, self.name, self._base), keys_of(overrides), self.name)
+
+
+def preset_names() -> list[str]:
+    """Names of the scenarios that ship with the package."""
+    folder = resources.files("moesim.simulator").joinpath(PRESETS)
+    return sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def load_scenario(name_or_path: str, overrides: Sequence[str] = ()) -> Scenario:
+    """The scenario of a preset name or a YAML/JSON file, with `key=value` overrides applied.
+
+    An override names a key by its dotted path ("parallel.ep=32"); its value is read as YAML. Raises
+    InputError with file, key, value and nearest legal value for anything malformed.
+    """
+    if name_or_path in preset_names():
+        folder = resources.files("moesim.simulator").joinpath(PRESETS)
+        place = f"preset {name_or_path}"
+        with resources.as_file(folder) as real:
+            data = parse_mapping(folder.joinpath(f"{name_or_path}.yaml").read_text("utf-8"), place)
+            base = str(real)
+    elif name_or_path.lower().endswith(EXTENSIONS):
+        data, place, base = load_mapping(Path(name_or_path)), name_or_path, str(Path(name_or_path).parent)
+    else:
+        raise InputError(
+            f"unknown scenario {name_or_path!r}{nearest(name_or_path, preset_names())}; presets: "
+            f"{', '.join(preset_names())}; or give a file that ends in {', '.join(EXTENSIONS)}"
+        )
+    for text in overrides:
+        known = partial(_resolved, data, place, base)
+        data = override(data, text, known)
+    return credited(validate_model(Scenario, data, place, base), keys_of(overrides), place)
+
+
+def _resolved(data: Mapping[str, Any], place: str, base: str) -> dict[str, Any]:
+    return validate_model(Scenario, data, place, base).resolved()
+
+
+def with_overrides(scenario: Scenario, overrides: Sequence[str]) -> Scenario:
+    """The same scenario with `key=value` overrides applied, as `load_scenario` applies them.
+
+    Raises InputError with key, value and nearest legal value for anything malformed.
+    """
+    return scenario.overridden(*overrides)
+
+
+SECTIONS = frozenset(
+    name
+    for name, field in Scenario.model_fields.items()
+    if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+) | {"cluster"}
+"""Keys with keys below them."""

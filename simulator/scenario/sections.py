@@ -1,0 +1,118 @@
+"""The sections of a scenario: batch, communication kernels, stages, routing, variation."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+
+from moesim.hwmodels import ranges
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.provenance import SourcedFraction
+from moesim.hwmodels.validation import nearest
+from moesim.simulator.scenario import defaults as rules
+from moesim.simulator.scenario.routing import Capacity, Eplb, Load
+from moesim.simulator.schedules.template import OVERLAP_ORDERS, OverlapOrder
+
+
+class Section(BaseModel):
+    """A part of a scenario: frozen, and unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Batch(Section):
+    """Global batch of one step."""
+
+    sequences: int = Field(gt=0, le=10_000_000_000)
+    """Sequences of one step over the whole cluster."""
+    sequence_length: int = Field(gt=0, le=100_000_000)
+    """Tokens of one sequence."""
+
+
+class Communication(Section):
+    """Communication kernels: how many SMs they hold, which generation, what they overlap with."""
+
+    sms: int = Field(
+        rules.SMS,
+        ge=0,
+        description="SMs or compute units reserved for communication kernels. Absent: 20, and 0 on "
+        "accelerators whose collectives a dedicated engine moves.",
+    )
+    kernels: str = "deepep-2025-02"
+    """Generation of the expert-parallel kernels: names the profile curve ep.nic_fraction.<kernels>."""
+    overlap: str | OverlapOrder = "deepseek-v3"
+    """Order of the phases inside an overlapped pair: a name or the two lists."""
+
+    @property
+    def order(self) -> OverlapOrder:
+        """The overlap order itself."""
+        if isinstance(self.overlap, OverlapOrder):
+            return self.overlap
+        if self.overlap not in OVERLAP_ORDERS:
+            hint = nearest(self.overlap, list(OVERLAP_ORDERS))
+            raise InputError(
+                f"communication.overlap={self.overlap!r} is not known{hint}; "
+                f"known: {', '.join(OVERLAP_ORDERS)}, or give compute and communication lists"
+            )
+        return OVERLAP_ORDERS[self.overlap]
+
+
+class Stages(Section):
+    """Which layers each pipeline stage holds.
+
+    `layers`: decoder layers per stage, embedding on the first and MTP and head on the last; absent =
+    balanced by the stages' compute. `blocks`: explicit block kinds per stage ("moe*4"), which may be
+    only a part of the model, as for a kernel-level test.
+    """
+
+    layers: tuple[int, ...] | None = None
+    """Decoder layers per stage; embedding on the first, MTP and head on the last; absent: balanced."""
+    blocks: tuple[str, ...] | None = None
+    """Block kinds per stage ("moe*4") of embedding, dense, moe, mtp, head; may be a part of the model."""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Stages:
+        if self.layers is not None and self.blocks is not None:
+            raise ValueError("stages.layers and stages.blocks exclude each other: give one")
+        return self
+
+
+class Routing(Section):
+    """Which experts tokens go to: the gate, and how uneven the load is."""
+
+    gate: Literal["model", "best", "top2-sum", "unlimited"] = "model"
+    """`model`: as the model's config says; the others replace the score by which groups are ranked."""
+    groups_per_token: PositiveInt | None = None
+    """Expert groups (nodes, where a group is one) that a token reaches; absent: as the model's gate says."""
+    expert_load_cv: Annotated[SourcedFraction, ranges.LOAD_SPREAD] = Field(
+        default_factory=rules.anywhere("routing.expert_load_cv"),
+        description="Coefficient of variation of the load of one expert within one micro-batch of one group. "
+        "Absent: carried over from a published timeline, with a range; 0 without routed experts.",
+    )
+    load: Load | None = None
+    """Lasting popularity of the experts of a layer; absent: all equal."""
+    capacity: Capacity | None = None
+    """Rows above it are dropped; absent: nothing is dropped."""
+    eplb: Eplb | None = None
+    """Redundant experts and their placement; absent: experts in order, one replica each."""
+
+    @property
+    def redundant_experts(self) -> int:
+        """Replicas beyond one for each expert, in every layer of one expert-parallel group."""
+        return 0 if self.eplb is None else self.eplb.redundant_experts
+
+
+class Variation(Section):
+    """What else makes ranks differ."""
+
+    clock_cv: Annotated[SourcedFraction, ranges.SPEED_SPREAD] = Field(
+        default_factory=rules.anywhere("variation.clock_cv"),
+        description="Relative spread of the GPUs' sustained speed. Absent: as measured on H200, with a "
+        "range.",
+    )
+    jitter_cv: Annotated[SourcedFraction, ranges.JITTER] = Field(
+        default_factory=rules.anywhere("variation.jitter_cv"),
+        description="Relative spread of one phase's duration from run to run on one GPU. Absent: as in a "
+        "published timeline of an H800, with a range.",
+    )

@@ -1,0 +1,139 @@
+"""Which keys of a scenario were stated, and which a rule chose: filling in, listing, dumping (decision 0033).
+
+A key is stated where its field was set when the scenario was made (pydantic's `model_fields_set`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from pydantic import BaseModel
+
+from moesim.hwmodels.cluster import Cluster
+from moesim.hwmodels.errors import InputError
+from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.scenario import defaults as rules
+from moesim.simulator.scenario.defaults import Default
+from moesim.simulator.scenario.fleet import Fleet
+from moesim.simulator.scenario.outline import AnyCluster, ClusterOutline
+
+
+class Stated(Protocol):
+    """Anything that knows which of its keys were stated when it was made."""
+
+    @property
+    def model_fields_set(self) -> set[str]:
+        """Names of the fields that were given."""
+
+
+class Fillable(Stated, Protocol):
+    """A scenario as the rules see it."""
+
+    @property
+    def fleet(self) -> Fleet | None:
+        """Several clusters, or None."""
+
+    @property
+    def cluster(self) -> AnyCluster | None:
+        """One cluster, or None."""
+
+    @property
+    def shape(self) -> ModelShape:
+        """The model."""
+
+    @property
+    def machines(self) -> tuple[Cluster, ...]:
+        """The cluster, or those of the fleet's pools."""
+
+
+def fill(scenario: Fillable, place: str | None) -> tuple[Default, ...]:
+    """Give a scenario that is being made what it leaves out; returns what is worth telling.
+
+    Raises InputError, with the `place` it was read from, where its model or machine cannot be found.
+    """
+    missing = [key for key in rules.RULES if not is_stated(scenario, key)]
+    if scenario.fleet is not None and "profile" in missing:
+        missing.remove("profile")  # every pool has its own
+    if not missing:
+        return ()
+    try:
+        shape, machines = scenario.shape, scenario.machines
+        found = [(key, rules.RULES[key](shape, machines)) for key in missing]
+    except InputError as error:
+        raise InputError(f"{place}: {error}" if place else str(error), key=error.key) from None
+    for key, chosen in found:
+        section, _, name = key.rpartition(".")
+        value = chosen.value
+        if section:
+            value = rules.without_mark(getattr(scenario, section), name, value)
+        scenario.__dict__[section or name] = value  # not by assignment: that would mark it as stated
+    usual = ("communication.sms", rules.SMS)
+    return tuple(chosen.default for key, chosen in found if (key, chosen.value) != usual)
+
+
+def listed(scenario: Fillable, chosen: tuple[Default, ...]) -> tuple[Default, ...]:
+    """The defaults of a scenario: `chosen` when it was made, and those of its clusters and pools."""
+    found = [item for item in chosen if not is_stated(scenario, item.key)]
+    pools = () if scenario.fleet is None else scenario.fleet.pools
+    given: list[tuple[str, object]] = [
+        (f"fleet.pools.{number}.cluster", pool.cluster) for number, pool in enumerate(pools)
+    ]
+    for (place, cluster), machine in zip(
+        given or [("cluster", scenario.cluster)], scenario.machines, strict=True
+    ):
+        left_out = cluster.left_out if isinstance(cluster, ClusterOutline) else ()
+        found += rules.cluster_defaults(place, machine, left_out)
+    for number, pool in enumerate(pools):
+        if pool.profile is None and not is_stated(scenario, "profile"):
+            found.append(rules.profile_default(scenario.machines[number], f"fleet.pools.{number}.profile"))
+    return tuple(found)
+
+
+def as_stated(scenario: Fillable, data: dict[str, Any], *, resolved: bool) -> dict[str, Any]:
+    """`data`, a dump of a scenario, without what rules chose (with it where `resolved`)."""
+    pools = () if scenario.fleet is None else zip(scenario.fleet.pools, data["fleet"]["pools"], strict=True)
+    for part, dumped in ((scenario, data), *pools):
+        if isinstance(part.cluster, BaseModel) and _states_no_price(part.cluster):
+            dumped["cluster"]["price_per_gpu_hour"] = None  # said aloud: no offer is taken
+    return data if resolved else _drop_unstated(scenario, data)
+
+
+def _states_no_price(cluster: BaseModel) -> bool:
+    """Whether it was said of a cluster that it has no price."""
+    return is_stated(cluster, "price_per_gpu_hour") and getattr(cluster, "price_per_gpu_hour", None) is None
+
+
+def is_stated(model: Stated, key: str) -> bool:
+    """Whether a dotted key was given when `model` was made, and not chosen by a rule."""
+    for part in key.split("."):
+        if part not in model.model_fields_set:
+            return False
+        model = getattr(model, part)
+    return True
+
+
+def without_nulls(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A scenario's data without the keys that are null and that a rule chooses: null means left out."""
+    found = dict(data)
+    for key in rules.RULES:
+        section, _, name = key.rpartition(".")
+        place = found.get(section) if section else found
+        if section and section in found and place is None:
+            del found[section]
+        elif isinstance(place, Mapping) and name in place and place[name] is None:
+            rest = {k: v for k, v in place.items() if k != name}
+            found = {**found, section: rest} if section else rest
+    return found
+
+
+def _drop_unstated(model: Stated, data: dict[str, Any]) -> dict[str, Any]:
+    """`data`, a dump of `model`, without what rules chose; a section that holds nothing else goes too."""
+    for key in rules.RULES:
+        section, _, name = key.rpartition(".")
+        place = data.get(section) if section else data
+        if isinstance(place, dict) and not is_stated(model, key):
+            place.pop(name, None)
+            if not place:
+                data.pop(section)
+    return data

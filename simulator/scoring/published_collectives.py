@@ -1,0 +1,227 @@
+"""Measured collectives beside predicted ones: every row classified, every error generated."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable
+from functools import lru_cache
+from importlib import resources
+from statistics import median
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+
+from moesim.hwmodels.network import load_network
+from moesim.hwmodels.node import load_node
+from moesim.hwmodels.topologies import Topology, build_topology
+from moesim.simulator.cost.collectives.library import load_library
+from moesim.simulator.cost.collectives.plan import Operation
+from moesim.simulator.cost.collectives.price import collective, neighbour_sends
+from moesim.simulator.layout.routing import Gate
+from moesim.simulator.scoring.published import Row, deepep_bandwidth
+
+Use = Literal[
+    "scored",
+    "nvls",
+    "unstated",
+    "peak",
+    "latency",
+    "expert-parallel",
+    "calibrated",
+    "elsewhere",
+    "unscorable",
+]
+"""scored: 1 MiB and more, topology stated, no in-switch reduction. The next five are reported beside them."""
+
+PREDICTED: tuple[Use, ...] = ("scored", "nvls", "unstated", "peak", "latency", "expert-parallel")
+TITLES: dict[str, str] = {
+    "scored": "Scored: 1 MiB and more, topology stated, no in-switch reduction",
+    "nvls": "Reported: in-switch reduction (NVLS), 1 MiB and more",
+    "unstated": "Reported: NVLS setting not stated",
+    "peak": "Reported: peaks of a vendor's slide, no size stated",
+    "latency": "Reported: latency-bound, below 1 MiB",
+    "expert-parallel": "Reported: expert-parallel kernels of another library",
+}
+ALL_OWN, ALL_SCORED = "all own H200 rows", "all scored rows"
+OWN = "ours-"
+"""How the ids of our own measurements begin."""
+LOCAL_EXPERTS, TOP_K, TOKENS, HIDDEN = 8, 8, 4096, 7168
+"""Of the Hybrid-EP table: uniform router, experts a GPU, experts a token, tokens a GPU."""
+
+
+class MeasuredRow(BaseModel):
+    """One row of `data/published/collectives.csv`.
+
+    `bytes`: the whole buffer (input of an all-reduce, reduce-scatter or all-to-all on one rank, output of an
+    all-gather). Expert-parallel rows have communication SMs instead, and GB/s as their source counts them.
+    `note` says why a row is where it is.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str
+    use: Use
+    group: str
+    operation: str
+    node: str
+    network: str
+    ranks: int | Literal[""]
+    bytes: float | Literal[""]
+    sms: int | Literal[""]
+    measured: float | Literal[""]
+    unit: Literal["s", "GB/s", ""]
+    in_switch: bool
+    source: str
+    note: str
+
+
+class CollectiveRow(BaseModel):
+    """A measured figure beside a predicted one; `relative_error` = predicted / measured - 1 of the time.
+
+    `unit` is s, or GB/s as the source counts them (then the time's error is measured / predicted - 1).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str
+    use: Use
+    group: str
+    source: str
+    unit: Literal["s", "GB/s"]
+    measured: float
+    predicted: float
+    relative_error: float
+    how: str
+    """Algorithm and protocol that the model chose."""
+
+
+class GroupSummary(BaseModel):
+    """Errors of one group of rows, as fractions of the measured time."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    use: Use
+    group: str
+    rows: int
+    median_absolute_error: float
+    signed_median_error: float
+    worst_row: str
+    worst_error: float
+
+
+@lru_cache(maxsize=1)
+def measured_rows() -> tuple[MeasuredRow, ...]:
+    """Every measured row with its class; those without a prediction say why in `note`."""
+    text = (
+        resources.files("moesim.simulator")
+        .joinpath("data", "published", "collectives.csv")
+        .read_text("utf-8")
+    )
+    return tuple(TypeAdapter(list[MeasuredRow]).validate_python(list(csv.DictReader(text.splitlines()))))
+
+
+def score_collectives() -> list[CollectiveRow]:
+    """Every row that can be predicted, in the order of the file (docs/model.md, eq. X13)."""
+    return [_scored(row) for row in measured_rows() if row.use in PREDICTED]
+
+
+def _scored(row: MeasuredRow) -> CollectiveRow:
+    assert row.ranks != "" and row.measured != "" and row.unit != ""
+    if row.sms != "":
+        predicted, how = _expert_parallel(row, row.ranks, row.sms), f"{row.sms} SMs, {row.note}"
+        error = row.measured / predicted - 1.0
+    else:
+        assert row.bytes != ""
+        predicted, how = _predict(row, row.ranks, row.bytes)
+        error = predicted / row.measured - 1.0
+    return CollectiveRow(
+        id=row.id,
+        use=row.use,
+        group=row.group,
+        source=row.source,
+        unit=row.unit,
+        measured=row.measured,
+        predicted=predicted,
+        relative_error=error,
+        how=how,
+    )
+
+
+def _predict(row: MeasuredRow, ranks: int, size: float) -> tuple[float, str]:
+    topology, library = _topology(row.node, row.network, ranks), load_library()
+    if row.operation == "send":
+        found = neighbour_sends(size, [(i, (i + 1) % ranks) for i in range(ranks)], topology, library)
+    else:
+        operation = TypeAdapter[Operation](Operation).validate_python(row.operation)
+        found = collective(operation, size, range(ranks), topology, library, in_switch=row.in_switch)
+    return found.seconds, f"{found.algorithm} {found.protocol}"
+
+
+@lru_cache(maxsize=32)
+def _topology(node_name: str, network_name: str, ranks: int) -> Topology:
+    node = load_node(node_name)
+    return build_topology(node, -(-ranks // node.n_gpus), load_network(network_name))
+
+
+def _expert_parallel(row: MeasuredRow, ep: int, sms: int) -> float:
+    operation: Literal["dispatch", "combine"] = "combine" if "combine" in row.operation else "dispatch"
+    experts = LOCAL_EXPERTS * ep
+    return deepep_bandwidth(
+        operation, ep, "deepep-2025-04",
+        tokens=TOKENS, hidden=HIDDEN, experts=experts, top_k=TOP_K, sms=sms,
+        node_name=row.node, network_name=row.network, profile_name="hopper-communication",
+        gate=Gate(experts, TOP_K), wire="fp8" if row.operation.endswith("fp8") else "bf16",
+    )  # fmt: skip
+
+
+def summarise(rows: Iterable[CollectiveRow]) -> list[GroupSummary]:
+    """Errors by group, scored rows first, and over all own and all scored rows."""
+    found = list(rows)
+    groups: dict[tuple[Use, str], list[CollectiveRow]] = {}
+    for use in PREDICTED:
+        for row in found:
+            if row.use == use:
+                groups.setdefault((use, row.group), []).append(row)
+    scored = [row for row in found if row.use == "scored"]
+    for name, members in ((ALL_OWN, [r for r in scored if r.id.startswith(OWN)]), (ALL_SCORED, scored)):
+        if members:
+            groups["scored", name] = members
+    return [_summary(use, name, members) for (use, name), members in groups.items()]
+
+
+def _summary(use: str, name: str, rows: list[CollectiveRow]) -> GroupSummary:
+    worst = max(rows, key=lambda row: abs(row.relative_error))
+    return GroupSummary.model_validate(
+        {
+            "use": use,
+            "group": name,
+            "rows": len(rows),
+            "median_absolute_error": median(abs(row.relative_error) for row in rows),
+            "signed_median_error": median(row.relative_error for row in rows),
+            "worst_row": worst.id,
+            "worst_error": worst.relative_error,
+        }
+    )
+
+
+def as_score(row: CollectiveRow) -> Row:
+    """The same as one row of the scoreboard; the error stays that of the time."""
+    return Row(
+        id=f"collectives.{row.id}",
+        source=row.source,
+        quantity=f"{row.group} ({row.use})",
+        unit=row.unit,
+        published=row.measured,
+        predicted=row.predicted,
+        relative_error=row.relative_error,
+        used_for_calibration=False,
+    )
+
+
+def not_predicted() -> dict[tuple[Use, str], int]:
+    """Number of rows without a prediction, by class and reason."""
+    counts: dict[tuple[Use, str], int] = {}
+    for row in measured_rows():
+        if row.use not in PREDICTED:
+            counts[row.use, row.note or row.group] = counts.get((row.use, row.note or row.group), 0) + 1
+    return counts

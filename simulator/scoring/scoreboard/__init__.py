@@ -1,0 +1,6 @@
+"""Predictions beside published measurements of training steps: rows to scenarios, errors by group."""
+
+from moesim.simulator.scoring.scoreboard.rows import OpenRow, open_rows
+from moesim.simulator.scoring.scoreboard.score import Board, ScoredRow, score_all
+
+__all__ = ["Board", "OpenRow", "ScoredRow", "open_rows", "score_all"]

@@ -1,0 +1,209 @@
+"""What the published configurations behind a row say and its table leaves out: read whole, from data.
+
+`data/published/configurations.csv` has one line a setting: configuration, file, revision, line, key, value,
+and what it means here. `configuration-rows.csv` says which rows a configuration stands behind: by source,
+model, hardware and precision, never by a measurement. A setting without a field here is listed with the row.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from functools import lru_cache
+from importlib import resources
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, NonNegativeInt, PositiveInt
+
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.validation import validate_model
+from moesim.simulator.model.precision import Format
+from moesim.simulator.model.recompute import RecomputePolicy
+from moesim.simulator.model.software import GraphPart
+from moesim.simulator.scoring.scoreboard.rows import OpenRow
+
+SETTINGS, BEHIND = "configurations.csv", "configuration-rows.csv"
+LEFT_OUT = "left out"
+"""What stands in the column `here` of a setting that the model cannot express; its note says what is done."""
+
+
+def _words(text: object) -> object:
+    return () if text == "none" else tuple(text.split()) if isinstance(text, str) else text
+
+
+def _layers(text: object) -> object:
+    """Layers of every stage from "4*15 1": fifteen stages of 4, one of 1."""
+    if not isinstance(text, str):
+        return text
+    parts = (word.partition("*") for word in text.split())
+    return tuple(n for each, _, times in parts for n in [int(each)] * int(times or 1))
+
+
+class Published(BaseModel):
+    """The settings of a row's configurations; None where none says anything.
+
+    The fields mean what the fields of the same name in `Software`, `Precision`, `ParallelPlan` and
+    `ModelShape` mean.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    recompute: RecomputePolicy | None = None
+    selective_means: RecomputePolicy | None = None
+    """The policy that a table of this source calls selective."""
+    zero_stage: NonNegativeInt | None = None
+    sequence_parallel: bool | None = None
+    mbs: PositiveInt | None = None
+    vpp: PositiveInt | None = None
+    ep: PositiveInt | None = None
+    expert_tp: PositiveInt | None = None
+    stages: Annotated[tuple[int, ...] | None, BeforeValidator(_layers)] = None
+    """Decoder layers of every stage."""
+    embedding_as_layers: bool | None = None
+    """Embedding and head count as a layer each where layers are spread over stages."""
+    dispatcher: str | None = None
+    gradient_reduce: Literal["fp32", "bf16"] | None = None
+    gradients: Format | None = None
+    gradients_twice: bool | None = None
+    parameter_gather: Literal["fp32", "bf16", "fp8"] | None = None
+    parameters: Literal["bf16", "fp8", "fp32"] | None = None
+    master_weights: Format | None = None
+    moments: Format | None = None
+    loss: Literal["fused", "compiled", "chain"] | None = None
+    attention: Literal["flash", "unfused"] | None = None
+    dropout: bool | None = None
+    weight_gradients: Literal["accumulated", "written", "added", "added-fp32"] | None = None
+    parameters_copied: bool | None = None
+    flat_parameters: bool | None = None
+    overlap_tensor_parallel: Literal["none", "weight-gradient", "full"] | None = None
+    overlap_context_parallel: bool | None = None
+    overlap_data_parallel: bool | None = None
+    modules: Literal["torch", "transformer-engine"] | None = None
+    cuda_graphs: Annotated[tuple[GraphPart, ...] | None, BeforeValidator(_words)] = None
+    tied_embeddings: bool | None = None
+    vocab: PositiveInt | None = None
+    mtp: NonNegativeInt | None = None
+    dense_layers: NonNegativeInt | None = None
+    """First layers with a dense FFN, where a shortened model has other ones than the whole."""
+    profile: str | None = None
+
+
+class Setting(BaseModel):
+    """One line of `configurations.csv`; without a repository it is an assumption, stated in the note."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    configuration: str
+    repository: str
+    revision: str
+    file: str
+    line: str
+    key: str
+    value: str
+    field: str
+    here: str
+    note: str
+
+    @property
+    def place(self) -> str:
+        """Where the setting is published, for people."""
+        if not self.repository:
+            return f"assumed: {self.note}"
+        return f"{self.repository}@{self.revision} {self.file}:{self.line} {self.key}"
+
+
+class Behind(BaseModel):
+    """Rows that a configuration stands behind: beginnings of their columns; empty matches any.
+
+    `precision` after "=" and `pp` are matched whole; `notes` is a part of the row's, after "!" one that it
+    lacks.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    configuration: str
+    source: str
+    group: str
+    model: str
+    hardware: str
+    precision: str
+    pp: str
+    notes: str
+
+    def holds(self, row: OpenRow) -> bool:
+        """Whether the configuration stands behind a row."""
+        exact = self.precision.startswith("=")
+        part = self.notes.removeprefix("!")
+        return (
+            row.source.startswith(self.source)
+            and (not self.group or row.group == self.group)
+            and row.model.startswith(self.model)
+            and row.hardware.startswith(self.hardware)
+            and (row.precision == self.precision[1:] if exact else row.precision.startswith(self.precision))
+            and (not self.pp or row.pp == int(self.pp))
+            and (not part or (part in row.notes) != self.notes.startswith("!"))
+        )
+
+
+def settings_of(row: OpenRow) -> tuple[Setting, ...]:
+    """Every setting of every configuration behind a row, in the order of the file."""
+    names = {behind.configuration for behind in behind_rows() if behind.holds(row)}
+    return tuple(setting for setting in settings() if setting.configuration in names)
+
+
+@lru_cache(maxsize=1024)
+def published_of(row: OpenRow) -> Published:
+    """What the configurations behind a row fix; raises InputError where two of them contradict each other."""
+    chosen: dict[str, Setting] = {}
+    for setting in settings_of(row):
+        if not setting.field:
+            continue
+        other = chosen.setdefault(setting.field, setting)
+        if other.here != setting.here:
+            raise InputError(
+                f"{SETTINGS}: {row.id} has two values of {setting.field}: {other.here} ({other.place}) and "
+                f"{setting.here} ({setting.place}); one configuration must not stand behind it"
+            )
+    values = {name: setting.here for name, setting in chosen.items()}
+    return validate_model(Published, values, f"{SETTINGS}: {row.id}")
+
+
+def left_out_of(row: OpenRow) -> tuple[str, ...]:
+    """What the configurations behind a row state and the prediction does not express."""
+    return tuple(dict.fromkeys(s.note for s in settings_of(row) if s.here == LEFT_OUT))
+
+
+def differs_from(row: OpenRow) -> tuple[str, ...]:
+    """Where a table's plan differs from its configuration's: the table's is priced."""
+    published = published_of(row)
+    plans = (
+        ("micro-batch", row.mbs, published.mbs),
+        ("virtual stages", row.vpp, published.vpp),
+        ("expert-parallel degree", row.ep, published.ep),
+    )
+    return tuple(
+        f"the table has {what} {stated}, the configuration of its release {other}: priced with the table's"
+        for what, stated, other in plans
+        if stated and other and stated != other
+    )
+
+
+@lru_cache(maxsize=1)
+def settings() -> tuple[Setting, ...]:
+    """Every published setting, in the file's order; raises InputError for a malformed line."""
+    found = tuple(validate_model(Setting, record, SETTINGS) for record in _records(SETTINGS))
+    for setting in found:
+        if setting.field not in ("", *Published.model_fields):
+            raise InputError(f"{SETTINGS}: {setting.place}: field {setting.field!r} is not known")
+    return found
+
+
+@lru_cache(maxsize=1)
+def behind_rows() -> tuple[Behind, ...]:
+    """Which rows the configurations stand behind; raises InputError for a malformed line."""
+    return tuple(validate_model(Behind, record, BEHIND) for record in _records(BEHIND))
+
+
+def _records(name: str) -> list[dict[str, str]]:
+    text = resources.files("moesim.simulator").joinpath("data", "published", name).read_text("utf-8")
+    return list(csv.DictReader(io.StringIO(text)))

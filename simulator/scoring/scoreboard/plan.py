@@ -1,0 +1,191 @@
+"""From a published row to the scenario that was run: plan, precision, behaviour of the framework."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.provenance import SourcedFraction
+from moesim.simulator.model.precision import Precision
+from moesim.simulator.model.recompute import RecomputePolicy
+from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.model.software import Software
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario.parallel import ParallelPlan
+from moesim.simulator.scenario.run_plan import RunPlan
+from moesim.simulator.scenario.scenario import Batch, Communication, Routing, Stages, Variation
+from moesim.simulator.scoring.scoreboard.configurations import differs_from, left_out_of, published_of
+from moesim.simulator.scoring.scoreboard.launching import launching_of
+from moesim.simulator.scoring.scoreboard.machines import left_out_of_machine, machine_of
+from moesim.simulator.scoring.scoreboard.rows import OpenRow
+from moesim.simulator.scoring.scoreboard.shapes import shape_of
+from moesim.simulator.scoring.scoreboard.wording import recompute_of, said_in_notes, schedule_of, sharding_of
+
+BALANCED = SourcedFraction(
+    value=0.0,
+    kind="assumed",
+    source="benchmarks force balanced routing, or the row says nothing of its load",
+    date="2026-11-20",
+)
+EVEN = SourcedFraction(
+    value=0.0, kind="assumed", source="spread of GPUs not published with the rows", date="2026-11-20"
+)
+LEAST_RECOMPUTE: tuple[RecomputePolicy, ...] = ("none", "selective", "full")
+"""Where neither a row nor its configuration says: the policy that computes least again and fits."""
+
+
+def policies_of(row: OpenRow) -> tuple[RecomputePolicy, ...]:
+    """Recompute policies to try in order, the first that fits; one where row or configuration states it."""
+    published = published_of(row)
+    stated, _ = recompute_of(row)
+    if stated == "selective" and published.selective_means is not None:
+        return (published.selective_means,)
+    policy = stated or published.recompute
+    return LEAST_RECOMPUTE if policy is None else (policy,)
+
+
+def missing_from(row: OpenRow) -> str:
+    """What a prediction needs and neither the row nor its configuration states; empty where nothing is."""
+    needed = {
+        "the sequence length": row.seq,
+        "the global batch": row.gbs_seqs,
+        "the number of GPUs": row.n_gpus,
+        "the precision": row.precision,
+        "the degree of expert parallelism": row.arch == "dense" or row.ep or published_of(row).ep,
+        "the micro-batch": row.mbs,
+    }
+    for what, known in needed.items():
+        if not known:
+            return f"{what} is not stated"
+    return "an MFU without its count of FLOPs was published" if row.published_step_s is None else ""
+
+
+def unstated_of(row: OpenRow) -> str:
+    """What an incomplete row and its configuration leave open beyond that; empty where nothing is."""
+    if row.complete == "yes":
+        return ""
+    if "vpp" in row.schedule or "vpp" in row.notes:
+        return "the number of virtual stages is not stated"
+    stated = recompute_of(row)[0] or published_of(row).recompute
+    return "" if stated and row.complete == "partial" else "the source describes the run in part"
+
+
+def scenario_of(row: OpenRow, recompute: RecomputePolicy) -> Scenario:
+    """The scenario of a row under one recompute policy; raises InputError for what cannot be expressed."""
+    missing = missing_from(row)
+    if missing:
+        raise InputError(f"{row.id}: {missing}")
+    precision = precision_of(row)
+    shape = shape_of(row)
+    cluster, profile = machine_of(row)
+    unstated = unstated_of(row)
+    if unstated:
+        raise InputError(f"{row.id}: {unstated}")
+    return Scenario(
+        name=row.id,
+        description=row.source,
+        model=shape,
+        cluster=cluster,
+        profile=profile,
+        precision=precision,
+        parallel=plan_of(row),
+        schedule=schedule_of(row),
+        batch=Batch(sequences=row.gbs_seqs, sequence_length=row.seq),
+        stages=stages_of(row, shape),
+        communication=Communication(kernels=dispatcher_of(row)),
+        recompute=recompute,
+        routing=Routing(expert_load_cv=BALANCED),
+        variation=Variation(clock_cv=EVEN, jitter_cv=EVEN),
+        run=RunPlan(tokens=float(row.gbs_seqs * row.seq)),
+        software=software_of(row),
+    )
+
+
+def left_out(row: OpenRow) -> tuple[str, ...]:
+    """What row and configurations state and the prediction does not express, in words."""
+    notes = (*left_out_of(row), *recompute_of(row)[1], *sharding_of(row).left_out, *said_in_notes(row))
+    return tuple(dict.fromkeys((*notes, *differs_from(row), *left_out_of_machine(row))))
+
+
+def plan_of(row: OpenRow) -> ParallelPlan:
+    """Degrees of parallelism and sharding as published."""
+    published = published_of(row)
+    zero = sharding_of(row).zero_stage if published.zero_stage is None else published.zero_stage
+    split = published.sequence_parallel
+    return ParallelPlan(
+        tp=row.tp,
+        pp=row.pp,
+        ep=row.ep or published.ep or 1,
+        cp=row.cp,
+        vpp=row.vpp,
+        microbatch=row.mbs,
+        zero_stage=zero,
+        sequence_parallel=row.tp > 1 and split is not False,
+        expert_tp=published.expert_tp or (4 if "ETP=4" in row.notes else 1),
+    )
+
+
+def precision_of(row: OpenRow) -> Precision:
+    """Formats: FP16 counts as BF16; FP8 by tiles or by tensors, with activations kept in BF16."""
+    published, text = published_of(row), row.precision
+    if text == "nvfp4":
+        raise InputError(f"{row.id}: FP4 products are not modelled")
+    if "fp8" not in text and text not in ("bf16", "fp16"):
+        raise InputError(f"{row.id}: precision {text!r} is not known")
+    fp8 = "fp8" in text
+    by_tile = fp8 and ("block" in text or "mx" in text)
+    scaling: Literal["tile", "tensor"] = "tensor" if fp8 and not by_tile else "tile"
+    return Precision(
+        linear="fp8" if fp8 else "bf16",
+        scaling=scaling,
+        loss="bf16" if (published.loss or "fused") == "fused" else "fp32",
+        parameters=published.parameters or "bf16",
+        master_weights=published.master_weights or "fp32",
+        moments=published.moments or "fp32",
+        gradients=published.gradients or "fp32",
+        gradients_twice=bool(published.gradients_twice),
+        gradient_reduce=published.gradient_reduce or "fp32",
+        parameter_gather=published.parameter_gather or "bf16",
+    )
+
+
+def stages_of(row: OpenRow, shape: ModelShape) -> Stages:
+    """Layers as published, else evenly over the stages as Megatron-LM places them; balanced where uneven."""
+    n, published = row.pp * row.vpp, published_of(row)
+    if published.stages is not None:
+        return Stages(layers=published.stages)
+    if published.embedding_as_layers and row.layers % n and not (row.layers + 2) % n:
+        each = (row.layers + 2) // n
+        return Stages(layers=(each - 1, *(each,) * (n - 2), each - 1))
+    if n == 1 or shape.n_layers % n:
+        return Stages()
+    return Stages(layers=(shape.n_layers // n,) * n)
+
+
+def dispatcher_of(row: OpenRow) -> str:
+    """DeepEP where the row or its configuration names it, NCCL's all-to-all otherwise."""
+    return published_of(row).dispatcher or ("deepep-2025-04" if "DeepEP" in row.notes else "nccl")
+
+
+def software_of(row: OpenRow) -> Software:
+    """Behaviour of the framework, from the configurations behind a row.
+
+    Where they say nothing: fused kernels, collectives of tensor and data parallelism behind compute.
+    """
+    published, fsdp = published_of(row), sharding_of(row).fsdp
+    hidden, copied = (
+        (published.overlap_context_parallel, published.overlap_data_parallel),
+        published.parameters_copied,
+    )
+    return Software(
+        attention=published.attention or "flash",
+        dropout=bool(published.dropout),
+        loss=published.loss or "fused",
+        weight_gradients=published.weight_gradients or ("written" if fsdp else "accumulated"),
+        parameters_copied=row.zero_or_fsdp.startswith("fsdp2") if copied is None else copied,
+        flat_parameters=bool(published.flat_parameters),
+        overlap_tensor_parallel=published.overlap_tensor_parallel or "full",
+        overlap_context_parallel=hidden[0] is not False,
+        overlap_data_parallel=hidden[1] is not False,
+        **launching_of(row),
+    )

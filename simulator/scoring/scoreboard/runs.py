@@ -1,0 +1,179 @@
+"""Five real training runs on one 8x H200 host: step, memory, exposed communication, predicted too."""
+
+from __future__ import annotations
+
+import csv
+import io
+from importlib import resources
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+from moesim.hwmodels.provenance import SourcedFraction
+from moesim.hwmodels.validation import validate_model
+from moesim.simulator.layout.memory import FRAMEWORK_BYTES
+from moesim.simulator.model.library import load_model
+from moesim.simulator.model.precision import Precision
+from moesim.simulator.model.recompute import RecomputePolicy
+from moesim.simulator.model.shape import MLA, ModelShape, MoE, ShapeSource
+from moesim.simulator.model.software import Software
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario.parallel import ParallelPlan
+from moesim.simulator.scenario.run_plan import RunPlan
+from moesim.simulator.scenario.scenario import Batch, Communication, Routing, Variation
+from moesim.simulator.studies.effects import predict
+from moesim.simulator.studies.uncertainty import step_interval
+
+FILE = "h200-runs.csv"
+SOURCE = (
+    "torchtitan 0.2.2, torch 2.11.0, NCCL 2.28.9 on 8x H200, driver 580.159.04; moesim measurement, 2026-11"
+)
+MIXED = Precision(
+    linear="bf16", parameters="fp32", loss="fp32", gradient_reduce="fp32", parameter_gather="bf16"
+)
+"""FSDP mixed precision: FP32 parameters, gradients and moments, BF16 compute and gathers, FP32 loss."""
+NONE = SourcedFraction(value=0.0, kind="measured", source="routing forced to round robin", date="2026-11-20")
+CLOCKS = SourcedFraction(value=0.0, kind="assumed", source="one host; spread left out", date="2026-11-20")
+
+
+class Run(BaseModel):
+    """One measured run; the fields are the columns of `data/published/h200-runs.csv`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    gpus: int
+    sequence: int
+    sequences: int
+    microbatch: int
+    dp: int
+    pp: int
+    ep: int
+    recompute: RecomputePolicy
+    step_s: float
+    peak_active_gib: float
+    peak_reserved_gib: float
+    exposed_communication_s: Annotated[float | None, BeforeValidator(lambda v: None if v == "" else v)]
+    """Of the profiled runs: collectives that nothing ran beside."""
+
+
+class ScoredRun(BaseModel):
+    """A run beside its prediction; errors are predicted / measured - 1."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    step_s: float
+    predicted_step_s: float
+    step_error: float
+    memory_bytes: float
+    predicted_memory_bytes: float
+    memory_error: float
+    reserved_bytes: float
+    """What the allocator had taken from the device at its peak, fragments and caches included."""
+    needed_bytes: float
+    """Predicted peak with the framework's own bytes: what a plan is held against the device's memory with."""
+    capacity_bytes: float
+    fits: bool
+    exposed_s: float | None
+    predicted_exposed_s: float
+    lower_bound_s: float
+    upper_bound_s: float
+    interval_s: tuple[float, float]
+    """80 % interval of the step."""
+    host_share: float = 0.0
+    """Share of the predicted step that the GPUs wait for the host's launches."""
+    host_bound: bool = False
+
+
+def runs() -> tuple[Run, ...]:
+    """The five runs; raises InputError for a malformed row."""
+    text = resources.files("moesim.simulator").joinpath("data", "published", FILE).read_text("utf-8")
+    records: list[dict[str, Any]] = list(csv.DictReader(io.StringIO(text)))
+    return tuple(validate_model(Run, record, f"{FILE}:{record['name']}") for record in records)
+
+
+def score_run(run: Run) -> ScoredRun:
+    """One run predicted from the profile measured on the same kind of host."""
+    prepared, executions, result = predict(scenario_of_run(run))
+    memory = result.memory.total_bytes - FRAMEWORK_BYTES.value  # the allocator counts tensors only
+    measured = run.peak_active_gib * 2.0**30
+    return ScoredRun(
+        name=run.name,
+        step_s=run.step_s,
+        predicted_step_s=result.step.time_s,
+        step_error=result.step.time_s / run.step_s - 1.0,
+        memory_bytes=measured,
+        predicted_memory_bytes=memory,
+        memory_error=memory / measured - 1.0,
+        reserved_bytes=run.peak_reserved_gib * 2.0**30,
+        needed_bytes=result.memory.total_bytes,
+        capacity_bytes=result.memory.capacity_bytes,
+        fits=result.memory.fits,
+        exposed_s=run.exposed_communication_s,
+        predicted_exposed_s=result.breakdown_s.exposed_communication,
+        lower_bound_s=result.step.lower_bound_s,
+        upper_bound_s=result.step.upper_bound_s,
+        interval_s=step_interval(prepared, executions, result),
+        host_share=result.host.share if result.host else 0.0,
+        host_bound=result.host is not None and result.host.bound,
+    )
+
+
+def scenario_of_run(run: Run) -> Scenario:
+    """The scenario of a run: FSDP resharded after forward without pipeline, kept with one."""
+    zero = 3 if run.pp == 1 else 2
+    return Scenario(
+        name=run.name,
+        description=SOURCE,
+        model=shape_of_run(run.name),
+        cluster="h200-8",
+        profile="h200-8gpu",
+        precision=MIXED,
+        parallel=ParallelPlan(pp=run.pp, ep=run.ep, microbatch=run.microbatch, zero_stage=zero),
+        schedule="1f1b",
+        batch=Batch(sequences=run.sequences, sequence_length=run.sequence),
+        communication=Communication(kernels="nccl"),
+        recompute=run.recompute,
+        routing=Routing(expert_load_cv=NONE),
+        variation=Variation(clock_cv=CLOCKS, jitter_cv=CLOCKS),
+        run=RunPlan(tokens=float(run.sequences * run.sequence)),
+        software=Software(
+            kernels="eager", parameters_copied=True, overlap_data_parallel=True, host="emerald-rapids-vm"
+        ),
+    )
+
+
+def shape_of_run(name: str) -> ModelShape:
+    """Llama 3 8B, DeepSeek's 16B, or three layers of the 671B, as torchtitan's model arguments say."""
+    if name.startswith("l8b"):
+        return load_model("llama-3-8b")
+    large = name.startswith("ds671b")
+    attention = MLA(
+        heads=128 if large else 16,
+        q_lora_rank=1536 if large else None,
+        kv_lora_rank=512,
+        qk_nope_dim=128,
+        qk_rope_dim=64,
+        v_dim=128,
+    )
+    moe = MoE(
+        experts=256 if large else 64,
+        top_k=8 if large else 6,
+        expert_ffn=2048 if large else 1408,
+        shared_experts=1 if large else 2,
+        shared_ffn=2048 if large else 1408,
+        scoring="sigmoid" if large else "softmax",
+        dense_layers=(0,),
+    )
+    return ModelShape(
+        name=name,
+        source=ShapeSource(kind="published", reference=SOURCE, date="2026-11-20"),
+        n_layers=3 if large else 27,
+        hidden=7168 if large else 2048,
+        vocab=129280 if large else 102400,
+        attention=attention,
+        moe=moe,
+        dense_ffn=18432 if large else 10944,
+        tied_embeddings=False,
+    )

@@ -1,0 +1,272 @@
+"""Every published row predicted and scored: errors by group, dense and MoE apart, Hopper apart."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from math import fsum
+from statistics import median
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from moesim.hwmodels.errors import InfeasibleError, InputError
+from moesim.simulator.engine.simpy.execute import Execution, execute_all
+from moesim.simulator.layout.memory import FRAMEWORK_BYTES
+from moesim.simulator.predict.compile import Prepared, prepare
+from moesim.simulator.predict.result import Result
+from moesim.simulator.predict.summarise import summarise
+from moesim.simulator.scoring.scoreboard.plan import left_out, policies_of, scenario_of
+from moesim.simulator.scoring.scoreboard.rows import OpenRow, memory_peaks, open_rows
+from moesim.simulator.studies.uncertainty import step_interval
+
+Interval = Callable[[Prepared, Sequence[Execution], Result], tuple[float, float]]
+"""A finished prediction to the interval of its step (s) that should hold 80 % of published values."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ScoredRow(_Part):
+    """A row beside its prediction; `relative_error` = predicted / published step - 1.
+
+    `refused` says why a row was not predicted; then the predictions are None. `left_out` lists what the
+    source states and the prediction does not express.
+    """
+
+    id: str
+    group: str
+    arch: str
+    family: str
+    """Family of the accelerator: Hopper, Ampere, Blackwell, TPU, Instinct."""
+    source: str
+    published_step_s: float | None
+    predicted_step_s: float | None = None
+    relative_error: float | None = None
+    lower_bound_s: float | None = None
+    upper_bound_s: float | None = None
+    interval_s: tuple[float, float] | None = None
+    """80 % interval of the step; None where none was asked for."""
+    recompute: str = ""
+    fits: bool | None = None
+    """Whether the predicted peak is within the accelerator's memory; a row that ran and does not: a miss."""
+    needed_bytes: float | None = None
+    """Predicted peak with everything, the framework's own bytes too: what `fits` compares."""
+    capacity_bytes: float | None = None
+    memory_bytes: float | None = None
+    """Predicted peak; without the framework's own bytes where the allocator's count was published."""
+    published_memory_bytes: float | None = None
+    memory_error: float | None = None
+    host_share: float | None = None
+    """Share of the predicted step that the GPUs wait for the host's launches."""
+    host_bound: bool = False
+    left_out: tuple[str, ...] = ()
+    refused: str = ""
+
+
+class GroupScore(_Part):
+    """Errors of a set of rows: signed median, median and worst absolute error, share inside the interval."""
+
+    name: str
+    rows: int
+    median_error: float
+    median_absolute_error: float
+    """Over the rows."""
+    groups: int = 1
+    """Groups of sources (model family and hardware generation) among the rows."""
+    group_mean: float = 0.0
+    """Mean over those groups of the median absolute error of their rows here."""
+    group_median: float = 0.0
+    """Median over those groups."""
+    refused: int = 0
+    """Rows of the set that were not predicted."""
+    too_large: int = 0
+    """Rows that ran and are predicted not to fit."""
+    worst_absolute_error: float
+    covered: float | None
+    """Share of the rows whose published value lies in the 80 % interval; None without intervals."""
+    below: float | None = None
+    """Share of the rows whose published value lies below it (predicted too slow)."""
+    above: float | None = None
+    """Share above it (predicted too fast)."""
+    interval_width: float | None = None
+    """Median of the intervals' widths over the predicted steps."""
+    inside_bounds: float
+    """Share of the rows between lower and upper bound."""
+    host_bound_rows: int = 0
+    """Rows that the host's launches are predicted to bind."""
+    memory_rows: int = 0
+    memory_absolute_error: float | None = None
+    """Median over the rows whose peak memory was published."""
+
+
+class Refusals(_Part):
+    """Rows that were refused for one reason, by accelerator family and kind of model."""
+
+    reason: str
+    family: str
+    arch: str
+    rows: int
+
+
+class Board(_Part):
+    """The open scoreboard: rows, a score a group, scores of sets of rows, refusals, means over the groups."""
+
+    rows: tuple[ScoredRow, ...]
+    groups: tuple[GroupScore, ...]
+    totals: tuple[GroupScore, ...]
+    refusals: tuple[Refusals, ...] = ()
+    group_mean: float | None
+    """Mean over the groups of their median absolute errors; None without rows."""
+    group_covered: float | None = None
+    """Mean over the groups of their shares inside the interval; None without intervals."""
+
+
+def predict(row: OpenRow) -> tuple[Prepared, list[Execution], Result]:
+    """The step of a row with the first recompute policy that fits (the last where none does)."""
+    policies = policies_of(row)
+    for policy in policies:
+        prepared = prepare(scenario_of(row, policy))
+        if policy == policies[-1] or prepared.memory.fits:
+            break
+    executions = execute_all(prepared.programs)
+    return prepared, executions, summarise(prepared, executions)
+
+
+def score_row(row: OpenRow, interval: Interval | None = step_interval) -> ScoredRow:
+    """A row beside its prediction; a row that the model cannot express carries the reason.
+
+    `interval`: what makes the 80 % interval of a finished prediction; None for none.
+    """
+    common: dict[str, Any] = {
+        "id": row.id,
+        "group": row.group,
+        "arch": row.arch,
+        "family": row.family,
+        "source": row.source,
+        "published_step_s": row.published_step_s,
+        "published_memory_bytes": row.published_memory_bytes,
+    }
+    try:
+        prepared, executions, result = predict(row)
+        step_s, notes = row.published_step_s, left_out(row)
+    except (InputError, InfeasibleError) as error:
+        return ScoredRow(**common, refused=str(error))
+    assert step_s is not None  # a row without one is refused
+    memory = result.memory.total_bytes
+    if row.id in memory_peaks():
+        memory -= FRAMEWORK_BYTES.value
+    known = row.published_memory_bytes
+    return ScoredRow(
+        **common,
+        predicted_step_s=result.step.time_s,
+        relative_error=result.step.time_s / step_s - 1.0,
+        lower_bound_s=result.step.lower_bound_s,
+        upper_bound_s=result.step.upper_bound_s,
+        interval_s=interval(prepared, executions, result) if interval else None,
+        recompute=str(prepared.scenario.recompute),
+        fits=result.memory.fits,
+        needed_bytes=result.memory.total_bytes,
+        capacity_bytes=result.memory.capacity_bytes,
+        memory_bytes=memory,
+        memory_error=memory / known - 1.0 if known else None,
+        host_share=result.host.share if result.host else None,
+        host_bound=result.host is not None and result.host.bound,
+        left_out=notes,
+    )
+
+
+def score_all(
+    rows: Sequence[OpenRow] | None = None, *, workers: int = 1, interval: Interval | None = step_interval
+) -> Board:
+    """Every row (all shipped ones by default) predicted and summed up; same order for any `workers`."""
+    chosen = open_rows() if rows is None else rows
+    if workers > 1:
+        with ProcessPoolExecutor(workers) as pool:
+            scored = tuple(pool.map(score_row, chosen, [interval] * len(chosen), chunksize=4))
+    else:
+        scored = tuple(score_row(row, interval) for row in chosen)
+    groups = tuple(by_group(scored))
+    mean = fsum(g.median_absolute_error for g in groups) / len(groups) if groups else None
+    covered = [g.covered for g in groups if g.covered is not None]
+    return Board(
+        rows=scored,
+        groups=groups,
+        totals=tuple(totals(scored)),
+        refusals=refusals(scored),
+        group_mean=mean,
+        group_covered=fsum(covered) / len(covered) if covered else None,
+    )
+
+
+def refusals(rows: Sequence[ScoredRow]) -> tuple[Refusals, ...]:
+    """Refused rows counted by reason, accelerator family and kind of model, the most first."""
+    counts = Counter((reason_of(row), row.family, row.arch) for row in rows if row.refused)
+    return tuple(Refusals(reason=r, family=f, arch=a, rows=n) for (r, f, a), n in counts.most_common())
+
+
+def reason_of(row: ScoredRow) -> str:
+    """Why a row was refused, without its name."""
+    return row.refused.removeprefix(f"{row.id}: ")
+
+
+def by_group(rows: Sequence[ScoredRow]) -> list[GroupScore]:
+    """One score a group, in the order of the rows; groups without a predicted row are left out."""
+    names = dict.fromkeys(row.group for row in rows)
+    return [s for s in (summary(n, [r for r in rows if r.group == n]) for n in names) if s is not None]
+
+
+def totals(rows: Sequence[ScoredRow]) -> list[GroupScore]:
+    """All rows, Hopper, others, dense and MoE."""
+    parts: list[tuple[str, Callable[[ScoredRow], bool]]] = [
+        ("all rows", lambda r: True),
+        ("Hopper", lambda r: r.family == "Hopper"),
+        ("Hopper, dense", lambda r: r.family == "Hopper" and r.arch == "dense"),
+        ("Hopper, MoE", lambda r: r.family == "Hopper" and r.arch == "moe"),
+        ("not Hopper", lambda r: r.family != "Hopper"),
+        ("dense", lambda r: r.arch == "dense"),
+        ("MoE", lambda r: r.arch == "moe"),
+    ]
+    found = (summary(name, [r for r in rows if keep(r)]) for name, keep in parts)
+    return [score for score in found if score is not None]
+
+
+def summary(name: str, rows: Iterable[ScoredRow]) -> GroupScore | None:
+    """Errors of some rows; None where none was predicted."""
+    rows = tuple(rows)
+    known = [r for r in rows if r.relative_error is not None]
+    if not known:
+        return None
+    errors = [r.relative_error or 0.0 for r in known]
+    bands = [(r, r.interval_s) for r in known if r.interval_s is not None]
+    below = [(r.published_step_s or 0.0) < low for r, (low, _) in bands]
+    above = [(r.published_step_s or 0.0) > high for r, (_, high) in bands]
+    widths = [(high - low) / (r.predicted_step_s or 1.0) for r, (low, high) in bands]
+    memory = [abs(r.memory_error) for r in known if r.memory_error is not None]
+    bounded = [
+        (r.lower_bound_s or 0.0) <= (r.published_step_s or 0.0) <= (r.upper_bound_s or 0.0) for r in known
+    ]
+    names = dict.fromkeys(r.group for r in known)
+    medians = [median(abs(r.relative_error or 0.0) for r in known if r.group == n) for n in names]
+    return GroupScore(
+        name=name,
+        rows=len(known),
+        median_error=median(errors),
+        median_absolute_error=median(map(abs, errors)),
+        groups=len(names),
+        group_mean=fsum(medians) / len(medians),
+        group_median=median(medians),
+        refused=sum(bool(r.refused) for r in rows),
+        too_large=sum(r.fits is False for r in known),
+        worst_absolute_error=max(map(abs, errors)),
+        covered=1.0 - (sum(below) + sum(above)) / len(bands) if bands else None,
+        below=sum(below) / len(bands) if bands else None,
+        above=sum(above) / len(bands) if bands else None,
+        interval_width=median(widths) if bands else None,
+        inside_bounds=sum(bounded) / len(bounded),
+        host_bound_rows=sum(r.host_bound for r in known),
+        memory_rows=len(memory),
+        memory_absolute_error=median(memory) if memory else None,
+    )

@@ -1,0 +1,108 @@
+"""What the words of a published table mean: sharding, recompute, schedule. Unknown words are refused."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from moesim.hwmodels.errors import InputError
+from moesim.simulator.model.recompute import RecomputePolicy
+from moesim.simulator.scoring.scoreboard.rows import OpenRow
+
+KEPT_AFTER_FORWARD = re.compile(r"no reshard|without reshard|not reshard|reshard\w*[ =:]+false", re.I)
+REPLICATED = re.compile(r"shard=(\d+) x dp (\d+)")
+SCHEDULES = {
+    "1f1b": "1f1b",
+    "interleaved-1f1b": "interleaved-1f1b",
+    "interleaved1f1b": "interleaved-1f1b",
+    "gpipe": "gpipe",
+    "zbv": "zbv",
+    "dualpipe": "dualpipe",
+    "dualpipev": "dualpipev",
+}
+EXPRESSED = ("layernorm", "rmsnorm", "norm", "mla_up_proj", "mla up-proj", "moe_act")
+"""Modules whose recompute the policy `selective` is: norms, MLA up-projections, products of gate and up."""
+OVERLAPPED = re.compile(
+    r"(?<!no )(?<!not )(?<!without )(?:\boverlap\w* with (?:the )?(?:a2a|all-to-all)|"
+    r"\b(?:a2a|ep|all-to-all)[ -]overlap|a2a_overlap=1)",
+    re.I,
+)
+"""How notes say that expert-parallel all-to-all is hidden behind compute."""
+
+
+class Sharding(NamedTuple):
+    """ZeRO stage of a plan, and whether a table names FSDP of PyTorch or JAX."""
+
+    zero_stage: int
+    fsdp: bool
+    left_out: tuple[str, ...] = ()
+
+
+def sharding_of(row: OpenRow) -> Sharding:
+    """ZeRO stage: Megatron's distributed optimizer is 1; FSDP 3, or 2 where parameters stay gathered.
+
+    Raises InputError for words that are not known.
+    """
+    text = row.zero_or_fsdp.lower()
+    if text in ("", "none", "ddp"):
+        return Sharding(0, False)
+    fsdp = "fsdp" in text
+    if "zero2" in text or "zero-2" in text or KEPT_AFTER_FORWARD.search(text):
+        return Sharding(2, fsdp)
+    if fsdp or "zero3" in text or "zero-3" in text:
+        found = REPLICATED.search(text)
+        if found and int(found.group(2)) > 1:
+            over = f"parameters are sharded over {found.group(1)} GPUs and replicated"
+            note = f"{over}; priced as sharded over all"
+            return Sharding(3, fsdp, (note,))
+        return Sharding(3, fsdp)
+    if "zero1" in text or "zero-1" in text or "distopt" in text:
+        return Sharding(1, False)
+    raise InputError(f"{row.id}: the sharding {row.zero_or_fsdp!r} is not known")
+
+
+def recompute_of(row: OpenRow) -> tuple[RecomputePolicy | None, tuple[str, ...]]:
+    """(policy that a table states, what of it is not expressed); None where it states none.
+
+    Raises InputError for words that are not known.
+    """
+    text = row.recompute.lower().strip()
+    if text == "":
+        return None, ()
+    if text in ("none", "no", "off"):
+        return "none", ()
+    if text in ("op", "selective (op)", "selective op", "sac (op)"):
+        return "op", ()
+    if text == "full":
+        return "full", ()
+    named = re.fullmatch(r"selective(?: *\((.*)\))?", text)
+    if named is None:
+        raise InputError(f"{row.id}: the recompute policy {row.recompute!r} is not known")
+    modules = [word.strip() for word in (named.group(1) or "").split(",") if word.strip()]
+    other = [word for word in modules if word not in EXPRESSED]
+    if not other:
+        return "selective", ()
+    return "selective", (
+        f"recompute of {', '.join(other)} is not expressed: priced as the policy selective (norms, MLA "
+        "up-projections, products of gate and up)",
+    )
+
+
+def schedule_of(row: OpenRow) -> str:
+    """The pipeline schedule of a row; raises InputError for one that is not known."""
+    text = row.schedule.lower()
+    if text in ("", "1f1b", "interleaved-1f1b", "interleaved1f1b"):
+        return "interleaved-1f1b" if row.vpp > 1 else "1f1b"
+    if text not in SCHEDULES:
+        raise InputError(f"{row.id}: the schedule {row.schedule!r} is not known")
+    return SCHEDULES[text]
+
+
+def said_in_notes(row: OpenRow) -> tuple[str, ...]:
+    """What the notes of a row state and the model does not express."""
+    found = []
+    if OVERLAPPED.search(row.notes):
+        found.append(
+            "all-to-all runs behind the compute of another micro-batch (1F1B overlap); priced as exposed"
+        )
+    return tuple(found)

@@ -1,0 +1,1 @@
+"""Many predictions: sweeps, comparisons, sensitivities, intervals."""

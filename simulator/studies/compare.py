@@ -1,0 +1,224 @@
+"""Two to four predictions side by side: figures, what was changed, and where the difference comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import fsum
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from moesim.hwmodels.errors import InputError
+from moesim.simulator.common.tables import Row, Shown
+from moesim.simulator.predict.band import Band
+from moesim.simulator.predict.figures import POWERS, figures
+from moesim.simulator.predict.result import Result
+from moesim.simulator.predict.simulate import simulate
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.studies.effects import FloatArray, entry_effects, predict
+from moesim.simulator.studies.uncertainty import samples_of
+
+MOST = 4
+"""Scenarios that one comparison takes."""
+
+OTHER = "other"
+"""Cause of what the critical path leaves over; 0 s where the path reaches back to the start."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Side(_Part):
+    """One of the scenarios: its figures and the keys that it does not share with the first."""
+
+    name: str
+    figures: dict[str, float | bool | None]
+    differs: dict[str, tuple[Any, Any]]
+    """Dotted key to (value in the first scenario, value here)."""
+    delta_s: Band | None = None
+    """Step time less that of the first scenario, where intervals were asked for."""
+
+
+class Waterfall(_Part):
+    """Seconds of the critical path by one cause in every scenario, in the order of the scenarios."""
+
+    cause: str
+    seconds: tuple[float, ...]
+
+
+class Comparison(Shown):
+    """Scenarios side by side; the first is what the others are compared with.
+
+    The waterfall is exact: the causes of a scenario's critical path add up to its step time, so their
+    differences add up to the difference of the step times (docs/model.md, eq. U3).
+    """
+
+    sides: tuple[Side, ...]
+    waterfall: tuple[Waterfall, ...]
+
+    def rows(self) -> list[Row]:
+        """One row a figure: every scenario's value, and the change against the first."""
+        table: list[Row] = []
+        for name, first in self.sides[0].figures.items():
+            row: Row = {"figure": name}
+            for number, side in enumerate(self.sides):
+                value = side.figures[name]
+                row[label(number, side)] = value
+                if number and isinstance(first, float) and isinstance(value, float):
+                    row[f"change {number}"] = value - first
+            table.append(row)
+        return table
+
+    def waterfall_rows(self) -> list[Row]:
+        """One row a cause: seconds in every scenario, and the change against the first."""
+        table = []
+        for item in self.waterfall:
+            row: Row = {"cause": item.cause}
+            for number, side in enumerate(self.sides):
+                row[label(number, side)] = item.seconds[number]
+                if number:
+                    row[f"change {number}"] = item.seconds[number] - item.seconds[0]
+            table.append(row)
+        return table
+
+
+def label(number: int, side: Side) -> str:
+    """A column name that no other scenario has."""
+    return f"{number}: {side.name}"
+
+
+def compare(
+    scenarios: Sequence[Scenario], *, names: Sequence[str] | None = None, uncertainty: bool = False
+) -> Comparison:
+    """Predict two to four scenarios and split the differences of their step times by cause.
+
+    `names`: what to call them; `uncertainty`: bands of the differences, from draws that the scenarios
+    share. Raises InputError for another number of scenarios.
+    """
+    if not 2 <= len(scenarios) <= MOST:
+        raise InputError(f"compare takes 2 to {MOST} scenarios, not {len(scenarios)}; use sweep for more")
+    if names is not None and len(names) != len(scenarios):
+        raise InputError(f"compare: {len(names)} names for {len(scenarios)} scenarios")
+    results, draws = [], []
+    for scenario in scenarios:
+        if uncertainty:
+            result, factors = _drawn(scenario)
+            draws.append(factors)
+        else:
+            result = simulate(scenario)
+        results.append(result)
+    sides = []
+    for number, (scenario, result) in enumerate(zip(scenarios, results, strict=True)):
+        delta = None
+        if uncertainty and number:
+            delta = bands_of_changes(results[0], draws[0], result, draws[number])["step_time_s"]
+        sides.append(
+            Side(
+                name=names[number] if names else scenario.name,
+                figures=figures(result),
+                differs=_differs(scenarios[0], scenario),
+                delta_s=delta,
+            )
+        )
+    return Comparison(sides=tuple(sides), waterfall=waterfall(results))
+
+
+def relative_draws(scenario: Scenario) -> FloatArray:
+    """Draws of the step time over the predicted one ([SAMPLES]), for intervals of figures and differences.
+
+    Two scenarios share the draws of every source that they share (docs/model.md, eq. U2): their difference
+    is surer than either. Raises InputError for an illegal scenario and for a fleet.
+    """
+    return _drawn(scenario)[1]
+
+
+def _drawn(scenario: Scenario) -> tuple[Result, FloatArray]:
+    prepared, executions, result = predict(scenario)
+    drawn = samples_of(result, entry_effects(prepared, executions))["step_time_s"]
+    return result, np.asarray(drawn / result.step.time_s)
+
+
+def bands_of_draws(result: Result, draws: FloatArray) -> dict[str, Band]:
+    """Intervals of all figures that go with the step time, by name; draws of `relative_draws`."""
+    found = _powered(result)
+    return {name: _band(value, value * draws**power) for name, (value, power) in found.items()}
+
+
+def bands_of_changes(
+    first: Result, first_draws: FloatArray, other: Result, other_draws: FloatArray
+) -> dict[str, Band]:
+    """Intervals of the differences of all figures that go with the step time, by name.
+
+    The draws are those of `relative_draws`. A figure that one of the two lacks is left out.
+    """
+    before, after = _powered(first), _powered(other)
+    return {
+        name: _band(
+            value - before[name][0], value * other_draws**power - before[name][0] * first_draws**power
+        )
+        for name, (value, power) in after.items()
+        if name in before
+    }
+
+
+def _powered(result: Result) -> dict[str, tuple[float, int]]:
+    """Figures that go with a power of the step time, and that power."""
+    values = {**figures(result), "tokens_per_day": result.step.tokens_per_day}
+    return {
+        name: (value, power) for name, power in POWERS.items() if isinstance(value := values[name], float)
+    }
+
+
+def _band(predicted: float, drawn: FloatArray) -> Band:
+    p10, p50, p90 = (float(v) for v in np.quantile(drawn, [0.1, 0.5, 0.9]))
+    return Band(predicted=predicted, p10=p10, p50=p50, p90=p90)
+
+
+def changes(first: Result, other: Result) -> dict[str, float]:
+    """By how much each tabulated figure of another prediction differs, by name; unknown ones are left out."""
+    before = figures(first)
+    return {
+        name: value - old
+        for name, value in figures(other).items()
+        if isinstance(value, float) and isinstance(old := before[name], float)
+    }
+
+
+def waterfall(results: Sequence[Result]) -> tuple[Waterfall, ...]:
+    """Critical-path seconds by cause in every result; causes in order of their largest difference."""
+    columns = [causes(result) for result in results]
+    names = {name for column in columns for name in column}
+    rows = [Waterfall(cause=name, seconds=tuple(c.get(name, 0.0) for c in columns)) for name in names]
+    return tuple(sorted(rows, key=lambda r: (-max(abs(s - r.seconds[0]) for s in r.seconds), r.cause)))
+
+
+def causes(result: Result) -> dict[str, float]:
+    """Seconds of the critical path by cause; what it leaves over goes to `OTHER`."""
+    found = {row.cause: row.seconds for row in result.critical_path_s}
+    rest_ns = round((result.step.time_s - fsum(found.values())) * 1e9)
+    return {**found, OTHER: rest_ns / 1e9} if rest_ns else found
+
+
+def _differs(first: Scenario, other: Scenario) -> dict[str, tuple[Any, Any]]:
+    """Keys whose values differ, also those that rules chose; where both were chosen, their values only."""
+    chosen = {item.key for item in first.defaults} & {item.key for item in other.defaults}
+    found = differences(first.resolved(), other.resolved())
+    return {
+        key: values
+        for key, values in found.items()
+        if key.endswith(".value") or key.rpartition(".")[0] not in chosen
+    }
+
+
+def differences(first: dict[str, Any], other: dict[str, Any], at: str = "") -> dict[str, tuple[Any, Any]]:
+    """Dotted keys whose values differ: (first, other); None where a key is absent."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for key in [*first, *(k for k in other if k not in first)]:
+        a, b = first.get(key), other.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            found |= differences(a, b, f"{at}{key}.")
+        elif a != b:
+            found[f"{at}{key}"] = (a, b)
+    return found

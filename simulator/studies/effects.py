@@ -1,0 +1,268 @@
+"""What each source does to the step time: entries along the critical path, keys and seeds in the engine."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import fsum
+
+import numpy as np
+import numpy.typing as npt
+
+from moesim.hwmodels.calibration import CalibrationProfile
+from moesim.hwmodels.provenance import SourcedFraction
+from moesim.simulator.cost.price_table import cost_table
+from moesim.simulator.cost.pricing import Pricer
+from moesim.simulator.cost.table import CostTable
+from moesim.simulator.engine.critical import Segment, critical_path
+from moesim.simulator.engine.program import Program, compile_program
+from moesim.simulator.engine.simpy.execute import Execution, execute_all, last_end
+from moesim.simulator.layout.expert_load_spec import load_spec
+from moesim.simulator.predict.compile import Prepared, prepare
+from moesim.simulator.predict.draws import draw_loads, routed_layers
+from moesim.simulator.predict.fault_effects import step_seconds
+from moesim.simulator.predict.result import Result
+from moesim.simulator.predict.simulate import simulate
+from moesim.simulator.predict.summarise import summarise
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.studies.response import (
+    path_weights,
+    redrawn_response_s,
+    response_s,
+    spread_response_s,
+)
+from moesim.simulator.studies.sources import (
+    CLOCK,
+    CLUSTER,
+    JITTER,
+    SESSION,
+    SPREADS,
+    Source,
+    cluster_sources,
+    entry_sources,
+    number_sources,
+    ranged,
+    session,
+    shifted,
+    shifted_cluster,
+)
+
+FloatArray = npt.NDArray[np.float64]
+Ranges = Mapping[str, tuple[object, object]]
+"""Scenario keys with their lowest and highest value; the scenario's own value is the likeliest."""
+
+LINK_SHARES = ("collective.", "p2p.", "engine.")
+"""Curves that price sends and collectives, which do not list what they stand on."""
+
+
+def predict(scenario: Scenario) -> tuple[Prepared, list[Execution], Result]:
+    """One prediction with what it was made from."""
+    prepared = prepare(scenario)
+    executions = execute_all(prepared.programs)
+    return prepared, executions, summarise(prepared, executions)
+
+
+@dataclass(frozen=True, slots=True)
+class EntryEffect:
+    """A calibration entry and how many seconds the step changes at its two points."""
+
+    source: Source
+    at: tuple[float, float]
+    seconds: tuple[float, float]
+    exact: bool = False
+
+    def draw_s(self, samples: int, seed: int) -> FloatArray:
+        """Seconds of change of every draw, piecewise linear through the two points and zero."""
+        return self.at_change(drawn_changes(self.source, samples, seed))
+
+    def at_change(self, change: FloatArray) -> FloatArray:
+        """Seconds at a relative change of the source's times."""
+        low, high = (_slope(at, seconds) for at, seconds in zip(self.at, self.seconds, strict=True))
+        return np.asarray(np.where(change < 0, change * low, change * high))
+
+
+@dataclass(frozen=True, slots=True)
+class RangeEffect:
+    """A scenario key at the ends of its range, each with its figures ."""
+
+    key: str
+    ends: tuple[object, object]
+    results: tuple[Result, Result]
+
+
+def _slope(at: float, seconds: float) -> float:
+    return seconds / at if at else 0.0
+
+
+def generator_of(name: str, seed: int) -> np.random.Generator:
+    """Draws that belong to a name: two scenarios that share a source share its draws."""
+    return np.random.default_rng([seed, int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")])
+
+
+def drawn_changes(source: Source, samples: int, seed: int) -> FloatArray:
+    """Relative changes of a source's times, one a draw; the same for every scenario that has the source."""
+    generator = generator_of(source.id, seed)
+    return source.draw(generator.standard_normal(samples), generator.random(samples))
+
+
+def entry_effects(
+    prepared: Prepared, executions: Sequence[Execution], exact: int = 0
+) -> tuple[EntryEffect, ...]:
+    """Every used calibration entry and number with a range at its 10 % and 90 % points, largest effect first.
+
+    To first order along the critical path (docs/model.md, eqs. U1, U4 and U5); the `exact` largest are run
+    again in the engine.
+    """
+    last = max(executions, key=lambda e: last_end(e.ranks))
+    path = critical_path(last)
+    weights, before = path_weights(path), last.program.costs
+    profile, evidence = prepared.profile, prepared.pricer.evidence
+    carried = (e.id for e in profile.curves if e.id.startswith(LINK_SHARES))
+    used = [*evidence.entries, *carried]
+    architecture = prepared.cluster.accelerator.architecture
+    found = []
+    for source in (
+        *entry_sources(profile, used, architecture, evidence.residual),
+        *number_sources(profile),
+        *cluster_sources(prepared.cluster),
+    ):
+        low, high = source.points()
+        seconds = [response_s(weights, before, _priced(prepared, source, c)) for c in (low, high)]
+        if any(seconds):
+            found.append(EntryEffect(source, (low, high), (seconds[0], seconds[1])))
+    common = [
+        _session_effect(profile, used, found),
+        *(_spread_effect(prepared, path, last.program, key) for key in SPREADS),
+    ]
+    found += [effect for effect in common if effect is not None]
+    found.sort(key=lambda e: (-max(map(abs, e.seconds)), e.source.id))
+    first = [_run_exactly(prepared, executions, effect, used) for effect in found[:exact]]
+    return (*first, *found[exact:])
+
+
+def _session_effect(
+    profile: CalibrationProfile, used: Sequence[str], found: Sequence[EntryEffect]
+) -> EntryEffect | None:
+    """What a session changes: every entry that it bounds, off together (eq. U4)."""
+    source, bound = session(profile, used)
+    low, high = source.points()
+    moved = [effect for effect in found if effect.source.id in bound]
+    seconds = [fsum(float(e.at_change(np.array(c))) for e in moved) for c in (low, high)]
+    return EntryEffect(source, (low, high), (seconds[0], seconds[1])) if any(seconds) else None
+
+
+def _spread_effect(
+    prepared: Prepared, path: Sequence[Segment], program: Program, key: str
+) -> EntryEffect | None:
+    """A wider or narrower spread of a scenario key with a range, the same draws (eqs. U5 and U6)."""
+    scenario = prepared.scenario
+    number = _spread_of(scenario, key)
+    source = ranged(key, number)
+    if source is None or scenario.faults:
+        return None
+    low, high = source.points()
+    seconds = []
+    for change in (low, high):
+        value = number.value * (1.0 + change)
+        if key == CLOCK:
+            clock = program.variation.clock
+            seconds.append(spread_response_s(path, clock, number.value, value))
+        else:
+            seconds.append(redrawn_response_s(path, program, _redrawn(prepared, program, key, value)))
+    return EntryEffect(source, (low, high), (seconds[0], seconds[1])) if any(seconds) else None
+
+
+def _spread_of(scenario: Scenario, key: str) -> SourcedFraction:
+    section, name = key.split(".")
+    number: SourcedFraction = getattr(getattr(scenario, section), name)
+    return number
+
+
+def _redrawn(prepared: Prepared, program: Program, key: str, value: float) -> Program:
+    """The program with another spread of run-to-run noise or of expert load, drawn from the same seed."""
+    scenario, variation = prepared.scenario, program.variation
+    if key == JITTER:
+        variation = replace(variation, jitter_cv=value)
+    else:
+        shape, layout, blocks = prepared.shape, prepared.layout, program.blocks
+        spec = load_spec(scenario, shape, layout, routed_layers(blocks))
+        loads = draw_loads(
+            replace(spec, expert_cv=value),
+            scenario,
+            shape,
+            layout,
+            program.schedule,
+            blocks,
+            prepared.pricer.received_rows,
+            program.group,
+        )
+        if loads is None:
+            return program
+        full = variation.loads.shape
+        variation = replace(
+            variation, loads=loads.rows.reshape(full), node_loads=loads.node_rows.reshape(full)
+        )
+    order = scenario.communication.order
+    return compile_program(
+        program.schedule, program.blocks, program.costs, order, variation, program.wires, program.group
+    )
+
+
+def _priced(prepared: Prepared, source: Source, change: float) -> CostTable:
+    profile, cluster = prepared.profile, prepared.cluster
+    if source.id.startswith(CLUSTER):
+        cluster = shifted_cluster(cluster, source.id, change)
+    else:
+        profile = shifted(profile, source.id, change, cluster.accelerator.n_sms)
+    pricer = Pricer(prepared.scenario, prepared.shape, cluster, profile, prepared.layout)
+    return cost_table(pricer, prepared.schedule, prepared.stages)
+
+
+def _run_exactly(
+    prepared: Prepared, executions: Sequence[Execution], effect: EntryEffect, used: Sequence[str]
+) -> EntryEffect:
+    base = executions[0].end_ns / 1e9
+    seconds = []
+    for change in effect.at:
+        again = prepare(*moved(prepared, {effect.source.id: change}, used), prepared.stages)
+        seconds.append(execute_all(again.programs)[0].end_ns / 1e9 - base)
+    return EntryEffect(effect.source, effect.at, (seconds[0], seconds[1]), exact=True)
+
+
+def moved(
+    prepared: Prepared, changes: Mapping[str, float], used: Sequence[str]
+) -> tuple[Scenario, CalibrationProfile]:
+    """Scenario and profile with sources (by id) off by changes; `used`: entries that a session may move."""
+    scenario, profile = prepared.scenario, prepared.profile
+    for id_, change in changes.items():
+        if id_ in SPREADS:
+            scenario = scenario.replace(**{id_: _spread_of(scenario, id_).value * (1.0 + change)})
+            continue
+        if id_.startswith(CLUSTER):
+            machine = shifted_cluster(scenario.machine, id_, change)
+            scenario = scenario.model_copy(update={"cluster": machine})
+            continue
+        for entry in session(profile, used)[1] if id_ == SESSION else (id_,):
+            profile = shifted(profile, entry, change, prepared.cluster.accelerator.n_sms)
+    return scenario, profile
+
+
+def range_effects(scenario: Scenario, ranges: Ranges) -> tuple[RangeEffect, ...]:
+    """The scenario with each key alone at the ends of its range. Raises InputError as `replace` does."""
+    return tuple(
+        RangeEffect(
+            key,
+            ends,
+            (simulate(scenario.replace(**{key: ends[0]})), simulate(scenario.replace(**{key: ends[1]}))),
+        )
+        for key, ends in ranges.items()
+    )
+
+
+def seed_deviation_s(scenario: Scenario, seeds: int, time_s: float) -> float:
+    """Standard deviation of the step time over `seeds` further seeds and the scenario's own (s)."""
+    if seeds < 1:
+        return 0.0
+    others = [step_seconds(scenario.replace(seed=scenario.seed + n)) for n in range(1, seeds + 1)]
+    return float(np.std([time_s, *others], ddof=1))

@@ -1,0 +1,84 @@
+"""What to try next: scenarios one change away, each simulated, so that the advice is a prediction too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pydantic import BaseModel, ConfigDict
+
+from moesim.hwmodels.errors import InfeasibleError, InputError
+from moesim.simulator.predict.result import Result
+from moesim.simulator.predict.simulate import simulate
+from moesim.simulator.scenario import Scenario
+
+Progress = Callable[[float, str], None]
+
+SMS_STEPS = (-8, -4, 4, 8)
+"""Communication SMs more or fewer."""
+
+RECOMPUTE = ("none", "selective", "deepseek-v3", "full")
+SCHEDULES = ("1f1b", "zb-h1", "dualpipe", "dualpipev")
+
+
+class Neighbour(BaseModel):
+    """One change and what it does; `change` = its step time over the present one, less 1."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    override: str
+    why: str
+    step_time_s: float
+    change: float
+    memory_bytes: float
+    fits: bool
+
+
+def neighbours(
+    scenario: Scenario, result: Result, progress: Progress = lambda share, text: None
+) -> tuple[Neighbour, ...]:
+    """Legal single changes of plan and kernels, simulated, the fastest that fits first.
+
+    `result` is the scenario's own. Illegal changes are left out.
+    """
+    wanted = _candidates(scenario)
+    found = []
+    for number, (override, why) in enumerate(wanted):
+        progress(number / len(wanted), override)
+        try:
+            other = simulate(scenario.overridden(override))
+        except (InputError, InfeasibleError):
+            continue
+        found.append(
+            Neighbour(
+                override=override,
+                why=why,
+                step_time_s=other.step.time_s,
+                change=other.step.time_s / result.step.time_s - 1.0,
+                memory_bytes=other.memory.total_bytes,
+                fits=other.memory.fits,
+            )
+        )
+    return tuple(sorted(found, key=lambda n: (not n.fits, n.step_time_s, n.override)))
+
+
+def _candidates(scenario: Scenario) -> list[tuple[str, str]]:
+    """Single changes and why one might want them; those that say what the scenario says are left out."""
+    sms, ep = scenario.communication.sms, scenario.parallel.ep
+    found = [
+        (f"communication.sms={sms + step}", "more SMs for transfers" if step > 0 else "more SMs for compute")
+        for step in SMS_STEPS
+        if sms and sms + step > 0
+    ]
+    if ep > 1:
+        found.append((f"parallel.ep={ep // 2}", "tokens go to fewer nodes, every GPU holds more experts"))
+        found.append((f"parallel.ep={2 * ep}", "every GPU holds fewer experts, tokens go to more nodes"))
+    found += [
+        (f"recompute={name}", "other activations kept or formed again")
+        for name in RECOMPUTE
+        if name != scenario.recompute
+    ]
+    if scenario.parallel.pp > 1 and scenario.stages.blocks is None:
+        found += [
+            (f"schedule={name}", "another pipeline order") for name in SCHEDULES if name != scenario.schedule
+        ]
+    return found

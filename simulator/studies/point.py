@@ -1,0 +1,116 @@
+"""One point of a sweep: what identifies it, and predicting it in whatever process it lands."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from moesim.hwmodels.calibration import profile_hash
+from moesim.hwmodels.errors import InfeasibleError, InputError
+from moesim.hwmodels.files import is_there
+from moesim.simulator.predict.figures import figures
+from moesim.simulator.predict.fleet_simulate import joined_hash
+from moesim.simulator.predict.simulate import simulate
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.studies.uncertainty import with_uncertainty
+from moesim.version import __version__
+
+Status = Literal["ok", "does not fit", "infeasible", "illegal", "failed"]
+"""`does not fit`: predicted, but needs more memory than there is; `infeasible`, `illegal`: refused with a
+reason; `failed`: the program or its process broke."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What a prediction depends on: equal keys mean equal results."""
+
+    scenario: str
+    calibration: str
+    version: str
+
+    @property
+    def text(self) -> str:
+        """The key as one text."""
+        return f"{self.scenario}-{self.calibration[:16]}-{self.version}"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a point; `result` is the prediction as JSON, empty where there is none.
+
+    `work_s`: seconds that computing it took, where it was computed; no part of the result.
+    """
+
+    status: Status
+    reason: str
+    figures: dict[str, float | bool | None]
+    result: str
+    work_s: float = field(default=0.0, compare=False)
+
+
+def key_of(scenario: Scenario, uncertainty: bool = False) -> Key:
+    """The key of a scenario: its keys, and the content of the model, cluster and files that it names.
+
+    Raises InputError where one of them cannot be read.
+    """
+    content = {
+        "scenario": scenario.resolved(),
+        "model": scenario.shape.model_dump(mode="json"),
+        "cluster": _machines(scenario),
+        "files": {name: _digest(scenario.path(name)) for name in _files(scenario)},
+        "uncertainty": uncertainty,
+        **({"defaults": chosen} if (chosen := [item.key for item in scenario.defaults]) else {}),
+    }
+    text = json.dumps(content, sort_keys=True, default=str)
+    hashes = [profile_hash(profile) for profile in scenario.calibrations]
+    return Key(hashlib.sha256(text.encode()).hexdigest(), joined_hash(hashes), __version__)
+
+
+def _machines(scenario: Scenario) -> Any:
+    """The cluster, or those of a fleet's pools, as plain data."""
+    if scenario.fleet is None:
+        return scenario.machine.model_dump(mode="json")
+    return [scenario.pool_machine(pool).model_dump(mode="json") for pool in scenario.fleet.pools]
+
+
+def _files(scenario: Scenario) -> list[str]:
+    """Names of further files that a scenario reads: a schedule, recorded expert counts."""
+    named = [getattr(scenario.routing.load, "file", None), scenario.schedule]
+    return [name for name in named if name and is_there(Path(scenario.path(name)))]
+
+
+def _digest(path: str) -> str:
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def evaluate(scenario: Scenario, uncertainty: bool = False) -> Outcome:
+    """Predict one scenario; what the program refuses becomes an outcome with its reason."""
+    began = time.perf_counter()
+    outcome = _outcome(scenario, uncertainty)
+    return replace(outcome, work_s=time.perf_counter() - began)
+
+
+def _outcome(scenario: Scenario, uncertainty: bool) -> Outcome:
+    try:
+        result = with_uncertainty(scenario) if uncertainty else simulate(scenario)
+    except InfeasibleError as error:
+        return Outcome("infeasible", str(error), {}, "")
+    except InputError as error:
+        return Outcome("illegal", str(error), {}, "")
+    except Exception as error:
+        return Outcome("failed", f"{type(error).__name__}: {error}", {}, "")
+    row: dict[str, Any] = figures(result)
+    for name, band in result.uncertainty.bands.items() if result.uncertainty else ():
+        row |= {f"{name}_p10": band.p10, f"{name}_p50": band.p50, f"{name}_p90": band.p90}
+    memory, gib = result.memory, 2.0**30
+    if memory.fits:
+        return Outcome("ok", "", row, result.model_dump_json())
+    short = f"needs {memory.total_bytes / gib:.1f} GiB of {memory.capacity_bytes / gib:.1f} GiB a GPU"
+    return Outcome("does not fit", short, row, result.model_dump_json())

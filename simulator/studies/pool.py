@@ -1,0 +1,191 @@
+"""Where points are computed: in this process, in local processes, or on a Dask cluster."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from importlib import import_module
+from typing import Any
+
+from moesim.hwmodels.errors import InputError
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.studies.point import Outcome, evaluate
+from moesim.version import __version__
+
+Task = tuple[int, Scenario]
+"""(number of the point, its scenario)."""
+
+Wanted = Callable[[int], bool]
+"""Whether a point is still to be computed when its turn comes."""
+
+AHEAD = 2
+"""Points given out for every worker, so that none waits for the next one."""
+
+CONNECT_S = 20.0
+"""How long a Dask scheduler may take to answer."""
+
+DIED = (
+    "its process died twice, the second time with no other point in it: out of memory, or a script that "
+    'calls sweep outside `if __name__ == "__main__":`'
+)
+
+
+def default_workers() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def outcomes_here(tasks: Iterable[Task], wanted: Wanted, uncertainty: bool) -> Iterator[tuple[int, Outcome]]:
+    """Outcomes computed one after the other in this process."""
+    for number, scenario in tasks:
+        if wanted(number):
+            yield number, evaluate(scenario, uncertainty)
+
+
+def start_pool(workers: int) -> ProcessPoolExecutor:
+    """Processes that import what they need from now on, while the caller still finds out what to compute."""
+    pool = _pool(workers)
+    for _ in range(workers):
+        pool.submit(_ready)
+    return pool
+
+
+def _ready() -> None:
+    """Nothing: by the time that a process can run this it has imported all it needs."""
+
+
+def outcomes_locally(
+    tasks: Iterable[Task],
+    wanted: Wanted,
+    uncertainty: bool,
+    workers: int,
+    pool: ProcessPoolExecutor | None = None,
+) -> Iterator[tuple[int, Outcome]]:
+    """Outcomes from local processes, as they come; those of `start_pool`, where given, are ended here.
+
+    When a process dies, the points that were under way are tried once more, each alone in a process of
+    its own; one that dies again is reported as failed.
+    """
+    waiting = deque(tasks)
+    pool = pool or start_pool(workers)
+    try:
+        running: dict[Future[Outcome], Task] = {}
+        while waiting or running:
+            while waiting and len(running) < AHEAD * workers:
+                task = waiting.popleft()
+                if wanted(task[0]) and not _submit(pool, running, task, uncertainty):
+                    waiting.appendleft(task)
+                    break
+            suspects: list[Task] = []
+            done = wait(running, return_when=FIRST_COMPLETED).done if running else set()
+            for future in sorted(done, key=lambda f: running[f][0]):
+                task = running.pop(future)
+                if isinstance(future.exception(), BrokenProcessPool):
+                    suspects.append(task)
+                else:
+                    yield task[0], future.result()
+            if suspects or not done:
+                # A broken pool fails everything that was under way, within moments of each other.
+                wait(running)
+                suspects += [running[future] for future in running if future.exception() is not None]
+                finished = [(task[0], f.result()) for f, task in running.items() if f.exception() is None]
+                running.clear()
+                yield from finished
+                pool.shutdown(cancel_futures=True)
+                for number, scenario in sorted(suspects, key=lambda task: task[0]):
+                    yield number, _alone(scenario, uncertainty)
+                pool = _pool(workers)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _submit(pool: Executor, running: dict[Future[Outcome], Task], task: Task, uncertainty: bool) -> bool:
+    try:
+        running[pool.submit(evaluate, task[1], uncertainty)] = task
+    except BrokenProcessPool:
+        return False
+    return True
+
+
+def _alone(scenario: Scenario, uncertainty: bool) -> Outcome:
+    with _pool(1) as pool:
+        try:
+            return pool.submit(evaluate, scenario, uncertainty).result()
+        except BrokenProcessPool:
+            return Outcome("failed", DIED, {}, "")
+
+
+def _pool(workers: int) -> ProcessPoolExecutor:
+    # Spawned, not forked: forking a process that has threads (a notebook, a dashboard) can hang.
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent)
+
+
+def _end_with_parent() -> None:
+    """A worker whose parent was killed would wait for work forever: a thread ends it.
+
+    Ctrl-C is the parent's business; the points under way are finished.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        if parent is not None:
+            parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def outcomes_on_dask(
+    tasks: Iterable[Task], wanted: Wanted, uncertainty: bool, address: str
+) -> Iterator[tuple[int, Outcome]]:
+    """Outcomes from a Dask cluster, as they come.
+
+    Files that scenarios name must be readable at the same paths on its workers. Raises InputError where
+    `distributed` is not installed, the scheduler does not answer, or a worker has another moesim.
+    """
+    try:
+        distributed: Any = import_module("distributed")  # it ships no types
+    except ImportError:
+        raise InputError("a Dask cluster needs: pip install 'moesim[cluster]'") from None
+    try:
+        client = distributed.Client(address, timeout=CONNECT_S, set_as_default=False)
+    except (OSError, ValueError, TimeoutError) as error:
+        raise InputError(f"Dask scheduler {address}: no answer ({error or type(error).__name__})") from None
+    with client:
+        found = client.run(_version)
+        if not found:
+            raise InputError(
+                f"Dask scheduler {address} has no workers; start some with `dask worker {address}`"
+            )
+        other = {worker: version for worker, version in found.items() if version != __version__}
+        if other:
+            raise InputError(f"Dask workers have another moesim than {__version__}: {other}")
+        waiting = deque(task for task in tasks if wanted(task[0]))
+        numbers: dict[Any, int] = {}
+        pool = distributed.as_completed(loop=client.loop)
+
+        def give_out(n: int) -> None:
+            for _ in range(min(n, len(waiting))):
+                number, scenario = waiting.popleft()
+                future = client.submit(evaluate, scenario, uncertainty, pure=False, retries=1)
+                numbers[future.key] = number
+                pool.add(future)
+
+        give_out(AHEAD * max(1, sum(client.nthreads().values())))
+        for future in pool:
+            broken = future.exception()
+            lost = Outcome("failed", f"its Dask worker was lost: {broken}", {}, "")
+            yield numbers.pop(future.key), future.result() if broken is None else lost
+            give_out(1)
+
+
+def _version() -> str:
+    return __version__

@@ -1,0 +1,133 @@
+"""Other prices for a finished prediction: money is arithmetic on hours, nothing is simulated again."""
+
+from __future__ import annotations
+
+from moesim.hwmodels.provenance import provenance_rows
+from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
+from moesim.simulator.predict.band import Band, Uncertainty
+from moesim.simulator.predict.result import Result
+from moesim.simulator.predict.result_parts import ProvenanceEntry
+from moesim.simulator.run.money import Rates, rates
+from moesim.simulator.run.report import RunReport, Spread
+from moesim.simulator.scenario import Scenario
+
+HOURS_PER_DAY = SECONDS_PER_DAY / SECONDS_PER_HOUR
+
+
+def without_prices(scenario: Scenario) -> Scenario:
+    """The same scenario without price per GPU-hour, energy site and `run.price`: what its step depends on.
+
+    Two scenarios that differ in prices only become equal, and so does a cluster given by name and the same
+    one written out.
+    """
+    cluster = scenario.machine.model_copy(update={"price_per_gpu_hour": None, "energy": None})
+    run = scenario.run.model_copy(update={"price": None})
+    return scenario.model_copy(update={"cluster": cluster, "run": run})
+
+
+def repriced(result: Result, scenario: Scenario) -> Result:
+    """The result of `scenario` from one of the same scenario under other prices (eqs. J7 and J8).
+
+    `result` may come from `without_prices(scenario)`. Raises InputError where a price choice fits no offer.
+    """
+    cluster = scenario.machine
+    price, run = cluster.price_per_gpu_hour, result.run
+    report = run.report
+    if report is None and scenario.run.asks_for_more:  # a price is all that asks for one
+        from moesim.simulator.studies.whole_run import predict_run
+
+        report = predict_run(scenario, result.step.time_s)
+    elif report is not None:
+        spares = scenario.run.spares.count if scenario.run.spares else 0
+        before = rates(without_prices(scenario).machine, None, spares)
+        report = _billed(report, cluster.n_gpus, rates(cluster, scenario.run.price, spares), before)
+    known = {entry.path for entry in result.provenance}
+    rows = [*provenance_rows(cluster, "cluster"), *provenance_rows(scenario.run, "scenario.run")]
+    added = tuple(
+        ProvenanceEntry(path=r.path, value=r.value, unit=r.unit, kind=r.kind, source=r.source, date=r.date)
+        for r in rows
+        if r.path not in known
+    )
+    cost = run.gpu_hours * price.value if price else None
+    return result.model_copy(
+        update={
+            "run": run.model_copy(update={"cost_usd": cost, "report": report}),
+            "provenance": result.provenance + added,
+            "defaults": scenario.defaults,
+            "uncertainty": _with_cost(result.uncertainty, run.days, cost),
+        }
+    )
+
+
+def unpriced(result: Result, scenario: Scenario) -> Result:
+    """The result of `without_prices(scenario)` from that of `scenario`, exactly as simulated."""
+    bare, report = without_prices(scenario), result.run.report
+    if not bare.run.asks_for_more:  # a price was all that asked for one
+        report = None
+    elif report is not None:
+        spares = scenario.run.spares.count if scenario.run.spares else 0
+        before = rates(scenario.machine, scenario.run.price, spares)
+        report = _billed(report, scenario.machine.n_gpus, rates(bare.machine, None, spares), before)
+    of_price = _stated(scenario) - _stated(bare)
+    return result.model_copy(
+        update={
+            "run": result.run.model_copy(update={"cost_usd": None, "report": report}),
+            "provenance": tuple(entry for entry in result.provenance if entry.path not in of_price),
+            "defaults": bare.defaults,
+            "uncertainty": _with_cost(result.uncertainty, result.run.days, None),
+        }
+    )
+
+
+def _stated(scenario: Scenario) -> set[str]:
+    """Paths of the sourced figures of a scenario's cluster and run."""
+    rows = [*provenance_rows(scenario.machine, "cluster"), *provenance_rows(scenario.run, "scenario.run")]
+    return {row.path for row in rows}
+
+
+def _with_cost(found: Uncertainty | None, days: float, cost_usd: float | None) -> Uncertainty | None:
+    """Intervals with that of the cost, which is in proportion to the days."""
+    if found is None:
+        return None
+    bands = {name: band for name, band in found.bands.items() if name != "cost_usd"}
+    if cost_usd is not None:
+        usd_per_day = cost_usd / days
+        spread = {name: value * usd_per_day for name, value in found.bands["days"].model_dump().items()}
+        bands["cost_usd"] = Band(**{**spread, "predicted": cost_usd})
+    return found.model_copy(update={"bands": bands})
+
+
+def _billed(report: RunReport, gpus: int, bill: Rates, before: Rates) -> RunReport:
+    """The report with another bill; `before` says which notes were those of the old one."""
+    usd = bill.usd(1.0)
+    parts = bill.usd_per_hour or {}
+    hours = report.days.predicted * HOURS_PER_DAY
+    notes = tuple(note for note in report.assumptions if note not in before.notes)
+    phases = tuple(
+        phase.model_copy(update={"cost_usd": bill.usd(phase.gpu_hours_with_stops / gpus)})
+        for phase in report.phases
+    )
+    electricity = bill.electricity_usd_per_hour
+    return report.model_copy(
+        update={
+            "phases": phases,
+            "cost_usd": _per_hour(report.days, usd),
+            "cost_parts_usd": {name: rate * hours for name, rate in parts.items()},
+            "price": bill.described,
+            "energy_kwh": _per_hour(report.days, bill.kwh_per_hour),
+            "electricity_usd": None if electricity is None else electricity * hours,
+            "co2_kg": _per_hour(report.days, bill.kg_co2_per_hour),
+            "outlook": tuple(
+                row.model_copy(update={"cost_usd": bill.usd(row.days * HOURS_PER_DAY)})
+                for row in report.outlook
+            ),
+            "assumptions": (*notes, *(note for note in bill.notes if note not in notes)),
+        }
+    )
+
+
+def _per_hour(days: Spread, rate: float | None) -> Spread | None:
+    """Hours of the run times a rate; percentiles keep their order."""
+    if rate is None:
+        return None
+    return Spread(**{k: v * HOURS_PER_DAY * rate for k, v in days.model_dump().items()})

@@ -1,0 +1,157 @@
+"""Predictions kept on disk, so that the command line and the dashboard find each other's.
+
+One file a version, laid out as a sweep's store and with its keys: scenario, calibration, version. The file's
+name also carries a hash of the program and its data: a changed checkout never answers with old numbers.
+What goes wrong with the file (a full disk, a folder that cannot be written) costs the keeping only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.units import SECONDS_PER_DAY
+from moesim.simulator.predict.figures import figures
+from moesim.simulator.predict.result import Result
+from moesim.simulator.predict.simulate import simulate
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.studies.point import Outcome, key_of
+from moesim.simulator.studies.reprice import unpriced, without_prices
+from moesim.simulator.studies.store import Store
+from moesim.simulator.studies.uncertainty import with_uncertainty
+from moesim.version import __version__
+
+FOLDER = "MOESIM_CACHE"
+"""Environment variable: the folder to keep predictions in; `off` keeps none."""
+MOST_BYTES = 256_000_000
+"""Of the file; then the older half goes."""
+OLD_S = 30 * SECONDS_PER_DAY
+"""Files of other versions that nobody has written for so long are removed."""
+BUSY_S = 2.0
+
+_problem: str | None = None
+
+
+def folder() -> Path | None:
+    """Where predictions are kept: MOESIM_CACHE, else the user's cache folder; None where they are not."""
+    named = os.environ.get(FOLDER)
+    if named == "off":
+        return None
+    if named:
+        return Path(named)
+    base = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "moesim"
+    except RuntimeError:  # a user without a home
+        return None
+
+
+def problem() -> str | None:
+    """Why predictions are not kept, in one sentence; None where they are, or are not wanted."""
+    return _problem
+
+
+@lru_cache(maxsize=1)
+def program_hash() -> str:
+    """Of every source and data file that a prediction may depend on (some 20 ms)."""
+    root = Path(__file__).resolve().parents[2]
+    found = hashlib.sha256()
+    for part in ("simulator", "hwmodels"):
+        for path in sorted((root / part).rglob("*")):
+            if path.is_file() and path.suffix not in (".pyc", ".pyo"):
+                data = path.read_bytes()
+                found.update(f"{path.relative_to(root)} {len(data)}\n".encode() + data)
+    return found.hexdigest()
+
+
+def find(scenario: Scenario, uncertainty: bool = False) -> Result | None:
+    """The kept prediction of exactly this scenario, prices included; None where there is none."""
+    key = key_of(scenario, uncertainty)
+    try:
+        with _opened() as store:
+            text = store.result(key)
+            try:
+                return Result.model_validate_json(text) if text else None
+            except ValidationError:  # a damaged row is no answer
+                store.forget(key)
+                return None
+    except _NotKeptError as error:
+        _told(error)
+        return None
+
+
+def keep(scenario: Scenario, result: Result) -> None:
+    """Keep a prediction, with bands or without; and the same without prices, for other prices of it."""
+    uncertainty = result.uncertainty is not None
+    pairs = [(scenario, result), (without_prices(scenario), unpriced(result, scenario))]
+    try:
+        with _opened() as store:
+            for of, found in pairs:
+                outcome = Outcome("ok", "", dict(figures(found)), found.model_dump_json())
+                store.put(key_of(of, uncertainty), of.name, outcome)
+            store.shrink(MOST_BYTES)
+    except _NotKeptError as error:
+        _told(error)
+
+
+def predict_unpriced(scenario: Scenario, uncertainty: bool = False) -> Result:
+    """The prediction of a scenario less its prices: kept, or computed now and kept.
+
+    Raises InputError for an illegal scenario.
+    """
+    exact = find(scenario, uncertainty)
+    if exact is not None:
+        return unpriced(exact, scenario)
+    other = find(without_prices(scenario), uncertainty)
+    if other is not None:
+        return other
+    result = with_uncertainty(scenario) if uncertainty else simulate(scenario)
+    keep(scenario, result)
+    return unpriced(result, scenario)
+
+
+class _NotKeptError(Exception):
+    """Keeping is off, or does not work here."""
+
+
+def _told(error: _NotKeptError) -> None:
+    global _problem
+    if str(error):
+        _problem = str(error)
+
+
+@contextmanager
+def _opened() -> Iterator[Store]:
+    where = folder()
+    if where is None or _problem is not None:
+        raise _NotKeptError
+    path = where / f"predictions-{__version__}-{program_hash()[:12]}.sqlite"
+    try:
+        if not path.exists():
+            where.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _remove_old(where)
+        with Store(path, durable=False, busy_s=BUSY_S) as store:
+            yield store
+    except (InputError, OSError) as error:
+        raise _NotKeptError(_sentence(where, error)) from None
+
+
+def _sentence(where: Path, error: Exception) -> str:
+    reason = error.strerror if isinstance(error, OSError) else str(error)
+    return (
+        f"predictions are not kept in {where}: {reason or error}; set {FOLDER} to another folder, or to off"
+    )
+
+
+def _remove_old(where: Path) -> None:
+    for path in where.glob("predictions-*.sqlite*"):
+        if time.time() - path.stat().st_mtime > OLD_S:
+            path.unlink(missing_ok=True)

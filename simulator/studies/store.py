@@ -1,0 +1,229 @@
+"""The durable store of a sweep: one SQLite file, one row a point, written as soon as it is known."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self, cast, get_args
+
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.files import check_writable
+from moesim.simulator.studies.point import Key, Outcome, Status
+from moesim.version import __version__
+
+SCHEMA = 2
+"""Layout of the tables; a store of another layout is refused."""
+
+BUSY_S = 30.0
+"""How long to wait for another process that is writing to the same store."""
+
+MOST_RESULT_BYTES = 64_000_000
+"""Of one prediction as JSON; a compressed row that claims more is damaged."""
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS results (
+    key TEXT PRIMARY KEY, scenario_hash TEXT NOT NULL, calibration_hash TEXT NOT NULL, version TEXT NOT NULL,
+    scenario TEXT NOT NULL, status TEXT NOT NULL, reason TEXT NOT NULL, figures TEXT NOT NULL,
+    result BLOB NOT NULL, row_digest TEXT NOT NULL, result_digest TEXT NOT NULL
+);
+"""
+
+
+class Store:
+    """Outcomes by key. Every `put` is one transaction that is on disk when it returns.
+
+    A write-ahead log keeps what was committed when a process is killed at any moment; a point that two
+    sweeps computed is kept once, the first one. Every row carries digests of its content: a damaged one is
+    removed when it is read, so that its point is computed again. Raises InputError for a file that is no
+    store, is of another version, cannot be written, or whose disk is full.
+    """
+
+    def __init__(self, path: Path, *, durable: bool = True, busy_s: float = BUSY_S) -> None:
+        """Open the store, or make it.
+
+        `durable`: what was put survives a power cut too; else only the end of the process. `busy_s`: how
+        long to wait for another process.
+        """
+        self.path, self._durable, self._busy_s = path, durable, busy_s
+        check_writable(path, "store")
+        with self._told():
+            self._db = sqlite3.connect(path, timeout=busy_s, isolation_level=None)
+            self._db.text_factory = _text  # damaged text is told by its digest
+            try:
+                self._open()
+            except BaseException:
+                self._db.close()
+                raise
+
+    def _open(self) -> None:
+        known = {row[0] for row in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if known and not {"meta", "results"} <= known:
+            raise InputError(
+                f"store {self.path}: a database of something else (tables {', '.join(sorted(known))})"
+            )
+        if not known:
+            self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute(f"PRAGMA synchronous = {'FULL' if self._durable else 'NORMAL'}")
+        self._db.execute("BEGIN IMMEDIATE")  # two sweeps may make the store at the same time
+        for statement in filter(str.strip, _TABLES.split(";")):
+            self._db.execute(statement)
+        for name, value in (("schema", str(SCHEMA)), ("version", __version__)):
+            self._db.execute("INSERT OR IGNORE INTO meta VALUES (?, ?)", (name, value))
+        self._db.execute("COMMIT")
+        meta = dict(self._db.execute("SELECT name, value FROM meta"))
+        schema, version = str(meta.get("schema"))[:20], str(meta.get("version"))[:20]
+        if schema != str(SCHEMA) or version != __version__:
+            raise InputError(
+                f"store {self.path}: written by moesim {version} (layout {schema}), this is "
+                f"{__version__} (layout {SCHEMA}); results may differ between versions: use a new file"
+            )
+
+    def get(self, key: Key) -> Outcome | None:
+        """The outcome of a key, without the prediction itself (see `result`); None where it is not known."""
+        columns = ", ".join(_COLUMNS)
+        with self._told():
+            row = self._db.execute(
+                f"SELECT {columns}, row_digest FROM results WHERE key = ?", (key.text,)
+            ).fetchone()
+        if row is None:
+            return None
+        found = _outcome(row[:-1]) if _digest(*row[:-1]) == row[-1] else None
+        if found is None:
+            self.forget(key)
+        return found
+
+    def result(self, key: Key) -> str:
+        """The prediction of a key as JSON; empty where there is none."""
+        with self._told():
+            row = self._db.execute(
+                "SELECT result, result_digest FROM results WHERE key = ?", (key.text,)
+            ).fetchone()
+        if row is None:
+            return ""
+        found = _unpacked(row[0]) if _digest(row[0]) == row[1] else None
+        if found is None:
+            self.forget(key)
+        return found or ""
+
+    def forget(self, key: Key) -> None:
+        """Remove the row of a key."""
+        with self._told():
+            self._db.execute("DELETE FROM results WHERE key = ?", (key.text,))
+
+    def put(self, key: Key, name: str, outcome: Outcome) -> bool:
+        """Write an outcome; False where the key is there already (it stays as it is)."""
+        texts = (
+            key.text,
+            key.scenario,
+            key.calibration,
+            key.version,
+            name,
+            outcome.status,
+            outcome.reason,
+            json.dumps(outcome.figures),
+        )
+        packed = zlib.compress(outcome.result.encode())
+        row = (*texts, packed, _digest(*texts), _digest(packed))
+        with self._told():
+            marks = ", ".join("?" * len(row))
+            return self._db.execute(f"INSERT OR IGNORE INTO results VALUES ({marks})", row).rowcount == 1
+
+    def count(self) -> int:
+        """Points in the store."""
+        with self._told():
+            return int(self._db.execute("SELECT count(*) FROM results").fetchone()[0])
+
+    def shrink(self, most_bytes: int) -> None:
+        """Where the rows take more than this, forget the older half; their room is used again."""
+        with self._told():
+            size, pages, free = (
+                self._db.execute(f"PRAGMA {name}").fetchone()[0]
+                for name in ("page_size", "page_count", "freelist_count")
+            )
+            if size * (pages - free) > most_bytes:
+                self._db.execute(
+                    "DELETE FROM results WHERE rowid <= (SELECT rowid FROM results ORDER BY rowid "
+                    "LIMIT 1 OFFSET (SELECT count(*) / 2 FROM results))"
+                )
+
+    def close(self) -> None:
+        """Release the file."""
+        self._db.close()
+
+    def __enter__(self) -> Self:
+        """The store itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the file."""
+        self.close()
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Turn SQLite's errors into ours."""
+        try:
+            yield
+        except UnicodeDecodeError:  # Python reads names of tables and SQLite's messages strictly
+            raise InputError(f"store {self.path}: the file is damaged; give another file name") from None
+        except sqlite3.Error as error:
+            name = getattr(error, "sqlite_errorname", "")
+            if name.startswith("SQLITE_FULL"):
+                text = "the disk is full; what was written before is safe: make room and start again"
+            elif name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+                text = (
+                    f"another process has held it for {self._busy_s:.0f} s; try again when that one has ended"
+                )
+            elif name.startswith("SQLITE_NOTADB"):
+                text = "this is no store of a sweep; give another file name"
+            else:
+                text = f"cannot be read or written: {error}"
+            raise InputError(f"store {self.path}: {text}") from None
+
+
+_COLUMNS = ("key", "scenario_hash", "calibration_hash", "version", "scenario", "status", "reason", "figures")
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="replace")
+
+
+def _digest(*values: object) -> str:
+    """Of texts and bytes, their types included: another value in a column is another digest."""
+    found = hashlib.blake2b(digest_size=16)
+    for value in values:
+        data = value if isinstance(value, bytes) else str(value).encode(errors="replace")
+        found.update(f"{type(value).__name__} {len(data)}\n".encode() + data)
+    return found.hexdigest()
+
+
+def _outcome(row: Sequence[object]) -> Outcome | None:
+    """The outcome of a row's texts; None where they hold none."""
+    status, reason, text = row[-3:]
+    try:
+        figures = json.loads(str(text))
+    except (ValueError, RecursionError):
+        return None
+    if status not in get_args(Status) or not isinstance(figures, dict):
+        return None
+    return Outcome(cast("Status", status), str(reason), figures, "")
+
+
+def _unpacked(data: object) -> str | None:
+    """A compressed text of at most MOST_RESULT_BYTES; None for anything else."""
+    if not isinstance(data, bytes):
+        return None
+    unzip = zlib.decompressobj()
+    try:
+        text = unzip.decompress(data, MOST_RESULT_BYTES)
+        return text.decode() if unzip.eof else None
+    except (zlib.error, UnicodeDecodeError):
+        return None

@@ -1,0 +1,231 @@
+"""Many predictions from one scenario: a design of points, computed in parallel, kept in a store."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import fsum
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from moesim.hwmodels.errors import InputError
+from moesim.simulator.common.tables import Row, Shown
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.studies.point import Key, Outcome, Status, key_of
+from moesim.simulator.studies.pool import (
+    Task,
+    default_workers,
+    outcomes_here,
+    outcomes_locally,
+    outcomes_on_dask,
+    start_pool,
+)
+from moesim.simulator.studies.space import Space, points
+from moesim.simulator.studies.store import Store
+from moesim.version import __version__
+
+MOST_WORKERS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a sweep stands; `rate_per_s` counts computed points only, `eta_s` is None before the first."""
+
+    done: int
+    total: int
+    reused: int
+    failed: int
+    rate_per_s: float
+    eta_s: float | None
+
+    def __str__(self) -> str:
+        """One line for people."""
+        left = "" if self.eta_s is None else f", {self.rate_per_s:.2f}/s, {self.eta_s:.0f} s left"
+        told = f", {self.reused} from the store" if self.reused else ""
+        return f"{self.done} of {self.total} points{told}{left}"
+
+
+class SweepPoint(BaseModel):
+    """One point: the values of its keys, what became of it, and its figures."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    values: dict[str, Any]
+    status: Status
+    reason: str = ""
+    figures: dict[str, float | bool | None] = {}
+    key: str
+    """Its key in the store."""
+
+
+class Sweep(Shown):
+    """A finished sweep, in the order of its design; the same bytes with any number of workers."""
+
+    scenario: str
+    design: str
+    seed: int
+    version: str
+    points: tuple[SweepPoint, ...]
+    computed: int = Field(0, exclude=True)
+    reused: int = Field(0, exclude=True)
+    work_s: float = Field(0.0, exclude=True)
+    """Seconds that computing took, summed over the workers."""
+
+    def rows(self) -> list[Row]:
+        """One row a point: its values, status, figures and reason."""
+        return [{**p.values, "status": p.status, **p.figures, "reason": p.reason} for p in self.points]
+
+    def best(self, figure: str = "step_time_s", largest: bool = False) -> SweepPoint:
+        """The point that fits and has the smallest (or largest) figure; raises InputError where none has."""
+        found = [p for p in self.points if p.status == "ok" and p.figures.get(figure) is not None]
+        if not found:
+            raise InputError(f"no point of the sweep is possible and has a figure {figure!r}")
+        sign = -1.0 if largest else 1.0
+        return min(found, key=lambda p: sign * float(p.figures[figure] or 0.0))
+
+
+def sweep(
+    scenario: Scenario,
+    space: Space,
+    *,
+    design: str = "grid",
+    count: int | None = None,
+    seed: int = 0,
+    workers: int | None = None,
+    scheduler: str | None = None,
+    store: str | Path | None = None,
+    uncertainty: bool = False,
+    progress: Callable[[Progress], None] | None = None,
+) -> Sweep:
+    """Predict `scenario` at every point of a space.
+
+    `space`: dotted keys to values ("8..256:x2", [1, 2]) or, for design "list", one mapping a point;
+    `design`, `count`, `seed`: see `space.points`. `workers`: local processes (default: cores; 1 computes
+    here); `scheduler`: address of a Dask cluster instead. `store`: SQLite file that keeps every point as
+    soon as it is known: started again, the sweep computes what is missing. `uncertainty`: P10, P50 and
+    P90 as well. A point that is refused or does not fit is kept with its reason. In a script of your own,
+    call it below `if __name__ == "__main__":`. Raises InputError for a malformed space or store.
+    """
+    if workers is not None and not 1 <= workers <= MOST_WORKERS:
+        raise InputError(f"workers={workers} is not between 1 and {MOST_WORKERS}")
+    design_points = points(space, design, count, seed)
+    run = _Run(scenario, design_points, uncertainty, progress)
+    if store is None:
+        run.compute(None, workers, scheduler)
+    else:
+        with Store(Path(store)) as opened:
+            run.compute(opened, workers, scheduler)
+    return Sweep(
+        scenario=scenario.name,
+        design=design,
+        seed=seed,
+        version=__version__,
+        points=tuple(run.point(number) for number in range(len(design_points))),
+        computed=run.computed,
+        reused=run.reused,
+        work_s=fsum(outcome.work_s for outcome in run.outcomes.values()),
+    )
+
+
+class _Run:
+    """A sweep under way."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        design: list[dict[str, Any]],
+        uncertainty: bool,
+        progress: Callable[[Progress], None] | None,
+    ) -> None:
+        self.scenario, self.design, self.uncertainty = scenario, design, uncertainty
+        self.progress = progress
+        self.keys: dict[int, Key] = {}
+        self.outcomes: dict[int, Outcome] = {}
+        self.computed = self.reused = 0
+        self.started = time.monotonic()
+
+    def compute(self, store: Store | None, workers: int | None, scheduler: str | None) -> None:
+        """Fill `outcomes`: from the store where it has them, computed otherwise."""
+        workers = min(workers or default_workers(), max(1, len(self.design)))
+        tasks: list[Task] = []
+        pool = None
+        for task in self._tasks(store):
+            tasks.append(task)
+            if len(tasks) == 2 and workers > 1 and scheduler is None:
+                pool = start_pool(workers)  # they start while the other keys are worked out
+
+        def wanted(number: int) -> bool:
+            known = None if store is None else store.get(self.keys[number])
+            if known is not None:  # another sweep on the same store was faster
+                self._reuse(number, known)
+            return known is None
+
+        self._tell()
+        if not tasks:
+            return
+        if scheduler is not None:
+            stream = outcomes_on_dask(tasks, wanted, self.uncertainty, scheduler)
+        elif pool is None:
+            stream = outcomes_here(tasks, wanted, self.uncertainty)
+        else:
+            stream = outcomes_locally(tasks, wanted, self.uncertainty, workers, pool)
+        for number, outcome in stream:
+            self._keep(store, number, outcome)
+            self._tell()
+
+    def point(self, number: int) -> SweepPoint:
+        """A finished point."""
+        outcome = self.outcomes[number]
+        return SweepPoint(
+            values=self.design[number],
+            status=outcome.status,
+            reason=outcome.reason,
+            figures=outcome.figures,
+            key=self.keys[number].text,
+        )
+
+    def _tasks(self, store: Store | None) -> Iterator[Task]:
+        """Points to compute; those that are illegal or in the store are settled at once."""
+        for number, values in enumerate(self.design):
+            try:
+                scenario = self.scenario.replace(**values)
+                self.keys[number] = key_of(scenario, self.uncertainty)
+            except InputError as error:
+                self.keys[number] = self._refused(values)
+                self._keep(store, number, Outcome("illegal", str(error), {}, ""))
+                continue
+            known = None if store is None else store.get(self.keys[number])
+            if known is None:
+                yield number, scenario
+            else:
+                self._reuse(number, known)
+
+    def _refused(self, values: dict[str, Any]) -> Key:
+        """The key of a point that is no scenario."""
+        text = json.dumps([self.scenario.resolved(), values], sort_keys=True, default=str)
+        return Key(hashlib.sha256(text.encode()).hexdigest(), "none", __version__)
+
+    def _reuse(self, number: int, outcome: Outcome) -> None:
+        self.outcomes[number] = outcome
+        self.reused += 1
+
+    def _keep(self, store: Store | None, number: int, outcome: Outcome) -> None:
+        self.outcomes[number] = outcome
+        self.computed += 1
+        # A failure is of this attempt: the next sweep on the store tries the point again.
+        if store is not None and outcome.status != "failed":
+            store.put(self.keys[number], self.scenario.name, outcome)
+
+    def _tell(self) -> None:
+        if self.progress is None:
+            return
+        spent = max(time.monotonic() - self.started, 1e-9)
+        rate, left = self.computed / spent, len(self.design) - len(self.outcomes)
+        failed = sum(outcome.status == "failed" for outcome in self.outcomes.values())
+        eta = left / rate if self.computed else None
+        self.progress(Progress(len(self.outcomes), len(self.design), self.reused, failed, rate, eta))

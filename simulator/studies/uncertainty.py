@@ -1,0 +1,245 @@
+"""P10, P50 and P90 of a prediction: seeded Monte Carlo on the first-order response of the step time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import log
+
+import numpy as np
+
+from moesim.hwmodels.errors import InputError
+from moesim.simulator.engine.simpy.execute import Execution, last_end
+from moesim.simulator.predict.band import Band, Effect, Uncertainty
+from moesim.simulator.predict.compile import Prepared
+from moesim.simulator.predict.figures import UNCERTAIN, Metric, figures, uncertain_metric
+from moesim.simulator.predict.result import Result
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.studies.effects import (
+    EntryEffect,
+    FloatArray,
+    RangeEffect,
+    Ranges,
+    entry_effects,
+    generator_of,
+    predict,
+    range_effects,
+    seed_deviation_s,
+)
+from moesim.simulator.studies.monte_carlo import SAMPLES, bounded, draws_s
+from moesim.simulator.studies.sources import MODEL_ERROR, QUANTILE_90, model_error
+from moesim.simulator.studies.whole_run import with_uncertain_run
+
+
+def samples_of(
+    result: Result,
+    effects: Sequence[EntryEffect],
+    ranges: Sequence[RangeEffect] = (),
+    *,
+    seed_s: float = 0.0,
+    left_out: float = MODEL_ERROR,
+    samples: int = SAMPLES,
+    seed: int = 0,
+) -> dict[Metric, FloatArray]:
+    """Draws of every figure (docs/model.md, eq. U2): effects of the sources add up in seconds.
+
+    `seed_s`: deviation from draws of load and jitter; `left_out`: relative deviation for what no entry
+    carries. Draws belong to the name of their source, so scenarios that share a source share them.
+    """
+    time = result.step.time_s
+    seconds = np.full(samples, time)
+    for effect in effects:
+        seconds += effect.draw_s(samples, seed)
+    seconds += seed_s * generator_of("variation.seed", seed).standard_normal(samples)
+    base = figures(result)
+    extra: dict[Metric, FloatArray] = {metric: np.zeros(samples) for metric in UNCERTAIN}
+    for item in ranges:
+        place = _triangle(generator_of(f"scenario.{item.key}", seed).random(samples))
+        ends = [r.step.time_s - time for r in item.results]
+        seconds += np.where(place < 0, -place * ends[0], place * ends[1])
+        for metric, power in UNCERTAIN.items():
+            own = [_beyond_time(base, figures(r), metric, power) for r in item.results]
+            extra[metric] += np.where(place < 0, -place * own[0], place * own[1])
+    seconds = bounded(seconds, left_out, time, seed)
+    found: dict[Metric, FloatArray] = {}
+    for metric, power in UNCERTAIN.items():
+        value = base[metric]
+        if value is not None:
+            scale = seconds / time if power > 0 else time / seconds
+            found[metric] = float(value) * scale * (np.exp(extra[metric]) if ranges else 1.0)
+    return found
+
+
+def _triangle(u: FloatArray) -> FloatArray:
+    """Triangular on -1 to 1 with mode 0."""
+    return np.asarray(np.where(u < 0.5, np.sqrt(2 * u) - 1, 1 - np.sqrt(2 * (1 - u))))
+
+
+def _beyond_time(
+    base: Mapping[str, float | bool | None],
+    other: Mapping[str, float | bool | None],
+    metric: Metric,
+    power: int,
+) -> float:
+    """Log of the change of a figure that the change of the step time does not explain."""
+    before, after = base[metric], other[metric]
+    times = base["step_time_s"], other["step_time_s"]
+    if not before or not after or not times[0] or not times[1]:
+        return 0.0
+    return log(after / before) - power * log(times[1] / times[0])
+
+
+def uncertainty(
+    prepared: Prepared,
+    executions: Sequence[Execution],
+    result: Result,
+    *,
+    ranges: Ranges | None = None,
+    seeds: int = 0,
+    exact: int = 0,
+    left_out: float = MODEL_ERROR,
+    samples: int = SAMPLES,
+    seed: int = 0,
+) -> Uncertainty:
+    """Bands of a finished prediction and its sources, the largest first.
+
+    `ranges`: scenario keys that are uncertain too; `seeds`: further seeds of load and jitter to run;
+    `exact`: so many sources run again in the engine. Raises InputError for illegal values of a key.
+    """
+    if samples < 100 or not 0.0 <= left_out < 1.0 or seeds < 0 or exact < 0:
+        raise InputError(
+            f"uncertainty: samples={samples} (at least 100), left_out={left_out} (0 to below 1), "
+            f"seeds={seeds} and exact={exact} (0 or more)"
+        )
+    scenario, time = prepared.scenario, result.step.time_s
+    effects = entry_effects(prepared, executions, exact)
+    around = range_effects(scenario, ranges or {})
+    deviation = seed_deviation_s(scenario, seeds, time)
+    drawn = samples_of(
+        result, effects, around, seed_s=deviation, left_out=left_out, samples=samples, seed=seed
+    )
+    base = figures(result)
+    bands = {name: _band(float(base[name] or 0.0), values) for name, values in drawn.items()}
+    rows = [_entry_row(time, e) for e in effects] + [_range_row(e) for e in around]
+    if deviation:
+        half = QUANTILE_90 * deviation
+        text = f"{seeds} further seeds of expert load, speed and jitter"
+        rows.append(
+            Effect(
+                source="variation.seed",
+                meaning=text,
+                low="-",
+                high="+",
+                low_s=time - half,
+                high_s=time + half,
+                exact=True,
+            )
+        )
+    if left_out:
+        source = model_error(left_out)
+        low, high = source.points()
+        rows.append(
+            Effect(
+                source=source.id,
+                meaning=source.meaning,
+                low=f"{low:+.1%}",
+                high=f"{high:+.1%}",
+                low_s=time * (1 + low),
+                high_s=time * (1 + high),
+            )
+        )
+    rows.sort(key=lambda row: (-row.swing_s, row.source))
+    return Uncertainty(
+        bands=bands, sources=tuple(rows), samples=samples, seed=seed, note=_along(prepared, executions)
+    )
+
+
+def _along(prepared: Prepared, executions: Sequence[Execution]) -> str:
+    """Which critical path the effects were read along."""
+    if prepared.whole is None:
+        return "first order along the critical path of the folded run"
+    last = max(executions, key=lambda e: last_end(e.ranks)).program.group
+    return (
+        f"first order along the critical path of full resolution (group {last}, the last of "
+        f"{len(executions)}); how transfers share links stays as simulated"
+    )
+
+
+def _band(predicted: float, values: FloatArray) -> Band:
+    p10, p50, p90 = (float(v) for v in np.quantile(values, [0.1, 0.5, 0.9]))
+    return Band(predicted=predicted, p10=p10, p50=p50, p90=p90)
+
+
+def _entry_row(time: float, effect: EntryEffect) -> Effect:
+    return Effect(
+        source=effect.source.id,
+        meaning=effect.source.meaning,
+        low=f"{effect.at[0]:+.1%}",
+        high=f"{effect.at[1]:+.1%}",
+        low_s=time + effect.seconds[0],
+        high_s=time + effect.seconds[1],
+        exact=effect.exact,
+    )
+
+
+def _range_row(effect: RangeEffect) -> Effect:
+    low, high = effect.results
+    return Effect(
+        source=effect.key,
+        meaning="scenario key, range stated by the user",
+        low=str(effect.ends[0]),
+        high=str(effect.ends[1]),
+        low_s=low.step.time_s,
+        high_s=high.step.time_s,
+        exact=True,
+    )
+
+
+def interval(
+    scenario: Scenario,
+    metric: str = "step_time_s",
+    level: float = 0.8,
+    *,
+    left_out: float = MODEL_ERROR,
+    seed: int = 0,
+) -> tuple[float, float, float]:
+    """(low, mid, high) of a figure: the interval that holds it with probability `level`, and its median.
+
+    `left_out`: relative deviation for what no calibration entry carries; 0 for the entries alone. Raises
+    InputError for an unknown figure, a level outside 0 to 1 and a figure that the scenario does not have (a
+    cost without a price).
+    """
+    name = uncertain_metric(metric)
+    if not 0.0 < level < 1.0:
+        raise InputError(f"level={level} is not between 0 and 1; 0.8 is the interval from P10 to P90")
+    prepared, executions, result = predict(scenario)
+    values = samples_of(result, entry_effects(prepared, executions), left_out=left_out, seed=seed).get(name)
+    if values is None:
+        raise InputError(f"{scenario.name} has no {metric}: its cluster states no price_per_gpu_hour")
+    low, mid, high = np.quantile(values, [(1 - level) / 2, 0.5, (1 + level) / 2])
+    return float(low), float(mid), float(high)
+
+
+def step_interval(
+    prepared: Prepared,
+    executions: Sequence[Execution],
+    result: Result,
+    level: float = 0.8,
+    *,
+    left_out: float = MODEL_ERROR,
+) -> tuple[float, float]:
+    """(low, high) of the step time (s) of a finished prediction, with probability `level`.
+
+    To first order along its critical path: nothing is simulated again.
+    """
+    drawn = draws_s(result.step.time_s, entry_effects(prepared, executions), left_out=left_out)
+    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+def with_uncertainty(
+    scenario: Scenario, *, ranges: Ranges | None = None, seeds: int = 0, exact: int = 0
+) -> Result:
+    """A prediction that carries its bands, its run's report included; options as for `uncertainty`."""
+    prepared, executions, result = predict(scenario)
+    bands = uncertainty(prepared, executions, result, ranges=ranges, seeds=seeds, exact=exact)
+    return with_uncertain_run(prepared, executions, result.model_copy(update={"uncertainty": bands}))

@@ -1,1 +1,0 @@
-"""Studies over predictions: comparison, sweeps, sensitivity, uncertainty, explanation."""

@@ -1,0 +1,268 @@
+"""Commands around calibration profiles: measure, compare, transfer, import other tools' measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from moesim.hwmodels.errors import InputError
+
+if TYPE_CHECKING:
+    from moesim.hwmodels.calibration import CalibrationProfile
+    from moesim.kernels.calibrate import Progress
+
+Output = Annotated[Path, typer.Option("-o", "--output", help="Write the profile here (.yaml or .json).")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
+Into = Annotated[
+    str | None,
+    typer.Option(metavar="PROFILE", help="Merge into this profile (name or file) instead of a bare one."),
+]
+
+
+def register(app: typer.Typer, importers: typer.Typer) -> None:
+    """Add the commands of this module to the command line."""
+    app.command("calibrate")(calibrate)
+    app.command("transfer")(transfer)
+    importers.command("nccl-tests")(import_nccl_tests)
+    importers.command("deepep")(import_deepep)
+
+
+def calibrate(
+    output: Output = Path("calibration.yaml"),
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer points: under two minutes.")] = False,
+    gpus: Annotated[str, typer.Option(help="GPUs by number, such as 0,1 or 0-3; all by default.")] = "all",
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Only this measurement; repeatable.")
+    ] = None,
+    accelerator: Annotated[
+        str | None, typer.Option(help="Name or file of the accelerator, where the driver's name is unknown.")
+    ] = None,
+    allow_busy: Annotated[
+        bool, typer.Option("--allow-busy", help="Measure beside other work; the profile says so.")
+    ] = False,
+    compare: Annotated[
+        str | None, typer.Option(metavar="PROFILE", help="Then report the drift from this older profile.")
+    ] = None,
+) -> None:
+    """Measure this machine's GPUs with the PTX kernels and write a calibration profile.
+
+    Interrupted, it keeps what it has: the same command goes on from there.
+    """
+    from moesim.cli.console import chosen_numbers, say_written
+    from moesim.hwmodels.calibration import load_profile
+    from moesim.kernels.calibrate import Options
+    from moesim.kernels.calibrate import calibrate as measure
+
+    old = load_profile(compare) if compare else None
+    options = Options(
+        output=output,
+        quick=quick,
+        gpus=tuple(chosen_numbers("--gpus", gpus) or ()),
+        only=tuple(only or ()),
+        accelerator=accelerator,
+        allow_busy=allow_busy,
+        command=_command(quick, gpus, only, accelerator, allow_busy),
+    )
+    try:
+        with _progress() as tell:
+            path = measure(options, tell)
+    except KeyboardInterrupt:
+        typer.echo(
+            f"moesim: what was measured is in {options.rows_path}; run the same command again", err=True
+        )
+        raise
+    say_written(str(path), "name it as `profile` in a scenario, or with --set profile=...")
+    if old is not None:
+        _print_drift(old, load_profile(path))
+
+
+def _command(
+    quick: bool, gpus: str, only: list[str] | None, accelerator: str | None, allow_busy: bool
+) -> str:
+    """The command as a profile records it: what decides its numbers, not where they go."""
+    words = ["moesim calibrate"]
+    words += ["--quick"] if quick else []
+    words += [f"--gpus {gpus}"] if gpus != "all" else []
+    words += [f"--only {name}" for name in only or ()]
+    words += [f"--accelerator {accelerator}"] if accelerator else []
+    words += ["--allow-busy"] if allow_busy else []
+    return " ".join(words)
+
+
+def transfer(
+    profile: Annotated[str, typer.Argument(metavar="PROFILE", help="A measured profile: name or file.")],
+    target: Annotated[str, typer.Argument(metavar="ACCELERATOR", help="The accelerator to make it for.")],
+    output: Output,
+    source: Annotated[
+        str | None, typer.Option(help="Accelerator that was measured, where the profile is for several.")
+    ] = None,
+    force: Force = False,
+) -> None:
+    """Make a profile for a sibling with the same SMs, entry by entry, each with its stated error."""
+    from moesim.cli.console import percent, print_table
+    from moesim.hwmodels.accelerator import load_accelerator
+    from moesim.hwmodels.calibration import load_profile
+    from moesim.kernels.calibrate import statements
+    from moesim.kernels.calibrate import transfer as make
+
+    loaded = load_profile(profile)
+    measured = load_accelerator(source or loaded.accelerator)
+    wanted = load_accelerator(target)
+    result = make(loaded, measured, wanted, name=output.stem)
+    _write(result, output, force)
+    rows = [
+        (s.id, s.verdict, f"{s.factor:.3g}", percent(s.error), s.reason)
+        for s in statements(loaded, measured, wanted)
+    ]
+    print_table(("entry", "verdict", "factor", "added error", "why"), rows, right=(2, 3))
+
+
+def import_nccl_tests(
+    log: Annotated[Path, typer.Argument(metavar="LOG", help="Output of nccl-tests: JSON or text.")],
+    output: Output,
+    accelerator: Annotated[str | None, typer.Option(help="Accelerator, where the log does not say.")] = None,
+    operation: Annotated[str | None, typer.Option(help="Operation, where the log does not say.")] = None,
+    nic: Annotated[
+        str | None, typer.Option(help='Nominal NIC rate per GPU, such as "400 Gb/s", for several nodes.')
+    ] = None,
+    into: Into = None,
+    force: Force = False,
+) -> None:
+    """Read nccl-tests output into a calibration profile."""
+    from moesim.kernels.importers import nccl_tests_profile
+
+    found = nccl_tests_profile(
+        log, accelerator=accelerator, operation=operation, nic_bytes_per_s=_rate("--nic", nic)
+    )
+    _keep(found, into, output, force)
+
+
+def import_deepep(
+    logs: Annotated[list[Path], typer.Argument(metavar="LOG...", help="What DeepEP's tests printed.")],
+    output: Output,
+    accelerator: Annotated[str, typer.Option(help="Accelerator they ran on.")],
+    ranks: Annotated[
+        int | None, typer.Option(help="Ranks, which the first generation does not print.")
+    ] = None,
+    kernels: Annotated[str, typer.Option(help="Name of the generation: curve ep.nic_fraction.NAME.")] = (
+        "deepep-imported"
+    ),
+    nic: Annotated[
+        str | None, typer.Option(help='Nominal NIC rate per GPU, such as "400 Gb/s", for several nodes.')
+    ] = None,
+    dtype: Annotated[
+        str, typer.Option("--dispatch-dtype", help="Format of the dispatched rows: FP8 or BF16.")
+    ] = "FP8",
+    into: Into = None,
+    force: Force = False,
+) -> None:
+    """Read DeepEP's printed bandwidths (both generations) into a calibration profile."""
+    from moesim.kernels.importers import deepep_profile
+
+    formats: dict[str, Literal["FP8", "BF16"]] = {"FP8": "FP8", "BF16": "BF16"}
+    if dtype not in formats:
+        raise InputError(f"--dispatch-dtype {dtype}: dispatched rows are FP8 or BF16")
+    found = deepep_profile(
+        logs,
+        accelerator=accelerator,
+        ranks=ranks,
+        kernels=kernels,
+        nic_bytes_per_s=_rate("--nic", nic),
+        dispatch_dtype=formats[dtype],
+    )
+    _keep(found, into, output, force)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[Progress], None]]:
+    """A bar on stderr: what is being measured, how far, and the time it will take; messages above it."""
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    console = Console(stderr=True)
+    columns = (
+        BarColumn(),
+        TextColumn("{task.percentage:3.0f} %"),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Bar(*columns, console=console, transient=True) as bar:
+        number = bar.add_task("reading the machine", total=None)
+
+        def tell(state: Progress) -> None:
+            if state.message:
+                bar.console.print(state.message, markup=False, highlight=False, soft_wrap=True)
+            bar.update(number, completed=state.done_s, total=state.total_s, description=state.text)
+
+        yield tell
+
+
+def _rate(option: str, text: str | None) -> float | None:
+    from moesim.hwmodels.ranges import BY_DIMENSION
+    from moesim.hwmodels.units import parse_quantity
+
+    if text is None:
+        return None
+    try:
+        rate = parse_quantity(text, "bytes_per_s")
+    except InputError as error:
+        raise InputError(f"{option}: {error}") from None
+    problem = BY_DIMENSION["bytes_per_s"].problem(rate, "bytes_per_s")
+    if problem:
+        raise InputError(f"{option}: {problem}")
+    return rate
+
+
+def _keep(found: CalibrationProfile, into: str | None, output: Path, force: bool) -> None:
+    """Write an imported profile, alone or merged, and say what it holds."""
+    from moesim.cli.console import print_table
+    from moesim.hwmodels.calibration import load_profile
+    from moesim.kernels.importers import merge
+
+    imported = {entry.id for entry in found.entries()}
+    profile = found if into is None else merge(load_profile(into), found, name=output.stem)
+    _write(profile, output, force)
+    rows = [
+        (e.id, e.kind, f"{e.residual.relative:.1%}", e.source) for e in profile.entries() if e.id in imported
+    ]
+    print_table(("entry", "kind", "residual", "source"), rows, right=(2,))
+
+
+def _write(profile: CalibrationProfile, output: Path, force: bool) -> None:
+    from moesim.cli.console import say_written
+    from moesim.hwmodels.files import check_writable
+    from moesim.kernels.export import write_profile
+
+    check_writable(output, "output file")
+    if output.exists() and not force:
+        raise InputError(f"output file {output}: exists already; give another name, or --force to replace it")
+    write_profile(profile, output)
+    say_written(str(output), "name it as `profile` in a scenario, or with --set profile=...")
+
+
+def _print_drift(old: CalibrationProfile, new: CalibrationProfile) -> None:
+    from moesim.cli.console import print_table, print_text
+    from moesim.hwmodels.drift import compare, verdict
+
+    found = compare(old, new)
+    rows = [
+        (
+            drift.id,
+            str(drift.points),
+            f"{drift.median:+.1%}" if drift.points else "",
+            f"{drift.worst:+.1%} at {drift.worst_at}" if drift.points else "",
+            f"{drift.allowed:.1%}",
+            "drifted" if drift.drifted else drift.note,
+        )
+        for drift in found
+    ]
+    print_text(f"{new.name} against {old.name}: {verdict(found)}")
+    for drift in found:
+        if drift.drifted:
+            print_text(f"  {drift.id}: {drift.said}")
+    print_table(("entry", "points", "median change", "worst", "stated errors", ""), rows, right=(1, 2, 4))

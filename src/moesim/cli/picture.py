@@ -1,0 +1,79 @@
+"""Heat maps of full resolution as one SVG or PNG picture. No model in here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.files import check_writable
+
+if TYPE_CHECKING:
+    from moesim.simulator.engine.full_resolution.result import HeatMap
+    from moesim.simulator.predict.result import Result
+
+ENDINGS = (".svg", ".png")
+
+MOST_LABELS = 16
+"""Rows or columns that are named; of more, every n-th."""
+
+LONG = 6
+"""Letters of a name above which the names under a map stand upright."""
+
+
+def picture_path(path: Path) -> Path:
+    """`path` if a picture can be written there.
+
+    Raises InputError for another ending, a missing folder, and where matplotlib is not installed.
+    """
+    if path.suffix.lower() not in ENDINGS:
+        raise InputError(f"--picture {path}: unknown ending; use {' or '.join(ENDINGS)}")
+    check_writable(path, "picture")
+    try:
+        import matplotlib  # noqa: F401 - only to see that it is there
+    except ImportError:
+        raise InputError("--picture needs matplotlib: pip install 'moesim[pictures]'") from None
+    return path
+
+
+def draw_heat_maps(path: Path, result: Result) -> None:
+    """Write all heat maps of a result below each other; same result, same bytes.
+
+    Raises InputError where the result has none.
+    """
+    if result.full is None:
+        raise InputError("--picture draws what every GPU did: add --resolution full")
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    mpl.rcParams["svg.hashsalt"] = "moesim"
+    from matplotlib import pyplot as plt
+
+    maps = result.full.heat_maps
+    heights = [_inches(heat_map) for heat_map in maps]
+    figure, axes = plt.subplots(
+        len(maps), 1, figsize=(10, sum(heights)), squeeze=False, height_ratios=heights, layout="constrained"
+    )
+    for axis, heat_map in zip(axes[:, 0], maps, strict=True):
+        _draw(figure, axis, heat_map)
+    figure.suptitle(f"{result.scenario}: step {result.step.time_s:.3f} s, {result.full.gpus:,} GPUs")
+    date: dict[str, Any] = {"metadata": {"Date": None}} if path.suffix.lower() == ".svg" else {}
+    figure.savefig(path, dpi=120, **date)
+    plt.close(figure)
+
+
+def _inches(heat_map: HeatMap) -> float:
+    return min(6.0, 1.6 + 0.06 * len(heat_map.rows))
+
+
+def _draw(figure: Any, axis: Any, heat_map: HeatMap) -> None:
+    values = [[float("nan") if v is None else v for v in row] for row in heat_map.values]
+    image = axis.imshow(values, aspect="auto", interpolation="nearest", cmap="cividis")
+    axis.set_title(heat_map.title, fontsize=10)
+    axis.set_xlabel(heat_map.column_label)
+    axis.set_ylabel(heat_map.row_label)
+    for set_ticks, names in ((axis.set_xticks, heat_map.columns), (axis.set_yticks, heat_map.rows)):
+        step = -(-len(names) // MOST_LABELS)
+        turned = {"rotation": 90} if set_ticks == axis.set_xticks and max(map(len, names)) > LONG else {}
+        set_ticks(range(0, len(names), step), names[::step], fontsize=6, **turned)
+    figure.colorbar(image, ax=axis, label=heat_map.unit, pad=0.01)

@@ -1,0 +1,221 @@
+"""The commands `plan` and `import megatron`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from moesim.hwmodels.errors import InputError
+
+if TYPE_CHECKING:
+    from moesim.simulator.planner.result import PlanResult, PlanRow
+    from moesim.simulator.planner.trainers.megatron_read import MegatronImport
+    from moesim.simulator.scenario import Scenario
+
+GIB = 2**30
+
+
+def register(app: typer.Typer, importers: typer.Typer) -> None:
+    """Add the commands to the console script's application."""
+    app.command(name="plan")(plan)
+    importers.command(name="megatron")(import_megatron)
+
+
+def plan(
+    scenario: Annotated[str, typer.Argument(metavar="SCENARIO", help="A preset name or scenario file.")],
+    space: Annotated[
+        Path | None, typer.Option(help="YAML file with lists of values by key; see docs/planner.md.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace a scenario key first.")
+    ] = None,
+    objective: Annotated[str, typer.Option(help="time, cost, energy, deadline or memory.")] = "time",
+    top: Annotated[int, typer.Option(help="Families of plans that are simulated and ranked.")] = 10,
+    deadline_days: Annotated[float | None, typer.Option(help="Days that the run may take.")] = None,
+    budget_usd: Annotated[float | None, typer.Option(help="Dollars that the run may cost.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes for the engine; as many as there are cores, up to 4.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write the best plan's scenario to this YAML file.")
+    ] = None,
+    arguments: Annotated[
+        str | None, typer.Option(metavar="megatron|torchtitan", help="Print the best plan for that trainer.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+) -> None:
+    """Find the best legal plans that fit: bounds for all, closed form for some, the engine for the best."""
+    from moesim.cli.console import print_json, print_raw, say_written, working
+    from moesim.hwmodels.files import check_writable, write_atomically
+    from moesim.simulator.planner.search import plan as search
+    from moesim.simulator.planner.space import load_space
+    from moesim.simulator.planner.trainers.megatron import megatron_arguments
+    from moesim.simulator.planner.trainers.torchtitan import torchtitan_snippet
+    from moesim.simulator.scenario import load_scenario
+
+    if arguments not in (None, "megatron", "torchtitan"):
+        raise InputError(f"--arguments {arguments!r} is not one of megatron, torchtitan")
+    if output is not None:
+        check_writable(output, "output file")
+    processes = min(os.cpu_count() or 1, 4) if workers is None else workers
+    with working(f"planning {scenario}") as say:
+        loaded = load_scenario(scenario, overrides or [])
+        if loaded.fleet is not None and arguments == "torchtitan":
+            raise InputError("--arguments torchtitan: torchtitan splits no layers over pools; use megatron")
+        result = search(
+            loaded, load_space(space), objective, top, deadline_days, budget_usd, _tenths(say), processes
+        )
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        _print(result)
+    best = result.best.scenario
+    if arguments is not None:
+        print_raw(megatron_arguments(best).text() if arguments == "megatron" else torchtitan_snippet(best))
+    if output is not None:
+        write_atomically(output, [scenario_yaml(best)])
+        say_written(str(output), "simulate it, or start another search from it")
+
+
+def _tenths(say: Callable[[str], None]) -> Callable[[float, str], None]:
+    """Progress as lines, one for every tenth of the work."""
+    told = -1
+
+    def progress(share: float, text: str) -> None:
+        nonlocal told
+        if int(10 * share) > told:
+            told = int(10 * share)
+            say(f"{share:.0%}: {text}")
+
+    return progress
+
+
+def scenario_yaml(scenario: Scenario) -> str:
+    """A scenario as the text of a file."""
+    from moesim.hwmodels.files import is_there
+    from moesim.hwmodels.yaml_io import dump_mapping
+
+    data = scenario.model_dump(mode="json", exclude_none=True)
+    for key in ("model", "profile"):  # what stands beside the old file is not beside the new one
+        if isinstance(data[key], str) and is_there(path := Path(scenario.path(data[key]))):
+            data[key] = str(path.resolve())
+    for pool in data.get("fleet", {}).get("pools", ()):
+        path = Path(scenario.path(pool.get("profile", "")))
+        if "profile" in pool and is_there(path):
+            pool["profile"] = str(path.resolve())
+    return dump_mapping(data)
+
+
+def _print(result: PlanResult) -> None:
+    from moesim.cli.console import print_table, print_text
+    from moesim.simulator.planner.causes import difference
+
+    print_text(
+        f"{result.considered:,} plans: {result.legal:,} legal, {result.fitting:,} fit; {result.estimated:,} "
+        f"in closed form, {result.simulated} simulated; {result.price_tables:,} price tables"
+    )
+    if result.proven_s is not None:
+        print_text(
+            f"every other plan that fits needs at least {result.proven_s:.2f} s a step (lower bound); "
+            f"{result.rivals} families were not simulated though within the closed form's error of the best"
+        )
+    print_text("")
+    rows = [_cells(row) for row in result.ranked]
+    headers = ("plan", "precision", "recompute", "SMs", "ZeRO", "step s", "over best", "GiB", "days", "M$")
+    print_table(headers, rows, right=range(3, 10))
+    if result.own is not None:
+        place = (
+            "not among those that were estimated" if result.own_rank is None else f"place {result.own_rank}"
+        )
+        print_text(f"\nthe scenario's own plan, {place} by closed form")
+        print_table([""] * 10, [_cells(result.own)], right=range(3, 10))
+        print_text("\nseconds that it takes more than the best, by mechanism")
+        gaps = difference(result.own.causes_s, result.best.causes_s)
+        print_table(("", ""), [(cause, f"{value:+.3f}") for cause, value in gaps.items()], right=(1,))
+    if result.fleet is not None:
+        from moesim.cli.fleet import print_verdict
+
+        print_verdict(result)
+    print_text("\nmemory of the best plan's fullest GPU, GiB")
+    kinds = sorted(result.best.memory_by_kind_bytes.items(), key=lambda item: -item[1])
+    print_table(("", ""), [(kind, f"{value / GIB:.1f}") for kind, value in kinds], right=(1,))
+    if result.pareto:
+        print_text("\nleast time for the memory (* by closed form)")
+        print_table(headers, [_cells(row) for row in result.pareto], right=range(3, 10))
+    print_text("\nrefused")
+    print_table(
+        ("plans", "reason", "for example"), [(f"{r.count:,}", r.reason, r.example) for r in result.refused]
+    )
+    for note in result.notes:
+        print_text(f"note: {note}")
+
+
+def _cells(row: PlanRow) -> tuple[str, ...]:
+    changed = "".join(f" {key}={value}" for key, value in row.changed.items())
+    return (
+        row.label + changed,
+        row.precision,
+        row.recompute,
+        str(row.sms),
+        str(row.zero_stage),
+        f"{row.time_s:.2f}" + ("" if row.source == "simulated" else "*"),
+        f"{100 * row.margin:+.1f} %",
+        f"{row.memory_bytes / GIB:.1f}",
+        f"{row.days:.1f}",
+        "" if row.cost_usd is None else f"{row.cost_usd / 1e6:.2f}",
+    )
+
+
+def import_megatron(
+    script: Annotated[
+        Path, typer.Argument(metavar="SCRIPT", help="A shell script, or YAML with MODEL_ARGS.")
+    ],
+    base: Annotated[
+        str, typer.Option(help="Scenario for what the script does not say: model, cluster, profile, run.")
+    ] = "deepseek-v3-2048xh800",
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write a scenario file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+) -> None:
+    """Read the plan of a Megatron-LM launch script; arguments that change nothing are listed."""
+    from moesim.cli.console import print_json, say_written
+    from moesim.hwmodels.files import check_writable, write_atomically
+    from moesim.simulator.planner.trainers.megatron_read import import_megatron as read
+    from moesim.simulator.scenario import load_scenario, with_overrides
+
+    if output is not None:
+        check_writable(output, "output file")
+        if output.exists() and not force:
+            raise InputError(
+                f"output file {output}: exists already; give another name, or --force to replace it"
+            )
+    loaded = load_scenario(base)
+    found = read(script, loaded, loaded.shape)
+    changed = with_overrides(loaded, found.overrides)
+    if as_json:
+        keys = ("keys", "differs", "ignored", "notes")
+        print_json({key: getattr(found, key) for key in keys})
+    else:
+        _print_import(found, base)
+    if output is not None:
+        write_atomically(output, [scenario_yaml(changed)])
+        say_written(str(output), "simulate it, or let `moesim plan` look for a better one")
+
+
+def _print_import(found: MegatronImport, base: str) -> None:
+    from moesim.cli.console import print_pairs, print_text
+
+    print_text(f"understood (the rest as in {base})")
+    print_pairs({f"  {key}": str(value) for key, value in found.keys.items()})
+    for title, lines in (
+        ("the script's model is another", found.differs),
+        ("notes", found.notes),
+        ("ignored: changes nothing here", found.ignored),
+    ):
+        if lines:
+            print_text(f"\n{title}")
+            print_text("\n".join(f"  {line}" for line in lines))

@@ -1,0 +1,273 @@
+"""The text of `simulate` and `explain`: a prediction for people. No model in here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from moesim.cli.console import percent, print_table, print_text, short
+from moesim.cli.full import full_text
+
+if TYPE_CHECKING:
+    from moesim.simulator.predict.compile import Prepared
+    from moesim.simulator.predict.result import Result
+    from moesim.simulator.predict.result_parts import Breakdown, MemoryResult, ProvenanceEntry
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.1f}"
+
+
+def summary(prepared: Prepared, result: Result) -> str:
+    """About 25 lines: how long, how fast, how much, where it goes, what it stands on."""
+    return "\n".join(
+        [
+            _headline(prepared, result),
+            "",
+            *_figures(prepared, result),
+            "",
+            *breakdown_lines(result),
+            "",
+            *_run_report(result),
+            *_published(prepared, result),
+            *reason_lines(result),
+            "",
+            *_full(result),
+            *footing_lines(result),
+        ]
+    )
+
+
+def _full(result: Result) -> list[str]:
+    return [] if result.full is None else [*full_text(result.full), ""]
+
+
+def _headline(prepared: Prepared, result: Result) -> str:
+    plan, cluster = prepared.scenario.parallel, prepared.cluster
+    degrees = [("tp", plan.tp), ("cp", plan.cp), ("pp", plan.pp), ("ep", plan.ep), ("dp", prepared.layout.dp)]
+    shown = " ".join(f"{name}{degree}" for name, degree in degrees if degree > 1)
+    return (
+        f"{result.scenario}: {prepared.shape.name} on {cluster.n_gpus:,} x {cluster.accelerator.title}, "
+        f"{prepared.schedule.name}, {shown or 'no parallelism'}, {prepared.schedule.microbatches} "
+        "micro-batches"
+    )
+
+
+def _figures(prepared: Prepared, result: Result) -> list[str]:
+    peak = prepared.cluster.accelerator.peak_flop_per_s("bf16") / 1e12
+    rows = figures(result, peak)
+    if (
+        prepared.scenario.stages.blocks is not None
+    ):  # a part of the model: nothing a token or a run would cost
+        rows = {name: rows[name] for name in ("step time", "memory")}
+    return [f"{name:<12}{text}" for name, text in rows.items()]
+
+
+def figures(result: Result, peak_tflops: float) -> dict[str, str]:
+    """The main figures by name; `peak_tflops` is that of a mean GPU."""
+    step, run, memory = result.step, result.run, result.memory
+    cost = "no price known" if run.cost_usd is None else f"${short(run.cost_usd)}"
+    kinds = sorted(memory.by_kind_bytes.items(), key=lambda item: (-item[1], item[0]))
+    parts = ", ".join(f"{kind.replace('_', ' ')} {_gib(size)}" for kind, size in kinds if size >= 2**29)
+    return {
+        "step time": f"{step.time_s:.3f} s; bounds {step.lower_bound_s:.3f} s (busiest resource at its best) "
+        f"and {step.upper_bound_s:.3f} s (all in series)",
+        "throughput": f"{step.tokens_per_s_per_gpu:,.0f} tokens/s/GPU, {short(step.tokens_per_s)} tokens/s, "
+        f"{short(step.tokens_per_day)} tokens/day",
+        "MFU": f"{percent(step.mfu_causal)} causal, {percent(step.mfu_noncausal)} non-causal "
+        f"({step.tflops_per_gpu_causal:.0f} and {step.tflops_per_gpu_noncausal:.0f} TFLOP/s of "
+        f"{peak_tflops:.0f})",
+        "run": f"{short(run.tokens)} tokens in {run.steps:,} steps: {run.days:.1f} days, "
+        f"{short(run.gpu_hours)} GPU-hours, {cost}",
+        "memory": f"{_gib(memory.total_bytes)} of {_gib(memory.capacity_bytes)} GiB on the fullest GPU: "
+        f"{FITS[memory.fits, memory.verdict]} ({parts}); {_gib(memory.range_bytes[0])} to "
+        f"{_gib(memory.range_bytes[1])} by framework and allocator",
+    }
+
+
+FITS = {
+    (True, "fits"): "fits",
+    (True, "tight"): "fits, tightly",
+    (False, "tight"): "DOES NOT FIT, narrowly",
+    (False, "does not fit"): "DOES NOT FIT",
+}
+"""By `MemoryResult.fits` and `verdict`."""
+
+CATEGORIES = {
+    "forward": "forward",
+    "backward_input": "backward, input gradient",
+    "backward_weight": "backward, weight gradient",
+    "forward_backward": "overlapped pairs",
+    "bubble": "bubble",
+    "optimizer": "gradients and optimizer",
+    "exposed_communication": "of these: waiting for communication",
+}
+
+
+def breakdown_lines(result: Result) -> list[str]:
+    """Where the step goes, as a table."""
+    from moesim.simulator.predict.report import mean_breakdown
+
+    mean = mean_breakdown(list(result.breakdown_by_rank_s))
+    lines = [f"{'where the step goes, seconds':<38}{'rank 0':>9}{'mean':>9}{'of step':>10}"]
+    for key, name in CATEGORIES.items():
+        first, average = getattr(result.breakdown_s, key), getattr(mean, key)
+        lines.append(f"  {name:<36}{first:>9.3f}{average:>9.3f}{percent(average / result.step.time_s):>10}")
+    if result.forward_backward_pair_s is not None:
+        lines.append(
+            f"  {'one overlapped pair, milliseconds':<45}{1e3 * result.forward_backward_pair_s:>9.1f}"
+        )
+    return lines
+
+
+def _run_report(result: Result) -> list[str]:
+    """The whole run, where the scenario asks for more than tokens."""
+    if result.run.report is None:
+        return []
+    from moesim.cli.run_report import report_lines
+
+    return [*report_lines(result.run.report), ""]
+
+
+def _published(prepared: Prepared, result: Result) -> list[str]:
+    """What was published about this very job beside the prediction, every error printed."""
+    from moesim.simulator.scoring.published import beside_published
+
+    rows = beside_published(prepared.scenario, result)
+    if not rows:
+        return []
+    lines = [f"{'against what was published':<58}{'published':>10}{'predicted':>11}{'error':>9}"]
+    for row in rows:
+        quantity = f"{row.quantity}{'' if row.unit == '1' else f', {row.unit}'}"
+        mark = " (calibrated on it)" if row.used_for_calibration else ""
+        lines.append(
+            f"  {quantity:<56}{row.published:>10.4g}{row.predicted:>11.4g}{row.relative_error:>+9.1%}{mark}"
+        )
+    return [*lines, ""]
+
+
+def reason_lines(result: Result) -> list[str]:
+    """The critical path, and what was busy."""
+    used = result.utilisation
+    causes = [f"{row.cause} {row.seconds:.2f}" for row in result.critical_path_s[:8]]
+    more = len(result.critical_path_s) - len(causes)
+    busy = {
+        "compute SMs": used.compute_partition,
+        "communication SMs": used.communication_partition,
+        "scale-up links": used.scale_up,
+        "NICs": used.nic,
+    }
+    return [
+        f"critical path, seconds: {', '.join(causes)}{f', {more} more' if more > 0 else ''}",
+        f"busy: {', '.join(f'{name} {percent(share)}' for name, share in busy.items())}",
+    ]
+
+
+def footing_lines(result: Result) -> list[str]:
+    """Profile, seed, confidence, assumptions, warnings."""
+    kinds = Counter(entry.kind for entry in result.provenance)
+    counted = ", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items()))
+    assumed = [_named(entry) for entry in result.provenance if entry.kind == "assumed"]
+    lines = [
+        f"stands on profile {result.profile} ({result.profile_hash[:12]}), seed {result.seed}; "
+        f"numbers: {counted}"
+    ]
+    lines.append(f"confidence {result.confidence_reason}")
+    lines += default_lines(result)
+    lines += _first("assumed", assumed)
+    lines += _first("extrapolated", list(result.extrapolated))
+    return lines + [f"warning: {text}" for text in result.warnings]
+
+
+def default_lines(result: Result) -> list[str]:
+    """The keys that nobody stated, one a line with what they were given and why."""
+    if not result.defaults:
+        return []
+    wide = max(len(item.key) for item in result.defaults)
+    lines = [f"defaults, stated by nobody ({len(result.defaults)}):"]
+    return lines + [f"  {item.key:<{wide}} = {item.text}: {item.why}" for item in result.defaults]
+
+
+def _first(what: str, items: Sequence[str], most: int = 2) -> list[str]:
+    if not items:
+        return [f"{what}: nothing"]
+    more = f"; {len(items) - most} more (moesim explain lists them)" if len(items) > most else ""
+    return [f"{what} ({len(items)}): {'; '.join(items[:most])}{more}"]
+
+
+def _named(entry: ProvenanceEntry) -> str:
+    from moesim.hwmodels.units import format_quantity
+
+    return entry.path if entry.value is None else f"{entry.path} = {format_quantity(entry.value, entry.unit)}"
+
+
+def print_explanation(prepared: Prepared, result: Result) -> None:
+    """Everything behind a prediction that the summary only counts."""
+    print_details(_headline(prepared, result), result)
+
+
+def print_details(headline: str, result: Result) -> None:
+    """The same under any headline."""
+    step, time_s = result.step, result.step.time_s
+    print_text(f"{headline}\nstep time {time_s:.3f} s\n\ncritical path: what the step waits for")
+    causes = [
+        (row.cause, f"{row.seconds:.3f}", percent(row.seconds / time_s)) for row in result.critical_path_s
+    ]
+    print_table(("cause", "seconds", "share"), causes, right=(1, 2))
+    print_text("\nwhere each pipeline rank's step goes, seconds")
+    print_table(("rank", *(key.replace("_", " ") for key in CATEGORIES)), _rank_rows(result), right=range(8))
+    print_text("mean*: over the ranks, weight gradients of full backward chunks counted as such")
+    if result.pair_phases:
+        print_text("\ninside an overlapped pair (MoE blocks), milliseconds each")
+        spans = [(p.phase, f"{1e3 * p.seconds:.3f}", f"{1e3 * p.wait_s:.3f}") for p in result.pair_phases]
+        print_table(("phase", "duration", "wait at barrier"), spans, right=(1, 2))
+    if result.full is not None:
+        print_text("\n" + "\n".join(full_text(result.full)))
+        print_text(
+            "\nskew along a pair: wait at the barrier before each transfer, milliseconds over all GPUs"
+        )
+        skew = [
+            (row.phase, str(row.layer), *(f"{1e3 * v:.2f}" for v in (row.p10_s, row.p50_s, row.p90_s)))
+            for row in result.full.skew
+        ]
+        print_table(("transfer", "layer", "10 %", "50 %", "90 %"), skew, right=(1, 2, 3, 4))
+    print_text(
+        f"\nbounds: {step.lower_bound_s:.3f} s if the busiest resource ran at its best rates all the time, "
+        f"{step.upper_bound_s:.3f} s with every action in series at its worst rates\n\nstages"
+    )
+    for line in result.stages:
+        print_text(f"  {line}")
+    _print_footing(result)
+
+
+def _rank_rows(result: Result) -> list[tuple[str, ...]]:
+    def cells(name: str, row: Breakdown) -> tuple[str, ...]:
+        return (name, *(f"{getattr(row, key):.3f}" for key in CATEGORIES))
+
+    rows = [cells(str(rank), row) for rank, row in enumerate(result.breakdown_by_rank_s)]
+    return [*rows, cells("mean*", result.breakdown_alternative_s)]
+
+
+def _print_footing(result: Result) -> None:
+    for line in default_lines(result):
+        print_text(line)
+    print_text(f"\nprofile {result.profile}, hash {result.profile_hash}\nnumbers by kind of evidence")
+    by_kind: dict[str, list[ProvenanceEntry]] = {}
+    for entry in result.provenance:
+        by_kind.setdefault(entry.kind, []).append(entry)
+    for kind, entries in sorted(by_kind.items()):
+        print_text(f"  {kind}: {len(entries)}")
+        if kind == "assumed":
+            for entry in entries:
+                print_text(f"    {_named(entry)}: {entry.source}")
+    print_text(f"extrapolated or without a measurement: {len(result.extrapolated)}")
+    for text in result.extrapolated:
+        print_text(f"    {text}")
+    for text in result.warnings:
+        print_text(f"warning: {text}")
+
+
+def shortage(name: str, memory: MemoryResult) -> str:
+    """Why a scenario's plan does not fit into memory, and what would need less."""
+    return f"{name}: {memory.shortage}"

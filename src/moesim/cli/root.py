@@ -1,0 +1,278 @@
+"""The command line: the composition root, which may import every part.
+
+Results go to stdout, progress and messages to stderr. Exit codes: 0, 1 (a fault of ours), 2 (malformed or
+illegal input), 3 (legal, but does not fit). Every command imports what it needs when it runs, so that
+`moesim --help` stays fast.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+import moesim
+from moesim.cli import (
+    calibrate,
+    compare,
+    dashboard,
+    eplb,
+    plan,
+    run,
+    sensitivity,
+    simulate,
+    sweep,
+    topology,
+)
+from moesim.hwmodels.errors import InputError, MoesimError
+
+app = typer.Typer(
+    name="moesim",
+    help="Predict how long a large MoE training run takes on a cluster, and what it costs.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+importers = typer.Typer(
+    help="Read descriptions that other tools wrote.", no_args_is_help=True, rich_markup_mode=None
+)
+app.add_typer(importers, name="import")
+dashboard.register(app)
+calibrate.register(app, importers)
+compare.register(app)
+eplb.register(app)
+plan.register(app, importers)
+run.register(app)
+sensitivity.register(app)
+simulate.register(app)
+sweep.register(app)
+topology.register(app, importers)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"moesim {moesim.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an internal error.")] = False,
+) -> None:
+    """Options before the command; `main` reads --debug itself."""
+
+
+@app.command()
+def schedule(
+    name: Annotated[str, typer.Argument(help="gpipe, 1f1b, interleaved-1f1b, zb-h1, zbv, dualpipe, ...")],
+    pp: Annotated[int, typer.Option(help="Pipeline ranks.")],
+    microbatches: Annotated[int, typer.Option(help="Micro-batches of one step.")],
+    vpp: Annotated[int, typer.Option(help="Stages a rank, for the interleaved schedules.")] = 1,
+    format_: Annotated[str, typer.Option("--format", help="text, json or csv.")] = "text",
+    width: Annotated[int | None, typer.Option(help="Columns of the drawing.", min=20, max=10_000)] = None,
+) -> None:
+    """Draw a pipeline schedule, or print it as CSV or JSON.
+
+    The CSV is the notation of torch.distributed.pipelining.
+    """
+    from moesim.cli.console import print_raw
+    from moesim.cli.tables import schedule_text
+    from moesim.hwmodels.validation import nearest
+    from moesim.simulator import schedules
+
+    formats = {"text": schedule_text, "json": schedules.to_json, "csv": schedules.to_csv}
+    if format_ not in formats:
+        raise InputError(
+            f"--format {format_!r} is not one of {', '.join(formats)}{nearest(format_, list(formats))}"
+        )
+    built = schedules.build(name, pp, microbatches, vpp)
+    if format_ == "text":
+        print_raw(schedule_text(built, width))
+    else:
+        print_raw(formats[format_](built))
+
+
+@app.command()
+def validate(
+    as_json: AsJson = False,
+    all_rows: Annotated[
+        bool, typer.Option("--all", help="Score the open rows and the five H200 runs instead.")
+    ] = False,
+    workers: Annotated[int, typer.Option(help="Processes of --all.", min=1, max=256)] = 2,
+) -> None:
+    """Show published figures beside predicted ones."""
+    from moesim.cli.console import print_json, working
+    from moesim.cli.tables import print_collectives, print_full_checks, print_scores
+
+    if all_rows:
+        from moesim.cli.scoreboard import scoreboard
+
+        scoreboard(as_json, workers)
+        return
+
+    with working("validating") as say:
+        from moesim.simulator.scenario import load_scenario
+        from moesim.simulator.scoring.published import placement_sensitivity, score
+        from moesim.simulator.scoring.published_collectives import as_score, score_collectives, summarise
+        from moesim.simulator.scoring.published_full_resolution import check_full
+
+        rows = score(say)
+        say("collectives")
+        collectives = score_collectives()
+        home = "deepseek-v3-2048xh800"
+        placements = [] if as_json else placement_sensitivity(load_scenario(home), say)
+        checks = None if as_json else check_full(say)
+    if as_json:
+        print_json([row.model_dump() for row in [*rows, *map(as_score, collectives)]])
+    else:
+        print_scores(rows, placements)
+        print_collectives(summarise(collectives))
+        if checks is not None:
+            print_full_checks(checks)
+
+
+@app.command()
+def models(
+    name: Annotated[
+        str | None, typer.Argument(help="A shipped model, a model file or a config.json.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the shipped models, or show one."""
+    from moesim.cli.tables import print_model, print_models
+
+    print_models(as_json) if name is None else print_model(name, as_json)
+
+
+@app.command()
+def presets(as_json: AsJson = False) -> None:
+    """List the shipped scenarios with what their compute rates stand on."""
+    from moesim.cli.tables import print_presets
+
+    print_presets(as_json)
+
+
+@app.command()
+def hardware(
+    name: Annotated[
+        str | None, typer.Argument(help="A shipped accelerator, node, network or cluster.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the shipped hardware, or show one with sources."""
+    from moesim.cli.tables import print_hardware
+
+    print_hardware(name, as_json)
+
+
+@app.command()
+def schema(what: Annotated[str, typer.Argument(help="scenario or result.")]) -> None:
+    """Print the JSON Schema of a scenario file or of a result."""
+    from moesim.cli.console import print_json
+    from moesim.hwmodels.validation import nearest
+
+    known = ["scenario", "result"]
+    if what not in known:
+        raise InputError(f"schema {what!r} is not one of {', '.join(known)}{nearest(what, known)}")
+    if what == "scenario":
+        from moesim.simulator.scenario import Scenario
+
+        print_json(Scenario.model_json_schema())
+    else:
+        from moesim.simulator.predict.result import Result
+
+        print_json(Result.model_json_schema(mode="serialization"))
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """Say what this installation has."""
+    from moesim.cli.console import print_json, print_pairs
+    from moesim.cli.doctor import findings
+
+    print_json(findings()) if as_json else print_pairs(findings())
+
+
+@importers.command("hf")
+def import_hf(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A Hugging Face config.json.")],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the model file here.")] = None,
+    as_json: AsJson = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+) -> None:
+    """Read a Hugging Face config.json; say what was understood."""
+    from moesim.cli.console import say_written
+    from moesim.cli.tables import print_import
+    from moesim.hwmodels.files import check_writable, write_atomically
+    from moesim.simulator.model import hf
+
+    if output is not None:
+        if output.suffix.lower() not in (".yaml", ".yml"):
+            raise InputError(f"output file {output}: a model file ends in .yaml or .yml")
+        check_writable(output, "output file")
+        if output.exists() and not force:
+            raise InputError(
+                f"output file {output}: exists already; give another name, or --force to replace it"
+            )
+    imported = hf.import_hf(config)
+    if output is not None:
+        write_atomically(output, [hf.to_yaml(imported.shape)])
+    print_import(imported, as_json)
+    if output is not None:
+        say_written(str(output), "use its path as `model` in a scenario")
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Entry point of the console script: run a command, turn errors into one paragraph and an exit code."""
+    code = _run(sys.argv[1:] if arguments is None else arguments)
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):  # a reader such as head that has enough is no error
+            _complain(f"the result cannot be written: {error.strerror}")
+        # What is left in the buffer would fail again, with a traceback, when Python exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = code or 1
+    sys.exit(code)
+
+
+def _run(args: list[str]) -> int:
+    try:
+        app(args=args, prog_name="moesim")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0
+    except MoesimError as error:
+        _complain(str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        _complain("interrupted")
+        return 130
+    except OSError as error:
+        _complain(f"{error.filename or 'the output'} cannot be read or written: {error.strerror or error}")
+        return 1
+    except Exception as error:
+        if "--debug" in args:
+            raise
+        _complain(
+            f"internal error ({type(error).__name__}: {error}); this is a fault of moesim "
+            f"{moesim.__version__}: please report it with the command, its input, and the traceback that "
+            "`moesim --debug ...` shows"
+        )
+        return 1
+    return 0
+
+
+def _complain(text: str) -> None:
+    """One paragraph on stderr; control characters of foreign input are shown, not obeyed."""
+    line = " ".join(text.split())
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+    print(f"moesim: error: {shown}", file=sys.stderr)  # noqa: T201 - this is the console

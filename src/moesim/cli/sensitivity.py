@@ -1,0 +1,92 @@
+"""`moesim sensitivity`: what moves the step time, and by how much."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from moesim.cli.options import AsJson, Overrides, ScenarioName
+from moesim.hwmodels.errors import InputError
+
+if TYPE_CHECKING:
+    from moesim.simulator.predict.band import Uncertainty
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(sensitivity)
+
+
+def sensitivity(
+    scenario: ScenarioName,
+    overrides: Overrides = None,
+    ranges: Annotated[
+        list[str] | None,
+        typer.Option("--range", metavar="KEY=LOW,HIGH", help="A scenario key that is uncertain; repeatable."),
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Further seeds of load and jitter to run.", min=0, max=1000)] = 0,
+    exact: Annotated[
+        int, typer.Option(help="Run so many calibration entries again in the engine.", min=0, max=1000)
+    ] = 0,
+    top: Annotated[int, typer.Option(help="Rows of the table.", min=1)] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Put every uncertain input alone at its low and high end; show the step time, largest effect first."""
+    import moesim
+    from moesim.cli.console import print_json, print_table, print_text, working
+
+    between = dict(map(_range, ranges or []))
+    with working(f"varying the inputs of {scenario}"):
+        found = moesim.sensitivity(
+            moesim.load(scenario, *(overrides or [])), between, seeds=seeds, exact=exact
+        )
+    if as_json:
+        print_json(found.to_dict())
+        return
+    step = found.step
+    print_text(
+        f"{found.scenario}: step {step.predicted:.3f} s; P10 {step.p10:.3f}, P50 {step.p50:.3f}, "
+        f"P90 {step.p90:.3f} s"
+    )
+    headers = ("source", "low", "high", "step at low", "at high", "change", "", "from")
+    rows = [
+        (
+            row["source"],
+            row["low"],
+            row["high"],
+            f"{row['step_low_s']:.3f}",
+            f"{row['step_high_s']:.3f}",
+            f"{row['change_low']:+.2%}",
+            f"{row['change_high']:+.2%}",
+            row["from"],
+        )
+        for row in found.rows()[:top]
+    ]
+    print_table(headers, rows, right=(1, 2, 3, 4, 5, 6))
+    if len(found.effects) > top:
+        print_text(f"{len(found.effects) - top} smaller ones: --top {len(found.effects)}")
+
+
+def _range(text: str) -> tuple[str, tuple[object, object]]:
+    from moesim.simulator.common.lists import parse_values
+
+    key, equals, ends = text.partition("=")
+    values = parse_values(ends, f"--range {key}") if equals and key.strip() else ()
+    if len(values) != 2:
+        raise InputError(f"--range {text!r}: write KEY=LOW,HIGH, for example communication.sms=8,32")
+    return key.strip(), (values[0], values[1])
+
+
+def print_bands(bands: Uncertainty) -> None:
+    """The intervals of a prediction and its largest sources."""
+    from moesim.cli.console import print_table, print_text
+    from moesim.simulator.common.tables import cell
+
+    print_text("\nhow sure: 80 % lie between P10 and P90 (docs/model.md, section 16)")
+    names = ("predicted", "p10", "p50", "p90")
+    rows = [(row["figure"], *(cell(row[name]) for name in names)) for row in bands.rows()]
+    print_table(("", "predicted", "P10", "P50", "P90"), rows, right=(1, 2, 3, 4))
+    first = "; ".join(f"{e.source} {e.low_s:.2f} to {e.high_s:.2f} s" for e in bands.sources[:3])
+    print_text(f"most of it: {first}")
+    print_text(bands.note)

@@ -1,0 +1,236 @@
+"""`moesim simulate` and `moesim explain`: one prediction."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from moesim.cli.options import AsJson, Overrides, Resolution, ScenarioName, Seed
+from moesim.hwmodels.errors import InfeasibleError, InputError
+
+if TYPE_CHECKING:
+    from moesim.simulator.engine.simpy.execute import Execution
+    from moesim.simulator.predict.compile import Prepared
+    from moesim.simulator.predict.result import Result
+    from moesim.simulator.scenario import Scenario
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(simulate)
+    app.command()(explain)
+
+
+def simulate(
+    scenario: ScenarioName,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Write a Perfetto trace to this .json or .json.gz file.", dir_okay=False),
+    ] = None,
+    trace_per_rank: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Write one trace file a GPU, as Holistic Trace Analysis reads them."
+        ),
+    ] = None,
+    ranks: Annotated[
+        str | None,
+        typer.Option(
+            metavar="0,5-7|all",
+            help="What the trace shows: pipeline ranks (default all); in full resolution GPUs by number "
+            "(default one pipeline).",
+        ),
+    ] = None,
+    members: Annotated[
+        str | None,
+        typer.Option(
+            metavar="0,1|all",
+            help="GPUs of each pipeline rank's expert-parallel group in the trace (folded resolution).",
+        ),
+    ] = None,
+    resolution: Resolution = None,
+    picture: Annotated[
+        Path | None,
+        typer.Option(help="Draw the heat maps of full resolution into this .svg or .png file."),
+    ] = None,
+    seed: Seed = None,
+    uncertainty: Annotated[
+        bool, typer.Option("--uncertainty", help="Add P10, P50 and P90 from the calibration's errors.")
+    ] = False,
+) -> None:
+    """Predict one training step and the run made of it."""
+    from moesim.cli.console import chosen_numbers, print_text
+    from moesim.cli.picture import draw_heat_maps, picture_path
+    from moesim.cli.report import summary
+    from moesim.hwmodels.files import is_folder
+    from moesim.simulator.predict.trace import trace_path
+
+    if trace is not None:
+        trace_path(trace)  # refused before the work, not after it
+    if trace_per_rank is not None and not is_folder(trace_per_rank):
+        raise InputError(
+            f"--trace-per-rank {str(trace_per_rank)[:80]}: the folder does not exist; create it first"
+        )
+    for option, text in (("--ranks", ranks), ("--members", members)):
+        if text is not None:
+            chosen_numbers(option, text)
+    if picture is not None:
+        picture_path(picture)
+    loaded = _loaded(scenario, overrides, seed, resolution)
+    if loaded.fleet is not None:
+        from moesim.cli.fleet import simulate_fleet
+
+        per_gpu = (trace, trace_per_rank, ranks, members, picture)
+        asked = any(option is not None for option in per_gpu)
+        _check_fit(simulate_fleet(loaded, scenario, asked, uncertainty, as_json))
+        return
+    traced = trace is not None or trace_per_rank is not None
+    result = None if traced else _kept(loaded, uncertainty)
+    if result is None:
+        prepared, executions, result = _predict(loaded, scenario)
+        if traced:
+            _write_traces(prepared, executions, trace, trace_per_rank, ranks, members)
+        if uncertainty:
+            from moesim.simulator.studies.uncertainty import uncertainty as bands
+            from moesim.simulator.studies.whole_run import with_uncertain_run
+
+            result = result.model_copy(update={"uncertainty": bands(prepared, executions, result)})
+            result = with_uncertain_run(prepared, executions, result)
+        _keep(loaded, result)
+    elif not as_json:
+        prepared = _prepared(loaded, scenario)
+    if picture is not None:
+        draw_heat_maps(picture, result)
+    if as_json:
+        typer.echo(result.model_dump_json(indent=2))
+    else:
+        print_text(summary(prepared, result))
+        if result.uncertainty is not None:
+            from moesim.cli.sensitivity import print_bands
+
+            print_bands(result.uncertainty)
+    _check_fit(result)
+
+
+def _loaded(scenario: str, overrides: list[str] | None, seed: int | None, resolution: str | None) -> Scenario:
+    from moesim.simulator.scenario import load_scenario
+
+    extra = [] if seed is None else [f"seed={seed}"]
+    extra += [] if resolution is None else [f"resolution={resolution}"]
+    return load_scenario(scenario, [*(overrides or []), *extra])
+
+
+def _kept(loaded: Scenario, uncertainty: bool = False) -> Result | None:
+    """The prediction where an earlier command or the dashboard made it."""
+    from moesim.simulator.studies import result_cache as kept
+
+    return None if kept.folder() is None else kept.find(loaded, uncertainty)
+
+
+def _keep(loaded: Scenario, result: Result) -> None:
+    from moesim.simulator.studies import result_cache as kept
+
+    kept.keep(loaded, result)
+    if kept.problem() is not None:
+        from moesim.cli.console import note
+
+        note(str(kept.problem()))
+
+
+def _prepared(loaded: Scenario, scenario: str) -> Prepared:
+    from moesim.simulator.predict.compile import prepare
+
+    try:
+        return prepare(loaded)
+    except InputError as error:  # what does not fit together is told without the file's name
+        raise InputError(f"{scenario}: {error}") from None
+
+
+def _predict(loaded: Scenario, scenario: str) -> tuple[Prepared, list[Execution], Result]:
+    from moesim.cli.console import working
+
+    with working(f"simulating {scenario}") as say:
+        from moesim.simulator.engine.simpy.execute import execute_all
+        from moesim.simulator.predict.summarise import summarise
+
+        prepared = _prepared(loaded, scenario)
+        count = sum(len(steps) for program in prepared.programs for steps in program.ranks)
+        where = "" if len(prepared.programs) == 1 else f", {len(prepared.programs)} groups each"
+        say(
+            f"{prepared.scenario.name}: running {count:,} actions on {prepared.schedule.pp} pipeline "
+            f"ranks{where}"
+        )
+        executions = execute_all(prepared.programs)
+        return prepared, executions, summarise(prepared, executions)
+
+
+def _write_traces(
+    prepared: Prepared,
+    executions: list[Execution],
+    trace: Path | None,
+    folder: Path | None,
+    ranks: str | None,
+    members: str | None,
+) -> None:
+    from moesim.cli.console import chosen_numbers, say_written, working
+    from moesim.simulator.predict.trace import (
+        shown_gpus,
+        shown_places,
+        trace_info,
+        write_trace,
+        write_trace_per_gpu,
+    )
+
+    chosen = None if ranks is None else chosen_numbers("--ranks", ranks)
+    if prepared.whole is not None:
+        if members is not None:
+            raise InputError(
+                "--members names GPUs of the folded run; in full resolution use --ranks for GPUs"
+            )
+        every = prepared.whole.gpus[:, list(prepared.whole.running)].ravel().tolist()
+        shown = shown_gpus(prepared, executions, every if chosen is None and ranks is not None else chosen)
+    else:
+        who = [0] if members is None else chosen_numbers("--members", members)
+        everyone = list(range(prepared.program.members))
+        shown = shown_places(executions[0], trace_info(prepared), chosen, everyone if who is None else who)
+    with working("writing the trace"):
+        if trace is not None:
+            write_trace(trace, shown)
+            say_written(str(trace), "open it at https://ui.perfetto.dev")
+        if folder is not None:
+            paths = write_trace_per_gpu(folder, shown)
+            say_written(f"{len(paths)} files in {folder}", "for Holistic Trace Analysis")
+
+
+def _check_fit(result: Result) -> None:
+    """Raise InfeasibleError, after the result was printed, where the plan needs more memory than there is."""
+    if not result.memory.fits:
+        from moesim.cli.report import shortage
+
+        raise InfeasibleError(shortage(result.scenario, result.memory))
+
+
+def explain(
+    scenario: ScenarioName, overrides: Overrides = None, seed: Seed = None, resolution: Resolution = None
+) -> None:
+    """Say where a step's time goes and why."""
+    from moesim.cli.report import print_explanation
+
+    loaded = _loaded(scenario, overrides, seed, resolution)
+    if loaded.fleet is not None:
+        from moesim.cli.fleet import explain_fleet
+
+        _check_fit(explain_fleet(loaded, scenario))
+        return
+    result = _kept(loaded)
+    if result is None:
+        prepared, _, result = _predict(loaded, scenario)
+        _keep(loaded, result)
+    else:
+        prepared = _prepared(loaded, scenario)
+    print_explanation(prepared, result)
+    _check_fit(result)

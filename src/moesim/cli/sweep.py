@@ -1,0 +1,98 @@
+"""`moesim sweep`: many predictions from one scenario."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moesim.cli.options import AsJson, Overrides, ScenarioName
+from moesim.hwmodels.errors import InputError
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(sweep)
+
+
+def sweep(
+    scenario: ScenarioName,
+    vary: Annotated[
+        list[str],
+        typer.Option(
+            metavar="KEY=VALUES",
+            help="A scenario key and its values: 8,16,24 or 0..48:4 or 8..256:x2; repeatable.",
+        ),
+    ],
+    overrides: Overrides = None,
+    design: Annotated[str, typer.Option(help="grid, list, random or sobol.")] = "grid",
+    points: Annotated[int | None, typer.Option(help="Points, for random and sobol.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of random and sobol.", min=0)] = 0,
+    workers: Annotated[int | None, typer.Option(help="Local processes; default: processor cores.")] = None,
+    scheduler: Annotated[
+        str | None, typer.Option(metavar="tcp://HOST:PORT", help="A Dask cluster instead of local processes.")
+    ] = None,
+    store: Annotated[
+        Path | None,
+        typer.Option(
+            help="SQLite file that keeps every point; started again, only missing ones are computed."
+        ),
+    ] = None,
+    uncertainty: Annotated[bool, typer.Option("--uncertainty", help="Add P10, P50 and P90.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Predict a scenario at every point of a space; keep each point as soon as it is known."""
+    import moesim
+    from moesim.cli.console import print_json, print_table, print_text, working
+    from moesim.simulator.common.tables import cell
+
+    space: dict[str, str] = {}
+    for text in vary:
+        key, equals, values = text.partition("=")
+        if not equals or not key.strip():
+            raise InputError(f"--vary {text!r}: write KEY=VALUES, for example communication.sms=0..48:4")
+        if key.strip() in space:
+            raise InputError(f"--vary {key.strip()} is given twice; put all values into one")
+        space[key.strip()] = values
+    base = moesim.load(scenario, *(overrides or []))
+    told = -1
+
+    def tell(now: moesim.Progress) -> None:
+        nonlocal told
+        if 100 * now.done // now.total > told:  # a log has a hundred lines at most
+            told = 100 * now.done // now.total
+            say(str(now))
+
+    with working(f"sweeping {scenario}") as say:
+        found = moesim.sweep(
+            base,
+            space,
+            design=design,
+            count=points,
+            seed=seed,
+            workers=workers,
+            scheduler=scheduler,
+            store=store,
+            uncertainty=uncertainty,
+            progress=tell,
+        )
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        columns = ("step_time_s", "mfu_causal", "memory_bytes", "days", "cost_usd")
+        headers = (*space, "status", "step (s)", "MFU", "GiB/GPU", "days", "cost ($)", "why not")
+        rows = []
+        for point in found.points:
+            shown = dict(point.figures)
+            if shown.get("memory_bytes") is not None:
+                shown["memory_bytes"] = float(shown["memory_bytes"] or 0.0) / 2**30
+            cells = [cell(shown.get(name)) for name in columns]
+            rows.append((*(str(v) for v in point.values.values()), point.status, *cells, point.reason))
+        print_table(headers, rows, right=range(len(space) + 1, len(space) + 6))
+        kept = "" if store is None else f", {found.reused} from {store}"
+        print_text(f"{len(found.points)} points, {found.computed} computed{kept}")
+    failed = [point for point in found.points if point.status == "failed"]
+    if failed:
+        typer.echo(f"{len(failed)} points failed, first: {failed[0].reason}", err=True)
+        raise typer.Exit(1)

@@ -1,0 +1,229 @@
+"""The text of the commands that list things: schedules, scores, models, imports, hardware."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from moesim.cli.console import print_json, print_raw, print_table, print_text, short
+
+if TYPE_CHECKING:
+    from moesim.simulator.model.hf import ImportedModel
+    from moesim.simulator.model.shape import ModelShape
+    from moesim.simulator.schedules import Schedule
+    from moesim.simulator.scoring.published import Placement, Row
+    from moesim.simulator.scoring.published_collectives import GroupSummary
+    from moesim.simulator.scoring.published_full_resolution import FullChecks
+
+
+def schedule_text(schedule: Schedule, width: int | None = None) -> str:
+    """The drawing, and the bubble beside the published formula for the same durations."""
+    from moesim.simulator.schedules import Durations, draw, idle, published_bubble, unit_times, validate
+
+    report = validate(schedule)
+    console = Console()
+    peaks = sorted(set(report.peak_in_flight))
+    shown = str(peaks[0]) if len(peaks) == 1 else f"{peaks[0]} to {peaks[-1]}"
+    bubbles = idle(unit_times(schedule))
+    published = published_bubble(schedule.name, schedule.pp, Durations(), schedule.vpp)
+    formula = "no published formula" if published is None else f"published formula {published:g}"
+    return (
+        f"{draw(schedule, width or console.width)}\n"
+        f"bubble: {sum(bubbles) / len(bubbles):g} on the mean rank, {bubbles[0]:g} on rank 0; {formula} "
+        "(F, I, W = 1, B = 2, pair = 3)\n"
+        f"micro-batches in flight on a rank: at most {shown}"
+    )
+
+
+def print_scores(rows: Sequence[Row], placements: Sequence[Placement]) -> None:
+    """The scoreboard, and what the unpublished placement of the layers is worth."""
+    sources = {source: number for number, source in enumerate(dict.fromkeys(row.source for row in rows), 1)}
+    cells = [
+        (
+            row.id,
+            row.quantity,
+            row.unit,
+            f"{row.published:,.4g}" if row.published < 1e5 else short(row.published, 4),
+            f"{row.predicted:,.4g}" if row.predicted < 1e5 else short(row.predicted, 4),
+            f"{100 * row.relative_error:+.1f} %",
+            "yes" if row.used_for_calibration else "no",
+            f"[{sources[row.source]}]",
+        )
+        for row in rows
+    ]
+    headers = ("id", "quantity", "unit", "published", "predicted", "error", "calibrated", "source")
+    print_table(headers, cells, right=(3, 4, 5))
+    print_text("")
+    for source, number in sources.items():
+        print_text(f"[{number}] {source}")
+    if placements:
+        print_text("\nstep time under other placements of the layers, which the reports do not publish")
+        lines = [
+            (p.name, f"{p.time_s:.3f}", f"{100 * p.relative_to_default:+.1f} %", " ".join(map(str, p.layers)))
+            for p in placements
+        ]
+        print_table(("placement", "seconds", "change", "layers per stage"), lines, right=(1, 2))
+
+
+def print_full_checks(checks: FullChecks) -> None:
+    """Full resolution beside the folded run, two measured networks and a published timeline."""
+    print_text("\nfull resolution: relative differences, published and predicted")
+    cells = [
+        (
+            row.quantity,
+            f"{100 * row.published:+.2f} %",
+            f"{100 * row.predicted:+.2f} %",
+            f"{100 * row.limit:.1f} %",
+            "holds" if row.holds else "MISSED",
+        )
+        for row in checks.differences
+    ]
+    headers = ("difference", "published", "predicted", "within", "")
+    print_table(headers, cells, right=(1, 2, 3))
+    print_text(
+        "\nwait at the barriers of a pair, ms: one GPU of the published timeline, all GPUs of the full run"
+    )
+    rows = [
+        (
+            row.phase,
+            str(row.layer),
+            f"{1e3 * row.published_s:.2f}",
+            *(f"{1e3 * v:.2f}" for v in (row.predicted.p10_s, row.predicted.p50_s, row.predicted.p90_s)),
+        )
+        for row in checks.notify
+    ]
+    print_table(("transfer", "layer", "published", "10 %", "50 %", "90 %"), rows, right=(1, 2, 3, 4, 5))
+
+
+def print_collectives(groups: Sequence[GroupSummary]) -> None:
+    """Errors of the collectives' times by group; single rows are in the JSON."""
+    if not groups:
+        return
+    print_text("\ncollectives: error of the predicted time, by group (single rows: --json)")
+    cells = [
+        (
+            group.use,
+            group.group,
+            str(group.rows),
+            f"{100 * group.median_absolute_error:.1f} %",
+            f"{100 * group.signed_median_error:+.1f} %",
+            f"{100 * group.worst_error:+.1f} %",
+            group.worst_row,
+        )
+        for group in groups
+    ]
+    headers = ("class", "group", "rows", "median |error|", "signed median", "worst", "worst row")
+    print_table(headers, cells, right=(2, 3, 4, 5))
+
+
+def print_presets(as_json: bool) -> None:
+    """Every shipped scenario with its confidence."""
+    from moesim.simulator.scenario.presets import shipped_presets
+
+    rows = shipped_presets()
+    if as_json:
+        print_json([row.model_dump() for row in rows])
+        return
+    headers = ("preset", "model", "GPUs", "accelerator", "confidence", "description")
+    cells = [(r.preset, r.model, f"{r.n_gpus:,}", r.accelerator, r.confidence, r.description) for r in rows]
+    print_table(headers, cells, right=(2,))
+
+
+def print_models(as_json: bool) -> None:
+    """Every shipped model with its size."""
+    from moesim.simulator.model.library import load_model, shipped_models
+
+    shapes = [load_model(name) for name in shipped_models()]
+    if as_json:
+        print_json([{"name": shape.name, **_counts(shape)} for shape in shapes])
+        return
+    rows = [_model_row(shape) for shape in shapes]
+    headers = ("name", "parameters", "activated", "layers", "hidden", "experts", "source")
+    print_table(headers, rows, right=(1, 2, 3, 4))
+
+
+def _model_row(shape: ModelShape) -> tuple[str, ...]:
+    counts, moe = _counts(shape), shape.moe
+    experts = "dense" if moe is None else f"{moe.top_k} of {moe.experts}, {moe.shared_experts} shared"
+    sizes = (counts["parameters_total"], counts["parameters_activated"])
+    return (
+        shape.name, *(short(n, 4) for n in sizes), str(shape.n_layers), str(shape.hidden), experts,
+        shape.source.reference,
+    )  # fmt: skip
+
+
+def _counts(shape: ModelShape) -> dict[str, int]:
+    from moesim.simulator.model import counts
+
+    return {
+        "parameters_total": counts.parameters_total(shape),
+        "parameters_activated": counts.parameters_activated(shape, embedding=True),
+        "parameters_activated_without_embedding": counts.parameters_activated(shape, embedding=False),
+        "parameters_mtp": counts.parameters_mtp(shape),
+    }
+
+
+def _model_object(shape: ModelShape) -> dict[str, Any]:
+    from moesim.simulator.model.counts import parameters_by_component
+
+    return {
+        "name": shape.name,
+        **_counts(shape),
+        "parameters_by_component": parameters_by_component(shape).as_dict(),
+        "shape": shape.model_dump(mode="json", exclude_none=True),
+    }
+
+
+def print_model(name: str, as_json: bool) -> None:
+    """One model: sizes and shape."""
+    from moesim.simulator.model.library import load_model
+
+    shape = load_model(name)
+    if as_json:
+        print_json(_model_object(shape))
+        return
+    print_text(f"{shape.name}: {shape.source.reference}")
+    _print_sizes(shape)
+    from moesim.simulator.model.hf import to_yaml
+
+    print_raw("\n" + to_yaml(shape))
+
+
+def _print_sizes(shape: ModelShape) -> None:
+    from moesim.simulator.model.counts import parameters_by_component
+
+    parts = {f"  {name}": n for name, n in parameters_by_component(shape).as_dict().items() if n}
+    rows = [(name.replace("_", " "), f"{n:,}", short(n, 4)) for name, n in (_counts(shape) | parts).items()]
+    print_table(("count", "exact", ""), rows, right=(1, 2))
+
+
+def print_import(imported: ImportedModel, as_json: bool) -> None:
+    """How a config.json was read, and the sizes that follow from it."""
+    shape = imported.shape
+    if as_json:
+        understood = [{"key": u.key, "value": u.value, "meaning": u.meaning} for u in imported.understood]
+        print_json({**_model_object(shape), "understood": understood, "ignored": list(imported.ignored)})
+        return
+    print_text(f"{shape.name}: {shape.source.reference}\n\nunderstood")
+    rows = [(f"  {u.key}", str(u.value), u.meaning) for u in imported.understood]
+    print_table(("key", "value", "as"), rows)
+    print_text(f"\nignored, no part in time or memory: {', '.join(imported.ignored) or 'nothing'}")
+    for text in shape.not_modelled:
+        print_text(f"not modelled: {text}")
+    print_text("")
+    _print_sizes(shape)
+
+
+def print_hardware(name: str | None, as_json: bool) -> None:
+    """Every shipped description, or every figure of one."""
+    from moesim.hwmodels.describe import describe, hardware_rows
+
+    rows: Sequence[Any] = hardware_rows() if name is None else describe(name)
+    if as_json:
+        print_json([row._asdict() for row in rows])
+    elif name is None:
+        print_table(("what", "name", "summary", "confidence", "figures not found"), rows)
+    else:
+        print_table(("figure", "value", "kind", "source", "date", "note"), rows)

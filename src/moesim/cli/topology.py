@@ -1,0 +1,162 @@
+"""Commands around topologies: what a network is made of and costs, and import of a user's machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from moesim.hwmodels.errors import InputError
+
+if TYPE_CHECKING:
+    from moesim.hwmodels.topologies import Topology
+
+
+def register(app: typer.Typer, importers: typer.Typer) -> None:
+    """Add the commands of this module to the command line."""
+    app.command("topology")(topology)
+    importers.command("topology")(import_topology)
+
+
+def topology(
+    name: Annotated[
+        str | None, typer.Argument(help="A cluster, or a network with --node and --nodes (name or file).")
+    ] = None,
+    node: Annotated[str, typer.Option(help="Node on a network.")] = "hgx-h800",
+    nodes: Annotated[int | None, typer.Option(help="Nodes on a network.", min=1)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+) -> None:
+    """Count a topology's switches and cables, and say what they cost.
+
+    Without a name: networks at full size beside the published table (arXiv 2505.09343, Table 3).
+    """
+    from moesim.cli.console import print_json, print_pairs, print_table
+
+    if name is None:
+        _compare(as_json)
+        return
+    built, title = _build(name, node, nodes)
+    facts = _facts(built)
+    if as_json:
+        print_json({"name": name, **facts})
+        return
+    print_pairs({"topology": title, "kind": built.kind, "GPUs": f"{built.n_gpus:,}"})
+    rows = [(what, part, f"{n:,}") for what in ("switches", "cables") for part, n in facts[what].items()]
+    rows += [
+        ("", label.replace("_", " "), f"{facts[label]:,}")
+        for label in ("endpoints", "inter_switch_links", "switch_ports", "transceivers")
+    ]
+    rows.append(("", "links of the longest route", str(facts["longest_route_links"])))
+    rows += [("cost", part, f"${usd:,.0f}") for part, usd in facts["cost_usd"].items()]
+    if facts["usd_per_endpoint"] is not None:
+        rows.append(("cost", "for each endpoint", f"${facts['usd_per_endpoint']:,.0f}"))
+    print_table(("", "part", "count"), rows, right=(2,))
+
+
+def _build(name: str, node: str, nodes: int | None) -> tuple[Topology, str]:
+    """A cluster by name or file, else a network by name or file with its nodes."""
+    from moesim.hwmodels import list_clusters, list_networks, load_cluster, load_network, load_node
+    from moesim.hwmodels.topologies import build_topology
+    from moesim.hwmodels.validation import nearest
+    from moesim.hwmodels.yaml_io import EXTENSIONS, load_mapping
+
+    is_file = name.lower().endswith(EXTENSIONS)
+    if name in list_clusters() or (is_file and "node" in load_mapping(name)):
+        cluster = load_cluster(name)
+        return cluster.topology(), cluster.title
+    if name not in list_networks() and not is_file:
+        known = sorted([*list_clusters(), *list_networks()])
+        raise InputError(
+            f"unknown topology {name!r}{nearest(name, known)}; the clusters are "
+            f"{', '.join(list_clusters())}, the networks {', '.join(list_networks())}, or give a file"
+        )
+    network = load_network(name)
+    if nodes is None and network.fabric is not None:
+        raise InputError(f"{name} is a network: say how many nodes it joins, such as --nodes 256")
+    return build_topology(load_node(node), nodes or 1, network), network.title
+
+
+def _facts(built: Topology) -> dict[str, Any]:
+    counted = built.inventory()
+    return {
+        "kind": built.kind,
+        "gpus": built.n_gpus,
+        "switches": counted.switches,
+        "cables": counted.cables,
+        "endpoints": counted.endpoints,
+        "inter_switch_links": counted.inter_switch_links,
+        "switch_ports": counted.switch_ports,
+        "transceivers": counted.transceivers,
+        "longest_route_links": built.longest_route(),
+        "cost_usd": counted.cost_usd,
+        "total_usd": counted.total_usd,
+        "usd_per_endpoint": counted.usd_per_endpoint,
+    }
+
+
+def _compare(as_json: bool) -> None:
+    from moesim.cli.console import print_json, print_table, print_text
+    from moesim.hwmodels.network import load_fabric_prices
+    from moesim.hwmodels.topologies.comparison import PRICES, compare_networks, published_table
+
+    cells = compare_networks()
+    if as_json:
+        keys = ("network", "figure", "published", "ours", "relative_error")
+        print_json([{key: getattr(cell, key) for key in keys} for cell in cells])
+        return
+    rows = [
+        (c.network, c.figure, f"{c.published:,g}", f"{c.ours:,.6g}", f"{100 * c.relative_error:+.1f} %")
+        for c in cells
+    ]
+    table, prices = published_table(), load_fabric_prices(PRICES)
+    print_text(f"{table.title}: {table.source}")
+    print_table(("network", "figure", "published", "ours", "error"), rows, right=(2, 3, 4))
+    print_text(f"cost: a switch {prices.switch.text}, a link {prices.link.text} ({prices.link.source})")
+
+
+def import_topology(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="NCCL topology XML, nvidia-smi topo -m, or lines: a b 50GB/s [1us]."
+        ),
+    ],
+    like: Annotated[str, typer.Option(help="A shipped node for what the file does not say.")],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the cluster here.")] = None,
+    nodes: Annotated[int, typer.Option(help="Servers of the cluster.")] = 1,
+    network: Annotated[str | None, typer.Option(help="Network that joins several servers.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+) -> None:
+    """Read how a machine or cluster is wired into a cluster file."""
+    from moesim.cli.console import print_json, print_text, say_written
+    from moesim.hwmodels.files import check_writable, write_atomically
+    from moesim.hwmodels.importers import import_topology as read
+
+    if output is not None:
+        if output.suffix.lower() not in (".yaml", ".yml"):
+            raise InputError(f"output file {output}: a cluster file ends in .yaml or .yml")
+        check_writable(output, "output file")
+        if output.exists() and not force:
+            raise InputError(
+                f"output file {output}: exists already; give another name, or --force to replace it"
+            )
+    imported = read(file, like, nodes, network)
+    if output is not None:
+        write_atomically(output, [imported.text])
+    if as_json:
+        print_json(
+            {
+                "understood": imported.understood,
+                "assumed": imported.assumed,
+                **_facts(imported.cluster.topology()),
+            }
+        )
+    else:
+        for text in imported.understood:
+            print_text(f"understood: {text}")
+        for text in imported.assumed:
+            print_text(f"assumed: {text}")
+    if output is not None:
+        say_written(str(output), "use its path as `cluster` in a scenario")

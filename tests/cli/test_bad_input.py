@@ -1,0 +1,301 @@
+"""Everything malformed or illegal ends in one paragraph on stderr, exit code 2, and no file."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from moesim.simulator.model.hf import FAMILIES
+
+SMALL_SCENARIO = Path(__file__).parents[1] / "golden" / "scenario-small.yaml"
+
+CONFIG: dict[str, Any] = {
+    "model_type": "mixtral", "hidden_act": "silu", "hidden_size": 1024, "intermediate_size": 4096,
+    "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4, "num_local_experts": 8,
+    "num_experts_per_tok": 2, "vocab_size": 1000, "tie_word_embeddings": False, "sliding_window": None,
+}  # fmt: skip
+
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def small(tmp_path: Path) -> None:
+    """A scenario file that is fine, beside whatever a test breaks."""
+    shutil.copy(SMALL_SCENARIO, tmp_path / "small.yaml")
+
+
+def refused(outcome: Any, folder: Path, *words: str, code: int = 2) -> None:
+    """One paragraph with these words on stderr, nothing on stdout, no file but the input.
+
+    On a slow machine lines of progress ("moesim: ... ...") come before it.
+    """
+    assert outcome.code == code, outcome
+    assert outcome.out == ""
+    *before, said = outcome.err.splitlines(keepends=True)
+    assert all(line.startswith("moesim: ") and line.endswith(" ...\n") for line in before)
+    assert said.startswith("moesim: error: ") and said.endswith("\n")
+    assert "Traceback" not in said and "internal error" not in said
+    for word in words:
+        assert word in said, f"{word!r} is not in {said!r}"
+    made = {p.name for p in folder.iterdir()} - {"small.yaml", "input.yaml", "config.json", "input.csv"}
+    assert not made, f"left behind: {made}"
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        # unknown keys
+        ("paralel.pp=4", ("paralel", "unknown key", "'parallel'")),
+        ("parallel.epp=8", ("parallel.epp", "unknown key", "'pp'")),
+        # wrong units, bare numbers
+        ("cluster.price_per_gpu_hour=2", ("price_per_gpu_hour", "'2'", "bare number", "$2/h")),
+        ("cluster.price_per_gpu_hour=2 GB/s", ("price_per_gpu_hour", "bandwidth", "price per hour")),
+        ("variation.clock_cv=1 GB", ("variation.clock_cv", "1 GB", "fraction")),
+        ("routing.expert_load_cv=nan", ("routing.expert_load_cv", "nan")),
+        ("variation.jitter_cv=-1 %", ("variation.jitter_cv", "-1 %", "not negative")),
+        # the run
+        ("run=deepseek-v9", ("run: unknown run plan", "deepseek-v3")),
+        ("run.price.offer=$2/h", ("run.price.offer", "date")),
+        ("run.price.rent={term: on-demand, region: mars}", ("no offer for h200-sxm", "mars", "europe-west")),
+        ("run.failures=llama3-16k-h100", ("run.checkpoint and run.restart",)),
+        ("run.failures={interruptions: -1 /node-day}", ("run.failures.interruptions", "not negative")),
+        ("run.phases=[{name: x, steps: 2, override: [parallel.pp=3]}]", ("run.phases 'x'", "parallel.pp=3")),
+        # plans that do not divide
+        ("parallel.pp=3", ("parallel.pp=3", "32", "nearest: 2, 4")),
+        ("parallel.ep=6", ("parallel.ep=6", "nearest: 4, 8")),
+        ("batch.sequences=65", ("65", "nearest: 64, 72")),
+        ("batch.sequence_length=0", ("batch.sequence_length=0", "greater than 0")),
+        ("parallel.pp=four", ("parallel.pp", "'four'", "integer")),
+        ("parallel.pp=4.0", ("parallel.pp", "4.0", "integer")),
+        # schedules that the shape cannot run
+        ("schedule=dualpip", ("'dualpip'", "dualpipe")),
+        ("schedule=absent.csv", ("absent.csv", "No such file")),
+        ("batch.sequences=8000000000", ("more than", "this machine", "micro-batches")),
+        # names of nothing
+        ("model=mixtral-8x7", ("'mixtral-8x7'", "nearest: 'mixtral-8x7b'")),
+        ("cluster=h100", ("'h100'", "'h100-1024'")),
+        ("profile=none", ("'none'", "h800-trace")),
+        ("precision=fp7", ("fp7", "'fp8'")),
+        ("recompute=some", ("recompute='some'", "selective")),
+        ("seed=-1", ("seed=-1",)),
+        ("communication.sms=0", ("communication.sms=0",)),
+        ("run.tokens=.nan", ("run.tokens",)),
+        ("run.tokens=.inf", ("run.tokens",)),
+        ("run.tokens=1e308", ("run.tokens", "less than")),
+        ("communication.sms=500", ("communication.sms=500", "131")),
+        ("base=x", ("base", "unknown key")),
+        ("stages.blocks=[dense*3, moe, mtp, moe]", ("stages.blocks.0", "dense", "mixtral-8x22b", "moe")),
+        # not even key=value
+        ("parallel.pp", ("key=value",)),
+        ("model=[1", ("--set", "not valid YAML")),
+        ("name=!!int x", ("--set", "not valid YAML")),
+        ("seed=" + "9" * 400, ("--set seed", "at most 40 characters")),
+        ("seed=0x" + "f" * 5000, ("--set seed", "16 if hexadecimal")),
+        ("schedule=!!bool maybe", ("--set schedule", "'maybe'")),
+        ("run={[[]]: 1}", ("--set run", "a key must be a text")),
+        ("run={2024-01-01: 1}", ("run.2024-01-01", "unknown key")),
+        ("name=\udcff", ("--set name", "half of a pair")),
+        ('model="a\\0.yaml"', ("--set model", "zero byte")),
+        ("model=" + "x" * 5000, ("unknown model", "mixtral-8x22b")),
+        ("profile=" + "x" * 5000 + ".yaml", ("cannot be read",)),
+        ("cluster.node.nics_per_gpu=0", ("nics_per_gpu", "0 is outside", "nearest: 1")),
+        ("cluster.node.gpus=0", ("cluster.node.gpus", "nearest: 1")),
+        ("cluster.node.nic_bandwidth=0 GB/s", ("nic_bandwidth", "0 B/s is outside", "nearest: 1 MB/s")),
+        ("cluster.node.nic_bandwidth=1e-300 GB/s", ("nic_bandwidth", "nearest: 1 MB/s")),
+        ("cluster.node.nic_bandwidth=1e999999 GB/s", ("nic_bandwidth", "out of range", "finite")),
+        ("batch.sequence_length=1000000000000000000", ("batch.sequence_length", "100000000")),
+        (".".join("a" * 1000) + "=1", ("is no key",)),
+        ("model=" + "[" * 1000, ("--set", "model")),
+        ("name=[&a x, *a]", ("--set", "alias")),
+        ("name.first=x", ("name", "no keys below")),
+    ],
+)
+def test_bad_settings(run: Run, tmp_path: Path, setting: str, words: tuple[str, ...]) -> None:
+    refused(run("simulate", "small.yaml", "--trace", "out.json", "--set", setting), tmp_path, *words)
+
+
+@pytest.mark.parametrize(
+    ("settings_", "words"),
+    [
+        (("parallel.pp=1", "parallel.ep=16"), ("parallel.ep=16", "experts=8", "nearest: 8")),
+        (("schedule=dualpipe", "batch.sequences=32"), ("dualpipe", "microbatches=4", "nearest legal")),
+        (("model=llama-3-8b",), ("ep=8", "no experts")),
+        (("schedule=interleaved-1f1b", "parallel.vpp=2", "batch.sequences=72"), ("interleaved-1f1b", "9")),
+        (("parallel.pp=16", "parallel.vpp=8", "parallel.ep=2", "schedule=interleaved-1f1b"), ("56",)),
+        (("schedule=dualpipe", "parallel.zero_stage=3", "batch.sequences=128"), ("zero_stage=3", "1f1b")),
+    ],
+)
+def test_plans_that_cannot_run(
+    run: Run, tmp_path: Path, settings_: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    flags = [part for setting in settings_ for part in ("--set", setting)]
+    refused(run("simulate", "small.yaml", "--trace", "out.json.gz", *flags), tmp_path, "small.yaml", *words)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", ("empty",)),
+        (b"\n# only a comment\n", ("no data",)),
+        (b"\x00\x01\x02", ("not a text file",)),
+        (b"\x89PNG\r\n\x1a\n\xff\xfe", ("not a text file",)),
+        (b"- a\n- b\n", ("a list",)),
+        (b"name: [1, 2\n", ("not valid YAML", "line")),
+        (b"name: a\nname: b\n", ("name", "line")),
+        (b"a: &a [x]\nb: &b [*a, *a, *a]\nc: [*b, *b, *b]\n", ("alias", "line 2")),
+        (b"name: small\n", ("missing", "model", "parallel")),
+        (b"x: " + b"[" * 5000, ("nested too deeply",)),
+        (b"a: " + b"x" * 600_000, ("limit", "0.5 MB")),
+    ],
+)
+def test_bad_files(run: Run, tmp_path: Path, content: bytes, words: tuple[str, ...]) -> None:
+    (tmp_path / "input.yaml").write_bytes(content)
+    refused(run("simulate", "input.yaml", "--trace", "out.json"), tmp_path, "input.yaml", *words)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("absent.yaml", ("absent.yaml", "No such file")),
+        ("deepseek-v3-2048xh80", ("deepseek-v3-2048xh800", "presets")),
+        (".", ("presets",)),
+        ("", ("presets",)),
+    ],
+)
+def test_absent_scenarios(run: Run, tmp_path: Path, name: str, words: tuple[str, ...]) -> None:
+    for command in ("simulate", "explain"):
+        refused(run(command, name), tmp_path, *words)
+
+
+@pytest.mark.parametrize(
+    ("csv", "words"),
+    [
+        ("", ("input.csv", "the file is empty; a schedule is expected")),
+        ("hello,world\n", ("input.csv", "line 1")),
+        ("0F0,0B0\n1F0,1B0\n", ("input.csv", "pp=2", "4")),
+        ("0F0\n1F0,1B0\n", ("0B0", "missing")),
+    ],
+)
+def test_bad_schedule_files(run: Run, tmp_path: Path, csv: str, words: tuple[str, ...]) -> None:
+    (tmp_path / "input.csv").write_text(csv)
+    refused(run("simulate", "small.yaml", "--set", "schedule=input.csv"), tmp_path, *words)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--trace", "t.txt"), ("t.txt", ".json.gz")),
+        (("--trace", "absent/t.json"), ("absent", "does not exist")),
+        (("--trace-per-rank", "absent"), ("absent", "does not exist")),
+        (("--trace-per-rank", "x" * 5000), ("xxx", "does not exist")),
+        (("--trace", "t.json", "--ranks", "4"), ("ranks=4", "0 to 3")),
+        (("--trace", "t.json", "--members", "0,9"), ("members=9", "0 to 7")),
+        (("--ranks", "first"), ("--ranks", "'first'")),
+    ],
+)
+def test_bad_trace_targets(
+    run: Run, tmp_path: Path, arguments: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    refused(run("simulate", "small.yaml", *arguments), tmp_path, *words)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"num_local_experts": ...}, ("num_local_experts", "missing")),
+        ({"hidden_size": ...}, ("hidden_size", "missing")),
+        ({"model_type": "gpt2"}, ("'gpt2'", "known families")),
+        ({"hidden_act": "gelu"}, ("hidden_act='gelu'", "silu")),
+        ({"hidden_size": "wide"}, ("hidden_size='wide'", "whole number")),
+        ({"num_hidden_layers": 10**7}, ("num_hidden_layers", "limit")),
+        ({"num_attention_heads": 7}, ("num_attention_heads=7", "1024")),
+        ({"num_experts_per_tok": 9}, ("9", "8")),
+    ],
+)
+def test_bad_configs(run: Run, tmp_path: Path, change: dict[str, Any], words: tuple[str, ...]) -> None:
+    config = {key: value for key, value in (CONFIG | change).items() if value is not ...}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    refused(run("import", "hf", "config.json", "-o", "model.yaml"), tmp_path, "config.json", *words)
+    refused(run("simulate", "small.yaml", "--set", "model=config.json"), tmp_path, "config.json", *words)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", ("empty",)),
+        (b"[]", ("a list",)),
+        (b"{", ("not valid JSON", "line 1")),
+        (b'{"a": NaN}', ("NaN",)),
+        (b'{"a": 1, "a": 2}', ("'a'", "twice")),
+        (b"\xff\xfe\x00", ("not a text file",)),
+        (b"[" * 100_000, ("nested too deeply",)),
+    ],
+)
+def test_bad_config_files(run: Run, tmp_path: Path, content: bytes, words: tuple[str, ...]) -> None:
+    (tmp_path / "config.json").write_bytes(content)
+    refused(run("import", "hf", "config.json", "-o", "model.yaml"), tmp_path, "config.json", *words)
+
+
+@pytest.mark.parametrize("output", ["model.json", "absent/model.yaml", "."])
+def test_bad_model_targets(run: Run, tmp_path: Path, output: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    refused(run("import", "hf", "config.json", "-o", output), tmp_path, "output file")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("schedule", "dualpipe", "--pp", "8", "--microbatches", "9"), ("microbatches=9", "16")),
+        (("schedule", "1f1b", "--pp", "0", "--microbatches", "9"), ("pp=0", "1")),
+        (("schedule", "2f2b", "--pp", "4", "--microbatches", "9"), ("'2f2b'", "1f1b")),
+        (("schedule", "1f1b", "--pp", "99999", "--microbatches", "99999"), ("limit",)),
+        (("schedule", "1f1b", "--pp", "2", "--microbatches", "2", "--format", "jsn"), ("'jsn'", "'json'")),
+        (("schema", "results"), ("'results'", "'result'")),
+        (("models", "deepseek"), ("'deepseek'", "'deepseek-v3'")),
+        (("hardware", "h800"), ("'h800'", "h800-sxm")),
+    ],
+)
+def test_bad_names_and_sizes(
+    run: Run, tmp_path: Path, arguments: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    refused(run(*arguments), tmp_path, *words)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("nonsense",), ("simulate",), ("simulate", "a", "--nonsense"), ("schedule", "1f1b", "--pp", "x")],
+)
+def test_usage_errors_exit_with_2(run: Run, arguments: tuple[str, ...]) -> None:
+    code, out, err = run(*arguments)
+    assert code == 2 and out == "" and "Usage:" in err and "Traceback" not in err
+
+
+def test_control_characters_of_foreign_input_are_shown(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "input.yaml").write_text('"evil\\e[31m": 1\n')
+    outcome = run("simulate", "input.yaml")
+    assert "\x1b" not in outcome.err and "evil" in outcome.err
+
+
+KEYS = ["name", "model", "parallel", "batch.sequences", "stages.layers", "seed", "profile"]
+VALUES = st.text(max_size=12) | st.integers().map(str) | st.sampled_from(["{}", "[]", "null", "{a: 1}"])
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(key=st.sampled_from(KEYS), value=VALUES)
+def test_no_setting_raises_anything_else(run: Run, key: str, value: str) -> None:
+    outcome = run("simulate", "small.yaml", "--set", f"{key}={value}", "--json")
+    assert outcome.code in (0, 2, 3), outcome
+    assert "internal error" not in outcome.err
+
+
+def test_the_family_list_is_what_the_message_names(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "model_type": "bert"}))
+    assert all(family in run("import", "hf", "config.json").err for family in FAMILIES)

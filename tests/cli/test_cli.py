@@ -1,0 +1,397 @@
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import moesim
+from moesim.cli import main
+from moesim.cli.console import chosen_numbers, short
+from moesim.hwmodels.errors import InputError
+from moesim.simulator.model.library import load_model
+from moesim.simulator.predict.result import Result
+from moesim.simulator.run.report import RunReport
+from moesim.simulator.scenario import Scenario, load_scenario
+from moesim.simulator.schedules import build, from_csv, from_json, to_csv, to_json
+
+SMALL_SCENARIO = Path(__file__).parents[1] / "golden" / "scenario-small.yaml"
+
+MIXTRAL = {
+    "model_type": "mixtral", "hidden_act": "silu", "hidden_size": 1024, "intermediate_size": 4096,
+    "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4, "num_local_experts": 8,
+    "num_experts_per_tok": 2, "vocab_size": 1000, "tie_word_embeddings": False, "sliding_window": None,
+    "rope_theta": 1e6,
+}  # fmt: skip
+
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> str:
+    shutil.copy(SMALL_SCENARIO, tmp_path / "small.yaml")
+    return "small.yaml"
+
+
+def test_simulate_prints_the_answer(run: Run, small: str) -> None:
+    code, out, err = run("simulate", small)
+    assert code == 0 and err == ""
+    assert 20 <= len(out.splitlines()) <= 30
+    for word in (
+        "small: mixtral-8x22b on 32 x", "step time", "bounds", "tokens/s/GPU", "causal", "GPU-hours", "$",
+        "fits", "bubble", "critical path", "assumed (", "extrapolated (",
+    ):  # fmt: skip
+        assert word in out
+
+
+def test_simulate_json_is_the_result_object_and_the_same_every_time(run: Run, small: str) -> None:
+    first, second = run("simulate", small, "--json"), run("simulate", small, "--json")
+    assert first == second and first.code == 0
+    result = Result.model_validate_json(first.out)
+    assert first.out == result.model_dump_json(indent=2) + "\n"
+    assert result.step.lower_bound_s <= result.step.time_s <= result.step.upper_bound_s
+
+
+def test_set_and_seed_reach_the_scenario(run: Run, small: str) -> None:
+    base = json.loads(run("simulate", small, "--json").out)
+    seeded = json.loads(run("simulate", small, "--json", "--seed", "7").out)
+    assert seeded["seed"] == 7 and seeded["step"]["time_s"] != base["step"]["time_s"]
+    fewer = json.loads(run("simulate", small, "--json", "--set", "batch.sequences=32").out)
+    assert fewer["step"]["tokens"] * 2 == base["step"]["tokens"]
+
+
+def test_a_plan_that_does_not_fit_is_printed_and_exits_with_3(run: Run, small: str) -> None:
+    plan = ("--set", "parallel.zero_stage=0", "--set", "recompute=none")
+    code, out, err = run("simulate", small, *plan)
+    assert code == 3 and "DOES NOT FIT" in out
+    assert err.startswith("moesim: error: small: does not fit") and err.count("\n") == 1
+    code, out, err = run("simulate", small, "--json", *plan)
+    assert code == 3 and json.loads(out)["memory"]["fits"] is False
+    assert run("explain", small, *plan).code == 3
+
+
+def test_traces_are_written(run: Run, small: str, tmp_path: Path) -> None:
+    (tmp_path / "ranks").mkdir()
+    command = (
+        "simulate",
+        small,
+        "--json",
+        "--trace",
+        "t.json.gz",
+        "--ranks",
+        "0,2-3",
+        "--trace-per-rank",
+        "ranks",
+    )
+    code, out, err = run(*command)
+    assert code == 0 and json.loads(out)
+    assert "wrote t.json.gz" in err and "wrote 3 files in ranks" in err
+    packed = (tmp_path / "t.json.gz").read_bytes()
+    trace = json.loads(gzip.decompress(packed))
+    assert {e["pid"] for e in trace["traceEvents"]} == {0, 16, 24}, "GPU numbers of pipeline ranks 0, 2, 3"
+    assert sorted(p.name for p in (tmp_path / "ranks").iterdir()) == [
+        f"rank-000{gpu}.json.gz" for gpu in ("00", "16", "24")
+    ]
+    run("simulate", small, "--trace", "again.json.gz", "--ranks", "0,2-3")
+    assert (tmp_path / "again.json.gz").read_bytes() == packed
+    run("simulate", small, "--trace", "all.json", "--ranks", "0", "--members", "all")
+    events = json.loads((tmp_path / "all.json").read_text())["traceEvents"]
+    assert {e["pid"] for e in events} == set(range(8))
+
+
+def test_schedule_in_three_formats(run: Run) -> None:
+    size = ("dualpipe", "--pp", "4", "--microbatches", "8")
+    schedule = build("dualpipe", 4, 8)
+    text = run("schedule", *size)
+    assert text.code == 0 and "dualpipe: 4 ranks" in text.out and "at most 5" in text.out
+    code, out, _ = run("schedule", *size, "--format", "json")
+    assert code == 0 and out == to_json(schedule) + "\n" and from_json(out).ranks == schedule.ranks
+    assert json.loads(out).keys() == {"name", "pp", "microbatches", "ranks"}
+    code, out, _ = run("schedule", *size, "--format", "csv")
+    assert code == 0 and out == to_csv(schedule) and from_csv(out).ranks == schedule.ranks
+    deep = run(
+        "schedule", "interleaved-1f1b", "--pp", "2", "--microbatches", "4", "--vpp", "2", "--format", "json"
+    )
+    assert "3F0" in deep.out
+
+
+def test_explain(run: Run, small: str) -> None:
+    code, out, _ = run("explain", small)
+    assert code == 0
+    for word in (
+        "critical path",
+        "mean*",
+        "bounds",
+        "stage 0:",
+        "assumed: ",
+        "extrapolated",
+        "scenario.variation.clock_cv = 0.01",
+    ):
+        assert word in out
+    shares = [
+        float(line.split()[-2]) for line in out.splitlines() if line.endswith(" %") and line.count("  ")
+    ]
+    assert sum(shares) == pytest.approx(100.0, abs=1.0), "the critical path covers the step"
+
+
+def test_models(run: Run) -> None:
+    code, out, _ = run("models")
+    assert code == 0 and "671 B" in out and "37.55 B" in out
+    code, out, _ = run("models", "deepseek-v3")
+    assert code == 0 and "671,026,419,200" in out and "kv_lora_rank: 512" in out
+    one = json.loads(run("models", "deepseek-v3", "--json").out)
+    listed = json.loads(run("models", "--json").out)
+    assert one["parameters_total"] == sum(one["parameters_by_component"].values())
+    assert one["name"] in [model["name"] for model in listed]
+
+
+def test_hardware(run: Run) -> None:
+    code, out, _ = run("hardware")
+    assert code == 0 and "h800-sxm" in out and "deepseek-h800-2048" in out
+    code, out, _ = run("hardware", "h800-sxm")
+    assert code == 0 and "peak.bf16" in out and "989" in out
+    rows = json.loads(run("hardware", "h800-sxm", "--json").out)
+    assert all(row["source"] and row["kind"] for row in rows)
+    listed = {row["name"]: row for row in json.loads(run("hardware", "--json").out)}
+    assert listed["mtt-s5000"]["missing"].startswith("compute_units")
+    assert listed["mtt-s5000"]["confidence"] == "peak-only (generic-roofline)"
+
+
+def test_confidence_is_printed_and_an_engine_is_told(run: Run, small: str) -> None:
+    code, out, _ = run("simulate", small)
+    assert (
+        code == 0
+        and "\nconfidence measured: bf16 products from the rate tables of profile h200-measured\n" in out
+    )
+    machine = ("--set", "cluster=tpu-v5e-256-pod", "--set", "profile=generic-roofline")
+    code, _, err = run("simulate", "deepseek-v3-2048xh800", *machine)
+    assert code == 2 and "a dedicated engine (ICI remote DMA)" in err and "set communication.sms=0" in err
+    single = ("--set", "cluster=m3-ultra-single", "--set", "profile=generic-roofline")
+    code, _, err = run("simulate", "deepseek-v3-2048xh800", *single, "--set", "schedule=1f1b",
+                       "--set", "parallel.pp=1", "--set", "parallel.ep=1")  # fmt: skip
+    assert code == 2 and "'m3-ultra' has no peak." in err
+
+
+def test_schemas_describe_what_is_read_and_printed(run: Run, small: str) -> None:
+    scenario = json.loads(run("schema", "scenario").out)
+    assert scenario == json.loads(json.dumps(Scenario.model_json_schema()))
+    assert "parallel" in scenario["properties"]
+    result = json.loads(run("schema", "result").out)
+    printed = json.loads(run("simulate", small, "--json").out)
+    assert set(result["required"]) <= printed.keys() <= result["properties"].keys()
+
+
+def test_doctor(run: Run) -> None:
+    code, out, _ = run("doctor")
+    assert code == 0
+    for word in ("moesim", "python", "numpy", "GPU", "ptxas", "h800-trace"):
+        assert word in out
+    assert json.loads(run("doctor", "--json").out)["moesim"] == moesim.__version__
+
+
+def test_import_hf(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MIXTRAL))
+    code, out, err = run("import", "hf", "config.json", "-o", "model.yaml")
+    assert code == 0 and "wrote model.yaml" in err
+    assert "num_local_experts" in out and "ignored" in out and "rope_theta" in out
+    shape = load_model(tmp_path / "model.yaml")
+    assert shape.moe is not None and shape.moe.experts == 8
+    code, out, _ = run("import", "hf", "config.json", "--json")
+    told = json.loads(out)
+    assert code == 0 and told["parameters_total"] > told["parameters_activated"] > 0
+    assert "rope_theta" in told["ignored"]
+    assert [p.name for p in tmp_path.iterdir()].count("model.yaml") == 1
+
+
+def test_import_hf_replaces_nothing_unless_told(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MIXTRAL))
+    (tmp_path / "model.yaml").write_text("mine")
+    code, out, err = run("import", "hf", "config.json", "-o", "model.yaml")
+    assert code == 2 and "--force" in err and out == ""
+    assert (tmp_path / "model.yaml").read_text() == "mine"
+    assert run("import", "hf", "config.json", "-o", "model.yaml", "--force").code == 0
+    assert load_model(tmp_path / "model.yaml").n_layers == 4
+
+
+def test_an_imported_model_runs_in_a_scenario(run: Run, small: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MIXTRAL))
+    run("import", "hf", "config.json", "-o", "model.yaml")
+    code, out, _ = run("simulate", small, "--set", "model=model.yaml", "--json")
+    assert code == 0
+    direct = run("simulate", small, "--set", "model=config.json", "--json")
+    assert json.loads(out)["step"] == json.loads(direct.out)["step"]
+
+
+def test_validate(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from moesim.simulator.scoring import published as validation
+    from moesim.simulator.scoring import published_collectives as validation_collectives
+
+    row = {"source": "a paper", "quantity": "time per step", "unit": "s", "used_for_calibration": False}
+    numbers = {"published": 20.0, "predicted": 19.0, "relative_error": -0.05}
+    rows = [validation.Row.model_validate({"id": id_, **row, **numbers}) for id_ in ("a", "b")]
+    place = validation.Placement(name="even", layers=(2, 1), time_s=19.5, relative_to_default=0.026)
+    monkeypatch.setattr(validation, "score", lambda progress: rows)
+    monkeypatch.setattr(validation, "placement_sensitivity", lambda scenario, progress: [place])
+    ring = validation_collectives.CollectiveRow(
+        id="r", use="scored", group="rings", source="a log", unit="s", measured=2e-3, predicted=1.5e-3,
+        relative_error=-0.25, how="ring Simple",
+    )  # fmt: skip
+    monkeypatch.setattr(validation_collectives, "score_collectives", lambda: [ring])
+    code, out, _ = run("validate")
+    assert code == 0
+    assert "-5.0 %" in out and "[1] a paper" in out and "+2.6 %" in out
+    assert "rings" in out and "-25.0 %" in out
+    printed = json.loads(run("validate", "--json").out)
+    assert printed[:2] == [{"id": id_, **row, **numbers} for id_ in ("a", "b")]
+    assert printed[2]["id"] == "collectives.r" and printed[2]["relative_error"] == -0.25
+
+
+STOPS = [
+    *("--set", "run.failures=llama3-16k-h100", "--set", "run.restart=megascale"),
+    *("--set", "run.checkpoint={interval: optimal, storage: llama3-tectonic}"),
+    *("--set", "run.start=2026-12-01", "--set", "run.spares={count: 2, repair: 3 days}"),
+]
+
+
+def test_run_prints_the_whole_run(run: Run, small: str) -> None:
+    code, out, _ = run("run", small, *STOPS, "--set", "run.phases=[{name: tuning, gpu_hours: 2 kGPU-h}]")
+    assert code == 0
+    for word in (
+        "small, the whole run on 32 GPUs", "with stops", "main", "tuning", "as stated",
+        "finish      predicted", "P90", "how sure", "95 % by", "goodput",
+        "interruptions", "restart", "Young", "Daly", "faulty GPU", "$", "assumed: ",
+    ):  # fmt: skip
+        assert word in out
+    plain = run("run", small).out
+    assert "goodput" not in plain and "finish" in plain
+
+
+def test_run_json_is_the_report_and_simulate_shows_it_too(run: Run, small: str) -> None:
+    first, second = run("run", small, *STOPS, "--json"), run("run", small, *STOPS, "--json")
+    assert first == second and first.code == 0
+    report = RunReport.model_validate_json(first.out)
+    assert first.out == report.model_dump_json(indent=2) + "\n"
+    assert run("run", small, *STOPS, "--json", "--seed", "1").out != first.out
+    assert report.step_factor is not None and len(report.outlook) == 21
+    sure = Result.model_validate_json(run("simulate", small, *STOPS, "--uncertainty", "--json").out)
+    assert sure.run.report == report
+    plain = Result.model_validate_json(run("simulate", small, *STOPS, "--json").out).run.report
+    assert plain is not None and plain.step_factor is None and plain.phases == report.phases
+    shown = run("simulate", small, *STOPS).out
+    assert "the whole run" in shown and "intervals hold stops only" in shown
+
+
+def test_a_run_that_never_finishes_exits_with_3(run: Run, small: str) -> None:
+    code, out, err = run("run", small, *STOPS, "--set", "run.failures={interruptions: 9000 /node-day}")
+    assert (code, out) == (3, "")
+    assert "small.yaml: the run never finishes in practice" in err and "Traceback" not in err
+
+
+def test_version_and_help(run: Run) -> None:
+    assert run("--version") == (0, f"moesim {moesim.__version__}\n", "")
+    code, out, _ = run("--help")
+    assert code == 0
+    for command in (
+        "simulate",
+        "run",
+        "schedule",
+        "validate",
+        "explain",
+        "models",
+        "hardware",
+        "schema",
+        "doctor",
+        "import",
+    ):
+        assert command in out
+        assert run(*(("import", "hf") if command == "import" else (command,)), "--help").code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"), [("all", None), ("0", [0]), ("0,3-5", [0, 3, 4, 5]), (" 1 , 2 ", [1, 2])]
+)
+def test_number_lists(text: str, numbers: list[int] | None) -> None:
+    assert chosen_numbers("--ranks", text) == numbers
+
+
+@pytest.mark.parametrize("text", ["", "x", "1-", "-1", "3-1", "1,,2", "9" * 30, "²"])
+def test_bad_number_lists(text: str) -> None:
+    with pytest.raises(InputError, match="--ranks"):
+        chosen_numbers("--ranks", text)
+
+
+def test_numbers_for_people() -> None:
+    assert [short(n) for n in (14.8e12, 2.664e6, 950.4, 12345.0)] == ["14.8 T", "2.66 M", "950", "12,345"]
+
+
+def test_an_internal_error_is_one_line_and_a_traceback_on_demand(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise ZeroDivisionError("of ours")
+
+    monkeypatch.setattr("moesim.cli.doctor.findings", broken)
+    code, out, err = run("doctor")
+    assert code == 1 and out == "" and err.count("\n") == 1
+    assert "internal error (ZeroDivisionError: of ours)" in err and moesim.__version__ in err
+    with pytest.raises(ZeroDivisionError):
+        main(["--debug", "doctor"])
+
+
+def test_progress_goes_to_stderr_after_two_seconds(
+    run: Run, small: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from moesim.cli import console as cli_console
+
+    assert run("simulate", small, "--json").err == ""
+    monkeypatch.setattr(cli_console, "QUIET_S", 0.01)
+    with cli_console.working("counting") as say:
+        time.sleep(0.2)
+        say("still counting")
+    out, err = capsys.readouterr()
+    assert out == "" and "counting" in err and "still counting" in err
+
+
+def _shell(command: str) -> subprocess.CompletedProcess[str]:
+    moesim_command = f'"{sys.executable}" -c "from moesim.cli import main; main()"'
+    return subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command.replace("moesim", moesim_command)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def test_a_reader_that_has_enough_is_no_error() -> None:
+    done = _shell("moesim hardware --json | head -1")
+    assert done.stdout == "[\n" and done.stderr == ""
+
+
+def test_a_full_disk_is_told() -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    done = _shell("moesim schema scenario > /dev/full")
+    assert done.returncode == 1 and done.stderr.startswith("moesim: error: ") and done.stderr.count("\n") == 1
+
+
+def test_help_loads_no_simulator() -> None:
+    code = (
+        "import sys\nfrom moesim.cli import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "heavy = {'simpy', 'networkx', 'moesim.simulator'} & set(sys.modules)\n"
+        "sys.exit(f'loaded {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_presets_load() -> None:
+    assert load_scenario("deepseek-v3-2048xh800").parallel.pp == 16

@@ -1,0 +1,105 @@
+"""The commands `plan` and `import megatron`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moesim.simulator.scenario import load_scenario
+
+SPACE = """tp: 1
+pp: [2, 4]
+ep: 8
+cp: 1
+microbatch: 1
+schedule: [1f1b, zbv]
+recompute: [full, selective]
+precision: bf16
+sms: 20
+zero_stage: 1
+"""
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> tuple[str, str]:
+    """A small scenario and a small space."""
+    scenario, space = tmp_path / "small.yaml", tmp_path / "space.yaml"
+    golden = Path(__file__).parents[1] / "golden" / "scenario-small.yaml"
+    text = golden.read_text().replace("mixtral-8x22b", "qwen3-30b-a3b")
+    scenario.write_text(text)
+    space.write_text(SPACE)
+    return str(scenario), str(space)
+
+
+def test_plan_prints_counts_plans_reasons_and_arguments(
+    run: Callable[..., Any], small: tuple[str, str]
+) -> None:
+    scenario, space = small
+    out = run("plan", scenario, "--space", space, "--top", "2", "--workers", "1", "--arguments", "megatron")
+    assert out.code == 0, out.err
+    for text in ("8 plans", "own plan", "by mechanism", "refused", "--pipeline-model-parallel-size", "PP2"):
+        assert text in out.out, text
+
+
+def test_plan_writes_json_and_a_scenario_that_simulates(
+    run: Callable[..., Any], small: tuple[str, str], tmp_path: Path
+) -> None:
+    scenario, space = small
+    out = run("plan", scenario, "--space", space, "--top", "1", "--workers", "1", "--json", "-o", "best.yaml")
+    assert out.code == 0, out.err
+    data = json.loads(out.out)
+    assert data["considered"] == 8 and len(data["ranked"]) == 1
+    best = load_scenario(str(tmp_path / "best.yaml"))
+    assert best.parallel.pp == data["ranked"][0]["pp"]
+    again = run("simulate", "best.yaml", "--json")
+    assert json.loads(again.out)["step"]["time_s"] == data["ranked"][0]["time_s"]
+
+
+@pytest.mark.parametrize(
+    ("extra", "code", "named"),
+    [
+        (["--objective", "speed"], 2, "speed"),
+        (["--arguments", "deepspeed"], 2, "deepspeed"),
+        (["--space", "missing.yaml"], 2, "missing.yaml"),
+        (["--deadline-days", "-3"], 2, "deadline_days"),
+        (["--deadline-days", "1e-6"], 3, "too slow"),
+        (["-o", "no/such/folder.yaml"], 2, "no/such"),
+    ],
+)
+def test_plan_refuses_in_one_paragraph(
+    run: Callable[..., Any], small: tuple[str, str], extra: list[str], code: int, named: str
+) -> None:
+    scenario, space = small
+    chosen = extra if "--space" in extra else ["--space", space, *extra]
+    out = run("plan", scenario, "--workers", "1", *chosen)
+    assert out.code == code
+    assert named in out.err and "Traceback" not in out.err
+    assert len(out.err.strip().splitlines()) == 1
+
+
+def test_import_megatron_lists_what_it_ignores(run: Callable[..., Any], tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "torchrun pretrain_gpt.py --pipeline-model-parallel-size 8 \\\n"
+        "  --expert-model-parallel-size 32 --fancy 3 --hidden-size 4096\n"
+    )
+    out = run("import", "megatron", str(script), "-o", "mine.yaml")
+    assert out.code == 0, out.err
+    for text in ("parallel.pp", "ignored", "--fancy 3", "another", "--hidden-size"):
+        assert text in out.out
+    mine = load_scenario(str(tmp_path / "mine.yaml"))
+    assert (mine.parallel.pp, mine.parallel.ep, mine.schedule) == (8, 32, "1f1b")
+    again = run("import", "megatron", str(script), "-o", "mine.yaml")
+    assert again.code == 2 and "--force" in again.err
+    assert json.loads(run("import", "megatron", str(script), "--json").out)["ignored"] == ["--fancy 3"]
+
+
+def test_import_megatron_refuses_what_it_cannot_read(run: Callable[..., Any], tmp_path: Path) -> None:
+    script = tmp_path / "bad.sh"
+    script.write_text("x --tensor-model-parallel-size $TP\n")
+    out = run("import", "megatron", str(script))
+    assert out.code == 2 and "--tensor-model-parallel-size" in out.err

@@ -1,0 +1,107 @@
+"""Dispatch and combine as flows against the closed form that the pricer uses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from moesim.hwmodels.calibration import load_profile
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.network import load_network
+from moesim.hwmodels.node import load_node
+from moesim.hwmodels.topologies import Topology, build_topology
+from moesim.simulator.cost.collectives.expert_parallel import (
+    combine_flows,
+    dispatch_flows,
+    group_loads,
+    load_by_kind,
+    sampled,
+    uniform_traffic,
+)
+from moesim.simulator.cost.collectives.network import Shares, link_loads
+from moesim.simulator.cost.communication import Links, ep_transfer
+from moesim.simulator.layout.loads import sampled_traffic
+from moesim.simulator.layout.routing import Gate, expected_targets, transfer_bytes
+
+V3 = Gate(256, 8, 8, 4, "top2-sum")
+ROW = 7392.0
+TOKENS = 4096
+
+
+def topology(nodes: int, network: str = "mpft-ib-400g") -> Topology:
+    return build_topology(load_node("hgx-h800"), nodes, load_network(network if nodes > 1 else "single-node"))
+
+
+def outgoing(topology: Topology, flows_bytes: dict[str, float], gpu: int) -> float:
+    return sum(size for link, size in flows_bytes.items() if link.startswith(f"gpu:{gpu}->"))
+
+
+@pytest.mark.parametrize("ep", [8, 16, 32, 64])
+def test_uniform_load_puts_the_bytes_of_the_closed_form_on_every_link(ep: int) -> None:
+    nodes = ep // 8
+    targets = expected_targets(V3, ep, 8)
+    expected = transfer_bytes(targets, TOKENS, ROW)
+    place = topology(nodes)
+    loads = group_loads(uniform_traffic(targets, TOKENS), ROW, range(ep), place)
+    nvlink = loads.of_kind("nvlink")
+    assert len(nvlink) == 2 * ep
+    assert list(nvlink.values()) == pytest.approx([expected.nvlink_bytes] * 2 * ep, rel=1e-9)
+    nic = loads.of_kind("nic")
+    assert len(nic) == (2 * ep if nodes > 1 else 0)
+    assert list(nic.values()) == pytest.approx([expected.ib_bytes] * len(nic), rel=1e-9)
+
+
+@pytest.mark.parametrize("operation", ["dispatch", "combine"])
+@pytest.mark.parametrize("ep", [16, 64])
+def test_the_busiest_link_takes_as_long_as_the_transfer_of_the_pricer(ep: int, operation: str) -> None:
+    profile, node = load_profile("hopper-communication"), load_node("hgx-h800")
+    targets = expected_targets(V3, ep, 8)
+    traffic = uniform_traffic(targets, TOKENS)
+    row = ROW if operation == "dispatch" else 14336.0
+    flows = (dispatch_flows if operation == "dispatch" else combine_flows)(traffic, row, range(ep))
+    links = Links(200e9, 0.0, 50e9, 0.0, 8)
+    # 24 SMs move more than the links carry, so the links decide.
+    time = ep_transfer(
+        "dispatch" if operation == "dispatch" else "combine",
+        transfer_bytes(targets, TOKENS, row), links, profile,
+        sms=24, nodes=ep // 8, kernels="deepep-2025-02",
+    )  # fmt: skip
+    share = profile.curve(f"ep.{operation}.scale_up_fraction").curve.at(24).value
+    loads = link_loads(flows, topology(ep // 8))
+    assert node.scale_up_bytes_per_s == 200e9
+    assert loads.busiest(Shares(share, 0.8))[1] == pytest.approx(time.payload_s, rel=1e-9)
+
+
+def test_combine_is_dispatch_backwards() -> None:
+    traffic = sampled(sampled_traffic(V3, 16, 8, 200, seed=3))
+    there, back = dispatch_flows(traffic, ROW, range(16)), combine_flows(traffic, ROW, range(16))
+    forward = dict(zip(zip(there.src.tolist(), there.dst.tolist(), strict=True), there.bytes, strict=True))
+    assert forward == dict(
+        zip(zip(back.dst.tolist(), back.src.tolist(), strict=True), back.bytes, strict=True)
+    )
+
+
+def test_sampled_loads_spread_around_the_uniform_ones() -> None:
+    traffic = sampled(sampled_traffic(V3, 64, 8, 512, seed=1))
+    place = topology(8)
+    even = load_by_kind(group_loads(uniform_traffic(expected_targets(V3, 64, 8), 512), ROW, range(64), place))
+    drawn = load_by_kind(group_loads(traffic, ROW, range(64), place))
+    for level, noisy in zip(even, drawn, strict=True):
+        assert (level.kind, level.links) == (noisy.kind, noisy.links)
+        assert level.largest_bytes == pytest.approx(level.mean_bytes, rel=1e-9)
+        assert noisy.mean_bytes == pytest.approx(level.mean_bytes, rel=0.01)
+        assert 1.0 < noisy.largest_bytes / noisy.mean_bytes < 1.2
+
+
+def test_rows_reach_all_their_targets() -> None:
+    drawn = sampled_traffic(V3, 32, 8, 100, seed=5)
+    traffic = sampled(drawn)
+    arrived = traffic.scale_up.sum(axis=0)
+    # What a rank gets comes from the forwarders of its node, but for what the one of its own index keeps.
+    same_index = np.arange(32)[:, None] % 8 == np.arange(32)[None, :] % 8
+    assert arrived == pytest.approx(np.where(same_index, 0, drawn.rows).sum(axis=0))
+
+
+def test_a_group_needs_as_many_gpus_as_ranks() -> None:
+    with pytest.raises(InputError, match="4 GPUs given for an expert-parallel group of 8"):
+        dispatch_flows(uniform_traffic(expected_targets(Gate(64, 4), 8, 8), 10), ROW, range(4))

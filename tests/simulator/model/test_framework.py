@@ -1,0 +1,86 @@
+"""What a framework's own kernels and copies add to a block, counted by hand."""
+
+from __future__ import annotations
+
+from math import fsum
+
+import pytest
+
+from moesim.simulator.model.framework import as_run
+from moesim.simulator.model.library import load_model
+from moesim.simulator.model.operator import Operator
+from moesim.simulator.model.operators import block_operators
+from moesim.simulator.model.precision import Precision
+from moesim.simulator.model.shape import GQA, ModelShape
+from moesim.simulator.model.software import Software
+
+LLAMA = load_model("llama-3-8b")
+RECIPE = Precision(linear="bf16", loss="fp32")
+PARAMETERS = 1e6
+
+
+def phases(kind: str = "dense", shape: ModelShape = LLAMA) -> dict[str, tuple[Operator, ...]]:
+    found = block_operators(shape, kind, RECIPE, tokens=4096, sequence=4096)
+    return {str(phase): ops for phase, ops in found.items()}
+
+
+def run(software: Software, kind: str = "dense", zero: int = 1) -> dict[str, tuple[Operator, ...]]:
+    found = as_run(phases(kind), software, RECIPE, zero, PARAMETERS, PARAMETERS)  # type: ignore[arg-type]
+    return {str(phase): ops for phase, ops in found.items()}
+
+
+def moved(operators: dict[str, tuple[Operator, ...]]) -> float:
+    return fsum(op.bytes_read + op.bytes_written for ops in operators.values() for op in ops)
+
+
+def test_plain_software_adds_nothing() -> None:
+    assert run(Software()) == phases()
+
+
+@pytest.mark.parametrize(("how", "added"), [("written", 0.0), ("added", 6.0), ("added-fp32", 26.0)])
+def test_gradients_that_a_product_writes_are_added_by_other_kernels(how: str, added: float) -> None:
+    weights = fsum(op.accumulated_bytes for ops in phases().values() for op in ops) / 8.0
+    assert weights == pytest.approx(4096 * (6144 + 4096 + 3 * 14336))  # q, k, v and o, gate, up and down
+    found = run(Software(weight_gradients=how))
+    assert all(op.accumulated_bytes == 0.0 for ops in found.values() for op in ops)
+    # 8 B a weight of reading and writing FP32 become 2 B of writing BF16.
+    assert moved(found) - moved(phases()) == pytest.approx(-6.0 * weights + added * PARAMETERS)
+
+
+def test_flat_parameters_join_and_cast_gradients_of_sharded_blocks_only() -> None:
+    assert moved(run(Software(flat_parameters=True), zero=3)) - moved(phases()) == pytest.approx(10e6)
+    assert run(Software(flat_parameters=True)) == phases()
+
+
+def test_a_chained_loss_reads_the_logits_as_often_as_its_kernels() -> None:
+    logits = 4096 * LLAMA.vocab * 4.0
+    (fused,) = [op for op in phases("head")["mlp F"] if op.name == "loss"]
+    (chain,) = [op for op in run(Software(loss="chain"), "head")["mlp F"] if op.name == "loss"]
+    assert fused.bytes_read == pytest.approx(2 * logits)
+    assert chain.bytes_read == pytest.approx(8 * logits)
+    assert chain.launches == 5
+
+
+def test_models_without_rotary_embedding_run_none() -> None:
+    attention = LLAMA.attention
+    assert isinstance(attention, GQA)
+    plain = LLAMA.model_copy(update={"attention": attention.model_copy(update={"rotary": False})})
+    assert {op.cls for ops in phases(shape=plain).values() for op in ops} == {
+        op.cls for ops in phases().values() for op in ops
+    } - {"rope"}
+
+
+def test_a_compiled_loss_makes_half_the_passes_of_the_chain() -> None:
+    logits = 4096 * LLAMA.vocab * 4.0
+    (compiled,) = [op for op in run(Software(loss="compiled"), "head")["mlp F"] if op.name == "loss"]
+    assert compiled.bytes_read == pytest.approx(4 * logits)
+    assert compiled.launches == 2
+
+
+def test_gradients_in_16_bits_are_added_into_half_the_bytes() -> None:
+    weights = fsum(op.accumulated_bytes for ops in phases().values() for op in ops) / 8.0
+    recipe = RECIPE.model_copy(update={"gradients": "bf16"})
+    found = as_run(phases(), Software(), recipe, 1, PARAMETERS, PARAMETERS)  # type: ignore[arg-type]
+    narrow = {str(phase): ops for phase, ops in found.items()}
+    assert fsum(op.accumulated_bytes for ops in narrow.values() for op in ops) == pytest.approx(4.0 * weights)
+    assert moved(phases()) - moved(narrow) == pytest.approx(4.0 * weights)

@@ -1,0 +1,192 @@
+"""The store: durable, first outcome kept, and every bad file refused in words."""
+
+from __future__ import annotations
+
+import sqlite3
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import moesim
+from moesim.hwmodels.errors import InputError
+from moesim.simulator.studies import store as store_module
+from moesim.simulator.studies.point import Key, Outcome
+from moesim.simulator.studies.store import Store
+
+KEY = Key("a" * 64, "b" * 64, moesim.__version__)
+OTHER = Key("c" * 64, "b" * 64, moesim.__version__)
+OUTCOME = Outcome("ok", "", {"step_time_s": 0.1, "fits": True, "pair_s": None}, '{"x": 1}')
+
+
+def test_an_outcome_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "s.sqlite"
+    with Store(path) as store:
+        assert store.get(KEY) is None
+        assert store.put(KEY, "name", OUTCOME)
+    with Store(path) as store:
+        found = store.get(KEY)
+        assert found is not None
+        assert (found.status, found.figures, store.result(KEY)) == ("ok", OUTCOME.figures, OUTCOME.result)
+        assert store.get(OTHER) is None
+        assert store.result(OTHER) == ""
+
+
+def test_two_writers_count_a_point_once(tmp_path: Path) -> None:
+    path = tmp_path / "s.sqlite"
+    with Store(path) as first, Store(path) as second:
+        assert first.put(KEY, "one", OUTCOME)
+        assert not second.put(KEY, "two", Outcome("illegal", "later", {}, ""))
+        assert first.count() == second.count() == 1
+        found = second.get(KEY)
+        assert found is not None and found.status == "ok"
+
+
+def test_a_store_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "s.sqlite"
+    Store(path).close()
+    monkeypatch.setattr(moesim, "__version__", "9.9")
+    with pytest.raises(InputError, match=r"written by moesim .* this is 9\.9 .* use a new file"):
+        Store(path)
+
+
+def test_a_store_of_another_layout_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "s.sqlite"
+    Store(path).close()
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE meta SET value = '99' WHERE name = 'schema'")
+    db.close()
+    with pytest.raises(InputError, match="layout 99"):
+        Store(path)
+
+
+def test_files_that_are_no_store_are_refused(tmp_path: Path) -> None:
+    text = tmp_path / "text.sqlite"
+    text.write_text("hello, this is no database at all, but a text of some length\n" * 30)
+    with pytest.raises(InputError, match="no store of a sweep"):
+        Store(text)
+    foreign = tmp_path / "foreign.sqlite"
+    with sqlite3.connect(foreign) as db:
+        db.execute("CREATE TABLE birds (name TEXT)")
+    db.close()
+    with pytest.raises(InputError, match="birds"):
+        Store(foreign)
+    with pytest.raises(InputError, match="does not exist"):
+        Store(tmp_path / "nowhere" / "s.sqlite")
+    with pytest.raises(InputError, match="folder"):
+        Store(tmp_path)
+
+
+def test_a_full_disk_is_told_and_loses_nothing(tmp_path: Path) -> None:
+    """SQLite's own limit on pages gives the same error as a full disk."""
+    path = tmp_path / "s.sqlite"
+    with Store(path) as store:
+        store.put(KEY, "kept", OUTCOME)
+        pages = store._db.execute("PRAGMA page_count").fetchone()[0]
+        store._db.execute(f"PRAGMA max_page_count = {pages}")
+        noise = np.random.default_rng(0).bytes(200_000).hex()
+        with pytest.raises(InputError, match="disk is full; what was written before is safe"):
+            store.put(OTHER, "too much", Outcome("ok", "", {}, noise))
+    with Store(path) as store:
+        assert store.count() == 1
+        assert store.get(KEY) is not None
+        assert store.put(OTHER, "now there is room", OUTCOME)
+
+
+def test_a_store_that_somebody_holds_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "s.sqlite"
+    with Store(path, busy_s=0.05) as store:
+        holder = sqlite3.connect(path, isolation_level=None)
+        holder.execute("BEGIN IMMEDIATE")
+        with pytest.raises(InputError, match="another process has held it"):
+            store.put(KEY, "x", OUTCOME)
+        holder.execute("ROLLBACK")
+        holder.close()
+        assert store.put(KEY, "x", OUTCOME)
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("figures", "not JSON"),
+        ("figures", "[1]"),
+        ("figures", '{"step_time_s": 0.2}'),
+        ("figures", b"\xff\xfe"),
+        ("status", "fine"),
+        ("status", 7),
+        ("reason", b"\x00"),
+        ("row_digest", ""),
+    ],
+)
+def test_a_damaged_row_is_computed_again(tmp_path: Path, column: str, value: object) -> None:
+    path = tmp_path / "s.sqlite"
+    with Store(path) as store:
+        store.put(KEY, "name", OUTCOME)
+    with sqlite3.connect(path) as db:
+        db.execute(f"UPDATE results SET {column} = ?", (value,))
+    db.close()
+    with Store(path) as store:
+        assert store.get(KEY) is None
+        assert store.put(KEY, "name", OUTCOME)  # the damaged row is not in the way
+        found = store.get(KEY)
+        assert found is not None and found.figures == OUTCOME.figures
+
+
+@pytest.mark.parametrize(
+    "value", [b"", b"no zlib", "text", 7, zlib.compress(b'{"x": 2}'), zlib.compress(b"\xff"), b"x\x9c"]
+)
+def test_a_damaged_prediction_is_none(tmp_path: Path, value: object) -> None:
+    path = tmp_path / "s.sqlite"
+    with Store(path) as store:
+        store.put(KEY, "name", OUTCOME)
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE results SET result = ?", (value,))
+    db.close()
+    with Store(path) as store:
+        assert store.result(KEY) == ""
+        assert store.get(KEY) is None
+
+
+def test_one_flipped_bit_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "s.sqlite"
+    with Store(path) as store:
+        store.put(KEY, "name", OUTCOME)
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE results SET figures = replace(figures, '0.1', '0.3')")
+    db.close()
+    with Store(path) as store:
+        assert store.get(KEY) is None
+
+
+def test_a_compressed_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "MOST_RESULT_BYTES", 1000)
+    path = tmp_path / "s.sqlite"
+    with Store(path) as store:
+        store.put(KEY, "name", Outcome("ok", "", {}, "x" * 1001))  # its digests are right
+        assert store.result(KEY) == ""
+        store.put(OTHER, "name", Outcome("ok", "", {}, "x" * 1000))
+        assert store.result(OTHER) == "x" * 1000
+
+
+def test_a_store_without_its_description_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "s.sqlite"
+    Store(path).close()
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE meta SET value = x'ff' WHERE name = 'schema'")
+    db.close()
+    with pytest.raises(InputError, match="layout"):
+        Store(path)
+
+
+def test_a_damaged_name_inside_the_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "s.sqlite"
+    Store(path).close()
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    db.close()
+    data = path.read_bytes()
+    assert data.count(b"sqlite_autoindex_meta_1") == 1
+    path.write_bytes(data.replace(b"sqlite_autoindex_meta_1", b"\x81qlite_autoindex_meta_1"))
+    with pytest.raises(InputError, match=r"s\.sqlite: the file is damaged"):
+        Store(path)

@@ -1,0 +1,381 @@
+"""Intervals: what a shift of an entry means, the first-order response against the engine, seeded draws."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import moesim
+from moesim.hwmodels.calibration import Law, MeasuredCurve, list_profiles, load_profile
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.provenance import SourcedSeconds, sourced_numbers
+from moesim.simulator.engine.critical import critical_path
+from moesim.simulator.engine.simpy.execute import execute_all
+from moesim.simulator.predict.compile import prepare
+from moesim.simulator.predict.figures import UNCERTAIN, figures
+from moesim.simulator.scenario import Scenario, load_scenario
+from moesim.simulator.studies.effects import entry_effects, moved, predict
+from moesim.simulator.studies.response import path_weights, response_s
+from moesim.simulator.studies.sensitivity import sensitivity
+from moesim.simulator.studies.sources import (
+    CLOCK,
+    SESSION,
+    Source,
+    cluster_sources,
+    entry_sources,
+    number_sources,
+    ranged,
+    session,
+    shifted,
+)
+from moesim.simulator.studies.uncertainty import interval, samples_of, uncertainty, with_uncertainty
+from moesim.simulator.studies.whole_run import step_factors
+
+PROFILE = load_profile("h800-trace")
+
+
+# -- shifting an entry ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("id_", [entry.id for entry in PROFILE.entries()])
+@pytest.mark.parametrize("change", [-0.2, 0.25])
+def test_a_shift_makes_the_times_of_one_entry_longer(id_: str, change: float) -> None:
+    moved = shifted(PROFILE, id_, change, 132)
+    for old, new in zip(PROFILE.entries(), moved.entries(), strict=True):
+        assert (old == new) == (old.id != id_), old.id
+    old, new = PROFILE.entry(id_), moved.entry(id_)
+    if isinstance(old, Law):
+        assert isinstance(new, Law)
+        before = old.curve.at(20).value if old.form == "table" else 132 / 112
+        assert new.curve.at(20).value == pytest.approx(max(1.0, before * (1 + change)))
+        if new.points[0][0] == 0.0:
+            assert new.curve.at(0).value == 1.0
+    elif isinstance(old, MeasuredCurve) and isinstance(new, MeasuredCurve):
+        assert new.curve.ys[0] == pytest.approx(old.curve.ys[0] / (1 + change))
+
+
+def test_an_unknown_entry_is_told() -> None:
+    with pytest.raises(InputError, match="no entry 'nothing'"):
+        shifted(PROFILE, "nothing", 0.1, 132)
+
+
+def test_times_grow_where_rates_fall() -> None:
+    from moesim.hwmodels.calibration import GemmTable
+
+    tables = [load_profile("h800-trace"), load_profile("h800-published")]
+    for profile in tables:
+        for entry in profile.gemm_tables:
+            new = shifted(profile, entry.id, 0.25, 132).entry(entry.id)
+            assert isinstance(new, GemmTable)
+            for a, b in zip(entry.points, new.points, strict=True):
+                assert new.flop_per_s(b) == pytest.approx(entry.flop_per_s(a) / 1.25)
+
+
+# -- distributions -------------------------------------------------------------------------------------
+
+
+@given(st.floats(-0.5, -0.01), st.floats(0.01, 2.0))
+def test_a_triangular_source_stays_in_its_range(low: float, high: float) -> None:
+    source = Source("x", "triangular", low, high, "assumed")
+    u = np.linspace(0.0, 1.0, 501)
+    at = source.quantile(u)
+    assert at[0] == pytest.approx(low) and at[-1] == pytest.approx(high)
+    assert (np.diff(at) >= 0).all()
+    # The area left of the mode is -low / width.
+    assert source.quantile(np.array([-low / (high - low)]))[0] == pytest.approx(0.0, abs=1e-6 * (high - low))
+    below, above = source.points()
+    assert low < below < above < high
+
+
+def test_a_normal_source_has_its_residual_as_deviation() -> None:
+    source = Source("x", "normal", -0.1, 0.1, "measured")
+    assert source.points() == pytest.approx((-0.12816, 0.12816), abs=1e-5)
+    draws = source.draw(np.random.default_rng(0).standard_normal(100_000), np.zeros(100_000))
+    assert draws.std() == pytest.approx(0.1, rel=0.02)
+    assert Source("x", "normal", -9.0, 9.0, "").draw(np.array([-5.0]), np.zeros(1))[0] == -0.9
+
+
+def test_entries_without_uncertainty_are_no_source() -> None:
+    ids = [e.id for e in PROFILE.entries() if e.residual.relative > 0]
+    assert [s.id for s in entry_sources(PROFILE, [e.id for e in PROFILE.entries()])] == ids
+
+
+# -- the response --------------------------------------------------------------------------------------
+
+
+def test_weights_hold_the_whole_step(small: Scenario) -> None:
+    execution = execute_all(prepare(small).programs)[0]
+    weights = path_weights(critical_path(execution))
+    total = sum(weights.parts.values()) + weights.send_s + sum(weights.end_s.values()) + weights.rest_s
+    assert total == pytest.approx(execution.end_ns / 1e9, rel=1e-12)
+
+
+def test_equal_prices_change_nothing(small: Scenario) -> None:
+    prepared = prepare(small)
+    weights = path_weights(critical_path(execute_all(prepared.programs)[0]))
+    costs = prepared.program.costs
+    assert response_s(weights, costs, costs) == 0.0
+
+
+def test_the_first_order_is_what_the_engine_says(small: Scenario) -> None:
+    """The six largest sources, at 1 % and at their own 10 and 90 % points."""
+    prepared, executions, result = predict(small)
+    linear = entry_effects(prepared, executions)
+    exact = entry_effects(prepared, executions, exact=6)
+    assert [e.source.id for e in exact] == [e.source.id for e in linear]
+    for a, b in zip(linear[:6], exact[:6], strict=True):
+        assert b.exact and not a.exact
+        for first, engine in zip(a.seconds, b.seconds, strict=True):
+            assert first == pytest.approx(engine, rel=0.35, abs=2e-3 * result.step.time_s), a.source.id
+    assert any(abs(a.seconds[1]) > 5e-3 * result.step.time_s for a in linear)
+
+
+# -- bands ---------------------------------------------------------------------------------------------
+
+
+def test_bands_follow_from_the_step_time(small: Scenario) -> None:
+    result = with_uncertainty(small)
+    assert result.uncertainty is not None
+    bands = result.uncertainty.bands
+    assert list(bands) == list(UNCERTAIN)
+    step, rate, cost = bands["step_time_s"], bands["tokens_per_s"], bands["cost_usd"]
+    assert step.p10 < step.p50 < step.p90
+    assert rate.p10 < rate.p50 < rate.p90
+    assert rate.p90 * step.p10 == pytest.approx(result.step.tokens, rel=1e-3)
+    assert cost.p90 / cost.predicted == pytest.approx(step.p90 / step.predicted, rel=1e-9)
+    assert step.predicted == result.step.time_s == figures(result)["step_time_s"]
+
+
+def test_the_same_seed_gives_the_same_bytes(small: Scenario) -> None:
+    first, again = with_uncertainty(small), with_uncertainty(small)
+    assert first.model_dump_json() == again.model_dump_json()
+    other = uncertainty(*predict(small), seed=1)
+    assert first.uncertainty is not None
+    assert other.bands != first.uncertainty.bands
+    assert other.sources == first.uncertainty.sources
+
+
+def test_a_result_without_bands_does_not_mention_them(small: Scenario) -> None:
+    assert "uncertainty" not in moesim.simulate(small).model_dump_json()
+    assert "uncertainty" in with_uncertainty(small).model_dump_json()
+
+
+def test_scenarios_that_share_a_source_share_its_draws(small: Scenario) -> None:
+    """The spread of a difference is far below that of its parts."""
+    draws = []
+    for scenario in (small, small.replace(**{"communication.sms": 16})):
+        prepared, executions, result = predict(scenario)
+        draws.append(samples_of(result, entry_effects(prepared, executions))["step_time_s"])
+    assert (draws[1] - draws[0]).std() < 0.2 * draws[0].std()
+
+
+def test_only_the_model_error_is_left_without_entries(small: Scenario) -> None:
+    _, _, result = predict(small)
+    draws = samples_of(result, [], left_out=0.1)["step_time_s"]
+    assert draws.std() / result.step.time_s == pytest.approx(0.1, rel=0.05)
+    assert (samples_of(result, [], left_out=0.0)["step_time_s"] == result.step.time_s).all()
+
+
+def test_interval_widens_with_its_level(small: Scenario) -> None:
+    narrow, wide = interval(small, level=0.5), interval(small, level=0.9)
+    assert wide[0] < narrow[0] < narrow[1] == wide[1] < narrow[2] < wide[2]
+    days = moesim.interval(small, "days")
+    assert days[1] / days[0] == pytest.approx(interval(small)[1] / interval(small)[0])
+
+
+def test_bad_arguments_are_told(small: Scenario) -> None:
+    with pytest.raises(InputError, match="nearest: 'step_time_s'"):
+        interval(small, "step_time")
+    with pytest.raises(InputError, match=r"level=1\.5"):
+        interval(small, level=1.5)
+    free = load_scenario("deepseek-v3-trace-pair")
+    if free.machine.price_per_gpu_hour is None:
+        with pytest.raises(InputError, match="price_per_gpu_hour"):
+            interval(free, "cost_usd")
+    prepared, executions, result = predict(small)
+    with pytest.raises(InputError, match="samples=3"):
+        uncertainty(prepared, executions, result, samples=3)
+
+
+# -- sensitivity ---------------------------------------------------------------------------------------
+
+
+def test_the_tornado_is_sorted_and_has_every_kind_of_source(small: Scenario) -> None:
+    found = sensitivity(small, {"communication.sms": (8, 32)}, seeds=2, exact=1)
+    swings = [abs(e.high_s - e.low_s) for e in found.effects]
+    assert swings == sorted(swings, reverse=True)
+    by_source = {e.source: e for e in found.effects}
+    kinds = {"communication.sms", "variation.seed", "model.left_out", "h800-trace.gemm_told"}
+    assert kinds <= set(by_source)
+    own = by_source["communication.sms"]
+    assert (own.low, own.high, own.exact) == ("8", "32", True)
+    assert own.low_s == moesim.simulate(small.replace(**{"communication.sms": 8})).step.time_s
+    rows = found.rows()
+    assert {row["from"] for row in rows} == {"stated", "engine", "critical path"}
+    assert rows[0]["change_high"] == pytest.approx(found.effects[0].high_s / found.step.predicted - 1)
+
+
+def test_a_range_of_the_price_moves_the_cost_alone(small: Scenario) -> None:
+    prepared, executions, result = predict(small)
+    key = "cluster.price_per_gpu_hour"
+    plain = uncertainty(prepared, executions, result, left_out=0.0)
+    priced = uncertainty(prepared, executions, result, left_out=0.0, ranges={key: ("$1/h", "$4/h")})
+    assert priced.bands["step_time_s"] == plain.bands["step_time_s"]
+    wide, narrow = priced.bands["cost_usd"], plain.bands["cost_usd"]
+    assert wide.p10 < 0.85 * narrow.p10 and wide.p90 > 1.15 * narrow.p90
+
+
+def test_an_illegal_end_of_a_range_is_told(small: Scenario) -> None:
+    with pytest.raises(InputError, match=r"parallel\.ep"):
+        sensitivity(small, {"parallel.ep": (16, 24)})
+
+
+# -- numbers with a range, sessions, other architectures -----------------------------------------------
+
+
+def test_an_entry_carried_to_another_architecture_has_the_error_that_it_states_for_that() -> None:
+    profile = load_profile("a100-layers")
+    ids = ["p2p.scale_up_fraction", "a100-layers.gemm_bf16"]
+    at_home = {s.id: s.high for s in entry_sources(profile, ids, "Hopper")}
+    elsewhere = {s.id: s.high for s in entry_sources(profile, ids, "Ampere")}
+    assert at_home["p2p.scale_up_fraction"] == 0.03 and elsewhere["p2p.scale_up_fraction"] == 0.09
+    assert at_home["a100-layers.gemm_bf16"] == elsewhere["a100-layers.gemm_bf16"]
+
+
+def test_shapes_that_were_not_measured_widen_their_entry() -> None:
+    entry = load_profile("a100-layers").gemm_tables[0]
+    (source,) = entry_sources(load_profile("a100-layers"), [entry.id], "Ampere", lambda id_: 0.2)
+    assert source.high == 0.2 and "beyond the measured" in source.meaning
+
+
+def test_numbers_with_a_range_are_sources() -> None:
+    found = {s.id: s for s in number_sources(PROFILE)}
+    gap = PROFILE.launch_gap
+    assert gap is not None and gap.between is not None and set(found) == {
+        "launch_gap", "kernel_floor", "lost_beside_nccl",
+    }  # fmt: skip
+    assert found["launch_gap"].high == pytest.approx(2.4 / 1.93 - 1.0)
+    moved = shifted(PROFILE, "launch_gap", 0.1, 132)
+    assert moved.launch_gap is not None and moved.launch_gap.value == pytest.approx(1.1 * gap.value)
+    lost = found["lost_beside_nccl"]
+    assert (lost.low, lost.high) == pytest.approx((0.151 / 0.213 - 1.0, 0.295 / 0.213 - 1.0))
+    bare = PROFILE.model_copy(update={"launch_gap": None, "kernel_floor": None})
+    assert [source.id for source in number_sources(bare)] == ["lost_beside_nccl"]
+
+
+def test_a_range_has_the_units_of_its_value_and_survives_a_file() -> None:
+    fields = {
+        "value": "1.93 us",
+        "between": ["1.8 us", "2.4 us"],
+        "kind": "measured",
+        "source": "test",
+        "date": 2025,
+    }
+    number = SourcedSeconds.model_validate(fields)
+    assert number.between == pytest.approx((1.8e-6, 2.4e-6))
+    assert SourcedSeconds.model_validate_json(number.model_dump_json()) == number
+    with pytest.raises(ValueError, match="bare number"):
+        SourcedSeconds.model_validate({**fields, "between": [1, 2]}, context={"place": "file.yaml"})
+
+
+def test_a_range_that_nothing_uses_is_refused(small: Scenario) -> None:
+    jitter = {"value": 0.02, "between": [0.01, 0.03], "kind": "assumed", "source": "test", "date": "2026"}
+    zipf = {"kind": "zipf", "exponent": jitter}
+    with pytest.raises(InputError, match=r"routing.load.exponent: between=\[0.01, 0.03\] is not used"):
+        prepare(small.replace(**{"routing.load": zipf}))
+    with pytest.raises(InputError, match="low and a high value"):
+        small.replace(**{CLOCK: {**jitter, "between": [0.03, 0.01]}})
+    # An override of the value alone leaves the range of what stood there behind: no source.
+    for value in (0.0, 0.05):
+        number = small.replace(**{CLOCK: {**jitter, "value": value}}).variation.clock_cv
+        assert number.between is not None and ranged(CLOCK, number) is None
+
+
+def test_shipped_ranges_hold_their_values() -> None:
+    numbers = [n for name in list_profiles() for _, n in sourced_numbers(load_profile(name))]
+    numbers += [n for _, n in sourced_numbers(load_scenario("deepseek-v3-2048xh800"))]
+    stated = [n for n in numbers if n.between is not None]
+    assert stated and all(n.range == n.between for n in stated)
+
+
+def test_a_session_moves_all_products_and_attention_together(small: Scenario) -> None:
+    effects = {e.source.id: e for e in entry_effects(*predict(small)[:2])}
+    common = effects[SESSION]
+    bound = session(PROFILE, tuple(effects))[1]
+    assert bound and all("gemm" in id_ or "attention" in id_ for id_ in bound)
+    single = sum(effects[id_].seconds[1] / effects[id_].at[1] for id_ in bound)
+    assert common.seconds[1] == pytest.approx(single * common.at[1], rel=1e-9)
+
+
+def test_the_spread_of_speed_to_first_order(small: Scenario) -> None:
+    """Against the engine with another spread, the same seeds."""
+    spread = small.replace(
+        **{
+            "variation.clock_cv": {
+                "value": 0.012, "between": [0.006, 0.018], "kind": "assumed", "source": "test", "date": "2026"
+            },
+            "variation.jitter_cv": 0.0,
+        }
+    )  # fmt: skip
+    prepared, executions, result = predict(spread)
+    effect = next(e for e in entry_effects(prepared, executions) if e.source.id == CLOCK)
+    other = spread.replace(**{CLOCK: 0.012 * (1 + effect.at[1])})
+    exact = moesim.simulate(other).step.time_s - result.step.time_s
+    assert exact > 0.0 and effect.seconds[1] == pytest.approx(exact, rel=0.35)
+
+
+# -- full resolution, the whole run --------------------------------------------------------------------
+
+
+def test_full_resolution_has_an_interval_along_its_own_path() -> None:
+    """Two groups of 16 GPUs a pipeline rank; the largest source against the engine."""
+    full = load_scenario(
+        "deepseek-v3-2048xh800",
+        [
+            "cluster={node: hgx-h800, nodes: 16, network: mpft-ib-400g, name: 128xh800}",
+            "parallel={tp: 1, pp: 4, ep: 16, cp: 1, microbatch: 1, zero_stage: 1}",
+            "batch.sequences=256",
+            "resolution=full",
+        ],
+    )
+    prepared, executions, result = predict(full)
+    found, (exact, *_) = (
+        uncertainty(prepared, executions, result),
+        entry_effects(prepared, executions, exact=1),
+    )
+    first = next(row for row in found.sources if row.source == exact.source.id)
+    ends = (first.low_s - result.step.time_s, first.high_s - result.step.time_s)
+    assert exact.exact and ends == pytest.approx(exact.seconds, rel=0.05)
+    assert found.bands["step_time_s"].p10 < result.step.time_s < found.bands["step_time_s"].p90
+    assert "full resolution" in found.note
+
+
+def test_replicas_have_the_distribution_of_the_step(small: Scenario) -> None:
+    prepared, executions, _ = predict(small)
+    many, few = (step_factors(prepared, executions, n) for n in (4096, 200))
+    assert len(few) == 200 and few.std() == pytest.approx(many.std(), rel=0.02)
+    assert np.quantile(few, [0.1, 0.9]) == pytest.approx(np.quantile(many, [0.1, 0.9]), rel=5e-3)
+    assert (few[:-1] > few[1:]).mean() == pytest.approx(0.5, abs=0.15)  # in no order
+
+
+def test_numbers_of_the_cluster_with_a_range_are_sources(small: Scenario) -> None:
+    """A NIC that may be slower makes the step longer at that end, to first order and in the engine."""
+    machine = small.machine
+    nic = machine.node.nic_bandwidth
+    assert nic is not None and nic.range is None
+    ranged_nic = nic.model_copy(update={"between": (0.5 * nic.value, nic.value)})
+    node = machine.node.model_copy(update={"nic_bandwidth": ranged_nic})
+    scenario = small.model_copy(update={"cluster": machine.model_copy(update={"node": node})})
+    name = "cluster.node.nic_bandwidth"
+    assert cluster_sources(machine) == ()
+    (source,) = cluster_sources(scenario.machine)
+    assert (source.id, source.high) == (name, 0.0)
+    assert source.low == pytest.approx(-0.5)
+    prepared, executions, _ = predict(scenario)
+    (effect,) = [e for e in entry_effects(prepared, executions) if e.source.id == name]
+    assert effect.seconds[0] > effect.seconds[1] >= 0.0
+    again = prepare(*moved(prepared, {name: effect.at[0]}, ()), prepared.stages)
+    longer = (execute_all(again.programs)[0].end_ns - executions[0].end_ns) / 1e9
+    assert longer > 0.5 * effect.seconds[0]

@@ -1,0 +1,166 @@
+"""Figures that docs/model.md works out for the home case are those of the code."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from moesim.simulator.engine.simpy.execute import Execution
+    from moesim.simulator.predict.compile import Prepared
+    from moesim.simulator.predict.result import Result
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "model.md"
+MS, US, GB, MB = 1e3, 1e6, 1e-9, 1e-6
+
+
+@dataclass(frozen=True, repr=False)
+class Home:
+    """The home case, and shorthands for what the page speaks of."""
+
+    prepared: Prepared
+    execution: Execution
+    result: Result
+
+    def sync(self, part: str) -> float:
+        """Seconds of a part of the end of the step on pipeline rank 1."""
+        return float(getattr(self.prepared.program.costs.sync[1], part))
+
+    def ring(self, experts: bool) -> float:
+        """Seconds of the gradients' ring of rank 1: of its experts, or of the rest."""
+        pricer, blocks = self.prepared.pricer, 8
+        dense, expert = pricer.block_parameters("moe")
+        amounts = (0.0, 4.0 * blocks * expert) if experts else (4.0 * blocks * dense, 0.0)
+        return pricer.data_parallel_s(*amounts, copies=2)
+
+    def payload(self, phase: Any) -> float:
+        """Seconds of an overlapped transfer of a MoE layer with even loads."""
+        cost = self.prepared.program.costs.transfer["moe", phase, "beside"]
+        return max(cost.nic_s, cost.scale_up_s)
+
+    def passes(self, kind: Any) -> float:
+        """Seconds of compute of one block, forward and backward."""
+        from moesim.simulator.cost.end_of_step import passes_s
+
+        return sum(passes_s(self.prepared.pricer, kind))
+
+    def rank(self, part: str) -> float:
+        """Bytes of a kind on pipeline rank 1."""
+        return float(self.prepared.memory.by_rank[1].by_kind()[part])
+
+
+def counts(home: Home) -> tuple[float, ...]:
+    from moesim.simulator.model.counts import (
+        attention_parameters,
+        parameters_activated,
+        parameters_total,
+    )
+
+    shape = home.prepared.shape
+    return (
+        attention_parameters(shape) / 1e6,
+        parameters_total(shape) / 1e9,
+        parameters_activated(shape, embedding=True) / 1e9,
+        parameters_activated(shape, embedding=False) / 1e9,
+    )
+
+
+def flop(home: Home) -> tuple[float, ...]:
+    from moesim.simulator.model.counts import attention_flop_per_token, flop_per_token
+
+    shape = home.prepared.shape
+    return (
+        attention_flop_per_token(shape, 4096, False) / 1e9,
+        flop_per_token(shape, 4096, False) / 1e9,
+        flop_per_token(shape, 4096, True) / 1e9,
+    )
+
+
+def buffers(home: Home) -> tuple[float, ...]:
+    from moesim.simulator.layout.buffers import expert_buffers
+
+    found = expert_buffers(64, home.prepared.shape.hidden, 20, home.prepared.scenario.communication.kernels)
+    return found.nvlink_bytes * MB, found.rdma_bytes * MB
+
+
+def plan_bounds(home: Home) -> tuple[float, ...]:
+    import moesim
+
+    space = moesim.PlanSpace(
+        tp=(1,), pp=(16,), ep=(64,), cp=(1,), microbatch=(1,), zero_stage=(1,), schedule=("dualpipe",),
+        recompute=("deepseek-v3",), precision=("fp8",), sms=(20,),
+    )  # fmt: skip
+    row = moesim.plan(home.prepared.scenario, space, top=1).best
+    assert row.lower_bound_s is not None and row.closed_form_s is not None
+    return row.lower_bound_s, row.closed_form_s, row.time_s
+
+
+FIGURES: list[tuple[str, Callable[[Home], tuple[float, ...]]]] = [
+    ("= {:.1f} M;", lambda h: counts(h)[:1]),
+    ("is **{:.2f} B**; with 8 of 256 experts **{:.2f} B** activated with the embedding table and **{:.2f}",
+     lambda h: counts(h)[1:]),
+    ("(192 + 128) = {:.2f} GF non-causal", lambda h: flop(h)[:1]),
+    ("**φ = {:.1f} GF non-causal, {:.1f} GF causal**", lambda h: flop(h)[1:]),
+    ("with three launch gaps {:.2f} ms.", lambda h: (h.sync("optimizer_s") * MS,)),
+    ("Home case: {:.2f} nodes and {:.2f} GPUs a token",
+     lambda h: (h.prepared.pricer.targets().distinct_nodes, h.prepared.pricer.targets().distinct_gpus)),
+    ("226.7 / 324.4 = 0.699 ms | 2.627 · 1.07 = **{:.3f} ms**",
+     lambda h: (h.payload("dispatch F") * MS,)),
+    ("5.095 · 1.07 = **{:.3f} ms**", lambda h: (h.payload("combine F") * MS,)),
+    ("2 (3.33 + 3.7) = {:.1f} us",
+     lambda h: (h.prepared.program.costs.transfer["moe", "dispatch F", "beside"].launch_s * US,)),
+    ("+ 3.7 us = {:.3f} ms", lambda h: (h.prepared.program.costs.send_s * MS,)),
+    ("embedding {:.2f}, dense layer {:.1f}, MoE layer {:.1f}, MTP module {:.1f}, head pass {:.1f} (twice",
+     lambda h: tuple(h.passes(kind) * MS for kind in ("embedding", "dense", "moe", "mtp", "head"))),
+    ("Dense: 8 · 233.0 M · 4 B = 7.46 GB over 256 replicas, {:.1f} ms.", lambda h: (h.ring(False) * MS,)),
+    ("over 4 replicas, {:.1f} ms. Together {:.1f} ms,",
+     lambda h: (h.ring(True) * MS, h.sync("reduce_s") * MS)),
+    ("parameters in BF16 {:.1f} ms.", lambda h: (h.sync("gather_s") * MS,)),
+    ("t_norm = 2 · 8 · 3.7 + 2 · 3.33 = {:.1f} us", lambda h: (h.sync("norm_s") * US,)),
+    ("weights {:.2f} GB in BF16, gradients {:.2f} GB in FP32",
+     lambda h: (h.rank("weights") * GB, h.rank("gradients") * GB)),
+    ("(4 + 2 · 2) B = {:.2f} GB", lambda h: (h.rank("optimizer") * GB,)),
+    ("17 · 4 · 4096 · 156,224 = {:.1f} GB", lambda h: (h.rank("activations") * GB,)),
+    ("{:.1f} MB and {:.1f} MB at EP64 with 20 SMs", buffers),
+    ("Home case: lower bound {:.2f} s, closed form {:.2f} s, engine {:.2f} s.", plan_bounds),
+]  # fmt: skip
+"""Words of the page with the figures left out, and the figures from the code."""
+
+
+@pytest.fixture(scope="module")
+def home(home_case: tuple[Any, Any, Any]) -> Home:
+    return Home(*home_case)
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return " ".join(PAGE.read_text("utf-8").split())
+
+
+@pytest.mark.parametrize(("words", "figures"), FIGURES, ids=[words[:40] for words, _ in FIGURES])
+def test_a_worked_figure_is_that_of_the_code(
+    words: str, figures: Callable[[Home], tuple[float, ...]], home: Home, page: str
+) -> None:
+    expected = words.format(*figures(home))
+    assert expected in page, f"docs/model.md should say: {expected}"
+
+
+def test_the_best_plans_of_the_planner_page_take_as_long_as_it_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The searches take minutes (make scoreboard); the plans that they found are simulated again here."""
+    import moesim
+
+    root = PAGE.parents[1]
+    monkeypatch.syspath_prepend(str(root / "benchmarks"))
+    plan_page = importlib.import_module("plan_page")
+
+    shown = plan_page.simulated_on((root / "docs" / "planner.md").read_text("utf-8"))
+    assert len(shown) == 3
+    for seconds, overrides in shown:
+        assert f"{moesim.simulate(plan_page.HOME, *overrides).step.time_s:.2f}" == f"{seconds:.2f}"
