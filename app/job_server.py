@@ -51,12 +51,12 @@ def prepare() -> None:
     """Import and read what every child needs, and find out once whether predictions can be kept."""
     import moesim.app.work
     from moesim.app.pages import HOME
-    from moesim.simulator.studies import result_cache as kept
+    from moesim.simulator.studies import result_cache
 
     assert moesim.app.work is not None
-    kept.find(moesim.load(HOME))
-    if kept.problem() is not None:
-        log.warning("%s", kept.problem())
+    result_cache.find(moesim.load(HOME))
+    if result_cache.problem() is not None:
+        log.warning("%s", result_cache.problem())
 
 
 def _run(pipe: Connection) -> None:

@@ -30,7 +30,7 @@ from moesim.simulator.predict.check import Check
 from moesim.simulator.predict.result import Result
 from moesim.simulator.predict.timeline import Timeline
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.studies import result_cache as kept
+from moesim.simulator.studies import result_cache
 from moesim.simulator.studies.neighbours import Neighbour
 from moesim.simulator.studies.sensitivity import Sensitivity
 
@@ -76,7 +76,7 @@ def topology(scenario: Scenario) -> Drawing:
 
 def simulate(scenario: Scenario) -> Result:
     """One predicted step, without prices; kept on disk, where the command line finds it."""
-    return kept.predict_unpriced(budget.admit(scenario))
+    return result_cache.predict_unpriced(budget.admit(scenario))
 
 
 def check(scenario: Scenario) -> Check:
@@ -107,7 +107,7 @@ def profiles(cluster: str) -> tuple[str, list[str]]:
 
 def interval(scenario: Scenario) -> Result:
     """The same prediction with P10, P50 and P90 of its figures."""
-    return kept.predict_unpriced(budget.admit(scenario), uncertainty=True)
+    return result_cache.predict_unpriced(budget.admit(scenario), uncertainty=True)
 
 
 def relative_draws(scenario: Scenario) -> NDArray[np.float64]:

@@ -96,7 +96,7 @@ COMPUTE: dict[BlockKind, tuple[Phase, ...]] = {
     "head": ("mlp F", "mlp I", "mlp W"),
 }
 
-MODES: tuple[Mode, ...] = ("alone", "quiet", "beside")
+MODES: tuple[Mode, ...] = ("alone", "sms_reserved", "overlapped")
 
 NS = 1e9
 
@@ -122,7 +122,7 @@ def build_toy(
     links of `rate` bytes/s. `clock[rank][member]` are time factors, `loads[block][member]` relative rows.
     """
     from moesim.simulator.cost.table import CostTable, PhaseCost, SyncCost, TransferCost
-    from moesim.simulator.engine.link_map import FoldedWires
+    from moesim.simulator.engine.link_map import FoldedLinkMap
     from moesim.simulator.engine.program import Variation, compile_program
     from moesim.simulator.schedules.template import EP_PHASES, OVERLAP_ORDERS
 
@@ -153,8 +153,8 @@ def build_toy(
         rows[number] = np.array(values)[None, :]
     costs = CostTable(compute, transfer, bytes_, send_ns / NS, tuple(sync or [SyncCost(0, 0, 0, 0)] * pp))
     chosen = order or OVERLAP_ORDERS["deepseek-v3"]
-    wires = FoldedWires(schedule.pp, rate, rate, costs.send_across_nodes)
-    return compile_program(schedule, blocks, costs, chosen, Variation(factors, rows, rows, 0.0, 0), wires)
+    link_map = FoldedLinkMap(schedule.pp, rate, rate, costs.send_across_nodes)
+    return compile_program(schedule, blocks, costs, chosen, Variation(factors, rows, rows, 0.0, 0), link_map)
 
 
 @pytest.fixture(scope="session")

@@ -90,7 +90,12 @@ def block_transfers(
     if pricer.scenario.parallel.ep == 1:
         return {}
     phases = [phase for phase in pricer.operators(kind) if phase in EP_PHASES]
-    return {(kind, ph, mode): pricer.ep_phase(ph, mode) for ph in phases for mode in modes if mode != "quiet"}
+    return {
+        (kind, ph, mode): pricer.ep_phase(ph, mode)
+        for ph in phases
+        for mode in modes
+        if mode != "sms_reserved"
+    }
 
 
 def _products_s(pricer: Pricer, operators: tuple[Operator, ...]) -> tuple[float, float]:

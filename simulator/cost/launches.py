@@ -25,7 +25,7 @@ Transfers = Mapping[tuple[BlockKind, Phase, Mode], TransferCost]
 Compute = Mapping[tuple[BlockKind, Phase, Mode], PhaseCost]
 
 
-def held_back_by_host(
+def launch_stalls(
     pricer: Pricer, kind: BlockKind, compute: Compute, transfer: Transfers, modes: Sequence[Mode]
 ) -> dict[tuple[BlockKind, Phase, Mode], PhaseCost]:
     """Compute of a block with the waits for its launches; empty where the scenario names no host.

@@ -7,7 +7,7 @@ from math import ceil, fsum, log2
 from moesim.simulator.cost.block_prices import block_compute, block_transfers
 from moesim.simulator.cost.communication import notify_seconds, send_seconds
 from moesim.simulator.cost.end_of_step import behind_compute
-from moesim.simulator.cost.launches import held_back_by_host
+from moesim.simulator.cost.launches import launch_stalls
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.profile_use import collective_residual
 from moesim.simulator.cost.sharded import slowed_beside
@@ -24,7 +24,7 @@ from moesim.simulator.schedules import Overlap, Schedule
 def cost_table(pricer: Pricer, schedule: Schedule, stages: StageAssignment) -> CostTable:
     """Prices of everything that the schedule and its stages need."""
     paired = any(isinstance(step, Overlap) for rank in schedule.ranks for step in rank)
-    modes: tuple[Mode, ...] = ("alone", "quiet", "beside") if paired else ("alone",)
+    modes: tuple[Mode, ...] = ("alone", "sms_reserved", "overlapped") if paired else ("alone",)
     compute: dict[tuple[BlockKind, Phase, Mode], PhaseCost] = {}
     transfer: dict[tuple[BlockKind, Phase, Mode], TransferCost] = {}
     for kind in sorted({block.kind for stage in stages.stages for block in stage}):
@@ -34,7 +34,7 @@ def cost_table(pricer: Pricer, schedule: Schedule, stages: StageAssignment) -> C
             sharded, alone = pricer.sharded_phases(kind)
             transfer |= {(kind, phase, "alone"): cost for phase, cost in sharded.items()}
             compute |= slowed_beside(kind, compute, alone, pricer.profile.lost_beside_nccl.value)
-        compute |= held_back_by_host(pricer, kind, compute, transfer, modes)
+        compute |= launch_stalls(pricer, kind, compute, transfer, modes)
     send_bytes, send_s, across = pipeline_send(pricer, schedule)
     return CostTable(compute, transfer, send_bytes, send_s, step_end(pricer, schedule, stages), across)
 

@@ -23,10 +23,11 @@ from moesim.simulator.cost.price_evidence import Evidence
 from moesim.simulator.cost.profile_use import communication_law
 from moesim.simulator.cost.sharded import transfer_cost
 from moesim.simulator.cost.table import Mode, PhaseCost, TransferCost
+from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.routing import Gate, TargetStatistics, expected_targets, transfer_bytes
 from moesim.simulator.model.counts import block_parameters, expert_parameters
-from moesim.simulator.model.framework import as_run
+from moesim.simulator.model.framework import apply_framework
 from moesim.simulator.model.operator import BlockKind, Operator, Phase
 from moesim.simulator.model.operators import block_operators
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, row_bytes
@@ -45,14 +46,35 @@ EP_OPERATION: dict[Phase, EpOperation] = {
 class Pricer:
     """Prices the parts of one scenario; every method is a pure function of the fields."""
 
-    scenario: Scenario
-    shape: ModelShape
-    cluster: Cluster
-    profile: CalibrationProfile
-    layout: Layout
+    job: ResolvedJob
     evidence: Evidence = field(default_factory=Evidence)
     _links: Links | None = field(default=None, init=False, repr=False)
     _parameters: dict[BlockKind, tuple[float, float]] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def scenario(self) -> Scenario:
+        """The scenario of the job."""
+        return self.job.scenario
+
+    @property
+    def shape(self) -> ModelShape:
+        """The model of the job."""
+        return self.job.shape
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster of the job."""
+        return self.job.cluster
+
+    @property
+    def profile(self) -> CalibrationProfile:
+        """The calibration profile of the job."""
+        return self.job.profile
+
+    @property
+    def layout(self) -> Layout:
+        """Where the ranks of the job stand."""
+        return self.job.layout
 
     @property
     def tokens(self) -> int:
@@ -148,11 +170,11 @@ class Pricer:
         )
         dense, expert = self.block_parameters(kind)
         sharded = dense * (self.layout.dp * plan.cp > 1) + expert * (self.layout.expert_dp > 1)
-        return as_run(found, s.software, s.recipe, plan.zero_stage, dense + expert, sharded)
+        return apply_framework(found, s.software, s.recipe, plan.zero_stage, dense + expert, sharded)
 
     def context(self, mode: Mode) -> SmContext:
         """SMs of a phase: all of them, or all but the communication SMs, which idle or are busy."""
-        return SmContext(0 if mode == "alone" else self.scenario.communication.sms, mode == "beside")
+        return SmContext(0 if mode == "alone" else self.scenario.communication.sms, mode == "overlapped")
 
     def phase(self, operators: tuple[Operator, ...], mode: Mode) -> PhaseCost:
         """Seconds of one phase: the part that grows with routed rows, and the rest."""

@@ -9,7 +9,7 @@ from typing import Literal
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.schedules.template import COMMUNICATION_PHASES
 
-Mode = Literal["alone", "quiet", "beside"]
+Mode = Literal["alone", "sms_reserved", "overlapped"]
 """Where a phase runs: un-overlapped on all SMs; in a pair while the communication SMs idle; beside them
 while they are busy."""
 
@@ -32,15 +32,15 @@ class PhaseCost:
     host_s: float = 0.0
 
 
-def blend(quiet: PhaseCost, beside: PhaseCost, share: float) -> PhaseCost:
+def blend(sms_reserved: PhaseCost, overlapped: PhaseCost, share: float) -> PhaseCost:
     """Cost of a phase of which `share` runs beside busy communication SMs (docs/model.md, eq. E6)."""
     return PhaseCost(
-        fixed_s=quiet.fixed_s + share * (beside.fixed_s - quiet.fixed_s),
-        row_s=quiet.row_s + share * (beside.row_s - quiet.row_s),
-        exposed_s=quiet.exposed_s + share * (beside.exposed_s - quiet.exposed_s),
-        best_s=min(quiet.best_s, beside.best_s),
-        worst_s=max(quiet.worst_s, beside.worst_s),
-        host_s=quiet.host_s + share * (beside.host_s - quiet.host_s),
+        fixed_s=sms_reserved.fixed_s + share * (overlapped.fixed_s - sms_reserved.fixed_s),
+        row_s=sms_reserved.row_s + share * (overlapped.row_s - sms_reserved.row_s),
+        exposed_s=sms_reserved.exposed_s + share * (overlapped.exposed_s - sms_reserved.exposed_s),
+        best_s=min(sms_reserved.best_s, overlapped.best_s),
+        worst_s=max(sms_reserved.worst_s, overlapped.worst_s),
+        host_s=sms_reserved.host_s + share * (overlapped.host_s - sms_reserved.host_s),
     )
 
 
@@ -93,13 +93,13 @@ class CostTable:
     send_across_nodes: bool = True
     """Whether a pipeline hop uses the NICs or, inside a node, the scale-up ports."""
 
-    def phase(self, kind: BlockKind, phase: Phase, beside: float | None) -> PhaseCost:
+    def phase(self, kind: BlockKind, phase: Phase, overlapped_share: float | None) -> PhaseCost:
         """Compute of a phase: alone (None), or with a share of it beside busy communication SMs."""
-        if beside is None:
+        if overlapped_share is None:
             return self.compute.get((kind, phase, "alone"), PhaseCost(0.0))
         nothing = PhaseCost(0.0)
-        quiet = self.compute.get((kind, phase, "quiet"), nothing)
-        return blend(quiet, self.compute.get((kind, phase, "beside"), nothing), beside)
+        sms_reserved = self.compute.get((kind, phase, "sms_reserved"), nothing)
+        return blend(sms_reserved, self.compute.get((kind, phase, "overlapped"), nothing), overlapped_share)
 
     def phases(self, kind: BlockKind) -> frozenset[Phase]:
         """Phases that a block of this kind has."""

@@ -1,7 +1,7 @@
 """Lower and upper bound of a step, from the same programs that the engine runs (pure).
 
 Both read what the engine reads: durations of every task with its member's speed, jitter, faults and
-received rows, the links of the wires with what faults left of them, and the slow-downs of sends and of the
+received rows, the links of the link_map with what faults left of them, and the slow-downs of sends and of the
 end of the step. So they hold whatever a scenario states (docs/model.md, eq. B1 to B4).
 """
 
@@ -156,7 +156,7 @@ def _end_ns(programs: Sequence[Program]) -> float:
     reduce_ns = rest_ns = 0.0
     for rank, sync in enumerate(programs[0].costs.sync):
         growth = _growth(sync.worst_s, sync.total_s) * NS
-        slow = max(program.wires.sync_slowness(rank) for program in programs)
+        slow = max(program.link_map.sync_slowness(rank) for program in programs)
         reduce_ns = max(reduce_ns, sync.reduce_s * slow * growth)
         rest_ns = max(rest_ns, (sync.norm_s + sync.optimizer_s + sync.gather_s * slow) * growth)
     return reduce_ns + rest_ns + 4.0 * ROUNDING_NS

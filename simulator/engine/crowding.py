@@ -51,7 +51,7 @@ class Crowding:
     @classmethod
     def of(cls, programs: Sequence[Program]) -> Crowding:
         """Look at every transfer of every program once."""
-        capacity = programs[0].wires.capacity_bytes_per_ns
+        capacity = programs[0].link_map.capacity_bytes_per_ns
         made = cls(programs, capacity, np.zeros(len(capacity), dtype=np.int64))
         for number, program in enumerate(programs):
             used = np.zeros(len(capacity), dtype=bool)
@@ -72,7 +72,7 @@ class Crowding:
                 )
             )
             for source, target in made.sends[-1]:
-                used[program.wires.send(source, target, program.costs.send_bytes).links] = True
+                used[program.link_map.send(source, target, program.costs.send_bytes).links] = True
             made._own.append(np.flatnonzero(used))
         return made
 
@@ -84,9 +84,9 @@ class Crowding:
             even = np.ones(program.members)
             parts = replace(cost, scale_up_bytes=0.0), replace(cost, nic_bytes=0.0)
             for part, amount in zip(parts, amounts, strict=True):
-                demand = program.wires.uniform(rank, phase, part)
+                demand = program.link_map.uniform(rank, phase, part)
                 if demand is None:
-                    demand = program.wires.transfer(rank, phase, part, even, even)
+                    demand = program.link_map.transfer(rank, phase, part, even, even)
                 amount[demand.links] = demand.bytes
             links = np.flatnonzero(amounts.any(axis=0))
             self._bytes[key] = _Bytes(links, amounts[0, links], amounts[1, links])
@@ -115,8 +115,8 @@ class Crowding:
         key = (number, (source, target))
         if key not in self._sends:
             program = self.programs[number]
-            demand = program.wires.send(source, target, program.costs.send_bytes)
-            alone = program.costs.send_s * NS * float(np.max(program.wires.send_slowness(source, target)))
+            demand = program.link_map.send(source, target, program.costs.send_bytes)
+            alone = program.costs.send_s * NS * float(np.max(program.link_map.send_slowness(source, target)))
             crowd = self.streams[demand.links] * demand.bytes.max(initial=0.0)
             shared = (demand.bytes + crowd) / self.capacity[demand.links]
             self._sends[key] = max(alone, float(shared.max(initial=0.0)))
@@ -129,7 +129,7 @@ class Crowding:
         total = 0.0
         for program, sends in zip(self.programs, self.sends, strict=True):
             for (source, target), count in sends.items():
-                demand = program.wires.send(source, target, program.costs.send_bytes)
+                demand = program.link_map.send(source, target, program.costs.send_bytes)
                 met = mine[demand.links]
                 share = demand.bytes[met] / self.capacity[demand.links[met]]
                 total += count * float(share.max(initial=0.0))

@@ -20,7 +20,7 @@ OUTWARD: frozenset[Phase] = frozenset({"dispatch F", "combine B"})
 """Transfers that carry tokens to the experts; the others bring them back the same way."""
 
 
-class Wires(Protocol):
+class LinkMap(Protocol):
     """The links of one group of members, and what its transfers put on them (bytes)."""
 
     @property
@@ -55,7 +55,7 @@ class Wires(Protocol):
         """(NIC out, scale-up out): link numbers of the members' ports."""
 
 
-class FoldedWires:
+class FoldedLinkMap:
     """One GPU stands for all members of a pipeline rank: its NIC and its scale-up port, full duplex.
 
     Source: docs/model.md, eq. E3.
@@ -70,12 +70,12 @@ class FoldedWires:
         self._sends_cross_nodes = sends_cross_nodes
 
     @classmethod
-    def joined(cls, owners: Sequence[Wires], sends_cross_nodes: bool) -> FoldedWires:
+    def joined(cls, owners: Sequence[LinkMap], sends_cross_nodes: bool) -> FoldedLinkMap:
         """Pipeline ranks of several kinds of cluster: rank r has the links that it has in `owners[r]`."""
         result = cls(len(owners), 1.0, 1.0, sends_cross_nodes)
         parts = [
-            wires.capacity_bytes_per_ns[PORTS * rank : PORTS * (rank + 1)]
-            for rank, wires in enumerate(owners)
+            link_map.capacity_bytes_per_ns[PORTS * rank : PORTS * (rank + 1)]
+            for rank, link_map in enumerate(owners)
         ]
         result._capacity = np.concatenate(parts)
         return result

@@ -16,7 +16,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.simulator.common.arrays import FloatVector, IntVector
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, TransferCost
 from moesim.simulator.engine.demand import Demand
-from moesim.simulator.engine.link_map import Wires
+from moesim.simulator.engine.link_map import LinkMap
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.schedules import Action, Overlap, Schedule
 from moesim.simulator.schedules.template import (
@@ -80,7 +80,7 @@ class CompiledTask:
     block: int
     side: int
     deps: tuple[int, ...]
-    beside: float | None
+    overlapped_share: float | None
     """Share of it that runs beside busy communication SMs; None outside pairs."""
     price: PhaseCost
     rows_ns: IntVector
@@ -127,7 +127,7 @@ class Program:
     costs: CostTable
     blocks: tuple[tuple[BlockKind, ...], ...]
     variation: Variation
-    wires: Wires
+    link_map: LinkMap
     group: int = 0
     """Which expert-parallel group of each pipeline rank this is."""
 
@@ -151,7 +151,7 @@ def compile_program(
     costs: CostTable,
     order: OverlapOrder | None,
     variation: Variation,
-    wires: Wires,
+    link_map: LinkMap,
     group: int = 0,
 ) -> Program:
     """Price every task of a schedule once, for all micro-batches and members of a group.
@@ -160,11 +160,13 @@ def compile_program(
     stage and block order. Run-to-run noise is drawn anew for every `group`.
     """
     members = variation.clock.shape[1]
-    compiler = _Compiler(schedule, blocks, costs, order, variation, wires, group)
+    compiler = _Compiler(schedule, blocks, costs, order, variation, link_map, group)
     ranks = tuple(
         tuple(compiler.place(rank, step) for step in steps) for rank, steps in enumerate(schedule.ranks)
     )
-    return Program(schedule, members, ranks, costs, tuple(tuple(b) for b in blocks), variation, wires, group)
+    return Program(
+        schedule, members, ranks, costs, tuple(tuple(b) for b in blocks), variation, link_map, group
+    )
 
 
 class _Compiler:
@@ -177,12 +179,12 @@ class _Compiler:
         costs: CostTable,
         order: OverlapOrder | None,
         variation: Variation,
-        wires: Wires,
+        link_map: LinkMap,
         group: int,
     ) -> None:
         self.schedule, self.blocks, self.costs = schedule, blocks, costs
         self.order, self.variation, self.members = order, variation, variation.clock.shape[1]
-        self.wires, self.group = wires, group
+        self.link_map, self.group = link_map, group
         routed = [
             (s, b) for s, kinds in enumerate(blocks) for b, k in enumerate(kinds) if k in ("moe", "mtp")
         ]
@@ -221,7 +223,7 @@ class _Compiler:
     def _compile(self, rank: int, kind: ActionKind, forward: int, backward: int) -> CompiledTemplate:
         sets = [[self.costs.phases(k) for k in self.blocks[s]] if s >= 0 else [] for s in (forward, backward)]
         template = build_template(kind, sets[0], sets[1], self.order)
-        mode: Mode = "beside" if "&" in kind else "alone"
+        mode: Mode = "overlapped" if "&" in kind else "alone"
         tasks = []
         for task in template.tasks:
             stage = (forward, backward)[task.side]
@@ -230,7 +232,7 @@ class _Compiler:
             # What routing sends depends on the load; a gather of parameters does not.
             routed = self.routed.get((stage, task.block)) if task.phase in EP_PHASES else None
             transfer = None if cost is None else self._transfer(rank, task.phase, routed, cost)
-            price = self.costs.phase(block_kind, task.phase, task.beside)
+            price = self.costs.phase(block_kind, task.phase, task.overlapped_share)
             rows = self._compute_rows(stage, task.block, task.phase, price)
             tasks.append(
                 CompiledTask(
@@ -239,7 +241,7 @@ class _Compiler:
                     task.block,
                     task.side,
                     task.deps,
-                    task.beside,
+                    task.overlapped_share,
                     price,
                     rows,
                     transfer,
@@ -301,7 +303,7 @@ class _Compiler:
             payload_ns,
             member_ns,
             cost,
-            self.wires.uniform(rank, phase, cost) if routed not in self.dropping else None,
+            self.link_map.uniform(rank, phase, cost) if routed not in self.dropping else None,
             load,
             node_load,
         )
@@ -310,7 +312,7 @@ class _Compiler:
         self, rank: int, phase: Phase, routed: int | None, cost: TransferCost
     ) -> tuple[list[float], IntVector]:
         """Nanoseconds of the slowest and of each member; phases with equal rates share them."""
-        nic, scale_up = self.wires.slowness(rank, phase)
+        nic, scale_up = self.link_map.slowness(rank, phase)
         healthy = isinstance(nic, float) and isinstance(scale_up, float)
         key = (routed, cost.nic_s, cost.scale_up_s, None if healthy else (rank, phase))
         if key not in self.payloads:

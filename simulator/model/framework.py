@@ -17,7 +17,7 @@ from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision
 from moesim.simulator.model.software import Software
 
 
-def as_run(
+def apply_framework(
     operators: Mapping[Phase, tuple[Operator, ...]],
     software: Software,
     recipe: Precision,

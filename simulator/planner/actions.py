@@ -66,7 +66,7 @@ class ActionBook:
         Times are of members [members, plans]: the mean one, and where load lasts the one with the most rows
         of each block, which falls behind in all that it computes.
         """
-        mode: Mode = "beside" if "&" in kind else "alone"
+        mode: Mode = "overlapped" if "&" in kind else "alone"
         hot = self._hot_members(template)
         zero = np.zeros((1 + len(hot), len(self.tables)))
         free = {"compute": zero, "communication": zero}
@@ -126,13 +126,17 @@ class ActionBook:
 
         In a pair a share of it runs beside busy communication SMs (eq. E6).
         """
-        key = (kind, task.phase, task.beside)
+        key = (kind, task.phase, task.overlapped_share)
         if key not in self._computed:
-            if task.beside is None:
+            if task.overlapped_share is None:
                 fixed, row = self._price(kind, task.phase, "alone")
             else:
-                quiet, busy = (self._price(kind, task.phase, mode) for mode in ("quiet", "beside"))
-                fixed, row = (q + task.beside * (b - q) for q, b in zip(quiet, busy, strict=True))
+                sms_reserved, busy = (
+                    self._price(kind, task.phase, mode) for mode in ("sms_reserved", "overlapped")
+                )
+                fixed, row = (
+                    q + task.overlapped_share * (b - q) for q, b in zip(sms_reserved, busy, strict=True)
+                )
             kept = fixed + row * (self._spread_of("kept") + self._spread_of("hot"))
             own = kept * (1.0 + self._spread_of("clock"))
             self._computed[key] = own, kept * self._spread_of("jitter"), row * self._spread_of("rows")

@@ -12,12 +12,13 @@ import numpy.typing as npt
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.cluster import Cluster
 from moesim.simulator.cost.block_prices import BarePrices, bare_prices, block_transfers, with_collectives
-from moesim.simulator.cost.launches import held_back_by_host
+from moesim.simulator.cost.launches import launch_stalls
 from moesim.simulator.cost.price_table import pipeline_send, rank_step_end
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.sharded import slowed_beside
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, SyncCost, TransferCost
 from moesim.simulator.layout.in_flight import held_by_rank
+from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.stages import StageAssignment, blocks_of
 from moesim.simulator.model.operator import BlockKind, Phase
@@ -127,8 +128,7 @@ class PriceBook:
                 "communication": communication,
             }
         )
-        layout = Layout(plan, self.cluster.n_gpus, self.cluster.node.n_gpus)
-        return Pricer(scenario, self.shape, self.cluster, self.profile, layout)
+        return Pricer(ResolvedJob(scenario, self.shape, self.cluster, self.profile))
 
     def compute(
         self,
@@ -205,8 +205,8 @@ class PriceBook:
         compute = dict(self.compute(plan, recipe, policy, ("alone",), sms if sends else None))
         transfer = self.transfers(plan, recipe, sms, "alone")
         if paired:
-            compute |= self.compute(plan, recipe, policy, ("quiet", "beside"), sms)
-            transfer |= self.transfers(plan, recipe, sms, "beside")
+            compute |= self.compute(plan, recipe, policy, ("sms_reserved", "overlapped"), sms)
+            transfer |= self.transfers(plan, recipe, sms, "overlapped")
         if zero3:
             pricer = self.pricer(plan, recipe, self.arithmetic(policy), sms)
             for kind in self.kinds:
@@ -215,9 +215,9 @@ class PriceBook:
                 compute |= slowed_beside(kind, compute, alone, self.profile.lost_beside_nccl.value)
         if self.scenario.software.host is not None:
             pricer = self.pricer(plan, recipe, policy, sms)
-            every: tuple[Mode, ...] = ("alone", "quiet", "beside") if paired else ("alone",)
+            every: tuple[Mode, ...] = ("alone", "sms_reserved", "overlapped") if paired else ("alone",)
             for kind in self.kinds:
-                compute |= held_back_by_host(pricer, kind, compute, transfer, every)
+                compute |= launch_stalls(pricer, kind, compute, transfer, every)
         table = self._tables[key] = CostTable(compute, transfer, 0.0, 0.0, ())
         return table
 

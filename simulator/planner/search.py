@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
-from moesim.simulator.cost.profile_use import check_profile
+from moesim.simulator.layout.job import check_profile
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.candidates import GIB, find_candidates
 from moesim.simulator.planner.found import Candidates

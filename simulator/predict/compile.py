@@ -13,14 +13,14 @@ from moesim.hwmodels.files import read_text
 from moesim.hwmodels.provenance import sourced_numbers
 from moesim.simulator.cost.price_table import cost_table
 from moesim.simulator.cost.pricing import Pricer
-from moesim.simulator.cost.profile_use import check_profile
 from moesim.simulator.cost.table import CostTable
 from moesim.simulator.engine.full_resolution.groups import ClusterPrograms, Draw, compile_groups
-from moesim.simulator.engine.link_map import FoldedWires
+from moesim.simulator.engine.link_map import FoldedLinkMap
 from moesim.simulator.engine.program import Program, Variation, compile_program
 from moesim.simulator.layout.expert_load import RankLoads
 from moesim.simulator.layout.expert_load_spec import load_spec
 from moesim.simulator.layout.in_flight import rank_stages
+from moesim.simulator.layout.job import ResolvedJob, resolve
 from moesim.simulator.layout.memory import MemoryReport, RankStages, memory_by_kind
 from moesim.simulator.layout.parallel import Layout, check_against_model, microbatches
 from moesim.simulator.layout.stages import StageAssignment
@@ -43,11 +43,7 @@ SHIPPED = ("cluster.", "run.price.buy.", "run.failures.", "run.restart.", "run.c
 class Prepared:
     """A scenario with everything resolved, before any time is simulated."""
 
-    scenario: Scenario
-    shape: ModelShape
-    cluster: Cluster
-    profile: CalibrationProfile
-    layout: Layout
+    job: ResolvedJob
     schedule: Schedule
     stages: StageAssignment
     pricer: Pricer
@@ -60,6 +56,31 @@ class Prepared:
     """What the expert load assumes."""
     whole: ClusterPrograms | None = None
     """Where the members sit (full resolution)."""
+
+    @property
+    def scenario(self) -> Scenario:
+        """The scenario of the job."""
+        return self.job.scenario
+
+    @property
+    def shape(self) -> ModelShape:
+        """The model of the job."""
+        return self.job.shape
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster of the job."""
+        return self.job.cluster
+
+    @property
+    def profile(self) -> CalibrationProfile:
+        """The calibration profile of the job."""
+        return self.job.profile
+
+    @property
+    def layout(self) -> Layout:
+        """Where the ranks of the job stand."""
+        return self.job.layout
 
     @property
     def program(self) -> Program:
@@ -75,21 +96,18 @@ def prepare(
     `profile` and `stages`, where given, take the place of the scenario's: the same plan at other rates.
     Raises InputError for anything that does not fit together, naming key, value and nearest legal values.
     """
-    shape = scenario.shape
-    cluster, plan = scenario.machine, scenario.parallel
-    if profile is None:
-        profile = scenario.calibration
-    check_profile(profile, cluster)
+    job = resolve(scenario, profile)
+    shape, cluster, plan = job.shape, job.cluster, scenario.parallel
     _check_sms(scenario, cluster)
     _check_ranges(scenario)
-    layout = Layout(plan, cluster.n_gpus, cluster.node.n_gpus)
+    layout = job.layout
     count = microbatches(layout, scenario.batch.sequences)
     check_size(scenario, own_machine())
     schedule = load_schedule(scenario, count)
     partial = scenario.stages.blocks is not None
     check_against_model(plan, shape, scenario.batch.sequence_length, 1 if partial else schedule.n_stages)
     _check_combination(scenario, schedule)
-    pricer = Pricer(scenario, shape, cluster, profile, layout)
+    pricer = Pricer(job)
     if stages is None:
         stages = assign_stages(scenario, pricer, schedule)
     costs = cost_table(pricer, schedule, stages)
@@ -108,11 +126,7 @@ def prepare(
     programs, whole = _programs(scenario, layout, schedule, kinds, costs, pricer, draw)
     report = memory_of(scenario, shape, stages, rank_stages(schedule), count)
     return Prepared(
-        scenario,
-        shape,
-        cluster,
-        profile,
-        layout,
+        job,
         schedule,
         stages,
         pricer,
@@ -141,14 +155,14 @@ def _programs(
         raise InputError(
             "faults need every GPU simulated for itself; add resolution: full (--resolution full)"
         )
-    wires = FoldedWires(
+    link_map = FoldedLinkMap(
         schedule.pp,
         pricer.links.nic_bytes_per_s or 1.0,  # a single node has no NIC traffic; its links need a rate
         pricer.links.scale_up_bytes_per_s,
         costs.send_across_nodes,
     )
     order = scenario.communication.order
-    return (compile_program(schedule, kinds, costs, order, draw(0, None), wires),), None
+    return (compile_program(schedule, kinds, costs, order, draw(0, None), link_map),), None
 
 
 def memory_of(

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.cost.pricing import Pricer
-from moesim.simulator.cost.profile_use import check_profile
-from moesim.simulator.engine.link_map import FoldedWires
+from moesim.simulator.engine.link_map import FoldedLinkMap
 from moesim.simulator.engine.program import Program
 from moesim.simulator.layout.in_flight import rank_stages
+from moesim.simulator.layout.job import resolve
 from moesim.simulator.layout.parallel import Layout, microbatches
 from moesim.simulator.layout.pools import Part, check_schedule, owners_of, spread
 from moesim.simulator.layout.stages import StageAssignment, blocks_of
@@ -70,12 +70,8 @@ def _balanced(parts: Sequence[Part], schedule: Schedule) -> StageAssignment:
     seconds, owners = [], owners_of(parts)
     shape = parts[0].scenario.shape
     for part in parts:
-        scenario, cluster = part.scenario, part.scenario.machine
         try:
-            profile = scenario.calibration
-            check_profile(profile, cluster)
-            layout = Layout(scenario.parallel, cluster.n_gpus, cluster.node.n_gpus)
-            pricer = Pricer(scenario, shape, cluster, profile, layout)
+            pricer = Pricer(resolve(part.scenario))
             seconds.append({b: block_seconds(pricer, b) for b in {block.kind for block in blocks_of(shape)}})
         except InputError as error:
             raise _named(error, part) from None
@@ -90,7 +86,7 @@ def _joined(parts: Sequence[Part], programs: Sequence[Program]) -> Program:
     return replace(
         programs[0],
         ranks=tuple(program.ranks[rank] for rank, program in enumerate(owners)),
-        wires=FoldedWires.joined([program.wires for program in owners], across),
+        link_map=FoldedLinkMap.joined([program.link_map for program in owners], across),
         costs=replace(
             programs[0].costs,
             sync=tuple(program.costs.sync[rank] for rank, program in enumerate(owners)),

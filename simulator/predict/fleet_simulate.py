@@ -67,7 +67,7 @@ def fleet_result(fleet: PreparedFleet, execution: Execution) -> Result:
         step=_step(fleet, time_s),
         breakdown_s=by_rank[0],
         breakdown_by_rank_s=tuple(by_rank),
-        breakdown_alternative_s=mean_breakdown(breakdowns(execution, split_weight=True)),
+        breakdown_split_w_s=mean_breakdown(breakdowns(execution, split_weight=True)),
         forward_backward_pair_s=pair_seconds([execution]),
         pair_phases=pair_phases([execution]),
         utilisation=utilisation([execution], nic, scale_up),

@@ -157,9 +157,9 @@ def utilisation(
 
 def _port_bytes(execution: Execution, which: int) -> float:
     """Bytes that a mean GPU sent through its NICs (0) or scale-up ports (1), summed over pipeline ranks."""
-    wires = execution.program.wires
-    gpus = wires.gpus_per_rank
+    link_map = execution.program.link_map
+    gpus = link_map.gpus_per_rank
     return fsum(
-        fsum(execution.carried_bytes[wires.ports(rank)[which]].tolist()) / gpus
+        fsum(execution.carried_bytes[link_map.ports(rank)[which]].tolist()) / gpus
         for rank in range(len(execution.ranks))
     )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field, computed_field, model_validator
 
 from moesim.hwmodels.confidence import Confidence
 from moesim.simulator.common.tables import Row, Shown
@@ -33,7 +36,8 @@ class Result(Shown):
     step: StepResult
     breakdown_s: Breakdown
     breakdown_by_rank_s: tuple[Breakdown, ...]
-    breakdown_alternative_s: Breakdown
+    breakdown_split_w_s: Breakdown
+    """Mean over pipeline ranks, the weight gradients of a full B moved to `backward_weight`."""
     forward_backward_pair_s: float | None
     pair_phases: tuple[PhaseSpan, ...]
     utilisation: Utilisation
@@ -62,6 +66,22 @@ class Result(Shown):
     pools: tuple[PoolResult, ...] = Field((), exclude_if=lambda value: not value)
     """What each pool of a fleet does; left out of the output of a single cluster."""
     schema_version: int = SCHEMA_VERSION
+
+    @model_validator(mode="before")
+    @classmethod
+    def _old_name(cls, data: Any) -> Any:
+        """Results written by version 0.1.0 call `breakdown_split_w_s` `breakdown_alternative_s`."""
+        if not isinstance(data, Mapping) or "breakdown_alternative_s" not in data:
+            return data
+        rest = dict(data)
+        old = rest.pop("breakdown_alternative_s")
+        return {"breakdown_split_w_s": old, **rest}
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def breakdown_alternative_s(self) -> Breakdown:
+        """The old name of `breakdown_split_w_s` in JSON, for one version."""
+        return self.breakdown_split_w_s
 
     def rows(self) -> list[Row]:
         """One row: the main figures."""

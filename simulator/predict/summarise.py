@@ -64,7 +64,7 @@ def summarise(prepared: Prepared, executions: Sequence[Execution]) -> Result:
         step=_step(prepared, time_s),
         breakdown_s=by_rank[0],
         breakdown_by_rank_s=tuple(by_rank),
-        breakdown_alternative_s=mean_breakdown(split),
+        breakdown_split_w_s=mean_breakdown(split),
         forward_backward_pair_s=pair_seconds(executions),
         pair_phases=pair_phases(executions),
         utilisation=utilisation(executions, pricer.links.nic_bytes_per_s, pricer.links.scale_up_bytes_per_s),

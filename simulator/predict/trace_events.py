@@ -128,7 +128,7 @@ class GpuEvents:
             args |= {"Collective name": "allgather", "Group size": self.info.group_sizes["model"]}
             yield from self._slice(INSIDE, f"ncclDevKernel_{_word(task.phase)}", end - waits, end, args)
             return
-        mode: Mode = "beside" if "&" in step.code.kind else "alone"
+        mode: Mode = "overlapped" if "&" in step.code.kind else "alone"
         price = self.execution.program.costs.transfer[task.kind, task.phase, mode]
         ready = self._ready(record, number) + row
         launch = min(end, record.begins[number] + task.transfer.launch_ns)

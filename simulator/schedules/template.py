@@ -76,7 +76,7 @@ class Task:
     block: int
     """Position of the block in its stage."""
     deps: tuple[int, ...]
-    beside: float | None = None
+    overlapped_share: float | None = None
     """In an overlapped pair: share of the four expert-parallel transfers of a MoE layer pair that this
     layer pair has, which is how much of its compute runs beside busy communication SMs. None: alone."""
 

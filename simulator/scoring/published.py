@@ -141,7 +141,8 @@ def context_plans(progress: Progress = lambda what: None) -> list[ContextRow]:
 
     def report_of(plan: RunPlan) -> RunReport:
         scenario = prepared.scenario.model_copy(update={"run": plan})
-        return run_report(replace(prepared, scenario=scenario), 1.0)  # the main phase is not looked at
+        job = prepared.job.with_scenario(scenario)
+        return run_report(replace(prepared, job=job), 1.0)  # the main phase is not looked at
 
     return context_plan_sensitivity(report_of, progress)
 

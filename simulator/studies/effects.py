@@ -205,18 +205,17 @@ def _redrawn(prepared: Prepared, program: Program, key: str, value: float) -> Pr
         )
     order = scenario.communication.order
     return compile_program(
-        program.schedule, program.blocks, program.costs, order, variation, program.wires, program.group
+        program.schedule, program.blocks, program.costs, order, variation, program.link_map, program.group
     )
 
 
 def _priced(prepared: Prepared, source: Source, change: float) -> CostTable:
-    profile, cluster = prepared.profile, prepared.cluster
+    job = prepared.job
     if source.id.startswith(CLUSTER):
-        cluster = shifted_cluster(cluster, source.id, change)
+        job = job.with_rates(cluster=shifted_cluster(job.cluster, source.id, change))
     else:
-        profile = shifted(profile, source.id, change, cluster.accelerator.n_sms)
-    pricer = Pricer(prepared.scenario, prepared.shape, cluster, profile, prepared.layout)
-    return cost_table(pricer, prepared.schedule, prepared.stages)
+        job = job.with_rates(profile=shifted(job.profile, source.id, change, job.cluster.accelerator.n_sms))
+    return cost_table(Pricer(job), prepared.schedule, prepared.stages)
 
 
 def _run_exactly(

@@ -22,7 +22,7 @@ class Part:
 
     kind: BlockKind
     phase: Phase
-    beside: float | None
+    overlapped_share: float | None
     payload: bool
 
 
@@ -46,7 +46,7 @@ def path_weights(path: list[Segment]) -> PathWeights:
         length = segment.end_ns - segment.begin_ns
         task = segment.task
         if task is not None:
-            parts[Part(task.kind, task.phase, task.beside, segment.payload)] += length
+            parts[Part(task.kind, task.phase, task.overlapped_share, segment.payload)] += length
         elif segment.cause == "pipeline send":
             send += length
         elif segment.cause in END_OF_STEP:
@@ -127,7 +127,9 @@ def _duration_ns(program: Program, segment: Segment) -> float:
 
 def _price(table: CostTable, part: Part) -> float:
     if part.payload:
-        cost = table.transfer[part.kind, part.phase, "alone" if part.beside is None else "beside"]
+        cost = table.transfer[
+            part.kind, part.phase, "alone" if part.overlapped_share is None else "overlapped"
+        ]
         return max(cost.nic_s, cost.scale_up_s)
-    price = table.phase(part.kind, part.phase, part.beside)
+    price = table.phase(part.kind, part.phase, part.overlapped_share)
     return price.fixed_s + price.row_s

@@ -164,14 +164,14 @@ def test_the_server_says_where_predictions_cannot_be_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from moesim.app import job_server
-    from moesim.simulator.studies import result_cache as kept
+    from moesim.simulator.studies import result_cache
 
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv(kept.FOLDER, str(tmp_path / "file"))
-    monkeypatch.setattr(kept, "_problem", None)
+    monkeypatch.setenv(result_cache.FOLDER, str(tmp_path / "file"))
+    monkeypatch.setattr(result_cache, "_problem", None)
     job_server.prepare()
     assert len([r for r in caplog.records if "predictions are not kept" in r.getMessage()]) == 1
-    assert kept.problem() is not None  # which children inherit: they do not try again
+    assert result_cache.problem() is not None  # which children inherit: they do not try again
 
 
 # -- limits that the system keeps -------------------------------------------------------------------------

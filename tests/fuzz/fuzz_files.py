@@ -25,7 +25,7 @@ from moesim.simulator.planner.trainers.megatron import megatron_arguments
 from moesim.simulator.planner.trainers.megatron_read import import_megatron
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.schedules.text import from_csv
-from moesim.simulator.studies import result_cache as kept
+from moesim.simulator.studies import result_cache
 from moesim.simulator.studies.point import Outcome, key_of
 from moesim.simulator.studies.store import Store
 
@@ -211,10 +211,10 @@ def read_store(case: tuple[bytes, str | None, Any], folder: Path, rng: random.Ra
         old.unlink()
     data, column, value = case
     key = key_of(_small())
-    kept._problem = None
-    os.environ[kept.FOLDER] = str(folder / "kept")
+    result_cache._problem = None
+    os.environ[result_cache.FOLDER] = str(folder / "kept")
     (folder / "kept").mkdir(exist_ok=True)
-    place = folder / "kept" / f"predictions-{moesim.__version__}-{kept.program_hash()[:12]}.sqlite"
+    place = folder / "kept" / f"predictions-{moesim.__version__}-{result_cache.program_hash()[:12]}.sqlite"
     for path in (folder / "store.sqlite", place):
         path.write_bytes(data)
         if column is not None:
@@ -226,12 +226,12 @@ def read_store(case: tuple[bytes, str | None, Any], folder: Path, rng: random.Ra
                 pass
             database.close()
     try:
-        kept.find(_small())
+        result_cache.find(_small())
         with Store(folder / "store.sqlite", durable=False) as store:
             found = store.get(key)
             assert found is None or found.figures == {"step_time_s": 1.0}, f"another outcome: {found}"
             text = store.result(key)
             assert not text or text.startswith('{"schema'[:2]), "another result"
     finally:
-        os.environ[kept.FOLDER] = "off"
+        os.environ[result_cache.FOLDER] = "off"
         shutil.rmtree(folder / "kept", ignore_errors=True)

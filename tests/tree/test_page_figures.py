@@ -40,7 +40,7 @@ class Home:
 
     def payload(self, phase: Any) -> float:
         """Seconds of an overlapped transfer of a MoE layer with even loads."""
-        cost = self.prepared.program.costs.transfer["moe", phase, "beside"]
+        cost = self.prepared.program.costs.transfer["moe", phase, "overlapped"]
         return max(cost.nic_s, cost.scale_up_s)
 
     def passes(self, kind: Any) -> float:
@@ -113,7 +113,7 @@ FIGURES: list[tuple[str, Callable[[Home], tuple[float, ...]]]] = [
      lambda h: (h.payload("dispatch F") * MS,)),
     ("5.095 · 1.07 = **{:.3f} ms**", lambda h: (h.payload("combine F") * MS,)),
     ("2 (3.33 + 3.7) = {:.1f} us",
-     lambda h: (h.prepared.program.costs.transfer["moe", "dispatch F", "beside"].launch_s * US,)),
+     lambda h: (h.prepared.program.costs.transfer["moe", "dispatch F", "overlapped"].launch_s * US,)),
     ("+ 3.7 us = {:.3f} ms", lambda h: (h.prepared.program.costs.send_s * MS,)),
     ("embedding {:.2f}, dense layer {:.1f}, MoE layer {:.1f}, MTP module {:.1f}, head pass {:.1f} (twice",
      lambda h: tuple(h.passes(kind) * MS for kind in ("embedding", "dense", "moe", "mtp", "head"))),

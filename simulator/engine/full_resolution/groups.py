@@ -15,7 +15,7 @@ from moesim.simulator.engine.full_resolution.faults import (
     slow_factors,
     surviving_groups,
 )
-from moesim.simulator.engine.full_resolution.link_map import ClusterWires
+from moesim.simulator.engine.full_resolution.link_map import ClusterLinkMap
 from moesim.simulator.engine.program import Program, Variation, compile_program
 from moesim.simulator.layout.groups import grouped_gpus
 from moesim.simulator.layout.parallel import Layout
@@ -63,7 +63,7 @@ def compile_groups(
     programs = []
     for group in running:
         own = gpus[:, group]
-        wires = ClusterWires(
+        link_map = ClusterLinkMap(
             topology, healthy, own, per_node, scenario.spreading, scenario.seed, scenario.parallel.ep > 1
         )
         variation = draw(group, gpus.shape[2])
@@ -75,5 +75,5 @@ def compile_groups(
             jitter_cv=usual if bool((jitter == usual).all()) else jitter,
         )
         order = scenario.communication.order
-        programs.append(compile_program(schedule, kinds, costs, order, variation, wires, group))
+        programs.append(compile_program(schedule, kinds, costs, order, variation, link_map, group))
     return ClusterPrograms(tuple(programs), gpus, tuple(running), topology)

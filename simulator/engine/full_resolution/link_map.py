@@ -103,10 +103,10 @@ def _pattern(routes: RouteSet, loaded: IntVector, outer_pairs: int, peers: tuple
     )
 
 
-class ClusterWires:
+class ClusterLinkMap:
     """Links of one group of GPUs in a cluster that may have slow and dead links.
 
-    Implements `engine.wires.Wires`. `gpus[rank, member]` are global numbers.
+    Implements `engine.link_map.LinkMap`. `gpus[rank, member]` are global numbers.
     """
 
     def __init__(

@@ -116,13 +116,13 @@ class _Machine:
             return None
         sent = self.env.event()
         label = f"{stage}{kind}{microbatch}"
-        wires = self.program.wires
-        slow = wires.send_slowness(rank, target)
+        link_map = self.program.link_map
+        slow = link_map.send_slowness(rank, target)
         alone = self.send_ns * (slow if isinstance(slow, float) else float(slow.max()))
 
         def launch(_: simpy.Event) -> None:
             begin = int(self.env.now)
-            arrived = self.links.start(wires.send(rank, target, self.program.costs.send_bytes), alone)
+            arrived = self.links.start(link_map.send(rank, target, self.program.costs.send_bytes), alone)
 
             def finish(_: simpy.Event) -> None:
                 took = int(self.env.now) - begin
@@ -182,7 +182,7 @@ class _Machine:
         maximum, transfer_on_links = np.maximum, self.links.transfer
         compute = communication = record.start
         micro = step.microbatches
-        env, wires = self.env, self.program.wires
+        env, link_map = self.env, self.program.link_map
         for number, task in enumerate(code.tasks):
             mb = micro[task.side]
             transfer = task.transfer
@@ -206,7 +206,7 @@ class _Machine:
                     demand = transfer.demand
                     if demand is None:
                         row = mb % len(transfer.load)
-                        demand = wires.transfer(
+                        demand = link_map.transfer(
                             rank, task.phase, transfer.cost, transfer.load[row], transfer.node_load[row]
                         )
                     yield from transfer_on_links(demand, alone)
@@ -251,7 +251,7 @@ def execute_all(programs: Sequence[Program]) -> list[Execution]:
     each other forever (a validated schedule cannot).
     """
     env = simpy.Environment(initial_time=0)
-    links = LinkPool(env, programs[0].wires.capacity_bytes_per_ns)
+    links = LinkPool(env, programs[0].link_map.capacity_bytes_per_ns)
     machines = [_Machine(program, env, links) for program in programs]
     processes = [
         (machine, rank, env.process(machine.run_rank(rank)))
@@ -310,7 +310,7 @@ def _synchronise(machines: list[_Machine]) -> tuple[list[SyncRecord], int]:
     schedule, sync = program.schedule, program.costs.sync
     done = [max(_end(machine.records[r]) for machine in machines) for r in range(schedule.pp)]
     ready = [max(done[holder] for holder in holders(schedule, r)) for r in range(schedule.pp)]
-    slow = [max(m.program.wires.sync_slowness(r) for m in machines) for r in range(schedule.pp)]
+    slow = [max(m.program.link_map.sync_slowness(r) for m in machines) for r in range(schedule.pp)]
     reduced = [t + round(sync[r].reduce_s * slow[r] * NS) for r, t in enumerate(ready)]
     meet = max(reduced)
     result = []

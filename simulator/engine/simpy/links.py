@@ -9,8 +9,9 @@ import numpy as np
 import simpy
 
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.common.arrays import FloatVector
 from moesim.simulator.engine.demand import Demand
-from moesim.simulator.engine.simpy.sharing import FewLinks, FloatVector, Flow, Sharing
+from moesim.simulator.engine.simpy.sharing import FewLinks, Flow, Sharing
 from moesim.simulator.engine.simpy.sharing_arrays import ManyLinks
 
 FEW = 256

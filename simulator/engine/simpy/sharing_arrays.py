@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from moesim.simulator.common.arrays import FloatVector, IntVector
 from moesim.simulator.engine.maxmin import fill
-from moesim.simulator.engine.simpy.sharing import TIGHT, WHOLE, FloatVector, Flow, IntVector
+from moesim.simulator.engine.simpy.sharing import TIGHT, WHOLE, Flow
 
 BoolVector = npt.NDArray[np.bool_]
 

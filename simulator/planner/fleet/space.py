@@ -8,7 +8,7 @@ from typing import Any
 
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.cost.profile_use import check_profile
+from moesim.simulator.layout.job import check_profile
 from moesim.simulator.layout.parallel import Layout, check_against_model, microbatches
 from moesim.simulator.layout.pools import (
     Part,

@@ -246,7 +246,7 @@ def _rank_rows(result: Result) -> list[tuple[str, ...]]:
         return (name, *(f"{getattr(row, key):.3f}" for key in CATEGORIES))
 
     rows = [cells(str(rank), row) for rank, row in enumerate(result.breakdown_by_rank_s)]
-    return [*rows, cells("mean*", result.breakdown_alternative_s)]
+    return [*rows, cells("mean*", result.breakdown_split_w_s)]
 
 
 def _print_footing(result: Result) -> None:

@@ -126,19 +126,19 @@ def _loaded(scenario: str, overrides: list[str] | None, seed: int | None, resolu
 
 def _kept(loaded: Scenario, uncertainty: bool = False) -> Result | None:
     """The prediction where an earlier command or the dashboard made it."""
-    from moesim.simulator.studies import result_cache as kept
+    from moesim.simulator.studies import result_cache
 
-    return None if kept.folder() is None else kept.find(loaded, uncertainty)
+    return None if result_cache.folder() is None else result_cache.find(loaded, uncertainty)
 
 
 def _keep(loaded: Scenario, result: Result) -> None:
-    from moesim.simulator.studies import result_cache as kept
+    from moesim.simulator.studies import result_cache
 
-    kept.keep(loaded, result)
-    if kept.problem() is not None:
+    result_cache.keep(loaded, result)
+    if result_cache.problem() is not None:
         from moesim.cli.console import note
 
-        note(str(kept.problem()))
+        note(str(result_cache.problem()))
 
 
 def _prepared(loaded: Scenario, scenario: str) -> Prepared:

@@ -84,8 +84,8 @@ def test_expert_and_rank_draws_agree_on_the_spread() -> None:
     by_rank = draw(LoadSpec(0.2), microbatches=2000).rows.std()
     by_expert = draw(LoadSpec(0.2, EVEN), microbatches=2000).rows.std()
     assert by_expert == pytest.approx(by_rank, rel=0.03)
-    quiet = draw(LoadSpec(0.0, EVEN), microbatches=2000).rows.std()
-    assert quiet == pytest.approx((7 / (8 * 4096)) ** 0.5, rel=0.03)  # multinomial with 8 receivers
+    sms_reserved = draw(LoadSpec(0.0, EVEN), microbatches=2000).rows.std()
+    assert sms_reserved == pytest.approx((7 / (8 * 4096)) ** 0.5, rel=0.03)  # multinomial with 8 receivers
 
 
 def test_recorded_steps_follow_each_other_and_repeat() -> None:

@@ -6,7 +6,7 @@ from math import fsum
 
 import pytest
 
-from moesim.simulator.model.framework import as_run
+from moesim.simulator.model.framework import apply_framework
 from moesim.simulator.model.library import load_model
 from moesim.simulator.model.operator import Operator
 from moesim.simulator.model.operators import block_operators
@@ -25,7 +25,7 @@ def phases(kind: str = "dense", shape: ModelShape = LLAMA) -> dict[str, tuple[Op
 
 
 def run(software: Software, kind: str = "dense", zero: int = 1) -> dict[str, tuple[Operator, ...]]:
-    found = as_run(phases(kind), software, RECIPE, zero, PARAMETERS, PARAMETERS)  # type: ignore[arg-type]
+    found = apply_framework(phases(kind), software, RECIPE, zero, PARAMETERS, PARAMETERS)  # type: ignore[arg-type]
     return {str(phase): ops for phase, ops in found.items()}
 
 
@@ -80,7 +80,7 @@ def test_a_compiled_loss_makes_half_the_passes_of_the_chain() -> None:
 def test_gradients_in_16_bits_are_added_into_half_the_bytes() -> None:
     weights = fsum(op.accumulated_bytes for ops in phases().values() for op in ops) / 8.0
     recipe = RECIPE.model_copy(update={"gradients": "bf16"})
-    found = as_run(phases(), Software(), recipe, 1, PARAMETERS, PARAMETERS)  # type: ignore[arg-type]
+    found = apply_framework(phases(), Software(), recipe, 1, PARAMETERS, PARAMETERS)  # type: ignore[arg-type]
     narrow = {str(phase): ops for phase, ops in found.items()}
     assert fsum(op.accumulated_bytes for ops in narrow.values() for op in ops) == pytest.approx(4.0 * weights)
     assert moved(phases()) - moved(narrow) == pytest.approx(4.0 * weights)

@@ -9,6 +9,9 @@ from moesim.simulator.cost.table import SyncCost
 from moesim.simulator.engine.program import Program
 from moesim.simulator.engine.simpy.execute import execute
 from moesim.simulator.predict.report import breakdowns, mean_breakdown, pair_phases, pair_seconds, utilisation
+from moesim.simulator.predict.result import Result
+from moesim.simulator.predict.simulate import simulate
+from moesim.simulator.scenario import load_scenario
 from moesim.simulator.schedules import Schedule, build, parse_step
 
 Toy = Callable[..., Program]
@@ -21,7 +24,7 @@ def test_the_parts_of_every_rank_sum_to_the_step(home_case: Any, trace_pair: Any
         rows = [
             *result.breakdown_by_rank_s,
             *breakdowns(execution, split_weight=True),
-            result.breakdown_alternative_s,
+            result.breakdown_split_w_s,
         ]
         for row in rows:
             assert sum(getattr(row, part) for part in PARTS) == pytest.approx(result.step.time_s, abs=1e-9)
@@ -39,7 +42,7 @@ def test_the_other_reading_moves_the_weights_of_full_backwards_only(home_case: A
         assert one.backward_input - other.backward_input == pytest.approx(moved, abs=1e-9)
         for same in ("forward", "forward_backward", "bubble", "optimizer", "exposed_communication"):
             assert getattr(one, same) == getattr(other, same)
-    assert result.breakdown_alternative_s == mean_breakdown(split)
+    assert result.breakdown_split_w_s == mean_breakdown(split)
 
 
 def test_utilisations_are_fractions(home_case: Any, trace_pair: Any) -> None:
@@ -135,3 +138,12 @@ def test_links_count_what_they_carried(toy: Toy) -> None:
     assert use.nic == pytest.approx(4 * 25 / 800)
     assert use.scale_up == 0.0
     assert utilisation([execution], 0.0, 0.0).nic == 0.0
+
+
+def test_results_of_version_0_1_0_are_read_under_their_old_names() -> None:
+    result = simulate(load_scenario("deepseek-v3-trace-pair"))
+    data = result.to_dict()
+    assert data["breakdown_alternative_s"] == data["breakdown_split_w_s"]
+    assert Result.model_validate(data) == result
+    old = {key: value for key, value in data.items() if key != "breakdown_split_w_s"}
+    assert Result.model_validate(old) == result

@@ -301,8 +301,8 @@ def test_collectives_of_data_parallelism_are_slow_beside_compute_where_that_was_
     assert curves <= set(prepared.pricer.evidence.entries)
     assert curves <= {row.path.removeprefix("profile.") for row in result.provenance}
     kept = tuple(c for c in prepared.profile.curves if c.id not in curves)
-    quiet = prepared.profile.model_copy(update={"curves": kept})
-    pricer = Pricer(prepared.scenario, prepared.shape, prepared.cluster, quiet, prepared.layout)
+    sms_reserved = prepared.profile.model_copy(update={"curves": kept})
+    pricer = Pricer(prepared.job.with_rates(profile=sms_reserved))
     (slow,), (fast,) = prepared.program.costs.sync, step_end(pricer, prepared.schedule, prepared.stages)
     assert slow.reduce_s > fast.reduce_s
     assert slow.gather_s > fast.gather_s

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, SyncCost, TransferCost
-from moesim.simulator.engine.link_map import FoldedWires
+from moesim.simulator.engine.link_map import FoldedLinkMap
 from moesim.simulator.engine.program import Variation, compile_program
 from moesim.simulator.engine.simpy.execute import Execution, SendRecord, execute
 from moesim.simulator.model.operator import BlockKind, Phase
@@ -50,7 +50,7 @@ INFO = TraceInfo(
 def small(schedule: str = "dualpipe", exposed_s: float = 0.0, send_s: float = 20e-6) -> Execution:
     """Two pipeline ranks of two GPUs with one MoE layer each, hand-made prices."""
     kind: BlockKind = "moe"
-    slower: dict[Mode, float] = {"alone": 1.0, "quiet": 1.1, "beside": 1.1}
+    slower: dict[Mode, float] = {"alone": 1.0, "sms_reserved": 1.1, "overlapped": 1.1}
     compute = {
         (kind, phase, mode): PhaseCost(fixed * factor + exposed_s, row, exposed_s)
         for phase, (fixed, row) in COMPUTE.items()
@@ -67,7 +67,7 @@ def small(schedule: str = "dualpipe", exposed_s: float = 0.0, send_s: float = 20
     clock = np.array([[1.0, 1.01], [0.99, 1.0]])
     program = compile_program(
         build(schedule, PP, MICROBATCHES), [[kind], [kind]], costs, OVERLAP_ORDERS["deepseek-v3"],
-        Variation(clock, loads, np.ones_like(loads), 0.0, 0), FoldedWires(PP, 50e9, 200e9, True),
+        Variation(clock, loads, np.ones_like(loads), 0.0, 0), FoldedLinkMap(PP, 50e9, 200e9, True),
     )  # fmt: skip
     return execute(program)
 

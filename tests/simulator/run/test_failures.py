@@ -32,8 +32,8 @@ def deviation(outcome: Outcome, want_s: float) -> float:
 
 
 def test_without_failures_time_is_training_and_checkpoints() -> None:
-    quiet = replace(MODEL, rate_per_s=0.0)
-    outcome = simulate_failures([10 * HOUR, 1.2 * HOUR], quiet, 5, 0)
+    sms_reserved = replace(MODEL, rate_per_s=0.0)
+    outcome = simulate_failures([10 * HOUR, 1.2 * HOUR], sms_reserved, 5, 0)
     assert outcome.wall.tolist() == [
         [10 * HOUR + 20 * 120.0] * 5,
         [pytest.approx(1.2 * HOUR + 3 * 120.0)] * 5,
@@ -139,8 +139,8 @@ def test_more_costly_interruptions_never_help_with_common_random_numbers() -> No
 
 
 def test_factors_stretch_the_training_of_their_replica() -> None:
-    quiet = replace(MODEL, rate_per_s=0.0, stall_s=0.0)
-    outcome = simulate_failures([10 * HOUR], quiet, 3, 0, factors=np.array([1.0, 1.5, 0.5]))
+    sms_reserved = replace(MODEL, rate_per_s=0.0, stall_s=0.0)
+    outcome = simulate_failures([10 * HOUR], sms_reserved, 3, 0, factors=np.array([1.0, 1.5, 0.5]))
     assert outcome.wall[0].tolist() == [10 * HOUR, 15 * HOUR, 5 * HOUR]
 
 

@@ -167,9 +167,9 @@ def test_checkpoint_bytes_stall_and_write_by_hand() -> None:
 
 
 def test_zero_rates_change_nothing() -> None:
-    quiet = report("run.failures={interruptions: 0 /node-day}")
-    assert quiet.days == report().days
-    assert quiet.goodput.predicted == 1.0 and quiet.interruptions.predicted == 0.0
+    sms_reserved = report("run.failures={interruptions: 0 /node-day}")
+    assert sms_reserved.days == report().days
+    assert sms_reserved.goodput.predicted == 1.0 and sms_reserved.interruptions.predicted == 0.0
 
 
 @pytest.mark.parametrize("rate", ["300 /node-day", "1e6 /node-day"])

@@ -189,8 +189,8 @@ def test_compute_is_beside_communication_as_far_as_its_layer_pair_has_any(
         here = forward[position] & FORWARD if position < len(forward) else frozenset[Phase]()
         if position < len(backward):
             here = here | (backward[len(backward) - 1 - position] & BACKWARD)
-        assert task.beside == len(here & EP_PHASES) / 4
-    assert all(t.beside is None for t in build_template("F", forward).tasks)
+        assert task.overlapped_share == len(here & EP_PHASES) / 4
+    assert all(t.overlapped_share is None for t in build_template("F", forward).tasks)
 
 
 def is_circular(order: OverlapOrder, layers: int) -> bool:

@@ -9,7 +9,7 @@ from moesim.hwmodels.cluster import Cluster
 from moesim.simulator.cost.block_prices import block_compute, block_transfers
 from moesim.simulator.cost.communication import ring_seconds
 from moesim.simulator.cost.pricing import Pricer
-from moesim.simulator.layout.parallel import Layout
+from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.model.counts import parameters_total
 from moesim.simulator.model.operators import block_operators, model_flop
 from moesim.simulator.model.precision import PRECISIONS
@@ -112,8 +112,7 @@ def pricer_of(id_: str, recompute: RecomputePolicy, **plan: int) -> Pricer:
     scenario = scenario.model_copy(update={"parallel": parallel})
     cluster, model = scenario.cluster, scenario.model
     assert isinstance(cluster, Cluster) and isinstance(model, ModelShape)
-    layout = Layout(parallel, cluster.n_gpus, cluster.node.n_gpus)
-    return Pricer(scenario, model, cluster, load_profile(str(scenario.profile)), layout)
+    return Pricer(ResolvedJob(scenario, model, cluster, load_profile(str(scenario.profile))))
 
 
 def test_split_experts_compute_the_same_and_gather_their_rows() -> None:

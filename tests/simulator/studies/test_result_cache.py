@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import moesim
 from moesim.cli import app
 from moesim.simulator.predict.result import Result
-from moesim.simulator.studies import result_cache as kept
+from moesim.simulator.studies import result_cache
 from moesim.simulator.studies.point import Outcome, key_of
 from moesim.simulator.studies.reprice import without_prices
 from moesim.simulator.studies.store import Store
@@ -28,8 +28,8 @@ PAIR = "deepseek-v3-trace-pair"
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder of its own for every test."""
-    monkeypatch.setenv(kept.FOLDER, str(tmp_path / "kept"))
-    monkeypatch.setattr(kept, "_problem", None)
+    monkeypatch.setenv(result_cache.FOLDER, str(tmp_path / "kept"))
+    monkeypatch.setattr(result_cache, "_problem", None)
     yield tmp_path / "kept"
 
 
@@ -52,9 +52,9 @@ def test_the_commands_second_answer_is_the_first_one_byte_for_byte(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     wanted = [("simulate", PAIR), ("simulate", PAIR, "--json"), ("explain", PAIR)]
-    monkeypatch.setenv(kept.FOLDER, "off")
+    monkeypatch.setenv(result_cache.FOLDER, "off")
     fresh = [command(*words) for words in wanted]
-    monkeypatch.delenv(kept.FOLDER)
+    monkeypatch.delenv(result_cache.FOLDER)
     monkeypatch.setenv("XDG_CACHE_HOME", str(request.getfixturevalue("tmp_path")))
     command("simulate", PAIR)
     request.getfixturevalue("nothing_simulates")
@@ -76,18 +76,18 @@ def test_what_the_command_simulated_is_there_at_other_prices_too(
     command("simulate", PAIR)
     request.getfixturevalue("nothing_simulates")
     other = moesim.load(PAIR, "cluster.price_per_gpu_hour=$9/h")
-    found = kept.predict_unpriced(other)
-    assert found.model_dump_json() == kept.predict_unpriced(moesim.load(PAIR)).model_dump_json()
-    assert kept.find(other) is None  # the command must answer with these very prices
-    assert kept.find(moesim.load(PAIR, "seed=1")) is None
+    found = result_cache.predict_unpriced(other)
+    assert found.model_dump_json() == result_cache.predict_unpriced(moesim.load(PAIR)).model_dump_json()
+    assert result_cache.find(other) is None  # the command must answer with these very prices
+    assert result_cache.find(moesim.load(PAIR, "seed=1")) is None
 
 
 def test_another_program_does_not_answer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = moesim.load(PAIR)
-    kept.keep(scenario, moesim.simulate(scenario))
-    assert kept.find(scenario) is not None
-    monkeypatch.setattr(kept, "program_hash", lambda: "0" * 64)
-    assert kept.find(scenario) is None
+    result_cache.keep(scenario, moesim.simulate(scenario))
+    assert result_cache.find(scenario) is not None
+    monkeypatch.setattr(result_cache, "program_hash", lambda: "0" * 64)
+    assert result_cache.find(scenario) is None
 
 
 @pytest.mark.parametrize("kind", ["no folder", "no store", "full", "locked"])
@@ -95,8 +95,8 @@ def test_trouble_with_the_file_costs_the_keeping_only(
     kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scenario = moesim.load(PAIR)
-    path = folder / f"predictions-{moesim.__version__}-{kept.program_hash()[:12]}.sqlite"
-    monkeypatch.setattr(kept, "BUSY_S", 0.01)
+    path = folder / f"predictions-{moesim.__version__}-{result_cache.program_hash()[:12]}.sqlite"
+    monkeypatch.setattr(result_cache, "BUSY_S", 0.01)
     other: sqlite3.Connection | None = None
     if kind == "no folder":
         folder.write_text("a file where the folder should be")
@@ -104,11 +104,11 @@ def test_trouble_with_the_file_costs_the_keeping_only(
         folder.mkdir()
         path.write_text("not a database" * 100)
     elif kind == "locked":
-        kept.keep(scenario, moesim.simulate(scenario))
+        result_cache.keep(scenario, moesim.simulate(scenario))
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN EXCLUSIVE")
     else:
-        kept.find(scenario)  # the file is made
+        result_cache.find(scenario)  # the file is made
         monkeypatch.setattr(Store, "put", _with_no_page_left(Store.put))
     try:
         answer = CliRunner().invoke(app, ["simulate", PAIR])
@@ -119,7 +119,7 @@ def test_trouble_with_the_file_costs_the_keeping_only(
     assert "step time" in answer.stdout
     said = [line for line in answer.stderr.splitlines() if "predictions are not kept" in line]
     assert len(said) == 1, answer.stderr
-    assert kept.FOLDER in said[0]
+    assert result_cache.FOLDER in said[0]
 
 
 def _with_no_page_left(put: Callable[..., bool]) -> Callable[..., bool]:
@@ -135,13 +135,13 @@ def _with_no_page_left(put: Callable[..., bool]) -> Callable[..., bool]:
 def test_two_processes_keep_at_the_same_time(folder: Path) -> None:
     code = (
         "import sys, moesim; from moesim.simulator.study import kept; r = moesim.simulate(sys.argv[1])\n"
-        "for n in range(20): kept.keep(moesim.load(sys.argv[1], f'seed={n}'), r)\n"
-        "assert kept.problem() is None, kept.problem()"
+        "for n in range(20): result_cache.keep(moesim.load(sys.argv[1], f'seed={n}'), r)\n"
+        "assert result_cache.problem() is None, result_cache.problem()"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     both = [subprocess.Popen([sys.executable, "-c", code, PAIR], env=environment) for _ in range(2)]
     assert [process.wait() for process in both] == [0, 0]
-    assert all(kept.find(moesim.load(PAIR, f"seed={n}")) is not None for n in range(20))
+    assert all(result_cache.find(moesim.load(PAIR, f"seed={n}")) is not None for n in range(20))
 
 
 def test_the_file_stays_below_its_limit(tmp_path: Path) -> None:
@@ -158,8 +158,8 @@ def test_the_file_stays_below_its_limit(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [None, 7, 1.5, "text", b"\x00", zlib.compress(b"{}")])
 def test_a_kept_prediction_of_another_kind_is_none(folder: Path, value: object) -> None:
     scenario = moesim.load(PAIR)
-    kept.keep(scenario, moesim.simulate(scenario))
-    assert kept.find(scenario) is not None
+    result_cache.keep(scenario, moesim.simulate(scenario))
+    assert result_cache.find(scenario) is not None
     (path,) = folder.glob("*.sqlite")
     with sqlite3.connect(path) as db:
         db.execute("CREATE TABLE other AS SELECT * FROM results")  # as a stranger's table, which allows NULL
@@ -167,5 +167,5 @@ def test_a_kept_prediction_of_another_kind_is_none(folder: Path, value: object) 
         db.execute("ALTER TABLE other RENAME TO results")
         db.execute("UPDATE results SET result = ?", (value,))
     db.close()
-    assert kept.find(scenario) is None
-    assert kept.problem() is None
+    assert result_cache.find(scenario) is None
+    assert result_cache.problem() is None

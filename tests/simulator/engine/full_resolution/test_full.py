@@ -12,7 +12,7 @@ import pytest
 from moesim.hwmodels.cluster import load_cluster
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.scale_up_shares import ScaleUpShares
-from moesim.simulator.engine.full_resolution.link_map import ClusterWires
+from moesim.simulator.engine.full_resolution.link_map import ClusterLinkMap
 from moesim.simulator.engine.program import Program
 from moesim.simulator.engine.simpy.execute import execute_all
 from moesim.simulator.layout.groups import grouped_gpus
@@ -159,33 +159,35 @@ def test_every_gpu_is_in_one_place() -> None:
 # -- what goes over the links ------------------------------------------------------------------------
 
 
-def wires_of(program: Program) -> ClusterWires:
-    assert isinstance(program.wires, ClusterWires)
-    return program.wires
+def link_map_of(program: Program) -> ClusterLinkMap:
+    assert isinstance(program.link_map, ClusterLinkMap)
+    return program.link_map
 
 
 def test_an_even_exchange_puts_its_bytes_on_every_port() -> None:
     prepared = prepare(scenario(FULL, *EVEN))
     assert prepared.whole is not None
-    wires, even = wires_of(prepared.programs[1]), np.ones(16)
+    link_map, even = link_map_of(prepared.programs[1]), np.ones(16)
     for outward in (True, False):
-        demand = wires.pattern(2, outward).demand(3e6, 5e6, even, even)
+        demand = link_map.pattern(2, outward).demand(3e6, 5e6, even, even)
         amount = dict(zip(demand.links.tolist(), demand.bytes.tolist(), strict=True))
-        nic, up = wires.ports(2)
+        nic, up = link_map.ports(2)
         assert len(nic) == len(up) == 16
         assert [amount[link] for link in nic.tolist()] == pytest.approx([3e6] * 16)
         assert [amount[link] for link in up.tolist()] == pytest.approx([5e6] * 16)
 
 
 def test_a_hot_rank_receives_more_and_the_sum_stays() -> None:
-    wires = wires_of(prepare(scenario(FULL, *EVEN)).programs[0])
+    link_map = link_map_of(prepare(scenario(FULL, *EVEN)).programs[0])
     load = np.ones(16)
     load[3] = 2.0
     load[4:] = 15.0 / 13.0 - 2.0 / 13.0  # mean 1 over the others
-    even = wires.pattern(0, True).demand(0.0, 1e6, np.ones(16), np.ones(16))
-    hot = wires.pattern(0, True).demand(0.0, 1e6, load, np.ones(16))
-    table = wires.topology.wiring.names
-    into = [2 * cable + 1 for cable, tail in enumerate(wires.topology.wiring.tails) if table[tail] == "gpu:3"]
+    even = link_map.pattern(0, True).demand(0.0, 1e6, np.ones(16), np.ones(16))
+    hot = link_map.pattern(0, True).demand(0.0, 1e6, load, np.ones(16))
+    table = link_map.topology.wiring.names
+    into = [
+        2 * cable + 1 for cable, tail in enumerate(link_map.topology.wiring.tails) if table[tail] == "gpu:3"
+    ]
     bytes_in = dict(zip(hot.links.tolist(), hot.bytes.tolist(), strict=True))
     assert any(bytes_in.get(link) == pytest.approx(2e6) for link in into)
     assert fsum(even.bytes) == pytest.approx(2 * 16 * 1e6)
@@ -204,7 +206,7 @@ def test_links_carry_what_the_transfers_sent() -> None:
                     sent += transfer.cost.nic_bytes * 16
         sent += len(execution.sends) * program.costs.send_bytes * 16
     nic = fsum(
-        float(executions[0].carried_bytes[program.wires.ports(rank)[0]].sum())
+        float(executions[0].carried_bytes[program.link_map.ports(rank)[0]].sum())
         for program in prepared.programs
         for rank in range(4)
     )
@@ -285,11 +287,11 @@ def test_the_other_planes_carry_what_a_dead_plane_cannot() -> None:
 
 def test_half_a_nic_makes_transfers_of_its_node_twice_as_long() -> None:
     prepared = prepare(scenario(FULL, *EVEN, 'faults=[{kind: slow-link, link: "nic:3", bandwidth: 0.5}]'))
-    wires = wires_of(prepared.programs[0])
-    nic, scale_up = wires.slowness(0, "dispatch F")
+    link_map = link_map_of(prepared.programs[0])
+    nic, scale_up = link_map.slowness(0, "dispatch F")
     assert isinstance(nic, np.ndarray) and scale_up == 1.0
     assert nic.max() == pytest.approx(2.0) and (nic >= 1.0).all()
-    assert wires.slowness(1, "dispatch F") == (1.0, 1.0)  # another pipeline rank
+    assert link_map.slowness(1, "dispatch F") == (1.0, 1.0)  # another pipeline rank
 
 
 def test_jitter_costs_time() -> None:
