@@ -1,4 +1,4 @@
-"""Does a change of the code change results? Writes the JSON of many predictions, and compares two such folders.
+"""Checks that a change of the code keeps results: writes the JSON of many predictions, compares two folders.
 
     python benchmarks/same_results.py write OUT [--only PART]
     python benchmarks/same_results.py compare BEFORE AFTER [--show 20]
@@ -59,7 +59,10 @@ SIMULATED: dict[str, tuple[str, ...]] = {
     "home-zipf": (HOME, "routing.load={kind: zipf, exponent: 0.5}"),
     "home-zipf-in-order": (HOME, "routing.load={kind: zipf, exponent: 0.5, shuffle_per_layer: false}"),
     "home-capacity": (HOME, "routing.capacity={factor: 1.0, per: rank}"),
-    "home-redundant": (HOME, "routing.load={kind: zipf, exponent: 0.5}", "routing.eplb={redundant_experts: 64, policy: global}"),
+    "home-redundant": (
+        HOME, "routing.load={kind: zipf, exponent: 0.5}",
+        "routing.eplb={redundant_experts: 64, policy: global}",
+    ),
     "home-seed": (HOME, "seed=7"),
     "home-layers": (HOME, "stages.layers=[4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,1]"),
     "home-64-routed-groups": (HOME, "routing.groups_per_token=8"),
@@ -68,7 +71,10 @@ SIMULATED: dict[str, tuple[str, ...]] = {
     "small-uneven": (SMALL, "routing.expert_load_cv=30 %", "variation.jitter_cv=3 %"),
     "small-capacity": (SMALL, "routing.capacity={factor: 0.5, per: rank}"),
     "small-eager": (SMALL, "software.kernels=eager"),
-    "small-expert-tp": (SMALL, "parallel={tp: 2, pp: 4, ep: 4, expert_tp: 2, microbatch: 1, zero_stage: 1, sequence_parallel: true}"),
+    "small-expert-tp": (
+        SMALL,
+        "parallel={tp: 2, pp: 4, ep: 4, expert_tp: 2, microbatch: 1, zero_stage: 1, sequence_parallel: true}",
+    ),
     "small-zero-3": (SMALL, "parallel.zero_stage=3"),
     "small-zero-0": (SMALL, "parallel.zero_stage=0"),
     "dense-unfused": (DENSE, "software.attention=unfused", "software.dropout=true"),
@@ -226,9 +232,7 @@ def compare(before: Path, after: Path, show: int) -> int:
         print(f"{name}: {len(found)} differences")
         for line in found[:show]:
             print(f"    {line[:300]}")
-    print(
-        f"{len(names) - unequal} of {len(names)} files are byte-identical, renamed fields under their old names"
-    )
+    print(f"{len(names) - unequal} of {len(names)} files are byte-identical (renamed fields under old names)")
     return unequal
 
 

@@ -1,4 +1,4 @@
-"""The cost table of a scenario: every phase, transfer, pipeline send and end of step that a schedule needs."""
+"""The cost table of a scenario: every phase, transfer, send and end of step that a schedule needs."""
 
 from __future__ import annotations
 

@@ -54,8 +54,9 @@ PRESETS = "data/scenarios"
 class Scenario(Section):
     """One prediction's input; the keys of a scenario file are these field names.
 
-    Keys that nobody stated are chosen by rule when a scenario is built (`moesim.simulator.scenario.defaults`); they
-    hold values as if stated, `defaults` lists them, and no dump contains them.
+    Keys that nobody stated are chosen by rule when a scenario is built
+    (`moesim.simulator.scenario.defaults`); they hold values as if stated, `defaults` lists them, and no dump
+    contains them.
     """
 
     model_config = ConfigDict(
