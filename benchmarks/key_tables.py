@@ -27,7 +27,7 @@ from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.scenario.routing import BiasLoad, Capacity, Eplb, HistogramLoad, UniformLoad, ZipfLoad
 from moesim.simulator.scenario.run_plan import Checkpoint, Phase, Price, Ramp, RunPlan, Spares, run_plan_names
 from moesim.simulator.scenario.scenario import Batch, Communication, Routing, Stages, Variation
-from moesim.simulator.schedules import BUILDERS
+from moesim.simulator.schedules import SCHEDULES
 from moesim.simulator.schedules.template import OVERLAP_ORDERS, OverlapOrder
 
 TABLES: dict[str, dict[str, type[BaseModel]]] = {
@@ -56,7 +56,7 @@ KINDS: dict[str, tuple[type[BaseModel], ...]] = {
 SHIPPED: dict[str, Callable[[], Iterable[str]]] = {
     "scenario model": shipped_models,
     "scenario precision": lambda: PRECISIONS,
-    "scenario schedule": lambda: BUILDERS,
+    "scenario schedule": lambda: SCHEDULES,
     "scenario run": run_plan_names,
     "scenario software.host": lambda: shipped_names("hosts"),
     "scenario communication.overlap": lambda: OVERLAP_ORDERS,

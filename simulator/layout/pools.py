@@ -10,7 +10,7 @@ from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.fleet import Pool
-from moesim.simulator.schedules import Schedule
+from moesim.simulator.schedules import Schedule, fleet_defaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +111,9 @@ def check_schedule(schedule: Schedule, owners: Sequence[int], labels: Sequence[s
                 f"schedule={schedule.name} keeps stage {stage} on pipeline ranks "
                 f"{' and '.join(map(str, sorted(holders)))}, on {labels[pools[0]]} and {labels[pools[1]]}: "
                 "its gradients would be reduced between pools, which is not modelled; use a schedule that "
-                "keeps every stage on one rank, such as dualpipev, zbv or 1f1b",
+                f"keeps every stage on one rank, such as {', '.join(reversed(fleet_defaults()))}",
                 key="schedule",
-                nearest=("dualpipev", "zbv", "1f1b"),
+                nearest=tuple(reversed(fleet_defaults())),
             )
 
 

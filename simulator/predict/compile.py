@@ -30,7 +30,7 @@ from moesim.simulator.predict.draws import draw_loads, draw_variation, routed_la
 from moesim.simulator.predict.placement import assign_stages
 from moesim.simulator.predict.work_size import check_size, own_machine
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.schedules import Overlap, Schedule, build, from_csv, validate
+from moesim.simulator.schedules import Schedule, build, from_csv, validate
 
 MAX_SCHEDULE_BYTES = 2_000_000
 RANGED = ("routing.expert_load_cv", "variation.clock_cv", "variation.jitter_cv")
@@ -250,8 +250,7 @@ def _check_ranges(scenario: Scenario) -> None:
 
 
 def _check_combination(scenario: Scenario, schedule: Schedule) -> None:
-    overlapped = any(isinstance(step, Overlap) for rank in schedule.ranks for step in rank)
-    if scenario.parallel.zero_stage == 3 and overlapped:
+    if scenario.parallel.zero_stage == 3 and schedule.paired:
         raise InputError(
             f"parallel.zero_stage=3 with schedule={schedule.name}: parameter gathers have no slot in an "
             "overlapped pair; use zero_stage 0 to 2, or a schedule without pairs such as 1f1b",

@@ -296,8 +296,7 @@ def _collector_paused() -> Iterator[None]:
 
 def holders(schedule: Schedule, rank: int) -> list[int]:
     """Pipeline ranks that hold a stage of `rank`: itself, and its mirror in a bidirectional pipeline."""
-    stages = schedule.stages_on_rank(rank)
-    return sorted({route[stage] for route in schedule.routes for stage in stages})
+    return list(schedule.holders(rank))
 
 
 def _synchronise(machines: list[_Machine]) -> tuple[list[SyncRecord], int]:

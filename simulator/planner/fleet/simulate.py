@@ -14,7 +14,6 @@ from moesim.simulator.engine.simpy.execute import execute
 from moesim.simulator.layout.pools import owners_of, usd_per_hour
 from moesim.simulator.planner.causes import step_causes_by_rank
 from moesim.simulator.planner.fleet.space import (
-    SCHEDULES,
     FleetPools,
     fleet_pools,
     fleet_space,
@@ -32,6 +31,7 @@ from moesim.simulator.predict.fleet_simulate import pool_memory, pool_results
 from moesim.simulator.predict.result_parts import MemoryResult, PoolResult
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.scenario import Stages
+from moesim.simulator.schedules import pool_defaults
 
 PlanAlone = Callable[[Scenario, PlanSpace], PlanResult]
 """The search over one cluster, for each pool alone."""
@@ -230,7 +230,7 @@ def _alone(
         update={
             "pp": wanted.pp,
             # What a fleet cannot run, one pool can: left out, the mix would look better than it is.
-            "schedule": wanted.schedule or (*SCHEDULES, "dualpipe"),
+            "schedule": wanted.schedule or pool_defaults(),
             "sms": (one.communication.sms,) if one.communication.sms else None,
             "layout": "balanced",
         }

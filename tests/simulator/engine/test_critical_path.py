@@ -13,7 +13,7 @@ from moesim.simulator.engine.critical import critical_path, seconds_by_cause
 from moesim.simulator.engine.program import Program
 from moesim.simulator.engine.simpy.execute import Execution, execute
 from moesim.simulator.model.operator import BlockKind
-from moesim.simulator.schedules import BUILDERS, build
+from moesim.simulator.schedules import SCHEDULES, build
 
 Toy = Callable[..., Program]
 
@@ -32,7 +32,7 @@ def check_path(execution: Execution) -> None:
 
 @given(st.data())
 def test_segments_touch_and_sum_to_the_step(toy: Toy, data: st.DataObject) -> None:
-    name = data.draw(st.sampled_from(sorted(BUILDERS)))
+    name = data.draw(st.sampled_from(sorted(SCHEDULES)))
     pp = data.draw(st.sampled_from([2, 4]))
     schedule = build(name, pp, 2 * pp)
     # An embedding alone has no input gradient: actions without any task are on the way.

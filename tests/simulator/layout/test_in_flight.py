@@ -10,18 +10,17 @@ from moesim.simulator.model.library import load_model
 from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.model.recompute import RecomputePolicy
 from moesim.simulator.scenario.parallel import ParallelPlan
-from moesim.simulator.schedules.dualpipe import build_dualpipe
-from moesim.simulator.schedules.one_f_one_b import build_1f1b
+from moesim.simulator.schedules import build
 from moesim.simulator.schedules.validate import validate
 
 
 def test_1f1b_holds_one_less_on_each_later_rank() -> None:
-    ranks = rank_stages(build_1f1b(4, 8))
+    ranks = rank_stages(build("1f1b", 4, 8))
     assert [rank.in_flight for rank in ranks] == [({r: 4 - r},) for r in range(4)]
 
 
 def test_dualpipe_never_exceeds_one_more_than_the_ranks() -> None:
-    schedule = build_dualpipe(16, 120)
+    schedule = build("dualpipe", 16, 120)
     for rank, report in zip(rank_stages(schedule), validate(schedule).ranks, strict=True):
         peaks = [sum(state.values()) for state in rank.in_flight]
         assert max(peaks) == report.peak_in_flight <= 17
@@ -37,7 +36,7 @@ def test_home_case_with_its_schedule(policy: RecomputePolicy, fits: bool) -> Non
         Layout(ParallelPlan(pp=16, ep=64, zero_stage=1), 2048, 8),
         PRECISIONS["fp8"],
         from_layers_per_stage(blocks_of(shape), (4,) * 15 + (1,)),
-        rank_stages(build_dualpipe(16, 120)),
+        rank_stages(build("dualpipe", 16, 120)),
         sequence=4096,
         recompute=policy,
         communication_sms=20,

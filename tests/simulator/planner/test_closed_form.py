@@ -24,7 +24,7 @@ from moesim.simulator.planner.space import PlanSpace, resolve
 from moesim.simulator.planner.study import Study
 from moesim.simulator.predict.compile import prepare
 from moesim.simulator.scenario import Scenario, load_scenario
-from moesim.simulator.schedules import BUILDERS, CHECKS, build
+from moesim.simulator.schedules import SCHEDULES, build
 
 HOME = "deepseek-v3-2048xh800"
 SCENARIO_SMALL = str(Path(__file__).parents[2] / "golden" / "scenario-small.yaml")
@@ -87,11 +87,11 @@ def test_memory_is_that_of_every_single_plan(home: tuple[Candidates, Study]) -> 
         assert found.memory[number] == pytest.approx(report.total_bytes, rel=1e-9), frame.label
 
 
-@pytest.mark.parametrize("name", list(BUILDERS))
+@pytest.mark.parametrize("name", list(SCHEDULES))
 def test_patterns_count_the_steps_of_long_schedules(name: str) -> None:
-    pp, vpp = 4, 2 if name.startswith("interleaved") else 1
+    pp, vpp = 4, 2 if SCHEDULES[name].free_vpp else 1
     for count in (8, 12, 40, 44):
-        CHECKS[name](pp, count, vpp)
+        SCHEDULES[name].check(pp, count, vpp)
         long, short = build(name, pp, count, vpp), pattern(name, pp, count, vpp)
         many = np.array([float(count)])
         for rank in range(pp):
@@ -101,13 +101,13 @@ def test_patterns_count_the_steps_of_long_schedules(name: str) -> None:
                 assert short.along(first, last, many)[0] == keys.count(key), (count, rank, key)
 
 
-@pytest.mark.parametrize("name", list(BUILDERS))
+@pytest.mark.parametrize("name", list(SCHEDULES))
 @pytest.mark.parametrize("zero", [0, 1, 3])
 def test_without_skew_the_closed_form_is_the_engine_up_to_shared_links(name: str, zero: int) -> None:
-    if zero == 3 and name.startswith("dualpipe"):
+    if zero == 3 and SCHEDULES[name].overlapped_pairs:
         return  # refused: no slot for parameter gathers in a pair
     scenario = load_scenario(HOME, [*SMALL, *EVEN])
-    vpp = (2,) if name.startswith("interleaved") else (1,)
+    vpp = (2,) if SCHEDULES[name].free_vpp else (1,)
     wanted = PlanSpace(
         tp=(1,), pp=(4,), ep=(16,), cp=(1,), vpp=vpp, microbatch=(1,), schedule=(name,), zero_stage=(zero,),
         recompute=("full",), precision=("fp8",), sms=(20,),
