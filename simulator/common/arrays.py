@@ -5,5 +5,6 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+BoolVector = npt.NDArray[np.bool_]
 IntVector = npt.NDArray[np.int64]
 FloatVector = npt.NDArray[np.float64]

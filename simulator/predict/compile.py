@@ -21,7 +21,7 @@ from moesim.simulator.layout.expert_load import RankLoads
 from moesim.simulator.layout.expert_load_spec import load_spec
 from moesim.simulator.layout.in_flight import rank_stages
 from moesim.simulator.layout.job import ResolvedJob, resolve
-from moesim.simulator.layout.memory import MemoryReport, RankStages, memory_by_kind
+from moesim.simulator.layout.memory import MemoryInputs, MemoryReport, RankStages, memory_by_kind
 from moesim.simulator.layout.parallel import Layout, check_against_model, microbatches
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.operator import BlockKind
@@ -174,21 +174,19 @@ def memory_of(
 ) -> MemoryReport:
     """Memory of a scenario's plan with any stages, by kind and pipeline rank (eq. M1 to M5)."""
     cluster = scenario.machine
-    return memory_by_kind(
+    inputs = MemoryInputs(
         shape,
         Layout(scenario.parallel, cluster.n_gpus, cluster.node.n_gpus),
         scenario.recipe,
-        stages,
-        ranks,
-        sequence=scenario.batch.sequence_length,
-        recompute=scenario.recompute,
-        communication_sms=scenario.communication.sms,
-        kernels=scenario.communication.kernels,
-        capacity_bytes=cluster.accelerator.hbm_bytes,
-        redundant_experts=scenario.routing.redundant_experts,
-        software=scenario.software,
+        scenario.recompute,
+        scenario.batch.sequence_length,
+        scenario.communication.sms,
+        scenario.communication.kernels,
+        scenario.routing.redundant_experts,
+        scenario.software,
         single_pass=len(ranks) == 1 and microbatches == 1,
     )
+    return memory_by_kind(inputs, stages, ranks, cluster.accelerator.hbm_bytes)
 
 
 def load_schedule(scenario: Scenario, count: int) -> Schedule:

@@ -11,8 +11,6 @@ import pytest
 
 from moesim.simulator.cost.price_table import cost_table
 from moesim.simulator.layout.in_flight import rank_stages
-from moesim.simulator.layout.memory import memory_by_kind
-from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.stages import StageAssignment, blocks_of
 from moesim.simulator.planner.candidates import find_candidates
 from moesim.simulator.planner.found import Candidates
@@ -22,7 +20,7 @@ from moesim.simulator.planner.progress import silent
 from moesim.simulator.planner.rows import scenario_of, simulate_plan
 from moesim.simulator.planner.space import PlanSpace, resolve
 from moesim.simulator.planner.study import Study
-from moesim.simulator.predict.compile import prepare
+from moesim.simulator.predict.compile import memory_of, prepare
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.schedules import SCHEDULES, build
 
@@ -72,18 +70,8 @@ def test_memory_is_that_of_every_single_plan(home: tuple[Candidates, Study]) -> 
         scenario = scenario_of(study.scenario, found, number)
         frame = found.axes(number)[0]
         schedule = build(frame.schedule, frame.plan.pp, frame.microbatches, frame.plan.vpp)
-        report = memory_by_kind(
-            study.shape,
-            Layout(scenario.parallel, 2048, 8),
-            scenario.recipe,
-            found.assignment(number),
-            rank_stages(schedule),
-            sequence=4096,
-            recompute=scenario.recompute,
-            communication_sms=scenario.communication.sms,
-            kernels=scenario.communication.kernels,
-            capacity_bytes=1.0,
-        )
+        stages = found.assignment(number)
+        report = memory_of(scenario, study.shape, stages, rank_stages(schedule), frame.microbatches)
         assert found.memory[number] == pytest.approx(report.total_bytes, rel=1e-9), frame.label
 
 
