@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from moesim.simulator.engine.program import NS, CompiledTask
-from moesim.simulator.engine.simpy.execute import Execution, StepRecord, holders
+from moesim.simulator.engine.simpy.execute import Execution, StepRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class _Walker:
         self._add(rank, "end", "gradient reduction", *syncs[rank].reduce)
         ready = syncs[rank].reduce[0]
         schedule = self.execution.program.schedule
-        rank = max(holders(schedule, rank), key=lambda r: syncs[r].ready_ns)
+        rank = max(schedule.holders(rank), key=lambda r: syncs[r].ready_ns)
         return rank, ready
 
     def _tasks(self, rank: int, position: int, number: int, member: int) -> tuple[int, int]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.common.arrays import FloatVector, IntVector
+from moesim.simulator.cost.formulas import compute_seconds, payload_seconds
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, TransferCost
 from moesim.simulator.engine.demand import Demand
 from moesim.simulator.engine.link_map import LinkMap
@@ -273,10 +274,10 @@ class _Compiler:
         """Nanoseconds [micro-batches, members] of a compute phase at a price."""
         key = (stage, block, phase, cost)
         if key not in self.rows:
-            seconds = np.full((self.schedule.microbatches, self.members), cost.fixed_s)
-            if cost.row_s:
-                number = self.routed.get((stage, block))
-                seconds += cost.row_s * (1.0 if number is None else self.variation.loads[number])
+            number = self.routed.get((stage, block)) if cost.row_s else None
+            load = 1.0 if number is None else self.variation.loads[number]
+            seconds = np.empty((self.schedule.microbatches, self.members))
+            seconds[:] = compute_seconds(cost.fixed_s, cost.row_s, load)
             if cost.fixed_s + cost.row_s > 0.0:
                 seconds *= self.clock[stage] * self._noise(key[:3], seconds.shape)
             self.rows[key] = whole_ns(seconds)
@@ -319,7 +320,7 @@ class _Compiler:
             shape = (self.schedule.microbatches, self.members)
             load = self.even if routed is None else self.variation.loads[routed]
             node_load = self.even if routed is None else self.variation.node_loads[routed]
-            payload = np.maximum(cost.nic_s * node_load * nic, cost.scale_up_s * load * scale_up)
+            payload = payload_seconds((cost.nic_s, node_load), (cost.scale_up_s, load), (nic, scale_up))
             payload = np.broadcast_to(payload, shape)
             slowest = (payload.max(axis=1) * NS).tolist()
             self.payloads[key] = slowest, whole_ns(payload)

@@ -8,7 +8,7 @@ import numpy as np
 
 from moesim.simulator.engine.program import Variation
 from moesim.simulator.layout.expert_load import LoadSpec, RankLoads, draw_rank_loads
-from moesim.simulator.layout.groups import MOST_MEMBERS
+from moesim.simulator.layout.groups import members_of
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.shape import ModelShape
@@ -62,9 +62,9 @@ def draw_variation(
 
     Every `group` has a speed of its own; without `members` those of the folded run are drawn.
     """
-    plan, folded = scenario.parallel, members is None
+    folded = members is None
     if members is None:
-        members = plan.ep if plan.ep > 1 else min(layout.dp, MOST_MEMBERS)
+        members = members_of(layout)
     clock_cv = scenario.variation.clock_cv.value
     own = [group] if group else []
     rng = np.random.default_rng([scenario.seed, 1, *own])

@@ -17,9 +17,9 @@ import numpy as np
 import simpy
 
 from moesim.simulator.common.arrays import FloatVector, IntVector
+from moesim.simulator.cost.formulas import SyncParts, end_of_step
 from moesim.simulator.engine.program import NS, CompiledTemplate, PlacedStep, Program
 from moesim.simulator.engine.simpy.links import LinkPool
-from moesim.simulator.schedules import Schedule
 
 Process = Generator[simpy.Event, Any, None]
 
@@ -294,11 +294,6 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def holders(schedule: Schedule, rank: int) -> list[int]:
-    """Pipeline ranks that hold a stage of `rank`: itself, and its mirror in a bidirectional pipeline."""
-    return list(schedule.holders(rank))
-
-
 def _synchronise(machines: list[_Machine]) -> tuple[list[SyncRecord], int]:
     """Gradient reduction, global norm, optimizer and parameter gather after the last action (eq. E5).
 
@@ -308,18 +303,21 @@ def _synchronise(machines: list[_Machine]) -> tuple[list[SyncRecord], int]:
     program = machines[0].program
     schedule, sync = program.schedule, program.costs.sync
     done = [max(_end(machine.records[r]) for machine in machines) for r in range(schedule.pp)]
-    ready = [max(done[holder] for holder in holders(schedule, r)) for r in range(schedule.pp)]
     slow = [max(m.program.link_map.sync_slowness(r) for m in machines) for r in range(schedule.pp)]
-    reduced = [t + round(sync[r].reduce_s * slow[r] * NS) for r, t in enumerate(ready)]
-    meet = max(reduced)
-    result = []
-    for r in range(schedule.pp):
-        norm = meet + round(sync[r].norm_s * NS)
-        updated = norm + round(sync[r].optimizer_s * NS)
-        gathered = updated + round(sync[r].gather_s * slow[r] * NS)
-        result.append(
-            SyncRecord(done[r], (ready[r], reduced[r]), (meet, norm), (norm, updated), (updated, gathered))
+    parts = [
+        SyncParts(
+            round(cost.reduce_s * slower * NS),
+            round(cost.norm_s * NS),
+            round(cost.optimizer_s * NS),
+            round(cost.gather_s * slower * NS),
         )
+        for cost, slower in zip(sync, slow, strict=True)
+    ]
+    ranks = [schedule.holders(r) for r in range(schedule.pp)]
+    result = [
+        SyncRecord(end, (t.ready, t.reduced), (t.meet, t.norm), (t.norm, t.updated), (t.updated, t.gathered))
+        for end, t in zip(done, end_of_step(done, ranks, parts, max), strict=True)
+    ]
     return result, max((s.gather[1] for s in result), default=0)
 
 
