@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from moesim.hwmodels.arrays import BoolArray, FloatArray
+
 
 class Reading(NamedTuple):
     """One value read from a curve; `note` says what was done when `extrapolated` is true."""
@@ -88,7 +90,7 @@ class Curve(BaseModel):
         value = min(max(y0 + (y1 - y0) * weight, min(y0, y1)), max(y0, y1))
         return Reading(value, False, "")
 
-    def at_many(self, x: npt.ArrayLike) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+    def at_many(self, x: npt.ArrayLike) -> tuple[FloatArray, BoolArray]:
         """`at` for an array: values and, of the same shape, which of them were extrapolated."""
         array = np.asarray(x, dtype=np.float64)
         if np.isnan(array).any():

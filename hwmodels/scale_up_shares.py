@@ -7,11 +7,9 @@ from itertools import product
 from math import prod
 
 import numpy as np
-import numpy.typing as npt
 
+from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.errors import InputError
-
-IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

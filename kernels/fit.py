@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
+from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InputError
 from moesim.kernels.fit_models import (
     NO_QUALITY,
@@ -25,13 +26,7 @@ from moesim.kernels.fit_models import (
     TransferFit,
     interpolate,
 )
-from moesim.kernels.fit_solver import (
-    MIN_SCALE,
-    Array,
-    log_saturate,
-    minimise,
-    saturation_parameters,
-)
+from moesim.kernels.fit_solver import MIN_SCALE, log_saturate, minimise, saturation_parameters
 
 __all__ = [
     "LatencyBandwidth",
@@ -274,7 +269,7 @@ def _transfer(
         r = start_from.rate
         start = np.log([start_from.latency_s, r.slope, r.limit, r.sharpness])
 
-    def residual(p: Array) -> Array:
+    def residual(p: FloatArray) -> FloatArray:
         return np.asarray(np.log(np.exp(p[0]) + sizes / np.exp(log_saturate(log_n, p[1:]))) - logs)
 
     found = minimise(residual, start)

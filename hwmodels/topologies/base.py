@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
+from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.network import load_fabric_prices
 from moesim.hwmodels.node import Node
@@ -17,7 +18,7 @@ from moesim.hwmodels.topologies.faults import LinkFault, check_connected, link_f
 from moesim.hwmodels.topologies.inventory import Inventory, count_inventory
 from moesim.hwmodels.topologies.spreading import single_routes, spread_routes
 from moesim.hwmodels.topologies.tables import Link, LinkTable, Route, RouteSet, Spreading
-from moesim.hwmodels.topologies.wiring import FloatArray, IntArray, Wiring
+from moesim.hwmodels.topologies.wiring import Wiring
 from moesim.hwmodels.validation import nearest
 
 if TYPE_CHECKING:

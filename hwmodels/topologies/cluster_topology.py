@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.node import Node
 from moesim.hwmodels.topologies.base import Topology
 from moesim.hwmodels.topologies.part import ScaleOutPart, ScaleUpPart
 from moesim.hwmodels.topologies.tables import pair_hash
-from moesim.hwmodels.topologies.wiring import IntArray, Wiring
+from moesim.hwmodels.topologies.wiring import Wiring
 
 
 class ClusterTopology(Topology):

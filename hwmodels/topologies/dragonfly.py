@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.network import DragonflyFabric
 from moesim.hwmodels.node import Node
 from moesim.hwmodels.topologies.part import ScaleOutPart, absent_where, columns, link
-from moesim.hwmodels.topologies.wiring import IntArray, Wiring
+from moesim.hwmodels.topologies.wiring import Wiring
 
 MOST_DETOURS = 128
 """Ways around a broken global or local cable that are tried."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.network import EdgeListFabric
 from moesim.hwmodels.node import Node
@@ -15,7 +16,7 @@ from moesim.hwmodels.ranges import BY_DIMENSION
 from moesim.hwmodels.topologies.base import Topology
 from moesim.hwmodels.topologies.faults import check_connected
 from moesim.hwmodels.topologies.spreading import check_none_left
-from moesim.hwmodels.topologies.wiring import IntArray, Wiring, gpu_name
+from moesim.hwmodels.topologies.wiring import Wiring, gpu_name
 from moesim.hwmodels.units import parse_quantity
 
 MAX_EDGES = 50_000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.network import FatTreeFabric
 from moesim.hwmodels.node import Node
@@ -15,7 +16,7 @@ from moesim.hwmodels.topologies.part import (
     link,
 )
 from moesim.hwmodels.topologies.two_layer import Trees, TreeShape, TwoLayerPart
-from moesim.hwmodels.topologies.wiring import IntArray, Wiring
+from moesim.hwmodels.topologies.wiring import Wiring
 
 
 class FatTree(TwoLayerPart):

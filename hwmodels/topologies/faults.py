@@ -8,8 +8,9 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.hwmodels.errors import InfeasibleError, InputError
-from moesim.hwmodels.topologies.wiring import SCALE_UP_KINDS, FloatArray, IntArray, Wiring, gpu_name
+from moesim.hwmodels.topologies.wiring import SCALE_UP_KINDS, Wiring, gpu_name
 from moesim.hwmodels.validation import nearest
 
 FaultKind = Literal["nic", "link", "switch", "plane", "gpu-links"]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.node import Node
 from moesim.hwmodels.scale_up import MeshSection
 from moesim.hwmodels.topologies.part import ScaleUpPart, absent_where, columns, link
-from moesim.hwmodels.topologies.wiring import IntArray, Wiring
+from moesim.hwmodels.topologies.wiring import Wiring
 
 
 class FullyConnectedNode(ScaleUpPart):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.network import MultiPlaneFabric
 from moesim.hwmodels.node import Node
 from moesim.hwmodels.topologies.part import endpoints_of_leaf
 from moesim.hwmodels.topologies.two_layer import Trees, TreeShape, TwoLayerPart
-from moesim.hwmodels.topologies.wiring import IntArray
 
 
 class MultiPlaneFatTree(TwoLayerPart):

@@ -6,10 +6,11 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
+from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.network import BaseFabric
 from moesim.hwmodels.node import Node
-from moesim.hwmodels.topologies.wiring import IntArray, Wiring
+from moesim.hwmodels.topologies.wiring import Wiring
 
 
 class Part(ABC):

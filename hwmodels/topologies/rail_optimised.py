@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.network import RailFabric
 from moesim.hwmodels.node import Node
 from moesim.hwmodels.topologies.part import endpoints_of_leaf
 from moesim.hwmodels.topologies.two_layer import Trees, TreeShape, TwoLayerPart
-from moesim.hwmodels.topologies.wiring import IntArray
 
 
 class RailOptimised(TwoLayerPart):

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from moesim.hwmodels.topologies.wiring import FloatArray, IntArray
+from moesim.hwmodels.arrays import FloatArray, IntArray
 
 Spreading = Literal["modulo", "ecmp", "ideal"]
 

@@ -7,11 +7,12 @@ import math
 
 import numpy as np
 
+from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.node import Node
 from moesim.hwmodels.scale_up import TorusSection
 from moesim.hwmodels.topologies.part import ScaleUpPart
-from moesim.hwmodels.topologies.wiring import IntArray, Wiring
+from moesim.hwmodels.topologies.wiring import Wiring
 
 
 class Torus(ScaleUpPart):

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.network import BaseFabric
 from moesim.hwmodels.topologies.part import ScaleOutPart, absent_where, columns, link
-from moesim.hwmodels.topologies.wiring import IntArray, Wiring
+from moesim.hwmodels.topologies.wiring import Wiring
 
 
 @dataclass(frozen=True, slots=True)

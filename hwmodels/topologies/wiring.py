@@ -7,13 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import nearest
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 
 SCALE_UP_KINDS = frozenset({"nvlink", "mesh", "torus", "scale-up-trunk"})
 """Link kinds that belong to the inside of a node or scale-up domain."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
+from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.scale_up_shares import SWITCHED, ScaleUpShares
-from moesim.simulator.common.arrays import IntVector
 from moesim.simulator.layout.parallel import Layout
 
 MOST_MEMBERS = 256
 """GPUs that one program carries where no expert-parallel group says how many."""
 
 
-def grouped_gpus(layout: Layout, wiring: ScaleUpShares = SWITCHED) -> IntVector:
+def grouped_gpus(layout: Layout, wiring: ScaleUpShares = SWITCHED) -> IntArray:
     """Global GPU numbers [pipeline rank, group, member]: expert-parallel groups, or runs of neighbours.
 
     On a torus a group is the block that its exchange is priced for (docs/model.md, eq. H3).
@@ -28,7 +28,7 @@ def grouped_gpus(layout: Layout, wiring: ScaleUpShares = SWITCHED) -> IntVector:
     return numbers.reshape(plan.pp, -1, members)
 
 
-def _blocks(layout: Layout, wiring: ScaleUpShares) -> IntVector:
+def _blocks(layout: Layout, wiring: ScaleUpShares) -> IntArray:
     """Chips of every block of a torus [blocks, chips], where chip x + X (y + Y z) is at (x, y, z)."""
     sides = wiring.block(layout.plan.ep)
     grid = [

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
+from moesim.hwmodels.arrays import FloatArray
 from moesim.simulator.layout.activations import activation_bytes, working_bytes
 from moesim.simulator.layout.buffers import expert_buffers, pipeline_buffer_bytes
 from moesim.simulator.layout.memory import FRAMEWORK_BYTES, local_parameters
@@ -20,8 +20,6 @@ from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.model.software import PLAIN, Software
 from moesim.simulator.planner.frames import Frame
 from moesim.simulator.planner.pattern import Pattern
-
-Array = npt.NDArray[np.float64]
 
 Held = tuple[tuple[BlockKind, int], ...]
 """Blocks by kind, in the order of the kinds' names."""
@@ -48,14 +46,14 @@ class MemoryBook:
     zero_stages: Sequence[int]
     software: Software = PLAIN
     kernels: str = "deepep-2025-02"
-    _activations: dict[object, Array] = field(default_factory=dict)
-    _workspace: dict[object, Array] = field(default_factory=dict)
+    _activations: dict[object, FloatArray] = field(default_factory=dict)
+    _workspace: dict[object, FloatArray] = field(default_factory=dict)
     _parameters: dict[object, tuple[float, float, float]] = field(default_factory=dict)
-    _buffers: dict[int, Array] = field(default_factory=dict)
+    _buffers: dict[int, FloatArray] = field(default_factory=dict)
 
     def total(
         self, frames: Sequence[Frame], pattern: Pattern, assignment: StageAssignment, replicas: int = 0
-    ) -> Array:
+    ) -> FloatArray:
         """Bytes of the fullest rank [frames, precisions, policies, sms, ZeRO stages] (eq. M5).
 
         `replicas`: redundant experts of the placement (eq. M6).
@@ -68,7 +66,7 @@ class MemoryBook:
         used = {kind: self._of_frames(frames, "workspace", kind) for kind in kept}
         buffers = np.array([self._expert_buffers(f) for f in frames]) if self.shape.moe else None
         once = (count == 1.0) & (pattern.pp == 1)
-        most: Array | None = None
+        most: FloatArray | None = None
         for stages, moments in self._ranks(pattern, assignment, count):
             blocks = held(assignment, stages)
             states, gradients = self._states(frames, pattern, blocks, replicas)
@@ -93,10 +91,10 @@ class MemoryBook:
         return np.asarray(most + np.array(pipeline)[:, None, None, None, None] + FRAMEWORK_BYTES.value)
 
     def _ranks(
-        self, pattern: Pattern, assignment: StageAssignment, count: Array
-    ) -> list[tuple[tuple[int, ...], list[dict[BlockKind, Array]]]]:
+        self, pattern: Pattern, assignment: StageAssignment, count: FloatArray
+    ) -> list[tuple[tuple[int, ...], list[dict[BlockKind, FloatArray]]]]:
         """Ranks that differ in what they hold: stages, and blocks in flight by kind at every full moment."""
-        found: dict[object, tuple[tuple[int, ...], list[dict[BlockKind, Array]]]] = {}
+        found: dict[object, tuple[tuple[int, ...], list[dict[BlockKind, FloatArray]]]] = {}
         first, last = pattern.in_flight[0], pattern.in_flight[-1]
         for early, late in zip(first, last, strict=True):
             same = len(early.in_flight) != len(late.in_flight)
@@ -112,10 +110,10 @@ class MemoryBook:
             found.setdefault(key, (late.stages, moments))
         return list(found.values())
 
-    def _of_frames(self, frames: Sequence[Frame], what: str, kind: BlockKind) -> Array:
+    def _of_frames(self, frames: Sequence[Frame], what: str, kind: BlockKind) -> FloatArray:
         return np.array([getattr(self, f"_{what}_of")(f, kind) for f in frames])
 
-    def _activations_of(self, frame: Frame, kind: BlockKind) -> Array:
+    def _activations_of(self, frame: Frame, kind: BlockKind) -> FloatArray:
         plan = frame.plan
         key = (plan.tp, plan.cp, plan.microbatch, kind)
         if key not in self._activations:
@@ -130,7 +128,7 @@ class MemoryBook:
             )
         return self._activations[key]
 
-    def _workspace_of(self, frame: Frame, kind: BlockKind) -> Array:
+    def _workspace_of(self, frame: Frame, kind: BlockKind) -> FloatArray:
         plan = frame.plan
         key = (plan.tp, plan.cp, plan.microbatch, kind)
         if key not in self._workspace:
@@ -145,7 +143,7 @@ class MemoryBook:
             )
         return self._workspace[key]
 
-    def _freed_of(self, frame: Frame, kind: BlockKind) -> Array:
+    def _freed_of(self, frame: Frame, kind: BlockKind) -> FloatArray:
         """What the head gives back before any layer runs backward, where its loss is in FP32."""
         plan = frame.plan
         key = ("freed", plan.tp, plan.cp, plan.microbatch)
@@ -160,7 +158,7 @@ class MemoryBook:
             )
         return self._workspace[key]
 
-    def _expert_buffers(self, frame: Frame) -> Array:
+    def _expert_buffers(self, frame: Frame) -> FloatArray:
         ep = frame.plan.ep
         if ep not in self._buffers:
             sizes = [expert_buffers(ep, self.shape.hidden, sms, self.kernels).total_bytes for sms in self.sms]
@@ -169,7 +167,7 @@ class MemoryBook:
 
     def _states(
         self, frames: Sequence[Frame], pattern: Pattern, blocks: Held, replicas: int
-    ) -> tuple[Array, Array]:
+    ) -> tuple[FloatArray, FloatArray]:
         """(weights, gradients and optimizer; gradients) [frames, precisions, ZeRO stages] (eq. M1)."""
         local = np.array([self._local(f, blocks, replicas) for f in frames])
         experts, other, largest = local[:, 0], local[:, 1], local[:, 2]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
+from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.common.tables import Row, Shown
 from moesim.simulator.predict.band import Band
@@ -16,7 +17,7 @@ from moesim.simulator.predict.figures import POWERS, figures
 from moesim.simulator.predict.result import Result
 from moesim.simulator.predict.simulate import simulate
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.studies.effects import FloatArray, entry_effects, predict
+from moesim.simulator.studies.effects import entry_effects, predict
 from moesim.simulator.studies.uncertainty import samples_of
 
 MOST = 4

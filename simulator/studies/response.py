@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
 
-from moesim.simulator.common.arrays import FloatVector
+from moesim.hwmodels.arrays import FloatArray
 from moesim.simulator.cost.table import CostTable
 from moesim.simulator.engine.critical import Segment
 from moesim.simulator.engine.program import NS, Program
@@ -83,7 +83,7 @@ def response_s(weights: PathWeights, before: CostTable, after: CostTable) -> flo
     return fsum(changes)
 
 
-def spread_response_s(path: Sequence[Segment], clock: FloatVector, before: float, after: float) -> float:
+def spread_response_s(path: Sequence[Segment], clock: FloatArray, before: float, after: float) -> float:
     """Seconds by which the step changes when the spread of GPU speed goes from one CV to another (eq. U5).
 
     `clock`: time factors 1 / (1 + cv z) of [pipeline ranks, members]; z stays, the members of the path too.

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.topologies import SCALE_UP_KINDS, Spreading, Topology
-from moesim.simulator.cost.collectives.plan import FloatArray, Flows
+from moesim.simulator.cost.collectives.plan import Flows
 
 
 @dataclass(frozen=True, slots=True)
