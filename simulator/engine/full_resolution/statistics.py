@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from moesim.hwmodels.arrays import BoolArray, FloatArray, IntArray
-from moesim.hwmodels.topologies import SCALE_UP_KINDS, Topology
+from moesim.hwmodels.topologies import Topology
 from moesim.simulator.engine.full_resolution.result import GpuTimes, KindLoad, LinkLoad, SkewRow, Straggler
 from moesim.simulator.engine.program import NS
 from moesim.simulator.engine.simpy.execute import Execution, StepRecord
@@ -162,8 +162,7 @@ def link_ends(topology: Topology) -> LinkEnds:
     """The ends of the links of `topology.links()`, in its order."""
     wiring = topology.wiring
     pairs = np.array([wiring.tails, wiring.heads])
-    kinds = np.array(topology.links().kinds)
-    return LinkEnds(pairs.T.ravel(), pairs[::-1].T.ravel(), np.isin(kinds, sorted(SCALE_UP_KINDS)))
+    return LinkEnds(pairs.T.ravel(), pairs[::-1].T.ravel(), topology.links().scale_up)
 
 
 def link_utilisation(topology: Topology, carried_bytes: FloatArray, end_ns: int) -> FloatArray:

@@ -97,8 +97,8 @@ def _facts(built: Topology) -> dict[str, Any]:
 
 def _compare(as_json: bool) -> None:
     from moesim.cli.console import print_json, print_table, print_text
-    from moesim.hwmodels.network import load_fabric_prices
-    from moesim.hwmodels.topologies.comparison import PRICES, compare_networks, published_table
+    from moesim.hwmodels.fabric_prices import load_fabric_prices
+    from moesim.hwmodels.network_comparison import PRICES, compare_networks, published_table
 
     cells = compare_networks()
     if as_json:

@@ -8,7 +8,8 @@ from importlib.resources import files
 from pydantic import BaseModel, ConfigDict
 
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.network import FabricPrices, load_fabric_prices, load_network
+from moesim.hwmodels.fabric_prices import FabricPrices, load_fabric_prices
+from moesim.hwmodels.network import load_network
 from moesim.hwmodels.node import load_node
 from moesim.hwmodels.provenance import DateText, Kind, Source
 from moesim.hwmodels.topologies import build_topology
