@@ -15,7 +15,7 @@ from moesim.hwmodels.scale_up_shares import ScaleUpShares
 
 @dataclass(frozen=True, slots=True)
 class TorusShares(ScaleUpShares):
-    """`link`: the nominal rate of one link over a chip's; `sizes` of the dimensions, 3 and more wrap around."""
+    """`link`: the nominal rate of one link over a chip's; `sizes` of the dimensions: 3 and more wrap."""
 
     link: float
     sizes: tuple[int, ...]
