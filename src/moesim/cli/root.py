@@ -27,6 +27,7 @@ from moesim.cli import (
     sweep,
     topology,
 )
+from moesim.cli.imports import ImportGroup
 from moesim.hwmodels.errors import InputError, MoesimError
 
 app = typer.Typer(
@@ -38,11 +39,14 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 importers = typer.Typer(
-    help="Read descriptions that other tools wrote.", no_args_is_help=True, rich_markup_mode=None
+    cls=ImportGroup,
+    help="Read descriptions that other tools wrote.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 app.add_typer(importers, name="import")
 dashboard.register(app)
-calibrate.register(app, importers)
+calibrate.register(app)
 compare.register(app)
 eplb.register(app)
 plan.register(app, importers)
