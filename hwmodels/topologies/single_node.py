@@ -8,7 +8,10 @@ from moesim.hwmodels.topologies.spec import ScaleOutSpec
 
 
 def no_network(node: NodeFigures, nodes: int, fabric: None) -> None:
-    """One node, which nothing joins to another; raises InputError for more."""
+    """One node, which nothing joins to another.
+
+    Raises InputError for more of them.
+    """
     del node, fabric
     if nodes != 1:
         raise InputError(

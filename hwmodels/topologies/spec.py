@@ -12,7 +12,7 @@ from pydantic import Field
 
 from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.topologies.base import Topology
-from moesim.hwmodels.topologies.description import NodeFigures
+from moesim.hwmodels.topologies.description import NodeFigures, ScaleOutFabric
 from moesim.hwmodels.topologies.part import ScaleOutPart, ScaleUpPart
 
 
@@ -39,8 +39,11 @@ class TopologySpec:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Keys of `fabric` in a file, without `kind`."""
-        return () if self.fabric is None else tuple(key for key in self.fabric.model_fields if key != "kind")
+        """Keys of `fabric` in a file, less those that all scale-out networks state."""
+        if self.fabric is None:
+            return ()
+        shared = ScaleOutFabric.model_fields if issubclass(self.fabric, ScaleOutFabric) else {}
+        return tuple(key for key in self.fabric.model_fields if key not in ("kind", *shared))
 
     @property
     def what(self) -> str:
@@ -70,3 +73,11 @@ def any_fabric(specs: Mapping[str, TopologySpec]) -> Any:
     """The type of a field that holds the fabric of any of these kinds, told apart by its key `kind`."""
     fabrics: Iterator[Any] = (spec.fabric for spec in specs.values() if spec.fabric is not None)
     return Annotated[reduce(operator.or_, fabrics), Field(discriminator="kind")]
+
+
+def kind_rows(specs: Mapping[str, TopologySpec]) -> list[dict[str, str]]:
+    """One row a kind, for people: kind, own keys of `fabric`, an example, what it is."""
+    return [
+        {"kind": spec.kind, "keys": ", ".join(spec.keys), "example": spec.example, "what": spec.what}
+        for spec in specs.values()
+    ]

@@ -206,12 +206,28 @@ def doctor(as_json: AsJson = False) -> None:
     print_json(findings()) if as_json else print_pairs(findings())
 
 
+def _list_families(wanted: bool) -> None:
+    if wanted:
+        from moesim.cli.console import print_text
+        from moesim.simulator.model.hf import FAMILIES
+
+        for family in sorted(FAMILIES):
+            print_text(family)
+        raise typer.Exit
+
+
 @importers.command("hf")
 def import_hf(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A Hugging Face config.json.")],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the model file here.")] = None,
     as_json: AsJson = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    families: Annotated[
+        bool,
+        typer.Option(
+            "--families", callback=_list_families, is_eager=True, help="List the model families, and exit."
+        ),
+    ] = False,
 ) -> None:
     """Read a Hugging Face config.json; say what was understood."""
     from moesim.cli.console import say_written
