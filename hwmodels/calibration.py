@@ -13,12 +13,13 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from moesim.hwmodels import ranges
 from moesim.hwmodels.efficiency import Curve
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import is_there, resolved
+from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.provenance import DateText, Kind, Source, SourcedFraction, SourcedSeconds
 from moesim.hwmodels.units import DIMENSIONS, parse_quantity
 from moesim.hwmodels.validation import validate_model
@@ -61,8 +62,8 @@ def _check(place: str, value: float, dimension: str) -> None:
         raise ValueError(f"{place}: {problem}")
 
 
-class _Plain(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True)
+class _Plain(Frozen, str_strip_whitespace=True):
+    """A part of a profile; texts lose the white space around them."""
 
 
 class Elsewhere(_Plain):

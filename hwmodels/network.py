@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from moesim.hwmodels import ranges
 from moesim.hwmodels.files import is_there
+from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.library import by_name, load_described, shipped_names
 from moesim.hwmodels.provenance import (
     SourcedBytesPerSecond,
@@ -26,14 +27,12 @@ PRICES_FOLDER = "fabric_prices"
 SINGLE_NODE = "single-node"
 
 
-class BaseFabric(BaseModel):
+class BaseFabric(Frozen):
     """What every scale-out network states, whatever its shape.
 
     The latencies are end to end for a small message: two links within a leaf, four links across leaves
     of a two-layer tree; every further link between switches adds half their difference.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     link_bandwidth: SourcedBytesPerSecond
     """One port, per direction."""
@@ -163,10 +162,8 @@ Fabric = FatTreeFabric | MultiPlaneFabric | RailFabric | DragonflyFabric | EdgeL
 FABRIC_KINDS = ("fat-tree", "multi-plane-fat-tree", "rail-optimised", "dragonfly", "edge-list")
 
 
-class FabricPrices(BaseModel):
+class FabricPrices(Frozen):
     """What the parts of a scale-out network cost (`data/fabric_prices/*.yaml`)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = "custom"
     title: str = "custom prices"
@@ -181,10 +178,8 @@ def load_fabric_prices(name: str, base: Path | None = None) -> FabricPrices:
     return load_described(FabricPrices, PRICES_FOLDER, name, "price list of a network", base)
 
 
-class Network(BaseModel):
+class Network(Frozen):
     """Data of one network (`data/networks/*.yaml`); `kind` names one of `moesim.hwmodels.topologies`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     title: str

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from moesim.hwmodels import ranges
+from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.library import by_name, load_described, shipped_names
 from moesim.hwmodels.provenance import SourcedBytesPerSecond, SourcedCount, SourcedSeconds
 from moesim.hwmodels.sections import with_kind
@@ -16,11 +17,7 @@ from moesim.hwmodels.sections import with_kind
 FOLDER = "scale_up"
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class HubSection(_Section):
+class HubSection(Frozen):
     """Every GPU has `links_per_gpu` links, spread over `switches` chips."""
 
     switches: SourcedCount
@@ -40,7 +37,7 @@ class DomainSection(HubSection):
     gpus_per_host: SourcedCount
 
 
-class MeshSection(_Section):
+class MeshSection(Frozen):
     """Every pair of GPUs has a link of its own (MI300X). Bandwidths are of one pair and direction."""
 
     kind: Literal["fully-connected"]
@@ -48,7 +45,7 @@ class MeshSection(_Section):
     link_bandwidth_effective: SourcedBytesPerSecond
 
 
-class TorusSection(_Section):
+class TorusSection(Frozen):
     """A torus of 1 to 3 dimensions; a dimension of 3 or more wraps around (TPU).
 
     Bandwidths are of one link to one neighbour and direction.
@@ -68,7 +65,7 @@ class TorusSection(_Section):
         return self
 
 
-class SupernodeSection(_Section):
+class SupernodeSection(Frozen):
     """Hosts of `gpus_per_host` under their own first-level switches, joined by a second level.
 
     Both levels come in `planes` identical planes that traffic is striped over; every plane has
@@ -89,10 +86,8 @@ Section = NvswitchSection | DomainSection | MeshSection | TorusSection | Superno
 SCALE_UP_SECTIONS = ("nvswitch", "scale-up-domain", "fully-connected", "torus", "supernode")
 
 
-class ScaleUp(BaseModel):
+class ScaleUp(Frozen):
     """Data of one scale-up network (`data/scale_up/*.yaml`); `kind` says which section `fabric` is."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = "custom"
     title: str = "custom scale-up network"
