@@ -13,6 +13,9 @@ from moesim.hwmodels.errors import InputError
 
 Parameter = int | float | str
 
+FORMER_KEYS = {"told": "left_free", "told_alone_ratio": "aware_alone_ratio"}
+"""Names of parameters and values in rows of earlier releases, with those that took their place."""
+
 
 @dataclass(frozen=True, slots=True)
 class Facts:
@@ -90,7 +93,7 @@ class Row:
     def from_json(cls, data: Any, where: str) -> Row:
         """The row of one parsed line; raises InputError for anything else."""
         try:
-            row = cls(**data)
+            row = cls(**{key: _renamed(value) for key, value in data.items()})
             numbers = [*row.values.values()] + ([] if row.failed else [row.seconds, row.low_s, row.high_s])
             if not row.measurement or not all(
                 isinstance(n, int | float) and math.isfinite(n) for n in numbers
@@ -103,6 +106,11 @@ class Row:
                 f"{where}: not a row of a calibration; remove the file to measure from the beginning"
             ) from None
         return row
+
+
+def _renamed(value: Any) -> Any:
+    """Parameters or values under the names that they have now."""
+    return {FORMER_KEYS.get(k, k): v for k, v in value.items()} if isinstance(value, dict) else value
 
 
 class Context(Protocol):

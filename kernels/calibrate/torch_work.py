@@ -103,10 +103,10 @@ def memory_copy(size_bytes: int) -> Work:
 
 
 class Graphs:
-    """CUDA graphs of one work, alone and told to leave SMs free, replayed in timed windows."""
+    """CUDA graphs of one work, on all SMs and leaving some of them free, replayed in timed windows."""
 
-    def __init__(self, device: int, build: Callable[[], Work], told: tuple[int, ...] = ()) -> None:
-        """Warm up and capture; `told`: numbers of SMs to leave free, beside the graph told of none."""
+    def __init__(self, device: int, build: Callable[[], Work], left_free: tuple[int, ...] = ()) -> None:
+        """Warm up and capture; `left_free`: numbers of SMs to leave free, each in a graph of its own."""
         t = torch()
         t.cuda.set_device(device)
         self.stream = t.cuda.Stream(device)
@@ -118,20 +118,20 @@ class Graphs:
                 self.work.run(i)
             once_s = self._timed(lambda: [self.work.run(i) for i in range(self.work.sets)]) / self.work.sets
         self.calls = max(self.work.sets, min(400, round(GRAPH_S / once_s)))
-        self._graphs = {n: self._capture(n) for n in dict.fromkeys((0, *told))}
+        self._graphs = {n: self._capture(n) for n in dict.fromkeys((0, *left_free))}
 
-    def replay(self, told: int = 0) -> None:
+    def replay(self, left_free: int = 0) -> None:
         """Queue one graph."""
         with torch().cuda.stream(self.stream):
-            self._graphs[told].replay()
+            self._graphs[left_free].replay()
 
-    def seconds(self, told: int = 0, at_least_s: float = GRAPH_S) -> float:
+    def seconds(self, left_free: int = 0, at_least_s: float = GRAPH_S) -> float:
         """Seconds of one call, over graphs for at least so long (two more graphs run before)."""
-        return self.window(told, at_least_s, None)[0]
+        return self.window(left_free, at_least_s, None)[0]
 
-    def window(self, told: int, at_least_s: float, counter: Any) -> tuple[float, float]:
+    def window(self, left_free: int, at_least_s: float, counter: Any) -> tuple[float, float]:
         """Seconds of one call, and how fast a device word (int64 tensor, or None) grew, in 1/s."""
-        t, graph = torch(), self._graphs[told]
+        t, graph = torch(), self._graphs[left_free]
         self._counts.zero_()
 
         def read(place: int) -> None:
@@ -155,9 +155,9 @@ class Graphs:
         self.stream.synchronize()
         return float(self._marks[0].elapsed_time(self._marks[1]) * 1e-3)
 
-    def _capture(self, told: int) -> Any:
+    def _capture(self, left_free: int) -> Any:
         t = torch()
-        with _carve_out(t, told):
+        with _carve_out(t, left_free):
             with t.cuda.stream(self.stream):
                 self.work.run(0)
             self.stream.synchronize()
@@ -176,7 +176,7 @@ def _carve_out(t: Any, sms: int) -> Iterator[None]:
     """PyTorch's scaled products leave `sms` SMs free; raises TaskFailed where this PyTorch cannot."""
     tell = getattr(t._C, "_set_sm_carveout_experimental", None)
     if sms and tell is None:
-        raise TaskFailed("this PyTorch cannot be told to leave SMs free (2.6 and later can)")
+        raise TaskFailed("this PyTorch cannot leave SMs free (2.6 and later can)")
     if tell is not None:
         tell(sms or None)
     try:
