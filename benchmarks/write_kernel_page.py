@@ -311,8 +311,8 @@ def page(header: dict[str, Any], rows: list[Row]) -> str:
         "",
         "## Compute beside communication",
         "",
-        "Time beside a push copy on n SMs over time alone on all SMs. SM-aware operators leave at least those",
-        "n SMs free; the best of n, n + 2 and n + 4 counts.",
+        "Time beside a push copy on n SMs over time alone on all SMs. SM-aware operators leave at least",
+        "those n SMs free; the best of n, n + 2 and n + 4 counts.",
         "",
         *table(
             ["operator", *(str(n) for n in sorted({n for by in beside.values() for n in by}))],

@@ -22,7 +22,7 @@ from typing import Any
 from moesim.kernels.calibrate.gpu import Session
 from moesim.kernels.calibrate.torch_work import Graphs, attention, memory_copy, product, torch
 from moesim.kernels.calibrate.two_hop import _set_up
-from moesim.kernels.launch import Group
+from moesim.kernels.launch import GpuGroup
 from moesim.kernels.loader import cupy
 from moesim.kernels.machine import read_machine
 
@@ -113,7 +113,7 @@ def main() -> None:
         print(f"{name:14} {n:3} SMs alone {1e6 * statistics.median(times):8.1f} us")
 
 
-def _prefer(group: Group) -> None:
+def _prefer(group: GpuGroup) -> None:
     """Streams whose waiting CTAs go before those of compute, as DeepEP and NCCL ask for."""
     for rank, device in enumerate(group.devices):
         with cupy().cuda.Device(device):

@@ -11,7 +11,7 @@ MOST_SOCKETS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class ImportedMachine:
     """One server as a file describes it.
 
     `pair_links` counts direct scale-up links of GPU pairs (i < j), `switch_links` those of each GPU to

@@ -15,7 +15,7 @@ GRAPH_S = 6e-3
 
 
 @dataclass(slots=True)
-class Work:
+class TorchWork:
     """A call `run(i)` on input set i of `sets`; FLOPs and the bytes it must move through memory."""
 
     run: Callable[[int], Any]
@@ -34,7 +34,7 @@ def torch() -> Any:
     return module
 
 
-def product(dtype: str, m: int, n: int, k: int, groups: int = 1) -> Work:
+def product(dtype: str, m: int, n: int, k: int, groups: int = 1) -> TorchWork:
     """A = [m, k] times B = [k, n]: "bf16" (cuBLAS), "fp8" (row-wise scales); grouped over rows for fp8."""
     t = torch()
     size = 1 if dtype == "fp8" else 2
@@ -67,10 +67,10 @@ def product(dtype: str, m: int, n: int, k: int, groups: int = 1) -> Work:
         run = lambda i: t._scaled_grouped_mm(  # noqa: E731
             *grouped[i], offs=ends, out_dtype=t.bfloat16, use_fast_accum=True
         )
-    return Work(run, sets, flop=2.0 * m * n * k)
+    return TorchWork(run, sets, flop=2.0 * m * n * k)
 
 
-def attention(heads: int, length: int, dqk: int, dv: int, *, backward: bool) -> Work:
+def attention(heads: int, length: int, dqk: int, dv: int, *, backward: bool) -> TorchWork:
     """Causal attention of one sequence; FLOPs of the causal half, five products backward."""
     t = torch()
     functional = t.nn.functional
@@ -89,23 +89,23 @@ def attention(heads: int, length: int, dqk: int, dv: int, *, backward: bool) -> 
 
     pairs = heads * length * length / 2
     products = 3 * dqk + 2 * dv if backward else dqk + dv
-    return Work(gradients if backward else forward, 2, flop=2.0 * pairs * products)
+    return TorchWork(gradients if backward else forward, 2, flop=2.0 * pairs * products)
 
 
-def memory_copy(size_bytes: int) -> Work:
+def memory_copy(size_bytes: int) -> TorchWork:
     """A copy inside the memory of one GPU."""
     t = torch()
     data = [
         tuple(t.randint(0, 255, (size_bytes,), device="cuda", dtype=t.uint8) for _ in range(2))
         for _ in range(2)
     ]
-    return Work(lambda i: data[i][1].copy_(data[i][0]), 2, moved_bytes=2.0 * size_bytes)
+    return TorchWork(lambda i: data[i][1].copy_(data[i][0]), 2, moved_bytes=2.0 * size_bytes)
 
 
 class Graphs:
     """CUDA graphs of one work, on all SMs and leaving some of them free, replayed in timed windows."""
 
-    def __init__(self, device: int, build: Callable[[], Work], left_free: tuple[int, ...] = ()) -> None:
+    def __init__(self, device: int, build: Callable[[], TorchWork], left_free: tuple[int, ...] = ()) -> None:
         """Warm up and capture; `left_free`: numbers of SMs to leave free, each in a graph of its own."""
         t = torch()
         t.cuda.set_device(device)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 
-class Shown(Frozen):
+class TableResult(Frozen):
     """A result with a table of rows; frozen, and refuses unknown fields."""
 
     def rows(self) -> list[Row]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moesim.hwmodels.frozen import Frozen
-from moesim.simulator.common.tables import Row, Shown
+from moesim.simulator.common.tables import Row, TableResult
 
 
 class Band(Frozen):
@@ -41,7 +41,7 @@ class Effect(Frozen):
         return abs(self.high_s - self.low_s)
 
 
-class Uncertainty(Shown):
+class Uncertainty(TableResult):
     """Bands of the figures of one prediction, and its sources, the largest first."""
 
     bands: dict[str, Band]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moesim.hwmodels.frozen import Frozen
-from moesim.simulator.common.tables import Row, Shown
+from moesim.simulator.common.tables import Row, TableResult
 
 
 class Spread(Frozen):
@@ -101,7 +101,7 @@ class GpuHours(Frozen):
     billed: float
 
 
-class RunReport(Shown):
+class RunReport(TableResult):
     """The whole run, phase by phase and all together; as a table its outlook."""
 
     phases: tuple[PhaseReport, ...]

@@ -40,7 +40,7 @@ class Ramp(Section):
     """Sequences that the batch grows by; absent = one micro-batch more for every pipeline."""
 
 
-class Phase(Section):
+class RunPhase(Section):
     """A phase after the main one: its length as tokens, steps or GPU-hours, and what differs in it."""
 
     name: str = Field(min_length=1, pattern=r"^[^.]*$")
@@ -63,7 +63,7 @@ class Phase(Section):
     """Why these overrides, where nobody published them; shown in the report."""
 
     @model_validator(mode="after")
-    def _one_length(self) -> Phase:
+    def _one_length(self) -> RunPhase:
         given = [k for k in ("tokens", "steps", "gpu_hours") if getattr(self, k) is not None]
         if len(given) != 1:
             raise ValueError(
@@ -155,7 +155,7 @@ class RunPlan(Section):
     )
     ramp: Ramp | None = None
     """Batch ramp of the main phase."""
-    phases: tuple[Phase, ...] = ()
+    phases: tuple[RunPhase, ...] = ()
     """What follows the main phase."""
     checkpoint: Checkpoint | None = None
     """How the state is saved."""

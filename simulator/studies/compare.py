@@ -11,7 +11,7 @@ import numpy as np
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.frozen import Frozen
-from moesim.simulator.common.tables import Row, Shown
+from moesim.simulator.common.tables import Row, TableResult
 from moesim.simulator.predict.band import Band
 from moesim.simulator.predict.figures import POWERS, figures
 from moesim.simulator.predict.result import Result
@@ -45,7 +45,7 @@ class Waterfall(Frozen):
     seconds: tuple[float, ...]
 
 
-class Comparison(Shown):
+class Comparison(TableResult):
     """Scenarios side by side; the first is what the others are compared with.
 
     The waterfall is exact: the causes of a scenario's critical path add up to its step time, so their

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.common.tables import Row, Shown
+from moesim.simulator.common.tables import Row, TableResult
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.studies.point import Key, Outcome, Status, key_of
 from moesim.simulator.studies.pool import (
@@ -63,7 +63,7 @@ class SweepPoint(BaseModel):
     """Its key in the store."""
 
 
-class Sweep(Shown):
+class Sweep(TableResult):
     """A finished sweep, in the order of its design; the same bytes with any number of workers."""
 
     scenario: str

@@ -20,18 +20,28 @@ from moesim.hwmodels.accelerator import load_accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, load_profile
 from moesim.hwmodels.drift import compare
 from moesim.hwmodels.errors import InputError
-from moesim.kernels.calibrate import Options, Progress, build_plan, calibrate, statements, transfer
-from moesim.kernels.calibrate.protocol import Facts, Measurement, Row, Sample, Task, TaskFailed, row_of
-from moesim.kernels.machine import Gpu, Machine
+from moesim.kernels.calibrate import CalibrationProgress, Options, build_plan, calibrate, statements, transfer
+from moesim.kernels.calibrate.protocol import (
+    Facts,
+    Measurement,
+    Sample,
+    TaskFailed,
+    TimedRow,
+    TimingTask,
+    row_of,
+)
+from moesim.kernels.machine import Gpu, MeasuredMachine
 
 ALL = frozenset({"cupy", "torch", "nccl"})
 TODAY = datetime.date(2026, 11, 20)
 
 
-def machine(gpus: int = 8, **changes: Any) -> Machine:
+def machine(gpus: int = 8, **changes: Any) -> MeasuredMachine:
     one = Gpu(0, "NVIDIA H200", "0000:00:00.0", 141 << 30, 0, 0.0, False, 0, 132, 1980e6, 700.0, 18)
     peers = tuple(tuple(i != j for j in range(gpus)) for i in range(gpus))
-    return Machine(tuple(replace(one, index=i, **changes) for i in range(gpus)), "580.159.04", "13.0", peers)
+    return MeasuredMachine(
+        tuple(replace(one, index=i, **changes) for i in range(gpus)), "580.159.04", "13.0", peers
+    )
 
 
 def saturate(n: float, slope: float, limit: float) -> float:
@@ -43,21 +53,21 @@ class Synthetic:
 
     def __init__(
         self,
-        machine: Machine,
+        machine: MeasuredMachine,
         *,
         quick: bool,
-        wanted: Callable[[Task], bool],
+        wanted: Callable[[TimingTask], bool],
         libraries: frozenset[str] = ALL,
     ) -> None:
         self.facts, self.quick, self._wanted = Facts(len(machine.gpus), libraries), quick, wanted
-        self.done: list[Task] = []
+        self.done: list[TimingTask] = []
         self.stop_after = 10**9
         self.broken: set[str] = set()
 
-    def wanted(self, task: Task) -> bool:
+    def wanted(self, task: TimingTask) -> bool:
         return self._wanted(task)
 
-    def sample(self, measurement: Measurement, task: Task) -> Sample:
+    def sample(self, measurement: Measurement, task: TimingTask) -> Sample:
         if len(self.done) >= self.stop_after:
             raise KeyboardInterrupt
         self.done.append(task)
@@ -140,11 +150,11 @@ TRUTH: dict[str, Callable[[Any], tuple[float, dict[str, float]]]] = {
 
 def run(
     output: Path, gpus: int = 8, *, set_up: Callable[[Synthetic], None] | None = None, **options: Any
-) -> tuple[CalibrationProfile, list[Synthetic], list[Progress]]:
+) -> tuple[CalibrationProfile, list[Synthetic], list[CalibrationProgress]]:
     contexts: list[Synthetic] = []
-    seen: list[Progress] = []
+    seen: list[CalibrationProgress] = []
 
-    def make(found: Machine, /, *, quick: bool, wanted: Callable[[Task], bool]) -> Synthetic:
+    def make(found: MeasuredMachine, /, *, quick: bool, wanted: Callable[[TimingTask], bool]) -> Synthetic:
         contexts.append(Synthetic(found, quick=quick, wanted=wanted))
         if set_up:
             set_up(contexts[-1])
@@ -461,13 +471,13 @@ def test_progress_goes_forward_and_names_what_is_measured(tmp_path: Path) -> Non
 
 
 def test_rows_refuse_what_is_no_time() -> None:
-    task = Task("copy", {"size_bytes": 1})
+    task = TimingTask("copy", {"size_bytes": 1})
     for times in ((), (float("nan"),), (0.0,), (-1.0,)):
         assert not row_of(task, Sample(times)).ok
     assert not row_of(task, Sample((1.0,), {"bytes": float("inf")})).ok
     row = row_of(task, Sample((3.0, 1.0, 2.0, 2.0, 100.0)))
     assert row.seconds == 2.0 and row.low_s >= 1.0 and row.high_s <= 100.0 and row.repeats == 5
-    assert Row.from_json(json.loads(row.to_json()), "here") == row
+    assert TimedRow.from_json(json.loads(row.to_json()), "here") == row
 
 
 def test_importing_needs_no_gpu_library() -> None:
