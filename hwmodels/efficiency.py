@@ -10,9 +10,10 @@ from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from moesim.hwmodels.arrays import BoolArray, FloatArray
+from moesim.hwmodels.frozen import Frozen
 
 
 class Reading(NamedTuple):
@@ -23,15 +24,13 @@ class Reading(NamedTuple):
     note: str
 
 
-class Curve(BaseModel):
+class Curve(Frozen):
     """A measured dependence y(x), piecewise linear in x or in log x.
 
     `points` are (x, y) with strictly increasing x, in the units that `x_unit` and `y_unit` name.
     Outside the first and last x the end value is held and the reading is flagged: a curve is never
     continued beyond what was measured.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: str = Field(min_length=1)
     x_name: str

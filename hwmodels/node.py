@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic import ValidationInfo, field_validator
 
 from moesim.hwmodels import ranges
 from moesim.hwmodels.accelerator import AcceleratorRef
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.library import by_name, load_described, shipped_names
 from moesim.hwmodels.provenance import (
     Sourced,
@@ -30,13 +31,11 @@ MOST_NICS = 64
 SourcedT = TypeVar("SourcedT", bound=Sourced)
 
 
-class Node(BaseModel):
+class Node(Frozen):
     """Data of one node (`data/nodes/*.yaml`): a server, or a whole scale-up domain such as an NVL72.
 
     The scale-up bandwidths are the accelerator's own. Bandwidths are per GPU (or NIC) and direction.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     title: str

@@ -22,7 +22,7 @@ from moesim.kernels.fit_models import (
     Piecewise,
     Quality,
     Saturating,
-    SlowDown,
+    SlowDownFit,
     TransferFit,
     interpolate,
 )
@@ -35,7 +35,7 @@ __all__ = [
     "Piecewise",
     "Quality",
     "Saturating",
-    "SlowDown",
+    "SlowDownFit",
     "TransferFit",
     "fit_latency_bandwidth",
     "fit_piecewise",
@@ -142,7 +142,7 @@ def fit_transfer(rows: Iterable[tuple[float, float, float]], what: str = "dispat
     return TransferFit(found.latency_s, found.rate, _summary(len(rows), inside, errors, spread))
 
 
-def fit_slow_down(rows: Iterable[Pair], *, falling: bool = False, what: str = "slow-down") -> SlowDown:
+def fit_slow_down(rows: Iterable[Pair], *, falling: bool = False, what: str = "slow-down") -> SlowDownFit:
     """Medians of (SMs, time over time alone), pooled until monotone in the SMs (isotonic regression).
 
     Fewer free SMs are never faster for compute (rising); more of its own SMs never slow communication more
@@ -163,7 +163,7 @@ def fit_slow_down(rows: Iterable[Pair], *, falling: bool = False, what: str = "s
         if 0 < i < len(curve) - 1
     ]
     inside = [abs(interpolate(curve, x) / y - 1.0) for x, y in rows]
-    return SlowDown(curve, points, _summary(len(rows), inside, errors, spread))
+    return SlowDownFit(curve, points, _summary(len(rows), inside, errors, spread))
 
 
 def isotonic(values: Sequence[float]) -> list[float]:

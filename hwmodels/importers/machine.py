@@ -14,7 +14,7 @@ MOST_SOCKETS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class ImportedMachine:
     """One server as a file describes it.
 
     `pair_links` counts direct scale-up links of GPU pairs (i < j), `switch_links` those of each GPU to
@@ -53,7 +53,7 @@ class MachineForm:
 
     name: str
     recognises: Callable[[str], bool]
-    read: Callable[[str, str, Node], Machine]
+    read: Callable[[str, str, Node], ImportedMachine]
 
 
 def rate_text(bytes_per_s: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.importers.machine import MOST_GPUS, Machine, MachineForm, rate_text
+from moesim.hwmodels.importers.machine import MOST_GPUS, ImportedMachine, MachineForm, rate_text
 from moesim.hwmodels.node import Node
 
 _ANSI = re.compile(r"\x1b\[[0-9;]{0,20}m")
@@ -20,7 +20,7 @@ def is_smi_topo(text: str) -> bool:
     return any(line.split(maxsplit=1)[:1] == ["GPU0"] for line in _ANSI.sub("", text).splitlines())
 
 
-def read_smi_topo(text: str, name: str, host_bytes_per_s: float, most_links: int) -> Machine:
+def read_smi_topo(text: str, name: str, host_bytes_per_s: float, most_links: int) -> ImportedMachine:
     """The machine of a topology matrix.
 
     The matrix shows NVLinks of a pair, not where they go: pairs that together would need more links than
@@ -42,7 +42,7 @@ def read_smi_topo(text: str, name: str, host_bytes_per_s: float, most_links: int
     full = len(pairs) == gpus * (gpus - 1) // 2 and len(set(pairs.values())) == 1 and gpus > 1
     links = next(iter(pairs.values()), 0)
     switched = full and (links * (gpus - 1) > most_links)
-    return Machine(
+    return ImportedMachine(
         form="nvidia-smi topo -m",
         gpus=gpus,
         pair_links={} if switched else pairs,
@@ -109,7 +109,7 @@ def _edges(cells: list[list[str]], gpus: int, rate: float) -> list[str]:
     return edges + [f"host:{a} host:{b} {each}" for a in hosts for b in hosts if a < b]
 
 
-def _read(text: str, name: str, like: Node) -> Machine:
+def _read(text: str, name: str, like: Node) -> ImportedMachine:
     figure = like.accelerator.host_bandwidth
     if figure is None:
         raise InputError(

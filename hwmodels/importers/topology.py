@@ -11,7 +11,7 @@ from typing import Any
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import read_text
-from moesim.hwmodels.importers.machine import Machine, rate_text
+from moesim.hwmodels.importers.machine import ImportedMachine, rate_text
 from moesim.hwmodels.importers.registry import MACHINE_FORMS
 from moesim.hwmodels.network import load_network
 from moesim.hwmodels.node import Node, load_node
@@ -79,7 +79,7 @@ def _base_node(base: Node, gpus: int, place: tuple[str, str]) -> dict[str, Any]:
 
 
 def _from_machine(
-    machine: Machine, base: Node, nodes: int, network: str | None, place: tuple[str, str]
+    machine: ImportedMachine, base: Node, nodes: int, network: str | None, place: tuple[str, str]
 ) -> _Parts:
     node = _base_node(base, machine.gpus, place)
     understood = [f"{machine.form}: {machine.gpus} GPUs, {machine.nics} NICs"]
@@ -115,7 +115,7 @@ def _from_machine(
     return _Parts(node, joined, tuple(understood), tuple(assumed))
 
 
-def _mesh(node: dict[str, Any], machine: Machine, base: Node, place: tuple[str, str]) -> None:
+def _mesh(node: dict[str, Any], machine: ImportedMachine, base: Node, place: tuple[str, str]) -> None:
     """Every pair has the same part of a GPU's scale-up bandwidth."""
     pair = base.scale_up_bytes_per_s / (machine.gpus - 1)
     effective = base.scale_up_achievable_bytes_per_s / (machine.gpus - 1)
@@ -130,7 +130,7 @@ def _mesh(node: dict[str, Any], machine: Machine, base: Node, place: tuple[str, 
     }
 
 
-def _direct_edges(machine: Machine, base: Node) -> list[str]:
+def _direct_edges(machine: ImportedMachine, base: Node) -> list[str]:
     """Scale-up links of a partial mesh; a GPU's bandwidth is divided by the most links any GPU has."""
     totals = [0] * machine.gpus
     for (i, j), count in machine.pair_links.items():
@@ -140,7 +140,7 @@ def _direct_edges(machine: Machine, base: Node) -> list[str]:
     return [f"gpu:{i} gpu:{j} {rate_text(each * n)}" for (i, j), n in sorted(machine.pair_links.items())]
 
 
-def _nics(node: dict[str, Any], machine: Machine, base: Node, place: tuple[str, str]) -> list[str]:
+def _nics(node: dict[str, Any], machine: ImportedMachine, base: Node, place: tuple[str, str]) -> list[str]:
     if not machine.nics:
         return ["no NIC in the file: those of the node it is like"]
     each, rest = divmod(machine.nics, machine.gpus)

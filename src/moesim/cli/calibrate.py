@@ -13,7 +13,7 @@ from moesim.hwmodels.errors import InputError
 
 if TYPE_CHECKING:
     from moesim.hwmodels.calibration import CalibrationProfile
-    from moesim.kernels.calibrate import Progress
+    from moesim.kernels.calibrate import CalibrationProgress
 
 Output = Annotated[Path, typer.Option("-o", "--output", help="Write the profile here (.yaml or .json).")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
@@ -116,7 +116,7 @@ def transfer(
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[Progress], None]]:
+def _progress() -> Iterator[Callable[[CalibrationProgress], None]]:
     """A bar on stderr: what is being measured, how far, and the time it will take; messages above it."""
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
@@ -132,7 +132,7 @@ def _progress() -> Iterator[Callable[[Progress], None]]:
     with Bar(*columns, console=console, transient=True) as bar:
         number = bar.add_task("reading the machine", total=None)
 
-        def tell(state: Progress) -> None:
+        def tell(state: CalibrationProgress) -> None:
             if state.message:
                 bar.console.print(state.message, markup=False, highlight=False, soft_wrap=True)
             bar.update(number, completed=state.done_s, total=state.total_s, description=state.text)
