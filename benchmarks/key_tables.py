@@ -25,7 +25,15 @@ from moesim.simulator.scenario.fleet import Pool
 from moesim.simulator.scenario.outline import ClusterOutline
 from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.scenario.routing import BiasLoad, Capacity, Eplb, HistogramLoad, UniformLoad, ZipfLoad
-from moesim.simulator.scenario.run_plan import Checkpoint, Phase, Price, Ramp, RunPlan, Spares, run_plan_names
+from moesim.simulator.scenario.run_plan import (
+    Checkpoint,
+    Price,
+    Ramp,
+    RunPhase,
+    RunPlan,
+    Spares,
+    run_plan_names,
+)
 from moesim.simulator.scenario.scenario import Batch, Communication, Routing, Stages, Variation
 from moesim.simulator.schedules import SCHEDULES
 from moesim.simulator.schedules.template import OVERLAP_ORDERS, OverlapOrder
@@ -41,7 +49,7 @@ TABLES: dict[str, dict[str, type[BaseModel]]] = {
     "cluster": {"": Cluster},
     "pool": {"": Pool},
     "run": {
-        "": RunPlan, "ramp": Ramp, "phases[]": Phase, "checkpoint": Checkpoint, "spares": Spares,
+        "": RunPlan, "ramp": Ramp, "phases[]": RunPhase, "checkpoint": Checkpoint, "spares": Spares,
         "price": Price,
     },
 }  # fmt: skip

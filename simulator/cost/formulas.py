@@ -12,11 +12,11 @@ from typing import Generic, TypeAlias, TypeVar
 
 import numpy as np
 
-from moesim.simulator.common.arrays import FloatVector
+from moesim.hwmodels.arrays import FloatArray
 
-Amount: TypeAlias = float | FloatVector
-A = TypeVar("A", float, FloatVector)
-Time = TypeVar("Time", int, FloatVector)
+Amount: TypeAlias = float | FloatArray
+A = TypeVar("A", float, FloatArray)
+Time = TypeVar("Time", int, FloatArray)
 """Whole nanoseconds, or seconds of many plans."""
 
 
@@ -32,7 +32,7 @@ def compute_seconds(fixed_s: Amount, row_s: Amount, load: Amount) -> Amount:
 
 def payload_seconds(
     nic: tuple[Amount, Amount], scale_up: tuple[Amount, Amount], slowness: tuple[Amount, Amount] = (1.0, 1.0)
-) -> FloatVector:
+) -> FloatArray:
     """Payload of a member of a transfer, alone on its links (eq. E2).
 
     `nic` and `scale_up`: (seconds under even load, received rows over the nominal number), the rows through

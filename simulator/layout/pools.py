@@ -14,7 +14,7 @@ from moesim.simulator.schedules import Schedule, fleet_defaults
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PoolSlice:
     """A pool: its own cluster, the scenario as if the whole pipeline ran on such a cluster, its ranks."""
 
     label: str
@@ -23,7 +23,7 @@ class Part:
     ranks: range
 
 
-def spread(scenario: Scenario) -> tuple[Part, ...]:
+def spread(scenario: Scenario) -> tuple[PoolSlice, ...]:
     """The pools of a scenario's fleet with their pipeline ranks, in proportion to their GPUs.
 
     Raises InputError for what a fleet does not go with, and where ranks and GPUs do not fit together.
@@ -46,7 +46,7 @@ def spread(scenario: Scenario) -> tuple[Part, ...]:
     parts, first = [], 0
     for (label, cluster), pool in zip(clusters, pools_of(scenario), strict=True):
         ranks = range(first, first + pp * cluster.n_gpus // total)
-        parts.append(Part(label, cluster, whole_scenario(scenario, pool, cluster, total), ranks))
+        parts.append(PoolSlice(label, cluster, whole_scenario(scenario, pool, cluster, total), ranks))
         first = ranks.stop
     return tuple(parts)
 
@@ -97,7 +97,7 @@ def whole_scenario(scenario: Scenario, pool: Pool, cluster: Cluster, total: int)
     return part if scenario._base is None else part.based_on(scenario._base)
 
 
-def owners_of(parts: Sequence[Part]) -> tuple[int, ...]:
+def owners_of(parts: Sequence[PoolSlice]) -> tuple[int, ...]:
     """Number of the pool that holds each pipeline rank."""
     return tuple(number for number, part in enumerate(parts) for _ in part.ranks)
 

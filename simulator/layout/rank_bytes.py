@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from moesim.simulator.common.arrays import BoolVector, FloatVector, IntVector
+from moesim.hwmodels.arrays import BoolArray, FloatArray, IntArray
 from moesim.simulator.layout.activations import activation_bytes, working_bytes
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision
@@ -21,7 +21,7 @@ from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.model.software import Software
 from moesim.simulator.scenario.parallel import ParallelPlan
 
-Amount: TypeAlias = float | FloatVector
+Amount: TypeAlias = float | FloatArray
 """A number, or one for each of many plans."""
 
 
@@ -68,7 +68,7 @@ class PlanNumbers(Protocol):
         """Bytes of a parameter in its states."""
 
     @property
-    def zero_stage(self) -> int | IntVector:
+    def zero_stage(self) -> int | IntArray:
         """What is sharded over the replicas."""
 
     @property
@@ -88,7 +88,7 @@ class PlanNumbers(Protocol):
         """What the process holds outside its tensors (bytes)."""
 
     @property
-    def single_pass(self) -> bool | BoolVector:
+    def single_pass(self) -> bool | BoolArray:
         """Whether gradients come while activations go (one micro-batch, no pipeline)."""
 
     def kept(self, kind: BlockKind) -> Amount:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from moesim.simulator.common.arrays import FloatVector
+from moesim.hwmodels.arrays import FloatArray
 from moesim.simulator.layout.activations import activation_bytes
 from moesim.simulator.layout.buffers import expert_buffers, pipeline_buffer_bytes
 from moesim.simulator.layout.local_parameters import local_parameters
@@ -45,17 +45,17 @@ class MemoryBook:
     scenario: Scenario
     shape: ModelShape
     space: Space
-    _numbers: dict[object, FloatVector] = field(default_factory=dict)
+    _numbers: dict[object, FloatArray] = field(default_factory=dict)
 
     def total(
         self, frames: Sequence[Frame], pattern: Pattern, assignment: StageAssignment, replicas: int = 0
-    ) -> FloatVector:
+    ) -> FloatArray:
         """Bytes of the fullest rank [frames, precisions, policies, sms, ZeRO stages] (eq. M5).
 
         `replicas`: redundant experts of the placement (eq. M6).
         """
         plans = _ManyPlans(self, frames, pattern, replicas)
-        most: FloatVector | None = None
+        most: FloatArray | None = None
         for held, moments in _different_ranks(frames, pattern, assignment):
             terms = rank_terms(plans, held)
             total = np.asarray(total_of(rank_bytes(plans, terms, moments).values()))
@@ -70,7 +70,7 @@ class MemoryBook:
         space = self.space
         return space.recipes, space.recompute, space.sms, space.zero_stage
 
-    def activations(self, frame: Frame, kind: BlockKind) -> FloatVector:
+    def activations(self, frame: Frame, kind: BlockKind) -> FloatArray:
         """Bytes that a micro-batch leaves in a block [precisions, policies, 1, 1]."""
         key = ("activations", *_split(frame), kind)
         if key not in self._numbers:
@@ -85,7 +85,7 @@ class MemoryBook:
             self._numbers[key] = np.array(rows)[:, :, None, None]
         return self._numbers[key]
 
-    def working(self, frame: Frame, kind: BlockKind) -> FloatVector:
+    def working(self, frame: Frame, kind: BlockKind) -> FloatArray:
         """Workspace of a block [precisions, 1, 1, 1]."""
         key = ("working", *_split(frame), kind)
         if key not in self._numbers:
@@ -97,7 +97,7 @@ class MemoryBook:
             self._numbers[key] = np.array(row)[:, None, None, None]
         return self._numbers[key]
 
-    def freed(self, frame: Frame) -> FloatVector:
+    def freed(self, frame: Frame) -> FloatArray:
         """What the head frees before the layers run backward [precisions, 1, 1, 1]."""
         key = ("freed", *_split(frame))
         if key not in self._numbers:
@@ -109,7 +109,7 @@ class MemoryBook:
             self._numbers[key] = np.array(row)[:, None, None, None]
         return self._numbers[key]
 
-    def expert_buffers(self, frame: Frame) -> FloatVector:
+    def expert_buffers(self, frame: Frame) -> FloatArray:
         """Buffers of expert-parallel communication [1, 1, sms, 1]."""
         ep = frame.plan.ep
         key = ("buffers", ep)
@@ -121,7 +121,7 @@ class MemoryBook:
             self._numbers[key] = np.array(sizes, dtype=np.float64)[None, None, :, None]
         return self._numbers[key]
 
-    def parameters(self, frame: Frame, kinds: Kinds, replicas: int) -> FloatVector:
+    def parameters(self, frame: Frame, kinds: Kinds, replicas: int) -> FloatArray:
         """(routed experts, everything else) of some blocks on one GPU."""
         plan = frame.plan
         key = ("parameters", plan.tp, plan.ep, plan.expert_tp, kinds, replicas)
@@ -134,8 +134,8 @@ class MemoryBook:
 
 @dataclass(frozen=True, slots=True)
 class _Parameters:
-    experts: FloatVector
-    other: FloatVector
+    experts: FloatArray
+    other: FloatArray
 
 
 class _ManyPlans:
@@ -166,13 +166,13 @@ class _ManyPlans:
         once = [float(pattern.pp == 1 and f.microbatches == 1) for f in frames]
         self.single_pass = _by_frame(once) > 0.0
 
-    def kept(self, kind: BlockKind) -> FloatVector:
+    def kept(self, kind: BlockKind) -> FloatArray:
         return np.array([self._book.activations(frame, kind) for frame in self._frames])
 
-    def working(self, kind: BlockKind) -> FloatVector:
+    def working(self, kind: BlockKind) -> FloatArray:
         return np.array([self._book.working(frame, kind) for frame in self._frames])
 
-    def freed(self) -> FloatVector:
+    def freed(self) -> FloatArray:
         return np.array([self._book.freed(frame) for frame in self._frames])
 
     def parameters(self, kinds: Sequence[BlockKind]) -> _Parameters:
@@ -183,7 +183,7 @@ class _ManyPlans:
         return self._parameters[key]
 
 
-def _by_frame(values: Sequence[float] | FloatVector) -> FloatVector:
+def _by_frame(values: Sequence[float] | FloatArray) -> FloatArray:
     return np.asarray(values, dtype=np.float64)[:, None, None, None, None]
 
 
@@ -218,7 +218,7 @@ def _paired_moments(early: RankStages, late: RankStages) -> list[tuple[Moment, M
     return list(zip(moments_of(early.stages, early.in_flight), after, strict=True))
 
 
-def _continued(pattern: Pattern, early: Moment, late: Moment, count: FloatVector) -> Moment:
+def _continued(pattern: Pattern, early: Moment, late: Moment, count: FloatArray) -> Moment:
     """A moment of both samples for every frame's number of micro-batches [frames, 1, 1, 1, 1]."""
     before, after = dict(early), dict(late)
     return [

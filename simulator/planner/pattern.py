@@ -9,8 +9,8 @@ from functools import cached_property, lru_cache
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from moesim.hwmodels.arrays import FloatArray
 from moesim.simulator.layout.in_flight import rank_stages
 from moesim.simulator.layout.memory import RankStages
 from moesim.simulator.schedules import (
@@ -32,8 +32,6 @@ FILLS = (2, 3)
 
 Key: TypeAlias = tuple[ActionKind, int, int]
 """(kind, stage of the forward side or -1, stage of the backward side or -1)."""
-
-Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +144,9 @@ class Pattern:
         """Fullest moments of every rank, for each sample."""
         return tuple(tuple(rank_stages(schedule)) for schedule in self.samples)
 
-    def along(self, first: Array | float, last: Array | float, microbatches: Array) -> Array:
+    def along(
+        self, first: FloatArray | float, last: FloatArray | float, microbatches: FloatArray
+    ) -> FloatArray:
         """A figure known for the samples, continued to other numbers of micro-batches."""
         if len(self.samples) == 1:
             return np.broadcast_to(np.asarray(first, dtype=np.float64), np.shape(microbatches))

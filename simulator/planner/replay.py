@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from moesim.hwmodels.arrays import FloatArray
 from moesim.simulator.cost.formulas import SyncParts, end_of_step
 from moesim.simulator.cost.table import CostTable, SyncCost
 from moesim.simulator.layout.stages import StageAssignment
@@ -16,8 +16,6 @@ from moesim.simulator.planner.actions import ActionBook, ActionTimes
 from moesim.simulator.planner.pattern import Key, Order, Pattern
 from moesim.simulator.planner.spread import Spread
 from moesim.simulator.schedules.template import OverlapOrder
-
-Array = npt.NDArray[np.float64]
 
 CLOSED_FORM_ERROR = 0.03
 """Error against the engine that 95 of 100 closed forms keep (benchmarks/planner.py measures it)."""
@@ -40,7 +38,7 @@ class Priced:
 
 def step_seconds(
     plans: Sequence[Priced], pattern: Pattern, assignment: StageAssignment, order: OverlapOrder
-) -> Array:
+) -> FloatArray:
     """Seconds of a step of every plan (docs/model.md, eq. P2).
 
     The plans share schedule, stages and the phases of their blocks. The longest path over the schedule of
@@ -55,7 +53,7 @@ def step_seconds_by_rank(
     pattern: Pattern,
     assignment: StageAssignment,
     order: OverlapOrder,
-) -> Array:
+) -> FloatArray:
     """The same where pipeline rank r pays the prices of pool `owners[r]`; `pools[p][i]` is plan i there.
 
     Every hop takes as long as on the slowest pool.
@@ -81,7 +79,7 @@ def _done(
     pattern: Pattern,
     assignment: StageAssignment,
     order: OverlapOrder,
-) -> Array:
+) -> FloatArray:
     """End of the last action of every rank [ranks, plans]."""
     books = [ActionBook([p.table for p in plans], [p.spread for p in plans], order) for plans in pools]
     blocks = [[block.kind for block in stage] for stage in assignment.stages]
@@ -92,8 +90,8 @@ def _done(
 
 
 def _replay(
-    order: Order, books: Sequence[ActionBook], blocks: Sequence[Sequence[BlockKind]], send: Array
-) -> list[Array]:
+    order: Order, books: Sequence[ActionBook], blocks: Sequence[Sequence[BlockKind]], send: FloatArray
+) -> list[FloatArray]:
     """End of every rank's last step [ranks][plans]: the longest path, sends included; a book a rank.
 
     `send`: seconds of one send and of two together [2, plans].
@@ -120,7 +118,7 @@ def _replay(
     return [rows[row] for row in order.last]
 
 
-def _finished(done: Array, pattern: Pattern, syncs: Sequence[Sequence[SyncCost]]) -> Array:
+def _finished(done: FloatArray, pattern: Pattern, syncs: Sequence[Sequence[SyncCost]]) -> FloatArray:
     """Reduction behind the mirror rank, norm as a barrier, optimizer and gather (eq. E5)."""
     costs = np.array([[(s.reduce_s, s.norm_s, s.optimizer_s, s.gather_s) for s in sync] for sync in syncs])
     parts = [SyncParts(*costs[:, rank].T) for rank in range(pattern.pp)]

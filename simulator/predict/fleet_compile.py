@@ -12,7 +12,7 @@ from moesim.simulator.engine.program import Program
 from moesim.simulator.layout.in_flight import rank_stages
 from moesim.simulator.layout.job import resolve
 from moesim.simulator.layout.parallel import Layout, microbatches
-from moesim.simulator.layout.pools import Part, check_schedule, owners_of, spread
+from moesim.simulator.layout.pools import PoolSlice, check_schedule, owners_of, spread
 from moesim.simulator.layout.stages import StageAssignment, blocks_of
 from moesim.simulator.predict.compile import Prepared, load_schedule, prepare
 from moesim.simulator.predict.fleet_balance import FleetMemory, balanced_over_pools
@@ -29,7 +29,7 @@ class PreparedFleet:
     """
 
     scenario: Scenario
-    parts: tuple[Part, ...]
+    parts: tuple[PoolSlice, ...]
     prepared: tuple[Prepared, ...]
     program: Program
 
@@ -59,13 +59,13 @@ def prepare_fleet(scenario: Scenario) -> PreparedFleet:
     return PreparedFleet(scenario, parts, tuple(prepared), _joined(parts, [p.program for p in prepared]))
 
 
-def _named(error: InputError, part: Part) -> InputError:
+def _named(error: InputError, part: PoolSlice) -> InputError:
     own = {"communication.sms": " (communication_sms of the pool)", "profile": " (profile of the pool)"}
     text = f"{part.label}: {error}{own.get(error.key or '', '')}"
     return InputError(text, key=error.key, nearest=error.nearest)
 
 
-def _balanced(parts: Sequence[Part], schedule: Schedule) -> StageAssignment:
+def _balanced(parts: Sequence[PoolSlice], schedule: Schedule) -> StageAssignment:
     """Layers of each stage so that the slowest is as fast as it can be, each on its own pool."""
     seconds, owners = [], owners_of(parts)
     shape = parts[0].scenario.shape
@@ -79,7 +79,7 @@ def _balanced(parts: Sequence[Part], schedule: Schedule) -> StageAssignment:
     return balanced_over_pools(seconds, [owners[rank] for rank in schedule.routes[0]], memory)[0]
 
 
-def _joined(parts: Sequence[Part], programs: Sequence[Program]) -> Program:
+def _joined(parts: Sequence[PoolSlice], programs: Sequence[Program]) -> Program:
     """Every rank's steps, links and end of the step from the program of its pool."""
     owners = [programs[number] for number in owners_of(parts)]
     across = any(program.costs.send_across_nodes for program in programs)

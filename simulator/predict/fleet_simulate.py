@@ -11,7 +11,7 @@ from moesim.hwmodels.confidence import LEVELS, confidence, peak_only_note, state
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from moesim.simulator.engine.critical import critical_path, seconds_by_cause
 from moesim.simulator.engine.simpy.execute import Execution, execute
-from moesim.simulator.layout.pools import Part, usd_per_hour
+from moesim.simulator.layout.pools import PoolSlice, usd_per_hour
 from moesim.simulator.layout.stages import describe
 from moesim.simulator.model.counts import flop_per_token
 from moesim.simulator.predict.compile import Prepared
@@ -97,7 +97,7 @@ def pool_results(fleet: PreparedFleet, execution: Execution) -> tuple[PoolResult
     return tuple(_pool(part, p, bubbles) for part, p in zip(fleet.parts, fleet.prepared, strict=True))
 
 
-def _pool(part: Part, prepared: Prepared, bubbles: Sequence[float]) -> PoolResult:
+def _pool(part: PoolSlice, prepared: Prepared, bubbles: Sequence[float]) -> PoolResult:
     ranks, linear = part.ranks, prepared.scenario.recipe.linear
     layers = prepared.stages.layers_per_stage
     held = {stage for rank in ranks for stage in prepared.schedule.stages_on_rank(rank)}
@@ -116,7 +116,7 @@ def _pool(part: Part, prepared: Prepared, bubbles: Sequence[float]) -> PoolResul
     )
 
 
-def pool_memory(part: Part, prepared: Prepared) -> MemoryResult:
+def pool_memory(part: PoolSlice, prepared: Prepared) -> MemoryResult:
     """Bytes of the fullest GPU of a pool."""
     by_rank, capacity = prepared.memory.by_rank, part.cluster.accelerator.hbm_bytes
     fullest = max(part.ranks, key=lambda rank: (by_rank[rank].total, -rank))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.calibration import profile_hash
 from moesim.hwmodels.confidence import confidence, peak_only_note, statement
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR, format_quantity
@@ -40,7 +41,7 @@ from moesim.simulator.predict.result_parts import (
 from moesim.simulator.predict.step_result import fastest_flop_per_s, kept_rows, step_result
 from moesim.simulator.run.interruptions import interruptions
 from moesim.simulator.run.report import RunReport
-from moesim.simulator.run.simulate_run import FloatArray, simulate_run
+from moesim.simulator.run.simulate_run import simulate_run
 from moesim.simulator.run.work import StepFigures, phase_works
 from moesim.simulator.scenario import Scenario
 from moesim.version import __version__

@@ -26,6 +26,7 @@ from moesim.hwmodels.calibration import CalibrationProfile, load_profile, writte
 from moesim.hwmodels.cluster import Cluster, load_cluster
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import is_there
+from moesim.hwmodels.frozen import Section
 from moesim.hwmodels.topologies import Spreading
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import EXTENSIONS, load_mapping, parse_mapping
@@ -43,7 +44,7 @@ from moesim.simulator.scenario.outline import AnyCluster, ClusterOutline
 from moesim.simulator.scenario.overrides import keys_of, override, plain, put
 from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.scenario.run_plan import RunPlan, RunPlanRef
-from moesim.simulator.scenario.sections import Batch, Communication, Routing, Section, Stages, Variation
+from moesim.simulator.scenario.sections import Batch, Communication, Routing, Stages, Variation
 from moesim.simulator.scenario.stated import as_stated, fill, is_stated, listed, without_nulls
 
 __all__ = ["Batch", "Communication", "Routing", "Scenario", "Stages", "Variation"]

@@ -7,9 +7,10 @@ from dataclasses import replace
 from importlib import resources
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from moesim.hwmodels.calibration import load_profile
+from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.network import load_network
 from moesim.hwmodels.node import load_node
 from moesim.hwmodels.validation import validate_model
@@ -41,11 +42,7 @@ and the shortest kernel, no kernel rate."""
 DataT = TypeVar("DataT", bound=BaseModel)
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Row(_Part):
+class Row(Frozen):
     """One published quantity and its prediction; `relative_error` = predicted / published - 1."""
 
     id: str
@@ -58,7 +55,7 @@ class Row(_Part):
     used_for_calibration: bool
 
 
-class Figure(_Part):
+class Figure(Frozen):
     """A published figure and where its prediction stands in a result."""
 
     id: str
@@ -73,11 +70,11 @@ class Figure(_Part):
     calibrated_by: tuple[str, ...] = ()
 
 
-class _Figures(_Part):
+class _Figures(Frozen):
     figures: tuple[Figure, ...]
 
 
-class _DeepEpRow(_Part):
+class _DeepEpRow(Frozen):
     kernels: str
     ep: int
     operation: Literal["dispatch", "combine"]
@@ -86,7 +83,7 @@ class _DeepEpRow(_Part):
     source: str
 
 
-class _DeepEpTable(_Part):
+class _DeepEpTable(Frozen):
     tokens: int
     hidden: int
     experts: int
@@ -272,7 +269,7 @@ def deepep_bandwidth(
     return logical / (time.launch_s + time.payload_s) / 1e9
 
 
-class Placement(_Part):
+class Placement(Frozen):
     """One layer-to-stage placement and the step time it predicts."""
 
     name: str

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from moesim.hwmodels.arrays import FloatArray
 from moesim.simulator.engine.simpy.execute import Execution, execute_all
 from moesim.simulator.predict.compile import Prepared, prepare
 from moesim.simulator.predict.result import Result
 from moesim.simulator.predict.summarise import run_report, step_of
 from moesim.simulator.run.report import RunReport
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.studies.effects import FloatArray, entry_effects, generator_of
+from moesim.simulator.studies.effects import entry_effects, generator_of
 from moesim.simulator.studies.monte_carlo import SAMPLES, draws_s
 from moesim.simulator.studies.sources import MODEL_ERROR
 

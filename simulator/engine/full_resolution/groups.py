@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.topologies import Topology
-from moesim.simulator.common.arrays import IntVector
 from moesim.simulator.cost.table import CostTable
 from moesim.simulator.engine.full_resolution.faults import (
     check_faults,
@@ -36,7 +36,7 @@ class ClusterPrograms:
     """
 
     programs: tuple[Program, ...]
-    gpus: IntVector
+    gpus: IntArray
     running: tuple[int, ...]
     topology: Topology
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import simpy
 
-from moesim.simulator.common.arrays import FloatVector, IntVector
+from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.simulator.cost.formulas import SyncParts, end_of_step
 from moesim.simulator.engine.program import NS, CompiledTemplate, PlacedStep, Program
 from moesim.simulator.engine.simpy.links import LinkPool
@@ -29,12 +29,12 @@ class StepRecord:
     """When one schedule step ran: nanoseconds, one value a member."""
 
     step: PlacedStep
-    start: IntVector
-    end: IntVector
+    start: IntArray
+    end: IntArray
     """When the last task of the action had ended."""
-    free: IntVector
+    free: IntArray
     """When the next action may start: later than `end` where the rank waits for its own sends."""
-    ends: list[IntVector]
+    ends: list[IntArray]
     """End of every task of the template."""
     begins: list[int]
     """When the last member reached the barrier of each transfer; -1 for compute tasks."""
@@ -76,7 +76,7 @@ class Execution:
     syncs: list[SyncRecord]
     sends: list[SendRecord]
     end_ns: int
-    carried_bytes: FloatVector
+    carried_bytes: FloatArray
     events: int
 
 
@@ -86,7 +86,7 @@ class _Machine:
     def __init__(self, program: Program, env: simpy.Environment, links: LinkPool) -> None:
         self.program = program
         self.env, self.links = env, links
-        self.arrived: dict[tuple[str, int, int], IntVector] = {}
+        self.arrived: dict[tuple[str, int, int], IntArray] = {}
         self.waiting: dict[tuple[str, int, int], simpy.Event] = {}
         self.records: list[list[StepRecord]] = [[] for _ in program.ranks]
         self.sends: list[SendRecord] = []
@@ -95,13 +95,13 @@ class _Machine:
 
     # -- pipeline sends ------------------------------------------------------------------------------
 
-    def deliver(self, key: tuple[str, int, int], when: IntVector) -> None:
+    def deliver(self, key: tuple[str, int, int], when: IntArray) -> None:
         self.arrived[key] = when
         event = self.waiting.pop(key, None)
         if event is not None:
             event.succeed()
 
-    def send(self, rank: int, kind: str, stage: int, microbatch: int, ready: IntVector) -> simpy.Event | None:
+    def send(self, rank: int, kind: str, stage: int, microbatch: int, ready: IntArray) -> simpy.Event | None:
         """Hand the output of a stage to the next one, over the NIC where that is another rank.
 
         The event comes when the send has ended, with that moment for every member; None: nothing to wait for.
@@ -148,7 +148,7 @@ class _Machine:
     # -- one pipeline rank ---------------------------------------------------------------------------
 
     def run_rank(self, rank: int) -> Process:
-        free: IntVector = np.zeros(self.program.members, dtype=np.int64)
+        free: IntArray = np.zeros(self.program.members, dtype=np.int64)
         for step in self.program.ranks[rank]:
             start = free
             for key in self._inputs(step):

@@ -11,7 +11,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.simulator.layout.job import check_profile
 from moesim.simulator.layout.parallel import Layout, check_against_model, microbatches
 from moesim.simulator.layout.pools import (
-    Part,
+    PoolSlice,
     check_supported,
     pool_clusters,
     pools_of,
@@ -36,12 +36,12 @@ SEARCHED = (
 class FleetPools:
     """The pools of a fleet, each with the scenario as if all GPUs were of its kind, and its profile."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[PoolSlice, ...]
     profiles: tuple[CalibrationProfile, ...]
     total: int
     unit: int
 
-    def at(self, pp: int) -> tuple[Part, ...]:
+    def at(self, pp: int) -> tuple[PoolSlice, ...]:
         """The pools with the pipeline ranks that they hold of `pp`."""
         found, first = [], 0
         for part in self.parts:
@@ -64,7 +64,7 @@ def fleet_pools(scenario: Scenario) -> FleetPools:
             check_profile(profile, cluster)
         except InputError as error:
             raise InputError(f"{label}: {error}", key=error.key, nearest=error.nearest) from None
-        parts.append(Part(label, cluster, own, range(0)))
+        parts.append(PoolSlice(label, cluster, own, range(0)))
         profiles.append(profile)
     return FleetPools(tuple(parts), tuple(profiles), total, rank_unit([c for _, c in clusters]))
 
@@ -129,7 +129,12 @@ def legal_fleet_frames(
 
 
 def _accepted(
-    frames: Sequence[Frame], part: Part, inner: int, scenario: Scenario, shape: ModelShape, refused: Refusals
+    frames: Sequence[Frame],
+    part: PoolSlice,
+    inner: int,
+    scenario: Scenario,
+    shape: ModelShape,
+    refused: Refusals,
 ) -> list[Frame]:
     """Frames that another pool's nodes accept too."""
     cluster, found = part.scenario.machine, []
