@@ -99,11 +99,11 @@ class Scenario(Section):
     communication: Communication = Communication()
     """Communication kernels."""
     recompute: RecomputePolicy = "none"
-    """What backward forms again; `deepseek-v3` is `selective` with the attention output cached in E5M6."""
+    """What the backward recomputes; `deepseek-v3` is `selective` with the attention output cached in E5M6."""
     routing: Routing = Field(
         default_factory=Routing, description="Which experts tokens go to, and how uneven the load is."
     )
-    variation: Variation = Field(default_factory=Variation, description="What else makes ranks differ.")
+    variation: Variation = Field(default_factory=Variation, description="Other differences between ranks.")
     run: RunPlanRef = Field(
         default_factory=RunPlan,
         description="The whole run: a run plan's name or file, or its keys. Absent: the tokens that the "
@@ -118,7 +118,7 @@ class Scenario(Section):
     software: Software = Software()
     """What the framework does: attention kernels, overlap of collectives."""
     seed: int = Field(0, ge=0, lt=2**63)
-    """Of every random draw."""
+    """Seed of every random draw."""
     _base: str | None = PrivateAttr(None)
     """Folder that relative paths start from (set by the loader)."""
     _defaults: tuple[Default, ...] = PrivateAttr(())
