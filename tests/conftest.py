@@ -20,7 +20,7 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from moesim.simulator.cost.table import Mode, SyncCost
     from moesim.simulator.engine.program import Program
-    from moesim.simulator.engine.simpy.execute import Execution
+    from moesim.simulator.engine.records import Execution
     from moesim.simulator.model.operator import BlockKind, Phase
     from moesim.simulator.predict.compile import Prepared
     from moesim.simulator.predict.result import Result
@@ -123,7 +123,7 @@ def build_toy(
     """
     from moesim.simulator.cost.table import CostTable, PhaseCost, SyncCost, TransferCost
     from moesim.simulator.engine.link_map import FoldedLinkMap
-    from moesim.simulator.engine.program import Variation, compile_program
+    from moesim.simulator.engine.program import MemberVariation, PricedSchedule, compile_program
     from moesim.simulator.schedules.template import EP_PHASES, OVERLAP_ORDERS
 
     kinds = {kind for stage in blocks for kind in stage}
@@ -154,7 +154,8 @@ def build_toy(
     costs = CostTable(compute, transfer, bytes_, send_ns / NS, tuple(sync or [SyncCost(0, 0, 0, 0)] * pp))
     chosen = order or OVERLAP_ORDERS["deepseek-v3"]
     link_map = FoldedLinkMap(schedule.pp, rate, rate, costs.send_across_nodes)
-    return compile_program(schedule, blocks, costs, chosen, Variation(factors, rows, rows, 0.0, 0), link_map)
+    priced = PricedSchedule(schedule, tuple(tuple(stage) for stage in blocks), costs, chosen)
+    return compile_program(priced, MemberVariation(factors, rows, rows, 0.0, 0), link_map)
 
 
 @pytest.fixture(scope="session")

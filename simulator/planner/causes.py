@@ -8,7 +8,7 @@ from math import fsum
 
 from moesim.simulator.cost.compute import operator_seconds
 from moesim.simulator.engine.program import NS, CompiledTemplate
-from moesim.simulator.engine.simpy.execute import Execution
+from moesim.simulator.engine.records import Execution
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.predict.compile import Prepared
 from moesim.simulator.predict.report import breakdowns, compute_ns

@@ -11,7 +11,6 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from moesim.simulator.engine.simpy.execute import holders
 from moesim.simulator.layout.in_flight import rank_stages
 from moesim.simulator.layout.memory import RankStages
 from moesim.simulator.schedules import (
@@ -140,7 +139,7 @@ class Pattern:
     @cached_property
     def holders(self) -> tuple[tuple[int, ...], ...]:
         """For each rank, the ranks that hold the same stages."""
-        return tuple(tuple(holders(self.samples[0], rank)) for rank in range(self.pp))
+        return tuple(self.samples[0].holders(rank) for rank in range(self.pp))
 
     @cached_property
     def in_flight(self) -> tuple[tuple[RankStages, ...], ...]:

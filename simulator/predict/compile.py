@@ -16,7 +16,7 @@ from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.table import CostTable
 from moesim.simulator.engine.full_resolution.groups import ClusterPrograms, Draw, compile_groups
 from moesim.simulator.engine.link_map import FoldedLinkMap
-from moesim.simulator.engine.program import Program, Variation, compile_program
+from moesim.simulator.engine.program import Program, MemberVariation, compile_program
 from moesim.simulator.layout.expert_load import RankLoads
 from moesim.simulator.layout.expert_load_spec import load_spec
 from moesim.simulator.layout.in_flight import rank_stages
@@ -119,7 +119,7 @@ def prepare(
 
     loads = loads_of()
 
-    def draw(group: int, members: int | None) -> Variation:
+    def draw(group: int, members: int | None) -> MemberVariation:
         own = loads if group == 0 else loads_of(group)
         return draw_variation(scenario, layout, schedule, routed_layers(kinds), own, group, members)
 

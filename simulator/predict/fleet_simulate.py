@@ -10,7 +10,8 @@ from moesim.hwmodels.calibration import profile_hash
 from moesim.hwmodels.confidence import LEVELS, confidence, peak_only_note, statement
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from moesim.simulator.engine.critical import critical_path, seconds_by_cause
-from moesim.simulator.engine.simpy.execute import Execution, execute
+from moesim.simulator.engine.simpy.execute import execute
+from moesim.simulator.engine.records import Execution
 from moesim.simulator.layout.pools import Part, usd_per_hour
 from moesim.simulator.layout.stages import describe
 from moesim.simulator.model.counts import flop_per_token

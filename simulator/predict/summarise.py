@@ -10,7 +10,8 @@ from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR, format_quan
 from moesim.simulator.engine.critical import critical_path, seconds_by_cause
 from moesim.simulator.engine.full_resolution.result import FullResult
 from moesim.simulator.engine.full_resolution.summary import full_result
-from moesim.simulator.engine.simpy.execute import Execution, execute_all, last_end
+from moesim.simulator.engine.simpy.execute import execute_all
+from moesim.simulator.engine.records import Execution, last_end
 from moesim.simulator.layout.stages import describe
 from moesim.simulator.model.counts import (
     blocks_flop_per_token,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moesim.simulator.engine.program import NS, PlacedStep
-from moesim.simulator.engine.simpy.execute import Execution, SyncRecord, execute_all
+from moesim.simulator.engine.simpy.execute import execute_all
+from moesim.simulator.engine.records import Execution, SyncRecord
 from moesim.simulator.predict.compile import prepare
 from moesim.simulator.predict.trace import trace_info
 from moesim.simulator.predict.trace_events import THREADS, GpuEvents

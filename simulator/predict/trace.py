@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import check_writable, is_folder, write_atomically
-from moesim.simulator.engine.simpy.execute import Execution
+from moesim.simulator.engine.records import Execution
 from moesim.simulator.predict.trace_events import Event, GpuEvents, Shown, TraceInfo, flows, names, send_lanes
 
 if TYPE_CHECKING:

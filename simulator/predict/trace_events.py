@@ -10,7 +10,7 @@ from typing import Any
 
 from moesim.simulator.cost.table import Mode
 from moesim.simulator.engine.program import NS, CompiledTask
-from moesim.simulator.engine.simpy.execute import Execution, SendRecord, StepRecord
+from moesim.simulator.engine.records import Execution, SendRecord, StepRecord
 
 Event = dict[str, Any]
 

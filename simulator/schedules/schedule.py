@@ -67,6 +67,11 @@ class Schedule:
         held = {stage for route in self.routes for stage, owner in enumerate(route) if owner == rank}
         return tuple(sorted(held))
 
+    def holders(self, rank: int) -> tuple[int, ...]:
+        """Ranks that hold a stage of `rank`: itself, and its mirror in a bidirectional pipeline."""
+        stages = self.stages_on_rank(rank)
+        return tuple(sorted({route[stage] for route in self.routes for stage in stages}))
+
 
 def loop_route(pp: int, n_stages: int) -> tuple[int, ...]:
     """Stage s on rank s % pp."""

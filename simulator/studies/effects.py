@@ -17,7 +17,8 @@ from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.table import CostTable
 from moesim.simulator.engine.critical import Segment, critical_path
 from moesim.simulator.engine.program import Program, compile_program
-from moesim.simulator.engine.simpy.execute import Execution, execute_all, last_end
+from moesim.simulator.engine.simpy.execute import execute_all
+from moesim.simulator.engine.records import Execution, last_end
 from moesim.simulator.layout.expert_load_spec import load_spec
 from moesim.simulator.predict.compile import Prepared, prepare
 from moesim.simulator.predict.draws import draw_loads, routed_layers

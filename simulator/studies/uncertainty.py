@@ -8,7 +8,7 @@ from math import log
 import numpy as np
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.engine.simpy.execute import Execution, last_end
+from moesim.simulator.engine.records import Execution, last_end
 from moesim.simulator.predict.band import Band, Effect, Uncertainty
 from moesim.simulator.predict.compile import Prepared
 from moesim.simulator.predict.figures import UNCERTAIN, Metric, figures, uncertain_metric

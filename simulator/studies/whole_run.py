@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from moesim.simulator.engine.simpy.execute import Execution, execute_all
+from moesim.simulator.engine.simpy.execute import execute_all
+from moesim.simulator.engine.records import Execution
 from moesim.simulator.predict.compile import Prepared, prepare
 from moesim.simulator.predict.result import Result
 from moesim.simulator.predict.summarise import run_report, step_of

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from moesim.simulator.engine.simpy.execute import Execution
+    from moesim.simulator.engine.records import Execution
     from moesim.simulator.predict.compile import Prepared
     from moesim.simulator.predict.result import Result
 

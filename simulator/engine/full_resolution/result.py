@@ -46,7 +46,7 @@ class SkewRow(_Part):
     p90_s: float
 
 
-class KindLoad(_Part):
+class LinkKindLoad(_Part):
     """Utilisation of the links of one kind over the step: carried over nominal bytes, a direction."""
 
     kind: str
@@ -100,7 +100,7 @@ class FullResult(_Part):
     gpu_times: GpuTimes
     stragglers: tuple[Straggler, ...]
     skew: tuple[SkewRow, ...]
-    link_kinds: tuple[KindLoad, ...]
+    link_kinds: tuple[LinkKindLoad, ...]
     busiest_links: tuple[LinkLoad, ...]
     heat_maps: tuple[HeatMap, ...]
     causes: tuple[FaultEffect, ...]

@@ -12,7 +12,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from moesim.hwmodels.errors import InfeasibleError, InputError
-from moesim.simulator.engine.simpy.execute import Execution, execute_all
+from moesim.simulator.engine.simpy.execute import execute_all
+from moesim.simulator.engine.records import Execution
 from moesim.simulator.layout.memory import FRAMEWORK_BYTES
 from moesim.simulator.predict.compile import Prepared, prepare
 from moesim.simulator.predict.result import Result

@@ -11,7 +11,7 @@ from moesim.cli.options import AsJson, Overrides, Resolution, ScenarioName, Seed
 from moesim.hwmodels.errors import InfeasibleError, InputError
 
 if TYPE_CHECKING:
-    from moesim.simulator.engine.simpy.execute import Execution
+    from moesim.simulator.engine.records import Execution
     from moesim.simulator.predict.compile import Prepared
     from moesim.simulator.predict.result import Result
     from moesim.simulator.scenario import Scenario

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, SyncCost, TransferCost
 from moesim.simulator.engine.link_map import FoldedLinkMap
-from moesim.simulator.engine.program import Variation, compile_program
-from moesim.simulator.engine.simpy.execute import Execution, SendRecord, execute
+from moesim.simulator.engine.program import MemberVariation, compile_program
+from moesim.simulator.engine.simpy.execute import execute
+from moesim.simulator.engine.records import Execution, SendRecord
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.predict.report import compute_ns
 from moesim.simulator.predict.trace import chrome_trace, shown_places, write_trace, write_trace_per_gpu
@@ -67,7 +68,7 @@ def small(schedule: str = "dualpipe", exposed_s: float = 0.0, send_s: float = 20
     clock = np.array([[1.0, 1.01], [0.99, 1.0]])
     program = compile_program(
         build(schedule, PP, MICROBATCHES), [[kind], [kind]], costs, OVERLAP_ORDERS["deepseek-v3"],
-        Variation(clock, loads, np.ones_like(loads), 0.0, 0), FoldedLinkMap(PP, 50e9, 200e9, True),
+        MemberVariation(clock, loads, np.ones_like(loads), 0.0, 0), FoldedLinkMap(PP, 50e9, 200e9, True),
     )  # fmt: skip
     return execute(program)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moesim.simulator.engine.simpy.execute import Execution
+from moesim.simulator.engine.records import Execution
 from moesim.simulator.predict.compile import Prepared
 from moesim.simulator.predict.figures import bands_of_figures
 from moesim.simulator.predict.result import Result
