@@ -134,7 +134,7 @@ def _with_no_page_left(put: Callable[..., bool]) -> Callable[..., bool]:
 
 def test_two_processes_keep_at_the_same_time(folder: Path) -> None:
     code = (
-        "import sys, moesim; from moesim.simulator.study import kept; r = moesim.simulate(sys.argv[1])\n"
+        "import sys, moesim; from moesim.simulator.studies import result_cache; r = moesim.simulate(sys.argv[1])\n"
         "for n in range(20): result_cache.keep(moesim.load(sys.argv[1], f'seed={n}'), r)\n"
         "assert result_cache.problem() is None, result_cache.problem()"
     )
