@@ -171,9 +171,7 @@ def compile_program(
         tuple(compiler.place(rank, step) for step in steps)
         for rank, steps in enumerate(priced.schedule.ranks)
     )
-    return Program(
-        priced.schedule, members, ranks, priced.costs, priced.blocks, variation, link_map, group
-    )
+    return Program(priced.schedule, members, ranks, priced.costs, priced.blocks, variation, link_map, group)
 
 
 class _Compiler:

@@ -18,7 +18,7 @@ from moesim.simulator.engine.records import Execution
 from moesim.simulator.predict.trace_events import Event, GpuEvents, Shown, TraceInfo, flows, names, send_lanes
 
 if TYPE_CHECKING:
-    from moesim.simulator.predict.compile import Prepared
+    from moesim.simulator.predict.prepared import Prepared
 
 EXTENSIONS = (".json", ".json.gz")
 

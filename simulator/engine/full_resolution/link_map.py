@@ -95,7 +95,9 @@ def exchange_pattern(
     return _pattern(routes, dst[pairs], int(outer.sum()), (members // per_node - 1, per_node - 1))
 
 
-def _pattern(routes: RouteSet, loaded: IntVector, outer_pairs: int, peers: tuple[int, int]) -> ExchangePattern:
+def _pattern(
+    routes: RouteSet, loaded: IntVector, outer_pairs: int, peers: tuple[int, int]
+) -> ExchangePattern:
     links, entry_link = np.unique(routes.links, return_inverse=True)
     pair = np.repeat(np.arange(len(loaded)), np.diff(routes.indptr))
     return ExchangePattern(

@@ -11,7 +11,13 @@ import numpy.typing as npt
 
 from moesim.hwmodels.topologies import SCALE_UP_KINDS, Topology
 from moesim.simulator.common.arrays import FloatVector, IntVector
-from moesim.simulator.engine.full_resolution.result import GpuTimes, LinkKindLoad, LinkLoad, SkewRow, Straggler
+from moesim.simulator.engine.full_resolution.result import (
+    GpuTimes,
+    LinkKindLoad,
+    LinkLoad,
+    SkewRow,
+    Straggler,
+)
 from moesim.simulator.engine.program import NS
 from moesim.simulator.engine.records import Execution, StepRecord
 
@@ -172,7 +178,9 @@ def link_utilisation(topology: Topology, carried_bytes: FloatVector, end_ns: int
     return np.asarray(carried_bytes / (topology.links().nominal_bytes_per_s * max(end_ns, 1) / NS))
 
 
-def link_loads(topology: Topology, share: FloatVector) -> tuple[tuple[LinkKindLoad, ...], tuple[LinkLoad, ...]]:
+def link_loads(
+    topology: Topology, share: FloatVector
+) -> tuple[tuple[LinkKindLoad, ...], tuple[LinkLoad, ...]]:
     """(by kind of link, the busiest links) of utilisations."""
     table = topology.links()
     kinds = np.array(table.kinds)

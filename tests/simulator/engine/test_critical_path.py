@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from moesim.simulator.cost.table import SyncCost
 from moesim.simulator.engine.critical import critical_path, seconds_by_cause
 from moesim.simulator.engine.program import Program
-from moesim.simulator.engine.simpy.execute import execute
 from moesim.simulator.engine.records import Execution
+from moesim.simulator.engine.simpy.execute import execute
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.schedules import BUILDERS, build
 

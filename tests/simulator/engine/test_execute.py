@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from moesim.simulator.cost.table import SyncCost
 from moesim.simulator.engine.program import PlacedStep, Program
-from moesim.simulator.engine.simpy.execute import execute
 from moesim.simulator.engine.records import Execution
+from moesim.simulator.engine.simpy.execute import execute
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.schedules import (
     BUILDERS,

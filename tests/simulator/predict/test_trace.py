@@ -16,8 +16,8 @@ from moesim.hwmodels.errors import InputError
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, SyncCost, TransferCost
 from moesim.simulator.engine.link_map import FoldedLinkMap
 from moesim.simulator.engine.program import MemberVariation, compile_program
-from moesim.simulator.engine.simpy.execute import execute
 from moesim.simulator.engine.records import Execution, SendRecord
+from moesim.simulator.engine.simpy.execute import execute
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.predict.report import compute_ns
 from moesim.simulator.predict.trace import chrome_trace, shown_places, write_trace, write_trace_per_gpu
