@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from moesim.simulator.engine.program import Program
     from moesim.simulator.engine.records import Execution
     from moesim.simulator.model.operator import BlockKind, Phase
-    from moesim.simulator.predict.compile import Prepared
+    from moesim.simulator.predict.prepared import Prepared
     from moesim.simulator.predict.result import Result
     from moesim.simulator.scenario import Scenario
     from moesim.simulator.schedules import Schedule
@@ -46,14 +46,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @lru_cache(maxsize=2)
 def _run(preset: str) -> Run:
-    from moesim.simulator.engine.simpy.execute import execute
-    from moesim.simulator.predict.compile import prepare
-    from moesim.simulator.predict.summarise import summarise
+    from moesim.simulator.predict.driver import predict
     from moesim.simulator.scenario import load_scenario
 
-    prepared = prepare(load_scenario(preset))
-    execution = execute(prepared.program)
-    return prepared, execution, summarise(prepared, [execution])
+    prepared, (execution,), result = predict(load_scenario(preset))
+    return prepared, execution, result
 
 
 @pytest.fixture(scope="session")

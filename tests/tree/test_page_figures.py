@@ -12,7 +12,7 @@ import pytest
 
 if TYPE_CHECKING:
     from moesim.simulator.engine.records import Execution
-    from moesim.simulator.predict.compile import Prepared
+    from moesim.simulator.predict.prepared import Prepared
     from moesim.simulator.predict.result import Result
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "model.md"
@@ -51,7 +51,7 @@ class Home:
 
     def rank(self, part: str) -> float:
         """Bytes of a kind on pipeline rank 1."""
-        return float(self.prepared.memory.by_rank[1].by_kind()[part])
+        return float(self.prepared.memory_by_rank.by_rank[1].by_kind()[part])
 
 
 def counts(home: Home) -> tuple[float, ...]:
