@@ -11,7 +11,7 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Spread(_Part):
+class RunSpread(_Part):
     """A figure as predicted, and the 10 %, 50 % and 90 % points of its distribution.
 
     `predicted`: every input at its stated value, the mean over random stops; the tables of GPU-hours and the
@@ -110,28 +110,28 @@ class RunReport(Shown):
     """The whole run, phase by phase and all together; as a table its outlook."""
 
     phases: tuple[PhaseReport, ...]
-    days: Spread
+    days: RunSpread
     finish: FinishDates | None
     gpu_hours: GpuHours
-    goodput: Spread
+    goodput: RunSpread
     """Training that counted over time on the clock; stated phases left out."""
     goodput_expected: float
     """The same from the closed form of eq. J5; without asynchronous writes and spares the two agree."""
-    interruptions: Spread
+    interruptions: RunSpread
     causes: tuple[CauseReport, ...]
     checkpoint: CheckpointReport | None
-    cost_usd: Spread | None
+    cost_usd: RunSpread | None
     cost_parts_usd: dict[str, float]
     """As predicted, by part."""
     price: str
-    energy_kwh: Spread | None
+    energy_kwh: RunSpread | None
     electricity_usd: float | None
     """As predicted; a part of the cost where the cluster is bought, inside the price where it is rented."""
-    co2_kg: Spread | None
+    co2_kg: RunSpread | None
     assumptions: tuple[str, ...]
     replicas: int
     seed: int
-    step_factor: Spread | None = None
+    step_factor: RunSpread | None = None
     """Step time over the predicted one, as it was drawn for the replicas; None: only stops are uncertain."""
     outlook: tuple[OutlookRow, ...] = ()
     """21 points of the distribution of the end and of the bill, from 1 to 99 %."""

@@ -103,7 +103,7 @@ class GroupScore(_Part):
     """Median over the rows whose peak memory was published."""
 
 
-class Refusals(_Part):
+class RefusedRows(_Part):
     """Rows that were refused for one reason, by accelerator family and kind of model."""
 
     reason: str
@@ -118,7 +118,7 @@ class Board(_Part):
     rows: tuple[ScoredRow, ...]
     groups: tuple[GroupScore, ...]
     totals: tuple[GroupScore, ...]
-    refusals: tuple[Refusals, ...] = ()
+    refusals: tuple[RefusedRows, ...] = ()
     group_mean: float | None
     """Mean over the groups of their median absolute errors; None without rows."""
     group_covered: float | None = None
@@ -201,10 +201,10 @@ def score_all(
     )
 
 
-def refusals(rows: Sequence[ScoredRow]) -> tuple[Refusals, ...]:
+def refusals(rows: Sequence[ScoredRow]) -> tuple[RefusedRows, ...]:
     """Refused rows counted by reason, accelerator family and kind of model, the most first."""
     counts = Counter((reason_of(row), row.family, row.arch) for row in rows if row.refused)
-    return tuple(Refusals(reason=r, family=f, arch=a, rows=n) for (r, f, a), n in counts.most_common())
+    return tuple(RefusedRows(reason=r, family=f, arch=a, rows=n) for (r, f, a), n in counts.most_common())
 
 
 def reason_of(row: ScoredRow) -> str:
