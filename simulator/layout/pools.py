@@ -89,11 +89,11 @@ def usd_per_hour(clusters: Sequence[Cluster]) -> float | None:
 
 def whole_scenario(scenario: Scenario, pool: Pool, cluster: Cluster, total: int) -> Scenario:
     """The scenario on `total` GPUs of one pool's kind: what prices the ranks that this pool holds."""
-    communication = scenario.communication.model_copy(update={"sms": scenario.pool_sms(pool)})
+    communication = scenario.communication.model_copy(update={"sms": scenario.pool_sms(pool, cluster)})
     # Not validated again: this size is a device for pricing, its network is never built.
     whole = cluster.model_copy(update={"nodes": total // cluster.node.n_gpus})
     update = {"fleet": None, "cluster": whole, "communication": communication}
-    part = scenario.model_copy(update={**update, "profile": scenario.pool_profile(pool)})
+    part = scenario.model_copy(update={**update, "profile": scenario.pool_profile(pool, cluster)})
     return part if scenario._base is None else part.based_on(scenario._base)
 
 

@@ -73,7 +73,7 @@ class Schedule:
         return tuple(sorted(held))
 
     def holders(self, rank: int) -> tuple[int, ...]:
-        """Pipeline ranks that hold a stage of `rank`: itself, and its mirror in a bidirectional pipeline."""
+        """Ranks that hold a stage of `rank`: itself, and its mirror in a bidirectional pipeline."""
         stages = self.stages_on_rank(rank)
         return tuple(sorted({route[stage] for route in self.routes for stage in stages}))
 

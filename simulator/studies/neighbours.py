@@ -8,7 +8,8 @@ from pydantic import BaseModel, ConfigDict
 
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.simulator.predict.result import Result
-from moesim.simulator.predict.simulate import simulate
+from moesim.simulator.predict.run_report import run_report
+from moesim.simulator.predict.step import run_step
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import SCHEDULES
 
@@ -45,17 +46,20 @@ def neighbours(
     for number, (override, why) in enumerate(wanted):
         progress(number / len(wanted), override)
         try:
-            other = simulate(scenario.overridden(override))
+            step = run_step(scenario.overridden(override))
+            if scenario.run.asks_for_more:  # a change that its run does not go with is no advice
+                run_report(step.prepared, step.time_s)
         except (InputError, InfeasibleError):
             continue
+        memory = step.prepared.memory
         found.append(
             Neighbour(
                 override=override,
                 why=why,
-                step_time_s=other.step.time_s,
-                change=other.step.time_s / result.step.time_s - 1.0,
-                memory_bytes=other.memory.total_bytes,
-                fits=other.memory.fits,
+                step_time_s=step.time_s,
+                change=step.time_s / result.step.time_s - 1.0,
+                memory_bytes=memory.total_bytes,
+                fits=memory.fits,
             )
         )
     return tuple(sorted(found, key=lambda n: (not n.fits, n.step_time_s, n.override)))

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from moesim.simulator.engine.simpy.execute import Execution
-    from moesim.simulator.predict.compile import Prepared
+    from moesim.simulator.engine.records import Execution
+    from moesim.simulator.predict.prepared import Prepared
     from moesim.simulator.predict.result import Result
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -52,7 +52,7 @@ class Home:
 
     def rank(self, part: str) -> float:
         """Bytes of a kind on pipeline rank 1."""
-        return float(self.prepared.memory.by_rank[1].by_kind()[part])
+        return float(self.prepared.memory_by_rank.by_rank[1].by_kind()[part])
 
 
 def counts(home: Home) -> tuple[float, ...]:

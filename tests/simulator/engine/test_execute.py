@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from moesim.simulator.cost.table import SyncCost
 from moesim.simulator.engine.program import PlacedStep, Program
-from moesim.simulator.engine.simpy.execute import Execution, execute
+from moesim.simulator.engine.records import Execution
+from moesim.simulator.engine.registry import engine_of
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.schedules import (
     SCHEDULES,
@@ -27,6 +28,12 @@ from moesim.simulator.schedules import (
     parse_step,
 )
 from moesim.simulator.schedules.template import COMMUNICATION_PHASES, FORWARD_CHAIN, INPUT_CHAIN, WEIGHT_OF
+
+
+def execute(program: Program) -> Execution:
+    """The only group of a step, run on the default engine."""
+    return engine_of().execute([program])[0]
+
 
 Toy = Callable[..., Program]
 

@@ -20,7 +20,8 @@ from moesim.simulator.planner.progress import silent
 from moesim.simulator.planner.rows import scenario_of, simulate_plan
 from moesim.simulator.planner.space import PlanSpace, resolve
 from moesim.simulator.planner.study import Study
-from moesim.simulator.predict.compile import memory_of, prepare
+from moesim.simulator.predict.compile import prepare
+from moesim.simulator.predict.plan_memory import memory_of
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.schedules import SCHEDULES, build
 
@@ -71,7 +72,8 @@ def test_memory_is_that_of_every_single_plan(home: tuple[Candidates, Study]) -> 
         frame = found.axes(number)[0]
         schedule = build(frame.schedule, frame.plan.pp, frame.microbatches, frame.plan.vpp)
         stages = found.assignment(number)
-        report = memory_of(scenario, study.shape, stages, rank_stages(schedule), frame.microbatches)
+        ranks = rank_stages(schedule)
+        report = memory_of(scenario, study.shape, scenario.machine, stages, ranks, frame.microbatches)
         assert found.memory[number] == pytest.approx(report.total_bytes, rel=1e-9), frame.label
 
 

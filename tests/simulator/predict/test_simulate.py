@@ -20,11 +20,12 @@ from moesim.simulator.layout.stages import blocks_of
 from moesim.simulator.model.counts import blocks_flop_per_token, flop_per_token
 from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.predict.compile import prepare
+from moesim.simulator.predict.driver import predict
 from moesim.simulator.predict.placement import explicit_blocks
 from moesim.simulator.predict.simulate import simulate
 from moesim.simulator.predict.step_result import fastest_flop_per_s
 from moesim.simulator.scenario import load_scenario
-from moesim.simulator.studies.effects import entry_effects, predict
+from moesim.simulator.studies.effects import entry_effects
 
 HOME = "deepseek-v3-2048xh800"
 PAIR = "deepseek-v3-trace-pair"
