@@ -26,7 +26,7 @@ HOME = "deepseek-v3-2048xh800"
 def step_s(scenario: Scenario, changes: dict[str, float]) -> float:
     """Step time with every source off by its change, from the engine (s)."""
     base = prepare(scenario)
-    again = prepare(*moved(base, changes, tuple(base.pricer.evidence.entries)), base.stages)
+    again = prepare(*moved(base, changes, tuple(base.program.costs.evidence.entries)), base.stages)
     return execute_all(again.programs)[0].end_ns / 1e9
 
 

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import fsum
 
-from moesim.simulator.cost.compute import operator_seconds
 from moesim.simulator.engine.program import NS, CompiledTemplate
 from moesim.simulator.engine.simpy.execute import Execution
 from moesim.simulator.model.operator import BlockKind, Phase
@@ -81,12 +80,10 @@ def _alone(
 def _recompute(prepared: Prepared) -> dict[tuple[BlockKind, Phase], float]:
     """Seconds of the operators that repeat work, by block kind and phase."""
     pricer, found = prepared.pricer, {}
-    context = pricer.context("alone")
     for kind in sorted({block.kind for stage in prepared.stages.stages for block in stage}):
         for phase, operators in pricer.operators(kind).items():
+            costs = pricer.operator_costs(kind, phase, "alone")
             found[kind, phase] = fsum(
-                operator_seconds(op, prepared.cluster.accelerator, prepared.profile, context).seconds
-                for op in operators
-                if op.recompute
+                cost.seconds for op, cost in zip(operators, costs, strict=True) if op.recompute
             )
     return found

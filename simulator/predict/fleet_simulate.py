@@ -51,7 +51,7 @@ def fleet_result(fleet: PreparedFleet, execution: Execution) -> Result:
     profiles = {p.profile.name: profile_hash(p.profile) for p in fleet.prepared}
     notes: set[str] = set(fleet.prepared[0].shape.not_modelled)
     for part, prepared in zip(fleet.parts, fleet.prepared, strict=True):
-        notes |= {*prepared.pricer.evidence.extrapolated, *prepared.memory.notes, *prepared.load_notes}
+        notes |= {*prepared.program.costs.evidence.notes, *prepared.memory.notes, *prepared.load_notes}
         notes |= set(peak_only_note(part.cluster, prepared.profile, recipe.linear))
     ports = [
         [

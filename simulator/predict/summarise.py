@@ -81,7 +81,7 @@ def summarise(prepared: Prepared, executions: Sequence[Execution]) -> Result:
         extrapolated=tuple(
             sorted(
                 {
-                    *pricer.evidence.extrapolated,
+                    *prepared.program.costs.evidence.notes,
                     *prepared.memory.notes,
                     *prepared.shape.not_modelled,
                     *prepared.load_notes,
