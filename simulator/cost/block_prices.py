@@ -52,7 +52,7 @@ def with_collectives(
     exposed: dict[Phase, float] = {}
     if _cuts(pricer, kind):
         exposed = LayerCollectives(pricer.scenario, pricer.links, pricer.profile).exposed(
-            pricer.shape, pricer.tokens, bare.products, experts=experts
+            pricer.shape, kind, pricer.tokens, bare.products
         )
     if experts and pricer.scenario.recompute == "full":
         exposed["mlp I"] = exposed.get("mlp I", 0.0) + _repeated_transfers_s(pricer)
@@ -60,13 +60,12 @@ def with_collectives(
 
 
 def _cuts(pricer: Pricer, kind: BlockKind) -> bool:
-    plan = pricer.scenario.parallel
-    experts = _has_experts(pricer, kind)
-    return kind in ("dense", "moe", "mtp") and plan.tp * plan.cp * (plan.expert_tp if experts else 1) > 1
+    plan, block = pricer.scenario.parallel, pricer.shape.block(kind)
+    return block.layer is not None and plan.tp * plan.cp * (plan.expert_tp if block.routed else 1) > 1
 
 
 def _has_experts(pricer: Pricer, kind: BlockKind) -> bool:
-    return pricer.shape.moe is not None and kind in ("moe", "mtp")
+    return pricer.shape.block(kind).routed
 
 
 def _later(cost: PhaseCost, exposed_s: float) -> PhaseCost:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.simulator.cost.communication import Links, ring_seconds
 from moesim.simulator.cost.overlap import Beside, Products, exposed_backward, exposed_forward, pipelined
-from moesim.simulator.model.operator import Phase
+from moesim.simulator.model.attention import Attention
+from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario
 
@@ -29,19 +30,21 @@ class LayerCollectives:
     profile: CalibrationProfile
 
     def exposed(
-        self, shape: ModelShape, tokens: int, seconds: Seconds, *, experts: bool = False
+        self, shape: ModelShape, kind: BlockKind, tokens: int, seconds: Seconds
     ) -> dict[Phase, float]:
         """Exposed seconds by phase (docs/model.md, eq. X6, O2, O3).
 
         Tensor parallel: an all-gather and a reduce-scatter (or one all-reduce) of the activations around
         attention and around the FFN, forward and again for the input gradient. Context parallel: keys and
         values of the whole sequence are gathered before attention, their gradients scattered after. Full
-        recompute runs the forward's collectives once more before the backward. With `experts` and their
+        recompute runs the forward's collectives once more before the backward. With experts and their
         own tensor parallelism, received rows are gathered before the experts and their results scattered
         after, and backwards the other way round (eq. X14).
         """
         out = {phase: 0.0 for half in HALVES for phase in half[:2]}
-        plan = self.scenario.parallel
+        plan, block = self.scenario.parallel, shape.block(kind)
+        assert block.layer is not None, "collectives are inside layers"
+        experts = block.routed
         forward = dict.fromkeys(("attn F", "mlp F"), 0.0)
         for first, second, third in HALVES:
             products = Products(*(seconds.get(phase, (0.0, 0.0))[0] for phase in (first, second, third)))
@@ -59,7 +62,7 @@ class LayerCollectives:
                     self._effect,
                     sequence_parallel=plan.sequence_parallel,
                 )
-        context = self._context_s(shape, tokens)
+        context = self._context_s(block.layer.attention, tokens)
         if context:
             forward["attn F"] += self._beside_attention(context, seconds.get("attn F", (0.0, 0.0))[1])
             out["attn I"] += self._beside_attention(context, seconds.get("attn I", (0.0, 0.0))[1])
@@ -91,11 +94,10 @@ class LayerCollectives:
         ranks = plan.expert_tp
         return ring_seconds(rows * shape.hidden * 2.0, ranks, min(ranks, node), self.links, self.profile)
 
-    def _context_s(self, shape: ModelShape, tokens: int) -> float:
+    def _context_s(self, attention: Attention, tokens: int) -> float:
         """Keys and values of one micro-batch around the context-parallel group."""
         plan, node = self.scenario.parallel, self.links.gpus_per_node
-        attention = shape.attention
-        width = attention.kv_heads * (attention.qk_head_dim + attention.v_head_dim) / plan.tp
+        width = attention.context_elements(self.scenario.batch.sequence_length) / plan.tp
         per_node = max(1, min(plan.cp, node // min(plan.tp, node)))
         return ring_seconds(tokens * width * 2.0, plan.cp, per_node, self.links, self.profile)
 

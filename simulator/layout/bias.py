@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.model.shape import MoE
+from moesim.simulator.model.feed_forward.moe import MoE
 
 FloatArray = NDArray[np.float64]
 

@@ -13,6 +13,7 @@ from moesim.simulator.layout.activations import activation_bytes, working_bytes
 from moesim.simulator.layout.buffers import expert_buffers, pipeline_buffer_bytes
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.stages import Block, StageAssignment
+from moesim.simulator.model.block import EMBEDDING, HEAD, MTP
 from moesim.simulator.model.counts import block_parameters
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision
 from moesim.simulator.model.recompute import RecomputePolicy
@@ -141,12 +142,12 @@ def memory_by_kind(
             f"{len(assignment.stages)} stages, 0 to {len(assignment.stages) - 1}"
         )
     expert = expert_buffers(layout.plan.ep, shape.hidden, communication_sms, kernels)
-    notes = (expert.note,) if expert.note and any(assignment.stages_with("moe")) else ()
+    notes = (expert.note,) if expert.note and any(assignment.stages_with_routed_layers) else ()
     by_rank = []
     seen: dict[object, tuple[tuple[float, float, float], list[float], float]] = {}
     for rank in ranks:
         blocks = [block for stage in rank.stages for block in assignment.stages[stage]]
-        has_experts = any(_has_experts(shape, block) for block in blocks)
+        has_experts = any(shape.block(block.kind).routed for block in blocks)
         alike = tuple((copies[s], tuple(b.kind for b in assignment.stages[s])) for s in rank.stages)
         if alike not in seen:  # most ranks hold the same blocks as their neighbours
             seen[alike] = (
@@ -213,8 +214,8 @@ def local_parameters(
         cut = p.attention + p.dense_ffn + p.shared_experts + p.mtp_projection
         total[1] += cut / plan.tp + p.norms + p.router
     kinds = {block.kind for block in blocks}
-    embedding = "embedding" in kinds or "mtp" in kinds or (shape.tied_embeddings and "head" in kinds)
-    head = "head" in kinds and not shape.tied_embeddings
+    embedding = EMBEDDING in kinds or MTP in kinds or (shape.tied_embeddings and HEAD in kinds)
+    head = HEAD in kinds and not shape.tied_embeddings
     table = shape.vocab * shape.hidden / plan.tp
     return LocalParameters(total[0], total[1] + table * (embedding + head))
 
@@ -289,18 +290,12 @@ def _workspace(
     software: Software,
 ) -> float:
     kinds = {b.kind for b in blocks}
-    wide = "head" in kinds and precision.loss == "fp32"  # its FP32 tensors are counted as kept
+    wide = HEAD in kinds and precision.loss == "fp32"  # its FP32 tensors are counted as kept
     sizes = (
         working_bytes(shape, kind, layout.plan, precision, sequence, software)
         for kind in kinds
-        if kind != "head" or not wide
+        if kind != HEAD or not wide
     )
     # No layer runs backward before the loss has: what the head gives back is there for the layers.
-    freed = (
-        activation_bytes(shape, "head", precision, "none", layout.plan, sequence, software) if wide else 0.0
-    )
+    freed = activation_bytes(shape, HEAD, precision, "none", layout.plan, sequence, software) if wide else 0.0
     return max(0.0, max(sizes, default=0.0) - freed)
-
-
-def _has_experts(shape: ModelShape, block: Block) -> bool:
-    return block.kind == "moe" or (block.kind == "mtp" and shape.moe is not None)

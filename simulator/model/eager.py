@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from moesim.simulator.model.operator import Operator, Phase
-from moesim.simulator.model.operators_parts import BF16, FP32, move
+from moesim.simulator.model.primitives import BF16, FP32, move
 
 SWIGLU_FORWARD, SWIGLU_BACKWARD = 5 / 3, 9 / 5
 """silu(gate) * up as two kernels: 5 tensors moved for 3; backward two products and silu's, 9 for 5."""

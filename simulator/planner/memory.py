@@ -13,6 +13,7 @@ from moesim.simulator.layout.activations import activation_bytes, working_bytes
 from moesim.simulator.layout.buffers import expert_buffers, pipeline_buffer_bytes
 from moesim.simulator.layout.memory import FRAMEWORK_BYTES, local_parameters
 from moesim.simulator.layout.stages import Block, StageAssignment
+from moesim.simulator.model.block import HEAD, may_route
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision
 from moesim.simulator.model.recompute import RecomputePolicy
@@ -78,14 +79,14 @@ class MemoryBook:
                 one = sum(weight[:, None, None] * kept[kind] for kind, weight in moment.items())
                 activations = np.maximum(activations, one)
             workspace = np.max([used[kind] for kind in kinds], axis=0)
-            if "head" in kinds:
-                workspace = np.maximum(0.0, workspace - self._of_frames(frames, "freed", "head"))
+            if HEAD in kinds:
+                workspace = np.maximum(0.0, workspace - self._of_frames(frames, "freed", HEAD))
             total = states[:, :, None, None, :] + activations[:, :, :, None, None]
             if once.any():  # gradients come while activations go: the larger counts
                 less = np.minimum(gradients[:, :, None, None, :], activations[:, :, :, None, None])
                 total = total - once[:, None, None, None, None] * less
             total = total + workspace[:, :, None, None, None]
-            if buffers is not None and ("moe" in kinds or "mtp" in kinds):
+            if buffers is not None and any(map(may_route, kinds)):
                 total = total + buffers[:, None, None, :, None]
             most = total if most is None else np.maximum(most, total)
         assert most is not None
@@ -138,7 +139,7 @@ class MemoryBook:
                 [
                     # FP32 tensors of the loss are counted as kept.
                     0.0
-                    if kind == "head" and recipe.loss == "fp32"
+                    if kind == HEAD and recipe.loss == "fp32"
                     else working_bytes(self.shape, kind, plan, recipe, self.sequence, self.software)
                     for recipe in self.recipes
                 ]

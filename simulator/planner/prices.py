@@ -20,7 +20,7 @@ from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, SyncCost, Tr
 from moesim.simulator.layout.in_flight import held_by_rank
 from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.layout.parallel import Layout
-from moesim.simulator.layout.stages import StageAssignment, blocks_of
+from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.recompute import RecomputePolicy
@@ -32,7 +32,6 @@ from moesim.simulator.schedules.template import EP_PHASES
 
 Array = npt.NDArray[np.float64]
 
-KINDS: tuple[BlockKind, ...] = ("embedding", "dense", "moe", "mtp", "head")
 ACTIONS = ("F", "I", "W")
 PhaseKey: TypeAlias = tuple[BlockKind, Phase, Mode]
 
@@ -91,9 +90,8 @@ class PriceBook:
 
     def __post_init__(self) -> None:
         """Look at the model once."""
-        have = {block.kind for block in blocks_of(self.shape)}
-        self.kinds = tuple(kind for kind in KINDS if kind in have)
-        self.routed = tuple(k for k in self.kinds if k in ("moe", "mtp")) if self.shape.moe else ()
+        self.kinds = self.shape.block_kinds
+        self.routed = tuple(kind for kind in self.kinds if self.shape.block(kind).routed)
 
     def arithmetic(self, policy: RecomputePolicy) -> RecomputePolicy:
         """The policy whose compute is the same.

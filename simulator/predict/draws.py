@@ -10,6 +10,7 @@ from moesim.simulator.engine.program import Variation
 from moesim.simulator.layout.expert_load import LoadSpec, RankLoads, draw_rank_loads
 from moesim.simulator.layout.groups import MOST_MEMBERS
 from moesim.simulator.layout.parallel import Layout
+from moesim.simulator.model.block import may_route
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario
@@ -18,7 +19,7 @@ from moesim.simulator.schedules import Schedule
 
 def routed_layers(kinds: Sequence[Sequence[BlockKind]]) -> int:
     """Blocks with routed experts, where the model has any: MoE layers and MTP modules, in stage order."""
-    return sum(kind in ("moe", "mtp") for stage in kinds for kind in stage)
+    return sum(may_route(kind) for stage in kinds for kind in stage)
 
 
 def draw_loads(

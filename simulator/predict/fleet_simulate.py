@@ -107,7 +107,7 @@ def _pool(part: Part, prepared: Prepared, bubbles: Sequence[float]) -> PoolResul
         first_rank=ranks[0],
         last_rank=ranks[-1],
         layers=sum(layers[stage] for stage in held),
-        layer_s=block_seconds(prepared.pricer, "dense" if prepared.shape.moe is None else "moe"),
+        layer_s=block_seconds(prepared.pricer, prepared.shape.main_layer_kind),
         bubble_s=fsum(bubbles[rank] for rank in ranks) / len(ranks),
         memory=pool_memory(part, prepared),
         profile=prepared.profile.name,

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from moesim.simulator.layout.stages import blocks_of
 from moesim.simulator.model.counts import (
-    Parameters,
     block_parameters,
     expert_parameters,
     flop_per_token,
@@ -16,6 +15,7 @@ from moesim.simulator.model.counts import (
     parameters_total,
 )
 from moesim.simulator.model.library import load_model, shipped_models
+from moesim.simulator.model.parameters import Parameters
 
 V3 = load_model("deepseek-v3")
 

@@ -7,9 +7,10 @@ import pytest
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.yaml_io import dump_mapping
+from moesim.simulator.model.attention import GQA, MLA
 from moesim.simulator.model.hf import to_yaml
 from moesim.simulator.model.library import load_model, shipped_models
-from moesim.simulator.model.shape import GQA, MLA, ModelShape
+from moesim.simulator.model.shape import ModelShape
 
 SHIPPED = (
     "deepseek-v3", "llama-3-70b", "llama-3-8b", "mixtral-8x22b", "mixtral-8x7b", "qwen3-235b-a22b",
@@ -40,7 +41,7 @@ def test_deepseek_v3_layers() -> None:
     with pytest.raises(InputError, match="no layer 62"):
         shape.is_moe_layer(62)
     assert isinstance(shape.attention, MLA)
-    assert (shape.attention.qk_head_dim, shape.attention.v_head_dim) == (192, 128)
+    assert shape.attention.sizes == (128, 128, 192, 128)
 
 
 def test_dense_model_has_no_moe_layer() -> None:
