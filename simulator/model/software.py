@@ -15,7 +15,7 @@ class Software(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     attention: Literal["flash", "unfused"] = "flash"
-    """`unfused`: the scores go through memory: two batched products and a softmax kernel."""
+    """`unfused`: the scores go through memory: two batched GEMMs and a softmax kernel."""
     dropout: bool = False
     """The model trains with dropout: a mask of one byte for every element of the embedding's output and of
     both outputs of a layer, and with `unfused` attention a kernel of its own and a mask for every score."""
@@ -26,7 +26,7 @@ class Software(BaseModel):
     flat_parameters: bool = False
     """FSDP1: gradients of a unit are joined into one flat tensor, and cast where they are reduced in FP32."""
     weight_gradients: Literal["accumulated", "written", "added", "added-fp32"] = "accumulated"
-    """`accumulated`: the product adds into a buffer of the format `precision.gradients` (Megatron-LM);
+    """`accumulated`: the GEMM adds into a buffer of the format `precision.gradients` (Megatron-LM);
     `written`: it writes 16-bit gradients anew (PyTorch autograd); `added`: these are added to 16-bit ones by
     a kernel of their own after every micro-batch; `added-fp32`: to FP32 ones, as DeepSpeed's BF16 optimizer
     does."""
@@ -35,7 +35,7 @@ class Software(BaseModel):
     it compiled (`cross_entropy_loss_fusion`), half the passes; `fused`: one kernel (Transformer Engine)."""
     overlap_tensor_parallel: Literal["none", "weight-gradient", "full"] = "none"
     """Tensor-parallel collectives: all exposed; the backward's behind the weight gradients; or all of them
-    in pieces beside the product that makes or needs them."""
+    in pieces beside the GEMM that makes or needs them."""
     overlap_context_parallel: bool = False
     """Ring attention: keys and values travel beside the attention of those that are there."""
     overlap_data_parallel: bool = False

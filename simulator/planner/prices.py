@@ -21,6 +21,7 @@ from moesim.simulator.layout.in_flight import held_by_rank
 from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.stages import StageAssignment
+from moesim.simulator.model.attention import Attention
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.recompute import RecomputePolicy
@@ -148,19 +149,23 @@ class PriceBook:
         if found is not None:
             return found
         pricer = self.pricer(plan, recipe, policy, sms)
-        routed = None
-        if self.routed:
-            key = (share, plan.ep, plan.expert_tp)
-            routed = self._bare_prices(pricer, key, self.routed[0], modes, _ROUTED)
         found = self._compute[whole] = {}
         for kind in self.kinds:
-            if routed is None or kind not in self.routed:
+            if kind not in self.routed:
                 bare = self._bare_prices(pricer, (share, kind), kind, modes, None)
             else:
+                # What is computed again beside the experts is that of the attention.
+                like = next(k for k in self.routed if self._attention(k) == self._attention(kind))
+                key = (share, like, plan.ep, plan.expert_tp)
+                routed = self._bare_prices(pricer, key, like, modes, _ROUTED)
                 rest = self._bare_prices(pricer, (share, kind), kind, modes, _NOT_ROUTED)
                 bare = BarePrices({**rest.compute, **routed.compute}, {**rest.products, **routed.products})
             found |= with_collectives(pricer, kind, bare)
         return found
+
+    def _attention(self, kind: BlockKind) -> Attention | None:
+        layer = self.shape.block(kind).layer
+        return None if layer is None else layer.attention
 
     def _bare_prices(
         self,

@@ -95,7 +95,7 @@ class Attention(ModelPart, ABC):
         """Numbers that a tensor-parallel degree must divide, each with its name for a message."""
 
     @abstractmethod
-    def context_elements(self, sequence: int) -> int:
+    def context_elements(self, sequence: int) -> float:
         """Elements a token of a sequence that travel around its context-parallel group, all heads."""
 
     # -- names in other projects ---------------------------------------------------------------------

@@ -115,7 +115,7 @@ class SoftmaxAttention(Attention):
         """Heads are not cut."""
         return ((self.heads, f"attention heads={self.heads}"),)
 
-    def context_elements(self, sequence: int) -> int:
+    def context_elements(self, sequence: int) -> float:
         """Keys and values."""
         _, kv_heads, qk_head_dim, v_head_dim = self.sizes
         return kv_heads * (qk_head_dim + v_head_dim)
