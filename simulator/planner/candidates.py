@@ -284,7 +284,7 @@ def _layouts(
                 )
         return {len(fixed): (from_layers_per_stage(blocks, fixed),)}
     kinds = bounds.book.kinds
-    layer = kinds.index("moe" if "moe" in kinds else "dense")
+    layer = kinds.index(shape.main_layer_kind)
     seen: Counter[tuple[int, ...]] = Counter()
     cells = {Cell.of(f.plan): f.plan for f in frames}
     for done, plan in enumerate(cells.values()):

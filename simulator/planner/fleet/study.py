@@ -13,6 +13,7 @@ from moesim.simulator.layout.in_flight import rank_stages
 from moesim.simulator.layout.memory import RankStages
 from moesim.simulator.layout.pools import PoolSlice, owners_of
 from moesim.simulator.layout.stages import StageAssignment, blocks_of, from_layers_per_stage
+from moesim.simulator.model.block import is_layer
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.bound import BoundBook
 from moesim.simulator.planner.expert_loads import ExpertLoads
@@ -228,7 +229,7 @@ class FleetStudy:
             stages = from_layers_per_stage(blocks_of(self.shape), self.fixed)
             return stages if memory.fits(stages) else None
         owners = owners_of(parts)
-        layer = max(pools[0].weights[kind] for kind in ("dense", "moe") if kind in pools[0].weights)
+        layer = max(weight for kind, weight in pools[0].weights.items() if is_layer(kind))
         near = [{k: float(round(RESOLUTION * w / layer)) for k, w in p.weights.items()} for p in pools]
         stages, fits = balanced_over_pools(near, [owners[rank] for rank in route], memory)
         return stages if fits else None
