@@ -46,7 +46,7 @@ _NOT_ROUTED: frozenset[Phase] = frozenset({"attn F", "attn I", "attn W"})
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class LayerSplit:
     """What decides the operators of one GPU, apart from precision and recompute."""
 
     tp: int
@@ -56,7 +56,7 @@ class Cell:
     microbatch: int
 
     @classmethod
-    def of(cls, plan: ParallelPlan) -> Cell:
+    def of(cls, plan: ParallelPlan) -> LayerSplit:
         """The cell of a plan."""
         return cls(plan.tp, plan.cp, plan.ep, plan.expert_tp, plan.microbatch)
 
@@ -192,7 +192,7 @@ class PriceBook:
         """
         zero3 = plan.pp if plan.zero_stage == 3 else 0
         key = (
-            Cell.of(plan), plan.sequence_parallel, recipe, self.arithmetic(policy), sms, paired, zero3,
+            LayerSplit.of(plan), plan.sequence_parallel, recipe, self.arithmetic(policy), sms, paired, zero3,
             *self.copied(plan),
         )  # fmt: skip
         table = self._tables.get(key)

@@ -21,7 +21,7 @@ from moesim.simulator.planner.fleet.bound import PoolSeconds, blocks_by_kind, id
 from moesim.simulator.planner.fleet.space import FleetPools
 from moesim.simulator.planner.frames import Frame
 from moesim.simulator.planner.prices import PriceBook
-from moesim.simulator.planner.refusals import Refusals
+from moesim.simulator.planner.refusals import TOO_SLOW, Refusals
 from moesim.simulator.planner.replay import Priced, step_seconds_by_rank
 from moesim.simulator.planner.space import Space
 from moesim.simulator.predict.fleet_balance import FleetMemory, balanced_over_pools
@@ -33,8 +33,6 @@ MOST_EXPANDED = 10_000
 
 RESOLUTION = 64
 """Seconds of blocks relative to a layer of the first pool are told apart to one in so many for a layout."""
-
-TOO_SLOW = "too slow for the deadline or budget, whatever else"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +60,7 @@ class _Node:
 
 
 @dataclass(slots=True)
-class FleetStudy:
+class FleetSearch:
     """Frames of one fleet, expanded and estimated in the order of their bounds."""
 
     scenario: Scenario
