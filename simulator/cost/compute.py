@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moesim.hwmodels.accelerator import Accelerator
-from moesim.hwmodels.calibration import CalibrationProfile, LawGroup
+from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.law_groups import LawGroup
 from moesim.hwmodels.units import format_quantity
 from moesim.simulator.cost.evidence import Basis, Bound, Evidence
 from moesim.simulator.cost.laws import SlowDown, SmLaws

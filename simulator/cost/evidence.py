@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from moesim.hwmodels.accelerator import Accelerator
-from moesim.hwmodels.calibration import CalibrationProfile, Conditions, LawGroup, MeasuredCurve, Prior
+from moesim.hwmodels.calibration import CalibrationProfile, Conditions, MeasuredCurve, Prior
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.law_groups import LawGroup
 from moesim.simulator.cost.gemm import GemmLookup
 from moesim.simulator.cost.memory_bound import TransferCurve
 from moesim.simulator.model.operator import ONE_SCALE, GemmShape, Operator
@@ -78,7 +79,7 @@ class Evidence:
                 shape = _one_group(op.gemm, op.cls)
                 assumed = f"{op.cls} {op.dtype} at {fraction:.0%} of the dense rates of {lookup.table.id}"
         if lookup is None:
-            return self._prior_base(op, "gemm_told" if op.dtype == "fp8" else "gemm_untold")
+            return self._prior_base(op, "gemm_sm_aware" if op.dtype == "fp8" else "gemm_sm_unaware")
         reading = lookup.read(shape)
         table = lookup.table
         compute_s = op.flop / (reading.flop_per_s * fraction) + self._accumulation_s(op, table.cls)
@@ -89,7 +90,7 @@ class Evidence:
         return Basis(
             max(compute_s, memory_s),
             "compute" if compute_s >= memory_s else "memory",
-            "gemm_told" if table.told else "gemm_untold",
+            "gemm_sm_aware" if table.sm_aware else "gemm_sm_unaware",
             table.conditions,
             reading.residual,
             table.id,

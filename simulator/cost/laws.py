@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from moesim.hwmodels.accelerator import Accelerator
-from moesim.hwmodels.calibration import CalibrationProfile, Law, LawGroup
+from moesim.hwmodels.calibration import CalibrationProfile, Law
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.law_groups import LawGroup
 
 ASSUMED_RESIDUAL = 0.2
 """Half-width given to the free-SM ratio where a profile has no law for a group."""
@@ -57,7 +58,7 @@ class SmLaws:
             )
         free = total / (total - n)
         if not beside:
-            return SlowDown(free if group == "gemm_told" else 1.0, 0.0, law.id if law else "")
+            return SlowDown(free if group == "gemm_sm_aware" else 1.0, 0.0, law.id if law else "")
         if law is None:
             note = (
                 f"no slow-down law for {group} in profile {self._profile}: free-SM ratio {free:.2f} assumed"
@@ -67,5 +68,5 @@ class SmLaws:
             return SlowDown(free, law.residual.relative, law.id)
         reading = law.curve.at(n)
         # Beyond the measured counts the end value is held, but never below what the lost SMs alone cost.
-        least = free if group == "gemm_told" and reading.extrapolated else 1.0
+        least = free if group == "gemm_sm_aware" and reading.extrapolated else 1.0
         return SlowDown(max(reading.value, least), law.residual.relative, law.id, reading.note)

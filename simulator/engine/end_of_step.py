@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from moesim.simulator.cost import formulas
+from moesim.simulator.cost.formulas import SyncParts
 from moesim.simulator.engine.program import NS, Program
 from moesim.simulator.engine.records import StepRecord, SyncRecord, free_ns
 
@@ -22,16 +24,19 @@ def end_of_step(
     """
     schedule, sync = programs[0].schedule, programs[0].costs.sync
     done = [max(free_ns(group[r]) for group in ranks) for r in range(schedule.pp)]
-    ready = [max(done[holder] for holder in schedule.holders(r)) for r in range(schedule.pp)]
     slow = [max(program.link_map.sync_slowness(r) for program in programs) for r in range(schedule.pp)]
-    reduced = [t + round(sync[r].reduce_s * slow[r] * NS) for r, t in enumerate(ready)]
-    meet = max(reduced)
-    result = []
-    for r in range(schedule.pp):
-        norm = meet + round(sync[r].norm_s * NS)
-        updated = norm + round(sync[r].optimizer_s * NS)
-        gathered = updated + round(sync[r].gather_s * slow[r] * NS)
-        result.append(
-            SyncRecord(done[r], (ready[r], reduced[r]), (meet, norm), (norm, updated), (updated, gathered))
+    parts = [
+        SyncParts(
+            round(cost.reduce_s * slower * NS),
+            round(cost.norm_s * NS),
+            round(cost.optimizer_s * NS),
+            round(cost.gather_s * slower * NS),
         )
+        for cost, slower in zip(sync, slow, strict=True)
+    ]
+    holders = [schedule.holders(r) for r in range(schedule.pp)]
+    result = [
+        SyncRecord(end, (t.ready, t.reduced), (t.meet, t.norm), (t.norm, t.updated), (t.updated, t.gathered))
+        for end, t in zip(done, formulas.end_of_step(done, holders, parts, max), strict=True)
+    ]
     return result, max((s.gather[1] for s in result), default=0)

@@ -11,8 +11,9 @@ from typing import get_args
 
 import numpy as np
 
+from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.common.arrays import FloatVector, IntVector
+from moesim.simulator.cost.formulas import compute_seconds, payload_seconds
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, TransferCost
 from moesim.simulator.engine.demand import Demand
 from moesim.simulator.engine.link_map import LinkMap
@@ -45,10 +46,10 @@ class MemberVariation:
     `jitter_cv`: relative spread of a phase's duration from run to run; `seed` of that spread.
     """
 
-    clock: FloatVector
-    loads: FloatVector
-    node_loads: FloatVector
-    jitter_cv: float | FloatVector
+    clock: FloatArray
+    loads: FloatArray
+    node_loads: FloatArray
+    jitter_cv: float | FloatArray
     seed: int
 
 
@@ -59,14 +60,14 @@ class TransferRows:
     launch_ns: int
     payload_ns: list[float]
     """Of the slowest member, alone on its links, per micro-batch."""
-    member_ns: IntVector
+    member_ns: IntArray
     """Payload of each member, alone on its links [micro-batches, members]."""
     cost: TransferCost
     demand: Demand | None
     """Links and bytes, where they are the same for every micro-batch."""
-    load: FloatVector
+    load: FloatArray
     """Relative received rows [micro-batches, members]; one row where routing has no say."""
-    node_load: FloatVector
+    node_load: FloatArray
     """The same averaged over the members of a node."""
 
 
@@ -82,7 +83,7 @@ class CompiledTask:
     overlapped_share: float | None
     """Share of it that runs beside busy communication SMs; None outside pairs."""
     price: PhaseCost
-    rows_ns: IntVector
+    rows_ns: IntArray
     """Compute nanoseconds [micro-batches, members]; before a transfer, its small kernels."""
     transfer: TransferRows | None
 
@@ -99,9 +100,9 @@ class CompiledTemplate:
     """The same for the gradient."""
     transfers: tuple[int, ...]
     """Positions of the transfer tasks."""
-    compute_ns: tuple[FloatVector, FloatVector]
+    compute_ns: tuple[FloatArray, FloatArray]
     """Compute of each side per micro-batch: mean over the members, exposed collectives left out."""
-    weight_ns: FloatVector
+    weight_ns: FloatArray
     """Its weight-gradient part (backward side)."""
 
 
@@ -202,10 +203,10 @@ class _Compiler:
             for stage in range(len(blocks))
         ]
         self.templates: dict[tuple[int, ActionKind, int, int], CompiledTemplate] = {}
-        self.noise: dict[tuple[int, int, Phase], FloatVector] = {}
-        self.payloads: dict[tuple[object, ...], tuple[list[float], IntVector]] = {}
+        self.noise: dict[tuple[int, int, Phase], FloatArray] = {}
+        self.payloads: dict[tuple[object, ...], tuple[list[float], IntArray]] = {}
         self.even = np.ones((1, self.members))
-        self.rows: dict[tuple[int, int, Phase, PhaseCost], IntVector] = {}
+        self.rows: dict[tuple[int, int, Phase, PhaseCost], IntArray] = {}
 
     def place(self, rank: int, step: Action | Overlap) -> PlacedStep:
         forward, backward = (step.first, step.second) if isinstance(step, Overlap) else _sides(step)
@@ -256,7 +257,7 @@ class _Compiler:
             *self._totals(tasks),
         )
 
-    def _totals(self, tasks: list[CompiledTask]) -> tuple[tuple[FloatVector, FloatVector], FloatVector]:
+    def _totals(self, tasks: list[CompiledTask]) -> tuple[tuple[FloatArray, FloatArray], FloatArray]:
         """Sums over a template that the report needs, for all micro-batches at once."""
         zero = np.zeros(self.schedule.microbatches)
         compute, weight = [zero.copy(), zero.copy()], zero.copy()
@@ -268,20 +269,20 @@ class _Compiler:
                     weight += mean
         return (compute[0], compute[1]), weight
 
-    def _compute_rows(self, stage: int, block: int, phase: Phase, cost: PhaseCost) -> IntVector:
+    def _compute_rows(self, stage: int, block: int, phase: Phase, cost: PhaseCost) -> IntArray:
         """Nanoseconds [micro-batches, members] of a compute phase at a price."""
         key = (stage, block, phase, cost)
         if key not in self.rows:
-            seconds = np.full((self.schedule.microbatches, self.members), cost.fixed_s)
-            if cost.row_s:
-                number = self.routed.get((stage, block))
-                seconds += cost.row_s * (1.0 if number is None else self.variation.loads[number])
+            number = self.routed.get((stage, block)) if cost.row_s else None
+            load = 1.0 if number is None else self.variation.loads[number]
+            seconds = np.empty((self.schedule.microbatches, self.members))
+            seconds[:] = compute_seconds(cost.fixed_s, cost.row_s, load)
             if cost.fixed_s + cost.row_s > 0.0:
                 seconds *= self.clock[stage] * self._noise(key[:3], seconds.shape)
             self.rows[key] = whole_ns(seconds)
         return self.rows[key]
 
-    def _noise(self, key: tuple[int, int, Phase], shape: tuple[int, ...]) -> FloatVector | float:
+    def _noise(self, key: tuple[int, int, Phase], shape: tuple[int, ...]) -> FloatArray | float:
         """Run-to-run factor of a phase: one draw a micro-batch and member, however it is run."""
         cv = self.jitter[key[0]]
         if isinstance(cv, float) and cv == 0.0:
@@ -309,7 +310,7 @@ class _Compiler:
 
     def _payload(
         self, rank: int, phase: Phase, routed: int | None, cost: TransferCost
-    ) -> tuple[list[float], IntVector]:
+    ) -> tuple[list[float], IntArray]:
         """Nanoseconds of the slowest and of each member; phases with equal rates share them."""
         nic, scale_up = self.link_map.slowness(rank, phase)
         healthy = isinstance(nic, float) and isinstance(scale_up, float)
@@ -318,14 +319,14 @@ class _Compiler:
             shape = (self.schedule.microbatches, self.members)
             load = self.even if routed is None else self.variation.loads[routed]
             node_load = self.even if routed is None else self.variation.node_loads[routed]
-            payload = np.maximum(cost.nic_s * node_load * nic, cost.scale_up_s * load * scale_up)
+            payload = payload_seconds((cost.nic_s, node_load), (cost.scale_up_s, load), (nic, scale_up))
             payload = np.broadcast_to(payload, shape)
             slowest = (payload.max(axis=1) * NS).tolist()
             self.payloads[key] = slowest, whole_ns(payload)
         return self.payloads[key]
 
 
-def whole_ns(seconds: FloatVector) -> IntVector:
+def whole_ns(seconds: FloatArray) -> IntArray:
     """Seconds as whole nanoseconds.
 
     Raises InputError for a phase that no step has, OverflowError for what is not a duration.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from moesim.simulator.common.arrays import FloatVector, IntVector
+from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.simulator.engine.program import NS, PlacedStep, Program
 
 
@@ -18,12 +18,12 @@ class StepRecord:
     """When one schedule step ran: nanoseconds, one value a member."""
 
     step: PlacedStep
-    start: IntVector
-    end: IntVector
+    start: IntArray
+    end: IntArray
     """When the last task of the action had ended."""
-    free: IntVector
+    free: IntArray
     """When the next action may start: later than `end` where the rank waits for its own sends."""
-    ends: list[IntVector]
+    ends: list[IntArray]
     """End of every task of the template."""
     begins: list[int]
     """When the last member reached the barrier of each transfer; -1 for compute tasks."""
@@ -68,7 +68,7 @@ class Execution:
     syncs: list[SyncRecord]
     sends: list[SendRecord]
     end_ns: int
-    carried_bytes: FloatVector
+    carried_bytes: FloatArray
     events: int
 
     @property

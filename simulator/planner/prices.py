@@ -6,9 +6,6 @@ from dataclasses import dataclass, field
 from math import fsum
 from typing import TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.cluster import Cluster
 from moesim.simulator.cost.block_prices import BarePrices, bare_prices, block_transfers, with_collectives
@@ -29,8 +26,6 @@ from moesim.simulator.planner.pattern import Pattern
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.schedules.template import EP_PHASES
-
-Array = npt.NDArray[np.float64]
 
 KINDS: tuple[BlockKind, ...] = ("embedding", "dense", "moe", "mtp", "head")
 ACTIONS = ("F", "I", "W")

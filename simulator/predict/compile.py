@@ -14,7 +14,7 @@ from moesim.simulator.layout.expert_load_spec import load_spec
 from moesim.simulator.layout.in_flight import rank_stages
 from moesim.simulator.layout.job import ResolvedJob, resolve
 from moesim.simulator.layout.parallel import Layout, check_against_model, microbatches
-from moesim.simulator.layout.pools import Part, check_schedule, owners_of, spread
+from moesim.simulator.layout.pools import PoolSlice, check_schedule, owners_of, spread
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.predict.draws import Draws, routed_layers
 from moesim.simulator.predict.fleet_compile import balanced, joined, named
@@ -49,7 +49,7 @@ def prepare(
         pools = _fleet(scenario)
         return Prepared(scenario, pools, (joined([(p.part, p.programs[0]) for p in pools]),), chosen)
     job = resolve(what, profile) if isinstance(what, Scenario) else what.with_rates(profile=profile)
-    part = Part("cluster", job.cluster, scenario, range(scenario.parallel.pp))
+    part = PoolSlice("cluster", job.cluster, scenario, range(scenario.parallel.pp))
     pool = _pool(part, job, stages=stages)
     return Prepared(scenario, (pool,), pool.programs, chosen)
 
@@ -76,7 +76,11 @@ def _fleet(scenario: Scenario) -> tuple[PreparedPool, ...]:
 
 
 def _pool(
-    part: Part, job: ResolvedJob, *, schedule: Schedule | None = None, stages: StageAssignment | None = None
+    part: PoolSlice,
+    job: ResolvedJob,
+    *,
+    schedule: Schedule | None = None,
+    stages: StageAssignment | None = None,
 ) -> PreparedPool:
     """A pool as if the whole pipeline ran on it; `schedule` and `stages`: those of the fleet."""
     scenario, shape, layout = job.scenario, job.shape, job.layout

@@ -12,7 +12,7 @@ from moesim.simulator.engine.link_map import FoldedLinkMap
 from moesim.simulator.engine.program import Program
 from moesim.simulator.layout.in_flight import rank_stages
 from moesim.simulator.layout.job import ResolvedJob
-from moesim.simulator.layout.pools import Part, owners_of
+from moesim.simulator.layout.pools import PoolSlice, owners_of
 from moesim.simulator.layout.stages import StageAssignment, blocks_of
 from moesim.simulator.predict.fleet_balance import FleetMemory, balanced_over_pools
 from moesim.simulator.predict.placement import block_seconds
@@ -26,7 +26,7 @@ OF_THE_POOL = {
 
 
 @contextmanager
-def named(part: Part) -> Iterator[None]:
+def named(part: PoolSlice) -> Iterator[None]:
     """Put the name of a pool before whatever InputError is raised inside."""
     try:
         yield
@@ -35,7 +35,7 @@ def named(part: Part) -> Iterator[None]:
         raise InputError(text, key=error.key, nearest=error.nearest) from None
 
 
-def balanced(parts: Sequence[Part], jobs: Sequence[ResolvedJob], schedule: Schedule) -> StageAssignment:
+def balanced(parts: Sequence[PoolSlice], jobs: Sequence[ResolvedJob], schedule: Schedule) -> StageAssignment:
     """Layers of each stage so that the slowest is as fast as it can be, each on its own pool."""
     seconds, owners, shape = [], owners_of(parts), jobs[0].shape
     for part, job in zip(parts, jobs, strict=True):
@@ -46,7 +46,7 @@ def balanced(parts: Sequence[Part], jobs: Sequence[ResolvedJob], schedule: Sched
     return balanced_over_pools(seconds, [owners[rank] for rank in schedule.routes[0]], memory)[0]
 
 
-def joined(pools: Sequence[tuple[Part, Program]]) -> Program:
+def joined(pools: Sequence[tuple[PoolSlice, Program]]) -> Program:
     """Every rank's steps, links and end of the step from the program of its pool."""
     programs = [program for _, program in pools]
     owners = [programs[number] for number in owners_of([part for part, _ in pools])]

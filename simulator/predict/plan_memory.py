@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from moesim.hwmodels.cluster import Cluster
-from moesim.simulator.layout.memory import MemoryReport, RankStages, memory_by_kind
+from moesim.simulator.layout.memory import MemoryInputs, MemoryReport, RankStages, memory_by_kind
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.shape import ModelShape
@@ -25,21 +25,19 @@ def memory_of(
 
     `shape` and `cluster`: what the scenario names, loaded.
     """
-    return memory_by_kind(
+    inputs = MemoryInputs(
         shape,
         Layout(scenario.parallel, cluster.n_gpus, cluster.node.n_gpus),
         scenario.recipe,
-        stages,
-        ranks,
-        sequence=scenario.batch.sequence_length,
-        recompute=scenario.recompute,
-        communication_sms=scenario.communication.sms,
-        kernels=scenario.communication.kernels,
-        capacity_bytes=cluster.accelerator.hbm_bytes,
-        redundant_experts=scenario.routing.redundant_experts,
-        software=scenario.software,
+        scenario.recompute,
+        scenario.batch.sequence_length,
+        scenario.communication.sms,
+        scenario.communication.kernels,
+        scenario.routing.redundant_experts,
+        scenario.software,
         single_pass=len(ranks) == 1 and microbatches == 1,
     )
+    return memory_by_kind(inputs, stages, ranks, cluster.accelerator.hbm_bytes)
 
 
 def fullest_of(report: MemoryReport, ranks: Iterable[int]) -> MemoryResult:

@@ -14,7 +14,7 @@ from moesim.simulator.layout.expert_load import RankLoads
 from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.layout.memory import MemoryReport
 from moesim.simulator.layout.parallel import Layout
-from moesim.simulator.layout.pools import Part
+from moesim.simulator.layout.pools import PoolSlice
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.predict.draws import Draws
@@ -31,7 +31,7 @@ class PreparedPool:
     `part`: its own GPUs and pipeline ranks; `job`: with the GPUs of all pools, as if they were of its kind.
     """
 
-    part: Part
+    part: PoolSlice
     job: ResolvedJob
     schedule: Schedule
     stages: StageAssignment

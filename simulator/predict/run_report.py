@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moesim.simulator.common.arrays import FloatVector
+from moesim.hwmodels.arrays import FloatArray
 from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.model.counts import parameters_mtp, parameters_total
 from moesim.simulator.predict.prepared import Prepared
@@ -13,7 +13,7 @@ from moesim.simulator.run.simulate_run import simulate_run
 from moesim.simulator.run.work import StepFigures, phase_works
 
 
-def run_report(prepared: Prepared, time_s: float, factors: FloatVector | None = None) -> RunReport:
+def run_report(prepared: Prepared, time_s: float, factors: FloatArray | None = None) -> RunReport:
     """The whole run of a prepared scenario whose step takes `time_s` s: phases, stops, bill.
 
     Steps of other batches and phases are simulated here. `factors`: see `simulate_run`. Raises InputError

@@ -12,10 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
+from moesim.hwmodels.arrays import FloatArray, IntArray
 
 TAG = 7
 """Keeps this stream of random numbers apart from the others that a scenario's seed feeds."""

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from moesim.simulator.run.failures import RunOutcome, simulate_failures
@@ -26,8 +26,6 @@ from moesim.simulator.run.report import (
 )
 from moesim.simulator.run.work import PhaseWork
 from moesim.simulator.scenario.run_plan import RunPlan
-
-FloatArray = NDArray[np.float64]
 
 SHARES = (0.01, *(round(0.05 * n, 2) for n in range(1, 20)), 0.99)
 """Points of the outlook."""

@@ -11,7 +11,7 @@ from moesim.hwmodels.units import SECONDS_PER_HOUR
 from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.run.phases import Level, StepTimes, levels, work_seconds
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.scenario.run_plan import Phase, Ramp
+from moesim.simulator.scenario.run_plan import Ramp, RunPhase
 from moesim.simulator.schedules import build
 
 
@@ -83,7 +83,7 @@ def phase_works(job: ResolvedJob, measure: Measure) -> list[PhaseWork]:
     return found
 
 
-def phase_scenario(scenario: Scenario, phase: Phase) -> Scenario:
+def phase_scenario(scenario: Scenario, phase: RunPhase) -> Scenario:
     """The scenario of a phase: batch, sequence length and overrides in place."""
     batch = scenario.batch
     return scenario.overridden(
@@ -93,7 +93,7 @@ def phase_scenario(scenario: Scenario, phase: Phase) -> Scenario:
     )
 
 
-def _stated(phase: Phase, n_gpus: int) -> PhaseWork:
+def _stated(phase: RunPhase, n_gpus: int) -> PhaseWork:
     assert phase.gpu_hours is not None
     hours = phase.gpu_hours
     return PhaseWork(

@@ -26,6 +26,7 @@ from moesim.hwmodels.calibration import CalibrationProfile, load_profile, writte
 from moesim.hwmodels.cluster import Cluster, load_cluster
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import is_there
+from moesim.hwmodels.frozen import Section
 from moesim.hwmodels.topologies import Spreading
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import EXTENSIONS, load_mapping, parse_mapping
@@ -43,7 +44,7 @@ from moesim.simulator.scenario.outline import AnyCluster, ClusterOutline
 from moesim.simulator.scenario.overrides import keys_of, override, plain, put
 from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.scenario.run_plan import RunPlan, RunPlanRef
-from moesim.simulator.scenario.sections import Batch, Communication, Routing, Section, Stages, Variation
+from moesim.simulator.scenario.sections import Batch, Communication, Routing, Stages, Variation
 from moesim.simulator.scenario.stated import as_stated, fill, is_stated, listed, without_nulls
 
 __all__ = ["Batch", "Communication", "Routing", "Scenario", "Stages", "Variation"]
@@ -98,11 +99,11 @@ class Scenario(Section):
     communication: Communication = Communication()
     """Communication kernels."""
     recompute: RecomputePolicy = "none"
-    """What backward forms again; `deepseek-v3` is `selective` with the attention output cached in E5M6."""
+    """What the backward recomputes; `deepseek-v3` is `selective` with the attention output cached in E5M6."""
     routing: Routing = Field(
         default_factory=Routing, description="Which experts tokens go to, and how uneven the load is."
     )
-    variation: Variation = Field(default_factory=Variation, description="What else makes ranks differ.")
+    variation: Variation = Field(default_factory=Variation, description="Other differences between ranks.")
     run: RunPlanRef = Field(
         default_factory=RunPlan,
         description="The whole run: a run plan's name or file, or its keys. Absent: the tokens that the "
@@ -117,7 +118,7 @@ class Scenario(Section):
     software: Software = Software()
     """What the framework does: attention kernels, overlap of collectives."""
     seed: int = Field(0, ge=0, lt=2**63)
-    """Of every random draw."""
+    """Seed of every random draw."""
     _base: str | None = PrivateAttr(None)
     """Folder that relative paths start from (set by the loader)."""
     _defaults: tuple[Default, ...] = PrivateAttr(())

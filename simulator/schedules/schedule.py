@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from moesim.simulator.schedules.action import Step
+from moesim.simulator.schedules.action import Overlap, Step
 
 Placement = Literal["loop", "v", "bidirectional", "custom"]
 
@@ -53,6 +53,11 @@ class Schedule:
         if self.routes[0] == loop_route(pp, n_stages):
             return "loop"
         return "v" if self.routes[0] == v_route(pp) else "custom"
+
+    @property
+    def paired(self) -> bool:
+        """Whether it has overlapped pairs."""
+        return any(isinstance(step, Overlap) for steps in self.ranks for step in steps)
 
     def direction_of(self, microbatch: int) -> int:
         """Index into `routes` of the direction that a micro-batch travels."""

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from moesim.hwmodels.calibration import load_profile
+from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.network import load_network
 from moesim.hwmodels.node import load_node
 from moesim.hwmodels.validation import validate_model
@@ -42,11 +43,7 @@ and the shortest kernel, no kernel rate."""
 DataT = TypeVar("DataT", bound=BaseModel)
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Row(_Part):
+class Row(Frozen):
     """One published quantity and its prediction; `relative_error` = predicted / published - 1."""
 
     id: str
@@ -59,7 +56,7 @@ class Row(_Part):
     used_for_calibration: bool
 
 
-class Figure(_Part):
+class Figure(Frozen):
     """A published figure and where its prediction stands in a result."""
 
     id: str
@@ -74,11 +71,11 @@ class Figure(_Part):
     calibrated_by: tuple[str, ...] = ()
 
 
-class _Figures(_Part):
+class _Figures(Frozen):
     figures: tuple[Figure, ...]
 
 
-class _DeepEpRow(_Part):
+class _DeepEpRow(Frozen):
     kernels: str
     ep: int
     operation: Literal["dispatch", "combine"]
@@ -87,7 +84,7 @@ class _DeepEpRow(_Part):
     source: str
 
 
-class _DeepEpTable(_Part):
+class _DeepEpTable(Frozen):
     tokens: int
     hidden: int
     experts: int
@@ -276,7 +273,7 @@ def deepep_bandwidth(operation: EpOperation, ep: int, kernels: str, setup: DeepE
     return logical / (time.launch_s + time.payload_s) / 1e9
 
 
-class Placement(_Part):
+class Placement(Frozen):
     """One layer-to-stage placement and the step time it predicts."""
 
     name: str

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from math import fsum
 
 import numpy as np
-import numpy.typing as npt
 
+from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.provenance import SourcedFraction
 from moesim.simulator.cost.price_table import cost_table
@@ -46,7 +46,6 @@ from moesim.simulator.studies.sources import (
     shifted_cluster,
 )
 
-FloatArray = npt.NDArray[np.float64]
 Ranges = Mapping[str, tuple[object, object]]
 """Scenario keys with their lowest and highest value; the scenario's own value is the likeliest."""
 

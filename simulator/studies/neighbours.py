@@ -11,6 +11,7 @@ from moesim.simulator.predict.result import Result
 from moesim.simulator.predict.run_report import run_report
 from moesim.simulator.predict.step import run_step
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.schedules import SCHEDULES
 
 Progress = Callable[[float, str], None]
 
@@ -18,7 +19,6 @@ SMS_STEPS = (-8, -4, 4, 8)
 """Communication SMs more or fewer."""
 
 RECOMPUTE = ("none", "selective", "deepseek-v3", "full")
-SCHEDULES = ("1f1b", "zb-h1", "dualpipe", "dualpipev")
 
 
 class Neighbour(BaseModel):
@@ -83,6 +83,8 @@ def _candidates(scenario: Scenario) -> list[tuple[str, str]]:
     ]
     if scenario.parallel.pp > 1 and scenario.stages.blocks is None:
         found += [
-            (f"schedule={name}", "another pipeline order") for name in SCHEDULES if name != scenario.schedule
+            (f"schedule={spec.name}", "another pipeline order")
+            for spec in SCHEDULES.values()
+            if spec.advised and spec.name != scenario.schedule
         ]
     return found

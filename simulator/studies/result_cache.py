@@ -23,7 +23,7 @@ from moesim.simulator.predict.figures import figures
 from moesim.simulator.predict.result import Result
 from moesim.simulator.predict.simulate import simulate
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.studies.point import Outcome, key_of
+from moesim.simulator.studies.point import PointOutcome, key_of
 from moesim.simulator.studies.reprice import unpriced, without_prices
 from moesim.simulator.studies.store import Store
 from moesim.simulator.studies.uncertainty import with_uncertainty
@@ -102,7 +102,7 @@ def keep(scenario: Scenario, result: Result) -> None:
     try:
         with _opened() as store:
             for of, found in pairs:
-                outcome = Outcome("ok", "", dict(figures(found)), found.model_dump_json())
+                outcome = PointOutcome("ok", "", dict(figures(found)), found.model_dump_json())
                 store.put(key_of(of, uncertainty), of.name, outcome)
             store.shrink(MOST_BYTES)
     except _NotKeptError as error:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.calibration import (
     CalibrationProfile,
     Entry,
@@ -23,8 +23,6 @@ from moesim.hwmodels.calibration import (
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.provenance import Sourced, sourced_numbers, with_value
 from moesim.simulator.predict.plan_checks import RANGED
-
-FloatArray = npt.NDArray[np.float64]
 
 Shape = Literal["normal", "triangular"]
 

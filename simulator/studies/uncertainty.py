@@ -7,6 +7,7 @@ from math import log
 
 import numpy as np
 
+from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.engine.records import Execution, last_group
 from moesim.simulator.predict.band import Band, Effect, Uncertainty
@@ -17,7 +18,6 @@ from moesim.simulator.predict.result import Result
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.studies.effects import (
     EntryEffect,
-    FloatArray,
     RangeEffect,
     Ranges,
     entry_effects,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from moesim.hwmodels.arrays import FloatArray
 from moesim.simulator.engine.records import Execution, step_time_s
 from moesim.simulator.predict.compile import prepare
 from moesim.simulator.predict.prepared import Prepared
@@ -14,7 +15,7 @@ from moesim.simulator.predict.run_report import run_report
 from moesim.simulator.predict.step import execute
 from moesim.simulator.run.report import RunReport
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.studies.effects import FloatArray, entry_effects, generator_of
+from moesim.simulator.studies.effects import entry_effects, generator_of
 from moesim.simulator.studies.monte_carlo import SAMPLES, draws_s
 from moesim.simulator.studies.sources import MODEL_ERROR
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.topologies import Topology
-from moesim.simulator.common.arrays import IntVector
 from moesim.simulator.engine.full_resolution.faults import (
     check_faults,
     degraded,
@@ -32,7 +32,7 @@ class ClusterPrograms:
     """
 
     programs: tuple[Program, ...]
-    gpus: IntVector
+    gpus: IntArray
     running: tuple[int, ...]
     topology: Topology
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import simpy
 
-from moesim.simulator.common.arrays import IntVector
+from moesim.hwmodels.arrays import IntArray
 from moesim.simulator.engine.end_of_step import end_of_step
 from moesim.simulator.engine.program import NS, CompiledTemplate, PlacedStep, Program
 from moesim.simulator.engine.records import Execution, SendRecord, StepRecord
@@ -30,7 +30,7 @@ class _GroupRun:
     def __init__(self, program: Program, env: simpy.Environment, links: LinkPool) -> None:
         self.program = program
         self.env, self.links = env, links
-        self.arrived: dict[tuple[str, int, int], IntVector] = {}
+        self.arrived: dict[tuple[str, int, int], IntArray] = {}
         self.waiting: dict[tuple[str, int, int], simpy.Event] = {}
         self.records: list[list[StepRecord]] = [[] for _ in program.ranks]
         self.sends: list[SendRecord] = []
@@ -39,13 +39,13 @@ class _GroupRun:
 
     # -- pipeline sends ------------------------------------------------------------------------------
 
-    def deliver(self, key: tuple[str, int, int], when: IntVector) -> None:
+    def deliver(self, key: tuple[str, int, int], when: IntArray) -> None:
         self.arrived[key] = when
         event = self.waiting.pop(key, None)
         if event is not None:
             event.succeed()
 
-    def send(self, rank: int, kind: str, stage: int, microbatch: int, ready: IntVector) -> simpy.Event | None:
+    def send(self, rank: int, kind: str, stage: int, microbatch: int, ready: IntArray) -> simpy.Event | None:
         """Hand the output of a stage to the next one, over the NIC where that is another rank.
 
         The event comes when the send has ended, with that moment for every member; None: nothing to wait for.
@@ -92,7 +92,7 @@ class _GroupRun:
     # -- one pipeline rank ---------------------------------------------------------------------------
 
     def run_rank(self, rank: int) -> Process:
-        free: IntVector = np.zeros(self.program.members, dtype=np.int64)
+        free: IntArray = np.zeros(self.program.members, dtype=np.int64)
         for step in self.program.ranks[rank]:
             start = free
             for key in self._inputs(step):

@@ -13,7 +13,6 @@ from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from moesim.simulator.layout.pools import usd_per_hour
 from moesim.simulator.planner.causes import step_causes
 from moesim.simulator.planner.fleet.space import (
-    SCHEDULES,
     FleetPools,
     fleet_pools,
     fleet_space,
@@ -31,6 +30,7 @@ from moesim.simulator.predict.result_parts import PoolResult
 from moesim.simulator.predict.step import run_step
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.scenario import Stages
+from moesim.simulator.schedules import pool_defaults
 
 PlanAlone = Callable[[Scenario, PlanSpace], PlanResult]
 """The search over one cluster, for each pool alone."""
@@ -222,7 +222,7 @@ def _alone(
         update={
             "pp": wanted.pp,
             # What a fleet cannot run, one pool can: left out, the mix would look better than it is.
-            "schedule": wanted.schedule or (*SCHEDULES, "dualpipe"),
+            "schedule": wanted.schedule or pool_defaults(),
             "sms": (one.communication.sms,) if one.communication.sms else None,
             "layout": "balanced",
         }

@@ -9,9 +9,8 @@ from math import fsum
 from statistics import median
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from moesim.hwmodels.errors import InfeasibleError, InputError
+from moesim.hwmodels.frozen import Frozen
 from moesim.simulator.engine.records import Execution
 from moesim.simulator.layout.memory import FRAMEWORK_BYTES
 from moesim.simulator.predict.compile import prepare
@@ -26,11 +25,7 @@ Interval = Callable[[Prepared, Sequence[Execution], Result], tuple[float, float]
 """A finished prediction to the interval of its step (s) that should hold 80 % of published values."""
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class ScoredRow(_Part):
+class ScoredRow(Frozen):
     """A row beside its prediction; `relative_error` = predicted / published step - 1.
 
     `refused` says why a row was not predicted; then the predictions are None. `left_out` lists what the
@@ -67,7 +62,7 @@ class ScoredRow(_Part):
     refused: str = ""
 
 
-class GroupScore(_Part):
+class GroupScore(Frozen):
     """Errors of a set of rows: signed median, median and worst absolute error, share inside the interval."""
 
     name: str
@@ -103,7 +98,7 @@ class GroupScore(_Part):
     """Median over the rows whose peak memory was published."""
 
 
-class RefusedRows(_Part):
+class RefusalCount(Frozen):
     """Rows that were refused for one reason, by accelerator family and kind of model."""
 
     reason: str
@@ -112,13 +107,13 @@ class RefusedRows(_Part):
     rows: int
 
 
-class Board(_Part):
+class Board(Frozen):
     """The open scoreboard: rows, a score a group, scores of sets of rows, refusals, means over the groups."""
 
     rows: tuple[ScoredRow, ...]
     groups: tuple[GroupScore, ...]
     totals: tuple[GroupScore, ...]
-    refusals: tuple[RefusedRows, ...] = ()
+    refusals: tuple[RefusalCount, ...] = ()
     group_mean: float | None
     """Mean over the groups of their median absolute errors; None without rows."""
     group_covered: float | None = None
@@ -201,10 +196,10 @@ def score_all(
     )
 
 
-def refusals(rows: Sequence[ScoredRow]) -> tuple[RefusedRows, ...]:
+def refusals(rows: Sequence[ScoredRow]) -> tuple[RefusalCount, ...]:
     """Refused rows counted by reason, accelerator family and kind of model, the most first."""
     counts = Counter((reason_of(row), row.family, row.arch) for row in rows if row.refused)
-    return tuple(RefusedRows(reason=r, family=f, arch=a, rows=n) for (r, f, a), n in counts.most_common())
+    return tuple(RefusalCount(reason=r, family=f, arch=a, rows=n) for (r, f, a), n in counts.most_common())
 
 
 def reason_of(row: ScoredRow) -> str:

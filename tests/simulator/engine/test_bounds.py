@@ -19,7 +19,7 @@ from moesim.simulator.engine.registry import engine_of
 from moesim.simulator.predict.compile import prepare
 from moesim.simulator.predict.simulate import simulate
 from moesim.simulator.scenario import Scenario, load_scenario
-from moesim.simulator.schedules import BUILDERS, build
+from moesim.simulator.schedules import SCHEDULES, build
 
 
 def execute(program: Program) -> Execution:
@@ -38,7 +38,7 @@ def scenarios(draw: st.DrawFn) -> list[str]:
     model = draw(
         st.sampled_from(["deepseek-v3", "deepseek-v3", "qwen3-30b-a3b", "mixtral-8x22b", "llama-3-8b"])
     )
-    schedule = draw(st.sampled_from(sorted(BUILDERS)))
+    schedule = draw(st.sampled_from(sorted(SCHEDULES)))
     paired = schedule.startswith("dualpipe")
     pp = draw(st.sampled_from([2, 4]))
     vpp = 2 if schedule.startswith("interleaved") else 1
@@ -75,7 +75,7 @@ def scenarios(draw: st.DrawFn) -> list[str]:
 @st.composite
 def troubled(draw: st.DrawFn) -> Scenario:
     """A small job with uneven experts, drops, spreads, slow links and faults, on one cluster or a fleet."""
-    schedule = draw(st.sampled_from(sorted(BUILDERS)))
+    schedule = draw(st.sampled_from(sorted(SCHEDULES)))
     pp = draw(st.sampled_from([1, 2, 2, 4]))
     ep = draw(st.sampled_from([1, 4, 8, 8, 16]))
     replicas = max(ep, 8) * draw(st.sampled_from([1, 2]))
@@ -221,7 +221,7 @@ def test_the_lower_bound_is_the_busiest_resource(home_case: Any) -> None:
 @given(st.data())
 def test_sends_that_crowd_the_links_stay_below_the_upper_bound(toy: Toy, data: st.DataObject) -> None:
     """Certain prices, so nothing but the bound's own allowance covers sends and what they delay."""
-    name = data.draw(st.sampled_from(sorted(BUILDERS)))
+    name = data.draw(st.sampled_from(sorted(SCHEDULES)))
     pp = data.draw(st.sampled_from([2, 4]))
     schedule = build(name, pp, 2 * pp * data.draw(st.integers(1, 2)))
     compute, payload, send = (data.draw(st.integers(1000, 9000)) for _ in range(3))

@@ -17,7 +17,7 @@ import moesim
 from moesim.cli import app
 from moesim.simulator.predict.result import Result
 from moesim.simulator.studies import result_cache
-from moesim.simulator.studies.point import Outcome, key_of
+from moesim.simulator.studies.point import PointOutcome, key_of
 from moesim.simulator.studies.reprice import without_prices
 from moesim.simulator.studies.store import Store
 
@@ -149,7 +149,7 @@ def test_the_file_stays_below_its_limit(tmp_path: Path) -> None:
     with Store(tmp_path / "s.sqlite", durable=False) as store:
         for number in range(40):
             key = key_of(without_prices(scenario.replace(seed=number)))
-            store.put(key, "x", Outcome("ok", "", {}, os.urandom(4000).hex()))
+            store.put(key, "x", PointOutcome("ok", "", {}, os.urandom(4000).hex()))
             store.shrink(100_000)
         assert 5 < store.count() < 30
         assert store.result(key)  # the newest is still there

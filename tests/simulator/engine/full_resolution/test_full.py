@@ -11,7 +11,7 @@ import pytest
 
 from moesim.hwmodels.cluster import load_cluster
 from moesim.hwmodels.errors import InfeasibleError, InputError
-from moesim.hwmodels.scale_up_shares import ScaleUpShares
+from moesim.hwmodels.topologies.torus_shares import TorusShares
 from moesim.simulator.engine.full_resolution.link_map import ClusterLinkMap
 from moesim.simulator.engine.program import Program
 from moesim.simulator.engine.registry import engine_of
@@ -115,7 +115,7 @@ def test_on_a_torus_groups_are_blocks_and_full_resolution_is_the_folded_run(
 @pytest.mark.parametrize("distance", [(1, 1), (3, 3), (8, 8), (11, 5)])
 def test_a_shift_along_a_ring_puts_its_distance_on_every_link(distance: tuple[int, int]) -> None:
     shift, hops = distance
-    ring = ScaleUpShares(link=0.25, torus=(4, 16))
+    ring = TorusShares(0.25, (4, 16))
     chips = np.arange(64)
     assert ring.busiest_link(chips, (chips + 4 * shift) % 64) == hops
     assert ring.busiest_link(chips, chips) == 1
