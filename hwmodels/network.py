@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from moesim.hwmodels import ranges
+from moesim.hwmodels.fabric_kinds import with_kind
 from moesim.hwmodels.files import is_there
 from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.library import by_name, load_described, shipped_names
@@ -19,7 +20,6 @@ from moesim.hwmodels.provenance import (
     SourcedSeconds,
     SourcedUsd,
 )
-from moesim.hwmodels.sections import with_kind
 
 FOLDER = "networks"
 PRICES_FOLDER = "fabric_prices"

@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from moesim.hwmodels import ranges
+from moesim.hwmodels.fabric_kinds import with_kind
 from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.library import by_name, load_described, shipped_names
 from moesim.hwmodels.provenance import SourcedBytesPerSecond, SourcedCount, SourcedSeconds
-from moesim.hwmodels.sections import with_kind
 
 FOLDER = "scale_up"
 

@@ -19,8 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from moesim.kernels.calibrate.gpu import Session
-from moesim.kernels.calibrate.torch_work import Graphs, attention, memory_copy, product, torch
+from moesim.kernels.calibrate.gpu_session import Session
+from moesim.kernels.calibrate.torch_graphs import Graphs, attention, memory_copy, product, torch
 from moesim.kernels.calibrate.two_hop import _set_up
 from moesim.kernels.launch import GpuGroup
 from moesim.kernels.loader import cupy
