@@ -19,7 +19,7 @@ from moesim.hwmodels.provenance import (
     SourcedSeconds,
     SourcedWatts,
 )
-from moesim.hwmodels.scale_up import MeshSection, ScaleUpRef, TorusSection
+from moesim.hwmodels.scale_up import ScaleUpRef
 from moesim.hwmodels.scale_up_shares import SWITCHED, ScaleUpShares
 
 FOLDER = "nodes"
@@ -92,13 +92,7 @@ class Node(Frozen):
     @property
     def scale_up_shares(self) -> ScaleUpShares:
         """What part of the scale-up rate a group inside the node can use, from the wiring."""
-        section = self.scale_up.fabric if self.scale_up is not None else None
-        if isinstance(section, MeshSection | TorusSection):
-            link = section.link_bandwidth.value / self.scale_up_bytes_per_s
-            if isinstance(section, MeshSection):
-                return ScaleUpShares(link, mesh=self.n_gpus)
-            return ScaleUpShares(link, torus=tuple(dimension.n for dimension in section.dimensions))
-        return SWITCHED
+        return SWITCHED if self.scale_up is None else self.scale_up.fabric.shares(self)
 
     @property
     def n_nics_per_gpu(self) -> int:

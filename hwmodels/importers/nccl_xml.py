@@ -6,8 +6,9 @@ import re
 from dataclasses import replace
 
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.importers.machine import MOST_GPUS, MOST_SOCKETS, ImportedMachine, rate_text
+from moesim.hwmodels.importers.machine import MOST_GPUS, MOST_SOCKETS, ImportedMachine, MachineForm, rate_text
 from moesim.hwmodels.importers.safe_xml import Element, parse_xml
+from moesim.hwmodels.node import Node
 
 _NVSWITCH_CLASS = "0x0680"
 
@@ -130,3 +131,15 @@ def _pcie_bytes_per_s(pci: Element, name: str) -> float:
         raise InputError(f"{name}: <pci busid={bus!r}> has no usable link_speed and link_width")
     speed = float(match[1])
     return speed * 1e9 * lanes / 8 * (128 / 130 if speed >= 8 else 8 / 10)
+
+
+def _is_xml(text: str) -> bool:
+    return text.lstrip().startswith("<")
+
+
+def _read(text: str, name: str, like: Node) -> ImportedMachine:
+    del like  # the file says it all
+    return read_nccl_xml(text, name)
+
+
+NCCL_XML = MachineForm("NCCL topology XML", _is_xml, _read)

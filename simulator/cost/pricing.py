@@ -24,7 +24,7 @@ from moesim.simulator.cost.profile_use import communication_law
 from moesim.simulator.cost.sharded import transfer_cost
 from moesim.simulator.cost.table import Mode, PhaseCost, TransferCost
 from moesim.simulator.layout.job import ResolvedJob
-from moesim.simulator.layout.parallel import Layout
+from moesim.simulator.layout.parallel import Layout, tokens_per_gpu
 from moesim.simulator.layout.routing import Gate, TargetStatistics, expected_targets, transfer_bytes
 from moesim.simulator.model.counts import block_parameters, expert_parameters
 from moesim.simulator.model.framework import apply_framework
@@ -84,8 +84,7 @@ class Pricer:
     @property
     def ep_tokens(self) -> float:
         """Tokens that one GPU sends into its expert-parallel group: CP and TP split them."""
-        plan = self.scenario.parallel
-        return self.tokens / (plan.cp * plan.tp)
+        return tokens_per_gpu(self.scenario.parallel, self.scenario.batch.sequence_length)
 
     @property
     def received_rows(self) -> float:

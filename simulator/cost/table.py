@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from moesim.simulator.cost.formulas import blended
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.schedules.template import COMMUNICATION_PHASES
 
@@ -35,12 +36,12 @@ class PhaseCost:
 def blend(sms_reserved: PhaseCost, overlapped: PhaseCost, share: float) -> PhaseCost:
     """Cost of a phase of which `share` runs beside busy communication SMs (docs/model.md, eq. E6)."""
     return PhaseCost(
-        fixed_s=sms_reserved.fixed_s + share * (overlapped.fixed_s - sms_reserved.fixed_s),
-        row_s=sms_reserved.row_s + share * (overlapped.row_s - sms_reserved.row_s),
-        exposed_s=sms_reserved.exposed_s + share * (overlapped.exposed_s - sms_reserved.exposed_s),
+        fixed_s=blended(sms_reserved.fixed_s, overlapped.fixed_s, share),
+        row_s=blended(sms_reserved.row_s, overlapped.row_s, share),
+        exposed_s=blended(sms_reserved.exposed_s, overlapped.exposed_s, share),
         best_s=min(sms_reserved.best_s, overlapped.best_s),
         worst_s=max(sms_reserved.worst_s, overlapped.worst_s),
-        host_s=sms_reserved.host_s + share * (overlapped.host_s - sms_reserved.host_s),
+        host_s=blended(sms_reserved.host_s, overlapped.host_s, share),
     )
 
 

@@ -19,9 +19,9 @@ class Precision(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     linear: Literal["fp8", "bf16"]
-    """Format of the products of linear layers and experts."""
+    """Format of the GEMMs of linear layers and experts."""
     scaling: Literal["tile", "tensor"] = "tile"
-    """FP8 scales: one for 1x128 elements, cast anew for every product (DeepSeek-V3); or one a tensor, casts
+    """FP8 scales: one for 1x128 elements, cast anew for every GEMM (DeepSeek-V3); or one a tensor, casts
     fused into the kernels before and weights cast once a step (Transformer Engine)."""
     head: Literal["bf16", "fp32"] = "bf16"
     """Format of the output head."""

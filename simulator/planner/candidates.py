@@ -80,16 +80,7 @@ def find_candidates(
     bounds = BoundBook(
         book, space.recipes, space.recompute, space.sms, space.zero_stage, loads, space.placement
     )
-    memory = MemoryBook(
-        shape,
-        batch.sequence_length,
-        space.recipes,
-        space.recompute,
-        space.sms,
-        space.zero_stage,
-        scenario.software,
-        scenario.communication.kernels,
-    )
+    memory = MemoryBook(scenario, shape, space)
     by_pattern: dict[int, list[Frame]] = {}
     for frame in frames:
         by_pattern.setdefault(id(frame.pattern), []).append(frame)

@@ -13,7 +13,7 @@ from moesim.simulator.layout.pools import PoolSlice
 from moesim.simulator.layout.stages import Block, StageAssignment, balanced_by_stage, blocks_of
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.predict.compile import memory_of
+from moesim.simulator.predict.plan_memory import memory_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,8 @@ class FleetMemory:
         return expert_buffers(scenario.parallel.ep, self.shape.hidden, chosen.sms, chosen.kernels).total_bytes
 
     def _report(self, part: PoolSlice, stages: StageAssignment) -> MemoryReport:
-        return memory_of(part.scenario, self.shape, stages, self.ranks, self.microbatches)
+        own = part.scenario
+        return memory_of(own, self.shape, own.machine, stages, self.ranks, self.microbatches)
 
     def fits(self, stages: StageAssignment) -> bool:
         """Whether every rank fits into the memory of its pool."""

@@ -6,13 +6,13 @@ from moesim.hwmodels.host import HostCall, InBlock, load_host
 from moesim.hwmodels.provenance import SourcedFraction, provenance_rows, sourced_numbers
 from moesim.simulator.cost.collectives.library import load_library
 from moesim.simulator.layout.memory import ALLOCATOR_SLACK, FRAMEWORK_BYTES
-from moesim.simulator.predict.compile import Prepared
+from moesim.simulator.predict.prepared import PreparedPool
 from moesim.simulator.predict.result_parts import (
     ProvenanceEntry,
 )
 
 
-def provenance(prepared: Prepared) -> list[ProvenanceEntry]:
+def provenance(prepared: PreparedPool) -> list[ProvenanceEntry]:
     """Every number and curve that a prediction stands on."""
     rows = [
         *provenance_rows(prepared.cluster, "cluster"),
@@ -48,7 +48,7 @@ def provenance(prepared: Prepared) -> list[ProvenanceEntry]:
     return entries
 
 
-def _host_provenance(prepared: Prepared) -> list[ProvenanceEntry]:
+def _host_provenance(prepared: PreparedPool) -> list[ProvenanceEntry]:
     """Times of the host's calls, where the scenario names a host: forward seconds of one call, in a row."""
     name = prepared.scenario.software.host
     if name is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from importlib import resources
 from typing import Any, Literal, TypeVar
 
@@ -20,8 +19,9 @@ from moesim.simulator.layout.routing import Gate, expected_targets, transfer_byt
 from moesim.simulator.model.precision import Format, row_bytes
 from moesim.simulator.predict.compile import prepare
 from moesim.simulator.predict.result import Result
+from moesim.simulator.predict.run_report import run_report
 from moesim.simulator.predict.simulate import simulate
-from moesim.simulator.predict.summarise import run_report
+from moesim.simulator.predict.step import run_step
 from moesim.simulator.run.report import RunReport
 from moesim.simulator.scenario import Scenario, load_scenario, preset_names
 from moesim.simulator.scenario.run_plan import RunPlan
@@ -137,9 +137,8 @@ def context_plans(progress: Progress = lambda what: None) -> list[ContextRow]:
     prepared = prepare(load_scenario(published_runs().scenario))
 
     def report_of(plan: RunPlan) -> RunReport:
-        scenario = prepared.scenario.model_copy(update={"run": plan})
-        job = prepared.job.with_scenario(scenario)
-        return run_report(replace(prepared, job=job), 1.0)  # the main phase is not looked at
+        planned = prepared.under(prepared.scenario.model_copy(update={"run": plan}))
+        return run_report(planned, 1.0)  # the main phase is not looked at
 
     return context_plan_sensitivity(report_of, progress)
 
@@ -290,7 +289,7 @@ def placement_sensitivity(scenario: Scenario, progress: Progress = lambda what: 
     for name, layers in alternatives.items():
         progress(f"stage placement: {name}")
         explicit = scenario.stages.model_copy(update={"layers": layers, "blocks": None})
-        time_s = simulate(scenario.model_copy(update={"stages": explicit})).step.time_s
+        time_s = run_step(scenario.model_copy(update={"stages": explicit})).time_s
         base = rows[0].time_s if rows else time_s
         rows.append(
             Placement(name=name, layers=layers, time_s=time_s, relative_to_default=time_s / base - 1.0)

@@ -22,7 +22,7 @@ from moesim.hwmodels.calibration import (
 )
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.provenance import Sourced, sourced_numbers, with_value
-from moesim.simulator.predict.compile import RANGED
+from moesim.simulator.predict.plan_checks import RANGED
 
 Shape = Literal["normal", "triangular"]
 

@@ -135,7 +135,8 @@ def test_a_config_json_is_called_like_its_family() -> None:
 
 
 def test_what_stands_beside_the_pages_names_no_token() -> None:
-    script = "from moesim.app import navigation, state\nstate.synchronise()\nnavigation._current()\nstate.publish()"
+    calls = "state.synchronise()\nnavigation._current()\nstate.publish()"
+    script = f"from moesim.app import navigation, state\n{calls}"
     app = testing.AppTest.from_string(script, default_timeout=60)
     app.query_params["preset"] = HOME
     app.query_params["set"] = [*own_files(), 'routing.load={"kind":"zipf","exponent":0.3}']

@@ -11,7 +11,8 @@ import numpy as np
 from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.hwmodels.errors import InputError
 
-Operation = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "send"]
+Operation = str
+"""all_reduce, all_gather, ...: `registry.operations` lists what some algorithm can do."""
 Protocol = Literal["LL", "LL128", "Simple"]
 PROTOCOLS: tuple[Protocol, ...] = ("LL", "LL128", "Simple")
 

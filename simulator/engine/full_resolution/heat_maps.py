@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray
-from moesim.hwmodels.topologies import SCALE_UP_KINDS, Topology
+from moesim.hwmodels.topologies import Topology
 from moesim.simulator.engine.full_resolution.result import HeatMap
 from moesim.simulator.engine.full_resolution.statistics import GroupTimes, link_ends
 from moesim.simulator.engine.program import Program
@@ -36,8 +36,7 @@ def port_maps(topology: Topology, utilisation: FloatArray) -> list[HeatMap]:
 def switch_map(topology: Topology, utilisation: FloatArray) -> HeatMap | None:
     """Utilisation of the scale-out cables from switch to switch, the busier direction; None without any."""
     wiring = topology.wiring
-    kinds = np.array(topology.links().kinds[::2])
-    outer = ~np.isin(kinds, sorted(SCALE_UP_KINDS))
+    outer = ~topology.links().scale_up[::2]
     cables = np.flatnonzero(outer & (wiring.tails >= topology.n_gpus) & (wiring.heads >= topology.n_gpus))
     tails, row = np.unique(wiring.tails[cables], return_inverse=True)
     heads, column = np.unique(wiring.heads[cables], return_inverse=True)

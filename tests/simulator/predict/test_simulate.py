@@ -20,11 +20,12 @@ from moesim.simulator.layout.stages import blocks_of
 from moesim.simulator.model.counts import blocks_flop_per_token, flop_per_token
 from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.predict.compile import prepare
+from moesim.simulator.predict.driver import predict
 from moesim.simulator.predict.placement import explicit_blocks
 from moesim.simulator.predict.simulate import simulate
 from moesim.simulator.predict.step_result import fastest_flop_per_s
 from moesim.simulator.scenario import load_scenario
-from moesim.simulator.studies.effects import entry_effects, predict
+from moesim.simulator.studies.effects import entry_effects
 
 HOME = "deepseek-v3-2048xh800"
 PAIR = "deepseek-v3-trace-pair"
@@ -355,17 +356,17 @@ def test_blocks_have_the_flop_of_the_model() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("upper_bound_s", 0.1, "outside its bounds"),
-        ("lower_bound_s", 100.0, "outside its bounds"),
-        ("fastest_flop_per_s", 1e12, "above the peak"),
-        ("flop_per_token", float("nan"), "above the peak"),
+        ("step_result.upper_bound_s", 0.1, "outside its bounds"),
+        ("step_result.lower_bound_s", 100.0, "outside its bounds"),
+        ("summarise.fastest_flop_per_s", 1e12, "above the peak"),
+        ("summarise.flop_per_token", float("nan"), "above the peak"),
     ],
 )
 def test_a_figure_that_cannot_be_is_an_internal_error(
     name: str, value: float, words: str, monkeypatch: pytest.MonkeyPatch, run: Any
 ) -> None:
     """Never a printed result: exit code 1 and no output."""
-    monkeypatch.setattr(f"moesim.simulator.predict.simulate.{name}", lambda *_: value)
+    monkeypatch.setattr(f"moesim.simulator.predict.{name}", lambda *_: value)
     with pytest.raises(RuntimeError, match=words):
         simulate(load_scenario(SCENARIO_SMALL))
     outcome = run("simulate", SCENARIO_SMALL)

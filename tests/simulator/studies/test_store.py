@@ -46,7 +46,7 @@ def test_two_writers_count_a_point_once(tmp_path: Path) -> None:
 def test_a_store_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "s.sqlite"
     Store(path).close()
-    monkeypatch.setattr(moesim, "__version__", "9.9")
+    monkeypatch.setattr("moesim.simulator.studies.store.__version__", "9.9")
     with pytest.raises(InputError, match=r"written by moesim .* this is 9\.9 .* use a new file"):
         Store(path)
 

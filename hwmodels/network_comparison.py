@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.fabric_prices import FabricPrices, load_fabric_prices
 from moesim.hwmodels.frozen import Frozen
-from moesim.hwmodels.network import FabricPrices, load_fabric_prices, load_network
+from moesim.hwmodels.network import load_network
 from moesim.hwmodels.node import load_node
 from moesim.hwmodels.provenance import DateText, Kind, Source
 from moesim.hwmodels.topologies import build_topology
