@@ -1,6 +1,6 @@
 """Pictures of every page of the dashboard into docs/screenshots: `make screenshots`.
 
-    python benchmarks/screenshots.py [--whole] [--out FOLDER] [PAGE ...]
+    python docs/writers/screenshots.py [--whole] [--out FOLDER] [PAGE ...]
 
 Needs the dashboard extra, playwright and the system's Chromium. 1280 x 800 (`--whole`: the page's whole
 height, to look at), each below 200 kB. Every page has a session of its own and a limit of time; one that does
@@ -26,7 +26,7 @@ from playwright.sync_api import Error, sync_playwright
 from moesim.app import server_command
 from moesim.app.pages import PAGES
 
-FOLDER = Path(__file__).resolve().parents[1] / "docs" / "screenshots"
+FOLDER = Path(__file__).resolve().parents[1] / "screenshots"
 MOST_BYTES = 200_000
 WAIT_MS = 60_000
 LONG_MS = 240_000
