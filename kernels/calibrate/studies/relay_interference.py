@@ -1,6 +1,6 @@
 """How much longer the expert-parallel kernels take beside each kind of compute, one hop and two.
 
-    PYTHONPATH=src python benchmarks/gpu/relay_interference.py -o relay-interference.json
+    PYTHONPATH=src python -m moesim.kernels.calibrate.studies.relay_interference -o relay-interference.json
 
 Every GPU runs the same operator over and over while dispatch and combine run on n SMs of each (FP8 rows
 out, BF16 back; 4,096 tokens of 7,168, top-8 of 256 experts). Two hops go over two virtual nodes. Operators
