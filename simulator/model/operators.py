@@ -12,7 +12,7 @@ from moesim.simulator.model import operators_attention as attention
 from moesim.simulator.model import operators_ends as ends
 from moesim.simulator.model import operators_experts as experts
 from moesim.simulator.model import operators_ffn as ffn
-from moesim.simulator.model.operator import BlockKind, Operator, Phase
+from moesim.simulator.model.operator import COUNTED_GEMM_CLASSES, BlockKind, Operator, Phase
 from moesim.simulator.model.operators_ends import optimizer_operators
 from moesim.simulator.model.operators_parts import Work, again, cast, scale_rows
 from moesim.simulator.model.precision import Precision
@@ -32,8 +32,6 @@ RECOMPUTE = ("none", "attention", "selective", "op", "full")
 (DeepSeek-V3 report 3.2.3); all but core attention and every second product; the whole block.
 
 `full` repeats the compute of the forward in the input gradient; a second dispatch is not included."""
-
-GEMM_CLASSES = frozenset({"gemm", "grouped_gemm", "wgrad_gemm"})
 
 BlockOperators = Mapping[Phase, tuple[Operator, ...]]
 
@@ -171,7 +169,7 @@ def expected_received_tokens(shape: ModelShape, ep: int) -> float:
 
 def model_flop(operators: Iterable[Operator]) -> float:
     """FLOPs that published MFUs count: products and core attention, no gate, no recompute."""
-    counted = GEMM_CLASSES | {"attention_forward", "attention_backward"}
+    counted = COUNTED_GEMM_CLASSES | {"attention_forward", "attention_backward"}
     return fsum(op.flop - op.uncounted_flop for op in operators if op.cls in counted and not op.recompute)
 
 

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping
 from math import fsum
 
-from moesim.simulator.cost.compute import operator_seconds
 from moesim.simulator.engine.program import NS, CompiledTemplate
 from moesim.simulator.engine.records import Execution
 from moesim.simulator.model.operator import BlockKind, Phase
@@ -79,12 +78,10 @@ def _alone(
 def _recompute(pool: PreparedPool) -> dict[tuple[BlockKind, Phase], float]:
     """Seconds of the operators that repeat work, by block kind and phase."""
     pricer, found = pool.pricer, {}
-    context = pricer.context("alone")
     for kind in sorted({block.kind for stage in pool.stages.stages for block in stage}):
         for phase, operators in pricer.operators(kind).items():
+            costs = pricer.operator_costs(kind, phase, "alone")
             found[kind, phase] = fsum(
-                operator_seconds(op, pool.cluster.accelerator, pool.profile, context).seconds
-                for op in operators
-                if op.recompute
+                cost.seconds for op, cost in zip(operators, costs, strict=True) if op.recompute
             )
     return found

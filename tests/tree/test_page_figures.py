@@ -34,10 +34,12 @@ class Home:
 
     def ring(self, experts: bool) -> float:
         """Seconds of the gradients' ring of rank 1: of its experts, or of the rest."""
+        from moesim.simulator.cost.data_parallel import data_parallel
+
         pricer, blocks = self.prepared.pricer, 8
         dense, expert = pricer.block_parameters("moe")
         amounts = (0.0, 4.0 * blocks * expert) if experts else (4.0 * blocks * dense, 0.0)
-        return pricer.data_parallel_s(*amounts, copies=2)
+        return data_parallel(pricer, *amounts, copies=2).seconds
 
     def payload(self, phase: Any) -> float:
         """Seconds of an overlapped transfer of a MoE layer with even loads."""
