@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pytest
 
+from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.common.arrays import FloatVector, IntVector
 from moesim.simulator.engine.demand import Demand
 from moesim.simulator.engine.end_of_step import end_of_step
 from moesim.simulator.engine.program import NS, PlacedStep, Program
@@ -23,7 +23,7 @@ from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.predict.driver import predict
 from moesim.simulator.predict.step import run_step
 from moesim.simulator.scenario import Scenario, load_scenario
-from moesim.simulator.schedules import BUILDERS, build
+from moesim.simulator.schedules import SCHEDULES, build
 
 Key = tuple[str, int, int]
 """("F" or "B", stage, micro-batch) of an activation or gradient that a step waits for."""
@@ -53,8 +53,8 @@ class _Group:
         self.program, self.schedule = program, program.schedule
         self.records: list[list[StepRecord]] = [[] for _ in program.ranks]
         self.sends: list[SendRecord] = []
-        self.arrived: dict[Key, IntVector] = {}
-        self.carried: FloatVector = np.zeros(len(program.link_map.capacity_bytes_per_ns))
+        self.arrived: dict[Key, IntArray] = {}
+        self.carried: FloatArray = np.zeros(len(program.link_map.capacity_bytes_per_ns))
 
     def tasks_done(self) -> int:
         return sum(len(record.ends) for records in self.records for record in records)
@@ -99,7 +99,7 @@ class _Group:
                 sent = self._send(rank, kind, step.stages[side], step.microbatches[side], ready)
                 record.free = np.maximum(record.free, sent) if late else record.free
 
-    def _task(self, rank: int, record: StepRecord, number: int, streams: list[IntVector]) -> None:
+    def _task(self, rank: int, record: StepRecord, number: int, streams: list[IntArray]) -> None:
         task = record.step.code.tasks[number]
         mb, transfer = record.step.microbatches[task.side], task.transfer
         end = streams[0 if transfer is None else 1]
@@ -120,7 +120,7 @@ class _Group:
         record.finishes.append(finish)
         record.ends.append(end)
 
-    def _send(self, rank: int, kind: str, stage: int, microbatch: int, ready: IntVector) -> IntVector:
+    def _send(self, rank: int, kind: str, stage: int, microbatch: int, ready: IntArray) -> IntArray:
         """Hand an output on; returns when it has arrived (where nothing moves: when it was ready)."""
         to = stage + 1 if kind == "F" else stage - 1
         if not 0 <= to < self.schedule.n_stages:
@@ -161,7 +161,7 @@ def no_simpy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SimpyEngine, "execute", refuse)
 
 
-@pytest.mark.parametrize("name", sorted(BUILDERS))
+@pytest.mark.parametrize("name", sorted(SCHEDULES))
 def test_without_contention_every_engine_returns_the_longest_path(
     toy: Callable[..., Program], registered: str, name: str
 ) -> None:
