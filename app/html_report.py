@@ -11,7 +11,7 @@ from moesim.app.exports import scenario_yaml
 from moesim.hwmodels.units import format_quantity
 from moesim.simulator.predict.report import mean_breakdown
 from moesim.simulator.predict.result import Result
-from moesim.simulator.run.report import RunReport, Spread
+from moesim.simulator.run.report import RunReport, RunSpread
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scoring.published import Row, beside_published
 
@@ -180,7 +180,7 @@ def _run(report: RunReport) -> str:
         )
         for phase in report.phases
     ]
-    spreads: list[tuple[str, Spread | None, str]] = [
+    spreads: list[tuple[str, RunSpread | None, str]] = [
         ("days", report.days, ",.1f"),
         ("goodput", report.goodput, ".1%"),
         ("interruptions", report.interruptions, ",.1f"),

@@ -40,7 +40,7 @@ class JobError(MoesimError):
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class JobProgress:
     """How far a job is: a share from 0 to 1 (None: unknown) and what it does."""
 
     share: float | None = None
@@ -88,7 +88,7 @@ class Job:
     def __init__(self, key: str, budget_s: float) -> None:
         """Wanted once, not started."""
         self.key, self.budget_s = key, budget_s
-        self.progress = Progress()
+        self.progress = JobProgress()
         self.started: float | None = None
         self._wanted = 1
         self._stop = threading.Event()
@@ -260,7 +260,7 @@ def _supervise(
 def _run(
     job: Job, lane: Lane, function: Callable[..., Any], args: tuple[Any, ...], with_progress: bool
 ) -> tuple[bytes | None, MoesimError | None]:
-    job.started, job.progress = time.monotonic(), Progress(None, "computing")
+    job.started, job.progress = time.monotonic(), JobProgress(None, "computing")
     deadline = job.started + job.budget_s
     process, ended = 0, False
     with _started().connect() as pipe:
@@ -277,7 +277,7 @@ def _run(
                 if kind == "process":
                     process = rest[0]
                 elif kind == "progress":
-                    job.progress = Progress(*rest)
+                    job.progress = JobProgress(*rest)
                 else:
                     ended = True
                     return (rest[0], None) if kind == "value" else (None, _error(*rest))

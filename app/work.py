@@ -7,9 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 import moesim
 import moesim.simulator.planner.search
 import moesim.simulator.predict.simulate
@@ -20,6 +17,7 @@ import moesim.simulator.studies.uncertainty
 from moesim.app import budget, uploads
 from moesim.app.exports import trace_bytes
 from moesim.hwmodels import load_cluster
+from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.confidence import best_profile
 from moesim.hwmodels.files import READ_BELOW
 from moesim.hwmodels.fitting import fitting_profiles
@@ -110,7 +108,7 @@ def interval(scenario: Scenario) -> Result:
     return result_cache.predict_unpriced(budget.admit(scenario), uncertainty=True)
 
 
-def relative_draws(scenario: Scenario) -> NDArray[np.float64]:
+def relative_draws(scenario: Scenario) -> FloatArray:
     """Draws of the step time over the predicted one."""
     return moesim.simulator.studies.compare.relative_draws(scenario)
 

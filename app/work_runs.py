@@ -13,14 +13,14 @@ from moesim.simulator.scenario import Scenario
 from moesim.simulator.scoring.published import PROFILES, Row, score
 from moesim.simulator.scoring.published_collectives import CollectiveRow, score_collectives
 
-__all__ = ["Evidence", "evidence", "run_report", "trace_bytes"]
+__all__ = ["Scoreboards", "evidence", "run_report", "trace_bytes"]
 
 STEPS = 4 * len(PROFILES) + 1
 """Messages of a scoreboard: four for each profile, and the collectives."""
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class Scoreboards:
     """Both scoreboards."""
 
     rows: tuple[Row, ...]
@@ -32,7 +32,7 @@ def run_report(scenario: Scenario, step_time_s: float) -> RunReport:
     return moesim.run(budget.admit(scenario), step_time_s=step_time_s, uncertainty=True)
 
 
-def evidence(progress: Callable[[float | None, str], None]) -> Evidence:
+def evidence(progress: Callable[[float | None, str], None]) -> Scoreboards:
     """Every published figure and every measured collective beside its prediction, computed now."""
     done = 0
 
@@ -43,4 +43,4 @@ def evidence(progress: Callable[[float | None, str], None]) -> Evidence:
 
     rows = score(say)
     say("collectives")
-    return Evidence(tuple(rows), tuple(score_collectives()))
+    return Scoreboards(tuple(rows), tuple(score_collectives()))

@@ -13,7 +13,7 @@ from moesim.kernels.copy import copy_bulk, copy_ldst, make_pairs
 from moesim.kernels.cuda_cpp import combine_cuda, copy_cuda, dispatch_cuda
 from moesim.kernels.expert_parallel import DispatchTuning, ExpertParallel, Shape
 from moesim.kernels.inputs import bf16_rows, routing
-from moesim.kernels.launch import Group
+from moesim.kernels.launch import GpuGroup
 from moesim.kernels.loader import cupy
 from moesim.kernels.low_latency import LowLatency
 from moesim.kernels.quantization import dequantize, quantize
@@ -28,7 +28,7 @@ HIDDEN, TOP_K, EXPERTS = 7168, 8, 256  # DeepSeek-V3
 class Bench(Protocol):
     """What a stage uses of the script."""
 
-    group: Group
+    group: GpuGroup
 
     def time(
         self, what: str, n_bytes: float, work: Callable[[int], None], sms: int = 0, **more: Any

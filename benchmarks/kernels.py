@@ -26,9 +26,9 @@ from typing import Any
 import kernel_stages as stages
 
 from moesim.kernels.catalog import KERNELS
-from moesim.kernels.launch import Group
+from moesim.kernels.launch import GpuGroup
 from moesim.kernels.loader import cupy
-from moesim.kernels.timing import Gate, Summary, time_collective
+from moesim.kernels.timing import StartGate, Summary, time_collective
 
 
 class Bench:
@@ -36,8 +36,8 @@ class Bench:
 
     def __init__(self, ranks: int, repeats: int) -> None:
         """One rank a GPU."""
-        self.group, self.repeats = Group(range(ranks)), repeats
-        self.gate, self.rows = Gate(self.group), list[dict[str, Any]]()
+        self.group, self.repeats = GpuGroup(range(ranks)), repeats
+        self.gate, self.rows = StartGate(self.group), list[dict[str, Any]]()
 
     def time(self, what: str, n_bytes: float, work: Any, sms: int = 0, **more: Any) -> Summary:
         """Time work(i), print and keep a row; n_bytes (busiest rank) gives GB/s."""

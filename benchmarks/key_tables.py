@@ -25,9 +25,17 @@ from moesim.simulator.scenario.fleet import Pool
 from moesim.simulator.scenario.outline import ClusterOutline
 from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.scenario.routing import BiasLoad, Capacity, Eplb, HistogramLoad, UniformLoad, ZipfLoad
-from moesim.simulator.scenario.run_plan import Checkpoint, Phase, Price, Ramp, RunPlan, Spares, run_plan_names
+from moesim.simulator.scenario.run_plan import (
+    Checkpoint,
+    Price,
+    Ramp,
+    RunPhase,
+    RunPlan,
+    Spares,
+    run_plan_names,
+)
 from moesim.simulator.scenario.scenario import Batch, Communication, Routing, Stages, Variation
-from moesim.simulator.schedules import BUILDERS
+from moesim.simulator.schedules import SCHEDULES
 from moesim.simulator.schedules.template import OVERLAP_ORDERS, OverlapOrder
 
 TABLES: dict[str, dict[str, type[BaseModel]]] = {
@@ -41,7 +49,7 @@ TABLES: dict[str, dict[str, type[BaseModel]]] = {
     "cluster": {"": Cluster},
     "pool": {"": Pool},
     "run": {
-        "": RunPlan, "ramp": Ramp, "phases[]": Phase, "checkpoint": Checkpoint, "spares": Spares,
+        "": RunPlan, "ramp": Ramp, "phases[]": RunPhase, "checkpoint": Checkpoint, "spares": Spares,
         "price": Price,
     },
 }  # fmt: skip
@@ -56,7 +64,7 @@ KINDS: dict[str, tuple[type[BaseModel], ...]] = {
 SHIPPED: dict[str, Callable[[], Iterable[str]]] = {
     "scenario model": shipped_models,
     "scenario precision": lambda: PRECISIONS,
-    "scenario schedule": lambda: BUILDERS,
+    "scenario schedule": lambda: SCHEDULES,
     "scenario run": run_plan_names,
     "scenario software.host": lambda: shipped_names("hosts"),
     "scenario communication.overlap": lambda: OVERLAP_ORDERS,

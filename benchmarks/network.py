@@ -18,16 +18,14 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import simpy
 
+from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.simulator.engine.demand import Demand
 from moesim.simulator.engine.fluid import FluidReport, simulate_flows
 from moesim.simulator.engine.maxmin import max_min_rates
 from moesim.simulator.engine.simpy.links import LinkPool
 
-IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
 Result = TypeVar("Result")
 
 KINDS = ("permutation", "incast", "all-to-all", "mixed")

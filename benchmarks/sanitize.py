@@ -27,7 +27,7 @@ from moesim.kernels.copy import BulkShape, copy_bulk, copy_ldst, make_pairs
 from moesim.kernels.cuda_cpp import combine_cuda, copy_cuda, dispatch_cuda
 from moesim.kernels.expert_parallel import ExpertParallel, Shape
 from moesim.kernels.inputs import bf16_rows, routing
-from moesim.kernels.launch import Group, address
+from moesim.kernels.launch import GpuGroup, address
 from moesim.kernels.loader import cupy
 from moesim.kernels.low_latency import LowLatency
 from moesim.kernels.quantization import dequantize, quantize
@@ -46,7 +46,7 @@ the first use of each stage, where the loader passes a fresh barrier (2026-11-20
 
 def expert_parallel(ranks: int, fp8: bool) -> None:
     """Layout, notify, dispatch, combine, in PTX and CUDA C++."""
-    group, rng = Group([0] * ranks, TIMEOUT_S), np.random.default_rng(ranks)
+    group, rng = GpuGroup([0] * ranks, TIMEOUT_S), np.random.default_rng(ranks)
     ep = ExpertParallel(group, Shape(300, 1024, 4, 8 * ranks, fp8))
     ids = [routing("balanced", 300, 4, 8 * ranks, ranks, rng) for _ in range(ranks)]
     group.write(ep.topk_idx, ids)
@@ -65,7 +65,7 @@ def expert_parallel(ranks: int, fp8: bool) -> None:
 
 def low_latency(ranks: int) -> None:
     """Both kernels of decode-sized batches, twice."""
-    group, rng = Group([0] * ranks, TIMEOUT_S), np.random.default_rng(ranks)
+    group, rng = GpuGroup([0] * ranks, TIMEOUT_S), np.random.default_rng(ranks)
     ll = LowLatency(group, Shape(9, 1024, 4, 8 * ranks, fp8=True))
     group.write(ll.topk_idx, [routing("balanced", 9, 4, 8 * ranks, ranks, rng) for _ in range(ranks)])
     for _ in range(2):
@@ -76,7 +76,7 @@ def low_latency(ranks: int) -> None:
 
 def two_hop(ranks: int, node_size: int, fp8: bool) -> None:
     """Both kernels over virtual nodes, twice."""
-    group, rng = Group([0] * ranks, TIMEOUT_S), np.random.default_rng(ranks)
+    group, rng = GpuGroup([0] * ranks, TIMEOUT_S), np.random.default_rng(ranks)
     hops = TwoHop(group, Shape(37, 1024, 4, 8 * ranks, fp8), node_size)
     group.write(hops.ep.topk_idx, [routing("balanced", 37, 4, 8 * ranks, ranks, rng) for _ in range(ranks)])
     hops.layout()
@@ -89,7 +89,7 @@ def two_hop(ranks: int, node_size: int, fp8: bool) -> None:
 
 def copies() -> None:
     """Loads and stores, the bulk engine, CUDA C++; an odd size."""
-    group, size = Group([0], TIMEOUT_S), (1 << 16) + 48
+    group, size = GpuGroup([0], TIMEOUT_S), (1 << 16) + 48
     source, target = group.symmetric((size,), "u1", 7)[0], group.symmetric((size,), "u1")[0]
     pairs = make_pairs(group, 0, [(source, target)])
     copy_ldst(group, 0, pairs, 3, threads=128)
@@ -100,7 +100,7 @@ def copies() -> None:
 
 def small() -> None:
     """Quantisation both ways, signals, barriers."""
-    group, rng = Group([0] * 2, TIMEOUT_S), np.random.default_rng(0)
+    group, rng = GpuGroup([0] * 2, TIMEOUT_S), np.random.default_rng(0)
     x = group.put(0, bf16_rows(37, 1024, rng))
     q, scales = group.symmetric((37, 1024), "u1")[0], group.symmetric((37, 8), "f4")[0]
     quantize(group, 0, x, q, scales, ctas=2)
@@ -114,7 +114,7 @@ def small() -> None:
 
 def planted() -> None:
     """A copy that ends 64 bytes behind its target."""
-    group, size = Group([0], TIMEOUT_S), 1 << 20
+    group, size = GpuGroup([0], TIMEOUT_S), 1 << 20
     source, target = group.symmetric((size,), "u1", 7)[0], group.symmetric((size,), "u1")[0]
     pairs = make_pairs(group, 0, [(source, target)])
     pairs.table.reshape(-1)[1:2] += 64

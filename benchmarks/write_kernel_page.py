@@ -50,12 +50,12 @@ def series(rows: Iterable[Row], measurement: str, x: str, **wanted: Any) -> Seri
 
 
 def slow_downs(rows: list[Row]) -> dict[str, dict[int, float]]:
-    """Time beside the copy over time alone, by operator (best told count) and copy SMs."""
+    """Time beside the copy over time alone, by operator (best number of SMs left free) and copy SMs."""
     found: defaultdict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         if row["measurement"] == "interference":
             p = row["parameters"]
-            name = f"{p['operator']}, told" if p["told"] else p["operator"]
+            name = f"{p['operator']}, SM-aware" if p["told"] else p["operator"]
             found[name][p["sms"]].append(row["values"]["ratio"])
     return {
         name: {sms: min(values) for sms, values in sorted(by.items())} for name, by in sorted(found.items())
@@ -311,8 +311,8 @@ def page(header: dict[str, Any], rows: list[Row]) -> str:
         "",
         "## Compute beside communication",
         "",
-        "Time beside a push copy on n SMs over time alone on all SMs. Told operators leave at least those n",
-        "SMs alone; the best of n, n + 2 and n + 4 counts.",
+        "Time beside a push copy on n SMs over time alone on all SMs. SM-aware operators leave at least",
+        "those n SMs free; the best of n, n + 2 and n + 4 counts.",
         "",
         *table(
             ["operator", *(str(n) for n in sorted({n for by in beside.values() for n in by}))],

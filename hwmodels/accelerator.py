@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.library import by_name, load_described, shipped_names
 from moesim.hwmodels.provenance import (
     DateText,
@@ -29,10 +30,8 @@ SourcedT = TypeVar("SourcedT", bound=Sourced)
 ComputeDtype = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp6", "fp4", "int8"]
 
 
-class CommunicationEngine(BaseModel):
+class CommunicationEngine(Frozen):
     """What moves the payload of collectives where no compute unit does, and where that is written."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     kind: Kind
@@ -41,7 +40,7 @@ class CommunicationEngine(BaseModel):
     note: str | None = None
 
 
-class Accelerator(BaseModel):
+class Accelerator(Frozen):
     """Data of one accelerator (`data/accelerators/*.yaml`).
 
     Fields hold numbers with provenance; the properties below give the same as SI floats, their unit in
@@ -49,8 +48,6 @@ class Accelerator(BaseModel):
     An achievable figure is what a published or own measurement reached, payload only. A figure that
     nobody published is left out: a property that needs it raises InputError with its name.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     title: str

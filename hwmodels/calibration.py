@@ -13,12 +13,14 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from moesim.hwmodels import ranges
 from moesim.hwmodels.efficiency import Curve
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import is_there, resolved
+from moesim.hwmodels.frozen import Frozen
+from moesim.hwmodels.law_groups import SM_AWARE, AnyLawGroup, in_former_words
 from moesim.hwmodels.provenance import DateText, Kind, Source, SourcedFraction, SourcedSeconds
 from moesim.hwmodels.units import DIMENSIONS, parse_quantity
 from moesim.hwmodels.validation import validate_model
@@ -27,7 +29,6 @@ from moesim.hwmodels.yaml_io import load_mapping
 PROFILE_DIRECTORY = Path(__file__).parent / "data" / "calibration"
 
 GemmClass = Literal["gemm", "grouped_gemm", "wgrad_gemm", "gate_gemm"]
-LawGroup = Literal["gemm_told", "gemm_untold", "attention", "memory_bound", "communication"]
 LARGEST_SIDE = 1e12
 """Sides of a product, groups and the number measured, in the units of a table."""
 COUNT_UNITS = frozenset({"1", "SMs", "GPUs", "nodes", "tokens", "rows", "CTAs", "ranks"})
@@ -61,8 +62,8 @@ def _check(place: str, value: float, dimension: str) -> None:
         raise ValueError(f"{place}: {problem}")
 
 
-class _Plain(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True)
+class _Plain(Frozen, str_strip_whitespace=True):
+    """A part of a profile; texts lose the white space around them."""
 
 
 class Elsewhere(_Plain):
@@ -121,7 +122,7 @@ class GemmTable(Entry):
 
     cls: GemmClass
     dtype: Literal["fp8", "bf16", "fp32"]
-    told: bool
+    sm_aware: bool = Field(validation_alias=SM_AWARE)
     """Whether these kernels take a number of SMs to run on (and so leave the rest alone)."""
     variant: str = ""
     """Kernel family inside the class, for operators of that variant only; "" for all others."""
@@ -191,7 +192,7 @@ class Law(Entry):
     `free_sms`: total / (total - n). `table`: points (n, slow-down), from (0, 1).
     """
 
-    group: LawGroup
+    group: AnyLawGroup
     form: Literal["table", "free_sms"] = "table"
     points: tuple[tuple[float, float], ...] = ()
 
@@ -261,7 +262,7 @@ class CalibrationProfile(_Plain):
     """Shortest duration of a kernel."""
     lost_beside_nccl: SourcedFraction = LOST_BESIDE_NCCL
     """Seconds by which compute falls behind for every second that NCCL's collective beside it takes alone."""
-    in_situ_groups: tuple[LawGroup, ...] = ()
+    in_situ_groups: tuple[AnyLawGroup, ...] = ()
     """Groups whose rates were measured beside communication and are kept where none runs."""
     gemm_tables: tuple[GemmTable, ...] = ()
     curves: tuple[MeasuredCurve, ...] = ()
@@ -328,7 +329,7 @@ def load_profile(name_or_path: str | Path) -> CalibrationProfile:
 
 def profile_hash(profile: CalibrationProfile) -> str:
     """SHA-256 over the merged content: equal hashes mean equal predictions."""
-    return hashlib.sha256(profile.model_dump_json().encode()).hexdigest()
+    return hashlib.sha256(in_former_words(profile.model_dump_json()).encode()).hexdigest()
 
 
 @lru_cache(maxsize=64)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from moesim.hwmodels.accelerator import Accelerator
 from moesim.hwmodels.energy import EnergySiteRef
 from moesim.hwmodels.errors import InputError, LegalValuesError
+from moesim.hwmodels.frozen import Section
 from moesim.hwmodels.library import by_name, load_described, shipped_names
 from moesim.hwmodels.network import Network, NetworkRef, list_networks, load_network
 from moesim.hwmodels.node import Node, NodeRef
@@ -19,13 +20,11 @@ from moesim.hwmodels.topologies import Topology, build_topology
 FOLDER = "clusters"
 
 
-class Cluster(BaseModel):
+class Cluster(Section):
     """Data of one cluster (`data/clusters/*.yaml`); node, network and energy may be names, paths or data.
 
     `kind`, `source` and `date` say where the composition comes from; in a scenario they may be left out.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: str = "custom"
     """Shown in results."""

@@ -10,7 +10,10 @@ from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from moesim.hwmodels.arrays import BoolArray, FloatArray
+from moesim.hwmodels.frozen import Frozen
 
 
 class Reading(NamedTuple):
@@ -21,15 +24,13 @@ class Reading(NamedTuple):
     note: str
 
 
-class Curve(BaseModel):
+class Curve(Frozen):
     """A measured dependence y(x), piecewise linear in x or in log x.
 
     `points` are (x, y) with strictly increasing x, in the units that `x_unit` and `y_unit` name.
     Outside the first and last x the end value is held and the reading is flagged: a curve is never
     continued beyond what was measured.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: str = Field(min_length=1)
     x_name: str
@@ -88,7 +89,7 @@ class Curve(BaseModel):
         value = min(max(y0 + (y1 - y0) * weight, min(y0, y1)), max(y0, y1))
         return Reading(value, False, "")
 
-    def at_many(self, x: npt.ArrayLike) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+    def at_many(self, x: npt.ArrayLike) -> tuple[FloatArray, BoolArray]:
         """`at` for an array: values and, of the same shape, which of them were extrapolated."""
         array = np.asarray(x, dtype=np.float64)
         if np.isnan(array).any():

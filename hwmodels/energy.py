@@ -5,19 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict
-
 from moesim.hwmodels import ranges
+from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.library import by_name, load_described, shipped_names
 from moesim.hwmodels.provenance import SourcedFraction, SourcedKgPerKwh, SourcedUsdPerKwh
 
 FOLDER = "energy"
 
 
-class EnergySite(BaseModel):
+class EnergySite(Frozen):
     """Data of one place (`data/energy/*.yaml`): price per kWh, facility overhead (PUE), grid carbon."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     title: str

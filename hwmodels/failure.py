@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.library import by_name, load_described, shipped_names
 from moesim.hwmodels.provenance import DateText, Kind, Source, SourcedPerNodeDay, SourcedSeconds
 from moesim.hwmodels.units import SECONDS_PER_DAY
@@ -15,20 +16,16 @@ FOLDER = "failures"
 RESTARTS = "restarts"
 
 
-class CauseCount(BaseModel):
+class CauseCount(Frozen):
     """How many of the counted interruptions one cause accounts for; `node`: the node has to be replaced."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     cause: str
     count: Annotated[int, Field(ge=1, strict=True)]
     node: bool
 
 
-class Causes(BaseModel):
+class Causes(Frozen):
     """Counts by cause, with their provenance."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Kind
     source: Source
@@ -40,10 +37,8 @@ UNKNOWN_CAUSE = CauseCount(cause="any", count=1, node=True)
 """Where nobody published causes: one, which takes its node with it (the careful assumption)."""
 
 
-class FailureRate(BaseModel):
+class FailureRate(Frozen):
     """Unexpected interruptions per node and day (`data/failures/*.yaml`)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = "custom"
     title: str = "stated rate"
@@ -62,10 +57,8 @@ class FailureRate(BaseModel):
         return self.causes.counts if self.causes is not None else (UNKNOWN_CAUSE,)
 
 
-class Restart(BaseModel):
+class Restart(Frozen):
     """What follows an interruption (`data/restarts/*.yaml`): noticing it, then getting going again."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = "custom"
     title: str = "stated restart"

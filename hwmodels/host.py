@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from moesim.hwmodels import ranges
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.library import load_described, shipped_names
 from moesim.hwmodels.provenance import DateText, Kind, Source, SourcedFraction
 from moesim.hwmodels.units import Seconds
@@ -38,10 +39,8 @@ CallKind = Literal[
 """What the framework is asked to do; each kind has a host time forward and backward."""
 
 
-class HostCall(BaseModel):
+class HostCall(Frozen):
     """Host seconds of one call in the forward, and of what autograd runs for it in the backward."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     forward: Seconds = Field(le=1.0)
     backward: Seconds = Field(le=1.0)
@@ -51,10 +50,8 @@ class HostCall(BaseModel):
     note: str | None = None
 
 
-class InBlock(BaseModel):
+class InBlock(Frozen):
     """How much longer calls take inside a model's code than in a row of the same call."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     forward: float = Field(ge=1.0, le=100.0)
     backward: float = Field(ge=1.0, le=100.0)
@@ -64,19 +61,17 @@ class InBlock(BaseModel):
     note: str | None = None
 
 
-class Host(BaseModel):
+class Host(Frozen):
     """Data of one kind of host and its framework (`data/hosts/*.yaml`).
 
     `like`: another host whose times are taken `factor` times as long.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     name: str
     title: str
     cpu: str
     software: str
-    calls: dict[CallKind, HostCall] = {}
+    calls: dict[CallKind, HostCall] = Field(default_factory=dict)
     in_block: InBlock | None = None
     like: str | None = None
     factor: Annotated[SourcedFraction, ranges.SLOWNESS] | None = None

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic import ValidationInfo, field_validator
 
 from moesim.hwmodels import ranges
 from moesim.hwmodels.accelerator import AcceleratorRef
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.library import by_name, load_described, shipped_names
 from moesim.hwmodels.provenance import (
     Sourced,
@@ -18,7 +19,7 @@ from moesim.hwmodels.provenance import (
     SourcedSeconds,
     SourcedWatts,
 )
-from moesim.hwmodels.scale_up import MeshSection, ScaleUpRef, TorusSection
+from moesim.hwmodels.scale_up import ScaleUpRef
 from moesim.hwmodels.scale_up_shares import SWITCHED, ScaleUpShares
 
 FOLDER = "nodes"
@@ -30,13 +31,11 @@ MOST_NICS = 64
 SourcedT = TypeVar("SourcedT", bound=Sourced)
 
 
-class Node(BaseModel):
+class Node(Frozen):
     """Data of one node (`data/nodes/*.yaml`): a server, or a whole scale-up domain such as an NVL72.
 
     The scale-up bandwidths are the accelerator's own. Bandwidths are per GPU (or NIC) and direction.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     title: str
@@ -93,13 +92,7 @@ class Node(BaseModel):
     @property
     def scale_up_shares(self) -> ScaleUpShares:
         """What part of the scale-up rate a group inside the node can use, from the wiring."""
-        section = self.scale_up.fabric if self.scale_up is not None else None
-        if isinstance(section, MeshSection | TorusSection):
-            link = section.link_bandwidth.value / self.scale_up_bytes_per_s
-            if isinstance(section, MeshSection):
-                return ScaleUpShares(link, mesh=self.n_gpus)
-            return ScaleUpShares(link, torus=tuple(dimension.n for dimension in section.dimensions))
-        return SWITCHED
+        return SWITCHED if self.scale_up is None else self.scale_up.fabric.shares(self)
 
     @property
     def n_nics_per_gpu(self) -> int:

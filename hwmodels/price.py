@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.library import load_described, shipped_names
 from moesim.hwmodels.provenance import UNDATED, DateText, SourcedUsdPerHour
 from moesim.hwmodels.validation import nearest
@@ -33,10 +34,8 @@ class Offer(SourcedUsdPerHour):
         return date
 
 
-class RentChoice(BaseModel):
+class RentChoice(Frozen):
     """Which shipped offer to take: the latest one that fits, the cheapest of those of one date."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     term: Term
     region: str | None = None
@@ -44,10 +43,8 @@ class RentChoice(BaseModel):
     """Latest date of the quotation (YYYY, YYYY-MM or YYYY-MM-DD)."""
 
 
-class PriceList(BaseModel):
+class PriceList(Frozen):
     """Rental offers of one accelerator (`data/prices/<accelerator>.yaml`), cheapest first."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     accelerator: str
     offers: tuple[Offer, ...] = Field(min_length=1)

@@ -10,7 +10,6 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     GetJsonSchemaHandler,
     ValidationInfo,
@@ -24,6 +23,7 @@ from pydantic_core import CoreSchema
 
 from moesim.hwmodels import ranges
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.units import (
     DIMENSIONS,
     Bytes,
@@ -82,14 +82,12 @@ DateText = Annotated[
 Source = Annotated[str, Field(min_length=3)]
 
 
-class Sourced(BaseModel):
+class Sourced(Frozen, str_strip_whitespace=True):
     """A number with its provenance; each subclass fixes the dimension of `value` (an SI float).
 
     In a file it is `{value: "3.35 TB/s", kind: spec, source: "...", date: "2023-03"}`. A user may also
     write the quantity alone: it then counts as `assumed`, with the file it stands in as its source.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True)
 
     dimension: ClassVar[str] = "fraction"
     value: float

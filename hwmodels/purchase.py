@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import model_validator
 
 from moesim.hwmodels import ranges
+from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.library import by_name, load_described, shipped_names
 from moesim.hwmodels.provenance import (
     UNDATED,
@@ -22,14 +23,12 @@ from moesim.hwmodels.provenance import (
 FOLDER = "purchases"
 
 
-class Purchase(BaseModel):
+class Purchase(Frozen):
     """Data of one way to buy (`data/purchases/*.yaml`); every price needs its date.
 
     Straight-line write-off to nothing: hardware over `amortisation`, the building over
     `building_amortisation`, both divided by the share of the time that the cluster earns its keep.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = "custom"
     title: str = "stated purchase"

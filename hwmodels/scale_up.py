@@ -4,106 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import model_validator
 
-from moesim.hwmodels import ranges
+from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.library import by_name, load_described, shipped_names
-from moesim.hwmodels.provenance import SourcedBytesPerSecond, SourcedCount, SourcedSeconds
 from moesim.hwmodels.sections import with_kind
+from moesim.hwmodels.topologies.description import ScaleUpFabric
+from moesim.hwmodels.topologies.registry import SCALE_UP
+from moesim.hwmodels.topologies.spec import any_fabric
+
+if TYPE_CHECKING:
+    Fabric = ScaleUpFabric
+else:
+    Fabric = any_fabric(SCALE_UP)
 
 FOLDER = "scale_up"
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class HubSection(_Section):
-    """Every GPU has `links_per_gpu` links, spread over `switches` chips."""
-
-    switches: SourcedCount
-    links_per_gpu: SourcedCount
-
-
-class NvswitchSection(HubSection):
-    """One server (HGX)."""
-
-    kind: Literal["nvswitch"]
-
-
-class DomainSection(HubSection):
-    """Several servers of `gpus_per_host` GPUs that share the switch chips (NVL72)."""
-
-    kind: Literal["scale-up-domain"]
-    gpus_per_host: SourcedCount
-
-
-class MeshSection(_Section):
-    """Every pair of GPUs has a link of its own (MI300X). Bandwidths are of one pair and direction."""
-
-    kind: Literal["fully-connected"]
-    link_bandwidth: SourcedBytesPerSecond
-    link_bandwidth_effective: SourcedBytesPerSecond
-
-
-class TorusSection(_Section):
-    """A torus of 1 to 3 dimensions; a dimension of 3 or more wraps around (TPU).
-
-    Bandwidths are of one link to one neighbour and direction.
-    """
-
-    kind: Literal["torus"]
-    dimensions: tuple[SourcedCount, ...]
-    link_bandwidth: SourcedBytesPerSecond
-    link_bandwidth_effective: SourcedBytesPerSecond
-    latency_per_hop: Annotated[SourcedSeconds, ranges.LATENCY]
-
-    @model_validator(mode="after")
-    def _plausible(self) -> Self:
-        sizes = [dimension.n for dimension in self.dimensions]
-        if not 1 <= len(sizes) <= 3 or min(sizes) < 1:
-            raise ValueError(f"dimensions={sizes}: a torus has 1 to 3 dimensions of at least 1")
-        return self
-
-
-class SupernodeSection(_Section):
-    """Hosts of `gpus_per_host` under their own first-level switches, joined by a second level.
-
-    Both levels come in `planes` identical planes that traffic is striped over; every plane has
-    `second_level_switches` chips, each wired to every host's first-level chip of that plane, without
-    oversubscription (CloudMatrix384).
-    """
-
-    kind: Literal["supernode"]
-    gpus_per_host: SourcedCount
-    planes: SourcedCount
-    second_level_switches: SourcedCount
-    latency_across_hosts: Annotated[SourcedSeconds, ranges.LATENCY]
-    """What the second level adds to the latency inside a host."""
-
-
-Section = NvswitchSection | DomainSection | MeshSection | TorusSection | SupernodeSection
-
-SCALE_UP_SECTIONS = ("nvswitch", "scale-up-domain", "fully-connected", "torus", "supernode")
-
-
-class ScaleUp(BaseModel):
-    """Data of one scale-up network (`data/scale_up/*.yaml`); `kind` says which section `fabric` is."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class ScaleUp(Frozen):
+    """Data of one scale-up network (`data/scale_up/*.yaml`); `kind` says which keys `fabric` has."""
 
     name: str = "custom"
     title: str = "custom scale-up network"
     kind: str
-    fabric: Annotated[Section, Field(discriminator="kind")]
+    fabric: Fabric
     note: str | None = None
 
     @model_validator(mode="before")
     @classmethod
-    def _section_of_the_kind(cls, data: Any) -> Any:
-        return with_kind(data, SCALE_UP_SECTIONS) if isinstance(data, Mapping) else data
+    def _fabric_of_the_kind(cls, data: Any) -> Any:
+        return with_kind(data, SCALE_UP) if isinstance(data, Mapping) else data
 
 
 def list_scale_ups() -> tuple[str, ...]:

@@ -1,28 +1,29 @@
-"""Descriptions whose `kind` decides which section `fabric` is."""
+"""Descriptions whose `kind` decides which keys `fabric` has."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+from moesim.hwmodels.topologies.spec import TopologySpec
 from moesim.hwmodels.validation import nearest
 
 
-def with_kind(data: Mapping[str, Any], kinds: Sequence[str], bare: Sequence[str] = ()) -> dict[str, Any]:
+def with_kind(data: Mapping[str, Any], specs: Mapping[str, TopologySpec]) -> dict[str, Any]:
     """The mapping with its `kind` written into its `fabric`, where pydantic looks for it.
 
-    Kinds in `bare` have no fabric. Raises ValueError for an unknown kind, and for a fabric that is
+    Raises ValueError for an unknown kind, and for a fabric that is
     missing or too much.
     """
     kind, fabric = data.get("kind"), data.get("fabric")
     if not isinstance(kind, str):
         return dict(data)  # pydantic says what is wrong with it
-    known = sorted([*kinds, *bare])
+    known = sorted(specs)
     if kind not in known:
         raise ValueError(
             f"unknown kind {kind!r}{nearest(kind, known)}; the known ones are {', '.join(known)}"
         )
-    if kind in bare:
+    if specs[kind].fabric is None:
         if fabric is not None:
             raise ValueError(f"a network of kind {kind!r} has no fabric: leave the key out")
         return dict(data)

@@ -5,18 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import model_validator
 
+from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.library import by_name, load_described, shipped_names
 from moesim.hwmodels.provenance import SourcedBytesPerSecond
 
 FOLDER = "storage"
 
 
-class Storage(BaseModel):
+class Storage(Frozen):
     """Data of one storage system (`data/storage/*.yaml`): the whole system, or per compute node, or both."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = "custom"
     title: str = "stated storage"

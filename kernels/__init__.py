@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moesim.kernels.catalog import KERNELS, Kernel
-from moesim.kernels.launch import DeviceTimeoutError, Group
+from moesim.kernels.launch import DeviceTimeoutError, GpuGroup
 from moesim.kernels.loader import GpuUnavailableError
 
-__all__ = ["KERNELS", "DeviceTimeoutError", "GpuUnavailableError", "Group", "Kernel"]
+__all__ = ["KERNELS", "DeviceTimeoutError", "GpuGroup", "GpuUnavailableError", "Kernel"]

@@ -10,7 +10,7 @@ import numpy as np
 
 from moesim.hwmodels.errors import InputError
 from moesim.kernels.catalog import KERNELS
-from moesim.kernels.launch import Group, address, check_multiple
+from moesim.kernels.launch import GpuGroup, address, check_multiple
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Pairs:
     arrays: tuple[Any, ...]
 
 
-def make_pairs(group: Group, rank: int, pairs: Sequence[tuple[Any, Any]]) -> Pairs:
+def make_pairs(group: GpuGroup, rank: int, pairs: Sequence[tuple[Any, Any]]) -> Pairs:
     """Check equal sizes and alignment, and put the table on the rank's GPU."""
     sizes = {a.nbytes for pair in pairs for a in pair}
     if len(sizes) != 1:
@@ -67,12 +67,12 @@ def make_pairs(group: Group, rank: int, pairs: Sequence[tuple[Any, Any]]) -> Pai
     return Pairs(group.put(rank, rows), len(pairs), n_bytes, tuple(a for pair in pairs for a in pair))
 
 
-def copy_ldst(group: Group, rank: int, pairs: Pairs, ctas: int, threads: int = 1024) -> None:
+def copy_ldst(group: GpuGroup, rank: int, pairs: Pairs, ctas: int, threads: int = 1024) -> None:
     """Queue a copy by 16-byte loads and stores on `ctas` SMs."""
     group.launch(rank, "copy_ldst", ctas, threads, (address(pairs.table), pairs.count, pairs.n_bytes))
 
 
-def copy_bulk(group: Group, rank: int, pairs: Pairs, ctas: int, shape: BulkShape | None = None) -> None:
+def copy_bulk(group: GpuGroup, rank: int, pairs: Pairs, ctas: int, shape: BulkShape | None = None) -> None:
     """Queue a copy by the bulk copy engine on `ctas` SMs."""
     use = shape or BulkShape()
     chunks = -(-pairs.n_bytes // use.chunk_bytes)

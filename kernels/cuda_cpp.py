@@ -11,7 +11,7 @@ import numpy as np
 from moesim.hwmodels.errors import InputError
 from moesim.kernels.copy import Pairs
 from moesim.kernels.expert_parallel import ExpertParallel
-from moesim.kernels.launch import Group, address
+from moesim.kernels.launch import GpuGroup, address
 from moesim.kernels.loader import GpuUnavailableError, cupy
 
 ENTRIES = {"copy": "copy_cuda_v1", "dispatch": "dispatch_cuda_v1", "combine": "combine_cuda_v1"}
@@ -41,7 +41,7 @@ def _function(name: str, device: int) -> Any:
         ) from error
 
 
-def _launch(group: Group, rank: int, name: str, grid: int, block: int, arguments: tuple[Any, ...]) -> None:
+def _launch(group: GpuGroup, rank: int, name: str, grid: int, block: int, arguments: tuple[Any, ...]) -> None:
     if grid < 1 or block < 32 or block > 1024 or block % 32:
         raise InputError(f"{name} (CUDA C++): {grid} CTAs of {block} threads is not a legal launch")
     function = _function(name, group.devices[rank])
@@ -53,7 +53,7 @@ def _pointers(*arrays: Any) -> tuple[Any, ...]:
     return tuple(np.uint64(address(array, 4)) for array in arrays)
 
 
-def copy_cuda(group: Group, rank: int, pairs: Pairs, ctas: int, threads: int = 1024) -> None:
+def copy_cuda(group: GpuGroup, rank: int, pairs: Pairs, ctas: int, threads: int = 1024) -> None:
     """Queue a copy on `ctas` SMs."""
     arguments = (*_pointers(pairs.table), np.uint32(pairs.count), np.uint64(pairs.n_bytes))
     _launch(group, rank, "copy", ctas, threads, arguments)

@@ -8,7 +8,7 @@ from typing import Any
 
 from moesim.hwmodels.errors import InputError
 from moesim.kernels.catalog import KERNELS, SHARED_MEMORY_LIMIT_BYTES, dispatch_stage_bytes
-from moesim.kernels.launch import Group, address, check_multiple
+from moesim.kernels.launch import GpuGroup, address, check_multiple
 
 COMBINE_PART_LIMIT_BYTES = 14336  # two 16-byte vectors for each of 448 reducing threads
 
@@ -106,7 +106,7 @@ class ExpertParallel:
     for any routing, ranks x tokens).
     """
 
-    def __init__(self, group: Group, shape: Shape, capacity: int | None = None) -> None:
+    def __init__(self, group: GpuGroup, shape: Shape, capacity: int | None = None) -> None:
         """Allocate everything; InputError where the sizes cannot work."""
         shape.check(group.ranks)
         self.group, self.shape = group, shape

@@ -23,12 +23,12 @@ from moesim.hwmodels.calibration import (
     GemmRow,
     GemmTable,
     Law,
-    LawGroup,
     MeasuredCurve,
     Residual,
 )
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import write_atomically
+from moesim.hwmodels.law_groups import LawGroup
 from moesim.hwmodels.provenance import Kind
 from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import dump_mapping, parse_mapping
@@ -170,7 +170,7 @@ def gemm_table(
     dtype: Literal["fp8", "bf16", "fp32"],
     rows: Iterable[tuple[float, float, float, float, float]],
     *,
-    told: bool,
+    sm_aware: bool,
     origin: Origin,
     what: str,
     error: Residual,
@@ -183,7 +183,7 @@ def gemm_table(
             id=id_,
             cls=cls,
             dtype=dtype,
-            told=told,
+            sm_aware=sm_aware,
             unit="TFLOP/s",
             points=tuple(table),
             source=origin.source(what),

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
+from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InputError
 from moesim.kernels.fit_models import (
     NO_QUALITY,
@@ -21,17 +22,11 @@ from moesim.kernels.fit_models import (
     Piecewise,
     Quality,
     Saturating,
-    SlowDown,
+    SlowDownFit,
     TransferFit,
     interpolate,
 )
-from moesim.kernels.fit_solver import (
-    MIN_SCALE,
-    Array,
-    log_saturate,
-    minimise,
-    saturation_parameters,
-)
+from moesim.kernels.fit_solver import MIN_SCALE, log_saturate, minimise, saturation_parameters
 
 __all__ = [
     "LatencyBandwidth",
@@ -40,7 +35,7 @@ __all__ = [
     "Piecewise",
     "Quality",
     "Saturating",
-    "SlowDown",
+    "SlowDownFit",
     "TransferFit",
     "fit_latency_bandwidth",
     "fit_piecewise",
@@ -147,7 +142,7 @@ def fit_transfer(rows: Iterable[tuple[float, float, float]], what: str = "dispat
     return TransferFit(found.latency_s, found.rate, _summary(len(rows), inside, errors, spread))
 
 
-def fit_slow_down(rows: Iterable[Pair], *, falling: bool = False, what: str = "slow-down") -> SlowDown:
+def fit_slow_down(rows: Iterable[Pair], *, falling: bool = False, what: str = "slow-down") -> SlowDownFit:
     """Medians of (SMs, time over time alone), pooled until monotone in the SMs (isotonic regression).
 
     Fewer free SMs are never faster for compute (rising); more of its own SMs never slow communication more
@@ -168,7 +163,7 @@ def fit_slow_down(rows: Iterable[Pair], *, falling: bool = False, what: str = "s
         if 0 < i < len(curve) - 1
     ]
     inside = [abs(interpolate(curve, x) / y - 1.0) for x, y in rows]
-    return SlowDown(curve, points, _summary(len(rows), inside, errors, spread))
+    return SlowDownFit(curve, points, _summary(len(rows), inside, errors, spread))
 
 
 def isotonic(values: Sequence[float]) -> list[float]:
@@ -274,7 +269,7 @@ def _transfer(
         r = start_from.rate
         start = np.log([start_from.latency_s, r.slope, r.limit, r.sharpness])
 
-    def residual(p: Array) -> Array:
+    def residual(p: FloatArray) -> FloatArray:
         return np.asarray(np.log(np.exp(p[0]) + sizes / np.exp(log_saturate(log_n, p[1:]))) - logs)
 
     found = minimise(residual, start)

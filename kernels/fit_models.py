@@ -110,7 +110,7 @@ class TransferFit:
 
 
 @dataclass(frozen=True, slots=True)
-class SlowDown:
+class SlowDownFit:
     """Points (n, time over time alone), from (0, 1), monotone in n; `raw` are the medians before pooling."""
 
     points: tuple[Pair, ...]

@@ -6,9 +6,8 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[np.float64]
+from moesim.hwmodels.arrays import FloatArray
 
 MIN_SCALE = 1e-3
 """Relative noise below which a measurement is not worth weighing down."""
@@ -18,7 +17,7 @@ _STEP = 1e-6
 _SHARPEST, _BLUNTEST = 50.0, 0.5
 
 
-def minimise(residual: Callable[[Array], Array], start: Array) -> Array:
+def minimise(residual: Callable[[FloatArray], FloatArray], start: FloatArray) -> FloatArray:
     """Parameters that minimise the Cauchy-weighted squares of `residual` (Levenberg-Marquardt)."""
     x, damping = start, 1e-3
     r = residual(x)
@@ -52,7 +51,7 @@ def saturate(n: float, slope: float, limit: float, sharpness: float) -> float:
     return float(low * (1.0 + (low / high) ** sharpness) ** (-1.0 / sharpness))
 
 
-def log_saturate(log_n: Array, p: Array) -> Array:
+def log_saturate(log_n: FloatArray, p: FloatArray) -> FloatArray:
     """log y for p = log slope, log limit, log sharpness (sharpness between 0.5 and 50)."""
     sharp = _sharpness(p[2])
     a, b = p[0] + log_n, p[1]
@@ -60,7 +59,7 @@ def log_saturate(log_n: Array, p: Array) -> Array:
     return np.asarray(low - np.log1p(np.exp(sharp * (low - high))) / sharp)
 
 
-def saturation_parameters(p: Array) -> tuple[float, float, float]:
+def saturation_parameters(p: FloatArray) -> tuple[float, float, float]:
     """(slope, limit, sharpness) of the logarithms that `log_saturate` takes."""
     return float(np.exp(p[0])), float(np.exp(p[1])), float(_sharpness(p[2]))
 

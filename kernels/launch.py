@@ -86,7 +86,7 @@ def pack(name: str, arguments: Sequence[int]) -> tuple[Any, ...]:
     return tuple(packed)
 
 
-class Group:
+class GpuGroup:
     """GPUs driven by this process, one rank each (or several ranks on one GPU, for tests).
 
     `devices[r]` is the CUDA device of rank r; `streams[r]` its stream; `status[r]` its status block. Raises
@@ -114,9 +114,9 @@ class Group:
         self._flag_table = self.table([self._flags])
         self._epoch = 0
 
-    def subset(self, ranks: Sequence[int]) -> Group:
+    def subset(self, ranks: Sequence[int]) -> GpuGroup:
         """A group of some ranks that shares their devices, streams and status blocks."""
-        part = object.__new__(Group)
+        part = object.__new__(GpuGroup)
         part.devices = tuple(self.devices[r] for r in ranks)
         part.ranks, part.timeout_ns = len(part.devices), self.timeout_ns
         part.streams, part.status = [self.streams[r] for r in ranks], [self.status[r] for r in ranks]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from moesim.hwmodels.errors import InputError
 from moesim.kernels.catalog import KERNELS
 from moesim.kernels.expert_parallel import Shape
-from moesim.kernels.launch import Group, address
+from moesim.kernels.launch import GpuGroup, address
 
 MOST_TOKENS, MOST_HIDDEN = 2048, 8192
 
@@ -21,7 +21,7 @@ class LowLatency:
     `weights` f32 [tokens, ranks], and writes `out`.
     """
 
-    def __init__(self, group: Group, shape: Shape) -> None:
+    def __init__(self, group: GpuGroup, shape: Shape) -> None:
         """Allocate everything; InputError where the kernel cannot serve the shape."""
         shape.check(group.ranks)
         if not shape.fp8 or shape.tokens > MOST_TOKENS or shape.hidden > MOST_HIDDEN:

@@ -62,7 +62,7 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class MeasuredMachine:
     """The GPUs of one machine. `peers[i][j]`: GPU i can read and write GPU j's memory directly."""
 
     gpus: tuple[Gpu, ...]
@@ -82,7 +82,7 @@ class Machine:
         found = {accelerator_name(gpu.name) for gpu in self.gpus}
         return found.pop() if len(found) == 1 else None
 
-    def subset(self, indices: Sequence[int]) -> Machine:
+    def subset(self, indices: Sequence[int]) -> MeasuredMachine:
         """Only some GPUs, in the given order; raises InputError for an index that there is not."""
         bad = [i for i in indices if not 0 <= i < len(self.gpus)]
         if bad or not indices or len(set(indices)) != len(indices):
@@ -91,7 +91,7 @@ class Machine:
                 f"{len(self.gpus) - 1}; name each at most once"
             )
         peers = tuple(tuple(self.peers[i][j] for j in indices) for i in indices)
-        return Machine(tuple(self.gpus[i] for i in indices), self.driver, self.cuda, peers)
+        return MeasuredMachine(tuple(self.gpus[i] for i in indices), self.driver, self.cuda, peers)
 
     def reachable(self, count: int) -> bool:
         """Whether the first `count` GPUs all reach each other."""
@@ -121,7 +121,7 @@ def accelerator_name(gpu_name: str) -> str | None:
     return next((ours for theirs, ours in _ACCELERATORS if theirs in words), None)
 
 
-def read_machine(nvml: Any = None) -> Machine:
+def read_machine(nvml: Any = None) -> MeasuredMachine:
     """The GPUs that the driver lists; `nvml` replaces the module pynvml in tests.
 
     Raises InputError in one sentence without the package, without a driver or without a GPU.
@@ -136,7 +136,7 @@ def read_machine(nvml: Any = None) -> Machine:
             for i, a in enumerate(handles)
         )
         version = api.nvmlSystemGetCudaDriverVersion()
-        return Machine(
+        return MeasuredMachine(
             gpus=tuple(_read_gpu(api, handle, i) for i, handle in enumerate(handles)),
             driver=_text(api.nvmlSystemGetDriverVersion()),
             cuda=f"{version // 1000}.{version % 1000 // 10}",
@@ -159,7 +159,7 @@ def read_state(bus_id: str, nvml: Any = None) -> State:
         )
 
 
-def refusals(machine: Machine, *, allow_busy: bool = False) -> list[str]:
+def refusals(machine: MeasuredMachine, *, allow_busy: bool = False) -> list[str]:
     """Why this machine cannot be measured, each with its remedy; empty when it can."""
     found = []
     for gpu in machine.gpus:

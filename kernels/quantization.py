@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from moesim.hwmodels.errors import InputError
-from moesim.kernels.launch import Group, address, check_multiple
+from moesim.kernels.launch import GpuGroup, address, check_multiple
 
 TILE = 128
 
@@ -29,7 +29,7 @@ def _check(name: str, wide: Any, narrow: Any, scales: Any, scale_stride: int | N
 
 
 def quantize(
-    group: Group, rank: int, x: Any, q: Any, scales: Any, ctas: int, scale_stride: int | None = None
+    group: GpuGroup, rank: int, x: Any, q: Any, scales: Any, ctas: int, scale_stride: int | None = None
 ) -> None:
     """Queue bf16 x [rows, columns] -> e4m3 q and f32 scales (scale_stride: bytes between rows of scales)."""
     rows, columns, stride = _check("quantize", x, q, scales, scale_stride)
@@ -38,7 +38,7 @@ def quantize(
 
 
 def dequantize(
-    group: Group, rank: int, q: Any, scales: Any, y: Any, ctas: int, scale_stride: int | None = None
+    group: GpuGroup, rank: int, q: Any, scales: Any, y: Any, ctas: int, scale_stride: int | None = None
 ) -> None:
     """Queue e4m3 q and f32 scales -> bf16 y [rows, columns]."""
     rows, columns, stride = _check("dequantize", y, q, scales, scale_stride)

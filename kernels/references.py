@@ -78,7 +78,7 @@ def dequantize_e4m3(q: U8, scales: F32) -> U16:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ReceiveLayout:
     """What one source sends: slots [tokens, ranks] (-1 = nothing), rows by rank, choices by expert."""
 
     slots: I32
@@ -86,7 +86,7 @@ class Layout:
     expert_counts: I32
 
 
-def layout(topk_idx: I32, ranks: int, experts_per_rank: int) -> Layout:
+def layout(topk_idx: I32, ranks: int, experts_per_rank: int) -> ReceiveLayout:
     """Slots and counts of one source (layout.ptx). Id -1 = none; expert e is on rank e // per rank."""
     experts = ranks * experts_per_rank
     valid = (topk_idx >= 0) & (topk_idx < experts)
@@ -95,10 +95,10 @@ def layout(topk_idx: I32, ranks: int, experts_per_rank: int) -> Layout:
     order = np.cumsum(goes, axis=0) - 1
     slots = np.where(goes, order, -1).astype(np.int32)
     counts = np.bincount(topk_idx[valid].ravel(), minlength=experts).astype(np.int32)
-    return Layout(slots, goes.sum(axis=0).astype(np.int32), counts)
+    return ReceiveLayout(slots, goes.sum(axis=0).astype(np.int32), counts)
 
 
-def notify(layouts: Sequence[Layout], experts_per_rank: int) -> tuple[I32, I32, I32]:
+def notify(layouts: Sequence[ReceiveLayout], experts_per_rank: int) -> tuple[I32, I32, I32]:
     """Bases [source, rank], received [rank, sources + 1], expert choices [rank, experts_per_rank]."""
     ranks = len(layouts)
     counts = np.stack([item.rank_counts for item in layouts])

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from moesim.hwmodels.errors import InputError
-from moesim.kernels.launch import Group
+from moesim.kernels.launch import GpuGroup
 from moesim.kernels.loader import cupy
 
 
@@ -39,13 +39,13 @@ def summarize(times_s: Sequence[float]) -> Summary:
     return Summary(statistics.median(times_s), float(low), float(high), min(times_s), len(times_s))
 
 
-class Gate:
+class StartGate:
     """Holds every rank's stream until opened, so that queued work starts together and launches are free.
 
     A word in pinned host memory that one waiting thread a GPU polls; a stream is held for at most limit_s.
     """
 
-    def __init__(self, group: Group, limit_s: float = 20.0) -> None:
+    def __init__(self, group: GpuGroup, limit_s: float = 20.0) -> None:
         """Closed."""
         self._group, self._limit_s, self._turn = group, limit_s, 0
         self._memory = cupy().cuda.alloc_pinned_memory(64)
@@ -64,12 +64,12 @@ class Gate:
 
 
 def time_group(
-    group: Group,
+    group: GpuGroup,
     work: Callable[[int], None],
     repeats: int = 20,
     warm_up: int = 3,
     ranks: Sequence[int] | None = None,
-    gate: Gate | None = None,
+    gate: StartGate | None = None,
     before: Callable[[int], None] | None = None,
 ) -> list[list[float]]:
     """Seconds of each repeat on each rank, [repeat][rank], for work(i) queued on the ranks' streams.
@@ -78,7 +78,7 @@ def time_group(
     For a collective take the largest of the ranks. Raises DeviceTimeoutError where a wait failed.
     """
     used = list(range(group.ranks)) if ranks is None else list(ranks)
-    hold = gate or Gate(group)
+    hold = gate or StartGate(group)
     for i in range(warm_up):
         if before:
             before(i)
@@ -99,12 +99,12 @@ def time_group(
     return [[elapsed(a, b) * 1e-3 for a, b in zip(first, last, strict=True)] for first, last in marks]
 
 
-def time_collective(group: Group, work: Callable[[int], None], **options: Any) -> Summary:
+def time_collective(group: GpuGroup, work: Callable[[int], None], **options: Any) -> Summary:
     """Summary of the slowest rank's time of each repeat."""
     return summarize([max(row) for row in time_group(group, work, **options)])
 
 
-def _mark(group: Group, rank: int) -> Any:
+def _mark(group: GpuGroup, rank: int) -> Any:
     cp = cupy()
     with cp.cuda.Device(group.devices[rank]):
         event = cp.cuda.Event()

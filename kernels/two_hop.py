@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from moesim.hwmodels.errors import InputError
 from moesim.kernels.catalog import HEADER_BYTES, KERNELS, SHARED_MEMORY_LIMIT_BYTES, hop_stage_bytes
 from moesim.kernels.expert_parallel import ExpertParallel, Shape
-from moesim.kernels.launch import Group, address
+from moesim.kernels.launch import GpuGroup, address
 
 MOST_NODE_SIZE = 16
 RELAY_LIMIT_BYTES, OWNER_LIMIT_BYTES = 14336, 7168  # two 16-byte vectors for each of 448 and 224 threads
@@ -95,7 +95,7 @@ class TwoHop:
     writes `out`; partial sums travel as BF16, so a token is rounded once a node and once at its owner.
     """
 
-    def __init__(self, group: Group, shape: Shape, node_size: int) -> None:
+    def __init__(self, group: GpuGroup, shape: Shape, node_size: int) -> None:
         """Allocate everything; InputError where nodes do not divide ranks or a row does not fit."""
         if not 1 <= node_size <= MOST_NODE_SIZE or group.ranks % node_size:
             raise InputError(

@@ -8,14 +8,15 @@ from moesim.app import exports, forms, state, uploads, widgets
 from moesim.app.charts import calibration as charts
 from moesim.app.words import escaped
 from moesim.hwmodels.accelerator import Accelerator, load_accelerator
-from moesim.hwmodels.calibration import CalibrationProfile, LawGroup, list_profiles, profile_hash
+from moesim.hwmodels.calibration import CalibrationProfile, list_profiles, profile_hash
 from moesim.hwmodels.drift import compare, verdict
 from moesim.hwmodels.errors import InputError, MoesimError
+from moesim.hwmodels.law_groups import LawGroup
 from moesim.simulator.cost.laws import SmLaws
 
 GROUPS: dict[LawGroup, str] = {
-    "gemm_told": "products told",
-    "gemm_untold": "products not told",
+    "gemm_sm_aware": "GEMMs aware of the SMs",
+    "gemm_sm_unaware": "GEMMs unaware of the SMs",
     "attention": "attention",
     "memory_bound": "memory-bound",
     "communication": "communication",
@@ -107,7 +108,7 @@ def _curves(profile: CalibrationProfile, accelerator: Accelerator) -> None:
         if lines:
             widgets.figure(charts.slow_downs(lines), "Slow-down against communication SMs", key="laws")
             st.caption(
-                f"On {escaped(accelerator.name)}; products are matrix products, told or not of the SMs that "
+                f"On {escaped(accelerator.name)}; a GEMM kernel aware of the SMs leaves those free that "
                 "communication holds."
             )
         else:

@@ -37,7 +37,7 @@ def show() -> None:
 # -- the scoreboards -----------------------------------------------------------------------------------
 
 
-def _scores(draw: Callable[[work_runs.Evidence], None]) -> None:
+def _scores(draw: Callable[[work_runs.Scoreboards], None]) -> None:
     """Draw the scoreboards, or compute them beside the page: some twenty simulations, a good minute."""
     found = jobs.cache.get(KEY)
     if found is not None:

@@ -20,7 +20,7 @@ from moesim.hwmodels.purchase import list_purchases
 from moesim.hwmodels.storage import list_storage
 from moesim.hwmodels.units import format_quantity
 from moesim.simulator.predict.result import Result
-from moesim.simulator.run.report import RunReport, Spread
+from moesim.simulator.run.report import RunReport, RunSpread
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.run_plan import RunPlan, run_plan_names
 from moesim.simulator.studies.reprice import repriced, without_prices
@@ -256,7 +256,7 @@ def _headline(report: RunReport, fits: bool) -> None:
     )
 
 
-def _between(spread: Spread | None, form: str | None) -> tuple[str, str]:
+def _between(spread: RunSpread | None, form: str | None) -> tuple[str, str]:
     """(predicted, percentiles in words); `form` None: three digits and a letter. No spread is unknown."""
     if spread is None:
         return "unknown", "no price or no energy site is known"

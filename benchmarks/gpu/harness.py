@@ -135,9 +135,9 @@ class Bench:
     """Graphs of one operator on one GPU, and timed windows of them."""
 
     def __init__(
-        self, operator: Operator, told: tuple[int, ...], stream: torch.cuda.Stream, graph_ms: float = 6.0
+        self, operator: Operator, left_free: tuple[int, ...], stream: torch.cuda.Stream, graph_ms: float = 6.0
     ) -> None:
-        """Warm up, and capture one graph untold and one for each carve-out of `told` SMs."""
+        """Warm up, and capture one graph on all SMs and one for each number of SMs `left_free`."""
         self.operator, self.stream = operator, stream
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.mark = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
@@ -152,7 +152,7 @@ class Bench:
         stream.synchronize()
         once_ms = self.mark[0].elapsed_time(self.mark[1]) / operator.sets
         self.calls = max(operator.sets, min(400, round(graph_ms / once_ms)))
-        for n in (0, *told):
+        for n in (0, *left_free):
             torch._C._set_sm_carveout_experimental(n or None)
             with torch.cuda.stream(stream):
                 operator.run(0)
@@ -166,9 +166,9 @@ class Bench:
                 self.graphs[n].replay()
             stream.synchronize()
 
-    def window(self, told: int, window_ms: float, copies: list[Copy]) -> tuple[float, float]:
+    def window(self, left_free: int, window_ms: float, copies: list[Copy]) -> tuple[float, float]:
         """Seconds a call, and bytes a second that the first copy issued meanwhile (0 without)."""
-        graph, counter = self.graphs[told], copies[0].control[1:2] if copies else None
+        graph, counter = self.graphs[left_free], copies[0].control[1:2] if copies else None
         self.count.zero_()
         with torch.cuda.stream(self.stream):
             self.mark[0].record()

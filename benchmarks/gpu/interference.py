@@ -44,23 +44,25 @@ GEMM_SHAPES = (
 )
 
 
-def beside(bench: Bench, told: int, copies: list[Copy], sms: int, placement: str, ms: float) -> Sample | None:
+def beside(
+    bench: Bench, left_free: int, copies: list[Copy], sms: int, placement: str, ms: float
+) -> Sample | None:
     """A window beside the copies, or None where a copy ended before it."""
     for copy in copies:
         copy.start(sms, placement)
-    value = bench.window(told, ms, copies)
+    value = bench.window(left_free, ms, copies)
     stopped = [copy.stop() for copy in copies]
     return value if all(stopped) else None
 
 
-def conditions(told: list[int]) -> list[tuple[str, int, int, int, str]]:
-    """(name, carve-out told, copy SMs, copies, placement) of the windows of one round."""
+def conditions(counts: list[int]) -> list[tuple[str, int, int, int, str]]:
+    """(name, SMs left free, copy SMs, copies, placement) of the windows of one round."""
     plan = [("alone", 0, 0, 0, "")] * 3 + [("beside both ways 20", 0, 20, 2, "pairs")]
     plan += [(f"beside {n}", 0, n, 1, "pairs") for n in COPY_SMS]
     plan += [(f"beside singles {n}", 0, n, 1, "singles") for n in SINGLE_SMS]
-    plan += [(f"told {n}", n, 0, 0, "") for n in told]
-    plan += [(f"told beside {n}", n, n, 1, "pairs") for n in told]
-    return plan + [(f"told beside singles {n}", n, n, 1, "singles") for n in SINGLE_SMS if n in told]
+    plan += [(f"told {n}", n, 0, 0, "") for n in counts]
+    plan += [(f"told beside {n}", n, n, 1, "pairs") for n in counts]
+    return plan + [(f"told beside singles {n}", n, n, 1, "singles") for n in SINGLE_SMS if n in counts]
 
 
 def measure(
@@ -72,12 +74,12 @@ def measure(
     ratios: dict[str, list[float]] = {}
     for _ in range(options.rounds):
         this: dict[str, list[float]] = {}
-        for name, told, n, ways, placement in rng.sample(plan, len(plan)):
+        for name, left_free, n, ways, placement in rng.sample(plan, len(plan)):
             time.sleep(options.gap_ms * 1e-3)
             if n:
-                value = beside(bench, told, copies[:ways], n, placement, options.window_ms)
+                value = beside(bench, left_free, copies[:ways], n, placement, options.window_ms)
             else:
-                value = bench.window(told, options.window_ms, [])
+                value = bench.window(left_free, options.window_ms, [])
             if value is not None:
                 found.setdefault(name, []).append(value)
                 this.setdefault(name, []).append(value[0])
@@ -129,7 +131,7 @@ def interference(options: argparse.Namespace, kernels: Kernels, result: dict[str
         try:
             with torch.cuda.stream(stream):
                 operator = build()
-            bench = Bench(operator, COPY_SMS if operator.can_be_told else (), stream)
+            bench = Bench(operator, COPY_SMS if operator.sm_aware else (), stream)
             rows = measure(bench, copies, options, rng)
         except Exception as error:
             result.setdefault("errors", []).append(traceback.format_exc()[-1500:])
@@ -159,22 +161,22 @@ def sustained(options: argparse.Namespace, _: Kernels, result: dict[str, Any]) -
     for build in builders:
         with torch.cuda.stream(stream):
             operator = build()
-        bench = Bench(operator, (20,) if operator.can_be_told else (), stream)
+        bench = Bench(operator, (20,) if operator.sm_aware else (), stream)
         rows = result.setdefault("sustained", {})[operator.name] = []
-        for name, told, n in (
+        for name, left_free, n in (
             ("alone", 0, 0),
             ("beside 20", 0, 20),
             ("told beside 20", 20, 20),
             ("alone", 0, 0),
         ):
-            if told and not operator.can_be_told:
+            if left_free and not operator.sm_aware:
                 continue
             with host_stages.Monitor() as monitor:
                 if n:
                     copy.start(n, "pairs", limit_s=10)
-                bench.window(told, options.warm_s * 200, [])
+                bench.window(left_free, options.warm_s * 200, [])
                 position = len(monitor.samples)
-                seconds, rate = bench.window(told, 800, [copy] if n else [])
+                seconds, rate = bench.window(left_free, 800, [copy] if n else [])
                 valid = copy.stop() if n else True
                 gpu = monitor.since(position).get("0", {})
             rows.append(

@@ -16,6 +16,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from moesim.hwmodels.law_groups import LawGroup, entry_word
+
 SOURCE = "moesim benchmarks/gpu/interference.py on 8x H200, driver {}, date 2026-11-20"
 CLOCKS = "not pinned; GPU rested before each window, median 1.89 GHz of 1.98, power limit met at times"
 OVER_OPERATORS = "half the range over the operators, at the worst n"
@@ -40,9 +42,10 @@ evidence: >-
   clusters of two, told of exactly the 112 SMs that are left, do not fit in one wave (not proven; grouped
   products fit at 16 and 24): on another host one told of 22 instead of 20 ran 1.04 to 1.14 instead of 1.87.
 """
-GROUP_NOTES = {
-    "gemm_told": "told n beside n; the 11 told operators are 6 row-wise, 2 block-wise, 2 grouped FP8, 1 BF16",
-    "gemm_untold": "at 20 SMs: FP8 row-wise 1.15 to 1.29, block-wise 1.22 to 1.26, BF16 1.45 to 1.47, "
+GROUP_NOTES: dict[LawGroup, str] = {
+    "gemm_sm_aware": "told n beside n; the 11 told operators are 6 row-wise, 2 block-wise, 2 grouped FP8, "
+    "1 BF16",
+    "gemm_sm_unaware": "at 20 SMs: FP8 row-wise 1.15 to 1.29, block-wise 1.22 to 1.26, BF16 1.45 to 1.47, "
     "grouped 1.81 to 1.90 (second wave from 12 SMs on)",
     "attention": "cuDNN, causal, 128 heads, 4,096 tokens, 192/128 and 128/128, forward and backward",
     "memory_bound": "cast, RMSNorm, SwiGLU, elementwise; copy CTAs without clusters cost more: "
@@ -60,12 +63,12 @@ def ratios(operators: dict[str, Any], group: str, n: int) -> list[float]:
         own, rows = operator["group"], operator["rows"]
         if group == "communication" and own != "none":
             found.append(alone / rows[f"beside {n}"]["copy_gb_per_s"])
-        elif group == "gemm_told" and f"told beside {n}" in rows:
+        elif group == "gemm_sm_aware" and f"told beside {n}" in rows:
             found.append(rows[f"told beside {n}"]["ratio"])
         elif group == "told_alone" and f"told {n}" in rows:
             found.append(rows[f"told {n}"]["ratio"])
         elif (
-            (group == "gemm_untold" and own.startswith("gemm"))
+            (group == "gemm_sm_unaware" and own.startswith("gemm"))
             or group == own
             or (group == "memory_bound" and operator["bytes"])
         ):
@@ -128,7 +131,7 @@ def profile(result: dict[str, Any]) -> str:
         points, residual, ranges = table(operators, group)
         start = "" if group == "communication" else "[0, 1.0], "
         head = f"    group: {group}\n    points: [{start}{points}]"
-        parts.append(entry(group, head, driver, residual, f"{note}; {ranges}"))
+        parts.append(entry(entry_word(group), head, driver, residual, f"{note}; {ranges}"))
     points, residual, ranges = table(operators, "told_alone")
     head = axes("SMs carved out", "time over time on all SMs, no copy", "1", f"[0, 1.0], {points}")
     parts += ["curves:\n", entry("gemm_told_alone", head, driver, residual, ranges)]

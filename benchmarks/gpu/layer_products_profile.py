@@ -99,7 +99,7 @@ def profile_of(meta: dict[str, Any], rows: list[dict[str, Any]]) -> CalibrationP
             "cls": cls,
             "dtype": dtype,
             "variant": variant,
-            "told": False,
+            "sm_aware": False,
             "unit": "TFLOP/s",
             "source": f"{source}; {text}",
             "kind": "derived" if kind == "wgrad" else "measured",

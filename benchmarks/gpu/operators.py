@@ -30,7 +30,7 @@ class Operator:
     sets: int
     flop: float = 0.0
     bytes: float = 0.0
-    can_be_told: bool = False
+    sm_aware: bool = False
     check: Callable[[], float] | None = None
     """Relative error against a float32 reference, for our own kernels."""
 
@@ -59,11 +59,11 @@ def fp8_rowwise(m: int, n: int, k: int) -> Operator:
     ]
     return Operator(
         f"fp8 row-wise {m}x{n}x{k}",
-        "gemm_told",
+        "gemm_sm_aware",
         lambda i: torch._scaled_mm(*data[i], out_dtype=BF16, use_fast_accum=True),
         sets,
         flop=2.0 * m * n * k,
-        can_be_told=True,
+        sm_aware=True,
     )
 
 
@@ -81,11 +81,11 @@ def fp8_blockwise(m: int, n: int, k: int) -> Operator:
     ]
     return Operator(
         f"fp8 block-wise {m}x{n}x{k}",
-        "gemm_told",
+        "gemm_sm_aware",
         lambda i: torch._scaled_mm(*data[i], out_dtype=BF16, use_fast_accum=False),
         sets,
         flop=2.0 * m * n * k,
-        can_be_told=True,
+        sm_aware=True,
     )
 
 
@@ -103,11 +103,11 @@ def fp8_grouped(m: int, n: int, k: int, groups: int) -> Operator:
     ends = torch.arange(1, groups + 1, device="cuda", dtype=torch.int32) * (m // groups)
     return Operator(
         f"fp8 grouped({groups}) {m}x{n}x{k}",
-        "gemm_told",
+        "gemm_sm_aware",
         lambda i: torch._scaled_grouped_mm(*data[i], offs=ends, out_dtype=BF16, use_fast_accum=True),
         2,
         flop=2.0 * m * n * k,
-        can_be_told=True,
+        sm_aware=True,
     )
 
 
@@ -120,9 +120,9 @@ def bf16_gemm(m: int, n: int, k: int, library: str) -> Operator:
         torch.backends.cuda.preferred_blas_library(library)
         return torch.mm(*data[i])
 
-    told = library == "cublaslt"
-    group = "gemm_told" if told else "gemm_untold"
-    return Operator(f"bf16 {library} {m}x{n}x{k}", group, run, sets, 2.0 * m * n * k, can_be_told=told)
+    sm_aware = library == "cublaslt"
+    group = "gemm_sm_aware" if sm_aware else "gemm_sm_unaware"
+    return Operator(f"bf16 {library} {m}x{n}x{k}", group, run, sets, 2.0 * m * n * k, sm_aware=sm_aware)
 
 
 def attention(heads: int, length: int, dqk: int, dv: int, backward: bool) -> Operator:

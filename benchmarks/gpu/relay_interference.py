@@ -4,7 +4,7 @@
 
 Every GPU runs the same operator over and over while dispatch and combine run on n SMs of each (FP8 rows
 out, BF16 back; 4,096 tokens of 7,168, top-8 of 256 experts). Two hops go over two virtual nodes. Operators
-that can be told leave n SMs free. A window counts only if compute was still running at its end.
+that is aware of the SMs leaves n SMs free. A window counts only if compute was still running at its end.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from moesim.kernels.calibrate.gpu import Session
 from moesim.kernels.calibrate.torch_work import Graphs, attention, memory_copy, product, torch
 from moesim.kernels.calibrate.two_hop import _set_up
-from moesim.kernels.launch import Group
+from moesim.kernels.launch import GpuGroup
 from moesim.kernels.loader import cupy
 from moesim.kernels.machine import read_machine
 
@@ -75,16 +75,16 @@ def main() -> None:
         return statistics.median(session.time(ranks, lambda i: work(n), before=prepare))
 
     alone = {(name, n): [seconds(name, n)] for name in kernels for n in SMS}
-    for operator, (build, can_be_told) in OPERATORS.items():
-        graphs = [Graphs(device, build, SMS if can_be_told else ()) for device in devices]
+    for operator, (build, sm_aware) in OPERATORS.items():
+        graphs = [Graphs(device, build, SMS if sm_aware else ()) for device in devices]
         for n in SMS:
-            told = n if can_be_told else 0
+            left_free = n if sm_aware else 0
             for name in kernels:
                 ratios = []
                 for _ in range(WINDOWS):
                     base = seconds(name, n)
                     alone[name, n].append(base)
-                    beside = seconds(name, n, partial(_replay, graphs, told))
+                    beside = seconds(name, n, partial(_replay, graphs, left_free))
                     if not any(graph.stream.query() for graph in graphs):
                         ratios.append(beside / base)
                     for device in devices:
@@ -92,7 +92,7 @@ def main() -> None:
                 if ratios:
                     rows.append(
                         {
-                            "kernel": name, "sms": n, "operator": operator, "told": told,
+                            "kernel": name, "sms": n, "operator": operator, "told": left_free,
                             "ratio": statistics.median(ratios), "low": min(ratios), "high": max(ratios),
                         }
                     )  # fmt: skip
@@ -113,17 +113,17 @@ def main() -> None:
         print(f"{name:14} {n:3} SMs alone {1e6 * statistics.median(times):8.1f} us")
 
 
-def _prefer(group: Group) -> None:
+def _prefer(group: GpuGroup) -> None:
     """Streams whose waiting CTAs go before those of compute, as DeepEP and NCCL ask for."""
     for rank, device in enumerate(group.devices):
         with cupy().cuda.Device(device):
             group.streams[rank] = cupy().cuda.Stream(non_blocking=True, priority=HIGHEST)
 
 
-def _replay(graphs: list[Graphs], told: int) -> None:
+def _replay(graphs: list[Graphs], left_free: int) -> None:
     for _ in range(REPLAYS):
         for graph in graphs:
-            graph.replay(told)
+            graph.replay(left_free)
 
 
 if __name__ == "__main__":

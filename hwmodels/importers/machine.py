@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+
+from moesim.hwmodels.node import Node
 
 MOST_GPUS = 256
 """Of one server; the largest scale-up domains of today have 72 in one."""
@@ -11,7 +14,7 @@ MOST_SOCKETS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class ImportedMachine:
     """One server as a file describes it.
 
     `pair_links` counts direct scale-up links of GPU pairs (i < j), `switch_links` those of each GPU to
@@ -38,6 +41,19 @@ class Machine:
         every = self.gpus * (self.gpus - 1) // 2
         same = len(set(self.pair_links.values())) == 1
         return "fully-connected" if len(self.pair_links) == every and same and self.gpus > 1 else "partial"
+
+
+@dataclass(frozen=True, slots=True)
+class MachineForm:
+    """One form of file that describes a server.
+
+    `recognises` tells it by the text. `read` takes the text, the file's name for messages, and a shipped node
+    for what the file does not say; it raises InputError for a malformed file.
+    """
+
+    name: str
+    recognises: Callable[[str], bool]
+    read: Callable[[str, str, Node], ImportedMachine]
 
 
 def rate_text(bytes_per_s: float) -> str:

@@ -6,13 +6,14 @@ import re
 from dataclasses import replace
 
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.importers.machine import MOST_GPUS, MOST_SOCKETS, Machine, rate_text
+from moesim.hwmodels.importers.machine import MOST_GPUS, MOST_SOCKETS, ImportedMachine, MachineForm, rate_text
 from moesim.hwmodels.importers.safe_xml import Element, parse_xml
+from moesim.hwmodels.node import Node
 
 _NVSWITCH_CLASS = "0x0680"
 
 
-def read_nccl_xml(text: str, name: str) -> Machine:
+def read_nccl_xml(text: str, name: str) -> ImportedMachine:
     """The machine of a NCCL topology file.
 
     `<system>` holds `<cpu>`s, these nested `<pci>` devices with `link_speed` ("32.0 GT/s PCIe") and
@@ -49,7 +50,7 @@ def read_nccl_xml(text: str, name: str) -> Machine:
         notes.append(
             f"NICs of {speeds[0] / 1000:g} to {speeds[-1] / 1000:g} Gb/s: the fastest is taken for all"
         )
-    machine = Machine(
+    machine = ImportedMachine(
         form="NCCL topology XML",
         gpus=len(gpus),
         pair_links=pairs,
@@ -130,3 +131,15 @@ def _pcie_bytes_per_s(pci: Element, name: str) -> float:
         raise InputError(f"{name}: <pci busid={bus!r}> has no usable link_speed and link_width")
     speed = float(match[1])
     return speed * 1e9 * lanes / 8 * (128 / 130 if speed >= 8 else 8 / 10)
+
+
+def _is_xml(text: str) -> bool:
+    return text.lstrip().startswith("<")
+
+
+def _read(text: str, name: str, like: Node) -> ImportedMachine:
+    del like  # the file says it all
+    return read_nccl_xml(text, name)
+
+
+NCCL_XML = MachineForm("NCCL topology XML", _is_xml, _read)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.importers.machine import MOST_GPUS, Machine, rate_text
+from moesim.hwmodels.importers.machine import MOST_GPUS, ImportedMachine, MachineForm, rate_text
+from moesim.hwmodels.node import Node
 
 _ANSI = re.compile(r"\x1b\[[0-9;]{0,20}m")
 _CELL = re.compile(r"X|NV([1-9]\d?)|PIX|PXB|PHB|NODE|SYS")
+NVLINK_BYTES_PER_S = 25e9
+"""One NVLink 3 or 4 and direction; later ones are faster, so counts by it never miss a switch."""
 _NEARNESS = {"PIX": 0, "PXB": 1, "PHB": 2, "NODE": 2, "SYS": 3}
 
 
@@ -17,7 +20,7 @@ def is_smi_topo(text: str) -> bool:
     return any(line.split(maxsplit=1)[:1] == ["GPU0"] for line in _ANSI.sub("", text).splitlines())
 
 
-def read_smi_topo(text: str, name: str, host_bytes_per_s: float, most_links: int) -> Machine:
+def read_smi_topo(text: str, name: str, host_bytes_per_s: float, most_links: int) -> ImportedMachine:
     """The machine of a topology matrix.
 
     The matrix shows NVLinks of a pair, not where they go: pairs that together would need more links than
@@ -39,7 +42,7 @@ def read_smi_topo(text: str, name: str, host_bytes_per_s: float, most_links: int
     full = len(pairs) == gpus * (gpus - 1) // 2 and len(set(pairs.values())) == 1 and gpus > 1
     links = next(iter(pairs.values()), 0)
     switched = full and (links * (gpus - 1) > most_links)
-    return Machine(
+    return ImportedMachine(
         form="nvidia-smi topo -m",
         gpus=gpus,
         pair_links={} if switched else pairs,
@@ -104,3 +107,16 @@ def _edges(cells: list[list[str]], gpus: int, rate: float) -> list[str]:
     edges += [f"pcie:{s} host:{h} {each}" for s, h in sorted({(switch[i], host[i]) for i in range(gpus)})]
     hosts = sorted(set(host))
     return edges + [f"host:{a} host:{b} {each}" for a in hosts for b in hosts if a < b]
+
+
+def _read(text: str, name: str, like: Node) -> ImportedMachine:
+    figure = like.accelerator.host_bandwidth
+    if figure is None:
+        raise InputError(
+            f"accelerator {like.accelerator.name!r} has no host_bandwidth; choose another --like"
+        )
+    most_links = round(like.accelerator.scale_up_bytes_per_s / NVLINK_BYTES_PER_S)
+    return read_smi_topo(text, name, figure.value, most_links)
+
+
+SMI_TOPO = MachineForm("nvidia-smi topo -m", is_smi_topo, _read)

@@ -1,4 +1,4 @@
-"""A cluster file from what describes the user's machine: NCCL XML, `nvidia-smi topo -m`, an edge list."""
+"""A cluster file from what describes the user's machine: a registered form of file, or an edge list."""
 
 from __future__ import annotations
 
@@ -11,20 +11,18 @@ from typing import Any
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import read_text
-from moesim.hwmodels.importers.machine import Machine, rate_text
-from moesim.hwmodels.importers.nccl_xml import read_nccl_xml
-from moesim.hwmodels.importers.smi_topo import is_smi_topo, read_smi_topo
+from moesim.hwmodels.importers.machine import ImportedMachine, rate_text
+from moesim.hwmodels.importers.registry import MACHINE_FORMS
 from moesim.hwmodels.network import load_network
 from moesim.hwmodels.node import Node, load_node
-from moesim.hwmodels.topologies.edge_list import parse_edges
+from moesim.hwmodels.topologies.edge_list import EDGE_LIST, parse_edges
+from moesim.hwmodels.topologies.fully_connected_node import FULLY_CONNECTED
 from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import dump_mapping
 
 MAX_BYTES = 4_000_000
 MOST_EDGES = 15_000
 """Of a graph: its cluster file must be readable again."""
-NVLINK_BYTES_PER_S = 25e9
-"""One NVLink 3 or 4 and direction; later ones are faster, so counts by it never miss a switch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,24 +40,23 @@ def import_topology(
 ) -> ImportedTopology:
     """The cluster that a file describes; `like` names a shipped node for everything the file cannot say.
 
-    An edge list describes the whole cluster of `nodes` nodes; the other two one server, of which `nodes`
-    are joined by the network called `network`. `date` stands in the provenance (today where not given).
-    Raises InputError for a file that is missing, malformed or hostile, and for what does not fit together.
+    An edge list describes the whole cluster of `nodes` nodes; the forms of the registry describe one server,
+    of which `nodes` are joined by the network called `network`. `date` stands in the provenance (today where
+    not given). Raises InputError for a file that is missing, malformed or hostile, and for what does not fit
+    together.
     """
     text, base = read_text(path, MAX_BYTES, "topology"), load_node(like)
     day = date or datetime.datetime.now(tz=datetime.UTC).date().isoformat()
     name = re.sub(r"[^a-z0-9-]+", "-", path.stem.lower()).strip("-") or "imported"
     if nodes < 1:
         raise InputError(f"--nodes {nodes}: at least 1")
-    if text.lstrip().startswith("<"):
-        machine = read_nccl_xml(text, str(path))
-    elif is_smi_topo(text):
-        machine = read_smi_topo(text, str(path), _host_rate(base), _most_links(base))
+    form = next((form for form in MACHINE_FORMS.values() if form.recognises(text)), None)
+    if form is not None:
+        parts = _from_machine(form.read(text, str(path), base), base, nodes, network, (str(path), day))
     elif network is not None:
         raise InputError(f"--network {network!r}: the edge list {path} is the network already")
     else:
-        return _finish(_from_edges(text, base, nodes, (str(path), day)), name, path, nodes)
-    parts = _from_machine(machine, base, nodes, network, (str(path), day))
+        parts = _from_edges(text, base, nodes, (str(path), day))
     return _finish(parts, name, path, nodes)
 
 
@@ -69,19 +66,6 @@ class _Parts:
     network: Any
     understood: tuple[str, ...]
     assumed: tuple[str, ...]
-
-
-def _host_rate(base: Node) -> float:
-    figure = base.accelerator.host_bandwidth
-    if figure is None:
-        raise InputError(
-            f"accelerator {base.accelerator.name!r} has no host_bandwidth; choose another --like"
-        )
-    return figure.value
-
-
-def _most_links(base: Node) -> int:
-    return round(base.accelerator.scale_up_bytes_per_s / NVLINK_BYTES_PER_S)
 
 
 def _figure(value: Any, place: tuple[str, str], kind: str = "measured") -> dict[str, Any]:
@@ -95,7 +79,7 @@ def _base_node(base: Node, gpus: int, place: tuple[str, str]) -> dict[str, Any]:
 
 
 def _from_machine(
-    machine: Machine, base: Node, nodes: int, network: str | None, place: tuple[str, str]
+    machine: ImportedMachine, base: Node, nodes: int, network: str | None, place: tuple[str, str]
 ) -> _Parts:
     node = _base_node(base, machine.gpus, place)
     understood = [f"{machine.form}: {machine.gpus} GPUs, {machine.nics} NICs"]
@@ -131,13 +115,13 @@ def _from_machine(
     return _Parts(node, joined, tuple(understood), tuple(assumed))
 
 
-def _mesh(node: dict[str, Any], machine: Machine, base: Node, place: tuple[str, str]) -> None:
+def _mesh(node: dict[str, Any], machine: ImportedMachine, base: Node, place: tuple[str, str]) -> None:
     """Every pair has the same part of a GPU's scale-up bandwidth."""
     pair = base.scale_up_bytes_per_s / (machine.gpus - 1)
     effective = base.scale_up_achievable_bytes_per_s / (machine.gpus - 1)
     node["scale_up_switch"] = "none: a link for every pair"
     node["scale_up"] = {
-        "kind": "fully-connected",
+        "kind": FULLY_CONNECTED.kind,
         "title": "a link for every pair of GPUs",
         "fabric": {
             "link_bandwidth": _figure(f"{pair / 1e9:.6g} GB/s", place, "derived"),
@@ -146,7 +130,7 @@ def _mesh(node: dict[str, Any], machine: Machine, base: Node, place: tuple[str, 
     }
 
 
-def _direct_edges(machine: Machine, base: Node) -> list[str]:
+def _direct_edges(machine: ImportedMachine, base: Node) -> list[str]:
     """Scale-up links of a partial mesh; a GPU's bandwidth is divided by the most links any GPU has."""
     totals = [0] * machine.gpus
     for (i, j), count in machine.pair_links.items():
@@ -156,7 +140,7 @@ def _direct_edges(machine: Machine, base: Node) -> list[str]:
     return [f"gpu:{i} gpu:{j} {rate_text(each * n)}" for (i, j), n in sorted(machine.pair_links.items())]
 
 
-def _nics(node: dict[str, Any], machine: Machine, base: Node, place: tuple[str, str]) -> list[str]:
+def _nics(node: dict[str, Any], machine: ImportedMachine, base: Node, place: tuple[str, str]) -> list[str]:
     if not machine.nics:
         return ["no NIC in the file: those of the node it is like"]
     each, rest = divmod(machine.nics, machine.gpus)
@@ -209,7 +193,7 @@ def _edge_network(edges: list[str], base: Node, form: str, place: str) -> dict[s
     return {
         "name": "imported",
         "title": f"imported from a {form}",
-        "kind": "edge-list",
+        "kind": EDGE_LIST.kind,
         "fabric": {"link_bandwidth": nic, **latencies, "edges": edges},
     }
 

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
+from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.network import load_fabric_prices
-from moesim.hwmodels.node import Node
+from moesim.hwmodels.fabric_prices import load_fabric_prices
+from moesim.hwmodels.topologies.description import NodeFigures
 from moesim.hwmodels.topologies.faults import LinkFault, check_connected, link_factors
 from moesim.hwmodels.topologies.inventory import Inventory, count_inventory
 from moesim.hwmodels.topologies.spreading import single_routes, spread_routes
 from moesim.hwmodels.topologies.tables import Link, LinkTable, Route, RouteSet, Spreading
-from moesim.hwmodels.topologies.wiring import FloatArray, IntArray, Wiring
+from moesim.hwmodels.topologies.wiring import Wiring
 from moesim.hwmodels.validation import nearest
 
 if TYPE_CHECKING:
@@ -36,11 +37,12 @@ class Topology(ABC):
     `detour_paths`). Spreading, faults, tables and counts follow here, for all of them alike.
     """
 
-    kind: str
+    kind: str = ""
+    """Kind of the network; set when the topology is built."""
     prices: str | None = None
     """Name or path of the price list of its parts."""
 
-    def __init__(self, node: Node, nodes: int) -> None:
+    def __init__(self, node: NodeFigures, nodes: int) -> None:
         """Raises InputError where the nodes do not fit the network (in subclasses)."""
         self.node = node
         self.nodes = nodes
@@ -124,7 +126,12 @@ class Topology(ABC):
                 ids += (f"{names[tail]}->{names[head]}{suffix}", f"{names[head]}->{names[tail]}{suffix}")
             kinds += [block.kind] * (2 * len(block.tails))
         return LinkTable(
-            tuple(ids), tuple(kinds), self._payload_bytes_per_s, self._nominal_bytes_per_s, wiring.latency_s
+            tuple(ids),
+            tuple(kinds),
+            self._payload_bytes_per_s,
+            self._nominal_bytes_per_s,
+            wiring.latency_s,
+            wiring.scale_up_links,
         )
 
     @cached_property

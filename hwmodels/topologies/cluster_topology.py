@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from moesim.hwmodels.node import Node
+from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.topologies.base import Topology
+from moesim.hwmodels.topologies.description import NodeFigures
 from moesim.hwmodels.topologies.part import ScaleOutPart, ScaleUpPart
 from moesim.hwmodels.topologies.tables import pair_hash
-from moesim.hwmodels.topologies.wiring import IntArray, Wiring
+from moesim.hwmodels.topologies.wiring import Wiring
 
 
 class ClusterTopology(Topology):
@@ -21,22 +22,14 @@ class ClusterTopology(Topology):
     the node at one or both ends; inside a node, its NICs.
     """
 
-    def __init__(
-        self,
-        kind: str,
-        node: Node,
-        nodes: int,
-        parts: tuple[ScaleUpPart, ScaleOutPart | None],
-        prices: str | None = None,
-    ) -> None:
-        """`kind` names the network; the parts were made for the same node and number of nodes."""
+    def __init__(self, node: NodeFigures, nodes: int, parts: tuple[ScaleUpPart, ScaleOutPart | None]) -> None:
+        """The parts were made for the same node and number of nodes."""
         super().__init__(node, nodes)
-        self.kind = kind
         self.scale_up, self.scale_out = parts
-        self.prices = prices
 
     def _wire(self, wiring: Wiring) -> None:
-        self.scale_up.wire(wiring)
+        with wiring.scale_up():
+            self.scale_up.wire(wiring)
         if self.scale_out is not None:
             self.scale_out.wire(wiring)
 

@@ -2,16 +2,45 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Literal, Self
 
+import numpy as np
+from pydantic import model_validator
+
+from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.network import DragonflyFabric
-from moesim.hwmodels.node import Node
+from moesim.hwmodels.provenance import SourcedCount
+from moesim.hwmodels.topologies.description import NodeFigures, ScaleOutFabric
 from moesim.hwmodels.topologies.part import ScaleOutPart, absent_where, columns, link
-from moesim.hwmodels.topologies.wiring import IntArray, Wiring
+from moesim.hwmodels.topologies.spec import ScaleOutSpec
+from moesim.hwmodels.topologies.wiring import Wiring
 
 MOST_DETOURS = 128
 """Ways around a broken global or local cable that are tried."""
+
+
+class DragonflyFabric(ScaleOutFabric):
+    """Groups of fully joined switches; every pair of groups has at least one global link."""
+
+    kind: Literal["dragonfly"]
+    switch_ports: SourcedCount
+    endpoints_per_switch: SourcedCount
+    switches_per_group: SourcedCount
+    global_links_per_switch: SourcedCount
+
+    @model_validator(mode="after")
+    def _ports_suffice(self) -> Self:
+        p, a, h = (
+            x.n for x in (self.endpoints_per_switch, self.switches_per_group, self.global_links_per_switch)
+        )
+        if min(p, a, h) < 1:
+            raise ValueError("endpoints_per_switch, switches_per_group, global_links_per_switch: at least 1")
+        if p + a - 1 + h > self.switch_ports.n:
+            raise ValueError(
+                f"{p} endpoints, {a - 1} local and {h} global links need {p + a - 1 + h} ports a switch, "
+                f"but switch_ports={self.switch_ports.n}"
+            )
+        return self
 
 
 class Dragonfly(ScaleOutPart):
@@ -25,7 +54,7 @@ class Dragonfly(ScaleOutPart):
     at either end. Detours: over any third group or, inside a group, any third switch.
     """
 
-    def __init__(self, node: Node, nodes: int, fabric: DragonflyFabric) -> None:
+    def __init__(self, node: NodeFigures, nodes: int, fabric: DragonflyFabric) -> None:
         """Raises InputError where there are more groups than global links can join."""
         super().__init__(node, nodes, fabric)
         self.p, self.a = fabric.endpoints_per_switch.n, fabric.switches_per_group.n
@@ -189,3 +218,6 @@ class Dragonfly(ScaleOutPart):
         first = self._between(here, via, np.zeros(len(src), np.int64))
         second = self._between(via, there, np.zeros(len(src), np.int64))
         return self._with_nics(src, dst, np.hstack([first, second]))
+
+
+DRAGONFLY = ScaleOutSpec("dragonfly", DragonflyFabric, Dragonfly, "dragonfly-ib-400g")

@@ -5,17 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
+from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.errors import InfeasibleError, InputError
-from moesim.hwmodels.network import EdgeListFabric
-from moesim.hwmodels.node import Node
 from moesim.hwmodels.ranges import BY_DIMENSION
 from moesim.hwmodels.topologies.base import Topology
+from moesim.hwmodels.topologies.description import NodeFigures, ScaleOutFabric
 from moesim.hwmodels.topologies.faults import check_connected
+from moesim.hwmodels.topologies.spec import ScaleOutSpec
 from moesim.hwmodels.topologies.spreading import check_none_left
-from moesim.hwmodels.topologies.wiring import IntArray, Wiring, gpu_name
+from moesim.hwmodels.topologies.wiring import Wiring, gpu_name
 from moesim.hwmodels.units import parse_quantity
 
 MAX_EDGES = 50_000
@@ -23,6 +25,17 @@ MAX_PATHS = 64
 """Equally short paths of a pair that are told apart; further ones are not used."""
 
 _GPU = re.compile(r"gpu:(0|[1-9]\d{0,6})")
+
+
+class EdgeListFabric(ScaleOutFabric):
+    """Any graph, inside of the nodes included: `edges` of the form "a b 50GB/s [1us]".
+
+    GPUs are called gpu:0, gpu:1, ...; every other name is a switch. A latency that is not given is half
+    of `latency_same_leaf`.
+    """
+
+    kind: Literal["edge-list"]
+    edges: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +96,10 @@ class EdgeList(Topology):
     Routes are searched destination by destination (this is for clusters of some thousand GPUs at most).
     """
 
-    kind = "edge-list"
-
-    def __init__(self, node: Node, nodes: int, fabric: EdgeListFabric, prices: str | None = None) -> None:
+    def __init__(self, node: NodeFigures, nodes: int, fabric: EdgeListFabric) -> None:
         """Raises InputError where the graph's GPUs are not those of the nodes, or are not all joined."""
         super().__init__(node, nodes)
         self.fabric = fabric
-        self.prices = prices
         self.edges = parse_edges(fabric.edges)
         names = {name for edge in self.edges for name in (edge.a, edge.b)}
         gpus = {int(match[1]) for match in map(_GPU.fullmatch, names) if match}
@@ -204,3 +214,6 @@ class EdgeList(Topology):
         ]
         width = max((len(row) for row in rows), default=0)
         return np.array([row + [-1] * (width - len(row)) for row in rows], np.int64).reshape(len(rows), width)
+
+
+EDGE_LIST = ScaleOutSpec("edge-list", EdgeListFabric, EdgeList, "")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Literal, Self
 
+import numpy as np
+from pydantic import model_validator
+
+from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.network import FatTreeFabric
-from moesim.hwmodels.node import Node
+from moesim.hwmodels.provenance import SourcedCount
+from moesim.hwmodels.topologies.description import NodeFigures, SwitchedFabric
 from moesim.hwmodels.topologies.part import (
     ScaleOutPart,
     absent_where,
@@ -14,8 +18,34 @@ from moesim.hwmodels.topologies.part import (
     endpoints_of_leaf,
     link,
 )
+from moesim.hwmodels.topologies.spec import ScaleOutSpec
 from moesim.hwmodels.topologies.two_layer import Trees, TreeShape, TwoLayerPart
-from moesim.hwmodels.topologies.wiring import IntArray, Wiring
+from moesim.hwmodels.topologies.wiring import Wiring
+
+
+class FatTreeFabric(SwitchedFabric):
+    """A fat-tree of two or three layers for all rails (single plane)."""
+
+    kind: Literal["fat-tree"]
+    planes: SourcedCount | None = None
+    layers: SourcedCount | None = None
+    """2 or 3; 2 where it is not given."""
+
+    @model_validator(mode="after")
+    def _one_plane(self) -> Self:
+        if self.planes is not None and self.planes.n != 1:
+            raise ValueError(
+                f"planes={self.planes.n}: a network of kind 'fat-tree' has 1 plane; "
+                f"for more use kind 'multi-plane-fat-tree'"
+            )
+        if self.n_layers not in (2, 3):
+            raise ValueError(f"layers={self.n_layers}: a fat-tree here has 2 or 3 layers")
+        return self
+
+    @property
+    def n_layers(self) -> int:
+        """Layers of switches."""
+        return 2 if self.layers is None else self.layers.n
 
 
 class FatTree(TwoLayerPart):
@@ -25,7 +55,7 @@ class FatTree(TwoLayerPart):
     managers do on fat-trees), so shifts of all ranks by a constant do not collide.
     """
 
-    def __init__(self, node: Node, nodes: int, fabric: FatTreeFabric) -> None:
+    def __init__(self, node: NodeFigures, nodes: int, fabric: FatTreeFabric) -> None:
         """Raises InputError where two layers of these switches have too few ports."""
         super().__init__(node, nodes, fabric)
         down, up = fabric.leaf_ports()
@@ -52,7 +82,7 @@ class ThreeLayerFatTree(ScaleOutPart):
     before the next one: a unit of leaves, one for each rail, serves as many nodes as a leaf has ports.
     """
 
-    def __init__(self, node: Node, nodes: int, fabric: FatTreeFabric) -> None:
+    def __init__(self, node: NodeFigures, nodes: int, fabric: FatTreeFabric) -> None:
         """Raises InputError where three layers of these switches have too few ports."""
         super().__init__(node, nodes, fabric)
         ports = fabric.switch_ports.n
@@ -126,3 +156,11 @@ class ThreeLayerFatTree(ScaleOutPart):
             absent_where(same, link(self.trunks + there * self.middles + middle, back=True)),
             absent_where(src == dst, link(self.nics + dst, back=True)),
         )
+
+
+def of_layers(node: NodeFigures, nodes: int, fabric: FatTreeFabric) -> ScaleOutPart:
+    """The fat-tree of two or three layers; raises InputError where its switches have too few ports."""
+    return (FatTree if fabric.n_layers == 2 else ThreeLayerFatTree)(node, nodes, fabric)
+
+
+FAT_TREE = ScaleOutSpec("fat-tree", FatTreeFabric, of_layers, "mrft-ib-400g")

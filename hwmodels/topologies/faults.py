@@ -8,8 +8,9 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.hwmodels.errors import InfeasibleError, InputError
-from moesim.hwmodels.topologies.wiring import SCALE_UP_KINDS, FloatArray, IntArray, Wiring, gpu_name
+from moesim.hwmodels.topologies.wiring import Wiring, gpu_name
 from moesim.hwmodels.validation import nearest
 
 FaultKind = Literal["nic", "link", "switch", "plane", "gpu-links"]
@@ -84,7 +85,7 @@ def _gpu_cables(wiring: Wiring, gpu: int, *, scale_up: bool) -> IntArray:
     found = [
         block.first + np.flatnonzero((block.tails == gpu) | (block.heads == gpu))
         for block in wiring.cables
-        if (block.kind in SCALE_UP_KINDS) == scale_up
+        if block.scale_up == scale_up
     ]
     cables = np.concatenate(found) if found else np.zeros(0, np.int64)
     if not len(cables):
@@ -113,7 +114,7 @@ def _plane(wiring: Wiring, fault: LinkFault) -> tuple[IntArray, float]:
             raise InputError("the scale-up switches of this topology are not striped over chips")
         n = min(chips)
         _number(fault.target, "scale-up", n)
-        blocks = [block for block in wiring.cables if block.kind in SCALE_UP_KINDS]
+        blocks = [block for block in wiring.cables if block.scale_up]
         cables = np.concatenate([block.first + np.arange(len(block.tails)) for block in blocks])
         return cables, (n - 1 + fault.factor) / n
     planes = np.full(wiring.n_vertices, -1)

@@ -2,28 +2,66 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 import numpy as np
 
-from moesim.hwmodels.node import Node
-from moesim.hwmodels.scale_up import MeshSection
+from moesim.hwmodels.arrays import IntArray
+from moesim.hwmodels.provenance import SourcedBytesPerSecond
+from moesim.hwmodels.scale_up_shares import ScaleUpShares
+from moesim.hwmodels.topologies.description import NodeFigures, ScaleUpFabric
 from moesim.hwmodels.topologies.part import ScaleUpPart, absent_where, columns, link
-from moesim.hwmodels.topologies.wiring import IntArray, Wiring
+from moesim.hwmodels.topologies.spec import ScaleUpSpec
+from moesim.hwmodels.topologies.wiring import Wiring
+
+
+class MeshFabric(ScaleUpFabric):
+    """Every pair of GPUs has a link of its own (MI300X). Bandwidths are of one pair and direction."""
+
+    kind: Literal["fully-connected"]
+    link_bandwidth: SourcedBytesPerSecond
+    link_bandwidth_effective: SourcedBytesPerSecond
+
+    def shares(self, node: NodeFigures) -> ScaleUpShares:
+        """The links to the other members of a group."""
+        return MeshShares(self.link_bandwidth.value / node.scale_up_bytes_per_s, node.n_gpus)
+
+
+@dataclass(frozen=True, slots=True)
+class MeshShares(ScaleUpShares):
+    """`link`: the nominal rate of one link over that of a GPU; `gpus` of a node, each pair with a link."""
+
+    link: float
+    gpus: int
+
+    def all_to_all(self, group: int) -> float:
+        """Share of a uniform all-to-all of `group` GPUs: the links to the other members."""
+        return 1.0 if group <= 1 else (group - 1) / (self.gpus - 1)
+
+    def pair(self) -> float:
+        """Share of two neighbours: one link."""
+        return self.link
+
+    def ring(self, group: int) -> float:
+        """Share of a reduce-scatter or all-gather: rings over all links between the members."""
+        return self.all_to_all(group)
 
 
 class FullyConnectedNode(ScaleUpPart):
     """One link from GPU to GPU; where it is down, two over a third GPU."""
 
-    def __init__(self, node: Node, nodes: int, section: MeshSection) -> None:
+    def __init__(self, node: NodeFigures, nodes: int, fabric: MeshFabric) -> None:
         """The node and the figures of one pair."""
         super().__init__(node, nodes)
-        self.section = section
+        self.fabric = fabric
         self.pairs = self.per_node * (self.per_node - 1) // 2
 
     def wire(self, wiring: Wiring) -> None:
         """A cable for every pair i < j of every node, ordered by i, then j."""
         i, j = np.triu_indices(self.per_node, 1)
         node = np.repeat(np.arange(self.nodes), self.pairs) * self.per_node
-        rates = (self.section.link_bandwidth_effective.value, self.section.link_bandwidth.value)
+        rates = (self.fabric.link_bandwidth_effective.value, self.fabric.link_bandwidth.value)
         self.first = wiring.add_cables(
             "mesh",
             node + np.tile(i, self.nodes),
@@ -56,3 +94,6 @@ class FullyConnectedNode(ScaleUpPart):
         n = self.per_node
         via = src // n * n + (src + dst + number) % n
         return columns(self._direct(src, via), self._direct(via, dst))
+
+
+FULLY_CONNECTED = ScaleUpSpec("fully-connected", MeshFabric, FullyConnectedNode, "mi300x-mesh")

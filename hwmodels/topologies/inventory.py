@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moesim.hwmodels.topologies.wiring import SCALE_UP_KINDS, Wiring
-
-if TYPE_CHECKING:
-    from moesim.hwmodels.network import FabricPrices
+from moesim.hwmodels.fabric_prices import FabricPrices
+from moesim.hwmodels.topologies.wiring import Wiring
 
 NIC_KIND = "nic"
 
@@ -19,23 +16,20 @@ NIC_KIND = "nic"
 class Inventory:
     """Counts of a topology; the cost is that of the scale-out network alone.
 
-    `endpoints`: NIC ports. `switches`, `cables`: physical ones by kind. `switch_ports`: those in use.
+    `endpoints`: NIC ports. `switches`, `cables`: physical ones by kind, `scale_out_switches` those of them
+    in the scale-out network. `switch_ports`: those in use.
     `inter_switch_links`: scale-out cables between switches ("links" of arXiv 2505.09343, Table 3).
     `transceivers`: two for each optical cable. `cost_usd` by part; empty where no prices are known.
     """
 
     endpoints: int
     switches: dict[str, int]
+    scale_out_switches: int
     switch_ports: int
     cables: dict[str, int]
     inter_switch_links: int
     transceivers: int
     cost_usd: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def scale_out_switches(self) -> int:
-        """Switches of the scale-out network."""
-        return sum(n for kind, n in self.switches.items() if kind not in SCALE_UP_SWITCHES)
 
     @property
     def total_usd(self) -> float | None:
@@ -49,18 +43,17 @@ class Inventory:
         return None if total is None or not self.endpoints else total / self.endpoints
 
 
-SCALE_UP_SWITCHES = frozenset({"nvswitch", "scale-up-l1", "scale-up-l2"})
-
-
 def count_inventory(wiring: Wiring, prices: FabricPrices | None) -> Inventory:
     """Count a wiring: chips of striped switches and strands of bundled cables one by one.
 
     Cost: docs/model.md, eq. N1.
     """
     switches: dict[str, int] = {}
+    outer = 0
     for block in wiring.vertices:
         if block.kind != "gpu" and block.count:
             switches[block.kind] = switches.get(block.kind, 0) + block.count * block.chips
+            outer += 0 if block.scale_up else block.count * block.chips
     cables: dict[str, int] = {}
     endpoints = inter_switch = transceivers = ports = 0
     for run in wiring.cables:
@@ -70,7 +63,7 @@ def count_inventory(wiring: Wiring, prices: FabricPrices | None) -> Inventory:
         cables[run.kind] = cables.get(run.kind, 0) + n
         transceivers += 2 * n if run.optical else 0
         at_switch = int(np.sum(run.tails >= wiring.n_gpus) + np.sum(run.heads >= wiring.n_gpus))
-        if run.kind in SCALE_UP_KINDS:
+        if run.scale_up:
             continue
         ports += at_switch * run.strands
         if run.kind == NIC_KIND:
@@ -79,12 +72,11 @@ def count_inventory(wiring: Wiring, prices: FabricPrices | None) -> Inventory:
             inter_switch += (
                 int(np.sum((run.tails >= wiring.n_gpus) & (run.heads >= wiring.n_gpus))) * run.strands
             )
-    counted = Inventory(endpoints, switches, ports, cables, inter_switch, transceivers)
-    if prices is None:
-        return counted
-    cost = {
-        "switches": counted.scale_out_switches * prices.switch.value,
-        "inter-switch links": inter_switch * prices.link.value,
-        "endpoint links": endpoints * prices.link.value,
-    }
-    return Inventory(endpoints, switches, ports, cables, inter_switch, transceivers, cost)
+    cost: dict[str, float] = {}
+    if prices is not None:
+        cost = {
+            "switches": outer * prices.switch.value,
+            "inter-switch links": inter_switch * prices.link.value,
+            "endpoint links": endpoints * prices.link.value,
+        }
+    return Inventory(endpoints, switches, outer, ports, cables, inter_switch, transceivers, cost)

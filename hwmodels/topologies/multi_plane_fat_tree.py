@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 
+from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.network import MultiPlaneFabric
-from moesim.hwmodels.node import Node
+from moesim.hwmodels.provenance import SourcedCount
+from moesim.hwmodels.topologies.description import NodeFigures, SwitchedFabric
 from moesim.hwmodels.topologies.part import endpoints_of_leaf
+from moesim.hwmodels.topologies.spec import ScaleOutSpec
 from moesim.hwmodels.topologies.two_layer import Trees, TreeShape, TwoLayerPart
-from moesim.hwmodels.topologies.wiring import IntArray
+
+
+class MultiPlaneFabric(SwitchedFabric):
+    """Several identical two-layer fat-trees side by side that no switch joins."""
+
+    kind: Literal["multi-plane-fat-tree"]
+    planes: SourcedCount
 
 
 class MultiPlaneFatTree(TwoLayerPart):
@@ -21,7 +31,7 @@ class MultiPlaneFatTree(TwoLayerPart):
 
     forwards = True
 
-    def __init__(self, node: Node, nodes: int, fabric: MultiPlaneFabric) -> None:
+    def __init__(self, node: NodeFigures, nodes: int, fabric: MultiPlaneFabric) -> None:
         """Raises InputError where planes do not divide a server's GPUs or switches have too few ports."""
         super().__init__(node, nodes, fabric)
         self.planes = fabric.planes.n
@@ -62,3 +72,8 @@ class MultiPlaneFatTree(TwoLayerPart):
     def prefixes(self) -> list[str]:
         """plane0., plane1., ..."""
         return [f"plane{plane}." for plane in range(self.planes)]
+
+
+MULTI_PLANE_FAT_TREE = ScaleOutSpec(
+    "multi-plane-fat-tree", MultiPlaneFabric, MultiPlaneFatTree, "mpft-ib-400g"
+)

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 
+from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.node import Node
-from moesim.hwmodels.scale_up import HubSection
+from moesim.hwmodels.provenance import SourcedCount
+from moesim.hwmodels.topologies.description import NodeFigures, ScaleUpFabric
 from moesim.hwmodels.topologies.part import ScaleUpPart, absent_where, columns, link
-from moesim.hwmodels.topologies.wiring import IntArray, Wiring
+from moesim.hwmodels.topologies.spec import ScaleUpSpec
+from moesim.hwmodels.topologies.wiring import Wiring
+
+
+class HubFabric(ScaleUpFabric):
+    """Every GPU has `links_per_gpu` links, spread over `switches` chips."""
+
+    switches: SourcedCount
+    links_per_gpu: SourcedCount
+
+
+class NvswitchFabric(HubFabric):
+    """One server (HGX)."""
+
+    kind: Literal["nvswitch"]
 
 
 class NvswitchNode(ScaleUpPart):
@@ -18,11 +35,11 @@ class NvswitchNode(ScaleUpPart):
     a chip that is lost takes its part of every port.
     """
 
-    def __init__(self, node: Node, nodes: int, section: HubSection | None = None) -> None:
+    def __init__(self, node: NodeFigures, nodes: int, fabric: HubFabric | None = None) -> None:
         """Raises InputError where the GPU's links do not divide over the chips."""
         super().__init__(node, nodes)
-        self.chips = 1 if section is None else section.switches.n
-        self.strands = 1 if section is None else section.links_per_gpu.n
+        self.chips = 1 if fabric is None else fabric.switches.n
+        self.strands = 1 if fabric is None else fabric.links_per_gpu.n
         if self.strands < self.chips:
             raise InputError(
                 f"links_per_gpu={self.strands} is fewer than switches={self.chips}: "
@@ -53,3 +70,6 @@ class NvswitchNode(ScaleUpPart):
             absent_where(itself, link(self.first + src)),
             absent_where(itself, link(self.first + dst, back=True)),
         )
+
+
+NVSWITCH = ScaleUpSpec("nvswitch", NvswitchFabric, NvswitchNode, "hgx-hopper")

@@ -6,16 +6,16 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
+from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.network import BaseFabric
-from moesim.hwmodels.node import Node
-from moesim.hwmodels.topologies.wiring import IntArray, Wiring
+from moesim.hwmodels.topologies.description import NodeFigures, ScaleOutFabric
+from moesim.hwmodels.topologies.wiring import Wiring
 
 
 class Part(ABC):
     """Paths between GPUs through one network; GPU numbers are global, arrays are [n] pairs."""
 
-    def __init__(self, node: Node, nodes: int) -> None:
+    def __init__(self, node: NodeFigures, nodes: int) -> None:
         """The node, and how many of them."""
         self.node = node
         self.nodes = nodes
@@ -64,7 +64,7 @@ class ScaleOutPart(Part):
 
     forwards = False
 
-    def __init__(self, node: Node, nodes: int, fabric: BaseFabric) -> None:
+    def __init__(self, node: NodeFigures, nodes: int, fabric: ScaleOutFabric) -> None:
         """The node, how many of them, and the figures of the network."""
         super().__init__(node, nodes)
         self.base = fabric

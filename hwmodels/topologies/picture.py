@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from moesim.hwmodels.topologies.base import Topology
-from moesim.hwmodels.topologies.wiring import SCALE_UP_KINDS
 from moesim.hwmodels.units import format_quantity
 
 MOST_PER_LAYER = 32
@@ -72,6 +71,7 @@ def picture(topology: Topology, nodes: int = 3) -> Picture:
         shown |= set(found)
     cables: list[Cable] = []
     kinds: defaultdict[str, set[int]] = defaultdict(set)
+    scale_up = {block.kind for block in wiring.cables if block.scale_up}
     index = 0
     for block in wiring.cables:
         for tail, head in zip(block.tails.tolist(), block.heads.tolist(), strict=True):
@@ -82,7 +82,7 @@ def picture(topology: Topology, nodes: int = 3) -> Picture:
                 kinds[block.kind] |= {tail, head}
             index += 1
     for kind, _, found in layers[1:]:
-        if any(set(found) & ends for cable, ends in kinds.items() if cable in SCALE_UP_KINDS):
+        if any(set(found) & ends for cable, ends in kinds.items() if cable in scale_up):
             below.add(kind)
     order = [layer for layer in layers[:0:-1] if layer[0] not in below]
     order += [layers[0], *(layer for layer in layers[1:] if layer[0] in below)]
@@ -96,5 +96,5 @@ def picture(topology: Topology, nodes: int = 3) -> Picture:
         tuple(Layer(kind, count, tuple(names[v] for v in found)) for kind, count, found in order),
         tuple(cables),
         places,
-        tuple(sorted(SCALE_UP_KINDS)),
+        tuple(sorted(scale_up)),
     )

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from moesim.hwmodels.network import RailFabric
-from moesim.hwmodels.node import Node
+from typing import Literal
+
+from moesim.hwmodels.arrays import IntArray
+from moesim.hwmodels.topologies.description import NodeFigures, SwitchedFabric
 from moesim.hwmodels.topologies.part import endpoints_of_leaf
+from moesim.hwmodels.topologies.spec import ScaleOutSpec
 from moesim.hwmodels.topologies.two_layer import Trees, TreeShape, TwoLayerPart
-from moesim.hwmodels.topologies.wiring import IntArray
+
+
+class RailFabric(SwitchedFabric):
+    """Leaves of one rail each, in units of as many nodes as a leaf has ports down, under shared spines.
+
+    `cross_rail` says how traffic to another rail goes: `forward` over NVLink to the GPU of its own node
+    on that rail, then inside the rail; `spine` straight through the spines.
+    """
+
+    kind: Literal["rail-optimised"]
+    cross_rail: Literal["forward", "spine"] = "forward"
 
 
 class RailOptimised(TwoLayerPart):
@@ -16,7 +29,7 @@ class RailOptimised(TwoLayerPart):
     first, so that it stays on the rail (NCCL calls it PXN).
     """
 
-    def __init__(self, node: Node, nodes: int, fabric: RailFabric) -> None:
+    def __init__(self, node: NodeFigures, nodes: int, fabric: RailFabric) -> None:
         """Raises InputError where the switches have too few ports for the units."""
         super().__init__(node, nodes, fabric)
         self.forwards = fabric.cross_rail == "forward"
@@ -32,3 +45,6 @@ class RailOptimised(TwoLayerPart):
     def number(self, gpu: IntArray) -> IntArray:
         """The GPU's number on its rail."""
         return gpu // self.per_node
+
+
+RAIL_OPTIMISED = ScaleOutSpec("rail-optimised", RailFabric, RailOptimised, "rail-roce-400g")

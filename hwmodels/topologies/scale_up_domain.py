@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.node import Node
-from moesim.hwmodels.scale_up import DomainSection
-from moesim.hwmodels.topologies.nvswitch_node import NvswitchNode
+from moesim.hwmodels.provenance import SourcedCount
+from moesim.hwmodels.topologies.description import NodeFigures
+from moesim.hwmodels.topologies.nvswitch_node import HubFabric, NvswitchNode
+from moesim.hwmodels.topologies.spec import ScaleUpSpec
+
+
+class DomainFabric(HubFabric):
+    """Several servers of `gpus_per_host` GPUs that share the switch chips (NVL72)."""
+
+    kind: Literal["scale-up-domain"]
+    gpus_per_host: SourcedCount
 
 
 class ScaleUpDomain(NvswitchNode):
@@ -14,10 +24,10 @@ class ScaleUpDomain(NvswitchNode):
     The domain is the "node" of ranks and placement: its GPUs are numbered host by host.
     """
 
-    def __init__(self, node: Node, nodes: int, section: DomainSection) -> None:
+    def __init__(self, node: NodeFigures, nodes: int, fabric: DomainFabric) -> None:
         """Raises InputError where hosts do not divide the domain or links the chips."""
-        super().__init__(node, nodes, section)
-        per_host = section.gpus_per_host.n
+        super().__init__(node, nodes, fabric)
+        per_host = fabric.gpus_per_host.n
         if per_host < 1 or self.per_node % per_host:
             raise InputError(
                 f"gpus_per_host={per_host} does not divide the {self.per_node} GPUs of node {node.name!r}"
@@ -28,3 +38,6 @@ class ScaleUpDomain(NvswitchNode):
                 f"chips of a domain carry equal parts"
             )
         self.hosts = self.per_node // per_host
+
+
+SCALE_UP_DOMAIN = ScaleUpSpec("scale-up-domain", DomainFabric, ScaleUpDomain, "nvl72")

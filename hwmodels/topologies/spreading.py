@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.hwmodels.errors import InfeasibleError
 from moesim.hwmodels.topologies.tables import (
     IDEAL_CHUNK,
@@ -19,7 +20,7 @@ from moesim.hwmodels.topologies.tables import (
     single_paths,
     spread_paths,
 )
-from moesim.hwmodels.topologies.wiring import FloatArray, IntArray, Wiring, gpu_name
+from moesim.hwmodels.topologies.wiring import Wiring, gpu_name
 
 
 class Topology(Protocol):

@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
 import numpy as np
 
+from moesim.hwmodels import ranges
+from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.node import Node
-from moesim.hwmodels.scale_up import SupernodeSection
+from moesim.hwmodels.provenance import SourcedCount, SourcedSeconds
+from moesim.hwmodels.topologies.description import NodeFigures, ScaleUpFabric
 from moesim.hwmodels.topologies.part import ScaleUpPart, absent_where, columns, link
-from moesim.hwmodels.topologies.wiring import IntArray, Wiring
+from moesim.hwmodels.topologies.spec import ScaleUpSpec
+from moesim.hwmodels.topologies.wiring import Wiring
+
+
+class SupernodeFabric(ScaleUpFabric):
+    """Hosts of `gpus_per_host` under their own first-level switches, joined by a second level.
+
+    Both levels come in `planes` identical planes that traffic is striped over; every plane has
+    `second_level_switches` chips, each wired to every host's first-level chip of that plane, without
+    oversubscription (CloudMatrix384).
+    """
+
+    kind: Literal["supernode"]
+    gpus_per_host: SourcedCount
+    planes: SourcedCount
+    second_level_switches: SourcedCount
+    latency_across_hosts: Annotated[SourcedSeconds, ranges.LATENCY]
+    """What the second level adds to the latency inside a host."""
 
 
 class Supernode(ScaleUpPart):
@@ -18,22 +39,22 @@ class Supernode(ScaleUpPart):
     does each second-level one; a plane that is lost takes its part of every link.
     """
 
-    def __init__(self, node: Node, nodes: int, section: SupernodeSection) -> None:
+    def __init__(self, node: NodeFigures, nodes: int, fabric: SupernodeFabric) -> None:
         """Raises InputError where hosts do not divide the node."""
         super().__init__(node, nodes)
-        self.section = section
-        self.per_host = section.gpus_per_host.n
+        self.fabric = fabric
+        self.per_host = fabric.gpus_per_host.n
         if self.per_node % self.per_host:
             raise InputError(
                 f"gpus_per_host={self.per_host} does not divide the {self.per_node} GPUs "
                 f"of node {node.name!r}"
             )
         self.hosts = self.per_node // self.per_host
-        self.spines = section.second_level_switches.n
+        self.spines = fabric.second_level_switches.n
 
     def wire(self, wiring: Wiring) -> None:
         """Ports first, then the trunks host by host."""
-        planes, hosts = self.section.planes.n, self.hosts * self.nodes
+        planes, hosts = self.fabric.planes.n, self.hosts * self.nodes
         low = wiring.add_vertices(
             "scale-up-l1", hosts, lambda i: f"l1:{i // self.hosts}.{i % self.hosts}", planes
         )
@@ -61,7 +82,7 @@ class Supernode(ScaleUpPart):
             low + host,
             high + host // self.hosts * self.spines + spine,
             (trunk, trunk),
-            self.section.latency_across_hosts.value / 2,
+            self.fabric.latency_across_hosts.value / 2,
             strands=planes,
             optical=True,
         )
@@ -89,3 +110,6 @@ class Supernode(ScaleUpPart):
             absent_where(same, link(self.trunks + there * self.spines + choice, back=True)),
             absent_where(src == dst, link(self.ports + dst, back=True)),
         )
+
+
+SUPERNODE = ScaleUpSpec("supernode", SupernodeFabric, Supernode, "cloudmatrix384")

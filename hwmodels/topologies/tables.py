@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from moesim.hwmodels.topologies.wiring import FloatArray, IntArray
+from moesim.hwmodels.arrays import BoolArray, FloatArray, IntArray
 
 Spreading = Literal["modulo", "ecmp", "ideal"]
 
@@ -59,6 +59,8 @@ class LinkTable:
     bytes_per_s: FloatArray
     nominal_bytes_per_s: FloatArray
     latency_s: FloatArray
+    scale_up: BoolArray
+    """Which links belong to the inside of a node or scale-up domain."""
 
 
 @dataclass(frozen=True, slots=True)

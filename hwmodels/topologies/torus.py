@@ -4,14 +4,46 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Annotated, Literal, Self
 
 import numpy as np
+from pydantic import model_validator
 
+from moesim.hwmodels import ranges
+from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.node import Node
-from moesim.hwmodels.scale_up import TorusSection
+from moesim.hwmodels.provenance import SourcedBytesPerSecond, SourcedCount, SourcedSeconds
+from moesim.hwmodels.scale_up_shares import ScaleUpShares
+from moesim.hwmodels.topologies.description import NodeFigures, ScaleUpFabric
 from moesim.hwmodels.topologies.part import ScaleUpPart
-from moesim.hwmodels.topologies.wiring import IntArray, Wiring
+from moesim.hwmodels.topologies.spec import ScaleUpSpec
+from moesim.hwmodels.topologies.torus_shares import TorusShares
+from moesim.hwmodels.topologies.wiring import Wiring
+
+
+class TorusFabric(ScaleUpFabric):
+    """A torus of 1 to 3 dimensions; a dimension of 3 or more wraps around (TPU).
+
+    Bandwidths are of one link to one neighbour and direction.
+    """
+
+    kind: Literal["torus"]
+    dimensions: tuple[SourcedCount, ...]
+    link_bandwidth: SourcedBytesPerSecond
+    link_bandwidth_effective: SourcedBytesPerSecond
+    latency_per_hop: Annotated[SourcedSeconds, ranges.LATENCY]
+
+    @model_validator(mode="after")
+    def _plausible(self) -> Self:
+        sizes = [dimension.n for dimension in self.dimensions]
+        if not 1 <= len(sizes) <= 3 or min(sizes) < 1:
+            raise ValueError(f"dimensions={sizes}: a torus has 1 to 3 dimensions of at least 1")
+        return self
+
+    def shares(self, node: NodeFigures) -> ScaleUpShares:
+        """What the links of the compact blocks in it carry."""
+        link = self.link_bandwidth.value / node.scale_up_bytes_per_s
+        return TorusShares(link, tuple(dimension.n for dimension in self.dimensions))
 
 
 class Torus(ScaleUpPart):
@@ -22,11 +54,11 @@ class Torus(ScaleUpPart):
     Detours go by way of a third chip, the nearest first.
     """
 
-    def __init__(self, node: Node, nodes: int, section: TorusSection) -> None:
+    def __init__(self, node: NodeFigures, nodes: int, fabric: TorusFabric) -> None:
         """Raises InputError where the dimensions do not make up the node."""
         super().__init__(node, nodes)
-        self.section = section
-        self.sizes = np.array([dimension.n for dimension in section.dimensions])
+        self.fabric = fabric
+        self.sizes = np.array([dimension.n for dimension in fabric.dimensions])
         chips = math.prod(self.sizes.tolist())
         if chips != self.per_node:
             raise InputError(
@@ -41,12 +73,12 @@ class Torus(ScaleUpPart):
         chips = np.arange(self.n_gpus)
         place = self._place(chips)
         self.cable = np.full((len(self.sizes), self.n_gpus), -1)
-        rates = (self.section.link_bandwidth_effective.value, self.section.link_bandwidth.value)
+        rates = (self.fabric.link_bandwidth_effective.value, self.fabric.link_bandwidth.value)
         for axis, size in enumerate(self.sizes.tolist()):
             has = np.ones(self.n_gpus, bool) if size > 2 else (place[:, axis] < size - 1)
             tails = chips[has]
             first = wiring.add_cables(
-                "torus", tails, self._moved(tails, axis, 1), rates, self.section.latency_per_hop.value
+                "torus", tails, self._moved(tails, axis, 1), rates, self.fabric.latency_per_hop.value
             )
             self.cable[axis, has] = first + np.arange(len(tails))
 
@@ -113,3 +145,6 @@ class Torus(ScaleUpPart):
         there = (self._place(src) + offsets[nearest_first[number]]) % self.sizes
         near: IntArray = (there * self.steps).sum(axis=1)
         return near
+
+
+TORUS = ScaleUpSpec("torus", TorusFabric, Torus, "tpu-v5p-8x8x8")

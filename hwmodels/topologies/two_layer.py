@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.network import BaseFabric
+from moesim.hwmodels.topologies.description import ScaleOutFabric
 from moesim.hwmodels.topologies.part import ScaleOutPart, absent_where, columns, link
-from moesim.hwmodels.topologies.wiring import IntArray, Wiring
+from moesim.hwmodels.topologies.wiring import Wiring
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,9 @@ class Trees:
         """Trunk cables of all trees."""
         return self.count * self.shape.leaves * self.shape.spines * self.shape.bundle
 
-    def wire(self, wiring: Wiring, kind: str, ends: tuple[IntArray, IntArray], fabric: BaseFabric) -> None:
+    def wire(
+        self, wiring: Wiring, kind: str, ends: tuple[IntArray, IntArray], fabric: ScaleOutFabric
+    ) -> None:
         """Cables between the vertices of leaves [count, leaves] and spines [count, spines].
 
         Between switches the line rate holds; what a NIC cannot fill is lost at the NIC links already.
@@ -88,7 +91,7 @@ class Trees:
         return self.first + row * bundle + choice // spines % bundle
 
 
-def wire_two_layers(wiring: Wiring, trees: Trees, prefixes: list[str], fabric: BaseFabric) -> IntArray:
+def wire_two_layers(wiring: Wiring, trees: Trees, prefixes: list[str], fabric: ScaleOutFabric) -> IntArray:
     """Leaves, spines and trunks of trees called by `prefixes`; the leaves' vertices [count, leaves].
 
     More than one tree are the planes of the network.

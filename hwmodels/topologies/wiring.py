@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from moesim.hwmodels.arrays import BoolArray, FloatArray, IntArray
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import nearest
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
-
-SCALE_UP_KINDS = frozenset({"nvlink", "mesh", "torus", "scale-up-trunk"})
-"""Link kinds that belong to the inside of a node or scale-up domain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +25,8 @@ class Vertices:
     chips: int
     planes: IntArray | None
     """[count] the scale-out plane of each, where there are planes."""
+    scale_up: bool
+    """Whether they belong to the inside of a node or scale-up domain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +46,8 @@ class Cables:
     latency_s: FloatArray
     strands: int
     optical: bool
+    scale_up: bool
+    """Whether they belong to the inside of a node or scale-up domain."""
 
 
 class Wiring:
@@ -59,7 +58,17 @@ class Wiring:
         self.n_gpus = n_gpus
         self.vertices: list[Vertices] = []
         self.cables: list[Cables] = []
+        self._scale_up = False
         self.add_vertices("gpu", n_gpus, gpu_name)
+
+    @contextmanager
+    def scale_up(self) -> Iterator[None]:
+        """What is added inside this context belongs to the inside of nodes or scale-up domains."""
+        self._scale_up = True
+        try:
+            yield
+        finally:
+            self._scale_up = False
 
     def add_vertices(
         self,
@@ -71,7 +80,7 @@ class Wiring:
     ) -> int:
         """Add `count` vertices; the number of the first."""
         first = self.n_vertices
-        self.vertices.append(Vertices(first, count, kind, name, chips, planes))
+        self.vertices.append(Vertices(first, count, kind, name, chips, planes, self._scale_up))
         return first
 
     def add_cables(
@@ -95,7 +104,9 @@ class Wiring:
             np.broadcast_to(np.asarray(x, dtype=np.float64), (n,)) for x in (*rates, latency_s)
         )
         self.cables.append(
-            Cables(first, kind, tails, heads, copies, payload, nominal, latency, strands, optical)
+            Cables(
+                first, kind, tails, heads, copies, payload, nominal, latency, strands, optical, self._scale_up
+            )
         )
         return first
 
@@ -130,6 +141,12 @@ class Wiring:
     def per_cable(self, what: Callable[[Cables], FloatArray]) -> FloatArray:
         """[cables] a figure of each cable."""
         return np.concatenate([what(block) for block in self.cables] or [np.zeros(0)])
+
+    @cached_property
+    def scale_up_links(self) -> BoolArray:
+        """[links] whether each belongs to the inside of a node or scale-up domain."""
+        blocks = [np.full(2 * len(block.tails), block.scale_up) for block in self.cables]
+        return np.concatenate(blocks or [np.zeros(0, bool)])
 
     @cached_property
     def latency_s(self) -> FloatArray:

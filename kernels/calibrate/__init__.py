@@ -6,12 +6,12 @@ Importing this package needs no GPU and no GPU library.
 from __future__ import annotations
 
 from moesim.kernels.calibrate.plan import build_plan, measurement_names
-from moesim.kernels.calibrate.run import Options, Progress, calibrate
+from moesim.kernels.calibrate.run import CalibrationProgress, Options, calibrate
 from moesim.kernels.calibrate.transfer import Statement, statements, transfer
 
 __all__ = [
+    "CalibrationProgress",
     "Options",
-    "Progress",
     "Statement",
     "build_plan",
     "calibrate",

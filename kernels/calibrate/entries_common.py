@@ -9,7 +9,7 @@ from typing import Any
 
 from moesim.hwmodels.accelerator import Accelerator
 from moesim.hwmodels.calibration import MeasuredCurve
-from moesim.kernels.calibrate.protocol import Row
+from moesim.kernels.calibrate.protocol import TimedRow
 from moesim.kernels.export import Origin, curve, residual
 from moesim.kernels.fit import Quality, fit_saturating, medians
 
@@ -21,12 +21,12 @@ FLOOR = 0.02
 class Rows:
     """Rows of one calibration with the accelerator they were measured on."""
 
-    rows: Sequence[Row]
+    rows: Sequence[TimedRow]
     accelerator: Accelerator
     origin: Origin
     name: str
 
-    def of(self, measurement: str, **parameters: Any) -> list[Row]:
+    def of(self, measurement: str, **parameters: Any) -> list[TimedRow]:
         """Rows of a measurement whose parameters have these values."""
         return [
             row
@@ -37,7 +37,7 @@ class Rows:
         ]
 
 
-def sm_curve(rows: Rows, found: Sequence[Row], id_: str, parameter: str, what: str) -> MeasuredCurve:
+def sm_curve(rows: Rows, found: Sequence[TimedRow], id_: str, parameter: str, what: str) -> MeasuredCurve:
     """Rate over SMs with the parameters of the saturating fit in its note, where there are enough points."""
     pairs = [(float(r.parameters[parameter]), r.values["bytes"] / r.seconds) for r in found]
     points, _ = medians(pairs)
@@ -68,6 +68,6 @@ def stated_quality(quality: Quality) -> str:
     return left if quality.left_out_median == quality.left_out_median else "too few points to leave one out"
 
 
-def spread(found: Sequence[Row]) -> float:
+def spread(found: Sequence[TimedRow]) -> float:
     """Median relative half-width of the quartiles."""
     return statistics.median((r.high_s - r.low_s) / 2 / r.seconds for r in found)

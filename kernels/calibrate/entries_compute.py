@@ -7,7 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 
-from moesim.hwmodels.calibration import GemmTable, Law, LawGroup, MeasuredCurve
+from moesim.hwmodels.calibration import GemmTable, Law, MeasuredCurve
+from moesim.hwmodels.law_groups import LawGroup, entry_word
 from moesim.kernels.calibrate.entries_common import FLOOR, Rows, sm_curve, spread
 from moesim.kernels.export import curve, gemm_table, law, residual
 from moesim.kernels.fit import fit_slow_down
@@ -35,7 +36,7 @@ def products(rows: Rows) -> Iterable[GemmTable]:
             "gemm" if cls == "gemm" else "grouped_gemm",
             "bf16" if dtype == "bf16" else "fp8",
             [(row[0], row[1], row[2], row[3], row[4]) for row in table],
-            told=dtype == "fp8",
+            sm_aware=dtype == "fp8",
             origin=rows.origin,
             what=f"PyTorch {dtype} products, {scales}, random inputs beyond L2, graph replay",
             error=residual(max(0.03, spread(found)), "spread of repeats, at least 3 %"),
@@ -104,20 +105,20 @@ def memory(rows: Rows) -> Iterable[MeasuredCurve]:
 def interference(rows: Rows) -> Iterable[Law]:
     """The five laws: medians over the operators of a group, made monotone in the SMs.
 
-    For an operator that can be told, the margin that serves it best counts, as a tuned library would set it.
+    For an SM-aware operator, the margin that serves it best counts, as a tuned library would set it.
     """
     found = rows.of("interference")
     groups: dict[LawGroup, list[tuple[float, float]]] = defaultdict(list)
-    told: dict[tuple[object, float], list[float]] = defaultdict(list)
+    aware: dict[tuple[object, float], list[float]] = defaultdict(list)
     for row in found:
         operator, n, values = str(row.parameters["operator"]), float(row.parameters["sms"]), row.values
-        if row.parameters["told"]:
-            told[operator, n].append(values["ratio"])
+        if row.parameters["left_free"]:
+            aware[operator, n].append(values["ratio"])
         else:
-            groups[_LAW_GROUP.get(operator, "gemm_untold")].append((n, values["ratio"]))
+            groups[_LAW_GROUP.get(operator, "gemm_sm_unaware")].append((n, values["ratio"]))
         slower = values["copy_alone_bytes_per_s"] / values["copy_bytes_per_s"]
         groups["communication"].append((n, max(1.0, slower)))
-    groups["gemm_told"] = [(n, min(ratios)) for (_, n), ratios in told.items()]
+    groups["gemm_sm_aware"] = [(n, min(ratios)) for (_, n), ratios in aware.items()]
     noise = [(r.values["ratio_high"] - r.values["ratio_low"]) / 2 for r in found]
     for group, samples in groups.items():
         if not samples:
@@ -125,15 +126,15 @@ def interference(rows: Rows) -> Iterable[Law]:
         fit = fit_slow_down(samples, falling=group == "communication", what=group)
         error = max(0.03, fit.quality.relative, statistics.median(noise))
         raw = ", ".join(f"{y:.3f} at {x:g}" for x, y in fit.raw)
-        margin = "; told of 0, 2 or 4 SMs more than the push takes, whichever is best"
+        margin = "; 0, 2 or 4 SMs more left free than the push takes, whichever is best"
         yield law(
-            f"{rows.name}.{group}",
+            f"{rows.name}.{entry_word(group)}",
             group,
             fit.points,
             origin=rows.origin,
             what=f"beside a PTX push to a peer on n SMs; medians over operators {raw}",
             error=residual(error, "left-out points, or spread over operators or windows"),
-            note=f"a GPU that only sends{margin if group == 'gemm_told' else ''}",
+            note=f"a GPU that only sends{margin if group == 'gemm_sm_aware' else ''}",
         )
 
 

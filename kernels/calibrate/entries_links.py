@@ -9,7 +9,7 @@ from typing import Any
 from moesim.hwmodels.calibration import MeasuredCurve
 from moesim.hwmodels.errors import InputError
 from moesim.kernels.calibrate.entries_common import FLOOR, Rows, sm_curve, spread, stated_quality
-from moesim.kernels.calibrate.protocol import Row
+from moesim.kernels.calibrate.protocol import TimedRow
 from moesim.kernels.export import curve, residual
 from moesim.kernels.fit import fit_latency_bandwidth, fit_saturating, fit_transfer, medians
 
@@ -156,7 +156,7 @@ def collectives(rows: Rows) -> Iterable[MeasuredCurve]:
             )
 
 
-def _transfer_quality(found: Sequence[Row], points: Sequence[tuple[float, float]]) -> tuple[float, str]:
+def _transfer_quality(found: Sequence[TimedRow], points: Sequence[tuple[float, float]]) -> tuple[float, str]:
     """(stated error, note) of the fit over tokens and SMs, else over SMs, else the spread alone."""
     repeats = spread(found)
     try:
@@ -174,7 +174,7 @@ def _transfer_quality(found: Sequence[Row], points: Sequence[tuple[float, float]
     return max(repeats, fit.quality.relative), note
 
 
-def _reference_tokens(found: Sequence[Row]) -> int:
+def _reference_tokens(found: Sequence[TimedRow]) -> int:
     """The number of tokens that was measured with the most SM counts; the larger one of equals."""
     counts: dict[int, int] = defaultdict(int)
     for row in found:
@@ -182,7 +182,7 @@ def _reference_tokens(found: Sequence[Row]) -> int:
     return max(counts, key=lambda tokens: (counts[tokens], tokens))
 
 
-def _bus_bytes_per_s(row: Row) -> float:
+def _bus_bytes_per_s(row: TimedRow) -> float:
     """Bus bandwidth of a collective; `bytes` is what a rank contributes."""
     n, size = int(row.parameters["ranks"]), row.values["bytes"]
     total = size * n if row.parameters["operation"] == "all_gather" else size

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from moesim.hwmodels.errors import InputError, MoesimError
-from moesim.kernels.calibrate.protocol import Facts, Measurement, Sample, Task, TaskFailed
-from moesim.kernels.launch import DeviceTimeoutError, Group
+from moesim.kernels.calibrate.protocol import Facts, Measurement, Sample, TaskFailed, TimingTask
+from moesim.kernels.launch import DeviceTimeoutError, GpuGroup
 from moesim.kernels.loader import cupy
-from moesim.kernels.machine import Machine, read_state
-from moesim.kernels.timing import Gate, time_group
+from moesim.kernels.machine import MeasuredMachine, read_state
+from moesim.kernels.timing import StartGate, time_group
 
 BEYOND_L2_BYTES = 300_000_000
 """Rotated buffers hold at least this much together: five times the L2 of a Hopper GPU."""
@@ -27,7 +27,7 @@ class Session:
     def __init__(self, devices: Sequence[int], quick: bool) -> None:
         """Nothing is touched before a measurement asks."""
         self.devices, self.quick = tuple(devices), quick
-        self._groups: dict[int, tuple[Group, Gate]] = {}
+        self._groups: dict[int, tuple[GpuGroup, StartGate]] = {}
         self._kept: tuple[object, Any] | None = None
 
     @property
@@ -35,7 +35,7 @@ class Session:
         """Timed repeats of a task."""
         return 7 if self.quick else 15
 
-    def group(self, ranks: int) -> Group:
+    def group(self, ranks: int) -> GpuGroup:
         """The first `ranks` GPUs as a group."""
         return self._group(ranks)[0]
 
@@ -79,10 +79,10 @@ class Session:
         rows = time_group(group, work, repeats=self.repeats, warm_up=3, ranks=on, gate=gate, before=before)
         return tuple(max(row) / each for row in rows)
 
-    def _group(self, ranks: int) -> tuple[Group, Gate]:
+    def _group(self, ranks: int) -> tuple[GpuGroup, StartGate]:
         if ranks not in self._groups:
-            group = Group(self.devices[:ranks])
-            self._groups[ranks] = group, Gate(group)
+            group = GpuGroup(self.devices[:ranks])
+            self._groups[ranks] = group, StartGate(group)
         return self._groups[ranks]
 
 
@@ -90,7 +90,12 @@ class GpuContext:
     """Runs tasks on the GPUs of this machine; a failed wait makes new groups and fails that task only."""
 
     def __init__(
-        self, machine: Machine, devices: Sequence[int], *, quick: bool, wanted: Callable[[Task], bool]
+        self,
+        machine: MeasuredMachine,
+        devices: Sequence[int],
+        *,
+        quick: bool,
+        wanted: Callable[[TimingTask], bool],
     ) -> None:
         """`machine` holds the chosen GPUs, `devices` their CUDA numbers, in the same order."""
         self.machine, self.quick = machine, quick
@@ -98,11 +103,11 @@ class GpuContext:
         self._session = Session(devices, quick)
         self.facts = Facts(usable_gpus(machine), libraries(), machine.gpus[0].sms or 132)
 
-    def wanted(self, task: Task) -> bool:
+    def wanted(self, task: TimingTask) -> bool:
         """Whether this task still has to be done."""
         return self._wanted(task)
 
-    def sample(self, measurement: Measurement, task: Task) -> Sample:
+    def sample(self, measurement: Measurement, task: TimingTask) -> Sample:
         """Do one task and note the clock and power just after it."""
         try:
             sample: Sample = measurement.on_gpu(self._session, task.parameters)  # type: ignore[attr-defined]
@@ -132,7 +137,7 @@ def libraries() -> frozenset[str]:
     return frozenset(found)
 
 
-def usable_gpus(machine: Machine) -> int:
+def usable_gpus(machine: MeasuredMachine) -> int:
     """How many of the chosen GPUs, from the first, all reach each other (at most 8)."""
     count = 1
     while count < min(8, len(machine.gpus)) and machine.reachable(count + 1):
@@ -140,7 +145,7 @@ def usable_gpus(machine: Machine) -> int:
     return count
 
 
-def cuda_devices(machine: Machine) -> list[int]:
+def cuda_devices(machine: MeasuredMachine) -> list[int]:
     """CUDA's numbers of the machine's GPUs (the driver numbers by bus, CUDA by what is visible).
 
     Raises InputError for a GPU that CUDA does not see.

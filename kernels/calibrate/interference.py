@@ -1,10 +1,10 @@
-"""Compute beside communication SMs, told of them and not, and what the communication still carries.
+"""Compute beside communication SMs, and what the communication still carries beside compute.
 
 A persistent PTX copy (copy.ptx, n CTAs, each alone on its SM) pushes from GPU 0 to GPU 1 while an operator
 runs on GPU 0. Windows alone and beside alternate and the GPU rests before each, so that neither drift nor
 the power limit favours one; a beside window counts only if the copy ran before it and did not reach its time
-limit. An operator can be told of more SMs than the copy takes: kernels that run in clusters of two may not
-fit exactly the rest, and a tuned library would leave a margin.
+limit. An SM-aware operator can leave more SMs free than the copy takes, because kernels that run in clusters
+of two may not fit exactly the rest, and a tuned library would leave a margin.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from moesim.kernels.calibrate.protocol import Facts, Grid, Parameter, Sample, Ta
 SMS = (20, 8, 32, 16, 24, 12, 4, 48)
 QUICK_SMS = (8, 20)
 MARGINS = (0, 2, 4)
-"""SMs that an operator is told of beyond those of the copy."""
+"""SMs that an SM-aware operator leaves free beyond those of the copy."""
 OPERATORS = ("fp8_wide", "fp8_deep", "fp8_grouped", "bf16", "attention", "memory")
-CAN_BE_TOLD = ("fp8_wide", "fp8_deep", "fp8_grouped")
+SM_AWARE = ("fp8_wide", "fp8_deep", "fp8_grouped")
 WINDOW_S = 12e-3
 REST_S = 8e-3
 MOST_WINDOWS = 9
@@ -31,9 +31,9 @@ def _grid(facts: Facts, quick: bool) -> Sequence[Mapping[str, Parameter]]:
     tasks: list[dict[str, Parameter]] = []
     for operator in ("fp8_wide", "bf16", "attention", "memory") if quick else OPERATORS:
         for n in QUICK_SMS if quick else SMS:
-            tasks.append({"operator": operator, "sms": n, "told": 0})
-            if operator in CAN_BE_TOLD:
-                tasks += [{"operator": operator, "sms": n, "told": n + more} for more in MARGINS]
+            tasks.append({"operator": operator, "sms": n, "left_free": 0})
+            if operator in SM_AWARE:
+                tasks += [{"operator": operator, "sms": n, "left_free": n + more} for more in MARGINS]
     return tasks
 
 
@@ -58,9 +58,9 @@ def _on_gpu(session: Any, p: Mapping[str, Any]) -> Sample:
     from moesim.kernels.calibrate.persistent_copy import CHUNK_BYTES, PersistentCopy
     from moesim.kernels.calibrate.torch_work import Graphs, torch
 
-    operator, sms, told = str(p["operator"]), int(p["sms"]), int(p["told"])
+    operator, sms, left_free = str(p["operator"]), int(p["sms"]), int(p["left_free"])
     counts = QUICK_SMS if session.quick else SMS
-    wanted = tuple(sorted({n + m for n in counts for m in MARGINS})) if operator in CAN_BE_TOLD else ()
+    wanted = tuple(sorted({n + m for n in counts for m in MARGINS})) if operator in SM_AWARE else ()
 
     def build() -> tuple[Any, Any]:
         copy = PersistentCopy(session.devices[0], session.devices[1])
@@ -69,16 +69,16 @@ def _on_gpu(session: Any, p: Mapping[str, Any]) -> Sample:
     graphs, copy = session.keep(("interference", operator), build)
     counter = copy.counter(torch())
     copy_alone = copy.alone(sms)
-    beside, ratios, carried, told_alone = [], [], [], []
+    beside, ratios, carried, aware_alone = [], [], [], []
     for _ in range(min(session.repeats, MOST_WINDOWS)):
         time.sleep(REST_S)
         alone_s = graphs.seconds(0, WINDOW_S)
-        if told:
+        if left_free:
             time.sleep(REST_S)
-            told_alone.append(graphs.seconds(told, WINDOW_S) / alone_s)
+            aware_alone.append(graphs.seconds(left_free, WINDOW_S) / alone_s)
         time.sleep(REST_S)
         copy.start(sms)
-        beside_s, chunks_per_s = graphs.window(told, WINDOW_S, counter)
+        beside_s, chunks_per_s = graphs.window(left_free, WINDOW_S, counter)
         if copy.stop():
             beside.append(beside_s)
             ratios.append(beside_s / alone_s)
@@ -92,8 +92,8 @@ def _on_gpu(session: Any, p: Mapping[str, Any]) -> Sample:
         "copy_bytes_per_s": statistics.median(carried),
         "copy_alone_bytes_per_s": copy_alone,
     }
-    if told_alone:
-        values["told_alone_ratio"] = statistics.median(told_alone)
+    if aware_alone:
+        values["aware_alone_ratio"] = statistics.median(aware_alone)
     return Sample(tuple(beside), values)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from moesim.hwmodels.errors import InputError
-from moesim.kernels.calibrate.protocol import Row
+from moesim.kernels.calibrate.protocol import TimedRow
 
 FORMAT = 1
 MAX_BYTES = 64_000_000
@@ -26,7 +26,7 @@ class Journal:
         """Open or begin; raises InputError for a file of another machine, or one that is no journal."""
         self.path = path
         self.header = {"format": FORMAT, **header}
-        self.rows: dict[str, Row] = {}
+        self.rows: dict[str, TimedRow] = {}
         if path.exists() and self._read():
             return
         text = json.dumps({"header": self.header}) + "\n"
@@ -42,7 +42,7 @@ class Journal:
         """Rows that an earlier, interrupted run left."""
         return len(self.rows)
 
-    def append(self, row: Row) -> None:
+    def append(self, row: TimedRow) -> None:
         """Keep a row for good."""
         self._write(row.to_json())
         self.rows[row.task.key] = row
@@ -76,7 +76,7 @@ class Journal:
             item = _object(line, self.path, number)
             finished = "finished" in item
             if not finished:
-                row = Row.from_json(item, f"{self.path}, line {number}")
+                row = TimedRow.from_json(item, f"{self.path}, line {number}")
                 self.rows[row.task.key] = row
         if finished:
             self.rows.clear()

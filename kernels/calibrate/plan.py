@@ -19,7 +19,7 @@ from moesim.kernels.calibrate import (
     quantise,
     two_hop,
 )
-from moesim.kernels.calibrate.protocol import Facts, Measurement, Task
+from moesim.kernels.calibrate.protocol import Facts, Measurement, TimingTask
 
 QUICK_BUDGET_S, BUDGET_S = 115.0, 350.0
 """A run begins no further task after this long; the rest is reported, and measured by a resumed run."""
@@ -40,7 +40,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CalibrationPlan:
     """Measurements that can run here, and why others cannot."""
 
     measurements: tuple[Measurement, ...]
@@ -49,7 +49,7 @@ class Plan:
     not_measured: tuple[str, ...]
 
     @property
-    def tasks(self) -> tuple[Task, ...]:
+    def tasks(self) -> tuple[TimingTask, ...]:
         """Every task, in order."""
         return tuple(t for m in self.measurements for t in m.tasks(self.facts, self.quick))
 
@@ -75,7 +75,7 @@ def measurement_names() -> list[str]:
     return [m.name for m in MEASUREMENTS]
 
 
-def build_plan(facts: Facts, *, quick: bool = False, only: Sequence[str] = ()) -> Plan:
+def build_plan(facts: Facts, *, quick: bool = False, only: Sequence[str] = ()) -> CalibrationPlan:
     """The plan for a machine. Raises InputError for an unknown name, or where nothing can be measured."""
     names = measurement_names()
     for word in only:
@@ -93,4 +93,4 @@ def build_plan(facts: Facts, *, quick: bool = False, only: Sequence[str] = ()) -
     if 1 < facts.gpus < 8:
         left_out.append(f"collectives and exchanges over more than {facts.gpus} GPUs ({facts.gpus} usable)")
     left_out.append("transfers between nodes (one machine was measured)")
-    return Plan(possible, facts, quick, tuple(left_out))
+    return CalibrationPlan(possible, facts, quick, tuple(left_out))

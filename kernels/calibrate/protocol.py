@@ -13,6 +13,9 @@ from moesim.hwmodels.errors import InputError
 
 Parameter = int | float | str
 
+FORMER_KEYS = {"told": "left_free", "told_alone_ratio": "aware_alone_ratio"}
+"""Names of parameters and values in rows of earlier releases, with those that took their place."""
+
 
 @dataclass(frozen=True, slots=True)
 class Facts:
@@ -24,7 +27,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class TimingTask:
     """One thing to time, named by its parameters; `key` is the same in every run."""
 
     measurement: str
@@ -54,7 +57,7 @@ class TaskFailed(Exception):  # noqa: N818 - a result, not a fault of the progra
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TimedRow:
     """A finished task: median and quartiles of its times, or the reason why there are none."""
 
     measurement: str
@@ -72,9 +75,9 @@ class Row:
         return not self.failed
 
     @property
-    def task(self) -> Task:
+    def task(self) -> TimingTask:
         """What was asked."""
-        return Task(self.measurement, self.parameters)
+        return TimingTask(self.measurement, self.parameters)
 
     def to_json(self) -> str:
         """One line of the journal."""
@@ -87,10 +90,10 @@ class Row:
         return json.dumps(data, allow_nan=False)
 
     @classmethod
-    def from_json(cls, data: Any, where: str) -> Row:
+    def from_json(cls, data: Any, where: str) -> TimedRow:
         """The row of one parsed line; raises InputError for anything else."""
         try:
-            row = cls(**data)
+            row = cls(**{key: _renamed(value) for key, value in data.items()})
             numbers = [*row.values.values()] + ([] if row.failed else [row.seconds, row.low_s, row.high_s])
             if not row.measurement or not all(
                 isinstance(n, int | float) and math.isfinite(n) for n in numbers
@@ -105,6 +108,11 @@ class Row:
         return row
 
 
+def _renamed(value: Any) -> Any:
+    """Parameters or values under the names that they have now."""
+    return {FORMER_KEYS.get(k, k): v for k, v in value.items()} if isinstance(value, dict) else value
+
+
 class Context(Protocol):
     """Where measurements run: the GPUs, or a stand-in that returns synthetic samples."""
 
@@ -116,10 +124,10 @@ class Context(Protocol):
     def quick(self) -> bool:
         """Fewer points and repeats."""
 
-    def wanted(self, task: Task) -> bool:
+    def wanted(self, task: TimingTask) -> bool:
         """Whether this task still has to be done (not in the journal, time left)."""
 
-    def sample(self, measurement: Measurement, task: Task) -> Sample:
+    def sample(self, measurement: Measurement, task: TimingTask) -> Sample:
         """Do one task; raises TaskFailed where this machine cannot."""
 
 
@@ -137,13 +145,13 @@ class Measurement(Protocol):
     def needs(self, facts: Facts) -> str:
         """What is missing to run it at all, or nothing."""
 
-    def tasks(self, facts: Facts, quick: bool) -> list[Task]:
+    def tasks(self, facts: Facts, quick: bool) -> list[TimingTask]:
         """Its tasks, the most important first."""
 
     def estimate_s(self, facts: Facts, quick: bool) -> float:
         """Seconds that it takes, about."""
 
-    def run(self, context: Context) -> Iterator[Row]:
+    def run(self, context: Context) -> Iterator[TimedRow]:
         """Do every wanted task; a row each, as it is done."""
 
 
@@ -171,11 +179,11 @@ class Grid:
             return f"needs {self.min_gpus} GPUs with peer access, {facts.gpus} usable"
         return ""
 
-    def tasks(self, facts: Facts, quick: bool) -> list[Task]:
+    def tasks(self, facts: Facts, quick: bool) -> list[TimingTask]:
         """Its tasks, each once, the most important first."""
-        seen: dict[str, Task] = {}
+        seen: dict[str, TimingTask] = {}
         for parameters in self.grid(facts, quick):
-            task = Task(self.name, parameters)
+            task = TimingTask(self.name, parameters)
             seen.setdefault(task.key, task)
         return list(seen.values())
 
@@ -185,26 +193,26 @@ class Grid:
             return 0.0
         return self.setup_s + self.task_s * len(self.tasks(facts, quick)) * (0.5 if quick else 1.0)
 
-    def run(self, context: Context) -> Iterator[Row]:
+    def run(self, context: Context) -> Iterator[TimedRow]:
         """Do every wanted task; a failed one becomes a row with its reason."""
         for task in self.tasks(context.facts, context.quick):
             if context.wanted(task):
                 try:
                     yield row_of(task, context.sample(self, task))
                 except TaskFailed as error:
-                    yield Row(task.measurement, task.parameters, failed=str(error) or "failed")
+                    yield TimedRow(task.measurement, task.parameters, failed=str(error) or "failed")
 
 
-def row_of(task: Task, sample: Sample) -> Row:
+def row_of(task: TimingTask, sample: Sample) -> TimedRow:
     """Median and quartiles of a sample; a failed row where it holds no positive finite time."""
     times = sorted(sample.times_s)
     values = dict(sample.values)
     if not times or not all(math.isfinite(t) and t > 0 for t in times):
-        return Row(task.measurement, task.parameters, failed="no usable time was measured")
+        return TimedRow(task.measurement, task.parameters, failed="no usable time was measured")
     if not all(math.isfinite(v) for v in values.values()):
-        return Row(task.measurement, task.parameters, failed="a counted value is not finite")
+        return TimedRow(task.measurement, task.parameters, failed="a counted value is not finite")
     low, _, high = statistics.quantiles(times, n=4) if len(times) > 2 else (times[0], 0.0, times[-1])
-    return Row(
+    return TimedRow(
         task.measurement,
         task.parameters,
         seconds=statistics.median(times),

@@ -18,11 +18,11 @@ from moesim.kernels.calibrate.assemble import as_profile, entries
 from moesim.kernels.calibrate.entries_common import Rows
 from moesim.kernels.calibrate.journal import Journal
 from moesim.kernels.calibrate.nccl import settings
-from moesim.kernels.calibrate.plan import Plan, build_plan
-from moesim.kernels.calibrate.protocol import Context, Row, Task
+from moesim.kernels.calibrate.plan import CalibrationPlan, build_plan
+from moesim.kernels.calibrate.protocol import Context, TimedRow, TimingTask
 from moesim.kernels.catalog import KERNELS
 from moesim.kernels.export import Origin, carried, write_profile
-from moesim.kernels.machine import Machine, read_machine, refusals
+from moesim.kernels.machine import MeasuredMachine, read_machine, refusals
 
 LINKS_FROM = "hopper-communication"
 """Curves that one machine cannot show (NICs), or that were not measured, are carried from here."""
@@ -51,7 +51,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class CalibrationProgress:
     """State of a run for a progress bar: seconds by estimate, and what is being measured or was said."""
 
     done_s: float
@@ -60,18 +60,20 @@ class Progress:
     message: str = ""
 
 
-ProgressCallback = Callable[[Progress], None]
+ProgressCallback = Callable[[CalibrationProgress], None]
 
 
 class ContextFactory(Protocol):
     """Makes the context once the machine is known (tests give a stand-in)."""
 
-    def __call__(self, machine: Machine, /, *, quick: bool, wanted: Callable[[Task], bool]) -> Context:
+    def __call__(
+        self, machine: MeasuredMachine, /, *, quick: bool, wanted: Callable[[TimingTask], bool]
+    ) -> Context:
         """The context of a machine's chosen GPUs."""
 
 
 @dataclass(slots=True)
-class _Run:
+class _CalibrationRun:
     """What happens around the tasks: the journal, the clock, the progress."""
 
     journal: Journal
@@ -84,7 +86,7 @@ class _Run:
     done_s: float = 0.0
     out_of_time: int = 0
 
-    def wanted(self, task: Task) -> bool:
+    def wanted(self, task: TimingTask) -> bool:
         row = self.journal.rows.get(task.key)
         if row is not None and row.ok:
             self.done_s += self.task_s[task.measurement]
@@ -92,10 +94,10 @@ class _Run:
         if time.monotonic() - self.begin > self.budget_s:
             self.out_of_time += 1
             return False
-        self.progress(Progress(self.done_s, self.total_s, task.text))
+        self.progress(CalibrationProgress(self.done_s, self.total_s, task.text))
         return True
 
-    def keep(self, row: Row) -> None:
+    def keep(self, row: TimedRow) -> None:
         self.journal.append(row)
         self.done_s += self.task_s[row.measurement]
 
@@ -104,7 +106,7 @@ def calibrate(
     options: Options,
     progress: ProgressCallback | None = None,
     *,
-    machine: Machine | None = None,
+    machine: MeasuredMachine | None = None,
     context: ContextFactory | None = None,
     today: datetime.date | None = None,
 ) -> Path:
@@ -121,9 +123,9 @@ def calibrate(
     if reasons := refusals(found, allow_busy=options.allow_busy):
         raise InputError("; ".join(reasons))
     accelerator = _accelerator(options, found)
-    run: _Run | None = None
+    run: _CalibrationRun | None = None
 
-    def wanted(task: Task) -> bool:
+    def wanted(task: TimingTask) -> bool:
         assert run is not None
         return run.wanted(task)
 
@@ -132,8 +134,8 @@ def calibrate(
     journal = Journal(options.rows_path, _header(found, accelerator, plan))
     total_s = plan.estimate_s
     if journal.resumed:
-        tell(Progress(0.0, total_s, "", f"resuming: {journal.resumed} tasks were measured before"))
-    run = _Run(journal, tell, options.budget_s or plan.budget_s, total_s, plan.task_s)
+        tell(CalibrationProgress(0.0, total_s, "", f"resuming: {journal.resumed} tasks were measured before"))
+    run = _CalibrationRun(journal, tell, options.budget_s or plan.budget_s, total_s, plan.task_s)
     for measurement in plan.measurements:
         for row in measurement.run(here):
             run.keep(row)
@@ -145,14 +147,14 @@ def calibrate(
     path = write_profile(profile, options.output)
     if not run.out_of_time:
         journal.finish()
-    tell(Progress(total_s, total_s, "", f"not measured: {'; '.join(missing)}"))
+    tell(CalibrationProgress(total_s, total_s, "", f"not measured: {'; '.join(missing)}"))
     return path
 
 
 def make_profile(
-    rows: Sequence[Row],
+    rows: Sequence[TimedRow],
     accelerator: Accelerator,
-    machine: Machine,
+    machine: MeasuredMachine,
     options: Options,
     date: str,
     not_measured: Sequence[str] = (),
@@ -198,7 +200,7 @@ def make_profile(
     return as_profile(shell, [*own, *links])
 
 
-def clocks_text(rows: Sequence[Row], machine: Machine) -> str:
+def clocks_text(rows: Sequence[TimedRow], machine: MeasuredMachine) -> str:
     """The clocks that the figures stand for."""
     parts = []
     if (limit := machine.gpus[0].sm_clock_max_hz) is not None:
@@ -222,7 +224,7 @@ def kernels_hash() -> str:
     return digest.hexdigest()[:12]
 
 
-def _marks(machine: Machine, options: Options) -> str:
+def _marks(machine: MeasuredMachine, options: Options) -> str:
     """What a reader must know about this run."""
     marks = [f"busy: {gpu.busy}" for gpu in machine.gpus if gpu.busy]
     marks += ["quick run"] if options.quick else []
@@ -230,11 +232,11 @@ def _marks(machine: Machine, options: Options) -> str:
     return "; ".join(marks)
 
 
-def _missing(plan: Plan, rows: Sequence[Row], out_of_time: int) -> list[str]:
+def _missing(plan: CalibrationPlan, rows: Sequence[TimedRow], out_of_time: int) -> list[str]:
     """What the profile lacks and why."""
     missing = list(plan.not_measured)
     failed = [row for row in rows if not row.ok]
-    reasons: dict[str, list[Row]] = {}
+    reasons: dict[str, list[TimedRow]] = {}
     for row in failed:
         reasons.setdefault(row.failed, []).append(row)
     missing += [f"{len(group)} tasks of {group[0].measurement} ({why})" for why, group in reasons.items()]
@@ -243,7 +245,7 @@ def _missing(plan: Plan, rows: Sequence[Row], out_of_time: int) -> list[str]:
     return missing
 
 
-def _header(machine: Machine, accelerator: Accelerator, plan: Plan) -> dict[str, Any]:
+def _header(machine: MeasuredMachine, accelerator: Accelerator, plan: CalibrationPlan) -> dict[str, Any]:
     """What must be equal for rows to belong together."""
     return {
         "machine": machine.title,
@@ -255,7 +257,7 @@ def _header(machine: Machine, accelerator: Accelerator, plan: Plan) -> dict[str,
     }
 
 
-def _accelerator(options: Options, machine: Machine) -> Accelerator:
+def _accelerator(options: Options, machine: MeasuredMachine) -> Accelerator:
     name = options.accelerator or machine.accelerator
     if name is None:
         raise InputError(
@@ -279,7 +281,7 @@ def _check_output(path: Path) -> None:
         raise InputError(f"{path}: the folder {path.parent} does not exist; create it first")
 
 
-def _gpu_context(machine: Machine, *, quick: bool, wanted: Callable[[Task], bool]) -> Context:
+def _gpu_context(machine: MeasuredMachine, *, quick: bool, wanted: Callable[[TimingTask], bool]) -> Context:
     from moesim.kernels.calibrate.gpu import GpuContext, cuda_devices
 
     return GpuContext(machine, cuda_devices(machine), quick=quick, wanted=wanted)

@@ -15,7 +15,7 @@ GRAPH_S = 6e-3
 
 
 @dataclass(slots=True)
-class Work:
+class TorchWork:
     """A call `run(i)` on input set i of `sets`; FLOPs and the bytes it must move through memory."""
 
     run: Callable[[int], Any]
@@ -34,7 +34,7 @@ def torch() -> Any:
     return module
 
 
-def product(dtype: str, m: int, n: int, k: int, groups: int = 1) -> Work:
+def product(dtype: str, m: int, n: int, k: int, groups: int = 1) -> TorchWork:
     """A = [m, k] times B = [k, n]: "bf16" (cuBLAS), "fp8" (row-wise scales); grouped over rows for fp8."""
     t = torch()
     size = 1 if dtype == "fp8" else 2
@@ -67,10 +67,10 @@ def product(dtype: str, m: int, n: int, k: int, groups: int = 1) -> Work:
         run = lambda i: t._scaled_grouped_mm(  # noqa: E731
             *grouped[i], offs=ends, out_dtype=t.bfloat16, use_fast_accum=True
         )
-    return Work(run, sets, flop=2.0 * m * n * k)
+    return TorchWork(run, sets, flop=2.0 * m * n * k)
 
 
-def attention(heads: int, length: int, dqk: int, dv: int, *, backward: bool) -> Work:
+def attention(heads: int, length: int, dqk: int, dv: int, *, backward: bool) -> TorchWork:
     """Causal attention of one sequence; FLOPs of the causal half, five products backward."""
     t = torch()
     functional = t.nn.functional
@@ -89,24 +89,24 @@ def attention(heads: int, length: int, dqk: int, dv: int, *, backward: bool) -> 
 
     pairs = heads * length * length / 2
     products = 3 * dqk + 2 * dv if backward else dqk + dv
-    return Work(gradients if backward else forward, 2, flop=2.0 * pairs * products)
+    return TorchWork(gradients if backward else forward, 2, flop=2.0 * pairs * products)
 
 
-def memory_copy(size_bytes: int) -> Work:
+def memory_copy(size_bytes: int) -> TorchWork:
     """A copy inside the memory of one GPU."""
     t = torch()
     data = [
         tuple(t.randint(0, 255, (size_bytes,), device="cuda", dtype=t.uint8) for _ in range(2))
         for _ in range(2)
     ]
-    return Work(lambda i: data[i][1].copy_(data[i][0]), 2, moved_bytes=2.0 * size_bytes)
+    return TorchWork(lambda i: data[i][1].copy_(data[i][0]), 2, moved_bytes=2.0 * size_bytes)
 
 
 class Graphs:
-    """CUDA graphs of one work, alone and told to leave SMs free, replayed in timed windows."""
+    """CUDA graphs of one work, on all SMs and leaving some of them free, replayed in timed windows."""
 
-    def __init__(self, device: int, build: Callable[[], Work], told: tuple[int, ...] = ()) -> None:
-        """Warm up and capture; `told`: numbers of SMs to leave free, beside the graph told of none."""
+    def __init__(self, device: int, build: Callable[[], TorchWork], left_free: tuple[int, ...] = ()) -> None:
+        """Warm up and capture; `left_free`: numbers of SMs to leave free, each in a graph of its own."""
         t = torch()
         t.cuda.set_device(device)
         self.stream = t.cuda.Stream(device)
@@ -118,20 +118,20 @@ class Graphs:
                 self.work.run(i)
             once_s = self._timed(lambda: [self.work.run(i) for i in range(self.work.sets)]) / self.work.sets
         self.calls = max(self.work.sets, min(400, round(GRAPH_S / once_s)))
-        self._graphs = {n: self._capture(n) for n in dict.fromkeys((0, *told))}
+        self._graphs = {n: self._capture(n) for n in dict.fromkeys((0, *left_free))}
 
-    def replay(self, told: int = 0) -> None:
+    def replay(self, left_free: int = 0) -> None:
         """Queue one graph."""
         with torch().cuda.stream(self.stream):
-            self._graphs[told].replay()
+            self._graphs[left_free].replay()
 
-    def seconds(self, told: int = 0, at_least_s: float = GRAPH_S) -> float:
+    def seconds(self, left_free: int = 0, at_least_s: float = GRAPH_S) -> float:
         """Seconds of one call, over graphs for at least so long (two more graphs run before)."""
-        return self.window(told, at_least_s, None)[0]
+        return self.window(left_free, at_least_s, None)[0]
 
-    def window(self, told: int, at_least_s: float, counter: Any) -> tuple[float, float]:
+    def window(self, left_free: int, at_least_s: float, counter: Any) -> tuple[float, float]:
         """Seconds of one call, and how fast a device word (int64 tensor, or None) grew, in 1/s."""
-        t, graph = torch(), self._graphs[told]
+        t, graph = torch(), self._graphs[left_free]
         self._counts.zero_()
 
         def read(place: int) -> None:
@@ -155,9 +155,9 @@ class Graphs:
         self.stream.synchronize()
         return float(self._marks[0].elapsed_time(self._marks[1]) * 1e-3)
 
-    def _capture(self, told: int) -> Any:
+    def _capture(self, left_free: int) -> Any:
         t = torch()
-        with _carve_out(t, told):
+        with _carve_out(t, left_free):
             with t.cuda.stream(self.stream):
                 self.work.run(0)
             self.stream.synchronize()
@@ -176,7 +176,7 @@ def _carve_out(t: Any, sms: int) -> Iterator[None]:
     """PyTorch's scaled products leave `sms` SMs free; raises TaskFailed where this PyTorch cannot."""
     tell = getattr(t._C, "_set_sm_carveout_experimental", None)
     if sms and tell is None:
-        raise TaskFailed("this PyTorch cannot be told to leave SMs free (2.6 and later can)")
+        raise TaskFailed("this PyTorch cannot leave SMs free (2.6 and later can)")
     if tell is not None:
         tell(sms or None)
     try:

@@ -5,5 +5,14 @@ from __future__ import annotations
 from moesim.kernels.importers.deepep import deepep_profile
 from moesim.kernels.importers.merge import merge
 from moesim.kernels.importers.nccl_tests import nccl_tests_profile
+from moesim.kernels.importers.registry import CALIBRATION_IMPORTERS
+from moesim.kernels.importers.spec import CalibrationImporter, ImportOption
 
-__all__ = ["deepep_profile", "merge", "nccl_tests_profile"]
+__all__ = [
+    "CALIBRATION_IMPORTERS",
+    "CalibrationImporter",
+    "ImportOption",
+    "deepep_profile",
+    "merge",
+    "nccl_tests_profile",
+]

@@ -27,6 +27,7 @@ from moesim.kernels.importers.common import (
     meant_accelerator,
     read_log,
 )
+from moesim.kernels.importers.spec import NIC, CalibrationImporter, ImportOption
 
 _FIRST = re.compile(
     r"\[tuning\] Best (?P<operation>dispatch|combine)(?: \((?P<dtype>FP8|BF16)\))?: SMs (?P<sms>\d+), "
@@ -332,3 +333,26 @@ def _float(text: str, where: str) -> float:
     if not value < MOST_FIGURE:
         raise InputError(f"{where}: {text[:40]!r} is not a number below {MOST_FIGURE:g}")
     return value
+
+
+DEEPEP = CalibrationImporter(
+    name="deepep",
+    help="Read DeepEP's printed bandwidths (both generations) into a calibration profile.",
+    log="What DeepEP's tests printed.",
+    read=deepep_profile,
+    several=True,
+    options=(
+        ImportOption("accelerator", "Accelerator they ran on.", required=True),
+        ImportOption("ranks", "Ranks, which the first generation does not print.", type=int),
+        ImportOption(
+            "kernels", "Name of the generation: curve ep.nic_fraction.NAME.", default="deepep-imported"
+        ),
+        NIC,
+        ImportOption(
+            "dispatch_dtype",
+            "Format of the dispatched rows: FP8 or BF16.",
+            default="FP8",
+            choices=("FP8", "BF16"),
+        ),
+    ),
+)

@@ -26,6 +26,7 @@ from moesim.kernels.importers.common import (
     meant_accelerator,
     read_log,
 )
+from moesim.kernels.importers.spec import NIC, CalibrationImporter, ImportOption
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast", "reduce", "sendrecv")
 MIB = float(2**20)
@@ -347,3 +348,16 @@ def _positive(value: object, where: str) -> float:
     if number <= 0.0:
         raise InputError(f"{where}: a time of {number:g} us is not a measurement")
     return number
+
+
+NCCL_TESTS = CalibrationImporter(
+    name="nccl-tests",
+    help="Read nccl-tests output into a calibration profile.",
+    log="Output of nccl-tests: JSON or text.",
+    read=nccl_tests_profile,
+    options=(
+        ImportOption("accelerator", "Accelerator, where the log does not say."),
+        ImportOption("operation", "Operation, where the log does not say."),
+        NIC,
+    ),
+)

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict
-
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.frozen import Frozen
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -16,10 +15,8 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 
-class Shown(BaseModel):
+class TableResult(Frozen):
     """A result with a table of rows; frozen, and refuses unknown fields."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     def rows(self) -> list[Row]:
         """The result as a table: one mapping of column to value a row."""

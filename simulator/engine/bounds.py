@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moesim.simulator.common.arrays import FloatVector
+from moesim.hwmodels.arrays import FloatArray
 from moesim.simulator.engine.crowding import Crowding
 from moesim.simulator.engine.program import NS, CompiledTask, CompiledTemplate, Program
 from moesim.simulator.schedules import Step, longest_path, makespan
@@ -50,9 +50,9 @@ def upper_bound_s(programs: Sequence[Program]) -> float:
 class _Least:
     """Nanoseconds of one side of a template at best-case rates."""
 
-    compute: FloatVector
+    compute: FloatArray
     """[micro-batches, members]"""
-    stream: FloatVector
+    stream: FloatArray
     """Communication stream [micro-batches]."""
 
 
@@ -109,7 +109,7 @@ def _optimizer_ns(program: Program) -> float:
 
 def _in_series_ns(program: Program, number: int, crowding: Crowding) -> float:
     """End of a group's last action with everything in series, and what sends take of its links."""
-    worst: dict[int, tuple[FloatVector, FloatVector]] = {}
+    worst: dict[int, tuple[FloatArray, FloatArray]] = {}
     costs: dict[tuple[int, Step], float] = {}
     for rank, (steps, placed) in enumerate(zip(program.schedule.ranks, program.ranks, strict=True)):
         for step, place in zip(steps, placed, strict=True):
@@ -125,7 +125,7 @@ def _in_series_ns(program: Program, number: int, crowding: Crowding) -> float:
 
 def _worst(
     program: Program, number: int, rank: int, code: CompiledTemplate, crowding: Crowding
-) -> tuple[FloatVector, FloatVector]:
+) -> tuple[FloatArray, FloatArray]:
     """All phases of each side in series, for the slowest member, by micro-batch."""
     count = program.schedule.microbatches
     total = np.zeros(count), np.zeros(count)

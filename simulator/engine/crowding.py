@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from moesim.simulator.common.arrays import FloatVector, IntVector
+from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.simulator.cost.table import TransferCost
 from moesim.simulator.engine.program import NS, Program, TransferRows
 from moesim.simulator.model.operator import Phase
@@ -26,9 +26,9 @@ Hop = tuple[int, int]
 class _Bytes:
     """What a transfer with even load puts on its links: the hop that node loads weigh, and the other."""
 
-    links: IntVector
-    outer: FloatVector
-    inner: FloatVector
+    links: IntArray
+    outer: FloatArray
+    inner: FloatArray
 
 
 @dataclass(slots=True)
@@ -36,16 +36,16 @@ class Crowding:
     """Links of all groups, and how many communication streams use each of them."""
 
     programs: Sequence[Program]
-    capacity: FloatVector
+    capacity: FloatArray
     """Bytes per nanosecond of every link."""
-    streams: IntVector
+    streams: IntArray
     """Communication streams (of a rank of a group) with transfers on each link."""
     sends: list[Counter[Hop]] = field(default_factory=list)
     """How many sends each group has, by hop."""
-    _own: list[IntVector] = field(default_factory=list)
+    _own: list[IntArray] = field(default_factory=list)
     """Links that a group uses."""
     _bytes: dict[tuple[int, int, Phase, TransferCost], _Bytes] = field(default_factory=dict)
-    _weights: dict[tuple[int, int, Phase, TransferCost], FloatVector] = field(default_factory=dict)
+    _weights: dict[tuple[int, int, Phase, TransferCost], FloatArray] = field(default_factory=dict)
     _sends: dict[tuple[int, Hop], float] = field(default_factory=dict)
 
     @classmethod
@@ -92,7 +92,7 @@ class Crowding:
             self._bytes[key] = _Bytes(links, amounts[0, links], amounts[1, links])
         return self._bytes[key]
 
-    def transfer_ns(self, number: int, rank: int, phase: Phase, rows: TransferRows) -> FloatVector:
+    def transfer_ns(self, number: int, rank: int, phase: Phase, rows: TransferRows) -> FloatArray:
         """Longest payload by micro-batch beside the transfers of all other streams (eq. B3).
 
         One row where routing has no say.

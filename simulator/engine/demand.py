@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from moesim.simulator.common.arrays import FloatVector, IntVector
+from moesim.hwmodels.arrays import FloatArray, IntArray
 
 Pairs = tuple[tuple[int, float], ...]
 """(link, bytes) of every link."""
@@ -21,8 +21,8 @@ class Demand:
     that differ and for bytes that are negative or not finite.
     """
 
-    links: IntVector
-    bytes: FloatVector
+    links: IntArray
+    bytes: FloatArray
     _pairs: Pairs | None = field(init=False, default=None, repr=False)
 
     def __post_init__(self) -> None:

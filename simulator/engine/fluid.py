@@ -10,13 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
+from moesim.hwmodels.arrays import BoolArray, FloatArray, IntArray
 from moesim.simulator.engine.maxmin import fill
-
-IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
-BoolArray = npt.NDArray[np.bool_]
 
 NEAR = 1e-11
 """A link this close to its capacity is full, and a rate this close to the highest on it is the highest."""

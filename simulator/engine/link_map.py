@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from moesim.simulator.common.arrays import FloatVector, IntVector
+from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.simulator.cost.table import TransferCost
 from moesim.simulator.engine.demand import Demand
 from moesim.simulator.model.operator import Phase
@@ -24,7 +24,7 @@ class LinkMap(Protocol):
     """The links of one group of members, and what its transfers put on them (bytes)."""
 
     @property
-    def capacity_bytes_per_ns(self) -> FloatVector:
+    def capacity_bytes_per_ns(self) -> FloatArray:
         """Capacity of every link of the cluster, by link number."""
 
     @property
@@ -32,7 +32,7 @@ class LinkMap(Protocol):
         """GPUs that have links of their own on each pipeline rank."""
 
     def transfer(
-        self, rank: int, phase: Phase, cost: TransferCost, load: FloatVector, node_load: FloatVector
+        self, rank: int, phase: Phase, cost: TransferCost, load: FloatArray, node_load: FloatArray
     ) -> Demand:
         """Links of a transfer of the members of a pipeline rank, with each member's relative rows."""
 
@@ -42,16 +42,16 @@ class LinkMap(Protocol):
     def send(self, source: int, target: int, size: float) -> Demand:
         """Links of a send of `size` bytes from every member of one pipeline rank to its like on another."""
 
-    def slowness(self, rank: int, phase: Phase) -> tuple[FloatVector | float, FloatVector | float]:
+    def slowness(self, rank: int, phase: Phase) -> tuple[FloatArray | float, FloatArray | float]:
         """(NIC, scale-up): how many times as long as in a healthy cluster, for every member."""
 
-    def send_slowness(self, source: int, target: int) -> FloatVector | float:
+    def send_slowness(self, source: int, target: int) -> FloatArray | float:
         """The same for a send between two pipeline ranks."""
 
     def sync_slowness(self, rank: int) -> float:
         """The same for a ring through all members of a pipeline rank."""
 
-    def ports(self, rank: int) -> tuple[IntVector, IntVector]:
+    def ports(self, rank: int) -> tuple[IntArray, IntArray]:
         """(NIC out, scale-up out): link numbers of the members' ports."""
 
 
@@ -81,7 +81,7 @@ class FoldedLinkMap:
         return result
 
     @property
-    def capacity_bytes_per_ns(self) -> FloatVector:
+    def capacity_bytes_per_ns(self) -> FloatArray:
         """Four links a pipeline rank."""
         return self._capacity
 
@@ -97,7 +97,7 @@ class FoldedLinkMap:
         return Demand.of(used)
 
     def transfer(
-        self, rank: int, phase: Phase, cost: TransferCost, load: FloatVector, node_load: FloatVector
+        self, rank: int, phase: Phase, cost: TransferCost, load: FloatArray, node_load: FloatArray
     ) -> Demand:
         """As `uniform`, with the mean of the loads: rows that were dropped do not travel."""
         rows, node_rows = float(load.mean()), float(node_load.mean())
@@ -124,6 +124,6 @@ class FoldedLinkMap:
         """Every member is healthy."""
         return 1.0
 
-    def ports(self, rank: int) -> tuple[IntVector, IntVector]:
+    def ports(self, rank: int) -> tuple[IntArray, IntArray]:
         """The ports of the one GPU."""
         return np.array([PORTS * rank]), np.array([PORTS * rank + 2])

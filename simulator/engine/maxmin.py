@@ -10,10 +10,8 @@ from collections.abc import Sequence
 from math import inf
 
 import numpy as np
-import numpy.typing as npt
 
-IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
+from moesim.hwmodels.arrays import FloatArray, IntArray
 
 TIE = 1e-12
 """Levels that differ by less, relatively, are one level."""

@@ -6,14 +6,14 @@ each pipeline rank. Folded resolution runs one program, full resolution one for 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import get_args
 
 import numpy as np
 
+from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.common.arrays import FloatVector, IntVector
+from moesim.simulator.cost.formulas import compute_seconds, payload_seconds
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, TransferCost
 from moesim.simulator.engine.demand import Demand
 from moesim.simulator.engine.link_map import LinkMap
@@ -39,7 +39,7 @@ NS = 1e9
 
 
 @dataclass(frozen=True, slots=True)
-class Variation:
+class MemberVariation:
     """What makes members differ: vectors of one value a member.
 
     `clock`: time factor of each member, per pipeline rank [pp, members]; `loads`: relative received rows
@@ -47,10 +47,10 @@ class Variation:
     `jitter_cv`: relative spread of a phase's duration from run to run; `seed` of that spread.
     """
 
-    clock: FloatVector
-    loads: FloatVector
-    node_loads: FloatVector
-    jitter_cv: float | FloatVector
+    clock: FloatArray
+    loads: FloatArray
+    node_loads: FloatArray
+    jitter_cv: float | FloatArray
     seed: int
 
 
@@ -61,14 +61,14 @@ class TransferRows:
     launch_ns: int
     payload_ns: list[float]
     """Of the slowest member, alone on its links, per micro-batch."""
-    member_ns: IntVector
+    member_ns: IntArray
     """Payload of each member, alone on its links [micro-batches, members]."""
     cost: TransferCost
     demand: Demand | None
     """Links and bytes, where they are the same for every micro-batch."""
-    load: FloatVector
+    load: FloatArray
     """Relative received rows [micro-batches, members]; one row where routing has no say."""
-    node_load: FloatVector
+    node_load: FloatArray
     """The same averaged over the members of a node."""
 
 
@@ -84,7 +84,7 @@ class CompiledTask:
     overlapped_share: float | None
     """Share of it that runs beside busy communication SMs; None outside pairs."""
     price: PhaseCost
-    rows_ns: IntVector
+    rows_ns: IntArray
     """Compute nanoseconds [micro-batches, members]; before a transfer, its small kernels."""
     transfer: TransferRows | None
 
@@ -101,9 +101,9 @@ class CompiledTemplate:
     """The same for the gradient."""
     transfers: tuple[int, ...]
     """Positions of the transfer tasks."""
-    compute_ns: tuple[FloatVector, FloatVector]
+    compute_ns: tuple[FloatArray, FloatArray]
     """Compute of each side per micro-batch: mean over the members, exposed collectives left out."""
-    weight_ns: FloatVector
+    weight_ns: FloatArray
     """Its weight-gradient part (backward side)."""
 
 
@@ -127,7 +127,7 @@ class Program:
     ranks: tuple[tuple[PlacedStep, ...], ...]
     costs: CostTable
     blocks: tuple[tuple[BlockKind, ...], ...]
-    variation: Variation
+    variation: MemberVariation
     link_map: LinkMap
     group: int = 0
     """Which expert-parallel group of each pipeline rank this is."""
@@ -146,45 +146,45 @@ class Program:
         return [(rank, target) for target in to if target != rank]
 
 
-def compile_program(
-    schedule: Schedule,
-    blocks: Sequence[Sequence[BlockKind]],
-    costs: CostTable,
-    order: OverlapOrder | None,
-    variation: Variation,
-    link_map: LinkMap,
-    group: int = 0,
-) -> Program:
-    """Price every task of a schedule once, for all micro-batches and members of a group.
+@dataclass(frozen=True, slots=True)
+class PricedSchedule:
+    """What all groups of a step share: the schedule, the blocks of its stages, and every price.
 
-    `blocks[stage]`: block kinds of the stage in forward order; MoE loads are taken from `variation` in
-    stage and block order. Run-to-run noise is drawn anew for every `group`.
+    `blocks[stage]`: block kinds of the stage in forward order; `order`: how an overlapped pair interleaves.
+    """
+
+    schedule: Schedule
+    blocks: tuple[tuple[BlockKind, ...], ...]
+    costs: CostTable
+    order: OverlapOrder | None
+
+
+def compile_program(
+    priced: PricedSchedule, variation: MemberVariation, link_map: LinkMap, group: int = 0
+) -> Program:
+    """Give every task of a schedule its duration once, for all micro-batches and members of a group.
+
+    MoE loads are taken from `variation` in stage and block order. Run-to-run noise is drawn anew for every
+    `group`.
     """
     members = variation.clock.shape[1]
-    compiler = _Compiler(schedule, blocks, costs, order, variation, link_map, group)
+    compiler = _Compiler(priced, variation, link_map, group)
     ranks = tuple(
-        tuple(compiler.place(rank, step) for step in steps) for rank, steps in enumerate(schedule.ranks)
+        tuple(compiler.place(rank, step) for step in steps)
+        for rank, steps in enumerate(priced.schedule.ranks)
     )
-    return Program(
-        schedule, members, ranks, costs, tuple(tuple(b) for b in blocks), variation, link_map, group
-    )
+    return Program(priced.schedule, members, ranks, priced.costs, priced.blocks, variation, link_map, group)
 
 
 class _Compiler:
     """Caches what steps share: templates by stage pair, duration rows by block and phase."""
 
     def __init__(
-        self,
-        schedule: Schedule,
-        blocks: Sequence[Sequence[BlockKind]],
-        costs: CostTable,
-        order: OverlapOrder | None,
-        variation: Variation,
-        link_map: LinkMap,
-        group: int,
+        self, priced: PricedSchedule, variation: MemberVariation, link_map: LinkMap, group: int
     ) -> None:
-        self.schedule, self.blocks, self.costs = schedule, blocks, costs
-        self.order, self.variation, self.members = order, variation, variation.clock.shape[1]
+        schedule, blocks = priced.schedule, priced.blocks
+        self.schedule, self.blocks, self.costs, self.order = schedule, blocks, priced.costs, priced.order
+        self.variation, self.members = variation, variation.clock.shape[1]
         self.link_map, self.group = link_map, group
         routed = [(s, b) for s, kinds in enumerate(blocks) for b, k in enumerate(kinds) if may_route(k)]
         self.routed = {place: number for number, place in enumerate(routed)}
@@ -202,10 +202,10 @@ class _Compiler:
             for stage in range(len(blocks))
         ]
         self.templates: dict[tuple[int, ActionKind, int, int], CompiledTemplate] = {}
-        self.noise: dict[tuple[int, int, Phase], FloatVector] = {}
-        self.payloads: dict[tuple[object, ...], tuple[list[float], IntVector]] = {}
+        self.noise: dict[tuple[int, int, Phase], FloatArray] = {}
+        self.payloads: dict[tuple[object, ...], tuple[list[float], IntArray]] = {}
         self.even = np.ones((1, self.members))
-        self.rows: dict[tuple[int, int, Phase, PhaseCost], IntVector] = {}
+        self.rows: dict[tuple[int, int, Phase, PhaseCost], IntArray] = {}
 
     def place(self, rank: int, step: Action | Overlap) -> PlacedStep:
         forward, backward = (step.first, step.second) if isinstance(step, Overlap) else _sides(step)
@@ -256,7 +256,7 @@ class _Compiler:
             *self._totals(tasks),
         )
 
-    def _totals(self, tasks: list[CompiledTask]) -> tuple[tuple[FloatVector, FloatVector], FloatVector]:
+    def _totals(self, tasks: list[CompiledTask]) -> tuple[tuple[FloatArray, FloatArray], FloatArray]:
         """Sums over a template that the report needs, for all micro-batches at once."""
         zero = np.zeros(self.schedule.microbatches)
         compute, weight = [zero.copy(), zero.copy()], zero.copy()
@@ -268,20 +268,20 @@ class _Compiler:
                     weight += mean
         return (compute[0], compute[1]), weight
 
-    def _compute_rows(self, stage: int, block: int, phase: Phase, cost: PhaseCost) -> IntVector:
+    def _compute_rows(self, stage: int, block: int, phase: Phase, cost: PhaseCost) -> IntArray:
         """Nanoseconds [micro-batches, members] of a compute phase at a price."""
         key = (stage, block, phase, cost)
         if key not in self.rows:
-            seconds = np.full((self.schedule.microbatches, self.members), cost.fixed_s)
-            if cost.row_s:
-                number = self.routed.get((stage, block))
-                seconds += cost.row_s * (1.0 if number is None else self.variation.loads[number])
+            number = self.routed.get((stage, block)) if cost.row_s else None
+            load = 1.0 if number is None else self.variation.loads[number]
+            seconds = np.empty((self.schedule.microbatches, self.members))
+            seconds[:] = compute_seconds(cost.fixed_s, cost.row_s, load)
             if cost.fixed_s + cost.row_s > 0.0:
                 seconds *= self.clock[stage] * self._noise(key[:3], seconds.shape)
             self.rows[key] = whole_ns(seconds)
         return self.rows[key]
 
-    def _noise(self, key: tuple[int, int, Phase], shape: tuple[int, ...]) -> FloatVector | float:
+    def _noise(self, key: tuple[int, int, Phase], shape: tuple[int, ...]) -> FloatArray | float:
         """Run-to-run factor of a phase: one draw a micro-batch and member, however it is run."""
         cv = self.jitter[key[0]]
         if isinstance(cv, float) and cv == 0.0:
@@ -309,7 +309,7 @@ class _Compiler:
 
     def _payload(
         self, rank: int, phase: Phase, routed: int | None, cost: TransferCost
-    ) -> tuple[list[float], IntVector]:
+    ) -> tuple[list[float], IntArray]:
         """Nanoseconds of the slowest and of each member; phases with equal rates share them."""
         nic, scale_up = self.link_map.slowness(rank, phase)
         healthy = isinstance(nic, float) and isinstance(scale_up, float)
@@ -318,14 +318,14 @@ class _Compiler:
             shape = (self.schedule.microbatches, self.members)
             load = self.even if routed is None else self.variation.loads[routed]
             node_load = self.even if routed is None else self.variation.node_loads[routed]
-            payload = np.maximum(cost.nic_s * node_load * nic, cost.scale_up_s * load * scale_up)
+            payload = payload_seconds((cost.nic_s, node_load), (cost.scale_up_s, load), (nic, scale_up))
             payload = np.broadcast_to(payload, shape)
             slowest = (payload.max(axis=1) * NS).tolist()
             self.payloads[key] = slowest, whole_ns(payload)
         return self.payloads[key]
 
 
-def whole_ns(seconds: FloatVector) -> IntVector:
+def whole_ns(seconds: FloatArray) -> IntArray:
     """Seconds as whole nanoseconds.
 
     Raises InputError for a phase that no step has, OverflowError for what is not a duration.

@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from math import exp, pi, sqrt
 
 import numpy as np
-from numpy.typing import NDArray
 
+from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.model.feed_forward.moe import MoE
-
-FloatArray = NDArray[np.float64]
 
 BIAS_STREAM = 4
 """Part of the seed of the affinities."""

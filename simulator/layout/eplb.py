@@ -12,14 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.scenario.routing import Policy
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
-
 
 LEAST_GAIN = 1e-9
 """A swap must lower the heavier of two ranks by this part of the mean: rounding is no gain."""

@@ -7,14 +7,12 @@ from math import inf
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.layout.eplb import ExpertPlacement
 from moesim.simulator.layout.loads import SMALLEST_CV, deal, sampled_loads
 from moesim.simulator.layout.popularity import capped
-
-FloatArray = NDArray[np.float64]
 
 LOAD_STREAM = 2
 """Part of the seed of the draws of every group and step but the first."""

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
+from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.layout.bias import bias_dynamics, check_gate
 from moesim.simulator.layout.eplb import ExpertPlacement, check_placement, plan_placement
-from moesim.simulator.layout.expert_load import FloatArray, LoadSpec
+from moesim.simulator.layout.expert_load import LoadSpec
 from moesim.simulator.layout.histogram import read_counts
 from moesim.simulator.layout.parallel import Layout, nearest_divisors
 from moesim.simulator.layout.popularity import shares_of_counts, zipf_shares

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import numpy as np
 
+from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.scale_up_shares import SWITCHED, ScaleUpShares
-from moesim.simulator.common.arrays import IntVector
 from moesim.simulator.layout.parallel import Layout
 
 MOST_MEMBERS = 256
 """GPUs that one program carries where no expert-parallel group says how many."""
 
 
-def grouped_gpus(layout: Layout, wiring: ScaleUpShares = SWITCHED) -> IntVector:
+def members_of(layout: Layout) -> int:
+    """GPUs that a program carries for each pipeline rank: one expert-parallel group, or replicas."""
+    return layout.plan.ep if layout.plan.ep > 1 else min(layout.dp, MOST_MEMBERS)
+
+
+def grouped_gpus(layout: Layout, wiring: ScaleUpShares = SWITCHED) -> IntArray:
     """Global GPU numbers [pipeline rank, group, member]: expert-parallel groups, or runs of neighbours.
 
-    On a torus a group is the block that its exchange is priced for (docs/model.md, eq. H3).
+    Where the wiring has blocks (a torus), a group is the one that its exchange is priced for (docs/model.md,
+    eq. H3).
     """
     plan, inner = layout.plan, layout.gpus_per_pipeline_rank
     numbers = np.arange(layout.n_gpus, dtype=np.int64).reshape(plan.pp, inner)
-    if wiring.torus and 1 < plan.ep <= layout.gpus_per_node:
-        return _blocks(layout, wiring).reshape(plan.pp, -1, plan.ep)
+    if 1 < plan.ep <= layout.gpus_per_node:
+        blocks = wiring.groups(plan.ep, layout.n_gpus)
+        if blocks is not None:
+            return blocks.reshape(plan.pp, -1, plan.ep)
     if plan.ep > 1:
         folded = numbers.reshape(plan.pp, layout.expert_dp, plan.ep, plan.expert_tp)
         return folded.transpose(0, 1, 3, 2).reshape(plan.pp, -1, plan.ep)
@@ -28,25 +36,12 @@ def grouped_gpus(layout: Layout, wiring: ScaleUpShares = SWITCHED) -> IntVector:
     return numbers.reshape(plan.pp, -1, members)
 
 
-def _blocks(layout: Layout, wiring: ScaleUpShares) -> IntVector:
-    """Chips of every block of a torus [blocks, chips], where chip x + X (y + Y z) is at (x, y, z)."""
-    sides = wiring.block(layout.plan.ep)
-    grid = [
-        part
-        for size, side in zip(wiring.torus[::-1], sides[::-1], strict=True)
-        for part in (size // side, side)
-    ]
-    chips = np.arange(layout.n_gpus, dtype=np.int64).reshape(-1, *grid)
-    outer = range(1, chips.ndim, 2)
-    return chips.transpose(0, *outer, *(axis + 1 for axis in outer)).reshape(-1, layout.plan.ep)
-
-
 def sends_on_a_link(layout: Layout, wiring: ScaleUpShares) -> int:
     """Sends of a pipeline rank that the busiest link carries when all its GPUs send to the next rank at once.
 
     One where every GPU has a way of its own; on a torus the next rank is several chips away (eq. X4).
     """
-    if not wiring.torus:
+    if not wiring.links_are_shared:
         return 1
     gpus = grouped_gpus(layout, wiring).reshape(layout.plan.pp, -1)
     pairs = [(gpus[rank], gpus[rank + 1]) for rank in range(layout.plan.pp - 1)]

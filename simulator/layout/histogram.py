@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import check_readable
 from moesim.hwmodels.yaml_io import load_mapping
-
-FloatArray = NDArray[np.float64]
 
 MAX_BYTES = 16_000_000
 """61 layers of 256 experts over a hundred steps, in any of the formats; numbers take up to 16 times that."""

@@ -7,13 +7,10 @@ from dataclasses import dataclass
 from math import inf
 
 import numpy as np
-from numpy.typing import NDArray
 
+from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.layout.routing import Gate, scores_of
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 SMALLEST_CV = 1e-6
 """Below it experts count as equally popular: the spread is under any rounding that follows."""

@@ -196,6 +196,11 @@ def _check_experts(plan: ParallelPlan, shape: ModelShape) -> None:
         )
 
 
+def tokens_per_gpu(plan: ParallelPlan, sequence: int) -> float:
+    """Tokens of a micro-batch that one GPU sends into its expert-parallel group: CP and TP split them."""
+    return plan.microbatch * sequence / (plan.cp * plan.tp)
+
+
 def microbatches(layout: Layout, global_batch: int) -> int:
     """Micro-batches that each data-parallel rank runs in one step; `global_batch` counts sequences.
 

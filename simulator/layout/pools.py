@@ -10,11 +10,11 @@ from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.fleet import Pool
-from moesim.simulator.schedules import Schedule
+from moesim.simulator.schedules import Schedule, fleet_defaults
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PoolSlice:
     """A pool: its own cluster, the scenario as if the whole pipeline ran on such a cluster, its ranks."""
 
     label: str
@@ -23,7 +23,7 @@ class Part:
     ranks: range
 
 
-def spread(scenario: Scenario) -> tuple[Part, ...]:
+def spread(scenario: Scenario) -> tuple[PoolSlice, ...]:
     """The pools of a scenario's fleet with their pipeline ranks, in proportion to their GPUs.
 
     Raises InputError for what a fleet does not go with, and where ranks and GPUs do not fit together.
@@ -46,7 +46,7 @@ def spread(scenario: Scenario) -> tuple[Part, ...]:
     parts, first = [], 0
     for (label, cluster), pool in zip(clusters, pools_of(scenario), strict=True):
         ranks = range(first, first + pp * cluster.n_gpus // total)
-        parts.append(Part(label, cluster, whole_scenario(scenario, pool, cluster, total), ranks))
+        parts.append(PoolSlice(label, cluster, whole_scenario(scenario, pool, cluster, total), ranks))
         first = ranks.stop
     return tuple(parts)
 
@@ -89,15 +89,15 @@ def usd_per_hour(clusters: Sequence[Cluster]) -> float | None:
 
 def whole_scenario(scenario: Scenario, pool: Pool, cluster: Cluster, total: int) -> Scenario:
     """The scenario on `total` GPUs of one pool's kind: what prices the ranks that this pool holds."""
-    communication = scenario.communication.model_copy(update={"sms": scenario.pool_sms(pool)})
+    communication = scenario.communication.model_copy(update={"sms": scenario.pool_sms(pool, cluster)})
     # Not validated again: this size is a device for pricing, its network is never built.
     whole = cluster.model_copy(update={"nodes": total // cluster.node.n_gpus})
     update = {"fleet": None, "cluster": whole, "communication": communication}
-    part = scenario.model_copy(update={**update, "profile": scenario.pool_profile(pool)})
+    part = scenario.model_copy(update={**update, "profile": scenario.pool_profile(pool, cluster)})
     return part if scenario._base is None else part.based_on(scenario._base)
 
 
-def owners_of(parts: Sequence[Part]) -> tuple[int, ...]:
+def owners_of(parts: Sequence[PoolSlice]) -> tuple[int, ...]:
     """Number of the pool that holds each pipeline rank."""
     return tuple(number for number, part in enumerate(parts) for _ in part.ranks)
 
@@ -111,9 +111,9 @@ def check_schedule(schedule: Schedule, owners: Sequence[int], labels: Sequence[s
                 f"schedule={schedule.name} keeps stage {stage} on pipeline ranks "
                 f"{' and '.join(map(str, sorted(holders)))}, on {labels[pools[0]]} and {labels[pools[1]]}: "
                 "its gradients would be reduced between pools, which is not modelled; use a schedule that "
-                "keeps every stage on one rank, such as dualpipev, zbv or 1f1b",
+                f"keeps every stage on one rank, such as {', '.join(reversed(fleet_defaults()))}",
                 key="schedule",
-                nearest=("dualpipev", "zbv", "1f1b"),
+                nearest=tuple(reversed(fleet_defaults())),
             )
 
 

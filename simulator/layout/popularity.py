@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InputError
-
-FloatArray = NDArray[np.float64]
 
 ZIPF_STREAM = 3
 """Part of the seed of the shuffle, so that it shares no draw with the loads."""

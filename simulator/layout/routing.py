@@ -13,8 +13,8 @@ from math import comb, fsum
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.model.feed_forward.moe import GroupScore, MoE
 
@@ -207,7 +207,7 @@ def _spread_by_top2(gate: Gate, seed: int) -> tuple[tuple[GroupCounts, float], .
     )
 
 
-def scores_of(logits: NDArray[np.float64], kind: str) -> NDArray[np.float64]:
+def scores_of(logits: FloatArray, kind: str) -> FloatArray:
     """Scores up to a common factor of the token."""
     return np.asarray(1.0 / (1.0 + np.exp(-logits)) if kind == "sigmoid" else np.exp(logits))
 

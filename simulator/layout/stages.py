@@ -8,8 +8,8 @@ from itertools import accumulate, groupby
 from math import frexp, fsum, ldexp
 
 import numpy as np
-import numpy.typing as npt
 
+from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.model.block import EMBEDDING, HEAD, MTP, is_layer, is_routed_layer
 from moesim.simulator.model.operator import BlockKind
@@ -251,7 +251,7 @@ def _costs(
     extra: Sequence[int],
     fixed: Mapping[int, int],
     most: Sequence[Sequence[int]] | None,
-) -> list[npt.NDArray[np.int64]]:
+) -> list[IntArray]:
     """Cost of a run on each stage by its first layer and the one after its last [starts, ends]."""
     place = np.arange(len(sums[0]))
     size = place[None, :] - place[:, None]

@@ -32,6 +32,11 @@ OperatorClass = Literal[
     "optimizer",
 ]
 
+GEMM_CLASSES: frozenset[OperatorClass] = frozenset({"gemm", "grouped_gemm", "wgrad_gemm", "gate_gemm"})
+"""Operators that are matrix multiplications on tensor cores."""
+COUNTED_GEMM_CLASSES = GEMM_CLASSES - {"gate_gemm"}
+"""GEMMs that published MFUs count: the router is left out."""
+
 Phase = Literal[
     "attn F", "mlp F", "mlp I", "mlp W", "attn I", "attn W",
     "dispatch F", "combine F", "combine B", "dispatch B",

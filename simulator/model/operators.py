@@ -16,7 +16,7 @@ from moesim.simulator.model.embedding_head import (
     head_operators,
 )
 from moesim.simulator.model.mtp import mtp_projection
-from moesim.simulator.model.operator import BlockKind, Operator, Phase
+from moesim.simulator.model.operator import COUNTED_GEMM_CLASSES, BlockKind, Operator, Phase
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.primitives import again
 from moesim.simulator.model.shape import ModelShape
@@ -27,8 +27,6 @@ RECOMPUTE = ("none", "attention", "selective", "op", "full")
 (DeepSeek-V3 report 3.2.3); all but core attention and every second GEMM; the whole block.
 
 `full` repeats the compute of the forward in the input gradient; a second dispatch is not included."""
-
-GEMM_CLASSES = frozenset({"gemm", "grouped_gemm", "wgrad_gemm"})
 
 BlockOperators = Mapping[Phase, tuple[Operator, ...]]
 
@@ -156,7 +154,7 @@ def expected_received_tokens(shape: ModelShape, ep: int) -> float:
 
 def model_flop(operators: Iterable[Operator]) -> float:
     """FLOPs that published MFUs count: GEMMs and core attention, no gate, no recompute."""
-    counted = GEMM_CLASSES | {"attention_forward", "attention_backward"}
+    counted = COUNTED_GEMM_CLASSES | {"attention_forward", "attention_backward"}
     return fsum(op.flop - op.uncounted_flop for op in operators if op.cls in counted and not op.recompute)
 
 

@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
+from moesim.hwmodels.arrays import FloatArray
+from moesim.simulator.cost.formulas import blended, compute_seconds, payload_seconds
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.planner.pattern import Key
 from moesim.simulator.planner.spread import Spread
 from moesim.simulator.schedules.template import ActionKind, OverlapOrder, Task, Template, build_template
-
-Array = npt.NDArray[np.float64]
 
 ROUTED: frozenset[Phase] = frozenset({"mlp F", "mlp I", "mlp W"})
 """Compute that grows with received rows."""
@@ -26,9 +25,9 @@ _NOTHING = PhaseCost(0.0)
 class ActionTimes:
     """Seconds of one action for every plan: its whole, and until its outputs leave for the next stage."""
 
-    whole: Array
-    forward_out: Array
-    backward_out: Array
+    whole: FloatArray
+    forward_out: FloatArray
+    backward_out: FloatArray
 
 
 @dataclass(slots=True)
@@ -39,10 +38,10 @@ class ActionBook:
     spreads: Sequence[Spread]
     order: OverlapOrder
     _times: dict[object, ActionTimes] = field(default_factory=dict)
-    _read: dict[object, tuple[Array, Array]] = field(default_factory=dict)
-    _computed: dict[object, tuple[Array, Array, Array]] = field(default_factory=dict)
+    _read: dict[object, tuple[FloatArray, FloatArray]] = field(default_factory=dict)
+    _computed: dict[object, tuple[FloatArray, FloatArray, FloatArray]] = field(default_factory=dict)
     _phases: dict[BlockKind, frozenset[Phase]] = field(default_factory=dict)
-    _spread: dict[str, Array] = field(default_factory=dict)
+    _spread: dict[str, FloatArray] = field(default_factory=dict)
 
     def times(self, key: Key, blocks: Sequence[Sequence[BlockKind]]) -> ActionTimes:
         """An action; `blocks[stage]` are the block kinds of each stage in forward order."""
@@ -70,9 +69,10 @@ class ActionBook:
         hot = self._hot_members(template)
         zero = np.zeros((1 + len(hot), len(self.tables)))
         free = {"compute": zero, "communication": zero}
-        ends: list[Array] = []
-        lags: list[Array] = []
-        late: dict[tuple[int, int], tuple[Array, Array]] = {}  # of each side and block since its last barrier
+        ends: list[FloatArray] = []
+        lags: list[FloatArray] = []
+        # Of each side and block since its last barrier.
+        late: dict[tuple[int, int], tuple[FloatArray, FloatArray]] = {}
         for task in template.tasks:
             block, place = sides[task.side][task.block], (task.side, task.block)
             own, from_run, from_rows = self._compute(block, task)
@@ -115,12 +115,12 @@ class ActionBook:
             self._phases[kind] = self.tables[0].phases(kind)
         return self._phases[kind]
 
-    def _spread_of(self, name: str) -> Array:
+    def _spread_of(self, name: str) -> FloatArray:
         if name not in self._spread:
             self._spread[name] = np.array([getattr(spread, name) for spread in self.spreads])
         return self._spread[name]
 
-    def _compute(self, kind: BlockKind, task: Task) -> tuple[Array, Array, Array]:
+    def _compute(self, kind: BlockKind, task: Task) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Compute of a task at the pace of the slowest GPU, and how much later its slowest run and the member
         with the most rows are done.
 
@@ -134,15 +134,14 @@ class ActionBook:
                 sms_reserved, busy = (
                     self._price(kind, task.phase, mode) for mode in ("sms_reserved", "overlapped")
                 )
-                fixed, row = (
-                    q + task.overlapped_share * (b - q) for q, b in zip(sms_reserved, busy, strict=True)
-                )
-            kept = fixed + row * (self._spread_of("kept") + self._spread_of("hot"))
+                share = task.overlapped_share
+                fixed, row = (blended(q, b, share) for q, b in zip(sms_reserved, busy, strict=True))
+            kept = compute_seconds(fixed, row, self._spread_of("kept") + self._spread_of("hot"))
             own = kept * (1.0 + self._spread_of("clock"))
             self._computed[key] = own, kept * self._spread_of("jitter"), row * self._spread_of("rows")
         return self._computed[key]
 
-    def _price(self, kind: BlockKind, phase: Phase, mode: str) -> tuple[Array, Array]:
+    def _price(self, kind: BlockKind, phase: Phase, mode: str) -> tuple[FloatArray, FloatArray]:
         """Seconds of a phase: what does not and what does grow with received rows; 0 where there is none."""
         key = (kind, phase, mode, "price")
         if key not in self._read:
@@ -153,15 +152,17 @@ class ActionBook:
     def _moves(self, kind: BlockKind, phase: Phase, mode: Mode) -> bool:
         return (kind, phase, mode) in self.tables[0].transfer
 
-    def _transfer(self, kind: BlockKind, phase: Phase, mode: Mode) -> Array:
+    def _transfer(self, kind: BlockKind, phase: Phase, mode: Mode) -> FloatArray:
         """Launch and the payload of the slowest member, alone on its links."""
         key = (kind, phase, mode)
         if key not in self._read:
             costs = [table.transfer[kind, phase, mode] for table in self.tables]
             routed = phase not in ("gather F", "gather B", "scatter W")
             rows = self._spread_of("kept") if routed else 1.0
-            nic = np.array([c.nic_s for c in costs]) * (rows + routed * self._spread_of("node_payload"))
-            up = np.array([c.scale_up_s for c in costs]) * (rows + routed * self._spread_of("payload"))
-            total = np.array([c.launch_s for c in costs]) + np.maximum(nic, up)
+            payload = payload_seconds(
+                (np.array([c.nic_s for c in costs]), rows + routed * self._spread_of("node_payload")),
+                (np.array([c.scale_up_s for c in costs]), rows + routed * self._spread_of("payload")),
+            )
+            total = np.array([c.launch_s for c in costs]) + payload
             self._read[key] = total, total
         return self._read[key][0]

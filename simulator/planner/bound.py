@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
+from moesim.hwmodels.arrays import FloatArray
+from moesim.simulator.layout.groups import members_of
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.recompute import RecomputePolicy
@@ -16,10 +17,7 @@ from moesim.simulator.planner.frames import Frame
 from moesim.simulator.planner.pattern import Key, Pattern
 from moesim.simulator.planner.placements import Placement
 from moesim.simulator.planner.prices import ACTIONS, Cell, PriceBook, action_seconds
-from moesim.simulator.planner.spread import members
 from moesim.simulator.scenario.parallel import ParallelPlan
-
-Array = npt.NDArray[np.float64]
 
 STANDARD_ERRORS = 3.0
 """How far below one the mean of the drawn GPU speeds of a rank may lie in a bound."""
@@ -38,8 +36,8 @@ class BoundBook:
     zero_stages: Sequence[int]
     loads: ExpertLoads
     placements: Sequence[Placement]
-    _compute: dict[tuple[Cell, float], Array] = field(default_factory=dict)
-    _transfer: dict[tuple[Cell, float], Array] = field(default_factory=dict)
+    _compute: dict[tuple[Cell, float], FloatArray] = field(default_factory=dict)
+    _transfer: dict[tuple[Cell, float], FloatArray] = field(default_factory=dict)
 
     @property
     def classes(self) -> tuple[RecomputePolicy, ...]:
@@ -55,7 +53,7 @@ class BoundBook:
         """Share of the routed rows that capacity leaves at least, whatever the placement of the experts."""
         return self.loads.least_kept(frame, self.placements)
 
-    def compute(self, plan: ParallelPlan, kept: float = 1.0) -> Array:
+    def compute(self, plan: ParallelPlan, kept: float = 1.0) -> FloatArray:
         """Seconds of a block alone [precisions, classes, kinds, F I W, compute and small kernels].
 
         `kept`: share of the routed rows that are computed.
@@ -69,7 +67,7 @@ class BoundBook:
             self._compute[cell] = np.array(rows)
         return self._compute[cell]
 
-    def transfer(self, plan: ParallelPlan, kept: float = 1.0) -> Array:
+    def transfer(self, plan: ParallelPlan, kept: float = 1.0) -> FloatArray:
         """Seconds of the transfers of a block with experts, alone [precisions, sms, F and I]."""
         cell = Cell.of(plan), kept
         if cell not in self._transfer:
@@ -81,13 +79,13 @@ class BoundBook:
             )
         return self._transfer[cell]
 
-    def weights(self, plan: ParallelPlan) -> Array:
+    def weights(self, plan: ParallelPlan) -> FloatArray:
         """Seconds of all compute of a block [precisions, classes, kinds] (eq. S1)."""
         each = self.compute(plan)
         # Added in a fixed order: NumPy's own sums may differ in the last bit from one machine to another.
         return sum((each[..., a, part] for a in range(len(ACTIONS)) for part in (0, 1)), np.zeros(()))
 
-    def step(self, frames: Sequence[Frame], pattern: Pattern, assignment: StageAssignment) -> Array:
+    def step(self, frames: Sequence[Frame], pattern: Pattern, assignment: StageAssignment) -> FloatArray:
         """Seconds that a step needs at least [frames, precisions, classes, sms, ZeRO stages] (eq. P1).
 
         For each of a few ranks: the forwards before its first action, its own work alone on all SMs
@@ -101,10 +99,10 @@ class BoundBook:
         stages = _Stages(self.book, assignment, compute, transfer)
         count = np.array([f.microbatches for f in frames], dtype=np.float64)
         cv = self.book.scenario.variation.clock_cv.value
-        slow = [1.0 - STANDARD_ERRORS * cv / np.sqrt(members(f)) for f in frames]
+        slow = [1.0 - STANDARD_ERRORS * cv / np.sqrt(members_of(f.layout)) for f in frames]
         least = np.maximum(slow, 0.0)[:, None, None, None]
         reduce, update = self._ends(frames, pattern, assignment)
-        best: Array | None = None
+        best: FloatArray | None = None
         for rank in sorted({0, 1, pattern.pp // 2, pattern.pp - 2, pattern.pp - 1} & set(range(pattern.pp))):
             head, busy, trailing, tail = _parts(pattern, rank, count, stages)
             done = (head + np.maximum(busy, busy - trailing + tail)) * least
@@ -115,7 +113,7 @@ class BoundBook:
 
     def _ends(
         self, frames: Sequence[Frame], pattern: Pattern, assignment: StageAssignment
-    ) -> tuple[Array, Array]:
+    ) -> tuple[FloatArray, FloatArray]:
         """Reduction [frames, precisions, ZeRO stages, ranks]; norm, optimizer and gather of the slowest rank.
 
         Without ZeRO the gradients are all-reduced; the ends of ZeRO-1 stand for 2, which does the same; 0 s
@@ -126,7 +124,7 @@ class BoundBook:
         software = self.book.scenario.software
         sharded = 2 if software.parameters_copied else 1
         stages = [zero if zero in (0, 3) else sharded for zero in self.zero_stages]
-        seen: dict[tuple[int, ...], tuple[Array, Array]] = {}
+        seen: dict[tuple[int, ...], tuple[FloatArray, FloatArray]] = {}
         keys = [
             (f.plan.tp, f.plan.ep, f.plan.expert_tp)
             + ((f.plan.cp, f.plan.microbatch) if software.overlap_data_parallel else ())
@@ -146,7 +144,7 @@ class BoundBook:
                 seen[key] = reduce, update.max(axis=-1)
         return np.array([seen[key][0] for key in keys]), np.array([seen[key][1] for key in keys])
 
-    def sharded(self, frames: Sequence[Frame], pattern: Pattern, assignment: StageAssignment) -> Array:
+    def sharded(self, frames: Sequence[Frame], pattern: Pattern, assignment: StageAssignment) -> FloatArray:
         """Seconds of ZeRO-3's gathers and scatters and all transfers, at least [frames, precisions, sms].
 
         They share the one communication stream of a GPU, one after the other.
@@ -184,7 +182,9 @@ def _actions(seconds: Mapping[str, tuple[float, float]]) -> list[tuple[float, fl
 class _Stages:
     """Seconds of the actions of each stage, worked out once for stages that hold the same blocks."""
 
-    def __init__(self, book: PriceBook, assignment: StageAssignment, compute: Array, transfer: Array) -> None:
+    def __init__(
+        self, book: PriceBook, assignment: StageAssignment, compute: FloatArray, transfer: FloatArray
+    ) -> None:
         self.compute, self.transfer = compute, transfer
         kinds = book.kinds
         self.counts = np.array(
@@ -192,9 +192,9 @@ class _Stages:
             dtype=np.float64,
         )
         self.routed = np.array([kind in book.routed for kind in kinds], dtype=np.float64)
-        self._seconds: dict[object, Array] = {}
+        self._seconds: dict[object, FloatArray] = {}
 
-    def action(self, kind: str, stage: int) -> Array:
+    def action(self, kind: str, stage: int) -> FloatArray:
         """One un-overlapped action, transfers in series."""
         key = (kind, tuple(self.counts[stage]))
         if key not in self._seconds:
@@ -203,7 +203,7 @@ class _Stages:
             self._seconds[key] = np.asarray(total)[:, :, :, None] + np.asarray(moved)
         return self._seconds[key]
 
-    def pair(self, weights: bool, forward: int, backward: int) -> Array:
+    def pair(self, weights: bool, forward: int, backward: int) -> FloatArray:
         """An overlapped pair: the busier of its two streams."""
         key = (weights, tuple(self.counts[forward]), tuple(self.counts[backward]))
         if key not in self._seconds:
@@ -215,23 +215,23 @@ class _Stages:
             self._seconds[key] = np.maximum(*streams)
         return self._seconds[key]
 
-    def _work(self, action: str, stage: int, part: int) -> Array:
+    def _work(self, action: str, stage: int, part: int) -> FloatArray:
         """Compute (part 0) or small kernels before transfers (part 1) [frames, precisions, classes]."""
         each = self.compute[:, :, :, :, ACTIONS.index(action), part]
         counts = self.counts[stage]
         return sum((each[..., k] * counts[k] for k in range(len(counts)) if counts[k]), np.zeros(()))
 
-    def _moved(self, action: str, stage: int) -> Array:
+    def _moved(self, action: str, stage: int) -> FloatArray:
         blocks = float((self.counts[stage] * self.routed).sum())
         return np.asarray(self.transfer[:, :, None, :, ACTIONS.index(action)] * blocks)
 
 
 def _parts(
-    pattern: Pattern, rank: int, count: Array, stages: _Stages
-) -> tuple[Array | float, Array, Array | float, Array | float]:
+    pattern: Pattern, rank: int, count: FloatArray, stages: _Stages
+) -> tuple[FloatArray | float, FloatArray, FloatArray | float, FloatArray | float]:
     """(before the first action, own work, trailing weight gradients, after the last input gradient)."""
     first, last = pattern.counts[0][rank], pattern.counts[-1][rank]
-    busy: Array | float = 0.0
+    busy: FloatArray | float = 0.0
     for key in sorted({*first, *last}):
         often = pattern.along(first.get(key, 0), last.get(key, 0), count)
         busy = busy + often[:, None, None, None] * _seconds(key, stages)
@@ -243,7 +243,7 @@ def _parts(
     return head, np.asarray(busy), trailing, tail
 
 
-def _seconds(key: Key, stages: _Stages) -> Array:
+def _seconds(key: Key, stages: _Stages) -> FloatArray:
     kind, forward, backward = key
     if kind in ("F&B", "F&I"):
         return stages.pair(kind == "F&B", forward, backward)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
+from moesim.hwmodels.arrays import BoolArray, FloatArray, IntArray
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
@@ -36,14 +36,12 @@ RESOLUTION = 8
 
 GIB = 2.0**30
 
-Array = npt.NDArray[np.float64]
-
 
 @dataclass(slots=True)
 class _Gathered:
     """What the groups add to the arrays."""
 
-    parts: list[tuple[Array, ...]] = field(default_factory=list)
+    parts: list[tuple[FloatArray, ...]] = field(default_factory=list)
     legal: int = 0
     fitting: int = 0
     families: int = 0
@@ -82,16 +80,7 @@ def find_candidates(
     bounds = BoundBook(
         book, space.recipes, space.recompute, space.sms, space.zero_stage, loads, space.placement
     )
-    memory = MemoryBook(
-        shape,
-        batch.sequence_length,
-        space.recipes,
-        space.recompute,
-        space.sms,
-        space.zero_stage,
-        scenario.software,
-        scenario.communication.kernels,
-    )
+    memory = MemoryBook(scenario, shape, space)
     by_pattern: dict[int, list[Frame]] = {}
     for frame in frames:
         by_pattern.setdefault(id(frame.pattern), []).append(frame)
@@ -227,12 +216,12 @@ def _add(
 
 def _placed(
     frames: Sequence[Frame],
-    legal: npt.NDArray[np.bool_],
+    legal: BoolArray,
     space: Space,
     loads: ExpertLoads,
     replicas: Sequence[int],
     refused: Refusals,
-) -> npt.NDArray[np.int64]:
+) -> IntArray:
     """How many placements with each number of replicas every frame can have; the others are refused."""
     counts = np.zeros((len(replicas), len(frames)), dtype=np.int64)
     plans = legal.reshape(len(frames), -1).sum(axis=1)
@@ -247,9 +236,7 @@ def _placed(
     return counts
 
 
-def _combinations(
-    frames: Sequence[Frame], pattern: Pattern, space: Space, refused: Refusals
-) -> npt.NDArray[np.bool_]:
+def _combinations(frames: Sequence[Frame], pattern: Pattern, space: Space, refused: Refusals) -> BoolArray:
     """What frame, precision, policy, SMs and ZeRO stage together allow."""
     legal = np.ones((len(frames), *inner_axes(space)), dtype=bool)
     if pattern.paired and 3 in space.zero_stage:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import fsum
 
-from moesim.simulator.cost.compute import operator_seconds
 from moesim.simulator.engine.program import NS, CompiledTemplate
-from moesim.simulator.engine.simpy.execute import Execution
+from moesim.simulator.engine.records import Execution
 from moesim.simulator.model.operator import BlockKind, Phase
-from moesim.simulator.predict.compile import Prepared
+from moesim.simulator.predict.prepared import Prepared, PreparedPool
 from moesim.simulator.predict.report import breakdowns, compute_ns
 from moesim.simulator.schedules.template import EP_PHASES
 
@@ -27,22 +26,20 @@ CAUSES = (
 
 
 def step_causes(prepared: Prepared, execution: Execution) -> dict[str, float]:
-    """Seconds of a step by mechanism, mean over pipeline ranks (docs/model.md, eq. P4)."""
-    return step_causes_by_rank([prepared] * len(execution.ranks), execution)
+    """Seconds of a step by mechanism, mean over pipeline ranks (docs/model.md, eq. P4).
 
-
-def step_causes_by_rank(owners: Sequence[Prepared], execution: Execution) -> dict[str, float]:
-    """The same where pipeline rank r pays the prices of `owners[r]`."""
-    ranks = len(execution.ranks)
+    Every pipeline rank pays the prices of the pool that holds it.
+    """
+    owners, ranks = prepared.owners, len(execution.ranks)
     repeated = {number: _recompute(p) for number, p in {id(p): p for p in owners}.items()}
     alone: dict[int, tuple[float, float]] = {}
     totals = [0.0, 0.0]
-    for prepared, rank in zip(owners, execution.ranks, strict=True):
+    for pool, rank in zip(owners, execution.ranks, strict=True):
         often = Counter(id(record.step.code) for record in rank)
         codes = {id(record.step.code): record.step.code for record in rank}
         for key, count in often.items():
             if key not in alone:
-                alone[key] = _alone(prepared, codes[key], repeated[id(prepared)])
+                alone[key] = _alone(pool, codes[key], repeated[id(pool)])
             totals = [total + count * part for total, part in zip(totals, alone[key], strict=True)]
     arithmetic, again = (total / ranks for total in totals)
     compute = fsum(compute_ns(record) for rank in execution.ranks for record in rank) / NS / ranks
@@ -62,10 +59,10 @@ def difference(plan: Mapping[str, float], other: Mapping[str, float]) -> dict[st
 
 
 def _alone(
-    prepared: Prepared, code: CompiledTemplate, recompute: Mapping[tuple[BlockKind, Phase], float]
+    pool: PreparedPool, code: CompiledTemplate, recompute: Mapping[tuple[BlockKind, Phase], float]
 ) -> tuple[float, float]:
     """(first-time work, repeated work) of an action, alone on all SMs."""
-    costs = prepared.program.costs
+    costs = pool.programs[0].costs
     work = again = 0.0
     for task in code.tasks:
         if task.phase in EP_PHASES or task.transfer is not None:
@@ -78,15 +75,13 @@ def _alone(
     return work, again
 
 
-def _recompute(prepared: Prepared) -> dict[tuple[BlockKind, Phase], float]:
+def _recompute(pool: PreparedPool) -> dict[tuple[BlockKind, Phase], float]:
     """Seconds of the operators that repeat work, by block kind and phase."""
-    pricer, found = prepared.pricer, {}
-    context = pricer.context("alone")
-    for kind in sorted({block.kind for stage in prepared.stages.stages for block in stage}):
+    pricer, found = pool.pricer, {}
+    for kind in sorted({block.kind for stage in pool.stages.stages for block in stage}):
         for phase, operators in pricer.operators(kind).items():
+            costs = pricer.operator_costs(kind, phase, "alone")
             found[kind, phase] = fsum(
-                operator_seconds(op, prepared.cluster.accelerator, prepared.profile, context).seconds
-                for op in operators
-                if op.recompute
+                cost.seconds for op, cost in zip(operators, costs, strict=True) if op.recompute
             )
     return found

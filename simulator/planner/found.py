@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.planner.expert_loads import ExpertLoads
 from moesim.simulator.planner.frames import Frame
@@ -15,8 +16,6 @@ from moesim.simulator.planner.placements import price_key
 from moesim.simulator.planner.prices import PriceBook
 from moesim.simulator.planner.refusals import Refusals
 from moesim.simulator.planner.space import Space
-
-Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +41,12 @@ class Candidates:
     space: Space
     groups: list[Group]
     group: npt.NDArray[np.int32]
-    index: npt.NDArray[np.int64]
+    index: IntArray
     layout: npt.NDArray[np.int8]
-    memory: Array
-    bound: Array
+    memory: FloatArray
+    bound: FloatArray
     family: npt.NDArray[np.int32]
-    time_s: Array
+    time_s: FloatArray
     refused: Refusals
     legal: int
     fitting: int
@@ -55,7 +54,7 @@ class Candidates:
     books: dict[tuple[int, bool], PriceBook]
     loads: ExpertLoads
     replicas: tuple[int, ...]
-    bytes_of: Array
+    bytes_of: FloatArray
     placement: npt.NDArray[np.int8]
     others: dict[int, list[tuple[float, float, int]]] = field(default_factory=dict)
 

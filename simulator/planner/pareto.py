@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[np.float64]
+from moesim.hwmodels.arrays import BoolArray, FloatArray
 
 
 def front(points: Sequence[Sequence[float]]) -> list[int]:
@@ -24,13 +23,13 @@ def front(points: Sequence[Sequence[float]]) -> list[int]:
     return sorted(kept)
 
 
-def staircase(memory: Array, time_s: Array) -> tuple[Array, Array]:
+def staircase(memory: FloatArray, time_s: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Memory ascending, and the least time of all plans with at most that memory."""
     order = np.lexsort((time_s, memory))
     return memory[order], np.minimum.accumulate(time_s[order])
 
 
-def beaten(memory: Array, bound_s: Array, steps: tuple[Array, Array]) -> npt.NDArray[np.bool_]:
+def beaten(memory: FloatArray, bound_s: FloatArray, steps: tuple[FloatArray, FloatArray]) -> BoolArray:
     """Plans that cannot be on the front: another has no more memory and less time than their bound."""
     if not len(steps[0]):
         return np.zeros(len(memory), dtype=bool)

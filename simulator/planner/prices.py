@@ -6,22 +6,19 @@ from dataclasses import dataclass, field
 from math import fsum
 from typing import TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.cluster import Cluster
 from moesim.simulator.cost.block_prices import BarePrices, bare_prices, block_transfers, with_collectives
-from moesim.simulator.cost.launches import launch_stalls
-from moesim.simulator.cost.price_table import pipeline_send, rank_step_end
+from moesim.simulator.cost.end_of_step import rank_step_end
+from moesim.simulator.cost.price_table import inside_step, pipeline_send
 from moesim.simulator.cost.pricing import Pricer
-from moesim.simulator.cost.sharded import slowed_beside
+from moesim.simulator.cost.sharded import sharded_phases
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, SyncCost, TransferCost
 from moesim.simulator.layout.in_flight import held_by_rank
 from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.stages import StageAssignment
-from moesim.simulator.model.attention import Attention
+from moesim.simulator.model.attention.protocol import Attention
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.recompute import RecomputePolicy
@@ -30,8 +27,6 @@ from moesim.simulator.planner.pattern import Pattern
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.schedules.template import EP_PHASES
-
-Array = npt.NDArray[np.float64]
 
 ACTIONS = ("F", "I", "W")
 PhaseKey: TypeAlias = tuple[BlockKind, Phase, Mode]
@@ -159,7 +154,7 @@ class PriceBook:
                 key = (share, like, plan.ep, plan.expert_tp)
                 routed = self._bare_prices(pricer, key, like, modes, _ROUTED)
                 rest = self._bare_prices(pricer, (share, kind), kind, modes, _NOT_ROUTED)
-                bare = BarePrices({**rest.compute, **routed.compute}, {**rest.products, **routed.products})
+                bare = BarePrices({**rest.compute, **routed.compute}, {**rest.core_s, **routed.core_s})
             found |= with_collectives(pricer, kind, bare)
         return found
 
@@ -175,7 +170,7 @@ class PriceBook:
         modes: tuple[Mode, ...],
         only: frozenset[Phase] | None,
     ) -> BarePrices:
-        # Where nothing is split no collective needs the products, which then are not priced.
+        # Where nothing is split no collective needs the seconds of GEMMs and attention, which are left out.
         plan = pricer.scenario.parallel
         key = (*key, plan.tp * plan.cp > 1, plan.expert_tp > 1)
         found = self._bare.get(key)
@@ -210,17 +205,13 @@ class PriceBook:
         if paired:
             compute |= self.compute(plan, recipe, policy, ("sms_reserved", "overlapped"), sms)
             transfer |= self.transfers(plan, recipe, sms, "overlapped")
-        if zero3:
-            pricer = self.pricer(plan, recipe, self.arithmetic(policy), sms)
-            for kind in self.kinds:
-                sharded, alone = pricer.sharded_phases(kind)
-                transfer |= {(kind, phase, "alone"): cost for phase, cost in sharded.items()}
-                compute |= slowed_beside(kind, compute, alone, self.profile.lost_beside_nccl.value)
-        if self.scenario.software.host is not None:
+        if zero3 or self.scenario.software.host is not None:
             pricer = self.pricer(plan, recipe, policy, sms)
-            every: tuple[Mode, ...] = ("alone", "sms_reserved", "overlapped") if paired else ("alone",)
+            modes: tuple[Mode, ...] = ("alone", "sms_reserved", "overlapped") if paired else ("alone",)
             for kind in self.kinds:
-                compute |= launch_stalls(pricer, kind, compute, transfer, every)
+                inside = inside_step(pricer, kind, compute, transfer, modes)
+                compute |= inside[0]
+                transfer |= inside[1]
         table = self._tables[key] = CostTable(compute, transfer, 0.0, 0.0, ())
         return table
 
@@ -242,7 +233,7 @@ class PriceBook:
         key = (plan.tp, plan.ep, plan.expert_tp, plan.pp, recipe, kind)
         if key not in self._sharded:
             pricer = self.pricer(plan, recipe, "none")
-            first, second, third = (cost.nic_s for cost in pricer.sharded_phases(kind)[0].values())
+            first, second, third = (cost.nic_s for cost in sharded_phases(pricer, kind)[0].values())
             self._sharded[key] = first, second, third
         return self._sharded[key]
 
@@ -259,7 +250,7 @@ class PriceBook:
             for phase in PHASES_OF[action]:
                 cost = moved.get((self.routed[0], phase, "alone")) if self.routed else None
                 if cost is not None:
-                    values.append(cost.launch_s + kept * max(cost.nic_s, cost.scale_up_s))
+                    values.append(cost.launch_s + kept * cost.payload_s)
         return fsum(sums["F"]), fsum(sums["I"])
 
     def sync(

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from moesim.hwmodels.arrays import FloatArray
+from moesim.simulator.cost.formulas import SyncParts, end_of_step
 from moesim.simulator.cost.table import CostTable, SyncCost
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.operator import BlockKind
@@ -15,8 +16,6 @@ from moesim.simulator.planner.actions import ActionBook, ActionTimes
 from moesim.simulator.planner.pattern import Key, Order, Pattern
 from moesim.simulator.planner.spread import Spread
 from moesim.simulator.schedules.template import OverlapOrder
-
-Array = npt.NDArray[np.float64]
 
 CLOSED_FORM_ERROR = 0.03
 """Error against the engine that 95 of 100 closed forms keep (benchmarks/planner.py measures it)."""
@@ -39,7 +38,7 @@ class Priced:
 
 def step_seconds(
     plans: Sequence[Priced], pattern: Pattern, assignment: StageAssignment, order: OverlapOrder
-) -> Array:
+) -> FloatArray:
     """Seconds of a step of every plan (docs/model.md, eq. P2).
 
     The plans share schedule, stages and the phases of their blocks. The longest path over the schedule of
@@ -54,7 +53,7 @@ def step_seconds_by_rank(
     pattern: Pattern,
     assignment: StageAssignment,
     order: OverlapOrder,
-) -> Array:
+) -> FloatArray:
     """The same where pipeline rank r pays the prices of pool `owners[r]`; `pools[p][i]` is plan i there.
 
     Every hop takes as long as on the slowest pool.
@@ -80,7 +79,7 @@ def _done(
     pattern: Pattern,
     assignment: StageAssignment,
     order: OverlapOrder,
-) -> Array:
+) -> FloatArray:
     """End of the last action of every rank [ranks, plans]."""
     books = [ActionBook([p.table for p in plans], [p.spread for p in plans], order) for plans in pools]
     blocks = [[block.kind for block in stage] for stage in assignment.stages]
@@ -91,8 +90,8 @@ def _done(
 
 
 def _replay(
-    order: Order, books: Sequence[ActionBook], blocks: Sequence[Sequence[BlockKind]], send: Array
-) -> list[Array]:
+    order: Order, books: Sequence[ActionBook], blocks: Sequence[Sequence[BlockKind]], send: FloatArray
+) -> list[FloatArray]:
     """End of every rank's last step [ranks][plans]: the longest path, sends included; a book a rank.
 
     `send`: seconds of one send and of two together [2, plans].
@@ -119,9 +118,9 @@ def _replay(
     return [rows[row] for row in order.last]
 
 
-def _finished(done: Array, pattern: Pattern, syncs: Sequence[Sequence[SyncCost]]) -> Array:
+def _finished(done: FloatArray, pattern: Pattern, syncs: Sequence[Sequence[SyncCost]]) -> FloatArray:
     """Reduction behind the mirror rank, norm as a barrier, optimizer and gather (eq. E5)."""
-    parts = np.array([[(s.reduce_s, s.norm_s, s.optimizer_s, s.gather_s) for s in sync] for sync in syncs])
-    ready = [np.max([done[h] for h in pattern.holders[r]], axis=0) for r in range(pattern.pp)]
-    meet = np.max([ready[r] + parts[:, r, 0] for r in range(pattern.pp)], axis=0)
-    return np.asarray(meet + (parts[:, :, 1] + parts[:, :, 2] + parts[:, :, 3]).max(axis=1))
+    costs = np.array([[(s.reduce_s, s.norm_s, s.optimizer_s, s.gather_s) for s in sync] for sync in syncs])
+    parts = [SyncParts(*costs[:, rank].T) for rank in range(pattern.pp)]
+    times = end_of_step(list(done), pattern.holders, parts, np.maximum.reduce)
+    return np.asarray(np.max([time.gathered for time in times], axis=0))

@@ -8,7 +8,6 @@ from typing import Any
 
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
-from moesim.simulator.engine.simpy.execute import execute
 from moesim.simulator.layout.in_flight import rank_stages
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.precision import PRECISIONS
@@ -17,7 +16,8 @@ from moesim.simulator.planner.causes import step_causes
 from moesim.simulator.planner.found import Candidates
 from moesim.simulator.planner.placements import placement_name, with_placement
 from moesim.simulator.planner.result import PlanRow
-from moesim.simulator.predict.compile import memory_of, prepare
+from moesim.simulator.predict.plan_memory import memory_of
+from moesim.simulator.predict.step import run_step
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.scenario import Stages
 from moesim.simulator.schedules import build
@@ -38,14 +38,14 @@ class Simulated:
 
 def simulate_plan(scenario: Scenario) -> Simulated:
     """Run the engine on a plan (in a worker process). Raises InputError for an illegal scenario."""
-    prepared = prepare(scenario)
-    execution = execute(prepared.program)
+    step = run_step(scenario)
+    prepared, memory = step.prepared, step.prepared.memory
     return Simulated(
-        execution.end_ns / 1e9,
-        prepared.memory.total_bytes,
-        prepared.memory.capacity_bytes,
-        prepared.memory.by_kind_bytes,
-        step_causes(prepared, execution),
+        step.time_s,
+        memory.total_bytes,
+        memory.capacity_bytes,
+        memory.by_kind_bytes,
+        step_causes(prepared, step.executions[0]),
         prepared.stages.layers_per_stage,
         prepared.schedule.microbatches,
     )
@@ -84,7 +84,7 @@ def closed_form_memory(
     if ranks != frame.pattern.in_flight[0]:  # it grows with the micro-batches: look at all of them
         schedule = build(frame.schedule, frame.plan.pp, frame.microbatches, frame.plan.vpp)
         ranks = tuple(rank_stages(schedule))
-    report = memory_of(scenario, shape, assignment, ranks, frame.microbatches)
+    report = memory_of(scenario, shape, scenario.machine, assignment, ranks, frame.microbatches)
     return Simulated(
         None,
         report.total_bytes,

@@ -28,7 +28,7 @@ from moesim.simulator.planner.rows import Simulated, closed_form_memory, make_ro
 from moesim.simulator.planner.space import PlanSpace, load_space, resolve
 from moesim.simulator.planner.study import Study
 from moesim.simulator.scenario import Scenario, load_scenario, with_overrides
-from moesim.simulator.schedules import BUILDERS
+from moesim.simulator.schedules import SCHEDULES
 
 Objective = Literal["time", "cost", "energy", "deadline", "memory"]
 
@@ -241,7 +241,7 @@ class _Search:
     def own(self, simulated: Simulated) -> PlanRow:
         """The scenario's plan as it is."""
         scenario, estimate = self.scenario, None
-        if scenario.schedule in BUILDERS:
+        if scenario.schedule in SCHEDULES:
             estimate = self.study.seconds_of(scenario, simulated.layers, simulated.microbatches)
         return make_row(scenario, self.cluster, simulated, None, estimate, None, 1, self.changed)
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
+from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.stages import StageAssignment, blocks_of, from_layers_per_stage
 from moesim.simulator.model.shape import ModelShape
@@ -32,9 +32,6 @@ FRONT_ROUNDS = 64
 
 FRONT_SPAN = 2.0
 """The front goes up to this many times the best step: nobody buys memory at more than twice the time."""
-
-Numbers = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(slots=True)
@@ -189,7 +186,7 @@ class Study:
         kept = order[first & (times <= FRONT_SPAN * times.min())]
         return [(int(number[n]), int(placement[n])) for n in kept]
 
-    def _points(self) -> tuple[Floats, Floats, Numbers, Numbers]:
+    def _points(self) -> tuple[FloatArray, FloatArray, IntArray, IntArray]:
         """(bytes, seconds, plan, placement) of all that was estimated."""
         c = self.candidates
         known = np.nonzero(~np.isnan(c.time_s))[0]
@@ -203,7 +200,7 @@ class Study:
         )
 
 
-def _lowest(numbers: Numbers, memory: npt.NDArray[np.float64], bound: npt.NDArray[np.float64]) -> list[int]:
+def _lowest(numbers: IntArray, memory: FloatArray, bound: FloatArray) -> list[int]:
     """Front of (memory, bound): the plans to look at next."""
     order = np.lexsort((bound, memory))
     least = np.minimum.accumulate(bound[order])

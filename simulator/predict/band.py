@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
-
-from moesim.simulator.common.tables import Row, Shown
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+from moesim.hwmodels.frozen import Frozen
+from moesim.simulator.common.tables import Row, TableResult
 
 
-class Band(_Part):
+class Band(Frozen):
     """A figure: as predicted, and the 10 %, 50 % and 90 % points of its distribution."""
 
     predicted: float
@@ -25,7 +20,7 @@ class Band(_Part):
         return self.p10 > 0.0 or self.p90 < 0.0
 
 
-class Effect(_Part):
+class Effect(Frozen):
     """One source of uncertainty alone: step time where it is at its 10 % point and at its 90 % point.
 
     `low` and `high` say where the source is: a relative change of its times, or the value of a key.
@@ -46,7 +41,7 @@ class Effect(_Part):
         return abs(self.high_s - self.low_s)
 
 
-class Uncertainty(Shown):
+class Uncertainty(TableResult):
     """Bands of the figures of one prediction, and its sources, the largest first."""
 
     bands: dict[str, Band]

@@ -9,11 +9,11 @@ from itertools import accumulate
 
 from moesim.simulator.layout.buffers import expert_buffers
 from moesim.simulator.layout.memory import MemoryReport, RankStages
-from moesim.simulator.layout.pools import Part
+from moesim.simulator.layout.pools import PoolSlice
 from moesim.simulator.layout.stages import Block, StageAssignment, balanced_by_stage, blocks_of
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.predict.compile import memory_of
+from moesim.simulator.predict.plan_memory import memory_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class FleetMemory:
     """Bytes per GPU of the pipeline ranks of a fleet, each counted as its own pool has it."""
 
     shape: ModelShape
-    parts: Sequence[Part]
+    parts: Sequence[PoolSlice]
     ranks: Sequence[RankStages]
     microbatches: int
     headroom: float = 0.0
@@ -40,13 +40,14 @@ class FleetMemory:
                 found.append((report.by_rank[rank].total + more * experts, capacity))
         return found
 
-    def _buffers(self, part: Part) -> int:
+    def _buffers(self, part: PoolSlice) -> int:
         scenario = part.scenario
         chosen = scenario.communication
         return expert_buffers(scenario.parallel.ep, self.shape.hidden, chosen.sms, chosen.kernels).total_bytes
 
-    def _report(self, part: Part, stages: StageAssignment) -> MemoryReport:
-        return memory_of(part.scenario, self.shape, stages, self.ranks, self.microbatches)
+    def _report(self, part: PoolSlice, stages: StageAssignment) -> MemoryReport:
+        own = part.scenario
+        return memory_of(own, self.shape, own.machine, stages, self.ranks, self.microbatches)
 
     def fits(self, stages: StageAssignment) -> bool:
         """Whether every rank fits into the memory of its pool."""

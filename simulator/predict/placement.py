@@ -43,7 +43,7 @@ def assign_stages(scenario: Scenario, pricer: Pricer, schedule: Schedule) -> Sta
 
 def block_seconds(pricer: Pricer, kind: BlockKind) -> float:
     """Compute seconds of one micro-batch of a block, alone on all SMs (eq. S1)."""
-    costs = [pricer.phase(ops, "alone") for ops in pricer.operators(kind).values()]
+    costs = [pricer.phase(kind, phase, "alone") for phase in pricer.operators(kind)]
     return fsum(cost.fixed_s + cost.row_s for cost in costs)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field, computed_field, model_validator
 
 from moesim.hwmodels.confidence import Confidence
-from moesim.simulator.common.tables import Row, Shown
+from moesim.simulator.common.tables import Row, TableResult
 from moesim.simulator.engine.full_resolution.result import FullResult
 from moesim.simulator.predict.band import Uncertainty
 from moesim.simulator.predict.figures import figures
@@ -29,7 +29,7 @@ from moesim.simulator.scenario.defaults import Default
 SCHEMA_VERSION = 1
 
 
-class Result(Shown):
+class Result(TableResult):
     """A prediction."""
 
     scenario: str

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from moesim.hwmodels.confidence import Confidence
+from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.units import in_unit
 from moesim.simulator.run.report import RunReport
 
 
-class _Part(BaseModel):
-    # A figure that is not a number is a fault of the program and never shown.
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+class Finite(Frozen, allow_inf_nan=False):
+    """Figures of a result: one that is not a number is a fault of the program and never shown."""
 
 
-class StepResult(_Part):
+class StepResult(Finite):
     """One training step. Rates per second or day (docs/model.md, eq. F4), MFU as a fraction of the BF16
     datasheet peak (eq. F5)."""
 
@@ -33,7 +31,7 @@ class StepResult(_Part):
     upper_bound_s: float
 
 
-class Breakdown(_Part):
+class Breakdown(Finite):
     """Where a pipeline rank's step goes; the first six sum to the step, the last is a part of them."""
 
     forward: float
@@ -45,7 +43,7 @@ class Breakdown(_Part):
     exposed_communication: float
 
 
-class MemoryResult(_Part):
+class MemoryResult(Finite):
     """Bytes of the fullest GPU.
 
     `range_bytes`: least and most, by what the framework holds and how full of gaps its allocator is;
@@ -82,7 +80,7 @@ class MemoryResult(_Part):
         )
 
 
-class RunResult(_Part):
+class RunResult(Finite):
     """The main phase at constant batch, without stops (docs/model.md, eq. F6), and the report of all of it.
 
     `report`: where the run plan asks for more than tokens (docs/model.md, section 13).
@@ -96,7 +94,7 @@ class RunResult(_Part):
     report: RunReport | None = None
 
 
-class Utilisation(_Part):
+class Utilisation(Finite):
     """Busy fractions over the step, mean over pipeline ranks; links as carried over nominal bytes."""
 
     compute_partition: float
@@ -105,14 +103,14 @@ class Utilisation(_Part):
     nic: float
 
 
-class CauseRow(_Part):
+class CauseRow(Finite):
     """Seconds of the critical path that one cause accounts for."""
 
     cause: str
     seconds: float
 
 
-class PhaseSpan(_Part):
+class PhaseSpan(Finite):
     """Mean duration of one phase inside overlapped pairs (seconds), MoE blocks only.
 
     `wait_s` is the time at the barrier of a transfer before its slowest member came, mean over the
@@ -124,7 +122,7 @@ class PhaseSpan(_Part):
     wait_s: float
 
 
-class ProvenanceEntry(_Part):
+class ProvenanceEntry(Finite):
     """One number or curve that the prediction stands on."""
 
     path: str
@@ -135,7 +133,7 @@ class ProvenanceEntry(_Part):
     date: str
 
 
-class PoolResult(_Part):
+class PoolResult(Finite):
     """A pool's part of a step on a fleet.
 
     `layer_s`: compute of a MoE layer (a dense one where there is none) for one micro-batch, forward and

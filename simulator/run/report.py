@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
-
-from moesim.simulator.common.tables import Row, Shown
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+from moesim.hwmodels.frozen import Frozen
+from moesim.simulator.common.tables import Row, TableResult
 
 
-class Spread(_Part):
+class RunSpread(Frozen):
     """A figure as predicted, and the 10 %, 50 % and 90 % points of its distribution.
 
     `predicted`: every input at its stated value, the mean over random stops; the tables of GPU-hours and the
@@ -25,7 +20,7 @@ class Spread(_Part):
     p90: float
 
 
-class PhaseReport(_Part):
+class PhaseReport(Frozen):
     """One phase, predicted: `gpu_hours` and `days` of training alone, `gpu_hours_with_stops` with stops."""
 
     phase: str
@@ -47,7 +42,7 @@ class PhaseReport(_Part):
     """Largest relative miss of the interpolated step times of a ramp."""
 
 
-class CauseReport(_Part):
+class CauseReport(Frozen):
     """What one cause of interruption costs, as predicted; GPU-hours of the job's own GPUs."""
 
     cause: str
@@ -57,7 +52,7 @@ class CauseReport(_Part):
     restart_gpu_hours: float
 
 
-class CheckpointReport(_Part):
+class CheckpointReport(Frozen):
     """Checkpoints, and how often they are best taken (docs/model.md, eqs. J2, J3 and J6)."""
 
     bytes: float
@@ -71,7 +66,7 @@ class CheckpointReport(_Part):
     """Minimum of the exact expectation, no shorter than one write."""
 
 
-class FinishDates(_Part):
+class FinishDates(Frozen):
     """Dates (YYYY-MM-DD): as predicted, and those that a tenth, half and nine tenths of the replicas meet."""
 
     predicted: str
@@ -80,7 +75,7 @@ class FinishDates(_Part):
     p90: str
 
 
-class OutlookRow(_Part):
+class OutlookRow(Frozen):
     """By when and at what cost a share of the replicas is done."""
 
     share: float
@@ -90,7 +85,7 @@ class OutlookRow(_Part):
     cost_usd: float | None
 
 
-class GpuHours(_Part):
+class GpuHours(Frozen):
     """Where the job's GPU-hours go, as predicted; the parts sum to `total`.
 
     `billed` adds the spare nodes.
@@ -106,32 +101,32 @@ class GpuHours(_Part):
     billed: float
 
 
-class RunReport(Shown):
+class RunReport(TableResult):
     """The whole run, phase by phase and all together; as a table its outlook."""
 
     phases: tuple[PhaseReport, ...]
-    days: Spread
+    days: RunSpread
     finish: FinishDates | None
     gpu_hours: GpuHours
-    goodput: Spread
+    goodput: RunSpread
     """Training that counted over time on the clock; stated phases left out."""
     goodput_expected: float
     """The same from the closed form of eq. J5; without asynchronous writes and spares the two agree."""
-    interruptions: Spread
+    interruptions: RunSpread
     causes: tuple[CauseReport, ...]
     checkpoint: CheckpointReport | None
-    cost_usd: Spread | None
+    cost_usd: RunSpread | None
     cost_parts_usd: dict[str, float]
     """As predicted, by part."""
     price: str
-    energy_kwh: Spread | None
+    energy_kwh: RunSpread | None
     electricity_usd: float | None
     """As predicted; a part of the cost where the cluster is bought, inside the price where it is rented."""
-    co2_kg: Spread | None
+    co2_kg: RunSpread | None
     assumptions: tuple[str, ...]
     replicas: int
     seed: int
-    step_factor: Spread | None = None
+    step_factor: RunSpread | None = None
     """Step time over the predicted one, as it was drawn for the replicas; None: only stops are uncertain."""
     outlook: tuple[OutlookRow, ...] = ()
     """21 points of the distribution of the end and of the bill, from 1 to 99 %."""

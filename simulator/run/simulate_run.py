@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
-from moesim.simulator.run.failures import Outcome, simulate_failures
+from moesim.simulator.run.failures import RunOutcome, simulate_failures
 from moesim.simulator.run.interruptions import Interruptions
 from moesim.simulator.run.money import Rates, rates
 from moesim.simulator.run.report import (
@@ -22,12 +22,10 @@ from moesim.simulator.run.report import (
     OutlookRow,
     PhaseReport,
     RunReport,
-    Spread,
+    RunSpread,
 )
 from moesim.simulator.run.work import PhaseWork
 from moesim.simulator.scenario.run_plan import RunPlan
-
-FloatArray = NDArray[np.float64]
 
 SHARES = (0.01, *(round(0.05 * n, 2) for n in range(1, 20)), 0.99)
 """Points of the outlook."""
@@ -62,7 +60,7 @@ def simulate_run(
         wide = _Book(phases, drawn, cluster.n_gpus, bill)
     hours = book.hours
 
-    def spread(seconds: FloatArray, drawn: FloatArray, rate: float | None) -> Spread | None:
+    def spread(seconds: FloatArray, drawn: FloatArray, rate: float | None) -> RunSpread | None:
         return None if rate is None else _spread(drawn * rate, mean(seconds * rate))
 
     return RunReport(
@@ -96,11 +94,11 @@ def mean(values: FloatArray) -> float:
     return math.fsum(values.ravel().tolist()) / values.size
 
 
-def _spread(values: FloatArray, predicted: float) -> Spread:
+def _spread(values: FloatArray, predicted: float) -> RunSpread:
     """Percentiles of `values` beside the predicted value."""
     ordered = sorted(values.tolist())
     p10, p50, p90 = (_percentile(ordered, share) for share in (0.1, 0.5, 0.9))
-    return Spread(predicted=predicted, p10=p10, p50=p50, p90=p90)
+    return RunSpread(predicted=predicted, p10=p10, p50=p50, p90=p90)
 
 
 def _percentile(ordered: Sequence[float], share: float) -> float:
@@ -140,7 +138,7 @@ class _Book:
     """Sums over phases, causes and replicas in GPU-hours and dollars."""
 
     phases: Sequence[PhaseWork]
-    outcome: Outcome
+    outcome: RunOutcome
     gpus: int
     bill: Rates
 

@@ -12,13 +12,14 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import BaseModel, Field, PositiveInt
 
 from moesim.hwmodels.accelerator import Accelerator
 from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.confidence import best_profile
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.library import shipped_names
 from moesim.hwmodels.network import load_network
 from moesim.hwmodels.node import Node, load_node
@@ -38,10 +39,8 @@ SMS = 20
 """SMs of the communication kernels, as DeepSeek-V3 trained."""
 
 
-class Default(BaseModel):
+class Default(Frozen):
     """A key that a scenario leaves out, what it was given, and why."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     key: str
     """Dotted path of the scenario key."""
@@ -69,21 +68,17 @@ class Chosen:
     default: Default
 
 
-class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class _Precision(_Data):
+class _Precision(Frozen):
     trained_in_fp8: dict[str, str]
 
 
-class _NodeChoice(_Data):
+class _NodeChoice(Frozen):
     node: str
     paid: PositiveInt
     why: str
 
 
-class _NetworkChoice(_Data):
+class _NetworkChoice(Frozen):
     vendor: str | None = None
     nic: str | None = None
     networks: tuple[str, ...] = Field(min_length=1)
@@ -96,18 +91,18 @@ class _NetworkChoice(_Data):
         )
 
 
-class _Prices(_Data):
+class _Prices(Frozen):
     terms: tuple[Term, ...]
 
 
-class _TokenCount(_Data):
+class _TokenCount(Frozen):
     value: float
     kind: Kind
     source: str
     date: str
 
 
-class _Tokens(_Data):
+class _Tokens(Frozen):
     models: dict[str, _TokenCount]
     others: _TokenCount
 
@@ -117,7 +112,7 @@ class _Spread(SourcedFraction):
     """Of the accelerators that it was taken on; None: any."""
 
 
-class _Defaults(_Data):
+class _Defaults(Frozen):
     precision: _Precision
     nodes: dict[str, _NodeChoice]
     networks: tuple[_NetworkChoice, ...]

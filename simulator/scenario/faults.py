@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from moesim.hwmodels.frozen import Section
 from moesim.hwmodels.ranges import PartLeft
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
 
 Gpus = Annotated[int, Field(ge=0)] | tuple[Annotated[int, Field(ge=0)], ...]
 
 
-class SlowGpu(_Part):
+class SlowGpu(Section):
     """GPUs whose compute runs at a fraction of its speed (thermal or power throttling)."""
 
     kind: Literal["slow-gpu"]
@@ -30,7 +26,7 @@ class SlowGpu(_Part):
         return f"slow-gpu {listed(self.gpu)} at {self.speed:.3g} of its speed"
 
 
-class Jitter(_Part):
+class Jitter(Section):
     """GPUs whose phases vary in length from run to run, beyond `variation.jitter_cv`."""
 
     kind: Literal["jitter"]
@@ -44,7 +40,7 @@ class Jitter(_Part):
         return f"jitter of {listed(self.gpu)}, cv {self.cv:.3g}"
 
 
-class SlowLink(_Part):
+class SlowLink(Section):
     """A link, NIC, switch or plane at a fraction of its bandwidth; `link` as in docs/scenario.md."""
 
     kind: Literal["slow-link"]
@@ -58,7 +54,7 @@ class SlowLink(_Part):
         return f"slow-link {self.link} at {self.bandwidth:.3g} of its bandwidth"
 
 
-class Down(_Part):
+class Down(Section):
     """A link, NIC, switch or plane that carries nothing; traffic goes around it where there is a way."""
 
     kind: Literal["down"]
@@ -70,7 +66,7 @@ class Down(_Part):
         return f"{self.link} down"
 
 
-class NodeLoss(_Part):
+class NodeLoss(Section):
     """A node that stopped: the pipelines through it stop, the others do the step without them."""
 
     kind: Literal["node-loss"]

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import Field, PositiveInt
 
+from moesim.hwmodels.frozen import Section
 from moesim.simulator.scenario.outline import AnyCluster
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class Pool(_Part):
+class Pool(Section):
     """One kind of accelerator: a cluster, or some nodes of it. What is left out is as in the scenario.
 
     A pool holds pipeline ranks in proportion to its GPUs, because every rank of a job has the same number.
@@ -30,7 +27,7 @@ class Pool(_Part):
     )
 
 
-class Fleet(_Part):
+class Fleet(Section):
     """Pools in the order of the pipeline: the first ranks are on the first pool."""
 
     pools: tuple[Pool, ...] = Field(min_length=2)

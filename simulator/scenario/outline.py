@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Discriminator,
     Field,
     GetJsonSchemaHandler,
@@ -20,6 +18,7 @@ from pydantic_core import CoreSchema
 
 from moesim.hwmodels.cluster import Cluster, load_cluster
 from moesim.hwmodels.energy import EnergySiteRef
+from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.network import Network, load_network
 from moesim.hwmodels.node import Node, load_node
 from moesim.hwmodels.provenance import UNDATED, DateText, Kind, Source, SourcedUsdPerHour
@@ -27,10 +26,8 @@ from moesim.hwmodels.validation import validate_model
 from moesim.simulator.scenario.defaults import network_of, node_of
 
 
-class ClusterOutline(BaseModel):
+class ClusterOutline(Frozen):
     """A cluster by its accelerator or node and the number of nodes; what is left out is chosen by rule."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     accelerator: str | None = Field(
         None, description="Name of a shipped accelerator; its shipped node is taken."

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import Field, PositiveInt
+
+from moesim.hwmodels.frozen import Section
 
 
-class ParallelPlan(BaseModel):
+class ParallelPlan(Section, strict=True):
     """Degrees of parallelism; the data-parallel degree follows from the number of GPUs.
 
     `ep` and `expert_tp` divide the GPUs of one pipeline rank (tp x cp x dp) a second time, for the
     experts only (folding, as in Megatron-Core). Every degree is 1, and every option off, unless given.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
 
     tp: PositiveInt = 1
     """Tensor parallel."""

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
-
 from moesim.hwmodels.confidence import LEVELS, Confidence, confidence
+from moesim.hwmodels.frozen import Frozen
 from moesim.simulator.scenario import load_scenario, preset_names
 
 
-class Preset(BaseModel):
+class Preset(Frozen):
     """A shipped scenario; `confidence`: what its matrix products stand on (docs/profiles.md)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     preset: str
     model: str

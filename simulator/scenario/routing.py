@@ -4,26 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import Field, PositiveInt
 
 from moesim.hwmodels import ranges
+from moesim.hwmodels.frozen import Section
 from moesim.hwmodels.provenance import SourcedCount, SourcedFraction
 
 Policy = Literal["hierarchical", "global"]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class UniformLoad(_Part):
+class UniformLoad(Section):
     """All experts equally popular."""
 
     kind: Literal["uniform"]
     """All experts equal; as without `routing.load`, but drawn expert by expert."""
 
 
-class ZipfLoad(_Part):
+class ZipfLoad(Section):
     """The r-th most popular expert has a share proportional to 1 / r^exponent."""
 
     kind: Literal["zipf"]
@@ -33,7 +30,7 @@ class ZipfLoad(_Part):
     """Every layer has its own order; false: expert 0 is the most popular one in all of them."""
 
 
-class HistogramLoad(_Part):
+class HistogramLoad(Section):
     """Recorded counts, a row a layer (or one row for all), or that for each of several steps."""
 
     kind: Literal["histogram"]
@@ -43,7 +40,7 @@ class HistogramLoad(_Part):
     """Which recorded step is predicted."""
 
 
-class BiasLoad(_Part):
+class BiasLoad(Section):
     """Auxiliary-loss-free balancing simulated up to a training step."""
 
     kind: Literal["bias"]
@@ -66,16 +63,16 @@ class BiasLoad(_Part):
 Load = Annotated[UniformLoad | ZipfLoad | HistogramLoad | BiasLoad, Field(discriminator="kind")]
 
 
-class Capacity(_Part):
+class Capacity(Section):
     """Rows above `factor` times the mean of an expert (or of a rank's experts together) are dropped."""
 
     factor: Annotated[SourcedFraction, ranges.CAPACITY]
     """Rows above this multiple of the mean are dropped; the share dropped is a warning of the result."""
     per: Literal["expert", "rank"] = "expert"
-    """Whose rows are counted."""
+    """Whether the rows of an expert or those of a rank are counted."""
 
 
-class Eplb(_Part):
+class Eplb(Section):
     """Expert-parallel load balancing: how many replicas, and how they are placed."""
 
     redundant_experts: int = Field(ge=0)

@@ -7,11 +7,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.failure import FailureRateRef, RestartRef
 from moesim.hwmodels.files import is_there
+from moesim.hwmodels.frozen import Section
 from moesim.hwmodels.library import by_name
 from moesim.hwmodels.price import Offer, RentChoice
 from moesim.hwmodels.provenance import SourcedBytes, SourcedGpuHours, SourcedSeconds
@@ -28,11 +29,7 @@ OPTIMAL = "optimal"
 Tokens = Annotated[float, Field(gt=0, le=1e18, allow_inf_nan=False)]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class Ramp(_Part):
+class Ramp(Section):
     """Batch ramp: from `sequences` to the full batch in equal increments, each for the same tokens."""
 
     sequences: PositiveInt
@@ -43,7 +40,7 @@ class Ramp(_Part):
     """Sequences that the batch grows by; absent = one micro-batch more for every pipeline."""
 
 
-class Phase(_Part):
+class RunPhase(Section):
     """A phase after the main one: its length as tokens, steps or GPU-hours, and what differs in it."""
 
     name: str = Field(min_length=1, pattern=r"^[^.]*$")
@@ -66,7 +63,7 @@ class Phase(_Part):
     """Why these overrides, where nobody published them; shown in the report."""
 
     @model_validator(mode="after")
-    def _one_length(self) -> Phase:
+    def _one_length(self) -> RunPhase:
         given = [k for k in ("tokens", "steps", "gpu_hours") if getattr(self, k) is not None]
         if len(given) != 1:
             raise ValueError(
@@ -89,7 +86,7 @@ class Phase(_Part):
         return self
 
 
-class Checkpoint(_Part):
+class Checkpoint(Section):
     """How the state is saved: how often, where to, and whether training waits for it."""
 
     interval: str
@@ -121,7 +118,7 @@ class Checkpoint(_Part):
         return None if self.interval == OPTIMAL else parse_quantity(self.interval, "s")
 
 
-class Spares(_Part):
+class Spares(Section):
     """Nodes that stand by, paid like the others, and how long a broken node is away."""
 
     count: Annotated[int, Field(ge=0, le=100_000, strict=True)]
@@ -130,7 +127,7 @@ class Spares(_Part):
     """How long a broken node is away."""
 
 
-class Price(_Part):
+class Price(Section):
     """What the run is paid with; exactly one of the three. Absent = the cluster's price per GPU-hour."""
 
     offer: Offer | None = None
@@ -148,7 +145,7 @@ class Price(_Part):
         return self
 
 
-class RunPlan(_Part):
+class RunPlan(Section):
     """The whole run: tokens of the main phase at the scenario's batch, and optionally all the rest."""
 
     tokens: Tokens = Field(
@@ -158,7 +155,7 @@ class RunPlan(_Part):
     )
     ramp: Ramp | None = None
     """Batch ramp of the main phase."""
-    phases: tuple[Phase, ...] = ()
+    phases: tuple[RunPhase, ...] = ()
     """What follows the main phase."""
     checkpoint: Checkpoint | None = None
     """How the state is saved."""

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from moesim.hwmodels import ranges
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.frozen import Section
 from moesim.hwmodels.provenance import SourcedFraction
 from moesim.hwmodels.validation import nearest
 from moesim.simulator.scenario import defaults as rules
 from moesim.simulator.scenario.routing import Capacity, Eplb, Load
 from moesim.simulator.schedules.template import OVERLAP_ORDERS, OverlapOrder
-
-
-class Section(BaseModel):
-    """A part of a scenario: frozen, and unknown keys are refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class Batch(Section):

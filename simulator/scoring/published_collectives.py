@@ -15,7 +15,6 @@ from moesim.hwmodels.network import load_network
 from moesim.hwmodels.node import load_node
 from moesim.hwmodels.topologies import Topology, build_topology
 from moesim.simulator.cost.collectives.library import load_library
-from moesim.simulator.cost.collectives.plan import Operation
 from moesim.simulator.cost.collectives.price import collective, neighbour_sends
 from moesim.simulator.layout.routing import Gate
 from moesim.simulator.scoring.published import Row, deepep_bandwidth
@@ -152,8 +151,7 @@ def _predict(row: MeasuredRow, ranks: int, size: float) -> tuple[float, str]:
     if row.operation == "send":
         found = neighbour_sends(size, [(i, (i + 1) % ranks) for i in range(ranks)], topology, library)
     else:
-        operation = TypeAdapter[Operation](Operation).validate_python(row.operation)
-        found = collective(operation, size, range(ranks), topology, library, in_switch=row.in_switch)
+        found = collective(row.operation, size, range(ranks), topology, library, in_switch=row.in_switch)
     return found.seconds, f"{found.algorithm} {found.protocol}"
 
 

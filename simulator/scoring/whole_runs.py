@@ -9,9 +9,8 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from moesim.hwmodels.failure import load_failure_rate, load_restart
+from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.units import SECONDS_PER_DAY, parse_quantity
 from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import parse_mapping
@@ -24,11 +23,7 @@ FILE = "data/published/runs.yaml"
 REPLICAS = 200
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class _Phases(_Part):
+class _Phases(Frozen):
     id: str
     quantity: str
     unit: str
@@ -36,7 +31,7 @@ class _Phases(_Part):
     of: tuple[str, ...]
 
 
-class _Total(_Part):
+class _Total(Frozen):
     id: str
     quantity: str
     unit: str
@@ -45,7 +40,7 @@ class _Total(_Part):
     scale: float
 
 
-class GoodputCase(_Part):
+class GoodputCase(Frozen):
     """A published goodput and the published rates that go with it; `assumed` says what is not from there."""
 
     id: str
@@ -63,7 +58,7 @@ class GoodputCase(_Part):
     assumed: str
 
 
-class ContextPlan(_Part):
+class ContextPlan(Frozen):
     """Overrides of the two context extensions of the run plan."""
 
     name: str
@@ -71,7 +66,7 @@ class ContextPlan(_Part):
     second: tuple[str, ...]
 
 
-class PublishedRuns(_Part):
+class PublishedRuns(Frozen):
     """The file `data/published/runs.yaml`."""
 
     plan: str

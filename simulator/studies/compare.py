@@ -7,16 +7,18 @@ from math import fsum
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
 
+from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.common.tables import Row, Shown
+from moesim.hwmodels.frozen import Frozen
+from moesim.simulator.common.tables import Row, TableResult
 from moesim.simulator.predict.band import Band
+from moesim.simulator.predict.driver import predict
 from moesim.simulator.predict.figures import POWERS, figures
 from moesim.simulator.predict.result import Result
 from moesim.simulator.predict.simulate import simulate
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.studies.effects import FloatArray, entry_effects, predict
+from moesim.simulator.studies.effects import entry_effects
 from moesim.simulator.studies.uncertainty import samples_of
 
 MOST = 4
@@ -26,11 +28,7 @@ OTHER = "other"
 """Cause of what the critical path leaves over; 0 s where the path reaches back to the start."""
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Side(_Part):
+class Side(Frozen):
     """One of the scenarios: its figures and the keys that it does not share with the first."""
 
     name: str
@@ -41,14 +39,14 @@ class Side(_Part):
     """Step time less that of the first scenario, where intervals were asked for."""
 
 
-class Waterfall(_Part):
+class Waterfall(Frozen):
     """Seconds of the critical path by one cause in every scenario, in the order of the scenarios."""
 
     cause: str
     seconds: tuple[float, ...]
 
 
-class Comparison(Shown):
+class Comparison(TableResult):
     """Scenarios side by side; the first is what the others are compared with.
 
     The waterfall is exact: the causes of a scenario's critical path add up to its step time, so their

@@ -6,7 +6,7 @@ from math import fsum
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from moesim.simulator.common.tables import Row, Shown
+from moesim.simulator.common.tables import Row, TableResult
 from moesim.simulator.predict.host_report import HostReport
 from moesim.simulator.predict.result import Result
 from moesim.simulator.scenario.defaults import Default
@@ -23,7 +23,7 @@ class Cause(BaseModel):
     share: float
 
 
-class Explanation(Shown):
+class Explanation(TableResult):
     """Sentences, the critical path by cause, and what the prediction extrapolates."""
 
     scenario: str

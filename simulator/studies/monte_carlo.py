@@ -6,11 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from moesim.simulator.studies.effects import (
-    EntryEffect,
-    FloatArray,
-    drawn_changes,
-)
+from moesim.hwmodels.arrays import FloatArray
+from moesim.simulator.studies.effects import EntryEffect, drawn_changes
 from moesim.simulator.studies.sources import MODEL_ERROR, model_error
 
 SAMPLES = 4096

@@ -13,7 +13,7 @@ from moesim.hwmodels.calibration import profile_hash
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.files import is_there
 from moesim.simulator.predict.figures import figures
-from moesim.simulator.predict.fleet_simulate import joined_hash
+from moesim.simulator.predict.pools import joined_hash
 from moesim.simulator.predict.simulate import simulate
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.studies.uncertainty import with_uncertainty
@@ -39,7 +39,7 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PointOutcome:
     """What became of a point; `result` is the prediction as JSON, empty where there is none.
 
     `work_s`: seconds that computing it took, where it was computed; no part of the result.
@@ -72,9 +72,8 @@ def key_of(scenario: Scenario, uncertainty: bool = False) -> Key:
 
 def _machines(scenario: Scenario) -> Any:
     """The cluster, or those of a fleet's pools, as plain data."""
-    if scenario.fleet is None:
-        return scenario.machine.model_dump(mode="json")
-    return [scenario.pool_machine(pool).model_dump(mode="json") for pool in scenario.fleet.pools]
+    found = [machine.model_dump(mode="json") for machine in scenario.machines]
+    return found if scenario.fleet is not None else found[0]
 
 
 def _files(scenario: Scenario) -> list[str]:
@@ -90,27 +89,27 @@ def _digest(path: str) -> str:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
-def evaluate(scenario: Scenario, uncertainty: bool = False) -> Outcome:
+def evaluate(scenario: Scenario, uncertainty: bool = False) -> PointOutcome:
     """Predict one scenario; what the program refuses becomes an outcome with its reason."""
     began = time.perf_counter()
     outcome = _outcome(scenario, uncertainty)
     return replace(outcome, work_s=time.perf_counter() - began)
 
 
-def _outcome(scenario: Scenario, uncertainty: bool) -> Outcome:
+def _outcome(scenario: Scenario, uncertainty: bool) -> PointOutcome:
     try:
         result = with_uncertainty(scenario) if uncertainty else simulate(scenario)
     except InfeasibleError as error:
-        return Outcome("infeasible", str(error), {}, "")
+        return PointOutcome("infeasible", str(error), {}, "")
     except InputError as error:
-        return Outcome("illegal", str(error), {}, "")
+        return PointOutcome("illegal", str(error), {}, "")
     except Exception as error:
-        return Outcome("failed", f"{type(error).__name__}: {error}", {}, "")
+        return PointOutcome("failed", f"{type(error).__name__}: {error}", {}, "")
     row: dict[str, Any] = figures(result)
     for name, band in result.uncertainty.bands.items() if result.uncertainty else ():
         row |= {f"{name}_p10": band.p10, f"{name}_p50": band.p50, f"{name}_p90": band.p90}
     memory, gib = result.memory, 2.0**30
     if memory.fits:
-        return Outcome("ok", "", row, result.model_dump_json())
+        return PointOutcome("ok", "", row, result.model_dump_json())
     short = f"needs {memory.total_bytes / gib:.1f} GiB of {memory.capacity_bytes / gib:.1f} GiB a GPU"
-    return Outcome("does not fit", short, row, result.model_dump_json())
+    return PointOutcome("does not fit", short, row, result.model_dump_json())

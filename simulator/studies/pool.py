@@ -15,7 +15,7 @@ from typing import Any
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.studies.point import Outcome, evaluate
+from moesim.simulator.studies.point import PointOutcome, evaluate
 from moesim.version import __version__
 
 Task = tuple[int, Scenario]
@@ -41,7 +41,9 @@ def default_workers() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def outcomes_here(tasks: Iterable[Task], wanted: Wanted, uncertainty: bool) -> Iterator[tuple[int, Outcome]]:
+def outcomes_here(
+    tasks: Iterable[Task], wanted: Wanted, uncertainty: bool
+) -> Iterator[tuple[int, PointOutcome]]:
     """Outcomes computed one after the other in this process."""
     for number, scenario in tasks:
         if wanted(number):
@@ -66,7 +68,7 @@ def outcomes_locally(
     uncertainty: bool,
     workers: int,
     pool: ProcessPoolExecutor | None = None,
-) -> Iterator[tuple[int, Outcome]]:
+) -> Iterator[tuple[int, PointOutcome]]:
     """Outcomes from local processes, as they come; those of `start_pool`, where given, are ended here.
 
     When a process dies, the points that were under way are tried once more, each alone in a process of
@@ -75,7 +77,7 @@ def outcomes_locally(
     waiting = deque(tasks)
     pool = pool or start_pool(workers)
     try:
-        running: dict[Future[Outcome], Task] = {}
+        running: dict[Future[PointOutcome], Task] = {}
         while waiting or running:
             while waiting and len(running) < AHEAD * workers:
                 task = waiting.popleft()
@@ -105,7 +107,7 @@ def outcomes_locally(
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _submit(pool: Executor, running: dict[Future[Outcome], Task], task: Task, uncertainty: bool) -> bool:
+def _submit(pool: Executor, running: dict[Future[PointOutcome], Task], task: Task, uncertainty: bool) -> bool:
     try:
         running[pool.submit(evaluate, task[1], uncertainty)] = task
     except BrokenProcessPool:
@@ -113,12 +115,12 @@ def _submit(pool: Executor, running: dict[Future[Outcome], Task], task: Task, un
     return True
 
 
-def _alone(scenario: Scenario, uncertainty: bool) -> Outcome:
+def _alone(scenario: Scenario, uncertainty: bool) -> PointOutcome:
     with _pool(1) as pool:
         try:
             return pool.submit(evaluate, scenario, uncertainty).result()
         except BrokenProcessPool:
-            return Outcome("failed", DIED, {}, "")
+            return PointOutcome("failed", DIED, {}, "")
 
 
 def _pool(workers: int) -> ProcessPoolExecutor:
@@ -145,7 +147,7 @@ def _end_with_parent() -> None:
 
 def outcomes_on_dask(
     tasks: Iterable[Task], wanted: Wanted, uncertainty: bool, address: str
-) -> Iterator[tuple[int, Outcome]]:
+) -> Iterator[tuple[int, PointOutcome]]:
     """Outcomes from a Dask cluster, as they come.
 
     Files that scenarios name must be readable at the same paths on its workers. Raises InputError where
@@ -182,7 +184,7 @@ def outcomes_on_dask(
         give_out(AHEAD * max(1, sum(client.nthreads().values())))
         for future in pool:
             broken = future.exception()
-            lost = Outcome("failed", f"its Dask worker was lost: {broken}", {}, "")
+            lost = PointOutcome("failed", f"its Dask worker was lost: {broken}", {}, "")
             yield numbers.pop(future.key), future.result() if broken is None else lost
             give_out(1)
 

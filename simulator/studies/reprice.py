@@ -8,7 +8,7 @@ from moesim.simulator.predict.band import Band, Uncertainty
 from moesim.simulator.predict.result import Result
 from moesim.simulator.predict.result_parts import ProvenanceEntry
 from moesim.simulator.run.money import Rates, rates
-from moesim.simulator.run.report import RunReport, Spread
+from moesim.simulator.run.report import RunReport, RunSpread
 from moesim.simulator.scenario import Scenario
 
 HOURS_PER_DAY = SECONDS_PER_DAY / SECONDS_PER_HOUR
@@ -126,8 +126,8 @@ def _billed(report: RunReport, gpus: int, bill: Rates, before: Rates) -> RunRepo
     )
 
 
-def _per_hour(days: Spread, rate: float | None) -> Spread | None:
+def _per_hour(days: RunSpread, rate: float | None) -> RunSpread | None:
     """Hours of the run times a rate; percentiles keep their order."""
     if rate is None:
         return None
-    return Spread(**{k: v * HOURS_PER_DAY * rate for k, v in days.model_dump().items()})
+    return RunSpread(**{k: v * HOURS_PER_DAY * rate for k, v in days.model_dump().items()})

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
 
-from moesim.simulator.common.arrays import FloatVector
+from moesim.hwmodels.arrays import FloatArray
 from moesim.simulator.cost.table import CostTable
 from moesim.simulator.engine.critical import Segment
 from moesim.simulator.engine.program import NS, Program
@@ -17,7 +17,7 @@ END_OF_STEP = ("gradient reduction", "gradient norm", "optimizer", "parameter ga
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ResponsePart:
     """What a stretch of the critical path was priced from."""
 
     kind: BlockKind
@@ -30,7 +30,7 @@ class Part:
 class PathWeights:
     """Seconds of a critical path by what they were priced from; `rest_s` has no price that could change."""
 
-    parts: Mapping[Part, float]
+    parts: Mapping[ResponsePart, float]
     send_s: float
     end_s: Mapping[tuple[int, str], float]
     """Seconds by (pipeline rank, part of the end of the step)."""
@@ -39,14 +39,14 @@ class PathWeights:
 
 def path_weights(path: list[Segment]) -> PathWeights:
     """Sum the segments of a critical path by price."""
-    parts: defaultdict[Part, int] = defaultdict(int)
+    parts: defaultdict[ResponsePart, int] = defaultdict(int)
     ends: defaultdict[tuple[int, str], int] = defaultdict(int)
     send = rest = 0
     for segment in path:
         length = segment.end_ns - segment.begin_ns
         task = segment.task
         if task is not None:
-            parts[Part(task.kind, task.phase, task.overlapped_share, segment.payload)] += length
+            parts[ResponsePart(task.kind, task.phase, task.overlapped_share, segment.payload)] += length
         elif segment.cause == "pipeline send":
             send += length
         elif segment.cause in END_OF_STEP:
@@ -83,7 +83,7 @@ def response_s(weights: PathWeights, before: CostTable, after: CostTable) -> flo
     return fsum(changes)
 
 
-def spread_response_s(path: Sequence[Segment], clock: FloatVector, before: float, after: float) -> float:
+def spread_response_s(path: Sequence[Segment], clock: FloatArray, before: float, after: float) -> float:
     """Seconds by which the step changes when the spread of GPU speed goes from one CV to another (eq. U5).
 
     `clock`: time factors 1 / (1 + cv z) of [pipeline ranks, members]; z stays, the members of the path too.
@@ -125,7 +125,7 @@ def _duration_ns(program: Program, segment: Segment) -> float:
     return float(task.rows_ns[microbatch][segment.member])
 
 
-def _price(table: CostTable, part: Part) -> float:
+def _price(table: CostTable, part: ResponsePart) -> float:
     if part.payload:
         cost = table.transfer[
             part.kind, part.phase, "alone" if part.overlapped_share is None else "overlapped"

@@ -23,7 +23,7 @@ from moesim.simulator.predict.figures import figures
 from moesim.simulator.predict.result import Result
 from moesim.simulator.predict.simulate import simulate
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.studies.point import Outcome, key_of
+from moesim.simulator.studies.point import PointOutcome, key_of
 from moesim.simulator.studies.reprice import unpriced, without_prices
 from moesim.simulator.studies.store import Store
 from moesim.simulator.studies.uncertainty import with_uncertainty
@@ -73,7 +73,12 @@ def program_hash() -> str:
 
 
 def find(scenario: Scenario, uncertainty: bool = False) -> Result | None:
-    """The kept prediction of exactly this scenario, prices included; None where there is none."""
+    """The kept prediction of exactly this scenario, prices included; None where there is none.
+
+    Predictions of a fleet are not kept: the prices of its pools cannot be changed afterwards.
+    """
+    if scenario.fleet is not None:
+        return None
     key = key_of(scenario, uncertainty)
     try:
         with _opened() as store:
@@ -90,12 +95,14 @@ def find(scenario: Scenario, uncertainty: bool = False) -> Result | None:
 
 def keep(scenario: Scenario, result: Result) -> None:
     """Keep a prediction, with bands or without; and the same without prices, for other prices of it."""
+    if scenario.fleet is not None:
+        return
     uncertainty = result.uncertainty is not None
     pairs = [(scenario, result), (without_prices(scenario), unpriced(result, scenario))]
     try:
         with _opened() as store:
             for of, found in pairs:
-                outcome = Outcome("ok", "", dict(figures(found)), found.model_dump_json())
+                outcome = PointOutcome("ok", "", dict(figures(found)), found.model_dump_json())
                 store.put(key_of(of, uncertainty), of.name, outcome)
             store.shrink(MOST_BYTES)
     except _NotKeptError as error:

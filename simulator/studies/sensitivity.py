@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from moesim.simulator.common.tables import Row, Shown
+from moesim.simulator.common.tables import Row, TableResult
 from moesim.simulator.predict.band import Band, Effect
+from moesim.simulator.predict.driver import predict
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.studies.effects import Ranges, predict
+from moesim.simulator.studies.effects import Ranges
 from moesim.simulator.studies.sources import LEFT_OUT, MODEL_ERROR
 from moesim.simulator.studies.uncertainty import uncertainty
 
 
-class Sensitivity(Shown):
+class Sensitivity(TableResult):
     """Effects of single sources on the step time, the largest first."""
 
     scenario: str

@@ -9,8 +9,8 @@ from math import prod
 from typing import Any, Literal, cast
 
 import numpy as np
-import numpy.typing as npt
 
+from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import nearest
 from moesim.simulator.common.lists import parse_interval, parse_values
@@ -129,11 +129,11 @@ def _once(found: list[Point]) -> list[Point]:
     return list(kept.values())
 
 
-def _random(count: int, dimensions: int, seed: int) -> npt.NDArray[np.float64]:
+def _random(count: int, dimensions: int, seed: int) -> FloatArray:
     return np.random.default_rng(seed).random((count, dimensions))
 
 
-def _sobol(count: int, dimensions: int, seed: int) -> npt.NDArray[np.float64]:
+def _sobol(count: int, dimensions: int, seed: int) -> FloatArray:
     """The Sobol sequence shifted by one seeded vector, modulo 1: the same numbers with every SciPy."""
     try:
         from scipy.stats import qmc
@@ -142,5 +142,5 @@ def _sobol(count: int, dimensions: int, seed: int) -> npt.NDArray[np.float64]:
             "design sobol needs SciPy, which is not installed: pip install 'moesim[notebook]', or use random"
         ) from None
     power = max(count - 1, 0).bit_length()
-    units = cast("npt.NDArray[np.float64]", qmc.Sobol(dimensions, scramble=False).random_base2(power))[:count]
+    units = cast("FloatArray", qmc.Sobol(dimensions, scramble=False).random_base2(power))[:count]
     return (units + np.random.default_rng(seed).random(dimensions)) % 1.0

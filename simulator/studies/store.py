@@ -14,7 +14,7 @@ from typing import Self, cast, get_args
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import check_writable
-from moesim.simulator.studies.point import Key, Outcome, Status
+from moesim.simulator.studies.point import Key, PointOutcome, Status
 from moesim.version import __version__
 
 SCHEMA = 2
@@ -85,7 +85,7 @@ class Store:
                 f"{__version__} (layout {SCHEMA}); results may differ between versions: use a new file"
             )
 
-    def get(self, key: Key) -> Outcome | None:
+    def get(self, key: Key) -> PointOutcome | None:
         """The outcome of a key, without the prediction itself (see `result`); None where it is not known."""
         columns = ", ".join(_COLUMNS)
         with self._told():
@@ -117,7 +117,7 @@ class Store:
         with self._told():
             self._db.execute("DELETE FROM results WHERE key = ?", (key.text,))
 
-    def put(self, key: Key, name: str, outcome: Outcome) -> bool:
+    def put(self, key: Key, name: str, outcome: PointOutcome) -> bool:
         """Write an outcome; False where the key is there already (it stays as it is)."""
         texts = (
             key.text,
@@ -205,7 +205,7 @@ def _digest(*values: object) -> str:
     return found.hexdigest()
 
 
-def _outcome(row: Sequence[object]) -> Outcome | None:
+def _outcome(row: Sequence[object]) -> PointOutcome | None:
     """The outcome of a row's texts; None where they hold none."""
     status, reason, text = row[-3:]
     try:
@@ -214,7 +214,7 @@ def _outcome(row: Sequence[object]) -> Outcome | None:
         return None
     if status not in get_args(Status) or not isinstance(figures, dict):
         return None
-    return Outcome(cast("Status", status), str(reason), figures, "")
+    return PointOutcome(cast("Status", status), str(reason), figures, "")
 
 
 def _unpacked(data: object) -> str | None:

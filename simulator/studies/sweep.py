@@ -14,9 +14,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.common.tables import Row, Shown
+from moesim.simulator.common.tables import Row, TableResult
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.studies.point import Key, Outcome, Status, key_of
+from moesim.simulator.studies.point import Key, PointOutcome, Status, key_of
 from moesim.simulator.studies.pool import (
     Task,
     default_workers,
@@ -63,7 +63,7 @@ class SweepPoint(BaseModel):
     """Its key in the store."""
 
 
-class Sweep(Shown):
+class Sweep(TableResult):
     """A finished sweep, in the order of its design; the same bytes with any number of workers."""
 
     scenario: str
@@ -145,7 +145,7 @@ class _Run:
         self.scenario, self.design, self.uncertainty = scenario, design, uncertainty
         self.progress = progress
         self.keys: dict[int, Key] = {}
-        self.outcomes: dict[int, Outcome] = {}
+        self.outcomes: dict[int, PointOutcome] = {}
         self.computed = self.reused = 0
         self.started = time.monotonic()
 
@@ -197,7 +197,7 @@ class _Run:
                 self.keys[number] = key_of(scenario, self.uncertainty)
             except InputError as error:
                 self.keys[number] = self._refused(values)
-                self._keep(store, number, Outcome("illegal", str(error), {}, ""))
+                self._keep(store, number, PointOutcome("illegal", str(error), {}, ""))
                 continue
             known = None if store is None else store.get(self.keys[number])
             if known is None:
@@ -210,11 +210,11 @@ class _Run:
         text = json.dumps([self.scenario.resolved(), values], sort_keys=True, default=str)
         return Key(hashlib.sha256(text.encode()).hexdigest(), "none", __version__)
 
-    def _reuse(self, number: int, outcome: Outcome) -> None:
+    def _reuse(self, number: int, outcome: PointOutcome) -> None:
         self.outcomes[number] = outcome
         self.reused += 1
 
-    def _keep(self, store: Store | None, number: int, outcome: Outcome) -> None:
+    def _keep(self, store: Store | None, number: int, outcome: PointOutcome) -> None:
         self.outcomes[number] = outcome
         self.computed += 1
         # A failure is of this attempt: the next sweep on the store tries the point again.

@@ -216,7 +216,7 @@ COLLECTIVES = (
 
 
 def test_the_scoreboard_is_filtered_and_holds_every_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    board = work_runs.Evidence(ROWS, COLLECTIVES)
+    board = work_runs.Scoreboards(ROWS, COLLECTIVES)
     monkeypatch.setattr(
         jobs.cache, "get", lambda key, get=jobs.cache.get: board if key == page.KEY else get(key)
     )
@@ -234,7 +234,7 @@ def test_where_every_number_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         jobs.cache,
         "get",
-        lambda key, get=jobs.cache.get: work_runs.Evidence((), ()) if key == page.KEY else get(key),
+        lambda key, get=jobs.cache.get: work_runs.Scoreboards((), ()) if key == page.KEY else get(key),
     )
     app = opened("evidence")
     table = next(frame.value for frame in app.dataframe if "number" in frame.value)

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from moesim.hwmodels import load_cluster
+from moesim.hwmodels.importers.registry import MACHINE_FORMS
+from moesim.hwmodels.topologies.registry import SCALE_OUT, SCALE_UP
 
 Run = Callable[..., Any]
 EDGES = "gpu:0 s0 100GB/s 1us\ngpu:1 s0 100GB/s\n"
@@ -80,3 +82,18 @@ def test_bad_imports_end_in_one_paragraph(
     assert code == 2 and out == "" and words in err
     assert err.startswith("moesim: error: ") and err.count("\n") == 1 and "Traceback" not in err
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_kinds_are_those_of_the_registry(run: Run) -> None:
+    listed = json.loads(run("topology", "--kinds", "--json").out)
+    assert [row["kind"] for row in listed["scale_up"]] == list(SCALE_UP)
+    assert [row["kind"] for row in listed["scale_out"]] == list(SCALE_OUT)
+    shown = run("topology", "--kinds").out
+    assert all(kind in shown for kind in (*SCALE_UP, *SCALE_OUT))
+    assert "every network with a fabric also states link_bandwidth" in shown
+
+
+def test_forms_of_files_are_those_of_the_registry(run: Run) -> None:
+    code, out, _ = run("import", "topology", "--forms")
+    assert code == 0 and out.splitlines()[:-1] == list(MACHINE_FORMS)
+    assert "edge list" in out.splitlines()[-1]

@@ -26,7 +26,7 @@ from moesim.simulator.planner.trainers.megatron_read import import_megatron
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.schedules.text import from_csv
 from moesim.simulator.studies import result_cache
-from moesim.simulator.studies.point import Outcome, key_of
+from moesim.simulator.studies.point import PointOutcome, key_of
 from moesim.simulator.studies.store import Store
 
 
@@ -178,7 +178,9 @@ def _stored() -> bytes:
         result = moesim.simulate(_small())
         with Store(path, durable=False) as store:
             store.put(
-                key_of(_small()), "small", Outcome("ok", "", {"step_time_s": 1.0}, result.model_dump_json())
+                key_of(_small()),
+                "small",
+                PointOutcome("ok", "", {"step_time_s": 1.0}, result.model_dump_json()),
             )
         database = sqlite3.connect(path)
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)")

@@ -156,6 +156,64 @@ def test_the_hash_follows_the_content(tmp_path: Path) -> None:
     assert len(profile_hash(first)) == 64
 
 
+@pytest.mark.parametrize(
+    ("name", "hashed"),
+    [
+        ("h800-trace", "f61e10c7d652b1f69b5fbef8cce469e61ae99e3cf92a18d366cb8a1cda9040b3"),
+        ("h200-8gpu", "fe71c2c0ee6e3959b24452721e1543cbff8a1a24873bacc30c02415493095165"),
+        ("hopper-interference", "48ccc57a6efdb94e0798ae75219d8de1a0f258d1bd4d5e2f7e5958d839ad7d22"),
+    ],
+)
+def test_the_hash_of_a_shipped_profile_is_that_of_earlier_releases(name: str, hashed: str) -> None:
+    """Stores and kept predictions are keyed on it, and a name that changed is no other content."""
+    assert profile_hash(load_profile(name)) == hashed
+
+
+FORMER = """\
+in_situ_groups: [gemm_told, memory_bound]
+gemm_tables:
+  - id: a.gemm
+    cls: gemm
+    dtype: fp8
+    told: true
+    unit: TFLOP/s
+    points: [[4096, 4096, 4096, 1, 900]]
+    source: measured by hand
+    kind: measured
+    date: "2026-01-01"
+    residual: {relative: 0.05, meaning: spread}
+laws:
+  - id: a.gemm_untold
+    group: gemm_untold
+    points: [[0, 1.0], [20, 1.4]]
+    source: measured by hand
+    kind: measured
+    date: "2026-01-01"
+    residual: {relative: 0.05, meaning: spread}
+"""
+
+
+def test_a_profile_in_the_words_of_earlier_releases_is_read_as_before(tmp_path: Path) -> None:
+    former = load_profile(write(tmp_path, "p", FORMER))
+    now = FORMER.replace("told: true", "sm_aware: true").replace(
+        "group: gemm_untold", "group: gemm_sm_unaware"
+    )
+    current = load_profile(write(tmp_path, "p", now.replace("[gemm_told,", "[gemm_sm_aware,")))
+    assert former == current and profile_hash(former) == profile_hash(current)
+    assert former.gemm_tables[0].sm_aware and former.laws[0].group == "gemm_sm_unaware"
+    assert former.in_situ_groups == ("gemm_sm_aware", "memory_bound")
+    assert former.laws[0].id == "a.gemm_untold"
+
+
+def test_both_words_at_once_and_unknown_groups_are_refused_with_the_current_ones(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="told: unknown key"):
+        load_profile(write(tmp_path, "p", FORMER.replace("told: true", "told: true\n    sm_aware: true")))
+    with pytest.raises(InputError, match=r"group='gemm_tld' is not one of gemm_sm_aware, gemm_sm_unaware"):
+        load_profile(write(tmp_path, "q", FORMER.replace("group: gemm_untold", "group: gemm_tld")))
+    with pytest.raises(InputError, match=r"sm_aware is missing"):
+        load_profile(write(tmp_path, "r", FORMER.replace("    told: true\n", "")))
+
+
 def test_no_generic_prior_hides_behind_a_wider_one() -> None:
     """The first prior that fits is used: one for a single format must come before the one for all."""
     seen: set[tuple[str, str, str | None]] = set()

@@ -5,11 +5,13 @@ from itertools import product
 import pytest
 
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.scale_up_shares import SWITCHED, ScaleUpShares
+from moesim.hwmodels.scale_up_shares import SWITCHED
+from moesim.hwmodels.topologies.fully_connected_node import MeshShares
+from moesim.hwmodels.topologies.torus_shares import TorusShares
 
-MESH = ScaleUpShares(link=1 / 7, mesh=8)  # eight MI300X
-TORUS = ScaleUpShares(link=1 / 6, torus=(8, 16, 16))  # a slice of TPU v5p
-SMALL = ScaleUpShares(link=1 / 4, torus=(4, 4))
+MESH = MeshShares(1 / 7, 8)  # eight MI300X
+TORUS = TorusShares(1 / 6, (8, 16, 16))  # a slice of TPU v5p
+SMALL = TorusShares(1 / 4, (4, 4))
 
 
 def worst_link_load(sizes: tuple[int, ...], wraps: tuple[bool, ...]) -> float:
@@ -63,7 +65,7 @@ def test_the_cut_of_a_torus_equals_the_busiest_link_of_routes(
         n *= side
     wraps = tuple(side == size and size >= 3 for side, size in zip(block, torus, strict=True))
     expected = worst_link_load(block, wraps)
-    shares = ScaleUpShares(link=0.01, torus=torus)  # far below the cap of one GPU's whole rate
+    shares = TorusShares(0.01, torus)  # far below the cap of one GPU's whole rate
     best = max(
         0.01 / worst_link_load(b, tuple(s == t and t >= 3 for s, t in zip(b, torus, strict=True)))
         for b in shares._blocks(n)
@@ -75,7 +77,7 @@ def test_the_cut_of_a_torus_equals_the_busiest_link_of_routes(
 def test_a_cube_of_64_chips_of_a_larger_torus_gets_one_link() -> None:
     """4x4x4 without wrap: half of the bytes cross 16 links from 32 chips, so 63/64 of a link a chip."""
     assert TORUS.all_to_all(64) == pytest.approx(1 / 6 * 63 / 64)
-    assert ScaleUpShares(link=1 / 6, torus=(4, 4, 4)).all_to_all(64) == pytest.approx(2 / 6 * 63 / 64)
+    assert TorusShares(1 / 6, (4, 4, 4)).all_to_all(64) == pytest.approx(2 / 6 * 63 / 64)
 
 
 def test_mesh_and_switch() -> None:

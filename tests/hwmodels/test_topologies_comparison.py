@@ -7,7 +7,7 @@ import functools
 import pytest
 
 from moesim.hwmodels import InputError
-from moesim.hwmodels.topologies.comparison import Cell, compare_networks, published_table, slim_fly_counts
+from moesim.hwmodels.network_comparison import Cell, compare_networks, published_table, slim_fly_counts
 
 
 @functools.cache

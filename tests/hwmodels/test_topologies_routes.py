@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from topology_cases import SHIPPED, cases, network, node
 
 from moesim.hwmodels import InputError, load_network, load_node
-from moesim.hwmodels.topologies import SCALE_UP_KINDS, RouteSet, Spreading, Topology, build_topology
+from moesim.hwmodels.topologies import RouteSet, Spreading, Topology, build_topology
 
 NAMES = sorted(cases())
 SPREADINGS = ("modulo", "ecmp", "ideal")
@@ -263,10 +263,22 @@ def test_dragonfly_groups_are_all_joined_and_use_their_ports(name: str) -> None:
     assert topo.inventory().cables["local"] == g * 6
 
 
-def test_link_kinds_tell_scale_up_from_scale_out() -> None:
-    inside = set(cases()["nvl72"].links().kinds) & SCALE_UP_KINDS
-    assert inside == {"nvlink"}
-    assert cases()["mesh"].links().kinds[0] == "mesh"
+@pytest.mark.parametrize(
+    ("name", "inside", "outside"),
+    [
+        ("nvl72", {"nvlink"}, {"nic", "leaf-spine"}),
+        ("mesh", {"mesh"}, set()),
+        ("torus-5x4", {"torus"}, set()),
+        ("supernode", {"nvlink", "scale-up-trunk"}, {"nic", "leaf-spine"}),
+        ("dragonfly-4", {"nvlink"}, {"nic", "local", "global"}),
+        ("edge-list", set(), {"edge"}),
+    ],
+)
+def test_links_tell_scale_up_from_scale_out(name: str, inside: set[str], outside: set[str]) -> None:
+    links = cases()[name].links()
+    kinds = np.array(links.kinds)
+    assert set(kinds[links.scale_up]) == inside
+    assert set(kinds[~links.scale_up]) == outside
 
 
 # -- bad input ---------------------------------------------------------------------------------------

@@ -20,18 +20,28 @@ from moesim.hwmodels.accelerator import load_accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, load_profile
 from moesim.hwmodels.drift import compare
 from moesim.hwmodels.errors import InputError
-from moesim.kernels.calibrate import Options, Progress, build_plan, calibrate, statements, transfer
-from moesim.kernels.calibrate.protocol import Facts, Measurement, Row, Sample, Task, TaskFailed, row_of
-from moesim.kernels.machine import Gpu, Machine
+from moesim.kernels.calibrate import CalibrationProgress, Options, build_plan, calibrate, statements, transfer
+from moesim.kernels.calibrate.protocol import (
+    Facts,
+    Measurement,
+    Sample,
+    TaskFailed,
+    TimedRow,
+    TimingTask,
+    row_of,
+)
+from moesim.kernels.machine import Gpu, MeasuredMachine
 
 ALL = frozenset({"cupy", "torch", "nccl"})
 TODAY = datetime.date(2026, 11, 20)
 
 
-def machine(gpus: int = 8, **changes: Any) -> Machine:
+def machine(gpus: int = 8, **changes: Any) -> MeasuredMachine:
     one = Gpu(0, "NVIDIA H200", "0000:00:00.0", 141 << 30, 0, 0.0, False, 0, 132, 1980e6, 700.0, 18)
     peers = tuple(tuple(i != j for j in range(gpus)) for i in range(gpus))
-    return Machine(tuple(replace(one, index=i, **changes) for i in range(gpus)), "580.159.04", "13.0", peers)
+    return MeasuredMachine(
+        tuple(replace(one, index=i, **changes) for i in range(gpus)), "580.159.04", "13.0", peers
+    )
 
 
 def saturate(n: float, slope: float, limit: float) -> float:
@@ -43,21 +53,21 @@ class Synthetic:
 
     def __init__(
         self,
-        machine: Machine,
+        machine: MeasuredMachine,
         *,
         quick: bool,
-        wanted: Callable[[Task], bool],
+        wanted: Callable[[TimingTask], bool],
         libraries: frozenset[str] = ALL,
     ) -> None:
         self.facts, self.quick, self._wanted = Facts(len(machine.gpus), libraries), quick, wanted
-        self.done: list[Task] = []
+        self.done: list[TimingTask] = []
         self.stop_after = 10**9
         self.broken: set[str] = set()
 
-    def wanted(self, task: Task) -> bool:
+    def wanted(self, task: TimingTask) -> bool:
         return self._wanted(task)
 
-    def sample(self, measurement: Measurement, task: Task) -> Sample:
+    def sample(self, measurement: Measurement, task: TimingTask) -> Sample:
         if len(self.done) >= self.stop_after:
             raise KeyboardInterrupt
         self.done.append(task)
@@ -116,9 +126,9 @@ SLOPE = {"attention": 0.012, "memory": 0.006}
 
 def _interference(p: Any) -> tuple[float, dict[str, float]]:
     """Told of exactly the copy's SMs an operator runs badly; two more help, four more cost a little."""
-    margin = {0: 0.2, 2: 0.0, 4: 0.05}.get(p["told"] - p["sms"], 0.0)
-    slope = SLOPE.get(p["operator"], 0.009 if p["told"] else 0.018)
-    ratio = 1 + slope * p["sms"] + (margin if p["told"] else 0.0)
+    margin = {0: 0.2, 2: 0.0, 4: 0.05}.get(p["left_free"] - p["sms"], 0.0)
+    slope = SLOPE.get(p["operator"], 0.009 if p["left_free"] else 0.018)
+    ratio = 1 + slope * p["sms"] + (margin if p["left_free"] else 0.0)
     carried = 350e9 / (1 + 4 / p["sms"])
     values = {"ratio": ratio, "ratio_low": ratio * 0.98, "ratio_high": ratio * 1.02}
     return 1e-3 * ratio, {**values, "copy_bytes_per_s": carried, "copy_alone_bytes_per_s": 350e9}
@@ -140,11 +150,11 @@ TRUTH: dict[str, Callable[[Any], tuple[float, dict[str, float]]]] = {
 
 def run(
     output: Path, gpus: int = 8, *, set_up: Callable[[Synthetic], None] | None = None, **options: Any
-) -> tuple[CalibrationProfile, list[Synthetic], list[Progress]]:
+) -> tuple[CalibrationProfile, list[Synthetic], list[CalibrationProgress]]:
     contexts: list[Synthetic] = []
-    seen: list[Progress] = []
+    seen: list[CalibrationProgress] = []
 
-    def make(found: Machine, /, *, quick: bool, wanted: Callable[[Task], bool]) -> Synthetic:
+    def make(found: MeasuredMachine, /, *, quick: bool, wanted: Callable[[TimingTask], bool]) -> Synthetic:
         contexts.append(Synthetic(found, quick=quick, wanted=wanted))
         if set_up:
             set_up(contexts[-1])
@@ -198,7 +208,7 @@ def test_sends_and_collectives_are_shares_of_the_nominal_link(full: CalibrationP
 def test_products_attention_and_memory_rates(full: CalibrationProfile) -> None:
     tables = {(t.cls, t.dtype): t for t in full.gemm_tables}
     assert tables["gemm", "bf16"].points[0][4] == pytest.approx(750, rel=0.02)
-    assert tables["gemm", "fp8"].told and not tables["gemm", "bf16"].told
+    assert tables["gemm", "fp8"].sm_aware and not tables["gemm", "bf16"].sm_aware
     assert tables["grouped_gemm", "fp8"].points[0][3] == 8
     for curve in full.curves:
         if curve.used_for in (("attention_forward",), ("attention_backward",)):
@@ -210,13 +220,13 @@ def test_products_attention_and_memory_rates(full: CalibrationProfile) -> None:
 
 def test_every_law_is_measured_and_monotone(full: CalibrationProfile) -> None:
     laws = {law.group: law for law in full.laws}
-    assert set(laws) == {"gemm_told", "gemm_untold", "attention", "memory_bound", "communication"}
-    assert laws["gemm_told"].curve.at(20).value == pytest.approx(1.18, rel=0.01)
-    assert laws["gemm_untold"].curve.at(20).value == pytest.approx(1.36, rel=0.01)
+    assert set(laws) == {"gemm_sm_aware", "gemm_sm_unaware", "attention", "memory_bound", "communication"}
+    assert laws["gemm_sm_aware"].curve.at(20).value == pytest.approx(1.18, rel=0.01)
+    assert laws["gemm_sm_unaware"].curve.at(20).value == pytest.approx(1.36, rel=0.01)
     assert laws["attention"].curve.at(20).value == pytest.approx(1.24, rel=0.01)
     assert laws["memory_bound"].curve.at(20).value == pytest.approx(1.12, rel=0.01)
     assert laws["communication"].curve.at(8).value == pytest.approx(1.5, rel=0.01)
-    assert "whichever is best" in (laws["gemm_told"].note or "")
+    assert "whichever is best" in (laws["gemm_sm_aware"].note or "")
     for group, law in laws.items():
         values = [y for _, y in law.points]
         assert values == sorted(values, reverse=group == "communication")
@@ -302,7 +312,7 @@ def test_fewer_gpus_still_give_a_profile_that_loads(tmp_path: Path, gpus: int) -
     profile, _, _ = run(tmp_path / "p.yaml", gpus, quick=True)
     assert profile.curve("ep.dispatch.sm_rate").kind == "measured"
     assert "expert-parallel dispatch and combine (needs 2 GPUs" in profile.evidence or gpus > 1
-    assert {law.group for law in profile.laws} >= {"gemm_told", "attention", "communication"}
+    assert {law.group for law in profile.laws} >= {"gemm_sm_aware", "attention", "communication"}
 
 
 # --- interruption ---
@@ -327,6 +337,20 @@ def test_an_interrupted_run_keeps_its_rows_and_resumes(tmp_path: Path) -> None:
     whole.mkdir()
     run(whole / "p.yaml", quick=True)
     assert path.read_bytes() == (whole / "p.yaml").read_bytes()
+
+
+def test_a_run_that_an_earlier_release_began_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    plan = build_plan(Facts(8, ALL), quick=True)
+    with pytest.raises(KeyboardInterrupt):
+        run(path, set_up=lambda c: setattr(c, "stop_after", len(plan.tasks) - 1), quick=True)
+    journal = tmp_path / "p.rows.jsonl"
+    text = journal.read_text()
+    assert '"left_free"' in text
+    former = text.replace('"left_free"', '"told"').replace('"aware_alone_ratio"', '"told_alone_ratio"')
+    journal.write_text(former)
+    _, (context,), _ = run(path, quick=True)
+    assert len(context.done) == 1
 
 
 def test_a_line_cut_by_a_crash_is_measured_again(tmp_path: Path) -> None:
@@ -447,13 +471,13 @@ def test_progress_goes_forward_and_names_what_is_measured(tmp_path: Path) -> Non
 
 
 def test_rows_refuse_what_is_no_time() -> None:
-    task = Task("copy", {"size_bytes": 1})
+    task = TimingTask("copy", {"size_bytes": 1})
     for times in ((), (float("nan"),), (0.0,), (-1.0,)):
         assert not row_of(task, Sample(times)).ok
     assert not row_of(task, Sample((1.0,), {"bytes": float("inf")})).ok
     row = row_of(task, Sample((3.0, 1.0, 2.0, 2.0, 100.0)))
     assert row.seconds == 2.0 and row.low_s >= 1.0 and row.high_s <= 100.0 and row.repeats == 5
-    assert Row.from_json(json.loads(row.to_json()), "here") == row
+    assert TimedRow.from_json(json.loads(row.to_json()), "here") == row
 
 
 def test_importing_needs_no_gpu_library() -> None:

@@ -12,11 +12,11 @@ from moesim.hwmodels.errors import InputError
 from moesim.kernels.calibrate import Options, calibrate
 from moesim.kernels.calibrate.plan import MEASUREMENTS
 from moesim.kernels.calibrate.protocol import Measurement, row_of
-from moesim.kernels.machine import Machine, read_machine, refusals
+from moesim.kernels.machine import MeasuredMachine, read_machine, refusals
 
 
 @cache
-def quiet_machine() -> Machine:
+def quiet_machine() -> MeasuredMachine:
     """The machine before the first measurement, or a skip with the reason why it cannot be measured."""
     try:
         machine = read_machine()

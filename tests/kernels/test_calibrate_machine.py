@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from moesim.hwmodels.errors import InputError
-from moesim.kernels.machine import Gpu, Machine, accelerator_name, read_machine, read_state, refusals
+from moesim.kernels.machine import Gpu, MeasuredMachine, accelerator_name, read_machine, read_state, refusals
 
 
 class NvmlError(Exception):
@@ -101,7 +101,7 @@ def test_memory_held_by_nobody_visible_counts_as_busy() -> None:
 
 def test_different_gpus_are_refused() -> None:
     machine = read_machine(FakeNvml(2))
-    mixed = Machine(
+    mixed = MeasuredMachine(
         (machine.gpus[0], replace(machine.gpus[1], name="NVIDIA A100")), "1", "13.0", machine.peers
     )
     assert mixed.accelerator is None

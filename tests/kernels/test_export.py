@@ -53,7 +53,9 @@ def profile(**changes: object) -> CalibrationProfile:
             ),
         ),
         "laws": (
-            law("x.gemm_told", "gemm_told", [(0, 1.0), (8, 1.1)], origin=ORIGIN, what="gemm", error=error),
+            law(
+                "x.gemm_told", "gemm_sm_aware", [(0, 1.0), (8, 1.1)], origin=ORIGIN, what="gemm", error=error
+            ),
         ),
         "gemm_tables": (
             gemm_table(
@@ -61,7 +63,7 @@ def profile(**changes: object) -> CalibrationProfile:
                 "gemm",
                 "bf16",
                 [(4096, 4096, 7168, 1, 772.3456e12)],
-                told=False,
+                sm_aware=False,
                 origin=ORIGIN,
                 what="gemm",
                 error=error,

@@ -15,7 +15,7 @@ from moesim.kernels.copy import BulkShape, copy_bulk, copy_ldst, make_pairs
 from moesim.kernels.cuda_cpp import combine_cuda, copy_cuda, dispatch_cuda
 from moesim.kernels.expert_parallel import ExpertParallel, Shape
 from moesim.kernels.inputs import bf16_rows, routing
-from moesim.kernels.launch import DeviceTimeoutError, Group, address
+from moesim.kernels.launch import DeviceTimeoutError, GpuGroup, address
 from moesim.kernels.loader import GpuUnavailableError, cupy
 from moesim.kernels.quantization import dequantize, quantize
 
@@ -69,20 +69,20 @@ def usable_gpus() -> int:
     return int(cp.cuda.runtime.getDeviceCount())
 
 
-def one_gpu(ranks: int, timeout_s: float = 10.0) -> Group:
+def one_gpu(ranks: int, timeout_s: float = 10.0) -> GpuGroup:
     """All ranks on GPU 0, each with its own stream."""
     usable_gpus()
-    return Group([0] * ranks, timeout_s)
+    return GpuGroup([0] * ranks, timeout_s)
 
 
-def many_gpus(ranks: int) -> Group:
+def many_gpus(ranks: int) -> GpuGroup:
     """One GPU a rank."""
     if (count := usable_gpus()) < ranks:
         pytest.skip(f"needs {ranks} GPUs, this machine shows {count}")
-    return Group(list(range(ranks)), 10.0)
+    return GpuGroup(list(range(ranks)), 10.0)
 
 
-def check_expert_parallel(group: Group, case: Case, seed: int, cuda: bool = False) -> None:
+def check_expert_parallel(group: GpuGroup, case: Case, seed: int, cuda: bool = False) -> None:
     """Two rounds of layout, notify, dispatch, combine; `cuda` takes dispatch and combine in CUDA C++."""
     shape = Shape(case.tokens, case.hidden, case.k, case.experts, case.fp8)
     ep, rng = ExpertParallel(group, shape), np.random.default_rng(seed)
@@ -238,37 +238,37 @@ def test_quantisation_is_bit_exact_both_ways(rows: int, columns: int) -> None:
 def test_a_lost_peer_is_reported_in_words_by_every_waiting_kernel() -> None:
     shape = Shape(tokens=9, hidden=1024, k=2, experts=8, fp8=True)
 
-    def fails(kernel: str, peer: int, queue: Callable[[Group], None], words: str) -> None:
+    def fails(kernel: str, peer: int, queue: Callable[[GpuGroup], None], words: str) -> None:
         group = one_gpu(2, timeout_s=0.05)
         queue(group)
         with pytest.raises(DeviceTimeoutError, match=words) as caught:
             group.synchronize()
         assert (caught.value.kernel, caught.value.rank, caught.value.peer) == (kernel, 0, peer)
 
-    def lone_notify(group: Group) -> None:
+    def lone_notify(group: GpuGroup) -> None:
         ep = ExpertParallel(group, shape)
         ep.layout()
         ep.notify(only=[0])
         ep.dispatch(2, only=[0])  # sees the error and does nothing
 
-    def lone_dispatch(group: Group) -> None:
+    def lone_dispatch(group: GpuGroup) -> None:
         ep = ExpertParallel(group, shape)
         ep.layout()
         ep.notify()
         ep.dispatch(2, only=[0])
 
-    def lone_combine(group: Group) -> None:
+    def lone_combine(group: GpuGroup) -> None:
         ep = ExpertParallel(group, shape)
         ep.layout()
         ep.notify()
         ep.dispatch(2)
         ep.combine(2, only=[0])
 
-    def lone_wait(group: Group) -> None:
+    def lone_wait(group: GpuGroup) -> None:
         flag = group.symmetric((4,), "u4")[0]
         group.wait(0, address(flag), 7, peer=1)
 
-    def small_buffer(group: Group) -> None:
+    def small_buffer(group: GpuGroup) -> None:
         ep = ExpertParallel(group, shape, capacity=3)
         group.write(ep.topk_idx, [np.tile(np.array([0, 1], np.int32), (9, 1))] * 2)
         ep.layout()
@@ -297,7 +297,7 @@ def test_signals_order_streams_and_barriers_repeat() -> None:
 @pytest.mark.gpu
 def test_a_gpu_that_does_not_exist_is_refused() -> None:
     with pytest.raises(InputError, match="this machine shows"):
-        Group([usable_gpus()])
+        GpuGroup([usable_gpus()])
 
 
 @pytest.mark.multigpu

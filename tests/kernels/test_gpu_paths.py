@@ -13,7 +13,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.kernels import references as ref
 from moesim.kernels.expert_parallel import Shape
 from moesim.kernels.inputs import bf16_rows, routing
-from moesim.kernels.launch import DeviceTimeoutError, Group
+from moesim.kernels.launch import DeviceTimeoutError, GpuGroup
 from moesim.kernels.loader import GpuUnavailableError, cupy
 from moesim.kernels.low_latency import LowLatency
 from moesim.kernels.two_hop import HopTuning, TwoHop
@@ -26,7 +26,7 @@ SPREAD = [
 ]
 
 
-def make_group(devices: list[int], timeout_s: float = 10.0) -> Group:
+def make_group(devices: list[int], timeout_s: float = 10.0) -> GpuGroup:
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     try:
         runtime = cupy().cuda.runtime
@@ -36,7 +36,7 @@ def make_group(devices: list[int], timeout_s: float = 10.0) -> Group:
         pytest.skip("needs compute capability 9.0 (Hopper)")
     if (count := runtime.getDeviceCount()) <= max(devices):
         pytest.skip(f"needs {max(devices) + 1} GPUs, this machine shows {count}")
-    return Group(devices, timeout_s)
+    return GpuGroup(devices, timeout_s)
 
 
 def check_sum(out: ref.U16, expected: ref.U16, bound: ref.F32, exact: bool, where: str) -> None:
@@ -199,7 +199,7 @@ def test_two_hops_deliver_and_return_every_token(spread: Devices, case: Hops) ->
                 check_sum(ep.out[r].get(), expected, bound, used is None, where)
 
 
-def fails(words: str, kernel: str, peer: int, group: Group) -> None:
+def fails(words: str, kernel: str, peer: int, group: GpuGroup) -> None:
     """The queued work ends with this timeout of rank 0."""
     with pytest.raises(DeviceTimeoutError, match=words) as caught:
         group.synchronize()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from moesim.simulator.cost.collectives.plan import Group, Hops, Phase, Plan, flows_of, size_of
+from moesim.simulator.cost.collectives.library import Library
+from moesim.simulator.cost.collectives.plan import Group, Hops, Operation, Phase, Plan, flows_of, size_of
+from moesim.simulator.cost.collectives.spec import CollectiveSpec, Request, Terms
 
 
-def all_to_all(total_bytes: float, group: Group) -> Plan:
+def all_to_all(operation: Operation, total_bytes: float, group: Group) -> Plan:
     """Every rank sends 1/n of its `total_bytes` to each rank, its own part stays (eq. X11).
 
     To another node a part goes over the scale-up link to the member with the receiver's place there, and
@@ -23,7 +25,7 @@ def all_to_all(total_bytes: float, group: Group) -> Plan:
                     edges += [(src, relay, part), (relay, dst, part)]
     across = len(group) > 1
     hops = Hops(1, 1 if across else 0)
-    return Plan("all_to_all", "direct", (Phase(flows_of(edges), hops),))
+    return Plan(operation, "direct", (Phase(flows_of(edges), hops),))
 
 
 def all_to_all_bytes(total_bytes: float, ranks: int, ranks_per_node: int) -> tuple[float, float]:
@@ -37,3 +39,17 @@ def sends(total_bytes: float, pairs: Sequence[tuple[int, int]], *, across_nodes:
     edges = [(a, b, total_bytes) for a, b in pairs]
     hops = Hops(0, 1) if across_nodes else Hops(1, 0)
     return Plan("send", "direct", (Phase(flows_of(edges), hops),))
+
+
+def message_terms(message_bytes: float, library: Library, scale_up_share: float | None = None) -> Terms:
+    """Point-to-point messages: small ones under LL, larger ones under Simple."""
+    small = message_bytes <= library.small_message.value
+    return Terms(protocols=("LL" if small else "Simple",), scale_up_share=scale_up_share)
+
+
+def _terms(request: Request) -> Terms:
+    share = request.library.exchange_share.value
+    return message_terms(request.total_bytes / size_of(request.group), request.library, share)
+
+
+DIRECT = CollectiveSpec("direct", ("all_to_all",), all_to_all, _terms)

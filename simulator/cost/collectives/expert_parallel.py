@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.topologies import Topology
 from moesim.simulator.cost.collectives.network import LinkLoads, link_loads
-from moesim.simulator.cost.collectives.plan import FloatArray, Flows, flows_of
+from moesim.simulator.cost.collectives.plan import Flows, flows_of
 from moesim.simulator.layout.loads import SampledTraffic
 from moesim.simulator.layout.routing import TargetStatistics
 

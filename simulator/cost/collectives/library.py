@@ -7,9 +7,8 @@ from importlib import resources
 from math import inf
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.provenance import (
     DateText,
     Kind,
@@ -26,11 +25,7 @@ from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.cost.collectives.plan import Hops, Protocol
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class StepLatency(_Part):
+class StepLatency(Frozen):
     """Seconds of a launch (`base`) and of one dependent step over each kind of link."""
 
     base: Seconds
@@ -38,7 +33,7 @@ class StepLatency(_Part):
     network: Seconds
 
 
-class Latencies(_Part):
+class Latencies(Frozen):
     """Latencies by algorithm family and protocol, from one table of the source."""
 
     kind: Kind
@@ -48,7 +43,7 @@ class Latencies(_Part):
     tree: dict[Protocol, StepLatency]
 
 
-class Generation(_Part):
+class Generation(Frozen):
     """What depends on the architecture of the GPU."""
 
     scale_up_share: SourcedFraction
@@ -59,7 +54,7 @@ class Generation(_Part):
     """The same with reduction in the switch; none where the switch has no such thing."""
 
 
-class Library(_Part):
+class Library(Frozen):
     """Data of one library (`data/collectives/*.yaml`)."""
 
     name: str

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moesim.hwmodels.topologies import SCALE_UP_KINDS, Spreading, Topology
-from moesim.simulator.cost.collectives.plan import FloatArray, Flows
+from moesim.hwmodels.arrays import BoolArray, FloatArray
+from moesim.hwmodels.topologies import Spreading, Topology
+from moesim.simulator.cost.collectives.plan import Flows
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +31,15 @@ class LinkLoads:
     bytes: FloatArray
     payload_bytes_per_s: FloatArray
     nominal_bytes_per_s: FloatArray
+    scale_up: BoolArray
+    """Which of them belong to the inside of a node or scale-up domain."""
 
     def seconds(self, shares: Shares) -> FloatArray:
         """Time of every link alone: bytes over the rate that the transport reaches on it."""
-        scale_up = np.array([kind in SCALE_UP_KINDS for kind in self.kinds], dtype=bool)
         inside = np.minimum(shares.scale_up * self.nominal_bytes_per_s, self.payload_bytes_per_s)
-        return np.asarray(self.bytes / np.where(scale_up, inside, shares.network * self.nominal_bytes_per_s))
+        return np.asarray(
+            self.bytes / np.where(self.scale_up, inside, shares.network * self.nominal_bytes_per_s)
+        )
 
     def busiest(self, shares: Shares) -> tuple[str, float]:
         """Id of the link that takes longest, with its seconds; "" and 0 for no flows."""
@@ -66,6 +70,7 @@ def link_loads(flows: Flows, topology: Topology, spreading: Spreading = "modulo"
         total[used],
         table.bytes_per_s[used],
         topology.left_bytes_per_s()[used],
+        table.scale_up[used],
     )
 
 

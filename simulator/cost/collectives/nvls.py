@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.cost.collectives.plan import Group, Hops, Phase, Plan, flows_of, size_of
+from moesim.simulator.cost.collectives.plan import Group, Hops, Operation, Phase, Plan, flows_of, size_of
+from moesim.simulator.cost.collectives.spec import CollectiveSpec, Request, Terms
 
 
-def plan(total_bytes: float, group: Group) -> Plan:
+def plan(operation: Operation, total_bytes: float, group: Group) -> Plan:
     """Every GPU sends (1 + 1/n) of the buffer to the switch and receives as much (eq. X10).
 
     Each rank owns 1/n of the buffer. The switch takes that part from all ranks, reduces it and gives it to
@@ -22,4 +23,18 @@ def plan(total_bytes: float, group: Group) -> Plan:
     members, n = group[0], size_of(group)
     each = total_bytes * (1.0 + 1.0 / n)
     edges = [(a, b, each) for a, b in zip(members, (*members[1:], members[0]), strict=True)]
-    return Plan("all_reduce", "nvls", (Phase(flows_of(edges), Hops(1, 0)),))
+    return Plan(operation, "nvls", (Phase(flows_of(edges), Hops(1, 0)),))
+
+
+def _terms(request: Request) -> Terms | None:
+    figures = request.library.generation(request.architecture)
+    if figures.nvls_share is None:
+        return None
+    return Terms(
+        protocols=("Simple",),
+        latency_s=request.library.nvls_latency.value,
+        scale_up_share=figures.scale_up_share.value * figures.nvls_share.value,
+    )
+
+
+NVLS = CollectiveSpec("nvls", ("all_reduce",), plan, _terms, in_switch=True)

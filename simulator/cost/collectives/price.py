@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.topologies import Topology
-from moesim.simulator.cost.collectives import exchange, nvls, ring, tree
+from moesim.hwmodels.validation import nearest
+from moesim.simulator.cost.collectives import exchange
 from moesim.simulator.cost.collectives.library import Library
 from moesim.simulator.cost.collectives.network import LinkLoads, Shares, largest_by_gpu, link_loads
-from moesim.simulator.cost.collectives.plan import (
-    PROTOCOLS,
-    Group,
-    Operation,
-    Plan,
-    Protocol,
-    group_by_node,
-    size_of,
-)
+from moesim.simulator.cost.collectives.plan import Operation, Plan, Protocol, group_by_node
+from moesim.simulator.cost.collectives.registry import COLLECTIVES, operations
+from moesim.simulator.cost.collectives.spec import CollectiveSpec, Request, Terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,26 +46,49 @@ def collective(
     """The fastest way, as a library chooses it: by its own estimate of each (eq. X13).
 
     `total_bytes`: the whole buffer (input of an all-reduce, reduce-scatter or all-to-all on one rank, output
-    of an all-gather). `in_switch`: an all-reduce may also be reduced in the switch. Raises InputError for
-    negative bytes, groups of fewer than two ranks, and in-switch reduction where there is none.
+    of an all-gather). `in_switch`: switches may also reduce. Raises InputError for negative bytes, groups of
+    fewer than two ranks, an operation that no algorithm can do, and in-switch reduction where there is none.
     """
     if not total_bytes >= 0.0:
         raise InputError(f"a collective of {total_bytes} bytes: bytes must be 0 or more")
     group = group_by_node(ranks, topology.gpus_per_node)
-    if operation == "all_to_all":
-        return _exchange(total_bytes, group, topology, library)
-    plans = [ring.plan(operation, total_bytes, group)]
-    if operation == "all_reduce":
-        plans.append(tree.plan(total_bytes, group))
-    loads = [[link_loads(phase.flows, topology) for phase in plan.phases] for plan in plans]
-    ways = [
-        estimate(plan, each, protocol, len(group), topology, library)
-        for plan, each in zip(plans, loads, strict=True)
-        for protocol in PROTOCOLS
-    ]
-    if in_switch:
-        ways.append(_in_switch(operation, total_bytes, group, topology, library))
+    request = Request(operation, total_bytes, group, topology.node.accelerator.architecture, library)
+    ways: list[Estimate] = []
+    for spec, terms in _able(request, in_switch):
+        plan = spec.plan(operation, total_bytes, group)
+        loads = [link_loads(phase.flows, topology) for phase in plan.phases]
+        ways += [
+            estimate(plan, loads, protocol, len(group), topology, library, terms)
+            for protocol in terms.protocols
+        ]
     return min(ways, key=lambda way: way.seconds)
+
+
+def _able(request: Request, in_switch: bool) -> list[tuple[CollectiveSpec, Terms]]:
+    """Algorithms that can run a request, with their terms; raises InputError where there is none."""
+    if request.operation not in operations():
+        known = [*operations()]
+        raise InputError(
+            f"no algorithm can do the collective {request.operation!r}{nearest(request.operation, known)}; "
+            f"they can do {', '.join(known)}"
+        )
+    found = [
+        (spec, terms)
+        for spec in COLLECTIVES.values()
+        if request.operation in spec.operations and (in_switch or not spec.in_switch)
+        if (terms := spec.terms(request)) is not None
+    ]
+    if in_switch and not any(spec.in_switch for spec, _ in found):
+        raise InputError(
+            f"no in-switch {request.operation} for architecture {request.architecture!r} in library "
+            f"{request.library.name!r}"
+        )
+    if not found:
+        raise InputError(
+            f"no algorithm runs {request.operation} for a group of {sum(map(len, request.group))} ranks on "
+            f"{len(request.group)} nodes of architecture {request.architecture!r}"
+        )
+    return found
 
 
 def neighbour_sends(
@@ -81,8 +98,8 @@ def neighbour_sends(
     across = any(topology.node_of(a) != topology.node_of(b) for a, b in pairs)
     plan = exchange.sends(total_bytes, pairs, across_nodes=across)
     loads = [link_loads(phase.flows, topology) for phase in plan.phases]
-    protocol: Protocol = "LL" if total_bytes <= library.small_message.value else "Simple"
-    return estimate(plan, loads, protocol, 2 if across else 1, topology, library)
+    terms = exchange.message_terms(total_bytes, library)
+    return estimate(plan, loads, terms.protocols[0], 2 if across else 1, topology, library, terms)
 
 
 def estimate(
@@ -92,16 +109,13 @@ def estimate(
     nodes: int,
     topology: Topology,
     library: Library,
-    scale_up_share: float | None = None,
+    terms: Terms,
 ) -> Estimate:
     """Latency, busiest link and own copies of a plan under one protocol, phases added up (eq. X13)."""
     architecture = topology.node.accelerator.architecture
-    share = scale_up_share or library.generation(architecture).scale_up_share.value
-    wire = library.wire_shares[protocol].value * (
-        library.tree_share.value if plan.algorithm == "tree" else 1.0
-    )
+    share = terms.scale_up_share or library.generation(architecture).scale_up_share.value
+    wire = library.wire_shares[protocol].value * terms.wire_share
     limit = library.rate_limit(architecture, protocol, nodes)
-    family: Literal["ring", "tree"] = "tree" if plan.algorithm == "tree" else "ring"
     latency = payload = own = 0.0
     bottleneck = "latency"
     for phase, load in zip(plan.phases, loads, strict=True):
@@ -110,32 +124,9 @@ def estimate(
         link_s /= wire
         if max(link_s, kernel_s) > 0.0:
             bottleneck = f"kernel ({protocol})" if kernel_s > link_s else link
-        latency += library.latency_s(family, protocol, phase.hops, nodes=nodes)
+        latency += library.latency_s(terms.latencies, protocol, phase.hops, nodes=nodes)
         payload += max(link_s, kernel_s)
         own += phase.own_bytes / library.local_copy_bytes_per_s
+    if terms.latency_s is not None:
+        latency = terms.latency_s
     return Estimate(plan.algorithm, protocol, latency, payload, own, bottleneck)
-
-
-def _exchange(total_bytes: float, group: Group, topology: Topology, library: Library) -> Estimate:
-    plan = exchange.all_to_all(total_bytes, group)
-    loads = [link_loads(phase.flows, topology) for phase in plan.phases]
-    small = total_bytes / size_of(group) <= library.small_message.value
-    return estimate(
-        plan, loads, "LL" if small else "Simple", len(group), topology, library, library.exchange_share.value
-    )
-
-
-def _in_switch(
-    operation: Operation, total_bytes: float, group: Group, topology: Topology, library: Library
-) -> Estimate:
-    architecture = topology.node.accelerator.architecture
-    figures = library.generation(architecture)
-    if operation != "all_reduce" or figures.nvls_share is None:
-        raise InputError(
-            f"no in-switch {operation} for architecture {architecture!r} in library {library.name!r}"
-        )
-    plan = nvls.plan(total_bytes, group)
-    loads = [link_loads(phase.flows, topology) for phase in plan.phases]
-    share = figures.scale_up_share.value * figures.nvls_share.value
-    found = estimate(plan, loads, "Simple", len(group), topology, library, share)
-    return replace(found, latency_s=library.nvls_latency.value)

@@ -17,6 +17,7 @@ from moesim.simulator.cost.collectives.plan import (
     rails_of,
     size_of,
 )
+from moesim.simulator.cost.collectives.spec import CollectiveSpec
 
 PASSES: dict[Operation, int] = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
 """Rounds through the ring: an all-reduce is a reduce-scatter and an all-gather in one kernel."""
@@ -111,3 +112,6 @@ def closed_form_seconds(
 def own_bytes(total_bytes: float, ranks: int) -> float:
     """A rank's own part, which its kernel stores once more beside sending it."""
     return total_bytes / ranks
+
+
+RING = CollectiveSpec("ring", tuple(PASSES), plan)

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from moesim.simulator.cost.collectives.plan import Group, Hops, Phase, Plan, flows_of, rails_of, size_of
+from moesim.simulator.cost.collectives.plan import (
+    Group,
+    Hops,
+    Operation,
+    Phase,
+    Plan,
+    flows_of,
+    rails_of,
+    size_of,
+)
+from moesim.simulator.cost.collectives.spec import CollectiveSpec, Request, Terms
 
 
-def plan(total_bytes: float, group: Group) -> Plan:
+def plan(operation: Operation, total_bytes: float, group: Group) -> Plan:
     """Reduce up, broadcast down; each tree and rail carries its share of the buffer both ways (eq. X9).
 
     In a node, a chain of all members ends at the rail's GPU, whose NIC meets the parent's and the children's.
@@ -27,7 +37,7 @@ def plan(total_bytes: float, group: Group) -> Plan:
     depth = (nodes - 1).bit_length()
     longest = max(len(members) for members in group) - 1
     hops = Hops(2 * longest, 2 * depth)
-    return Plan("all_reduce", "tree", (Phase(flows_of(edges), hops, own_bytes=total_bytes / n),))
+    return Plan(operation, "tree", (Phase(flows_of(edges), hops, own_bytes=total_bytes / n),))
 
 
 def _both_ways(
@@ -63,3 +73,10 @@ def _parent(node: int, nodes: int) -> int | None:
     if parent > nodes:
         parent = number - level
     return parent - 1 if parent else None
+
+
+def _terms(request: Request) -> Terms:
+    return Terms(latencies="tree", wire_share=request.library.tree_share.value)
+
+
+TREE = CollectiveSpec("tree", ("all_reduce",), plan, _terms)

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.topologies import LinkFault, Topology
 from moesim.hwmodels.topologies.faults import FaultKind
-from moesim.simulator.common.arrays import FloatVector, IntVector
 from moesim.simulator.scenario.faults import Down, Fault, Jitter, NodeLoss, SlowGpu, SlowLink
 
 
@@ -49,7 +49,7 @@ def _kind(target: str) -> FaultKind:
     return kinds.get(target.partition(":")[0], "switch")
 
 
-def slow_factors(faults: Sequence[Fault], gpus: IntVector) -> FloatVector:
+def slow_factors(faults: Sequence[Fault], gpus: IntArray) -> FloatArray:
     """How many times as long the compute of each of `gpus` takes."""
     factor = np.ones(gpus.shape)
     for fault in faults:
@@ -58,7 +58,7 @@ def slow_factors(faults: Sequence[Fault], gpus: IntVector) -> FloatVector:
     return factor
 
 
-def jitter_cvs(faults: Sequence[Fault], gpus: IntVector, usual: float) -> FloatVector:
+def jitter_cvs(faults: Sequence[Fault], gpus: IntArray, usual: float) -> FloatArray:
     """Coefficient of variation of the phases of each of `gpus`: independent causes add as squares."""
     square = np.full(gpus.shape, usual**2)
     for fault in faults:
@@ -68,7 +68,7 @@ def jitter_cvs(faults: Sequence[Fault], gpus: IntVector, usual: float) -> FloatV
     return np.asarray(np.sqrt(square))
 
 
-def surviving_groups(faults: Sequence[Fault], gpus: IntVector, gpus_per_node: int) -> list[int]:
+def surviving_groups(faults: Sequence[Fault], gpus: IntArray, gpus_per_node: int) -> list[int]:
     """Groups without a GPU on a lost node; `gpus[rank, group, member]` are global numbers.
 
     Raises InfeasibleError where no group is left: the step cannot end.

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from moesim.hwmodels.topologies import SCALE_UP_KINDS, Topology
-from moesim.simulator.common.arrays import FloatVector
+from moesim.hwmodels.arrays import FloatArray
+from moesim.hwmodels.topologies import Topology
 from moesim.simulator.engine.full_resolution.result import HeatMap
 from moesim.simulator.engine.full_resolution.statistics import GroupTimes, link_ends
 from moesim.simulator.engine.program import Program
@@ -18,7 +18,7 @@ MOST_SWITCHES = 512
 """Rows or columns of a map of switches; larger fabrics show their ports only."""
 
 
-def port_maps(topology: Topology, utilisation: FloatVector) -> list[HeatMap]:
+def port_maps(topology: Topology, utilisation: FloatArray) -> list[HeatMap]:
     """Utilisation of every GPU's busiest NIC link and scale-up link: nodes down, GPUs of a node across."""
     ends = link_ends(topology)
     maps = []
@@ -33,11 +33,10 @@ def port_maps(topology: Topology, utilisation: FloatVector) -> list[HeatMap]:
     return maps
 
 
-def switch_map(topology: Topology, utilisation: FloatVector) -> HeatMap | None:
+def switch_map(topology: Topology, utilisation: FloatArray) -> HeatMap | None:
     """Utilisation of the scale-out cables from switch to switch, the busier direction; None without any."""
     wiring = topology.wiring
-    kinds = np.array(topology.links().kinds[::2])
-    outer = ~np.isin(kinds, sorted(SCALE_UP_KINDS))
+    outer = ~topology.links().scale_up[::2]
     cables = np.flatnonzero(outer & (wiring.tails >= topology.n_gpus) & (wiring.heads >= topology.n_gpus))
     tails, row = np.unique(wiring.tails[cables], return_inverse=True)
     heads, column = np.unique(wiring.heads[cables], return_inverse=True)
@@ -96,7 +95,7 @@ def expert_map(programs: Sequence[Program]) -> HeatMap | None:
     )
 
 
-def _by_node(title: str, unit: str, of_gpu: FloatVector, gpus_per_node: int) -> HeatMap:
+def _by_node(title: str, unit: str, of_gpu: FloatArray, gpus_per_node: int) -> HeatMap:
     values = of_gpu.reshape(-1, gpus_per_node)
     return HeatMap(
         title=title,
@@ -109,5 +108,5 @@ def _by_node(title: str, unit: str, of_gpu: FloatVector, gpus_per_node: int) -> 
     )
 
 
-def _rounded(values: FloatVector) -> tuple[tuple[float | None, ...], ...]:
+def _rounded(values: FloatArray) -> tuple[tuple[float | None, ...], ...]:
     return tuple(tuple(None if np.isnan(v) else round(float(v), 9) for v in row) for row in values)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.hwmodels.topologies import RouteSet, Spreading, Topology
-from moesim.simulator.common.arrays import FloatVector, IntVector
 from moesim.simulator.cost.table import TransferCost
 from moesim.simulator.engine.demand import Demand
 from moesim.simulator.engine.full_resolution.statistics import link_ends
@@ -16,33 +16,33 @@ from moesim.simulator.model.operator import Phase
 
 
 @dataclass(frozen=True, slots=True)
-class Pattern:
+class ExchangePattern:
     """Who sends to whom in one transfer of a group, as entries (pair, link, share of the pair's bytes).
 
     Pairs of the scale-out hop come first. `loaded[p]`: the member whose received rows weigh the pair.
     """
 
-    links: IntVector
+    links: IntArray
     """Links in use, by number in the cluster."""
-    entry_link: IntVector
+    entry_link: IntArray
     """Position of an entry's link in `links`."""
-    entry_pair: IntVector
-    entry_share: FloatVector
-    loaded: IntVector
+    entry_pair: IntArray
+    entry_share: FloatArray
+    loaded: IntArray
     outer_pairs: int
     """Pairs of the scale-out hop."""
     peers: tuple[int, int]
     """Other nodes of the group, and other members in a node: a GPU's bytes go to them in equal parts."""
 
     def demand(
-        self, nic_bytes: float, scale_up_bytes: float, load: FloatVector, node_load: FloatVector
+        self, nic_bytes: float, scale_up_bytes: float, load: FloatArray, node_load: FloatArray
     ) -> Demand:
         """Bytes on each link, for these bytes a GPU and relative rows of members (docs/model.md, eq. G1)."""
         return Demand(self.links, self._on_links(nic_bytes, scale_up_bytes, load, node_load))
 
     def _on_links(
-        self, nic_bytes: float, scale_up_bytes: float, load: FloatVector, node_load: FloatVector
-    ) -> FloatVector:
+        self, nic_bytes: float, scale_up_bytes: float, load: FloatArray, node_load: FloatArray
+    ) -> FloatArray:
         """Bytes on each of `links`."""
         pair_bytes = np.empty(len(self.loaded))
         outer, inner = self.loaded[: self.outer_pairs], self.loaded[self.outer_pairs :]
@@ -51,7 +51,7 @@ class Pattern:
         weights = self.entry_share * pair_bytes[self.entry_pair]
         return np.asarray(np.bincount(self.entry_link, weights, len(self.links)), dtype=np.float64)
 
-    def member_times(self, capacity: FloatVector, members: int) -> tuple[FloatVector, FloatVector]:
+    def member_times(self, capacity: FloatArray, members: int) -> tuple[FloatArray, FloatArray]:
         """(scale-out, scale-up): time of the busiest link on each member's way (docs/model.md, eq. G2).
 
         Every GPU sends one byte. On the scale-out hop all members of a node wait for every way into the
@@ -76,8 +76,8 @@ class Pattern:
 
 
 def exchange_pattern(
-    topology: Topology, gpus: IntVector, per_node: int, outward: bool, spreading: Spreading, seed: int
-) -> Pattern:
+    topology: Topology, gpus: IntArray, per_node: int, outward: bool, spreading: Spreading, seed: int
+) -> ExchangePattern:
     """Pairs of an expert-parallel exchange of `gpus` (members in order, `per_node` of them a node).
 
     Outward: to the member with the sender's place on every other node, and from there to the others on
@@ -95,10 +95,10 @@ def exchange_pattern(
     return _pattern(routes, dst[pairs], int(outer.sum()), (members // per_node - 1, per_node - 1))
 
 
-def _pattern(routes: RouteSet, loaded: IntVector, outer_pairs: int, peers: tuple[int, int]) -> Pattern:
+def _pattern(routes: RouteSet, loaded: IntArray, outer_pairs: int, peers: tuple[int, int]) -> ExchangePattern:
     links, entry_link = np.unique(routes.links, return_inverse=True)
     pair = np.repeat(np.arange(len(loaded)), np.diff(routes.indptr))
-    return Pattern(
+    return ExchangePattern(
         links.astype(np.int64), entry_link.astype(np.int64), pair, routes.share, loaded, outer_pairs, peers
     )
 
@@ -113,7 +113,7 @@ class ClusterLinkMap:
         self,
         topology: Topology,
         healthy: Topology,
-        gpus: IntVector,
+        gpus: IntArray,
         per_node: int,
         spreading: Spreading,
         seed: int,
@@ -124,13 +124,13 @@ class ClusterLinkMap:
         self.gpus, self.per_node = gpus, per_node
         self.spreading, self.seed, self.exchanges = spreading, seed, exchanges
         self._capacity = topology.left_bytes_per_s() / 1e9
-        self._patterns: dict[tuple[int, bool], Pattern] = {}
-        self._slow: dict[tuple[int, bool], tuple[FloatVector | float, FloatVector | float]] = {}
-        self._sends: dict[tuple[int, int], Pattern] = {}
-        self._send_slow: dict[tuple[int, int], FloatVector | float] = {}
+        self._patterns: dict[tuple[int, bool], ExchangePattern] = {}
+        self._slow: dict[tuple[int, bool], tuple[FloatArray | float, FloatArray | float]] = {}
+        self._sends: dict[tuple[int, int], ExchangePattern] = {}
+        self._send_slow: dict[tuple[int, int], FloatArray | float] = {}
 
     @property
-    def capacity_bytes_per_ns(self) -> FloatVector:
+    def capacity_bytes_per_ns(self) -> FloatArray:
         """Nominal, of every link of the cluster."""
         return self._capacity
 
@@ -139,14 +139,14 @@ class ClusterLinkMap:
         """Members of the group."""
         return int(self.gpus.shape[1])
 
-    def pattern(self, rank: int, outward: bool) -> Pattern:
+    def pattern(self, rank: int, outward: bool) -> ExchangePattern:
         """The exchange of a pipeline rank's members."""
         key = (rank, outward)
         if key not in self._patterns:
             self._patterns[key] = self._exchange(self.topology, rank, outward)
         return self._patterns[key]
 
-    def _exchange(self, topology: Topology, rank: int, outward: bool) -> Pattern:
+    def _exchange(self, topology: Topology, rank: int, outward: bool) -> ExchangePattern:
         return exchange_pattern(topology, self.gpus[rank], self.per_node, outward, self.spreading, self.seed)
 
     def uniform(self, rank: int, phase: Phase, cost: TransferCost) -> Demand | None:
@@ -164,17 +164,17 @@ class ClusterLinkMap:
         return Demand(np.concatenate([u[0] for u in used]), np.concatenate([u[1] for u in used]))
 
     def transfer(
-        self, rank: int, phase: Phase, cost: TransferCost, load: FloatVector, node_load: FloatVector
+        self, rank: int, phase: Phase, cost: TransferCost, load: FloatArray, node_load: FloatArray
     ) -> Demand:
         """A dispatch or combine of all members of a rank: one fluid, spread over all its links."""
         return self.pattern(rank, phase in OUTWARD).demand(
             cost.nic_bytes, cost.scale_up_bytes, load, node_load
         )
 
-    def _send_pattern(self, topology: Topology, source: int, target: int) -> Pattern:
+    def _send_pattern(self, topology: Topology, source: int, target: int) -> ExchangePattern:
         return self._pairs(topology, self.gpus[source], self.gpus[target])
 
-    def _pairs(self, topology: Topology, src: IntVector, dst: IntVector) -> Pattern:
+    def _pairs(self, topology: Topology, src: IntArray, dst: IntArray) -> ExchangePattern:
         """Each of `src` to its like in `dst`."""
         routes = topology.routes(src, dst, spreading=self.spreading, seed=self.seed)
         return _pattern(routes, np.arange(len(src)), len(src), (1, 0))
@@ -187,7 +187,7 @@ class ClusterLinkMap:
         even = np.ones(self.gpus.shape[1])
         return self._sends[key].demand(size, 0.0, even, even)
 
-    def slowness(self, rank: int, phase: Phase) -> tuple[FloatVector | float, FloatVector | float]:
+    def slowness(self, rank: int, phase: Phase) -> tuple[FloatArray | float, FloatArray | float]:
         """Busiest link with the faults over busiest link without them, for every member (eq. G2)."""
         if self.topology is self.healthy or not self.exchanges:
             return 1.0, 1.0
@@ -198,10 +198,10 @@ class ClusterLinkMap:
             self._slow[key] = (_ratio(now[0], before[0]), _ratio(now[1], before[1]))
         return self._slow[key]
 
-    def _times(self, topology: Topology, pattern: Pattern) -> tuple[FloatVector, FloatVector]:
+    def _times(self, topology: Topology, pattern: ExchangePattern) -> tuple[FloatArray, FloatArray]:
         return pattern.member_times(topology.left_bytes_per_s(), self.gpus.shape[1])
 
-    def send_slowness(self, source: int, target: int) -> FloatVector | float:
+    def send_slowness(self, source: int, target: int) -> FloatArray | float:
         """The same for a send."""
         if self.topology is self.healthy:
             return 1.0
@@ -226,14 +226,14 @@ class ClusterLinkMap:
         )
         return float(np.max(_ratio(now, before)))
 
-    def ports(self, rank: int) -> tuple[IntVector, IntVector]:
+    def ports(self, rank: int) -> tuple[IntArray, IntArray]:
         """Links out of the members: NICs, and scale-up ports."""
         ends = link_ends(self.topology)
         own = np.isin(ends.tails, self.gpus[rank])
         return np.flatnonzero(own & ~ends.scale_up), np.flatnonzero(own & ends.scale_up)
 
 
-def _ratio(now: FloatVector, before: FloatVector) -> FloatVector | float:
+def _ratio(now: FloatArray, before: FloatArray) -> FloatArray | float:
     """Element by element, 1 where nothing moves; a plain 1.0 where nothing changed."""
     ratio = np.maximum(1.0, np.divide(now, before, out=np.ones_like(now), where=before > 0.0))
     return 1.0 if bool((ratio <= 1.0).all()) else ratio

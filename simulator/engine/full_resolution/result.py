@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from moesim.hwmodels.frozen import Frozen
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class GpuTimes(_Part):
+class GpuTimes(Frozen):
     """Seconds of every GPU that ran, in order of `gpu` (docs/model.md, eq. G4).
 
     `compute_s`: its SMs worked; `wait_s`: it waited at barriers for members that came later; `held_up_s`:
@@ -22,7 +18,7 @@ class GpuTimes(_Part):
     held_up_s: tuple[float, ...]
 
 
-class Straggler(_Part):
+class Straggler(Frozen):
     """A GPU that kept its group waiting; `compute_over_group`: its compute time over the group's mean."""
 
     gpu: int
@@ -33,7 +29,7 @@ class Straggler(_Part):
     compute_over_group: float
 
 
-class SkewRow(_Part):
+class SkewRow(Frozen):
     """Mean wait at the barrier of a transfer inside overlapped pairs, percentiles over all GPUs.
 
     `layer`: how many transfers of the phase came before it in the pair.
@@ -46,7 +42,7 @@ class SkewRow(_Part):
     p90_s: float
 
 
-class KindLoad(_Part):
+class LinkKindLoad(Frozen):
     """Utilisation of the links of one kind over the step: carried over nominal bytes, a direction."""
 
     kind: str
@@ -56,7 +52,7 @@ class KindLoad(_Part):
     most: float
 
 
-class LinkLoad(_Part):
+class LinkLoad(Frozen):
     """Utilisation of one link."""
 
     link: str
@@ -64,7 +60,7 @@ class LinkLoad(_Part):
     utilisation: float
 
 
-class HeatMap(_Part):
+class HeatMap(Frozen):
     """A table of figures as people draw it; `values[row][column]`, None where there is nothing."""
 
     title: str
@@ -76,7 +72,7 @@ class HeatMap(_Part):
     values: tuple[tuple[float | None, ...], ...]
 
 
-class FaultEffect(_Part):
+class FaultEffect(Frozen):
     """Step time with one cause alone, and how much longer than without any."""
 
     cause: str
@@ -86,7 +82,7 @@ class FaultEffect(_Part):
     note: str = ""
 
 
-class FullResult(_Part):
+class FullResult(Frozen):
     """Every GPU for itself."""
 
     gpus: int
@@ -100,7 +96,7 @@ class FullResult(_Part):
     gpu_times: GpuTimes
     stragglers: tuple[Straggler, ...]
     skew: tuple[SkewRow, ...]
-    link_kinds: tuple[KindLoad, ...]
+    link_kinds: tuple[LinkKindLoad, ...]
     busiest_links: tuple[LinkLoad, ...]
     heat_maps: tuple[HeatMap, ...]
     causes: tuple[FaultEffect, ...]

@@ -7,13 +7,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from moesim.hwmodels.topologies import SCALE_UP_KINDS, Topology
-from moesim.simulator.common.arrays import FloatVector, IntVector
-from moesim.simulator.engine.full_resolution.result import GpuTimes, KindLoad, LinkLoad, SkewRow, Straggler
+from moesim.hwmodels.arrays import BoolArray, FloatArray, IntArray
+from moesim.hwmodels.topologies import Topology
+from moesim.simulator.engine.full_resolution.result import (
+    GpuTimes,
+    LinkKindLoad,
+    LinkLoad,
+    SkewRow,
+    Straggler,
+)
 from moesim.simulator.engine.program import NS
-from moesim.simulator.engine.simpy.execute import Execution, StepRecord
+from moesim.simulator.engine.records import Execution, StepRecord
 
 SHOWN = 10
 """Stragglers and links that are named."""
@@ -30,8 +35,8 @@ class Barrier:
     phase: str
     position: int
     """How many transfers of the same phase came before it in the action."""
-    ready: IntVector
-    meet: IntVector
+    ready: IntArray
+    meet: IntArray
 
 
 def barriers(records: Sequence[StepRecord]) -> Iterator[Barrier]:
@@ -59,12 +64,12 @@ def barriers(records: Sequence[StepRecord]) -> Iterator[Barrier]:
 class GroupTimes:
     """Seconds of the members of one group on every pipeline rank [rank, member]."""
 
-    compute_s: FloatVector
-    wait_s: FloatVector
+    compute_s: FloatArray
+    wait_s: FloatArray
     """At barriers, for members that came later."""
-    held_up_s: FloatVector
+    held_up_s: FloatArray
     """That the member kept its group waiting: after the last but one had come."""
-    skew: tuple[tuple[str, int, FloatVector], ...]
+    skew: tuple[tuple[str, int, FloatArray], ...]
     """(phase, position, mean wait of each member of each rank), overlapped pairs only."""
 
 
@@ -72,13 +77,13 @@ def group_times(execution: Execution) -> GroupTimes:
     """Busy and waiting time of every member (docs/model.md, eq. G4)."""
     shape = (len(execution.ranks), execution.program.members)
     compute, wait, held_up = np.zeros(shape), np.zeros(shape), np.zeros(shape)
-    skew: defaultdict[tuple[str, int], list[FloatVector]] = defaultdict(list)
+    skew: defaultdict[tuple[str, int], list[FloatArray]] = defaultdict(list)
     for rank, records in enumerate(execution.ranks):
         for record in records:
             for task in record.step.code.tasks:
                 if task.transfer is None:
                     compute[rank] += task.rows_ns[record.step.microbatches[task.side]]
-        sums: defaultdict[tuple[str, int], FloatVector] = defaultdict(lambda: np.zeros(shape[1]))
+        sums: defaultdict[tuple[str, int], FloatArray] = defaultdict(lambda: np.zeros(shape[1]))
         passes: defaultdict[tuple[str, int], int] = defaultdict(int)
         for barrier in barriers(records):
             waits = barrier.meet[:, None] - barrier.ready
@@ -97,7 +102,7 @@ def group_times(execution: Execution) -> GroupTimes:
     return GroupTimes(compute / NS, wait / NS, held_up / NS, rows)
 
 
-def gpu_times(times: Sequence[GroupTimes], gpus: IntVector) -> GpuTimes:
+def gpu_times(times: Sequence[GroupTimes], gpus: IntArray) -> GpuTimes:
     """One figure a GPU, in order of GPU numbers; `gpus[rank, group, member]` of the groups in `times`."""
 
     def ordered(name: str) -> tuple[float, ...]:
@@ -114,7 +119,7 @@ def gpu_times(times: Sequence[GroupTimes], gpus: IntVector) -> GpuTimes:
     )
 
 
-def stragglers(times: Sequence[GroupTimes], gpus: IntVector, groups: Sequence[int]) -> tuple[Straggler, ...]:
+def stragglers(times: Sequence[GroupTimes], gpus: IntArray, groups: Sequence[int]) -> tuple[Straggler, ...]:
     """The GPUs that kept their groups waiting longest."""
     held = np.array([part.held_up_s for part in times]).transpose(1, 0, 2)  # [rank, group, member]
     order = np.argsort(-held, axis=None, kind="stable")[:SHOWN]
@@ -137,7 +142,7 @@ def stragglers(times: Sequence[GroupTimes], gpus: IntVector, groups: Sequence[in
 
 def skew_rows(times: Sequence[GroupTimes]) -> tuple[SkewRow, ...]:
     """Wait at the barrier of each transfer of a pair, by its place along the chunk, over all GPUs."""
-    gathered: defaultdict[tuple[str, int], list[FloatVector]] = defaultdict(list)
+    gathered: defaultdict[tuple[str, int], list[FloatArray]] = defaultdict(list)
     for part in times:
         for phase, position, values in part.skew:
             gathered[phase, position].append(values.ravel())
@@ -154,25 +159,26 @@ def skew_rows(times: Sequence[GroupTimes]) -> tuple[SkewRow, ...]:
 class LinkEnds:
     """Vertices at both ends of every link (GPUs have the lowest numbers), and which links are scale-up."""
 
-    tails: IntVector
-    heads: IntVector
-    scale_up: npt.NDArray[np.bool_]
+    tails: IntArray
+    heads: IntArray
+    scale_up: BoolArray
 
 
 def link_ends(topology: Topology) -> LinkEnds:
     """The ends of the links of `topology.links()`, in its order."""
     wiring = topology.wiring
     pairs = np.array([wiring.tails, wiring.heads])
-    kinds = np.array(topology.links().kinds)
-    return LinkEnds(pairs.T.ravel(), pairs[::-1].T.ravel(), np.isin(kinds, sorted(SCALE_UP_KINDS)))
+    return LinkEnds(pairs.T.ravel(), pairs[::-1].T.ravel(), topology.links().scale_up)
 
 
-def link_utilisation(topology: Topology, carried_bytes: FloatVector, end_ns: int) -> FloatVector:
+def link_utilisation(topology: Topology, carried_bytes: FloatArray, end_ns: int) -> FloatArray:
     """Bytes carried over what the nominal bandwidth would let through in the step, of every link."""
     return np.asarray(carried_bytes / (topology.links().nominal_bytes_per_s * max(end_ns, 1) / NS))
 
 
-def link_loads(topology: Topology, share: FloatVector) -> tuple[tuple[KindLoad, ...], tuple[LinkLoad, ...]]:
+def link_loads(
+    topology: Topology, share: FloatArray
+) -> tuple[tuple[LinkKindLoad, ...], tuple[LinkLoad, ...]]:
     """(by kind of link, the busiest links) of utilisations."""
     table = topology.links()
     kinds = np.array(table.kinds)
@@ -180,7 +186,7 @@ def link_loads(topology: Topology, share: FloatVector) -> tuple[tuple[KindLoad, 
     for kind in sorted(set(table.kinds)):
         of_kind = share[kinds == kind]
         by_kind.append(
-            KindLoad(
+            LinkKindLoad(
                 kind=kind,
                 links=len(of_kind),
                 used=int((of_kind > 0.0).sum()),

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import simpy
 
+from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.common.arrays import FloatVector
 from moesim.simulator.engine.demand import Demand
 from moesim.simulator.engine.simpy.sharing import FewLinks, Flow, Sharing
 from moesim.simulator.engine.simpy.sharing_arrays import ManyLinks
@@ -30,7 +30,7 @@ class LinkPool:
     def __init__(
         self,
         env: simpy.Environment,
-        capacity_bytes_per_ns: FloatVector | Iterable[float],
+        capacity_bytes_per_ns: FloatArray | Iterable[float],
         arrays: bool | None = None,
     ) -> None:
         """Start with every link idle; `arrays` overrides which representation is used.
@@ -61,7 +61,7 @@ class LinkPool:
         """Transfers in those groups, added up."""
 
     @property
-    def carried_bytes(self) -> FloatVector:
+    def carried_bytes(self) -> FloatArray:
         """Bytes that the transfers started so far put on every link."""
         return self.sharing.carried()
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import simpy
 
-from moesim.simulator.common.arrays import FloatVector
+from moesim.hwmodels.arrays import FloatArray
 from moesim.simulator.engine.demand import Demand
 from moesim.simulator.engine.maxmin import few_rates
 
@@ -57,7 +57,7 @@ class Sharing(Protocol):
     def rates(self, flows: Sequence[Flow]) -> list[float]:
         """Progress per nanosecond of a group."""
 
-    def carried(self) -> FloatVector:
+    def carried(self) -> FloatArray:
         """Bytes that transfers have put on every link so far."""
 
     def busy(self) -> list[int]:
@@ -67,7 +67,7 @@ class Sharing(Protocol):
 class FewLinks:
     """Sharing in plain Python: best for transfers on a few links each."""
 
-    def __init__(self, capacity: FloatVector) -> None:
+    def __init__(self, capacity: FloatArray) -> None:
         """Start with every link idle; `capacity` in bytes/ns."""
         self.capacity: list[float] = capacity.tolist()
         self.unit = [WHOLE / c if c > 0.0 else float("inf") for c in self.capacity]
@@ -127,7 +127,7 @@ class FewLinks:
             return [1.0 / flows[0].alone_ns]
         return few_rates([(f.demand.pairs, f.alone_ns) for f in flows], self.capacity)
 
-    def carried(self) -> FloatVector:
+    def carried(self) -> FloatArray:
         """Bytes that transfers have put on every link so far."""
         return np.array(self.bytes)
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-from moesim.simulator.common.arrays import FloatVector, IntVector
+from moesim.hwmodels.arrays import BoolArray, FloatArray, IntArray
 from moesim.simulator.engine.maxmin import fill
 from moesim.simulator.engine.simpy.sharing import TIGHT, WHOLE, Flow
-
-BoolVector = npt.NDArray[np.bool_]
 
 BLOCK = 256
 """Neighbouring link numbers that are looked up together."""
@@ -20,7 +17,7 @@ BLOCK = 256
 class ManyLinks:
     """`Sharing` in arrays (docs/model.md, eq. E3a)."""
 
-    def __init__(self, capacity: FloatVector) -> None:
+    def __init__(self, capacity: FloatArray) -> None:
         """Start with every link idle; `capacity` in bytes/ns."""
         self.capacity = capacity
         with np.errstate(divide="ignore"):
@@ -56,7 +53,7 @@ class ManyLinks:
         coupled = self._coupled(links[tight]) if tight.any() else []
         return [coupled] if coupled else []
 
-    def _coupled(self, links: IntVector) -> list[Flow]:
+    def _coupled(self, links: IntArray) -> list[Flow]:
         """Flows on `links` and those that tight links tie to them, in order of their start."""
         reached = np.zeros(len(self.capacity), dtype=bool)
         reached[links] = True
@@ -70,7 +67,7 @@ class ManyLinks:
             coupled = self._reach(list(nearby), reached) if nearby else []
         return sorted(coupled, key=lambda f: f.serial)
 
-    def _reach(self, flows: list[Flow], reached: BoolVector) -> list[Flow]:
+    def _reach(self, flows: list[Flow], reached: BoolArray) -> list[Flow]:
         """Those of `flows` that are on a reached link; their other tight links are reached as well."""
         entry, owner = _entries(flows)
         tying = reached[entry] | (self.load[entry] > TIGHT)
@@ -107,7 +104,7 @@ class ManyLinks:
         result: list[float] = rates.tolist()
         return result
 
-    def carried(self) -> FloatVector:
+    def carried(self) -> FloatArray:
         """Bytes that transfers have put on every link so far."""
         return self.bytes.copy()
 
@@ -118,13 +115,13 @@ class ManyLinks:
         return links
 
 
-def _blocks(links: IntVector) -> list[int]:
+def _blocks(links: IntArray) -> list[int]:
     """Blocks of link numbers that `links` fall into."""
     blocks: list[int] = np.unique(links // BLOCK).tolist()
     return blocks
 
 
-def _entries(flows: Sequence[Flow]) -> tuple[IntVector, IntVector]:
+def _entries(flows: Sequence[Flow]) -> tuple[IntArray, IntArray]:
     """Links of all flows, one after the other, and the position of the flow that each belongs to."""
     sizes = [len(f.demand.links) for f in flows]
     return np.concatenate([f.demand.links for f in flows]), np.repeat(np.arange(len(flows)), sizes)

@@ -10,11 +10,9 @@ from math import fsum, inf, isfinite
 
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
-from moesim.simulator.engine.simpy.execute import execute
-from moesim.simulator.layout.pools import owners_of, usd_per_hour
-from moesim.simulator.planner.causes import step_causes_by_rank
+from moesim.simulator.layout.pools import usd_per_hour
+from moesim.simulator.planner.causes import step_causes
 from moesim.simulator.planner.fleet.space import (
-    SCHEDULES,
     FleetPools,
     fleet_pools,
     fleet_space,
@@ -27,11 +25,12 @@ from moesim.simulator.planner.replay import CLOSED_FORM_ERROR
 from moesim.simulator.planner.result import Alone, PlanResult, PlanRow
 from moesim.simulator.planner.rows import Simulated, make_row
 from moesim.simulator.planner.space import PlanSpace
-from moesim.simulator.predict.fleet_compile import PreparedFleet, prepare_fleet
-from moesim.simulator.predict.fleet_simulate import pool_memory, pool_results
-from moesim.simulator.predict.result_parts import MemoryResult, PoolResult
+from moesim.simulator.predict.pools import pool_results
+from moesim.simulator.predict.result_parts import PoolResult
+from moesim.simulator.predict.step import run_step
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.scenario import Stages
+from moesim.simulator.schedules import pool_defaults
 
 PlanAlone = Callable[[Scenario, PlanSpace], PlanResult]
 """The search over one cluster, for each pool alone."""
@@ -127,25 +126,18 @@ def plan_fleet(
 
 def simulate_fleet_plan(scenario: Scenario) -> SimulatedFleet:
     """Run the engine on a plan of a fleet (in a worker process). Raises InputError for an illegal one."""
-    fleet = prepare_fleet(scenario)
-    execution = execute(fleet.program)
-    owners = [fleet.prepared[number] for number in owners_of(fleet.parts)]
-    memory = max(_memories(fleet), key=lambda m: m.total_bytes / m.capacity_bytes)
-    first = fleet.prepared[0]
+    step = run_step(scenario)
+    prepared, execution, memory = step.prepared, step.executions[0], step.prepared.memory
     found = Simulated(
-        execution.end_ns / 1e9,
+        step.time_s,
         memory.total_bytes,
         memory.capacity_bytes,
         memory.by_kind_bytes,
-        step_causes_by_rank(owners, execution),
-        first.stages.layers_per_stage,
-        first.schedule.microbatches,
+        step_causes(prepared, execution),
+        prepared.stages.layers_per_stage,
+        prepared.schedule.microbatches,
     )
-    return SimulatedFleet(found, pool_results(fleet, execution))
-
-
-def _memories(fleet: PreparedFleet) -> list[MemoryResult]:
-    return [pool_memory(part, p) for part, p in zip(fleet.parts, fleet.prepared, strict=True)]
+    return SimulatedFleet(found, pool_results(prepared, execution))
 
 
 def _scenario_of(base: Scenario, study: FleetStudy, plan: FleetPlan) -> Scenario:
@@ -230,7 +222,7 @@ def _alone(
         update={
             "pp": wanted.pp,
             # What a fleet cannot run, one pool can: left out, the mix would look better than it is.
-            "schedule": wanted.schedule or (*SCHEDULES, "dualpipe"),
+            "schedule": wanted.schedule or pool_defaults(),
             "sms": (one.communication.sms,) if one.communication.sms else None,
             "layout": "balanced",
         }

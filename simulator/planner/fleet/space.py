@@ -11,7 +11,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.simulator.layout.job import check_profile
 from moesim.simulator.layout.parallel import Layout, check_against_model, microbatches
 from moesim.simulator.layout.pools import (
-    Part,
+    PoolSlice,
     check_supported,
     pool_clusters,
     pools_of,
@@ -23,9 +23,7 @@ from moesim.simulator.planner.frames import Frame, legal_frames
 from moesim.simulator.planner.refusals import Refusals
 from moesim.simulator.planner.space import PlanSpace, Space, resolve
 from moesim.simulator.scenario import Scenario
-
-SCHEDULES = ("1f1b", "zb-h1", "zbv", "dualpipev")
-"""Default schedules: every stage on one pipeline rank, so that no gradients are reduced between pools."""
+from moesim.simulator.schedules import fleet_defaults
 
 SEARCHED = (
     "tp", "pp", "ep", "cp", "vpp", "expert_tp", "microbatch", "zero_stage", "schedule", "recompute",
@@ -38,12 +36,12 @@ SEARCHED = (
 class FleetPools:
     """The pools of a fleet, each with the scenario as if all GPUs were of its kind, and its profile."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[PoolSlice, ...]
     profiles: tuple[CalibrationProfile, ...]
     total: int
     unit: int
 
-    def at(self, pp: int) -> tuple[Part, ...]:
+    def at(self, pp: int) -> tuple[PoolSlice, ...]:
         """The pools with the pipeline ranks that they hold of `pp`."""
         found, first = [], 0
         for part in self.parts:
@@ -66,7 +64,7 @@ def fleet_pools(scenario: Scenario) -> FleetPools:
             check_profile(profile, cluster)
         except InputError as error:
             raise InputError(f"{label}: {error}", key=error.key, nearest=error.nearest) from None
-        parts.append(Part(label, cluster, own, range(0)))
+        parts.append(PoolSlice(label, cluster, own, range(0)))
         profiles.append(profile)
     return FleetPools(tuple(parts), tuple(profiles), total, rank_unit([c for _, c in clusters]))
 
@@ -94,7 +92,7 @@ def fleet_space(wanted: PlanSpace, scenario: Scenario, pools: FleetPools, shape:
         "vpp": (2,),
         "microbatch": (1, 2),
         "zero_stage": tuple(sorted({1, plan.zero_stage})),
-        "schedule": SCHEDULES,
+        "schedule": fleet_defaults(),  # no gradients are reduced between pools
         "recompute": tuple(dict.fromkeys((scenario.recompute, "none", "selective", "full"))),
         "precision": (scenario.precision,),
     }
@@ -131,7 +129,12 @@ def legal_fleet_frames(
 
 
 def _accepted(
-    frames: Sequence[Frame], part: Part, inner: int, scenario: Scenario, shape: ModelShape, refused: Refusals
+    frames: Sequence[Frame],
+    part: PoolSlice,
+    inner: int,
+    scenario: Scenario,
+    shape: ModelShape,
+    refused: Refusals,
 ) -> list[Frame]:
     """Frames that another pool's nodes accept too."""
     cluster, found = part.scenario.machine, []

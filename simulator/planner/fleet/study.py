@@ -11,7 +11,7 @@ from math import inf
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.layout.in_flight import rank_stages
 from moesim.simulator.layout.memory import RankStages
-from moesim.simulator.layout.pools import Part, owners_of
+from moesim.simulator.layout.pools import PoolSlice, owners_of
 from moesim.simulator.layout.stages import StageAssignment, blocks_of, from_layers_per_stage
 from moesim.simulator.model.block import is_layer
 from moesim.simulator.model.shape import ModelShape
@@ -235,7 +235,7 @@ class FleetStudy:
         return stages if fits else None
 
     def _memory(
-        self, parts: Sequence[Part], frame: Frame, recipe: int, policy: int, zero: int
+        self, parts: Sequence[PoolSlice], frame: Frame, recipe: int, policy: int, zero: int
     ) -> FleetMemory:
         update = {
             "parallel": frame.plan.model_copy(update={"zero_stage": self.space.zero_stage[zero]}),
@@ -243,7 +243,7 @@ class FleetStudy:
             "recompute": self.space.recompute[policy],
         }
         own = [
-            Part(part.label, part.cluster, part.scenario.model_copy(update=update), part.ranks)
+            PoolSlice(part.label, part.cluster, part.scenario.model_copy(update=update), part.ranks)
             for part in parts
         ]
         return FleetMemory(self.shape, own, _ranks_in_flight(frame), frame.microbatches, self.space.headroom)

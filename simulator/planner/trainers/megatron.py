@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.trainers.megatron_layout import layout_text
 from moesim.simulator.scenario import Scenario
-
-SCHEDULES = {"1f1b", "interleaved-1f1b"}
-"""Schedules that Megatron-LM runs; which of them follows from the number of virtual stages."""
+from moesim.simulator.schedules import SCHEDULES
 
 LISTS = {"--recompute-modules"}
 """Flags with several words, one argument each."""
@@ -73,9 +71,11 @@ def _parallel(
     found["--micro-batch-size"] = str(plan.microbatch)
     found["--global-batch-size"] = str(scenario.batch.sequences)
     found["--seq-length"] = str(scenario.batch.sequence_length)
-    if scenario.schedule not in SCHEDULES:
+    names = {spec.name: spec.names_elsewhere.get("megatron-lm") for spec in SCHEDULES.values()}
+    runs = {name: theirs for name, theirs in names.items() if theirs is not None}
+    if scenario.schedule not in runs:
         missing.append(
-            f"schedule {scenario.schedule}: Megatron-LM runs 1F1B and interleaved 1F1B only"
+            f"schedule {scenario.schedule}: Megatron-LM runs {' and '.join(runs.values())} only"
             + (", so its stages are left out too" if plan.pp > 1 else "")
         )
     elif plan.pp > 1:

@@ -19,11 +19,11 @@ from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.recompute import RecomputePolicy
 from moesim.simulator.model.shape import ModelShape, ShapeSource
 from moesim.simulator.model.software import Software
+from moesim.simulator.predict.driver import predict
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.scenario.run_plan import RunPlan
 from moesim.simulator.scenario.scenario import Batch, Communication, Routing, Variation
-from moesim.simulator.studies.effects import predict
 from moesim.simulator.studies.uncertainty import step_interval
 
 FILE = "h200-runs.csv"

@@ -9,14 +9,14 @@ from math import fsum
 from statistics import median
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from moesim.hwmodels.errors import InfeasibleError, InputError
-from moesim.simulator.engine.simpy.execute import Execution, execute_all
+from moesim.hwmodels.frozen import Frozen
+from moesim.simulator.engine.records import Execution
 from moesim.simulator.layout.memory import FRAMEWORK_BYTES
-from moesim.simulator.predict.compile import Prepared, prepare
+from moesim.simulator.predict.compile import prepare
+from moesim.simulator.predict.driver import Prediction, finish
+from moesim.simulator.predict.prepared import Prepared
 from moesim.simulator.predict.result import Result
-from moesim.simulator.predict.summarise import summarise
 from moesim.simulator.scoring.scoreboard.plan import left_out, policies_of, scenario_of
 from moesim.simulator.scoring.scoreboard.rows import OpenRow, memory_peaks, open_rows
 from moesim.simulator.studies.uncertainty import step_interval
@@ -25,11 +25,7 @@ Interval = Callable[[Prepared, Sequence[Execution], Result], tuple[float, float]
 """A finished prediction to the interval of its step (s) that should hold 80 % of published values."""
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class ScoredRow(_Part):
+class ScoredRow(Frozen):
     """A row beside its prediction; `relative_error` = predicted / published step - 1.
 
     `refused` says why a row was not predicted; then the predictions are None. `left_out` lists what the
@@ -66,7 +62,7 @@ class ScoredRow(_Part):
     refused: str = ""
 
 
-class GroupScore(_Part):
+class GroupScore(Frozen):
     """Errors of a set of rows: signed median, median and worst absolute error, share inside the interval."""
 
     name: str
@@ -102,7 +98,7 @@ class GroupScore(_Part):
     """Median over the rows whose peak memory was published."""
 
 
-class Refusals(_Part):
+class RefusalCount(Frozen):
     """Rows that were refused for one reason, by accelerator family and kind of model."""
 
     reason: str
@@ -111,28 +107,27 @@ class Refusals(_Part):
     rows: int
 
 
-class Board(_Part):
+class Board(Frozen):
     """The open scoreboard: rows, a score a group, scores of sets of rows, refusals, means over the groups."""
 
     rows: tuple[ScoredRow, ...]
     groups: tuple[GroupScore, ...]
     totals: tuple[GroupScore, ...]
-    refusals: tuple[Refusals, ...] = ()
+    refusals: tuple[RefusalCount, ...] = ()
     group_mean: float | None
     """Mean over the groups of their median absolute errors; None without rows."""
     group_covered: float | None = None
     """Mean over the groups of their shares inside the interval; None without intervals."""
 
 
-def predict(row: OpenRow) -> tuple[Prepared, list[Execution], Result]:
+def predict(row: OpenRow) -> Prediction:
     """The step of a row with the first recompute policy that fits (the last where none does)."""
     policies = policies_of(row)
     for policy in policies:
         prepared = prepare(scenario_of(row, policy))
         if policy == policies[-1] or prepared.memory.fits:
             break
-    executions = execute_all(prepared.programs)
-    return prepared, executions, summarise(prepared, executions)
+    return finish(prepared)
 
 
 def score_row(row: OpenRow, interval: Interval | None = step_interval) -> ScoredRow:
@@ -201,10 +196,10 @@ def score_all(
     )
 
 
-def refusals(rows: Sequence[ScoredRow]) -> tuple[Refusals, ...]:
+def refusals(rows: Sequence[ScoredRow]) -> tuple[RefusalCount, ...]:
     """Refused rows counted by reason, accelerator family and kind of model, the most first."""
     counts = Counter((reason_of(row), row.family, row.arch) for row in rows if row.refused)
-    return tuple(Refusals(reason=r, family=f, arch=a, rows=n) for (r, f, a), n in counts.most_common())
+    return tuple(RefusalCount(reason=r, family=f, arch=a, rows=n) for (r, f, a), n in counts.most_common())
 
 
 def reason_of(row: ScoredRow) -> str:

@@ -7,9 +7,10 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, model_validator
+from pydantic import NonNegativeInt, PositiveInt, model_validator
 
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.model.attention import GQA, MLA
@@ -21,11 +22,7 @@ from moesim.simulator.scoring.scoreboard.rows import OpenRow
 FILE = "families.yaml"
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class FamilyGqa(_Part):
+class FamilyGqa(Frozen):
     """Grouped-query attention of a family; heads are columns of the row."""
 
     head_dim: PositiveInt | Literal["hidden / heads"]
@@ -35,7 +32,7 @@ class FamilyGqa(_Part):
     rotary: bool
 
 
-class FamilyMla(_Part):
+class FamilyMla(Frozen):
     """Latent attention of a family; heads are a column of the row."""
 
     q_lora_rank: PositiveInt | None
@@ -45,7 +42,7 @@ class FamilyMla(_Part):
     v_dim: PositiveInt
 
 
-class FamilyMoe(_Part):
+class FamilyMoe(Frozen):
     """Experts of a family; their number, width and top-k are columns of the row."""
 
     dense_first: NonNegativeInt
@@ -59,7 +56,7 @@ class FamilyMoe(_Part):
     score_bias: bool = False
 
 
-class Family(_Part):
+class Family(Frozen):
     """One entry of `families.yaml`."""
 
     models: tuple[str, ...]
@@ -86,7 +83,7 @@ class Family(_Part):
         return self
 
 
-class Families(_Part):
+class Families(Frozen):
     """The whole of `families.yaml`."""
 
     families: tuple[Family, ...]

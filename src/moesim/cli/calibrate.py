@@ -1,11 +1,11 @@
-"""Commands around calibration profiles: measure, compare, transfer, import other tools' measurements."""
+"""Commands around calibration profiles: measure, compare, transfer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,22 +13,16 @@ from moesim.hwmodels.errors import InputError
 
 if TYPE_CHECKING:
     from moesim.hwmodels.calibration import CalibrationProfile
-    from moesim.kernels.calibrate import Progress
+    from moesim.kernels.calibrate import CalibrationProgress
 
 Output = Annotated[Path, typer.Option("-o", "--output", help="Write the profile here (.yaml or .json).")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
-Into = Annotated[
-    str | None,
-    typer.Option(metavar="PROFILE", help="Merge into this profile (name or file) instead of a bare one."),
-]
 
 
-def register(app: typer.Typer, importers: typer.Typer) -> None:
+def register(app: typer.Typer) -> None:
     """Add the commands of this module to the command line."""
     app.command("calibrate")(calibrate)
     app.command("transfer")(transfer)
-    importers.command("nccl-tests")(import_nccl_tests)
-    importers.command("deepep")(import_deepep)
 
 
 def calibrate(
@@ -113,7 +107,7 @@ def transfer(
     measured = load_accelerator(source or loaded.accelerator)
     wanted = load_accelerator(target)
     result = make(loaded, measured, wanted, name=output.stem)
-    _write(result, output, force)
+    keep_profile(result, output, force)
     rows = [
         (s.id, s.verdict, f"{s.factor:.3g}", percent(s.error), s.reason)
         for s in statements(loaded, measured, wanted)
@@ -121,64 +115,8 @@ def transfer(
     print_table(("entry", "verdict", "factor", "added error", "why"), rows, right=(2, 3))
 
 
-def import_nccl_tests(
-    log: Annotated[Path, typer.Argument(metavar="LOG", help="Output of nccl-tests: JSON or text.")],
-    output: Output,
-    accelerator: Annotated[str | None, typer.Option(help="Accelerator, where the log does not say.")] = None,
-    operation: Annotated[str | None, typer.Option(help="Operation, where the log does not say.")] = None,
-    nic: Annotated[
-        str | None, typer.Option(help='Nominal NIC rate per GPU, such as "400 Gb/s", for several nodes.')
-    ] = None,
-    into: Into = None,
-    force: Force = False,
-) -> None:
-    """Read nccl-tests output into a calibration profile."""
-    from moesim.kernels.importers import nccl_tests_profile
-
-    found = nccl_tests_profile(
-        log, accelerator=accelerator, operation=operation, nic_bytes_per_s=_rate("--nic", nic)
-    )
-    _keep(found, into, output, force)
-
-
-def import_deepep(
-    logs: Annotated[list[Path], typer.Argument(metavar="LOG...", help="What DeepEP's tests printed.")],
-    output: Output,
-    accelerator: Annotated[str, typer.Option(help="Accelerator they ran on.")],
-    ranks: Annotated[
-        int | None, typer.Option(help="Ranks, which the first generation does not print.")
-    ] = None,
-    kernels: Annotated[str, typer.Option(help="Name of the generation: curve ep.nic_fraction.NAME.")] = (
-        "deepep-imported"
-    ),
-    nic: Annotated[
-        str | None, typer.Option(help='Nominal NIC rate per GPU, such as "400 Gb/s", for several nodes.')
-    ] = None,
-    dtype: Annotated[
-        str, typer.Option("--dispatch-dtype", help="Format of the dispatched rows: FP8 or BF16.")
-    ] = "FP8",
-    into: Into = None,
-    force: Force = False,
-) -> None:
-    """Read DeepEP's printed bandwidths (both generations) into a calibration profile."""
-    from moesim.kernels.importers import deepep_profile
-
-    formats: dict[str, Literal["FP8", "BF16"]] = {"FP8": "FP8", "BF16": "BF16"}
-    if dtype not in formats:
-        raise InputError(f"--dispatch-dtype {dtype}: dispatched rows are FP8 or BF16")
-    found = deepep_profile(
-        logs,
-        accelerator=accelerator,
-        ranks=ranks,
-        kernels=kernels,
-        nic_bytes_per_s=_rate("--nic", nic),
-        dispatch_dtype=formats[dtype],
-    )
-    _keep(found, into, output, force)
-
-
 @contextmanager
-def _progress() -> Iterator[Callable[[Progress], None]]:
+def _progress() -> Iterator[Callable[[CalibrationProgress], None]]:
     """A bar on stderr: what is being measured, how far, and the time it will take; messages above it."""
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
@@ -194,7 +132,7 @@ def _progress() -> Iterator[Callable[[Progress], None]]:
     with Bar(*columns, console=console, transient=True) as bar:
         number = bar.add_task("reading the machine", total=None)
 
-        def tell(state: Progress) -> None:
+        def tell(state: CalibrationProgress) -> None:
             if state.message:
                 bar.console.print(state.message, markup=False, highlight=False, soft_wrap=True)
             bar.update(number, completed=state.done_s, total=state.total_s, description=state.text)
@@ -202,38 +140,8 @@ def _progress() -> Iterator[Callable[[Progress], None]]:
         yield tell
 
 
-def _rate(option: str, text: str | None) -> float | None:
-    from moesim.hwmodels.ranges import BY_DIMENSION
-    from moesim.hwmodels.units import parse_quantity
-
-    if text is None:
-        return None
-    try:
-        rate = parse_quantity(text, "bytes_per_s")
-    except InputError as error:
-        raise InputError(f"{option}: {error}") from None
-    problem = BY_DIMENSION["bytes_per_s"].problem(rate, "bytes_per_s")
-    if problem:
-        raise InputError(f"{option}: {problem}")
-    return rate
-
-
-def _keep(found: CalibrationProfile, into: str | None, output: Path, force: bool) -> None:
-    """Write an imported profile, alone or merged, and say what it holds."""
-    from moesim.cli.console import print_table
-    from moesim.hwmodels.calibration import load_profile
-    from moesim.kernels.importers import merge
-
-    imported = {entry.id for entry in found.entries()}
-    profile = found if into is None else merge(load_profile(into), found, name=output.stem)
-    _write(profile, output, force)
-    rows = [
-        (e.id, e.kind, f"{e.residual.relative:.1%}", e.source) for e in profile.entries() if e.id in imported
-    ]
-    print_table(("entry", "kind", "residual", "source"), rows, right=(2,))
-
-
-def _write(profile: CalibrationProfile, output: Path, force: bool) -> None:
+def keep_profile(profile: CalibrationProfile, output: Path, force: bool) -> None:
+    """Write a profile and say where; raises InputError where a file is there and may not be replaced."""
     from moesim.cli.console import say_written
     from moesim.hwmodels.files import check_writable
     from moesim.kernels.export import write_profile

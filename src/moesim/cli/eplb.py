@@ -10,7 +10,8 @@ import typer
 from moesim.hwmodels.errors import InputError
 
 if TYPE_CHECKING:
-    from moesim.simulator.layout.eplb import ExpertPlacement, FloatArray
+    from moesim.hwmodels.arrays import FloatArray
+    from moesim.simulator.layout.eplb import ExpertPlacement
     from moesim.simulator.scenario.routing import Policy
 
 

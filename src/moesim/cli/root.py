@@ -27,6 +27,7 @@ from moesim.cli import (
     sweep,
     topology,
 )
+from moesim.cli.imports import ImportGroup
 from moesim.hwmodels.errors import InputError, MoesimError
 
 app = typer.Typer(
@@ -38,11 +39,14 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 importers = typer.Typer(
-    help="Read descriptions that other tools wrote.", no_args_is_help=True, rich_markup_mode=None
+    cls=ImportGroup,
+    help="Read descriptions that other tools wrote.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 app.add_typer(importers, name="import")
 dashboard.register(app)
-calibrate.register(app, importers)
+calibrate.register(app)
 compare.register(app)
 eplb.register(app)
 plan.register(app, importers)
@@ -73,7 +77,9 @@ def _options(
 
 @app.command()
 def schedule(
-    name: Annotated[str, typer.Argument(help="gpipe, 1f1b, interleaved-1f1b, zb-h1, zbv, dualpipe, ...")],
+    name: Annotated[
+        str, typer.Argument(help="Such as 1f1b, zb-h1 or dualpipe; any other word prints every name.")
+    ],
     pp: Annotated[int, typer.Option(help="Pipeline ranks.")],
     microbatches: Annotated[int, typer.Option(help="Micro-batches of one step.")],
     vpp: Annotated[int, typer.Option(help="Stages a rank, for the interleaved schedules.")] = 1,
@@ -202,12 +208,28 @@ def doctor(as_json: AsJson = False) -> None:
     print_json(findings()) if as_json else print_pairs(findings())
 
 
+def _list_families(wanted: bool) -> None:
+    if wanted:
+        from moesim.cli.console import print_text
+        from moesim.simulator.model.hf import FAMILIES
+
+        for family in sorted(FAMILIES):
+            print_text(family)
+        raise typer.Exit
+
+
 @importers.command("hf")
 def import_hf(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A Hugging Face config.json.")],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the model file here.")] = None,
     as_json: AsJson = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    families: Annotated[
+        bool,
+        typer.Option(
+            "--families", callback=_list_families, is_eager=True, help="List the model families, and exit."
+        ),
+    ] = False,
 ) -> None:
     """Read a Hugging Face config.json; say what was understood."""
     from moesim.cli.console import say_written

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from moesim.cli.console import percent, short
 
 if TYPE_CHECKING:
-    from moesim.simulator.run.report import CheckpointReport, FinishDates, RunReport, Spread
+    from moesim.simulator.run.report import CheckpointReport, FinishDates, RunReport, RunSpread
 
 
 def report_lines(report: RunReport) -> list[str]:
@@ -38,7 +38,7 @@ def report_lines(report: RunReport) -> list[str]:
     return [*lines, *(f"assumed: {text}" for text in report.assumptions)]
 
 
-def _points(spread: Spread | FinishDates, form: Callable[[Any], str]) -> str:
+def _points(spread: RunSpread | FinishDates, form: Callable[[Any], str]) -> str:
     """The predicted value, then the points of its distribution where they differ: 3 (P10 2, P50 3, P90 5)."""
     if spread.p10 == spread.p90:
         return form(spread.predicted)

@@ -26,6 +26,9 @@ def topology(
     node: Annotated[str, typer.Option(help="Node on a network.")] = "hgx-h800",
     nodes: Annotated[int | None, typer.Option(help="Nodes on a network.", min=1)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    kinds: Annotated[
+        bool, typer.Option("--kinds", help="List the kinds of topology and the keys of their files.")
+    ] = False,
 ) -> None:
     """Count a topology's switches and cables, and say what they cost.
 
@@ -33,6 +36,9 @@ def topology(
     """
     from moesim.cli.console import print_json, print_pairs, print_table
 
+    if kinds:
+        _print_kinds(as_json)
+        return
     if name is None:
         _compare(as_json)
         return
@@ -52,6 +58,22 @@ def topology(
     if facts["usd_per_endpoint"] is not None:
         rows.append(("cost", "for each endpoint", f"${facts['usd_per_endpoint']:,.0f}"))
     print_table(("", "part", "count"), rows, right=(2,))
+
+
+def _print_kinds(as_json: bool) -> None:
+    """Every registered topology: kind, keys of `fabric`, an example, what it is."""
+    from moesim.cli.console import print_json, print_table, print_text
+    from moesim.hwmodels.topologies.description import ScaleOutFabric
+    from moesim.hwmodels.topologies.registry import SCALE_OUT, SCALE_UP
+    from moesim.hwmodels.topologies.spec import kind_rows
+
+    if as_json:
+        print_json({"scale_up": kind_rows(SCALE_UP), "scale_out": kind_rows(SCALE_OUT)})
+        return
+    for title, specs in (("scale-up file", SCALE_UP), ("network file", SCALE_OUT)):
+        columns = (f"kind of a {title}", "keys of fabric", "example", "what it is")
+        print_table(columns, [tuple(row.values()) for row in kind_rows(specs)])
+    print_text(f"every network with a fabric also states {', '.join(ScaleOutFabric.model_fields)}")
 
 
 def _build(name: str, node: str, nodes: int | None) -> tuple[Topology, str]:
@@ -97,8 +119,8 @@ def _facts(built: Topology) -> dict[str, Any]:
 
 def _compare(as_json: bool) -> None:
     from moesim.cli.console import print_json, print_table, print_text
-    from moesim.hwmodels.network import load_fabric_prices
-    from moesim.hwmodels.topologies.comparison import PRICES, compare_networks, published_table
+    from moesim.hwmodels.fabric_prices import load_fabric_prices
+    from moesim.hwmodels.network_comparison import PRICES, compare_networks, published_table
 
     cells = compare_networks()
     if as_json:
@@ -115,12 +137,20 @@ def _compare(as_json: bool) -> None:
     print_text(f"cost: a switch {prices.switch.text}, a link {prices.link.text} ({prices.link.source})")
 
 
+def _list_forms(wanted: bool) -> None:
+    if wanted:
+        from moesim.cli.console import print_text
+        from moesim.hwmodels.importers.registry import EDGE_LIST_FORM, MACHINE_FORMS
+
+        for text in (*MACHINE_FORMS, EDGE_LIST_FORM):
+            print_text(text)
+        raise typer.Exit
+
+
 def import_topology(
     file: Annotated[
         Path,
-        typer.Argument(
-            metavar="FILE", help="NCCL topology XML, nvidia-smi topo -m, or lines: a b 50GB/s [1us]."
-        ),
+        typer.Argument(metavar="FILE", help="A file of a form that --forms lists, or an edge list."),
     ],
     like: Annotated[str, typer.Option(help="A shipped node for what the file does not say.")],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the cluster here.")] = None,
@@ -128,6 +158,12 @@ def import_topology(
     network: Annotated[str | None, typer.Option(help="Network that joins several servers.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    forms: Annotated[
+        bool,
+        typer.Option(
+            "--forms", callback=_list_forms, is_eager=True, help="List the forms of file, and exit."
+        ),
+    ] = False,
 ) -> None:
     """Read how a machine or cluster is wired into a cluster file."""
     from moesim.cli.console import print_json, print_text, say_written

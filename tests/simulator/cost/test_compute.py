@@ -116,8 +116,8 @@ def test_told_products_of_the_trace_gain_the_free_sm_ratio_alone() -> None:
 
 def test_idle_communication_sms_cost_only_the_products_told_of_them() -> None:
     idle = SmContext(20, False)
-    assert slow_down("gemm_told", H800, PUBLISHED, idle) == pytest.approx(132 / 112)
-    for group in ("gemm_untold", "attention", "memory_bound"):
+    assert slow_down("gemm_sm_aware", H800, PUBLISHED, idle) == pytest.approx(132 / 112)
+    for group in ("gemm_sm_unaware", "attention", "memory_bound"):
         assert slow_down(group, H800, PUBLISHED, idle) == 1.0
 
 
@@ -137,8 +137,10 @@ def test_a_stand_alone_rate_pays_the_measured_law_beside_communication() -> None
     alone = price(op, PUBLISHED, ALONE).seconds - gap
     assert op.flop / alone == pytest.approx((1358 / 1.2 + 1426 / 1.3 + 1520 / 1.4) / 3 * 1e12, rel=1e-3)
     assert (price(op, PUBLISHED).seconds - gap) / alone == pytest.approx(1.31)
-    assert slow_down("gemm_told", H800, PUBLISHED, PAIR) == 1.31
-    assert slow_down("gemm_untold", H800, PUBLISHED, PAIR) > slow_down("gemm_told", H800, PUBLISHED, PAIR)
+    assert slow_down("gemm_sm_aware", H800, PUBLISHED, PAIR) == 1.31
+    assert slow_down("gemm_sm_unaware", H800, PUBLISHED, PAIR) > slow_down(
+        "gemm_sm_aware", H800, PUBLISHED, PAIR
+    )
 
 
 def test_a_shape_between_measured_ones_is_named_and_lies_between_their_rates() -> None:

@@ -10,9 +10,10 @@ import simpy
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moesim.hwmodels.arrays import FloatArray
 from moesim.simulator.engine.demand import Demand
 from moesim.simulator.engine.fluid import FluidReport, simulate_flows
-from moesim.simulator.engine.maxmin import FloatArray, max_min_rates
+from moesim.simulator.engine.maxmin import max_min_rates
 from moesim.simulator.engine.simpy.links import LinkPool
 
 Case = tuple[list[int], list[list[int]], list[int], list[int | None], list[int]]

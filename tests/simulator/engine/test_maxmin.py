@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moesim.simulator.engine.maxmin import FloatArray, few_rates, max_min_rates
+from moesim.hwmodels.arrays import FloatArray
+from moesim.simulator.engine.maxmin import few_rates, max_min_rates
 
 Bytes = dict[int, Fraction]
 Problem = tuple[list[tuple[Bytes, Fraction | None]], list[Fraction]]

@@ -7,15 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.layout.eplb import (
-    ExpertPlacement,
-    FloatArray,
-    imbalance,
-    in_order,
-    plan_placement,
-    replicate,
-)
+from moesim.simulator.layout.eplb import ExpertPlacement, imbalance, in_order, plan_placement, replicate
 from moesim.simulator.layout.popularity import zipf_shares
 from moesim.simulator.scenario.routing import Policy
 

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.layout import histogram
-from moesim.simulator.layout.histogram import FloatArray, read_counts
+from moesim.simulator.layout.histogram import read_counts
 from moesim.simulator.layout.popularity import shares_of_counts
 
 GOOD = np.array([[4, 2, 1, 1], [2, 2, 2, 2]])

@@ -17,7 +17,7 @@ from moesim.simulator.planner.refusals import Refusals, reason_of
 from moesim.simulator.planner.space import PlanSpace, load_space, resolve
 from moesim.simulator.predict.compile import prepare
 from moesim.simulator.scenario import load_scenario
-from moesim.simulator.schedules import BUILDERS
+from moesim.simulator.schedules import SCHEDULES
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_defaults_hold_the_scenario_s_own_plan() -> None:
     plan = scenario.parallel
     assert plan.pp in space.pp and plan.ep in space.ep and plan.zero_stage in space.zero_stage
     assert scenario.communication.sms in space.sms and scenario.recompute in space.recompute
-    assert set(space.schedule) == set(BUILDERS)
+    assert set(space.schedule) == set(SCHEDULES)
     dense = load_model("llama-3-8b")
     assert resolve(PlanSpace(), scenario, dense, scenario.machine).ep == (1,)
 
@@ -111,7 +111,7 @@ def test_legal_frames_are_those_that_prepare_accepts() -> None:
     wanted = PlanSpace(tp=(1, 2), pp=(4, 8), ep=(8, 256), cp=(1, 2), vpp=(2, 4), microbatch=(1,))
     space = resolve(wanted, scenario, shape, cluster)
     frames, _ = legal_frames(space, shape, cluster, 2048, 4096)
-    assert {f.schedule for f in frames} == set(BUILDERS)
+    assert {f.schedule for f in frames} == set(SCHEDULES)
     for frame in frames[:: max(1, len(frames) // 6)]:
         prepare(scenario.model_copy(update={"parallel": frame.plan, "schedule": frame.schedule}))
 

@@ -11,21 +11,20 @@ import pytest
 
 from moesim.hwmodels.calibration import LOST_BESIDE_NCCL
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.cost.end_of_step import passes_s
-from moesim.simulator.cost.overlap import Beside, behind_window
-from moesim.simulator.cost.price_table import step_end
-from moesim.simulator.cost.pricing import Pricer
+from moesim.simulator.cost.end_of_step import passes_s, step_end
+from moesim.simulator.cost.overlap import OverlapSlowDown, behind_window
 from moesim.simulator.engine.program import LONGEST_PHASE_S, whole_ns
 from moesim.simulator.layout.stages import blocks_of
 from moesim.simulator.model.counts import blocks_flop_per_token, flop_per_token
 from moesim.simulator.model.library import load_model
 from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.predict.compile import prepare
+from moesim.simulator.predict.driver import predict
 from moesim.simulator.predict.placement import explicit_blocks
 from moesim.simulator.predict.simulate import simulate
 from moesim.simulator.predict.step_result import fastest_flop_per_s
 from moesim.simulator.scenario import load_scenario
-from moesim.simulator.studies.effects import entry_effects, predict
+from moesim.simulator.studies.effects import entry_effects
 
 HOME = "deepseek-v3-2048xh800"
 PAIR = "deepseek-v3-trace-pair"
@@ -285,8 +284,8 @@ def test_an_all_reduce_hides_behind_the_backward_of_its_own_step_only() -> None:
     assert gradients.gather_s == hidden.gather_s == 0.0
     kinds = [block.kind for block in behind.stages.stages[0]]
     backward_s = sum(passes_s(behind.pricer, kind)[1] for kind in kinds)
-    beside = Beside(LOST_BESIDE_NCCL.value)  # this profile has not measured how NCCL slows down
-    assert hidden.reduce_s == pytest.approx(behind_window(2 * ring, backward_s, len(kinds), beside))
+    slow_down = OverlapSlowDown(LOST_BESIDE_NCCL.value)  # this profile has not measured how NCCL slows down
+    assert hidden.reduce_s == pytest.approx(behind_window(2 * ring, backward_s, len(kinds), slow_down))
     # The whole all-reduce has the backward alone to hide behind.
     assert hidden.reduce_s >= 2 * ring - backward_s
 
@@ -300,11 +299,11 @@ def test_collectives_of_data_parallelism_are_slow_beside_compute_where_that_was_
     ]  # fmt: skip
     prepared, executions, result = predict(load_scenario(HOME, overrides))
     curves = {"nccl.reduce_scatter.beside_compute", "nccl.all_gather.beside_compute"}
-    assert curves <= set(prepared.pricer.evidence.entries)
+    assert curves <= prepared.program.costs.evidence.entries
     assert curves <= {row.path.removeprefix("profile.") for row in result.provenance}
     kept = tuple(c for c in prepared.profile.curves if c.id not in curves)
     sms_reserved = prepared.profile.model_copy(update={"curves": kept})
-    pricer = Pricer(prepared.job.with_rates(profile=sms_reserved))
+    pricer = prepared.pricer.at_rates(profile=sms_reserved)
     (slow,), (fast,) = prepared.program.costs.sync, step_end(pricer, prepared.schedule, prepared.stages)
     assert slow.reduce_s > fast.reduce_s
     assert slow.gather_s > fast.gather_s
@@ -357,17 +356,17 @@ def test_blocks_have_the_flop_of_the_model() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("upper_bound_s", 0.1, "outside its bounds"),
-        ("lower_bound_s", 100.0, "outside its bounds"),
-        ("fastest_flop_per_s", 1e12, "above the peak"),
-        ("flop_per_token", float("nan"), "above the peak"),
+        ("step_result.upper_bound_s", 0.1, "outside its bounds"),
+        ("step_result.lower_bound_s", 100.0, "outside its bounds"),
+        ("summarise.fastest_flop_per_s", 1e12, "above the peak"),
+        ("summarise.flop_per_token", float("nan"), "above the peak"),
     ],
 )
 def test_a_figure_that_cannot_be_is_an_internal_error(
     name: str, value: float, words: str, monkeypatch: pytest.MonkeyPatch, run: Any
 ) -> None:
     """Never a printed result: exit code 1 and no output."""
-    monkeypatch.setattr(f"moesim.simulator.predict.simulate.{name}", lambda *_: value)
+    monkeypatch.setattr(f"moesim.simulator.predict.{name}", lambda *_: value)
     with pytest.raises(RuntimeError, match=words):
         simulate(load_scenario(SCENARIO_SMALL))
     outcome = run("simulate", SCENARIO_SMALL)

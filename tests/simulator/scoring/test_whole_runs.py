@@ -66,9 +66,9 @@ def test_reports_are_scored_by_phase() -> None:
 
 
 def _report() -> RunReport:
-    from moesim.simulator.run.report import GpuHours, Spread
+    from moesim.simulator.run.report import GpuHours, RunSpread
 
-    one = Spread(predicted=1.0, p10=1.0, p50=1.0, p90=1.0)
+    one = RunSpread(predicted=1.0, p10=1.0, p50=1.0, p90=1.0)
     hours = dict.fromkeys(GpuHours.model_fields, 0.0) | {"productive": 6e4, "total": 6e4, "billed": 6e4}
     names = ("main", "context extension to 32K", "context extension to 128K")
     return RunReport(

@@ -17,7 +17,7 @@ import moesim
 from moesim.cli import app
 from moesim.simulator.predict.result import Result
 from moesim.simulator.studies import result_cache
-from moesim.simulator.studies.point import Outcome, key_of
+from moesim.simulator.studies.point import PointOutcome, key_of
 from moesim.simulator.studies.reprice import without_prices
 from moesim.simulator.studies.store import Store
 
@@ -38,8 +38,7 @@ def nothing_simulates(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("simulated")
 
-    monkeypatch.setattr("moesim.simulator.engine.simpy.execute.execute_all", refuse)
-    monkeypatch.setattr("moesim.simulator.predict.simulate.execute_all", refuse)
+    monkeypatch.setattr("moesim.simulator.engine.simpy.execute.SimpyEngine.execute", refuse)
 
 
 def command(*words: str) -> str:
@@ -134,7 +133,8 @@ def _with_no_page_left(put: Callable[..., bool]) -> Callable[..., bool]:
 
 def test_two_processes_keep_at_the_same_time(folder: Path) -> None:
     code = (
-        "import sys, moesim; from moesim.simulator.study import kept; r = moesim.simulate(sys.argv[1])\n"
+        "import sys, moesim; from moesim.simulator.studies import result_cache\n"
+        "r = moesim.simulate(sys.argv[1])\n"
         "for n in range(20): result_cache.keep(moesim.load(sys.argv[1], f'seed={n}'), r)\n"
         "assert result_cache.problem() is None, result_cache.problem()"
     )
@@ -149,7 +149,7 @@ def test_the_file_stays_below_its_limit(tmp_path: Path) -> None:
     with Store(tmp_path / "s.sqlite", durable=False) as store:
         for number in range(40):
             key = key_of(without_prices(scenario.replace(seed=number)))
-            store.put(key, "x", Outcome("ok", "", {}, os.urandom(4000).hex()))
+            store.put(key, "x", PointOutcome("ok", "", {}, os.urandom(4000).hex()))
             store.shrink(100_000)
         assert 5 < store.count() < 30
         assert store.result(key)  # the newest is still there

@@ -12,12 +12,12 @@ import pytest
 import moesim
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.studies import store as store_module
-from moesim.simulator.studies.point import Key, Outcome
+from moesim.simulator.studies.point import Key, PointOutcome
 from moesim.simulator.studies.store import Store
 
 KEY = Key("a" * 64, "b" * 64, moesim.__version__)
 OTHER = Key("c" * 64, "b" * 64, moesim.__version__)
-OUTCOME = Outcome("ok", "", {"step_time_s": 0.1, "fits": True, "pair_s": None}, '{"x": 1}')
+OUTCOME = PointOutcome("ok", "", {"step_time_s": 0.1, "fits": True, "pair_s": None}, '{"x": 1}')
 
 
 def test_an_outcome_comes_back(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_two_writers_count_a_point_once(tmp_path: Path) -> None:
     path = tmp_path / "s.sqlite"
     with Store(path) as first, Store(path) as second:
         assert first.put(KEY, "one", OUTCOME)
-        assert not second.put(KEY, "two", Outcome("illegal", "later", {}, ""))
+        assert not second.put(KEY, "two", PointOutcome("illegal", "later", {}, ""))
         assert first.count() == second.count() == 1
         found = second.get(KEY)
         assert found is not None and found.status == "ok"
@@ -46,7 +46,7 @@ def test_two_writers_count_a_point_once(tmp_path: Path) -> None:
 def test_a_store_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "s.sqlite"
     Store(path).close()
-    monkeypatch.setattr(moesim, "__version__", "9.9")
+    monkeypatch.setattr("moesim.simulator.studies.store.__version__", "9.9")
     with pytest.raises(InputError, match=r"written by moesim .* this is 9\.9 .* use a new file"):
         Store(path)
 
@@ -87,7 +87,7 @@ def test_a_full_disk_is_told_and_loses_nothing(tmp_path: Path) -> None:
         store._db.execute(f"PRAGMA max_page_count = {pages}")
         noise = np.random.default_rng(0).bytes(200_000).hex()
         with pytest.raises(InputError, match="disk is full; what was written before is safe"):
-            store.put(OTHER, "too much", Outcome("ok", "", {}, noise))
+            store.put(OTHER, "too much", PointOutcome("ok", "", {}, noise))
     with Store(path) as store:
         assert store.count() == 1
         assert store.get(KEY) is not None
@@ -163,9 +163,9 @@ def test_a_compressed_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(store_module, "MOST_RESULT_BYTES", 1000)
     path = tmp_path / "s.sqlite"
     with Store(path) as store:
-        store.put(KEY, "name", Outcome("ok", "", {}, "x" * 1001))  # its digests are right
+        store.put(KEY, "name", PointOutcome("ok", "", {}, "x" * 1001))  # its digests are right
         assert store.result(KEY) == ""
-        store.put(OTHER, "name", Outcome("ok", "", {}, "x" * 1000))
+        store.put(OTHER, "name", PointOutcome("ok", "", {}, "x" * 1000))
         assert store.result(OTHER) == "x" * 1000
 
 

@@ -18,7 +18,7 @@ import moesim
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.yaml_io import dump_mapping, load_mapping
 from moesim.simulator.scenario import Scenario, load_scenario
-from moesim.simulator.studies.point import Outcome, key_of
+from moesim.simulator.studies.point import PointOutcome, key_of
 from moesim.simulator.studies.pool import DIED, outcomes_locally, outcomes_on_dask
 from moesim.simulator.studies.store import Store
 from moesim.simulator.studies.sweep import Progress, Sweep, sweep
@@ -104,7 +104,7 @@ def test_another_sweep_that_was_faster_is_not_repeated(small: Scenario, tmp_path
     def put(now: Progress) -> None:
         if now.done == 1:
             with Store(store) as opened:
-                opened.put(key_of(other), "other", Outcome("ok", "", {"step_time_s": 123.0}, ""))
+                opened.put(key_of(other), "other", PointOutcome("ok", "", {"step_time_s": 123.0}, ""))
 
     found = sweep(small, {"communication.sms": "8,20"}, workers=1, store=store, progress=put)
     assert (found.computed, found.reused) == (1, 1)

@@ -124,7 +124,7 @@ def test_both_trees_span_the_nodes_and_share_no_inner_node(nodes: int) -> None:
 def test_a_tree_sends_up_and_down_what_a_ring_sends_around(nodes: int) -> None:
     """No NIC carries more than both halves both ways; together they carry the edges of both trees."""
     topology = place(nodes)
-    flows = tree.plan(SIZE, group_by_node(range(8 * nodes), 8)).phases[0].flows
+    flows = tree.plan("all_reduce", SIZE, group_by_node(range(8 * nodes), 8)).phases[0].flows
     loads, nic, _ = loads_of(flows, topology)
     assert nic <= 2 * SIZE / 8 * (1 + 1e-12)
     out = sum(size for link, size in loads.of_kind("nic").items() if link.startswith("gpu"))
@@ -133,7 +133,7 @@ def test_a_tree_sends_up_and_down_what_a_ring_sends_around(nodes: int) -> None:
 
 def test_inside_a_node_chains_turn_over_the_gpus_and_load_them_evenly() -> None:
     topology = place(1)
-    flows = tree.plan(SIZE, group_by_node(range(8), 8)).phases[0].flows
+    flows = tree.plan("all_reduce", SIZE, group_by_node(range(8), 8)).phases[0].flows
     loads, _, nvlink = loads_of(flows, topology)
     assert nvlink == pytest.approx(2 * SIZE * 7 / 8)
     assert list(loads.bytes) == pytest.approx([nvlink] * 16)
@@ -144,7 +144,7 @@ def test_inside_a_node_chains_turn_over_the_gpus_and_load_them_evenly() -> None:
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_in_switch_reduction_sends_the_buffer_once_and_a_part_of_it(ranks: int) -> None:
-    flows = nvls.plan(SIZE, group_by_node(range(ranks), 8)).phases[0].flows
+    flows = nvls.plan("all_reduce", SIZE, group_by_node(range(ranks), 8)).phases[0].flows
     loads, _, nvlink = loads_of(flows, place(1))
     assert list(loads.bytes) == pytest.approx([SIZE * (1 + 1 / ranks)] * 2 * ranks)
     less_than_ring = nvlink < ring.busiest_bytes("all_reduce", SIZE, ranks, 8)[1]
@@ -153,14 +153,14 @@ def test_in_switch_reduction_sends_the_buffer_once_and_a_part_of_it(ranks: int) 
 
 def test_in_switch_reduction_stays_on_one_switch() -> None:
     with pytest.raises(InputError, match="spans 2 nodes: use a ring"):
-        nvls.plan(SIZE, group_by_node(range(16), 8))
+        nvls.plan("all_reduce", SIZE, group_by_node(range(16), 8))
 
 
 @pytest.mark.parametrize("network", ["mrft-ib-400g", "mpft-ib-400g"])
 @pytest.mark.parametrize("nodes", [1, 2, 4])
 def test_an_all_to_all_keeps_to_its_rails_and_to_its_closed_form(nodes: int, network: str) -> None:
     topology = place(nodes, network)
-    flows = exchange.all_to_all(SIZE, group_by_node(range(8 * nodes), 8)).phases[0].flows
+    flows = exchange.all_to_all("all_to_all", SIZE, group_by_node(range(8 * nodes), 8)).phases[0].flows
     for src, dst in zip(flows.src.tolist(), flows.dst.tolist(), strict=True):
         assert topology.node_of(src) == topology.node_of(dst) or topology.local_of(src) == topology.local_of(
             dst
@@ -171,7 +171,7 @@ def test_an_all_to_all_keeps_to_its_rails_and_to_its_closed_form(nodes: int, net
 
 def test_every_rank_of_an_all_to_all_receives_what_it_sends() -> None:
     """Across the network a part stays on its rail, so relays only pass on."""
-    flows = exchange.all_to_all(SIZE, group_by_node(range(16), 8)).phases[0].flows
+    flows = exchange.all_to_all("all_to_all", SIZE, group_by_node(range(16), 8)).phases[0].flows
     net: dict[int, float] = defaultdict(float)
     for src, dst, size in zip(flows.src.tolist(), flows.dst.tolist(), flows.bytes.tolist(), strict=True):
         net[src] -= size

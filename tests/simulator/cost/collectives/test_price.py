@@ -16,6 +16,7 @@ from moesim.simulator.cost.collectives.library import load_library
 from moesim.simulator.cost.collectives.network import link_loads
 from moesim.simulator.cost.collectives.plan import Hops, Operation, group_by_node
 from moesim.simulator.cost.collectives.price import collective, estimate, neighbour_sends
+from moesim.simulator.cost.collectives.spec import Terms
 
 NCCL = load_library()
 H200 = build_topology(load_node("hgx-h200"), 1, load_network("single-node"))
@@ -72,10 +73,18 @@ def test_reduction_in_the_switch_beats_the_ring_on_eight_gpus() -> None:
     assert collective("all_reduce", 8e9, range(8), H200, NCCL, in_switch=True).algorithm == "nvls"
 
 
-@pytest.mark.parametrize(("operation", "topology"), [("all_reduce", A100)])
+@pytest.mark.parametrize(
+    ("operation", "topology"), [("all_reduce", A100), ("reduce_scatter", H200), ("all_to_all", H200)]
+)
 def test_in_switch_reduction_where_there_is_none_is_named(operation: Operation, topology: Topology) -> None:
-    with pytest.raises(InputError, match="no in-switch all_reduce for architecture 'Ampere'"):
+    architecture = topology.node.accelerator.architecture
+    with pytest.raises(InputError, match=f"no in-switch {operation} for architecture '{architecture}'"):
         collective(operation, 1e9, range(8), topology, NCCL, in_switch=True)
+
+
+def test_an_operation_that_no_algorithm_can_do_is_refused_with_the_nearest() -> None:
+    with pytest.raises(InputError, match=r"can do the collective 'all_gathr' \(nearest: 'all_gather'\)"):
+        collective("all_gathr", 1e9, range(8), H200, NCCL)
 
 
 @given(
@@ -126,8 +135,8 @@ def test_the_bottleneck_is_named() -> None:
     group = group_by_node(range(8), 8)
     plan = ring.plan("all_gather", 1e8, group)
     loads = [link_loads(plan.phases[0].flows, H200)]
-    assert estimate(plan, loads, "LL", 1, H200, NCCL).bottleneck == "kernel (LL)"
-    assert estimate(plan, loads, "Simple", 1, H200, NCCL).bottleneck == "gpu:0->nvswitch:0"
+    assert estimate(plan, loads, "LL", 1, H200, NCCL, Terms()).bottleneck == "kernel (LL)"
+    assert estimate(plan, loads, "Simple", 1, H200, NCCL, Terms()).bottleneck == "gpu:0->nvswitch:0"
 
 
 def test_steps_across_nodes_cannot_be_shorter_than_posting_a_message() -> None:

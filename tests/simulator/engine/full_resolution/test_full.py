@@ -11,10 +11,10 @@ import pytest
 
 from moesim.hwmodels.cluster import load_cluster
 from moesim.hwmodels.errors import InfeasibleError, InputError
-from moesim.hwmodels.scale_up_shares import ScaleUpShares
+from moesim.hwmodels.topologies.torus_shares import TorusShares
 from moesim.simulator.engine.full_resolution.link_map import ClusterLinkMap
 from moesim.simulator.engine.program import Program
-from moesim.simulator.engine.simpy.execute import execute_all
+from moesim.simulator.engine.registry import engine_of
 from moesim.simulator.layout.groups import grouped_gpus
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.predict.compile import prepare
@@ -115,7 +115,7 @@ def test_on_a_torus_groups_are_blocks_and_full_resolution_is_the_folded_run(
 @pytest.mark.parametrize("distance", [(1, 1), (3, 3), (8, 8), (11, 5)])
 def test_a_shift_along_a_ring_puts_its_distance_on_every_link(distance: tuple[int, int]) -> None:
     shift, hops = distance
-    ring = ScaleUpShares(link=0.25, torus=(4, 16))
+    ring = TorusShares(0.25, (4, 16))
     chips = np.arange(64)
     assert ring.busiest_link(chips, (chips + 4 * shift) % 64) == hops
     assert ring.busiest_link(chips, chips) == 1
@@ -195,7 +195,7 @@ def test_a_hot_rank_receives_more_and_the_sum_stays() -> None:
 
 def test_links_carry_what_the_transfers_sent() -> None:
     prepared = prepare(scenario(FULL, *EVEN))
-    executions = execute_all(prepared.programs)
+    executions = engine_of().execute(prepared.programs)
     sent = 0.0
     for program, execution in zip(prepared.programs, executions, strict=True):
         for steps in program.ranks:
@@ -269,7 +269,7 @@ def test_a_slower_gpu_costs_more() -> None:
 def nic_bytes(*overrides: str) -> list[float]:
     """For each place in a node: bytes on the NIC links of its GPUs, both directions."""
     prepared = prepare(scenario(FULL, *EVEN, *overrides))
-    carried = execute_all(prepared.programs)[0].carried_bytes
+    carried = engine_of().execute(prepared.programs)[0].carried_bytes
     assert prepared.whole is not None
     topology = prepared.whole.topology
     place = np.repeat(topology.wiring.tails % 8, 2)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.resources import files
 
-from pydantic import BaseModel, ConfigDict
-
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.network import FabricPrices, load_fabric_prices, load_network
+from moesim.hwmodels.fabric_prices import FabricPrices, load_fabric_prices
+from moesim.hwmodels.frozen import Frozen
+from moesim.hwmodels.network import load_network
 from moesim.hwmodels.node import load_node
 from moesim.hwmodels.provenance import DateText, Kind, Source
 from moesim.hwmodels.topologies import build_topology
@@ -17,10 +17,8 @@ from moesim.hwmodels.yaml_io import parse_mapping, validate_model
 PRICES = "ndr-400g"
 
 
-class PublishedNetwork(BaseModel):
+class PublishedNetwork(Frozen):
     """One column of the table: counts, and cost in millions of dollars and thousands an endpoint."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     endpoints: int
@@ -30,10 +28,8 @@ class PublishedNetwork(BaseModel):
     cost_kusd_per_endpoint: float
 
 
-class PublishedTable(BaseModel):
+class PublishedTable(Frozen):
     """The table with its source (`data/comparisons/isca-2025-table3.yaml`)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     title: str
     kind: Kind

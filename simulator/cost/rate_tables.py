@@ -1,4 +1,4 @@
-"""Time of an operator under the conditions of its best evidence: table, curve or stated prior."""
+"""Rates of one profile by operator: the time under the conditions that its table, curve or prior states."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from moesim.hwmodels.accelerator import Accelerator
-from moesim.hwmodels.calibration import CalibrationProfile, Conditions, LawGroup, MeasuredCurve, Prior
+from moesim.hwmodels.calibration import CalibrationProfile, Conditions, MeasuredCurve, Prior
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.law_groups import LawGroup
 from moesim.simulator.cost.gemm import GemmLookup
 from moesim.simulator.cost.memory_bound import TransferCurve
-from moesim.simulator.model.operator import ONE_SCALE, GemmShape, Operator
+from moesim.simulator.model.operator import GEMM_CLASSES, ONE_SCALE, GemmShape, Operator
 
 Bound = Literal["compute", "memory", "launch"]
 
 ATTENTION_CLASSES = frozenset({"attention_forward", "attention_backward"})
-GEMM_CLASSES = frozenset({"gemm", "grouped_gemm", "wgrad_gemm", "gate_gemm"})
 
 
 class Basis(NamedTuple):
@@ -34,7 +34,7 @@ class Basis(NamedTuple):
     assumed: str = ""
 
 
-class Evidence:
+class RateTables:
     """Look-ups of one profile for one accelerator, built once."""
 
     def __init__(self, accelerator: Accelerator, profile: CalibrationProfile) -> None:
@@ -59,16 +59,16 @@ class Evidence:
             return self._attention_base(op)
         return self._memory_base(op, overlapped)
 
-    # --- products and attention ---
+    # --- GEMMs and attention ---
 
     def _gemm_base(self, op: Operator) -> Basis:
         assert op.gemm is not None
         fraction, shape, assumed = 1.0, op.gemm, ""
-        lookup = self._products(op)
+        lookup = self._gemm_table(op)
         if op.cls == "grouped_gemm" and self._family(op) is None and self._family(op, "gemm") is not None:
             lookup, shape = self._family(op, "gemm"), _one_group(op.gemm, op.cls)  # it runs group by group
         if lookup is None and op.cls == "wgrad_gemm" and op.variant == ONE_SCALE:
-            # Not measured: with one scale a tensor it is a product like the forward's.
+            # Not measured: with one scale a tensor it is a GEMM like the forward's.
             return self._gemm_base(replace(op, cls="grouped_gemm" if op.per_received_row else "gemm"))
         if lookup is None and op.cls != "gemm":
             lookup = self._gemm.get(("gemm", "", op.dtype))
@@ -78,7 +78,7 @@ class Evidence:
                 shape = _one_group(op.gemm, op.cls)
                 assumed = f"{op.cls} {op.dtype} at {fraction:.0%} of the dense rates of {lookup.table.id}"
         if lookup is None:
-            return self._prior_base(op, "gemm_told" if op.dtype == "fp8" else "gemm_untold")
+            return self._prior_base(op, "gemm_sm_aware" if op.dtype == "fp8" else "gemm_sm_unaware")
         reading = lookup.read(shape)
         table = lookup.table
         compute_s = op.flop / (reading.flop_per_s * fraction) + self._accumulation_s(op, table.cls)
@@ -89,7 +89,7 @@ class Evidence:
         return Basis(
             max(compute_s, memory_s),
             "compute" if compute_s >= memory_s else "memory",
-            "gemm_told" if table.told else "gemm_untold",
+            "gemm_sm_aware" if table.sm_aware else "gemm_sm_unaware",
             table.conditions,
             reading.residual,
             table.id,
@@ -99,15 +99,15 @@ class Evidence:
             assumed,
         )
 
-    def _products(self, op: Operator) -> GemmLookup | None:
-        """The table of a product's class, of its kernel family where the profile tells them apart."""
+    def _gemm_table(self, op: Operator) -> GemmLookup | None:
+        """The table of a GEMM's class, of its kernel family where the profile tells them apart."""
         own = self._family(op)
         if own is None and (op.cls, op.variant) != ("wgrad_gemm", ONE_SCALE):
             return self._gemm.get((op.cls, "", op.dtype))
         return own
 
     def _family(self, op: Operator, cls: str = "") -> GemmLookup | None:
-        """The table of a product's own kernel family, in its class or another."""
+        """The table of a GEMM's own kernel family, in its class or another."""
         return self._gemm.get((cls or op.cls, op.variant, op.dtype)) if op.variant else None
 
     def _accumulation_s(self, op: Operator, table_class: str) -> float:
@@ -171,7 +171,7 @@ class Evidence:
         return None
 
     def _prior_base(self, op: Operator, group: LawGroup) -> Basis:
-        """Eq. H2: a fraction of the best measured product, of the tensor peak or of the memory bandwidth."""
+        """Eq. H2: a fraction of the best measured GEMM, of the tensor peak or of the memory bandwidth."""
         prior = self._prior(op, "gemm_achievable", "tensor_peak", "memory_bandwidth")
         if prior is None:
             raise InputError(
@@ -203,7 +203,7 @@ class Evidence:
 
 
 def _one_group(shape: GemmShape, cls: str) -> GemmShape:
-    """The dense product that one group of a grouped one is."""
+    """The dense GEMM that one group of a grouped GEMM is."""
     if cls == "wgrad_gemm":
         return GemmShape(shape.m, shape.n, shape.k / shape.groups)
     return GemmShape(shape.m / shape.groups, shape.n, shape.k)

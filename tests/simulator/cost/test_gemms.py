@@ -1,4 +1,4 @@
-"""Products as Transformer Engine calls them: measured times come back, other profiles stay as they were."""
+"""GEMMs as Transformer Engine calls them: measured times come back, other profiles stay as they were."""
 
 from __future__ import annotations
 

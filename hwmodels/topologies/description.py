@@ -1,0 +1,153 @@
+"""What describes a topology: figures of the node and of the network, and the keys of `fabric` in their files.
+
+`Node` and `Network` have these figures; they stand above this package, whose topologies name the keys.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Protocol, Self
+
+from pydantic import model_validator
+
+from moesim.hwmodels import ranges
+from moesim.hwmodels.accelerator import Accelerator
+from moesim.hwmodels.frozen import Frozen
+from moesim.hwmodels.provenance import SourcedBytesPerSecond, SourcedCount, SourcedFraction, SourcedSeconds
+from moesim.hwmodels.scale_up_shares import SWITCHED, ScaleUpShares
+
+
+class ScaleUpFabric(Frozen):
+    """Keys of `fabric` in a scale-up file: each kind of topology has its own."""
+
+    def shares(self, node: NodeFigures) -> ScaleUpShares:
+        """What part of the scale-up rate a group inside the node can use: all of it behind a switch."""
+        del node
+        return SWITCHED
+
+
+class ScaleOutFabric(Frozen):
+    """Keys of `fabric` that every scale-out network states, whatever its shape.
+
+    The latencies are end to end for a small message: two links within a leaf, four links across leaves
+    of a two-layer tree; every further link between switches adds half their difference.
+    """
+
+    link_bandwidth: SourcedBytesPerSecond
+    """One port, per direction."""
+    latency_same_leaf: Annotated[SourcedSeconds, ranges.LATENCY]
+    latency_cross_leaf: Annotated[SourcedSeconds, ranges.LATENCY]
+
+    @model_validator(mode="after")
+    def _latencies_in_order(self) -> Self:
+        if self.latency_cross_leaf.value < self.latency_same_leaf.value:
+            raise ValueError("latency_cross_leaf must not be below latency_same_leaf")
+        return self
+
+    @property
+    def hop_latency_s(self) -> float:
+        """What one link between switches adds."""
+        return (self.latency_cross_leaf.value - self.latency_same_leaf.value) / 2
+
+
+class SwitchedFabric(ScaleOutFabric):
+    """Equal switches; half of a leaf's ports face the nodes and half the spines, or as stated."""
+
+    switch_ports: SourcedCount
+    oversubscription: Annotated[SourcedFraction, ranges.OVERSUBSCRIPTION] | None = None
+    """Ports of a leaf that face the nodes, for one that faces the spines; 1 where it is not given."""
+
+    @model_validator(mode="after")
+    def _ports_divide(self) -> Self:
+        if self.switch_ports.n < 2 or self.switch_ports.n % 2:
+            raise ValueError(f"switch_ports={self.switch_ports.n} must be even: half face up, half down")
+        self.leaf_ports()
+        return self
+
+    def leaf_ports(self) -> tuple[int, int]:
+        """Ports of a leaf that face down and up; raises ValueError where the ratio does not divide them."""
+        ratio = 1.0 if self.oversubscription is None else self.oversubscription.value
+        ports = self.switch_ports.n
+        up = round(ports / (1 + ratio)) if ratio > 0 else 0
+        if ratio < 1 or up < 1 or abs((ports - up) - ratio * up) > 1e-9 * ports:
+            legal = [f"{(ports - u) // u}" for u in range(1, ports // 2 + 1) if (ports - u) % u == 0]
+            raise ValueError(
+                f"oversubscription={ratio:g} does not divide the {ports} ports of a switch; whole ratios "
+                f"that do: {', '.join(reversed(legal))}"
+            )
+        return ports - up, up
+
+
+class ScaleUpFigures(Protocol):
+    """What joins the GPUs of a node."""
+
+    @property
+    def kind(self) -> str:
+        """Which scale-up topology it is."""
+
+    @property
+    def fabric(self) -> ScaleUpFabric:
+        """The keys of its kind."""
+
+
+class NodeFigures(Protocol):
+    """Figures of one server; bandwidths are bytes/s per GPU and direction, latencies seconds."""
+
+    @property
+    def name(self) -> str:
+        """Shown in messages."""
+
+    @property
+    def accelerator(self) -> Accelerator:
+        """What sits on its GPUs' places."""
+
+    @property
+    def n_gpus(self) -> int:
+        """Accelerators in the node."""
+
+    @property
+    def scale_up(self) -> ScaleUpFigures | None:
+        """What joins its GPUs; None for one non-blocking switch."""
+
+    @property
+    def scale_up_bytes_per_s(self) -> float:
+        """Nominal scale-up bandwidth."""
+
+    @property
+    def scale_up_achievable_bytes_per_s(self) -> float:
+        """Scale-up payload bandwidth."""
+
+    @property
+    def scale_up_latency_s(self) -> float:
+        """GPU to GPU inside the node."""
+
+    @property
+    def n_nics_per_gpu(self) -> int:
+        """NICs of one GPU."""
+
+    @property
+    def scale_out_bytes_per_s(self) -> float:
+        """Nominal bandwidth of all NICs of a GPU."""
+
+    @property
+    def scale_out_effective_bytes_per_s(self) -> float:
+        """Payload bandwidth of all NICs of a GPU."""
+
+
+class NetworkFigures(Protocol):
+    """Figures of one scale-out network."""
+
+    @property
+    def name(self) -> str:
+        """Shown in messages."""
+
+    @property
+    def kind(self) -> str:
+        """Which scale-out topology it is."""
+
+    @property
+    def fabric(self) -> ScaleOutFabric | None:
+        """The keys of its kind; None for a kind that has none."""
+
+    @property
+    def prices(self) -> str | None:
+        """Name or path of its price list."""

@@ -1,0 +1,16 @@
+"""Every importer of measurements: a new one is its file and one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from moesim.hwmodels.registry import registry
+from moesim.kernels.importers.deepep import DEEPEP
+from moesim.kernels.importers.nccl_tests import NCCL_TESTS
+from moesim.kernels.importers.spec import CalibrationImporter
+
+CALIBRATION_IMPORTERS: Mapping[str, CalibrationImporter] = registry(
+    NCCL_TESTS,
+    DEEPEP,
+)
+"""Importers by name; the command line has a command `moesim import NAME` for each."""

@@ -1,0 +1,25 @@
+"""Every algorithm of a collective: a new one is its file and one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from moesim.hwmodels.registry import registry
+from moesim.simulator.cost.collectives.exchange import DIRECT
+from moesim.simulator.cost.collectives.nvls import NVLS
+from moesim.simulator.cost.collectives.ring import RING
+from moesim.simulator.cost.collectives.spec import CollectiveSpec
+from moesim.simulator.cost.collectives.tree import TREE
+
+COLLECTIVES: Mapping[str, CollectiveSpec] = registry(
+    RING,
+    TREE,
+    NVLS,
+    DIRECT,
+)
+"""Algorithms by name; of those that can do an operation the fastest is taken, of equal ones the first."""
+
+
+def operations() -> tuple[str, ...]:
+    """Every operation that some algorithm can do."""
+    return tuple(dict.fromkeys(name for spec in COLLECTIVES.values() for name in spec.operations))
