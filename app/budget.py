@@ -39,7 +39,7 @@ LINK_CHARACTERS = 16_000
 
 def admit(scenario: Scenario, *, trace: bool = False) -> Scenario:
     """The scenario itself; raises InputError where simulating it is more than the dashboard takes on."""
-    check_size(scenario, LIMITS, trace=trace)
+    check_size(scenario, scenario.shape, scenario.machines, LIMITS, trace=trace)
     return scenario
 
 

@@ -103,12 +103,11 @@ def scenario_file(scenario: Scenario) -> tuple[str, str]:
 def trace_bytes(scenario: Scenario) -> bytes:
     """A Perfetto trace (.json.gz) of the first member of every pipeline rank, or in full resolution of one
     pipeline; simulates the step (a second or more), so call it in a job."""
-    from moesim.simulator.engine.simpy.execute import execute_all
-    from moesim.simulator.predict.compile import prepare
+    from moesim.simulator.predict.step import run_step
     from moesim.simulator.predict.trace import chrome_trace, shown_gpus, shown_places, trace_info
 
-    prepared = prepare(scenario)
-    executions = execute_all(prepared.programs)
+    step = run_step(scenario)
+    prepared, executions = step.prepared, step.executions
     if prepared.whole is not None:
         shown = shown_gpus(prepared, executions)
     else:

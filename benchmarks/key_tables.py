@@ -35,7 +35,7 @@ from moesim.simulator.scenario.run_plan import (
     run_plan_names,
 )
 from moesim.simulator.scenario.scenario import Batch, Communication, Routing, Stages, Variation
-from moesim.simulator.schedules import BUILDERS
+from moesim.simulator.schedules import SCHEDULES
 from moesim.simulator.schedules.template import OVERLAP_ORDERS, OverlapOrder
 
 TABLES: dict[str, dict[str, type[BaseModel]]] = {
@@ -64,7 +64,7 @@ KINDS: dict[str, tuple[type[BaseModel], ...]] = {
 SHIPPED: dict[str, Callable[[], Iterable[str]]] = {
     "scenario model": shipped_models,
     "scenario precision": lambda: PRECISIONS,
-    "scenario schedule": lambda: BUILDERS,
+    "scenario schedule": lambda: SCHEDULES,
     "scenario run": run_plan_names,
     "scenario software.host": lambda: shipped_names("hosts"),
     "scenario communication.overlap": lambda: OVERLAP_ORDERS,

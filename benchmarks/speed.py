@@ -18,9 +18,9 @@ import sys
 import time
 from collections.abc import Callable
 
-from moesim.simulator.engine.simpy.execute import execute
 from moesim.simulator.predict.compile import prepare
 from moesim.simulator.predict.simulate import simulate
+from moesim.simulator.predict.step import execute
 from moesim.simulator.predict.summarise import summarise
 from moesim.simulator.scenario import Scenario, load_scenario
 
@@ -41,12 +41,12 @@ def median_s(call: Callable[[], object], repeats: int) -> float:
 def home_case(scenario: Scenario, repeats: int) -> None:
     """Whole prediction and its three stages."""
     prepared = prepare(scenario)
-    execution = execute(prepared.program)
+    step = execute(prepared)
     print(f"simulate            {median_s(lambda: simulate(scenario), repeats):7.3f} s median of {repeats}")
     print(f"  prepare           {median_s(lambda: prepare(scenario), repeats):7.3f} s")
-    print(f"  execute           {median_s(lambda: execute(prepared.program), repeats):7.3f} s")
-    print(f"  summarise         {median_s(lambda: summarise(prepared, [execution]), repeats):7.3f} s")
-    print(f"tasks               {execution.events:7d}")
+    print(f"  execute           {median_s(lambda: execute(prepared), repeats):7.3f} s")
+    print(f"  summarise         {median_s(lambda: summarise(step), repeats):7.3f} s")
+    print(f"tasks               {step.executions[0].events:7d}")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"peak memory         {peak:7.0f} MB of this process, which keeps several executions")
 
@@ -67,8 +67,7 @@ def scaling(repeats: int) -> None:
     """Cost against micro-batches: tasks and seconds should grow in proportion."""
     for sequences in (7680, 15360, 30720):
         scenario = load_scenario(HOME, [f"batch.sequences={sequences}"])
-        prepared = prepare(scenario)
-        execution = execute(prepared.program)
+        execution = execute(prepare(scenario)).executions[0]
         seconds = median_s(lambda s=scenario: simulate(s), repeats)  # type: ignore[misc]
         each = f"{seconds / execution.events * 1e6:.1f} us for each of {execution.events} tasks"
         print(f"{sequences // 128:4d} micro-batches   {seconds:7.3f} s   {each}")

@@ -15,10 +15,11 @@ from multiprocessing import get_context
 import numpy as np
 
 import moesim
-from moesim.simulator.engine.simpy.execute import execute_all
 from moesim.simulator.predict.compile import prepare
+from moesim.simulator.predict.driver import predict
+from moesim.simulator.predict.step import run_step
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.studies.effects import drawn_changes, entry_effects, moved, predict
+from moesim.simulator.studies.effects import drawn_changes, entry_effects, moved
 
 HOME = "deepseek-v3-2048xh800"
 
@@ -26,8 +27,8 @@ HOME = "deepseek-v3-2048xh800"
 def step_s(scenario: Scenario, changes: dict[str, float]) -> float:
     """Step time with every source off by its change, from the engine (s)."""
     base = prepare(scenario)
-    again = prepare(*moved(base, changes, tuple(base.pricer.evidence.entries)), base.stages)
-    return execute_all(again.programs)[0].end_ns / 1e9
+    job = moved(base, changes, tuple(base.program.costs.evidence.entries))
+    return run_step(job, stages=base.stages).time_s
 
 
 def main() -> None:

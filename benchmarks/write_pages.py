@@ -57,7 +57,8 @@ SCENARIO = ROOT / "docs" / "scenario.md"
 EXTEND = ROOT / "docs" / "extend.md"
 PLANNER = ROOT / "docs" / "planner.md"
 BEGIN, END = "<!-- answer -->\n", "<!-- end of answer -->"
-ANSWER_ENDS = "critical path"
+ANSWER_ENDS = "where the step goes"
+STEP = "time per step, s"
 HOME = "deepseek-v3-2048xh800"
 
 
@@ -251,13 +252,16 @@ def link_loads() -> list[str]:
 
 
 def readme_with_answer() -> str:
-    """The README with what `moesim simulate` prints now, up to the reasons."""
+    """The README with what `moesim simulate` prints now, and the step beside the published one."""
     command = [sys.executable, "-c", "from moesim.cli import main; main()", "simulate", HOME]
     shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     answer = shown.split(ANSWER_ENDS)[0].strip()
+    row = next(line for line in shown.splitlines() if line.strip().startswith(STEP))
+    published, predicted, error = row.split(STEP)[1].split()
+    evidence = f"DeepSeek published {published} s for this step; the prediction is {predicted} s ({error})."
     before, rest = README.read_text("utf-8").split(BEGIN)
     after = rest.split(END)[1]
-    return f"{before}{BEGIN}```\n{answer}\n```\n{END}{after}"
+    return f"{before}{BEGIN}```\n{answer}\n```\n{evidence}\n{END}{after}"
 
 
 def example_commands() -> dict[Path, list[str]]:

@@ -6,11 +6,9 @@ Scenario: DeepSeek-V3 on 2,048 H800 with Zipf-distributed popularity of the expe
 
 from __future__ import annotations
 
-from moesim.simulator.engine.simpy.execute import execute_all
 from moesim.simulator.layout.bias import bias_dynamics
 from moesim.simulator.layout.expert_load import expected_barrier_wait_s
-from moesim.simulator.predict.compile import prepare
-from moesim.simulator.predict.summarise import summarise
+from moesim.simulator.predict.driver import predict
 from moesim.simulator.scenario import load_scenario
 
 HOME = "deepseek-v3-2048xh800"
@@ -31,8 +29,7 @@ def main() -> None:
     print("wait: for that rank, in the three expert phases of a layer, mean over ranks")
     print("                          step (s)   max/mean   wait (ms)   memory (GB)   dropped")
     for name, overrides in CASES.items():
-        prepared = prepare(load_scenario(HOME, overrides))
-        result = summarise(prepared, execute_all(prepared.programs))
+        prepared, _, result = predict(load_scenario(HOME, overrides))
         loads = prepared.loads
         assert loads is not None
         phases = [prepared.program.costs.phase("moe", phase, 1.0) for phase in ("mlp F", "mlp I", "mlp W")]

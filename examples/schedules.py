@@ -7,7 +7,7 @@ Scenario: DeepSeek-V3 on 2,048 H800, PP16, EP64.
 from __future__ import annotations
 
 import moesim
-from moesim.simulator.schedules import BUILDERS
+from moesim.simulator.schedules import SCHEDULES
 
 HOME = "deepseek-v3-2048xh800"
 
@@ -15,7 +15,7 @@ HOME = "deepseek-v3-2048xh800"
 def main() -> None:
     """Print step time, rank-0 bubble and memory of every schedule."""
     print("schedule                  step (s)   bubble (s)   memory (GB)")
-    for name in BUILDERS:
+    for name in SCHEDULES:
         try:
             result = moesim.simulate(HOME, f"schedule={name}")
         except moesim.InputError as error:

@@ -20,9 +20,9 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from moesim.simulator.cost.table import Mode, SyncCost
     from moesim.simulator.engine.program import Program
-    from moesim.simulator.engine.simpy.execute import Execution
+    from moesim.simulator.engine.records import Execution
     from moesim.simulator.model.operator import BlockKind, Phase
-    from moesim.simulator.predict.compile import Prepared
+    from moesim.simulator.predict.prepared import Prepared
     from moesim.simulator.predict.result import Result
     from moesim.simulator.scenario import Scenario
     from moesim.simulator.schedules import Schedule
@@ -46,14 +46,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @lru_cache(maxsize=2)
 def _run(preset: str) -> Run:
-    from moesim.simulator.engine.simpy.execute import execute
-    from moesim.simulator.predict.compile import prepare
-    from moesim.simulator.predict.summarise import summarise
+    from moesim.simulator.predict.driver import predict
     from moesim.simulator.scenario import load_scenario
 
-    prepared = prepare(load_scenario(preset))
-    execution = execute(prepared.program)
-    return prepared, execution, summarise(prepared, [execution])
+    prepared, (execution,), result = predict(load_scenario(preset))
+    return prepared, execution, result
 
 
 @pytest.fixture(scope="session")
@@ -123,7 +120,7 @@ def build_toy(
     """
     from moesim.simulator.cost.table import CostTable, PhaseCost, SyncCost, TransferCost
     from moesim.simulator.engine.link_map import FoldedLinkMap
-    from moesim.simulator.engine.program import Variation, compile_program
+    from moesim.simulator.engine.program import MemberVariation, PricedSchedule, compile_program
     from moesim.simulator.schedules.template import EP_PHASES, OVERLAP_ORDERS
 
     kinds = {kind for stage in blocks for kind in stage}
@@ -154,7 +151,8 @@ def build_toy(
     costs = CostTable(compute, transfer, bytes_, send_ns / NS, tuple(sync or [SyncCost(0, 0, 0, 0)] * pp))
     chosen = order or OVERLAP_ORDERS["deepseek-v3"]
     link_map = FoldedLinkMap(schedule.pp, rate, rate, costs.send_across_nodes)
-    return compile_program(schedule, blocks, costs, chosen, Variation(factors, rows, rows, 0.0, 0), link_map)
+    priced = PricedSchedule(schedule, tuple(tuple(stage) for stage in blocks), costs, chosen)
+    return compile_program(priced, MemberVariation(factors, rows, rows, 0.0, 0), link_map)
 
 
 @pytest.fixture(scope="session")

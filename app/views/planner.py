@@ -17,7 +17,7 @@ from moesim.hwmodels.units import in_unit
 from moesim.simulator.planner.result import PlanResult, PlanRow
 from moesim.simulator.planner.trainers.megatron import megatron_arguments
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.schedules import BUILDERS
+from moesim.simulator.schedules import SCHEDULES
 
 OBJECTIVES = {
     "time": "shortest step",
@@ -92,10 +92,10 @@ def _question(scenario: Scenario) -> tuple[dict[str, Any], dict[str, Any]]:
     with middle:
         schedules = st.multiselect(
             "Schedules",
-            list(BUILDERS),
+            list(SCHEDULES),
             placeholder="all",
             help="None chosen: all of them",
-            **forms.some_of("plan.schedules", list(BUILDERS), key="schedules"),
+            **forms.some_of("plan.schedules", list(SCHEDULES), key="schedules"),
         )
     with right:
         kept = st.multiselect(

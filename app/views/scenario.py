@@ -22,7 +22,7 @@ from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.presets import shipped_presets
 from moesim.simulator.scenario.stated import is_stated
-from moesim.simulator.schedules import BUILDERS
+from moesim.simulator.schedules import SCHEDULES
 
 REFUSED = "refused upload"
 """Why the last upload was refused; stays until the next one."""
@@ -155,7 +155,7 @@ def _inputs(scenario: Scenario) -> None:
         )
     left, middle, right = st.columns(3)
     with left:
-        widgets.choice(scenario, "schedule", "Schedule", list(BUILDERS))
+        widgets.choice(scenario, "schedule", "Schedule", list(SCHEDULES))
     with middle:
         widgets.choice(scenario, "recompute", "Recompute", RECOMPUTE, "What backward forms again")
     with right:

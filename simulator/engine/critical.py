@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from moesim.simulator.engine.program import NS, CompiledTask
-from moesim.simulator.engine.simpy.execute import Execution, StepRecord, holders
+from moesim.simulator.engine.records import Execution, StepRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class _Walker:
         while position >= 0 and time > 0:
             record = self.execution.ranks[rank][position]
             if int(record.free[member]) == time:  # the rank waited for its own sends
-                self._add(rank, record.step.label, "pipeline send", int(record.end[member]), time)
+                self._add(Segment(rank, record.step.label, "pipeline send", int(record.end[member]), time))
                 time = int(record.end[member])
             tasks = [n for n, e in enumerate(record.ends) if int(e[member]) == time]
             if tasks:
@@ -76,33 +76,22 @@ class _Walker:
             rank, position, time = self._before(rank, position, record, member, time)
         return self.path
 
-    def _add(
-        self,
-        rank: int,
-        step: str,
-        cause: str,
-        begin: int,
-        end: int,
-        task: CompiledTask | None = None,
-        payload: bool = False,
-        member: int = 0,
-        place: tuple[int, int] | None = None,
-    ) -> None:
-        if end > begin:
-            self.path.append(Segment(rank, step, cause, begin, end, task, payload, member, place))
+    def _add(self, segment: Segment) -> None:
+        if segment.end_ns > segment.begin_ns:
+            self.path.append(segment)
 
     def _end_of_step(self) -> tuple[int, int]:
         syncs = self.execution.syncs
         rank = max(range(len(syncs)), key=lambda r: syncs[r].gather[1])
         last = syncs[rank]
-        self._add(rank, "end", "parameter gather", *last.gather)
-        self._add(rank, "end", "optimizer", *last.optimizer)
-        self._add(rank, "end", "gradient norm", *last.norm)
+        self._add(Segment(rank, "end", "parameter gather", *last.gather))
+        self._add(Segment(rank, "end", "optimizer", *last.optimizer))
+        self._add(Segment(rank, "end", "gradient norm", *last.norm))
         rank = max(range(len(syncs)), key=lambda r: syncs[r].reduce[1])
-        self._add(rank, "end", "gradient reduction", *syncs[rank].reduce)
+        self._add(Segment(rank, "end", "gradient reduction", *syncs[rank].reduce))
         ready = syncs[rank].reduce[0]
         schedule = self.execution.program.schedule
-        rank = max(holders(schedule, rank), key=lambda r: syncs[r].ready_ns)
+        rank = max(schedule.holders(rank), key=lambda r: syncs[r].ready_ns)
         return rank, ready
 
     def _tasks(self, rank: int, position: int, number: int, member: int) -> tuple[int, int]:
@@ -111,14 +100,14 @@ class _Walker:
         label, code = record.step.label, record.step.code
         while True:
             task, end = code.tasks[number], int(record.ends[number][member])
+            place = (position, number)
             row_of = task.rows_ns[record.step.microbatches[task.side]]
             before = [*task.deps, *self._stream_before(record, number)]
             if task.transfer is not None:
                 meet = record.begins[number]
                 launch = meet + task.transfer.launch_ns
-                place = (position, number)
-                self._add(rank, label, task.phase, launch, end, task, payload=True, place=place)
-                self._add(rank, label, "notify", meet, min(launch, end))
+                self._add(Segment(rank, label, task.phase, launch, end, task, payload=True, place=place))
+                self._add(Segment(rank, label, "notify", meet, min(launch, end)))
                 ready = record.start
                 for d in before:
                     ready = np.maximum(ready, record.ends[d])
@@ -127,7 +116,7 @@ class _Walker:
                 end = int(ready[member])
             row = int(row_of[member])
             begin = end - row
-            self._add(rank, label, task.phase, begin, end, task, member=member, place=(position, number))
+            self._add(Segment(rank, label, task.phase, begin, end, task, member=member, place=place))
             follow = [d for d in before if int(record.ends[d][member]) == begin]
             if not follow:
                 return member, begin
@@ -163,5 +152,5 @@ class _Walker:
                     best = (source, at, left)
         if best is None or best[2] > time:
             return rank, -1, 0
-        self._add(rank, record.step.label, "pipeline send", best[2], time)
+        self._add(Segment(rank, record.step.label, "pipeline send", best[2], time))
         return best

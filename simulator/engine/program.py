@@ -6,7 +6,6 @@ each pipeline rank. Folded resolution runs one program, full resolution one for 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import get_args
 
@@ -14,9 +13,11 @@ import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.cost.formulas import compute_seconds, payload_seconds
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, TransferCost
 from moesim.simulator.engine.demand import Demand
 from moesim.simulator.engine.link_map import LinkMap
+from moesim.simulator.model.block import may_route
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.schedules import Action, Overlap, Schedule
 from moesim.simulator.schedules.template import (
@@ -38,7 +39,7 @@ NS = 1e9
 
 
 @dataclass(frozen=True, slots=True)
-class Variation:
+class MemberVariation:
     """What makes members differ: vectors of one value a member.
 
     `clock`: time factor of each member, per pipeline rank [pp, members]; `loads`: relative received rows
@@ -126,7 +127,7 @@ class Program:
     ranks: tuple[tuple[PlacedStep, ...], ...]
     costs: CostTable
     blocks: tuple[tuple[BlockKind, ...], ...]
-    variation: Variation
+    variation: MemberVariation
     link_map: LinkMap
     group: int = 0
     """Which expert-parallel group of each pipeline rank this is."""
@@ -145,49 +146,47 @@ class Program:
         return [(rank, target) for target in to if target != rank]
 
 
-def compile_program(
-    schedule: Schedule,
-    blocks: Sequence[Sequence[BlockKind]],
-    costs: CostTable,
-    order: OverlapOrder | None,
-    variation: Variation,
-    link_map: LinkMap,
-    group: int = 0,
-) -> Program:
-    """Price every task of a schedule once, for all micro-batches and members of a group.
+@dataclass(frozen=True, slots=True)
+class PricedSchedule:
+    """What all groups of a step share: the schedule, the blocks of its stages, and every price.
 
-    `blocks[stage]`: block kinds of the stage in forward order; MoE loads are taken from `variation` in
-    stage and block order. Run-to-run noise is drawn anew for every `group`.
+    `blocks[stage]`: block kinds of the stage in forward order; `order`: how an overlapped pair interleaves.
+    """
+
+    schedule: Schedule
+    blocks: tuple[tuple[BlockKind, ...], ...]
+    costs: CostTable
+    order: OverlapOrder | None
+
+
+def compile_program(
+    priced: PricedSchedule, variation: MemberVariation, link_map: LinkMap, group: int = 0
+) -> Program:
+    """Give every task of a schedule its duration once, for all micro-batches and members of a group.
+
+    MoE loads are taken from `variation` in stage and block order. Run-to-run noise is drawn anew for every
+    `group`.
     """
     members = variation.clock.shape[1]
-    compiler = _Compiler(schedule, blocks, costs, order, variation, link_map, group)
+    compiler = _Compiler(priced, variation, link_map, group)
     ranks = tuple(
-        tuple(compiler.place(rank, step) for step in steps) for rank, steps in enumerate(schedule.ranks)
+        tuple(compiler.place(rank, step) for step in steps)
+        for rank, steps in enumerate(priced.schedule.ranks)
     )
-    return Program(
-        schedule, members, ranks, costs, tuple(tuple(b) for b in blocks), variation, link_map, group
-    )
+    return Program(priced.schedule, members, ranks, priced.costs, priced.blocks, variation, link_map, group)
 
 
 class _Compiler:
     """Caches what steps share: templates by stage pair, duration rows by block and phase."""
 
     def __init__(
-        self,
-        schedule: Schedule,
-        blocks: Sequence[Sequence[BlockKind]],
-        costs: CostTable,
-        order: OverlapOrder | None,
-        variation: Variation,
-        link_map: LinkMap,
-        group: int,
+        self, priced: PricedSchedule, variation: MemberVariation, link_map: LinkMap, group: int
     ) -> None:
-        self.schedule, self.blocks, self.costs = schedule, blocks, costs
-        self.order, self.variation, self.members = order, variation, variation.clock.shape[1]
+        schedule, blocks = priced.schedule, priced.blocks
+        self.schedule, self.blocks, self.costs, self.order = schedule, blocks, priced.costs, priced.order
+        self.variation, self.members = variation, variation.clock.shape[1]
         self.link_map, self.group = link_map, group
-        routed = [
-            (s, b) for s, kinds in enumerate(blocks) for b, k in enumerate(kinds) if k in ("moe", "mtp")
-        ]
+        routed = [(s, b) for s, kinds in enumerate(blocks) for b, k in enumerate(kinds) if may_route(k)]
         self.routed = {place: number for number, place in enumerate(routed)}
         # Where capacity dropped rows, fewer bytes travel than even load would send.
         kept = variation.loads.mean(axis=2) if variation.loads.size else np.ones((len(routed), 1))
@@ -273,10 +272,10 @@ class _Compiler:
         """Nanoseconds [micro-batches, members] of a compute phase at a price."""
         key = (stage, block, phase, cost)
         if key not in self.rows:
-            seconds = np.full((self.schedule.microbatches, self.members), cost.fixed_s)
-            if cost.row_s:
-                number = self.routed.get((stage, block))
-                seconds += cost.row_s * (1.0 if number is None else self.variation.loads[number])
+            number = self.routed.get((stage, block)) if cost.row_s else None
+            load = 1.0 if number is None else self.variation.loads[number]
+            seconds = np.empty((self.schedule.microbatches, self.members))
+            seconds[:] = compute_seconds(cost.fixed_s, cost.row_s, load)
             if cost.fixed_s + cost.row_s > 0.0:
                 seconds *= self.clock[stage] * self._noise(key[:3], seconds.shape)
             self.rows[key] = whole_ns(seconds)
@@ -319,7 +318,7 @@ class _Compiler:
             shape = (self.schedule.microbatches, self.members)
             load = self.even if routed is None else self.variation.loads[routed]
             node_load = self.even if routed is None else self.variation.node_loads[routed]
-            payload = np.maximum(cost.nic_s * node_load * nic, cost.scale_up_s * load * scale_up)
+            payload = payload_seconds((cost.nic_s, node_load), (cost.scale_up_s, load), (nic, scale_up))
             payload = np.broadcast_to(payload, shape)
             slowest = (payload.max(axis=1) * NS).tolist()
             self.payloads[key] = slowest, whole_ns(payload)

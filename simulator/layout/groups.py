@@ -12,6 +12,11 @@ MOST_MEMBERS = 256
 """GPUs that one program carries where no expert-parallel group says how many."""
 
 
+def members_of(layout: Layout) -> int:
+    """GPUs that a program carries for each pipeline rank: one expert-parallel group, or replicas."""
+    return layout.plan.ep if layout.plan.ep > 1 else min(layout.dp, MOST_MEMBERS)
+
+
 def grouped_gpus(layout: Layout, wiring: ScaleUpShares = SWITCHED) -> IntArray:
     """Global GPU numbers [pipeline rank, group, member]: expert-parallel groups, or runs of neighbours.
 

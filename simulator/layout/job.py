@@ -38,14 +38,34 @@ class ResolvedJob:
         """The same plan at the rates of another profile, or of a cluster with the same GPUs and nodes."""
         return replace(self, profile=profile or self.profile, cluster=cluster or self.cluster)
 
+    def changed_to(self, scenario: Scenario) -> ResolvedJob:
+        """The job of another scenario; what both name alike is not loaded again.
 
-def resolve(scenario: Scenario, profile: CalibrationProfile | None = None) -> ResolvedJob:
+        Raises InputError as `resolve` does.
+        """
+        own = self.scenario
+        beside = scenario._base == own._base  # the same name may be another file from another folder
+        job = ResolvedJob(
+            scenario,
+            self.shape if beside and scenario.model == own.model else scenario.shape,
+            self.cluster if beside and scenario.cluster == own.cluster else scenario.machine,
+            self.profile if beside and scenario.profile == own.profile else scenario.calibration,
+        )
+        check_profile(job.profile, job.cluster)
+        return job
+
+
+def resolve(
+    scenario: Scenario, profile: CalibrationProfile | None = None, *, shape: ModelShape | None = None
+) -> ResolvedJob:
     """Load what a scenario names; `profile`, where given, takes the place of the scenario's.
+
+    `shape`: its model, where that is loaded already.
 
     Raises InputError for names and files that do not exist, for a fleet, and for a profile of another
     accelerator.
     """
-    shape, cluster = scenario.shape, scenario.machine
+    shape, cluster = shape or scenario.shape, scenario.machine
     chosen = scenario.calibration if profile is None else profile
     check_profile(chosen, cluster)
     return ResolvedJob(scenario, shape, cluster, chosen)

@@ -9,12 +9,23 @@ from math import fsum
 
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.provenance import SourcedBytes, SourcedFraction
-from moesim.simulator.layout.activations import activation_bytes, working_bytes
+from moesim.simulator.layout.activations import activation_bytes
 from moesim.simulator.layout.buffers import expert_buffers, pipeline_buffer_bytes
+from moesim.simulator.layout.local_parameters import LocalParameters, local_parameters
 from moesim.simulator.layout.parallel import Layout
+from moesim.simulator.layout.rank_bytes import (
+    HeldStage,
+    RankTerms,
+    StateFormats,
+    freed_by_head,
+    moments_of,
+    rank_bytes,
+    rank_terms,
+    working_of,
+)
 from moesim.simulator.layout.stages import Block, StageAssignment
-from moesim.simulator.model.counts import block_parameters
-from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision
+from moesim.simulator.model.operator import BlockKind
+from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.recompute import RecomputePolicy
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.model.software import PLAIN, Software
@@ -50,14 +61,6 @@ class RankStages:
 
     stages: tuple[int, ...]
     in_flight: tuple[Mapping[int, int], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LocalParameters:
-    """Parameters on one GPU: routed experts, and everything else."""
-
-    experts: float
-    other: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,30 +112,34 @@ class MemoryReport:
     """What was extrapolated."""
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryInputs:
+    """What a plan's memory depends on, apart from its stages (docs/model.md, eq. M5)."""
+
+    shape: ModelShape
+    layout: Layout
+    precision: Precision
+    recompute: RecomputePolicy
+    sequence: int
+    """Tokens of a sequence."""
+    communication_sms: int
+    kernels: str
+    """Of the expert-parallel communication, as in the scenario."""
+    redundant_experts: int = 0
+    """Replicas beyond one an expert; they count as experts, states included (eq. M6)."""
+    software: Software = PLAIN
+    single_pass: bool = False
+    """One micro-batch and no pipeline: gradients come while activations go."""
+
+
 def memory_by_kind(
-    shape: ModelShape,
-    layout: Layout,
-    precision: Precision,
-    assignment: StageAssignment,
-    ranks: Sequence[RankStages],
-    *,
-    sequence: int,
-    recompute: RecomputePolicy,
-    communication_sms: int,
-    kernels: str,
-    capacity_bytes: float,
-    redundant_experts: int = 0,
-    software: Software = PLAIN,
-    single_pass: bool = False,
+    inputs: MemoryInputs, assignment: StageAssignment, ranks: Sequence[RankStages], capacity_bytes: float
 ) -> MemoryReport:
     """Bytes per GPU for every pipeline rank of a plan (docs/model.md, eq. M5).
 
     `ranks[r]` names the stages of pipeline rank r; a stage that several ranks hold (DualPipe) has its
     states sharded over all of its copies. Tokens are spread evenly; skew of the routing is not included.
-    `kernels`: of the expert-parallel communication, as in the scenario.
-    `redundant_experts` replicas beyond one an expert count as experts, states included (eq. M6).
-    With `single_pass` (one micro-batch, no pipeline) gradients come while activations go: the larger counts.
-    Raises InputError where the ranks do not cover the stages.
+    The formulas are those of `layout.rank_bytes`. Raises InputError where the ranks do not cover the stages.
     """
     copies = Counter(stage for rank in ranks for stage in rank.stages)
     if sorted(copies) != list(range(len(assignment.stages))):
@@ -140,36 +147,16 @@ def memory_by_kind(
             f"the pipeline ranks hold stages {sorted(copies)}, but the model is cut into "
             f"{len(assignment.stages)} stages, 0 to {len(assignment.stages) - 1}"
         )
-    expert = expert_buffers(layout.plan.ep, shape.hidden, communication_sms, kernels)
-    notes = (expert.note,) if expert.note and any(assignment.stages_with("moe")) else ()
+    plan = _OnePlan(inputs)
+    kinds = [tuple(block.kind for block in stage) for stage in assignment.stages]
     by_rank = []
-    seen: dict[object, tuple[tuple[float, float, float], list[float], float]] = {}
+    seen: dict[object, RankTerms] = {}
     for rank in ranks:
-        blocks = [block for stage in rank.stages for block in assignment.stages[stage]]
-        has_experts = any(_has_experts(shape, block) for block in blocks)
-        alike = tuple((copies[s], tuple(b.kind for b in assignment.stages[s])) for s in rank.stages)
+        alike = tuple((copies[stage], kinds[stage]) for stage in rank.stages)
         if alike not in seen:  # most ranks hold the same blocks as their neighbours
-            seen[alike] = (
-                _states(shape, layout, precision, assignment, rank, copies, redundant_experts),
-                _kept(shape, layout, precision, assignment, rank, sequence, recompute, software),
-                _workspace(shape, layout, precision, blocks, sequence, software),
-            )
-        states, kept, workspace = seen[alike]
-        of_stage = dict(zip(rank.stages, kept, strict=True))
-        moments = (fsum(of_stage[stage] * n for stage, n in state.items()) for state in rank.in_flight)
-        activations = max(moments, default=0.0)
-        by_rank.append(
-            RankMemory(
-                weights=states[0],
-                gradients=max(0.0, states[1] - activations) if single_pass else states[1],
-                optimizer=states[2],
-                activations=activations,
-                workspace=workspace,
-                communication_buffers=expert.total_bytes * has_experts
-                + pipeline_buffer_bytes(shape, layout.plan, sequence),
-                framework=FRAMEWORK_BYTES.value,
-            )
-        )
+            seen[alike] = rank_terms(plan, [HeldStage(k, n) for n, k in alike])
+        found = rank_bytes(plan, seen[alike], moments_of(rank.stages, rank.in_flight))
+        by_rank.append(RankMemory(**{kind: float(value) for kind, value in found.items()}))
     fullest = max(range(len(by_rank)), key=lambda r: (by_rank[r].total, -r))
     total = by_rank[fullest].total
     return MemoryReport(
@@ -179,8 +166,48 @@ def memory_by_kind(
         fits=total <= capacity_bytes,
         fullest_rank=fullest,
         by_rank=tuple(by_rank),
-        notes=notes,
+        notes=(plan.note,) if plan.note and any(assignment.stages_with_routed_layers) else (),
     )
+
+
+class _OnePlan:
+    """The numbers of one plan that `layout.rank_bytes` asks for."""
+
+    def __init__(self, inputs: MemoryInputs) -> None:
+        self._inputs = inputs
+        plan, layout = inputs.layout.plan, inputs.layout
+        self.shape = inputs.shape
+        self.formats = StateFormats.of(inputs.precision)
+        self.zero_stage = plan.zero_stage
+        self.replicas = layout.expert_dp, layout.dp * plan.cp
+        expert = expert_buffers(plan.ep, inputs.shape.hidden, inputs.communication_sms, inputs.kernels)
+        self.note = expert.note
+        self.expert_buffers = expert.total_bytes
+        self.pipeline_buffers = pipeline_buffer_bytes(inputs.shape, plan, inputs.sequence)
+        self.framework = FRAMEWORK_BYTES.value
+        self.single_pass = inputs.single_pass
+        self._kept: dict[BlockKind, float] = {}
+
+    def kept(self, kind: BlockKind) -> float:
+        if kind not in self._kept:
+            own = self._inputs
+            self._kept[kind] = activation_bytes(
+                own.shape, kind, own.precision, own.recompute, own.layout.plan, own.sequence, own.software
+            )
+        return self._kept[kind]
+
+    def working(self, kind: BlockKind) -> float:
+        own = self._inputs
+        return working_of(own.shape, kind, own.layout.plan, own.precision, own.sequence, own.software)
+
+    def freed(self) -> float:
+        own = self._inputs
+        return freed_by_head(own.shape, own.layout.plan, own.precision, own.sequence, own.software)
+
+    def parameters(self, kinds: Sequence[BlockKind]) -> LocalParameters:
+        own = self._inputs
+        blocks = [Block(kind) for kind in kinds]
+        return local_parameters(own.shape, own.layout, blocks, own.redundant_experts)
 
 
 def require_fit(report: MemoryReport) -> None:
@@ -195,112 +222,3 @@ def require_fit(report: MemoryReport) -> None:
         f"{report.capacity_bytes / 1e9:.1f} GB ({parts}); raise parallel.pp, ep, tp or zero_stage, or use a "
         "recompute policy that keeps less"
     )
-
-
-def local_parameters(
-    shape: ModelShape, layout: Layout, blocks: Sequence[Block], redundant_experts: int = 0
-) -> LocalParameters:
-    """Parameters of these blocks on one GPU; tables that several blocks use are held once.
-
-    An MTP module needs the embedding table, and a tied head is that table: a rank without the embedding
-    block then holds a copy of it.
-    """
-    plan, total = layout.plan, [0.0, 0.0]
-    held = 1.0 if shape.moe is None else (shape.moe.experts + redundant_experts) / shape.moe.experts
-    for block in blocks:
-        p = block_parameters(shape, block.kind)
-        total[0] += p.routed_experts * held / (plan.ep * plan.expert_tp)
-        cut = p.attention + p.dense_ffn + p.shared_experts + p.mtp_projection
-        total[1] += cut / plan.tp + p.norms + p.router
-    kinds = {block.kind for block in blocks}
-    embedding = "embedding" in kinds or "mtp" in kinds or (shape.tied_embeddings and "head" in kinds)
-    head = "head" in kinds and not shape.tied_embeddings
-    table = shape.vocab * shape.hidden / plan.tp
-    return LocalParameters(total[0], total[1] + table * (embedding + head))
-
-
-def _states(
-    shape: ModelShape,
-    layout: Layout,
-    precision: Precision,
-    assignment: StageAssignment,
-    rank: RankStages,
-    copies: Mapping[int, int],
-    redundant: int,
-) -> tuple[float, float, float]:
-    """(weights, gradients, optimizer states) of one rank, each sharded as the ZeRO stage says (eq. M1)."""
-    zero = layout.plan.zero_stage
-    elements = dict.fromkeys((1, 2, 3), 0.0)
-    blocks = [block for stage in rank.stages for block in assignment.stages[stage]]
-    whole = local_parameters(shape, layout, blocks, redundant)
-    # Shares are per stage because the number of copies is; shared tables follow the rank's own blocks.
-    parts = [local_parameters(shape, layout, assignment.stages[stage], redundant) for stage in rank.stages]
-    twice = fsum(part.other for part in parts) - whole.other
-    for stage, part in zip(rank.stages, parts, strict=True):
-        other = part.other - twice * part.other / fsum(p.other for p in parts)
-        replicas_expert = layout.expert_dp * copies[stage]
-        replicas_other = layout.dp * layout.plan.cp * copies[stage]
-        for level in elements:
-            if zero >= level:
-                elements[level] += part.experts / replicas_expert + other / replicas_other
-            else:
-                elements[level] += part.experts + other
-    master = precision.master_weights if precision.master_weights != precision.parameters else None
-    per_parameter = (BYTES_PER_ELEMENT[master] if master else 0.0) + 2 * BYTES_PER_ELEMENT[precision.moments]
-    weights = elements[3] * BYTES_PER_ELEMENT[precision.parameters]
-    gathered = min(precision.parameters, precision.parameter_gather, key=lambda f: BYTES_PER_ELEMENT[f])
-    if zero >= 3:  # the block under way and the next one are gathered in full
-        weights += 2 * _largest_block(shape, layout, blocks, redundant) * BYTES_PER_ELEMENT[gathered]
-    gradients = elements[2] * precision.gradient_bytes
-    if zero >= 2:  # the block under way has its gradient in full until it is scattered
-        gradients += _largest_block(shape, layout, blocks, redundant) * precision.gradient_bytes
-    return weights, gradients, elements[1] * per_parameter
-
-
-def _largest_block(shape: ModelShape, layout: Layout, blocks: Sequence[Block], redundant: int) -> float:
-    sizes = (local_parameters(shape, layout, [block], redundant) for block in blocks)
-    return max((size.experts + size.other for size in sizes), default=0.0)
-
-
-def _kept(
-    shape: ModelShape,
-    layout: Layout,
-    precision: Precision,
-    assignment: StageAssignment,
-    rank: RankStages,
-    sequence: int,
-    recompute: RecomputePolicy,
-    software: Software,
-) -> list[float]:
-    """Activations that a micro-batch leaves on each stage of a rank."""
-    each = {
-        kind: activation_bytes(shape, kind, precision, recompute, layout.plan, sequence, software)
-        for kind in {block.kind for stage in rank.stages for block in assignment.stages[stage]}
-    }
-    return [fsum(each[block.kind] for block in assignment.stages[stage]) for stage in rank.stages]
-
-
-def _workspace(
-    shape: ModelShape,
-    layout: Layout,
-    precision: Precision,
-    blocks: Sequence[Block],
-    sequence: int,
-    software: Software,
-) -> float:
-    kinds = {b.kind for b in blocks}
-    wide = "head" in kinds and precision.loss == "fp32"  # its FP32 tensors are counted as kept
-    sizes = (
-        working_bytes(shape, kind, layout.plan, precision, sequence, software)
-        for kind in kinds
-        if kind != "head" or not wide
-    )
-    # No layer runs backward before the loss has: what the head gives back is there for the layers.
-    freed = (
-        activation_bytes(shape, "head", precision, "none", layout.plan, sequence, software) if wide else 0.0
-    )
-    return max(0.0, max(sizes, default=0.0) - freed)
-
-
-def _has_experts(shape: ModelShape, block: Block) -> bool:
-    return block.kind == "moe" or (block.kind == "mtp" and shape.moe is not None)

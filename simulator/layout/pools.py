@@ -10,7 +10,7 @@ from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.fleet import Pool
-from moesim.simulator.schedules import Schedule
+from moesim.simulator.schedules import Schedule, fleet_defaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +89,11 @@ def usd_per_hour(clusters: Sequence[Cluster]) -> float | None:
 
 def whole_scenario(scenario: Scenario, pool: Pool, cluster: Cluster, total: int) -> Scenario:
     """The scenario on `total` GPUs of one pool's kind: what prices the ranks that this pool holds."""
-    communication = scenario.communication.model_copy(update={"sms": scenario.pool_sms(pool)})
+    communication = scenario.communication.model_copy(update={"sms": scenario.pool_sms(pool, cluster)})
     # Not validated again: this size is a device for pricing, its network is never built.
     whole = cluster.model_copy(update={"nodes": total // cluster.node.n_gpus})
     update = {"fleet": None, "cluster": whole, "communication": communication}
-    part = scenario.model_copy(update={**update, "profile": scenario.pool_profile(pool)})
+    part = scenario.model_copy(update={**update, "profile": scenario.pool_profile(pool, cluster)})
     return part if scenario._base is None else part.based_on(scenario._base)
 
 
@@ -111,9 +111,9 @@ def check_schedule(schedule: Schedule, owners: Sequence[int], labels: Sequence[s
                 f"schedule={schedule.name} keeps stage {stage} on pipeline ranks "
                 f"{' and '.join(map(str, sorted(holders)))}, on {labels[pools[0]]} and {labels[pools[1]]}: "
                 "its gradients would be reduced between pools, which is not modelled; use a schedule that "
-                "keeps every stage on one rank, such as dualpipev, zbv or 1f1b",
+                f"keeps every stage on one rank, such as {', '.join(reversed(fleet_defaults()))}",
                 key="schedule",
-                nearest=("dualpipev", "zbv", "1f1b"),
+                nearest=tuple(reversed(fleet_defaults())),
             )
 
 

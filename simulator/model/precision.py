@@ -1,4 +1,4 @@
-"""Which number format each kind of tensor and product uses."""
+"""Which number format each kind of tensor and GEMM uses."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Precision(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     linear: Literal["fp8", "bf16"]
-    """Format of the products of linear layers and experts."""
+    """Format of the GEMMs of linear layers and experts."""
     scaling: Literal["tile", "tensor"] = "tile"
-    """FP8 scales: one for 1x128 elements, cast anew for every product (DeepSeek-V3); or one a tensor, casts
+    """FP8 scales: one for 1x128 elements, cast anew for every GEMM (DeepSeek-V3); or one a tensor, casts
     fused into the kernels before and weights cast once a step (Transformer Engine)."""
     head: Literal["bf16", "fp32"] = "bf16"
     """Format of the output head."""
@@ -57,7 +57,7 @@ class Precision(BaseModel):
 
 
 PRECISIONS: dict[str, Precision] = {
-    # DeepSeek-V3 report 3.3: FP8 products, BF16 moments, FP32 masters and gradients, FP8 dispatch and cache.
+    # DeepSeek-V3 report 3.3: FP8 GEMMs, BF16 moments, FP32 masters and gradients, FP8 dispatch and cache.
     "fp8": Precision(linear="fp8", moments="bf16", dispatch="fp8", activation_cache="fp8"),
     "bf16": Precision(linear="bf16"),
 }

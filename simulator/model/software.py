@@ -15,35 +15,36 @@ class Software(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     attention: Literal["flash", "unfused"] = "flash"
-    """`unfused`: the scores go through memory: two batched products and a softmax kernel."""
+    """`unfused`: two batched GEMMs and a softmax kernel, whose scores go through memory."""
     dropout: bool = False
     """The model trains with dropout: a mask of one byte for every element of the embedding's output and of
     both outputs of a layer, and with `unfused` attention a kernel of its own and a mask for every score."""
     kernels: Literal["fused", "eager"] = "fused"
-    """`eager`: pointwise and permuting work as PyTorch's separate operators."""
+    """`eager`: pointwise and permuting work runs as separate operators of PyTorch."""
     parameters_copied: bool = False
     """FSDP2: gathered parameters are copied out of a buffer and gradients into one."""
     flat_parameters: bool = False
     """FSDP1: gradients of a unit are joined into one flat tensor, and cast where they are reduced in FP32."""
     weight_gradients: Literal["accumulated", "written", "added", "added-fp32"] = "accumulated"
-    """`accumulated`: the product adds into a buffer of the format `precision.gradients` (Megatron-LM);
-    `written`: it writes 16-bit gradients anew (PyTorch autograd); `added`: these are added to 16-bit ones by
-    a kernel of their own after every micro-batch; `added-fp32`: to FP32 ones, as DeepSpeed's BF16 optimizer
-    does."""
+    """`accumulated`: the GEMM adds into a buffer of the format `precision.gradients` (Megatron-LM);
+    `written`: it writes 16-bit gradients anew (PyTorch autograd); `added`: a further kernel adds these to
+    16-bit gradients after every micro-batch; `added-fp32`: it adds them to FP32 gradients, as DeepSpeed's
+    BF16 optimizer does."""
     loss: Literal["fused", "compiled", "chain"] = "fused"
-    """`chain`: Megatron-LM's vocabulary-parallel loss, a kernel for every pass over the logits; `compiled`:
-    it compiled (`cross_entropy_loss_fusion`), half the passes; `fused`: one kernel (Transformer Engine)."""
+    """`chain`: Megatron-LM's vocabulary-parallel loss, with a kernel for every pass over the logits;
+    `compiled`: the same compiled (`cross_entropy_loss_fusion`), with half the passes; `fused`: one kernel
+    (Transformer Engine)."""
     overlap_tensor_parallel: Literal["none", "weight-gradient", "full"] = "none"
-    """Tensor-parallel collectives: all exposed; the backward's behind the weight gradients; or all of them
-    in pieces beside the product that makes or needs them."""
+    """Tensor-parallel collectives: `none` exposes all; `weight-gradient` hides the backward's behind the
+    weight gradients; `full` cuts all of them into pieces beside the GEMM that makes or needs them."""
     overlap_context_parallel: bool = False
-    """Ring attention: keys and values travel beside the attention of those that are there."""
+    """Ring attention: keys and values travel beside the attention over those that have arrived."""
     overlap_data_parallel: bool = False
     """Gradients are reduced behind the last backward and parameters gathered behind the first forward."""
     host: str | None = None
     """Host (`hwmodels/data/hosts`, or a file) whose launches the GPU may have to wait for; none: never."""
     modules: Literal["torch", "transformer-engine"] = "torch"
-    """Whose calls the host makes: PyTorch's own operators, or modules of Transformer Engine."""
+    """What the host calls: PyTorch's own operators, or modules of Transformer Engine."""
     cuda_graphs: tuple[GraphPart, ...] = ()
     """Parts of a layer that replay from a graph and cost the host nothing: the attention half, the router
     with what prepares the dispatch, the experts, or the whole step."""

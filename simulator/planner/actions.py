@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray
+from moesim.simulator.cost.formulas import blended, compute_seconds, payload_seconds
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.planner.pattern import Key
@@ -133,10 +134,9 @@ class ActionBook:
                 sms_reserved, busy = (
                     self._price(kind, task.phase, mode) for mode in ("sms_reserved", "overlapped")
                 )
-                fixed, row = (
-                    q + task.overlapped_share * (b - q) for q, b in zip(sms_reserved, busy, strict=True)
-                )
-            kept = fixed + row * (self._spread_of("kept") + self._spread_of("hot"))
+                share = task.overlapped_share
+                fixed, row = (blended(q, b, share) for q, b in zip(sms_reserved, busy, strict=True))
+            kept = compute_seconds(fixed, row, self._spread_of("kept") + self._spread_of("hot"))
             own = kept * (1.0 + self._spread_of("clock"))
             self._computed[key] = own, kept * self._spread_of("jitter"), row * self._spread_of("rows")
         return self._computed[key]
@@ -159,8 +159,10 @@ class ActionBook:
             costs = [table.transfer[kind, phase, mode] for table in self.tables]
             routed = phase not in ("gather F", "gather B", "scatter W")
             rows = self._spread_of("kept") if routed else 1.0
-            nic = np.array([c.nic_s for c in costs]) * (rows + routed * self._spread_of("node_payload"))
-            up = np.array([c.scale_up_s for c in costs]) * (rows + routed * self._spread_of("payload"))
-            total = np.array([c.launch_s for c in costs]) + np.maximum(nic, up)
+            payload = payload_seconds(
+                (np.array([c.nic_s for c in costs]), rows + routed * self._spread_of("node_payload")),
+                (np.array([c.scale_up_s for c in costs]), rows + routed * self._spread_of("payload")),
+            )
+            total = np.array([c.launch_s for c in costs]) + payload
             self._read[key] = total, total
         return self._read[key][0]

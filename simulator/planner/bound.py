@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray
+from moesim.simulator.layout.groups import members_of
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.recompute import RecomputePolicy
@@ -15,8 +16,7 @@ from moesim.simulator.planner.expert_loads import ExpertLoads
 from moesim.simulator.planner.frames import Frame
 from moesim.simulator.planner.pattern import Key, Pattern
 from moesim.simulator.planner.placements import Placement
-from moesim.simulator.planner.prices import ACTIONS, Cell, PriceBook, action_seconds
-from moesim.simulator.planner.spread import members
+from moesim.simulator.planner.prices import ACTIONS, LayerSplit, PriceBook, action_seconds
 from moesim.simulator.scenario.parallel import ParallelPlan
 
 STANDARD_ERRORS = 3.0
@@ -36,8 +36,8 @@ class BoundBook:
     zero_stages: Sequence[int]
     loads: ExpertLoads
     placements: Sequence[Placement]
-    _compute: dict[tuple[Cell, float], FloatArray] = field(default_factory=dict)
-    _transfer: dict[tuple[Cell, float], FloatArray] = field(default_factory=dict)
+    _compute: dict[tuple[LayerSplit, float], FloatArray] = field(default_factory=dict)
+    _transfer: dict[tuple[LayerSplit, float], FloatArray] = field(default_factory=dict)
 
     @property
     def classes(self) -> tuple[RecomputePolicy, ...]:
@@ -58,7 +58,7 @@ class BoundBook:
 
         `kept`: share of the routed rows that are computed.
         """
-        cell = Cell.of(plan), kept
+        cell = LayerSplit.of(plan), kept
         if cell not in self._compute:
             rows = []
             for recipe in self.recipes:
@@ -69,7 +69,7 @@ class BoundBook:
 
     def transfer(self, plan: ParallelPlan, kept: float = 1.0) -> FloatArray:
         """Seconds of the transfers of a block with experts, alone [precisions, sms, F and I]."""
-        cell = Cell.of(plan), kept
+        cell = LayerSplit.of(plan), kept
         if cell not in self._transfer:
             self._transfer[cell] = np.array(
                 [
@@ -99,7 +99,7 @@ class BoundBook:
         stages = _Stages(self.book, assignment, compute, transfer)
         count = np.array([f.microbatches for f in frames], dtype=np.float64)
         cv = self.book.scenario.variation.clock_cv.value
-        slow = [1.0 - STANDARD_ERRORS * cv / np.sqrt(members(f)) for f in frames]
+        slow = [1.0 - STANDARD_ERRORS * cv / np.sqrt(members_of(f.layout)) for f in frames]
         least = np.maximum(slow, 0.0)[:, None, None, None]
         reduce, update = self._ends(frames, pattern, assignment)
         best: FloatArray | None = None

@@ -15,7 +15,7 @@ from moesim.simulator.planner.pattern import Pattern, pattern
 from moesim.simulator.planner.refusals import Refusals
 from moesim.simulator.planner.space import Space
 from moesim.simulator.scenario.parallel import ParallelPlan
-from moesim.simulator.schedules import CHECKS
+from moesim.simulator.schedules import SCHEDULES
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ def _check_nodes(ep: int, node: int) -> None:
 @lru_cache(maxsize=65_536)
 def _schedule_problem(name: str, pp: int, count: int, vpp: int) -> str | None:
     try:
-        CHECKS[name](pp, count, vpp)
+        SCHEDULES[name].check(pp, count, vpp)
     except InputError as error:
         return str(error)
     return None

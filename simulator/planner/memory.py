@@ -1,4 +1,4 @@
-"""Bytes per GPU of many plans at once: the formulas of layout.memory over arrays of plans."""
+"""Bytes per GPU of many plans at once, by the formulas that count one plan (`layout.rank_bytes`)."""
 
 from __future__ import annotations
 
@@ -9,47 +9,43 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray
-from moesim.simulator.layout.activations import activation_bytes, working_bytes
+from moesim.simulator.layout.activations import activation_bytes
 from moesim.simulator.layout.buffers import expert_buffers, pipeline_buffer_bytes
-from moesim.simulator.layout.memory import FRAMEWORK_BYTES, local_parameters
+from moesim.simulator.layout.local_parameters import local_parameters
+from moesim.simulator.layout.memory import FRAMEWORK_BYTES, RankStages
+from moesim.simulator.layout.rank_bytes import (
+    HeldStage,
+    Moment,
+    StateFormats,
+    freed_by_head,
+    moments_of,
+    rank_bytes,
+    rank_terms,
+    total_of,
+    working_of,
+)
 from moesim.simulator.layout.stages import Block, StageAssignment
 from moesim.simulator.model.operator import BlockKind
-from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision
-from moesim.simulator.model.recompute import RecomputePolicy
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.model.software import PLAIN, Software
 from moesim.simulator.planner.frames import Frame
 from moesim.simulator.planner.pattern import Pattern
+from moesim.simulator.planner.space import Space
+from moesim.simulator.scenario import Scenario
 
-Held = tuple[tuple[BlockKind, int], ...]
-"""Blocks by kind, in the order of the kinds' names."""
-
-
-def held(assignment: StageAssignment, stages: Sequence[int]) -> Held:
-    """Blocks of some stages together."""
-    return tuple(sorted(Counter(b.kind for stage in stages for b in assignment.stages[stage]).items()))
+Kinds = tuple[BlockKind, ...]
 
 
 @dataclass(slots=True)
 class MemoryBook:
-    """Memory of plans with the axes of a space: precision, recompute policy, communication SMs, ZeRO stage.
+    """Memory of the plans of a space; what plans share is counted once.
 
-    Equal to `layout.memory.memory_by_kind` of every single plan (docs/model.md, eq. M1 to M5); a test
-    compares them.
+    Equal to `layout.memory.memory_by_kind` of every single plan up to rounding; a test compares them.
     """
 
+    scenario: Scenario
     shape: ModelShape
-    sequence: int
-    recipes: Sequence[Precision]
-    policies: Sequence[RecomputePolicy]
-    sms: Sequence[int]
-    zero_stages: Sequence[int]
-    software: Software = PLAIN
-    kernels: str = "deepep-2025-02"
-    _activations: dict[object, FloatArray] = field(default_factory=dict)
-    _workspace: dict[object, FloatArray] = field(default_factory=dict)
-    _parameters: dict[object, tuple[float, float, float]] = field(default_factory=dict)
-    _buffers: dict[int, FloatArray] = field(default_factory=dict)
+    space: Space
+    _numbers: dict[object, FloatArray] = field(default_factory=dict)
 
     def total(
         self, frames: Sequence[Frame], pattern: Pattern, assignment: StageAssignment, replicas: int = 0
@@ -58,154 +54,174 @@ class MemoryBook:
 
         `replicas`: redundant experts of the placement (eq. M6).
         """
-        count = np.array([f.microbatches for f in frames], dtype=np.float64)
-        kept = {
-            kind: self._of_frames(frames, "activations", kind)
-            for kind in sorted({b.kind for stage in assignment.stages for b in stage})
-        }
-        used = {kind: self._of_frames(frames, "workspace", kind) for kind in kept}
-        buffers = np.array([self._expert_buffers(f) for f in frames]) if self.shape.moe else None
-        once = (count == 1.0) & (pattern.pp == 1)
+        plans = _ManyPlans(self, frames, pattern, replicas)
         most: FloatArray | None = None
-        for stages, moments in self._ranks(pattern, assignment, count):
-            blocks = held(assignment, stages)
-            states, gradients = self._states(frames, pattern, blocks, replicas)
-            kinds = [kind for kind, _ in blocks]
-            activations = np.zeros((len(frames), len(self.recipes), len(self.policies)))
-            for moment in moments:
-                one = sum(weight[:, None, None] * kept[kind] for kind, weight in moment.items())
-                activations = np.maximum(activations, one)
-            workspace = np.max([used[kind] for kind in kinds], axis=0)
-            if "head" in kinds:
-                workspace = np.maximum(0.0, workspace - self._of_frames(frames, "freed", "head"))
-            total = states[:, :, None, None, :] + activations[:, :, :, None, None]
-            if once.any():  # gradients come while activations go: the larger counts
-                less = np.minimum(gradients[:, :, None, None, :], activations[:, :, :, None, None])
-                total = total - once[:, None, None, None, None] * less
-            total = total + workspace[:, :, None, None, None]
-            if buffers is not None and ("moe" in kinds or "mtp" in kinds):
-                total = total + buffers[:, None, None, :, None]
+        for held, moments in _different_ranks(frames, pattern, assignment):
+            terms = rank_terms(plans, held)
+            total = np.asarray(total_of(rank_bytes(plans, terms, moments).values()))
             most = total if most is None else np.maximum(most, total)
         assert most is not None
-        pipeline = [pipeline_buffer_bytes(self.shape, f.plan, self.sequence) for f in frames]
-        return np.asarray(most + np.array(pipeline)[:, None, None, None, None] + FRAMEWORK_BYTES.value)
+        whole = (len(frames), *(len(axis) for axis in self.axes))
+        return np.array(np.broadcast_to(most, whole))
 
-    def _ranks(
-        self, pattern: Pattern, assignment: StageAssignment, count: FloatArray
-    ) -> list[tuple[tuple[int, ...], list[dict[BlockKind, FloatArray]]]]:
-        """Ranks that differ in what they hold: stages, and blocks in flight by kind at every full moment."""
-        found: dict[object, tuple[tuple[int, ...], list[dict[BlockKind, FloatArray]]]] = {}
-        first, last = pattern.in_flight[0], pattern.in_flight[-1]
-        for early, late in zip(first, last, strict=True):
-            same = len(early.in_flight) != len(late.in_flight)
-            before = late.in_flight if same else early.in_flight
-            moments, signature = [], []
-            for a, b in zip(before, late.in_flight, strict=True):
-                one, two = _in_flight(assignment, a), _in_flight(assignment, b)
-                signature.append((tuple(sorted(one.items())), tuple(sorted(two.items()))))
-                moments.append(
-                    {k: pattern.along(one.get(k, 0), two.get(k, 0), count) for k in sorted({*one, *two})}
-                )
-            key = (held(assignment, late.stages), tuple(sorted(signature)))
-            found.setdefault(key, (late.stages, moments))
-        return list(found.values())
+    @property
+    def axes(self) -> tuple[Sequence[object], ...]:
+        """Precisions, recompute policies, communication SMs and ZeRO stages."""
+        space = self.space
+        return space.recipes, space.recompute, space.sms, space.zero_stage
 
-    def _of_frames(self, frames: Sequence[Frame], what: str, kind: BlockKind) -> FloatArray:
-        return np.array([getattr(self, f"_{what}_of")(f, kind) for f in frames])
-
-    def _activations_of(self, frame: Frame, kind: BlockKind) -> FloatArray:
-        plan = frame.plan
-        key = (plan.tp, plan.cp, plan.microbatch, kind)
-        if key not in self._activations:
-            self._activations[key] = np.array(
+    def activations(self, frame: Frame, kind: BlockKind) -> FloatArray:
+        """Bytes that a micro-batch leaves in a block [precisions, policies, 1, 1]."""
+        key = ("activations", *_split(frame), kind)
+        if key not in self._numbers:
+            sequence, software = self.scenario.batch.sequence_length, self.scenario.software
+            rows = [
                 [
-                    [
-                        activation_bytes(self.shape, kind, r, p, plan, self.sequence, self.software)
-                        for p in self.policies
-                    ]
-                    for r in self.recipes
+                    activation_bytes(self.shape, kind, recipe, policy, frame.plan, sequence, software)
+                    for policy in self.space.recompute
                 ]
-            )
-        return self._activations[key]
+                for recipe in self.space.recipes
+            ]
+            self._numbers[key] = np.array(rows)[:, :, None, None]
+        return self._numbers[key]
 
-    def _workspace_of(self, frame: Frame, kind: BlockKind) -> FloatArray:
-        plan = frame.plan
-        key = (plan.tp, plan.cp, plan.microbatch, kind)
-        if key not in self._workspace:
-            self._workspace[key] = np.array(
-                [
-                    # FP32 tensors of the loss are counted as kept.
-                    0.0
-                    if kind == "head" and recipe.loss == "fp32"
-                    else working_bytes(self.shape, kind, plan, recipe, self.sequence, self.software)
-                    for recipe in self.recipes
-                ]
-            )
-        return self._workspace[key]
+    def working(self, frame: Frame, kind: BlockKind) -> FloatArray:
+        """Workspace of a block [precisions, 1, 1, 1]."""
+        key = ("working", *_split(frame), kind)
+        if key not in self._numbers:
+            sequence, software = self.scenario.batch.sequence_length, self.scenario.software
+            row = [
+                working_of(self.shape, kind, frame.plan, recipe, sequence, software)
+                for recipe in self.space.recipes
+            ]
+            self._numbers[key] = np.array(row)[:, None, None, None]
+        return self._numbers[key]
 
-    def _freed_of(self, frame: Frame, kind: BlockKind) -> FloatArray:
-        """What the head gives back before any layer runs backward, where its loss is in FP32."""
-        plan = frame.plan
-        key = ("freed", plan.tp, plan.cp, plan.microbatch)
-        if key not in self._workspace:
-            self._workspace[key] = np.array(
-                [
-                    activation_bytes(self.shape, kind, recipe, "none", plan, self.sequence, self.software)
-                    if recipe.loss == "fp32"
-                    else 0.0
-                    for recipe in self.recipes
-                ]
-            )
-        return self._workspace[key]
+    def freed(self, frame: Frame) -> FloatArray:
+        """What the head frees before the layers run backward [precisions, 1, 1, 1]."""
+        key = ("freed", *_split(frame))
+        if key not in self._numbers:
+            sequence, software = self.scenario.batch.sequence_length, self.scenario.software
+            row = [
+                freed_by_head(self.shape, frame.plan, recipe, sequence, software)
+                for recipe in self.space.recipes
+            ]
+            self._numbers[key] = np.array(row)[:, None, None, None]
+        return self._numbers[key]
 
-    def _expert_buffers(self, frame: Frame) -> FloatArray:
+    def expert_buffers(self, frame: Frame) -> FloatArray:
+        """Buffers of expert-parallel communication [1, 1, sms, 1]."""
         ep = frame.plan.ep
-        if ep not in self._buffers:
-            sizes = [expert_buffers(ep, self.shape.hidden, sms, self.kernels).total_bytes for sms in self.sms]
-            self._buffers[ep] = np.array(sizes, dtype=np.float64)
-        return self._buffers[ep]
+        key = ("buffers", ep)
+        if key not in self._numbers:
+            kernels = self.scenario.communication.kernels
+            sizes = [
+                expert_buffers(ep, self.shape.hidden, sms, kernels).total_bytes for sms in self.space.sms
+            ]
+            self._numbers[key] = np.array(sizes, dtype=np.float64)[None, None, :, None]
+        return self._numbers[key]
 
-    def _states(
-        self, frames: Sequence[Frame], pattern: Pattern, blocks: Held, replicas: int
-    ) -> tuple[FloatArray, FloatArray]:
-        """(weights, gradients and optimizer; gradients) [frames, precisions, ZeRO stages] (eq. M1)."""
-        local = np.array([self._local(f, blocks, replicas) for f in frames])
-        experts, other, largest = local[:, 0], local[:, 1], local[:, 2]
-        copies = pattern.copies
-        shards_expert = np.array([f.layout.expert_dp * copies for f in frames])
-        shards_other = np.array([f.layout.dp * f.plan.cp * copies for f in frames])
-        whole, cut = experts + other, experts / shards_expert + other / shards_other
-        out = np.empty((len(frames), len(self.recipes), len(self.zero_stages)))
-        gradients = np.empty(out.shape)
-        for r, recipe in enumerate(self.recipes):
-            weight, gradient = BYTES_PER_ELEMENT[recipe.parameters], recipe.gradient_bytes
-            gathered = min(weight, BYTES_PER_ELEMENT[recipe.parameter_gather])
-            master = recipe.master_weights != recipe.parameters
-            state = master * BYTES_PER_ELEMENT[recipe.master_weights] + 2 * BYTES_PER_ELEMENT[recipe.moments]
-            for z, zero in enumerate(self.zero_stages):
-                total = (cut if zero >= 1 else whole) * state
-                gradients[:, r, z] = cut * gradient + largest * gradient if zero >= 2 else whole * gradient
-                total = total + gradients[:, r, z]
-                total = total + (cut * weight + 2 * largest * gathered if zero >= 3 else whole * weight)
-                out[:, r, z] = total
-        return out, gradients
-
-    def _local(self, frame: Frame, blocks: Held, more: int) -> tuple[float, float, float]:
-        """(expert parameters, others, parameters of the largest block) on one GPU."""
+    def parameters(self, frame: Frame, kinds: Kinds, replicas: int) -> FloatArray:
+        """(routed experts, everything else) of some blocks on one GPU."""
         plan = frame.plan
-        key = (plan.tp, plan.ep, plan.expert_tp, blocks, more)
+        key = ("parameters", plan.tp, plan.ep, plan.expert_tp, kinds, replicas)
+        if key not in self._numbers:
+            blocks = [Block(kind) for kind in kinds]
+            local = local_parameters(self.shape, frame.layout, blocks, replicas)
+            self._numbers[key] = np.array([local.experts, local.other])
+        return self._numbers[key]
+
+
+@dataclass(frozen=True, slots=True)
+class _Parameters:
+    experts: FloatArray
+    other: FloatArray
+
+
+class _ManyPlans:
+    """What `layout.rank_bytes` asks of plans, as arrays that broadcast.
+
+    Their axes are [frames, precisions, policies, sms, ZeRO stages].
+    """
+
+    def __init__(self, book: MemoryBook, frames: Sequence[Frame], pattern: Pattern, replicas: int) -> None:
+        self._book, self._frames, self._more = book, frames, replicas
+        self._parameters: dict[Kinds, _Parameters] = {}
+        self.shape = book.shape
+        formats = [StateFormats.of(recipe) for recipe in book.space.recipes]
+        names = ("weight", "gathered", "gradient", "optimizer")
+        columns = [np.array([getattr(f, n) for f in formats], dtype=np.float64) for n in names]
+        self.formats = StateFormats(*(column[:, None, None, None] for column in columns))
+        self.zero_stage = np.array(book.space.zero_stage)
+        self.replicas = (
+            _by_frame([float(f.layout.expert_dp) for f in frames]),
+            _by_frame([float(f.layout.dp * f.plan.cp) for f in frames]),
+        )
+        self.expert_buffers = np.array([book.expert_buffers(frame) for frame in frames])
+        sequence = book.scenario.batch.sequence_length
+        self.pipeline_buffers = _by_frame(
+            [pipeline_buffer_bytes(book.shape, f.plan, sequence) for f in frames]
+        )
+        self.framework = FRAMEWORK_BYTES.value
+        once = [float(pattern.pp == 1 and f.microbatches == 1) for f in frames]
+        self.single_pass = _by_frame(once) > 0.0
+
+    def kept(self, kind: BlockKind) -> FloatArray:
+        return np.array([self._book.activations(frame, kind) for frame in self._frames])
+
+    def working(self, kind: BlockKind) -> FloatArray:
+        return np.array([self._book.working(frame, kind) for frame in self._frames])
+
+    def freed(self) -> FloatArray:
+        return np.array([self._book.freed(frame) for frame in self._frames])
+
+    def parameters(self, kinds: Sequence[BlockKind]) -> _Parameters:
+        key = tuple(sorted(kinds))
         if key not in self._parameters:
-            listed = [Block(kind) for kind, count in blocks for _ in range(count)]
-            whole = local_parameters(self.shape, frame.layout, listed, more)
-            each = [local_parameters(self.shape, frame.layout, [Block(kind)], more) for kind, _ in blocks]
-            self._parameters[key] = (whole.experts, whole.other, max(e.experts + e.other for e in each))
+            each = np.array([self._book.parameters(frame, key, self._more) for frame in self._frames])
+            self._parameters[key] = _Parameters(_by_frame(each[:, 0]), _by_frame(each[:, 1]))
         return self._parameters[key]
 
 
-def _in_flight(assignment: StageAssignment, moment: object) -> dict[BlockKind, float]:
-    """Blocks in flight by kind, of micro-batches in flight by stage."""
-    total: Counter[BlockKind] = Counter()
-    for stage, count in moment.items():  # type: ignore[attr-defined]
-        for block in assignment.stages[stage]:
-            total[block.kind] += count
-    return {kind: float(count) for kind, count in total.items()}
+def _by_frame(values: Sequence[float] | FloatArray) -> FloatArray:
+    return np.asarray(values, dtype=np.float64)[:, None, None, None, None]
+
+
+def _split(frame: Frame) -> tuple[int, int, int]:
+    """What of a plan decides the tensors of a block on one GPU."""
+    return frame.plan.tp, frame.plan.cp, frame.plan.microbatch
+
+
+def _different_ranks(
+    frames: Sequence[Frame], pattern: Pattern, assignment: StageAssignment
+) -> list[tuple[list[HeldStage], list[Moment]]]:
+    """Ranks that differ in what they hold: their stages, and their fullest moments [frames, 1, 1, 1, 1]."""
+    count = np.array([f.microbatches for f in frames], dtype=np.float64)
+    copies = Counter(stage for rank in pattern.in_flight[-1] for stage in rank.stages)
+    kinds = [tuple(block.kind for block in stage) for stage in assignment.stages]
+    found: dict[object, tuple[list[HeldStage], list[Moment]]] = {}
+    for early, late in zip(pattern.in_flight[0], pattern.in_flight[-1], strict=True):
+        held = [HeldStage(kinds[stage], copies[stage]) for stage in late.stages]
+        pairs = _paired_moments(early, late)
+        signature = sorted((tuple(one), tuple(two)) for one, two in pairs)
+        key = (tuple((stage.kinds, stage.copies) for stage in held), tuple(signature))
+        if key not in found:
+            found[key] = held, [_continued(pattern, one, two, count) for one, two in pairs]
+    return list(found.values())
+
+
+def _paired_moments(early: RankStages, late: RankStages) -> list[tuple[Moment, Moment]]:
+    """Moments of a rank in the shorter and in the longer sample of a pattern that belong together."""
+    after = moments_of(late.stages, late.in_flight)
+    if len(early.in_flight) != len(late.in_flight):
+        return [(moment, moment) for moment in after]
+    return list(zip(moments_of(early.stages, early.in_flight), after, strict=True))
+
+
+def _continued(pattern: Pattern, early: Moment, late: Moment, count: FloatArray) -> Moment:
+    """A moment of both samples for every frame's number of micro-batches [frames, 1, 1, 1, 1]."""
+    before, after = dict(early), dict(late)
+    return [
+        (place, _by_frame(pattern.along(before.get(place, 0.0), after.get(place, 0.0), count)))
+        for place in sorted({*before, *after})
+    ]

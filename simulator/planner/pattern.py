@@ -11,17 +11,16 @@ from typing import TypeAlias
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray
-from moesim.simulator.engine.simpy.execute import holders
 from moesim.simulator.layout.in_flight import rank_stages
 from moesim.simulator.layout.memory import RankStages
 from moesim.simulator.schedules import (
-    STEADY_GRAIN,
     Overlap,
     Schedule,
     Step,
     build,
     needs_of,
     provides_of,
+    spec_of,
     validate,
 )
 from moesim.simulator.schedules.action import actions_of
@@ -113,7 +112,7 @@ class Pattern:
     @cached_property
     def paired(self) -> bool:
         """Whether it has overlapped pairs."""
-        return any(isinstance(step, Overlap) for rank in self.samples[-1].ranks for step in rank)
+        return self.samples[-1].paired
 
     @cached_property
     def orders(self) -> tuple[Order, ...]:
@@ -138,7 +137,7 @@ class Pattern:
     @cached_property
     def holders(self) -> tuple[tuple[int, ...], ...]:
         """For each rank, the ranks that hold the same stages."""
-        return tuple(tuple(holders(self.samples[0], rank)) for rank in range(self.pp))
+        return tuple(self.samples[0].holders(rank) for rank in range(self.pp))
 
     @cached_property
     def in_flight(self) -> tuple[tuple[RankStages, ...], ...]:
@@ -160,14 +159,16 @@ class Pattern:
 def pattern(name: str, pp: int, microbatches: int, vpp: int) -> Pattern:
     """The pattern of a schedule: itself where it is short, else two shorter ones of the same kind.
 
-    A schedule whose steady state nobody declared (`STEADY_GRAIN`) is validated and taken whole. Raises
-    InputError where its builder refuses the sizes or what it builds cannot run.
+    A schedule that does not say when its steady state repeats itself (`ScheduleSpec.microbatch_step`) is
+    validated and taken whole. Raises InputError where its builder refuses the sizes or what it builds cannot
+    run.
     """
-    if name not in STEADY_GRAIN:
+    step = spec_of(name).microbatch_step
+    if step is None:
         whole = _pattern(name, pp, vpp, (microbatches,))
         validate(whole.samples[0])
         return whole
-    grain = STEADY_GRAIN[name](pp, microbatches)
+    grain = step(pp, microbatches)
     sizes = [_reduced(microbatches, grain, fills * pp) for fills in FILLS]
     if microbatches <= sizes[1] or sizes[0] == sizes[1]:
         return _pattern(name, pp, vpp, (microbatches,))

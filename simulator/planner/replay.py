@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray
+from moesim.simulator.cost.formulas import SyncParts, end_of_step
 from moesim.simulator.cost.table import CostTable, SyncCost
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.operator import BlockKind
@@ -119,7 +120,7 @@ def _replay(
 
 def _finished(done: FloatArray, pattern: Pattern, syncs: Sequence[Sequence[SyncCost]]) -> FloatArray:
     """Reduction behind the mirror rank, norm as a barrier, optimizer and gather (eq. E5)."""
-    parts = np.array([[(s.reduce_s, s.norm_s, s.optimizer_s, s.gather_s) for s in sync] for sync in syncs])
-    ready = [np.max([done[h] for h in pattern.holders[r]], axis=0) for r in range(pattern.pp)]
-    meet = np.max([ready[r] + parts[:, r, 0] for r in range(pattern.pp)], axis=0)
-    return np.asarray(meet + (parts[:, :, 1] + parts[:, :, 2] + parts[:, :, 3]).max(axis=1))
+    costs = np.array([[(s.reduce_s, s.norm_s, s.optimizer_s, s.gather_s) for s in sync] for sync in syncs])
+    parts = [SyncParts(*costs[:, rank].T) for rank in range(pattern.pp)]
+    times = end_of_step(list(done), pattern.holders, parts, np.maximum.reduce)
+    return np.asarray(np.max([time.gathered for time in times], axis=0))

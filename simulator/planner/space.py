@@ -21,7 +21,7 @@ from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.placements import Placement, default_placements, parse_placement
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.routing import Eplb
-from moesim.simulator.schedules import BUILDERS, FREE_VPP
+from moesim.simulator.schedules import SCHEDULES
 
 
 def _expanded(value: Any, info: ValidationInfo) -> Any:
@@ -82,8 +82,8 @@ class PlanSpace(BaseModel):
             if values is not None and not values:
                 raise ValueError(f"{key} is an empty list: no plan is left; give a value or leave it out")
         for name in self.schedule or ():
-            if name not in BUILDERS:
-                raise ValueError(f"schedule {name!r} is not known{nearest(name, list(BUILDERS))}")
+            if name not in SCHEDULES:
+                raise ValueError(f"schedule {name!r} is not known{nearest(name, list(SCHEDULES))}")
         for placement in self.placement or ():
             parse_placement(placement)
         for recipe in self.precision or ():
@@ -136,7 +136,7 @@ class Space:
     def schedules(self) -> tuple[tuple[str, int], ...]:
         """Schedules with the stages a rank that make a difference: several where that is free, else one."""
         free = [v for v in self.vpp if v > 1]
-        return tuple((s, v) for s in self.schedule for v in (free if s in FREE_VPP else [1]))
+        return tuple((s, v) for s in self.schedule for v in (free if SCHEDULES[s].free_vpp else [1]))
 
     @property
     def inner(self) -> int:
@@ -155,7 +155,7 @@ class Space:
         return self.per_frame * prod(map(len, outer))
 
 
-def resolve(space: PlanSpace, scenario: Scenario, shape: ModelShape, cluster: Cluster) -> Space:
+def with_defaults(space: PlanSpace, scenario: Scenario, shape: ModelShape, cluster: Cluster) -> Space:
     """Fill in the defaults for a model on a cluster.
 
     tp: powers of two inside a node. pp: divisors of the number of GPUs up to the layers. ep: divisors of
@@ -187,7 +187,7 @@ def resolve(space: PlanSpace, scenario: Scenario, shape: ModelShape, cluster: Cl
         "expert_tp": (1,),
         "microbatch": (1, 2, 4),
         "zero_stage": (0, 1, 2, 3),
-        "schedule": tuple(BUILDERS),
+        "schedule": tuple(SCHEDULES),
         "recompute": tuple(p for p in RECOMPUTED if p != "attention" or in_memory),
         "precision": (own, *(p for p in hardware if p != own and PRECISIONS[str(p)] != scenario.recipe)),
         "placement": default_placements(scenario, shape),

@@ -7,7 +7,8 @@ from functools import lru_cache
 from math import sqrt
 from statistics import NormalDist
 
-from moesim.simulator.layout.groups import MOST_MEMBERS
+from moesim.simulator.layout.groups import members_of
+from moesim.simulator.layout.parallel import tokens_per_gpu
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.frames import Frame
 from moesim.simulator.scenario import Scenario
@@ -18,11 +19,6 @@ def expected_maximum(n: int) -> float:
     """Expected largest of n standard normal draws (Blom 1958: the quantile at (n - 3/8) / (n + 1/4))."""
     # Twelve digits are the same with every mathematics library.
     return 0.0 if n < 2 else round(NormalDist().inv_cdf((n - 0.375) / (n + 0.25)), 12)
-
-
-def members(frame: Frame) -> int:
-    """GPUs that the engine carries for one pipeline rank."""
-    return frame.plan.ep if frame.plan.ep > 1 else min(frame.layout.dp, MOST_MEMBERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +43,13 @@ class Spread:
 
 def spread_of(scenario: Scenario, shape: ModelShape, frame: Frame) -> Spread:
     """The spread of a plan: clocks, jitter and expert load (eq. R3) at the slowest of its members."""
-    n = members(frame)
+    n = members_of(frame.layout)
     z = expected_maximum(n)
     clock = z * scenario.variation.clock_cv.value
     if frame.plan.ep == 1 or shape.moe is None:
         return Spread(clock, 0.0, 0.0, 0.0, 0.0)
     plan = frame.plan
-    tokens = plan.microbatch * scenario.batch.sequence_length / (plan.cp * plan.tp)
+    tokens = tokens_per_gpu(plan, scenario.batch.sequence_length)
     popularity = scenario.routing.expert_load_cv.value / sqrt(shape.moe.experts / plan.ep)
     dealt = 1.0 / sqrt(tokens * shape.moe.top_k)
     load = sqrt(popularity**2 + dealt**2) if popularity else 0.0

@@ -6,10 +6,7 @@ from pydantic import BaseModel, ConfigDict
 
 from moesim.simulator.layout.stages import describe
 from moesim.simulator.predict.compile import prepare
-from moesim.simulator.predict.fleet_compile import prepare_fleet
-from moesim.simulator.predict.fleet_simulate import pool_memory
 from moesim.simulator.predict.result_parts import MemoryResult
-from moesim.simulator.predict.summarise import memory
 from moesim.simulator.scenario import Scenario
 
 
@@ -25,7 +22,7 @@ class Check(BaseModel):
     microbatches: int
     stages: tuple[str, ...]
     memory: MemoryResult
-    """Of the fullest GPU."""
+    """Of the fullest GPU; of a fleet, that of the pool with the least to spare."""
 
 
 def check(scenario: Scenario) -> Check:
@@ -33,31 +30,13 @@ def check(scenario: Scenario) -> Check:
 
     Raises InputError, with key and nearest legal values, where something does not fit together.
     """
-    if scenario.fleet is not None:
-        return _check_fleet(scenario)
     prepared = prepare(scenario)
     return Check(
         model=prepared.shape.name,
-        accelerator=prepared.cluster.accelerator.title,
-        n_gpus=prepared.cluster.n_gpus,
+        accelerator=" + ".join(pool.part.cluster.accelerator.title for pool in prepared.pools),
+        n_gpus=prepared.n_gpus,
         dp=prepared.layout.dp,
         microbatches=prepared.schedule.microbatches,
         stages=tuple(describe(prepared.stages).splitlines()),
-        memory=memory(prepared),
-    )
-
-
-def _check_fleet(scenario: Scenario) -> Check:
-    """The same for a fleet; the memory is that of the pool with the least to spare."""
-    fleet = prepare_fleet(scenario)
-    first = fleet.prepared[0]
-    pools = [pool_memory(part, p) for part, p in zip(fleet.parts, fleet.prepared, strict=True)]
-    return Check(
-        model=first.shape.name,
-        accelerator=" + ".join(part.cluster.accelerator.title for part in fleet.parts),
-        n_gpus=fleet.n_gpus,
-        dp=first.layout.dp,
-        microbatches=first.schedule.microbatches,
-        stages=tuple(describe(first.stages).splitlines()),
-        memory=max(pools, key=lambda m: m.total_bytes / m.capacity_bytes),
+        memory=prepared.memory,
     )

@@ -6,13 +6,13 @@ from moesim.hwmodels.host import HostCall, InBlock, load_host
 from moesim.hwmodels.provenance import SourcedFraction, provenance_rows, sourced_numbers
 from moesim.simulator.cost.collectives.library import load_library
 from moesim.simulator.layout.memory import ALLOCATOR_SLACK, FRAMEWORK_BYTES
-from moesim.simulator.predict.compile import Prepared
+from moesim.simulator.predict.prepared import PreparedPool
 from moesim.simulator.predict.result_parts import (
     ProvenanceEntry,
 )
 
 
-def provenance(prepared: Prepared) -> list[ProvenanceEntry]:
+def provenance(prepared: PreparedPool) -> list[ProvenanceEntry]:
     """Every number and curve that a prediction stands on."""
     rows = [
         *provenance_rows(prepared.cluster, "cluster"),
@@ -31,9 +31,10 @@ def provenance(prepared: Prepared) -> list[ProvenanceEntry]:
         for r in rows
     ]
     entries += _host_provenance(prepared)
-    if any(id_.startswith("collective.") for id_ in prepared.pricer.evidence.entries):
+    used = prepared.programs[0].costs.evidence.entries
+    if any(id_.removeprefix("engine.").startswith("collective.") for id_ in used):
         entries += _library_provenance()
-    for id_ in sorted(prepared.pricer.evidence.entries):
+    for id_ in sorted(used):
         entry = prepared.profile.entry(id_)
         entries.append(
             ProvenanceEntry(
@@ -48,7 +49,7 @@ def provenance(prepared: Prepared) -> list[ProvenanceEntry]:
     return entries
 
 
-def _host_provenance(prepared: Prepared) -> list[ProvenanceEntry]:
+def _host_provenance(prepared: PreparedPool) -> list[ProvenanceEntry]:
     """Times of the host's calls, where the scenario names a host: forward seconds of one call, in a row."""
     name = prepared.scenario.software.host
     if name is None:
@@ -75,7 +76,7 @@ def _host_provenance(prepared: Prepared) -> list[ProvenanceEntry]:
 
 
 def _library_provenance() -> list[ProvenanceEntry]:
-    """What the rings of the pricer take from the communication library."""
+    """What the prices of rings take from the communication library."""
     library = load_library()
     path, table = f"collectives.{library.name}", library.latencies
     used = {"wire_shares": library.wire_shares, "network_post": library.network_post}

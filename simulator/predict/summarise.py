@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.calibration import profile_hash
-from moesim.hwmodels.confidence import confidence, peak_only_note, statement
+from moesim.hwmodels.confidence import LEVELS, Confidence, confidence, peak_only_note, statement
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR, format_quantity
 from moesim.simulator.engine.critical import critical_path, seconds_by_cause
 from moesim.simulator.engine.full_resolution.result import FullResult
 from moesim.simulator.engine.full_resolution.summary import full_result
-from moesim.simulator.engine.simpy.execute import Execution, execute_all, last_end
+from moesim.simulator.engine.records import Execution, last_group, step_time_s
+from moesim.simulator.layout.pools import usd_per_hour
 from moesim.simulator.layout.stages import describe
-from moesim.simulator.model.counts import (
-    blocks_flop_per_token,
-    flop_per_token,
-    parameters_mtp,
-    parameters_total,
-)
-from moesim.simulator.predict.compile import Prepared, prepare
+from moesim.simulator.model.counts import blocks_flop_per_token, flop_per_token
 from moesim.simulator.predict.fault_effects import fault_effects
 from moesim.simulator.predict.host_report import host_report
-from moesim.simulator.predict.provenance import provenance
+from moesim.simulator.predict.pools import (
+    joined_hash,
+    mean_per_gpu,
+    mean_per_rank,
+    pool_results,
+    pools_provenance,
+)
+from moesim.simulator.predict.prepared import Prepared
 from moesim.simulator.predict.report import (
     breakdowns,
     mean_breakdown,
@@ -32,34 +33,22 @@ from moesim.simulator.predict.report import (
     utilisation,
 )
 from moesim.simulator.predict.result import Result
-from moesim.simulator.predict.result_parts import (
-    CauseRow,
-    MemoryResult,
-    RunResult,
-    StepResult,
-)
+from moesim.simulator.predict.result_parts import CauseRow, RunResult, StepResult
+from moesim.simulator.predict.run_report import run_report
+from moesim.simulator.predict.step import ExecutedStep
 from moesim.simulator.predict.step_result import fastest_flop_per_s, kept_rows, step_result
-from moesim.simulator.run.interruptions import interruptions
-from moesim.simulator.run.report import RunReport
-from moesim.simulator.run.simulate_run import simulate_run
-from moesim.simulator.run.work import StepFigures, phase_works
-from moesim.simulator.scenario import Scenario
 from moesim.version import __version__
 
 
-def step_of(executions: Sequence[Execution]) -> float:
-    """Seconds of the step."""
-    return executions[0].end_ns / 1e9
-
-
-def summarise(prepared: Prepared, executions: Sequence[Execution]) -> Result:
-    """The result object of a finished execution of every program."""
-    scenario, pricer = prepared.scenario, prepared.pricer
-    time_s = step_of(executions)
+def summarise(step: ExecutedStep) -> Result:
+    """The result object of a finished execution of every program; a cluster is a fleet of one pool."""
+    prepared, executions, time_s = step.prepared, step.executions, step.time_s
+    scenario, profiles = prepared.scenario, {p.job.profile.name: p.job.profile for p in prepared.pools}
     by_rank = mean_over_groups([breakdowns(execution) for execution in executions])
     split = mean_over_groups([breakdowns(execution, split_weight=True) for execution in executions])
-    last = max(executions, key=lambda e: last_end(e.ranks))
-    path = seconds_by_cause(critical_path(last))
+    nic, scale_up = _link_rates(prepared)
+    path = seconds_by_cause(critical_path(last_group(executions)))
+    level, reason = _confidence(prepared)
     return Result(
         scenario=scenario.name,
         step=_step(prepared, time_s),
@@ -68,38 +57,62 @@ def summarise(prepared: Prepared, executions: Sequence[Execution]) -> Result:
         breakdown_split_w_s=mean_breakdown(split),
         forward_backward_pair_s=pair_seconds(executions),
         pair_phases=pair_phases(executions),
-        utilisation=utilisation(executions, pricer.links.nic_bytes_per_s, pricer.links.scale_up_bytes_per_s),
+        utilisation=utilisation(executions, nic, scale_up),
         critical_path_s=tuple(CauseRow(cause=c, seconds=s) for c, s in path),
-        memory=memory(prepared),
+        memory=prepared.memory,
         run=_run(prepared, time_s),
         stages=tuple(describe(prepared.stages).splitlines()),
-        profile=prepared.profile.name,
-        profile_hash=profile_hash(prepared.profile),
-        confidence=confidence(prepared.cluster, prepared.profile, scenario.recipe.linear),
-        confidence_reason=statement(prepared.cluster, prepared.profile, scenario.recipe.linear),
-        warnings=tuple(_warnings(prepared)),
-        provenance=tuple(provenance(prepared)),
-        extrapolated=tuple(
-            sorted(
-                {
-                    *pricer.evidence.extrapolated,
-                    *prepared.memory.notes,
-                    *prepared.shape.not_modelled,
-                    *prepared.load_notes,
-                    *peak_only_note(prepared.cluster, prepared.profile, scenario.recipe.linear),
-                }
-            )
-        ),
+        profile=" + ".join(profiles),
+        profile_hash=joined_hash([profile_hash(profile) for profile in profiles.values()]),
+        confidence=level,
+        confidence_reason=reason,
+        warnings=() if prepared.of_fleet else tuple(_warnings(prepared)),
+        provenance=tuple(pools_provenance(prepared)),
+        extrapolated=tuple(sorted(_extrapolated(prepared))),
         seed=scenario.seed,
         version=__version__,
         full=_full(prepared, executions),
-        host=host_report(scenario.software, executions[0].program, time_s),
+        host=None if prepared.of_fleet else host_report(scenario.software, executions[0].program, time_s),
         defaults=scenario.defaults,
+        pools=pool_results(prepared, executions[0]) if prepared.of_fleet else (),
     )
 
 
+def _link_rates(prepared: Prepared) -> tuple[float, float]:
+    """Nominal rates of a mean GPU's NICs and scale-up ports, bytes/s."""
+    return (
+        mean_per_rank(prepared, lambda pool: pool.pricer.links.nic_bytes_per_s),
+        mean_per_rank(prepared, lambda pool: pool.pricer.links.scale_up_bytes_per_s),
+    )
+
+
+def _confidence(prepared: Prepared) -> tuple[Confidence, str]:
+    """The lowest level of all pools, and what each stands on."""
+    linear = prepared.scenario.recipe.linear
+    rows = [
+        (
+            confidence(pool.part.cluster, pool.job.profile, linear),
+            statement(pool.part.cluster, pool.job.profile, linear),
+            pool.part.cluster.accelerator.name,
+        )
+        for pool in prepared.pools
+    ]
+    lowest = max((level for level, _, _ in rows), key=LEVELS.index)
+    reasons = [f"{name}: {reason}" if prepared.of_fleet else reason for _, reason, name in rows]
+    return lowest, "; ".join(reasons)
+
+
+def _extrapolated(prepared: Prepared) -> set[str]:
+    """Sentences about what was read beyond its measured range, or is not modelled."""
+    notes, linear = set(prepared.shape.not_modelled), prepared.scenario.recipe.linear
+    for pool in prepared.pools:
+        notes |= {*pool.programs[0].costs.evidence.notes, *pool.memory_by_rank.notes, *pool.draws.spec.notes}
+        notes |= set(peak_only_note(pool.part.cluster, pool.job.profile, linear))
+    return notes
+
+
 def _step(prepared: Prepared, time_s: float) -> StepResult:
-    cluster, shape, programs = prepared.cluster, prepared.shape, prepared.programs
+    recipe, shape, programs = prepared.scenario.recipe, prepared.shape, prepared.programs
     length, kept = prepared.scenario.batch.sequence_length, kept_rows(programs)
     if prepared.scenario.stages.blocks is None:
         flop = [flop_per_token(shape, length, causal, kept) for causal in (True, False)]
@@ -110,9 +123,9 @@ def _step(prepared: Prepared, time_s: float) -> StepResult:
         (flop[0], flop[1]),
         _tokens(prepared),
         time_s,
-        n_gpus=cluster.n_gpus,
-        peak_flop_per_s=cluster.accelerator.peak_flop_per_s("bf16"),
-        fastest_flop_per_s=fastest_flop_per_s(cluster, prepared.scenario.recipe),
+        n_gpus=prepared.n_gpus,
+        peak_flop_per_s=mean_per_gpu(prepared, lambda p: p.part.cluster.accelerator.peak_flop_per_s("bf16")),
+        fastest_flop_per_s=mean_per_gpu(prepared, lambda p: fastest_flop_per_s(p.part.cluster, recipe)),
         programs=programs,
     )
 
@@ -120,7 +133,7 @@ def _step(prepared: Prepared, time_s: float) -> StepResult:
 def _full(prepared: Prepared, executions: Sequence[Execution]) -> FullResult | None:
     if prepared.whole is None:
         return None
-    causes = fault_effects(prepared.scenario, executions[0].end_ns / 1e9)
+    causes = fault_effects(prepared, step_time_s(executions))
     return full_result(prepared.whole, executions, causes)
 
 
@@ -132,52 +145,26 @@ def _tokens(prepared: Prepared) -> int:
 
 
 def _run(prepared: Prepared, time_s: float) -> RunResult:
-    scenario, cluster = prepared.scenario, prepared.cluster
-    tokens = _tokens(prepared)
-    steps = -(-scenario.run.tokens // tokens)
-    gpu_hours = steps * time_s / SECONDS_PER_HOUR * cluster.n_gpus
-    price = cluster.price_per_gpu_hour
+    plan = prepared.scenario.run
+    steps = -(-plan.tokens // _tokens(prepared))
+    hours = steps * time_s / SECONDS_PER_HOUR
     return RunResult(
-        tokens=scenario.run.tokens,
+        tokens=plan.tokens,
         steps=int(steps),
         days=steps * time_s / SECONDS_PER_DAY,
-        gpu_hours=gpu_hours,
-        cost_usd=gpu_hours * price.value if price else None,
-        report=run_report(prepared, time_s) if scenario.run.asks_for_more else None,
+        gpu_hours=hours * prepared.n_gpus,
+        cost_usd=_cost_usd(prepared, hours),
+        report=run_report(prepared, time_s) if plan.asks_for_more else None,
     )
 
 
-def run_report(prepared: Prepared, time_s: float, factors: FloatArray | None = None) -> RunReport:
-    """The whole run of a prepared scenario whose step takes `time_s` s: phases, stops, bill.
-
-    Steps of other batches and phases are simulated here. `factors`: see `simulate_run`. Raises InputError
-    for an illegal phase, InfeasibleError for a run that practically never ends.
-    """
-    scenario, plan = prepared.scenario, prepared.scenario.run
-
-    def measure(of: Scenario) -> StepFigures:
-        if of is scenario:
-            return StepFigures(time_s, prepared.memory.total_bytes, prepared.memory.capacity_bytes)
-        other = prepare(of)
-        seconds = execute_all(other.programs)[0].end_ns / 1e9
-        return StepFigures(seconds, other.memory.total_bytes, other.memory.capacity_bytes)
-
-    trained = parameters_total(prepared.shape) + parameters_mtp(prepared.shape)
-    stops = interruptions(plan, prepared.cluster, trained, scenario.recipe)
-    works = phase_works(scenario, measure)
-    return simulate_run(plan, prepared.cluster, works, stops, scenario.seed, factors)
-
-
-def memory(prepared: Prepared) -> MemoryResult:
-    """Bytes of the fullest GPU."""
-    report = prepared.memory
-    return MemoryResult(
-        total_bytes=report.total_bytes,
-        range_bytes=report.by_rank[report.fullest_rank].range,
-        capacity_bytes=report.capacity_bytes,
-        fits=report.fits,
-        by_kind_bytes=report.by_kind_bytes,
-    )
+def _cost_usd(prepared: Prepared, hours: float) -> float | None:
+    """Rent of all GPUs for so many hours; None where a pool has no price."""
+    if prepared.of_fleet:
+        price = usd_per_hour([pool.part.cluster for pool in prepared.pools])
+        return None if price is None else hours * price
+    per_gpu = prepared.cluster.price_per_gpu_hour
+    return None if per_gpu is None else hours * prepared.n_gpus * per_gpu.value
 
 
 def _warnings(prepared: Prepared) -> list[str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moesim.simulator.engine.program import NS, PlacedStep
-from moesim.simulator.engine.simpy.execute import Execution, SyncRecord, execute_all
-from moesim.simulator.predict.compile import prepare
+from moesim.simulator.engine.records import Execution, SyncRecord
+from moesim.simulator.predict.step import run_step
 from moesim.simulator.predict.trace import trace_info
 from moesim.simulator.predict.trace_events import THREADS, GpuEvents
 from moesim.simulator.scenario import Scenario
@@ -54,12 +54,12 @@ class Timeline:
 
 def timeline(scenario: Scenario, rank: int = 0) -> Timeline:
     """Run a step and return what to draw of it. Raises InputError for an illegal scenario."""
-    prepared = prepare(scenario)
-    execution = execute_all(prepared.programs)[0]
+    step = run_step(scenario)
+    execution = step.executions[0]
     ranks = range(len(execution.ranks))
     rank = min(max(rank, 0), len(ranks) - 1)
     actions = [bar for r in ranks for bar in (*_actions(execution, r), *_end(execution.syncs[r], str(r)))]
-    info = trace_info(prepared, 0)
+    info = trace_info(step.prepared, 0)
     return Timeline(
         step_s=execution.end_ns / NS,
         ranks=len(ranks),

@@ -14,11 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import check_writable, is_folder, write_atomically
-from moesim.simulator.engine.simpy.execute import Execution
-from moesim.simulator.predict.trace_events import Event, GpuEvents, Shown, TraceInfo, flows, names, send_lanes
+from moesim.simulator.engine.records import Execution
+from moesim.simulator.predict.trace_events import (
+    Event,
+    GpuEvents,
+    ShownGpus,
+    TraceInfo,
+    flows,
+    names,
+    send_lanes,
+)
 
 if TYPE_CHECKING:
-    from moesim.simulator.predict.compile import Prepared
+    from moesim.simulator.predict.prepared import Prepared
 
 EXTENSIONS = (".json", ".json.gz")
 
@@ -48,7 +56,7 @@ def trace_info(prepared: Prepared, group: int = 0) -> TraceInfo:
 
 def shown_places(
     execution: Execution, info: TraceInfo, ranks: Sequence[int] | None = None, members: Sequence[int] = (0,)
-) -> list[Shown]:
+) -> list[ShownGpus]:
     """What to show of a folded run: `ranks`, all by default, and `members` of each by position.
 
     Raises InputError for a rank or member that is not there.
@@ -56,12 +64,12 @@ def shown_places(
     count = len(execution.ranks)
     who = _chosen("members", members, execution.program.members)
     places = [(r, m) for r in _chosen("ranks", range(count) if ranks is None else ranks, count) for m in who]
-    return [Shown(execution, info, tuple(places))]
+    return [ShownGpus(execution, info, tuple(places))]
 
 
 def shown_gpus(
     prepared: Prepared, executions: Sequence[Execution], gpus: Sequence[int] | None = None
-) -> list[Shown]:
+) -> list[ShownGpus]:
     """What to show of a full run: these GPUs by global number; by default one pipeline of the first group.
 
     Raises InputError for a GPU that is not there or did not run.
@@ -84,11 +92,11 @@ def shown_gpus(
     for number, group in enumerate(whole.running):
         places = sorted({where[gpu][1:] for gpu in wanted if where[gpu][0] == group})
         if places:
-            shown.append(Shown(executions[number], trace_info(prepared, group), tuple(places)))
+            shown.append(ShownGpus(executions[number], trace_info(prepared, group), tuple(places)))
     return shown
 
 
-def chrome_trace(shown: Sequence[Shown]) -> dict[str, Any]:
+def chrome_trace(shown: Sequence[ShownGpus]) -> dict[str, Any]:
     """The trace as one JSON object (Trace Event Format; ts and dur in microseconds).
 
     Complete events come in order of time.
@@ -132,7 +140,7 @@ def chrome_trace(shown: Sequence[Shown]) -> dict[str, Any]:
     }
 
 
-def write_trace(path: str | Path, shown: Sequence[Shown]) -> None:
+def write_trace(path: str | Path, shown: Sequence[ShownGpus]) -> None:
     """Write `chrome_trace` to a .json or .json.gz file: complete or not at all, equal bytes for equal runs.
 
     Raises InputError for another extension and a missing folder.
@@ -141,7 +149,7 @@ def write_trace(path: str | Path, shown: Sequence[Shown]) -> None:
     write_atomically(path, _chunks(chrome_trace(shown)))
 
 
-def write_trace_per_gpu(folder: str | Path, shown: Sequence[Shown]) -> list[Path]:
+def write_trace_per_gpu(folder: str | Path, shown: Sequence[ShownGpus]) -> list[Path]:
     """Write one `rank-NNNNN.json.gz` a GPU, the layout that Holistic Trace Analysis reads; return the paths.
 
     The folder must exist. Raises InputError as `write_trace` does.
@@ -153,7 +161,7 @@ def write_trace_per_gpu(folder: str | Path, shown: Sequence[Shown]) -> list[Path
     for part in shown:
         for rank, member in part.places:
             path = folder / f"rank-{part.info.gpus[rank][member]:05d}.json.gz"
-            write_trace(path, [Shown(part.execution, part.info, ((rank, member),))])
+            write_trace(path, [ShownGpus(part.execution, part.info, ((rank, member),))])
             written.append(path)
     return written
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from moesim.simulator.cost.table import Mode
 from moesim.simulator.engine.program import NS, CompiledTask
-from moesim.simulator.engine.simpy.execute import Execution, SendRecord, StepRecord
+from moesim.simulator.engine.records import Execution, SendRecord, StepRecord
 
 Event = dict[str, Any]
 
@@ -43,7 +43,7 @@ class TraceInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ShownGpus:
     """What a trace shows of one group: (pipeline rank, member) places of its execution."""
 
     execution: Execution
@@ -195,7 +195,7 @@ def _word(phase: str) -> str:
     return phase.replace(" ", "_")
 
 
-def flows(part: Shown, first: int) -> Iterator[Event]:
+def flows(part: ShownGpus, first: int) -> Iterator[Event]:
     """Arrows, numbered after `first`, from pipeline sends to the actions that need them, where both show."""
     execution, info = part.execution, part.info
     ranks = sorted({rank for rank, _ in part.places})

@@ -7,12 +7,14 @@ case (docs/performance.md, "How large a job is"); they bound a job, and no predi
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.layout.groups import MOST_MEMBERS
+from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario
 
 TASKS_PER_BLOCK = 19
@@ -64,18 +66,15 @@ class WorkSize:
         return self.simulations * self.tasks * SECONDS_PER_TASK
 
 
-def work_size(scenario: Scenario) -> WorkSize:
+def work_size(scenario: Scenario, shape: ModelShape, machines: Sequence[Cluster]) -> WorkSize:
     """Counts for a scenario, legal or not; nothing that grows with its numbers is built.
 
-    Raises InputError where a name in it cannot be resolved.
+    `shape` and `machines`: its model, and its cluster or those of its fleet, loaded.
     """
-    if scenario.fleet is None:
-        machines = [scenario.machine]
-    else:
-        machines = [scenario.pool_machine(pool) for pool in scenario.fleet.pools]
-    sizes = [_on(scenario, machine, sum(m.n_gpus for m in machines)) for machine in machines]
+    total = sum(machine.n_gpus for machine in machines)
+    sizes = [_on(scenario, shape, machine, total) for machine in machines]
     return WorkSize(
-        gpus=sum(machine.n_gpus for machine in machines),
+        gpus=total,
         blocks=sizes[0].blocks,
         microbatches=max(size.microbatches for size in sizes),
         tasks=sum(size.tasks for size in sizes),
@@ -85,14 +84,14 @@ def work_size(scenario: Scenario) -> WorkSize:
     )
 
 
-def _on(scenario: Scenario, machine: Cluster, n_gpus: int) -> WorkSize:
-    plan, shape, whole = scenario.parallel, scenario.shape, scenario.resolution == "full"
+def _on(scenario: Scenario, shape: ModelShape, machine: Cluster, n_gpus: int) -> WorkSize:
+    plan, whole = scenario.parallel, scenario.resolution == "full"
     per_rank = max(1, n_gpus // plan.pp)
     dp = max(1, per_rank // (plan.tp * plan.cp))
     microbatches = max(1, ceil(scenario.batch.sequences / (dp * plan.microbatch)))
     members = plan.ep if plan.ep > 1 else min(per_rank if whole else dp, MOST_MEMBERS)
     groups = max(1, per_rank // members) if whole else 1
-    blocks = _blocks(scenario)
+    blocks = _blocks(scenario, shape)
     tasks = TASKS_PER_BLOCK * blocks * microbatches * groups
     experts = 0 if shape.moe is None or plan.ep == 1 else shape.moe.experts
     # Every task has a duration and a noise for every member; loads are drawn expert by expert first.
@@ -114,11 +113,11 @@ def _on(scenario: Scenario, machine: Cluster, n_gpus: int) -> WorkSize:
     )
 
 
-def _blocks(scenario: Scenario) -> int:
+def _blocks(scenario: Scenario, shape: ModelShape) -> int:
     """Blocks of the model, or of the part of it that is given; "moe*4" counts as four."""
     stated = scenario.stages.blocks
     if stated is None:
-        return scenario.shape.n_layers + scenario.shape.mtp_layers + 2
+        return shape.n_layers + shape.mtp_layers + 2
     count = 0
     for text in stated:
         for word in text.split():
@@ -147,9 +146,16 @@ def own_machine() -> WorkLimits:
     return WorkLimits(memory, 86_400.0, 20_000_000, "this machine", "use a machine with more memory")
 
 
-def check_size(scenario: Scenario, limits: WorkLimits, *, trace: bool = False) -> WorkSize:
+def check_size(
+    scenario: Scenario,
+    shape: ModelShape,
+    machines: Sequence[Cluster],
+    limits: WorkLimits,
+    *,
+    trace: bool = False,
+) -> WorkSize:
     """The size of a scenario's work; raises InputError, with the remedy, where it is above `limits`."""
-    size = work_size(scenario)
+    size = work_size(scenario, shape, machines)
     needed, most = size.trace_bytes if trace else size.bytes, limits.most_bytes
     share = max(needed / most, size.seconds / limits.most_seconds)
     if share > 1.0:

@@ -41,7 +41,7 @@ class FailureModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunOutcome:
     """Seconds of every phase and replica, [phases, replicas]; by cause [phases, causes, replicas].
 
     wall = work + checkpoints + lost + detection + waiting + restart, summed over causes where there are any.
@@ -64,7 +64,7 @@ def simulate_failures(
     replicas: int,
     seed: int,
     factors: FloatArray | None = None,
-) -> Outcome:
+) -> RunOutcome:
     """Run the phases one after the other in every replica (eq. J4).
 
     `work_s`: training seconds of each phase without any interruption; `factors` multiplies them for each
@@ -95,7 +95,7 @@ class _State:
             self.ready[:, -1] = np.inf  # place for the node that breaks next
         by_phase, by_cause = (phases, replicas), (phases, len(model.shares), replicas)
         zeros = np.zeros
-        self.outcome = Outcome(
+        self.outcome = RunOutcome(
             zeros(by_phase), zeros(by_phase), zeros(by_phase), zeros(by_phase),
             zeros(by_cause), zeros(by_cause), zeros(by_cause), zeros(by_cause, dtype=np.int64),
         )  # fmt: skip

@@ -12,7 +12,7 @@ import numpy as np
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
-from moesim.simulator.run.failures import Outcome, simulate_failures
+from moesim.simulator.run.failures import RunOutcome, simulate_failures
 from moesim.simulator.run.interruptions import Interruptions
 from moesim.simulator.run.money import Rates, rates
 from moesim.simulator.run.report import (
@@ -138,7 +138,7 @@ class _Book:
     """Sums over phases, causes and replicas in GPU-hours and dollars."""
 
     phases: Sequence[PhaseWork]
-    outcome: Outcome
+    outcome: RunOutcome
     gpus: int
     bill: Rates
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.units import SECONDS_PER_HOUR
-from moesim.simulator.layout.parallel import Layout
+from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.run.phases import Level, StepTimes, levels, work_seconds
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.run_plan import Ramp, RunPhase
@@ -24,8 +24,8 @@ class StepFigures:
     capacity_bytes: float
 
 
-Measure = Callable[[Scenario], StepFigures]
-"""Simulates one step of a scenario; raises InputError for an illegal one."""
+Measure = Callable[[ResolvedJob], StepFigures]
+"""Simulates one step of a job; raises InputError for an illegal one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,30 +44,40 @@ class PhaseWork:
     notes: tuple[str, ...] = ()
 
 
-def phase_works(scenario: Scenario, measure: Measure) -> list[PhaseWork]:
-    """Every phase of the scenario's run plan, the main one first (eq. J1).
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """What a phase trains: its job, and tokens or steps."""
+
+    name: str
+    job: ResolvedJob
+    tokens: float | None
+    steps: int | None
+    ramp: Ramp | None
+    assumption: str
+
+    @property
+    def quantum(self) -> int:
+        """Sequences of one micro-batch in every pipeline."""
+        return self.job.layout.dp * self.job.scenario.parallel.microbatch
+
+
+def phase_works(job: ResolvedJob, measure: Measure) -> list[PhaseWork]:
+    """Every phase of the job's run plan, the main one first (eq. J1).
 
     `measure` is called once for each phase, and up to twice more for a batch ramp. Raises InputError that
     names the phase where its plan is illegal.
     """
-    plan = scenario.run
-    found = [_simulated("main", scenario, plan.tokens, None, plan.ramp, "", measure)]
+    scenario, plan = job.scenario, job.scenario.run
+    main = _Stretch("main", job, plan.tokens, None, plan.ramp, "")
+    found = [_simulated(main, measure)]
     for phase in plan.phases:
         if phase.gpu_hours is not None:
-            found.append(_stated(phase, scenario))
+            found.append(_stated(phase, job.cluster.n_gpus))
             continue
         try:
-            found.append(
-                _simulated(
-                    phase.name,
-                    phase_scenario(scenario, phase),
-                    phase.tokens,
-                    phase.steps,
-                    phase.ramp,
-                    phase.assumption,
-                    measure,
-                )
-            )
+            own = job.changed_to(phase_scenario(scenario, phase))
+            stretch = _Stretch(phase.name, own, phase.tokens, phase.steps, phase.ramp, phase.assumption)
+            found.append(_simulated(stretch, measure))
         except InputError as error:
             raise InputError(f"run.phases {phase.name!r}: {error}") from None
     return found
@@ -83,7 +93,7 @@ def phase_scenario(scenario: Scenario, phase: RunPhase) -> Scenario:
     )
 
 
-def _stated(phase: RunPhase, scenario: Scenario) -> PhaseWork:
+def _stated(phase: RunPhase, n_gpus: int) -> PhaseWork:
     assert phase.gpu_hours is not None
     hours = phase.gpu_hours
     return PhaseWork(
@@ -94,35 +104,28 @@ def _stated(phase: RunPhase, scenario: Scenario) -> PhaseWork:
         sequences=0,
         sequence_length=0,
         step_time_s=0.0,
-        seconds=hours.value * SECONDS_PER_HOUR / scenario.machine.n_gpus,
+        seconds=hours.value * SECONDS_PER_HOUR / n_gpus,
         notes=(f"{phase.name}: {hours.text} as stated ({hours.source}), not predicted",),
     )
 
 
-def _simulated(
-    name: str,
-    scenario: Scenario,
-    tokens: float | None,
-    steps: int | None,
-    ramp: Ramp | None,
-    assumption: str,
-    measure: Measure,
-) -> PhaseWork:
+def _simulated(stretch: _Stretch, measure: Measure) -> PhaseWork:
+    name, scenario, ramp = stretch.name, stretch.job.scenario, stretch.ramp
     batch = scenario.batch
-    full = measure(scenario)
-    notes = [f"{name}: {assumption}"] if assumption else []
+    full = measure(stretch.job)
+    notes = [f"{name}: {stretch.assumption}"] if stretch.assumption else []
     if full.needed_bytes > full.capacity_bytes:
         notes.append(
             f"{name}: does not fit: {full.needed_bytes / 2**30:.1f} of {full.capacity_bytes / 2**30:.1f} GiB"
         )
-    if steps is not None:
-        found = [Level(batch.sequences, steps)]
+    if stretch.steps is not None:
+        found = [Level(batch.sequences, stretch.steps)]
     else:
-        assert tokens is not None
-        found = levels(tokens, batch.sequences, batch.sequence_length, ramp, _pipeline_quantum(scenario))
+        assert stretch.tokens is not None
+        found = levels(stretch.tokens, batch.sequences, batch.sequence_length, ramp, stretch.quantum)
     times = StepTimes((batch.sequences,), (full.time_s,))
     if ramp is not None:
-        times = _ramp_times(scenario, ramp, full.time_s, measure)
+        times = _ramp_times(stretch, ramp, full.time_s, measure)
         if ramp.sequences < times.sequences[0]:
             notes.append(
                 f"{name}: schedule {scenario.schedule} cannot run batches below {times.sequences[0]:,} "
@@ -143,16 +146,10 @@ def _simulated(
     )
 
 
-def _pipeline_quantum(scenario: Scenario) -> int:
-    """Sequences of one micro-batch in every pipeline."""
-    cluster, plan = scenario.machine, scenario.parallel
-    return Layout(plan, cluster.n_gpus, cluster.node.n_gpus).dp * plan.microbatch
-
-
-def _ramp_times(scenario: Scenario, ramp: Ramp, full_s: float, measure: Measure) -> StepTimes:
+def _ramp_times(stretch: _Stretch, ramp: Ramp, full_s: float, measure: Measure) -> StepTimes:
     """Step times at the smallest batch that the schedule can run, a middle one and the full one."""
+    scenario, quantum = stretch.job.scenario, stretch.quantum
     full = scenario.batch.sequences
-    quantum = _pipeline_quantum(scenario)
     first = _legal(scenario, math.ceil(ramp.sequences / quantum), full // quantum, quantum)
     if first == full:
         raise InputError(
@@ -164,7 +161,8 @@ def _ramp_times(scenario: Scenario, ramp: Ramp, full_s: float, measure: Measure)
     known = {full: full_s}
     for sequences in (first, middle):
         if sequences not in known:
-            known[sequences] = measure(scenario.overridden(f"batch.sequences={sequences}")).time_s
+            smaller = scenario.overridden(f"batch.sequences={sequences}")
+            known[sequences] = measure(stretch.job.changed_to(smaller)).time_s
     return StepTimes(tuple(sorted(known)), tuple(known[s] for s in sorted(known)))
 
 

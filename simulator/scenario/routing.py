@@ -69,7 +69,7 @@ class Capacity(Section):
     factor: Annotated[SourcedFraction, ranges.CAPACITY]
     """Rows above this multiple of the mean are dropped; the share dropped is a warning of the result."""
     per: Literal["expert", "rank"] = "expert"
-    """Whose rows are counted."""
+    """Whether the rows of an expert or those of a rank are counted."""
 
 
 class Eplb(Section):

@@ -99,11 +99,11 @@ class Scenario(Section):
     communication: Communication = Communication()
     """Communication kernels."""
     recompute: RecomputePolicy = "none"
-    """What backward forms again; `deepseek-v3` is `selective` with the attention output cached in E5M6."""
+    """What the backward recomputes; `deepseek-v3` is `selective` with the attention output cached in E5M6."""
     routing: Routing = Field(
         default_factory=Routing, description="Which experts tokens go to, and how uneven the load is."
     )
-    variation: Variation = Field(default_factory=Variation, description="What else makes ranks differ.")
+    variation: Variation = Field(default_factory=Variation, description="Other differences between ranks.")
     run: RunPlanRef = Field(
         default_factory=RunPlan,
         description="The whole run: a run plan's name or file, or its keys. Absent: the tokens that the "
@@ -118,7 +118,7 @@ class Scenario(Section):
     software: Software = Software()
     """What the framework does: attention kernels, overlap of collectives."""
     seed: int = Field(0, ge=0, lt=2**63)
-    """Of every random draw."""
+    """Seed of every random draw."""
     _base: str | None = PrivateAttr(None)
     """Folder that relative paths start from (set by the loader)."""
     _defaults: tuple[Default, ...] = PrivateAttr(())
@@ -180,12 +180,16 @@ class Scenario(Section):
     def machine(self) -> Cluster:
         """The cluster itself; raises InputError for a fleet, which is not one cluster."""
         if self.cluster is None:
-            raise InputError(
-                f"scenario {self.name} runs on a fleet of several clusters (fleet.pools), and this needs "
-                "one: give cluster instead. Fleets go with simulate, explain, check, compare, sweep, "
-                "neighbours and plan, in folded resolution and without uncertainty"
-            )
+            raise self.needs_one_cluster()
         return self._cluster(self.cluster)
+
+    def needs_one_cluster(self) -> InputError:
+        """What to raise where a fleet is given and one cluster is needed."""
+        return InputError(
+            f"scenario {self.name} runs on a fleet of several clusters (fleet.pools), and this needs "
+            "one: give cluster instead. Fleets go with simulate, explain, check, compare, sweep, "
+            "neighbours and plan, in folded resolution and without uncertainty"
+        )
 
     @property
     def machines(self) -> tuple[Cluster, ...]:
@@ -224,19 +228,25 @@ class Scenario(Section):
     def _calibration(self, profile: str | CalibrationProfile) -> CalibrationProfile:
         return profile if isinstance(profile, CalibrationProfile) else load_profile(self.path(profile))
 
-    def pool_profile(self, pool: Pool) -> str | CalibrationProfile:
-        """Calibration profile of a pool: its own, the scenario's, or the best of its accelerator."""
+    def pool_profile(self, pool: Pool, machine: Cluster | None = None) -> str | CalibrationProfile:
+        """Calibration profile of a pool: its own, the scenario's, or the best of its accelerator.
+
+        `machine`: the pool's cluster, where it is loaded already.
+        """
         if pool.profile is not None or is_stated(self, "profile"):
             return pool.profile or self.profile
-        return rules.profile_of(self.pool_machine(pool).accelerator)[0]
+        return rules.profile_of((machine or self.pool_machine(pool)).accelerator)[0]
 
-    def pool_sms(self, pool: Pool) -> int:
-        """SMs of a pool's communication kernels: its own, the scenario's, or those of its accelerator."""
+    def pool_sms(self, pool: Pool, machine: Cluster | None = None) -> int:
+        """SMs of a pool's communication kernels: its own, the scenario's, or those of its accelerator.
+
+        `machine`: the pool's cluster, where it is loaded already.
+        """
         if pool.communication_sms is not None:
             return pool.communication_sms
         if is_stated(self, "communication.sms"):
             return self.communication.sms
-        return rules.sms_of(self.pool_machine(pool).accelerator)[0]
+        return rules.sms_of((machine or self.pool_machine(pool)).accelerator)[0]
 
     def _cluster(self, cluster: str | Cluster | ClusterOutline) -> Cluster:
         base = None if self._base is None else Path(self._base) / "scenario"

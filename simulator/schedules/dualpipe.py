@@ -5,15 +5,15 @@ from __future__ import annotations
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.schedules.eight_steps import eight_steps
 from moesim.simulator.schedules.schedule import Schedule, bidirectional_routes
-from moesim.simulator.schedules.sizes import check_fixed_vpp, check_microbatches, check_positive
+from moesim.simulator.schedules.sizes import check_microbatches
+from moesim.simulator.schedules.spec import ScheduleSpec, every
+from moesim.simulator.schedules.timeline import Durations
 
 NAME = "dualpipe"
 
 
-def check_dualpipe(pp: int, microbatches: int, vpp: int = 1) -> None:
-    """Raise InputError with the nearest legal sizes where `build_dualpipe` would."""
-    check_positive(NAME, pp, microbatches, vpp)
-    check_fixed_vpp(NAME, vpp, 1)
+def check_dualpipe(pp: int, microbatches: int) -> None:
+    """Raise InputError, with the nearest legal sizes, for odd ranks and too few or odd micro-batches."""
     if pp % 2:
         near = [p for p in (pp - 1, pp + 1) if p]
         raise InputError(
@@ -27,12 +27,11 @@ def check_dualpipe(pp: int, microbatches: int, vpp: int = 1) -> None:
 
 
 def build_dualpipe(pp: int, microbatches: int, vpp: int = 1) -> Schedule:
-    """Schedule for even pp and even micro-batches >= 2 pp.
+    """Order for even pp and even micro-batches >= 2 pp.
 
     A stage is counted in its own direction, so rank r holds stages r and pp - 1 - r; micro-batches
-    0..M/2-1 enter at rank 0 and M/2..M-1 at the last rank. Raises InputError.
+    0..M/2-1 enter at rank 0 and M/2..M-1 at the last rank.
     """
-    check_dualpipe(pp, microbatches, vpp)
     half = microbatches // 2
     ranks = []
     for rank in range(pp):
@@ -41,4 +40,26 @@ def build_dualpipe(pp: int, microbatches: int, vpp: int = 1) -> Schedule:
         own = (position, near_end)
         other = (pp - 1 - position, half - near_end)
         ranks.append(eight_steps(own, other, position, depth=pp // 2, chunks=half))
-    return Schedule(NAME, microbatches, bidirectional_routes(pp), tuple(ranks), awaits_sends=True)
+    return Schedule(NAME, microbatches, bidirectional_routes(pp), tuple(ranks))
+
+
+def bubble(pp: int, durations: Durations, vpp: int) -> float:
+    """(pp/2 - 1)(F&B + B - 3W), full backward B and overlapped pair F&B (arXiv 2412.19437, table 2)."""
+    return (pp / 2 - 1) * pair_gap(durations)
+
+
+def pair_gap(durations: Durations) -> float:
+    """F&B + B - 3W: what each rank beyond the first of a direction adds to the bubble."""
+    return durations.overlap + durations.backward - 3 * durations.weight_gradient
+
+
+DUALPIPE = ScheduleSpec(
+    NAME,
+    build_dualpipe,
+    check_sizes=check_dualpipe,
+    microbatch_step=every(2),
+    bubble=bubble,
+    bidirectional=True,
+    overlapped_pairs=True,
+    awaits_sends=True,
+)

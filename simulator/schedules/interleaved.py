@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from moesim.simulator.schedules.action import Step
 from moesim.simulator.schedules.schedule import Schedule, loop_route
 from moesim.simulator.schedules.sequence import Chunk, one_forward_one_backward
-from moesim.simulator.schedules.sizes import check_microbatches, check_positive
+from moesim.simulator.schedules.sizes import check_microbatches
+from moesim.simulator.schedules.spec import ScheduleSpec
+from moesim.simulator.schedules.timeline import Durations
 
 NAME = "interleaved-1f1b"
 
 
-def check_interleaved_1f1b(pp: int, microbatches: int, vpp: int = 1) -> None:
-    """Raise InputError with the nearest legal sizes where `build_interleaved_1f1b` would."""
-    check_positive(NAME, pp, microbatches, vpp)
-    check_rounds(NAME, pp, microbatches)
-
-
 def build_interleaved_1f1b(pp: int, microbatches: int, vpp: int = 1) -> Schedule:
-    """Schedule with `vpp` stages a rank, stage s on rank s % pp.
+    """Order with `vpp` stages a rank, stage s on rank s % pp.
 
     Micro-batches must divide into max(1, micro-batches // pp) equal rounds, the rule of
-    `torch.distributed.pipelining` (2.13), whose order this is. Raises InputError.
+    `torch.distributed.pipelining` (2.13), whose order this is.
     """
-    check_interleaved_1f1b(pp, microbatches, vpp)
     ranks = tuple(interleaved_rank(pp, microbatches, vpp, rank, warmup_per_hop=2) for rank in range(pp))
     return Schedule(NAME, microbatches, (loop_route(pp, pp * vpp),), ranks)
+
+
+def bubble(pp: int, durations: Durations, vpp: int) -> float:
+    """(pp - 1)(F_rank + B_rank) / vpp, where F_rank = vpp F and B_rank = vpp B (arXiv 2104.04473, 2.2.2)."""
+    return (pp - 1) * (vpp * durations.forward + vpp * durations.backward) / vpp
 
 
 def per_round(pp: int, microbatches: int) -> int:
@@ -63,3 +65,16 @@ def _rounds(stages: list[int], microbatches: int, each: int) -> list[Chunk]:
         for stage in stages
         for microbatch in range(first, min(first + each, microbatches))
     ]
+
+
+INTERLEAVED_1F1B = ScheduleSpec(
+    NAME,
+    build_interleaved_1f1b,
+    stages_per_rank=None,
+    check_sizes=partial(check_rounds, NAME),
+    microbatch_step=per_round,
+    bubble=bubble,
+    names_elsewhere={"torch": "Interleaved1F1B", "megatron-lm": "interleaved 1F1B"},
+    advised=False,
+    fleet_default=False,
+)

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+from moesim.simulator.schedules.gpipe import bubble
 from moesim.simulator.schedules.schedule import Schedule, loop_route
 from moesim.simulator.schedules.sequence import one_forward_one_backward
-from moesim.simulator.schedules.sizes import check_fixed_vpp, check_positive
+from moesim.simulator.schedules.spec import ScheduleSpec, every
 
 NAME = "1f1b"
 
 
-def check_1f1b(pp: int, microbatches: int, vpp: int = 1) -> None:
-    """Raise InputError with the nearest legal sizes where `build_1f1b` would."""
-    check_positive(NAME, pp, microbatches, vpp)
-    check_fixed_vpp(NAME, vpp, 1)
-
-
 def build_1f1b(pp: int, microbatches: int, vpp: int = 1) -> Schedule:
-    """Schedule for any pp and micro-batches >= 1 (Narayanan et al. 2021, arXiv 2104.04473, 2.2.1).
+    """Order for any pp and micro-batches >= 1 (Narayanan et al. 2021, arXiv 2104.04473, 2.2.1).
 
-    Rank r runs min(pp - 1 - r, micro-batches) forwards before it alternates. Raises InputError.
+    Rank r runs min(pp - 1 - r, micro-batches) forwards before it alternates.
     """
-    check_1f1b(pp, microbatches, vpp)
     ranks = []
     for rank in range(pp):
         chunks = [(rank, m) for m in range(microbatches)]
         ranks.append(one_forward_one_backward(chunks, chunks, min(pp - 1 - rank, microbatches)))
-    return Schedule(NAME, microbatches, (loop_route(pp, pp),), tuple(ranks), awaits_sends=True)
+    return Schedule(NAME, microbatches, (loop_route(pp, pp),), tuple(ranks))
+
+
+# The bubble is GPipe's (arXiv 2104.04473, 2.2; DeepSeek-V3, arXiv 2412.19437, table 2).
+ONE_F_ONE_B = ScheduleSpec(
+    NAME,
+    build_1f1b,
+    microbatch_step=every(1),
+    bubble=bubble,
+    awaits_sends=True,
+    names_elsewhere={"torch": "1F1B", "megatron-lm": "1F1B"},
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from moesim.simulator.schedules.action import Step
+from moesim.simulator.schedules.action import Overlap, Step
 
 Placement = Literal["loop", "v", "bidirectional", "custom"]
 
@@ -54,6 +54,11 @@ class Schedule:
             return "loop"
         return "v" if self.routes[0] == v_route(pp) else "custom"
 
+    @property
+    def paired(self) -> bool:
+        """Whether it has overlapped pairs."""
+        return any(isinstance(step, Overlap) for steps in self.ranks for step in steps)
+
     def direction_of(self, microbatch: int) -> int:
         """Index into `routes` of the direction that a micro-batch travels."""
         return microbatch * len(self.routes) // self.microbatches
@@ -66,6 +71,11 @@ class Schedule:
         """Stages whose parameters a rank holds, ascending, over all directions."""
         held = {stage for route in self.routes for stage, owner in enumerate(route) if owner == rank}
         return tuple(sorted(held))
+
+    def holders(self, rank: int) -> tuple[int, ...]:
+        """Ranks that hold a stage of `rank`: itself, and its mirror in a bidirectional pipeline."""
+        stages = self.stages_on_rank(rank)
+        return tuple(sorted({route[stage] for route in self.routes for stage in stages}))
 
 
 def loop_route(pp: int, n_stages: int) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from moesim.hwmodels.errors import InputError
 
@@ -23,14 +23,16 @@ def check_positive(name: str, pp: int, microbatches: int, vpp: int) -> None:
         )
 
 
-def check_fixed_vpp(name: str, vpp: int, stages_per_rank: int) -> None:
-    """Raise InputError if `vpp` asks for more chunks than a schedule of fixed depth has."""
+def check_fixed_vpp(name: str, vpp: int, stages_per_rank: int, free: Sequence[str]) -> None:
+    """Raise InputError if `vpp` asks for more chunks than a schedule of fixed depth has.
+
+    `free`: names of the schedules whose stages a rank are the caller's choice.
+    """
     if vpp not in (1, stages_per_rank):
         legal = "1" if stages_per_rank == 1 else f"{stages_per_rank} (or leave it out)"
         raise InputError(
             f"schedule {name}: vpp={vpp} is illegal, since it always holds {stages_per_rank} stage(s) a rank "
-            f"and direction; nearest legal: {legal}. Schedules with a free vpp: interleaved-1f1b, "
-            "interleaved-zero-bubble.",
+            f"and direction; nearest legal: {legal}. Schedules with a free vpp: {', '.join(free)}.",
             key="parallel.vpp",
             nearest=(1,),
         )

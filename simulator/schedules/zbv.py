@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import math
+
 from moesim.simulator.schedules.action import Step
 from moesim.simulator.schedules.schedule import Schedule, v_route
 from moesim.simulator.schedules.sequence import RankWriter
-from moesim.simulator.schedules.sizes import check_fixed_vpp, check_positive
+from moesim.simulator.schedules.spec import ScheduleSpec, every
+from moesim.simulator.schedules.timeline import Durations
 
 NAME = "zbv"
 
 
-def check_zbv(pp: int, microbatches: int, vpp: int = 1) -> None:
-    """Raise InputError with the nearest legal sizes where `build_zbv` would."""
-    check_positive(NAME, pp, microbatches, vpp)
-    check_fixed_vpp(NAME, vpp, 2)
-
-
 def build_zbv(pp: int, microbatches: int, vpp: int = 1) -> Schedule:
-    """Schedule with stages r and 2 pp - 1 - r on rank r, for any pp and micro-batches >= 1.
+    """Order with stages r and 2 pp - 1 - r on rank r, for any pp and micro-batches >= 1.
 
     The order fills the pipeline with at least 2 pp - 1 micro-batches; where there are fewer, it is that
-    order without the missing ones, as in PyTorch 2.13. Raises InputError.
+    order without the missing ones, as in PyTorch 2.13.
     """
-    check_zbv(pp, microbatches, vpp)
     ranks = tuple(_rank_steps(pp, microbatches, rank) for rank in range(pp))
     return Schedule(NAME, microbatches, (v_route(pp),), ranks)
+
+
+def bubble(pp: int, durations: Durations, vpp: int) -> float | None:
+    """0 where F, I and W are equal (arXiv 2401.10241, 6), otherwise not published.
+
+    The paper counts each rank from its own first step to its own last one.
+    """
+    forward, weights = durations.forward, durations.weight_gradient
+    even = math.isclose(forward, weights) and math.isclose(durations.input_gradient, weights)
+    return 0.0 if even else None
 
 
 def _rank_steps(pp: int, microbatches: int, rank: int) -> tuple[Step, ...]:
@@ -59,3 +65,14 @@ def _rank_steps(pp: int, microbatches: int, rank: int) -> tuple[Step, ...]:
         while writer.count(chunk, "W") < total:
             writer.put(chunk, "W")
     return tuple(writer.steps)
+
+
+ZBV = ScheduleSpec(
+    NAME,
+    build_zbv,
+    stages_per_rank=2,
+    microbatch_step=every(1),
+    bubble=bubble,
+    names_elsewhere={"torch": "ZBVZeroBubble"},
+    advised=False,
+)

@@ -2,43 +2,42 @@
 
 from __future__ import annotations
 
-from moesim.simulator.schedules.interleaved import check_rounds, interleaved_rank
+from functools import partial
+
+from moesim.simulator.schedules.interleaved import check_rounds, interleaved_rank, per_round
 from moesim.simulator.schedules.schedule import Schedule, loop_route
 from moesim.simulator.schedules.sequence import split_backwards
-from moesim.simulator.schedules.sizes import check_fixed_vpp, check_positive
+from moesim.simulator.schedules.spec import ScheduleSpec, every
+from moesim.simulator.schedules.timeline import Durations
 
 H1_NAME = "zb-h1"
 INTERLEAVED_NAME = "interleaved-zero-bubble"
 
 
-def check_interleaved_zero_bubble(pp: int, microbatches: int, vpp: int = 1) -> None:
-    """Raise InputError with the nearest legal sizes where `build_interleaved_zero_bubble` would."""
-    check_positive(INTERLEAVED_NAME, pp, microbatches, vpp)
-    check_rounds(INTERLEAVED_NAME, pp, microbatches)
-
-
 def build_interleaved_zero_bubble(pp: int, microbatches: int, vpp: int = 1) -> Schedule:
-    """Schedule with `vpp` stages a rank and split backwards; sizes and order of PyTorch 2.13.
+    """Order with `vpp` stages a rank and split backwards; sizes and order of PyTorch 2.13.
 
-    Micro-batches must divide into max(1, micro-batches // pp) equal rounds. Raises InputError.
+    Micro-batches must divide into max(1, micro-batches // pp) equal rounds.
     """
-    check_interleaved_zero_bubble(pp, microbatches, vpp)
     return _build(INTERLEAVED_NAME, pp, microbatches, vpp)
-
-
-def check_zb_h1(pp: int, microbatches: int, vpp: int = 1) -> None:
-    """Raise InputError with the nearest legal sizes where `build_zb_h1` would."""
-    check_positive(H1_NAME, pp, microbatches, vpp)
-    check_fixed_vpp(H1_NAME, vpp, 1)
 
 
 def build_zb_h1(pp: int, microbatches: int, vpp: int = 1) -> Schedule:
     """The interleaved zero-bubble order with one stage a rank, where rounds do not matter.
 
-    Legal for any pp and micro-batches >= 1. Raises InputError.
+    Legal for any pp and micro-batches >= 1.
     """
-    check_zb_h1(pp, microbatches, vpp)
     return _build(H1_NAME, pp, microbatches, 1)
+
+
+def h1_bubble(pp: int, durations: Durations, vpp: int) -> float:
+    """(pp - 1)(F + B - 2W), full backward B (arXiv 2412.19437 table 2, as ZB1P; arXiv 2401.10241 table 2)."""
+    return (pp - 1) * (durations.forward + durations.backward - 2 * durations.weight_gradient)
+
+
+def interleaved_bubble(pp: int, durations: Durations, vpp: int) -> float | None:
+    """That of ZB-H1 with one stage a rank; otherwise not published."""
+    return h1_bubble(pp, durations, vpp) if vpp == 1 else None
 
 
 def _build(name: str, pp: int, microbatches: int, vpp: int) -> Schedule:
@@ -49,3 +48,17 @@ def _build(name: str, pp: int, microbatches: int, vpp: int) -> Schedule:
         # it holds in weight gradients, so that the peak memory is 1F1B's on rank 0.
         ranks.append(split_backwards(full, delay=rank))
     return Schedule(name, microbatches, (loop_route(pp, pp * vpp),), tuple(ranks))
+
+
+ZB_H1 = ScheduleSpec(H1_NAME, build_zb_h1, microbatch_step=every(1), bubble=h1_bubble)
+INTERLEAVED_ZERO_BUBBLE = ScheduleSpec(
+    INTERLEAVED_NAME,
+    build_interleaved_zero_bubble,
+    stages_per_rank=None,
+    check_sizes=partial(check_rounds, INTERLEAVED_NAME),
+    microbatch_step=per_round,
+    bubble=interleaved_bubble,
+    names_elsewhere={"torch": "InterleavedZeroBubble"},
+    advised=False,
+    fleet_default=False,
+)

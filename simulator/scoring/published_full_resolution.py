@@ -14,8 +14,8 @@ from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.cost.collectives.library import load_library
 from moesim.simulator.cost.collectives.price import collective
 from moesim.simulator.engine.full_resolution.result import SkewRow
-from moesim.simulator.predict.fault_effects import step_seconds
 from moesim.simulator.predict.simulate import simulate
+from moesim.simulator.predict.step import run_step
 from moesim.simulator.scenario import load_scenario
 
 EVEN = ("routing.expert_load_cv=0", "variation.clock_cv=0", "variation.jitter_cv=0")
@@ -82,8 +82,8 @@ def check_full(progress: Callable[[str], None] = lambda what: None) -> FullCheck
     data = validate_model(_Networks, parse_mapping(text, "networks.yaml"), "networks.yaml")
     progress("full resolution with equal ranks")
     even = load_scenario(data.scenario, EVEN)
-    folded = step_seconds(even)
-    full = step_seconds(even.model_copy(update={"resolution": "full"}))
+    folded = run_step(even).time_s
+    full = run_step(even.model_copy(update={"resolution": "full"})).time_s
     results = []
     for cluster in data.clusters:
         progress(f"full resolution on {cluster}")

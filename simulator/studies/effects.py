@@ -13,18 +13,15 @@ from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.provenance import SourcedFraction
 from moesim.simulator.cost.price_table import cost_table
-from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.table import CostTable
 from moesim.simulator.engine.critical import Segment, critical_path
-from moesim.simulator.engine.program import Program, compile_program
-from moesim.simulator.engine.simpy.execute import Execution, execute_all, last_end
-from moesim.simulator.layout.expert_load_spec import load_spec
-from moesim.simulator.predict.compile import Prepared, prepare
-from moesim.simulator.predict.draws import draw_loads, routed_layers
-from moesim.simulator.predict.fault_effects import step_seconds
+from moesim.simulator.engine.program import PricedSchedule, Program, compile_program
+from moesim.simulator.engine.records import Execution, last_group, step_time_s
+from moesim.simulator.layout.job import ResolvedJob
+from moesim.simulator.predict.prepared import Prepared
 from moesim.simulator.predict.result import Result
 from moesim.simulator.predict.simulate import simulate
-from moesim.simulator.predict.summarise import summarise
+from moesim.simulator.predict.step import run_step
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.studies.response import (
     path_weights,
@@ -47,19 +44,13 @@ from moesim.simulator.studies.sources import (
     shifted,
     shifted_cluster,
 )
+from moesim.simulator.studies.step_evidence import step_evidence
 
 Ranges = Mapping[str, tuple[object, object]]
 """Scenario keys with their lowest and highest value; the scenario's own value is the likeliest."""
 
 LINK_SHARES = ("collective.", "p2p.", "engine.")
 """Curves that price sends and collectives, which do not list what they stand on."""
-
-
-def predict(scenario: Scenario) -> tuple[Prepared, list[Execution], Result]:
-    """One prediction with what it was made from."""
-    prepared = prepare(scenario)
-    executions = execute_all(prepared.programs)
-    return prepared, executions, summarise(prepared, executions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,16 +104,16 @@ def entry_effects(
     To first order along the critical path (docs/model.md, eqs. U1, U4 and U5); the `exact` largest are run
     again in the engine.
     """
-    last = max(executions, key=lambda e: last_end(e.ranks))
+    last = last_group(executions)
     path = critical_path(last)
     weights, before = path_weights(path), last.program.costs
-    profile, evidence = prepared.profile, prepared.pricer.evidence
+    profile = prepared.profile
     carried = (e.id for e in profile.curves if e.id.startswith(LINK_SHARES))
-    used = [*evidence.entries, *carried]
+    used = [*before.evidence.entries, *carried]
     architecture = prepared.cluster.accelerator.architecture
     found = []
     for source in (
-        *entry_sources(profile, used, architecture, evidence.residual),
+        *entry_sources(profile, used, architecture, step_evidence(last.program).mean_errors()),
         *number_sources(profile),
         *cluster_sources(prepared.cluster),
     ):
@@ -184,66 +175,53 @@ def _redrawn(prepared: Prepared, program: Program, key: str, value: float) -> Pr
     if key == JITTER:
         variation = replace(variation, jitter_cv=value)
     else:
-        shape, layout, blocks = prepared.shape, prepared.layout, program.blocks
-        spec = load_spec(scenario, shape, layout, routed_layers(blocks))
-        loads = draw_loads(
-            replace(spec, expert_cv=value),
-            scenario,
-            shape,
-            layout,
-            program.schedule,
-            blocks,
-            prepared.pricer.received_rows,
-            program.group,
-        )
+        draws = prepared.draws
+        loads = replace(draws, spec=replace(draws.spec, expert_cv=value)).loads(program.group)
         if loads is None:
             return program
         full = variation.loads.shape
         variation = replace(
             variation, loads=loads.rows.reshape(full), node_loads=loads.node_rows.reshape(full)
         )
-    order = scenario.communication.order
-    return compile_program(
-        program.schedule, program.blocks, program.costs, order, variation, program.link_map, program.group
-    )
+    priced = PricedSchedule(program.schedule, program.blocks, program.costs, scenario.communication.order)
+    return compile_program(priced, variation, program.link_map, program.group)
 
 
 def _priced(prepared: Prepared, source: Source, change: float) -> CostTable:
-    job = prepared.job
+    cluster, profile = prepared.cluster, prepared.profile
     if source.id.startswith(CLUSTER):
-        job = job.with_rates(cluster=shifted_cluster(job.cluster, source.id, change))
+        pricer = prepared.pricer.at_rates(cluster=shifted_cluster(cluster, source.id, change))
     else:
-        job = job.with_rates(profile=shifted(job.profile, source.id, change, job.cluster.accelerator.n_sms))
-    return cost_table(Pricer(job), prepared.schedule, prepared.stages)
+        other = shifted(profile, source.id, change, cluster.accelerator.n_sms)
+        pricer = prepared.pricer.at_rates(profile=other)
+    return cost_table(pricer, prepared.schedule, prepared.stages)
 
 
 def _run_exactly(
     prepared: Prepared, executions: Sequence[Execution], effect: EntryEffect, used: Sequence[str]
 ) -> EntryEffect:
-    base = executions[0].end_ns / 1e9
+    base, engine = step_time_s(executions), prepared.engine.name
     seconds = []
     for change in effect.at:
-        again = prepare(*moved(prepared, {effect.source.id: change}, used), prepared.stages)
-        seconds.append(execute_all(again.programs)[0].end_ns / 1e9 - base)
+        job = moved(prepared, {effect.source.id: change}, used)
+        seconds.append(run_step(job, stages=prepared.stages, engine=engine).time_s - base)
     return EntryEffect(effect.source, effect.at, (seconds[0], seconds[1]), exact=True)
 
 
-def moved(
-    prepared: Prepared, changes: Mapping[str, float], used: Sequence[str]
-) -> tuple[Scenario, CalibrationProfile]:
-    """Scenario and profile with sources (by id) off by changes; `used`: entries that a session may move."""
-    scenario, profile = prepared.scenario, prepared.profile
+def moved(prepared: Prepared, changes: Mapping[str, float], used: Sequence[str]) -> ResolvedJob:
+    """The job with sources (by id) off by changes; `used`: entries that a session may move."""
+    scenario, profile, cluster = prepared.scenario, prepared.profile, prepared.cluster
     for id_, change in changes.items():
         if id_ in SPREADS:
             scenario = scenario.replace(**{id_: _spread_of(scenario, id_).value * (1.0 + change)})
             continue
         if id_.startswith(CLUSTER):
-            machine = shifted_cluster(scenario.machine, id_, change)
-            scenario = scenario.model_copy(update={"cluster": machine})
+            cluster = shifted_cluster(cluster, id_, change)
+            scenario = scenario.model_copy(update={"cluster": cluster})
             continue
         for entry in session(profile, used)[1] if id_ == SESSION else (id_,):
-            profile = shifted(profile, entry, change, prepared.cluster.accelerator.n_sms)
-    return scenario, profile
+            profile = shifted(profile, entry, change, cluster.accelerator.n_sms)
+    return replace(prepared.job, scenario=scenario, profile=profile, cluster=cluster)
 
 
 def range_effects(scenario: Scenario, ranges: Ranges) -> tuple[RangeEffect, ...]:
@@ -262,5 +240,5 @@ def seed_deviation_s(scenario: Scenario, seeds: int, time_s: float) -> float:
     """Standard deviation of the step time over `seeds` further seeds and the scenario's own (s)."""
     if seeds < 1:
         return 0.0
-    others = [step_seconds(scenario.replace(seed=scenario.seed + n)) for n in range(1, seeds + 1)]
+    others = [run_step(scenario.replace(seed=scenario.seed + n)).time_s for n in range(1, seeds + 1)]
     return float(np.std([time_s, *others], ddof=1))

@@ -8,8 +8,10 @@ from pydantic import BaseModel, ConfigDict
 
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.simulator.predict.result import Result
-from moesim.simulator.predict.simulate import simulate
+from moesim.simulator.predict.run_report import run_report
+from moesim.simulator.predict.step import run_step
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.schedules import SCHEDULES
 
 Progress = Callable[[float, str], None]
 
@@ -17,7 +19,6 @@ SMS_STEPS = (-8, -4, 4, 8)
 """Communication SMs more or fewer."""
 
 RECOMPUTE = ("none", "selective", "deepseek-v3", "full")
-SCHEDULES = ("1f1b", "zb-h1", "dualpipe", "dualpipev")
 
 
 class Neighbour(BaseModel):
@@ -45,17 +46,20 @@ def neighbours(
     for number, (override, why) in enumerate(wanted):
         progress(number / len(wanted), override)
         try:
-            other = simulate(scenario.overridden(override))
+            step = run_step(scenario.overridden(override))
+            if scenario.run.asks_for_more:  # a change that its run does not go with is no advice
+                run_report(step.prepared, step.time_s)
         except (InputError, InfeasibleError):
             continue
+        memory = step.prepared.memory
         found.append(
             Neighbour(
                 override=override,
                 why=why,
-                step_time_s=other.step.time_s,
-                change=other.step.time_s / result.step.time_s - 1.0,
-                memory_bytes=other.memory.total_bytes,
-                fits=other.memory.fits,
+                step_time_s=step.time_s,
+                change=step.time_s / result.step.time_s - 1.0,
+                memory_bytes=memory.total_bytes,
+                fits=memory.fits,
             )
         )
     return tuple(sorted(found, key=lambda n: (not n.fits, n.step_time_s, n.override)))
@@ -79,6 +83,8 @@ def _candidates(scenario: Scenario) -> list[tuple[str, str]]:
     ]
     if scenario.parallel.pp > 1 and scenario.stages.blocks is None:
         found += [
-            (f"schedule={name}", "another pipeline order") for name in SCHEDULES if name != scenario.schedule
+            (f"schedule={spec.name}", "another pipeline order")
+            for spec in SCHEDULES.values()
+            if spec.advised and spec.name != scenario.schedule
         ]
     return found

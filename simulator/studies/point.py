@@ -13,7 +13,7 @@ from moesim.hwmodels.calibration import profile_hash
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.files import is_there
 from moesim.simulator.predict.figures import figures
-from moesim.simulator.predict.fleet_simulate import joined_hash
+from moesim.simulator.predict.pools import joined_hash
 from moesim.simulator.predict.simulate import simulate
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.studies.uncertainty import with_uncertainty
@@ -72,9 +72,8 @@ def key_of(scenario: Scenario, uncertainty: bool = False) -> Key:
 
 def _machines(scenario: Scenario) -> Any:
     """The cluster, or those of a fleet's pools, as plain data."""
-    if scenario.fleet is None:
-        return scenario.machine.model_dump(mode="json")
-    return [scenario.pool_machine(pool).model_dump(mode="json") for pool in scenario.fleet.pools]
+    found = [machine.model_dump(mode="json") for machine in scenario.machines]
+    return found if scenario.fleet is not None else found[0]
 
 
 def _files(scenario: Scenario) -> list[str]:

@@ -73,7 +73,12 @@ def program_hash() -> str:
 
 
 def find(scenario: Scenario, uncertainty: bool = False) -> Result | None:
-    """The kept prediction of exactly this scenario, prices included; None where there is none."""
+    """The kept prediction of exactly this scenario, prices included; None where there is none.
+
+    Predictions of a fleet are not kept: the prices of its pools cannot be changed afterwards.
+    """
+    if scenario.fleet is not None:
+        return None
     key = key_of(scenario, uncertainty)
     try:
         with _opened() as store:
@@ -90,6 +95,8 @@ def find(scenario: Scenario, uncertainty: bool = False) -> Result | None:
 
 def keep(scenario: Scenario, result: Result) -> None:
     """Keep a prediction, with bands or without; and the same without prices, for other prices of it."""
+    if scenario.fleet is not None:
+        return
     uncertainty = result.uncertainty is not None
     pairs = [(scenario, result), (without_prices(scenario), unpriced(result, scenario))]
     try:

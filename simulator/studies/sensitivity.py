@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from moesim.simulator.common.tables import Row, TableResult
 from moesim.simulator.predict.band import Band, Effect
+from moesim.simulator.predict.driver import predict
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.studies.effects import Ranges, predict
+from moesim.simulator.studies.effects import Ranges
 from moesim.simulator.studies.sources import LEFT_OUT, MODEL_ERROR
 from moesim.simulator.studies.uncertainty import uncertainty
 

@@ -9,10 +9,11 @@ import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.engine.simpy.execute import Execution, last_end
+from moesim.simulator.engine.records import Execution, last_group
 from moesim.simulator.predict.band import Band, Effect, Uncertainty
-from moesim.simulator.predict.compile import Prepared
+from moesim.simulator.predict.driver import predict
 from moesim.simulator.predict.figures import UNCERTAIN, Metric, figures, uncertain_metric
+from moesim.simulator.predict.prepared import Prepared
 from moesim.simulator.predict.result import Result
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.studies.effects import (
@@ -21,7 +22,6 @@ from moesim.simulator.studies.effects import (
     Ranges,
     entry_effects,
     generator_of,
-    predict,
     range_effects,
     seed_deviation_s,
 )
@@ -157,7 +157,7 @@ def _along(prepared: Prepared, executions: Sequence[Execution]) -> str:
     """Which critical path the effects were read along."""
     if prepared.whole is None:
         return "first order along the critical path of the folded run"
-    last = max(executions, key=lambda e: last_end(e.ranks)).program.group
+    last = last_group(executions).program.group
     return (
         f"first order along the critical path of full resolution (group {last}, the last of "
         f"{len(executions)}); how transfers share links stays as simulated"

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray
-from moesim.simulator.engine.simpy.execute import Execution, execute_all
-from moesim.simulator.predict.compile import Prepared, prepare
+from moesim.simulator.engine.records import Execution, step_time_s
+from moesim.simulator.predict.compile import prepare
+from moesim.simulator.predict.prepared import Prepared
 from moesim.simulator.predict.result import Result
-from moesim.simulator.predict.summarise import run_report, step_of
+from moesim.simulator.predict.run_report import run_report
+from moesim.simulator.predict.step import execute
 from moesim.simulator.run.report import RunReport
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.studies.effects import entry_effects, generator_of
@@ -29,7 +31,7 @@ def step_factors(
     Few replicas take evenly spaced points of the sorted draws, in a seeded order that the stops do not know
     of: their percentiles are those of all draws, and a replica keeps its point from scenario to scenario.
     """
-    time = step_of(executions)
+    time = step_time_s(executions)
     drawn = np.sort(draws_s(time, entry_effects(prepared, executions), left_out=left_out)) / time
     points = ((np.arange(replicas) + 0.5) * (len(drawn) / replicas)).astype(np.int64)
     order = np.argsort(generator_of(ORDER, prepared.scenario.seed).random(replicas), kind="stable")
@@ -37,16 +39,16 @@ def step_factors(
 
 
 def uncertain_report(
-    prepared: Prepared, executions: Sequence[Execution], step_time_s: float | None = None
+    prepared: Prepared, executions: Sequence[Execution], known_s: float | None = None
 ) -> RunReport:
     """The report of a prepared and executed scenario, its step time drawn anew for every replica.
 
-    `step_time_s`: in place of the executed one. Raises as `run_report` does.
+    `known_s`: seconds of the step in place of the executed one. Raises as `run_report` does.
     """
     plan = prepared.scenario.run
     # Without failures a replica costs nothing, and as many as an interval has make both agree.
     factors = step_factors(prepared, executions, plan.replicas if plan.failures is not None else SAMPLES)
-    return run_report(prepared, step_of(executions) if step_time_s is None else step_time_s, factors)
+    return run_report(prepared, step_time_s(executions) if known_s is None else known_s, factors)
 
 
 def predict_run(
@@ -62,10 +64,10 @@ def predict_run(
         uncertainty = step_time_s is None
     if not uncertainty and step_time_s is not None:
         return run_report(prepared, step_time_s)
-    executions = execute_all(prepared.programs)
+    step = execute(prepared)
     if not uncertainty:
-        return run_report(prepared, step_of(executions))
-    return uncertain_report(prepared, executions, step_time_s)
+        return run_report(prepared, step.time_s)
+    return uncertain_report(prepared, step.executions, step_time_s)
 
 
 def with_uncertain_run(prepared: Prepared, executions: Sequence[Execution], result: Result) -> Result:

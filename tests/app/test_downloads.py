@@ -14,8 +14,8 @@ import pytest
 
 from moesim.app import exports
 from moesim.app.html_report import html_report
-from moesim.simulator.engine.simpy.execute import Execution
-from moesim.simulator.predict.compile import Prepared
+from moesim.simulator.engine.records import Execution
+from moesim.simulator.predict.prepared import Prepared
 from moesim.simulator.predict.result import Result
 from moesim.simulator.scenario import load_scenario
 

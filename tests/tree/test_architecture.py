@@ -91,7 +91,8 @@ def test_hidden_imports_do_not_go_around_the_layers() -> None:
 # -- equations ---------------------------------------------------------------------------------------
 
 CITATION = re.compile(r"[Ee]qs?\.\s+([A-Z]\d+[a-z]?(?:(?:,\s*|\s+(?:and|to)\s+)[A-Z]\d+[a-z]?)*)")
-LABEL = re.compile(r"\(eq\. ([A-Z]\d+[a-z]?)\)")
+LABEL = re.compile(r"^ {4}.*\(eq\. ([A-Z]\d+[a-z]?)\)$", re.MULTILINE)
+"""A label stands at the end of an indented equation; mentions in sentences are no labels."""
 
 
 def cited(text: str) -> set[str]:
@@ -106,11 +107,17 @@ def cited(text: str) -> set[str]:
     return found
 
 
-def model_page() -> str:
-    page = ROOT / "docs" / "model.md"
-    if not page.exists():
+def model_chapters() -> dict[str, str]:
+    """Text of docs/model.md, the table of contents, and of its chapters, by path below docs/."""
+    folder = ROOT / "docs"
+    if not (folder / "model.md").exists():
         pytest.skip("docs/model.md is not there")
-    return page.read_text("utf-8")
+    pages = [folder / "model.md", *sorted((folder / "model").glob("*.md"))]
+    return {str(page.relative_to(folder)): page.read_text("utf-8") for page in pages}
+
+
+def model_page() -> str:
+    return "\n".join(model_chapters().values())
 
 
 def citations() -> dict[str, set[str]]:
@@ -151,6 +158,53 @@ def test_tests_named_in_the_model_page_exist() -> None:
     }
     named = set(re.findall(r"`(test_\w+)`", model_page()))
     assert sorted(named - defined) == []
+
+
+def labels_of(cell: str) -> set[str]:
+    """Labels that a row of the table of contents names: "C4 to C10, H2", "T1 and T2"."""
+    found = set(re.findall(r"[A-Z]\d+[a-z]?", cell))
+    for letter, first, last in re.findall(r"([A-Z])(\d+) to \1(\d+)(?![a-z\d])", cell):
+        found |= {f"{letter}{n}" for n in range(int(first), int(last) + 1)}
+    for stem, first, last in re.findall(r"([A-Z]\d+)([a-z]) to \1([a-z])", cell):
+        found |= {f"{stem}{chr(n)}" for n in range(ord(first), ord(last) + 1)}
+    return found
+
+
+def test_the_table_of_contents_says_which_chapter_holds_an_equation() -> None:
+    chapters = model_chapters()
+    rows = re.findall(r"^\| \[.*?\]\((model/.*?)\) \|.*\| (.*?) \|$", chapters["model.md"], re.MULTILINE)
+    assert {page: labels_of(cell) for page, cell in rows} == {
+        page: set(LABEL.findall(text)) for page, text in chapters.items() if page != "model.md"
+    }
+
+
+NAMED = re.compile(r"((?:`[\w.]+`(?:,| and|;)? ?(?:\([^)]*\) ?)?)+)[^`;]{0,20}? ?in `([\w/]+)`")
+
+
+def defined_in(folder: str) -> set[str]:
+    """Functions, classes and methods ("Class.method") that the files of a folder define."""
+    found: set[str] = set()
+    for name in tracked():
+        if name.startswith(f"{folder}/") and name.endswith(".py"):
+            for node in ast.parse(text_of(name)).body:
+                if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                    found.add(node.name)
+                if isinstance(node, ast.ClassDef):
+                    found |= {f"{node.name}.{m.name}" for m in node.body if isinstance(m, ast.FunctionDef)}
+    return found
+
+
+def test_functions_named_in_the_model_page_exist() -> None:
+    joined = " ".join(model_page().split())
+    named = [
+        (name, folder)
+        for code in re.findall(r"Code: (.*?)(?:\. |\.$)", joined)
+        for names, folder in NAMED.findall(code)
+        for name in re.findall(r"`([\w.]+)`", names)
+    ]
+    assert len(named) > 100
+    places = {folder: defined_in(folder) for _, folder in named}
+    assert [(name, folder) for name, folder in named if name not in places[folder]] == []
 
 
 # -- nothing of anybody's machine --------------------------------------------------------------------

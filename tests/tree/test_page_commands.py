@@ -23,7 +23,11 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = (
     "README.md",
     "CONTRIBUTING.md",
-    *(f"docs/{page.name}" for page in sorted((ROOT / "docs").glob("*.md"))),
+    *(
+        str(page.relative_to(ROOT))
+        for pattern in ("*.md", "model/*.md")
+        for page in sorted((ROOT / "docs").glob(pattern))
+    ),
 )
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`((?:moesim|make|python benchmarks/)[^`\n]*)`")

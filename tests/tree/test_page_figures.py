@@ -1,4 +1,4 @@
-"""Figures that docs/model.md works out for the home case are those of the code."""
+"""Figures that docs/model.md and its chapters work out for the home case are those of the code."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from moesim.simulator.engine.simpy.execute import Execution
-    from moesim.simulator.predict.compile import Prepared
+    from moesim.simulator.engine.records import Execution
+    from moesim.simulator.predict.prepared import Prepared
     from moesim.simulator.predict.result import Result
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "model.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGES = (DOCS / "model.md", *sorted((DOCS / "model").glob("*.md")))
 MS, US, GB, MB = 1e3, 1e6, 1e-9, 1e-6
 
 
@@ -33,10 +34,12 @@ class Home:
 
     def ring(self, experts: bool) -> float:
         """Seconds of the gradients' ring of rank 1: of its experts, or of the rest."""
+        from moesim.simulator.cost.data_parallel import data_parallel
+
         pricer, blocks = self.prepared.pricer, 8
         dense, expert = pricer.block_parameters("moe")
         amounts = (0.0, 4.0 * blocks * expert) if experts else (4.0 * blocks * dense, 0.0)
-        return pricer.data_parallel_s(*amounts, copies=2)
+        return data_parallel(pricer, *amounts, copies=2).seconds
 
     def payload(self, phase: Any) -> float:
         """Seconds of an overlapped transfer of a MoE layer with even loads."""
@@ -51,19 +54,15 @@ class Home:
 
     def rank(self, part: str) -> float:
         """Bytes of a kind on pipeline rank 1."""
-        return float(self.prepared.memory.by_rank[1].by_kind()[part])
+        return float(self.prepared.memory_by_rank.by_rank[1].by_kind()[part])
 
 
 def counts(home: Home) -> tuple[float, ...]:
-    from moesim.simulator.model.counts import (
-        attention_parameters,
-        parameters_activated,
-        parameters_total,
-    )
+    from moesim.simulator.model.counts import parameters_activated, parameters_total
 
     shape = home.prepared.shape
     return (
-        attention_parameters(shape) / 1e6,
+        shape.layers[0].attention.parameters(shape.hidden) / 1e6,
         parameters_total(shape) / 1e9,
         parameters_activated(shape, embedding=True) / 1e9,
         parameters_activated(shape, embedding=False) / 1e9,
@@ -139,7 +138,7 @@ def home(home_case: tuple[Any, Any, Any]) -> Home:
 
 @pytest.fixture(scope="module")
 def page() -> str:
-    return " ".join(PAGE.read_text("utf-8").split())
+    return " ".join(" ".join(page.read_text("utf-8") for page in PAGES).split())
 
 
 @pytest.mark.parametrize(("words", "figures"), FIGURES, ids=[words[:40] for words, _ in FIGURES])
@@ -147,7 +146,7 @@ def test_a_worked_figure_is_that_of_the_code(
     words: str, figures: Callable[[Home], tuple[float, ...]], home: Home, page: str
 ) -> None:
     expected = words.format(*figures(home))
-    assert expected in page, f"docs/model.md should say: {expected}"
+    assert expected in page, f"docs/model/ should say: {expected}"
 
 
 def test_the_best_plans_of_the_planner_page_take_as_long_as_it_says(
@@ -156,11 +155,10 @@ def test_the_best_plans_of_the_planner_page_take_as_long_as_it_says(
     """The searches take minutes (make scoreboard); the plans that they found are simulated again here."""
     import moesim
 
-    root = PAGE.parents[1]
-    monkeypatch.syspath_prepend(str(root / "benchmarks"))
+    monkeypatch.syspath_prepend(str(DOCS.parent / "benchmarks"))
     plan_page = importlib.import_module("plan_page")
 
-    shown = plan_page.simulated_on((root / "docs" / "planner.md").read_text("utf-8"))
+    shown = plan_page.simulated_on((DOCS / "planner.md").read_text("utf-8"))
     assert len(shown) == 3
     for seconds, overrides in shown:
         assert f"{moesim.simulate(plan_page.HOME, *overrides).step.time_s:.2f}" == f"{seconds:.2f}"

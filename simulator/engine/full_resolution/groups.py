@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.topologies import Topology
-from moesim.simulator.cost.table import CostTable
 from moesim.simulator.engine.full_resolution.faults import (
     check_faults,
     degraded,
@@ -16,14 +15,11 @@ from moesim.simulator.engine.full_resolution.faults import (
     surviving_groups,
 )
 from moesim.simulator.engine.full_resolution.link_map import ClusterLinkMap
-from moesim.simulator.engine.program import Program, Variation, compile_program
+from moesim.simulator.engine.program import MemberVariation, PricedSchedule, Program, compile_program
 from moesim.simulator.layout.groups import grouped_gpus
-from moesim.simulator.layout.parallel import Layout
-from moesim.simulator.model.operator import BlockKind
-from moesim.simulator.scenario import Scenario
-from moesim.simulator.schedules import Schedule
+from moesim.simulator.layout.job import ResolvedJob
 
-Draw = Callable[[int, int | None], Variation]
+Draw = Callable[[int, int | None], MemberVariation]
 """(group, members; None: those of the folded run) -> how the members of that group differ."""
 
 
@@ -41,19 +37,13 @@ class ClusterPrograms:
     topology: Topology
 
 
-def compile_groups(
-    scenario: Scenario,
-    layout: Layout,
-    schedule: Schedule,
-    kinds: Sequence[Sequence[BlockKind]],
-    costs: CostTable,
-    draw: Draw,
-) -> ClusterPrograms:
+def compile_groups(job: ResolvedJob, priced: PricedSchedule, draw: Draw) -> ClusterPrograms:
     """One program a group of GPUs, on the cluster's links with its faults (docs/model.md, eqs. G1 to G3).
 
     Raises InputError for faults of what is not there, InfeasibleError where they leave no way to end a step.
     """
-    cluster, faults = scenario.machine, scenario.faults
+    scenario, cluster, layout = job.scenario, job.cluster, job.layout
+    faults = scenario.faults
     check_faults(faults, cluster)
     gpus = grouped_gpus(layout, cluster.node.scale_up_shares)
     running = surviving_groups(faults, gpus, layout.gpus_per_node)
@@ -74,6 +64,5 @@ def compile_groups(
             clock=variation.clock * slow_factors(faults, own),
             jitter_cv=usual if bool((jitter == usual).all()) else jitter,
         )
-        order = scenario.communication.order
-        programs.append(compile_program(schedule, kinds, costs, order, variation, link_map, group))
+        programs.append(compile_program(priced, variation, link_map, group))
     return ClusterPrograms(tuple(programs), gpus, tuple(running), topology)

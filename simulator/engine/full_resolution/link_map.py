@@ -16,7 +16,7 @@ from moesim.simulator.model.operator import Phase
 
 
 @dataclass(frozen=True, slots=True)
-class Pattern:
+class ExchangePattern:
     """Who sends to whom in one transfer of a group, as entries (pair, link, share of the pair's bytes).
 
     Pairs of the scale-out hop come first. `loaded[p]`: the member whose received rows weigh the pair.
@@ -77,7 +77,7 @@ class Pattern:
 
 def exchange_pattern(
     topology: Topology, gpus: IntArray, per_node: int, outward: bool, spreading: Spreading, seed: int
-) -> Pattern:
+) -> ExchangePattern:
     """Pairs of an expert-parallel exchange of `gpus` (members in order, `per_node` of them a node).
 
     Outward: to the member with the sender's place on every other node, and from there to the others on
@@ -95,10 +95,10 @@ def exchange_pattern(
     return _pattern(routes, dst[pairs], int(outer.sum()), (members // per_node - 1, per_node - 1))
 
 
-def _pattern(routes: RouteSet, loaded: IntArray, outer_pairs: int, peers: tuple[int, int]) -> Pattern:
+def _pattern(routes: RouteSet, loaded: IntArray, outer_pairs: int, peers: tuple[int, int]) -> ExchangePattern:
     links, entry_link = np.unique(routes.links, return_inverse=True)
     pair = np.repeat(np.arange(len(loaded)), np.diff(routes.indptr))
-    return Pattern(
+    return ExchangePattern(
         links.astype(np.int64), entry_link.astype(np.int64), pair, routes.share, loaded, outer_pairs, peers
     )
 
@@ -124,9 +124,9 @@ class ClusterLinkMap:
         self.gpus, self.per_node = gpus, per_node
         self.spreading, self.seed, self.exchanges = spreading, seed, exchanges
         self._capacity = topology.left_bytes_per_s() / 1e9
-        self._patterns: dict[tuple[int, bool], Pattern] = {}
+        self._patterns: dict[tuple[int, bool], ExchangePattern] = {}
         self._slow: dict[tuple[int, bool], tuple[FloatArray | float, FloatArray | float]] = {}
-        self._sends: dict[tuple[int, int], Pattern] = {}
+        self._sends: dict[tuple[int, int], ExchangePattern] = {}
         self._send_slow: dict[tuple[int, int], FloatArray | float] = {}
 
     @property
@@ -139,14 +139,14 @@ class ClusterLinkMap:
         """Members of the group."""
         return int(self.gpus.shape[1])
 
-    def pattern(self, rank: int, outward: bool) -> Pattern:
+    def pattern(self, rank: int, outward: bool) -> ExchangePattern:
         """The exchange of a pipeline rank's members."""
         key = (rank, outward)
         if key not in self._patterns:
             self._patterns[key] = self._exchange(self.topology, rank, outward)
         return self._patterns[key]
 
-    def _exchange(self, topology: Topology, rank: int, outward: bool) -> Pattern:
+    def _exchange(self, topology: Topology, rank: int, outward: bool) -> ExchangePattern:
         return exchange_pattern(topology, self.gpus[rank], self.per_node, outward, self.spreading, self.seed)
 
     def uniform(self, rank: int, phase: Phase, cost: TransferCost) -> Demand | None:
@@ -171,10 +171,10 @@ class ClusterLinkMap:
             cost.nic_bytes, cost.scale_up_bytes, load, node_load
         )
 
-    def _send_pattern(self, topology: Topology, source: int, target: int) -> Pattern:
+    def _send_pattern(self, topology: Topology, source: int, target: int) -> ExchangePattern:
         return self._pairs(topology, self.gpus[source], self.gpus[target])
 
-    def _pairs(self, topology: Topology, src: IntArray, dst: IntArray) -> Pattern:
+    def _pairs(self, topology: Topology, src: IntArray, dst: IntArray) -> ExchangePattern:
         """Each of `src` to its like in `dst`."""
         routes = topology.routes(src, dst, spreading=self.spreading, seed=self.seed)
         return _pattern(routes, np.arange(len(src)), len(src), (1, 0))
@@ -198,7 +198,7 @@ class ClusterLinkMap:
             self._slow[key] = (_ratio(now[0], before[0]), _ratio(now[1], before[1]))
         return self._slow[key]
 
-    def _times(self, topology: Topology, pattern: Pattern) -> tuple[FloatArray, FloatArray]:
+    def _times(self, topology: Topology, pattern: ExchangePattern) -> tuple[FloatArray, FloatArray]:
         return pattern.member_times(topology.left_bytes_per_s(), self.gpus.shape[1])
 
     def send_slowness(self, source: int, target: int) -> FloatArray | float:

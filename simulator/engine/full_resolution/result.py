@@ -42,7 +42,7 @@ class SkewRow(Frozen):
     p90_s: float
 
 
-class KindLoad(Frozen):
+class LinkKindLoad(Frozen):
     """Utilisation of the links of one kind over the step: carried over nominal bytes, a direction."""
 
     kind: str
@@ -96,7 +96,7 @@ class FullResult(Frozen):
     gpu_times: GpuTimes
     stragglers: tuple[Straggler, ...]
     skew: tuple[SkewRow, ...]
-    link_kinds: tuple[KindLoad, ...]
+    link_kinds: tuple[LinkKindLoad, ...]
     busiest_links: tuple[LinkLoad, ...]
     heat_maps: tuple[HeatMap, ...]
     causes: tuple[FaultEffect, ...]

@@ -10,9 +10,15 @@ import numpy as np
 
 from moesim.hwmodels.arrays import BoolArray, FloatArray, IntArray
 from moesim.hwmodels.topologies import Topology
-from moesim.simulator.engine.full_resolution.result import GpuTimes, KindLoad, LinkLoad, SkewRow, Straggler
+from moesim.simulator.engine.full_resolution.result import (
+    GpuTimes,
+    LinkKindLoad,
+    LinkLoad,
+    SkewRow,
+    Straggler,
+)
 from moesim.simulator.engine.program import NS
-from moesim.simulator.engine.simpy.execute import Execution, StepRecord
+from moesim.simulator.engine.records import Execution, StepRecord
 
 SHOWN = 10
 """Stragglers and links that are named."""
@@ -170,7 +176,9 @@ def link_utilisation(topology: Topology, carried_bytes: FloatArray, end_ns: int)
     return np.asarray(carried_bytes / (topology.links().nominal_bytes_per_s * max(end_ns, 1) / NS))
 
 
-def link_loads(topology: Topology, share: FloatArray) -> tuple[tuple[KindLoad, ...], tuple[LinkLoad, ...]]:
+def link_loads(
+    topology: Topology, share: FloatArray
+) -> tuple[tuple[LinkKindLoad, ...], tuple[LinkLoad, ...]]:
     """(by kind of link, the busiest links) of utilisations."""
     table = topology.links()
     kinds = np.array(table.kinds)
@@ -178,7 +186,7 @@ def link_loads(topology: Topology, share: FloatArray) -> tuple[tuple[KindLoad, .
     for kind in sorted(set(table.kinds)):
         of_kind = share[kinds == kind]
         by_kind.append(
-            KindLoad(
+            LinkKindLoad(
                 kind=kind,
                 links=len(of_kind),
                 used=int((of_kind > 0.0).sum()),

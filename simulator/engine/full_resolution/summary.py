@@ -15,7 +15,7 @@ from moesim.simulator.engine.full_resolution.statistics import (
     skew_rows,
     stragglers,
 )
-from moesim.simulator.engine.simpy.execute import Execution, last_end
+from moesim.simulator.engine.records import Execution
 
 
 def full_result(
@@ -38,7 +38,7 @@ def full_result(
         groups=len(running),
         members=int(gpus.shape[2]),
         lost_groups=tuple(sorted(set(range(whole.gpus.shape[1])) - set(running))),
-        group_end_s=tuple(last_end(execution.ranks) / 1e9 for execution in executions),
+        group_end_s=tuple(execution.last_ns / 1e9 for execution in executions),
         gpu_times=gpu_times(times, gpus),
         stragglers=stragglers(times, gpus, running),
         skew=skew_rows(times),

@@ -1,4 +1,4 @@
-"""Runs programs in SimPy: pipeline ranks as processes, their transfers on shared links (`engine/links.py`).
+"""Runs programs in SimPy: pipeline ranks as processes, their transfers on shared links (`links.py`).
 
 Compute of a pipeline rank advances as vectors of member clocks; transfers are SimPy flows on shared
 links. A transfer is a barrier of its group: it starts when the slowest member is ready. Groups have
@@ -10,77 +10,21 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import simpy
 
-from moesim.hwmodels.arrays import FloatArray, IntArray
+from moesim.hwmodels.arrays import IntArray
+from moesim.simulator.engine.end_of_step import end_of_step
 from moesim.simulator.engine.program import NS, CompiledTemplate, PlacedStep, Program
+from moesim.simulator.engine.records import Execution, SendRecord, StepRecord
 from moesim.simulator.engine.simpy.links import LinkPool
-from moesim.simulator.schedules import Schedule
 
 Process = Generator[simpy.Event, Any, None]
 
 
-@dataclass(slots=True)
-class StepRecord:
-    """When one schedule step ran: nanoseconds, one value a member."""
-
-    step: PlacedStep
-    start: IntArray
-    end: IntArray
-    """When the last task of the action had ended."""
-    free: IntArray
-    """When the next action may start: later than `end` where the rank waits for its own sends."""
-    ends: list[IntArray]
-    """End of every task of the template."""
-    begins: list[int]
-    """When the last member reached the barrier of each transfer; -1 for compute tasks."""
-    finishes: list[int]
-    """When the slowest member had its payload; -1 for compute tasks."""
-
-
-@dataclass(slots=True)
-class SyncRecord:
-    """End of the step on one pipeline rank: when each part began and ended (nanoseconds)."""
-
-    ready_ns: int
-    reduce: tuple[int, int]
-    norm: tuple[int, int]
-    optimizer: tuple[int, int]
-    gather: tuple[int, int]
-
-
-@dataclass(slots=True)
-class SendRecord:
-    """One pipeline send: from rank to rank, nanoseconds of its payload on the wire."""
-
-    source: int
-    target: int
-    label: str
-    start: int
-    end: int
-
-
-@dataclass(slots=True)
-class Execution:
-    """What happened to one group: records per pipeline rank, sends; end of the step; bytes per link.
-
-    `end_ns`, `syncs` and `carried_bytes` are those of all groups together.
-    """
-
-    program: Program
-    ranks: list[list[StepRecord]]
-    syncs: list[SyncRecord]
-    sends: list[SendRecord]
-    end_ns: int
-    carried_bytes: FloatArray
-    events: int
-
-
-class _Machine:
+class _GroupRun:
     """State of one group's run: who waits for which activation or gradient."""
 
     def __init__(self, program: Program, env: simpy.Environment, links: LinkPool) -> None:
@@ -235,51 +179,51 @@ class _Machine:
         return [send for send in sends if send is not None]
 
 
-def execute(program: Program) -> Execution:
-    """Run one program to its end and return every start and end in integer nanoseconds.
+class SimpyEngine:
+    """The engine that this project started with: discrete events in SimPy, max-min fair rates on links."""
 
-    Raises RuntimeError as `execute_all` does.
-    """
-    return execute_all([program])[0]
+    name = "simpy"
+
+    def execute(self, programs: Sequence[Program]) -> list[Execution]:
+        """Run the programs of all groups together and return what happened to each.
+
+        Compute by docs/model.md, eq. E1, transfers behind their barrier by eq. E2, pipeline sends by eqs. E4
+        and E7. Raises RuntimeError where ranks wait for each other forever (a validated schedule cannot).
+        """
+        env = simpy.Environment(initial_time=0)
+        links = LinkPool(env, programs[0].link_map.capacity_bytes_per_ns)
+        groups = [_GroupRun(program, env, links) for program in programs]
+        processes = [
+            (group, rank, env.process(group.run_rank(rank)))
+            for group in groups
+            for rank in range(len(group.program.ranks))
+        ]
+        with _collector_paused():
+            env.run()
+        _check_done([(group, rank) for group, rank, process in processes if process.is_alive])
+        syncs, end_ns = end_of_step(programs, [group.records for group in groups])
+        return [
+            Execution(
+                group.program,
+                group.records,
+                syncs,
+                group.sends,
+                end_ns,
+                links.carried_bytes,
+                sum(len(r.ends) for rank in group.records for r in rank),
+            )
+            for group in groups
+        ]
 
 
-def execute_all(programs: Sequence[Program]) -> list[Execution]:
-    """Run the programs of all groups together and return what happened to each.
-
-    Compute by docs/model.md, eq. E1, transfers behind their barrier by eq. E2, pipeline sends by eqs. E4, E7.
-    All programs follow one schedule on the links of one cluster. Raises RuntimeError where ranks wait for
-    each other forever (a validated schedule cannot).
-    """
-    env = simpy.Environment(initial_time=0)
-    links = LinkPool(env, programs[0].link_map.capacity_bytes_per_ns)
-    machines = [_Machine(program, env, links) for program in programs]
-    processes = [
-        (machine, rank, env.process(machine.run_rank(rank)))
-        for machine in machines
-        for rank in range(len(machine.program.ranks))
-    ]
-    with _collector_paused():
-        env.run()
-    stuck = [(machine, rank) for machine, rank, process in processes if process.is_alive]
+def _check_done(stuck: Sequence[tuple[_GroupRun, int]]) -> None:
+    """Raise RuntimeError, naming what they wait for, where pipeline ranks never came to their end."""
     if stuck:
-        waits = sorted(key for machine, _ in stuck for key in machine.waiting)[:4]
+        waits = sorted(key for group, _ in stuck for key in group.waiting)[:4]
         ranks = sorted({rank for _, rank in stuck})
         raise RuntimeError(
             f"pipeline ranks {ranks} wait for {waits} for ever: the schedule is not executable"
         )
-    syncs, end_ns = _synchronise(machines)
-    return [
-        Execution(
-            machine.program,
-            machine.records,
-            syncs,
-            machine.sends,
-            end_ns,
-            links.carried_bytes,
-            sum(len(r.ends) for rank in machine.records for r in rank),
-        )
-        for machine in machines
-    ]
 
 
 @contextmanager
@@ -292,42 +236,3 @@ def _collector_paused() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-def holders(schedule: Schedule, rank: int) -> list[int]:
-    """Pipeline ranks that hold a stage of `rank`: itself, and its mirror in a bidirectional pipeline."""
-    stages = schedule.stages_on_rank(rank)
-    return sorted({route[stage] for route in schedule.routes for stage in stages})
-
-
-def _synchronise(machines: list[_Machine]) -> tuple[list[SyncRecord], int]:
-    """Gradient reduction, global norm, optimizer and parameter gather after the last action (eq. E5).
-
-    A rank's reduction waits for every group of the ranks that hold the same parameters (the mirror rank of
-    a bidirectional schedule); gradient clipping makes the norm a barrier of all ranks.
-    """
-    program = machines[0].program
-    schedule, sync = program.schedule, program.costs.sync
-    done = [max(_end(machine.records[r]) for machine in machines) for r in range(schedule.pp)]
-    ready = [max(done[holder] for holder in holders(schedule, r)) for r in range(schedule.pp)]
-    slow = [max(m.program.link_map.sync_slowness(r) for m in machines) for r in range(schedule.pp)]
-    reduced = [t + round(sync[r].reduce_s * slow[r] * NS) for r, t in enumerate(ready)]
-    meet = max(reduced)
-    result = []
-    for r in range(schedule.pp):
-        norm = meet + round(sync[r].norm_s * NS)
-        updated = norm + round(sync[r].optimizer_s * NS)
-        gathered = updated + round(sync[r].gather_s * slow[r] * NS)
-        result.append(
-            SyncRecord(done[r], (ready[r], reduced[r]), (meet, norm), (norm, updated), (updated, gathered))
-        )
-    return result, max((s.gather[1] for s in result), default=0)
-
-
-def _end(steps: list[StepRecord]) -> int:
-    return int(steps[-1].free.max()) if steps else 0
-
-
-def last_end(ranks: list[list[StepRecord]]) -> int:
-    """When the last action of a group ended, nanoseconds."""
-    return max(_end(steps) for steps in ranks)

@@ -21,11 +21,9 @@ from moesim.simulator.layout.pools import (
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.frames import Frame, legal_frames
 from moesim.simulator.planner.refusals import Refusals
-from moesim.simulator.planner.space import PlanSpace, Space, resolve
+from moesim.simulator.planner.space import PlanSpace, Space, with_defaults
 from moesim.simulator.scenario import Scenario
-
-SCHEDULES = ("1f1b", "zb-h1", "zbv", "dualpipev")
-"""Default schedules: every stage on one pipeline rank, so that no gradients are reduced between pools."""
+from moesim.simulator.schedules import fleet_defaults
 
 SEARCHED = (
     "tp", "pp", "ep", "cp", "vpp", "expert_tp", "microbatch", "zero_stage", "schedule", "recompute",
@@ -94,7 +92,7 @@ def fleet_space(wanted: PlanSpace, scenario: Scenario, pools: FleetPools, shape:
         "vpp": (2,),
         "microbatch": (1, 2),
         "zero_stage": tuple(sorted({1, plan.zero_stage})),
-        "schedule": SCHEDULES,
+        "schedule": fleet_defaults(),  # no gradients are reduced between pools
         "recompute": tuple(dict.fromkeys((scenario.recompute, "none", "selective", "full"))),
         "precision": (scenario.precision,),
     }
@@ -108,7 +106,7 @@ def legal_fleet_frames(
     """Frames that every pool accepts, and why the others were refused (counted as `legal_frames` does)."""
     first = pools.parts[0].scenario
     own = wanted.model_copy(update={"sms": (max(1, first.communication.sms),)})  # each pool has its own
-    space = resolve(own, first, shape, first.machine)
+    space = with_defaults(own, first, shape, first.machine)
     refused, size = Refusals(), space.size
     for pp in [pp for pp in space.pp if pp % pools.unit or pools.total % pp]:
         reason = (

@@ -17,6 +17,7 @@ from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.trainers.megatron import MODULES, megatron_arguments
 from moesim.simulator.planner.trainers.megatron_layout import layers_of_layout, parse_frequency
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.schedules import name_from
 
 MOST_BYTES = 300_000
 MOST_LINE = 30_000
@@ -204,7 +205,7 @@ def import_megatron(path: Path, base: Scenario, shape: ModelShape) -> MegatronIm
     keys["parallel.sequence_parallel"] = "--sequence-parallel" in found
     keys["parallel.zero_stage"] = _zero(found)
     pp, vpp = keys.get("parallel.pp", 1), keys.get("parallel.vpp", 1)
-    keys["schedule"] = "interleaved-1f1b" if pp > 1 and vpp > 1 else "1f1b"
+    keys["schedule"] = name_from("megatron-lm", free_vpp=pp > 1 and vpp > 1)
     layout = found.get("--pipeline-model-parallel-layout")
     if layout:
         stages, layers = layers_of_layout(layout)
@@ -220,7 +221,8 @@ def import_megatron(path: Path, base: Scenario, shape: ModelShape) -> MegatronIm
                 f"MTP and loss on the last, and a layer on the others; its {stages} stages are balanced"
             )
         if stages > pp:
-            keys["parallel.vpp"], keys["schedule"] = stages // pp, "interleaved-1f1b"
+            keys["parallel.vpp"] = stages // pp
+            keys["schedule"] = name_from("megatron-lm", free_vpp=True)
     keys["precision"] = "fp8" if "--fp8-format" in found or "--fp8-recipe" in found else "bf16"
     recipe = found.get("--fp8-recipe")
     if recipe not in (None, "blockwise"):

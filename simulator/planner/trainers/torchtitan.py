@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario
-
-SCHEDULES = {
-    "gpipe": "GPipe",
-    "1f1b": "1F1B",
-    "interleaved-1f1b": "Interleaved1F1B",
-    "interleaved-zero-bubble": "InterleavedZeroBubble",
-    "zbv": "ZBVZeroBubble",
-    "dualpipev": "DualPipeV",
-}
-"""Schedules by their names in torch.distributed.pipelining (2.13)."""
+from moesim.simulator.schedules import SCHEDULES
 
 
 def torchtitan_snippet(scenario: Scenario) -> str:
@@ -37,8 +28,9 @@ def torchtitan_snippet(scenario: Scenario) -> str:
         ("fsdp_reshard_after_forward", '"always"' if plan.zero_stage == 3 else '"never"'),
     ]
     missing = _unspelled(scenario, shape)
-    if plan.pp > 1 and scenario.schedule in SCHEDULES:
-        fields.append(("pipeline_parallel_schedule", f'"{SCHEDULES[scenario.schedule]}"'))
+    order = _torch_name(scenario)
+    if plan.pp > 1 and order is not None:
+        fields.append(("pipeline_parallel_schedule", f'"{order}"'))
         fields.append(("pipeline_parallel_microbatch_size", str(plan.microbatch)))
         if scenario.stages.layers is not None:
             fields.append(("module_fqns_per_model_part", _parts(scenario.stages.layers)))
@@ -53,6 +45,12 @@ def torchtitan_snippet(scenario: Scenario) -> str:
     lines.append(f"config.training.seq_len = {batch.sequence_length}")
     lines.append(f'config.activation_checkpoint.mode = "{modes.get(scenario.recompute, "selective")}"')
     return "\n".join(lines) + "\n"
+
+
+def _torch_name(scenario: Scenario) -> str | None:
+    """The schedule's name in torch.distributed.pipelining (2.13)."""
+    spec = SCHEDULES.get(scenario.schedule)
+    return None if spec is None else spec.names_elsewhere.get("torch")
 
 
 def _parts(layers: tuple[int, ...]) -> str:
@@ -71,7 +69,7 @@ def _parts(layers: tuple[int, ...]) -> str:
 
 def _unspelled(scenario: Scenario, shape: ModelShape) -> list[str]:
     plan, found = scenario.parallel, []
-    if plan.pp > 1 and scenario.schedule not in SCHEDULES:
+    if plan.pp > 1 and _torch_name(scenario) is None:
         found.append(f"schedule {scenario.schedule}: torch.distributed.pipelining has none of this name")
     if plan.zero_stage in (1, 2):
         found.append(

@@ -14,7 +14,7 @@ from moesim.simulator.scoring.scoreboard.configurations import published_of
 from moesim.simulator.scoring.scoreboard.rows import OpenRow
 
 
-class Machine(NamedTuple):
+class RowMachine(NamedTuple):
     """A node, the network between its copies, and the profile that prices it."""
 
     node: str
@@ -22,15 +22,15 @@ class Machine(NamedTuple):
     profile: str
 
 
-MACHINES: dict[str, Machine] = {
-    "A100-80GB-SXM": Machine("hgx-a100", "ft3-ib-400g", "a100-layers"),
-    "A100-40GB-SXM": Machine("hgx-a100", "ft3-ib-400g", "a100-layers"),
-    "H100-SXM": Machine("hgx-h100", "ft3-ib-400g", "h100-products"),
-    "H100-SXM-96GB-HBM2e": Machine("hgx-h100-hbm2e", "ft3-ib-400g", "h100-hbm2e-products"),
-    "B200-SXM": Machine("hgx-b200", "ft3-ib-400g", "b200-layers"),
-    "B300-SXM": Machine("hgx-b300", "ft3-roce-800g", "b300-layers"),
-    "GB200": Machine("gb200-nvl72-64", "ft3-ib-400g", "gb200-layers"),
-    "GB300": Machine("gb300-nvl72-64", "ft3-roce-800g", "gb300-layers"),
+MACHINES: dict[str, RowMachine] = {
+    "A100-80GB-SXM": RowMachine("hgx-a100", "ft3-ib-400g", "a100-layers"),
+    "A100-40GB-SXM": RowMachine("hgx-a100", "ft3-ib-400g", "a100-layers"),
+    "H100-SXM": RowMachine("hgx-h100", "ft3-ib-400g", "h100-products"),
+    "H100-SXM-96GB-HBM2e": RowMachine("hgx-h100-hbm2e", "ft3-ib-400g", "h100-hbm2e-products"),
+    "B200-SXM": RowMachine("hgx-b200", "ft3-ib-400g", "b200-layers"),
+    "B300-SXM": RowMachine("hgx-b300", "ft3-roce-800g", "b300-layers"),
+    "GB200": RowMachine("gb200-nvl72-64", "ft3-ib-400g", "gb200-layers"),
+    "GB300": RowMachine("gb300-nvl72-64", "ft3-roce-800g", "gb300-layers"),
 }
 """The best profile that stands on kernels of that accelerator, not on any training step."""
 

@@ -11,11 +11,12 @@ from typing import Any
 
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.frozen import Frozen
-from moesim.simulator.engine.simpy.execute import Execution, execute_all
+from moesim.simulator.engine.records import Execution
 from moesim.simulator.layout.memory import FRAMEWORK_BYTES
-from moesim.simulator.predict.compile import Prepared, prepare
+from moesim.simulator.predict.compile import prepare
+from moesim.simulator.predict.driver import Prediction, finish
+from moesim.simulator.predict.prepared import Prepared
 from moesim.simulator.predict.result import Result
-from moesim.simulator.predict.summarise import summarise
 from moesim.simulator.scoring.scoreboard.plan import left_out, policies_of, scenario_of
 from moesim.simulator.scoring.scoreboard.rows import OpenRow, memory_peaks, open_rows
 from moesim.simulator.studies.uncertainty import step_interval
@@ -119,15 +120,14 @@ class Board(Frozen):
     """Mean over the groups of their shares inside the interval; None without intervals."""
 
 
-def predict(row: OpenRow) -> tuple[Prepared, list[Execution], Result]:
+def predict(row: OpenRow) -> Prediction:
     """The step of a row with the first recompute policy that fits (the last where none does)."""
     policies = policies_of(row)
     for policy in policies:
         prepared = prepare(scenario_of(row, policy))
         if policy == policies[-1] or prepared.memory.fits:
             break
-    executions = execute_all(prepared.programs)
-    return prepared, executions, summarise(prepared, executions)
+    return finish(prepared)
 
 
 def score_row(row: OpenRow, interval: Interval | None = step_interval) -> ScoredRow:

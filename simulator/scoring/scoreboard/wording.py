@@ -7,19 +7,11 @@ from typing import NamedTuple
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.model.recompute import RecomputePolicy
+from moesim.simulator.schedules import SCHEDULES, name_from
 from moesim.simulator.scoring.scoreboard.rows import OpenRow
 
 KEPT_AFTER_FORWARD = re.compile(r"no reshard|without reshard|not reshard|reshard\w*[ =:]+false", re.I)
 REPLICATED = re.compile(r"shard=(\d+) x dp (\d+)")
-SCHEDULES = {
-    "1f1b": "1f1b",
-    "interleaved-1f1b": "interleaved-1f1b",
-    "interleaved1f1b": "interleaved-1f1b",
-    "gpipe": "gpipe",
-    "zbv": "zbv",
-    "dualpipe": "dualpipe",
-    "dualpipev": "dualpipev",
-}
 EXPRESSED = ("layernorm", "rmsnorm", "norm", "mla_up_proj", "mla up-proj", "moe_act")
 """Modules whose recompute the policy `selective` is: norms, MLA up-projections, products of gate and up."""
 OVERLAPPED = re.compile(
@@ -91,11 +83,17 @@ def recompute_of(row: OpenRow) -> tuple[RecomputePolicy | None, tuple[str, ...]]
 def schedule_of(row: OpenRow) -> str:
     """The pipeline schedule of a row; raises InputError for one that is not known."""
     text = row.schedule.lower()
-    if text in ("", "1f1b", "interleaved-1f1b", "interleaved1f1b"):
-        return "interleaved-1f1b" if row.vpp > 1 else "1f1b"
-    if text not in SCHEDULES:
+    spellings = {
+        spelling.lower(): spec
+        for spec in SCHEDULES.values()
+        for spelling in (spec.name, spec.names_elsewhere.get("torch", spec.name))
+    }
+    if text and text not in spellings:
         raise InputError(f"{row.id}: the schedule {row.schedule!r} is not known")
-    return SCHEDULES[text]
+    # Whether 1F1B is interleaved follows from the stages on a rank, whatever the table calls it.
+    if not text or "megatron-lm" in spellings[text].names_elsewhere:
+        return name_from("megatron-lm", free_vpp=row.vpp > 1)
+    return spellings[text].name
 
 
 def said_in_notes(row: OpenRow) -> tuple[str, ...]:

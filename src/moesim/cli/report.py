@@ -10,7 +10,7 @@ from moesim.cli.console import percent, print_table, print_text, short
 from moesim.cli.full import full_text
 
 if TYPE_CHECKING:
-    from moesim.simulator.predict.compile import Prepared
+    from moesim.simulator.predict.prepared import Prepared
     from moesim.simulator.predict.result import Result
     from moesim.simulator.predict.result_parts import Breakdown, MemoryResult, ProvenanceEntry
 
@@ -27,6 +27,7 @@ def summary(prepared: Prepared, result: Result) -> str:
             "",
             *_figures(prepared, result),
             "",
+            *_pools(result),
             *breakdown_lines(result),
             "",
             *_run_report(result),
@@ -39,24 +40,36 @@ def summary(prepared: Prepared, result: Result) -> str:
     )
 
 
+def _pools(result: Result) -> list[str]:
+    """What each pool of a fleet does; nothing for a cluster."""
+    if not result.pools:
+        return []
+    from moesim.cli.fleet import pool_lines
+
+    return [*pool_lines(result.pools), ""]
+
+
 def _full(result: Result) -> list[str]:
     return [] if result.full is None else [*full_text(result.full), ""]
 
 
 def _headline(prepared: Prepared, result: Result) -> str:
-    plan, cluster = prepared.scenario.parallel, prepared.cluster
+    plan = prepared.scenario.parallel
+    clusters = [pool.part.cluster for pool in prepared.pools]
+    held = " + ".join(f"{cluster.n_gpus:,} x {cluster.accelerator.title}" for cluster in clusters)
     degrees = [("tp", plan.tp), ("cp", plan.cp), ("pp", plan.pp), ("ep", plan.ep), ("dp", prepared.layout.dp)]
     shown = " ".join(f"{name}{degree}" for name, degree in degrees if degree > 1)
     return (
-        f"{result.scenario}: {prepared.shape.name} on {cluster.n_gpus:,} x {cluster.accelerator.title}, "
-        f"{prepared.schedule.name}, {shown or 'no parallelism'}, {prepared.schedule.microbatches} "
-        "micro-batches"
+        f"{result.scenario}: {prepared.shape.name} on {held}, {prepared.schedule.name}, "
+        f"{shown or 'no parallelism'}, {prepared.schedule.microbatches} micro-batches"
     )
 
 
 def _figures(prepared: Prepared, result: Result) -> list[str]:
-    peak = prepared.cluster.accelerator.peak_flop_per_s("bf16") / 1e12
-    rows = figures(result, peak)
+    from moesim.simulator.predict.pools import mean_per_gpu
+
+    peak = mean_per_gpu(prepared, lambda p: p.part.cluster.accelerator.peak_flop_per_s("bf16")) / 1e12
+    rows = _named_figures(result, peak)
     if (
         prepared.scenario.stages.blocks is not None
     ):  # a part of the model: nothing a token or a run would cost
@@ -64,7 +77,7 @@ def _figures(prepared: Prepared, result: Result) -> list[str]:
     return [f"{name:<12}{text}" for name, text in rows.items()]
 
 
-def figures(result: Result, peak_tflops: float) -> dict[str, str]:
+def _named_figures(result: Result, peak_tflops: float) -> dict[str, str]:
     """The main figures by name; `peak_tflops` is that of a mean GPU."""
     step, run, memory = result.step, result.run, result.memory
     cost = "no price known" if run.cost_usd is None else f"${short(run.cost_usd)}"
@@ -204,11 +217,7 @@ def _named(entry: ProvenanceEntry) -> str:
 
 def print_explanation(prepared: Prepared, result: Result) -> None:
     """Everything behind a prediction that the summary only counts."""
-    print_details(_headline(prepared, result), result)
-
-
-def print_details(headline: str, result: Result) -> None:
-    """The same under any headline."""
+    headline = _headline(prepared, result)
     step, time_s = result.step, result.step.time_s
     print_text(f"{headline}\nstep time {time_s:.3f} s\n\ncritical path: what the step waits for")
     causes = [
@@ -239,6 +248,11 @@ def print_details(headline: str, result: Result) -> None:
     for line in result.stages:
         print_text(f"  {line}")
     _print_footing(result)
+    if result.pools:
+        from moesim.cli.fleet import print_pools
+
+        print_text("\npools")
+        print_pools(result.pools)
 
 
 def _rank_rows(result: Result) -> list[tuple[str, ...]]:

@@ -77,7 +77,9 @@ def _options(
 
 @app.command()
 def schedule(
-    name: Annotated[str, typer.Argument(help="gpipe, 1f1b, interleaved-1f1b, zb-h1, zbv, dualpipe, ...")],
+    name: Annotated[
+        str, typer.Argument(help="Such as 1f1b, zb-h1 or dualpipe; any other word prints every name.")
+    ],
     pp: Annotated[int, typer.Option(help="Pipeline ranks.")],
     microbatches: Annotated[int, typer.Option(help="Micro-batches of one step.")],
     vpp: Annotated[int, typer.Option(help="Stages a rank, for the interleaved schedules.")] = 1,

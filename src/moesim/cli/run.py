@@ -39,9 +39,8 @@ def run(
     from moesim.cli.report import shortage
 
     with working(f"simulating {scenario}") as say:
-        from moesim.simulator.engine.simpy.execute import execute_all
         from moesim.simulator.predict.compile import prepare
-        from moesim.simulator.predict.summarise import memory
+        from moesim.simulator.predict.step import execute
         from moesim.simulator.scenario import load_scenario
         from moesim.simulator.studies.whole_run import uncertain_report
 
@@ -50,7 +49,7 @@ def run(
         try:
             prepared = prepare(loaded)
             say(f"{loaded.name}: steps, phases and interruptions")
-            report = uncertain_report(prepared, execute_all(prepared.programs))
+            report = uncertain_report(prepared, execute(prepared).executions)
         except (InputError, InfeasibleError) as error:
             raise type(error)(f"{scenario}: {error}") from None
     if as_json:
@@ -59,4 +58,4 @@ def run(
         print_text("\n".join([f"{loaded.name}, the whole run on {prepared.cluster.n_gpus:,} GPUs", ""]))
         print_text("\n".join(report_lines(report)))
     if not prepared.memory.fits:
-        raise InfeasibleError(shortage(loaded.name, memory(prepared)))
+        raise InfeasibleError(shortage(loaded.name, prepared.memory))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,8 +13,9 @@ from moesim.cli.options import AsJson, Overrides, Resolution, ScenarioName, Seed
 from moesim.hwmodels.errors import InfeasibleError, InputError
 
 if TYPE_CHECKING:
-    from moesim.simulator.engine.simpy.execute import Execution
-    from moesim.simulator.predict.compile import Prepared
+    from moesim.simulator.engine.records import Execution
+    from moesim.simulator.predict.driver import Prediction
+    from moesim.simulator.predict.prepared import Prepared
     from moesim.simulator.predict.result import Result
     from moesim.simulator.scenario import Scenario
 
@@ -63,57 +66,90 @@ def simulate(
     ] = False,
 ) -> None:
     """Predict one training step and the run made of it."""
-    from moesim.cli.console import chosen_numbers, print_text
-    from moesim.cli.picture import draw_heat_maps, picture_path
+    from moesim.cli.console import print_text
+    from moesim.cli.picture import draw_heat_maps
     from moesim.cli.report import summary
-    from moesim.hwmodels.files import is_folder
-    from moesim.simulator.predict.trace import trace_path
 
-    if trace is not None:
-        trace_path(trace)  # refused before the work, not after it
-    if trace_per_rank is not None and not is_folder(trace_per_rank):
-        raise InputError(
-            f"--trace-per-rank {str(trace_per_rank)[:80]}: the folder does not exist; create it first"
-        )
-    for option, text in (("--ranks", ranks), ("--members", members)):
-        if text is not None:
-            chosen_numbers(option, text)
-    if picture is not None:
-        picture_path(picture)
+    shown = _Shown(trace, trace_per_rank, ranks, members)
+    _check_options(shown, picture)
     loaded = _loaded(scenario, overrides, seed, resolution)
     if loaded.fleet is not None:
-        from moesim.cli.fleet import simulate_fleet
+        from moesim.cli.fleet import refuse_for_fleet
 
-        per_gpu = (trace, trace_per_rank, ranks, members, picture)
-        asked = any(option is not None for option in per_gpu)
-        _check_fit(simulate_fleet(loaded, scenario, asked, uncertainty, as_json))
-        return
-    traced = trace is not None or trace_per_rank is not None
-    result = None if traced else _kept(loaded, uncertainty)
+        refuse_for_fleet({**shown.options(), "--picture": picture, "--uncertainty": uncertainty})
+    result = None if shown.traced else _kept(loaded, uncertainty)
+    prepared = None
     if result is None:
         prepared, executions, result = _predict(loaded, scenario)
-        if traced:
-            _write_traces(prepared, executions, trace, trace_per_rank, ranks, members)
+        if shown.traced:
+            _write_traces(prepared, executions, shown)
         if uncertainty:
-            from moesim.simulator.studies.uncertainty import uncertainty as bands
-            from moesim.simulator.studies.whole_run import with_uncertain_run
-
-            result = result.model_copy(update={"uncertainty": bands(prepared, executions, result)})
-            result = with_uncertain_run(prepared, executions, result)
+            result = _uncertain(prepared, executions, result)
         _keep(loaded, result)
-    elif not as_json:
-        prepared = _prepared(loaded, scenario)
     if picture is not None:
         draw_heat_maps(picture, result)
     if as_json:
         typer.echo(result.model_dump_json(indent=2))
     else:
-        print_text(summary(prepared, result))
+        print_text(summary(prepared or _prepared(loaded, scenario), result))
         if result.uncertainty is not None:
             from moesim.cli.sensitivity import print_bands
 
             print_bands(result.uncertainty)
     _check_fit(result)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """The options about traces: where to, and what they show."""
+
+    trace: Path | None
+    folder: Path | None
+    ranks: str | None
+    members: str | None
+
+    @property
+    def traced(self) -> bool:
+        """Whether a trace is asked for."""
+        return self.trace is not None or self.folder is not None
+
+    def options(self) -> dict[str, object]:
+        """Every option with what was given for it."""
+        return {
+            "--trace": self.trace,
+            "--trace-per-rank": self.folder,
+            "--ranks": self.ranks,
+            "--members": self.members,
+        }
+
+
+def _check_options(shown: _Shown, picture: Path | None) -> None:
+    """Refuse what cannot be written or read before the work, not after it."""
+    from moesim.cli.console import chosen_numbers
+    from moesim.cli.picture import picture_path
+    from moesim.hwmodels.files import is_folder
+    from moesim.simulator.predict.trace import trace_path
+
+    if shown.trace is not None:
+        trace_path(shown.trace)
+    if shown.folder is not None and not is_folder(shown.folder):
+        raise InputError(
+            f"--trace-per-rank {str(shown.folder)[:80]}: the folder does not exist; create it first"
+        )
+    for option, text in (("--ranks", shown.ranks), ("--members", shown.members)):
+        if text is not None:
+            chosen_numbers(option, text)
+    if picture is not None:
+        picture_path(picture)
+
+
+def _uncertain(prepared: Prepared, executions: Sequence[Execution], result: Result) -> Result:
+    """The result with the bands of its figures, those of its run included."""
+    from moesim.simulator.studies.uncertainty import uncertainty as bands
+    from moesim.simulator.studies.whole_run import with_uncertain_run
+
+    result = result.model_copy(update={"uncertainty": bands(prepared, executions, result)})
+    return with_uncertain_run(prepared, executions, result)
 
 
 def _loaded(scenario: str, overrides: list[str] | None, seed: int | None, resolution: str | None) -> Scenario:
@@ -150,12 +186,11 @@ def _prepared(loaded: Scenario, scenario: str) -> Prepared:
         raise InputError(f"{scenario}: {error}") from None
 
 
-def _predict(loaded: Scenario, scenario: str) -> tuple[Prepared, list[Execution], Result]:
+def _predict(loaded: Scenario, scenario: str) -> Prediction:
     from moesim.cli.console import working
 
     with working(f"simulating {scenario}") as say:
-        from moesim.simulator.engine.simpy.execute import execute_all
-        from moesim.simulator.predict.summarise import summarise
+        from moesim.simulator.predict.driver import finish
 
         prepared = _prepared(loaded, scenario)
         count = sum(len(steps) for program in prepared.programs for steps in program.ranks)
@@ -164,18 +199,10 @@ def _predict(loaded: Scenario, scenario: str) -> tuple[Prepared, list[Execution]
             f"{prepared.scenario.name}: running {count:,} actions on {prepared.schedule.pp} pipeline "
             f"ranks{where}"
         )
-        executions = execute_all(prepared.programs)
-        return prepared, executions, summarise(prepared, executions)
+        return finish(prepared)
 
 
-def _write_traces(
-    prepared: Prepared,
-    executions: list[Execution],
-    trace: Path | None,
-    folder: Path | None,
-    ranks: str | None,
-    members: str | None,
-) -> None:
+def _write_traces(prepared: Prepared, executions: Sequence[Execution], shown: _Shown) -> None:
     from moesim.cli.console import chosen_numbers, say_written, working
     from moesim.simulator.predict.trace import (
         shown_gpus,
@@ -185,25 +212,26 @@ def _write_traces(
         write_trace_per_gpu,
     )
 
-    chosen = None if ranks is None else chosen_numbers("--ranks", ranks)
+    chosen = None if shown.ranks is None else chosen_numbers("--ranks", shown.ranks)
     if prepared.whole is not None:
-        if members is not None:
+        if shown.members is not None:
             raise InputError(
                 "--members names GPUs of the folded run; in full resolution use --ranks for GPUs"
             )
         every = prepared.whole.gpus[:, list(prepared.whole.running)].ravel().tolist()
-        shown = shown_gpus(prepared, executions, every if chosen is None and ranks is not None else chosen)
+        gpus = every if chosen is None and shown.ranks is not None else chosen
+        parts = shown_gpus(prepared, executions, gpus)
     else:
-        who = [0] if members is None else chosen_numbers("--members", members)
+        who = [0] if shown.members is None else chosen_numbers("--members", shown.members)
         everyone = list(range(prepared.program.members))
-        shown = shown_places(executions[0], trace_info(prepared), chosen, everyone if who is None else who)
+        parts = shown_places(executions[0], trace_info(prepared), chosen, everyone if who is None else who)
     with working("writing the trace"):
-        if trace is not None:
-            write_trace(trace, shown)
-            say_written(str(trace), "open it at https://ui.perfetto.dev")
-        if folder is not None:
-            paths = write_trace_per_gpu(folder, shown)
-            say_written(f"{len(paths)} files in {folder}", "for Holistic Trace Analysis")
+        if shown.trace is not None:
+            write_trace(shown.trace, parts)
+            say_written(str(shown.trace), "open it at https://ui.perfetto.dev")
+        if shown.folder is not None:
+            paths = write_trace_per_gpu(shown.folder, parts)
+            say_written(f"{len(paths)} files in {shown.folder}", "for Holistic Trace Analysis")
 
 
 def _check_fit(result: Result) -> None:
@@ -221,16 +249,9 @@ def explain(
     from moesim.cli.report import print_explanation
 
     loaded = _loaded(scenario, overrides, seed, resolution)
-    if loaded.fleet is not None:
-        from moesim.cli.fleet import explain_fleet
-
-        _check_fit(explain_fleet(loaded, scenario))
-        return
-    result = _kept(loaded)
+    result, prepared = _kept(loaded), None
     if result is None:
         prepared, _, result = _predict(loaded, scenario)
         _keep(loaded, result)
-    else:
-        prepared = _prepared(loaded, scenario)
-    print_explanation(prepared, result)
+    print_explanation(prepared or _prepared(loaded, scenario), result)
     _check_fit(result)

@@ -14,12 +14,18 @@ from moesim.simulator.cost.table import SyncCost
 from moesim.simulator.engine.bounds import lower_bound_s, upper_bound_s
 from moesim.simulator.engine.crowding import Crowding
 from moesim.simulator.engine.program import Program
-from moesim.simulator.engine.simpy.execute import execute, execute_all
+from moesim.simulator.engine.records import Execution
+from moesim.simulator.engine.registry import engine_of
 from moesim.simulator.predict.compile import prepare
-from moesim.simulator.predict.fleet_compile import prepare_fleet
 from moesim.simulator.predict.simulate import simulate
 from moesim.simulator.scenario import Scenario, load_scenario
-from moesim.simulator.schedules import BUILDERS, build
+from moesim.simulator.schedules import SCHEDULES, build
+
+
+def execute(program: Program) -> Execution:
+    """The only group of a step, run on the default engine."""
+    return engine_of().execute([program])[0]
+
 
 Toy = Callable[..., Program]
 
@@ -32,7 +38,7 @@ def scenarios(draw: st.DrawFn) -> list[str]:
     model = draw(
         st.sampled_from(["deepseek-v3", "deepseek-v3", "qwen3-30b-a3b", "mixtral-8x22b", "llama-3-8b"])
     )
-    schedule = draw(st.sampled_from(sorted(BUILDERS)))
+    schedule = draw(st.sampled_from(sorted(SCHEDULES)))
     paired = schedule.startswith("dualpipe")
     pp = draw(st.sampled_from([2, 4]))
     vpp = 2 if schedule.startswith("interleaved") else 1
@@ -69,7 +75,7 @@ def scenarios(draw: st.DrawFn) -> list[str]:
 @st.composite
 def troubled(draw: st.DrawFn) -> Scenario:
     """A small job with uneven experts, drops, spreads, slow links and faults, on one cluster or a fleet."""
-    schedule = draw(st.sampled_from(sorted(BUILDERS)))
+    schedule = draw(st.sampled_from(sorted(SCHEDULES)))
     pp = draw(st.sampled_from([1, 2, 2, 4]))
     ep = draw(st.sampled_from([1, 4, 8, 8, 16]))
     replicas = max(ep, 8) * draw(st.sampled_from([1, 2]))
@@ -155,14 +161,10 @@ def _faults(nodes: int, unit: st.SearchStrategy[float]) -> st.SearchStrategy[dic
 @given(troubled())
 def test_whatever_goes_wrong_a_step_lies_between_its_bounds(job: Scenario) -> None:
     try:
-        if job.fleet is not None:
-            fleet = prepare_fleet(job)
-            programs: tuple[Program, ...] = (fleet.program,)
-        else:
-            programs = prepare(job).programs
+        programs = prepare(job).programs
     except (InputError, InfeasibleError):
         reject()  # this network has no such link, or the fault leaves no way
-    end_s = execute_all(programs)[0].end_ns / 1e9
+    end_s = engine_of().execute(programs)[0].end_ns / 1e9
     assert 0.0 < lower_bound_s(programs) <= end_s <= upper_bound_s(programs)
 
 
@@ -219,7 +221,7 @@ def test_the_lower_bound_is_the_busiest_resource(home_case: Any) -> None:
 @given(st.data())
 def test_sends_that_crowd_the_links_stay_below_the_upper_bound(toy: Toy, data: st.DataObject) -> None:
     """Certain prices, so nothing but the bound's own allowance covers sends and what they delay."""
-    name = data.draw(st.sampled_from(sorted(BUILDERS)))
+    name = data.draw(st.sampled_from(sorted(SCHEDULES)))
     pp = data.draw(st.sampled_from([2, 4]))
     schedule = build(name, pp, 2 * pp * data.draw(st.integers(1, 2)))
     compute, payload, send = (data.draw(st.integers(1000, 9000)) for _ in range(3))
@@ -262,6 +264,6 @@ def test_transfers_of_other_groups_on_shared_links_are_in_the_upper_bound() -> N
     programs = prepare(job).programs
     assert Crowding.of(programs).streams.max() > 1
     alone = max(upper_bound_s([program]) for program in programs)
-    end_s = execute_all(programs)[0].end_ns / 1e9
+    end_s = engine_of().execute(programs)[0].end_ns / 1e9
     assert end_s <= upper_bound_s(programs)
     assert alone < upper_bound_s(programs)

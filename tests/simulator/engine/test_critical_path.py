@@ -11,9 +11,16 @@ from hypothesis import strategies as st
 from moesim.simulator.cost.table import SyncCost
 from moesim.simulator.engine.critical import critical_path, seconds_by_cause
 from moesim.simulator.engine.program import Program
-from moesim.simulator.engine.simpy.execute import Execution, execute
+from moesim.simulator.engine.records import Execution
+from moesim.simulator.engine.registry import engine_of
 from moesim.simulator.model.operator import BlockKind
-from moesim.simulator.schedules import BUILDERS, build
+from moesim.simulator.schedules import SCHEDULES, build
+
+
+def execute(program: Program) -> Execution:
+    """The only group of a step, run on the default engine."""
+    return engine_of().execute([program])[0]
+
 
 Toy = Callable[..., Program]
 
@@ -32,7 +39,7 @@ def check_path(execution: Execution) -> None:
 
 @given(st.data())
 def test_segments_touch_and_sum_to_the_step(toy: Toy, data: st.DataObject) -> None:
-    name = data.draw(st.sampled_from(sorted(BUILDERS)))
+    name = data.draw(st.sampled_from(sorted(SCHEDULES)))
     pp = data.draw(st.sampled_from([2, 4]))
     schedule = build(name, pp, 2 * pp)
     # An embedding alone has no input gradient: actions without any task are on the way.

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from moesim.simulator.cost.table import SyncCost
 from moesim.simulator.engine.program import PlacedStep, Program
-from moesim.simulator.engine.simpy.execute import Execution, execute
+from moesim.simulator.engine.records import Execution
+from moesim.simulator.engine.registry import engine_of
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.schedules import (
-    BUILDERS,
+    SCHEDULES,
     Overlap,
     Schedule,
     Step,
@@ -27,6 +28,12 @@ from moesim.simulator.schedules import (
     parse_step,
 )
 from moesim.simulator.schedules.template import COMMUNICATION_PHASES, FORWARD_CHAIN, INPUT_CHAIN, WEIGHT_OF
+
+
+def execute(program: Program) -> Execution:
+    """The only group of a step, run on the default engine."""
+    return engine_of().execute([program])[0]
+
 
 Toy = Callable[..., Program]
 
@@ -40,12 +47,12 @@ SERIAL: dict[str, tuple[Phase, ...]] = {
     "W": ("mlp W", "attn W"),
     "B": (*INPUT_CHAIN, "mlp W", "attn W"),
 }
-PAIRLESS = sorted(set(BUILDERS) - {"dualpipe", "dualpipev"})
+PAIRLESS = sorted(set(SCHEDULES) - {"dualpipe", "dualpipev"})
 
 
 @st.composite
 def schedules(draw: st.DrawFn, names: list[str] | None = None) -> Schedule:
-    name = draw(st.sampled_from(names or sorted(BUILDERS)))
+    name = draw(st.sampled_from(names or sorted(SCHEDULES)))
     pp = draw(st.sampled_from([2, 4]) if name == "dualpipe" else st.integers(1, 4))
     vpp = draw(st.integers(1, 3)) if name.startswith("interleaved") else 1
     return build(name, pp, 2 * pp * draw(st.integers(1, 2)), vpp)
@@ -275,7 +282,7 @@ def test_pairs_may_hand_on_early_but_never_late(toy: Toy, data: st.DataObject) -
 # -- pipeline sends ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(BUILDERS))
+@pytest.mark.parametrize("name", sorted(SCHEDULES))
 def test_a_rank_waits_for_its_own_sends_where_its_schedule_does(toy: Toy, name: str) -> None:
     """DualPipe, DualPipeV and 1F1B post a send after an action and wait for it before the next one."""
     schedule = build(name, 4, 8)
@@ -377,7 +384,7 @@ def test_shorter_phases_transfers_and_sends_never_end_later(toy: Toy, data: st.D
 @FEWER
 @given(st.data())
 def test_more_microbatches_never_end_earlier(toy: Toy, data: st.DataObject) -> None:
-    name = data.draw(st.sampled_from(sorted(BUILDERS)))
+    name = data.draw(st.sampled_from(sorted(SCHEDULES)))
     pp = data.draw(st.sampled_from([2, 4]))
     few = build(name, pp, 2 * pp)
     many = build(name, pp, 2 * pp * data.draw(st.integers(2, 3)))

@@ -11,7 +11,8 @@ import pytest
 import moesim
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.layout.loads import sampled_loads
-from moesim.simulator.predict.compile import Prepared, prepare
+from moesim.simulator.predict.compile import prepare
+from moesim.simulator.predict.prepared import Prepared
 from moesim.simulator.predict.result import Result
 from moesim.simulator.scenario import load_scenario
 
@@ -34,7 +35,7 @@ def test_the_home_case_draws_what_it_always_drew(home_case: Any) -> None:
     prepared = home_case[0]
     expected = sampled_loads(0, 59 * 120, 64, 256, 0.16, 32768.0)
     assert np.array_equal(prepared.program.variation.loads.reshape(-1, 64), expected)
-    assert prepared.loads is not None and prepared.load_notes == ()
+    assert prepared.loads is not None and prepared.draws.spec.notes == ()
 
 
 def test_a_uniform_load_is_the_default_drawn_by_expert() -> None:
@@ -59,7 +60,7 @@ def test_memory_counts_replicas_as_experts() -> None:
     before = small("parallel.zero_stage=0")
     after = small("parallel.zero_stage=0", "routing.eplb={redundant_experts: 8}")
     expert = 3 * 6144 * 16384 * 2  # bytes of one expert in BF16
-    grown = after.memory.by_rank[0].weights - before.memory.by_rank[0].weights
+    grown = after.memory_by_rank.by_rank[0].weights - before.memory_by_rank.by_rank[0].weights
     assert grown == pytest.approx(14 * expert)  # 14 layers a rank, one replica more on every GPU
 
 
@@ -118,7 +119,7 @@ def test_bias_dynamics_as_a_load() -> None:
     )
     assert start.loads is not None and late.loads is not None
     assert late.loads.rows.max(axis=1).mean() < start.loads.rows.max(axis=1).mean() - 0.3
-    assert "MaxVio after 400" in late.load_notes[0]
+    assert "MaxVio after 400" in late.draws.spec.notes[0]
     rows = {r.path: r for r in moesim.simulate(HOME, f"routing.load={{{keys}, step: 1}}").provenance}
     assert rows["scenario.routing.load.gamma"].value == 0.001
     assert "2412.19437" in rows["scenario.routing.load.gamma"].source

@@ -3,25 +3,24 @@ from __future__ import annotations
 import pytest
 
 from moesim.simulator.layout.in_flight import rank_stages
-from moesim.simulator.layout.memory import memory_by_kind
+from moesim.simulator.layout.memory import MemoryInputs, memory_by_kind
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.stages import blocks_of, from_layers_per_stage
 from moesim.simulator.model.library import load_model
 from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.model.recompute import RecomputePolicy
 from moesim.simulator.scenario.parallel import ParallelPlan
-from moesim.simulator.schedules.dualpipe import build_dualpipe
-from moesim.simulator.schedules.one_f_one_b import build_1f1b
+from moesim.simulator.schedules import build
 from moesim.simulator.schedules.validate import validate
 
 
 def test_1f1b_holds_one_less_on_each_later_rank() -> None:
-    ranks = rank_stages(build_1f1b(4, 8))
+    ranks = rank_stages(build("1f1b", 4, 8))
     assert [rank.in_flight for rank in ranks] == [({r: 4 - r},) for r in range(4)]
 
 
 def test_dualpipe_never_exceeds_one_more_than_the_ranks() -> None:
-    schedule = build_dualpipe(16, 120)
+    schedule = build("dualpipe", 16, 120)
     for rank, report in zip(rank_stages(schedule), validate(schedule).ranks, strict=True):
         peaks = [sum(state.values()) for state in rank.in_flight]
         assert max(peaks) == report.peak_in_flight <= 17
@@ -32,16 +31,8 @@ def test_dualpipe_never_exceeds_one_more_than_the_ranks() -> None:
 @pytest.mark.parametrize(("policy", "fits"), [("deepseek-v3", True), ("none", False)])
 def test_home_case_with_its_schedule(policy: RecomputePolicy, fits: bool) -> None:
     shape = load_model("deepseek-v3")
-    report = memory_by_kind(
-        shape,
-        Layout(ParallelPlan(pp=16, ep=64, zero_stage=1), 2048, 8),
-        PRECISIONS["fp8"],
-        from_layers_per_stage(blocks_of(shape), (4,) * 15 + (1,)),
-        rank_stages(build_dualpipe(16, 120)),
-        sequence=4096,
-        recompute=policy,
-        communication_sms=20,
-        kernels="deepep-2025-02",
-        capacity_bytes=80e9,
-    )
+    layout = Layout(ParallelPlan(pp=16, ep=64, zero_stage=1), 2048, 8)
+    inputs = MemoryInputs(shape, layout, PRECISIONS["fp8"], policy, 4096, 20, "deepep-2025-02")
+    stages = from_layers_per_stage(blocks_of(shape), (4,) * 15 + (1,))
+    report = memory_by_kind(inputs, stages, rank_stages(build("dualpipe", 16, 120)), 80e9)
     assert report.fits is fits

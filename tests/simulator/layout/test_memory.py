@@ -11,23 +11,25 @@ import pytest
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.simulator.layout.activations import activation_bytes, cached_tensors, working_bytes
 from moesim.simulator.layout.buffers import expert_buffers, pipeline_buffer_bytes
+from moesim.simulator.layout.local_parameters import local_parameters
 from moesim.simulator.layout.memory import (
     ALLOCATOR_SLACK,
     FRAMEWORK_BYTES,
+    MemoryInputs,
     MemoryReport,
     RankStages,
-    local_parameters,
     memory_by_kind,
     require_fit,
 )
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.stages import StageAssignment, blocks_of, from_layers_per_stage
+from moesim.simulator.model.attention import GQA
 from moesim.simulator.model.counts import parameters_mtp, parameters_total
 from moesim.simulator.model.library import load_model
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.model.recompute import RecomputePolicy
-from moesim.simulator.model.shape import GQA, ModelShape
+from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.model.software import Software
 from moesim.simulator.predict.result_parts import MemoryResult
 from moesim.simulator.scenario.parallel import ParallelPlan
@@ -47,19 +49,15 @@ def home(
 ) -> MemoryReport:
     layout = Layout(ParallelPlan(pp=16, ep=64, zero_stage=zero), 2048, 8)
     ranks = [RankStages((r, 15 - r), ({r: 16 - r, 15 - r: r + 1},)) for r in range(16)]
-    return memory_by_kind(
-        V3, layout, PRECISIONS["fp8"], HOME_STAGES, ranks, sequence=4096, recompute=policy,
-        communication_sms=20, kernels=kernels, capacity_bytes=capacity,
-    )  # fmt: skip
+    inputs = MemoryInputs(V3, layout, PRECISIONS["fp8"], policy, 4096, 20, kernels)
+    return memory_by_kind(inputs, HOME_STAGES, ranks, capacity)
 
 
 def single(shape: ModelShape, zero: int = 0, n_gpus: int = 8, precision: str = "bf16") -> MemoryReport:
     layout = Layout(ParallelPlan(zero_stage=zero), n_gpus, 8)
     assignment = StageAssignment((blocks_of(shape),))
-    return memory_by_kind(
-        shape, layout, PRECISIONS[precision], assignment, [RankStages((0,), ({0: 1},))], sequence=4096,
-        recompute="none", communication_sms=20, kernels="deepep-2025-02", capacity_bytes=80e9,
-    )  # fmt: skip
+    inputs = MemoryInputs(shape, layout, PRECISIONS[precision], "none", 4096, 20, "deepep-2025-02")
+    return memory_by_kind(inputs, assignment, [RankStages((0,), ({0: 1},))], 80e9)
 
 
 def test_home_case_fits() -> None:
@@ -178,11 +176,8 @@ def test_activations_take_the_worst_moment() -> None:
 
     def activations(*states: dict[int, int]) -> float:
         ranks = [RankStages((0,), tuple(states)), RankStages((1,), ({1: 1},))]
-        report = memory_by_kind(
-            LLAMA, layout, PRECISIONS["bf16"], assignment, ranks, sequence=4096, recompute="none",
-            communication_sms=0, kernels="deepep-2025-02", capacity_bytes=1e12,
-        )  # fmt: skip
-        return report.by_rank[0].activations
+        inputs = MemoryInputs(LLAMA, layout, PRECISIONS["bf16"], "none", 4096, 0, "deepep-2025-02")
+        return memory_by_kind(inputs, assignment, ranks, 1e12).by_rank[0].activations
 
     assert activations({0: 1}, {0: 4}, {0: 2}) == pytest.approx(4 * activations({0: 1}))
     assert activations() == 0
@@ -190,11 +185,9 @@ def test_activations_take_the_worst_moment() -> None:
 
 def test_ranks_must_cover_the_stages() -> None:
     layout = Layout(ParallelPlan(pp=2), 8, 8)
+    inputs = MemoryInputs(V3, layout, PRECISIONS["fp8"], "none", 4096, 20, "deepep-2025-02")
     with pytest.raises(InputError, match="cut into 16 stages"):
-        memory_by_kind(
-            V3, layout, PRECISIONS["fp8"], HOME_STAGES, [RankStages((0, 1), ())], sequence=4096,
-            recompute="none", communication_sms=20, kernels="deepep-2025-02", capacity_bytes=80e9,
-        )  # fmt: skip
+        memory_by_kind(inputs, HOME_STAGES, [RankStages((0, 1), ())], 80e9)
 
 
 def test_memory_has_the_range_of_framework_and_allocator() -> None:
@@ -263,6 +256,7 @@ def test_dropout_is_off_unless_a_scenario_says_so() -> None:
     assert kept("embedding", dropout=True) - kept("embedding") == 4096 * LLAMA.hidden
     assert kept("head", dropout=True) == kept("head")
     # A score without dropout: the output of the softmax alone.
+    assert isinstance(LLAMA.attention, GQA)
     scores = kept("dense", attention="unfused") - kept("dense") + 4096 * 4 * LLAMA.attention.heads
     assert scores == 4096 * LLAMA.attention.heads * 4096 * 2
 

@@ -13,7 +13,7 @@ from moesim.hwmodels import InputError
 from moesim.simulator.planner import pattern
 from moesim.simulator.planner.space import PlanSpace
 from moesim.simulator.scenario import Scenario, load_scenario
-from moesim.simulator.schedules import BUILDERS, CHECKS, Schedule, build
+from moesim.simulator.schedules import SCHEDULES, Schedule, ScheduleSpec, build
 
 NAME = "one-off"
 Builder = Callable[[int, int, int], Schedule]
@@ -45,8 +45,7 @@ SPACE: dict[str, Any] = {
 @pytest.fixture
 def add(monkeypatch: pytest.MonkeyPatch) -> Callable[[Builder], None]:
     def registered(builder: Builder) -> None:
-        monkeypatch.setitem(BUILDERS, NAME, builder)
-        monkeypatch.setitem(CHECKS, NAME, lambda pp, microbatches, vpp: None)
+        monkeypatch.setitem(SCHEDULES, NAME, ScheduleSpec(NAME, builder, awaits_sends=True))
         for cache in (pattern.pattern, pattern._pattern):
             cache.cache_clear()
 
@@ -71,7 +70,7 @@ def test_an_added_schedule_is_planned_like_the_one_that_it_copies(add: Callable[
 def test_it_is_part_of_the_default_space(add: Callable[[Builder], None]) -> None:
     add(lambda pp, microbatches, vpp: copied(pp, microbatches))
     found = moesim.plan(small(), PlanSpace(**SPACE), top=1)
-    assert found.considered == 2 * (len(BUILDERS))
+    assert found.considered == 2 * (len(SCHEDULES))
 
 
 def whole_rounds_only(pp: int, microbatches: int, vpp: int) -> Schedule:

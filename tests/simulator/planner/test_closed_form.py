@@ -11,20 +11,19 @@ import pytest
 
 from moesim.simulator.cost.price_table import cost_table
 from moesim.simulator.layout.in_flight import rank_stages
-from moesim.simulator.layout.memory import memory_by_kind
-from moesim.simulator.layout.parallel import Layout
+from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.layout.stages import StageAssignment, blocks_of
+from moesim.simulator.planner.candidate_search import CandidateSearch
 from moesim.simulator.planner.candidates import find_candidates
-from moesim.simulator.planner.found import Candidates
 from moesim.simulator.planner.pattern import key_of, pattern
+from moesim.simulator.planner.plan_arrays import Candidates
 from moesim.simulator.planner.prices import PriceBook
-from moesim.simulator.planner.progress import silent
 from moesim.simulator.planner.rows import scenario_of, simulate_plan
-from moesim.simulator.planner.space import PlanSpace, resolve
-from moesim.simulator.planner.study import Study
+from moesim.simulator.planner.space import PlanSpace, with_defaults
 from moesim.simulator.predict.compile import prepare
+from moesim.simulator.predict.plan_memory import memory_of
 from moesim.simulator.scenario import Scenario, load_scenario
-from moesim.simulator.schedules import BUILDERS, CHECKS, build
+from moesim.simulator.schedules import SCHEDULES, build
 
 HOME = "deepseek-v3-2048xh800"
 SCENARIO_SMALL = str(Path(__file__).parents[2] / "golden" / "scenario-small.yaml")
@@ -36,16 +35,19 @@ SMALL = [
 ]
 
 
-def candidates_of(scenario: Scenario, wanted: PlanSpace) -> tuple[Candidates, Study]:
+def candidates_of(scenario: Scenario, wanted: PlanSpace) -> tuple[Candidates, CandidateSearch]:
     shape, cluster = scenario.shape, scenario.machine
     profile = scenario.calibration
-    space = resolve(wanted, scenario, shape, cluster)
-    found = find_candidates(scenario, shape, cluster, profile, space, None, float("inf"), silent)
-    return found, Study(scenario, shape, found)
+    space = with_defaults(wanted, scenario, shape, cluster)
+    found = find_candidates(ResolvedJob(scenario, shape, cluster, profile), space)
+    return found, CandidateSearch(scenario, shape, found)
+
+
+Searched = tuple[Candidates, CandidateSearch]
 
 
 @pytest.fixture(scope="module")
-def home() -> tuple[Candidates, Study]:
+def home() -> Searched:
     wanted = PlanSpace(
         tp=(1, 2), pp=(4, 8, 16), ep=(1, 32, 64), cp=(1, 2), vpp=(2,), microbatch=(1, 2), sms=(8, 20)
     )
@@ -65,33 +67,24 @@ def test_prices_are_those_of_the_pricer() -> None:
     assert dict(ours.transfer) == dict(theirs.transfer)
 
 
-def test_memory_is_that_of_every_single_plan(home: tuple[Candidates, Study]) -> None:
+def test_memory_is_that_of_every_single_plan(home: Searched) -> None:
     found, study = home
     draw = random.Random(0)
     for number in draw.sample(range(len(found.bound)), 40):
         scenario = scenario_of(study.scenario, found, number)
         frame = found.axes(number)[0]
         schedule = build(frame.schedule, frame.plan.pp, frame.microbatches, frame.plan.vpp)
-        report = memory_by_kind(
-            study.shape,
-            Layout(scenario.parallel, 2048, 8),
-            scenario.recipe,
-            found.assignment(number),
-            rank_stages(schedule),
-            sequence=4096,
-            recompute=scenario.recompute,
-            communication_sms=scenario.communication.sms,
-            kernels=scenario.communication.kernels,
-            capacity_bytes=1.0,
-        )
+        stages = found.assignment(number)
+        ranks = rank_stages(schedule)
+        report = memory_of(scenario, study.shape, scenario.machine, stages, ranks, frame.microbatches)
         assert found.memory[number] == pytest.approx(report.total_bytes, rel=1e-9), frame.label
 
 
-@pytest.mark.parametrize("name", list(BUILDERS))
+@pytest.mark.parametrize("name", list(SCHEDULES))
 def test_patterns_count_the_steps_of_long_schedules(name: str) -> None:
-    pp, vpp = 4, 2 if name.startswith("interleaved") else 1
+    pp, vpp = 4, 2 if SCHEDULES[name].free_vpp else 1
     for count in (8, 12, 40, 44):
-        CHECKS[name](pp, count, vpp)
+        SCHEDULES[name].check(pp, count, vpp)
         long, short = build(name, pp, count, vpp), pattern(name, pp, count, vpp)
         many = np.array([float(count)])
         for rank in range(pp):
@@ -101,13 +94,13 @@ def test_patterns_count_the_steps_of_long_schedules(name: str) -> None:
                 assert short.along(first, last, many)[0] == keys.count(key), (count, rank, key)
 
 
-@pytest.mark.parametrize("name", list(BUILDERS))
+@pytest.mark.parametrize("name", list(SCHEDULES))
 @pytest.mark.parametrize("zero", [0, 1, 3])
 def test_without_skew_the_closed_form_is_the_engine_up_to_shared_links(name: str, zero: int) -> None:
-    if zero == 3 and name.startswith("dualpipe"):
+    if zero == 3 and SCHEDULES[name].overlapped_pairs:
         return  # refused: no slot for parameter gathers in a pair
     scenario = load_scenario(HOME, [*SMALL, *EVEN])
-    vpp = (2,) if name.startswith("interleaved") else (1,)
+    vpp = (2,) if SCHEDULES[name].free_vpp else (1,)
     wanted = PlanSpace(
         tp=(1,), pp=(4,), ep=(16,), cp=(1,), vpp=vpp, microbatch=(1,), schedule=(name,), zero_stage=(zero,),
         recompute=("full",), precision=("fp8",), sms=(20,),
@@ -122,7 +115,9 @@ def test_without_skew_the_closed_form_is_the_engine_up_to_shared_links(name: str
     assert found.time_s[0] == pytest.approx(simulated, rel=0.01)
 
 
-def test_the_closed_form_is_near_the_engine_and_above_the_bound(home: tuple[Candidates, Study]) -> None:
+def test_the_closed_form_is_near_the_engine_and_above_the_bound(
+    home: Searched,
+) -> None:
     found, study = home
     draw = random.Random(1)
     short = [n for n in range(len(found.bound)) if found.axes(n)[0].microbatches <= 120]
@@ -161,14 +156,16 @@ def test_with_lasting_load_and_drops_too(routing: str, name: str) -> None:
     assert found.time_s[0] == pytest.approx(simulated, rel=0.03)
 
 
-def test_every_bound_is_below_its_closed_form(home: tuple[Candidates, Study]) -> None:
+def test_every_bound_is_below_its_closed_form(home: Searched) -> None:
     found, study = home
     numbers = list(range(0, len(found.bound), max(1, len(found.bound) // 300)))
     study.estimate(numbers)
     assert (found.bound[numbers] <= found.time_s[numbers] * (1.0 + 1e-9)).all()
 
 
-def test_plans_estimated_together_or_alone_get_the_same_time(home: tuple[Candidates, Study]) -> None:
+def test_plans_estimated_together_or_alone_get_the_same_time(
+    home: Searched,
+) -> None:
     found, study = home
     numbers = list(range(5, len(found.bound), max(1, len(found.bound) // 50)))
     study.estimate(numbers)

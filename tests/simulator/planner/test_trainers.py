@@ -22,9 +22,9 @@ from moesim.simulator.planner.trainers.megatron_layout import (
     parse_frequency,
 )
 from moesim.simulator.planner.trainers.megatron_read import MegatronImport, import_megatron, read_script
-from moesim.simulator.planner.trainers.torchtitan import SCHEDULES, torchtitan_snippet
+from moesim.simulator.planner.trainers.torchtitan import torchtitan_snippet
 from moesim.simulator.scenario import Scenario, load_scenario, with_overrides
-from moesim.simulator.schedules import BUILDERS
+from moesim.simulator.schedules import SCHEDULES
 
 HOME = "deepseek-v3-2048xh800"
 LAYERS = (4,) * 15 + (1,)
@@ -270,21 +270,22 @@ def test_a_frequency_number_counts_layers() -> None:
     assert parse_frequency("2", 5) == (1, 0, 1, 0, 1)
 
 
-@pytest.mark.parametrize("name", [*SCHEDULES, "dualpipe"])
+@pytest.mark.parametrize("name", list(SCHEDULES))
 def test_torchtitan_snippets_are_python(name: str) -> None:
-    vpp = "2" if name.startswith("interleaved") else "1"
+    vpp = "2" if SCHEDULES[name].free_vpp else "1"
     layers = str([4] * 15 + [1]) if name not in ("zbv", "dualpipev") else str([2] * 30 + [1])
     scenario = spellable(**{"schedule": name, "parallel.vpp": vpp, "stages.layers": layers})
     text = torchtitan_snippet(scenario)
     assigned = {ast.unparse(node.targets[0]) for node in ast.parse(text).body if isinstance(node, ast.Assign)}
     assert "config.parallelism" in assigned and "config.training.seq_len" in assigned
-    assert (f'"{SCHEDULES.get(name)}"' in text) == (name in SCHEDULES)
-    if name in SCHEDULES:
+    theirs = SCHEDULES[name].names_elsewhere.get("torch")
+    assert f"schedule {name}: torch.distributed.pipelining has none" in text or f'"{theirs}"' in text
+    assert (theirs is None) == (name in ("zb-h1", "dualpipe"))
+    if theirs is not None:
         parts = ast.literal_eval(text[text.index("[\n") : text.index("    ],\n") + 5])
         assert [len([n for n in part if n.startswith("layers.")]) for part in parts] == ast.literal_eval(
             layers
         )
-    assert name in BUILDERS
 
 
 def test_arguments_are_quoted_for_the_shell() -> None:

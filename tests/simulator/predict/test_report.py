@@ -7,12 +7,19 @@ import pytest
 
 from moesim.simulator.cost.table import SyncCost
 from moesim.simulator.engine.program import Program
-from moesim.simulator.engine.simpy.execute import execute
+from moesim.simulator.engine.records import Execution
+from moesim.simulator.engine.registry import engine_of
 from moesim.simulator.predict.report import breakdowns, mean_breakdown, pair_phases, pair_seconds, utilisation
 from moesim.simulator.predict.result import Result
 from moesim.simulator.predict.simulate import simulate
 from moesim.simulator.scenario import load_scenario
 from moesim.simulator.schedules import Schedule, build, parse_step
+
+
+def execute(program: Program) -> Execution:
+    """The only group of a step, run on the default engine."""
+    return engine_of().execute([program])[0]
+
 
 Toy = Callable[..., Program]
 

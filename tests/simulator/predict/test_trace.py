@@ -15,14 +15,21 @@ from hypothesis import strategies as st
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, SyncCost, TransferCost
 from moesim.simulator.engine.link_map import FoldedLinkMap
-from moesim.simulator.engine.program import Variation, compile_program
-from moesim.simulator.engine.simpy.execute import Execution, SendRecord, execute
+from moesim.simulator.engine.program import MemberVariation, PricedSchedule, Program, compile_program
+from moesim.simulator.engine.records import Execution, SendRecord
+from moesim.simulator.engine.registry import engine_of
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.predict.report import compute_ns
 from moesim.simulator.predict.trace import chrome_trace, shown_places, write_trace, write_trace_per_gpu
 from moesim.simulator.predict.trace_events import TraceInfo, microseconds, send_lanes
 from moesim.simulator.schedules import build
 from moesim.simulator.schedules.template import OVERLAP_ORDERS
+
+
+def execute(program: Program) -> Execution:
+    """The only group of a step, run on the default engine."""
+    return engine_of().execute([program])[0]
+
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "trace-small.json"
 
@@ -65,11 +72,10 @@ def small(schedule: str = "dualpipe", exposed_s: float = 0.0, send_s: float = 20
     costs = CostTable(compute, transfer, 1e6, send_s, sync)
     loads = np.array([[[0.9, 1.1]] * MICROBATCHES, [[1.2, 0.8]] * MICROBATCHES])
     clock = np.array([[1.0, 1.01], [0.99, 1.0]])
-    program = compile_program(
-        build(schedule, PP, MICROBATCHES), [[kind], [kind]], costs, OVERLAP_ORDERS["deepseek-v3"],
-        Variation(clock, loads, np.ones_like(loads), 0.0, 0), FoldedLinkMap(PP, 50e9, 200e9, True),
-    )  # fmt: skip
-    return execute(program)
+    order = OVERLAP_ORDERS["deepseek-v3"]
+    priced = PricedSchedule(build(schedule, PP, MICROBATCHES), ((kind,), (kind,)), costs, order)
+    variation = MemberVariation(clock, loads, np.ones_like(loads), 0.0, 0)
+    return execute(compile_program(priced, variation, FoldedLinkMap(PP, 50e9, 200e9, True)))
 
 
 def slices(trace: dict[str, Any]) -> list[dict[str, Any]]:

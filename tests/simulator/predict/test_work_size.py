@@ -7,9 +7,22 @@ from dataclasses import replace
 import pytest
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.predict.compile import Prepared, prepare
-from moesim.simulator.predict.work_size import WorkLimits, WorkSize, check_size, own_machine, work_size
+from moesim.simulator.predict import work_size as module
+from moesim.simulator.predict.compile import prepare
+from moesim.simulator.predict.prepared import Prepared
+from moesim.simulator.predict.work_size import WorkLimits, WorkSize, own_machine
 from moesim.simulator.scenario import Scenario, load_scenario
+
+
+def work_size(scenario: Scenario) -> WorkSize:
+    """The size of a scenario's work, what it names loaded."""
+    return module.work_size(scenario, scenario.shape, scenario.machines)
+
+
+def check_size(scenario: Scenario, limits: WorkLimits, trace: bool = False) -> WorkSize:
+    """The same, refused above the limits."""
+    return module.check_size(scenario, scenario.shape, scenario.machines, limits, trace=trace)
+
 
 HOME = "deepseek-v3-2048xh800"
 LIMITS = WorkLimits(1_300_000_000, 20.0, 1_000_000, "the test", "do something else")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moesim.simulator.run.checkpoint import expected_seconds, optimal_interval_s
-from moesim.simulator.run.failures import FailureModel, Outcome, simulate_failures
+from moesim.simulator.run.failures import FailureModel, RunOutcome, simulate_failures
 
 HOUR = 3600.0
 MODEL = FailureModel(
@@ -19,13 +19,13 @@ MODEL = FailureModel(
 )
 
 
-def books_balance(outcome: Outcome) -> bool:
+def books_balance(outcome: RunOutcome) -> bool:
     parts = outcome.work + outcome.checkpoints + outcome.waiting
     parts = parts + (outcome.lost + outcome.detection + outcome.restart).sum(axis=1)
     return bool(np.allclose(parts, outcome.wall, rtol=1e-9))
 
 
-def deviation(outcome: Outcome, want_s: float) -> float:
+def deviation(outcome: RunOutcome, want_s: float) -> float:
     """Distance of the mean wall time from a value, in standard errors."""
     wall = outcome.wall.sum(axis=0)
     return float((wall.mean() - want_s) / (wall.std(ddof=1) / math.sqrt(wall.size)))

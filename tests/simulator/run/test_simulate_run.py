@@ -12,12 +12,13 @@ import pytest
 
 import moesim
 from moesim.hwmodels.errors import InfeasibleError, InputError
+from moesim.simulator.layout.job import ResolvedJob, resolve
 from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.run.interruptions import interruptions
 from moesim.simulator.run.report import RunReport
 from moesim.simulator.run.simulate_run import simulate_run
 from moesim.simulator.run.work import StepFigures, phase_scenario, phase_works
-from moesim.simulator.scenario import Scenario, load_scenario
+from moesim.simulator.scenario import load_scenario
 
 HOME = "deepseek-v3-2048xh800"
 STOPS = (
@@ -28,9 +29,9 @@ STOPS = (
 V3_PARAMETERS = 682_000_000_000
 
 
-def linear(scenario: Scenario) -> StepFigures:
+def linear(job: ResolvedJob) -> StepFigures:
     """One second of fill and 10 ms for each micro-batch of 4,096 tokens a GPU."""
-    tokens = scenario.batch.sequences * scenario.batch.sequence_length
+    tokens = job.scenario.batch.sequences * job.scenario.batch.sequence_length
     return StepFigures(1.0 + 0.01 * tokens / (128 * 4096), 1.0, 2.0)
 
 
@@ -38,7 +39,7 @@ def report(*overrides: str, factors: list[float] | None = None) -> RunReport:
     scenario = load_scenario(HOME, overrides)
     plan, cluster = scenario.run, scenario.machine
     stops = interruptions(plan, cluster, V3_PARAMETERS, PRECISIONS["fp8"])
-    works = phase_works(scenario, linear)
+    works = phase_works(resolve(scenario), linear)
     given = None if factors is None else np.array(factors)
     return simulate_run(plan, cluster, works, stops, scenario.seed, given)
 

@@ -10,7 +10,7 @@ from unittest.mock import MagicMock, patch
 
 import pytest
 
-from moesim.simulator.schedules import BUILDERS, build, to_csv
+from moesim.simulator.schedules import SCHEDULES, build, to_csv
 
 pipelining: Any = pytest.importorskip(
     "torch.distributed.pipelining.schedules",
@@ -86,7 +86,7 @@ def test_textbook_schedules_against_the_listings(name: str, cls: str) -> None:
             assert ours[:last] == theirs[:last]
 
 
-@pytest.mark.parametrize("name", [name for name in BUILDERS if name != "dualpipe"])
+@pytest.mark.parametrize("name", [name for name in SCHEDULES if name != "dualpipe"])
 def test_pytorch_loads_our_csv(name: str, tmp_path: Path) -> None:
     vpp = 3 if name.startswith("interleaved") else 1
     schedule = build(name, 4, 8, vpp)

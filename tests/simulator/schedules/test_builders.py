@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.schedules import (
-    BUILDERS,
+    SCHEDULES,
     Action,
     Overlap,
     Schedule,
@@ -40,14 +40,14 @@ def is_legal(name: str, pp: int, microbatches: int, vpp: int) -> bool:
 
 @st.composite
 def schedules(draw: st.DrawFn) -> Schedule:
-    name = draw(st.sampled_from(sorted(BUILDERS)))
+    name = draw(st.sampled_from(sorted(SCHEDULES)))
     pp = draw(st.integers(1, 9)) if name != "dualpipe" else 2 * draw(st.integers(1, 4))
     vpp = draw(st.integers(1, 4)) if name.startswith("interleaved") else 1
     legal = [m for m in range(1, 40) if is_legal(name, pp, m, vpp)]
     return build(name, pp, draw(st.sampled_from(legal)), vpp)
 
 
-@pytest.mark.parametrize("name", BUILDERS)
+@pytest.mark.parametrize("name", SCHEDULES)
 def test_every_small_size_is_valid_or_refused_with_legal_values(name: str) -> None:
     for pp in range(1, 7):
         for microbatches in range(1, 21):
@@ -100,7 +100,7 @@ def test_orders_of_all_small_sizes_are_those_once_compared(name: str, digest: st
 
 
 def test_every_schedule_has_a_golden_file() -> None:
-    assert {re.sub(r"-pp\d.*", "", path.stem) for path in GOLDEN.glob("*.csv")} == set(BUILDERS)
+    assert {re.sub(r"-pp\d.*", "", path.stem) for path in GOLDEN.glob("*.csv")} == set(SCHEDULES)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_unknown_name_lists_the_valid_ones() -> None:
 @pytest.mark.parametrize(
     "sizes", [(0, 8, 1), (4, 0, 1), (4, 8, 0), (-1, 8, 1), (4, 10**9, 1), (10**12, 10**12, 1)]
 )
-@pytest.mark.parametrize("name", BUILDERS)
+@pytest.mark.parametrize("name", SCHEDULES)
 def test_absurd_sizes_are_refused_at_once(name: str, sizes: tuple[int, int, int]) -> None:
     with pytest.raises(InputError, match=r"legal|limit"):
         build(name, *sizes)

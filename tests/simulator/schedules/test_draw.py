@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from moesim.simulator.schedules import BUILDERS, Durations, actions_of, build, draw
+from moesim.simulator.schedules import SCHEDULES, Durations, actions_of, build, draw
 
 
 def test_small_picture() -> None:
@@ -17,7 +17,7 @@ def test_small_picture() -> None:
 
 
 @pytest.mark.parametrize("width", [30, 100])
-@pytest.mark.parametrize("name", BUILDERS)
+@pytest.mark.parametrize("name", SCHEDULES)
 def test_no_line_of_the_grid_is_wider_than_asked_and_no_label_is_cut(name: str, width: int) -> None:
     schedule = build(name, 4, 10 if name.startswith("dual") else 8)
     lines = [line for line in draw(schedule, width).splitlines() if line.startswith("rank")]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from moesim.simulator.engine.simpy.execute import Execution
-from moesim.simulator.predict.compile import Prepared
+from moesim.simulator.engine.records import Execution
 from moesim.simulator.predict.figures import bands_of_figures
+from moesim.simulator.predict.prepared import Prepared
 from moesim.simulator.predict.result import Result
 from moesim.simulator.studies.compare import changes
 from moesim.simulator.studies.uncertainty import uncertainty

@@ -38,8 +38,7 @@ def nothing_simulates(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("simulated")
 
-    monkeypatch.setattr("moesim.simulator.engine.simpy.execute.execute_all", refuse)
-    monkeypatch.setattr("moesim.simulator.predict.simulate.execute_all", refuse)
+    monkeypatch.setattr("moesim.simulator.engine.simpy.execute.SimpyEngine.execute", refuse)
 
 
 def command(*words: str) -> str:
@@ -134,7 +133,8 @@ def _with_no_page_left(put: Callable[..., bool]) -> Callable[..., bool]:
 
 def test_two_processes_keep_at_the_same_time(folder: Path) -> None:
     code = (
-        "import sys, moesim; from moesim.simulator.studies import result_cache; r = moesim.simulate(sys.argv[1])\n"
+        "import sys, moesim; from moesim.simulator.studies import result_cache\n"
+        "r = moesim.simulate(sys.argv[1])\n"
         "for n in range(20): result_cache.keep(moesim.load(sys.argv[1], f'seed={n}'), r)\n"
         "assert result_cache.problem() is None, result_cache.problem()"
     )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 import moesim
+from moesim.simulator.predict.driver import predict
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.studies.effects import entry_effects, predict
+from moesim.simulator.studies.effects import entry_effects
 from moesim.simulator.studies.sources import JITTER, LOAD
 from moesim.simulator.studies.uncertainty import uncertainty
 

@@ -12,11 +12,12 @@ from moesim.hwmodels.calibration import Law, MeasuredCurve, list_profiles, load_
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.provenance import SourcedSeconds, sourced_numbers
 from moesim.simulator.engine.critical import critical_path
-from moesim.simulator.engine.simpy.execute import execute_all
 from moesim.simulator.predict.compile import prepare
+from moesim.simulator.predict.driver import predict
 from moesim.simulator.predict.figures import UNCERTAIN, figures
+from moesim.simulator.predict.step import execute, run_step
 from moesim.simulator.scenario import Scenario, load_scenario
-from moesim.simulator.studies.effects import entry_effects, moved, predict
+from moesim.simulator.studies.effects import entry_effects, moved
 from moesim.simulator.studies.response import path_weights, response_s
 from moesim.simulator.studies.sensitivity import sensitivity
 from moesim.simulator.studies.sources import (
@@ -106,7 +107,7 @@ def test_entries_without_uncertainty_are_no_source() -> None:
 
 
 def test_weights_hold_the_whole_step(small: Scenario) -> None:
-    execution = execute_all(prepare(small).programs)[0]
+    execution = run_step(small).executions[0]
     weights = path_weights(critical_path(execution))
     total = sum(weights.parts.values()) + weights.send_s + sum(weights.end_s.values()) + weights.rest_s
     assert total == pytest.approx(execution.end_ns / 1e9, rel=1e-12)
@@ -114,7 +115,7 @@ def test_weights_hold_the_whole_step(small: Scenario) -> None:
 
 def test_equal_prices_change_nothing(small: Scenario) -> None:
     prepared = prepare(small)
-    weights = path_weights(critical_path(execute_all(prepared.programs)[0]))
+    weights = path_weights(critical_path(execute(prepared).executions[0]))
     costs = prepared.program.costs
     assert response_s(weights, costs, costs) == 0.0
 
@@ -246,7 +247,7 @@ def test_an_entry_carried_to_another_architecture_has_the_error_that_it_states_f
 
 def test_shapes_that_were_not_measured_widen_their_entry() -> None:
     entry = load_profile("a100-layers").gemm_tables[0]
-    (source,) = entry_sources(load_profile("a100-layers"), [entry.id], "Ampere", lambda id_: 0.2)
+    (source,) = entry_sources(load_profile("a100-layers"), [entry.id], "Ampere", {entry.id: 0.2})
     assert source.high == 0.2 and "beyond the measured" in source.meaning
 
 
@@ -376,6 +377,6 @@ def test_numbers_of_the_cluster_with_a_range_are_sources(small: Scenario) -> Non
     prepared, executions, _ = predict(scenario)
     (effect,) = [e for e in entry_effects(prepared, executions) if e.source.id == name]
     assert effect.seconds[0] > effect.seconds[1] >= 0.0
-    again = prepare(*moved(prepared, {name: effect.at[0]}, ()), prepared.stages)
-    longer = (execute_all(again.programs)[0].end_ns - executions[0].end_ns) / 1e9
+    again = run_step(moved(prepared, {name: effect.at[0]}, ()), stages=prepared.stages)
+    longer = again.time_s - executions[0].end_ns / 1e9
     assert longer > 0.5 * effect.seconds[0]

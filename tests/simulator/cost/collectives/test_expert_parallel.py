@@ -19,7 +19,7 @@ from moesim.simulator.cost.collectives.expert_parallel import (
     uniform_traffic,
 )
 from moesim.simulator.cost.collectives.network import Shares, link_loads
-from moesim.simulator.cost.communication import Links, ep_transfer
+from moesim.simulator.cost.communication import EpKernels, Links, ep_transfer
 from moesim.simulator.layout.loads import sampled_traffic
 from moesim.simulator.layout.routing import Gate, expected_targets, transfer_bytes
 
@@ -64,7 +64,7 @@ def test_the_busiest_link_takes_as_long_as_the_transfer_of_the_pricer(ep: int, o
     time = ep_transfer(
         "dispatch" if operation == "dispatch" else "combine",
         transfer_bytes(targets, TOKENS, row), links, profile,
-        sms=24, nodes=ep // 8, kernels="deepep-2025-02",
+        EpKernels(24, "deepep-2025-02"), nodes=ep // 8,
     )  # fmt: skip
     share = profile.curve(f"ep.{operation}.scale_up_fraction").curve.at(24).value
     loads = link_loads(flows, topology(ep // 8))

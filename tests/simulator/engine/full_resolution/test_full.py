@@ -14,7 +14,7 @@ from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.topologies.torus_shares import TorusShares
 from moesim.simulator.engine.full_resolution.link_map import ClusterLinkMap
 from moesim.simulator.engine.program import Program
-from moesim.simulator.engine.simpy.execute import execute_all
+from moesim.simulator.engine.registry import engine_of
 from moesim.simulator.layout.groups import grouped_gpus
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.predict.compile import prepare
@@ -195,7 +195,7 @@ def test_a_hot_rank_receives_more_and_the_sum_stays() -> None:
 
 def test_links_carry_what_the_transfers_sent() -> None:
     prepared = prepare(scenario(FULL, *EVEN))
-    executions = execute_all(prepared.programs)
+    executions = engine_of().execute(prepared.programs)
     sent = 0.0
     for program, execution in zip(prepared.programs, executions, strict=True):
         for steps in program.ranks:
@@ -269,7 +269,7 @@ def test_a_slower_gpu_costs_more() -> None:
 def nic_bytes(*overrides: str) -> list[float]:
     """For each place in a node: bytes on the NIC links of its GPUs, both directions."""
     prepared = prepare(scenario(FULL, *EVEN, *overrides))
-    carried = execute_all(prepared.programs)[0].carried_bytes
+    carried = engine_of().execute(prepared.programs)[0].carried_bytes
     assert prepared.whole is not None
     topology = prepared.whole.topology
     place = np.repeat(topology.wiring.tails % 8, 2)

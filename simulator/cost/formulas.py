@@ -1,0 +1,86 @@
+"""Small formulas of a step, of numbers or elementwise of arrays (pure).
+
+The engine applies them to the members of a group, the planner's closed form to many plans at once, so that
+neither can drift from the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeAlias, TypeVar
+
+import numpy as np
+
+from moesim.hwmodels.arrays import FloatArray
+
+Amount: TypeAlias = float | FloatArray
+A = TypeVar("A", float, FloatArray)
+Time = TypeVar("Time", int, FloatArray)
+"""Whole nanoseconds, or seconds of many plans."""
+
+
+def blended(sms_reserved: A, overlapped: A, share: float) -> A:
+    """A figure of a phase of which `share` runs beside busy communication SMs (docs/model.md, eq. E6)."""
+    return sms_reserved + share * (overlapped - sms_reserved)
+
+
+def compute_seconds(fixed_s: Amount, row_s: Amount, load: Amount) -> Amount:
+    """Compute of a phase; `load`: received expert rows over the nominal number (eq. E1)."""
+    return fixed_s + row_s * load
+
+
+def payload_seconds(
+    nic: tuple[Amount, Amount], scale_up: tuple[Amount, Amount], slowness: tuple[Amount, Amount] = (1.0, 1.0)
+) -> FloatArray:
+    """Payload of a member of a transfer, alone on its links (eq. E2).
+
+    `nic` and `scale_up`: (seconds under even load, received rows over the nominal number), the rows through
+    the NICs averaged over a node; `slowness` of both: how many times as long as in a healthy cluster.
+    """
+    return np.asarray(np.maximum(nic[0] * nic[1] * slowness[0], scale_up[0] * scale_up[1] * slowness[1]))
+
+
+@dataclass(frozen=True, slots=True)
+class SyncParts(Generic[Time]):
+    """How long the parts of the end of the step take on one pipeline rank."""
+
+    reduce: Time
+    norm: Time
+    optimizer: Time
+    gather: Time
+
+
+@dataclass(frozen=True, slots=True)
+class SyncTimes(Generic[Time]):
+    """When the parts of the end of the step end on one pipeline rank; the reduction begins when `ready`."""
+
+    ready: Time
+    reduced: Time
+    meet: Time
+    """When the slowest rank has reduced its gradients: the norm is a barrier."""
+    norm: Time
+    updated: Time
+    gathered: Time
+
+
+def end_of_step(
+    done: Sequence[Time],
+    holders: Sequence[Sequence[int]],
+    parts: Sequence[SyncParts[Time]],
+    latest: Callable[[Sequence[Time]], Time],
+) -> list[SyncTimes[Time]]:
+    """Gradient reduction, global norm, optimizer and parameter gather after the last action (eq. E5).
+
+    `done[r]`: end of the last action of pipeline rank r, `holders[r]`: the ranks that hold the same stages.
+    A reduction waits for all of them; gradient clipping makes the norm a barrier of all ranks.
+    """
+    ready = [latest([done[holder] for holder in own]) for own in holders]
+    reduced = [start + part.reduce for start, part in zip(ready, parts, strict=True)]
+    meet = latest(reduced)
+    found = []
+    for start, end, part in zip(ready, reduced, parts, strict=True):
+        norm = meet + part.norm
+        updated = norm + part.optimizer
+        found.append(SyncTimes(start, end, meet, norm, updated, updated + part.gather))
+    return found

@@ -1,0 +1,42 @@
+"""What follows the last action: gradient reduction, global norm, optimizer, parameter gather (pure).
+
+The parts do not share links with anything else, so no engine has to simulate them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from moesim.simulator.cost import formulas
+from moesim.simulator.cost.formulas import SyncParts
+from moesim.simulator.engine.program import NS, Program
+from moesim.simulator.engine.records import StepRecord, SyncRecord, free_ns
+
+
+def end_of_step(
+    programs: Sequence[Program], ranks: Sequence[Sequence[Sequence[StepRecord]]]
+) -> tuple[list[SyncRecord], int]:
+    """The end of the step on every pipeline rank, and the nanosecond at which the step ends (eq. E5).
+
+    `ranks[group][r]`: the records of pipeline rank r of each program. A rank's reduction waits for every
+    group of the ranks that hold the same parameters (the mirror rank of a bidirectional schedule); gradient
+    clipping makes the norm a barrier of all ranks.
+    """
+    schedule, sync = programs[0].schedule, programs[0].costs.sync
+    done = [max(free_ns(group[r]) for group in ranks) for r in range(schedule.pp)]
+    slow = [max(program.link_map.sync_slowness(r) for program in programs) for r in range(schedule.pp)]
+    parts = [
+        SyncParts(
+            round(cost.reduce_s * slower * NS),
+            round(cost.norm_s * NS),
+            round(cost.optimizer_s * NS),
+            round(cost.gather_s * slower * NS),
+        )
+        for cost, slower in zip(sync, slow, strict=True)
+    ]
+    holders = [schedule.holders(r) for r in range(schedule.pp)]
+    result = [
+        SyncRecord(end, (t.ready, t.reduced), (t.meet, t.norm), (t.norm, t.updated), (t.updated, t.gathered))
+        for end, t in zip(done, formulas.end_of_step(done, holders, parts, max), strict=True)
+    ]
+    return result, max((s.gather[1] for s in result), default=0)

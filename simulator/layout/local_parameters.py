@@ -1,0 +1,42 @@
+"""Parameters that one GPU holds of some blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from moesim.simulator.layout.parallel import Layout
+from moesim.simulator.layout.stages import Block
+from moesim.simulator.model.block import EMBEDDING, HEAD, MTP
+from moesim.simulator.model.counts import block_parameters
+from moesim.simulator.model.shape import ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class LocalParameters:
+    """Parameters on one GPU: routed experts, and everything else."""
+
+    experts: float
+    other: float
+
+
+def local_parameters(
+    shape: ModelShape, layout: Layout, blocks: Sequence[Block], redundant_experts: int = 0
+) -> LocalParameters:
+    """Parameters of these blocks on one GPU; tables that several blocks use are held once.
+
+    An MTP module needs the embedding table, and a tied head is that table: a rank without the embedding
+    block then holds a copy of it.
+    """
+    plan, total = layout.plan, [0.0, 0.0]
+    held = 1.0 if shape.moe is None else (shape.moe.experts + redundant_experts) / shape.moe.experts
+    for block in blocks:
+        p = block_parameters(shape, block.kind)
+        total[0] += p.routed_experts * held / (plan.ep * plan.expert_tp)
+        cut = p.attention + p.dense_ffn + p.shared_experts + p.mtp_projection
+        total[1] += cut / plan.tp + p.norms + p.router
+    kinds = {block.kind for block in blocks}
+    embedding = EMBEDDING in kinds or MTP in kinds or (shape.tied_embeddings and HEAD in kinds)
+    head = HEAD in kinds and not shape.tied_embeddings
+    table = shape.vocab * shape.hidden / plan.tp
+    return LocalParameters(total[0], total[1] + table * (embedding + head))

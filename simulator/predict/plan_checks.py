@@ -1,0 +1,89 @@
+"""What a plan must keep beside the sizes of its layout; each refusal names key, value and remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from moesim.hwmodels.cluster import Cluster
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.files import read_text
+from moesim.hwmodels.provenance import sourced_numbers
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.schedules import Overlap, Schedule, build, from_csv, validate
+
+MAX_SCHEDULE_BYTES = 2_000_000
+RANGED = ("routing.expert_load_cv", "variation.clock_cv", "variation.jitter_cv")
+"""Scenario keys whose range an interval uses."""
+SHIPPED = ("cluster.", "run.price.buy.", "run.failures.", "run.restart.", "run.checkpoint.storage.")
+"""Sections that are mostly taken from shipped data, whose numbers have ranges."""
+
+
+def load_schedule(scenario: Scenario, count: int) -> Schedule:
+    """The named schedule, or the CSV file that the scenario names, for `count` micro-batches."""
+    plan = scenario.parallel
+    if not scenario.schedule.lower().endswith(".csv"):
+        try:
+            return build(scenario.schedule, plan.pp, count, plan.vpp)
+        except InputError as error:
+            if error.key != "microbatches":
+                raise
+            unit = scenario.batch.sequences // count  # the scenario has sequences, not micro-batches
+            near = [unit * value for value in error.nearest if isinstance(value, int)]
+            raise InputError(str(error), key="batch.sequences", nearest=near) from None
+    path = Path(scenario.path(scenario.schedule))
+    schedule = from_csv(read_text(path, MAX_SCHEDULE_BYTES, "schedule"), name=path.stem, source=str(path))
+    for key, have, want in (
+        ("parallel.pp", schedule.pp, plan.pp),
+        ("micro-batches", schedule.microbatches, count),
+    ):
+        if have != want:
+            raise InputError(f"schedule: {path} is for {key}={have}, but the scenario has {want}")
+    validate(schedule)
+    return schedule
+
+
+def check_sms(scenario: Scenario, cluster: Cluster) -> None:
+    """Raise InputError where communication takes SMs that the accelerator does not have to give."""
+    sms, engine = scenario.communication.sms, cluster.accelerator.communication_engine
+    if engine is not None and sms:
+        raise InputError(
+            f"communication.sms={sms}: on {cluster.accelerator.name} a dedicated engine ({engine.name}) "
+            f"moves collectives, no {cluster.accelerator.unit_name} does; set communication.sms=0",
+            key="communication.sms",
+            nearest=(0,),
+        )
+    if sms == 0:
+        return
+    total = cluster.accelerator.n_sms
+    if sms >= total:
+        raise InputError(
+            f"communication.sms={sms} leaves no SM for compute: {cluster.accelerator.name} has {total}; "
+            f"use at most {total - 1} (DeepEP uses 20 to 24)",
+            key="communication.sms",
+            nearest=(total - 1,),
+        )
+
+
+def check_ranges(scenario: Scenario) -> None:
+    """A range that no interval would use is refused, not dropped."""
+    own = scenario.model_copy(update={"profile": ""})  # a profile's ranges are used, wherever it stands
+    for path, number in sourced_numbers(own):
+        if number.between is not None and path not in RANGED and not path.startswith(SHIPPED):
+            raise InputError(
+                f"{path}: between={list(number.between)} is not used by intervals; of a scenario only "
+                f"{', '.join(RANGED)} and numbers of its cluster may state a range. Use moesim sensitivity "
+                f"--range {path}=LOW,HIGH",
+                key=path,
+            )
+
+
+def check_combination(scenario: Scenario, schedule: Schedule) -> None:
+    """Raise InputError for choices that are legal alone and not modelled together."""
+    overlapped = any(isinstance(step, Overlap) for rank in schedule.ranks for step in rank)
+    if scenario.parallel.zero_stage == 3 and overlapped:
+        raise InputError(
+            f"parallel.zero_stage=3 with schedule={schedule.name}: parameter gathers have no slot in an "
+            "overlapped pair; use zero_stage 0 to 2, or a schedule without pairs such as 1f1b",
+            key="parallel.zero_stage",
+            nearest=(2,),
+        )

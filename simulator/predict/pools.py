@@ -1,0 +1,73 @@
+"""What each pool of a fleet does in a finished execution, and figures over all pools (pure)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from math import fsum
+
+from moesim.hwmodels.confidence import confidence, statement
+from moesim.simulator.engine.records import Execution
+from moesim.simulator.predict.placement import block_seconds
+from moesim.simulator.predict.prepared import Prepared, PreparedPool
+from moesim.simulator.predict.provenance import provenance
+from moesim.simulator.predict.report import breakdowns
+from moesim.simulator.predict.result_parts import PoolResult, ProvenanceEntry
+
+
+def pool_results(prepared: Prepared, execution: Execution) -> tuple[PoolResult, ...]:
+    """What each pool does in a finished execution."""
+    bubbles = [rank.bubble for rank in breakdowns(execution)]
+    return tuple(_pool(pool, bubbles) for pool in prepared.pools)
+
+
+def _pool(pool: PreparedPool, bubbles: Sequence[float]) -> PoolResult:
+    ranks, cluster, job = pool.part.ranks, pool.part.cluster, pool.job
+    linear, layers = job.scenario.recipe.linear, pool.stages.layers_per_stage
+    held = {stage for rank in ranks for stage in pool.schedule.stages_on_rank(rank)}
+    return PoolResult(
+        accelerator=cluster.accelerator.name,
+        n_gpus=cluster.n_gpus,
+        first_rank=ranks[0],
+        last_rank=ranks[-1],
+        layers=sum(layers[stage] for stage in held),
+        layer_s=block_seconds(pool.pricer, job.shape.main_layer_kind),
+        bubble_s=fsum(bubbles[rank] for rank in ranks) / len(ranks),
+        memory=pool.memory,
+        profile=job.profile.name,
+        confidence=confidence(cluster, job.profile, linear),
+        confidence_reason=statement(cluster, job.profile, linear),
+    )
+
+
+def mean_per_gpu(prepared: Prepared, figure: Callable[[PreparedPool], float]) -> float:
+    """Mean over all GPUs of a figure that the GPUs of a pool share."""
+    if len(prepared.pools) == 1:
+        return figure(prepared.pools[0])
+    return fsum(pool.part.cluster.n_gpus * figure(pool) for pool in prepared.pools) / prepared.n_gpus
+
+
+def mean_per_rank(prepared: Prepared, figure: Callable[[PreparedPool], float]) -> float:
+    """Mean over all pipeline ranks of a figure that the ranks of a pool share."""
+    if len(prepared.pools) == 1:
+        return figure(prepared.pools[0])
+    return fsum(figure(pool) for pool in prepared.owners) / len(prepared.owners)
+
+
+def joined_hash(hashes: Sequence[str]) -> str:
+    """One hash for the profiles of all pools; that of the only one where they share it."""
+    different = list(dict.fromkeys(hashes))
+    return different[0] if len(different) == 1 else hashlib.sha256("".join(different).encode()).hexdigest()
+
+
+def pools_provenance(prepared: Prepared) -> list[ProvenanceEntry]:
+    """Entries of every pool under its number; those of the scenario and of the memory model once."""
+    if len(prepared.pools) == 1:
+        return provenance(prepared.pools[0])
+    found: dict[str, ProvenanceEntry] = {}
+    for number, pool in enumerate(prepared.pools):
+        for entry in provenance(pool):
+            shared = entry.path.startswith(("scenario.", "memory.", "collectives."))
+            path = entry.path if shared else f"pools.{number}.{entry.path}"
+            found.setdefault(path, entry.model_copy(update={"path": path}))
+    return list(found.values())

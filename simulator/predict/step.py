@@ -1,0 +1,46 @@
+"""One executed step: what was prepared, and what the engine returned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from moesim.hwmodels.calibration import CalibrationProfile
+from moesim.simulator.engine.records import Execution, step_time_s
+from moesim.simulator.layout.job import ResolvedJob
+from moesim.simulator.layout.stages import StageAssignment
+from moesim.simulator.predict.compile import prepare
+from moesim.simulator.predict.prepared import Prepared
+from moesim.simulator.scenario import Scenario
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutedStep:
+    """A step that has run, before anything is read off it. `executions`: one a program."""
+
+    prepared: Prepared
+    executions: Sequence[Execution]
+
+    @property
+    def time_s(self) -> float:
+        """Seconds of the step."""
+        return step_time_s(self.executions)
+
+
+def execute(prepared: Prepared) -> ExecutedStep:
+    """Run a prepared step on its engine."""
+    return ExecutedStep(prepared, prepared.engine.execute(prepared.programs))
+
+
+def run_step(
+    what: Scenario | ResolvedJob,
+    *,
+    profile: CalibrationProfile | None = None,
+    stages: StageAssignment | None = None,
+    engine: str | None = None,
+) -> ExecutedStep:
+    """Prepare and run a step, for those who need its seconds and memory and no result.
+
+    Arguments and errors as of `prepare`; raises InfeasibleError where faults leave no way to end a step.
+    """
+    return execute(prepare(what, profile=profile, stages=stages, engine=engine))

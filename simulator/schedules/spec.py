@@ -1,0 +1,140 @@
+"""What the rest of the simulator knows about a pipeline schedule, and the registry of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
+
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.validation import nearest
+from moesim.simulator.schedules.schedule import Schedule
+from moesim.simulator.schedules.sizes import check_fixed_vpp, check_positive
+from moesim.simulator.schedules.timeline import Durations
+
+Builder: TypeAlias = Callable[[int, int, int], Schedule]
+"""Builds an order from pipeline ranks, micro-batches and stages a rank, whose sizes are legal."""
+
+Bubble: TypeAlias = Callable[[int, Durations, int], float | None]
+"""Published bubble from pipeline ranks, durations of a chunk and stages a rank; None where not published."""
+
+Project: TypeAlias = Literal["torch", "megatron-lm"]
+"""`torch.distributed.pipelining` (2.13) and the pipeline schedules of Megatron-LM."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleSpec:
+    """One pipeline schedule: how it is built, which sizes it takes, and what is known of it beforehand.
+
+    A test builds every registered schedule and compares it with what its spec says.
+    """
+
+    name: str
+    builder: Builder
+    stages_per_rank: int | None = 1
+    """Stages of one direction on a rank; None: the caller's choice (`parallel.vpp`)."""
+    check_sizes: Callable[[int, int], None] | None = None
+    """Raises InputError, with the nearest legal sizes, for pipeline ranks and micro-batches that the schedule
+    does not take; None: it takes any."""
+    microbatch_step: Callable[[int, int], int] | None = None
+    """Micro-batches after which the steady state repeats itself, from pipeline ranks and micro-batches; None:
+    not known, so that the planner validates and replays every order in full."""
+    bubble: Bubble | None = None
+    """None: nobody published a closed form."""
+    bidirectional: bool = False
+    """Whether micro-batches enter at both ends, so that two pipeline ranks hold every stage."""
+    overlapped_pairs: bool = False
+    """Whether it runs a forward and a backward chunk as one overlapped pair."""
+    awaits_sends: bool = False
+    """Whether a rank waits until the outputs of an action are sent (docs/model.md, eq. E7)."""
+    names_elsewhere: Mapping[Project, str] = field(default_factory=dict)
+    """What other projects call it; a project that is missing does not have it."""
+    advised: bool = True
+    """Whether the advice on what to try next (`moesim explain`) simulates it."""
+    fleet_default: bool = True
+    """Whether a search over a fleet tries it unless the space says otherwise; a bidirectional one cannot run
+    there, and is tried on each pool alone."""
+
+    @property
+    def free_vpp(self) -> bool:
+        """Whether the stages on a rank are the caller's choice."""
+        return self.stages_per_rank is None
+
+    def check(self, pp: int, microbatches: int, vpp: int = 1) -> None:
+        """Raise InputError, with the nearest legal sizes, where `build` would for these sizes."""
+        check_positive(self.name, pp, microbatches, vpp)
+        if self.stages_per_rank is not None:
+            free = [spec.name for spec in SCHEDULES.values() if spec.free_vpp]
+            check_fixed_vpp(self.name, vpp, self.stages_per_rank, free)
+        if self.check_sizes is not None:
+            self.check_sizes(pp, microbatches)
+
+    def build(self, pp: int, microbatches: int, vpp: int = 1) -> Schedule:
+        """The schedule on `pp` ranks. Raises InputError for sizes that are not legal."""
+        self.check(pp, microbatches, vpp)
+        return replace(self.builder(pp, microbatches, vpp), awaits_sends=self.awaits_sends)
+
+
+def every(count: int) -> Callable[[int, int], int]:
+    """A `microbatch_step` that does not depend on the sizes."""
+    return lambda pp, microbatches: count
+
+
+SCHEDULES: dict[str, ScheduleSpec] = {}
+"""Every schedule by name, in the order in which they are listed to users."""
+
+
+def register(spec: ScheduleSpec) -> None:
+    """Add a schedule to the registry. Raises ValueError for a name that is taken."""
+    if spec.name in SCHEDULES:
+        raise ValueError(f"schedule {spec.name!r} is registered already; choose another name")
+    SCHEDULES[spec.name] = spec
+
+
+def spec_of(name: str) -> ScheduleSpec:
+    """The schedule of this name; raises InputError with the valid names for any other."""
+    spec = SCHEDULES.get(name)
+    if spec is None:
+        hint = nearest(name, list(SCHEDULES))
+        raise InputError(f"schedule {name!r} is unknown{hint}; valid names: {', '.join(SCHEDULES)}.")
+    return spec
+
+
+def build(name: str, pp: int, microbatches: int, vpp: int = 1) -> Schedule:
+    """Schedule `name` on `pp` ranks.
+
+    `vpp` is the stages a rank of the interleaved schedules; the others take 1. Raises InputError listing
+    the valid names, or the nearest legal sizes.
+    """
+    return spec_of(name).build(pp, microbatches, vpp)
+
+
+def published_bubble(name: str, pp: int, durations: Durations, vpp: int = 1) -> float | None:
+    """Published closed-form bubble in the unit of `durations`, or None where none was published.
+
+    It is shown beside a simulated bubble and never used in place of it. `pp` counts ranks, and `durations`
+    are those of one chunk, a micro-batch through one stage. The formula and its source stand in the module
+    of each schedule.
+    """
+    spec = SCHEDULES.get(name)
+    return None if spec is None or spec.bubble is None else spec.bubble(pp, durations, vpp)
+
+
+def fleet_defaults() -> tuple[str, ...]:
+    """Schedules that a search over a fleet tries by default: none of them keeps a stage on two ranks."""
+    return tuple(s.name for s in SCHEDULES.values() if s.fleet_default and not s.bidirectional)
+
+
+def pool_defaults() -> tuple[str, ...]:
+    """Schedules tried on one pool of a fleet alone: `fleet_defaults`, then the bidirectional ones."""
+    both_ways = (s.name for s in SCHEDULES.values() if s.fleet_default and s.bidirectional)
+    return (*fleet_defaults(), *both_ways)
+
+
+def name_from(project: Project, free_vpp: bool) -> str:
+    """The schedule that a project runs with, or without, several stages a rank of the caller's choice."""
+    return next(
+        spec.name
+        for spec in SCHEDULES.values()
+        if project in spec.names_elsewhere and spec.free_vpp == free_vpp
+    )
