@@ -155,10 +155,10 @@ def test_the_best_plans_of_the_planner_page_take_as_long_as_it_says(
     """The searches take minutes (make scoreboard); the plans that they found are simulated again here."""
     import moesim
 
-    monkeypatch.syspath_prepend(str(DOCS.parent / "benchmarks"))
-    plan_page = importlib.import_module("plan_page")
+    monkeypatch.syspath_prepend(str(DOCS / "writers"))
+    planner_page = importlib.import_module("planner_page")
 
-    shown = plan_page.simulated_on((DOCS / "planner.md").read_text("utf-8"))
+    shown = planner_page.simulated_on((DOCS / "planner.md").read_text("utf-8"))
     assert len(shown) == 3
     for seconds, overrides in shown:
-        assert f"{moesim.simulate(plan_page.HOME, *overrides).step.time_s:.2f}" == f"{seconds:.2f}"
+        assert f"{moesim.simulate(planner_page.HOME, *overrides).step.time_s:.2f}" == f"{seconds:.2f}"

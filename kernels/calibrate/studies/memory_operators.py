@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
-from harness import Kernels
-from operators import BF16, FP8, Operator, normal, sets_for
+
+from moesim.kernels.calibrate.studies.harness import Kernels
+from moesim.kernels.calibrate.studies.operators import BF16, FP8, Operator, normal, sets_for
 
 HIDDEN = 7168
 

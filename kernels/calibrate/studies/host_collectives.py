@@ -1,6 +1,6 @@
 """Host time of PyTorch collectives through NCCL, tiny payloads, one process a GPU.
 
-torchrun --nproc-per-node 2 benchmarks/gpu/host_collectives.py --out DIR
+torchrun --nproc-per-node 2 -m moesim.kernels.calibrate.studies.host_collectives --out DIR
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How much longer the expert-parallel kernels take beside each kind of compute, one hop and two.
 
-    PYTHONPATH=src python benchmarks/gpu/relay_interference.py -o relay-interference.json
+    PYTHONPATH=src python -m moesim.kernels.calibrate.studies.relay_interference -o relay-interference.json
 
 Every GPU runs the same operator over and over while dispatch and combine run on n SMs of each (FP8 rows
 out, BF16 back; 4,096 tokens of 7,168, top-8 of 256 experts). Two hops go over two virtual nodes. Operators
@@ -19,8 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from moesim.kernels.calibrate.gpu import Session
-from moesim.kernels.calibrate.torch_work import Graphs, attention, memory_copy, product, torch
+from moesim.kernels.calibrate.gpu_session import Session
+from moesim.kernels.calibrate.torch_graphs import Graphs, attention, memory_copy, product, torch
 from moesim.kernels.calibrate.two_hop import _set_up
 from moesim.kernels.launch import GpuGroup
 from moesim.kernels.loader import cupy

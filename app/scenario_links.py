@@ -17,6 +17,7 @@ from moesim.hwmodels.network import list_networks, load_network
 from moesim.hwmodels.node import list_nodes, load_node
 from moesim.hwmodels.provenance import OWN, STATED_IN
 from moesim.hwmodels.yaml_io import parse_mapping
+from moesim.simulator.common.key_values import divided, overridden_key
 from moesim.simulator.scenario import Scenario
 
 MOST_LINK_CHARACTERS = 2_000
@@ -92,14 +93,9 @@ def text_of(value: Any) -> str:
     return text
 
 
-def key_of(text: str) -> str:
-    """The key of an override."""
-    return text.partition("=")[0].strip()
-
-
 def is_below(text: str, key: str) -> bool:
     """Whether an override sets a key or one below it."""
-    return key_of(text) == key or key_of(text).startswith(f"{key}.")
+    return overridden_key(text) == key or overridden_key(text).startswith(f"{key}.")
 
 
 def parameters(name: str, texts: Sequence[str]) -> dict[str, Any]:
@@ -112,16 +108,16 @@ def link(name: str, texts: Sequence[str]) -> str:
     return "?" + urlencode(parameters(name, texts), doseq=True)
 
 
-def told(text: str) -> str:
+def readable(text: str) -> str:
     """An override for people: uploads by their names, and no nested data."""
-    key, _, value = text.partition("=")
-    nested = value.lstrip().startswith("{") or "{" in value
+    key, value = divided(text)
+    nested = "{" in (value or "")
     return f"{key}: described in full" if nested else uploads.with_names(text)[:100]
 
 
 def only_here(name: str, texts: Sequence[str]) -> str | None:
     """What to say where a link works on this server only; None where it works anywhere."""
-    names = {key_of(text) for text in texts if uploads.TOKEN.search(text)}
+    names = {overridden_key(text) for text in texts if uploads.TOKEN.search(text)}
     if uploads.TOKEN.fullmatch(name):
         names.add("the scenario itself")
     if not names:

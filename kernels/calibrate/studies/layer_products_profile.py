@@ -4,7 +4,7 @@ A weight gradient took flop / r + 8 B n k / B_add from 2,048 tokens on: r and B_
 times (relative least squares over both formats, one B_add); its table holds what is left of every row
 without the second term. `h100-products` follows by the rule of `moesim transfer`.
 
-Usage: python benchmarks/gpu/layer_products_profile.py RESULT.json FOLDER
+Usage: python -m moesim.kernels.calibrate.studies.layer_products_profile RESULT.json FOLDER
 """
 
 from __future__ import annotations

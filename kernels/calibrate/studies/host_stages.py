@@ -18,11 +18,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import memory_operators as mem
-import operators as ops
 import pynvml
 import torch
-from harness import Bench, Kernels, cv
+
+from moesim.kernels.calibrate.studies import memory_operators as mem
+from moesim.kernels.calibrate.studies import operators as ops
+from moesim.kernels.calibrate.studies.harness import Bench, Kernels, cv
 
 HERE = Path(__file__).parent
 HBM_BYTES_PER_S = 4.8e12
@@ -128,12 +129,13 @@ def spread(options: argparse.Namespace, _: Kernels, result: dict[str, Any]) -> N
 def _spread_of(calls: dict[int, Callable[[], Any]], warm_s: float, monitor: Monitor) -> dict[str, Any]:
     """Warm up, then 300 timed calls a GPU, all GPUs busy throughout; a batch is queued ahead of the GPUs."""
     events: dict[int, list[torch.cuda.Event]] = {gpu: [] for gpu in calls}
-    begin, position, waiting = time.monotonic(), None, None
+    begin, position = time.monotonic(), None
+    waiting: list[torch.cuda.Event] = []
     while time.monotonic() < begin + warm_s:
         if position is None and time.monotonic() > begin + warm_s / 2:
             position = len(monitor.samples)
         marks = _batch(calls, 20)
-        for mark in waiting or ():
+        for mark in waiting:
             mark.synchronize()
         waiting = marks
     for _ in range(301):
@@ -228,7 +230,7 @@ def memory(options: argparse.Namespace, kernels: Kernels, result: dict[str, Any]
     stream, out = torch.cuda.Stream(0), result.setdefault("memory_bound", {})
     with torch.cuda.stream(stream):
         operators = list(mem.memory_bound(kernels))
-    benches = []
+    benches: list[tuple[ops.Operator, Any, Bench, list[float]]] = []
     for operator in operators:
         try:
             with torch.cuda.stream(stream):

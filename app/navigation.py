@@ -11,8 +11,9 @@ from typing import Any
 import streamlit as st
 
 from moesim.app import jobs, state, widgets
-from moesim.app import overrides as changes
-from moesim.app.words import escaped
+from moesim.app import scenario_links as changes
+from moesim.app.escaping import escaped
+from moesim.simulator.common.key_values import overridden_key
 
 ICON = Path(__file__).resolve().parent / "icon.png"
 """Without one of our own the browser fetches a page's icon from a font server."""
@@ -75,8 +76,8 @@ def _current() -> None:
         st.text(state.title())
         warning = changes.only_here(state.preset(), state.overrides())
         if state.overrides():
-            own = [text for text in state.overrides() if changes.key_of(text) not in ("name", "description")]
-            st.code("\n".join(map(changes.told, own)), language=None, wrap_lines=True)
+            own = [text for text in state.overrides() if overridden_key(text) not in ("name", "description")]
+            st.code("\n".join(map(changes.readable, own)), language=None, wrap_lines=True)
             st.button("Undo all changes", on_click=state.reset)
         if warning is not None:
             st.warning(escaped(warning), icon=":material/link_off:")

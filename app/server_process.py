@@ -1,8 +1,8 @@
 """The server process: everything imported and the home case started before the first visitor is let in.
 
-Started by `server` as `python -m moesim.app.serve PORT`. The process that jobs are forked from starts first
-and imports the simulator on another core. The server ends when its standard input is closed, that is when the
-process that started it has ended in whatever way.
+Started by `server_command` as `python -m moesim.app.server_process PORT`. The process that jobs are forked
+from starts first and imports the simulator on another core. The server ends when its standard input is
+closed, that is when the process that started it has ended in whatever way.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from moesim.app import jobs, pages, server
+from moesim.app import jobs, pages, server_command
 from moesim.app.pages import PAGES
 from moesim.hwmodels.files import READ_BELOW
 
@@ -63,8 +63,8 @@ def settings(port: int) -> dict[str, object]:
 
     # Asking for a value would read the configuration before ours is in force.
     known = getattr(config, "_config_options_template", {})
-    newer = {name: value for name, value in server.NEWER_SETTINGS.items() if name in known}
-    return {**server.SETTINGS, **newer, "server.port": port}
+    newer = {name: value for name, value in server_command.NEWER_SETTINGS.items() if name in known}
+    return {**server_command.SETTINGS, **newer, "server.port": port}
 
 
 def application() -> Any:
@@ -72,12 +72,12 @@ def application() -> Any:
     import streamlit as st
     from starlette.middleware import Middleware
 
-    from moesim.app import shell
-    from moesim.app.headers import SecurityHeaders
+    from moesim.app import navigation
+    from moesim.app.security_headers import SecurityHeaders
 
     index = Path(st.__file__).parent / "static" / "index.html"
     return st.App(
-        MAIN, middleware=[Middleware(SecurityHeaders, index_page=index)], on_script_error=shell.failed
+        MAIN, middleware=[Middleware(SecurityHeaders, index_page=index)], on_script_error=navigation.failed
     )
 
 

@@ -20,7 +20,7 @@ from moesim.hwmodels import load_cluster
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.confidence import best_profile
 from moesim.hwmodels.files import READ_BELOW
-from moesim.hwmodels.fitting import fitting_profiles
+from moesim.hwmodels.profile_choice import fitting_profiles
 from moesim.hwmodels.topologies import Inventory
 from moesim.hwmodels.topologies.picture import Picture, picture
 from moesim.simulator.planner.result import PlanResult

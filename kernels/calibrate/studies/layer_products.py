@@ -5,7 +5,7 @@ cuBLASLt through ctypes, first heuristic with a workspace of 32 MiB, as Transfor
 has, forward with fast accumulation, both gradients without (`split_accumulator`), gradients in E5M2; weight
 gradients add into an FP32 buffer (beta = 1). Random normal inputs, input sets beyond the L2 cache.
 
-Usage: python benchmarks/gpu/layer_products.py OUT.json [rounds]
+Usage: python -m moesim.kernels.calibrate.studies.layer_products OUT.json [rounds]
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ def main() -> None:
             "gpu": torch.cuda.get_device_name(),
             "torch": torch.__version__,
             "cublaslt": int(lt.cublasLtGetVersion()),
-            "command": "python benchmarks/gpu/layer_products.py OUT.json",
+            "command": "python -m moesim.kernels.calibrate.studies.layer_products OUT.json",
             "rounds": number + 1,
         }
         names = ("kind", "dtype", "n", "k", "tokens")

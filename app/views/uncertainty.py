@@ -7,7 +7,7 @@ from typing import Any
 
 import streamlit as st
 
-from moesim.app import beside, state, work
+from moesim.app import background, predictions, state
 from moesim.hwmodels.errors import MoesimError
 from moesim.simulator.predict.band import Band
 from moesim.simulator.predict.result import Result
@@ -28,11 +28,11 @@ def draws(place: str, scenarios: Sequence[Scenario]) -> list[Any] | None:
         key = f"draws/{state.cache_key(without_prices(scenario))}"
         try:
             found.append(
-                beside.value(
+                background.value(
                     f"{place} {number}",
                     key,
                     "how sure this is: being computed",
-                    work.relative_draws,
+                    predictions.relative_draws,
                     scenario,
                 )
             )

@@ -1,6 +1,6 @@
 """Pictures of every page of the dashboard into docs/screenshots: `make screenshots`.
 
-    python benchmarks/screenshots.py [--whole] [--out FOLDER] [PAGE ...]
+    python docs/writers/screenshots.py [--whole] [--out FOLDER] [PAGE ...]
 
 Needs the dashboard extra, playwright and the system's Chromium. 1280 x 800 (`--whole`: the page's whole
 height, to look at), each below 200 kB. Every page has a session of its own and a limit of time; one that does
@@ -23,10 +23,10 @@ from urllib.parse import urlencode
 from PIL import Image
 from playwright.sync_api import Error, sync_playwright
 
-from moesim.app import server
+from moesim.app import server_command
 from moesim.app.pages import PAGES
 
-FOLDER = Path(__file__).resolve().parents[1] / "docs" / "screenshots"
+FOLDER = Path(__file__).resolve().parents[1] / "screenshots"
 MOST_BYTES = 200_000
 WAIT_MS = 60_000
 LONG_MS = 240_000
@@ -84,17 +84,17 @@ def main() -> None:
     names = options.pages or [name for name, *_ in PAGES]
     chromium = shutil.which("chromium") or sys.exit("no Chromium here: apt-get install chromium")
     options.out.mkdir(parents=True, exist_ok=True)
-    port = server.chosen_port(0)
+    port = server_command.chosen_port(0)
     failed = []
-    with server.running(port) as process, sync_playwright() as engine:
-        if not server.wait_until_healthy(process, port):
+    with server_command.running(port) as process, sync_playwright() as engine:
+        if not server_command.wait_until_healthy(process, port):
             sys.exit("the server did not start")
         browser = engine.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
         for name in names:
             for theme in ("light", "dark") if name in DARK else ("light",):
                 path = options.out / f"{name}{'' if theme == 'light' else '-dark'}.png"
                 try:
-                    size = keep(picture(browser, server.url(port), name, theme, options.whole), path)
+                    size = keep(picture(browser, server_command.url(port), name, theme, options.whole), path)
                     print(f"{path.name} {size / 1000:.0f} kB", flush=True)
                 except Error as error:  # of the browser: time is up, or the page broke
                     failed.append(path.name)

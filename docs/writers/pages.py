@@ -1,7 +1,7 @@
 """Writes what pages show from fresh runs: docs/validation.md, the README's answer, the tables of keys in
 docs/scenario.md, the registries in docs/extend.md, the searches in docs/planner.md and the examples' outputs.
 
-    python benchmarks/write_pages.py [--check] [--scoreboard]
+    python docs/writers/pages.py [--check] [--scoreboard]
 
 `--check` exits with 1 where a page on disk differs: numbers move only with the code or its data. The open
 scoreboard and the searches of docs/planner.md (minutes) are computed anew with `--scoreboard` only, and kept
@@ -20,8 +20,8 @@ from pathlib import Path
 
 from extend_page import filled as with_registries
 from key_tables import filled
-from plan_page import search_all, section
-from plan_page import section_on as searches_on
+from planner_page import search_all, section
+from planner_page import section_on as searches_on
 from scoreboard_page import scoreboard_section, section_on
 
 import moesim
@@ -49,7 +49,7 @@ from moesim.simulator.scoring.published_collectives import (
 from moesim.simulator.scoring.published_full_resolution import check_full
 from moesim.simulator.scoring.whole_runs import ContextRow
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "validation.md"
 NOTES = ROOT / "docs" / "validation-notes.md"
 README = ROOT / "README.md"
@@ -252,7 +252,7 @@ def link_loads() -> list[str]:
 
 
 def readme_with_answer() -> str:
-    """The README with what `moesim simulate` prints now, and the step beside the published one."""
+    """The README with the figures that `moesim simulate` prints now, the step beside the published one."""
     command = [sys.executable, "-c", "from moesim.cli import main; main()", "simulate", HOME]
     shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     answer = shown.split(ANSWER_ENDS)[0].strip()

@@ -1,6 +1,6 @@
 """Host time of PyTorch operators, GPU time of its MoE routing kernels, memory of a MoE block, on one GPU.
 
-    python benchmarks/gpu/host_launch.py --out DIR [--part host|kernels|block]
+    python -m moesim.kernels.calibrate.studies.host_launch --out DIR [--part host|kernels|block]
 
 Writes host_launch.json. Every part runs by itself; a part that fails says so and the others go on.
 """
@@ -16,14 +16,21 @@ import time
 import traceback
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from eager_moe import BF16, DEV, block_part, kernels_part, randn
+
+from moesim.kernels.calibrate.studies.eager_moe import BF16, DEV, block_part, kernels_part, randn
 
 CHAIN, REPEATS = 60, 9
+
+
+def _chain(call: Callable[[], Any]) -> list[Any]:
+    """Results of a chain of calls; all are kept, so that none is freed between two calls."""
+    return [call() for _ in range(CHAIN)]
 
 
 def machine() -> dict[str, Any]:
@@ -196,7 +203,7 @@ def host_part() -> dict[str, Any]:
     with torch.no_grad():
         for name, call in calls.items():
             try:
-                out[name] = host_seconds(lambda call=call: [call() for _ in range(CHAIN)], CHAIN)
+                out[name] = host_seconds(partial(_chain, call), CHAIN)
             except Exception as error:
                 out[name] = {"failed": repr(error)[:300]}
         out["item of a finished tensor"] = host_seconds(lambda: [one.item() for _ in range(CHAIN)], CHAIN)

@@ -1,6 +1,6 @@
 """Writes hwmodels/data/calibration/h200-eager.yaml from a run of host_launch.py.
 
-    python benchmarks/gpu/eager_curves.py benchmarks/gpu/results/2026-11-20-h200-host-launch.json > ...
+    python benchmarks/eager_curves.py benchmarks/gpu/results/2026-11-20-h200-host-launch.json > ...
 
 x of a curve are the bytes that `moesim.simulator.model.eager` counts for an operator, y those over the GPU
 time of the PyTorch operators it stands for.
@@ -101,7 +101,7 @@ CURVES: dict[str, tuple[str, Callable[[Row], float], Callable[[Row], float]]] = 
     ),
 }
 HEAD = """\
-# Written by benchmarks/gpu/eager_curves.py from benchmarks/gpu/results/2026-11-20-h200-host-launch.json.
+# Written by benchmarks/eager_curves.py from benchmarks/gpu/results/2026-11-20-h200-host-launch.json.
 name: h200-eager
 accelerator: h200-sxm
 also_for: [h100-sxm]

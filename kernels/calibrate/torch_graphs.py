@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from moesim.kernels.calibrate.gpu import BEYOND_L2_BYTES
+from moesim.kernels.calibrate.gpu_session import BEYOND_L2_BYTES
 from moesim.kernels.calibrate.protocol import TaskFailed
 
 GRAPH_S = 6e-3

@@ -10,7 +10,7 @@ from moesim.simulator.scoring.scoreboard.score import GroupScore
 
 BEGIN, END = "<!-- open scoreboard -->", "<!-- end of open scoreboard -->"
 SHOWN_MISSES = 20
-NOTES = Path(__file__).resolve().parent.parent / "docs" / "scoreboard-notes.md"
+NOTES = Path(__file__).resolve().parents[2] / "docs" / "scoreboard-notes.md"
 GIB = 2.0**30
 
 

@@ -1,6 +1,6 @@
 """How far kernels fall behind beside an NCCL ring collective, and the collective beside them (eq. O5).
 
-    torchrun --nproc-per-node 4 benchmarks/gpu/beside_nccl.py -o beside-nccl.json
+    torchrun --nproc-per-node 4 -m moesim.kernels.calibrate.studies.beside_nccl -o beside-nccl.json
 
 Every GPU runs one operator over and over; beside it, on a stream of its own, one collective after the other.
 The collective moves the parameters or gradients of a layer, as ZeRO-3 does. A window counts only if the
@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +48,12 @@ def operators(device: torch.device) -> dict[str, Call]:
     calls: dict[str, Call] = {}
     for m, n, k in PRODUCTS:
         a, b = random(m, k), random(n, k).t()
-        calls[f"bf16 product {m}x{n}x{k}"] = lambda a=a, b=b: a @ b
+        calls[f"bf16 product {m}x{n}x{k}"] = partial(torch.matmul, a, b)
     one = torch.ones((), device=device)
     for m, n, k in PRODUCTS[:2]:
         a8, b8 = random(m, k).to(torch.float8_e4m3fn), random(n, k).to(torch.float8_e4m3fn).t()
-        calls[f"fp8 product {m}x{n}x{k}"] = lambda a=a8, b=b8: torch._scaled_mm(
-            a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
+        calls[f"fp8 product {m}x{n}x{k}"] = partial(
+            torch._scaled_mm, a8, b8, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
         )
     q, k_, v = (random(1, 32, 8192, 128) for _ in range(3))
     calls["attention forward 32x8192x128"] = lambda: f.scaled_dot_product_attention(q, k_, v, is_causal=True)

@@ -14,9 +14,10 @@ os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # no false waits bet
 import cupy
 import numpy as np
 import torch
-from operators import Operator
 
-COPY_PTX = Path(__file__).parents[2] / "kernels" / "ptx" / "copy.ptx"
+from moesim.kernels.calibrate.studies.operators import Operator
+
+COPY_PTX = Path(__file__).parents[2] / "ptx" / "copy.ptx"
 CHUNK_BYTES = 1 << 20
 
 

@@ -3,7 +3,7 @@
 Stages, each on its own if named: interference, sustained, jitter, memory, spread, kernels, margin. Needs two
 or more Hopper GPUs of one host with peer access, PyTorch, CuPy, pynvml and nvcc; nothing of moesim.
 
-    python benchmarks/gpu/interference.py --out results.json
+    python -m moesim.kernels.calibrate.studies.interference --out results.json
 
 Interference: a persistent PTX copy (kernels/ptx/copy.ptx, n CTAs, each alone on its SM) pushes from GPU 0
 to GPU 1 while an operator runs on GPU 0. An operator is captured as a CUDA graph of about 6 ms; a window is
@@ -20,14 +20,16 @@ import random
 import statistics
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import host_stages
-import memory_operators as memory
-import operators as ops
 import torch
-from harness import Bench, Copy, Kernels, cv
+
+from moesim.kernels.calibrate.studies import host_stages
+from moesim.kernels.calibrate.studies import memory_operators as memory
+from moesim.kernels.calibrate.studies import operators as ops
+from moesim.kernels.calibrate.studies.harness import Bench, Copy, Kernels, cv
 
 Sample = tuple[float, float]
 """Seconds a call, and bytes a second that the copy carried."""
@@ -105,11 +107,11 @@ def summary(samples: list[Sample], ratios: list[float]) -> dict[str, float]:
 
 def tested_operators(kernels: Kernels) -> list[Any]:
     """Builders of the operators measured beside the copy, each called inside the measuring stream."""
-    gemms = [lambda s=s: ops.fp8_rowwise(*s) for s in GEMM_SHAPES]
-    gemms += [lambda s=s: ops.fp8_blockwise(*s) for s in ((4096, 4096, 7168), (4096, 7168, 16384))]
-    gemms += [lambda: ops.fp8_grouped(32768, 4096, 7168, 8), lambda: ops.fp8_grouped(32768, 7168, 2048, 8)]
-    gemms += [lambda b=b: ops.bf16_gemm(4096, 4096, 7168, b) for b in ("cublas", "cublaslt")]
-    heads = [lambda d=d, b=b: ops.attention(128, 4096, d, 128, b) for d in (192, 128) for b in (False, True)]
+    gemms = [partial(ops.fp8_rowwise, *s) for s in GEMM_SHAPES]
+    gemms += [partial(ops.fp8_blockwise, *s) for s in ((4096, 4096, 7168), (4096, 7168, 16384))]
+    gemms += [partial(ops.fp8_grouped, 32768, *sides, 8) for sides in ((4096, 7168), (7168, 2048))]
+    gemms += [partial(ops.bf16_gemm, 4096, 4096, 7168, b) for b in ("cublas", "cublaslt")]
+    heads = [partial(ops.attention, 128, 4096, d, 128, b) for d in (192, 128) for b in (False, True)]
     moved = [
         lambda: memory.cast(kernels, 4096, 7168),
         lambda: memory.cast(kernels, 32768, 7168),
@@ -156,8 +158,11 @@ def sustained(options: argparse.Namespace, _: Kernels, result: dict[str, Any]) -
     """Seconds-long runs at the power limit, 20 copy SMs: clocks may rise where the copy takes SMs away."""
     copy, stream = Copy(0, 1), torch.cuda.Stream(0)
     copy.verify("pairs")
-    builders = [lambda: ops.fp8_rowwise(4096, 7168, 16384), lambda: ops.bf16_gemm(4096, 4096, 7168, "cublas")]
-    builders += [lambda b=b: ops.attention(128, 4096, 192, 128, b) for b in (False, True)]
+    builders = [
+        partial(ops.fp8_rowwise, 4096, 7168, 16384),
+        partial(ops.bf16_gemm, 4096, 4096, 7168, "cublas"),
+        *(partial(ops.attention, 128, 4096, 192, 128, b) for b in (False, True)),
+    ]
     for build in builders:
         with torch.cuda.stream(stream):
             operator = build()

@@ -1,6 +1,6 @@
 """Turn a result file of interference.py into the laws of a calibration profile.
 
-    python benchmarks/gpu/laws.py benchmarks/gpu/results/2026-11-20-h200-interference.json > profile.yaml
+    python -m moesim.kernels.calibrate.studies.laws RESULT.json > profile.yaml
 
 A law's value at n is the median over the operators of its group of the ratio measured in clusters of two
 copy CTAs; its residual is half the range over the operators, relative, at the n where that is largest.
