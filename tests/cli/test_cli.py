@@ -16,8 +16,6 @@ import moesim
 from moesim.cli import main
 from moesim.cli.console import chosen_numbers, short
 from moesim.hwmodels.errors import InputError
-from moesim.kernels.importers import CALIBRATION_IMPORTERS
-from moesim.simulator.model.hf import FAMILIES
 from moesim.simulator.model.library import load_model
 from moesim.simulator.predict.result import Result
 from moesim.simulator.run.report import RunReport
@@ -315,12 +313,6 @@ def test_version_and_help(run: Run) -> None:
     ):
         assert command in out
         assert run(*(("import", "hf") if command == "import" else (command,)), "--help").code == 0
-
-
-def test_import_lists_model_families_and_importers(run: Run) -> None:
-    assert run("import", "hf", "--families").out.split() == sorted(FAMILIES)
-    out = run("import", "--help").out
-    assert all(f"\n  {name} " in out for name in (*CALIBRATION_IMPORTERS, "megatron", "topology", "hf"))
 
 
 @pytest.mark.parametrize(
