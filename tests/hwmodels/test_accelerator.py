@@ -88,14 +88,14 @@ def test_unknown_name_lists_the_known_and_the_nearest() -> None:
 
 def test_a_file_of_the_user(tmp_path: Path) -> None:
     chip = load_accelerator("h800-sxm").model_dump(mode="json", exclude_none=True)
-    chip |= {"name": "mine", "hbm_bandwidth": "4 TB/s", "hbm_bandwidth_achievable": None}
+    chip |= {"name": "mine", "hbm_bandwidth": "4 TB/s", "tdp": None}
     path = tmp_path / "mine.yaml"
     path.write_text(dump_mapping(chip))
     mine = load_accelerator(str(path))
     assert mine.hbm_bytes_per_s == 4e12
     assert mine.hbm_bandwidth.source == f"stated in {path}"
-    with pytest.raises(InputError, match="'mine' has no figure hbm_bandwidth_achievable"):
-        _ = mine.hbm_achievable_bytes_per_s
+    with pytest.raises(InputError, match="'mine' has no figure tdp"):
+        _ = mine.tdp_w
     node = load_node("hgx-h800").model_dump(mode="json", exclude_none=True) | {"accelerator": "mine.yaml"}
     (tmp_path / "node.yaml").write_text(dump_mapping(node))
     assert load_node(str(tmp_path / "node.yaml")).accelerator == mine
