@@ -1,5 +1,5 @@
 """Writes what pages show from fresh runs: docs/validation.md, the README's answer, the tables of keys in
-docs/scenario.md, the searches in docs/planner.md and the examples' outputs.
+docs/scenario.md, the registries in docs/extend.md, the searches in docs/planner.md and the examples' outputs.
 
     python docs/writers/pages.py [--check] [--scoreboard]
 
@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from pathlib import Path
 
+from extend_page import filled as with_registries
 from key_tables import filled
 from planner_page import search_all, section
 from planner_page import section_on as searches_on
@@ -53,6 +54,7 @@ PAGE = ROOT / "docs" / "validation.md"
 NOTES = ROOT / "docs" / "validation-notes.md"
 README = ROOT / "README.md"
 SCENARIO = ROOT / "docs" / "scenario.md"
+EXTEND = ROOT / "docs" / "extend.md"
 PLANNER = ROOT / "docs" / "planner.md"
 BEGIN, END = "<!-- answer -->\n", "<!-- end of answer -->"
 ANSWER_ENDS = "where the step goes"
@@ -303,6 +305,7 @@ def main() -> None:
             README: readme_with_answer(),
             PLANNER: planner.replace(searches_on(planner), searches),
             SCENARIO: filled(SCENARIO.read_text("utf-8")),
+            EXTEND: with_registries(EXTEND.read_text("utf-8")),
             **dict(zip(commands, outputs, strict=True)),
         }
     stale = [path for path, text in pages.items() if not path.is_file() or path.read_text("utf-8") != text]

@@ -54,7 +54,7 @@ def with_collectives(
     evidence = NO_EVIDENCE
     if _cuts(pricer, kind):
         collectives = LayerCollectives(pricer.scenario, pricer.links, pricer.profile)
-        exposed = collectives.exposed(pricer.shape, pricer.tokens, bare.core_s, experts=experts)
+        exposed = collectives.exposed(pricer.shape, kind, pricer.tokens, bare.core_s)
         evidence = collectives.evidence(experts=experts)
     if experts and pricer.scenario.recompute == "full":
         repeated = _repeated_transfers(pricer)
@@ -68,13 +68,12 @@ def with_collectives(
 
 
 def _cuts(pricer: Pricer, kind: BlockKind) -> bool:
-    plan = pricer.scenario.parallel
-    experts = _has_experts(pricer, kind)
-    return kind in ("dense", "moe", "mtp") and plan.tp * plan.cp * (plan.expert_tp if experts else 1) > 1
+    plan, block = pricer.scenario.parallel, pricer.shape.block(kind)
+    return block.layer is not None and plan.tp * plan.cp * (plan.expert_tp if block.routed else 1) > 1
 
 
 def _has_experts(pricer: Pricer, kind: BlockKind) -> bool:
-    return pricer.shape.moe is not None and kind in ("moe", "mtp")
+    return pricer.shape.block(kind).routed
 
 
 def _later(cost: PhaseCost, exposed_s: float, evidence: PriceEvidence) -> PhaseCost:

@@ -15,7 +15,7 @@ from moesim.simulator.cost.table import SyncCost
 from moesim.simulator.layout.in_flight import held_by_rank
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.operator import BlockKind
-from moesim.simulator.model.operators import optimizer_operators
+from moesim.simulator.model.optimizer import optimizer_operators
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT
 from moesim.simulator.schedules import Schedule
 

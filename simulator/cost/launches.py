@@ -57,7 +57,7 @@ def pass_launches(
     operators = pricer.operators(kind)
     routed = "gate" in {op.name for op in operators.get("attn F", ())}
     drains = routed and (plan.ep > 1 or software.modules == "transformer-engine")
-    layer = kind not in ("embedding", "head")
+    layer = pricer.shape.block(kind).layer is not None
     found = []
     for forward, phases in ((True, FORWARD), (False, BACKWARD)):
         launches: list[Launch] = []

@@ -16,7 +16,8 @@ from moesim.simulator.cost.overlap import (
     pipelined,
 )
 from moesim.simulator.cost.price_evidence import PriceEvidence, combined
-from moesim.simulator.model.operator import Phase
+from moesim.simulator.model.attention import Attention
+from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario
 
@@ -45,19 +46,21 @@ class LayerCollectives:
     profile: CalibrationProfile
 
     def exposed(
-        self, shape: ModelShape, tokens: int, seconds: Mapping[Phase, CoreSeconds], *, experts: bool = False
+        self, shape: ModelShape, kind: BlockKind, tokens: int, seconds: Mapping[Phase, CoreSeconds]
     ) -> dict[Phase, float]:
         """Exposed seconds by phase (docs/model.md, eq. X6, O2, O3).
 
         Tensor parallel: an all-gather and a reduce-scatter (or one all-reduce) of the activations around
         attention and around the FFN, forward and again for the input gradient. Context parallel: keys and
         values of the whole sequence are gathered before attention, their gradients scattered after. Full
-        recompute runs the forward's collectives once more before the backward. With `experts` and their
+        recompute runs the forward's collectives once more before the backward. With experts and their
         own tensor parallelism, received rows are gathered before the experts and their results scattered
         after, and backwards the other way round (eq. X14).
         """
         out = {phase: 0.0 for half in HALVES for phase in half[:2]}
-        plan = self.scenario.parallel
+        plan, block = self.scenario.parallel, shape.block(kind)
+        assert block.layer is not None, "collectives are inside layers"
+        experts = block.routed
         forward = dict.fromkeys(("attn F", "mlp F"), 0.0)
         for first, second, third in HALVES:
             gemms = HalfLayerGemms(*(seconds.get(ph, _NO_CORE).gemms_s for ph in (first, second, third)))
@@ -75,7 +78,7 @@ class LayerCollectives:
                     self._slow_down,
                     sequence_parallel=plan.sequence_parallel,
                 )
-        context = self._context_s(shape, tokens)
+        context = self._context_s(block.layer.attention, tokens)
         if context:
             attention = [seconds.get(phase, _NO_CORE).attention_s for phase in ("attn F", "attn I")]
             forward["attn F"] += self._overlapped_with_attention(context, attention[0])
@@ -116,11 +119,10 @@ class LayerCollectives:
         ranks = plan.expert_tp
         return ring_seconds(rows * shape.hidden * 2.0, ranks, min(ranks, node), self.links, self.profile)
 
-    def _context_s(self, shape: ModelShape, tokens: int) -> float:
+    def _context_s(self, attention: Attention, tokens: int) -> float:
         """Keys and values of one micro-batch around the context-parallel group."""
         plan, per_node = self.scenario.parallel, self._context_ranks_per_node()
-        attention = shape.attention
-        width = attention.kv_heads * (attention.qk_head_dim + attention.v_head_dim) / plan.tp
+        width = attention.context_elements(self.scenario.batch.sequence_length) / plan.tp
         return ring_seconds(tokens * width * 2.0, plan.cp, per_node, self.links, self.profile)
 
     def _context_ranks_per_node(self) -> int:

@@ -154,7 +154,7 @@ class Pricer:
         plan = self.scenario.parallel
         total = block_parameters(self.shape, kind).total
         moe = self.shape.moe
-        experts = moe.experts * expert_parameters(self.shape) if moe and kind in ("moe", "mtp") else 0
+        experts = moe.experts * expert_parameters(self.shape) if moe and self.shape.block(kind).routed else 0
         dense = (total - experts) / plan.tp
         redundant = self.scenario.routing.redundant_experts
         if moe and experts and redundant:  # gradients and parameters of a replica travel like any expert's

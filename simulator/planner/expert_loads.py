@@ -17,6 +17,7 @@ from moesim.simulator.layout.expert_load_spec import (
 )
 from moesim.simulator.layout.parallel import Layout, tokens_per_gpu
 from moesim.simulator.layout.stages import blocks_of
+from moesim.simulator.model.block import may_route
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.frames import Frame
 from moesim.simulator.planner.placements import Placement, with_placement
@@ -122,7 +123,7 @@ class ExpertLoads:
         rows = tokens_per_gpu(plan, scenario.batch.sequence_length) * moe.top_k
         which = (plan.ep, plan.expert_tp, placement)
         if (which, rows) not in self._loads:
-            layers = sum(block.kind in ("moe", "mtp") for block in blocks_of(self.shape))
+            layers = sum(may_route(block.kind) for block in blocks_of(self.shape))
             if self._popularity is None:
                 self._popularity = popularity_of(scenario, moe, layers)
             if which not in self._specs:

@@ -17,7 +17,8 @@ from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, SyncCost, Tr
 from moesim.simulator.layout.in_flight import held_by_rank
 from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.layout.parallel import Layout
-from moesim.simulator.layout.stages import StageAssignment, blocks_of
+from moesim.simulator.layout.stages import StageAssignment
+from moesim.simulator.model.attention import Attention
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.recompute import RecomputePolicy
@@ -27,7 +28,6 @@ from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.schedules.template import EP_PHASES
 
-KINDS: tuple[BlockKind, ...] = ("embedding", "dense", "moe", "mtp", "head")
 ACTIONS = ("F", "I", "W")
 PhaseKey: TypeAlias = tuple[BlockKind, Phase, Mode]
 
@@ -46,7 +46,7 @@ _NOT_ROUTED: frozenset[Phase] = frozenset({"attn F", "attn I", "attn W"})
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class LayerSplit:
     """What decides the operators of one GPU, apart from precision and recompute."""
 
     tp: int
@@ -56,7 +56,7 @@ class Cell:
     microbatch: int
 
     @classmethod
-    def of(cls, plan: ParallelPlan) -> Cell:
+    def of(cls, plan: ParallelPlan) -> LayerSplit:
         """The cell of a plan."""
         return cls(plan.tp, plan.cp, plan.ep, plan.expert_tp, plan.microbatch)
 
@@ -86,9 +86,8 @@ class PriceBook:
 
     def __post_init__(self) -> None:
         """Look at the model once."""
-        have = {block.kind for block in blocks_of(self.shape)}
-        self.kinds = tuple(kind for kind in KINDS if kind in have)
-        self.routed = tuple(k for k in self.kinds if k in ("moe", "mtp")) if self.shape.moe else ()
+        self.kinds = self.shape.block_kinds
+        self.routed = tuple(kind for kind in self.kinds if self.shape.block(kind).routed)
 
     def arithmetic(self, policy: RecomputePolicy) -> RecomputePolicy:
         """The policy whose compute is the same.
@@ -145,19 +144,23 @@ class PriceBook:
         if found is not None:
             return found
         pricer = self.pricer(plan, recipe, policy, sms)
-        routed = None
-        if self.routed:
-            key = (share, plan.ep, plan.expert_tp)
-            routed = self._bare_prices(pricer, key, self.routed[0], modes, _ROUTED)
         found = self._compute[whole] = {}
         for kind in self.kinds:
-            if routed is None or kind not in self.routed:
+            if kind not in self.routed:
                 bare = self._bare_prices(pricer, (share, kind), kind, modes, None)
             else:
+                # What is computed again beside the experts is that of the attention.
+                like = next(k for k in self.routed if self._attention(k) == self._attention(kind))
+                key = (share, like, plan.ep, plan.expert_tp)
+                routed = self._bare_prices(pricer, key, like, modes, _ROUTED)
                 rest = self._bare_prices(pricer, (share, kind), kind, modes, _NOT_ROUTED)
                 bare = BarePrices({**rest.compute, **routed.compute}, {**rest.core_s, **routed.core_s})
             found |= with_collectives(pricer, kind, bare)
         return found
+
+    def _attention(self, kind: BlockKind) -> Attention | None:
+        layer = self.shape.block(kind).layer
+        return None if layer is None else layer.attention
 
     def _bare_prices(
         self,
@@ -189,7 +192,7 @@ class PriceBook:
         """
         zero3 = plan.pp if plan.zero_stage == 3 else 0
         key = (
-            Cell.of(plan), plan.sequence_parallel, recipe, self.arithmetic(policy), sms, paired, zero3,
+            LayerSplit.of(plan), plan.sequence_parallel, recipe, self.arithmetic(policy), sms, paired, zero3,
             *self.copied(plan),
         )  # fmt: skip
         table = self._tables.get(key)

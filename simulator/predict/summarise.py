@@ -73,7 +73,7 @@ def summarise(step: ExecutedStep) -> Result:
         version=__version__,
         full=_full(prepared, executions),
         host=None if prepared.of_fleet else host_report(scenario.software, executions[0].program, time_s),
-        defaults=scenario.defaults,
+        defaults=scenario.defaults_on([pool.part.cluster for pool in prepared.pools]),
         pools=pool_results(prepared, executions[0]) if prepared.of_fleet else (),
     )
 

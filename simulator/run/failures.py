@@ -126,7 +126,7 @@ class _State:
             struck = ~ends
             self.now[active[struck]] += until[struck]
             hit = ~again & struck
-            self._roll_back(phase, active[hit], (until - before)[hit], cause[hit], done, count, last)
+            self._roll_back(phase, active[hit], (until - before)[hit], cause[hit], done, count)
             self._bring_back(phase, active[struck], cause[struck])
             restart[active[struck]] = m.restart_s
             why[active[struck]] = cause[struck]
@@ -149,7 +149,6 @@ class _State:
         cause: IntArray,
         done: FloatArray,
         count: FloatArray,
-        last: FloatArray,
     ) -> None:
         """Back to the last durable checkpoint; what ran since then is lost."""
         m = self.model

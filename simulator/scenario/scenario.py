@@ -158,7 +158,11 @@ class Scenario(Section):
     @property
     def defaults(self) -> tuple[Default, ...]:
         """The keys that nobody stated, with what they were given and why."""
-        return listed(self, self._defaults)
+        return self.defaults_on(self.machines)
+
+    def defaults_on(self, machines: Sequence[Cluster]) -> tuple[Default, ...]:
+        """`defaults` with `machines`, its cluster or those of its pools, loaded already."""
+        return listed(self, self._defaults, machines)
 
     @property
     def recipe(self) -> Precision:

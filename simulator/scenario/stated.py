@@ -5,7 +5,7 @@ A key is stated where its field was set when the scenario was made (pydantic's `
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from pydantic import BaseModel
@@ -72,21 +72,24 @@ def fill(scenario: Fillable, place: str | None) -> tuple[Default, ...]:
     return tuple(chosen.default for key, chosen in found if (key, chosen.value) != usual)
 
 
-def listed(scenario: Fillable, chosen: tuple[Default, ...]) -> tuple[Default, ...]:
-    """The defaults of a scenario: `chosen` when it was made, and those of its clusters and pools."""
+def listed(
+    scenario: Fillable, chosen: tuple[Default, ...], machines: Sequence[Cluster]
+) -> tuple[Default, ...]:
+    """The defaults of a scenario: `chosen` when it was made, and those of its clusters and pools.
+
+    `machines`: its cluster, or those of its fleet's pools.
+    """
     found = [item for item in chosen if not is_stated(scenario, item.key)]
     pools = () if scenario.fleet is None else scenario.fleet.pools
     given: list[tuple[str, object]] = [
         (f"fleet.pools.{number}.cluster", pool.cluster) for number, pool in enumerate(pools)
     ]
-    for (place, cluster), machine in zip(
-        given or [("cluster", scenario.cluster)], scenario.machines, strict=True
-    ):
+    for (place, cluster), machine in zip(given or [("cluster", scenario.cluster)], machines, strict=True):
         left_out = cluster.left_out if isinstance(cluster, ClusterOutline) else ()
         found += rules.cluster_defaults(place, machine, left_out)
     for number, pool in enumerate(pools):
         if pool.profile is None and not is_stated(scenario, "profile"):
-            found.append(rules.profile_default(scenario.machines[number], f"fleet.pools.{number}.profile"))
+            found.append(rules.profile_default(machines[number], f"fleet.pools.{number}.profile"))
     return tuple(found)
 
 

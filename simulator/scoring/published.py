@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Literal, TypeVar
 
@@ -209,11 +210,11 @@ def score_deepep() -> list[Row]:
 
 
 def _deepep_row(table: _DeepEpTable, row: _DeepEpRow) -> Row:
-    predicted = deepep_bandwidth(
-        row.operation, row.ep, row.kernels, tokens=table.tokens, hidden=table.hidden, experts=table.experts,
-        top_k=table.top_k, sms=table.sms, node_name=table.node, network_name=table.network,
-        profile_name=table.profile,
+    setup = DeepEpSetup(
+        table.tokens, table.hidden, table.experts, table.top_k, table.sms, table.node, table.network,
+        table.profile,
     )  # fmt: skip
+    predicted = deepep_bandwidth(row.operation, row.ep, row.kernels, setup)
     counted = "NVLink" if row.ep <= 8 else "RDMA"
     return Row(
         id=f"{row.kernels}.ep{row.ep}.{row.operation}",
@@ -227,34 +228,38 @@ def _deepep_row(table: _DeepEpTable, row: _DeepEpRow) -> Row:
     )
 
 
-def deepep_bandwidth(
-    operation: EpOperation,
-    ep: int,
-    kernels: str,
-    *,
-    tokens: int,
-    hidden: int,
-    experts: int,
-    top_k: int,
-    sms: int,
-    node_name: str,
-    network_name: str,
-    profile_name: str,
-    gate: Gate | None = None,
-    wire: Format | None = None,
-) -> float:
+@dataclass(frozen=True, slots=True)
+class DeepEpSetup:
+    """What a stand-alone test of expert-parallel kernels ran: sizes, machine and profile by name.
+
+    `tokens`: of one GPU; `gate` and `wire`: where they differ from those of DeepEP's tests (its own gate;
+    FP8 out, BF16 back).
+    """
+
+    tokens: int
+    hidden: int
+    experts: int
+    top_k: int
+    sms: int
+    node: str
+    network: str
+    profile: str
+    gate: Gate | None = None
+    wire: Format | None = None
+
+
+def deepep_bandwidth(operation: EpOperation, ep: int, kernels: str, setup: DeepEpSetup) -> float:
     """Logical GB/s as DeepEP's tests count it: NVLink inside one node, RDMA across nodes.
 
-    Logical bytes include the local node (or own rank); time is notify plus payload on idle GPUs. `gate` and
-    `wire` differ from those of DeepEP's tests (its own gate; FP8 out, BF16 back) for other tests.
+    Logical bytes include the local node (or own rank); time is notify plus payload on idle GPUs.
     """
-    node, network = load_node(node_name), load_network(network_name)
+    node, network = load_node(setup.node), load_network(setup.network)
     assert network.fabric is not None
     nodes = max(1, ep // node.n_gpus)
-    gate = gate or Gate.deepep_test(nodes, experts, top_k)
+    gate = setup.gate or Gate.deepep_test(nodes, setup.experts, setup.top_k)
     targets = expected_targets(gate, ep, min(ep, node.n_gpus))
-    wire = wire or ("fp8" if operation == "dispatch" else "bf16")
-    moved = transfer_bytes(targets, tokens, row_bytes(hidden, wire))
+    wire = setup.wire or ("fp8" if operation == "dispatch" else "bf16")
+    moved = transfer_bytes(targets, setup.tokens, row_bytes(setup.hidden, wire))
     links = Links(
         scale_up_bytes_per_s=node.scale_up_bytes_per_s,
         scale_up_latency_s=node.scale_up_latency_s,
@@ -262,8 +267,8 @@ def deepep_bandwidth(
         nic_latency_s=network.fabric.latency_cross_leaf.value,
         gpus_per_node=node.n_gpus,
     )
-    profile = load_profile(profile_name)
-    time = ep_transfer(operation, moved, links, profile, EpKernels(sms, kernels), nodes=nodes)
+    profile = load_profile(setup.profile)
+    time = ep_transfer(operation, moved, links, profile, EpKernels(setup.sms, kernels), nodes=nodes)
     logical = moved.logical_ib_bytes if nodes > 1 else moved.logical_nvlink_bytes
     return logical / (time.launch_s + time.payload_s) / 1e9
 

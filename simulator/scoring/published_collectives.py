@@ -17,7 +17,7 @@ from moesim.hwmodels.topologies import Topology, build_topology
 from moesim.simulator.cost.collectives.library import load_library
 from moesim.simulator.cost.collectives.price import collective, neighbour_sends
 from moesim.simulator.layout.routing import Gate
-from moesim.simulator.scoring.published import Row, deepep_bandwidth
+from moesim.simulator.scoring.published import DeepEpSetup, Row, deepep_bandwidth
 
 Use = Literal[
     "scored",
@@ -164,12 +164,11 @@ def _topology(node_name: str, network_name: str, ranks: int) -> Topology:
 def _expert_parallel(row: MeasuredRow, ep: int, sms: int) -> float:
     operation: Literal["dispatch", "combine"] = "combine" if "combine" in row.operation else "dispatch"
     experts = LOCAL_EXPERTS * ep
-    return deepep_bandwidth(
-        operation, ep, "deepep-2025-04",
-        tokens=TOKENS, hidden=HIDDEN, experts=experts, top_k=TOP_K, sms=sms,
-        node_name=row.node, network_name=row.network, profile_name="hopper-communication",
+    setup = DeepEpSetup(
+        TOKENS, HIDDEN, experts, TOP_K, sms, row.node, row.network, "hopper-communication",
         gate=Gate(experts, TOP_K), wire="fp8" if row.operation.endswith("fp8") else "bf16",
     )  # fmt: skip
+    return deepep_bandwidth(operation, ep, "deepep-2025-04", setup)
 
 
 def summarise(rows: Iterable[CollectiveRow]) -> list[GroupSummary]:

@@ -74,7 +74,7 @@ class EntryEffect:
 
 @dataclass(frozen=True, slots=True)
 class RangeEffect:
-    """A scenario key at the ends of its range, each with its figures ."""
+    """A scenario key at the ends of its range, each with its figures."""
 
     key: str
     ends: tuple[object, object]

@@ -15,7 +15,7 @@ from streamlit.testing import v1 as testing
 
 import moesim
 from moesim.app import forms, jobs, scenario_links, state
-from moesim.simulator.planner.progress import part, share_of
+from moesim.simulator.planner.progress import equal_part, scaled
 from moesim.simulator.scenario import load_scenario
 
 HOME = "deepseek-v3-2048xh800"
@@ -269,7 +269,7 @@ def test_a_search_says_how_far_it_is_from_the_first_bound_on() -> None:
 
 def test_parts_of_a_search_share_its_whole() -> None:
     told: list[float] = []
-    say = part(lambda share, text: told.append(share), *share_of(1, 2, 0.0, 0.5))
+    say = scaled(lambda share, text: told.append(share), *equal_part(1, 2, 0.0, 0.5))
     for share in (0.0, 0.5, 1.0):
         say(share, "")
     assert told == [0.25, 0.375, 0.5]

@@ -58,15 +58,11 @@ class Home:
 
 
 def counts(home: Home) -> tuple[float, ...]:
-    from moesim.simulator.model.counts import (
-        attention_parameters,
-        parameters_activated,
-        parameters_total,
-    )
+    from moesim.simulator.model.counts import parameters_activated, parameters_total
 
     shape = home.prepared.shape
     return (
-        attention_parameters(shape) / 1e6,
+        shape.layers[0].attention.parameters(shape.hidden) / 1e6,
         parameters_total(shape) / 1e9,
         parameters_activated(shape, embedding=True) / 1e9,
         parameters_activated(shape, embedding=False) / 1e9,

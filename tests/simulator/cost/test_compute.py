@@ -14,9 +14,10 @@ from moesim.simulator.cost.compute import OperatorCost, SmContext, operator_seco
 from moesim.simulator.cost.laws import SmLaws
 from moesim.simulator.model.library import load_model
 from moesim.simulator.model.operator import Dtype, Operator, Phase
-from moesim.simulator.model.operators import block_operators, optimizer_operators, scale_rows
-from moesim.simulator.model.operators_parts import cast, gemm
+from moesim.simulator.model.operators import block_operators
+from moesim.simulator.model.optimizer import optimizer_operators
 from moesim.simulator.model.precision import PRECISIONS
+from moesim.simulator.model.primitives import cast, gemm, scale_rows
 
 H800 = load_accelerator("h800-sxm")
 TRACE, PUBLISHED, ROOFLINE = (load_profile(n) for n in ("h800-trace", "h800-published", "generic-roofline"))

@@ -15,7 +15,7 @@ from moesim.hwmodels.accelerator import load_accelerator
 from moesim.hwmodels.calibration import load_profile
 from moesim.simulator.cost.compute import SmContext, operator_seconds
 from moesim.simulator.model.operator import ONE_SCALE, ONE_SCALE_SPLIT, Direction, Operator
-from moesim.simulator.model.operators_parts import gemm
+from moesim.simulator.model.primitives import gemm
 
 RESULTS = Path(__file__).parents[3] / "benchmarks/gpu/results/2026-11-20-h200-layer-products.json"
 

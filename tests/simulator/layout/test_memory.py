@@ -22,12 +22,13 @@ from moesim.simulator.layout.memory import (
 )
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.stages import StageAssignment, blocks_of, from_layers_per_stage
+from moesim.simulator.model.attention import GQA
 from moesim.simulator.model.counts import parameters_mtp, parameters_total
 from moesim.simulator.model.library import load_model
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.model.recompute import RecomputePolicy
-from moesim.simulator.model.shape import GQA, ModelShape
+from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.model.software import Software
 from moesim.simulator.predict.result_parts import MemoryResult
 from moesim.simulator.scenario.parallel import ParallelPlan
@@ -251,6 +252,7 @@ def test_dropout_is_off_unless_a_scenario_says_so() -> None:
     assert kept("embedding", dropout=True) - kept("embedding") == 4096 * LLAMA.hidden
     assert kept("head", dropout=True) == kept("head")
     # A score without dropout: the output of the softmax alone.
+    assert isinstance(LLAMA.attention, GQA)
     scores = kept("dense", attention="unfused") - kept("dense") + 4096 * 4 * LLAMA.attention.heads
     assert scores == 4096 * LLAMA.attention.heads * 4096 * 2
 

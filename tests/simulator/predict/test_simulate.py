@@ -16,6 +16,7 @@ from moesim.simulator.cost.overlap import OverlapSlowDown, behind_window
 from moesim.simulator.engine.program import LONGEST_PHASE_S, whole_ns
 from moesim.simulator.layout.stages import blocks_of
 from moesim.simulator.model.counts import blocks_flop_per_token, flop_per_token
+from moesim.simulator.model.library import load_model
 from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.predict.compile import prepare
 from moesim.simulator.predict.driver import predict
@@ -211,8 +212,9 @@ def test_an_illegal_plan_is_one_paragraph_with_key_value_and_remedy(
 )
 def test_block_texts(text: str, words: str) -> None:
     with pytest.raises(InputError, match=words):
-        explicit_blocks([text], 1)
-    kinds = [block.kind for block in explicit_blocks(["embedding dense*2 moe"], 1).stages[0]]
+        explicit_blocks([text], 1, load_model("deepseek-v3"))
+    stages = explicit_blocks(["embedding dense*2 moe"], 1, load_model("deepseek-v3"))
+    kinds = [block.kind for block in stages.stages[0]]
     assert kinds == ["embedding", "dense", "dense", "moe"]
 
 

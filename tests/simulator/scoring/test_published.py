@@ -10,6 +10,7 @@ import pytest
 from moesim.simulator.scenario import load_scenario, preset_names
 from moesim.simulator.scoring.published import (
     PROFILES,
+    DeepEpSetup,
     Row,
     beside_published,
     deepep_bandwidth,
@@ -103,12 +104,12 @@ def test_february_is_shown_beside_april(rows: dict[str, Row]) -> None:
 
 def test_logical_bandwidth_counts_the_local_node() -> None:
     """One of n nodes is local: with the NIC as limit, logical is physical times n/(n-1)."""
-    settings: dict[str, Any] = {
-        "tokens": 4_000_000, "hidden": 7168, "experts": 256, "top_k": 8, "sms": 24,
-        "node_name": "hgx-h800", "network_name": "mpft-ib-400g", "profile_name": "hopper-communication",
-    }  # fmt: skip
+    setup = DeepEpSetup(
+        4_000_000, 7168, 256, 8, sms=24, node="hgx-h800", network="mpft-ib-400g",
+        profile="hopper-communication",
+    )  # fmt: skip
     for ep, nodes in ((32, 4), (64, 8)):
-        logical = deepep_bandwidth("dispatch", ep, "deepep-2025-02", **settings)
+        logical = deepep_bandwidth("dispatch", ep, "deepep-2025-02", setup)
         assert logical == pytest.approx(0.8 * 50.0 * nodes / (nodes - 1), rel=1e-3)
 
 

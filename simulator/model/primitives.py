@@ -1,4 +1,4 @@
-"""Building blocks of the operator lists: one function per kind of kernel, bytes and FLOPs included.
+"""Primitive operators: one function per kind of kernel, bytes and FLOPs included.
 
 Shapes are in elements, `m` counts token rows. Bytes are what a kernel must read and write in global
 memory once; caches are not modelled, and measured effective bandwidths are defined over these bytes.
@@ -7,87 +7,16 @@ memory once; caches are not modelled, and measured effective bandwidths are defi
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from moesim.simulator.model.operator import (
-    ONE_SCALE,
-    ONE_SCALE_SPLIT,
-    Direction,
-    Dtype,
-    GemmShape,
-    Operator,
-    OperatorClass,
-)
+from moesim.simulator.model.operator import Direction, Dtype, GemmShape, Operator, OperatorClass
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, FP8_TILE, row_bytes
-from moesim.simulator.model.shape import ModelShape, MoE
+from moesim.simulator.model.work import Work
 
 BF16 = 2.0
 FP32 = 4.0
 SPECIAL_CAST_BYTES = 1.5
 """E5M6, 12 bits: the cached input of the linear after attention (DeepSeek-V3 report 3.3.3)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What one GPU does for one micro-batch: sizes that every builder needs."""
-
-    shape: ModelShape
-    fp8: bool
-    """FP8 products with scales of tiles: casts and transposes are kernels of their own."""
-    tokens: float
-    """Token rows of products on this rank (micro-batch / CP)."""
-    sequence: int
-    tp: int
-    ep: int
-    rows: float
-    """Rows that the experts of this rank compute (one row per token and chosen expert)."""
-    received_tokens: float
-    """Distinct tokens behind `rows`: one that chose two experts of this rank is sent once."""
-    recompute: str
-    redundant_experts: int = 0
-    """Replicas of experts beyond one each, over all ranks."""
-    unfused: bool = False
-    """Attention scores go through memory instead of staying in a fused kernel."""
-    dropout: bool = False
-    """A dropout kernel works on these scores."""
-    fp8_tensor: bool = False
-    """FP8 products with one scale a tensor."""
-    expert_tp: int = 1
-    """Ranks that split the FFN of an expert, each for the received rows of all of them."""
-    sequence_parallel: bool = True
-    """Whether tensor-parallel ranks split the element-wise work, or each does all of it."""
-
-    @property
-    def norm_tokens(self) -> float:
-        """Rows of element-wise work: sequence parallelism splits them over TP."""
-        return self.tokens / self.tp if self.sequence_parallel else self.tokens
-
-    @property
-    def moe(self) -> MoE:
-        """The mixture-of-experts part of a shape that has one."""
-        assert self.shape.moe is not None
-        return self.shape.moe
-
-    @property
-    def experts_here(self) -> int:
-        """Experts of this rank, replicas included."""
-        return max(1, (self.moe.experts + self.redundant_experts) // self.ep)
-
-    @property
-    def linear(self) -> Dtype:
-        """Format of the linear layers."""
-        return "fp8" if self.fp8 or self.fp8_tensor else "bf16"
-
-    def product_variant(self, direction: Direction) -> str:
-        """Kernel family of a product: Transformer Engine splits the accumulation of FP8 gradients."""
-        if not self.fp8_tensor:
-            return ""
-        return ONE_SCALE_SPLIT if direction == "I" else ONE_SCALE
-
-    @property
-    def selective(self) -> bool:
-        """Whether norms, MLA up-projections and SwiGLU outputs are formed again in the backward."""
-        return self.recompute == "selective"
 
 
 def gemm(
@@ -157,7 +86,7 @@ def move(
 
 
 UNFUSED_INPUTS = frozenset({"o_proj"})
-"""Products whose input no norm or activation kernel has written: it is cast by a kernel of its own."""
+"""GEMMs whose input no norm or activation kernel has written: it is cast by a kernel of its own."""
 
 _CAST_BYTES: dict[str, tuple[float, float]] = {
     # variant: bytes per element read, written (scales come on top)
@@ -192,14 +121,14 @@ def cast(name: str, d: Direction, m: float, n: float, variant: str, *, per_row: 
 
 
 def scale_transpose(name: str, d: Direction, m: float, n: float, *, per_row: bool = False) -> Operator:
-    """Scales of [m, n] put into the order that the product reads (dense: one kernel of 32 CTAs)."""
+    """Scales of [m, n] put into the order that the GEMM reads (dense: one kernel of 32 CTAs)."""
     size = FP32 * m * n / FP8_TILE
     variant = "row_scales" if per_row else "scales"
     return move(name, "transpose", d, size, size, variant=variant, per_received_row=per_row, dtype="fp8")
 
 
 def weight_transpose(name: str, d: Direction, n: float, k: float, groups: int = 1) -> Operator:
-    """An FP8 weight [n, k] transposed for the product that contracts over the other side."""
+    """An FP8 weight [n, k] transposed for the GEMM that contracts over the other side."""
     size = groups * n * k
     return move(name, "transpose", d, size, size, variant="weight", dtype="fp8")
 
@@ -236,7 +165,7 @@ def linear_forward(
         out.append(scale_transpose(f"{name}.scales", "F", m, k))
     if w.fp8_tensor and name in UNFUSED_INPUTS:
         out.append(cast(f"{name}.cast", "F", m, k, "tensor"))
-    return [*out, gemm(name, "F", m, n, k, w.linear, variant=w.product_variant("F"))]
+    return [*out, gemm(name, "F", m, n, k, w.linear, variant=w.gemm_variant("F"))]
 
 
 def linear_input_gradient(
@@ -252,16 +181,16 @@ def linear_input_gradient(
     if w.fp8_tensor:
         if not name.endswith(".gate_up"):  # there the backward of the activation casts on the way
             out.append(cast(f"{name}.cast_gradient", "I", m, n, "tensor"))
-        if name not in UNFUSED_INPUTS:  # FP8 products of Hopper contract along rows only: x is turned
+        if name not in UNFUSED_INPUTS:  # FP8 GEMMs of Hopper contract along rows only: x is turned
             out.append(
                 move(f"{name}.turn_input", "transpose", "I", m * k, m * k, variant="input", dtype="fp8")
             )
-    return [*out, gemm(f"{name}.dgrad", "I", m, k, n, w.linear, variant=w.product_variant("I"))]
+    return [*out, gemm(f"{name}.dgrad", "I", m, k, n, w.linear, variant=w.gemm_variant("I"))]
 
 
 def weight_gradient(w: Work, name: str, m: float, n: float, k: float) -> Operator:
     """dW [n, k] += dy^T x over m rows; operands were cast and transposed in the input gradient."""
-    variant = w.product_variant("W")
+    variant = w.gemm_variant("W")
     return gemm(f"{name}.wgrad", "W", n, k, m, w.linear, cls="wgrad_gemm", variant=variant)
 
 

@@ -11,13 +11,13 @@ from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.stages import StageAssignment, blocks_of, from_layers_per_stage
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.planner.found import Candidates
 from moesim.simulator.planner.frames import Frame
 from moesim.simulator.planner.pareto import beaten, staircase
 from moesim.simulator.planner.pattern import pattern
 from moesim.simulator.planner.placements import price_key
+from moesim.simulator.planner.plan_arrays import Candidates
 from moesim.simulator.planner.prices import PriceBook
-from moesim.simulator.planner.progress import Say, silent
+from moesim.simulator.planner.progress import OnProgress, no_progress
 from moesim.simulator.planner.replay import Priced, step_seconds
 from moesim.simulator.scenario import Scenario
 
@@ -35,7 +35,7 @@ FRONT_SPAN = 2.0
 
 
 @dataclass(slots=True)
-class Study:
+class CandidateSearch:
     """The search over one set of candidates; `estimated` counts closed forms."""
 
     scenario: Scenario
@@ -112,7 +112,7 @@ class Study:
         )
         return float(step_seconds([priced], shaped, stages, scenario.communication.order)[0])
 
-    def fastest(self, families: int, at_least_s: float = 0.0, say: Say = silent) -> float:
+    def fastest(self, families: int, at_least_s: float = 0.0, say: OnProgress = no_progress) -> float:
         """Estimate in order of the bounds until no other plan can be among the best families.
 
         Returns the seconds up to which this is proven: every plan with a lower bound below them, or below

@@ -19,7 +19,7 @@ from moesim.simulator.planner.space import Space
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class FrameGroup:
     """Frames that share one schedule pattern, with the layouts tried for it."""
 
     pattern: Pattern
@@ -39,7 +39,7 @@ class Candidates:
     """
 
     space: Space
-    groups: list[Group]
+    groups: list[FrameGroup]
     group: npt.NDArray[np.int32]
     index: IntArray
     layout: npt.NDArray[np.int8]

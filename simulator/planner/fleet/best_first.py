@@ -13,6 +13,7 @@ from moesim.simulator.layout.in_flight import rank_stages
 from moesim.simulator.layout.memory import RankStages
 from moesim.simulator.layout.pools import PoolSlice, owners_of
 from moesim.simulator.layout.stages import StageAssignment, blocks_of, from_layers_per_stage
+from moesim.simulator.model.block import is_layer
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.bound import BoundBook
 from moesim.simulator.planner.expert_loads import ExpertLoads
@@ -20,7 +21,7 @@ from moesim.simulator.planner.fleet.bound import PoolSeconds, blocks_by_kind, id
 from moesim.simulator.planner.fleet.space import FleetPools
 from moesim.simulator.planner.frames import Frame
 from moesim.simulator.planner.prices import PriceBook
-from moesim.simulator.planner.refusals import Refusals
+from moesim.simulator.planner.refusals import TOO_SLOW, Refusals
 from moesim.simulator.planner.replay import Priced, step_seconds_by_rank
 from moesim.simulator.planner.space import Space
 from moesim.simulator.predict.fleet_balance import FleetMemory, balanced_over_pools
@@ -32,8 +33,6 @@ MOST_EXPANDED = 10_000
 
 RESOLUTION = 64
 """Seconds of blocks relative to a layer of the first pool are told apart to one in so many for a layout."""
-
-TOO_SLOW = "too slow for the deadline or budget, whatever else"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ class _Node:
 
 
 @dataclass(slots=True)
-class FleetStudy:
+class FleetSearch:
     """Frames of one fleet, expanded and estimated in the order of their bounds."""
 
     scenario: Scenario
@@ -228,7 +227,7 @@ class FleetStudy:
             stages = from_layers_per_stage(blocks_of(self.shape), self.fixed)
             return stages if memory.fits(stages) else None
         owners = owners_of(parts)
-        layer = max(pools[0].weights[kind] for kind in ("dense", "moe") if kind in pools[0].weights)
+        layer = max(weight for kind, weight in pools[0].weights.items() if is_layer(kind))
         near = [{k: float(round(RESOLUTION * w / layer)) for k, w in p.weights.items()} for p in pools]
         stages, fits = balanced_over_pools(near, [owners[rank] for rank in route], memory)
         return stages if fits else None
