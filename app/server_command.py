@@ -19,7 +19,6 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import READ_BELOW
 
 ADDRESS = "127.0.0.1"
-PORT = 8501
 MAX_UPLOAD_MB = 4
 """Of one file; `uploads` holds a lower limit for most kinds."""
 MAX_MESSAGE_MB = 32

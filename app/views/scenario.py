@@ -132,7 +132,6 @@ def _save() -> None:
 
 
 def _inputs(scenario: Scenario) -> None:
-    machine = scenario.machine
     _what(scenario)
     st.markdown("**Plan**")
     columns = st.columns(4)
@@ -169,6 +168,11 @@ def _inputs(scenario: Scenario) -> None:
         widgets.number(scenario, "batch.sequences", "Batch (sequences)", 1, 1_000_000)
     with right:
         widgets.number(scenario, "batch.sequence_length", "Sequence (tokens)", 1, 10_000_000)
+    _communication(scenario)
+
+
+def _communication(scenario: Scenario) -> None:
+    machine = scenario.machine
     st.markdown("**Communication and load**")
     left, right = st.columns(2)
     with left:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import streamlit as st
@@ -10,6 +11,7 @@ import streamlit as st
 from moesim.app import forms, predictions, state, widgets
 from moesim.app.charts import heat_maps
 from moesim.app.escaping import escaped
+from moesim.simulator.engine.full_resolution.result import FaultEffect
 from moesim.simulator.predict.result import Result
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.studies.reprice import without_prices
@@ -136,23 +138,27 @@ def _maps(result: Result) -> None:
             },
         )
     if full.causes:
-        st.markdown("**What each fault costs**")
-        st.dataframe(
-            [
-                {
-                    "fault": row.cause,
-                    "step with it alone (s)": row.step_s,
-                    "longer by (s)": row.effect_s,
-                    "": row.note or ("no step ends with it" if row.step_s is None else ""),
-                }
-                for row in full.causes
-            ],
-            hide_index=True,
-            column_config={
-                name: st.column_config.NumberColumn(format="%.3f")
-                for name in ("step with it alone (s)", "longer by (s)")
-            },
-        )
+        _fault_costs(full.causes)
+
+
+def _fault_costs(causes: Sequence[FaultEffect]) -> None:
+    st.markdown("**What each fault costs**")
+    st.dataframe(
+        [
+            {
+                "fault": row.cause,
+                "step with it alone (s)": row.step_s,
+                "longer by (s)": row.effect_s,
+                "": row.note or ("no step ends with it" if row.step_s is None else ""),
+            }
+            for row in causes
+        ],
+        hide_index=True,
+        column_config={
+            name: st.column_config.NumberColumn(format="%.3f")
+            for name in ("step with it alone (s)", "longer by (s)")
+        },
+    )
 
 
 def _sure(result: Result) -> str:

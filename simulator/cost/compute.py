@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from moesim.hwmodels.accelerator import Accelerator
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.law_groups import LawGroup
 from moesim.hwmodels.units import format_quantity
 from moesim.simulator.cost.laws import SlowDown, SmLaws
 from moesim.simulator.cost.price_evidence import EntryReading, PriceEvidence
@@ -81,13 +80,6 @@ def operator_seconds(
             index.cache.clear()
         cost = index.cache[key] = index.price(op, context)
     return cost
-
-
-def slow_down(
-    group: LawGroup, accelerator: Accelerator, profile: CalibrationProfile, context: SmContext
-) -> float:
-    """Eq. C8: slow-down S of a group of operators against running alone on all SMs."""
-    return _index(accelerator, profile).laws.at(group, context.communication_sms, context.overlapped).factor
 
 
 class _Index:

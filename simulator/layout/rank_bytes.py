@@ -45,7 +45,7 @@ class StateFormats:
         return cls(weight, gathered, precision.gradient_bytes, master + 2 * moment)
 
 
-class Parameters(Protocol):
+class ParameterNumbers(Protocol):
     """Parameters of some blocks on one GPU: routed experts, and everything else."""
 
     @property
@@ -101,7 +101,7 @@ class PlanNumbers(Protocol):
     def freed(self) -> Amount:
         """`freed_by_head`."""
 
-    def parameters(self, kinds: Sequence[BlockKind]) -> Parameters:
+    def parameters(self, kinds: Sequence[BlockKind]) -> ParameterNumbers:
         """Parameters of blocks of these kinds on one GPU; shared tables count once."""
 
 

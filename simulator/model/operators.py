@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from math import fsum
@@ -27,8 +27,6 @@ RECOMPUTE = ("none", "attention", "selective", "op", "full")
 (DeepSeek-V3 report 3.2.3); all but core attention and every second GEMM; the whole block.
 
 `full` repeats the compute of the forward in the input gradient; a second dispatch is not included."""
-
-BlockOperators = Mapping[Phase, tuple[Operator, ...]]
 
 
 @lru_cache(maxsize=1024)

@@ -44,7 +44,6 @@ NUMBERS = ("launch_gap", "kernel_floor", "lost_beside_nccl")
 
 CLOCK = "variation.clock_cv"
 JITTER = "variation.jitter_cv"
-LOAD = "routing.expert_load_cv"
 SPREADS = RANGED
 """Scenario keys of spreads, sources where they state a range."""
 

@@ -15,7 +15,7 @@ import cupy
 import numpy as np
 import torch
 
-from moesim.kernels.calibrate.studies.operators import Operator
+from moesim.kernels.calibrate.studies.operators import TimedOperator
 
 COPY_PTX = Path(__file__).parents[2] / "ptx" / "copy.ptx"
 CHUNK_BYTES = 1 << 20
@@ -136,7 +136,11 @@ class Bench:
     """Graphs of one operator on one GPU, and timed windows of them."""
 
     def __init__(
-        self, operator: Operator, left_free: tuple[int, ...], stream: torch.cuda.Stream, graph_ms: float = 6.0
+        self,
+        operator: TimedOperator,
+        left_free: tuple[int, ...],
+        stream: torch.cuda.Stream,
+        graph_ms: float = 6.0,
     ) -> None:
         """Warm up, and capture one graph on all SMs and one for each number of SMs `left_free`."""
         self.operator, self.stream = operator, stream

@@ -56,9 +56,6 @@ def main() -> None:
     splits = [64] * n
     grads = x.clone().requires_grad_(True)
 
-    def exchange_backward() -> None:
-        functional.all_to_all_single_autograd(grads, splits, splits, group).wait().sum().backward()
-
     cases: dict[str, Callable[[], Any]] = {
         "all_to_all_single": lambda: dist.all_to_all_single(y, x),
         "all_to_all_single with splits": lambda: dist.all_to_all_single(y, x, splits, splits),

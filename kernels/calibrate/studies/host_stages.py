@@ -230,7 +230,7 @@ def memory(options: argparse.Namespace, kernels: Kernels, result: dict[str, Any]
     stream, out = torch.cuda.Stream(0), result.setdefault("memory_bound", {})
     with torch.cuda.stream(stream):
         operators = list(mem.memory_bound(kernels))
-    benches: list[tuple[ops.Operator, Any, Bench, list[float]]] = []
+    benches: list[tuple[ops.TimedOperator, Any, Bench, list[float]]] = []
     for operator in operators:
         try:
             with torch.cuda.stream(stream):

@@ -127,7 +127,7 @@ def interference(options: argparse.Namespace, kernels: Kernels, result: dict[str
     copies = [Copy(0, 1), Copy(1, 0)]
     result["copied_words_right"] = [copy.verify(p) for copy in copies for p in ("pairs", "singles")]
     stream, rng = torch.cuda.Stream(0), random.Random(20261120)
-    spin = ops.Operator("nothing (one thread spins)", "none", lambda i: torch.cuda._sleep(2_000_000), 1)
+    spin = ops.TimedOperator("nothing (one thread spins)", "none", lambda i: torch.cuda._sleep(2_000_000), 1)
     out = result["operators"] = {}
     for build in [lambda: spin, *tested_operators(kernels)]:
         try:

@@ -42,7 +42,7 @@ LAYERS = [  # (n, k) of a weight [n, k], token rows
 ]  # fmt: skip
 
 
-class Result(c.Structure):
+class HeuristicResult(c.Structure):
     """cublasLtMatmulHeuristicResult_t."""
 
     _fields_ = [("algo", c.c_uint64 * 8), ("workspace", c.c_size_t), ("state", c.c_int),
@@ -101,7 +101,7 @@ class Product:
         call(lt.cublasLtMatmulPreferenceCreate(c.byref(preference)), "preference")
         limit = (preference, MAX_WORKSPACE, c.byref(size), c.c_size_t(8))
         call(lt.cublasLtMatmulPreferenceSetAttribute(*limit), "workspace")
-        self.found, count = Result(), c.c_int()
+        self.found, count = HeuristicResult(), c.c_int()
         call(
             lt.cublasLtMatmulAlgoGetHeuristic(
                 handle, self.desc, self.a, self.b, self.d, self.d, preference, 1, c.byref(self.found),

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from moesim.kernels.calibrate.studies.harness import Kernels
-from moesim.kernels.calibrate.studies.operators import BF16, FP8, Operator, normal, sets_for
+from moesim.kernels.calibrate.studies.operators import BF16, FP8, TimedOperator, normal, sets_for
 
 HIDDEN = 7168
 
@@ -19,7 +19,7 @@ def relative_error(ours: torch.Tensor, reference: torch.Tensor) -> float:
     return float((ours.float() - reference.float()).norm() / reference.float().norm())
 
 
-def memory_bound(k: Kernels) -> Iterator[Operator]:
+def memory_bound(k: Kernels) -> Iterator[TimedOperator]:
     """The operator classes of a DeepSeek-V3 layer that move bytes rather than compute."""
     for rows, columns in ((4096, HIDDEN), (32768, HIDDEN), (32768, 2048), (4096, 16384)):
         yield cast(k, rows, columns)
@@ -36,7 +36,7 @@ def memory_bound(k: Kernels) -> Iterator[Operator]:
     yield from torch_kernels()
 
 
-def cast(k: Kernels, rows: int, columns: int) -> Operator:
+def cast(k: Kernels, rows: int, columns: int) -> TimedOperator:
     """bf16 to fp8 with 1 x 128 scales."""
     size = rows * columns
     sets = sets_for(3 * size)
@@ -57,12 +57,12 @@ def cast(k: Kernels, rows: int, columns: int) -> Operator:
         x, y, scale = data[0]
         return relative_error(y.float().view(-1, 128) * scale.view(-1, 1), x.float().view(-1, 128))
 
-    return Operator(
+    return TimedOperator(
         f"cast 1x128 {rows}x{columns}", "cast", run, sets, bytes=size * (3 + 4 / 128), check=check
     )
 
 
-def rmsnorm(k: Kernels, rows: int, columns: int) -> Iterator[Operator]:
+def rmsnorm(k: Kernels, rows: int, columns: int) -> Iterator[TimedOperator]:
     """RMSNorm forward and backward."""
     size, ctas = rows * columns, 396
     sets = sets_for(4 * size)
@@ -96,15 +96,15 @@ def rmsnorm(k: Kernels, rows: int, columns: int) -> Iterator[Operator]:
         _, dx, dw, _ = reference()
         return max(relative_error(data[0][2], dx), relative_error(partial.sum(0), dw))
 
-    yield Operator(
+    yield TimedOperator(
         f"rmsnorm forward {rows}x{columns}", "rmsnorm", forward, sets, bytes=4 * size, check=check_forward
     )
-    yield Operator(
+    yield TimedOperator(
         f"rmsnorm backward {rows}x{columns}", "rmsnorm", backward, sets, bytes=6 * size, check=check_backward
     )
 
 
-def swiglu(k: Kernels, rows: int, width: int) -> Iterator[Operator]:
+def swiglu(k: Kernels, rows: int, width: int) -> Iterator[TimedOperator]:
     """silu(gate) * up, forward and backward."""
     size, vectors = rows * width, rows * width // 8
     sets = sets_for(6 * size)
@@ -128,11 +128,15 @@ def swiglu(k: Kernels, rows: int, width: int) -> Iterator[Operator]:
         (dgu,) = torch.autograd.grad(y, gu, data[i][1].float())
         return max(relative_error(data[i][2], y.detach()), relative_error(data[i][3], dgu))
 
-    yield Operator(f"swiglu forward {rows}x{width}", "swiglu", forward, sets, bytes=6 * size, check=check)
-    yield Operator(f"swiglu backward {rows}x{width}", "swiglu", backward, sets, bytes=10 * size, check=check)
+    yield TimedOperator(
+        f"swiglu forward {rows}x{width}", "swiglu", forward, sets, bytes=6 * size, check=check
+    )
+    yield TimedOperator(
+        f"swiglu backward {rows}x{width}", "swiglu", backward, sets, bytes=10 * size, check=check
+    )
 
 
-def gather(k: Kernels, rows: int, columns: int) -> Operator:
+def gather(k: Kernels, rows: int, columns: int) -> TimedOperator:
     """Rows in a random order (token permutation)."""
     size = rows * columns
     sets = sets_for(4 * size)
@@ -152,10 +156,10 @@ def gather(k: Kernels, rows: int, columns: int) -> Operator:
         run(0)
         return relative_error(data[0][2], data[0][0][data[0][1].long()])
 
-    return Operator(f"gather rows {rows}x{columns}", "permute", run, sets, bytes=4 * size, check=check)
+    return TimedOperator(f"gather rows {rows}x{columns}", "permute", run, sets, bytes=4 * size, check=check)
 
 
-def combine(k: Kernels, tokens: int, columns: int) -> Operator:
+def combine(k: Kernels, tokens: int, columns: int) -> TimedOperator:
     """Weighted sum of eight rows a token (local combine of the routed experts)."""
     x, y = normal(8 * tokens, columns), torch.empty(tokens, columns, device="cuda", dtype=BF16)
     index = torch.randperm(8 * tokens, device="cuda").int()
@@ -169,12 +173,12 @@ def combine(k: Kernels, tokens: int, columns: int) -> Operator:
         rows = x[index.long()].float().view(tokens, 8, columns)
         return relative_error(y, (rows * weight[:, :, None]).sum(1))
 
-    return Operator(
+    return TimedOperator(
         f"combine 8 rows {tokens}x{columns}", "permute", run, 1, bytes=18 * tokens * columns, check=check
     )
 
 
-def transpose(k: Kernels, rows: int, columns: int) -> Operator:
+def transpose(k: Kernels, rows: int, columns: int) -> TimedOperator:
     """bf16 matrix transposed."""
     size = rows * columns
     sets = sets_for(4 * size)
@@ -189,10 +193,10 @@ def transpose(k: Kernels, rows: int, columns: int) -> Operator:
         run(0)
         return relative_error(data[0][1], data[0][0].t())
 
-    return Operator(f"transpose {rows}x{columns}", "transpose", run, sets, bytes=4 * size, check=check)
+    return TimedOperator(f"transpose {rows}x{columns}", "transpose", run, sets, bytes=4 * size, check=check)
 
 
-def rope(k: Kernels, tokens: int, heads: int) -> Operator:
+def rope(k: Kernels, tokens: int, heads: int) -> TimedOperator:
     """Rotary embedding in place, 64 columns a head."""
     size = tokens * heads * 64
     data = [normal(tokens, heads, 64) for _ in range(sets_for(2 * size))]
@@ -209,21 +213,23 @@ def rope(k: Kernels, tokens: int, heads: int) -> Operator:
         run(0)
         return relative_error(data[0], reference)
 
-    return Operator(f"rope {tokens}x{heads}x64", "rope", run, len(data), bytes=4 * size, check=check)
+    return TimedOperator(f"rope {tokens}x{heads}x64", "rope", run, len(data), bytes=4 * size, check=check)
 
 
-def torch_kernels() -> Iterator[Operator]:
+def torch_kernels() -> Iterator[TimedOperator]:
     """PyTorch's own elementwise and norm kernels, for comparison."""
     big = 128 * 1024 * 1024
     x, y = normal(big), torch.empty(big, device="cuda", dtype=BF16)
-    yield Operator(
+    yield TimedOperator(
         "torch elementwise add 537 MB", "elementwise", lambda i: torch.add(x, 1.0, out=y), 1, bytes=4 * big
     )
     total, part = torch.zeros(big, device="cuda"), normal(big)
-    yield Operator("torch fp32 += bf16 1.3 GB", "elementwise", lambda i: total.add_(part), 1, bytes=10 * big)
+    yield TimedOperator(
+        "torch fp32 += bf16 1.3 GB", "elementwise", lambda i: total.add_(part), 1, bytes=10 * big
+    )
     rows = normal(32768, HIDDEN)
     weight = normal(HIDDEN)
-    yield Operator(
+    yield TimedOperator(
         "torch rms_norm 32768x7168",
         "torch",
         lambda i: F.rms_norm(rows, (HIDDEN,), weight),
@@ -231,13 +237,13 @@ def torch_kernels() -> Iterator[Operator]:
         bytes=4 * rows.numel(),
     )
     index = torch.randperm(32768, device="cuda")
-    yield Operator(
+    yield TimedOperator(
         "torch index_select 32768x7168",
         "torch",
         lambda i: rows.index_select(0, index),
         1,
         bytes=4 * rows.numel(),
     )
-    yield Operator(
+    yield TimedOperator(
         "torch transpose copy 32768x7168", "torch", lambda i: rows.t().contiguous(), 1, bytes=4 * rows.numel()
     )

@@ -21,7 +21,7 @@ BF16 = torch.bfloat16
 
 
 @dataclass
-class Operator:
+class TimedOperator:
     """A repeatable call; `bytes` is what it must move through HBM, `flop` what it must compute."""
 
     name: str
@@ -45,7 +45,7 @@ def sets_for(size_bytes: float) -> int:
     return max(2, math.ceil(SET_BYTES / size_bytes))
 
 
-def fp8_rowwise(m: int, n: int, k: int) -> Operator:
+def fp8_rowwise(m: int, n: int, k: int) -> TimedOperator:
     """FP8 product with one scale a row of A and a column of B; PyTorch passes the carve-out on."""
     sets = sets_for(m * k + n * k + 2 * m * n)
     data = [
@@ -57,7 +57,7 @@ def fp8_rowwise(m: int, n: int, k: int) -> Operator:
         )
         for _ in range(sets)
     ]
-    return Operator(
+    return TimedOperator(
         f"fp8 row-wise {m}x{n}x{k}",
         "gemm_sm_aware",
         lambda i: torch._scaled_mm(*data[i], out_dtype=BF16, use_fast_accum=True),
@@ -67,7 +67,7 @@ def fp8_rowwise(m: int, n: int, k: int) -> Operator:
     )
 
 
-def fp8_blockwise(m: int, n: int, k: int) -> Operator:
+def fp8_blockwise(m: int, n: int, k: int) -> TimedOperator:
     """FP8 product with 1 x 128 scales of A and 128 x 128 scales of B (cuBLAS), as DeepSeek-V3 trains."""
     sets = sets_for(m * k + n * k + 2 * m * n)
     data = [
@@ -79,7 +79,7 @@ def fp8_blockwise(m: int, n: int, k: int) -> Operator:
         )
         for _ in range(sets)
     ]
-    return Operator(
+    return TimedOperator(
         f"fp8 block-wise {m}x{n}x{k}",
         "gemm_sm_aware",
         lambda i: torch._scaled_mm(*data[i], out_dtype=BF16, use_fast_accum=False),
@@ -89,7 +89,7 @@ def fp8_blockwise(m: int, n: int, k: int) -> Operator:
     )
 
 
-def fp8_grouped(m: int, n: int, k: int, groups: int) -> Operator:
+def fp8_grouped(m: int, n: int, k: int, groups: int) -> TimedOperator:
     """Grouped FP8 product (row-wise scales), `groups` experts of m / groups rows each."""
     data = [
         (
@@ -101,7 +101,7 @@ def fp8_grouped(m: int, n: int, k: int, groups: int) -> Operator:
         for _ in range(2)
     ]
     ends = torch.arange(1, groups + 1, device="cuda", dtype=torch.int32) * (m // groups)
-    return Operator(
+    return TimedOperator(
         f"fp8 grouped({groups}) {m}x{n}x{k}",
         "gemm_sm_aware",
         lambda i: torch._scaled_grouped_mm(*data[i], offs=ends, out_dtype=BF16, use_fast_accum=True),
@@ -111,7 +111,7 @@ def fp8_grouped(m: int, n: int, k: int, groups: int) -> Operator:
     )
 
 
-def bf16_gemm(m: int, n: int, k: int, library: str) -> Operator:
+def bf16_gemm(m: int, n: int, k: int, library: str) -> TimedOperator:
     """BF16 product through cuBLAS, or cuBLASLt (which PyTorch tells of the carve-out)."""
     sets = sets_for(2 * (m * k + n * k + m * n))
     data = [(normal(m, k), normal(n, k).t()) for _ in range(sets)]
@@ -122,10 +122,10 @@ def bf16_gemm(m: int, n: int, k: int, library: str) -> Operator:
 
     sm_aware = library == "cublaslt"
     group = "gemm_sm_aware" if sm_aware else "gemm_sm_unaware"
-    return Operator(f"bf16 {library} {m}x{n}x{k}", group, run, sets, 2.0 * m * n * k, sm_aware=sm_aware)
+    return TimedOperator(f"bf16 {library} {m}x{n}x{k}", group, run, sets, 2.0 * m * n * k, sm_aware=sm_aware)
 
 
-def attention(heads: int, length: int, dqk: int, dv: int, backward: bool) -> Operator:
+def attention(heads: int, length: int, dqk: int, dv: int, backward: bool) -> TimedOperator:
     """Causal attention of one sequence through PyTorch's own choice of backend."""
     stream = torch.cuda.current_stream()
     data = []
@@ -144,4 +144,4 @@ def attention(heads: int, length: int, dqk: int, dv: int, backward: bool) -> Ope
 
     flop = 2.0 * heads * length * length / 2 * ((3 * dqk + 2 * dv) if backward else (dqk + dv))
     name = f"attention {'backward' if backward else 'forward'} {heads} heads {length} {dqk}/{dv}"
-    return Operator(name, "attention", gradients if backward else forward, 2, flop=flop)
+    return TimedOperator(name, "attention", gradients if backward else forward, 2, flop=flop)

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
-from moesim.hwmodels.errors import InfeasibleError, InputError
+from moesim.hwmodels.errors import InputError
 from moesim.simulator.layout.activations import activation_bytes, cached_tensors, working_bytes
 from moesim.simulator.layout.buffers import expert_buffers, pipeline_buffer_bytes
 from moesim.simulator.layout.local_parameters import local_parameters
@@ -19,7 +19,6 @@ from moesim.simulator.layout.memory import (
     MemoryReport,
     RankStages,
     memory_by_kind,
-    require_fit,
 )
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.stages import StageAssignment, blocks_of, from_layers_per_stage
@@ -71,9 +70,6 @@ def test_home_case_fits() -> None:
 def test_home_case_needs_its_recompute_policy() -> None:
     report = home(policy="none")
     assert not report.fits
-    with pytest.raises(InfeasibleError, match=r"out of memory.*activations"):
-        require_fit(report)
-    require_fit(home())
 
 
 def test_home_case_weights_by_hand() -> None:

@@ -11,7 +11,7 @@ from moesim.hwmodels.network import load_network
 from moesim.hwmodels.node import load_node
 from moesim.hwmodels.topologies import Topology, build_topology
 from moesim.simulator.cost.collectives.expert_parallel import (
-    combine_flows,
+    RowTraffic,
     dispatch_flows,
     group_loads,
     load_by_kind,
@@ -58,7 +58,9 @@ def test_the_busiest_link_takes_as_long_as_the_transfer_of_the_pricer(ep: int, o
     targets = expected_targets(V3, ep, 8)
     traffic = uniform_traffic(targets, TOKENS)
     row = ROW if operation == "dispatch" else 14336.0
-    flows = (dispatch_flows if operation == "dispatch" else combine_flows)(traffic, row, range(ep))
+    # A combine is the dispatch backwards.
+    way = traffic if operation == "dispatch" else RowTraffic(traffic.network.T, traffic.scale_up.T)
+    flows = dispatch_flows(way, row, range(ep))
     links = Links(200e9, 0.0, 50e9, 0.0, 8)
     # 24 SMs move more than the links carry, so the links decide.
     time = ep_transfer(
@@ -70,15 +72,6 @@ def test_the_busiest_link_takes_as_long_as_the_transfer_of_the_pricer(ep: int, o
     loads = link_loads(flows, topology(ep // 8))
     assert node.scale_up_bytes_per_s == 200e9
     assert loads.busiest(Shares(share, 0.8))[1] == pytest.approx(time.payload_s, rel=1e-9)
-
-
-def test_combine_is_dispatch_backwards() -> None:
-    traffic = sampled(sampled_traffic(V3, 16, 8, 200, seed=3))
-    there, back = dispatch_flows(traffic, ROW, range(16)), combine_flows(traffic, ROW, range(16))
-    forward = dict(zip(zip(there.src.tolist(), there.dst.tolist(), strict=True), there.bytes, strict=True))
-    assert forward == dict(
-        zip(zip(back.dst.tolist(), back.src.tolist(), strict=True), back.bytes, strict=True)
-    )
 
 
 def test_sampled_loads_spread_around_the_uniform_ones() -> None:
