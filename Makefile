@@ -28,7 +28,7 @@ docs: $(VENV)/.docs
 
 # Rewrites docs/validation.md, the answer in README.md and examples/*.out from fresh runs.
 pages: $(VENV)/.core
-	$(BIN)/python benchmarks/write_pages.py
+	$(BIN)/python docs/writers/pages.py
 
 # What takes too long for every change; its tables are committed. 200,000 fuzzed inputs: half an hour of one core.
 proof: $(VENV)/.test
@@ -36,11 +36,11 @@ proof: $(VENV)/.test
 
 # Rewrites docs/screenshots/*.png from a server of its own; needs Chromium.
 screenshots: $(VENV)/.test
-	$(BIN)/python benchmarks/screenshots.py
+	$(BIN)/python docs/writers/screenshots.py
 
 # The open scoreboard anew, with the pages; about two minutes.
 scoreboard: $(VENV)/.core
-	$(BIN)/python benchmarks/write_pages.py --scoreboard
+	$(BIN)/python docs/writers/pages.py --scoreboard
 
 bench: $(VENV)/.core
 	$(BIN)/python benchmarks/speed.py

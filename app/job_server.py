@@ -49,11 +49,11 @@ def serve(path: str) -> None:
 
 def prepare() -> None:
     """Import and read what every child needs, and find out once whether predictions can be kept."""
-    import moesim.app.work
+    import moesim.app.predictions
     from moesim.app.pages import HOME
     from moesim.simulator.studies import result_cache
 
-    assert moesim.app.work is not None
+    assert moesim.app.predictions is not None
     result_cache.find(moesim.load(HOME))
     if result_cache.problem() is not None:
         log.warning("%s", result_cache.problem())

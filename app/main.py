@@ -3,10 +3,10 @@
 
 def main() -> None:
     """Show the chosen page."""
-    from moesim.app import shell
+    from moesim.app import navigation
     from moesim.app.pages import PAGES
 
-    shell.run(PAGES)
+    navigation.run(PAGES)
 
 
 if __name__ == "__main__":

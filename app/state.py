@@ -18,12 +18,12 @@ import streamlit as st
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 import moesim
-from moesim.app import budget, forms, jobs, uploads, work
-from moesim.app import overrides as changes
+from moesim.app import budget, forms, jobs, predictions, uploads
+from moesim.app import scenario_links as changes
+from moesim.app.escaping import escaped
 from moesim.app.pages import HOME
-from moesim.app.words import escaped
 from moesim.hwmodels.errors import InputError, MoesimError
-from moesim.hwmodels.yaml_io import parse_mapping
+from moesim.simulator.common.key_values import divided, overridden_key, value_of
 from moesim.simulator.predict.result import Result
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.studies.point import key_of
@@ -69,7 +69,7 @@ def _built(name: str, texts: tuple[str, ...], folder: str) -> Scenario:
         return moesim.load(name)
     key = hashlib.sha256(json.dumps([folder, name, *texts]).encode()).hexdigest()
     found: Scenario = jobs.submit(
-        f"scenario/{key}", work.read_scenario, folder, name, texts, lane="read"
+        f"scenario/{key}", predictions.read_scenario, folder, name, texts, lane="read"
     ).result(jobs.MOST_WAITING * budget.READ_S)
     return found
 
@@ -78,7 +78,7 @@ def accept(kind: str, name: str, data: bytes) -> uploads.Kept:
     """An upload, checked and kept by a process of its own; raises InputError, or JobError at its limits."""
     key = hashlib.sha256(f"{kind}/{name}/".encode() + data).hexdigest()
     found: uploads.Kept = jobs.submit(
-        f"upload/{key}", work.read_upload, str(uploads.folder()), kind, name, data, lane="read"
+        f"upload/{key}", predictions.read_upload, str(uploads.folder()), kind, name, data, lane="read"
     ).result(jobs.MOST_WAITING * budget.READ_S)
     return found
 
@@ -99,7 +99,7 @@ def set_override(key: str, value: object) -> None:
     if (
         value is not None
         and _same(build(preset(), ()), key, value)
-        and not any(changes.is_below(key, changes.key_of(t)) for t in rest)
+        and not any(changes.is_below(key, overridden_key(t)) for t in rest)
     ):
         value = None
     text = () if value is None else (f"{key}={value if isinstance(value, str) else json.dumps(value)}",)
@@ -118,7 +118,7 @@ def _same(scenario: Scenario, key: str, value: object) -> bool:
 
 def override(key: str) -> str | None:
     """The text given for a key, or None where it is the preset's."""
-    return next((t.partition("=")[2] for t in reversed(overrides()) if changes.key_of(t) == key), None)
+    return next((divided(t)[1] for t in reversed(overrides()) if overridden_key(t) == key), None)
 
 
 def open_scenario(name: str, texts: Sequence[str] = (), known: Scenario | None = None) -> None:
@@ -184,9 +184,9 @@ def form() -> Scenario:
 
 def refused(key: str) -> Any:
     """The value of a change that the scenario of `form` leaves out; None where it took the key's."""
-    texts = [t for t in st.session_state.get("refused", ()) if changes.key_of(t) == key]
+    texts = [t for t in st.session_state.get("refused", ()) if overridden_key(t) == key]
     with suppress(MoesimError):
-        return parse_mapping(f"value: {texts[-1].partition('=')[2]}", key)["value"] if texts else None
+        return value_of(texts[-1], key) if texts else None
     return None
 
 
@@ -317,19 +317,21 @@ def result() -> Result | None:
 def result_of(scenario: Scenario, label: str = "Simulating one step") -> Result:
     """The result of any scenario; other prices do not simulate again."""
     plain = without_prices(scenario)
-    found: Result = compute(f"result/{cache_key(plain)}", label, work.simulate, scenario)
+    found: Result = compute(f"result/{cache_key(plain)}", label, predictions.simulate, scenario)
     return moesim.reprice(found, scenario)
 
 
 def begin(scenario: Scenario) -> None:
     """Start computing a scenario's result without waiting for it."""
     plain = without_prices(scenario)
-    jobs.submit(f"result/{cache_key(plain)}", work.simulate, scenario, ahead=True)
+    jobs.submit(f"result/{cache_key(plain)}", predictions.simulate, scenario, ahead=True)
 
 
 def trace_of(scenario: Scenario) -> bytes:
     """A Perfetto trace (.json.gz), from the cache or simulated while the caller waits a second or more."""
-    data: bytes = jobs.submit(f"trace/{cache_key(scenario)}", work.trace, scenario).result(budget.SHORT_S)
+    data: bytes = jobs.submit(f"trace/{cache_key(scenario)}", predictions.trace, scenario).result(
+        budget.SHORT_S
+    )
     return data
 
 

@@ -23,7 +23,8 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import READ_BELOW
 from moesim.hwmodels.importers import ImportedTopology, import_topology
 from moesim.hwmodels.validation import validate_model
-from moesim.hwmodels.yaml_io import load_mapping, parse_mapping
+from moesim.hwmodels.yaml_io import load_mapping
+from moesim.simulator.common.key_values import divided, value_of
 from moesim.simulator.layout.histogram import read_counts
 from moesim.simulator.model.hf import to_yaml
 from moesim.simulator.model.library import load_model
@@ -319,13 +320,13 @@ _READERS: Mapping[str, Callable[..., Any]] = {
 
 def _checked_override(text: str) -> str:
     """One `key=value`, its values checked and tokens of uploads replaced by where they are kept."""
-    key, equals, value = text.partition("=")
-    if not equals:
+    key, value = divided(text)
+    if value is None:
         return text  # the loader says what is wrong with it
-    if key.strip().split(".")[-1] in _PROSE:
+    if key.split(".")[-1] in _PROSE:
         return text
-    place = key.strip()[:80]
-    _refuse_paths(parse_mapping(f"value: {value}", f"override of {place}")["value"], place)
+    place = key[:80]
+    _refuse_paths(value_of(text, f"override of {place}"), place)
     return f"{key}={TOKEN.sub(lambda found: str(path_of(found[0])), value)}"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import streamlit as st
 
 from moesim.app import jobs, pages, state, uploads
-from moesim.app.words import escaped
+from moesim.app.escaping import escaped
 from moesim.hwmodels.errors import InputError, MoesimError
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.outline import ClusterOutline

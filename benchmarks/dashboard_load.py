@@ -27,7 +27,7 @@ from typing import Any
 
 from streamlit_client import Client
 
-from moesim.app import server
+from moesim.app import server_command
 from moesim.app.pages import PAGES
 
 KINDS = {"step": ("Communication", "communication.sms="), "price": ("Price", "price_per_gpu_hour=")}
@@ -125,12 +125,12 @@ def fresh_servers(times: int, people: int) -> list[str]:
     for number in range(times):
         with tempfile.TemporaryDirectory(prefix="moesim-load-") as kept:
             os.environ["MOESIM_CACHE"] = kept
-            port = server.chosen_port(0)
-            with server.running(port) as process:
-                if not server.wait_until_healthy(process, port):
+            port = server_command.chosen_port(0)
+            with server_command.running(port) as process:
+                if not server_command.wait_until_healthy(process, port):
                     sys.exit("the server did not start")
                 together = number % 2 == 0
-                seconds, errors = asyncio.run(first_visits(server.url(port), people, together))
+                seconds, errors = asyncio.run(first_visits(server_command.url(port), people, together))
         show(f"fresh server, {'the same page' if together else 'other pages'}", seconds)
         print(f"{len(seconds)} visits by {people} people, {len(errors)} errors", flush=True)
         found += errors
@@ -218,12 +218,12 @@ def main() -> None:
     early = fresh_servers(options.fresh, options.people)
     with tempfile.TemporaryDirectory(prefix="moesim-load-") as kept:
         os.environ["MOESIM_CACHE"] = kept
-        port, began = server.chosen_port(0), time.perf_counter()
-        with server.running(port) as process:
-            if not server.wait_until_healthy(process, port):
+        port, began = server_command.chosen_port(0), time.perf_counter()
+        with server_command.running(port) as process:
+            if not server_command.wait_until_healthy(process, port):
                 sys.exit("the server did not start")
             print(f"server answers after {time.perf_counter() - began:.2f} s; load {os.getloadavg()[0]:.1f}")
-            base, errors = server.url(port), early
+            base, errors = server_command.url(port), early
             if options.browser:
                 in_a_browser(base)
             if options.people:

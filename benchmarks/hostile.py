@@ -25,7 +25,7 @@ from urllib.parse import urlencode
 from streamlit_client import Client
 from websockets.exceptions import ConnectionClosed
 
-from moesim.app import budget, server
+from moesim.app import budget, server_command
 from moesim.app.pages import HOME
 from moesim.hwmodels.yaml_io import parse_mapping
 
@@ -132,12 +132,12 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="moesim-hostile-") as kept:
         os.environ["MOESIM_CACHE"] = kept
-        port = server.chosen_port(0)
-        with server.running(port) as process:
-            if not server.wait_until_healthy(process, port):
+        port = server_command.chosen_port(0)
+        with server_command.running(port) as process:
+            if not server_command.wait_until_healthy(process, port):
                 sys.exit("the server did not start")
             before = memory_mb(process.pid)
-            rows = asyncio.run(visit(server.url(port), process.pid, options.quick))
+            rows = asyncio.run(visit(server_command.url(port), process.pid, options.quick))
             peak = memory_mb(process.pid, "VmHWM")
     for why, seconds, memory, said in rows:
         print(f"{why:56} {seconds:5.1f} s {memory:4.0f} MB  {(said or ['(drawn)'])[0][:110]}")

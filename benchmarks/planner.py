@@ -16,13 +16,13 @@ import time
 import numpy as np
 
 from moesim.hwmodels.calibration import load_profile
+from moesim.simulator.layout.job import ResolvedJob
+from moesim.simulator.planner.candidate_search import CandidateSearch
 from moesim.simulator.planner.candidates import find_candidates
-from moesim.simulator.planner.found import Candidates
-from moesim.simulator.planner.progress import silent
+from moesim.simulator.planner.plan_arrays import Candidates
 from moesim.simulator.planner.rows import scenario_of, simulate_plan
 from moesim.simulator.planner.search import plan
-from moesim.simulator.planner.space import PlanSpace, resolve
-from moesim.simulator.planner.study import Study
+from moesim.simulator.planner.space import PlanSpace, with_defaults
 from moesim.simulator.scenario import Scenario, load_scenario
 
 MOST_CHUNKS = 8_000
@@ -33,11 +33,11 @@ def errors(scenario: Scenario, count: int, seed: int) -> None:
     """Closed form and bound against the engine over random plans."""
     shape, cluster = scenario.shape, scenario.machine
     profile = load_profile(scenario.path(scenario.profile))
-    space = resolve(PlanSpace(), scenario, shape, cluster)
+    space = with_defaults(PlanSpace(), scenario, shape, cluster)
     cpu = time.process_time()
-    found = find_candidates(scenario, shape, cluster, profile, space, None, float("inf"), silent)
+    found = find_candidates(ResolvedJob(scenario, shape, cluster, profile), space)
     bounds_s = time.process_time() - cpu
-    study = Study(scenario, shape, found)
+    study = CandidateSearch(scenario, shape, found)
     chosen = sample(found, count, seed)
     study.estimate(chosen)  # prices and orders, once
     estimates, low = [], []
@@ -75,7 +75,7 @@ def sample(found: Candidates, count: int, seed: int) -> list[int]:
     return chosen
 
 
-def speed(study: Study, found: Candidates) -> None:
+def speed(study: CandidateSearch, found: Candidates) -> None:
     """Closed forms a second for the plans of lowest bound, pricing included."""
     order = [int(n) for n in np.argsort(found.bound, kind="stable")[:20_000] if np.isnan(found.time_s[n])]
     cpu = time.process_time()

@@ -27,7 +27,7 @@ HOME = "deepseek-v3-2048xh800"
 def step_s(scenario: Scenario, changes: dict[str, float]) -> float:
     """Step time with every source off by its change, from the engine (s)."""
     base = prepare(scenario)
-    job = moved(base, changes, tuple(base.pricer.evidence.entries))
+    job = moved(base, changes, tuple(base.program.costs.evidence.entries))
     return run_step(job, stages=base.stages).time_s
 
 

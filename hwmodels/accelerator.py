@@ -96,16 +96,6 @@ class Accelerator(Frozen):
         return self.hbm_bandwidth.value
 
     @property
-    def hbm_achievable_bytes_per_s(self) -> float:
-        """Memory bandwidth that a good kernel reaches; raises InputError where the file has none."""
-        return self._required(self.hbm_bandwidth_achievable, "hbm_bandwidth_achievable").value
-
-    @property
-    def hbm_achievable_fraction(self) -> float:
-        """Achievable over nominal memory bandwidth."""
-        return self.hbm_achievable_bytes_per_s / self.hbm_bytes_per_s
-
-    @property
     def scale_up_bytes_per_s(self) -> float:
         """Nominal NVLink (or the like) bandwidth per GPU and direction; InputError where unknown."""
         return self._required(self.scale_up_bandwidth, "scale_up_bandwidth").value
@@ -142,17 +132,6 @@ class Accelerator(Frozen):
         """Best rate that a dense product of any shape reached; InputError where nobody measured it."""
         figure = next((value for key, value in self.gemm_achievable.items() if key == dtype), None)
         return self._required(figure, f"gemm_achievable.{dtype}").value
-
-    def sustained_peak_flop_per_s(self, dtype: str) -> float:
-        """Peak at the sustained clock: the published figure, or the datasheet peak scaled by the clocks.
-
-        Raises InputError where neither a sustained peak nor a sustained clock is known.
-        """
-        figure = next((value for key, value in self.peak_sustained.items() if key == dtype), None)
-        if figure is not None:
-            return figure.value
-        sustained = self._required(self.clock_sustained, "clock_sustained")
-        return self.peak_flop_per_s(dtype) * sustained.value / self.clock_hz
 
     def _required(self, figure: SourcedT | None, key: str) -> SourcedT:
         if figure is None:

@@ -16,13 +16,14 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, PrivateAttr, model_validator
 
 from moesim.hwmodels import ranges
+from moesim.hwmodels.curve_units import dimension_of, si_factor
 from moesim.hwmodels.efficiency import Curve
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import is_there, resolved
 from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.law_groups import SM_AWARE, AnyLawGroup, in_former_words
 from moesim.hwmodels.provenance import DateText, Kind, Source, SourcedFraction, SourcedSeconds
-from moesim.hwmodels.units import DIMENSIONS, parse_quantity
+from moesim.hwmodels.units import DIMENSIONS
 from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import load_mapping
 
@@ -31,26 +32,6 @@ PROFILE_DIRECTORY = Path(__file__).parent / "data" / "calibration"
 GemmClass = Literal["gemm", "grouped_gemm", "wgrad_gemm", "gate_gemm"]
 LARGEST_SIDE = 1e12
 """Sides of a product, groups and the number measured, in the units of a table."""
-COUNT_UNITS = frozenset({"1", "SMs", "GPUs", "nodes", "tokens", "rows", "CTAs", "ranks"})
-
-
-def si_factor(unit: str) -> float:
-    """The factor from a unit name of a curve ("TFLOP/s", "MB", "us", "SMs") to SI.
-
-    Raises InputError for a unit that no dimension knows.
-    """
-    if unit in COUNT_UNITS:
-        return 1.0
-    for name, table in DIMENSIONS.items():
-        if unit and unit in table.units:
-            return parse_quantity(f"1 {unit}", name)
-    known = sorted(COUNT_UNITS | {u for t in DIMENSIONS.values() for u in t.units if u})
-    raise InputError(f"unknown unit {unit!r} in a calibration profile; known: {', '.join(known)}")
-
-
-def dimension_of(unit: str) -> str:
-    """The dimension of the values of a curve with this unit; ratios and numbers of things are "ratio"."""
-    return next((name for name, table in DIMENSIONS.items() if unit and unit in table.units), "ratio")
 
 
 def _check(place: str, value: float, dimension: str) -> None:

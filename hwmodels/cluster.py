@@ -11,7 +11,7 @@ from moesim.hwmodels.accelerator import Accelerator
 from moesim.hwmodels.energy import EnergySiteRef
 from moesim.hwmodels.errors import InputError, LegalValuesError
 from moesim.hwmodels.frozen import Section
-from moesim.hwmodels.library import by_name, load_described, shipped_names
+from moesim.hwmodels.library import load_described, shipped_names
 from moesim.hwmodels.network import Network, NetworkRef, list_networks, load_network
 from moesim.hwmodels.node import Node, NodeRef
 from moesim.hwmodels.provenance import DateText, Kind, Source, SourcedUsdPerHour
@@ -121,7 +121,3 @@ def load_cluster(name: str, base: Path | None = None) -> Cluster:
     Raises InputError for an unknown name or a malformed file.
     """
     return load_described(Cluster, FOLDER, name, "cluster", base)
-
-
-ClusterRef = Annotated[Cluster, by_name(Cluster, load_cluster)]
-"""A field that takes a cluster's name, path or full description."""

@@ -13,7 +13,7 @@ from moesim.hwmodels.calibration import (
     load_profile,
 )
 from moesim.hwmodels.cluster import Cluster
-from moesim.hwmodels.fitting import GENERIC_PROFILE, accelerators_of
+from moesim.hwmodels.profile_choice import GENERIC_PROFILE, accelerators_of
 
 Confidence = Literal["measured", "published", "peak-only"]
 

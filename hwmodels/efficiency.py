@@ -8,11 +8,8 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, Self
 
-import numpy as np
-import numpy.typing as npt
 from pydantic import Field, model_validator
 
-from moesim.hwmodels.arrays import BoolArray, FloatArray
 from moesim.hwmodels.frozen import Frozen
 
 
@@ -88,19 +85,6 @@ class Curve(Frozen):
         # The clamp keeps rounding from leaving the interval between two measured values.
         value = min(max(y0 + (y1 - y0) * weight, min(y0, y1)), max(y0, y1))
         return Reading(value, False, "")
-
-    def at_many(self, x: npt.ArrayLike) -> tuple[FloatArray, BoolArray]:
-        """`at` for an array: values and, of the same shape, which of them were extrapolated."""
-        array = np.asarray(x, dtype=np.float64)
-        if np.isnan(array).any():
-            raise ValueError(f"curve {self.id!r}: {self.x_name} is not a number")
-        outside = (array < self.xs[0]) | (array > self.xs[-1])
-        clipped = np.clip(array, self.xs[0], self.xs[-1])
-        if self.interpolation == "log":
-            values = np.interp(np.log(clipped), np.log(self.xs), self.ys)
-        else:
-            values = np.interp(clipped, self.xs, self.ys)
-        return np.asarray(values, dtype=np.float64), outside
 
     def _note(self, x: float) -> str:
         return (

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import ValidationInfo, field_validator, model_validator
 
+from moesim.hwmodels.fabric_kinds import with_kind
 from moesim.hwmodels.fabric_prices import load_fabric_prices
 from moesim.hwmodels.files import is_there
 from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.library import by_name, load_described, shipped_names
-from moesim.hwmodels.sections import with_kind
 from moesim.hwmodels.topologies.description import ScaleOutFabric
 from moesim.hwmodels.topologies.registry import SCALE_OUT
 from moesim.hwmodels.topologies.spec import any_fabric

@@ -40,7 +40,7 @@ class PublishedTable(Frozen):
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class ComparedFigure:
     """One figure of one network: published, ours, and the relative error."""
 
     network: str
@@ -86,7 +86,7 @@ def slim_fly_counts(q: int) -> tuple[int, int, int]:
     return switches * -(-degree // 2), switches, switches * degree // 2
 
 
-def compare_networks() -> list[Cell]:
+def compare_networks() -> list[ComparedFigure]:
     """Every cell of the table beside what the topologies count and a price list gives.
 
     Nothing is fitted to the table: the prices are those of another source, NICs not included.
@@ -102,7 +102,9 @@ def compare_networks() -> list[Cell]:
             "cost_musd": cost / 1e6,
             "cost_kusd_per_endpoint": cost / endpoints / 1e3,
         }
-        cells += [Cell(row.name, name, float(getattr(row, name)), value) for name, value in ours.items()]
+        cells += [
+            ComparedFigure(row.name, name, float(getattr(row, name)), value) for name, value in ours.items()
+        ]
     return cells
 
 

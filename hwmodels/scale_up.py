@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import model_validator
 
+from moesim.hwmodels.fabric_kinds import with_kind
 from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.library import by_name, load_described, shipped_names
-from moesim.hwmodels.sections import with_kind
 from moesim.hwmodels.topologies.description import ScaleUpFabric
 from moesim.hwmodels.topologies.registry import SCALE_UP
 from moesim.hwmodels.topologies.spec import any_fabric

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
@@ -116,10 +116,3 @@ def drift(rows: Sequence[Drift]) -> go.Figure:
     chart.update_yaxes(rows_axis([row.id for row in shown]))
     chart.update_xaxes(title="change, new over old (%)", ticksuffix=" %")
     return styled(chart, 130 + 24 * max(3, len(shown)))
-
-
-def points_of(curves: Sequence[MeasuredCurve]) -> Iterator[tuple[str, float, str, float, str]]:
-    """(curve, x, its unit, y, its unit) of every point, for a table."""
-    for curve in curves:
-        for point in curve.points:
-            yield curve.id, point[0], curve.x_unit, point[1], curve.y_unit

@@ -6,7 +6,7 @@ import streamlit as st
 
 from moesim.app import exports, forms, state, uploads, widgets
 from moesim.app.charts import calibration as charts
-from moesim.app.words import escaped
+from moesim.app.escaping import escaped
 from moesim.hwmodels.accelerator import Accelerator, load_accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, list_profiles, profile_hash
 from moesim.hwmodels.drift import compare, verdict

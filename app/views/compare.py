@@ -8,10 +8,10 @@ from typing import Any
 
 import streamlit as st
 
-from moesim.app import overrides, state, widgets
-from moesim.app.charts import study as charts
-from moesim.app.views import comparability, headline, uncertain
-from moesim.app.words import escaped
+from moesim.app import scenario_links, state, widgets
+from moesim.app.charts import differences as charts
+from moesim.app.escaping import escaped
+from moesim.app.views import comparability, headline, uncertainty
 from moesim.hwmodels.errors import InputError, MoesimError
 from moesim.simulator.predict.band import Band
 from moesim.simulator.predict.figures import NORMALISED
@@ -45,7 +45,7 @@ def show() -> None:
         )
         for number, (label, _, _) in enumerate(kept):
             st.button(f"Remove {escaped(label)}", key=f"remove {number}", on_click=_remove, args=(number,))
-    warning = next((w for _, name, texts in kept if (w := overrides.only_here(name, texts))), None)
+    warning = next((w for _, name, texts in kept if (w := scenario_links.only_here(name, texts))), None)
     if warning is not None:
         st.warning(escaped(warning), icon=":material/link_off:")
     if not kept:
@@ -69,7 +69,7 @@ def show() -> None:
                 )
         for sentence in comparability.unlike([(s, r) for _, s, r in sides]):
             st.warning(escaped(sentence), icon=":material/balance:")
-        known = uncertain.draws("compare", [scenario for _, scenario, _ in sides])
+        known = uncertainty.draws("compare", [scenario for _, scenario, _ in sides])
         _table(sides, known)
         _differences(sides, known)
 
@@ -123,7 +123,7 @@ def _table(sides: Sides, known: list[Any] | None) -> None:
         _row("Confidence", [result.confidence for result in results], sides),
         _row("Memory", [_fit(result) for result in results], sides),
     ]
-    bands = None if known is None else uncertain.intervals(results, known)
+    bands = None if known is None else uncertainty.intervals(results, known)
     differ = [_bands(results, number, known) for number in range(len(sides))]
     for number, (label, _, name) in enumerate(headline.tiles(results[0])):
         rows.append(
@@ -211,7 +211,7 @@ def _differences(sides: Sides, known: list[Any] | None) -> None:
             horizontal=True,
         )
     (_, first_scenario, first), (_, other_scenario, second) = sides[0], sides[other]
-    changed = overrides.overrides_between(first_scenario, other_scenario)
+    changed = scenario_links.overrides_between(first_scenario, other_scenario)
     letter = "ABCD"[other]
     delta = second.step.time_s - first.step.time_s
     if not changed:
@@ -240,4 +240,4 @@ def _differences(sides: Sides, known: list[Any] | None) -> None:
             "waterfall",
         )
     with st.expander("What was changed"):
-        st.code("\n".join(map(overrides.told, changed)), language=None)
+        st.code("\n".join(map(scenario_links.readable, changed)), language=None)

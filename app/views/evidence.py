@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import streamlit as st
 
 import moesim
-from moesim.app import exports, jobs, state, widgets, work_runs
+from moesim.app import exports, jobs, runs_and_scores, state, widgets
 from moesim.app.charts import evidence as charts
-from moesim.app.words import escaped
+from moesim.app.escaping import escaped
 from moesim.hwmodels.units import format_quantity
 from moesim.simulator.predict.result_parts import ProvenanceEntry
 from moesim.simulator.scoring.published import Row
@@ -37,7 +37,7 @@ def show() -> None:
 # -- the scoreboards -----------------------------------------------------------------------------------
 
 
-def _scores(draw: Callable[[work_runs.Scoreboards], None]) -> None:
+def _scores(draw: Callable[[runs_and_scores.Scoreboards], None]) -> None:
     """Draw the scoreboards, or compute them beside the page: some twenty simulations, a good minute."""
     found = jobs.cache.get(KEY)
     if found is not None:
@@ -58,7 +58,9 @@ def _scores(draw: Callable[[work_runs.Scoreboards], None]) -> None:
 
 def _start() -> None:
     st.session_state["evidence stopped"] = False
-    st.session_state["evidence job"] = jobs.submit(KEY, work_runs.evidence, lane="long", with_progress=True)
+    st.session_state["evidence job"] = jobs.submit(
+        KEY, runs_and_scores.evidence, lane="long", with_progress=True
+    )
 
 
 def _stop() -> None:

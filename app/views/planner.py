@@ -9,10 +9,10 @@ from typing import Any
 
 import streamlit as st
 
-from moesim.app import forms, jobs, state, widgets, work
-from moesim.app.charts import study as charts
+from moesim.app import forms, jobs, predictions, state, widgets
+from moesim.app.charts import differences as charts
+from moesim.app.escaping import escaped
 from moesim.app.views import headline
-from moesim.app.words import escaped
 from moesim.hwmodels.units import in_unit
 from moesim.simulator.planner.result import PlanResult, PlanRow
 from moesim.simulator.planner.trainers.megatron import megatron_arguments
@@ -54,7 +54,7 @@ def show() -> None:
     )
     if shown != key and not jobs.known(shown):
         shown = key  # an answer that is not kept any more
-    work_args = (work.plan, scenario, space, options)
+    work_args = (predictions.plan, scenario, space, options)
     if shown != key:
         left, right = st.columns([5, 2], vertical_alignment="center")
         left.info("These plans are the answer to an earlier question or for an earlier scenario.")

@@ -7,11 +7,12 @@ from typing import Any
 import streamlit as st
 
 import moesim
-from moesim.app import beside, exports, html_report, state, widgets, work
+from moesim.app import background, exports, html_report, predictions, state, widgets
 from moesim.app.charts import step as charts
+from moesim.app.escaping import escaped
 from moesim.app.views import headline
-from moesim.app.words import escaped
 from moesim.hwmodels.errors import MoesimError
+from moesim.simulator.common.key_values import divided
 from moesim.simulator.predict.band import Band
 from moesim.simulator.predict.figures import bands_of_figures
 from moesim.simulator.predict.result import Result
@@ -56,8 +57,8 @@ def _bands(scenario: Scenario, result: Result) -> dict[str, Band]:
         return {}
     key = f"interval/{state.cache_key(without_prices(scenario))}"
     try:
-        whole: Result | None = beside.value(
-            "interval", key, "the interval is being computed", work.interval, scenario
+        whole: Result | None = background.value(
+            "interval", key, "the interval is being computed", predictions.interval, scenario
         )
         found = None if whole is None else moesim.reprice(whole, scenario).uncertainty
     except MoesimError as error:
@@ -147,15 +148,23 @@ def _next(scenario: Scenario, result: Result) -> None:
     st.caption("Single changes, each simulated, the fastest that fits first.")
     key = f"neighbours/{state.cache_key(scenario)}"
     found: Any = widgets.long_work(
-        "neighbours", key, "Simulate single changes", work.neighbours, scenario, result, with_progress=True
+        "neighbours",
+        key,
+        "Simulate single changes",
+        predictions.neighbours,
+        scenario,
+        result,
+        with_progress=True,
     )
     for number, row in enumerate(() if found is None else found[:6]):
         left, middle, right = st.columns([3, 5, 2])
         left.code(row.override, language=None)
         fit = "" if row.fits else " Does not fit into memory."
         middle.markdown(f"{row.step_time_s:.3f} s ({row.change:+.1%}): {escaped(row.why)}.{fit}")
-        key_, _, value = row.override.partition("=")
-        right.button("Try", key=f"try {number}", on_click=state.set_override, args=(key_, _plain(value)))
+        key_, value = divided(row.override)
+        right.button(
+            "Try", key=f"try {number}", on_click=state.set_override, args=(key_, _plain(value or ""))
+        )
 
 
 def _plain(value: str) -> object:

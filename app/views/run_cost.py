@@ -9,10 +9,10 @@ from typing import Any
 
 import streamlit as st
 
-from moesim.app import exports, state, widgets, work_runs
+from moesim.app import exports, runs_and_scores, state, widgets
 from moesim.app.charts import run_cost as charts
+from moesim.app.escaping import escaped
 from moesim.app.views import headline
-from moesim.app.words import escaped
 from moesim.hwmodels.energy import list_energy_sites
 from moesim.hwmodels.failure import list_failure_rates, list_restarts
 from moesim.hwmodels.price import list_prices, load_prices
@@ -227,7 +227,7 @@ def _computed(scenario: Scenario) -> tuple[Result, RunReport]:
     report: RunReport = state.compute(
         f"run/{state.cache_key(plain)}",
         "Simulating the run: phases, failures, restarts",
-        work_runs.run_report,
+        runs_and_scores.run_report,
         plain,
         result.step.time_s,
     )

@@ -8,11 +8,11 @@ from functools import lru_cache
 import streamlit as st
 
 import moesim
-from moesim.app import exports, jobs, state, uploads, widgets, work
-from moesim.app import overrides as changes
+from moesim.app import exports, jobs, predictions, state, uploads, widgets
+from moesim.app import scenario_links as changes
 from moesim.app.charts import step as charts
+from moesim.app.escaping import escaped
 from moesim.app.views import headline
-from moesim.app.words import escaped
 from moesim.hwmodels import list_clusters
 from moesim.hwmodels.errors import MoesimError
 from moesim.hwmodels.network import list_networks
@@ -49,7 +49,7 @@ def show() -> None:
 def begin(scenario: Scenario) -> None:
     """Start what the page will show of a scenario, without waiting for it."""
     state.begin(scenario)
-    jobs.submit(_check_key(scenario), work.check, scenario, ahead=True)
+    jobs.submit(_check_key(scenario), predictions.check, scenario, ahead=True)
 
 
 def _open() -> None:
@@ -132,7 +132,6 @@ def _save() -> None:
 
 
 def _inputs(scenario: Scenario) -> None:
-    machine = scenario.machine
     _what(scenario)
     st.markdown("**Plan**")
     columns = st.columns(4)
@@ -169,6 +168,11 @@ def _inputs(scenario: Scenario) -> None:
         widgets.number(scenario, "batch.sequences", "Batch (sequences)", 1, 1_000_000)
     with right:
         widgets.number(scenario, "batch.sequence_length", "Sequence (tokens)", 1, 10_000_000)
+    _communication(scenario)
+
+
+def _communication(scenario: Scenario) -> None:
+    machine = scenario.machine
     st.markdown("**Communication and load**")
     left, right = st.columns(2)
     with left:
@@ -284,7 +288,7 @@ def _cluster_chosen(key: str, name: str) -> None:
 
 
 def _profile_job(cluster: str) -> jobs.Job:
-    return jobs.submit(_profiles_key(cluster), work.profiles, cluster)
+    return jobs.submit(_profiles_key(cluster), predictions.profiles, cluster)
 
 
 def _profiles_key(cluster: str) -> str:
@@ -302,7 +306,7 @@ def _profiles(scenario: Scenario) -> list[str]:
 
 
 def _verdict(scenario: Scenario) -> None:
-    found = state.compute(_check_key(scenario), "Checking the plan", work.check, scenario)
+    found = state.compute(_check_key(scenario), "Checking the plan", predictions.check, scenario)
     memory = found.memory
     used, limit = (
         f"{in_unit(size, 'GiB', 'bytes'):.1f} GiB" for size in (memory.total_bytes, memory.capacity_bytes)

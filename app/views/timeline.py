@@ -6,7 +6,7 @@ from typing import Any
 
 import streamlit as st
 
-from moesim.app import exports, forms, state, widgets, work
+from moesim.app import exports, forms, predictions, state, widgets
 from moesim.app.charts import gantt
 from moesim.app.charts import step as charts
 from moesim.app.views import headline
@@ -25,7 +25,7 @@ def show() -> None:
     ranks = len(result.breakdown_by_rank_s)
     rank: int = forms.value(RANK, 0, lambda found: type(found) is int and 0 <= found < ranks)
     key = f"timeline/{state.cache_key(scenario)}/{rank}"
-    found = state.compute(key, "Running the step for its timeline", work.timeline, scenario, rank)
+    found = state.compute(key, "Running the step for its timeline", predictions.timeline, scenario, rank)
     _pipeline(found)
     _exposed(result)
     _zoom(found, ranks)

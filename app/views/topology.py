@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import streamlit as st
 
-from moesim.app import forms, state, widgets, work
-from moesim.app.charts import heat
-from moesim.app.words import escaped
+from moesim.app import forms, predictions, state, widgets
+from moesim.app.charts import heat_maps
+from moesim.app.escaping import escaped
+from moesim.simulator.engine.full_resolution.result import FaultEffect
 from moesim.simulator.predict.result import Result
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.studies.reprice import without_prices
@@ -19,12 +21,12 @@ def show() -> None:
     """Draw the page."""
     scenario = state.current()
     cluster = scenario.machine
-    found: work.Drawing = state.compute(
-        f"topology/{state.cache_key(scenario)}", "Wiring the cluster", work.topology, scenario
+    found: predictions.Drawing = state.compute(
+        f"topology/{state.cache_key(scenario)}", "Wiring the cluster", predictions.topology, scenario
     )
     drawn, counted = found.picture, found.inventory
     st.subheader(escaped(cluster.title), anchor=False)
-    widgets.figure(heat.picture(drawn), f"{cluster.title}: GPUs, switches and cables", "cluster")
+    widgets.figure(heat_maps.picture(drawn), f"{cluster.title}: GPUs, switches and cables", "cluster")
     shown = [f"{count:,} {name}" for name, count in (*counted.switches.items(), *counted.cables.items())]
     left_out = sum(layer.left_out for layer in drawn.layers)
     more = "The first nodes and the last one, with the switches they lead to. " if left_out else ""
@@ -49,7 +51,7 @@ def _loads(scenario: Scenario) -> None:
     plain = without_prices(asked)
     st.caption("Every GPU is simulated for itself, which takes some ten seconds and runs beside the page.")
     found: Any = widgets.long_work(
-        "whole", f"whole/{state.cache_key(plain)}", "Simulate every GPU", work.interval, asked
+        "whole", f"whole/{state.cache_key(plain)}", "Simulate every GPU", predictions.interval, asked
     )
     if found is not None:
         _maps(found)
@@ -103,7 +105,7 @@ def _maps(result: Result) -> None:
     titles = [data.title for data in full.heat_maps]
     chosen = st.segmented_control("Heat map", titles, default=titles[0], key="heat map") or titles[0]
     data = next(item for item in full.heat_maps if item.title == chosen)
-    widgets.figure(heat.heat_map(data), f"Heat map: {data.title}, {data.unit}", "heat")
+    widgets.figure(heat_maps.heat_map(data), f"Heat map: {data.title}, {data.unit}", "heat")
     left, right = st.columns(2, gap="large")
     with left:
         st.markdown("**Links by kind**: share of nominal bandwidth over the step")
@@ -136,23 +138,27 @@ def _maps(result: Result) -> None:
             },
         )
     if full.causes:
-        st.markdown("**What each fault costs**")
-        st.dataframe(
-            [
-                {
-                    "fault": row.cause,
-                    "step with it alone (s)": row.step_s,
-                    "longer by (s)": row.effect_s,
-                    "": row.note or ("no step ends with it" if row.step_s is None else ""),
-                }
-                for row in full.causes
-            ],
-            hide_index=True,
-            column_config={
-                name: st.column_config.NumberColumn(format="%.3f")
-                for name in ("step with it alone (s)", "longer by (s)")
-            },
-        )
+        _fault_costs(full.causes)
+
+
+def _fault_costs(causes: Sequence[FaultEffect]) -> None:
+    st.markdown("**What each fault costs**")
+    st.dataframe(
+        [
+            {
+                "fault": row.cause,
+                "step with it alone (s)": row.step_s,
+                "longer by (s)": row.effect_s,
+                "": row.note or ("no step ends with it" if row.step_s is None else ""),
+            }
+            for row in causes
+        ],
+        hide_index=True,
+        column_config={
+            name: st.column_config.NumberColumn(format="%.3f")
+            for name in ("step with it alone (s)", "longer by (s)")
+        },
+    )
 
 
 def _sure(result: Result) -> str:

@@ -7,10 +7,10 @@ from functools import partial
 
 import streamlit as st
 
-from moesim.app import forms, state, widgets, work
-from moesim.app.charts import study as charts
-from moesim.app.views import headline, uncertain
-from moesim.app.words import escaped
+from moesim.app import forms, predictions, state, widgets
+from moesim.app.charts import differences as charts
+from moesim.app.escaping import escaped
+from moesim.app.views import headline, uncertainty
 from moesim.hwmodels import format_quantity
 from moesim.hwmodels.errors import MoesimError
 from moesim.simulator.predict.band import Band
@@ -48,7 +48,7 @@ def _explore(scenario: Scenario, base: Result) -> None:
         except MoesimError as error:
             st.error(escaped(error), icon=":material/error:")
             return
-        bands = uncertain.changes("what if", (scenario, base), (changed, result))
+        bands = uncertainty.changes("what if", (scenario, base), (changed, result))
         _tiles(base, result, bands)
         if moved or price:
             st.code("\n".join((*moved, *price)), language=None)
@@ -168,7 +168,7 @@ def _tornado(scenario: Scenario, base: Result) -> None:
         "tornado",
         f"sensitivity/{state.cache_key(scenario)}",
         "Compute the tornado",
-        work.sensitivity,
+        predictions.sensitivity,
         scenario,
     )
     if found is None:

@@ -270,10 +270,6 @@ class Topology(ABC):
         """The server of a GPU."""
         return gpu // self.gpus_per_node
 
-    def local_of(self, gpu: int) -> int:
-        """The GPU's number inside its server."""
-        return gpu % self.gpus_per_node
-
     def check_gpu(self, gpu: int) -> None:
         """Raise InputError unless this GPU exists."""
         if not 0 <= gpu < self.n_gpus:

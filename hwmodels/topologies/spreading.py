@@ -23,7 +23,7 @@ from moesim.hwmodels.topologies.tables import (
 from moesim.hwmodels.topologies.wiring import Wiring, gpu_name
 
 
-class Topology(Protocol):
+class WiredCluster(Protocol):
     """What spreading needs to know of a topology."""
 
     left: FloatArray | None
@@ -55,7 +55,9 @@ class Topology(Protocol):
         """Path `turn` of a way around: which of the n pairs have it (indices), and their paths."""
 
 
-def single_routes(topo: Topology, src: IntArray, dst: IntArray, spreading: Spreading, seed: int) -> RouteSet:
+def single_routes(
+    topo: WiredCluster, src: IntArray, dst: IntArray, spreading: Spreading, seed: int
+) -> RouteSet:
     """Routes of one path each: by destination modulo, or by a hash of pair and seed (`ecmp`)."""
     fanout = topo.fanout(src, dst)
     by_hash = pair_hash(src, dst, seed)
@@ -69,7 +71,7 @@ def single_routes(topo: Topology, src: IntArray, dst: IntArray, spreading: Sprea
 
 
 def _around_faults(
-    topo: Topology,
+    topo: WiredCluster,
     src: IntArray,
     dst: IntArray,
     paths: IntArray,
@@ -103,7 +105,7 @@ def _around_faults(
     return paths
 
 
-def spread_routes(topo: Topology, src: IntArray, dst: IntArray) -> RouteSet:
+def spread_routes(topo: WiredCluster, src: IntArray, dst: IntArray) -> RouteSet:
     """Routes over all equally good live paths, in proportion to what faults left of them."""
     fanout = topo.fanout(src, dst)
     hops = topo.paths(src[:1], dst[:1], np.zeros(min(1, len(src)), np.int64)).shape[1]
@@ -118,7 +120,7 @@ def spread_routes(topo: Topology, src: IntArray, dst: IntArray) -> RouteSet:
     return joined(parts)
 
 
-def _chunk(topo: Topology, src: IntArray, dst: IntArray, fanout: IntArray) -> RouteSet:
+def _chunk(topo: WiredCluster, src: IntArray, dst: IntArray, fanout: IntArray) -> RouteSet:
     most = int(fanout.max(initial=1))
     choices = [topo.paths(src, dst, np.minimum(c, fanout - 1)) for c in range(most)]
     paths = np.stack(choices, axis=1)
@@ -132,7 +134,7 @@ def _chunk(topo: Topology, src: IntArray, dst: IntArray, fanout: IntArray) -> Ro
     return spread_paths(paths, weight, topo.wiring.latency_s)
 
 
-def _spread_detours(topo: Topology, src: IntArray, dst: IntArray) -> RouteSet:
+def _spread_detours(topo: WiredCluster, src: IntArray, dst: IntArray) -> RouteSet:
     """The first way around with a live path, all of whose live paths share in proportion."""
     rows: list[IntArray] = []
     parts: list[RouteSet] = []
@@ -152,7 +154,7 @@ def _spread_detours(topo: Topology, src: IntArray, dst: IntArray) -> RouteSet:
 
 
 def _all_turns(
-    topo: Topology, src: IntArray, dst: IntArray, way: int, turns: int
+    topo: WiredCluster, src: IntArray, dst: IntArray, way: int, turns: int
 ) -> tuple[IntArray, FloatArray]:
     """Every path of a way around [n, turns, hops], and what is left of each [n, turns]."""
     weight = np.zeros((len(src), turns))

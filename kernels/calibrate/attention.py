@@ -20,7 +20,7 @@ def _grid(facts: Facts, quick: bool) -> Sequence[Mapping[str, Parameter]]:
 
 
 def _on_gpu(session: Any, p: Mapping[str, Any]) -> Sample:
-    from moesim.kernels.calibrate.torch_work import Graphs, attention
+    from moesim.kernels.calibrate.torch_graphs import Graphs, attention
 
     shape = (p["heads"], p["length"], p["dqk"], p["dv"])
     backward = p["direction"] == "backward"

@@ -40,7 +40,7 @@ def _grid(facts: Facts, quick: bool) -> Sequence[Mapping[str, Parameter]]:
 
 
 def _on_gpu(session: Any, p: Mapping[str, Any]) -> Sample:
-    from moesim.kernels.calibrate.torch_work import Graphs, product
+    from moesim.kernels.calibrate.torch_graphs import Graphs, product
 
     shape = (p["dtype"], p["m"], p["n"], p["k"], p["groups"])
     graphs = session.keep(("gemm", *shape), lambda: Graphs(session.devices[0], lambda: product(*shape)))

@@ -38,25 +38,25 @@ def _grid(facts: Facts, quick: bool) -> Sequence[Mapping[str, Parameter]]:
 
 
 def _build(operator: str) -> Any:
-    from moesim.kernels.calibrate import torch_work
+    from moesim.kernels.calibrate import torch_graphs
 
     if operator == "attention":
-        return torch_work.attention(128, 4096, 192, 128, backward=False)
+        return torch_graphs.attention(128, 4096, 192, 128, backward=False)
     if operator == "memory":
-        return torch_work.memory_copy(1 << 30)
+        return torch_graphs.memory_copy(1 << 30)
     if operator == "bf16":
-        return torch_work.product("bf16", 4096, 4096, 7168)
+        return torch_graphs.product("bf16", 4096, 4096, 7168)
     m, n, k, groups = {
         "fp8_wide": (4096, 24576, 1536, 1),
         "fp8_deep": (4096, 4096, 7168, 1),
         "fp8_grouped": (32768, 4096, 7168, 8),
     }[operator]
-    return torch_work.product("fp8", m, n, k, groups)
+    return torch_graphs.product("fp8", m, n, k, groups)
 
 
 def _on_gpu(session: Any, p: Mapping[str, Any]) -> Sample:
     from moesim.kernels.calibrate.persistent_copy import CHUNK_BYTES, PersistentCopy
-    from moesim.kernels.calibrate.torch_work import Graphs, torch
+    from moesim.kernels.calibrate.torch_graphs import Graphs, torch
 
     operator, sms, left_free = str(p["operator"]), int(p["sms"]), int(p["left_free"])
     counts = QUICK_SMS if session.quick else SMS

@@ -103,7 +103,7 @@ def _set_up(session: Any, ranks: int, beside: str) -> _Ring:
         ring.send.append(int(words.data.ptr))
         ring.receive.append(int(out.data.ptr))
     if beside == "gemm":
-        from moesim.kernels.calibrate.torch_work import Graphs, product
+        from moesim.kernels.calibrate.torch_graphs import Graphs, product
 
         devices = session.devices[:ranks]
         ring.graphs = [Graphs(d, lambda: product("bf16", 4096, 4096, 7168)) for d in devices]

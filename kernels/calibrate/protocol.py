@@ -157,7 +157,7 @@ class Measurement(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A measurement over a grid of parameters; `on_gpu` does one task with a `gpu.Session`.
+    """A measurement over a grid of parameters; `on_gpu` does one task with a `gpu_session.Session`.
 
     `task_s` and `setup_s` are what a task and the set-up take on 8 H200, for the estimate.
     """

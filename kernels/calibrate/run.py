@@ -282,6 +282,6 @@ def _check_output(path: Path) -> None:
 
 
 def _gpu_context(machine: MeasuredMachine, *, quick: bool, wanted: Callable[[TimingTask], bool]) -> Context:
-    from moesim.kernels.calibrate.gpu import GpuContext, cuda_devices
+    from moesim.kernels.calibrate.gpu_session import GpuContext, cuda_devices
 
     return GpuContext(machine, cuda_devices(machine), quick=quick, wanted=wanted)

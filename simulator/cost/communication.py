@@ -13,6 +13,9 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.scale_up_shares import SWITCHED, ScaleUpShares
 from moesim.simulator.cost.collectives.library import load_library
 from moesim.simulator.cost.collectives.ring import closed_form_seconds
+from moesim.simulator.cost.laws import NO_SLOW_DOWN, SlowDown
+from moesim.simulator.cost.price_evidence import NO_EVIDENCE, PricedSeconds, PriceEvidence
+from moesim.simulator.cost.table import TransferCost
 from moesim.simulator.layout.routing import LinkBytes
 
 EpOperation = Literal["dispatch", "combine"]
@@ -42,24 +45,13 @@ class Links:
 
 
 @dataclass(frozen=True, slots=True)
-class TransferTime:
-    """Alone on its links: launch (barrier latency) and payload by the resource that limits it.
+class EpKernels:
+    """Expert-parallel kernels: communication SMs, generation, and what compute beside them costs them."""
 
-    `best_s`/`worst_s`: payload at nominal link rates / with every residual and slow-down against it.
-    """
-
-    launch_s: float
-    nic_s: float
-    scale_up_s: float
-    best_s: float
-    worst_s: float
-    curve_ids: tuple[str, ...]
-    extrapolations: tuple[str, ...] = ()
-
-    @property
-    def payload_s(self) -> float:
-        """The slower of the two paths: both run at the same time, chunk by chunk."""
-        return max(self.nic_s, self.scale_up_s)
+    sms: int
+    generation: str
+    """Of the NIC curve and, where the profile has them, of the others."""
+    slow_down: SlowDown = NO_SLOW_DOWN
 
 
 def ep_transfer(
@@ -67,72 +59,91 @@ def ep_transfer(
     traffic: LinkBytes,
     links: Links,
     profile: CalibrationProfile,
+    kernels: EpKernels,
     *,
-    sms: int,
     nodes: int,
-    kernels: str,
-    slowdown: float = 1.0,
-    slowdown_residual: float = 0.0,
-) -> TransferTime:
-    """Seconds of a dispatch or combine with `sms` communication SMs, alone on its links.
+) -> TransferCost:
+    """Seconds of a dispatch or combine of expert-parallel kernels, alone on its links.
 
-    payload = max(NIC bytes / NIC rate, NVLink bytes / NVLink rate, rows / SM rate) * `slowdown`; the rates
-    come from the profile's curves, the rows count the own rank's (docs/model.md, eq. X2). `slowdown` >= 1
-    is what compute beside it costs, `kernels` the generation of the NIC curve and, where the profile has
-    them, of the others. Raises InputError without such a curve, and without SMs where the generation needs
-    some (its SM curve does not begin at 0). Below the fewest SMs measured the SM rate is proportional to
-    their number, which is flagged.
+    payload = max(NIC bytes / NIC rate, NVLink bytes / NVLink rate, rows / SM rate) * slow-down; the rates
+    come from the profile's curves, the rows count the own rank's (docs/model.md, eq. X2). Raises InputError
+    without such a curve, and without SMs where the generation needs some (its SM curve does not begin at 0).
     """
-    rate = of_generation(profile, f"ep.{operation}.sm_rate", kernels)
-    if sms < 1 and rate.curve.xs[0] > 0.0:
-        raise InputError(
-            f"communication.sms={sms}: expert-parallel kernels need at least 1 communication SM "
-            "(DeepEP uses 20 to 24); set communication.sms, or parallel.ep=1"
-        )
-    used: list[str] = []
-    notes: list[str] = []
-
-    def read(curve_id: str, x: float) -> tuple[float, float]:
-        curve = of_generation(profile, curve_id, kernels)
-        reading = curve.curve.at(x)
-        used.append(curve.id)
-        if reading.extrapolated:
-            notes.append(reading.note)
-        return reading.value, curve.residual.relative
-
-    sm_rate, sm_residual = read(f"ep.{operation}.sm_rate", sms)
-    fewest = rate.curve.xs[0]
-    if sms < fewest:  # held, the rate of more SMs would be too high
-        sm_rate *= sms / fewest
-        notes[-1] = (
-            f"{rate.id}: {sms} communication SMs are below the measured {fewest:g}; each is taken to move as "
-            f"much as one of {fewest:g}"
-        )
+    sms, curves = kernels.sms, _CurveReader(profile, kernels.generation)
+    sm_rate, sm_residual = _sm_rate(operation, sms, curves)
     # Below 20 SMs the SM curve is the limit; the link share was measured with enough SMs.
-    fraction, link_residual = read(f"ep.{operation}.scale_up_fraction", max(20, sms))
+    fraction, link_residual = curves.read(f"ep.{operation}.scale_up_fraction", max(20, sms))
     link_rate = fraction * links.wiring.all_to_all(links.ep_per_node) * links.scale_up_bytes_per_s
     scale_up_s = max(traffic.logical_nvlink_bytes / sm_rate, traffic.nvlink_bytes / link_rate)
     nic_s = best_nic = nic_residual = 0.0
     if traffic.ib_bytes:
-        share, nic_residual = read(f"ep.nic_fraction.{kernels}", nodes)
+        share, nic_residual = curves.read(f"ep.nic_fraction.{kernels.generation}", nodes)
         nic_s = traffic.ib_bytes / (share * links.nic_bytes_per_s)
         best_nic = traffic.ib_bytes / links.nic_bytes_per_s
-    best = max(best_nic, traffic.nvlink_bytes / links.scale_up_bytes_per_s)
-    residual = max(sm_residual, link_residual, nic_residual) + slowdown_residual
-    return TransferTime(
+    slow_down = kernels.slow_down
+    residual = max(sm_residual, link_residual, nic_residual) + slow_down.residual
+    return TransferCost(
         launch_s=notify_seconds(links, nodes),
-        nic_s=nic_s * slowdown,
-        scale_up_s=scale_up_s * slowdown,
-        best_s=best,
-        worst_s=max(nic_s, scale_up_s) * slowdown * (1.0 + residual),
-        curve_ids=tuple(used),
-        extrapolations=tuple(notes),
+        nic_s=nic_s * slow_down.factor,
+        scale_up_s=scale_up_s * slow_down.factor,
+        nic_bytes=traffic.ib_bytes,
+        scale_up_bytes=traffic.nvlink_bytes,
+        best_s=max(best_nic, traffic.nvlink_bytes / links.scale_up_bytes_per_s),
+        worst_s=max(nic_s, scale_up_s) * slow_down.factor * (1.0 + residual),
+        evidence=PriceEvidence.of(
+            [*curves.used, slow_down.id], [*curves.notes, slow_down.extrapolated, slow_down.assumed]
+        ),
     )
+
+
+class _CurveReader:
+    """Reads curves of a generation of kernels and keeps which they were."""
+
+    def __init__(self, profile: CalibrationProfile, generation: str) -> None:
+        self.profile, self.generation = profile, generation
+        self.used: list[str] = []
+        self.notes: list[str] = []
+
+    def curve(self, curve_id: str) -> MeasuredCurve:
+        """The curve that `read` would use."""
+        return of_generation(self.profile, curve_id, self.generation)
+
+    def read(self, curve_id: str, x: float, note: str = "") -> tuple[float, float]:
+        """Value at x and the curve's relative error; `note` says more than the usual text beyond its ends."""
+        curve = self.curve(curve_id)
+        reading = curve.curve.at(x)
+        self.used.append(curve.id)
+        if reading.extrapolated:
+            self.notes.append(note or reading.note)
+        return reading.value, curve.residual.relative
+
+
+def _sm_rate(operation: EpOperation, sms: int, curves: _CurveReader) -> tuple[float, float]:
+    """Bytes/s that the communication SMs move, and the relative error of that.
+
+    Below the fewest SMs measured the rate is proportional to their number, which is noted.
+    """
+    name = f"ep.{operation}.sm_rate"
+    rate = curves.curve(name)
+    fewest = rate.curve.xs[0]
+    if sms < 1 and fewest > 0.0:
+        raise InputError(
+            f"communication.sms={sms}: expert-parallel kernels need at least 1 communication SM "
+            "(DeepEP uses 20 to 24); set communication.sms, or parallel.ep=1"
+        )
+    if sms >= fewest:
+        return curves.read(name, sms)
+    note = (
+        f"{rate.id}: {sms} communication SMs are below the measured {fewest:g}; each is taken to move as "
+        f"much as one of {fewest:g}"
+    )
+    held, residual = curves.read(name, sms, note)  # the rate of more SMs, which would be too high
+    return held * (sms / fewest), residual
 
 
 def engine_transfer(
     traffic: LinkBytes, links: Links, profile: CalibrationProfile, *, nodes: int
-) -> TransferTime:
+) -> TransferCost:
     """Seconds of a dispatch or combine that a dedicated engine moves, no compute unit taking part.
 
     payload = max(NIC bytes / NIC rate, scale-up bytes / scale-up rate), the rates being shares of the
@@ -153,27 +164,21 @@ def engine_transfer(
         nic_s, nic_residual = seconds(ids[1], traffic.ib_bytes, links.nic_bytes_per_s)
         residual = max(residual, nic_residual)
         best_nic = traffic.ib_bytes / links.nic_bytes_per_s
-    return TransferTime(
+    return TransferCost(
         launch_s=notify_seconds(links, nodes),
         nic_s=nic_s,
         scale_up_s=scale_up_s,
+        nic_bytes=traffic.ib_bytes,
+        scale_up_bytes=traffic.nvlink_bytes,
         best_s=max(best_nic, traffic.nvlink_bytes / links.scale_up_bytes_per_s),
         worst_s=max(nic_s, scale_up_s) * (1.0 + residual),
-        curve_ids=tuple(ids),
+        evidence=PriceEvidence.of(ids),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class AllToAllTime(TransferTime):
-    """Seconds of an all-to-all and the bytes behind them."""
-
-    nic_bytes: float = 0.0
-    scale_up_bytes: float = 0.0
-
-
-def all_to_all_seconds(
+def all_to_all_transfer(
     sent_bytes: float, ranks: int, nodes: int, links: Links, profile: CalibrationProfile
-) -> AllToAllTime:
+) -> TransferCost:
     """NCCL's all-to-all of `sent_bytes` a rank, spread evenly over `ranks` on `nodes` (eq. O6).
 
     Inside the node at the bus bandwidth that the profile has for this size (nccl.all_to_all.busbw, else that
@@ -186,22 +191,20 @@ def all_to_all_seconds(
     curve = measured or profile.curve("collective.scale_up_fraction")
     reading = curve.curve.at(sent_bytes)
     rate = reading.value * (1.0 if measured else links.scale_up_bytes_per_s)
-    used, notes, nic_s = [curve.id], [reading.note] if reading.extrapolated else [], 0.0
+    used, nic_s = [curve.id], 0.0
     if nic:
         share = profile.curve("collective.nic_fraction")
         nic_s = nic / (share.curve.at(nodes).value * links.nic_bytes_per_s)
         used.append(share.id)
-    best = max(scale_up / links.scale_up_bytes_per_s, nic / links.nic_bytes_per_s if nic else 0.0)
-    return AllToAllTime(
+    return TransferCost(
         launch_s=notify_seconds(links, nodes),
         nic_s=nic_s,
         scale_up_s=scale_up / rate,
-        best_s=best,
-        worst_s=max(nic_s, scale_up / rate) * (1.0 + curve.residual.relative),
-        curve_ids=tuple(used),
-        extrapolations=tuple(notes),
         nic_bytes=nic,
         scale_up_bytes=scale_up,
+        best_s=max(scale_up / links.scale_up_bytes_per_s, nic / links.nic_bytes_per_s if nic else 0.0),
+        worst_s=max(nic_s, scale_up / rate) * (1.0 + curve.residual.relative),
+        evidence=PriceEvidence.of(used, [reading.note] if reading.extrapolated else []),
     )
 
 
@@ -263,20 +266,29 @@ def ring_seconds(
     )
 
 
-def collective_beside_compute(
-    name: str, total_bytes: float, ranks: int, ranks_per_node: int, links: Links, profile: CalibrationProfile
-) -> tuple[float, str, str]:
-    """Seconds that a ring of NCCL takes longer beside products, where the profile measured it; otherwise 0.
+def ring_evidence(total_bytes: float, ranks: int, ranks_per_node: int, links: Links) -> PriceEvidence:
+    """Curves that `ring_seconds` of the same arguments stands on."""
+    if ranks <= 1 or total_bytes <= 0.0:
+        return NO_EVIDENCE
+    paths = ("scale_up",) * (ranks_per_node > 1) + ("nic",) * (ranks > ranks_per_node)
+    return PriceEvidence.of(f"{links.curves}collective.{path}_fraction" for path in paths)
 
-    With it the curve that says so and a note where it was extrapolated ("" for none). The scale-up part of
-    `ring_seconds` times the measured ratio (curve nccl.<name>.beside_compute), as far as that is more than
-    the whole ring takes alone (eq. O8).
+
+def overlap_delay(
+    name: str, total_bytes: float, ranks: int, ranks_per_node: int, links: Links, profile: CalibrationProfile
+) -> PricedSeconds:
+    """Seconds that a ring of NCCL takes longer beside GEMMs, where the profile measured it; otherwise 0.
+
+    The scale-up part of `ring_seconds` times the measured ratio (curve nccl.<name>.beside_compute), as far
+    as that is more than the whole ring takes alone (eq. O8).
     """
     measured = [c for c in profile.curves if c.id == f"nccl.{name}.beside_compute"]
     if not measured or ranks <= 1 or total_bytes <= 0.0:
-        return 0.0, "", ""
+        return PricedSeconds()
     reading = measured[0].curve.at(total_bytes / ranks)
     inside = ring_seconds(total_bytes, ranks, ranks, links, profile)
     alone = ring_seconds(total_bytes, ranks, ranks_per_node, links, profile)
     longer = max(0.0, reading.value * inside - alone)
-    return longer, measured[0].id if longer else "", reading.note if longer else ""
+    if not longer:
+        return PricedSeconds()
+    return PricedSeconds(longer, PriceEvidence.of([measured[0].id], [reading.note]))

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from moesim.hwmodels.accelerator import Accelerator
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.law_groups import LawGroup
 from moesim.hwmodels.units import format_quantity
-from moesim.simulator.cost.evidence import Basis, Bound, Evidence
 from moesim.simulator.cost.laws import SlowDown, SmLaws
+from moesim.simulator.cost.price_evidence import EntryReading, PriceEvidence
+from moesim.simulator.cost.rate_tables import Basis, Bound, RateTables
 from moesim.simulator.model.operator import Operator
 
 _MAX_CACHED = 100_000
@@ -51,13 +51,23 @@ class OperatorCost:
     assumptions: tuple[str, ...] = ()
     """Priors and substitutions: nothing of this class was measured."""
 
+    @property
+    def evidence(self) -> PriceEvidence:
+        """What the price stands on; the error is that of the entry which gives the time."""
+        entry = self.curve_ids[0]
+        return PriceEvidence(
+            frozenset(self.curve_ids),
+            frozenset((*self.extrapolations, *self.assumptions)),
+            (EntryReading(entry, self.seconds, self.seconds * self.residual),),
+        )
+
 
 def operator_seconds(
     op: Operator, accelerator: Accelerator, profile: CalibrationProfile, context: SmContext
 ) -> OperatorCost:
     """Time of an operator, its launch gaps included.
 
-    Eq. C7: t = t_ref x S(n, overlapped) / S(n_ref, beside_ref) + launches x gap, with S the slow-down law
+    Eq. C7: t = t_ref x S(n, overlapped) / S(n_ref, overlapped_ref) + launches x gap, with S the slow-down law
     of the operator's class (S = 1 alone on all SMs) and t_ref from eq. C4 to C6. Raises InputError when
     the profile has neither a measurement nor a prior for the class, when the accelerator lacks a needed
     figure, and when communication takes all SMs.
@@ -72,20 +82,13 @@ def operator_seconds(
     return cost
 
 
-def slow_down(
-    group: LawGroup, accelerator: Accelerator, profile: CalibrationProfile, context: SmContext
-) -> float:
-    """Eq. C8: slow-down S of a group of operators against running alone on all SMs."""
-    return _index(accelerator, profile).laws.at(group, context.communication_sms, context.overlapped).factor
-
-
 class _Index:
     """Everything looked up per (accelerator, profile), built once."""
 
     def __init__(self, accelerator: Accelerator, profile: CalibrationProfile) -> None:
         self.accelerator, self.profile = accelerator, profile
         self.cache: dict[tuple[Operator, SmContext], OperatorCost] = {}
-        self.evidence = Evidence(accelerator, profile)
+        self.tables = RateTables(accelerator, profile)
         self.laws = SmLaws(accelerator, profile)
         self._gap_s = profile.launch_gap.value if profile.launch_gap else 0.0
         self._floor_s = profile.kernel_floor.value if profile.kernel_floor else 0.0
@@ -101,7 +104,7 @@ class _Index:
 
     def price(self, op: Operator, context: SmContext) -> OperatorCost:
         """Eq. C7 and the bounds around it."""
-        basis = self.evidence.basis(op, context.overlapped)
+        basis = self.tables.basis(op, context.overlapped)
         now, loaded, reference = self._slow_downs(basis, context)
         gaps_s = op.launches * self._gap_s
         floor_s = op.launches * self._floor_s

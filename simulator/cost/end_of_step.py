@@ -1,58 +1,119 @@
-"""What a framework hides of the data-parallel collectives at the ends of a step (docs/model.md, eq. O4)."""
+"""End of the step: gradient reduction, norm, optimizer and parameter gather on every pipeline rank."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import fsum
+from math import ceil, fsum, log2
 
-from moesim.simulator.cost.overlap import Beside, behind_window
+from moesim.simulator.cost.communication import notify_seconds
+from moesim.simulator.cost.data_parallel import data_parallel, slow_down_by_compute
+from moesim.simulator.cost.overlap import OverlapSlowDown, behind_window
+from moesim.simulator.cost.price_evidence import NO_EVIDENCE, PricedSeconds, combined
 from moesim.simulator.cost.pricing import Pricer
+from moesim.simulator.cost.profile_use import carried_shares, collective_residual
+from moesim.simulator.cost.table import SyncCost
+from moesim.simulator.layout.in_flight import held_by_rank
+from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.operator import BlockKind
+from moesim.simulator.model.optimizer import optimizer_operators
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT
 from moesim.simulator.schedules import Schedule
 
 
-def behind_compute(
-    pricer: Pricer, kinds: Sequence[BlockKind], schedule: Schedule, reduce_s: float, gather_s: float
-) -> tuple[float, float]:
-    """Seconds left of a rank's reduction behind its last backward and of its gather behind its first forward.
+def step_end(pricer: Pricer, schedule: Schedule, stages: StageAssignment) -> tuple[SyncCost, ...]:
+    """End of the step on every pipeline rank (docs/model.md, section "End of the step")."""
+    held = held_by_rank(schedule, stages)
+    same = {kinds: rank_step_end(pricer, kinds, schedule) for kinds in dict.fromkeys(held)}
+    return tuple(same[kinds] for kinds in held)
 
-    `kinds`: blocks of the rank; `reduce_s` and `gather_s`: seconds alone (eq. O4).
+
+def rank_step_end(pricer: Pricer, kinds: tuple[BlockKind, ...], schedule: Schedule) -> SyncCost:
+    """End of the step on a pipeline rank that holds these blocks (docs/model.md, eq. E5)."""
+    plan, recipe, layout = pricer.scenario.parallel, pricer.scenario.recipe, pricer.layout
+    copies = len(schedule.routes)
+    held = [pricer.block_parameters(kind) for kind in kinds]
+    dense, expert = fsum(d for d, _ in held), fsum(e for _, e in held)
+    reduction, gather = _collectives(pricer, kinds, schedule, dense, expert)
+    reduce_s, gather_s = reduction.seconds, gather.seconds
+    shards = (layout.dp * plan.cp * copies, layout.expert_dp * copies) if plan.zero_stage else (1, 1)
+    owned = dense / shards[0] + expert / shards[1]
+    local = dense + expert if recipe.linear == "fp8" else 0.0
+    update = pricer.compute(optimizer_operators(owned, recipe, local), "alone")
+    nodes = max(2, pricer.cluster.nodes)
+    links = pricer.links
+    norm_s = 2 * ceil(log2(nodes)) * links.nic_latency_s + notify_seconds(links, 1)
+    total = reduce_s + norm_s + update.fixed_s + gather_s
+    worst = (
+        (reduce_s + gather_s) * (1.0 + collective_residual(pricer.profile, links.curves))
+        + norm_s
+        + update.worst_s
+    )
+    shares = carried_shares(pricer.job) if pricer.cluster.n_gpus > 1 else NO_EVIDENCE
+    stands_on = (reduction.evidence, gather.evidence, update.evidence, shares)
+    evidence = combined((part, 1.0) for part in stands_on)
+    return SyncCost(reduce_s, norm_s, update.fixed_s, gather_s, update.best_s, max(worst, total), evidence)
+
+
+def _collectives(
+    pricer: Pricer, kinds: Sequence[BlockKind], schedule: Schedule, dense: float, expert: float
+) -> tuple[PricedSeconds, PricedSeconds]:
+    """Gradient reduction and parameter gather of a rank with (dense, expert) parameters, as far as exposed.
+
+    With ZeRO-3 both happen block by block inside the step.
     """
-    plan, recipe = pricer.scenario.parallel, pricer.scenario.recipe
+    plan, copies = pricer.scenario.parallel, len(schedule.routes)
+    if plan.zero_stage == 3:
+        return PricedSeconds(), PricedSeconds()
+    reduction, gather = (
+        data_parallel(pricer, dense * size, expert * size, copies) for size in _element_bytes(pricer)
+    )
+    if plan.zero_stage == 0:  # an all-reduce: the gradients are gathered as well, before the optimizer
+        reduction, gather = PricedSeconds(2.0 * reduction.seconds, reduction.evidence), PricedSeconds()
+    if pricer.scenario.software.overlap_data_parallel:
+        return behind_compute(pricer, kinds, schedule, reduction, gather)
+    return reduction, gather
+
+
+def behind_compute(
+    pricer: Pricer,
+    kinds: Sequence[BlockKind],
+    schedule: Schedule,
+    reduction: PricedSeconds,
+    gather: PricedSeconds,
+) -> tuple[PricedSeconds, PricedSeconds]:
+    """What is left of a rank's reduction behind its last backward and of its gather behind its first forward.
+
+    `kinds`: blocks of the rank; `reduction` and `gather`: alone (docs/model.md, eq. O4).
+    """
+    plan = pricer.scenario.parallel
     copies, lost = len(schedule.routes), pricer.profile.lost_beside_nccl.value
     seconds = {kind: passes_s(pricer, kind) for kind in sorted(set(kinds))}
     passes = min(schedule.pp, schedule.microbatches) if plan.vpp > 1 else 1
     forward_s, backward_s = (passes * fsum(seconds[kind][i] for kind in kinds) for i in (0, 1))
     # Without ZeRO the reduction is an all-reduce: both rings over the gradients.
     reductions = ("reduce_scatter", "all_gather") if plan.zero_stage == 0 else ("reduce_scatter",)
-    sizes = BYTES_PER_ELEMENT[recipe.gradient_reduce], BYTES_PER_ELEMENT[recipe.parameter_gather]
-    reduced = Beside(lost, slower_beside(pricer, reductions, kinds, sizes[0], copies))
-    gathered = Beside(lost, slower_beside(pricer, ("all_gather",), kinds, sizes[1], copies))
-    return (
-        behind_window(reduce_s, backward_s, len(kinds), reduced),
-        behind_window(gather_s, forward_s, len(kinds), gathered),
-    )
+    left = []
+    for collective, window_s, names, element_bytes in zip(
+        (reduction, gather),
+        (backward_s, forward_s),
+        (reductions, ("all_gather",)),
+        _element_bytes(pricer),
+        strict=True,
+    ):
+        factor, evidence = slow_down_by_compute(pricer, names, kinds, element_bytes, copies)
+        exposed_s = behind_window(collective.seconds, window_s, len(kinds), OverlapSlowDown(lost, factor))
+        left.append(PricedSeconds(exposed_s, collective.evidence | evidence))
+    return left[0], left[1]
 
 
-def slower_beside(
-    pricer: Pricer, names: Sequence[str], kinds: Sequence[BlockKind], element_bytes: float, copies: int
-) -> float:
-    """How many times as long data-parallel collectives, block by block, take beside compute (eq. O8).
-
-    1 where the profile has not measured it. Only the rings of the dense parameters were.
-    """
-    alone = longer = 0.0
-    ring = pricer.rings(copies)[0]
-    for kind in kinds:
-        dense, expert = (held * element_bytes for held in pricer.block_parameters(kind))
-        alone += len(names) * pricer.data_parallel_s(dense, expert, copies)
-        longer += fsum(pricer.longer_beside(name, dense, ring) for name in names)
-    return 1.0 + longer / alone if alone else 1.0
+def _element_bytes(pricer: Pricer) -> tuple[float, float]:
+    """Bytes of a reduced gradient and of a gathered parameter."""
+    recipe = pricer.scenario.recipe
+    return BYTES_PER_ELEMENT[recipe.gradient_reduce], BYTES_PER_ELEMENT[recipe.parameter_gather]
 
 
 def passes_s(pricer: Pricer, kind: BlockKind) -> tuple[float, float]:
     """(forward, backward) compute of one block and micro-batch alone."""
-    priced = {phase: pricer.phase(ops, "alone") for phase, ops in pricer.operators(kind).items()}
+    priced = {phase: pricer.phase(kind, phase, "alone") for phase in pricer.operators(kind)}
     forward = fsum(c.fixed_s + c.row_s for p, c in priced.items() if p.endswith(" F"))
     return forward, fsum(c.fixed_s + c.row_s for c in priced.values()) - forward

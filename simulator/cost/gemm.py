@@ -1,4 +1,4 @@
-"""Rate of a matrix product from measured points: exact shape, interpolation in log shape, or held."""
+"""Rate of a GEMM from measured points: exact shape, interpolation in log shape, or held."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class GemmReading(NamedTuple):
 
 
 _Key = tuple[float, float, bool]
-"""The two weight dimensions, and whether the product is grouped."""
+"""The two weight dimensions, and whether the GEMM is grouped."""
 
 
 class _Point(NamedTuple):
@@ -37,7 +37,7 @@ class _Point(NamedTuple):
 class GemmLookup:
     """Points of one table, by the two weight dimensions and the number of token rows per group.
 
-    The token dimension is m of a forward or input-gradient product and k of a weight gradient; the other
+    The token dimension is m of a forward or input-gradient GEMM and k of a weight gradient; the other
     two identify the layer. A weight gradient's two are interchangeable (a transposed output).
     """
 

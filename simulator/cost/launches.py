@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import fsum
 
 from moesim.hwmodels.host import CallKind, Host, load_host
-from moesim.simulator.cost.compute import SmContext, operator_seconds
 from moesim.simulator.cost.host import Launch, PassLaunches, held_back, host_seconds, waited_s
+from moesim.simulator.cost.price_evidence import PriceEvidence
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.table import Mode, PhaseCost, TransferCost
 from moesim.simulator.model.calls import calls_of
@@ -36,16 +37,15 @@ def launch_stalls(
     if software.host is None or "all" in software.cuda_graphs:
         return {}
     host = load_host(pricer.scenario.path(software.host))
-    pricer.evidence.extrapolated.add(
-        f"host {host.name}: calls of {software.modules} are counted from the operator list"
-    )
-    out: dict[tuple[BlockKind, Phase, Mode], PhaseCost] = {}
+    out = {key: cost for key, cost in compute.items() if key[0] == kind and key[2] in modes}
     for paired in (False, True):
         chosen = [mode for mode in modes if (mode != "alone") == paired]
         if chosen:
             passes = pass_launches(pricer, host, kind, compute, {} if paired else transfer)
             out |= held_back(kind, compute, (waited_s(passes[0]), waited_s(passes[1])), chosen)
-    return out
+    note = f"host {host.name}: calls of {software.modules} are counted from the operator list"
+    counted = PriceEvidence.of([], [note])
+    return {key: replace(cost, evidence=cost.evidence | counted) for key, cost in out.items()}
 
 
 def pass_launches(
@@ -57,7 +57,7 @@ def pass_launches(
     operators = pricer.operators(kind)
     routed = "gate" in {op.name for op in operators.get("attn F", ())}
     drains = routed and (plan.ep > 1 or software.modules == "transformer-engine")
-    layer = kind not in ("embedding", "head")
+    layer = pricer.shape.block(kind).layer is not None
     found = []
     for forward, phases in ((True, FORWARD), (False, BACKWARD)):
         launches: list[Launch] = []
@@ -71,7 +71,7 @@ def pass_launches(
         extra = host.call_s("selective", forward) if layer and scenario.recompute == "op" else 0.0
         for phase in phases:
             price = compute.get((kind, phase, "alone"), PhaseCost(0.0))
-            launches += _phase_launches(pricer, host, operators.get(phase, ()), phase, price, extra)
+            launches += _phase_launches(pricer, host, kind, phase, price, extra)
             if phase in EP_PHASES and routed and plan.ep > 1:
                 launches.append(_exchange(host, software, kind, phase, transfer, forward))
         found.append(PassLaunches(tuple(launches), drains and forward))
@@ -81,15 +81,15 @@ def pass_launches(
 def _phase_launches(
     pricer: Pricer,
     host: Host,
-    operators: tuple[Operator, ...],
+    kind: BlockKind,
     phase: Phase,
     price: PhaseCost,
     extra_s: float,
 ) -> list[Launch]:
     """Launches of one phase; its seconds are those of the table, collectives inside it come last."""
     software, plan = pricer.scenario.software, pricer.scenario.parallel
-    accelerator, profile = pricer.cluster.accelerator, pricer.profile
-    alone = [operator_seconds(op, accelerator, profile, SmContext()).seconds for op in operators]
+    operators = pricer.operators(kind).get(phase, ())
+    alone = [cost.seconds for cost in pricer.operator_costs(kind, phase, "alone")]
     total = fsum(alone)
     factor = (price.fixed_s + price.row_s - price.exposed_s) / total if total else 0.0
     launches = []
@@ -107,7 +107,7 @@ def _exchange(
 ) -> Launch:
     call: CallKind = "exchange" if software.modules == "torch" else "collective"
     price = transfer.get((kind, phase, "alone"))
-    device = 0.0 if price is None else price.launch_s + max(price.nic_s, price.scale_up_s)
+    device = 0.0 if price is None else price.launch_s + price.payload_s
     return Launch(host.call_s(call, forward), device)
 
 

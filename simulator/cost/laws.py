@@ -16,11 +16,14 @@ ASSUMED_RESIDUAL = 0.2
 class SlowDown(NamedTuple):
     """Time over time alone on all SMs, with what it stands on."""
 
-    factor: float
-    residual: float
+    factor: float = 1.0
+    residual: float = 0.0
     id: str = ""
     extrapolated: str = ""
     assumed: str = ""
+
+
+NO_SLOW_DOWN = SlowDown()
 
 
 class SmLaws:
@@ -34,19 +37,19 @@ class SmLaws:
             self._laws.setdefault(law.group, law)
         self._readings: dict[tuple[LawGroup, int, bool], SlowDown] = {}
 
-    def at(self, group: LawGroup, communication_sms: int, beside: bool) -> SlowDown:
-        """S(n) of a group while n communication SMs are busy (`beside`) or reserved but idle.
+    def at(self, group: LawGroup, communication_sms: int, overlapped: bool) -> SlowDown:
+        """S(n) of a group while n communication SMs are busy (`overlapped`) or reserved but idle.
 
-        Idle ones only cost the products that were told to leave them alone: the free-SM ratio. Raises
+        Idle ones only cost the GEMMs that were told to leave them alone: the free-SM ratio. Raises
         InputError when no SM is left.
         """
-        key = (group, communication_sms, beside)
+        key = (group, communication_sms, overlapped)
         reading = self._readings.get(key)
         if reading is None:
             reading = self._readings[key] = self._read(*key)
         return reading
 
-    def _read(self, group: LawGroup, n: int, beside: bool) -> SlowDown:
+    def _read(self, group: LawGroup, n: int, overlapped: bool) -> SlowDown:
         law = self._laws.get(group)
         if n == 0:  # nothing is shared: also on an accelerator whose compute units nobody counted
             return SlowDown(1.0, 0.0, law.id if law else "")
@@ -57,7 +60,7 @@ class SmLaws:
                 f"{self._accelerator.name} has {total} SMs and compute needs at least one"
             )
         free = total / (total - n)
-        if not beside:
+        if not overlapped:
             return SlowDown(free if group == "gemm_sm_aware" else 1.0, 0.0, law.id if law else "")
         if law is None:
             note = (

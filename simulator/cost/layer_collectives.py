@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from moesim.hwmodels.calibration import CalibrationProfile
-from moesim.simulator.cost.communication import Links, ring_seconds
-from moesim.simulator.cost.overlap import Beside, Products, exposed_backward, exposed_forward, pipelined
-from moesim.simulator.model.operator import Phase
+from moesim.simulator.cost.communication import Links, ring_evidence, ring_seconds
+from moesim.simulator.cost.overlap import (
+    HalfLayerGemms,
+    OverlapSlowDown,
+    exposed_backward,
+    exposed_forward,
+    pipelined,
+)
+from moesim.simulator.cost.price_evidence import PriceEvidence, combined
+from moesim.simulator.model.attention.protocol import Attention
+from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario
 
@@ -16,8 +25,16 @@ HALVES: tuple[tuple[Phase, Phase, Phase], ...] = (
     ("attn F", "attn I", "attn W"),
     ("mlp F", "mlp I", "mlp W"),
 )
-Seconds = Mapping[Phase, tuple[float, float]]
-"""Of the matrix products, and of the core attention, in each phase."""
+
+
+class CoreSeconds(NamedTuple):
+    """Seconds of the GEMMs of a phase and of its core attention, alone on all SMs."""
+
+    gemms_s: float = 0.0
+    attention_s: float = 0.0
+
+
+_NO_CORE = CoreSeconds()
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,40 +46,43 @@ class LayerCollectives:
     profile: CalibrationProfile
 
     def exposed(
-        self, shape: ModelShape, tokens: int, seconds: Seconds, *, experts: bool = False
+        self, shape: ModelShape, kind: BlockKind, tokens: int, seconds: Mapping[Phase, CoreSeconds]
     ) -> dict[Phase, float]:
         """Exposed seconds by phase (docs/model.md, eq. X6, O2, O3).
 
         Tensor parallel: an all-gather and a reduce-scatter (or one all-reduce) of the activations around
         attention and around the FFN, forward and again for the input gradient. Context parallel: keys and
         values of the whole sequence are gathered before attention, their gradients scattered after. Full
-        recompute runs the forward's collectives once more before the backward. With `experts` and their
+        recompute runs the forward's collectives once more before the backward. With experts and their
         own tensor parallelism, received rows are gathered before the experts and their results scattered
         after, and backwards the other way round (eq. X14).
         """
         out = {phase: 0.0 for half in HALVES for phase in half[:2]}
-        plan = self.scenario.parallel
+        plan, block = self.scenario.parallel, shape.block(kind)
+        assert block.layer is not None, "collectives are inside layers"
+        experts = block.routed
         forward = dict.fromkeys(("attn F", "mlp F"), 0.0)
         for first, second, third in HALVES:
-            products = Products(*(seconds.get(phase, (0.0, 0.0))[0] for phase in (first, second, third)))
+            gemms = HalfLayerGemms(*(seconds.get(ph, _NO_CORE).gemms_s for ph in (first, second, third)))
             overlap = self.scenario.software.overlap_tensor_parallel
             gather = self._gather_s(shape, tokens)
             # Routed experts take each rank's own tokens; a shared expert is split like an FFN.
             routed = experts and first == "mlp F" and not (shape.moe and shape.moe.shared_experts)
             if plan.tp > 1 and not routed:
-                forward[first] = exposed_forward(gather, products, plan.tp, overlap, self._effect)
+                forward[first] = exposed_forward(gather, gemms, plan.tp, overlap, self._slow_down)
                 out[second] = exposed_backward(
                     gather,
-                    products,
+                    gemms,
                     plan.tp,
                     overlap,
-                    self._effect,
+                    self._slow_down,
                     sequence_parallel=plan.sequence_parallel,
                 )
-        context = self._context_s(shape, tokens)
+        context = self._context_s(block.layer.attention, tokens)
         if context:
-            forward["attn F"] += self._beside_attention(context, seconds.get("attn F", (0.0, 0.0))[1])
-            out["attn I"] += self._beside_attention(context, seconds.get("attn I", (0.0, 0.0))[1])
+            attention = [seconds.get(phase, _NO_CORE).attention_s for phase in ("attn F", "attn I")]
+            forward["attn F"] += self._overlapped_with_attention(context, attention[0])
+            out["attn I"] += self._overlapped_with_attention(context, attention[1])
         if experts and plan.expert_tp > 1:
             rows = 2.0 * self._rows_s(shape, tokens)
             forward["mlp F"] += rows
@@ -72,10 +92,18 @@ class LayerCollectives:
             out["mlp I"] += forward["attn F"] + forward["mlp F"]
         return out
 
+    def evidence(self, *, experts: bool = False) -> PriceEvidence:
+        """Curves that the exposed seconds stand on."""
+        plan, node = self.scenario.parallel, self.links.gpus_per_node
+        groups = [(plan.tp, min(plan.tp, node)), (plan.cp, self._context_ranks_per_node())]
+        if experts:
+            groups.append((plan.expert_tp, min(plan.expert_tp, node)))
+        return combined((ring_evidence(1.0, *group, self.links), 1.0) for group in groups)
+
     @property
-    def _effect(self) -> Beside:
-        """How far these collectives themselves slow down beside products was not measured."""
-        return Beside(self.profile.lost_beside_nccl.value)
+    def _slow_down(self) -> OverlapSlowDown:
+        """How far these collectives themselves slow down beside GEMMs was not measured."""
+        return OverlapSlowDown(self.profile.lost_beside_nccl.value)
 
     def _gather_s(self, shape: ModelShape, tokens: int) -> float:
         """One all-gather or reduce-scatter of a micro-batch's activations."""
@@ -91,16 +119,18 @@ class LayerCollectives:
         ranks = plan.expert_tp
         return ring_seconds(rows * shape.hidden * 2.0, ranks, min(ranks, node), self.links, self.profile)
 
-    def _context_s(self, shape: ModelShape, tokens: int) -> float:
+    def _context_s(self, attention: Attention, tokens: int) -> float:
         """Keys and values of one micro-batch around the context-parallel group."""
-        plan, node = self.scenario.parallel, self.links.gpus_per_node
-        attention = shape.attention
-        width = attention.kv_heads * (attention.qk_head_dim + attention.v_head_dim) / plan.tp
-        per_node = max(1, min(plan.cp, node // min(plan.tp, node)))
+        plan, per_node = self.scenario.parallel, self._context_ranks_per_node()
+        width = attention.context_elements(self.scenario.batch.sequence_length) / plan.tp
         return ring_seconds(tokens * width * 2.0, plan.cp, per_node, self.links, self.profile)
 
-    def _beside_attention(self, context_s: float, attention_s: float) -> float:
+    def _context_ranks_per_node(self) -> int:
+        plan, node = self.scenario.parallel, self.links.gpus_per_node
+        return max(1, min(plan.cp, node // min(plan.tp, node)))
+
+    def _overlapped_with_attention(self, context_s: float, attention_s: float) -> float:
         """Ring attention passes keys and values on while it works on those it has (eq. O2)."""
         if self.scenario.software.overlap_context_parallel:
-            return pipelined(context_s, attention_s, self.scenario.parallel.cp, self._effect)
+            return pipelined(context_s, attention_s, self.scenario.parallel.cp, self._slow_down)
         return context_s

@@ -1,31 +1,71 @@
-"""What prices stand on: calibration entries, how sure their readings are, what was extrapolated."""
+"""What a price stands on, as a value that travels with the price (pure)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(slots=True)
-class Evidence:
-    """What the prices stand on: calibration entries used, and every reading out of its measured range."""
+class EntryReading(NamedTuple):
+    """Compute that one calibration entry priced: seconds, and seconds times the relative error of each."""
 
-    entries: set[str] = field(default_factory=set)
-    extrapolated: set[str] = field(default_factory=set)
-    weighed: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Of every entry that priced compute: seconds, and seconds times the error of that reading."""
+    entry: str
+    seconds: float
+    error_s: float
 
-    def weigh(self, entry: str, seconds: float, residual: float) -> None:
-        """Note the error of one reading, which grows where a shape was not measured."""
-        before = self.weighed.get(entry, (0.0, 0.0))
-        self.weighed[entry] = before[0] + seconds, before[1] + seconds * residual
 
-    def residual(self, entry: str) -> float:
-        """Mean error of an entry's readings by seconds; 0 where it priced no compute."""
-        seconds, weighed = self.weighed.get(entry, (0.0, 0.0))
-        return weighed / seconds if seconds > 0.0 else 0.0
+@dataclass(frozen=True, slots=True)
+class PriceEvidence:
+    """Calibration entries behind a price, what it assumes or extrapolates, and its readings of compute.
 
-    def add(self, entries: Iterable[str], extrapolated: Iterable[str]) -> None:
-        """Note entries and extrapolations of one price."""
-        self.entries.update(entries)
-        self.extrapolated.update(extrapolated)
+    There is at most one reading an entry. `combined` adds the evidence of several prices.
+    """
+
+    entries: frozenset[str] = frozenset()
+    notes: frozenset[str] = frozenset()
+    """Assumptions, and readings outside the measured range."""
+    readings: tuple[EntryReading, ...] = ()
+
+    @classmethod
+    def of(cls, entries: Iterable[str], notes: Iterable[str] = ()) -> PriceEvidence:
+        """Evidence without readings of compute; empty texts are left out."""
+        return cls(frozenset(e for e in entries if e), frozenset(n for n in notes if n))
+
+    def __or__(self, other: PriceEvidence) -> PriceEvidence:
+        """The evidence of the sum of two prices."""
+        return combined(((self, 1.0), (other, 1.0)))
+
+    def mean_errors(self) -> dict[str, float]:
+        """Relative error of every entry that priced compute: the mean of its readings by seconds."""
+        return {r.entry: r.error_s / r.seconds for r in self.readings if r.seconds > 0.0}
+
+
+NO_EVIDENCE = PriceEvidence()
+
+
+def combined(parts: Iterable[tuple[PriceEvidence, float]]) -> PriceEvidence:
+    """The evidence of a sum of prices, each taken so many times (or in such a share).
+
+    The number of times weighs the readings; entries and notes count however rarely they were used.
+    """
+    entries: set[str] = set()
+    notes: set[str] = set()
+    seconds: dict[str, float] = {}
+    errors: dict[str, float] = {}
+    for part, times in parts:
+        entries |= part.entries
+        notes |= part.notes
+        for entry, priced_s, error_s in part.readings:
+            seconds[entry] = seconds.get(entry, 0.0) + times * priced_s
+            errors[entry] = errors.get(entry, 0.0) + times * error_s
+    readings = tuple(EntryReading(entry, priced_s, errors[entry]) for entry, priced_s in seconds.items())
+    return PriceEvidence(frozenset(entries), frozenset(notes), readings)
+
+
+@dataclass(frozen=True, slots=True)
+class PricedSeconds:
+    """A duration and what it stands on."""
+
+    seconds: float = 0.0
+    evidence: PriceEvidence = NO_EVIDENCE

@@ -1,55 +1,58 @@
-"""From a scenario to the seconds of every phase, transfer and synchronisation (pure)."""
+"""Prices of one job: its operators by block and phase, and the seconds they take. Every price is a value.
+
+What a price stands on is a field of it. The pricer keeps what it has worked out, so that placement, cost
+table, end of the step, host launches and reports share one price of each operator.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from math import fsum
+from functools import cached_property
 
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.cluster import Cluster
-from moesim.hwmodels.confidence import GENERIC
-from moesim.simulator.cost.collectives.ring import busiest_bytes
-from moesim.simulator.cost.communication import (
-    EpOperation,
-    Links,
-    all_to_all_seconds,
-    collective_beside_compute,
-    engine_transfer,
-    ep_transfer,
-    ring_seconds,
-)
-from moesim.simulator.cost.compute import SmContext, operator_seconds
-from moesim.simulator.cost.price_evidence import Evidence
-from moesim.simulator.cost.profile_use import communication_law
-from moesim.simulator.cost.sharded import transfer_cost
-from moesim.simulator.cost.table import Mode, PhaseCost, TransferCost
+from moesim.simulator.cost.communication import Links
+from moesim.simulator.cost.compute import OperatorCost, SmContext, operator_seconds
+from moesim.simulator.cost.price_evidence import combined
+from moesim.simulator.cost.table import Mode, PhaseCost
 from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.layout.parallel import Layout, tokens_per_gpu
-from moesim.simulator.layout.routing import Gate, TargetStatistics, expected_targets, transfer_bytes
+from moesim.simulator.layout.routing import Gate, TargetStatistics, expected_targets
 from moesim.simulator.model.counts import block_parameters, expert_parameters
 from moesim.simulator.model.framework import apply_framework
 from moesim.simulator.model.operator import BlockKind, Operator, Phase
 from moesim.simulator.model.operators import block_operators
-from moesim.simulator.model.precision import BYTES_PER_ELEMENT, row_bytes
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario
 
-EP_OPERATION: dict[Phase, EpOperation] = {
-    "dispatch F": "dispatch",
-    "combine B": "dispatch",  # the backward of a combine sends rows out again
-    "combine F": "combine",
-    "dispatch B": "combine",
-}
+Operators = Mapping[Phase, tuple[Operator, ...]]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True)
 class Pricer:
-    """Prices the parts of one scenario; every method is a pure function of the fields."""
+    """Operators and prices of a job; every method is a pure function of the job, worked out once."""
 
     job: ResolvedJob
-    evidence: Evidence = field(default_factory=Evidence)
-    _links: Links | None = field(default=None, init=False, repr=False)
-    _parameters: dict[BlockKind, tuple[float, float]] = field(default_factory=dict, init=False, repr=False)
+    _operators: dict[BlockKind, Operators] = field(default_factory=dict, repr=False, compare=False)
+    """Of every kind of block that was asked for; they do not depend on rates."""
+    _parameters: dict[BlockKind, tuple[float, float]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    _costs: dict[tuple[BlockKind, Phase, Mode], tuple[OperatorCost, ...]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    _phases: dict[tuple[BlockKind, Phase, Mode], PhaseCost] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def at_rates(
+        self, *, profile: CalibrationProfile | None = None, cluster: Cluster | None = None
+    ) -> Pricer:
+        """The same job at other rates (see `ResolvedJob.with_rates`); it shares the operators."""
+        return Pricer(self.job.with_rates(profile=profile, cluster=cluster), self._operators)
+
+    # -- the job ---------------------------------------------------------------------------------------
 
     @property
     def scenario(self) -> Scenario:
@@ -103,13 +106,11 @@ class Pricer:
         """Nodes that one expert-parallel group spans."""
         return self.layout.nodes_spanned(self.layout.ep_group(0))
 
-    @property
+    @cached_property
     def links(self) -> Links:
         """Nominal link rates and latencies of one GPU."""
-        if self._links is not None:
-            return self._links
         node, fabric = self.cluster.node, self.cluster.network.fabric
-        self._links = Links(
+        return Links(
             scale_up_bytes_per_s=node.scale_up_bytes_per_s,
             scale_up_latency_s=node.scale_up_latency_s,
             nic_bytes_per_s=self.nic_bytes_per_s,
@@ -119,7 +120,6 @@ class Pricer:
             wiring=node.scale_up_shares,
             ep_per_node=self.scenario.parallel.ep // self.ep_nodes,
         )
-        return self._links
 
     @property
     def nic_bytes_per_s(self) -> float:
@@ -143,10 +143,32 @@ class Pricer:
         per_node = self.scenario.parallel.ep // self.ep_nodes
         return expected_targets(gate, self.scenario.parallel.ep, per_node)
 
-    # -- compute -------------------------------------------------------------------------------------
+    def block_parameters(self, kind: BlockKind) -> tuple[float, float]:
+        """(dense, expert) parameters of a block on one GPU, replicas of experts included."""
+        found = self._parameters.get(kind)
+        if found is None:
+            found = self._parameters[kind] = self._parameters_of(kind)
+        return found
 
-    def operators(self, kind: BlockKind) -> dict[Phase, tuple[Operator, ...]]:
+    def _parameters_of(self, kind: BlockKind) -> tuple[float, float]:
+        plan = self.scenario.parallel
+        total = block_parameters(self.shape, kind).total
+        moe = self.shape.moe
+        experts = moe.experts * expert_parameters(self.shape) if moe and self.shape.block(kind).routed else 0
+        dense = (total - experts) / plan.tp
+        redundant = self.scenario.routing.redundant_experts
+        if moe and experts and redundant:  # gradients and parameters of a replica travel like any expert's
+            experts += redundant * expert_parameters(self.shape)
+        return dense, experts / plan.ep / plan.expert_tp
+
+    def operators(self, kind: BlockKind) -> Operators:
         """Operators of a block by phase."""
+        found = self._operators.get(kind)
+        if found is None:
+            found = self._operators[kind] = self._operators_of(kind)
+        return found
+
+    def _operators_of(self, kind: BlockKind) -> Operators:
         s, plan = self.scenario, self.scenario.parallel
         found = block_operators(
             self.shape,
@@ -171,155 +193,48 @@ class Pricer:
         sharded = dense * (self.layout.dp * plan.cp > 1) + expert * (self.layout.expert_dp > 1)
         return apply_framework(found, s.software, s.recipe, plan.zero_stage, dense + expert, sharded)
 
+    # -- prices ----------------------------------------------------------------------------------------
+
     def context(self, mode: Mode) -> SmContext:
         """SMs of a phase: all of them, or all but the communication SMs, which idle or are busy."""
         return SmContext(0 if mode == "alone" else self.scenario.communication.sms, mode == "overlapped")
 
-    def phase(self, operators: tuple[Operator, ...], mode: Mode) -> PhaseCost:
-        """Seconds of one phase: the part that grows with routed rows, and the rest."""
-        fixed = row = best = worst = 0.0
-        for operator in operators:
-            cost = operator_seconds(operator, self.cluster.accelerator, self.profile, self.context(mode))
-            self.evidence.add(cost.curve_ids, (*cost.extrapolations, *cost.assumptions))
-            self.evidence.weigh(cost.curve_ids[0], cost.seconds, cost.residual)
-            best += cost.best_seconds
-            worst += cost.worst_seconds
-            if operator.per_received_row:
-                row += cost.seconds
-            else:
-                fixed += cost.seconds
-        return PhaseCost(fixed, row, 0.0, best, worst)
+    def operator_costs(self, kind: BlockKind, phase: Phase, mode: Mode) -> tuple[OperatorCost, ...]:
+        """Price of each operator of a phase, in their order; none where the block lacks the phase."""
+        key = (kind, phase, mode)
+        found = self._costs.get(key)
+        if found is None:
+            found = self._costs[key] = self._priced(self.operators(kind).get(phase, ()), mode)
+        return found
 
-    # -- transfers -----------------------------------------------------------------------------------
+    def phase(self, kind: BlockKind, phase: Phase, mode: Mode) -> PhaseCost:
+        """Seconds of one phase of a block, collectives inside it left out."""
+        key = (kind, phase, mode)
+        found = self._phases.get(key)
+        if found is None:
+            operators = self.operators(kind).get(phase, ())
+            found = self._phases[key] = phase_cost(operators, self.operator_costs(kind, phase, mode))
+        return found
 
-    def ep_slowdown(self, mode: Mode) -> tuple[float, float]:
-        """How much longer an EP kernel takes beside compute, and how sure that is."""
-        if mode == "alone":
-            return 1.0, 0.0
-        law = communication_law(self.profile)
-        if law is None:
-            self.evidence.extrapolated.add(
-                f"profile {self.profile.name}: no law for communication beside compute, no slow-down priced"
-            )
-            return 1.0, 0.0
-        reading = law.curve.at(self.scenario.communication.sms)
-        self.evidence.add([law.id], [reading.note] if reading.extrapolated else [])
-        return reading.value, law.residual.relative
+    def compute(self, operators: tuple[Operator, ...], mode: Mode) -> PhaseCost:
+        """Seconds of operators that belong to no block, such as the optimizer's."""
+        return phase_cost(operators, self._priced(operators, mode))
 
-    def ep_phase(self, phase: Phase, mode: Mode) -> TransferCost:
-        """One dispatch or combine of a micro-batch."""
-        operation = EP_OPERATION[phase]
-        recipe = self.scenario.recipe
-        if self.scenario.communication.kernels == "nccl":
-            return self._nccl_phase()
-        wire = recipe.dispatch if operation == "dispatch" else recipe.combine
-        bytes_ = transfer_bytes(self.targets(), self.ep_tokens, row_bytes(self.shape.hidden, wire))
-        engine = self.cluster.accelerator.communication_engine
-        if engine is not None:
-            time = engine_transfer(bytes_, self.links, self.profile, nodes=self.ep_nodes)
+    def _priced(self, operators: Iterable[Operator], mode: Mode) -> tuple[OperatorCost, ...]:
+        accelerator, context = self.cluster.accelerator, self.context(mode)
+        return tuple(operator_seconds(op, accelerator, self.profile, context) for op in operators)
+
+
+def phase_cost(operators: Iterable[Operator], costs: Iterable[OperatorCost]) -> PhaseCost:
+    """The sum of operators' prices: the part that grows with routed rows, and the rest."""
+    fixed = row = best = worst = 0.0
+    evidence = []
+    for operator, cost in zip(operators, costs, strict=True):
+        best += cost.best_seconds
+        worst += cost.worst_seconds
+        if operator.per_received_row:
+            row += cost.seconds
         else:
-            slowdown, residual = self.ep_slowdown(mode)
-            time = ep_transfer(
-                operation,
-                bytes_,
-                self.links,
-                self.profile,
-                sms=self.scenario.communication.sms,
-                nodes=self.ep_nodes,
-                kernels=self.scenario.communication.kernels,
-                slowdown=slowdown,
-                slowdown_residual=residual,
-            )
-        self.evidence.add(time.curve_ids, time.extrapolations)
-        return transfer_cost(time, bytes_.ib_bytes, bytes_.nvlink_bytes)
-
-    def _nccl_phase(self) -> TransferCost:
-        """All-to-all of NCCL: every chosen expert gets its own copy of a row, in BF16 (eq. O6)."""
-        assert self.shape.moe is not None
-        sent = self.ep_tokens * self.shape.moe.top_k * self.shape.hidden * 2.0
-        time = all_to_all_seconds(sent, self.scenario.parallel.ep, self.ep_nodes, self.links, self.profile)
-        self.evidence.add(time.curve_ids, time.extrapolations)
-        return transfer_cost(time, time.nic_bytes, time.scale_up_bytes)
-
-    def note_carried_shares(self) -> None:
-        """Say where shares of link rates stand on other hardware, or on an assumption."""
-        accelerator, profile = self.cluster.accelerator, self.profile
-        engine = accelerator.communication_engine
-        if engine is not None:
-            self.evidence.extrapolated.add(
-                f"{accelerator.name}: a dedicated engine ({engine.name}) moves collectives at assumed shares "
-                "of the link rates (engine.* curves); no slow-down of or by compute beside it is priced"
-            )
-        elif profile.accelerator == "any" or GENERIC in profile.include:
-            self.evidence.extrapolated.add(
-                f"profile {profile.name}: communication shares of Hopper used for {accelerator.name}"
-            )
-
-    def sharded_phases(self, kind: BlockKind) -> tuple[dict[Phase, TransferCost], dict[Phase, float]]:
-        """ZeRO-3's all-gathers and reduce-scatter of a block beside its compute, and their seconds alone."""
-        recipe = self.scenario.recipe
-        dense, expert = self.block_parameters(kind)
-        dense_ring, expert_ring = self.rings(1)
-        costs: dict[Phase, TransferCost] = {}
-        alone: dict[Phase, float] = {}
-        phases: tuple[Phase, ...] = ("gather F", "gather B", "scatter W")
-        for phase in phases:
-            scatter = phase == "scatter W"
-            size = BYTES_PER_ELEMENT[recipe.gradient_reduce if scatter else recipe.parameter_gather]
-            rings = ((dense, dense_ring), (expert, expert_ring))
-            moved = [busiest_bytes("all_gather", held * size, *ring) for held, ring in rings]
-            nic, scale_up = (fsum(bytes_[i] for bytes_ in moved) for i in (0, 1))
-            name = "reduce_scatter" if scatter else "all_gather"
-            longer = self.longer_beside(name, dense * size, dense_ring)
-            alone[phase] = self.data_parallel_s(dense * size, expert * size, 1)
-            both = alone[phase] + longer
-            costs[phase] = TransferCost(0.0, both, both, nic, scale_up, 0.0, both)
-        return costs, alone
-
-    def data_parallel_s(self, dense_bytes: float, expert_bytes: float, copies: int) -> float:
-        """Seconds of a reduce-scatter or all-gather over the data-parallel groups, one after the other.
-
-        `copies`: pipeline ranks that hold the same parameters (2 for a bidirectional pipeline): they
-        multiply the replicas of the experts and of the rest (eq. X7).
-        """
-        dense_ring, expert_ring = self.rings(copies)
-        return self._ring_s(dense_bytes, *dense_ring) + self._ring_s(expert_bytes, *expert_ring)
-
-    def longer_beside(self, name: str, total_bytes: float, ring: tuple[int, int]) -> float:
-        """Seconds that a ring takes longer beside compute, and the curve that says so (eq. O8)."""
-        longer, curve, note = collective_beside_compute(name, total_bytes, *ring, self.links, self.profile)
-        self.evidence.add([curve] if curve else [], [note] if note else [])
-        return longer
-
-    def _ring_s(self, total_bytes: float, ranks: int, ranks_per_node: int) -> float:
-        """Seconds of a ring, and the rates that it stands on."""
-        if ranks > 1 and total_bytes > 0.0:
-            self.evidence.add(["collective.scale_up_fraction"] if ranks_per_node > 1 else [], [])
-            self.evidence.add(["collective.nic_fraction"] if ranks > ranks_per_node else [], [])
-        return ring_seconds(total_bytes, ranks, ranks_per_node, self.links, self.profile)
-
-    def rings(self, copies: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """(ranks, ranks a node) of the rings of the dense parameters and of the experts."""
-        plan, layout = self.scenario.parallel, self.layout
-        node = self.links.gpus_per_node
-        dense_ranks = layout.dp * plan.cp
-        per_node = max(1, min(node // min(plan.tp, node), dense_ranks))
-        expert_per_node = max(1, min(node // min(plan.ep * plan.expert_tp, node), layout.expert_dp))
-        if self.cluster.nodes == 1:  # every copy is on the one node
-            per_node, expert_per_node = dense_ranks * copies, layout.expert_dp * copies
-        return (dense_ranks * copies, per_node), (layout.expert_dp * copies, expert_per_node)
-
-    def block_parameters(self, kind: BlockKind) -> tuple[float, float]:
-        """(dense, expert) parameters of a block on one GPU, replicas of experts included."""
-        if kind in self._parameters:
-            return self._parameters[kind]
-        plan = self.scenario.parallel
-        total = block_parameters(self.shape, kind).total
-        moe = self.shape.moe
-        experts = moe.experts * expert_parameters(self.shape) if moe and kind in ("moe", "mtp") else 0
-        dense = (total - experts) / plan.tp
-        redundant = self.scenario.routing.redundant_experts
-        if moe and experts and redundant:  # gradients and parameters of a replica travel like any expert's
-            experts += redundant * expert_parameters(self.shape)
-        self._parameters[kind] = dense, experts / plan.ep / plan.expert_tp
-        return self._parameters[kind]
+            fixed += cost.seconds
+        evidence.append((cost.evidence, 1.0))
+    return PhaseCost(fixed, row, 0.0, best, worst, evidence=combined(evidence))

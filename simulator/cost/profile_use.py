@@ -1,8 +1,11 @@
-"""What a profile says of a whole prediction: its residuals and its law of communication (pure)."""
+"""What a profile says of all collectives of a job: residuals, the law of communication, carried shares."""
 
 from __future__ import annotations
 
 from moesim.hwmodels.calibration import CalibrationProfile, Law
+from moesim.hwmodels.confidence import GENERIC
+from moesim.simulator.cost.price_evidence import NO_EVIDENCE, PriceEvidence
+from moesim.simulator.layout.job import ResolvedJob
 
 
 def collective_residual(profile: CalibrationProfile, prefix: str = "") -> float:
@@ -14,3 +17,19 @@ def collective_residual(profile: CalibrationProfile, prefix: str = "") -> float:
 def communication_law(profile: CalibrationProfile) -> Law | None:
     """The law of communication kernels beside compute, where the profile has one."""
     return next((law for law in profile.laws if law.group == "communication"), None)
+
+
+def carried_shares(job: ResolvedJob) -> PriceEvidence:
+    """A note where shares of link rates stand on other hardware, or on an assumption."""
+    accelerator, profile = job.cluster.accelerator, job.profile
+    engine = accelerator.communication_engine
+    if engine is not None:
+        note = (
+            f"{accelerator.name}: a dedicated engine ({engine.name}) moves collectives at assumed shares "
+            "of the link rates (engine.* curves); no slow-down of or by compute beside it is priced"
+        )
+        return PriceEvidence.of([], [note])
+    if profile.accelerator == "any" or GENERIC in profile.include:
+        note = f"profile {profile.name}: communication shares of Hopper used for {accelerator.name}"
+        return PriceEvidence.of([], [note])
+    return NO_EVIDENCE

@@ -1,4 +1,4 @@
-"""Prices of transfers as table entries, and compute with the collectives of ZeRO-3 beside it (pure)."""
+"""ZeRO-3 inside the step: its collectives block by block, and compute beside them (docs/model.md, eq. O5)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,40 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import fsum
 
-from moesim.simulator.cost.communication import TransferTime
+from moesim.simulator.cost.collectives.ring import busiest_bytes
+from moesim.simulator.cost.communication import overlap_delay
+from moesim.simulator.cost.data_parallel import data_parallel, rings
+from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.table import Mode, PhaseCost, TransferCost
 from moesim.simulator.model.operator import BlockKind, Phase
+from moesim.simulator.model.precision import BYTES_PER_ELEMENT
 
 
-def slowed_beside(
+def sharded_phases(pricer: Pricer, kind: BlockKind) -> tuple[dict[Phase, TransferCost], dict[Phase, float]]:
+    """ZeRO-3's all-gathers and reduce-scatter of a block beside its compute, and their seconds alone."""
+    recipe, links, profile = pricer.scenario.recipe, pricer.links, pricer.profile
+    dense, expert = pricer.block_parameters(kind)
+    dense_ring, expert_ring = rings(pricer, 1)
+    costs: dict[Phase, TransferCost] = {}
+    alone: dict[Phase, float] = {}
+    phases: tuple[Phase, ...] = ("gather F", "gather B", "scatter W")
+    for phase in phases:
+        scatter = phase == "scatter W"
+        size = BYTES_PER_ELEMENT[recipe.gradient_reduce if scatter else recipe.parameter_gather]
+        held = ((dense, dense_ring), (expert, expert_ring))
+        moved = [busiest_bytes("all_gather", count * size, *ring) for count, ring in held]
+        nic, scale_up = (fsum(bytes_[i] for bytes_ in moved) for i in (0, 1))
+        name = "reduce_scatter" if scatter else "all_gather"
+        delay = overlap_delay(name, dense * size, *dense_ring, links, profile)
+        collective = data_parallel(pricer, dense * size, expert * size, 1)
+        alone[phase] = collective.seconds
+        both = collective.seconds + delay.seconds
+        evidence = collective.evidence | delay.evidence
+        costs[phase] = TransferCost(0.0, both, both, nic, scale_up, 0.0, both, evidence)
+    return costs, alone
+
+
+def slowed_by_overlap(
     kind: BlockKind,
     compute: Mapping[tuple[BlockKind, Phase, Mode], PhaseCost],
     alone_s: Mapping[Phase, float],
@@ -37,16 +65,3 @@ def slowed_beside(
             out[key] = replace(cost, fixed_s=cost.fixed_s * factor, row_s=cost.row_s * factor,
                                worst_s=max(cost.worst_s, (cost.fixed_s + cost.row_s) * factor))  # fmt: skip
     return out
-
-
-def transfer_cost(time: TransferTime, nic_bytes: float, scale_up_bytes: float) -> TransferCost:
-    """A transfer's seconds and the bytes behind them as the table keeps them."""
-    return TransferCost(
-        launch_s=time.launch_s,
-        nic_s=time.nic_s,
-        scale_up_s=time.scale_up_s,
-        nic_bytes=nic_bytes,
-        scale_up_bytes=scale_up_bytes,
-        best_s=time.best_s,
-        worst_s=time.worst_s,
-    )

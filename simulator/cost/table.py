@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from moesim.simulator.cost.formulas import blended
+from moesim.simulator.cost.price_evidence import NO_EVIDENCE, PriceEvidence, combined
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.schedules.template import COMMUNICATION_PHASES
 
 Mode = Literal["alone", "sms_reserved", "overlapped"]
 """Where a phase runs: un-overlapped on all SMs; in a pair while the communication SMs idle; beside them
 while they are busy."""
+PAIR_MODES: tuple[Mode, Mode] = ("sms_reserved", "overlapped")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,7 @@ class PhaseCost:
     seconds = fixed_s + row_s * load, load = received expert rows over the nominal number. `exposed_s` is
     the part of fixed_s in which the SMs wait for a collective inside the phase (tensor or context
     parallel), `host_s` the part in which they wait for the host to launch. `best_s` / `worst_s` bound the
-    phase at load 1.
+    phase at load 1. Two prices with the same seconds are equal, whatever they stand on.
     """
 
     fixed_s: float
@@ -31,6 +33,11 @@ class PhaseCost:
     best_s: float = 0.0
     worst_s: float = 0.0
     host_s: float = 0.0
+    evidence: PriceEvidence = field(default=NO_EVIDENCE, compare=False, repr=False)
+    """Its readings are the compute at load 1, without waits for collectives and for the host."""
+
+
+NO_COMPUTE = PhaseCost(0.0)
 
 
 def blend(sms_reserved: PhaseCost, overlapped: PhaseCost, share: float) -> PhaseCost:
@@ -42,6 +49,7 @@ def blend(sms_reserved: PhaseCost, overlapped: PhaseCost, share: float) -> Phase
         best_s=min(sms_reserved.best_s, overlapped.best_s),
         worst_s=max(sms_reserved.worst_s, overlapped.worst_s),
         host_s=blended(sms_reserved.host_s, overlapped.host_s, share),
+        evidence=combined(((sms_reserved.evidence, 1.0 - share), (overlapped.evidence, share))),
     )
 
 
@@ -61,6 +69,13 @@ class TransferCost:
     scale_up_bytes: float
     best_s: float = 0.0
     worst_s: float = 0.0
+    """Payload at nominal link rates, and with every residual and slow-down against it."""
+    evidence: PriceEvidence = field(default=NO_EVIDENCE, compare=False, repr=False)
+
+    @property
+    def payload_s(self) -> float:
+        """The slower of the two paths: both run at the same time, chunk by chunk."""
+        return max(self.nic_s, self.scale_up_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +88,7 @@ class SyncCost:
     gather_s: float
     best_s: float = 0.0
     worst_s: float = 0.0
+    evidence: PriceEvidence = field(default=NO_EVIDENCE, compare=False, repr=False)
 
     @property
     def total_s(self) -> float:
@@ -82,7 +98,7 @@ class SyncCost:
 
 @dataclass(frozen=True, slots=True)
 class CostTable:
-    """Seconds by block kind, phase and mode; transfers by the same key (they have no quiet mode)."""
+    """Seconds by block kind, phase and mode; transfers by the same key (they have no mode `sms_reserved`)."""
 
     compute: Mapping[tuple[BlockKind, Phase, Mode], PhaseCost]
     transfer: Mapping[tuple[BlockKind, Phase, Mode], TransferCost]
@@ -93,14 +109,31 @@ class CostTable:
     """One entry a pipeline rank."""
     send_across_nodes: bool = True
     """Whether a pipeline hop uses the NICs or, inside a node, the scale-up ports."""
+    _blends: dict[tuple[BlockKind, Phase, float], PhaseCost] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """Prices of phases in pairs that were asked for already."""
+
+    @property
+    def evidence(self) -> PriceEvidence:
+        """Everything that the prices of the table stand on, each price taken once."""
+        parts = [price.evidence for price in self.compute.values()]
+        parts += [price.evidence for price in self.transfer.values()]
+        parts += [price.evidence for price in self.sync]
+        return combined((part, 1.0) for part in parts)
 
     def phase(self, kind: BlockKind, phase: Phase, overlapped_share: float | None) -> PhaseCost:
         """Compute of a phase: alone (None), or with a share of it beside busy communication SMs."""
         if overlapped_share is None:
-            return self.compute.get((kind, phase, "alone"), PhaseCost(0.0))
-        nothing = PhaseCost(0.0)
-        sms_reserved = self.compute.get((kind, phase, "sms_reserved"), nothing)
-        return blend(sms_reserved, self.compute.get((kind, phase, "overlapped"), nothing), overlapped_share)
+            return self.compute.get((kind, phase, "alone"), NO_COMPUTE)
+        key = (kind, phase, overlapped_share)
+        price = self._blends.get(key)
+        if price is None:
+            sms_reserved, overlapped = (
+                self.compute.get((kind, phase, mode), NO_COMPUTE) for mode in PAIR_MODES
+            )
+            price = self._blends[key] = blend(sms_reserved, overlapped, overlapped_share)
+        return price
 
     def phases(self, kind: BlockKind) -> frozenset[Phase]:
         """Phases that a block of this kind has."""

@@ -17,6 +17,7 @@ from moesim.simulator.cost.formulas import compute_seconds, payload_seconds
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, TransferCost
 from moesim.simulator.engine.demand import Demand
 from moesim.simulator.engine.link_map import LinkMap
+from moesim.simulator.model.block import may_route
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.schedules import Action, Overlap, Schedule
 from moesim.simulator.schedules.template import (
@@ -185,9 +186,7 @@ class _Compiler:
         self.schedule, self.blocks, self.costs, self.order = schedule, blocks, priced.costs, priced.order
         self.variation, self.members = variation, variation.clock.shape[1]
         self.link_map, self.group = link_map, group
-        routed = [
-            (s, b) for s, kinds in enumerate(blocks) for b, k in enumerate(kinds) if k in ("moe", "mtp")
-        ]
+        routed = [(s, b) for s, kinds in enumerate(blocks) for b, k in enumerate(kinds) if may_route(k)]
         self.routed = {place: number for number, place in enumerate(routed)}
         # Where capacity dropped rows, fewer bytes travel than even load would send.
         kept = variation.loads.mean(axis=2) if variation.loads.size else np.ones((len(routed), 1))

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import fsum
-from typing import Literal
 
+from moesim.simulator.model.block import BlockShape
+from moesim.simulator.model.cached import CachedTensor, Role
 from moesim.simulator.model.operator import BlockKind
-from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision, row_bytes
+from moesim.simulator.model.precision import Precision, row_bytes
 from moesim.simulator.model.recompute import RecomputePolicy
-from moesim.simulator.model.shape import MLA, ModelShape, MoE
+from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.model.software import PLAIN, Software
 from moesim.simulator.scenario.parallel import ParallelPlan
 
-E5M6_BYTES = 1.5
 SCORE_BYTES = 2.0
 """Softmax output in 16 bits, for every score."""
 MASK_BYTES = 1.0
 """Dropout mask of one element."""
 DROPPED_SCORE_BYTES = MASK_BYTES + 2.0
 """Mask and output of the dropout of a score."""
-Role = Literal[
-    "residual", "norm output", "latent", "expanded", "kept", "linear input", "swiglu output", "scores"
-]  # fmt: skip
-"""What a tensor is, which decides whether a policy keeps it."""
 
 RECOMPUTED: dict[RecomputePolicy, frozenset[Role]] = {
     "none": frozenset(),
@@ -37,79 +32,41 @@ RECOMPUTED: dict[RecomputePolicy, frozenset[Role]] = {
     ),
 }
 
-Sharding = Literal["tokens", "width", "none"]
-"""How tensor parallelism cuts it: by tokens (only with sequence parallelism), by width, or not at all."""
-
-
-@dataclass(frozen=True, slots=True)
-class CachedTensor:
-    """One tensor of a block: bytes for one token of the micro-batch, and how it is cut."""
-
-    name: str
-    bytes_per_token: float
-    role: Role
-    sharding: Sharding
-
 
 def cached_tensors(
-    shape: ModelShape, kind: BlockKind, precision: Precision, policy: RecomputePolicy
+    shape: ModelShape,
+    kind: BlockKind,
+    precision: Precision,
+    policy: RecomputePolicy,
+    unfused: bool = False,
 ) -> tuple[CachedTensor, ...]:
     """The tensors of one block that stay in memory between its forward and its backward pass.
 
-    Attention is of the flash kind: no score matrix, one FP32 log-sum-exp a head. Of the routed part
-    the received rows count, top_k a token on average. The loss overwrites the logits with their
-    gradient, one tensor in the head's format. `full` applies to layers; embedding and head keep theirs.
+    Attention is of the flash kind, without its scores; `unfused` says that they go through memory, which
+    `activation_bytes` counts. The loss overwrites the logits with their gradient, one tensor in the head's
+    format. `full` applies to layers; embedding and head keep theirs.
     """
-    if policy == "op" and kind not in ("embedding", "head"):
-        return tuple(_kept_by_op(shape, kind, precision))
-    dropped = frozenset() if kind == "head" and policy in ("full", "op") else RECOMPUTED[policy]
-    return tuple(t for t in _tensors(shape, kind, precision, policy) if t.role not in dropped)
+    block = shape.block(kind)
+    if policy == "op" and block.layer is not None:
+        return tuple(_kept_by_op(shape, block, precision, unfused))
+    dropped = frozenset() if block.is_head and policy in ("full", "op") else RECOMPUTED[policy]
+    return tuple(t for t in _tensors(shape, block, precision, policy, unfused) if t.role not in dropped)
 
 
-LOG_SUM_EXP = "log-sum-exp"
-NOT_PRODUCTS = frozenset({"MTP norm inputs", "attention norm input", "attention output", LOG_SUM_EXP})
-"""What the policy `op` keeps apart from outputs of products and of the all-to-all."""
+def _kept_by_op(
+    shape: ModelShape, block: BlockShape, precision: Precision, unfused: bool
+) -> Iterator[CachedTensor]:
+    """Eq. M7: block input, core attention, every second dense GEMM from the first, both all-to-alls.
 
-
-def _kept_by_op(shape: ModelShape, kind: BlockKind, precision: Precision) -> Iterator[CachedTensor]:
-    """Eq. M7: block input, core attention, every second dense product from the first, both all-to-alls.
-
-    Order of the products as in torchtitan 0.2.2, which counts calls; grouped products are not among them.
+    Order of the GEMMs as in torchtitan 0.2.2, which counts calls; grouped GEMMs are not among them.
     """
-    yield from (t for t in _tensors(shape, kind, precision, "none") if t.name in NOT_PRODUCTS)
-    yield from tuple(_product_outputs(shape, kind))[::2]
-    if shape.moe is not None and kind != "dense":
-        rows = 2 * shape.moe.top_k * row_bytes(shape.hidden, "bf16")
-        yield CachedTensor("rows after dispatch and combine", rows, "kept", "tokens")
-
-
-def _product_outputs(shape: ModelShape, kind: BlockKind) -> Iterator[CachedTensor]:
-    """Outputs of the dense products of a layer in the order of their calls."""
-    a, h = shape.attention, shape.hidden
-    widths: list[tuple[str, float, Sharding]] = []
-    if isinstance(a, MLA):
-        if a.q_lora_rank is not None:
-            widths.append(("q_down", a.q_lora_rank, "none"))
-        widths += [
-            ("q_up", a.heads * a.qk_head_dim, "width"),
-            ("kv_down", a.kv_lora_rank + a.qk_rope_dim, "none"),
-            ("kv_up", a.heads * (a.qk_nope_dim + a.v_dim), "width"),
-        ]
-    else:
-        widths.append(("q", a.heads * a.qk_head_dim, "width"))
-        widths += [(name, a.kv_heads * a.qk_head_dim, "width") for name in ("k", "v")]
-    widths.append(("o_proj", h, "tokens"))
-    ffn: float = 0.0
-    if kind == "dense" or shape.moe is None:
-        ffn = shape.dense_ffn or 0.0
-    else:
-        widths.append(("gate", shape.moe.experts, "tokens"))
-        ffn = shape.moe.shared_experts * shape.moe.shared_ffn
-    if ffn:
-        widths += [(f"FFN branch {n}", ffn, "width") for n in range(shape.ffn_branches)]
-        widths.append(("FFN output", h, "tokens"))
-    for name, width, sharding in widths:
-        yield CachedTensor(f"output of {name}", row_bytes(width, "bf16"), "kept", sharding)
+    assert block.layer is not None
+    attention, feed_forward = block.layer
+    yield from (t for t in _tensors(shape, block, precision, "none", unfused) if t.kept_by_op)
+    outputs = [*attention.gemm_outputs(shape.hidden), *feed_forward.gemm_outputs(shape.hidden)]
+    for out in outputs[::2]:
+        yield CachedTensor(f"output of {out.name}", row_bytes(out.width, "bf16"), "kept", out.sharding)
+    yield from feed_forward.kept_by_op(shape.hidden)
 
 
 def activation_bytes(
@@ -133,46 +90,44 @@ def activation_bytes(
         "width": plan.tp,
         "none": 1,
     }
-    unfused = software.attention == "unfused"
-    tensors = [
-        t for t in cached_tensors(shape, kind, precision, policy) if not (unfused and t.name == LOG_SUM_EXP)
-    ]
+    unfused, block = software.attention == "unfused", shape.block(kind)
+    tensors = cached_tensors(shape, kind, precision, policy, unfused)
     kept = fsum(tokens * t.bytes_per_token / cut[t.sharding] for t in tensors)
     if software.dropout:
-        kept += tokens * MASK_BYTES * shape.hidden * _masks(kind, policy) / cut["tokens"]
-    if software.kernels == "eager" and kind in ("dense", "moe", "mtp") and policy in ("none", "attention"):
-        kept += tokens * _eager_bytes(shape, kind) / plan.tp
-    if software.kernels == "eager" and kind == "head" and precision.loss == "fp32":
-        # In the backward: log-softmax and two gradients in FP32, the narrow logits gone (12 B, not 10).
-        more = 3 * row_bytes(shape.vocab, "fp32") - row_bytes(shape.vocab, precision.head)
-        kept += tokens * (more - 2 * row_bytes(shape.vocab, "fp32")) / plan.tp
-    if unfused and kind in ("dense", "moe", "mtp") and "scores" not in RECOMPUTED[policy]:
+        kept += tokens * MASK_BYTES * shape.hidden * _masks(block, policy) / cut["tokens"]
+    if software.kernels == "eager":
+        kept += tokens * _eager_bytes(shape, block, precision, policy) / plan.tp
+    if unfused and block.layer is not None and "scores" not in RECOMPUTED[policy]:
         score = SCORE_BYTES + DROPPED_SCORE_BYTES * software.dropout
-        kept += tokens * score * shape.attention.heads / plan.tp * sequence
+        kept += tokens * score * block.layer.attention.unfused_scores(sequence) / plan.tp
     return kept
 
 
-def _masks(kind: BlockKind, policy: RecomputePolicy) -> int:
+def _masks(block: BlockShape, policy: RecomputePolicy) -> int:
     """Dropout masks as wide as the hidden state: after the embedding, after attention and after the FFN.
 
     What recomputes pointwise work draws those of a layer again from the saved state of the generator.
     """
-    if kind in ("embedding", "head"):
-        return int(kind == "embedding")
+    if block.layer is None:
+        return int(block.is_embedding)
     return 0 if policy in ("op", "full") else 2
 
 
-def _eager_bytes(shape: ModelShape, kind: BlockKind) -> float:
-    """Eq. M8: bytes a token that eager operators keep on top: silu(gate), keys and values repeated for all
-    heads, and the routed rows in FP32 that the weighted sum reads."""
-    a, moe = shape.attention, shape.moe
-    repeated = (a.heads - a.kv_heads) * (a.qk_head_dim + a.v_head_dim)
-    if kind == "dense" or moe is None:
-        width, rows = shape.dense_ffn or 0, 0
-    else:
-        width = moe.top_k * moe.expert_ffn + moe.shared_experts * moe.shared_ffn
-        rows = moe.top_k * shape.hidden
-    return row_bytes(repeated + width * shape.ffn_gated, "bf16") + row_bytes(rows, "fp32")
+def _eager_bytes(
+    shape: ModelShape, block: BlockShape, precision: Precision, policy: RecomputePolicy
+) -> float:
+    """Eq. M8: bytes a token that eager operators keep on top, where their layer is not recomputed.
+
+    In the head's backward: log-softmax and two gradients in FP32, the narrow logits gone (12 B, not 10).
+    """
+    if block.is_head and precision.loss == "fp32":
+        more = 3 * row_bytes(shape.vocab, "fp32") - row_bytes(shape.vocab, precision.head)
+        return more - 2 * row_bytes(shape.vocab, "fp32")
+    if block.layer is None or policy not in ("none", "attention"):
+        return 0.0
+    attention, feed_forward = block.layer
+    narrow, wide = feed_forward.eager_elements(shape.hidden)
+    return row_bytes(attention.eager_elements() + narrow, "bf16") + row_bytes(wide, "fp32")
 
 
 def working_bytes(
@@ -189,77 +144,32 @@ def working_bytes(
 
 
 def _tensors(
-    shape: ModelShape, kind: BlockKind, precision: Precision, policy: RecomputePolicy
+    shape: ModelShape, block: BlockShape, precision: Precision, policy: RecomputePolicy, unfused: bool
 ) -> Iterator[CachedTensor]:
-    h = shape.hidden
-    if kind == "embedding":
+    h, cache = shape.hidden, precision.activation_cache
+    if block.layer is None:
+        yield from _ends(shape, block, precision)
+        return
+    if block.is_mtp:
+        norm_inputs = 2 * row_bytes(h, "bf16")
+        yield CachedTensor("MTP norm inputs", norm_inputs, "residual", "tokens", kept_by_op=True)
+        yield CachedTensor("projection input", row_bytes(2 * h, cache), "norm output", "tokens")
+    attention, feed_forward = block.layer
+    yield CachedTensor("attention norm input", row_bytes(h, "bf16"), "residual", "tokens", kept_by_op=True)
+    yield CachedTensor("attention input", row_bytes(h, cache), "norm output", "tokens")
+    yield from attention.cached_tensors(precision, policy, unfused)
+    yield CachedTensor("FFN norm input", row_bytes(h, "bf16"), "kept", "tokens")
+    yield CachedTensor("FFN input", row_bytes(h, cache), "norm output", "tokens")
+    yield from feed_forward.cached_tensors(h, precision)
+
+
+def _ends(shape: ModelShape, block: BlockShape, precision: Precision) -> Iterator[CachedTensor]:
+    """Tensors of the embedding, or of the head and its loss."""
+    if block.is_embedding:
         yield CachedTensor("token ids", 8.0, "residual", "none")
         return
-    if kind == "head":
-        yield CachedTensor("norm input", row_bytes(h, "bf16"), "residual", "tokens")
-        yield CachedTensor("head input", row_bytes(h, precision.head), "norm output", "tokens")
-        yield CachedTensor("logits", row_bytes(shape.vocab, precision.head), "kept", "width")
-        if precision.loss == "fp32":  # a copy in FP32, and its log-softmax
-            yield CachedTensor("logits in FP32", 2 * row_bytes(shape.vocab, "fp32"), "kept", "width")
-        return
-    if kind == "mtp":
-        yield CachedTensor("MTP norm inputs", 2 * row_bytes(h, "bf16"), "residual", "tokens")
-        yield CachedTensor(
-            "projection input", row_bytes(2 * h, precision.activation_cache), "norm output", "tokens"
-        )
-    yield from _attention(shape, precision, policy)
-    if kind == "dense" or shape.moe is None:
-        assert shape.dense_ffn is not None
-        yield from _ffn_input(shape, precision)
-        yield from _swiglu("FFN", 1.0, shape.dense_ffn, precision, "width", shape.ffn_branches)
-    else:
-        yield from _ffn_input(shape, precision)
-        yield from _experts(shape, shape.moe, precision)
-
-
-def _attention(shape: ModelShape, precision: Precision, policy: RecomputePolicy) -> Iterator[CachedTensor]:
-    a, h, cache = shape.attention, shape.hidden, precision.activation_cache
-    yield CachedTensor("attention norm input", row_bytes(h, "bf16"), "residual", "tokens")
-    yield CachedTensor("attention input", row_bytes(h, cache), "norm output", "tokens")
-    q, k, v = a.heads * a.qk_head_dim, a.kv_heads * a.qk_head_dim, a.kv_heads * a.v_head_dim
-    if isinstance(a, MLA):
-        latents = (a.q_lora_rank or 0) + a.kv_lora_rank
-        yield CachedTensor("latents", row_bytes(latents + a.qk_rope_dim, "bf16"), "latent", "none")
-        yield CachedTensor("normalised latents", row_bytes(latents, cache), "norm output", "none")
-        yield CachedTensor("q, k, v", row_bytes(q + k + v, "bf16"), "expanded", "width")
-    else:
-        if a.qk_norm:
-            yield CachedTensor("normalised q, k", row_bytes(q + k, "bf16"), "norm output", "width")
-        yield CachedTensor("q, k, v", row_bytes(q + k + v, "bf16"), "kept", "width")
-    out = a.heads * a.v_head_dim
-    out_bytes = out * E5M6_BYTES if policy == "deepseek-v3" else row_bytes(out, "bf16")
-    yield CachedTensor("attention output", out_bytes, "kept", "width")
-    yield CachedTensor(LOG_SUM_EXP, a.heads * BYTES_PER_ELEMENT["fp32"], "kept", "width")
-
-
-def _ffn_input(shape: ModelShape, precision: Precision) -> Iterator[CachedTensor]:
-    yield CachedTensor("FFN norm input", row_bytes(shape.hidden, "bf16"), "kept", "tokens")
-    yield CachedTensor(
-        "FFN input", row_bytes(shape.hidden, precision.activation_cache), "norm output", "tokens"
-    )
-
-
-def _swiglu(
-    name: str, rows: float, width: int, precision: Precision, sharding: Sharding, branches: int = 2
-) -> Iterator[CachedTensor]:
-    cache = precision.activation_cache
-    yield CachedTensor(f"{name} gate and up", rows * row_bytes(branches * width, cache), "kept", sharding)
-    yield CachedTensor(f"{name} SwiGLU output", rows * row_bytes(width, cache), "swiglu output", sharding)
-
-
-def _experts(shape: ModelShape, moe: MoE, precision: Precision) -> Iterator[CachedTensor]:
-    """Tensor parallelism of the experts gathers rows and cuts widths: per GPU only the rows' tokens count."""
-    fp32 = BYTES_PER_ELEMENT["fp32"]
-    yield CachedTensor("gate scores", moe.experts * fp32, "kept", "tokens")
-    yield CachedTensor("chosen experts and weights", moe.top_k * 2 * fp32, "kept", "tokens")
-    rows = moe.top_k * row_bytes(shape.hidden, precision.activation_cache)
-    yield CachedTensor("dispatched rows", rows, "linear input", "tokens")
-    yield from _swiglu("experts", moe.top_k, moe.expert_ffn, precision, "tokens")
-    if moe.shared_experts:
-        width = moe.shared_experts * moe.shared_ffn
-        yield from _swiglu("shared experts", 1.0, width, precision, "width")
+    yield CachedTensor("norm input", row_bytes(shape.hidden, "bf16"), "residual", "tokens")
+    yield CachedTensor("head input", row_bytes(shape.hidden, precision.head), "norm output", "tokens")
+    yield CachedTensor("logits", row_bytes(shape.vocab, precision.head), "kept", "width")
+    if precision.loss == "fp32":  # a copy in FP32, and its log-softmax
+        yield CachedTensor("logits in FP32", 2 * row_bytes(shape.vocab, "fp32"), "kept", "width")

@@ -9,7 +9,7 @@ import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.model.shape import MoE
+from moesim.simulator.model.feed_forward.moe import MoE
 
 BIAS_STREAM = 4
 """Part of the seed of the affinities."""

@@ -117,11 +117,6 @@ def draw_rank_loads(
     return RankLoads(rows, _node_mean(rows, gpus_per_node), tokens, dropped)
 
 
-def gemm_rows(loads: RankLoads, rows_per_rank: float) -> FloatArray:
-    """Token rows of the grouped expert products on every rank [samples, ep]."""
-    return loads.rows * rows_per_rank
-
-
 def received_bytes(loads: RankLoads, tokens: float, distinct_gpus: float, bytes_per_row: float) -> FloatArray:
     """Bytes that every rank receives in a dispatch of `tokens` tokens a rank [samples, ep] (eq. R8)."""
     return loads.tokens_in * (tokens * distinct_gpus * bytes_per_row)

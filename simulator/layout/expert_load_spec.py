@@ -14,7 +14,8 @@ from moesim.simulator.layout.expert_load import LoadSpec
 from moesim.simulator.layout.histogram import read_counts
 from moesim.simulator.layout.parallel import Layout, nearest_divisors
 from moesim.simulator.layout.popularity import shares_of_counts, zipf_shares
-from moesim.simulator.model.shape import ModelShape, MoE
+from moesim.simulator.model.feed_forward.moe import MoE
+from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario.routing import Eplb, HistogramLoad, UniformLoad, ZipfLoad
 from moesim.simulator.scenario.scenario import Scenario
 from moesim.simulator.scenario.sections import Routing

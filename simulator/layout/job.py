@@ -8,7 +8,7 @@ from functools import cached_property
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.fitting import fitting_profiles
+from moesim.hwmodels.profile_choice import fitting_profiles
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.stages import Block
+from moesim.simulator.model.block import EMBEDDING, HEAD, MTP
 from moesim.simulator.model.counts import block_parameters
 from moesim.simulator.model.shape import ModelShape
 
@@ -35,7 +36,7 @@ def local_parameters(
         cut = p.attention + p.dense_ffn + p.shared_experts + p.mtp_projection
         total[1] += cut / plan.tp + p.norms + p.router
     kinds = {block.kind for block in blocks}
-    embedding = "embedding" in kinds or "mtp" in kinds or (shape.tied_embeddings and "head" in kinds)
-    head = "head" in kinds and not shape.tied_embeddings
+    embedding = EMBEDDING in kinds or MTP in kinds or (shape.tied_embeddings and HEAD in kinds)
+    head = HEAD in kinds and not shape.tied_embeddings
     table = shape.vocab * shape.hidden / plan.tp
     return LocalParameters(total[0], total[1] + table * (embedding + head))

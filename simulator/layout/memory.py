@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import fsum
 
-from moesim.hwmodels.errors import InfeasibleError, InputError
+from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.provenance import SourcedBytes, SourcedFraction
 from moesim.simulator.layout.activations import activation_bytes
 from moesim.simulator.layout.buffers import expert_buffers, pipeline_buffer_bytes
@@ -166,7 +166,7 @@ def memory_by_kind(
         fits=total <= capacity_bytes,
         fullest_rank=fullest,
         by_rank=tuple(by_rank),
-        notes=(plan.note,) if plan.note and any(assignment.stages_with("moe")) else (),
+        notes=(plan.note,) if plan.note and any(assignment.stages_with_routed_layers) else (),
     )
 
 
@@ -208,17 +208,3 @@ class _OnePlan:
         own = self._inputs
         blocks = [Block(kind) for kind in kinds]
         return local_parameters(own.shape, own.layout, blocks, own.redundant_experts)
-
-
-def require_fit(report: MemoryReport) -> None:
-    """Raise InfeasibleError, with the largest kinds and the remedies, where a plan does not fit."""
-    if report.fits:
-        return
-    largest = sorted(report.by_kind_bytes.items(), key=lambda item: -item[1])[:3]
-    parts = ", ".join(f"{kind} {value / 1e9:.1f} GB" for kind, value in largest)
-    raise InfeasibleError(
-        f"out of memory: pipeline rank {report.fullest_rank} needs {report.total_bytes / 1e9:.1f} GB a GPU, "
-        f"{(report.total_bytes - report.capacity_bytes) / 1e9:.1f} GB above the limit of "
-        f"{report.capacity_bytes / 1e9:.1f} GB ({parts}); raise parallel.pp, ep, tp or zero_stage, or use a "
-        "recompute policy that keeps less"
-    )

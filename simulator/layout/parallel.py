@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.model.shape import GQA, ModelShape
+from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario.parallel import ParallelPlan
 
 
@@ -140,10 +140,10 @@ def check_against_model(plan: ParallelPlan, shape: ModelShape, sequence: int, n_
 
     `n_stages` is the number of pipeline stages of the schedule (pp, pp x vpp, or 2 pp for the V shapes).
     """
-    a, moe = shape.attention, shape.moe
-    check_divides("parallel.tp", plan.tp, a.heads, f"attention heads={a.heads}")
-    if isinstance(a, GQA) and plan.tp < a.kv_heads:
-        check_divides("parallel.tp", plan.tp, a.kv_heads, f"kv_heads={a.kv_heads}")
+    moe = shape.moe
+    for attention in shape.attention_by_name.values():
+        for size, what in attention.tp_limits(plan.tp):
+            check_divides("parallel.tp", plan.tp, size, what)
     if shape.dense_ffn is not None:
         check_divides("parallel.tp", plan.tp, shape.dense_ffn, f"dense_ffn={shape.dense_ffn}")
     if plan.sequence_parallel and plan.tp == 1:

@@ -15,6 +15,7 @@ import numpy as np
 
 from moesim.hwmodels.arrays import BoolArray, FloatArray, IntArray
 from moesim.simulator.layout.activations import activation_bytes, working_bytes
+from moesim.simulator.model.block import HEAD
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision
 from moesim.simulator.model.shape import ModelShape
@@ -44,7 +45,7 @@ class StateFormats:
         return cls(weight, gathered, precision.gradient_bytes, master + 2 * moment)
 
 
-class Parameters(Protocol):
+class ParameterNumbers(Protocol):
     """Parameters of some blocks on one GPU: routed experts, and everything else."""
 
     @property
@@ -100,7 +101,7 @@ class PlanNumbers(Protocol):
     def freed(self) -> Amount:
         """`freed_by_head`."""
 
-    def parameters(self, kinds: Sequence[BlockKind]) -> Parameters:
+    def parameters(self, kinds: Sequence[BlockKind]) -> ParameterNumbers:
         """Parameters of blocks of these kinds on one GPU; shared tables count once."""
 
 
@@ -136,7 +137,7 @@ def rank_terms(plan: PlanNumbers, stages: Sequence[HeldStage]) -> RankTerms:
     workspace: Amount = 0.0
     for kind in different:
         workspace = np.maximum(workspace, plan.working(kind))
-    if "head" in different:  # no layer runs backward before the loss has: what it frees is there for them
+    if HEAD in different:  # no layer runs backward before the loss has: what it frees is there for them
         workspace = np.maximum(0.0, workspace - plan.freed())
     kept = tuple(total_of(plan.kept(kind) for kind in stage.kinds) for stage in stages)
     buffers = plan.expert_buffers * has_experts(plan.shape, different)
@@ -209,7 +210,7 @@ def working_of(
     software: Software,
 ) -> float:
     """Workspace of a block (eq. M3); 0 for a head whose FP32 tensors are counted as kept."""
-    if kind == "head" and precision.loss == "fp32":
+    if kind == HEAD and precision.loss == "fp32":
         return 0.0
     return working_bytes(shape, kind, plan, precision, sequence, software)
 
@@ -220,12 +221,12 @@ def freed_by_head(
     """What the head gives back before any layer runs backward, where its loss is in FP32."""
     if precision.loss != "fp32":
         return 0.0
-    return activation_bytes(shape, "head", precision, "none", plan, sequence, software)
+    return activation_bytes(shape, HEAD, precision, "none", plan, sequence, software)
 
 
 def has_experts(shape: ModelShape, kinds: Iterable[BlockKind]) -> bool:
     """Whether blocks of these kinds have routed experts."""
-    return any(kind == "moe" or (kind == "mtp" and shape.moe is not None) for kind in kinds)
+    return any(shape.block(kind).routed for kind in kinds)
 
 
 def total_of(terms: Iterable[Amount]) -> Amount:

@@ -16,7 +16,7 @@ import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.model.shape import GroupScore, MoE
+from moesim.simulator.model.feed_forward.moe import GroupScore, MoE
 
 SAMPLED_TOKENS = 8192
 """Tokens of the Monte Carlo that the top2-sum gate needs; standard error 0.002 nodes, 0.003 GPUs."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from moesim.hwmodels.arrays import IntArray
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.model.block import EMBEDDING, HEAD, MTP, is_layer, is_routed_layer
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.shape import ModelShape
 
@@ -29,6 +30,21 @@ class Block:
     kind: BlockKind
     layer: int | None = None
 
+    @property
+    def is_layer(self) -> bool:
+        """Whether it is a layer of the main model."""
+        return is_layer(self.kind)
+
+    @property
+    def is_embedding(self) -> bool:
+        """Whether it is the embedding table."""
+        return self.kind == EMBEDDING
+
+    @property
+    def is_head(self) -> bool:
+        """Whether it is a pass of the output head with its loss."""
+        return self.kind == HEAD
+
 
 @dataclass(frozen=True, slots=True)
 class StageAssignment:
@@ -39,11 +55,16 @@ class StageAssignment:
     @property
     def layers_per_stage(self) -> tuple[int, ...]:
         """Transformer layers of each stage, MTP modules left out."""
-        return tuple(sum(block.kind in ("dense", "moe") for block in stage) for stage in self.stages)
+        return tuple(sum(block.is_layer for block in stage) for stage in self.stages)
 
     def stages_with(self, kind: BlockKind) -> tuple[int, ...]:
         """Stages that hold a block of this kind."""
         return tuple(i for i, stage in enumerate(self.stages) if any(b.kind == kind for b in stage))
+
+    @property
+    def stages_with_routed_layers(self) -> tuple[int, ...]:
+        """Stages that hold a layer with routed experts, MTP modules left out."""
+        return tuple(i for i, stage in enumerate(self.stages) if any(is_routed_layer(b.kind) for b in stage))
 
 
 def blocks_of(shape: ModelShape) -> tuple[Block, ...]:
@@ -51,10 +72,10 @@ def blocks_of(shape: ModelShape) -> tuple[Block, ...]:
 
     Each MTP module runs the shared output head and its own loss (DeepSeek-V3 report, section 2.2).
     """
-    layers = [Block("moe" if shape.is_moe_layer(i) else "dense", i) for i in range(shape.n_layers)]
+    layers = [Block(kind, i) for i, kind in enumerate(shape.layer_kinds)]
     deeper = range(shape.n_layers, shape.n_layers + shape.mtp_layers)
-    tail = [block for i in deeper for block in (Block("mtp", i), Block("head", i))]
-    return (Block("embedding"), *layers, Block("head"), *tail)
+    tail = [block for i in deeper for block in (Block(MTP, i), Block(HEAD, i))]
+    return (Block(EMBEDDING), *layers, Block(HEAD), *tail)
 
 
 def balanced(
@@ -133,9 +154,7 @@ def describe(assignment: StageAssignment) -> str:
     lines = []
     for i, stage in enumerate(assignment.stages):
         runs = [(kind, len(list(run))) for kind, run in groupby(block.kind for block in stage)]
-        parts = [
-            kind if kind in ("embedding", "head", "mtp") and n == 1 else f"{n} {kind}" for kind, n in runs
-        ]
+        parts = [kind if n == 1 and not is_layer(kind) else f"{n} {kind}" for kind, n in runs]
         lines.append(f"stage {i}: {' + '.join(parts)}")
     return "\n".join(lines)
 
@@ -145,18 +164,18 @@ def unique(stages: StageAssignment, stage: int) -> list[Block]:
     seen_head = False
     kept = []
     for block in stages.stages[stage]:
-        if block.kind == "head" and seen_head:
+        if block.is_head and seen_head:
             continue
-        seen_head = seen_head or block.kind == "head"
+        seen_head = seen_head or block.is_head
         kept.append(block)
     return kept
 
 
 def _split(blocks: Sequence[Block]) -> tuple[list[Block], list[Block], list[Block]]:
     """Blocks bound to the first stage, free layers, blocks bound to the last stage."""
-    head = [b for b in blocks if b.kind == "embedding"]
-    body = [b for b in blocks if b.kind in ("dense", "moe")]
-    tail = [b for b in blocks if b.kind in ("head", "mtp")]
+    head = [b for b in blocks if b.is_embedding]
+    body = [b for b in blocks if b.is_layer]
+    tail = [b for b in blocks if not (b.is_embedding or b.is_layer)]
     assert [*head, *body, *tail] == list(blocks), "blocks are not in forward order"
     return head, body, tail
 

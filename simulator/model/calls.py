@@ -24,21 +24,21 @@ class Calls(NamedTuple):
 
 
 def calls_of(op: Operator, modules: Modules) -> tuple[Calls, ...]:
-    """The calls behind one operator; the two backward products of a layer are half of its backward each."""
+    """The calls behind one operator; the two backward GEMMs of a layer are half of its backward each."""
     forward = op.direction == "F" or op.recompute
     if op.cls in ("gemm", "gate_gemm", "grouped_gemm", "wgrad_gemm"):
         share = 1.0 if forward else 0.5
-        return _product(op, modules, share, forward)
+        return _gemm(op, modules, share, forward)
     if modules == "torch":
         return tuple(Calls(kind, count, forward) for kind, count in _torch(op))
     return tuple(Calls(kind, count, forward) for kind, count in _module(op))
 
 
 SEPARATE = {"qkv_proj": 3, "gate_up": 2}
-"""Products that PyTorch code runs one by one where the operator list has one."""
+"""GEMMs that PyTorch code runs one by one where the operator list has one."""
 
 
-def _product(op: Operator, modules: Modules, share: float, forward: bool) -> tuple[Calls, ...]:
+def _gemm(op: Operator, modules: Modules, share: float, forward: bool) -> tuple[Calls, ...]:
     assert op.gemm is not None
     grouped = op.cls == "grouped_gemm" or op.gemm.groups > 1
     base = op.name.split(".")

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from moesim.simulator.model.operator import Operator, Phase
-from moesim.simulator.model.operators_parts import BF16, FP32, move
+from moesim.simulator.model.primitives import BF16, FP32, move
 
 SWIGLU_FORWARD, SWIGLU_BACKWARD = 5 / 3, 9 / 5
-"""silu(gate) * up as two kernels: 5 tensors moved for 3; backward two products and silu's, 9 for 5."""
+"""silu(gate) * up as two kernels: 5 tensors moved for 3; backward two multiplications and silu's, 9 for 5."""
 ROPE = 20 / 4
 """To FP32, complex product, back to BF16: 20 bytes an element for 4."""
 ROW_BYTES = {
@@ -114,7 +114,7 @@ ADDED_BYTES = {"added": 6.0, "added-fp32": 26.0}
 def added_gradients(
     operators: Mapping[Phase, tuple[Operator, ...]], parameters: float, how: str
 ) -> dict[Phase, tuple[Operator, ...]]:
-    """Weight gradients written by the products, then added by kernels for `parameters` of a block."""
+    """Weight gradients written by the GEMMs, then added by kernels for `parameters` of a block."""
     result = written_gradients(operators)
     if how in ADDED_BYTES and parameters and "mlp W" in result:
         half = parameters * ADDED_BYTES[how] / 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 Direction = Literal["F", "I", "W"]
 """Forward, input gradient, weight gradient."""
@@ -11,7 +11,7 @@ Direction = Literal["F", "I", "W"]
 Dtype = Literal["fp8", "bf16", "fp32"]
 
 OperatorClass = Literal[
-    "gemm",  # dense matrix product on tensor cores
+    "gemm",  # dense GEMM on tensor cores
     "grouped_gemm",  # the experts of one rank in one launch
     "wgrad_gemm",  # weight gradient, FP32 accumulation into the gradient buffer
     "gate_gemm",  # router logits (small n)
@@ -32,6 +32,11 @@ OperatorClass = Literal[
     "optimizer",
 ]
 
+GEMM_CLASSES: frozenset[OperatorClass] = frozenset({"gemm", "grouped_gemm", "wgrad_gemm", "gate_gemm"})
+"""Operators that are matrix multiplications on tensor cores."""
+COUNTED_GEMM_CLASSES = GEMM_CLASSES - {"gate_gemm"}
+"""GEMMs that published MFUs count: the router is left out."""
+
 Phase = Literal[
     "attn F", "mlp F", "mlp I", "mlp W", "attn I", "attn W",
     "dispatch F", "combine F", "combine B", "dispatch B",
@@ -42,12 +47,13 @@ on the communication stream before the payload (layout, cast); the last three ar
 all-gathers and gradient reduce-scatter, without operators of their own."""
 
 ONE_SCALE, ONE_SCALE_SPLIT = "tensor", "tensor-split"
-"""Variants of FP8 products with one scale a tensor: with fast accumulation, and with a split one."""
+"""Variants of FP8 GEMMs with one scale a tensor: with fast accumulation, and with a split one."""
 
-BlockKind = Literal["embedding", "dense", "moe", "mtp", "head"]
-"""What a pipeline stage is made of. `mtp` is a multi-token-prediction module: one MoE block plus its
-projection and norms (its head pass is a separate `head` block). `head` is final norm + output
-projection + loss over the local tokens."""
+BlockKind: TypeAlias = str
+"""What a pipeline stage is made of: `embedding`, `dense` and `moe` layers, `mtp` (a multi-token-prediction
+module: one more layer plus its projection and norms, its head pass is a separate block) and `head` (final
+norm, output projection and loss over the local tokens). In a model with several kinds of attention layers are
+`dense/name` and `moe/name`. What a kind is made of says `ModelShape.block`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from math import fsum
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.model import operators_attention as attention
-from moesim.simulator.model import operators_ends as ends
-from moesim.simulator.model import operators_experts as experts
-from moesim.simulator.model import operators_ffn as ffn
-from moesim.simulator.model.operator import BlockKind, Operator, Phase
-from moesim.simulator.model.operators_ends import optimizer_operators
-from moesim.simulator.model.operators_parts import Work, again, cast, scale_rows
+from moesim.simulator.model.attention.residual import attention_forward, attention_input_gradient
+from moesim.simulator.model.block import BlockShape, Layer
+from moesim.simulator.model.embedding_head import (
+    embedding_forward,
+    embedding_weight_gradient,
+    head_operators,
+)
+from moesim.simulator.model.mtp import mtp_projection
+from moesim.simulator.model.operator import COUNTED_GEMM_CLASSES, BlockKind, Operator, Phase
 from moesim.simulator.model.precision import Precision
+from moesim.simulator.model.primitives import again
 from moesim.simulator.model.shape import ModelShape
-
-__all__ = [
-    "RECOMPUTE",
-    "block_operators",
-    "expected_received_tokens",
-    "model_flop",
-    "optimizer_operators",
-    "scale_rows",
-]
+from moesim.simulator.model.work import Work
 
 RECOMPUTE = ("none", "attention", "selective", "op", "full")
 """none; core attention where its scores go through memory; norms, MLA up-projections and SwiGLU outputs
-(DeepSeek-V3 report 3.2.3); all but core attention and every second product; the whole block.
+(DeepSeek-V3 report 3.2.3); all but core attention and every second GEMM; the whole block.
 
 `full` repeats the compute of the forward in the input gradient; a second dispatch is not included."""
-
-GEMM_CLASSES = frozenset({"gemm", "grouped_gemm", "wgrad_gemm"})
-
-BlockOperators = Mapping[Phase, tuple[Operator, ...]]
 
 
 @lru_cache(maxsize=1024)
@@ -70,68 +61,58 @@ def block_operators(
     The result is cached: do not change it. Raises InputError for an unknown recompute policy, a MoE
     block without rows, and a TP that does not divide heads or FFN widths.
     """
-    _check(shape, kind, tp, received_rows, recompute)
+    block = _checked(shape, kind, tp, received_rows, recompute)
     if received_tokens is None:
         received_tokens = received_rows * expected_received_tokens(shape, ep)
+    tile, tensor = (precision.linear == "fp8" and precision.scaling == way for way in ("tile", "tensor"))
     w = Work(
-        shape,
-        precision.linear == "fp8" and precision.scaling == "tile",
-        tokens / cp,
-        sequence,
-        tp,
-        ep,
-        received_rows,
-        received_tokens,
-        recompute,
-        redundant_experts,
-        unfused_attention,
-        dropout,
-        precision.linear == "fp8" and precision.scaling == "tensor",
-        expert_tp,
-        sequence_parallel,
+        hidden=shape.hidden,
+        fp8=tile,
+        tokens=tokens / cp,
+        sequence=sequence,
+        tp=tp,
+        ep=ep,
+        rows=received_rows,
+        received_tokens=received_tokens,
+        recompute=recompute,
+        redundant_experts=redundant_experts,
+        unfused=unfused_attention,
+        dropout=dropout,
+        fp8_tensor=tensor,
+        expert_tp=expert_tp,
+        sequence_parallel=sequence_parallel,
     )
-    if kind == "embedding":
-        phases = {"mlp F": ends.embedding_forward(w), "mlp W": ends.embedding_weight_gradient(w)}
-    elif kind == "head":
-        phases = dict(zip(("mlp F", "mlp I", "mlp W"), ends.head_operators(w, precision), strict=True))
-    else:
-        phases = _layer(w, precision, moe=kind == "moe" or (kind == "mtp" and shape.moe is not None))
-        if kind == "mtp":
-            forward, backward, weight = ends.mtp_projection(w)
-            phases["attn F"] = forward + phases["attn F"]
-            phases["attn I"] = phases["attn I"] + backward
-            phases["attn W"] = phases["attn W"] + weight
-    return {phase: tuple(operators) for phase, operators in phases.items()}  # type: ignore[misc]
+    return {phase: tuple(operators) for phase, operators in _phases(shape, block, w, precision).items()}
 
 
-def _layer(w: Work, precision: Precision, moe: bool) -> dict[str, list[Operator]]:
-    attention_forward = attention.attention_forward(w)
-    if not moe:
-        phases = {
-            "attn F": attention_forward,
-            "mlp F": ffn.dense_forward(w),
-            "mlp I": ffn.dense_input_gradient(w),
-            "mlp W": list(ffn.swiglu_weight_gradient(w, "ffn", ffn.dense_width(w), w.shape.ffn_branches)),
-            "attn I": attention.attention_input_gradient(w),
-            "attn W": attention.attention_weight_gradient(w),
-        }
-    else:
-        send = [cast("ffn_norm.cast", "F", w.tokens, w.shape.hidden, "token")] if w.fp8 else []
-        phases = {
-            "attn F": [*attention_forward, *ffn.gate_forward(w), *send],
-            "mlp F": experts.experts_forward(w),
-            "mlp I": experts.experts_input_gradient(w),
-            "mlp W": experts.experts_weight_gradient(w),
-            "attn I": [*ffn.gate_backward(w), *attention.attention_input_gradient(w)],
-            "attn W": attention.attention_weight_gradient(w),
-        }
-        if w.ep > 1:
-            phases |= {
-                "dispatch F": experts.dispatch_operators(w),
-                "combine F": [],
-                "combine B": experts.combine_backward_operators(w, precision.dispatch == "fp8"),
-                "dispatch B": [],
-            }
+def _phases(
+    shape: ModelShape, block: BlockShape, w: Work, precision: Precision
+) -> dict[Phase, list[Operator]]:
+    if block.layer is None:
+        if block.is_embedding:
+            return {"mlp F": embedding_forward(w), "mlp W": embedding_weight_gradient(w)}
+        forward, backward, weight = head_operators(w, shape.vocab, precision)
+        return {"mlp F": forward, "mlp I": backward, "mlp W": weight}
+    phases = _layer(w, precision, block.layer)
+    if block.is_mtp:
+        forward, backward, weight = mtp_projection(w)
+        phases["attn F"] = forward + phases["attn F"]
+        phases["attn I"] = phases["attn I"] + backward
+        phases["attn W"] = phases["attn W"] + weight
+    return phases
+
+
+def _layer(w: Work, precision: Precision, layer: Layer) -> dict[Phase, list[Operator]]:
+    attention, feed_forward = layer
+    phases: dict[Phase, list[Operator]] = {
+        "attn F": [*attention_forward(w, attention), *feed_forward.after_attention(w)],
+        "mlp F": feed_forward.forward(w),
+        "mlp I": feed_forward.input_gradient(w),
+        "mlp W": feed_forward.weight_gradient(w),
+        "attn I": [*feed_forward.before_attention_gradient(w), *attention_input_gradient(w, attention)],
+        "attn W": attention.weight_gradient(w),
+        **feed_forward.communication(w, precision),
+    }
     if w.recompute == "op":
         phases["mlp I"] = again(_every_second([*phases["attn F"], *phases["mlp F"]])) + phases["mlp I"]
     if w.recompute == "full":
@@ -140,7 +121,7 @@ def _layer(w: Work, precision: Precision, moe: bool) -> dict[str, list[Operator]
 
 
 def _every_second(operators: Iterable[Operator]) -> Iterator[Operator]:
-    """What the policy `op` computes again: no core attention, half of the dense products, all the rest."""
+    """What the policy `op` computes again: no core attention, half of the dense GEMMs, all the rest."""
     for op in operators:
         if op.cls == "attention_forward":
             continue
@@ -170,19 +151,19 @@ def expected_received_tokens(shape: ModelShape, ep: int) -> float:
 
 
 def model_flop(operators: Iterable[Operator]) -> float:
-    """FLOPs that published MFUs count: products and core attention, no gate, no recompute."""
-    counted = GEMM_CLASSES | {"attention_forward", "attention_backward"}
+    """FLOPs that published MFUs count: GEMMs and core attention, no gate, no recompute."""
+    counted = COUNTED_GEMM_CLASSES | {"attention_forward", "attention_backward"}
     return fsum(op.flop - op.uncounted_flop for op in operators if op.cls in counted and not op.recompute)
 
 
-def _check(shape: ModelShape, kind: BlockKind, tp: int, rows: float, recompute: str) -> None:
+def _checked(shape: ModelShape, kind: BlockKind, tp: int, rows: float, recompute: str) -> BlockShape:
     if recompute not in RECOMPUTE:
         raise InputError(f"recompute={recompute!r} is not one of {', '.join(RECOMPUTE)}")
-    if kind == "moe" and shape.moe is None:
-        raise InputError(f"model {shape.name} has no experts, so no block of kind 'moe'")
-    if (kind == "moe" or (kind == "mtp" and shape.moe)) and not rows > 0:
+    block = shape.block(kind)
+    if block.routed and not rows > 0:
         raise InputError(f"a {kind} block needs received_rows above 0, not {rows:g}")
-    if kind in ("dense", "moe", "mtp") and shape.attention.heads % tp:
-        raise InputError(f"parallel.tp={tp} does not divide the {shape.attention.heads} attention heads")
-    if kind == "dense" and shape.dense_ffn is not None and shape.dense_ffn % tp:
-        raise InputError(f"parallel.tp={tp} does not divide the dense FFN width {shape.dense_ffn}")
+    if block.layer is not None:
+        for size, what in (*block.layer.attention.tp_limits(tp), *block.layer.feed_forward.tp_limits()):
+            if size % tp:
+                raise InputError(f"parallel.tp={tp} does not divide {what}")
+    return block

@@ -1,4 +1,4 @@
-"""Which number format each kind of tensor and product uses."""
+"""Which number format each kind of tensor and GEMM uses."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Precision(BaseModel):
 
 
 PRECISIONS: dict[str, Precision] = {
-    # DeepSeek-V3 report 3.3: FP8 products, BF16 moments, FP32 masters and gradients, FP8 dispatch and cache.
+    # DeepSeek-V3 report 3.3: FP8 GEMMs, BF16 moments, FP32 masters and gradients, FP8 dispatch and cache.
     "fp8": Precision(linear="fp8", moments="bf16", dispatch="fp8", activation_cache="fp8"),
     "bf16": Precision(linear="bf16"),
 }

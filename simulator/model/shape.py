@@ -1,26 +1,51 @@
-"""The shape of a transformer: every integer that fixes its parameters, products and traffic."""
+"""The shape of a transformer: every integer that fixes its parameters, GEMMs and traffic."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    RootModel,
+    SerializerFunctionWrapHandler,
+    StringConstraints,
+    model_serializer,
+    model_validator,
+)
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.provenance import UNDATED, DateText, Kind
-
-GroupScore = Literal["best", "top2-sum"]
-"""How a group of experts is ranked: by its best score, or by the sum of its two best."""
+from moesim.simulator.model.attention import AnyAttention, Attention
+from moesim.simulator.model.block import (
+    DENSE,
+    EMBEDDING,
+    HEAD,
+    MTP,
+    ROUTED,
+    BlockShape,
+    Layer,
+    is_routed_layer,
+    layer_kind,
+)
+from moesim.simulator.model.feed_forward.dense import DenseFFN
+from moesim.simulator.model.feed_forward.moe import MoE
+from moesim.simulator.model.feed_forward.protocol import FeedForward
+from moesim.simulator.model.operator import BlockKind
+from moesim.simulator.model.part import ModelPart
 
 MAX_LAYERS = 1000
 """Far above any real model: lists of layers are built, so a mistyped number must not exhaust memory."""
 
+_BY_LAYER = ("attention", "attentions", "attention_layers")
+"""Keys that say the attention of the layers; those that a model does not use are not written."""
 
-class _Shape(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-
-class ShapeSource(_Shape):
+class ShapeSource(ModelPart):
     """Where the numbers of a shape come from."""
 
     kind: Kind
@@ -28,124 +53,25 @@ class ShapeSource(_Shape):
     date: Annotated[DateText, Field(strict=False)] = UNDATED
 
 
-class Indexer(_Shape):
-    """Sparse-attention indexer: its parameters are counted, its work is not priced."""
-
-    heads: PositiveInt
-    head_dim: PositiveInt
-    top_k: PositiveInt
+_Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+$")]
 
 
-class MLA(_Shape):
-    """Multi-head latent attention (DeepSeek-V2 report, section 2.1)."""
+class Attentions(RootModel[dict[_Name, AnyAttention]]):
+    """Attention by a name of the model's own."""
 
-    kind: Literal["mla"] = "mla"
-    heads: PositiveInt
-    q_lora_rank: PositiveInt | None = None
-    """Width of the compressed query; None = one full query projection."""
-    kv_lora_rank: PositiveInt
-    qk_nope_dim: PositiveInt
-    qk_rope_dim: PositiveInt
-    v_dim: PositiveInt
-    indexer: Indexer | None = None
+    model_config = ConfigDict(frozen=True, strict=True)
 
-    @property
-    def kv_heads(self) -> int:
-        """Heads of keys and values after up-projection."""
-        return self.heads
-
-    @property
-    def qk_head_dim(self) -> int:
-        """Elements of one query or key head."""
-        return self.qk_nope_dim + self.qk_rope_dim
-
-    @property
-    def v_head_dim(self) -> int:
-        """Elements of one value head."""
-        return self.v_dim
+    def __hash__(self) -> int:
+        """Equal ones are equal in any order."""
+        return hash(frozenset(self.root.items()))
 
 
-class GQA(_Shape):
-    """Grouped-query attention; `kv_heads` equal to `heads` is plain multi-head attention."""
-
-    kind: Literal["gqa"] = "gqa"
-    heads: PositiveInt
-    kv_heads: PositiveInt
-    head_dim: PositiveInt
-    qkv_bias: bool = False
-    o_bias: bool = False
-    qk_norm: bool = False
-    rotary: bool = True
-    """Rotary position embedding of queries and keys; false for learned positions and ALiBi."""
-
-    @property
-    def qk_head_dim(self) -> int:
-        """Elements of one query or key head."""
-        return self.head_dim
-
-    @property
-    def v_head_dim(self) -> int:
-        """Elements of one value head."""
-        return self.head_dim
-
-    @model_validator(mode="after")
-    def _heads_divide(self) -> Self:
-        if self.heads % self.kv_heads:
-            raise ValueError(f"kv_heads={self.kv_heads} does not divide heads={self.heads}")
-        return self
-
-
-class MoE(_Shape):
-    """The mixture-of-experts part: experts, gate and which layers stay dense."""
-
-    experts: PositiveInt
-    top_k: PositiveInt
-    expert_ffn: PositiveInt
-    shared_experts: NonNegativeInt = 0
-    shared_ffn: NonNegativeInt = 0
-    """Width of one shared expert."""
-    shared_gate: bool = False
-    """One extra score per token that scales the shared experts (Qwen2-MoE)."""
-    groups: PositiveInt = 1
-    groups_per_token: PositiveInt = 1
-    group_score: GroupScore | None = None
-    """None where the gate is not limited to groups."""
-    scoring: Literal["softmax", "sigmoid"]
-    score_bias: bool = False
-    """One balance bias an expert, added to the score for the choice only (DeepSeek-V3 2.1.2)."""
-    dense_layers: Annotated[tuple[NonNegativeInt, ...], Field(strict=False)] = ()
-    """Indices of the layers that have a dense FFN instead of experts."""
-
-    @property
-    def group_limited(self) -> bool:
-        """True where a token may only reach some of the groups."""
-        return self.groups_per_token < self.groups
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.experts % self.groups:
-            raise ValueError(f"groups={self.groups} does not divide experts={self.experts}")
-        if self.groups_per_token > self.groups:
-            raise ValueError(f"groups_per_token={self.groups_per_token} is above groups={self.groups}")
-        reachable = self.experts // self.groups * self.groups_per_token
-        if self.top_k > reachable:
-            raise ValueError(f"top_k={self.top_k} is above the {reachable} experts that a token can reach")
-        if self.group_limited and self.group_score is None:
-            raise ValueError("group_score is missing: say how groups are ranked, best or top2-sum")
-        if self.group_score == "top2-sum" and self.experts // self.groups < 2:
-            raise ValueError("group_score=top2-sum needs at least two experts a group")
-        if bool(self.shared_experts) != bool(self.shared_ffn):
-            raise ValueError("shared_experts and shared_ffn go together: give both or neither")
-        if list(self.dense_layers) != sorted(set(self.dense_layers)):
-            raise ValueError("dense_layers must be increasing layer indices without repeats")
-        return self
-
-
-class ModelShape(_Shape):
+class ModelShape(ModelPart):
     """A decoder-only transformer; the keys of a model file are these field names.
 
     Widths are in elements. Layer indices count from 0. Multi-token-prediction modules come after the
-    last layer and are MoE where `moe` is given (DeepSeek-V3 report, section 2.2).
+    last layer and are MoE where `moe` is given (DeepSeek-V3 report, section 2.2); their attention is that of
+    the last layer.
     """
 
     name: str
@@ -153,7 +79,13 @@ class ModelShape(_Shape):
     n_layers: Annotated[PositiveInt, Field(le=MAX_LAYERS)]
     hidden: PositiveInt
     vocab: PositiveInt
-    attention: Annotated[MLA | GQA, Field(discriminator="kind")]
+    attention: AnyAttention | None = None
+    """Attention of every layer; a model with several kinds has `attentions` instead."""
+    attentions: Attentions | None = None
+    """Attention by name, for a model whose layers differ in it."""
+    attention_layers: Annotated[tuple[str, ...], Field(strict=False)] | None = None
+    """Names of `attentions` in the order of the layers, with counts such as `linear*3`; a shorter list
+    repeats, a whole number of times."""
     dense_ffn: PositiveInt | None = None
     """Width of the dense FFN; None where every layer is MoE."""
     ffn_gated: bool = True
@@ -172,12 +104,37 @@ class ModelShape(_Shape):
             raise ValueError(f"moe.dense_layers names layer {dense[-1]}; the last is {self.n_layers - 1}")
         if dense and self.dense_ffn is None:
             raise ValueError(f"dense_ffn is missing: {len(dense)} layers have a dense FFN")
+        self._check_attention()
         return self
 
-    @property
-    def ffn_branches(self) -> int:
-        """Projections into the width of the dense FFN: gate and up, or up alone."""
-        return 2 if self.ffn_gated else 1
+    def _check_attention(self) -> None:
+        if self.attention is not None:
+            if self.attentions is not None or self.attention_layers is not None:
+                raise ValueError("attention is for all layers: leave out attentions and attention_layers")
+            return
+        if self.attentions is None or not self.attentions.root:
+            raise ValueError("attention is missing: give one for all layers, or attentions by name")
+        known = list(self.attentions.root)
+        if self.attention_layers is None:
+            raise ValueError(f"attention_layers is missing: say which layers have {' and '.join(known)}")
+        listed = list(_expanded(self.attention_layers))
+        unknown = [name for name in listed if name not in known]
+        if unknown:
+            raise ValueError(f"attention_layers names {unknown[0]!r}; attentions has {', '.join(known)}")
+        unused = [name for name in known if name not in listed]
+        if unused:
+            raise ValueError(f"no layer of attention_layers has the attention {unused[0]!r}")
+        if self.n_layers % len(listed):
+            raise ValueError(
+                f"attention_layers has {len(listed)} entries, which do not repeat to {self.n_layers} layers"
+            )
+
+    @model_serializer(mode="wrap")
+    def _used_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        data: dict[str, Any] = handler(self)
+        return {key: value for key, value in data.items() if key not in _BY_LAYER or value is not None}
+
+    # -- layers --------------------------------------------------------------------------------------
 
     def is_moe_layer(self, index: int) -> bool:
         """Whether layer `index` has experts; indices from `n_layers` on are MTP modules."""
@@ -195,3 +152,84 @@ class ModelShape(_Shape):
     def n_moe_layers(self) -> int:
         """Layers with experts, MTP modules left out."""
         return self.n_layers - self.n_dense_layers
+
+    @property
+    def attention_by_name(self) -> Mapping[str | None, Attention]:
+        """The attention of every name; None is the name of the only one of a model without names."""
+        if self.attention is not None:
+            return {None: self.attention}
+        assert self.attentions is not None
+        return dict(self.attentions.root.items())
+
+    @property
+    def layer_kinds(self) -> tuple[BlockKind, ...]:
+        """Kinds of the layers in forward order, MTP modules left out."""
+        names: tuple[str | None, ...] = (None,)
+        if self.attention_layers is not None:
+            names = tuple(_expanded(self.attention_layers))
+        return tuple(layer_kind(self.is_moe_layer(i), names[i % len(names)]) for i in range(self.n_layers))
+
+    @property
+    def layer_counts(self) -> dict[BlockKind, int]:
+        """Number of layers of each kind, dense ones first, MTP modules left out."""
+        counts = Counter(self.layer_kinds)
+        return {kind: counts[kind] for kind in sorted(counts, key=is_routed_layer)}
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """Every layer as a pair of attention and feed-forward, MTP modules left out."""
+        kinds = self.layer_kinds
+        of_kind = {kind: self._layer(kind) for kind in dict.fromkeys(kinds)}
+        return tuple(of_kind[kind] for kind in kinds)
+
+    @property
+    def main_layer_kind(self) -> BlockKind:
+        """The kind of most of its layers; of those with routed experts where there are any."""
+        counts = self.layer_counts
+        return max(counts, key=lambda kind: (is_routed_layer(kind), counts[kind]))
+
+    @property
+    def block_kinds(self) -> tuple[BlockKind, ...]:
+        """Kinds of block that the model has, each once."""
+        return (EMBEDDING, *self.layer_counts, *((MTP,) if self.mtp_layers else ()), HEAD)
+
+    def block(self, kind: BlockKind) -> BlockShape:
+        """What a kind of block is made of; raises InputError for one that the model does not have."""
+        if kind in (EMBEDDING, HEAD):
+            return BlockShape(kind)
+        return BlockShape(kind, self._layer(kind))
+
+    def _layer(self, kind: BlockKind) -> Layer:
+        by_name = self.attention_by_name
+        if kind == MTP:
+            if not self.mtp_layers:
+                raise InputError(f"model {self.name} has no MTP modules, so no block of kind {kind!r}")
+            name: str | None = None
+            if self.attention_layers is not None:
+                *_, name = _expanded(self.attention_layers)
+            return Layer(by_name[name], self._feed_forward(kind, ROUTED if self.moe else DENSE))
+        half, slash, text = kind.partition("/")
+        attention = by_name.get(text if slash else None)
+        if attention is None or half not in (DENSE, ROUTED):
+            raise InputError(
+                f"model {self.name} has no block of kind {kind!r}; it has {', '.join(self.block_kinds)}"
+            )
+        return Layer(attention, self._feed_forward(kind, half))
+
+    def _feed_forward(self, kind: BlockKind, half: str) -> FeedForward:
+        if half == ROUTED:
+            if self.moe is None:
+                raise InputError(f"model {self.name} has no experts, so no block of kind {kind!r}")
+            return self.moe
+        if self.dense_ffn is None:
+            raise InputError(f"model {self.name} has no dense FFN, so no block of kind {kind!r}")
+        return DenseFFN(self.dense_ffn, self.ffn_gated)
+
+
+def _expanded(names: tuple[str, ...]) -> Iterator[str]:
+    """Names with their counts written out; raises ValueError for a count that is none."""
+    for entry in names:
+        name, star, times = entry.partition("*")
+        if star and not (times.isascii() and times.isdigit() and 0 < int(times) <= MAX_LAYERS):
+            raise ValueError(f"attention_layers: {entry!r} is no name with a count such as linear*3")
+        yield from [name] * int(times or 1)

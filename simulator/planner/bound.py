@@ -16,7 +16,7 @@ from moesim.simulator.planner.expert_loads import ExpertLoads
 from moesim.simulator.planner.frames import Frame
 from moesim.simulator.planner.pattern import Key, Pattern
 from moesim.simulator.planner.placements import Placement
-from moesim.simulator.planner.prices import ACTIONS, Cell, PriceBook, action_seconds
+from moesim.simulator.planner.prices import ACTIONS, LayerSplit, PriceBook, action_seconds
 from moesim.simulator.scenario.parallel import ParallelPlan
 
 STANDARD_ERRORS = 3.0
@@ -36,8 +36,8 @@ class BoundBook:
     zero_stages: Sequence[int]
     loads: ExpertLoads
     placements: Sequence[Placement]
-    _compute: dict[tuple[Cell, float], FloatArray] = field(default_factory=dict)
-    _transfer: dict[tuple[Cell, float], FloatArray] = field(default_factory=dict)
+    _compute: dict[tuple[LayerSplit, float], FloatArray] = field(default_factory=dict)
+    _transfer: dict[tuple[LayerSplit, float], FloatArray] = field(default_factory=dict)
 
     @property
     def classes(self) -> tuple[RecomputePolicy, ...]:
@@ -58,7 +58,7 @@ class BoundBook:
 
         `kept`: share of the routed rows that are computed.
         """
-        cell = Cell.of(plan), kept
+        cell = LayerSplit.of(plan), kept
         if cell not in self._compute:
             rows = []
             for recipe in self.recipes:
@@ -69,7 +69,7 @@ class BoundBook:
 
     def transfer(self, plan: ParallelPlan, kept: float = 1.0) -> FloatArray:
         """Seconds of the transfers of a block with experts, alone [precisions, sms, F and I]."""
-        cell = Cell.of(plan), kept
+        cell = LayerSplit.of(plan), kept
         if cell not in self._transfer:
             self._transfer[cell] = np.array(
                 [

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import inf
 
 import numpy as np
+import numpy.typing as npt
 
 from moesim.hwmodels.arrays import BoolArray, FloatArray, IntArray
-from moesim.hwmodels.calibration import CalibrationProfile
-from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.layout.stages import StageAssignment, balanced, blocks_of, from_layers_per_stage
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.bound import BoundBook
 from moesim.simulator.planner.expert_loads import ExpertLoads
-from moesim.simulator.planner.found import Candidates, Group, inner_axes
 from moesim.simulator.planner.frames import Frame, legal_frames
 from moesim.simulator.planner.memory import MemoryBook
 from moesim.simulator.planner.pattern import Pattern
 from moesim.simulator.planner.placements import price_key, with_placement
-from moesim.simulator.planner.prices import Cell, PriceBook
-from moesim.simulator.planner.progress import Say, part
-from moesim.simulator.planner.refusals import Refusals
+from moesim.simulator.planner.plan_arrays import Candidates, FrameGroup, inner_axes
+from moesim.simulator.planner.prices import LayerSplit, PriceBook
+from moesim.simulator.planner.progress import OnProgress, no_progress, scaled
+from moesim.simulator.planner.refusals import TOO_SLOW, Refusals
 from moesim.simulator.planner.space import Space
-from moesim.simulator.scenario import Scenario
 
 LAYOUTS = 2
 """Stage layouts tried for each number of stages: those that suit most of the priced plans."""
@@ -37,181 +37,186 @@ RESOLUTION = 8
 GIB = 2.0**30
 
 
-@dataclass(slots=True)
-class _Gathered:
-    """What the groups add to the arrays."""
-
-    parts: list[tuple[FloatArray, ...]] = field(default_factory=list)
-    legal: int = 0
-    fitting: int = 0
-    families: int = 0
-    nearest: tuple[float, str] = (float("inf"), "")
-
-
 def find_candidates(
-    scenario: Scenario,
-    shape: ModelShape,
-    cluster: Cluster,
-    profile: CalibrationProfile,
+    job: ResolvedJob,
     space: Space,
-    fixed_layers: tuple[int, ...] | None,
-    most_s: float,
-    say: Say,
+    fixed_layers: tuple[int, ...] | None = None,
+    most_s: float = inf,
+    say: OnProgress = no_progress,
 ) -> Candidates:
     """Enumerate, refuse, count memory and bound every plan of a space on one cluster.
 
-    Plans whose lower bound is above `most_s` seconds are refused. Raises InputError where the profile
-    prices none of the precisions.
+    `fixed_layers`: layers of every stage, where they are not balanced. Plans whose lower bound is above
+    `most_s` seconds are refused. Raises InputError where the profile prices none of the precisions.
     """
-    batch = scenario.batch
+    batch = job.scenario.batch
     say(0.0, "counting legal plans")
-    frames, refused = legal_frames(space, shape, cluster, batch.sequences, batch.sequence_length)
+    frames, refused = legal_frames(space, job.shape, job.cluster, batch.sequences, batch.sequence_length)
     say(
         0.2,
         f"{len(frames) * space.per_frame:,} of {space.size:,} plans divide GPUs, model, batch and schedule",
     )
     books: dict[tuple[int, bool], PriceBook] = {}
     for placement in sorted(space.placement, key=price_key):
-        placed = with_placement(scenario, placement)
-        books.setdefault(price_key(placement), PriceBook(placed, shape, cluster, profile))
+        placed = with_placement(job.scenario, placement)
+        books.setdefault(price_key(placement), PriceBook(placed, job.shape, job.cluster, job.profile))
     book = books[min(books)]
-    loads = ExpertLoads(scenario, shape)
     space = _priceable(book, frames, space, refused)
-    bounds = BoundBook(
-        book, space.recipes, space.recompute, space.sms, space.zero_stage, loads, space.placement
+    gathering = _Gathering(job, space, book, most_s, refused)
+    layouts = _layouts(
+        job.shape, gathering.bounds, frames, fixed_layers, refused, space, scaled(say, 0.2, 0.5)
     )
-    memory = MemoryBook(scenario, shape, space)
     by_pattern: dict[int, list[Frame]] = {}
     for frame in frames:
         by_pattern.setdefault(id(frame.pattern), []).append(frame)
-    layouts = _layouts(shape, bounds, frames, fixed_layers, refused, space, part(say, 0.2, 0.5))
-    capacity = cluster.accelerator.hbm_bytes * (1.0 - space.headroom)
-    replicas = tuple(sorted({price_key(p)[0] for p in space.placement}))
-    gathered = _Gathered()
-    groups: list[Group] = []
     for number, own in enumerate(by_pattern.values()):
-        say(0.5 + 0.5 * number / len(by_pattern), f"bounds and memory: {gathered.fitting:,} plans fit")
-        group = Group(own[0].pattern, own, layouts.get(own[0].pattern.n_stages, ()))
+        say(0.5 + 0.5 * number / len(by_pattern), f"bounds and memory: {gathering.fitting:,} plans fit")
+        group = FrameGroup(own[0].pattern, own, layouts.get(own[0].pattern.n_stages, ()))
         if group.layouts:
-            _add(
-                gathered,
-                len(groups),
-                group,
-                space,
-                memory,
-                bounds,
-                loads,
-                replicas,
-                capacity,
-                most_s,
-                refused,
-            )
-            groups.append(group)
-    if gathered.nearest[1] and "out of memory" in refused.counts:
-        refused.examples["out of memory"] = gathered.nearest[1]
-    width = 4 + 2 * len(replicas)
-    columns = (
-        [np.concatenate(column) for column in zip(*gathered.parts, strict=True)] if gathered.parts else []
-    )
-    columns = columns or [np.zeros(0)] * width
-    say(1.0, f"{sum(b.priced for b in books.values()):,} price tables, {gathered.fitting:,} plans fit")
-    return Candidates(
-        space,
-        groups,
-        columns[0].astype(np.int32),
-        columns[1].astype(np.int64),
-        np.array(columns[4::2]).astype(np.int8),
-        np.min(columns[5::2], axis=0),
-        columns[2],
-        columns[3].astype(np.int32),
-        np.full(len(columns[0]), np.nan),
-        refused,
-        gathered.legal,
-        gathered.fitting,
-        books,
-        loads,
-        replicas,
-        np.array(columns[5::2]),
-        np.zeros(len(columns[0]), dtype=np.int8),
-    )
+            gathering.add(group)
+    priced = sum(b.priced for b in books.values())
+    say(1.0, f"{priced:,} price tables, {gathering.fitting:,} plans fit")
+    return gathering.candidates(books)
 
 
-def _add(
-    gathered: _Gathered,
-    number: int,
-    group: Group,
-    space: Space,
-    memory: MemoryBook,
-    bounds: BoundBook,
-    loads: ExpertLoads,
-    replicas: Sequence[int],
-    capacity: float,
-    most_s: float,
-    refused: Refusals,
-) -> None:
-    """Memory and bound of one group's plans; of several layouts the one with the lowest bound that fits.
+@dataclass(slots=True)
+class _Counted:
+    """Plans of one group [frames, precisions, policies, sms, ZeRO stages], by number of replicas.
 
-    The bound is that of the fewest replicas and holds with any placement; memory is counted with each
-    number of replicas, in the layout that is chosen with them.
+    `bound` and `memory` are those of the layout with the lowest bound that fits, `layout` its position;
+    `least`: the least memory of any layout.
     """
-    frames, pattern = group.frames, group.pattern
-    legal = _combinations(frames, pattern, space, refused)
-    places = _placed(frames, legal, space, loads, replicas, refused)  # [numbers of replicas, frames]
-    best = np.full((len(replicas), *legal.shape), np.inf)
-    used, chosen = np.full(best.shape, np.inf), np.zeros(best.shape, dtype=np.int8)
-    least = np.full(best.shape, np.inf)
-    for n, layout in enumerate(group.layouts):
-        each = [memory.total(frames, pattern, layout, more) for more in replicas]
-        bound = bounds.step(frames, pattern, layout)[:, :, bounds.class_of]
-        if 3 in space.zero_stage and not pattern.paired:
-            z = space.zero_stage.index(3)
-            moved = bounds.sharded(frames, pattern, layout)[:, :, None, :]
-            bound[..., z] = np.maximum(bound[..., z], moved)
-        for k, bytes_ in enumerate(each):
-            better = (bytes_ <= capacity) & (bound < best[k])
-            best[k] = np.where(better, bound, best[k])
-            used[k] = np.where(better, bytes_, used[k])
-            chosen[k][better] = n
-            least[k] = np.minimum(least[k], bytes_)
-    slow = legal & (best[0] > most_s) & np.isfinite(best[0])
-    usable = np.zeros(legal.shape, dtype=bool)
-    for k, counts in enumerate(places):
-        often = counts[:, None, None, None, None]
-        over = legal & (used[k] > capacity) & (often > 0)
-        used[k][over | (often == 0)] = np.inf
-        fits = legal & ~over & (often > 0)
-        usable |= fits
-        gathered.legal += int((legal * often).sum())
-        gathered.fitting += int(((fits & ~slow) * often).sum())
-        if over.any():
-            place = np.unravel_index(int(np.where(over, least[k], np.inf).argmin()), over.shape)
-            label = f"{frames[place[0]].label} needs {least[k][place] / GIB:.2f} of {capacity / GIB:.2f} GiB"
-            refused.add("out of memory", int((over * often).sum()), label)
-            gathered.nearest = min(gathered.nearest, (float(least[k][place]), label))
-        if (slow & fits).any():
-            place = np.unravel_index(int(np.where(slow & fits, best[0], np.inf).argmin()), slow.shape)
-            text = (
-                f"{frames[place[0]].label} needs at least {best[0][place]:.2f} s a step, "
-                f"{most_s:.2f} s are allowed"
-            )
-            reason = "too slow for the deadline or budget, whatever else"
-            refused.add(reason, int(((slow & fits) * often).sum()), text)
-    keep = np.nonzero((usable & ~slow).ravel())[0]
-    frame = keep // space.inner
-    gathered.parts.append(
-        (
-            np.full(len(keep), number, dtype=np.float64),
-            keep.astype(np.float64),
-            best[0].ravel()[keep],
-            (gathered.families + frame).astype(np.float64),
-            *(
-                column.ravel()[keep].astype(np.float64)
-                for pair in zip(chosen, used, strict=True)
-                for column in pair
-            ),
+
+    bound: FloatArray
+    memory: FloatArray
+    layout: npt.NDArray[np.int8]
+    least: FloatArray
+
+
+class _Gathering:
+    """Goes through the groups of frames and keeps the plans that are legal, fit and may be fast enough."""
+
+    def __init__(
+        self, job: ResolvedJob, space: Space, book: PriceBook, most_s: float, refused: Refusals
+    ) -> None:
+        self.space, self.most_s, self.refused = space, most_s, refused
+        self.loads = ExpertLoads(job.scenario, job.shape)
+        self.bounds = BoundBook(
+            book, space.recipes, space.recompute, space.sms, space.zero_stage, self.loads, space.placement
         )
-    )
-    gathered.families += len(frames)
+        self.memory = MemoryBook(job.scenario, job.shape, space)
+        self.capacity = job.cluster.accelerator.hbm_bytes * (1.0 - space.headroom)
+        self.replicas = tuple(sorted({price_key(p)[0] for p in space.placement}))
+        self.groups: list[FrameGroup] = []
+        self.legal = self.fitting = 0
+        self._parts: list[tuple[FloatArray, ...]] = []
+        self._families = 0
+        self._nearest: tuple[float, str] = (inf, "")
+
+    def add(self, group: FrameGroup) -> None:
+        """Memory and bound of one group's plans; of several layouts the one with the lowest bound that fits.
+
+        The bound is that of the fewest replicas and holds with any placement; memory is counted with each
+        number of replicas, in the layout that is chosen with them.
+        """
+        legal = _combinations(group.frames, group.pattern, self.space, self.refused)
+        counted = self._counted(group, legal.shape)
+        places = _placed(group.frames, legal, self.space, self.loads, self.replicas, self.refused)
+        slow = legal & (counted.bound[0] > self.most_s) & np.isfinite(counted.bound[0])
+        usable = np.zeros(legal.shape, dtype=bool)
+        for k, counts in enumerate(places):
+            often = counts[:, None, None, None, None]
+            over = legal & (counted.memory[k] > self.capacity) & (often > 0)
+            counted.memory[k][over | (often == 0)] = np.inf
+            fits = legal & ~over & (often > 0)
+            usable |= fits
+            self.legal += int((legal * often).sum())
+            self.fitting += int(((fits & ~slow) * often).sum())
+            self._refuse_full(group.frames, over, counted.least[k], often)
+            self._refuse_slow(group.frames, slow & fits, counted.bound[0], often)
+        keep = np.nonzero((usable & ~slow).ravel())[0]
+        pairs = zip(counted.layout, counted.memory, strict=True)
+        self._parts.append(
+            (
+                np.full(len(keep), len(self.groups), dtype=np.float64),
+                keep.astype(np.float64),
+                counted.bound[0].ravel()[keep],
+                (self._families + keep // self.space.inner).astype(np.float64),
+                *(column.ravel()[keep].astype(np.float64) for pair in pairs for column in pair),
+            )
+        )
+        self._families += len(group.frames)
+        self.groups.append(group)
+
+    def candidates(self, books: dict[tuple[int, bool], PriceBook]) -> Candidates:
+        """What was kept, as arrays."""
+        if self._nearest[1] and "out of memory" in self.refused.counts:
+            self.refused.examples["out of memory"] = self._nearest[1]
+        columns = [np.concatenate(column) for column in zip(*self._parts, strict=True)]
+        columns = columns or [np.zeros(0)] * (4 + 2 * len(self.replicas))
+        return Candidates(
+            space=self.space,
+            groups=self.groups,
+            group=columns[0].astype(np.int32),
+            index=columns[1].astype(np.int64),
+            layout=np.array(columns[4::2]).astype(np.int8),
+            memory=np.min(columns[5::2], axis=0),
+            bound=columns[2],
+            family=columns[3].astype(np.int32),
+            time_s=np.full(len(columns[0]), np.nan),
+            refused=self.refused,
+            legal=self.legal,
+            fitting=self.fitting,
+            books=books,
+            loads=self.loads,
+            replicas=self.replicas,
+            bytes_of=np.array(columns[5::2]),
+            placement=np.zeros(len(columns[0]), dtype=np.int8),
+        )
+
+    def _counted(self, group: FrameGroup, shape: tuple[int, ...]) -> _Counted:
+        """Memory and bound of every plan in the group's layouts."""
+        frames, pattern, zero_stage = group.frames, group.pattern, self.space.zero_stage
+        whole = (len(self.replicas), *shape)
+        best, used, least = (np.full(whole, np.inf) for _ in range(3))
+        chosen = np.zeros(whole, dtype=np.int8)
+        for n, layout in enumerate(group.layouts):
+            each = [self.memory.total(frames, pattern, layout, more) for more in self.replicas]
+            bound = self.bounds.step(frames, pattern, layout)[:, :, self.bounds.class_of]
+            if 3 in zero_stage and not pattern.paired:
+                z = zero_stage.index(3)
+                moved = self.bounds.sharded(frames, pattern, layout)[:, :, None, :]
+                bound[..., z] = np.maximum(bound[..., z], moved)
+            for k, bytes_ in enumerate(each):
+                better = (bytes_ <= self.capacity) & (bound < best[k])
+                best[k] = np.where(better, bound, best[k])
+                used[k] = np.where(better, bytes_, used[k])
+                chosen[k][better] = n
+                least[k] = np.minimum(least[k], bytes_)
+        return _Counted(best, used, chosen, least)
+
+    def _refuse_full(
+        self, frames: Sequence[Frame], over: BoolArray, least: FloatArray, often: IntArray
+    ) -> None:
+        if not over.any():
+            return
+        place = np.unravel_index(int(np.where(over, least, np.inf).argmin()), over.shape)
+        needs = f"{least[place] / GIB:.2f} of {self.capacity / GIB:.2f} GiB"
+        label = f"{frames[int(place[0])].label} needs {needs}"
+        self.refused.add("out of memory", int((over * often).sum()), label)
+        self._nearest = min(self._nearest, (float(least[place]), label))
+
+    def _refuse_slow(
+        self, frames: Sequence[Frame], slow: BoolArray, bound: FloatArray, often: IntArray
+    ) -> None:
+        if not slow.any():
+            return
+        place = np.unravel_index(int(np.where(slow, bound, np.inf).argmin()), slow.shape)
+        text = (
+            f"{frames[int(place[0])].label} needs at least {bound[place]:.2f} s a step, "
+            f"{self.most_s:.2f} s are allowed"
+        )
+        self.refused.add(TOO_SLOW, int((slow * often).sum()), text)
 
 
 def _placed(
@@ -266,7 +271,7 @@ def _layouts(
     fixed: tuple[int, ...] | None,
     refused: Refusals,
     space: Space,
-    say: Say,
+    say: OnProgress,
 ) -> dict[int, tuple[StageAssignment, ...]]:
     """Layouts by number of stages: fixed, or by dynamic programming over the blocks' compute (eq. S2).
 
@@ -284,9 +289,9 @@ def _layouts(
                 )
         return {len(fixed): (from_layers_per_stage(blocks, fixed),)}
     kinds = bounds.book.kinds
-    layer = kinds.index("moe" if "moe" in kinds else "dense")
+    layer = kinds.index(shape.main_layer_kind)
     seen: Counter[tuple[int, ...]] = Counter()
-    cells = {Cell.of(f.plan): f.plan for f in frames}
+    cells = {LayerSplit.of(f.plan): f.plan for f in frames}
     for done, plan in enumerate(cells.values()):
         say(done / len(cells), f"prices: {done} of {len(cells)} ways to split a layer")
         for row in bounds.weights(plan).reshape(-1, len(kinds)):

@@ -9,15 +9,16 @@ from typing import TypeAlias
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.cluster import Cluster
 from moesim.simulator.cost.block_prices import BarePrices, bare_prices, block_transfers, with_collectives
-from moesim.simulator.cost.launches import launch_stalls
-from moesim.simulator.cost.price_table import pipeline_send, rank_step_end
+from moesim.simulator.cost.end_of_step import rank_step_end
+from moesim.simulator.cost.price_table import inside_step, pipeline_send
 from moesim.simulator.cost.pricing import Pricer
-from moesim.simulator.cost.sharded import slowed_beside
+from moesim.simulator.cost.sharded import sharded_phases
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, SyncCost, TransferCost
 from moesim.simulator.layout.in_flight import held_by_rank
 from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.layout.parallel import Layout
-from moesim.simulator.layout.stages import StageAssignment, blocks_of
+from moesim.simulator.layout.stages import StageAssignment
+from moesim.simulator.model.attention.protocol import Attention
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.recompute import RecomputePolicy
@@ -27,7 +28,6 @@ from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.schedules.template import EP_PHASES
 
-KINDS: tuple[BlockKind, ...] = ("embedding", "dense", "moe", "mtp", "head")
 ACTIONS = ("F", "I", "W")
 PhaseKey: TypeAlias = tuple[BlockKind, Phase, Mode]
 
@@ -46,7 +46,7 @@ _NOT_ROUTED: frozenset[Phase] = frozenset({"attn F", "attn I", "attn W"})
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class LayerSplit:
     """What decides the operators of one GPU, apart from precision and recompute."""
 
     tp: int
@@ -56,7 +56,7 @@ class Cell:
     microbatch: int
 
     @classmethod
-    def of(cls, plan: ParallelPlan) -> Cell:
+    def of(cls, plan: ParallelPlan) -> LayerSplit:
         """The cell of a plan."""
         return cls(plan.tp, plan.cp, plan.ep, plan.expert_tp, plan.microbatch)
 
@@ -86,9 +86,8 @@ class PriceBook:
 
     def __post_init__(self) -> None:
         """Look at the model once."""
-        have = {block.kind for block in blocks_of(self.shape)}
-        self.kinds = tuple(kind for kind in KINDS if kind in have)
-        self.routed = tuple(k for k in self.kinds if k in ("moe", "mtp")) if self.shape.moe else ()
+        self.kinds = self.shape.block_kinds
+        self.routed = tuple(kind for kind in self.kinds if self.shape.block(kind).routed)
 
     def arithmetic(self, policy: RecomputePolicy) -> RecomputePolicy:
         """The policy whose compute is the same.
@@ -145,19 +144,23 @@ class PriceBook:
         if found is not None:
             return found
         pricer = self.pricer(plan, recipe, policy, sms)
-        routed = None
-        if self.routed:
-            key = (share, plan.ep, plan.expert_tp)
-            routed = self._bare_prices(pricer, key, self.routed[0], modes, _ROUTED)
         found = self._compute[whole] = {}
         for kind in self.kinds:
-            if routed is None or kind not in self.routed:
+            if kind not in self.routed:
                 bare = self._bare_prices(pricer, (share, kind), kind, modes, None)
             else:
+                # What is computed again beside the experts is that of the attention.
+                like = next(k for k in self.routed if self._attention(k) == self._attention(kind))
+                key = (share, like, plan.ep, plan.expert_tp)
+                routed = self._bare_prices(pricer, key, like, modes, _ROUTED)
                 rest = self._bare_prices(pricer, (share, kind), kind, modes, _NOT_ROUTED)
-                bare = BarePrices({**rest.compute, **routed.compute}, {**rest.products, **routed.products})
+                bare = BarePrices({**rest.compute, **routed.compute}, {**rest.core_s, **routed.core_s})
             found |= with_collectives(pricer, kind, bare)
         return found
+
+    def _attention(self, kind: BlockKind) -> Attention | None:
+        layer = self.shape.block(kind).layer
+        return None if layer is None else layer.attention
 
     def _bare_prices(
         self,
@@ -167,7 +170,7 @@ class PriceBook:
         modes: tuple[Mode, ...],
         only: frozenset[Phase] | None,
     ) -> BarePrices:
-        # Where nothing is split no collective needs the products, which then are not priced.
+        # Where nothing is split no collective needs the seconds of GEMMs and attention, which are left out.
         plan = pricer.scenario.parallel
         key = (*key, plan.tp * plan.cp > 1, plan.expert_tp > 1)
         found = self._bare.get(key)
@@ -189,7 +192,7 @@ class PriceBook:
         """
         zero3 = plan.pp if plan.zero_stage == 3 else 0
         key = (
-            Cell.of(plan), plan.sequence_parallel, recipe, self.arithmetic(policy), sms, paired, zero3,
+            LayerSplit.of(plan), plan.sequence_parallel, recipe, self.arithmetic(policy), sms, paired, zero3,
             *self.copied(plan),
         )  # fmt: skip
         table = self._tables.get(key)
@@ -202,17 +205,13 @@ class PriceBook:
         if paired:
             compute |= self.compute(plan, recipe, policy, ("sms_reserved", "overlapped"), sms)
             transfer |= self.transfers(plan, recipe, sms, "overlapped")
-        if zero3:
-            pricer = self.pricer(plan, recipe, self.arithmetic(policy), sms)
-            for kind in self.kinds:
-                sharded, alone = pricer.sharded_phases(kind)
-                transfer |= {(kind, phase, "alone"): cost for phase, cost in sharded.items()}
-                compute |= slowed_beside(kind, compute, alone, self.profile.lost_beside_nccl.value)
-        if self.scenario.software.host is not None:
+        if zero3 or self.scenario.software.host is not None:
             pricer = self.pricer(plan, recipe, policy, sms)
-            every: tuple[Mode, ...] = ("alone", "sms_reserved", "overlapped") if paired else ("alone",)
+            modes: tuple[Mode, ...] = ("alone", "sms_reserved", "overlapped") if paired else ("alone",)
             for kind in self.kinds:
-                compute |= launch_stalls(pricer, kind, compute, transfer, every)
+                inside = inside_step(pricer, kind, compute, transfer, modes)
+                compute |= inside[0]
+                transfer |= inside[1]
         table = self._tables[key] = CostTable(compute, transfer, 0.0, 0.0, ())
         return table
 
@@ -234,7 +233,7 @@ class PriceBook:
         key = (plan.tp, plan.ep, plan.expert_tp, plan.pp, recipe, kind)
         if key not in self._sharded:
             pricer = self.pricer(plan, recipe, "none")
-            first, second, third = (cost.nic_s for cost in pricer.sharded_phases(kind)[0].values())
+            first, second, third = (cost.nic_s for cost in sharded_phases(pricer, kind)[0].values())
             self._sharded[key] = first, second, third
         return self._sharded[key]
 
@@ -251,7 +250,7 @@ class PriceBook:
             for phase in PHASES_OF[action]:
                 cost = moved.get((self.routed[0], phase, "alone")) if self.routed else None
                 if cost is not None:
-                    values.append(cost.launch_s + kept * max(cost.nic_s, cost.scale_up_s))
+                    values.append(cost.launch_s + kept * cost.payload_s)
         return fsum(sums["F"]), fsum(sums["I"])
 
     def sync(

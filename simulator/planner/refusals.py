@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 _NUMBER = re.compile(r"(?<![A-Za-z\d])\d[\d,.]*(?![A-Za-z\d])")
 _DETAIL = re.compile(r"[;(:].*", re.DOTALL)
 
+TOO_SLOW = "too slow for the deadline or budget, whatever else"
+"""Reason of a plan whose lower bound is above the longest step that is allowed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Refusal:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from moesim.hwmodels.cluster import Cluster
@@ -12,10 +12,10 @@ from moesim.simulator.layout.in_flight import rank_stages
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.planner.causes import step_causes
-from moesim.simulator.planner.found import Candidates
 from moesim.simulator.planner.placements import placement_name, with_placement
+from moesim.simulator.planner.plan_arrays import Candidates
 from moesim.simulator.planner.result import PlanRow
+from moesim.simulator.planner.step_mechanisms import step_causes
 from moesim.simulator.predict.plan_memory import memory_of
 from moesim.simulator.predict.step import run_step
 from moesim.simulator.scenario import Scenario
@@ -34,6 +34,21 @@ class Simulated:
     causes: dict[str, float]
     layers: tuple[int, ...]
     microbatches: int
+
+
+@dataclass(frozen=True, slots=True)
+class Estimates:
+    """What a search knows of a plan besides its simulation.
+
+    `stages`: None where the simulation says which; `variants`: plans that differ in precision, recompute, SMs
+    or ZeRO stage only; `changed`: keys of the space's variants.
+    """
+
+    closed_form_s: float | None = None
+    lower_bound_s: float | None = None
+    stages: StageAssignment | None = None
+    variants: int = 1
+    changed: Mapping[str, Any] = field(default_factory=dict)
 
 
 def simulate_plan(scenario: Scenario) -> Simulated:
@@ -100,15 +115,11 @@ def make_row(
     scenario: Scenario,
     cluster: Cluster,
     found: Simulated,
-    assignment: StageAssignment | None,
-    closed_form_s: float | None,
-    lower_bound_s: float | None,
-    variants: int,
-    changed: Mapping[str, Any],
+    known: Estimates,
 ) -> PlanRow:
     """A row of the result; `margin` is set once the best is known."""
     plan = scenario.parallel
-    seconds = closed_form_s if found.time_s is None else found.time_s
+    seconds = known.closed_form_s if found.time_s is None else found.time_s
     assert seconds is not None, "a plan has a simulated or an estimated time"
     tokens = scenario.batch.sequences * scenario.batch.sequence_length
     run_s = -(-scenario.run.tokens // tokens) * seconds
@@ -132,12 +143,12 @@ def make_row(
         precision=precision_name(scenario),
         sms=scenario.communication.sms,
         placement=placement_name(scenario.routing.eplb),
-        layers=found.layers if assignment is None else assignment.layers_per_stage,
-        changed=dict(changed),
+        layers=found.layers if known.stages is None else known.stages.layers_per_stage,
+        changed=dict(known.changed),
         time_s=seconds,
         source="closed form" if found.time_s is None else "simulated",
-        closed_form_s=closed_form_s,
-        lower_bound_s=lower_bound_s,
+        closed_form_s=known.closed_form_s,
+        lower_bound_s=known.lower_bound_s,
         memory_bytes=found.memory_bytes,
         capacity_bytes=found.capacity_bytes,
         memory_by_kind_bytes=found.by_kind,
@@ -146,7 +157,7 @@ def make_row(
         cost_usd=gpu_hours * price.value if price else None,
         energy_j=run_s * cluster.n_gpus * cluster.accelerator.tdp_w * pue if limit else None,
         margin=0.0,
-        variants=variants,
+        variants=known.variants,
         causes_s=found.causes,
         scenario=scenario,
     )

@@ -4,62 +4,29 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
-from math import inf, isfinite
-from typing import Any, Literal, get_args
+from math import isfinite
+from typing import Any
 
-from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InfeasibleError, InputError
-from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
-from moesim.simulator.layout.job import check_profile
-from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.planner.candidates import GIB, find_candidates
-from moesim.simulator.planner.found import Candidates
+from moesim.simulator.planner.candidates import GIB
+from moesim.simulator.planner.fleet.simulate import plan_fleet
+from moesim.simulator.planner.goal import Goal
 from moesim.simulator.planner.pareto import front
 from moesim.simulator.planner.processes import engine_processes
-from moesim.simulator.planner.progress import Say, part, share_of, told
+from moesim.simulator.planner.progress import OnProgress, equal_part, no_progress, scaled, with_progress
 from moesim.simulator.planner.refusals import Refusals
-from moesim.simulator.planner.replay import CLOSED_FORM_ERROR
 from moesim.simulator.planner.result import PlanResult, PlanRow
-from moesim.simulator.planner.rows import Simulated, closed_form_memory, make_row, scenario_of, simulate_plan
-from moesim.simulator.planner.space import PlanSpace, load_space, resolve
-from moesim.simulator.planner.study import Study
+from moesim.simulator.planner.rows import Simulated, scenario_of, simulate_plan
+from moesim.simulator.planner.space import PlanSpace, load_space
+from moesim.simulator.planner.variant_search import VariantSearch
 from moesim.simulator.scenario import Scenario, load_scenario, with_overrides
-from moesim.simulator.schedules import SCHEDULES
-
-Objective = Literal["time", "cost", "energy", "deadline", "memory"]
-
-NEAR_BEST = 1.05
-"""A scenario's own plan up to this share of the best time is ranked: all that may be faster are estimated."""
 
 BOUNDED, ESTIMATED = 0.5, 0.65
 """Shares of a search's time at which bounds and closed forms are usually done."""
-
-ROUNDING = 1e-9
-"""Relative difference below which two closed forms are the same."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a plan must keep: days for the run, dollars for the run."""
-
-    deadline_days: float | None
-    budget_usd: float | None
-
-    def most_step_s(self, scenario: Scenario, cluster: Cluster) -> float:
-        """Longest step that keeps both."""
-        tokens = scenario.batch.sequences * scenario.batch.sequence_length
-        steps = -(-scenario.run.tokens // tokens)
-        most = inf
-        if self.deadline_days is not None:
-            most = self.deadline_days * SECONDS_PER_DAY / steps
-        if self.budget_usd is not None:
-            usd_per_hour = cluster.usd_per_gpu_hour * cluster.n_gpus
-            most = min(most, self.budget_usd / usd_per_hour * SECONDS_PER_HOUR / steps)
-        return most
 
 
 def plan(
@@ -69,7 +36,7 @@ def plan(
     top: int = 10,
     deadline_days: float | None = None,
     budget_usd: float | None = None,
-    progress: Say | None = None,
+    progress: OnProgress | None = None,
     workers: int = 1,
 ) -> PlanResult:
     """The best plans for a scenario's model, batch and cluster, or fleet (docs/planner.md, "Fleets").
@@ -85,63 +52,53 @@ def plan(
     """
     if isinstance(scenario, str):
         scenario = load_scenario(scenario)
-    say = progress or (lambda share, text: None)
-    wanted = load_space(space)
-    limits = _checked(scenario, objective, top, deadline_days, budget_usd)
-    if scenario.fleet is not None:
-        from moesim.simulator.planner.fleet.simulate import plan_fleet
-
-        with engine_processes(workers) as pool:
-            return plan_fleet(
-                scenario, wanted, objective, top, deadline_days, budget_usd, say, pool, _fastest_alone
-            )
-    start = time.perf_counter()
+    say = progress or no_progress
+    wanted, goal = load_space(space), Goal(objective, top, deadline_days, budget_usd)
+    goal.check(scenario)
     with engine_processes(workers) as pool:
-        plain = not wanted.variants
-        started = pool.submit(_simulate_own, scenario) if pool is not None and plain else None
-        variants = list(_variants(wanted))
-        searches = [
-            _Search(
-                changed,
-                with_overrides(scenario, texts) if texts else scenario,
-                wanted,
-                limits,
-                part(say, *share_of(number, len(variants), 0.0, BOUNDED)),
-            )
-            for number, (changed, texts) in enumerate(variants)
-        ]
-        refused = Refusals()
-        for search in searches:
-            refused.merge(search.candidates.refused)
-        bounded = time.perf_counter()
-        alive = [search for search in searches if len(search.candidates.bound)]
-        if not alive:
-            raise InfeasibleError(_nothing(refused))
-        mine: Simulated | str = ""
-        if plain:
-            say(BOUNDED, "simulating the scenario's own plan")
-            mine = _simulate_own(scenario) if started is None else started.result()
-        own = None if isinstance(mine, str) else searches[0].own(mine)
-        for number, search in enumerate(alive):
-            search.explore(objective, top, own, part(say, *share_of(number, len(alive), BOUNDED, ESTIMATED)))
-        estimated = time.perf_counter()
-        rows, problems = _ranked(alive, objective, top, pool, part(say, ESTIMATED, 1.0))
-        if not rows:
-            first = "no plan that was simulated keeps the deadline or budget"
-            raise InfeasibleError(_nothing(refused, "; ".join([first, *problems[:2]])))
-        simulated = len(rows)
-        rows, pareto, claims = _with_front(alive, rows, objective, top, pool)
+        if scenario.fleet is not None:
+            return plan_fleet(scenario, wanted, goal, say, pool, _fastest_alone)
+        return _plan_cluster(scenario, wanted, goal, say, pool)
+
+
+def _plan_cluster(
+    scenario: Scenario, wanted: PlanSpace, goal: Goal, say: OnProgress, pool: Executor | None
+) -> PlanResult:
+    """The best plans for a scenario on one cluster, all variants of the space together."""
+    start = time.perf_counter()
+    plain = not wanted.variants
+    started = pool.submit(_simulate_own, scenario) if pool is not None and plain else None
+    searches = _searches(scenario, wanted, goal, say)
+    refused = Refusals()
+    for search in searches:
+        refused.merge(search.candidates.refused)
+    bounded = time.perf_counter()
+    alive = [search for search in searches if len(search.candidates.bound)]
+    if not alive:
+        raise InfeasibleError(_nothing(refused))
+    mine: Simulated | str = ""
+    if plain:
+        say(BOUNDED, "simulating the scenario's own plan")
+        mine = _simulate_own(scenario) if started is None else started.result()
+    own = None if isinstance(mine, str) else searches[0].own(mine)
+    for number, search in enumerate(alive):
+        search.explore(own, scaled(say, *equal_part(number, len(alive), BOUNDED, ESTIMATED)))
+    estimated = time.perf_counter()
+    rows, problems = _ranked(alive, goal, pool, scaled(say, ESTIMATED, 1.0))
+    if not rows:
+        first = "no plan that was simulated keeps the deadline or budget"
+        raise InfeasibleError(_nothing(refused, "; ".join([first, *problems[:2]])))
+    simulated = len(rows)
+    rows, pareto, claims = _with_front(alive, rows, goal, pool)
     end = time.perf_counter()
     considered = sum(s.candidates.space.size for s in searches)
     proven = min(s.proven_s for s in alive)
     return PlanResult(
-        objective=objective,
+        objective=goal.objective,
         ranked=tuple(rows),
         pareto=tuple(pareto),
         refused=refused.rows(),
-        own=None
-        if own is None
-        else replace(own, margin=_value(own, objective) / _value(rows[0], objective) - 1),
+        own=None if own is None else replace(own, margin=goal.value(own) / goal.value(rows[0]) - 1),
         own_rank=None if own is None else alive[0].rank_of(own),
         considered=considered,
         legal=sum(s.candidates.legal for s in searches),
@@ -150,11 +107,26 @@ def plan(
         simulated=simulated + claims,
         price_tables=sum(s.candidates.priced for s in searches),
         proven_s=proven if isfinite(proven) else None,
-        rivals=0 if objective == "memory" else sum(s.rivals(rows) for s in alive),
-        notes=(*_notes(alive, objective, mine), *problems),
+        rivals=0 if goal.objective == "memory" else sum(s.rivals(rows) for s in alive),
+        notes=(*_notes(alive, goal.objective, mine), *problems),
         evaluated_per_s=considered / (bounded - start),
         seconds={"bounds": bounded - start, "closed form": estimated - bounded, "engine": end - estimated},
     )
+
+
+def _searches(scenario: Scenario, wanted: PlanSpace, goal: Goal, say: OnProgress) -> list[VariantSearch]:
+    """Every variant of the space with its candidates."""
+    variants = list(_variants(wanted))
+    return [
+        VariantSearch(
+            changed,
+            with_overrides(scenario, texts) if texts else scenario,
+            wanted,
+            goal,
+            scaled(say, *equal_part(number, len(variants), 0.0, BOUNDED)),
+        )
+        for number, (changed, texts) in enumerate(variants)
+    ]
 
 
 def _simulate_own(scenario: Scenario) -> Simulated | str:
@@ -179,32 +151,6 @@ def _fastest_alone(scenario: Scenario, space: PlanSpace) -> PlanResult:
     return plan(scenario, space, top=1)
 
 
-def _checked(
-    scenario: Scenario, objective: str, top: int, deadline_days: float | None, budget_usd: float | None
-) -> Limits:
-    names = get_args(Objective)
-    if objective not in names:
-        raise InputError(f"objective={objective!r} is not one of {', '.join(names)}")
-    if not 1 <= top <= 1000:
-        raise InputError(f"top={top} must lie between 1 and 1000")
-    for key, value in (("deadline_days", deadline_days), ("budget_usd", budget_usd)):
-        if value is not None and not (isfinite(value) and value > 0):
-            raise InputError(f"{key}={value} must be a finite number above 0")
-    if objective == "deadline" and deadline_days is None:
-        raise InputError("objective=deadline needs deadline_days, the days that the run may take")
-    if scenario.fleet is not None:  # the rest is checked pool by pool
-        return Limits(deadline_days, budget_usd)
-    if scenario.stages.blocks is not None:
-        raise InputError(
-            "stages.blocks fixes a part of the model: a plan search needs the whole; leave it out"
-        )
-    if (objective == "cost" or budget_usd is not None) and scenario.machine.price_per_gpu_hour is None:
-        scenario.machine.usd_per_gpu_hour  # noqa: B018 - raises, with the remedy
-    if objective == "energy":
-        scenario.machine.accelerator.tdp_w  # noqa: B018 - raises where it has no figure
-    return Limits(deadline_days, budget_usd)
-
-
 def _variants(space: PlanSpace) -> Iterator[tuple[dict[str, Any], list[str]]]:
     keys = list(space.variants)
     for values in product(*space.variants.values()):
@@ -214,132 +160,32 @@ def _variants(space: PlanSpace) -> Iterator[tuple[dict[str, Any], list[str]]]:
         )
 
 
-class _Search:
-    """One variant of the scenario: its candidates and their study."""
-
-    def __init__(
-        self, changed: dict[str, Any], scenario: Scenario, wanted: PlanSpace, limits: Limits, say: Say
-    ) -> None:
-        self.changed, self.scenario = changed, scenario
-        self.shape: ModelShape = scenario.shape
-        self.cluster = scenario.machine
-        profile = scenario.calibration
-        check_profile(profile, self.cluster)
-        fixed = scenario.stages.layers if wanted.layout == "scenario" else None
-        if wanted.layout == "scenario" and fixed is None:
-            raise InputError("layout=scenario, but the scenario has no stages.layers; use layout=balanced")
-        space = resolve(wanted, scenario, self.shape, self.cluster)
-        self.most_s = limits.most_step_s(scenario, self.cluster)
-        self.candidates: Candidates = find_candidates(
-            scenario, self.shape, self.cluster, profile, space, fixed, self.most_s, say
-        )
-        self.study = Study(scenario, self.shape, self.candidates)
-        self.proven_s = inf
-        self.chosen: list[int] = []
-        self.front: list[tuple[int, int]] = []
-
-    def own(self, simulated: Simulated) -> PlanRow:
-        """The scenario's plan as it is."""
-        scenario, estimate = self.scenario, None
-        if scenario.schedule in SCHEDULES:
-            estimate = self.study.seconds_of(scenario, simulated.layers, simulated.microbatches)
-        return make_row(scenario, self.cluster, simulated, None, estimate, None, 1, self.changed)
-
-    def explore(self, objective: str, top: int, own: PlanRow | None, say: Say) -> None:
-        """Estimate what may be among the best, and the front."""
-        if objective == "memory":
-            self.chosen = self.study.leanest(top)
-        else:
-            self.proven_s = self.study.fastest(top, say=say)
-            best = self.study.best_of_families()
-            fastest = self.candidates.time_s[best[0]]
-            if own is not None and (own.closed_form_s or inf) <= NEAR_BEST * fastest:
-                self.proven_s = self.study.fastest(top, own.closed_form_s or 0.0, say=say)
-            self.chosen = self.study.best_of_families()[:top]
-
-    def rank_of(self, own: PlanRow) -> int | None:
-        """Families with a faster closed form, plus one; None where not all that may be faster have one."""
-        if own.closed_form_s is None or own.closed_form_s > self.proven_s:
-            return None
-        times = self.candidates.time_s[self.study.best_of_families()]
-        return int((times < own.closed_form_s * (1.0 - ROUNDING)).sum()) + 1
-
-    def rivals(self, rows: list[PlanRow]) -> int:
-        """Families not simulated whose closed form is within its error of the fastest that was."""
-        best = min((row.closed_form_s or inf for row in rows), default=inf)
-        times = self.candidates.time_s[self.study.best_of_families()]
-        return max(0, int((times <= best * (1.0 + CLOSED_FORM_ERROR)).sum()) - len(self.chosen))
-
-    def row(self, number: int, simulated: Simulated | None, placement: int | None = None) -> PlanRow:
-        """A plan as a row, with its fastest placement or another one that was tried."""
-        c = self.candidates
-        scenario = scenario_of(self.scenario, c, number, placement)
-        tried = {which: seconds for seconds, _, which in c.others.get(number, ())}
-        seconds = c.time_s[number] if placement is None else tried.get(placement, c.time_s[number])
-        found = simulated or closed_form_memory(scenario, self.shape, c, number, placement)
-        family = int((c.family == c.family[number]).sum())
-        return make_row(
-            scenario,
-            self.cluster,
-            found,
-            c.assignment(number, placement),
-            float(seconds),
-            float(c.bound[number]),
-            family,
-            self.changed,
-        )
-
-
 def _ranked(
-    searches: list[_Search],
-    objective: str,
-    top: int,
-    pool: Executor | None,
-    say: Say,
+    searches: list[VariantSearch], goal: Goal, pool: Executor | None, say: OnProgress
 ) -> tuple[list[PlanRow], list[str]]:
     """The best plans of all variants, simulated, best first; and a sentence for each that could not be."""
     todo = [(search, number) for search in searches for number in search.chosen]
     if len(searches) > 1:
-        rough = sorted((_value(s.row(n, None), objective), i) for i, (s, n) in enumerate(todo))
-        todo = [todo[i] for _, i in rough[:top]]
+        rough = sorted((goal.value(s.row(n, None)), i) for i, (s, n) in enumerate(todo))
+        todo = [todo[i] for _, i in rough[: goal.top]]
     estimated = sum(s.study.estimated for s in searches)
     say(0.0, f"{estimated:,} plans in closed form; the front of time and memory")
     scenarios = [scenario_of(s.scenario, s.candidates, n) for s, n in todo]
     running = None if pool is None else pool.map(_simulate, scenarios)
     for search in searches:  # this process refines the fronts while the others simulate
         search.front = search.study.front()
-    simulated = list(told(map(_simulate, scenarios) if running is None else running, len(todo), say))
+    simulated = list(with_progress(map(_simulate, scenarios) if running is None else running, len(todo), say))
     rows, problems = [], []
     for (search, number), found in zip(todo, simulated, strict=True):
         if isinstance(found, str):
             problems.append(f"{search.row(number, None).label} is left out: {found}")
         elif found.memory_bytes <= found.capacity_bytes and (found.time_s or 0.0) <= search.most_s:
             rows.append(search.row(number, found))
-    return _by_objective(rows, objective), problems
-
-
-def _by_objective(rows: Iterable[PlanRow], objective: str) -> list[PlanRow]:
-    """Rows best first, each with its distance from the best."""
-    kept = sorted(rows, key=lambda row: (_value(row, objective), row.memory_bytes, row.label))
-    best = _value(kept[0], objective) if kept else 1.0
-    return [replace(row, margin=_value(row, objective) / best - 1.0) for row in kept]
-
-
-def _value(row: PlanRow, objective: str) -> float:
-    """What an objective minimises."""
-    if objective == "memory":
-        return row.memory_bytes
-    if objective == "energy":
-        assert row.energy_j is not None
-        return row.energy_j
-    if objective == "cost" or (objective == "deadline" and row.cost_usd is not None):
-        assert row.cost_usd is not None
-        return row.cost_usd
-    return row.gpu_hours if objective == "deadline" else row.time_s
+    return goal.ranked(rows), problems
 
 
 def _with_front(
-    searches: list[_Search], ranked: list[PlanRow], objective: str, top: int, pool: Executor | None
+    searches: list[VariantSearch], ranked: list[PlanRow], goal: Goal, pool: Executor | None
 ) -> tuple[list[PlanRow], list[PlanRow], int]:
     """The ranked rows; those that no other beats in time, GPU-hours and memory, by time; claims simulated.
 
@@ -351,15 +197,15 @@ def _with_front(
     drawn = (search.row(number, None, placement) for search, number, placement in places)
     shown = {place: known.get(_key(row), row) for place, row in zip(places, drawn, strict=True)}
     while True:
-        best = _value(ranked[0], objective)
+        best = goal.value(ranked[0])
         rows = list(shown.values())
         kept = [rows[n] for n in front([(row.time_s, row.gpu_hours, row.memory_bytes) for row in rows])]
         claims = [
             place
             for place, row in shown.items()
-            if row in kept and row.source == "closed form" and _value(row, objective) < best
+            if row in kept and row.source == "closed form" and goal.value(row) < best
         ]
-        if not claims or objective == "memory":
+        if not claims or goal.objective == "memory":
             break
         run = map if pool is None else pool.map
         steps = list(run(_simulate, [shown[place].scenario for place in claims]))
@@ -370,9 +216,9 @@ def _with_front(
                 continue
             search, number, placement = place
             shown[place] = row = search.row(number, step, placement)
-            if _value(row, objective) < best and row.time_s <= search.most_s:
-                ranked = _by_objective([*ranked, row], objective)[:top]
-    kept = [replace(row, margin=_value(row, objective) / best - 1.0) for row in kept]
+            if goal.value(row) < best and row.time_s <= search.most_s:
+                ranked = goal.ranked([*ranked, row])[: goal.top]
+    kept = [replace(row, margin=goal.value(row) / best - 1.0) for row in kept]
     return ranked, sorted(kept, key=lambda row: (row.time_s, row.memory_bytes, row.label)), tried
 
 
@@ -381,7 +227,7 @@ def _key(row: PlanRow) -> str:
     return json.dumps(row.scenario.model_dump(mode="json"), sort_keys=True)
 
 
-def _notes(searches: list[_Search], objective: str, own: Simulated | str) -> list[str]:
+def _notes(searches: list[VariantSearch], objective: str, own: Simulated | str) -> list[str]:
     notes = []
     if isinstance(own, str) and own:
         notes.append(f"the scenario's own plan is not among them: {own}")

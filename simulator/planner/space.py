@@ -155,7 +155,7 @@ class Space:
         return self.per_frame * prod(map(len, outer))
 
 
-def resolve(space: PlanSpace, scenario: Scenario, shape: ModelShape, cluster: Cluster) -> Space:
+def with_defaults(space: PlanSpace, scenario: Scenario, shape: ModelShape, cluster: Cluster) -> Space:
     """Fill in the defaults for a model on a cluster.
 
     tp: powers of two inside a node. pp: divisors of the number of GPUs up to the layers. ep: divisors of

@@ -12,12 +12,13 @@ from moesim.simulator.engine.program import MemberVariation
 from moesim.simulator.layout.expert_load import LoadSpec, RankLoads, draw_rank_loads
 from moesim.simulator.layout.groups import MOST_MEMBERS
 from moesim.simulator.layout.job import ResolvedJob
+from moesim.simulator.model.block import may_route
 from moesim.simulator.model.operator import BlockKind
 
 
 def routed_layers(kinds: Iterable[Sequence[BlockKind]]) -> int:
     """Blocks with routed experts, where the model has any: MoE layers and MTP modules, in stage order."""
-    return sum(kind in ("moe", "mtp") for stage in kinds for kind in stage)
+    return sum(may_route(kind) for stage in kinds for kind in stage)
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ class FleetMemory:
             capacity = part.cluster.accelerator.hbm_bytes * (1.0 - self.headroom)
             for rank in part.ranks:
                 kinds = {b.kind for stage in self.ranks[rank].stages for b in stages.stages[stage]}
-                experts = self.shape.moe is not None and bool(kinds & {"moe", "mtp"})
+                experts = any(self.shape.block(kind).routed for kind in kinds)
                 found.append((report.by_rank[rank].total + more * experts, capacity))
         return found
 
@@ -60,7 +60,7 @@ class FleetMemory:
         are taken to be equal.
         """
         blocks = blocks_of(self.shape)
-        body = [block.kind for block in blocks if block.kind in ("dense", "moe")]
+        body = [block.kind for block in blocks if block.is_layer]
         kinds: list[BlockKind] = sorted(set(body))
         base = self._trial(n_stages, dict.fromkeys(kinds, 1))
         grown = {kind: self._trial(n_stages, dict.fromkeys(kinds, 1) | {kind: 2}) for kind in kinds}
@@ -80,8 +80,8 @@ class FleetMemory:
         layers = tuple(Block(kind) for kind, count in counts.items() for _ in range(count))
         blocks = blocks_of(self.shape)
         stages = [layers] * n_stages
-        stages[0] = (*(b for b in blocks if b.kind == "embedding"), *stages[0])
-        stages[-1] = (*stages[-1], *(b for b in blocks if b.kind in ("head", "mtp")))
+        stages[0] = (*(b for b in blocks if b.is_embedding), *stages[0])
+        stages[-1] = (*stages[-1], *(b for b in blocks if not (b.is_embedding or b.is_layer)))
         return self.by_rank(StageAssignment(tuple(stages)))
 
 

@@ -14,6 +14,7 @@ from moesim.simulator.layout.stages import (
     blocks_of,
     from_layers_per_stage,
 )
+from moesim.simulator.model.block import PLAIN_KINDS
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario
@@ -27,9 +28,7 @@ def assign_stages(scenario: Scenario, pricer: Pricer, schedule: Schedule) -> Sta
     first stage, MTP module and head passes on the last (docs/decisions/0003-stage-balance.md).
     """
     if scenario.stages.blocks is not None:
-        stages = explicit_blocks(scenario.stages.blocks, schedule.n_stages)
-        _check_blocks(stages, pricer.shape)
-        return stages
+        return explicit_blocks(scenario.stages.blocks, schedule.n_stages, pricer.shape)
     blocks = blocks_of(pricer.shape)
     if scenario.stages.layers is not None:
         if len(scenario.stages.layers) != schedule.n_stages:
@@ -42,28 +41,18 @@ def assign_stages(scenario: Scenario, pricer: Pricer, schedule: Schedule) -> Sta
     return balanced(blocks, [weight[block.kind] for block in blocks], schedule.n_stages)
 
 
-def _check_blocks(stages: StageAssignment, shape: ModelShape) -> None:
-    """Explicit blocks must be of kinds that the model has."""
-    missing = {"moe": shape.moe is None, "dense": shape.dense_ffn is None, "mtp": shape.mtp_layers == 0}
-    for number, stage in enumerate(stages.stages):
-        for block in stage:
-            if missing.get(block.kind, False):
-                has = ", ".join(kind for kind in ("dense", "moe", "mtp") if not missing[kind])
-                raise InputError(
-                    f"stages.blocks.{number} names a {block.kind} block, but model {shape.name} has none; it "
-                    f"has {has}, embedding and head"
-                )
-
-
 def block_seconds(pricer: Pricer, kind: BlockKind) -> float:
     """Compute seconds of one micro-batch of a block, alone on all SMs (eq. S1)."""
-    costs = [pricer.phase(ops, "alone") for ops in pricer.operators(kind).values()]
+    costs = [pricer.phase(kind, phase, "alone") for phase in pricer.operators(kind)]
     return fsum(cost.fixed_s + cost.row_s for cost in costs)
 
 
-def explicit_blocks(texts: Sequence[str], n_stages: int) -> StageAssignment:
-    """Stages from texts such as "embedding dense*3 moe" (kinds with a count)."""
-    kinds: tuple[BlockKind, ...] = ("embedding", "dense", "moe", "mtp", "head")
+def explicit_blocks(texts: Sequence[str], n_stages: int, shape: ModelShape) -> StageAssignment:
+    """Stages from texts such as "embedding dense*3 moe" (kinds with a count).
+
+    Raises InputError for another number of stages, an empty one, and a kind that the model does not have.
+    """
+    kinds = PLAIN_KINDS if shape.attentions is None else shape.block_kinds
     if len(texts) != n_stages:
         raise InputError(f"stages.blocks has {len(texts)} entries, but the schedule has {n_stages} stages")
     stages = []
@@ -71,14 +60,28 @@ def explicit_blocks(texts: Sequence[str], n_stages: int) -> StageAssignment:
         stage: list[Block] = []
         for word in text.split():
             name, _, times = word.partition("*")
-            kind = next((k for k in kinds if k == name), None)
-            if kind is None or not (times.isdigit() or not times) or len(times) > 4:
+            if name not in kinds or not (times.isdigit() or not times) or len(times) > 4:
                 raise InputError(
                     f"stages.blocks.{number}={text!r}: {word!r} is not a block; write {', '.join(kinds)}, "
                     "with a count such as moe*4"
                 )
-            stage.extend([Block(kind)] * int(times or 1))
+            stage.extend([Block(name)] * int(times or 1))
         if not stage:
             raise InputError(f"stages.blocks.{number} is empty: every stage needs a block")
         stages.append(tuple(stage))
+    _check_kinds(stages, shape)
     return StageAssignment(tuple(stages))
+
+
+def _check_kinds(stages: Sequence[Sequence[Block]], shape: ModelShape) -> None:
+    """Explicit blocks must be of kinds that the model has."""
+    for number, stage in enumerate(stages):
+        for kind in dict.fromkeys(block.kind for block in stage):
+            try:
+                shape.block(kind)
+            except InputError:
+                has = ", ".join(k for k in shape.block_kinds if shape.block(k).layer is not None)
+                raise InputError(
+                    f"stages.blocks.{number} names a {kind} block, but model {shape.name} has none; it has "
+                    f"{has}, embedding and head"
+                ) from None

@@ -31,7 +31,7 @@ def _pool(pool: PreparedPool, bubbles: Sequence[float]) -> PoolResult:
         first_rank=ranks[0],
         last_rank=ranks[-1],
         layers=sum(layers[stage] for stage in held),
-        layer_s=block_seconds(pool.pricer, "dense" if job.shape.moe is None else "moe"),
+        layer_s=block_seconds(pool.pricer, job.shape.main_layer_kind),
         bubble_s=fsum(bubbles[rank] for rank in ranks) / len(ranks),
         memory=pool.memory,
         profile=job.profile.name,

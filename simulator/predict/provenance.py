@@ -31,9 +31,10 @@ def provenance(prepared: PreparedPool) -> list[ProvenanceEntry]:
         for r in rows
     ]
     entries += _host_provenance(prepared)
-    if any(id_.startswith("collective.") for id_ in prepared.pricer.evidence.entries):
+    used = prepared.programs[0].costs.evidence.entries
+    if any(id_.removeprefix("engine.").startswith("collective.") for id_ in used):
         entries += _library_provenance()
-    for id_ in sorted(prepared.pricer.evidence.entries):
+    for id_ in sorted(used):
         entry = prepared.profile.entry(id_)
         entries.append(
             ProvenanceEntry(
@@ -75,7 +76,7 @@ def _host_provenance(prepared: PreparedPool) -> list[ProvenanceEntry]:
 
 
 def _library_provenance() -> list[ProvenanceEntry]:
-    """What the rings of the pricer take from the communication library."""
+    """What the prices of rings take from the communication library."""
     library = load_library()
     path, table = f"collectives.{library.name}", library.latencies
     used = {"wire_shares": library.wire_shares, "network_post": library.network_post}

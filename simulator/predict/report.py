@@ -10,6 +10,7 @@ import numpy as np
 
 from moesim.simulator.engine.program import NS
 from moesim.simulator.engine.records import Execution, StepRecord
+from moesim.simulator.model.block import is_routed_layer
 from moesim.simulator.predict.result_parts import Breakdown, PhaseSpan, Utilisation
 
 CATEGORY = {
@@ -119,7 +120,7 @@ def _add_phases(records: list[StepRecord], total: dict[str, list[float]]) -> Non
     """Add the MoE phases of records that share one template."""
     code = records[0].step.code
     for number, task in enumerate(code.tasks):
-        if task.kind != "moe":
+        if not is_routed_layer(task.kind):
             continue
         entry = total[task.phase]
         micro = [record.step.microbatches[task.side] for record in records]

@@ -106,7 +106,7 @@ def _extrapolated(prepared: Prepared) -> set[str]:
     """Sentences about what was read beyond its measured range, or is not modelled."""
     notes, linear = set(prepared.shape.not_modelled), prepared.scenario.recipe.linear
     for pool in prepared.pools:
-        notes |= {*pool.pricer.evidence.extrapolated, *pool.memory_by_rank.notes, *pool.draws.spec.notes}
+        notes |= {*pool.programs[0].costs.evidence.notes, *pool.memory_by_rank.notes, *pool.draws.spec.notes}
         notes |= set(peak_only_note(pool.part.cluster, pool.job.profile, linear))
     return notes
 

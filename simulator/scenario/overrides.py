@@ -13,7 +13,7 @@ from moesim.hwmodels.cluster import load_cluster
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.network import load_network
 from moesim.hwmodels.node import load_node
-from moesim.hwmodels.yaml_io import parse_mapping
+from moesim.simulator.common.key_values import key_and_text, value_of
 from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.scenario import defaults as rules
 from moesim.simulator.scenario.outline import opened, other_machine
@@ -63,11 +63,8 @@ def plain(value: Any) -> Any:
 
 def override(data: Mapping[str, Any], text: str, known: Known) -> dict[str, Any]:
     """`data` with the dotted key of `key=value` replaced; the value is read as YAML."""
-    key, equals, value_text = text.partition("=")
-    if not equals or not key.strip():
-        raise InputError(f"--set {text!r}: write key=value, for example parallel.ep=32")
-    value = parse_mapping(f"value: {value_text}", f"--set {key.strip()}")["value"]
-    return put(data, key.strip(), value, f"--set {text!r}", known)
+    key, _ = key_and_text(text, "--set", "key=value, for example parallel.ep=32")
+    return put(data, key, value_of(text, f"--set {key}"), f"--set {text!r}", known)
 
 
 def put(data: Mapping[str, Any], key: str, value: Any, place: str, known: Known) -> dict[str, Any]:
@@ -102,11 +99,6 @@ def put(data: Mapping[str, Any], key: str, value: Any, place: str, known: Known)
         section = below
     section[parts[-1]] = value
     return result
-
-
-def keys_of(overrides: Sequence[str]) -> list[str]:
-    """The dotted keys of `key=value` texts."""
-    return [text.partition("=")[0].strip() for text in overrides]
 
 
 def _chosen(known: Known, parts: Sequence[str]) -> Any:

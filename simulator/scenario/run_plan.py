@@ -21,6 +21,7 @@ from moesim.hwmodels.storage import StorageRef
 from moesim.hwmodels.units import parse_quantity
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import EXTENSIONS, load_mapping, parse_mapping
+from moesim.simulator.common.key_values import overridden_key
 from moesim.simulator.scenario.defaults import tokens_of
 
 FOLDER = "data/runs"
@@ -78,7 +79,7 @@ class RunPhase(Section):
                 f"phase {self.name!r}: ramp.tokens={self.ramp.tokens:g} exceeds its tokens={self.tokens:g}"
             )
         for text in self.override:
-            if text.split("=")[0].strip().split(".")[0] in ("run", "batch", "cluster", "name", "seed"):
+            if overridden_key(text).split(".")[0] in ("run", "batch", "cluster", "name", "seed"):
                 raise ValueError(
                     f"phase {self.name!r}: override {text!r}: run, batch, cluster, name and seed are those "
                     "of the whole run (sequences and sequence_length are keys of the phase)"

@@ -30,6 +30,7 @@ from moesim.hwmodels.frozen import Section
 from moesim.hwmodels.topologies import Spreading
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import EXTENSIONS, load_mapping, parse_mapping
+from moesim.simulator.common.key_values import overridden_key
 from moesim.simulator.model.library import load_model
 from moesim.simulator.model.precision import PRECISIONS, Precision
 from moesim.simulator.model.recompute import RecomputePolicy
@@ -41,7 +42,7 @@ from moesim.simulator.scenario.defaults import Default
 from moesim.simulator.scenario.faults import Fault
 from moesim.simulator.scenario.fleet import Fleet, Pool
 from moesim.simulator.scenario.outline import AnyCluster, ClusterOutline
-from moesim.simulator.scenario.overrides import keys_of, override, plain, put
+from moesim.simulator.scenario.overrides import override, plain, put
 from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.scenario.run_plan import RunPlan, RunPlanRef
 from moesim.simulator.scenario.sections import Batch, Communication, Routing, Stages, Variation
@@ -110,7 +111,7 @@ class Scenario(Section):
         "model was trained on where they are known, else 1 T.",
     )
     resolution: Literal["folded", "full"] = "folded"
-    """`folded`: one group of GPUs stands for all; `full`: every GPU for itself."""
+    """`folded`: one group of GPUs represents all; `full`: every GPU is simulated."""
     spreading: Spreading = "modulo"
     """How switches spread flows over equal paths (full resolution)."""
     faults: tuple[Fault, ...] = ()
@@ -299,7 +300,11 @@ class Scenario(Section):
         data = self.model_dump(mode="json", exclude_none=True)
         for text in overrides:
             data = override(data, text, self.resolved)
-        return credited(validate_model(Scenario, data, self.name, self._base), keys_of(overrides), self.name)
+        return credited(
+            validate_model(Scenario, data, self.name, self._base),
+            list(map(overridden_key, overrides)),
+            self.name,
+        )
 
 
 def preset_names() -> list[str]:
@@ -330,7 +335,7 @@ def load_scenario(name_or_path: str, overrides: Sequence[str] = ()) -> Scenario:
     for text in overrides:
         known = partial(_resolved, data, place, base)
         data = override(data, text, known)
-    return credited(validate_model(Scenario, data, place, base), keys_of(overrides), place)
+    return credited(validate_model(Scenario, data, place, base), list(map(overridden_key, overrides)), place)
 
 
 def _resolved(data: Mapping[str, Any], place: str, base: str) -> dict[str, Any]:

@@ -59,10 +59,6 @@ class Schedule:
         """Whether it has overlapped pairs."""
         return any(isinstance(step, Overlap) for steps in self.ranks for step in steps)
 
-    def direction_of(self, microbatch: int) -> int:
-        """Index into `routes` of the direction that a micro-batch travels."""
-        return microbatch * len(self.routes) // self.microbatches
-
     def rank_of(self, stage: int, microbatch: int) -> int:
         """Rank that runs every action of (stage, micro-batch)."""
         return self.routes[microbatch * len(self.routes) // self.microbatches][stage]

@@ -15,7 +15,7 @@ from moesim.hwmodels.network import load_network
 from moesim.hwmodels.node import load_node
 from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import parse_mapping
-from moesim.simulator.cost.communication import EpOperation, Links, ep_transfer
+from moesim.simulator.cost.communication import EpKernels, EpOperation, Links, ep_transfer
 from moesim.simulator.layout.routing import Gate, expected_targets, transfer_bytes
 from moesim.simulator.model.precision import Format, row_bytes
 from moesim.simulator.predict.compile import prepare
@@ -268,7 +268,7 @@ def deepep_bandwidth(operation: EpOperation, ep: int, kernels: str, setup: DeepE
         gpus_per_node=node.n_gpus,
     )
     profile = load_profile(setup.profile)
-    time = ep_transfer(operation, moved, links, profile, sms=setup.sms, nodes=nodes, kernels=kernels)
+    time = ep_transfer(operation, moved, links, profile, EpKernels(setup.sms, kernels), nodes=nodes)
     logical = moved.logical_ib_bytes if nodes > 1 else moved.logical_nvlink_bytes
     return logical / (time.launch_s + time.payload_s) / 1e9
 

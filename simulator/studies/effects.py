@@ -13,7 +13,6 @@ from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.hwmodels.provenance import SourcedFraction
 from moesim.simulator.cost.price_table import cost_table
-from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.table import CostTable
 from moesim.simulator.engine.critical import Segment, critical_path
 from moesim.simulator.engine.program import PricedSchedule, Program, compile_program
@@ -45,6 +44,7 @@ from moesim.simulator.studies.sources import (
     shifted,
     shifted_cluster,
 )
+from moesim.simulator.studies.step_evidence import step_evidence
 
 Ranges = Mapping[str, tuple[object, object]]
 """Scenario keys with their lowest and highest value; the scenario's own value is the likeliest."""
@@ -74,7 +74,7 @@ class EntryEffect:
 
 @dataclass(frozen=True, slots=True)
 class RangeEffect:
-    """A scenario key at the ends of its range, each with its figures ."""
+    """A scenario key at the ends of its range, each with its figures."""
 
     key: str
     ends: tuple[object, object]
@@ -107,13 +107,13 @@ def entry_effects(
     last = last_group(executions)
     path = critical_path(last)
     weights, before = path_weights(path), last.program.costs
-    profile, evidence = prepared.profile, prepared.pricer.evidence
+    profile = prepared.profile
     carried = (e.id for e in profile.curves if e.id.startswith(LINK_SHARES))
-    used = [*evidence.entries, *carried]
+    used = [*before.evidence.entries, *carried]
     architecture = prepared.cluster.accelerator.architecture
     found = []
     for source in (
-        *entry_sources(profile, used, architecture, evidence.residual),
+        *entry_sources(profile, used, architecture, step_evidence(last.program).mean_errors()),
         *number_sources(profile),
         *cluster_sources(prepared.cluster),
     ):
@@ -188,12 +188,13 @@ def _redrawn(prepared: Prepared, program: Program, key: str, value: float) -> Pr
 
 
 def _priced(prepared: Prepared, source: Source, change: float) -> CostTable:
-    job = prepared.job
+    cluster, profile = prepared.cluster, prepared.profile
     if source.id.startswith(CLUSTER):
-        job = job.with_rates(cluster=shifted_cluster(job.cluster, source.id, change))
+        pricer = prepared.pricer.at_rates(cluster=shifted_cluster(cluster, source.id, change))
     else:
-        job = job.with_rates(profile=shifted(job.profile, source.id, change, job.cluster.accelerator.n_sms))
-    return cost_table(Pricer(job), prepared.schedule, prepared.stages)
+        other = shifted(profile, source.id, change, cluster.accelerator.n_sms)
+        pricer = prepared.pricer.at_rates(profile=other)
+    return cost_table(pricer, prepared.schedule, prepared.stages)
 
 
 def _run_exactly(

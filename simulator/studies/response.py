@@ -130,6 +130,6 @@ def _price(table: CostTable, part: ResponsePart) -> float:
         cost = table.transfer[
             part.kind, part.phase, "alone" if part.overlapped_share is None else "overlapped"
         ]
-        return max(cost.nic_s, cost.scale_up_s)
+        return cost.payload_s
     price = table.phase(part.kind, part.phase, part.overlapped_share)
     return price.fixed_s + price.row_s

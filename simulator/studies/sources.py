@@ -5,8 +5,9 @@ One relative error stands for a whole entry: everything priced from it is slow o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -43,7 +44,6 @@ NUMBERS = ("launch_gap", "kernel_floor", "lost_beside_nccl")
 
 CLOCK = "variation.clock_cv"
 JITTER = "variation.jitter_cv"
-LOAD = "routing.expert_load_cv"
 SPREADS = RANGED
 """Scenario keys of spreads, sources where they state a range."""
 
@@ -51,10 +51,13 @@ SESSION = "calibration.session"
 SESSION_ERROR = 0.010
 """Standard deviation of what a session has in common over tensor-core-bound entries: variance component
 between seven calibrations of H200 hosts (2026-11-20, one driver; h200-1gpu, -2gpu, -4gpu twice, -8gpu once),
-over BF16, FP8 and grouped products and attention forward and backward at the shapes that all of them have
+over BF16, FP8 and grouped GEMMs and attention forward and backward at the shapes that all of them have
 (benchmarks/sessions.py). For memory-bound entries the same analysis gives 0."""
 
 ATTENTION = ("attention_forward", "attention_backward")
+
+ROUNDING = 1e-9
+"""A mean of equal errors that is larger by less is that error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +104,19 @@ def entry_sources(
     profile: CalibrationProfile,
     used: Sequence[str],
     architecture: str = "",
-    read: Callable[[str], float] = lambda id_: 0.0,
+    read: Mapping[str, float] = MappingProxyType({}),
 ) -> tuple[Source, ...]:
     """One source an entry that was used and states an uncertainty, in the order of the profile.
 
     `architecture`: of the accelerator it is used for; entries carried from another have the error that they
-    state for that. `read`: the mean error of an entry's readings, larger where shapes were not measured.
+    state for that. `read`: the mean error of entries' readings (`step_evidence`), larger where shapes were
+    not measured.
     """
     wanted = set(used)
     found = (
-        _source(entry, architecture, read(entry.id)) for entry in profile.entries() if entry.id in wanted
+        _source(entry, architecture, read.get(entry.id, 0.0))
+        for entry in profile.entries()
+        if entry.id in wanted
     )
     return tuple(source for source in found if source.high > source.low)
 
@@ -121,7 +127,7 @@ def _source(entry: Entry, architecture: str, read: float) -> Source:
         return Source(entry.id, "triangular", low, high, f"assumed: {entry.residual.meaning}")
     stated = entry.residual.on(architecture) if architecture else entry.residual
     r, meaning = stated.relative, stated.meaning
-    if read > r:
+    if read > r * (1.0 + ROUNDING):
         r, meaning = read, f"{meaning}; shapes between or beyond the measured ones"
     return Source(entry.id, "normal", -r, r, meaning)
 

@@ -121,32 +121,9 @@ def uncertainty(
     bands = {name: _band(float(base[name] or 0.0), values) for name, values in drawn.items()}
     rows = [_entry_row(time, e) for e in effects] + [_range_row(e) for e in around]
     if deviation:
-        half = QUANTILE_90 * deviation
-        text = f"{seeds} further seeds of expert load, speed and jitter"
-        rows.append(
-            Effect(
-                source="variation.seed",
-                meaning=text,
-                low="-",
-                high="+",
-                low_s=time - half,
-                high_s=time + half,
-                exact=True,
-            )
-        )
+        rows.append(_seed_row(time, seeds, deviation))
     if left_out:
-        source = model_error(left_out)
-        low, high = source.points()
-        rows.append(
-            Effect(
-                source=source.id,
-                meaning=source.meaning,
-                low=f"{low:+.1%}",
-                high=f"{high:+.1%}",
-                low_s=time * (1 + low),
-                high_s=time * (1 + high),
-            )
-        )
+        rows.append(_left_out_row(time, left_out))
     rows.sort(key=lambda row: (-row.swing_s, row.source))
     return Uncertainty(
         bands=bands, sources=tuple(rows), samples=samples, seed=seed, note=_along(prepared, executions)
@@ -178,6 +155,32 @@ def _entry_row(time: float, effect: EntryEffect) -> Effect:
         low_s=time + effect.seconds[0],
         high_s=time + effect.seconds[1],
         exact=effect.exact,
+    )
+
+
+def _seed_row(time: float, seeds: int, deviation: float) -> Effect:
+    half = QUANTILE_90 * deviation
+    return Effect(
+        source="variation.seed",
+        meaning=f"{seeds} further seeds of expert load, speed and jitter",
+        low="-",
+        high="+",
+        low_s=time - half,
+        high_s=time + half,
+        exact=True,
+    )
+
+
+def _left_out_row(time: float, left_out: float) -> Effect:
+    source = model_error(left_out)
+    low, high = source.points()
+    return Effect(
+        source=source.id,
+        meaning=source.meaning,
+        low=f"{low:+.1%}",
+        high=f"{high:+.1%}",
+        low_s=time * (1 + low),
+        high_s=time * (1 + high),
     )
 
 

@@ -18,7 +18,7 @@ from moesim.simulator.run.report import OutlookRow
 
 go = pytest.importorskip("plotly.graph_objects", reason="plotly is not installed")
 
-from moesim.app.charts import gantt, heat, run_cost, step, study, style  # noqa: E402
+from moesim.app.charts import differences, gantt, heat_maps, run_cost, step, style  # noqa: E402
 
 MEASURES = ("(s)", "(ms)", "(GiB)", "(bytes)")
 UNITS = (*MEASURES, "rank", "share", "stream", "phase", "cause", "scenario", "layer", "node")
@@ -52,10 +52,10 @@ CHARTS: dict[str, Callable[[], object]] = {
     "pair": lambda: step.pair_phases(result().pair_phases),
     "busy": lambda: step.busy({"NICs": 0.5}),
     "gantt": lambda: gantt.gantt(shown().actions, ["0"], "pipeline rank", 0.0, shown().step_s),
-    "heat": lambda: heat.heat_map(HEAT),
-    "waterfall": lambda: study.waterfall("A", 1.0, [("attn F", 0.2)], "B", 1.2),
-    "sides": lambda: study.side_by_side(["A", "B"], [1.0, 2.0], "step time (s)"),
-    "pareto": lambda: study.pareto([("p", 1.0, 2.0)], ("own", 1.5, 2.0), "memory (bytes)"),
+    "heat": lambda: heat_maps.heat_map(HEAT),
+    "waterfall": lambda: differences.waterfall("A", 1.0, [("attn F", 0.2)], "B", 1.2),
+    "sides": lambda: differences.side_by_side(["A", "B"], [1.0, 2.0], "step time (s)"),
+    "pareto": lambda: differences.pareto([("p", 1.0, 2.0)], ("own", 1.5, 2.0), "memory (bytes)"),
 }
 
 
@@ -152,12 +152,12 @@ def test_a_window_keeps_the_longest_bars_and_counts_the_others() -> None:
 
 
 def test_empty_cells_of_a_heat_map_stay_empty() -> None:
-    assert heat.heat_map(HEAT).data[0].z[0][1] is None
+    assert heat_maps.heat_map(HEAT).data[0].z[0][1] is None
 
 
 def test_the_picture_names_what_it_leaves_out() -> None:
     drawn = picture(moesim.load("deepseek-v3-2048xh800").machine.topology())
-    chart = heat.picture(drawn)
+    chart = heat_maps.picture(drawn)
     names = [trace.name for trace in chart.data]
     assert "gpu: 2,048, 24 shown" in names
     assert "spine: 32" in names
@@ -167,31 +167,31 @@ def test_the_picture_names_what_it_leaves_out() -> None:
 def test_small_causes_of_a_waterfall_are_one_bar_and_the_sum_stays() -> None:
     changes = [(f"cause {n}", 0.01 * n) for n in range(20)]
     total = sum(seconds for _, seconds in changes)
-    bars = study.waterfall("A", 10.0, changes, "B", 10.0 + total, most=5).data[0]
+    bars = differences.waterfall("A", 10.0, changes, "B", 10.0 + total, most=5).data[0]
     assert len(bars.x) == 8
     assert sum(bars.y[1:-1]) == pytest.approx(total)
 
 
 def test_a_waterfall_has_no_bar_that_no_digit_shows() -> None:
     changes = [("attn F", -0.5), ("mlp F", 0.001), ("dispatch F", -0.0009), ("same", 0.0)]
-    bars = study.waterfall("A", 10.0, changes, "B", 9.5001).data[0]
+    bars = differences.waterfall("A", 10.0, changes, "B", 9.5001).data[0]
     assert list(bars.x) == ["A", "attn F", "B"] and list(bars.text) == ["10.00", "-0.50", "9.50"]
     assert bars.measure[-1] == "absolute" and bars.y[-1] == 9.5001
-    small = study.waterfall("A", 0.02, [("attn F", -0.0005), ("mlp F", 0.0)], "B", 0.0195).data[0]
+    small = differences.waterfall("A", 0.02, [("attn F", -0.0005), ("mlp F", 0.0)], "B", 0.0195).data[0]
     assert list(small.text) == ["0.02000", "-0.00050", "0.01950"]
-    assert list(study.waterfall("A", 10.0, [("attn F", 0.0)], "B", 10.0).data[0].x) == ["A", "B"]
+    assert list(differences.waterfall("A", 10.0, [("attn F", 0.0)], "B", 10.0).data[0].x) == ["A", "B"]
 
 
 def test_a_difference_within_its_uncertainty_is_grey() -> None:
     changes = [("attn F", -0.5), ("mlp F", 0.2)]
     for sure in (True, False):
-        bars = study.waterfall("A", 10.0, changes, "B", 9.7, sure=sure).data[0]
+        bars = differences.waterfall("A", 10.0, changes, "B", 9.7, sure=sure).data[0]
         colours = {bars.increasing.marker.color, bars.decreasing.marker.color}
         assert (colours == {style.GREY}) != sure
 
 
 def test_tornado_puts_the_largest_swing_on_top() -> None:
-    chart = study.tornado([("small", "", 0.9, 1.1), ("large", "", 0.5, 1.5)], 1.0)
+    chart = differences.tornado([("small", "", 0.9, 1.1), ("large", "", 0.5, 1.5)], 1.0)
     assert chart.data[0].y[-1] == "large"
     low, high = chart.data
     assert [low.x[-1], high.x[-1]] == pytest.approx([-0.5, 0.5])

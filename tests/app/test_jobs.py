@@ -102,10 +102,12 @@ def test_a_job_over_its_budget_is_stopped_and_says_so() -> None:
 
 
 def test_errors_of_the_visitor_keep_their_kind_key_and_nearest_values() -> None:
-    from moesim.app import work
+    from moesim.app import predictions
     from moesim.simulator.scenario import load_scenario
 
-    job = jobs.submit("test/illegal", work.check, load_scenario("deepseek-v3-2048xh800", ["parallel.ep=48"]))
+    job = jobs.submit(
+        "test/illegal", predictions.check, load_scenario("deepseek-v3-2048xh800", ["parallel.ep=48"])
+    )
     with pytest.raises(InputError) as caught:
         job.result(60.0)
     assert caught.value.key == "parallel.ep"

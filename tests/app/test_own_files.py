@@ -14,7 +14,7 @@ from streamlit.testing import v1 as testing
 from typer.testing import CliRunner
 
 import moesim
-from moesim.app import exports, overrides, state, uploads
+from moesim.app import exports, scenario_links, state, uploads
 from moesim.cli import app as command_line
 from moesim.hwmodels.calibration import PROFILE_DIRECTORY, list_profiles, load_profile
 from moesim.hwmodels.errors import InputError
@@ -131,11 +131,12 @@ def test_an_uploaded_model_gives_its_name_and_takes_deepseeks_tokens_away() -> N
 def test_a_config_json_is_called_like_its_family() -> None:
     kept = uploads.accept("model", "config.json", (GOLDEN / "qwen3-30b-a3b.json").read_bytes())
     assert uploads.name_of(kept.token) == "qwen3_moe"
-    assert overrides.told(f"model={kept.token}") == "model=qwen3_moe (uploaded)"
+    assert scenario_links.readable(f"model={kept.token}") == "model=qwen3_moe (uploaded)"
 
 
 def test_what_stands_beside_the_pages_names_no_token() -> None:
-    script = "from moesim.app import shell, state\nstate.synchronise()\nshell._current()\nstate.publish()"
+    calls = "state.synchronise()\nnavigation._current()\nstate.publish()"
+    script = f"from moesim.app import navigation, state\n{calls}"
     app = testing.AppTest.from_string(script, default_timeout=60)
     app.query_params["preset"] = HOME
     app.query_params["set"] = [*own_files(), 'routing.load={"kind":"zipf","exponent":0.3}']

@@ -20,7 +20,7 @@ import pytest
 
 pytest.importorskip("streamlit", reason="the dashboard extra is not installed")
 
-from moesim.app import headers, server
+from moesim.app import security_headers, server_command
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))  # the client that draws nothing
@@ -30,14 +30,14 @@ T = TypeVar("T")
 
 STARTER = """
 import sys, time
-from moesim.app import server
+from moesim.app import server_command
 
 BROKEN = "from moesim.app.views import evidence; evidence.show = lambda: {}['the cause']; "
-SERVE = "import sys; from moesim.app import serve; serve.serve(int(sys.argv[1]))"
-server.command = lambda port: [sys.executable, "-c", BROKEN + SERVE, str(port)]
-port = server.chosen_port(0)
-with server.running(port) as process:
-    assert server.wait_until_healthy(process, port)
+SERVE = "import sys; from moesim.app import server_process; server_process.serve(int(sys.argv[1]))"
+server_command.command = lambda port: [sys.executable, "-c", BROKEN + SERVE, str(port)]
+port = server_command.chosen_port(0)
+with server_command.running(port) as process:
+    assert server_command.wait_until_healthy(process, port)
     print(process.pid, port, flush=True)
     time.sleep(600)
 """
@@ -86,7 +86,7 @@ def test_every_answer_carries_the_headers(started: Started) -> None:
 
 
 def test_inline_scripts_are_named_by_their_hash() -> None:
-    policy = headers.content_security_policy("<script>a()</script><script src='x'></script>")
+    policy = security_headers.content_security_policy("<script>a()</script><script src='x'></script>")
     assert policy.count("sha256-") == 1
     assert "'sha256-qVpDBgj7bpq5hMAcGp3AOc79J3Y1Z4HvySTwKrWDoy4='" in policy
 
@@ -101,7 +101,7 @@ def test_a_page_that_fails_says_one_sentence_and_the_log_has_the_traceback(start
     clients = importlib.import_module("streamlit_client")
 
     async def visit() -> Any:
-        client = clients.Client(server.url(started.port), "evidence")
+        client = clients.Client(server_command.url(started.port), "evidence")
         await client.open()
         await client.close()
         return client.errors
@@ -114,7 +114,7 @@ def test_a_page_that_fails_says_one_sentence_and_the_log_has_the_traceback(start
 
 def test_links_and_uploads_that_ask_for_too_much_cost_the_server_nothing(started: Started) -> None:
     hostile = importlib.import_module("hostile")
-    rows = run_apart(hostile.visit(server.url(started.port), started.pid, quick=True))
+    rows = run_apart(hostile.visit(server_command.url(started.port), started.pid, quick=True))
     assert len(rows) > 10
     for why, _, memory, said in rows:
         assert said and not any(hostile.BROKEN in text for text in said), (why, said)
@@ -131,7 +131,7 @@ def test_nothing_is_left_of_a_starter_that_was_killed(started: Started) -> None:
     while any(map(_lives, family)) and time.monotonic() < end:
         time.sleep(0.05)
     assert not any(map(_lives, family))
-    assert not server.healthy(started.port)
+    assert not server_command.healthy(started.port)
     assert not [path for path in started.log.parent.iterdir() if path.name.startswith("moesim-")]
 
 
@@ -156,15 +156,15 @@ def _lives(pid: int) -> bool:
 
 IMPORTED = """
 import sys
-from moesim.app import serve
+from moesim.app import server_process
 
-serve.prepare()
-serve.application()
+server_process.prepare()
+server_process.application()
 before = set(sys.modules)
 from streamlit.testing.v1 import AppTest
 
 for name in ("calibration", "scenario", "timeline"):
-    page = f"from moesim.app import shell; shell.run([('{name}', 'Page', ':material/tune:')])"
+    page = f"from moesim.app import navigation; navigation.run([('{name}', 'Page', ':material/tune:')])"
     drawn = AppTest.from_string(page, default_timeout=120).run()
     assert not drawn.exception and len(drawn.main) > 1, (name, drawn.exception)
 libraries = ("PIL", "moesim", "numpy", "pandas", "plotly", "pyarrow")

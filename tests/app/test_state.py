@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("streamlit", reason="streamlit is not installed")
 
 import moesim
-from moesim.app import overrides, pages, state
+from moesim.app import pages, scenario_links, state
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.scenario import Scenario, load_scenario
 
@@ -38,7 +38,7 @@ def test_any_scenario_is_a_link_and_a_link_is_that_scenario(texts: tuple[str, ..
     wanted = moesim.load(pages.HOME, *texts)
     texts = state.overrides_of(wanted)
     assert plain(state.build(pages.HOME, texts)) == plain(wanted)
-    query = parse_qs(overrides.link(pages.HOME, texts)[1:])
+    query = parse_qs(scenario_links.link(pages.HOME, texts)[1:])
     assert tuple(query["set"]) == texts
     assert query["preset"] == [pages.HOME]
 
@@ -69,8 +69,8 @@ def test_a_scenario_file_becomes_overrides() -> None:
 
 
 def test_a_link_says_where_it_works() -> None:
-    assert overrides.only_here(pages.HOME, ("parallel.ep=32", "profile=h800-trace")) is None
-    told = overrides.only_here(pages.HOME, ("parallel.ep=32", f"profile=upload-{'0' * 32}.yaml"))
+    assert scenario_links.only_here(pages.HOME, ("parallel.ep=32", "profile=h800-trace")) is None
+    told = scenario_links.only_here(pages.HOME, ("parallel.ep=32", f"profile=upload-{'0' * 32}.yaml"))
     assert told is not None
     assert "profile" in told
     assert "this server only" in told
@@ -78,7 +78,7 @@ def test_a_link_says_where_it_works() -> None:
 
 def test_the_home_case_is_named_in_the_address() -> None:
     """An empty address is that of a page just chosen: Back to the home case could not be told from it."""
-    assert overrides.parameters(pages.HOME, ()) == {"preset": pages.HOME}
+    assert scenario_links.parameters(pages.HOME, ()) == {"preset": pages.HOME}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ pytest.importorskip("streamlit", reason="the dashboard extra is not installed")
 from streamlit.testing import v1 as testing
 
 import moesim
-from moesim.app import jobs, server, uploads
+from moesim.app import jobs, server_command, uploads
 
 HOME = "deepseek-v3-2048xh800"
 MAIN = str(Path(__file__).resolve().parents[2] / "app" / "main.py")
@@ -147,8 +147,8 @@ def test_the_size_that_an_upload_may_have_is_the_one_it_is_held_to() -> None:
         kind = next(kind for words, kind in kinds.items() if label.startswith(words))
         assert size * 10**6 == uploads.MAX_BYTES[kind]
     settings = tomllib.loads((Path(MAIN).parent / ".streamlit" / "config.toml").read_text("utf-8"))
-    assert settings["server"]["maxUploadSize"] == server.MAX_UPLOAD_MB
-    assert max(uploads.MAX_BYTES.values()) <= server.MAX_UPLOAD_MB * 10**6
+    assert settings["server"]["maxUploadSize"] == server_command.MAX_UPLOAD_MB
+    assert max(uploads.MAX_BYTES.values()) <= server_command.MAX_UPLOAD_MB * 10**6
 
 
 def test_another_cluster_brings_a_profile_that_fits_it() -> None:

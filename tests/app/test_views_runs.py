@@ -13,7 +13,7 @@ pytest.importorskip("streamlit", reason="the dashboard extra is not installed")
 from streamlit.testing.v1 import AppTest
 
 import moesim
-from moesim.app import jobs, pages, uploads, work_runs
+from moesim.app import jobs, pages, runs_and_scores, uploads
 from moesim.app.views import evidence as page
 from moesim.hwmodels.calibration import PROFILE_DIRECTORY, list_profiles
 from moesim.simulator.scoring.published import Row
@@ -216,7 +216,7 @@ COLLECTIVES = (
 
 
 def test_the_scoreboard_is_filtered_and_holds_every_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    board = work_runs.Scoreboards(ROWS, COLLECTIVES)
+    board = runs_and_scores.Scoreboards(ROWS, COLLECTIVES)
     monkeypatch.setattr(
         jobs.cache, "get", lambda key, get=jobs.cache.get: board if key == page.KEY else get(key)
     )
@@ -234,7 +234,7 @@ def test_where_every_number_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         jobs.cache,
         "get",
-        lambda key, get=jobs.cache.get: work_runs.Scoreboards((), ()) if key == page.KEY else get(key),
+        lambda key, get=jobs.cache.get: runs_and_scores.Scoreboards((), ()) if key == page.KEY else get(key),
     )
     app = opened("evidence")
     table = next(frame.value for frame in app.dataframe if "number" in frame.value)
@@ -260,10 +260,10 @@ def test_the_work_function_reports_progress(monkeypatch: pytest.MonkeyPatch) -> 
             say(what)
         return list(ROWS)
 
-    monkeypatch.setattr(work_runs, "score", short_score)
-    monkeypatch.setattr(work_runs, "score_collectives", lambda: list(COLLECTIVES))
+    monkeypatch.setattr(runs_and_scores, "score", short_score)
+    monkeypatch.setattr(runs_and_scores, "score_collectives", lambda: list(COLLECTIVES))
     said: list[tuple[float | None, str]] = []
-    found = work_runs.evidence(lambda share, text: said.append((share, text)))
+    found = runs_and_scores.evidence(lambda share, text: said.append((share, text)))
     assert found.rows == ROWS and [text for _, text in said] == ["one", "two", "collectives"]
     shares = [share for share, _ in said if share is not None]
     assert shares == sorted(shares) and all(0.0 <= share <= 1.0 for share in shares)

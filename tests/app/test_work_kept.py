@@ -14,8 +14,8 @@ pytest.importorskip("streamlit", reason="the dashboard extra is not installed")
 from streamlit.testing import v1 as testing
 
 import moesim
-from moesim.app import forms, jobs, overrides, state
-from moesim.simulator.planner.progress import part, share_of
+from moesim.app import forms, jobs, scenario_links, state
+from moesim.simulator.planner.progress import equal_part, scaled
 from moesim.simulator.scenario import load_scenario
 
 HOME = "deepseek-v3-2048xh800"
@@ -117,7 +117,7 @@ def test_adopting_on_another_cluster_is_a_short_link(change: str) -> None:
     wanted = moesim.load(HOME, "cluster=h100-1024", "profile=h100-layers", "cluster.nodes=64", change)
     texts = state.overrides_of(wanted)
     assert set(texts) == {"cluster=h100-1024", "profile=h100-layers", "cluster.nodes=64", change}
-    assert len(overrides.link(HOME, texts)) < 250
+    assert len(scenario_links.link(HOME, texts)) < 250
     assert state.build(HOME, texts).to_dict() == wanted.to_dict()
 
 
@@ -132,13 +132,13 @@ def test_what_no_short_link_holds_becomes_an_upload() -> None:
         profile=moesim.load(HOME).calibration.model_dump(mode="json", exclude_none=True),
     )
     script = f"""
-from moesim.app import shell, state
+from moesim.app import navigation, state
 from moesim.simulator.scenario.scenario import Scenario
 import json, streamlit as st
 state.synchronise()
 data = json.loads({json.dumps(json.dumps(wanted.to_dict()))})
 st.button("adopt", key="adopt", on_click=state.adopt, args=(Scenario.model_validate(data),))
-shell._current()
+navigation._current()
 state.publish()
 """
     app = testing.AppTest.from_string(script, default_timeout=60).run()
@@ -269,7 +269,7 @@ def test_a_search_says_how_far_it_is_from_the_first_bound_on() -> None:
 
 def test_parts_of_a_search_share_its_whole() -> None:
     told: list[float] = []
-    say = part(lambda share, text: told.append(share), *share_of(1, 2, 0.0, 0.5))
+    say = scaled(lambda share, text: told.append(share), *equal_part(1, 2, 0.0, 0.5))
     for share in (0.0, 0.5, 1.0):
         say(share, "")
     assert told == [0.25, 0.375, 0.5]

@@ -5,7 +5,6 @@ import json
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,6 @@ from typing import Any
 import pytest
 
 import moesim
-from moesim.cli import main
-from moesim.cli.console import chosen_numbers, short
-from moesim.hwmodels.errors import InputError
-from moesim.kernels.importers import CALIBRATION_IMPORTERS
-from moesim.simulator.model.hf import FAMILIES
 from moesim.simulator.model.library import load_model
 from moesim.simulator.predict.result import Result
 from moesim.simulator.run.report import RunReport
@@ -315,77 +309,6 @@ def test_version_and_help(run: Run) -> None:
     ):
         assert command in out
         assert run(*(("import", "hf") if command == "import" else (command,)), "--help").code == 0
-
-
-def test_import_lists_model_families_and_importers(run: Run) -> None:
-    assert run("import", "hf", "--families").out.split() == sorted(FAMILIES)
-    out = run("import", "--help").out
-    assert all(f"\n  {name} " in out for name in (*CALIBRATION_IMPORTERS, "megatron", "topology", "hf"))
-
-
-@pytest.mark.parametrize(
-    ("text", "numbers"), [("all", None), ("0", [0]), ("0,3-5", [0, 3, 4, 5]), (" 1 , 2 ", [1, 2])]
-)
-def test_number_lists(text: str, numbers: list[int] | None) -> None:
-    assert chosen_numbers("--ranks", text) == numbers
-
-
-@pytest.mark.parametrize("text", ["", "x", "1-", "-1", "3-1", "1,,2", "9" * 30, "²"])
-def test_bad_number_lists(text: str) -> None:
-    with pytest.raises(InputError, match="--ranks"):
-        chosen_numbers("--ranks", text)
-
-
-def test_numbers_for_people() -> None:
-    assert [short(n) for n in (14.8e12, 2.664e6, 950.4, 12345.0)] == ["14.8 T", "2.66 M", "950", "12,345"]
-
-
-def test_an_internal_error_is_one_line_and_a_traceback_on_demand(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: Any) -> Any:
-        raise ZeroDivisionError("of ours")
-
-    monkeypatch.setattr("moesim.cli.doctor.findings", broken)
-    code, out, err = run("doctor")
-    assert code == 1 and out == "" and err.count("\n") == 1
-    assert "internal error (ZeroDivisionError: of ours)" in err and moesim.__version__ in err
-    with pytest.raises(ZeroDivisionError):
-        main(["--debug", "doctor"])
-
-
-def test_progress_goes_to_stderr_after_two_seconds(
-    run: Run, small: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from moesim.cli import console as cli_console
-
-    assert run("simulate", small, "--json").err == ""
-    monkeypatch.setattr(cli_console, "QUIET_S", 0.01)
-    with cli_console.working("counting") as say:
-        time.sleep(0.2)
-        say("still counting")
-    out, err = capsys.readouterr()
-    assert out == "" and "counting" in err and "still counting" in err
-
-
-def _shell(command: str) -> subprocess.CompletedProcess[str]:
-    moesim_command = f'"{sys.executable}" -c "from moesim.cli import main; main()"'
-    return subprocess.run(
-        ["bash", "-o", "pipefail", "-c", command.replace("moesim", moesim_command)],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-
-
-def test_a_reader_that_has_enough_is_no_error() -> None:
-    done = _shell("moesim hardware --json | head -1")
-    assert done.stdout == "[\n" and done.stderr == ""
-
-
-def test_a_full_disk_is_told() -> None:
-    if not Path("/dev/full").exists():
-        pytest.skip("no /dev/full here")
-    done = _shell("moesim schema scenario > /dev/full")
-    assert done.returncode == 1 and done.stderr.startswith("moesim: error: ") and done.stderr.count("\n") == 1
 
 
 def test_help_loads_no_simulator() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from moesim.app import server
+from moesim.app import server_command
 from moesim.hwmodels.errors import InputError
 
 Run = Callable[..., Any]
@@ -21,7 +21,7 @@ def test_a_port_that_is_taken_is_named(run: Run) -> None:
     pytest.importorskip("streamlit", reason="the dashboard extra is not installed")
     pytest.importorskip("plotly", reason="the dashboard extra is not installed")
     with socket.socket() as other:
-        other.bind((server.ADDRESS, 0))
+        other.bind((server_command.ADDRESS, 0))
         other.listen()
         port = other.getsockname()[1]
         outcome = run("app", "--port", str(port), "--no-browser")
@@ -30,14 +30,14 @@ def test_a_port_that_is_taken_is_named(run: Run) -> None:
 
 
 def test_a_missing_extra_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "find_spec", lambda name: None)
+    monkeypatch.setattr(server_command, "find_spec", lambda name: None)
     outcome = run("app", "--no-browser")
     assert outcome.code == 2 and "pip install 'moesim[dashboard]'" in outcome.err
     monkeypatch.setattr(
-        server, "find_spec", lambda n: importlib.util.find_spec("json") if n == "plotly" else None
+        server_command, "find_spec", lambda n: importlib.util.find_spec("json") if n == "plotly" else None
     )
     with pytest.raises(InputError, match="needs streamlit, which is not installed"):
-        server.check_extra()
+        server_command.check_extra()
 
 
 @pytest.mark.parametrize("port", ["-1", "65536", "http", "80.5"])
@@ -47,22 +47,22 @@ def test_a_port_that_is_none_is_refused(run: Run, port: str) -> None:
 
 
 def test_a_free_port_is_found_and_stays_free() -> None:
-    port = server.chosen_port(0)
-    assert server.chosen_port(port) == port and not server.healthy(port)
+    port = server_command.chosen_port(0)
+    assert server_command.chosen_port(port) == port and not server_command.healthy(port)
 
 
 def test_the_server_is_told_to_be_careful() -> None:
-    assert server.command(8501)[-1] == "8501"
+    assert server_command.command(8501)[-1] == "8501"
     for name, value in {
         "server.address": "127.0.0.1",
         "browser.gatherUsageStats": False,
         "server.enableCORS": True,
         "server.enableXsrfProtection": True,
-        "server.maxUploadSize": server.MAX_UPLOAD_MB,
+        "server.maxUploadSize": server_command.MAX_UPLOAD_MB,
         "client.showErrorDetails": "none",
         "logger.enableRich": False,
     }.items():
-        assert server.SETTINGS[name] == value
+        assert server_command.SETTINGS[name] == value
 
 
 class _Server:
@@ -85,9 +85,9 @@ def test_how_it_ends(run: Run, monkeypatch: pytest.MonkeyPatch, interrupted: boo
     def running(port: int) -> Any:
         yield _Server(interrupted)
 
-    monkeypatch.setattr(server, "check_extra", lambda: None)
-    monkeypatch.setattr(server, "running", running)
-    monkeypatch.setattr(server, "wait_until_healthy", lambda *_: True)
+    monkeypatch.setattr(server_command, "check_extra", lambda: None)
+    monkeypatch.setattr(server_command, "running", running)
+    monkeypatch.setattr(server_command, "wait_until_healthy", lambda *_: True)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         outcome = run("app", "--port", "0", "--no-browser")

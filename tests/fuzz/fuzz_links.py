@@ -15,7 +15,7 @@ from fuzz_files import count_texts, topology_texts
 from fuzz_mutator import Mutator
 
 import moesim
-from moesim.app import budget, overrides, state, uploads
+from moesim.app import budget, scenario_links, state, uploads
 from moesim.simulator.common.lists import parse_values
 from moesim.simulator.scenario import Scenario
 
@@ -144,7 +144,7 @@ def read_link(case: tuple[str, list[str]], folder: Path, rng: random.Random) -> 
     name, texts = case
     read = [text[: budget.LINK_CHARACTERS + 1] for text in texts[: budget.LINK_TEXTS + 1]]
     scenario = _built(name[:200], read)
-    overrides.overrides_between(home(), scenario)
+    scenario_links.overrides_between(home(), scenario)
     check(scenario, rng)
 
 

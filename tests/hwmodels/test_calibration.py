@@ -9,8 +9,8 @@ from moesim.hwmodels.calibration import (
     list_profiles,
     load_profile,
     profile_hash,
-    si_factor,
 )
+from moesim.hwmodels.curve_units import si_factor
 from moesim.hwmodels.errors import InputError
 
 HEAD = """

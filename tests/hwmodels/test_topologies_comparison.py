@@ -7,11 +7,16 @@ import functools
 import pytest
 
 from moesim.hwmodels import InputError
-from moesim.hwmodels.network_comparison import Cell, compare_networks, published_table, slim_fly_counts
+from moesim.hwmodels.network_comparison import (
+    ComparedFigure,
+    compare_networks,
+    published_table,
+    slim_fly_counts,
+)
 
 
 @functools.cache
-def cells() -> dict[tuple[str, str], Cell]:
+def cells() -> dict[tuple[str, str], ComparedFigure]:
     return {(cell.network, cell.figure): cell for cell in compare_networks()}
 
 

@@ -31,7 +31,7 @@ def quiet_machine() -> MeasuredMachine:
 @pytest.mark.parametrize("measurement", MEASUREMENTS, ids=lambda m: m.name)
 def test_first_and_last_task_of_every_measurement_give_a_time(measurement: Measurement) -> None:
     machine = quiet_machine()
-    from moesim.kernels.calibrate.gpu import GpuContext, cuda_devices
+    from moesim.kernels.calibrate.gpu_session import GpuContext, cuda_devices
 
     context = GpuContext(machine, cuda_devices(machine), quick=True, wanted=lambda _: True)
     if reason := measurement.needs(context.facts):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,16 @@ from hypothesis import strategies as st
 from moesim.hwmodels.calibration import load_profile
 from moesim.hwmodels.errors import InputError
 from moesim.kernels.export import profile_text, write_profile
-from moesim.kernels.importers import deepep_profile, merge, nccl_tests_profile
+from moesim.kernels.importers import (
+    CALIBRATION_IMPORTERS,
+    CalibrationImporter,
+    deepep_profile,
+    merge,
+    nccl_tests_profile,
+)
 from moesim.kernels.importers.deepep import parse as parse_deepep
 from moesim.kernels.importers.nccl_tests import bus_factor, parse_json, parse_text
+from moesim.kernels.importers.spec import NIC, ImportOption
 
 SECRET = "AWS_SECRET_ACCESS_KEY=hunter2"
 HOST = "gpu-node-17.internal"
@@ -359,3 +367,28 @@ def test_ranks_that_no_group_has(tmp_path: Path, ranks: int) -> None:
 def test_hostile_numbers_of_deepep_are_input_errors(tmp_path: Path, line: str) -> None:
     with pytest.raises(InputError, match=r"a\.txt, line"):
         deepep_profile([write(tmp_path, "a.txt", line)], accelerator="h800-sxm")
+
+
+# -- options -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", CALIBRATION_IMPORTERS.values(), ids=lambda spec: spec.name)
+def test_options_are_parameters_of_the_reader(spec: CalibrationImporter) -> None:
+    parameters = inspect.signature(spec.read).parameters
+    for option in spec.options:
+        default = parameters[option.parameter].default
+        assert option.required == (default is inspect.Parameter.empty)
+        assert option.required or default == option.default
+
+
+def test_values_of_options_are_checked_with_their_name() -> None:
+    dtype = ImportOption("dispatch_dtype", "", choices=("FP8", "BF16"))
+    assert NIC.value("400 Gb/s") == 50e9 and NIC.value(None) is None
+    assert dtype.value("FP8") == "FP8"
+    for option, text, words in (
+        (dtype, "FP4", "--dispatch-dtype FP4: FP8 or BF16 is expected"),
+        (NIC, "fast", "--nic: "),
+        (NIC, "1e30 GB/s", "--nic: "),
+    ):
+        with pytest.raises(InputError, match=words):
+            option.value(text)

@@ -50,7 +50,7 @@ def test_assembles_without_spills_within_the_register_limit(kernel: Kernel, tmp_
 
 def test_files_outside_the_catalog_assemble_too(tmp_path: Path) -> None:
     extra = sorted({path.name for path in PTX.glob("*.ptx")} - {kernel.file for kernel in KERNELS.values()})
-    assert extra == ["copy.ptx"], "copy.ptx serves benchmarks/gpu; every other kernel belongs in the catalog"
+    assert extra == ["copy.ptx"], "copy.ptx serves the studies; every other kernel belongs in the catalog"
     assert "0 bytes spill stores" in assemble(PTX / "copy.ptx", tmp_path / "out.cubin")
 
 

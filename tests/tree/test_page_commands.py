@@ -30,7 +30,7 @@ PAGES = (
     ),
 )
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-INLINE = re.compile(r"`((?:moesim|make|python benchmarks/)[^`\n]*)`")
+INLINE = re.compile(r"`((?:moesim|make|python (?:benchmarks|docs/writers)/)[^`\n]*)`")
 HOME = "deepseek-v3-2048xh800"
 
 PARSED_ONLY = {
@@ -202,7 +202,7 @@ def test_make_targets_and_benchmarks_of_pages_exist() -> None:
         text = (ROOT / page).read_text("utf-8")
         spans = [
             *INLINE.findall(text),
-            *re.findall(r"^(make [a-z]+|python benchmarks/\S+.*)", text, re.MULTILINE),
+            *re.findall(r"^(make [a-z]+|python (?:benchmarks|docs/writers)/\S+.*)", text, re.MULTILINE),
         ]
         for span in spans:
             words = span.split()

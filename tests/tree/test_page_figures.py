@@ -34,10 +34,12 @@ class Home:
 
     def ring(self, experts: bool) -> float:
         """Seconds of the gradients' ring of rank 1: of its experts, or of the rest."""
+        from moesim.simulator.cost.data_parallel import data_parallel
+
         pricer, blocks = self.prepared.pricer, 8
         dense, expert = pricer.block_parameters("moe")
         amounts = (0.0, 4.0 * blocks * expert) if experts else (4.0 * blocks * dense, 0.0)
-        return pricer.data_parallel_s(*amounts, copies=2)
+        return data_parallel(pricer, *amounts, copies=2).seconds
 
     def payload(self, phase: Any) -> float:
         """Seconds of an overlapped transfer of a MoE layer with even loads."""
@@ -56,15 +58,11 @@ class Home:
 
 
 def counts(home: Home) -> tuple[float, ...]:
-    from moesim.simulator.model.counts import (
-        attention_parameters,
-        parameters_activated,
-        parameters_total,
-    )
+    from moesim.simulator.model.counts import parameters_activated, parameters_total
 
     shape = home.prepared.shape
     return (
-        attention_parameters(shape) / 1e6,
+        shape.layers[0].attention.parameters(shape.hidden) / 1e6,
         parameters_total(shape) / 1e9,
         parameters_activated(shape, embedding=True) / 1e9,
         parameters_activated(shape, embedding=False) / 1e9,
@@ -157,10 +155,10 @@ def test_the_best_plans_of_the_planner_page_take_as_long_as_it_says(
     """The searches take minutes (make scoreboard); the plans that they found are simulated again here."""
     import moesim
 
-    monkeypatch.syspath_prepend(str(DOCS.parent / "benchmarks"))
-    plan_page = importlib.import_module("plan_page")
+    monkeypatch.syspath_prepend(str(DOCS / "writers"))
+    planner_page = importlib.import_module("planner_page")
 
-    shown = plan_page.simulated_on((DOCS / "planner.md").read_text("utf-8"))
+    shown = planner_page.simulated_on((DOCS / "planner.md").read_text("utf-8"))
     assert len(shown) == 3
     for seconds, overrides in shown:
-        assert f"{moesim.simulate(plan_page.HOME, *overrides).step.time_s:.2f}" == f"{seconds:.2f}"
+        assert f"{moesim.simulate(planner_page.HOME, *overrides).step.time_s:.2f}" == f"{seconds:.2f}"

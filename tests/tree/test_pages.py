@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_generated_pages_and_example_outputs_are_current() -> None:
     run = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "write_pages.py"), "--check"],
+        [sys.executable, str(ROOT / "docs" / "writers" / "pages.py"), "--check"],
         capture_output=True,
         text=True,
         check=False,

@@ -59,11 +59,6 @@ def dispatch_flows(traffic: RowTraffic, bytes_per_row: float, ranks: Sequence[in
     )
 
 
-def combine_flows(traffic: RowTraffic, bytes_per_row: float, ranks: Sequence[int]) -> Flows:
-    """The dispatch backwards: rows of a node are reduced at the forwarder and cross the network once."""
-    return dispatch_flows(RowTraffic(traffic.network.T, traffic.scale_up.T), bytes_per_row, ranks)
-
-
 @dataclass(frozen=True, slots=True)
 class KindLoad:
     """Bytes on one kind of link: mean and largest over the links, and the id of the largest."""

@@ -65,10 +65,6 @@ class LinkPool:
         """Bytes that the transfers started so far put on every link."""
         return self.sharing.carried()
 
-    def busy_links(self) -> list[int]:
-        """Links that a transfer is on now."""
-        return self.sharing.busy()
-
     def start(self, demand: Demand, alone_ns: float) -> simpy.Event:
         """Put a transfer on its links now; the event succeeds when its last byte arrived."""
         flow, _ = self._begin(demand, alone_ns)

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from math import fsum, inf, isfinite
+from math import fsum, isfinite
 
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from moesim.simulator.layout.pools import usd_per_hour
-from moesim.simulator.planner.causes import step_causes
+from moesim.simulator.planner.closed_form import CLOSED_FORM_ERROR
+from moesim.simulator.planner.fleet.best_first import FleetPlan, FleetSearch
 from moesim.simulator.planner.fleet.space import (
     FleetPools,
     fleet_pools,
     fleet_space,
     legal_fleet_frames,
 )
-from moesim.simulator.planner.fleet.study import FleetPlan, FleetStudy
 from moesim.simulator.planner.fleet.verdict import verdict
-from moesim.simulator.planner.progress import Say
-from moesim.simulator.planner.replay import CLOSED_FORM_ERROR
+from moesim.simulator.planner.goal import Goal
+from moesim.simulator.planner.progress import OnProgress
 from moesim.simulator.planner.result import Alone, PlanResult, PlanRow
-from moesim.simulator.planner.rows import Simulated, make_row
+from moesim.simulator.planner.rows import Estimates, Simulated, make_row
 from moesim.simulator.planner.space import PlanSpace
+from moesim.simulator.planner.step_mechanisms import step_causes
 from moesim.simulator.predict.pools import pool_results
 from moesim.simulator.predict.result_parts import PoolResult
 from moesim.simulator.predict.step import run_step
@@ -47,11 +48,8 @@ class SimulatedFleet:
 def plan_fleet(
     scenario: Scenario,
     wanted: PlanSpace,
-    objective: str,
-    top: int,
-    deadline_days: float | None,
-    budget_usd: float | None,
-    say: Say,
+    goal: Goal,
+    say: OnProgress,
     pool: Executor | None,
     alone: PlanAlone,
 ) -> PlanResult:
@@ -61,40 +59,25 @@ def plan_fleet(
     have, InfeasibleError, with the counts by reason, where nothing is legal, fits and keeps the limits.
     """
     start = time.perf_counter()
-    if objective == "memory":
-        raise InputError("objective=memory is not searched for a fleet; use time, cost, energy or deadline")
     pools, shape = fleet_pools(scenario), scenario.shape
     usd = usd_per_hour([part.cluster for part in pools.parts])
-    if usd is None and (objective == "cost" or budget_usd is not None):
-        raise InputError(
-            "a pool of the fleet has no price_per_gpu_hour: state one in its cluster to plan by cost"
-        )
-    if wanted.layout == "scenario" and scenario.stages.layers is None:
-        raise InputError("layout=scenario, but the scenario has no stages.layers; use layout=balanced")
+    _check(scenario, wanted, goal, usd)
     fixed = scenario.stages.layers if wanted.layout == "scenario" else None
     own_space = fleet_space(wanted, scenario, pools, shape)
     space, frames, refused = legal_fleet_frames(own_space, scenario, pools, shape)
-    say(
-        0.0,
-        f"{len(frames) * space.inner:,} of {space.size:,} plans divide the fleet, model, batch and schedule",
-    )
-    most_s = _most_step_s(scenario, usd, deadline_days, budget_usd)
-    study = FleetStudy(scenario, shape, pools, space, frames, fixed, most_s, refused)
-    proven = study.fastest(top)
+    legal = len(frames) * space.inner
+    say(0.0, f"{legal:,} of {space.size:,} plans divide the fleet, model, batch and schedule")
+    most_s = goal.most_step_s(scenario, usd)
+    study = FleetSearch(scenario, shape, pools, space, frames, fixed, most_s, refused)
+    proven = study.fastest(goal.top)
     best = study.best()
     estimated = time.perf_counter()
     if not best:
         raise InfeasibleError(_nothing(study))
-    say(0.3, f"{study.estimated:,} plans in closed form; simulating {len(best[:top])}")
-    scenarios = [_scenario_of(scenario, study, p) for p in best[:top]]
-    run = map if pool is None else pool.map
-    simulated = list(run(simulate_fleet_plan, scenarios))
-    rows = [_row(study, p, s, f, usd) for p, s, f in zip(best, scenarios, simulated, strict=False)]
-    rows = [row for row in rows if row.memory_bytes <= row.capacity_bytes and row.time_s <= most_s]
+    say(0.3, f"{study.estimated:,} plans in closed form; simulating {len(best[: goal.top])}")
+    rows = _simulated(scenario, study, best[: goal.top], usd, pool)
     if not rows:
         raise InfeasibleError(_nothing(study, "no plan that was simulated keeps the deadline or budget"))
-    rows.sort(key=lambda row: (row.time_s, row.memory_bytes, row.label))
-    rows = [replace(row, margin=row.time_s / rows[0].time_s - 1.0) for row in rows]
     own = _own(scenario, pools, usd, rows[0].time_s)
     engine = time.perf_counter()
     judged = verdict(
@@ -103,25 +86,54 @@ def plan_fleet(
     end = time.perf_counter()
     near = sum(p.time_s <= best[0].time_s * (1.0 + CLOSED_FORM_ERROR) for p in best)
     return PlanResult(
-        objective=objective,
+        objective=goal.objective,
         ranked=tuple(rows),
         pareto=(),
         refused=refused.rows(),
         own=own,
         own_rank=_rank(own, rows, proven),
         considered=space.size,
-        legal=len(frames) * space.inner,
+        legal=legal,
         fitting=study.fitting,
         estimated=study.estimated,
         simulated=len(rows),
         price_tables=sum(book.priced for book in study.books),
         proven_s=proven if isfinite(proven) else None,
-        rivals=max(0, near - top),
-        notes=tuple(_notes(study, objective)),
+        rivals=max(0, near - goal.top),
+        notes=tuple(_notes(study, goal.objective)),
         evaluated_per_s=space.size / (estimated - start),
         seconds={"closed form": estimated - start, "engine": engine - estimated, "alone": end - engine},
         fleet=judged,
     )
+
+
+def _check(scenario: Scenario, wanted: PlanSpace, goal: Goal, usd: float | None) -> None:
+    """Refuse what a fleet's search does not have; `usd`: dollars an hour of all pools, None if not known."""
+    if goal.objective == "memory":
+        raise InputError("objective=memory is not searched for a fleet; use time, cost, energy or deadline")
+    if usd is None and (goal.objective == "cost" or goal.budget_usd is not None):
+        raise InputError(
+            "a pool of the fleet has no price_per_gpu_hour: state one in its cluster to plan by cost"
+        )
+    if wanted.layout == "scenario" and scenario.stages.layers is None:
+        raise InputError("layout=scenario, but the scenario has no stages.layers; use layout=balanced")
+
+
+def _simulated(
+    scenario: Scenario,
+    study: FleetSearch,
+    plans: Sequence[FleetPlan],
+    usd: float | None,
+    pool: Executor | None,
+) -> list[PlanRow]:
+    """The plans simulated, those that fit and keep the limits, fastest first."""
+    scenarios = [_scenario_of(scenario, study, plan) for plan in plans]
+    run = map if pool is None else pool.map
+    simulated = list(run(simulate_fleet_plan, scenarios))
+    rows = [_row(study, p, s, f, usd) for p, s, f in zip(plans, scenarios, simulated, strict=True)]
+    rows = [row for row in rows if row.memory_bytes <= row.capacity_bytes and row.time_s <= study.most_s]
+    rows.sort(key=lambda row: (row.time_s, row.memory_bytes, row.label))
+    return [replace(row, margin=row.time_s / rows[0].time_s - 1.0) for row in rows]
 
 
 def simulate_fleet_plan(scenario: Scenario) -> SimulatedFleet:
@@ -140,7 +152,7 @@ def simulate_fleet_plan(scenario: Scenario) -> SimulatedFleet:
     return SimulatedFleet(found, pool_results(prepared, execution))
 
 
-def _scenario_of(base: Scenario, study: FleetStudy, plan: FleetPlan) -> Scenario:
+def _scenario_of(base: Scenario, study: FleetSearch, plan: FleetPlan) -> Scenario:
     """The scenario of a plan, which `simulate` accepts."""
     frame, space = study.frames[plan.frame], study.space
     return base.model_copy(
@@ -155,19 +167,11 @@ def _scenario_of(base: Scenario, study: FleetStudy, plan: FleetPlan) -> Scenario
 
 
 def _row(
-    study: FleetStudy, plan: FleetPlan, scenario: Scenario, simulated: SimulatedFleet, usd: float | None
+    study: FleetSearch, plan: FleetPlan, scenario: Scenario, simulated: SimulatedFleet, usd: float | None
 ) -> PlanRow:
     cluster = study.pools.parts[0].scenario.machine
-    row = make_row(
-        scenario,
-        cluster,
-        simulated.found,
-        plan.stages,
-        plan.time_s,
-        plan.bound_s,
-        study.fitting_of(plan.frame),
-        {},
-    )
+    known = Estimates(plan.time_s, plan.bound_s, plan.stages, study.fitting_of(plan.frame))
+    row = make_row(scenario, cluster, simulated.found, known)
     return _billed(row, study.pools, usd, simulated.pools)
 
 
@@ -193,7 +197,7 @@ def _own(scenario: Scenario, pools: FleetPools, usd: float | None, best_s: float
     found = simulated.found
     if found.memory_bytes > found.capacity_bytes or found.time_s is None:
         return None
-    row = make_row(scenario, pools.parts[0].scenario.machine, found, None, None, None, 1, {})
+    row = make_row(scenario, pools.parts[0].scenario.machine, found, Estimates())
     return replace(_billed(row, pools, usd, simulated.pools), margin=found.time_s / best_s - 1.0)
 
 
@@ -211,7 +215,7 @@ def _alone(
     wanted: PlanSpace,
     space: PlanSpace,
     search: PlanAlone,
-    say: Say,
+    say: OnProgress,
 ) -> Alone:
     """The best plan of one pool with the GPUs that it has, same batch, same values to try."""
     part = pools.parts[number]
@@ -233,18 +237,7 @@ def _alone(
         return Alone(accelerator, cluster.n_gpus, None, str(error))
 
 
-def _most_step_s(
-    scenario: Scenario, usd: float | None, deadline_days: float | None, budget_usd: float | None
-) -> float:
-    """Longest step that keeps deadline and budget."""
-    steps = -(-scenario.run.tokens // (scenario.batch.sequences * scenario.batch.sequence_length))
-    most = inf if deadline_days is None else deadline_days * SECONDS_PER_DAY / steps
-    if budget_usd is not None and usd is not None:
-        most = min(most, budget_usd / usd * SECONDS_PER_HOUR / steps)
-    return most
-
-
-def _notes(study: FleetStudy, objective: str) -> list[str]:
+def _notes(study: FleetSearch, objective: str) -> list[str]:
     all_ = len(study.frames) * len(study.space.precision) * len(study.space.recompute)
     notes = [
         f"{study.expanded:,} of {all_:,} "
@@ -258,7 +251,7 @@ def _notes(study: FleetStudy, objective: str) -> list[str]:
     return notes
 
 
-def _nothing(study: FleetStudy, first: str = "no plan of the fleet is legal and fits") -> str:
+def _nothing(study: FleetSearch, first: str = "no plan of the fleet is legal and fits") -> str:
     rows = study.refused.rows()
     listed = "; ".join(f"{row.count:,} x {row.reason} ({row.example})" for row in rows[:4])
     return f"{first}. Refused: {listed or 'nothing'}; widen the space, the pools or the limits"

@@ -21,7 +21,7 @@ from moesim.simulator.layout.pools import (
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.frames import Frame, legal_frames
 from moesim.simulator.planner.refusals import Refusals
-from moesim.simulator.planner.space import PlanSpace, Space, resolve
+from moesim.simulator.planner.space import PlanSpace, Space, with_defaults
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import fleet_defaults
 
@@ -106,7 +106,7 @@ def legal_fleet_frames(
     """Frames that every pool accepts, and why the others were refused (counted as `legal_frames` does)."""
     first = pools.parts[0].scenario
     own = wanted.model_copy(update={"sms": (max(1, first.communication.sms),)})  # each pool has its own
-    space = resolve(own, first, shape, first.machine)
+    space = with_defaults(own, first, shape, first.machine)
     refused, size = Refusals(), space.size
     for pp in [pp for pp in space.pp if pp % pools.unit or pools.total % pp]:
         reason = (

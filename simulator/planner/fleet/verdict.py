@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import fsum
 
-from moesim.simulator.planner.causes import CAUSES
 from moesim.simulator.planner.result import Alone, FleetVerdict, PlanRow
+from moesim.simulator.planner.step_mechanisms import CAUSES
 
 
 def verdict(best: PlanRow, alone: Sequence[Alone]) -> FleetVerdict:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
-from moesim.simulator.model.shape import MLA, ModelShape
+from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.trainers.megatron_layout import layout_text
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import SCHEDULES
@@ -52,7 +52,7 @@ def megatron_arguments(scenario: Scenario) -> Spelled:
     _recompute(scenario, found, missing)
     if scenario.routing.eplb is not None:
         missing.append("placement of experts and their replicas: Megatron-LM trains with experts in order")
-    _model(shape, found)
+    _model(shape, found, missing)
     return Spelled(found, tuple(missing))
 
 
@@ -138,25 +138,16 @@ def _recompute(scenario: Scenario, found: dict[str, str | None], missing: list[s
         missing.append("attention output kept in 12 bits (E5M6), a part of recompute=deepseek-v3")
 
 
-def _model(shape: ModelShape, found: dict[str, str | None]) -> None:
+def _model(shape: ModelShape, found: dict[str, str | None], missing: list[str]) -> None:
     attention, moe = shape.attention, shape.moe
     found["--num-layers"] = str(shape.n_layers)
     found["--hidden-size"] = str(shape.hidden)
     if shape.dense_ffn is not None:
         found["--ffn-hidden-size"] = str(shape.dense_ffn)
-    found["--num-attention-heads"] = str(attention.heads)
-    if isinstance(attention, MLA):
-        found["--multi-latent-attention"] = None
-        if attention.q_lora_rank:
-            found["--q-lora-rank"] = str(attention.q_lora_rank)
-        found["--kv-lora-rank"] = str(attention.kv_lora_rank)
-        found["--qk-head-dim"] = str(attention.qk_nope_dim)
-        found["--qk-pos-emb-head-dim"] = str(attention.qk_rope_dim)
-        found["--v-head-dim"] = str(attention.v_dim)
-    else:
-        found["--group-query-attention"] = None
-        found["--num-query-groups"] = str(attention.kv_heads)
-        found["--kv-channels"] = str(attention.head_dim)
+    spelled = None if attention is None else attention.megatron_arguments()
+    if spelled is None:
+        missing.append("attention: Megatron-LM has no arguments for its kind, or for several in one model")
+    found |= spelled or {}
     found["--padded-vocab-size"] = str(shape.vocab)
     found["--swiglu"] = None
     found["--normalization"] = "RMSNorm"

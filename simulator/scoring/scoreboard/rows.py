@@ -75,11 +75,6 @@ class OpenRow(BaseModel):
         return FAMILIES.get(self.hardware[:1], self.hardware)
 
     @property
-    def hopper(self) -> bool:
-        """Whether the measurement was taken on a Hopper GPU."""
-        return self.family == "Hopper"
-
-    @property
     def published_step_s(self) -> float | None:
         """Seconds of the published step, by the row's own convention (docs/model.md, eq. V1).
 

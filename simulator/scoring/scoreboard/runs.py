@@ -12,10 +12,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 from moesim.hwmodels.provenance import SourcedFraction
 from moesim.hwmodels.validation import validate_model
 from moesim.simulator.layout.memory import FRAMEWORK_BYTES
+from moesim.simulator.model.attention import MLA
+from moesim.simulator.model.feed_forward.moe import MoE
 from moesim.simulator.model.library import load_model
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.recompute import RecomputePolicy
-from moesim.simulator.model.shape import MLA, ModelShape, MoE, ShapeSource
+from moesim.simulator.model.shape import ModelShape, ShapeSource
 from moesim.simulator.model.software import Software
 from moesim.simulator.predict.driver import predict
 from moesim.simulator.scenario import Scenario

@@ -13,7 +13,9 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import parse_mapping
-from moesim.simulator.model.shape import GQA, MLA, ModelShape, MoE, ShapeSource
+from moesim.simulator.model.attention import GQA, MLA
+from moesim.simulator.model.feed_forward.moe import MoE
+from moesim.simulator.model.shape import ModelShape, ShapeSource
 from moesim.simulator.scoring.scoreboard.configurations import published_of
 from moesim.simulator.scoring.scoreboard.rows import OpenRow
 

@@ -33,21 +33,23 @@ def dashboard(
 
     It listens on this machine only, fetches nothing from the internet and reads no file by path.
     """
-    from moesim.app import server
+    from moesim.app import server_command
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    server.check_extra()
+    server_command.check_extra()
     for number in (signal.SIGINT, signal.SIGTERM):  # the server process must not outlive this one
         signal.signal(number, stop)
-    port = server.chosen_port(port)
-    with server.running(port) as process:
+    port = server_command.chosen_port(port)
+    with server_command.running(port) as process:
         try:
-            if server.wait_until_healthy(process, port):
-                typer.echo(f"moesim: the dashboard is at {server.url(port)} (Ctrl-C stops it)", err=True)
+            if server_command.wait_until_healthy(process, port):
+                typer.echo(
+                    f"moesim: the dashboard is at {server_command.url(port)} (Ctrl-C stops it)", err=True
+                )
                 if not no_browser:
-                    webbrowser.open(server.url(port))
+                    webbrowser.open(server_command.url(port))
                 process.wait()
         except KeyboardInterrupt:
             typer.echo("moesim: stopped", err=True)

@@ -112,7 +112,7 @@ def scenario_yaml(scenario: Scenario) -> str:
 
 def _print(result: PlanResult) -> None:
     from moesim.cli.console import print_table, print_text
-    from moesim.simulator.planner.causes import difference
+    from moesim.simulator.planner.step_mechanisms import difference
 
     print_text(
         f"{result.considered:,} plans: {result.legal:,} legal, {result.fitting:,} fit; {result.estimated:,} "

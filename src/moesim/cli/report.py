@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from moesim.cli.console import percent, print_table, print_text, short
-from moesim.cli.full import full_text
+from moesim.cli.full_resolution import full_text
 
 if TYPE_CHECKING:
     from moesim.simulator.predict.prepared import Prepared

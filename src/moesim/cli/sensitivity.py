@@ -69,13 +69,15 @@ def sensitivity(
 
 
 def _range(text: str) -> tuple[str, tuple[object, object]]:
+    from moesim.simulator.common.key_values import key_and_text
     from moesim.simulator.common.lists import parse_values
 
-    key, equals, ends = text.partition("=")
-    values = parse_values(ends, f"--range {key}") if equals and key.strip() else ()
+    form = "KEY=LOW,HIGH, for example communication.sms=8,32"
+    key, ends = key_and_text(text, "--range", form)
+    values = parse_values(ends, f"--range {key}")
     if len(values) != 2:
-        raise InputError(f"--range {text!r}: write KEY=LOW,HIGH, for example communication.sms=8,32")
-    return key.strip(), (values[0], values[1])
+        raise InputError(f"--range {text!r}: write {form}")
+    return key, (values[0], values[1])
 
 
 def print_bands(bands: Uncertainty) -> None:

@@ -45,16 +45,15 @@ def sweep(
     """Predict a scenario at every point of a space; keep each point as soon as it is known."""
     import moesim
     from moesim.cli.console import print_json, print_table, print_text, working
+    from moesim.simulator.common.key_values import key_and_text
     from moesim.simulator.common.tables import cell
 
     space: dict[str, str] = {}
     for text in vary:
-        key, equals, values = text.partition("=")
-        if not equals or not key.strip():
-            raise InputError(f"--vary {text!r}: write KEY=VALUES, for example communication.sms=0..48:4")
-        if key.strip() in space:
-            raise InputError(f"--vary {key.strip()} is given twice; put all values into one")
-        space[key.strip()] = values
+        key, values = key_and_text(text, "--vary", "KEY=VALUES, for example communication.sms=0..48:4")
+        if key in space:
+            raise InputError(f"--vary {key} is given twice; put all values into one")
+        space[key] = values
     base = moesim.load(scenario, *(overrides or []))
     told = -1
 

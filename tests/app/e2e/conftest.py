@@ -84,9 +84,9 @@ def base(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
         assert process.wait(timeout=120) == 0
         text = told.read_text()
         assert "stopped" in text and "Traceback" not in text, text
-        from moesim.app import server
+        from moesim.app import server_command
 
-        assert not server.healthy(int(address[1]))
+        assert not server_command.healthy(int(address[1]))
     finally:
         process.kill()
 

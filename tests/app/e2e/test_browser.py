@@ -71,7 +71,7 @@ def test_what_is_wrong_can_be_read_too(address: str, shown: str, visit: Visit, a
 
 
 def test_the_style_of_every_page_applies_to_something(visit: Visit) -> None:
-    from moesim.app.shell import STYLE
+    from moesim.app.navigation import STYLE
 
     page = visit().open("planner")
     page.get_by_role("button", name="Search").first.wait_for()
@@ -240,9 +240,9 @@ def test_hostile_uploads_are_refused_in_one_sentence_each(visit: Visit) -> None:
 
 
 def server_goes_on(base: str) -> bool:
-    from moesim.app import server
+    from moesim.app import server_command
 
-    return server.healthy(int(base.rsplit(":", 1)[1]))
+    return server_command.healthy(int(base.rsplit(":", 1)[1]))
 
 
 # All keys with all spellings of a path: tests/app/test_uploads.py, without a browser.

@@ -9,15 +9,17 @@ from hypothesis import strategies as st
 from moesim.hwmodels.calibration import MeasuredCurve, Residual, load_profile
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.cost.communication import (
+    EpKernels,
     EpOperation,
     Links,
-    TransferTime,
     engine_transfer,
     ep_transfer,
     notify_seconds,
     ring_seconds,
     send_seconds,
 )
+from moesim.simulator.cost.laws import NO_SLOW_DOWN, SlowDown
+from moesim.simulator.cost.table import TransferCost
 from moesim.simulator.layout.routing import Gate, LinkBytes, expected_targets, transfer_bytes
 
 PROFILE = load_profile("hopper-communication")
@@ -34,9 +36,16 @@ def value(curve_id: str, x: float) -> float:
     return PROFILE.curve(curve_id).curve.at(x).value
 
 
-def transfer(traffic: LinkBytes, operation: EpOperation = "dispatch", **more: object) -> TransferTime:
-    settings = {"sms": 20, "nodes": 8, "kernels": "deepep-2025-02", **more}
-    return ep_transfer(operation, traffic, H800, PROFILE, **settings)  # type: ignore[arg-type]
+def transfer(
+    traffic: LinkBytes,
+    operation: EpOperation = "dispatch",
+    *,
+    sms: int = 20,
+    nodes: int = 8,
+    kernels: str = "deepep-2025-02",
+    slow_down: SlowDown = NO_SLOW_DOWN,
+) -> TransferCost:
+    return ep_transfer(operation, traffic, H800, PROFILE, EpKernels(sms, kernels, slow_down), nodes=nodes)
 
 
 def moved(ib: float, nvlink: float, logical: float | None = None) -> LinkBytes:
@@ -63,8 +72,8 @@ def test_fewer_sms_than_were_measured_move_their_share_and_say_so() -> None:
     assert fewest == 4.0
     few, least = (transfer(moved(1e6, 300e6), sms=sms) for sms in (2, 4))
     assert few.payload_s == pytest.approx(2 * least.payload_s)
-    assert [note for note in few.extrapolations if "2 communication SMs are below the measured 4" in note]
-    assert least.extrapolations == ()
+    assert [note for note in few.evidence.notes if "2 communication SMs are below the measured 4" in note]
+    assert not least.evidence.notes
 
 
 def test_rows_of_the_own_rank_cost_sms_but_no_link() -> None:
@@ -77,12 +86,12 @@ def test_rows_of_the_own_rank_cost_sms_but_no_link() -> None:
 def test_inside_a_node_there_is_no_nic_and_no_nic_curve() -> None:
     time = transfer(moved(0.0, 300e6), nodes=1, kernels="nobody wrote this")
     assert time.nic_s == 0.0
-    assert not any("nic" in curve for curve in time.curve_ids)
-    assert transfer(moved(1.0, 300e6)).curve_ids == (
+    assert not any("nic" in curve for curve in time.evidence.entries)
+    assert transfer(moved(1.0, 300e6)).evidence.entries == {
         "ep.dispatch.sm_rate",
         "ep.dispatch.scale_up_fraction",
         "ep.nic_fraction.deepep-2025-02",
-    )
+    }
 
 
 @given(
@@ -98,9 +107,9 @@ def test_best_and_worst_bracket_the_payload(
     operation: EpOperation, kernel: str, ib: float, nvlink: float, sms: int, slowdown: float, residual: float
 ) -> None:
     alone = transfer(moved(ib, nvlink), operation, sms=sms, kernels=kernel)
-    time = transfer(
-        moved(ib, nvlink), operation, sms=sms, kernels=kernel, slowdown=slowdown, slowdown_residual=residual
-    )
+    law = SlowDown(slowdown, residual, "a law")
+    time = transfer(moved(ib, nvlink), operation, sms=sms, kernels=kernel, slow_down=law)
+    assert time.evidence.entries == alone.evidence.entries | {"a law"}
     assert time.payload_s == pytest.approx(alone.payload_s * slowdown)
     assert time.best_s == alone.best_s <= alone.payload_s
     assert time.payload_s < time.worst_s
@@ -123,7 +132,7 @@ def test_faster_links_and_fewer_bytes_are_never_slower(
     faster = replace(H800, nic_bytes_per_s=50e9 * nic, scale_up_bytes_per_s=200e9 * scale_up)
     base = transfer(moved(ib, nvlink), operation)
     quick = ep_transfer(
-        operation, moved(ib, nvlink), faster, PROFILE, sms=20, nodes=8, kernels="deepep-2025-02"
+        operation, moved(ib, nvlink), faster, PROFILE, EpKernels(20, "deepep-2025-02"), nodes=8
     )
     assert quick.payload_s <= base.payload_s
     assert quick.best_s <= base.best_s
@@ -152,9 +161,9 @@ def test_unknown_kernels_are_named_with_those_there_are() -> None:
 @pytest.mark.parametrize("sms", [1, 40])
 def test_reading_outside_the_measured_sms_is_flagged(sms: int) -> None:
     assert any(
-        note.startswith("ep.dispatch.sm_rate") for note in transfer(moved(1e6, 1e6), sms=sms).extrapolations
+        note.startswith("ep.dispatch.sm_rate") for note in transfer(moved(1e6, 1e6), sms=sms).evidence.notes
     )
-    assert not transfer(moved(1e6, 1e6), sms=20).extrapolations
+    assert not transfer(moved(1e6, 1e6), sms=20).evidence.notes
 
 
 # -- latencies, sends, rings -------------------------------------------------------------------------
@@ -242,14 +251,14 @@ def test_an_engine_takes_the_slower_of_its_two_paths() -> None:
     residual = ENGINES.curve("engine.ep.scale_up_fraction").residual.relative
     assert scale_up.worst_s == pytest.approx(scale_up.payload_s * (1 + residual))
     assert scale_up.launch_s == notify_seconds(TORUS, 8)
-    assert scale_up.curve_ids == ("engine.ep.scale_up_fraction", "engine.ep.nic_fraction")
+    assert scale_up.evidence.entries == {"engine.ep.scale_up_fraction", "engine.ep.nic_fraction"}
 
 
 def test_an_engine_needs_no_sms() -> None:
     """Rows to the own rank cost an SM kernel time (`logical`), an engine nothing."""
     alone = engine_transfer(moved(0.0, 300e6, logical=900e6), TORUS, ENGINES, nodes=1)
     assert alone.payload_s == engine_transfer(moved(0.0, 300e6), TORUS, ENGINES, nodes=1).payload_s
-    assert alone.curve_ids == ("engine.ep.scale_up_fraction",) and alone.nic_s == 0.0
+    assert alone.evidence.entries == {"engine.ep.scale_up_fraction"} and alone.nic_s == 0.0
 
 
 @given(byte_counts, byte_counts, st.floats(1.0, 4.0))
@@ -294,16 +303,15 @@ def test_a_generation_may_have_its_own_curves_and_need_no_sm() -> None:
     profile = PROFILE.model_copy(update={"curves": (*own, *PROFILE.curves)})
     traffic = moved(1e6, 300e6)
 
-    def rate(kernels: str, sms: int, operation: EpOperation = "dispatch") -> TransferTime:
-        return ep_transfer(operation, traffic, H800, profile, sms=sms, nodes=8, kernels=kernels)
+    def rate(kernels: str, sms: int, operation: EpOperation = "dispatch") -> TransferCost:
+        return ep_transfer(operation, traffic, H800, profile, EpKernels(sms, kernels), nodes=8)
 
     none = rate("new", 0)
     assert none.payload_s == pytest.approx(300e6 / 50e9)
-    assert "ep.dispatch.sm_rate.new" in none.curve_ids
+    assert "ep.dispatch.sm_rate.new" in none.evidence.entries
     assert rate("new", 4).payload_s < rate("deepep-2025-02", 4).payload_s
     assert rate("deepep-2025-02", 4) == transfer(traffic, sms=4)
-    assert rate("new", 4, "combine") == replace(
-        rate("deepep-2025-02", 4, "combine"), curve_ids=rate("new", 4, "combine").curve_ids
-    )
+    assert rate("new", 4, "combine") == rate("deepep-2025-02", 4, "combine")
+    assert "ep.nic_fraction.new" in rate("new", 4, "combine").evidence.entries
     with pytest.raises(InputError, match="at least 1 communication SM"):
         rate("new", 0, "combine")

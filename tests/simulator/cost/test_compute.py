@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 from moesim.hwmodels.accelerator import load_accelerator
 from moesim.hwmodels.calibration import CalibrationProfile, load_profile
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.cost.compute import OperatorCost, SmContext, operator_seconds, slow_down
+from moesim.simulator.cost.compute import OperatorCost, SmContext, operator_seconds
+from moesim.simulator.cost.laws import SmLaws
 from moesim.simulator.model.library import load_model
 from moesim.simulator.model.operator import Dtype, Operator, Phase
-from moesim.simulator.model.operators import block_operators, optimizer_operators, scale_rows
-from moesim.simulator.model.operators_parts import cast, gemm
+from moesim.simulator.model.operators import block_operators
+from moesim.simulator.model.optimizer import optimizer_operators
 from moesim.simulator.model.precision import PRECISIONS
+from moesim.simulator.model.primitives import cast, gemm, scale_rows
 
 H800 = load_accelerator("h800-sxm")
 TRACE, PUBLISHED, ROOFLINE = (load_profile(n) for n in ("h800-trace", "h800-published", "generic-roofline"))
@@ -114,10 +116,10 @@ def test_told_products_of_the_trace_gain_the_free_sm_ratio_alone() -> None:
 
 
 def test_idle_communication_sms_cost_only_the_products_told_of_them() -> None:
-    idle = SmContext(20, False)
-    assert slow_down("gemm_sm_aware", H800, PUBLISHED, idle) == pytest.approx(132 / 112)
+    laws = SmLaws(H800, PUBLISHED)
+    assert laws.at("gemm_sm_aware", 20, False).factor == pytest.approx(132 / 112)
     for group in ("gemm_sm_unaware", "attention", "memory_bound"):
-        assert slow_down(group, H800, PUBLISHED, idle) == 1.0
+        assert laws.at(group, 20, False).factor == 1.0
 
 
 def test_memory_bound_kernels_of_the_trace_keep_their_in_situ_rate() -> None:
@@ -136,10 +138,9 @@ def test_a_stand_alone_rate_pays_the_measured_law_beside_communication() -> None
     alone = price(op, PUBLISHED, ALONE).seconds - gap
     assert op.flop / alone == pytest.approx((1358 / 1.2 + 1426 / 1.3 + 1520 / 1.4) / 3 * 1e12, rel=1e-3)
     assert (price(op, PUBLISHED).seconds - gap) / alone == pytest.approx(1.31)
-    assert slow_down("gemm_sm_aware", H800, PUBLISHED, PAIR) == 1.31
-    assert slow_down("gemm_sm_unaware", H800, PUBLISHED, PAIR) > slow_down(
-        "gemm_sm_aware", H800, PUBLISHED, PAIR
-    )
+    laws = SmLaws(H800, PUBLISHED)
+    aware, unaware = (laws.at(group, 20, True).factor for group in ("gemm_sm_aware", "gemm_sm_unaware"))
+    assert unaware > aware == 1.31
 
 
 def test_a_shape_between_measured_ones_is_named_and_lies_between_their_rates() -> None:

@@ -9,7 +9,7 @@ from moesim.hwmodels import InputError
 from moesim.simulator.cost.host import Launch, PassLaunches, waited_s
 from moesim.simulator.cost.price_table import cost_table
 from moesim.simulator.model.calls import calls_of
-from moesim.simulator.model.operators_parts import gemm, move
+from moesim.simulator.model.primitives import gemm, move
 from moesim.simulator.planner.prices import PriceBook
 from moesim.simulator.predict.compile import prepare
 from moesim.simulator.scenario import Scenario

@@ -246,7 +246,7 @@ def test_bytes_are_conserved_and_time_stays_between_alone_and_all_in_series(
         assert end >= start + round(max(alone, 1.0)) - 1
         # Work-conserving: some flow moves at all times, so nobody waits for more than everything.
         assert end <= max(s for s, _, _ in arrivals) + series + len(arrivals)
-    assert pool.busy_links() == []
+    assert pool.sharing.busy() == []
 
 
 @both_pools

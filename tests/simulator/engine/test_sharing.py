@@ -52,7 +52,7 @@ def test_every_end_is_that_of_all_flows_and_all_links_solved_at_every_event(
     )
     ends, pool = run_pool(arrivals, capacity, arrays)
     assert ends == pytest.approx([float(end) for end in expected], rel=1e-9, abs=2 * len(arrivals))
-    assert pool.busy_links() == []
+    assert pool.sharing.busy() == []
 
 
 @given(traffic())

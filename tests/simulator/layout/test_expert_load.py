@@ -15,7 +15,6 @@ from moesim.simulator.layout.expert_load import (
     barrier_wait_s,
     draw_rank_loads,
     expected_barrier_wait_s,
-    gemm_rows,
     received_bytes,
 )
 from moesim.simulator.layout.loads import sampled_loads
@@ -139,7 +138,6 @@ def test_a_wide_capacity_drops_nothing() -> None:
 def test_rows_bytes_and_waits() -> None:
     rows = np.array([[0.5, 1.5], [1.0, 1.0]])
     loads = RankLoads(rows, np.ones((2, 2)), rows * 0.9, 0.0)
-    assert np.array_equal(gemm_rows(loads, 100.0), rows * 100)
     assert np.allclose(received_bytes(loads, 10, 2.0, 7.0), rows * 0.9 * 140)
     assert np.array_equal(barrier_wait_s(loads, 2.0), [[2.0, 0.0], [0.0, 0.0]])
     assert np.array_equal(expected_barrier_wait_s(loads, 2.0), [1.0, 0.0])

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
-from moesim.hwmodels.errors import InfeasibleError, InputError
+from moesim.hwmodels.errors import InputError
 from moesim.simulator.layout.activations import activation_bytes, cached_tensors, working_bytes
 from moesim.simulator.layout.buffers import expert_buffers, pipeline_buffer_bytes
 from moesim.simulator.layout.local_parameters import local_parameters
@@ -19,16 +19,16 @@ from moesim.simulator.layout.memory import (
     MemoryReport,
     RankStages,
     memory_by_kind,
-    require_fit,
 )
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.stages import StageAssignment, blocks_of, from_layers_per_stage
+from moesim.simulator.model.attention import GQA
 from moesim.simulator.model.counts import parameters_mtp, parameters_total
 from moesim.simulator.model.library import load_model
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.model.recompute import RecomputePolicy
-from moesim.simulator.model.shape import GQA, ModelShape
+from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.model.software import Software
 from moesim.simulator.predict.result_parts import MemoryResult
 from moesim.simulator.scenario.parallel import ParallelPlan
@@ -70,9 +70,6 @@ def test_home_case_fits() -> None:
 def test_home_case_needs_its_recompute_policy() -> None:
     report = home(policy="none")
     assert not report.fits
-    with pytest.raises(InfeasibleError, match=r"out of memory.*activations"):
-        require_fit(report)
-    require_fit(home())
 
 
 def test_home_case_weights_by_hand() -> None:
@@ -255,6 +252,7 @@ def test_dropout_is_off_unless_a_scenario_says_so() -> None:
     assert kept("embedding", dropout=True) - kept("embedding") == 4096 * LLAMA.hidden
     assert kept("head", dropout=True) == kept("head")
     # A score without dropout: the output of the softmax alone.
+    assert isinstance(LLAMA.attention, GQA)
     scores = kept("dense", attention="unfused") - kept("dense") + 4096 * 4 * LLAMA.attention.heads
     assert scores == 4096 * LLAMA.attention.heads * 4096 * 2
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.layout.loads import sample_choices, sampled_loads, sampled_traffic
 from moesim.simulator.layout.routing import Gate, expected_targets, group_counts, transfer_bytes
+from moesim.simulator.model.feed_forward.moe import MoE
 from moesim.simulator.model.library import load_model
-from moesim.simulator.model.shape import MoE
 
 
 def moe_of(name: str) -> MoE:

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from moesim.simulator.layout.stages import blocks_of
 from moesim.simulator.model.counts import (
-    Parameters,
     block_parameters,
     expert_parameters,
     flop_per_token,
@@ -16,6 +15,7 @@ from moesim.simulator.model.counts import (
     parameters_total,
 )
 from moesim.simulator.model.library import load_model, shipped_models
+from moesim.simulator.model.parameters import Parameters
 
 V3 = load_model("deepseek-v3")
 
@@ -87,3 +87,12 @@ def test_flop_grow_with_sequence_and_causal_is_half_of_attention(name: str, a: i
     assert flop_per_token(shape, short, True) <= flop_per_token(shape, long, True)
     linear = 2 * flop_per_token(shape, a, True) - flop_per_token(shape, a, False)
     assert linear == pytest.approx(2 * flop_per_token(shape, b, True) - flop_per_token(shape, b, False))
+
+
+@pytest.mark.parametrize(("name", "bytes_a_token"), [("deepseek-v3", 70_272), ("llama-3-70b", 327_680)])
+def test_cache_of_a_token_is_the_published_one(name: str, bytes_a_token: int) -> None:
+    # arXiv 2505.09343v2, table 1, in BF16; Qwen-2.5 72B there has the layers and heads of Llama 3 70B
+    shape = load_model(name)
+    for tokens in (1, 4096):
+        held = sum(layer.attention.state_bytes(tokens, 2.0) for layer in shape.layers)
+        assert held == tokens * bytes_a_token

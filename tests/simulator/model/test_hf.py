@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.model.attention import GQA
 from moesim.simulator.model.counts import parameters_activated, parameters_total
 from moesim.simulator.model.hf import FAMILIES, import_hf, to_yaml
 from moesim.simulator.model.library import load_model
-from moesim.simulator.model.shape import GQA
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "models"
 FILES = sorted(GOLDEN.glob("*.json"))
@@ -175,7 +175,8 @@ def test_head_dim_absent_or_null_means_hidden_over_heads(tmp_path: Path) -> None
 def test_llama_without_kv_heads_is_multi_head(tmp_path: Path) -> None:
     data = config("meta-llama-3.1-8b")
     del data["num_key_value_heads"]
-    assert import_hf(written(tmp_path, data)).shape.attention.kv_heads == 32
+    attention = import_hf(written(tmp_path, data)).shape.attention
+    assert isinstance(attention, GQA) and attention.kv_heads == 32
 
 
 def test_attention_bias_counts(tmp_path: Path) -> None:

@@ -10,15 +10,10 @@ from moesim.hwmodels.errors import InputError
 from moesim.simulator.model.counts import block_parameters, flop_per_token
 from moesim.simulator.model.library import load_model
 from moesim.simulator.model.operator import BlockKind, Operator, Phase
-from moesim.simulator.model.operators import (
-    RECOMPUTE,
-    block_operators,
-    expected_received_tokens,
-    model_flop,
-    optimizer_operators,
-    scale_rows,
-)
+from moesim.simulator.model.operators import RECOMPUTE, block_operators, expected_received_tokens, model_flop
+from moesim.simulator.model.optimizer import optimizer_operators
 from moesim.simulator.model.precision import PRECISIONS
+from moesim.simulator.model.primitives import scale_rows
 from moesim.simulator.model.shape import ModelShape
 
 V3 = load_model("deepseek-v3")

@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import dump_mapping
+from moesim.simulator.model.attention import GQA, MLA
 from moesim.simulator.model.hf import to_yaml
 from moesim.simulator.model.library import load_model, shipped_models
-from moesim.simulator.model.shape import GQA, MLA, ModelShape
+from moesim.simulator.model.shape import ModelShape
 
 SHIPPED = (
     "deepseek-v3", "llama-3-70b", "llama-3-8b", "mixtral-8x22b", "mixtral-8x7b", "qwen3-235b-a22b",
@@ -40,7 +42,7 @@ def test_deepseek_v3_layers() -> None:
     with pytest.raises(InputError, match="no layer 62"):
         shape.is_moe_layer(62)
     assert isinstance(shape.attention, MLA)
-    assert (shape.attention.qk_head_dim, shape.attention.v_head_dim) == (192, 128)
+    assert shape.attention.sizes == (128, 128, 192, 128)
 
 
 def test_dense_model_has_no_moe_layer() -> None:
@@ -114,3 +116,61 @@ def test_shape_is_frozen_and_hashable() -> None:
     assert hash(shape) == hash(ModelShape.model_validate(shape.model_dump()))
     with pytest.raises(ValueError, match="frozen"):
         shape.hidden = 1  # type: ignore[misc]
+
+
+NARROW = {"kind": "gqa", "heads": 32, "kv_heads": 2, "head_dim": 128}
+BY_LAYER = {
+    "attentions": {"narrow": NARROW, "full": NARROW | {"kv_heads": 8}},
+    "attention_layers": ["narrow*3", "full"],
+}
+
+
+def by_layer(**changes: Any) -> dict[str, Any]:
+    data = load_model("llama-3-8b").model_dump(mode="json", exclude_none=True)
+    del data["attention"]
+    return {key: value for key, value in (data | BY_LAYER | changes).items() if value is not None}
+
+
+def test_layers_may_differ_in_their_attention() -> None:
+    shape = ModelShape.model_validate(by_layer())
+    assert shape.layer_counts == {"dense/narrow": 24, "dense/full": 8}
+    assert shape.main_layer_kind == "dense/narrow"
+    assert [shape.layers[i].attention.model_dump()["kv_heads"] for i in (2, 31)] == [2, 8]
+    assert ModelShape.model_validate(shape.model_dump()) == shape
+    assert hash(ModelShape.model_validate(shape.model_dump())) == hash(shape)
+    with pytest.raises(
+        InputError, match="no block of kind 'dense'; it has embedding, dense/narrow, dense/full"
+    ):
+        shape.block("dense")
+
+
+def test_a_module_for_further_tokens_has_the_attention_of_the_last_layer() -> None:
+    shape = ModelShape.model_validate(by_layer(mtp_layers=1))
+    layer = shape.block("mtp").layer
+    assert layer is not None and layer == shape.layers[-1]
+    with pytest.raises(InputError, match="no MTP modules"):
+        load_model("llama-3-8b").block("mtp")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"attention": NARROW}, "leave out attentions"),
+        ({"attentions": None}, "attention is missing"),
+        ({"attentions": {}}, "attention is missing"),
+        ({"attention_layers": None}, "attention_layers is missing"),
+        ({"attention_layers": []}, "no layer of attention_layers has the attention 'narrow'"),
+        ({"attention_layers": ["narrow"]}, "'full'"),
+        ({"attention_layers": ["narrow", "wide"]}, "names 'wide'"),
+        ({"attention_layers": ["narrow*2", "full"]}, "3 entries, which do not repeat to 32 layers"),
+        ({"attention_layers": ["narrow*x", "full"]}, r"'narrow*x' is no name with a count"),
+        ({"attention_layers": ["narrow*0", "full"]}, r"'narrow*0'"),
+        ({"attentions": {"nar/row": NARROW}}, "nar/row"),
+        ({"attentions": BY_LAYER["attentions"] | {"full": {"kind": "mha"}}}, "attentions.full"),  # type: ignore[operator]
+        ({"attentions": BY_LAYER["attentions"] | {"full": NARROW | {"heds": 3}}}, "attentions.full.heds"),  # type: ignore[operator]
+    ],
+)
+def test_bad_attention_by_layer_is_told(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        validate_model(ModelShape, by_layer(**changes), "model.yaml")
+    assert words in str(caught.value) and "\n" not in str(caught.value)

@@ -11,15 +11,15 @@ import pytest
 
 from moesim.simulator.cost.price_table import cost_table
 from moesim.simulator.layout.in_flight import rank_stages
+from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.layout.stages import StageAssignment, blocks_of
+from moesim.simulator.planner.candidate_search import CandidateSearch
 from moesim.simulator.planner.candidates import find_candidates
-from moesim.simulator.planner.found import Candidates
 from moesim.simulator.planner.pattern import key_of, pattern
+from moesim.simulator.planner.plan_arrays import Candidates
 from moesim.simulator.planner.prices import PriceBook
-from moesim.simulator.planner.progress import silent
 from moesim.simulator.planner.rows import scenario_of, simulate_plan
-from moesim.simulator.planner.space import PlanSpace, resolve
-from moesim.simulator.planner.study import Study
+from moesim.simulator.planner.space import PlanSpace, with_defaults
 from moesim.simulator.predict.compile import prepare
 from moesim.simulator.predict.plan_memory import memory_of
 from moesim.simulator.scenario import Scenario, load_scenario
@@ -35,16 +35,19 @@ SMALL = [
 ]
 
 
-def candidates_of(scenario: Scenario, wanted: PlanSpace) -> tuple[Candidates, Study]:
+def candidates_of(scenario: Scenario, wanted: PlanSpace) -> tuple[Candidates, CandidateSearch]:
     shape, cluster = scenario.shape, scenario.machine
     profile = scenario.calibration
-    space = resolve(wanted, scenario, shape, cluster)
-    found = find_candidates(scenario, shape, cluster, profile, space, None, float("inf"), silent)
-    return found, Study(scenario, shape, found)
+    space = with_defaults(wanted, scenario, shape, cluster)
+    found = find_candidates(ResolvedJob(scenario, shape, cluster, profile), space)
+    return found, CandidateSearch(scenario, shape, found)
+
+
+Searched = tuple[Candidates, CandidateSearch]
 
 
 @pytest.fixture(scope="module")
-def home() -> tuple[Candidates, Study]:
+def home() -> Searched:
     wanted = PlanSpace(
         tp=(1, 2), pp=(4, 8, 16), ep=(1, 32, 64), cp=(1, 2), vpp=(2,), microbatch=(1, 2), sms=(8, 20)
     )
@@ -64,7 +67,7 @@ def test_prices_are_those_of_the_pricer() -> None:
     assert dict(ours.transfer) == dict(theirs.transfer)
 
 
-def test_memory_is_that_of_every_single_plan(home: tuple[Candidates, Study]) -> None:
+def test_memory_is_that_of_every_single_plan(home: Searched) -> None:
     found, study = home
     draw = random.Random(0)
     for number in draw.sample(range(len(found.bound)), 40):
@@ -112,7 +115,9 @@ def test_without_skew_the_closed_form_is_the_engine_up_to_shared_links(name: str
     assert found.time_s[0] == pytest.approx(simulated, rel=0.01)
 
 
-def test_the_closed_form_is_near_the_engine_and_above_the_bound(home: tuple[Candidates, Study]) -> None:
+def test_the_closed_form_is_near_the_engine_and_above_the_bound(
+    home: Searched,
+) -> None:
     found, study = home
     draw = random.Random(1)
     short = [n for n in range(len(found.bound)) if found.axes(n)[0].microbatches <= 120]
@@ -151,14 +156,16 @@ def test_with_lasting_load_and_drops_too(routing: str, name: str) -> None:
     assert found.time_s[0] == pytest.approx(simulated, rel=0.03)
 
 
-def test_every_bound_is_below_its_closed_form(home: tuple[Candidates, Study]) -> None:
+def test_every_bound_is_below_its_closed_form(home: Searched) -> None:
     found, study = home
     numbers = list(range(0, len(found.bound), max(1, len(found.bound) // 300)))
     study.estimate(numbers)
     assert (found.bound[numbers] <= found.time_s[numbers] * (1.0 + 1e-9)).all()
 
 
-def test_plans_estimated_together_or_alone_get_the_same_time(home: tuple[Candidates, Study]) -> None:
+def test_plans_estimated_together_or_alone_get_the_same_time(
+    home: Searched,
+) -> None:
     found, study = home
     numbers = list(range(5, len(found.bound), max(1, len(found.bound) // 50)))
     study.estimate(numbers)

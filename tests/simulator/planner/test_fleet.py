@@ -11,8 +11,8 @@ import pytest
 
 import moesim
 from moesim.hwmodels import InfeasibleError, InputError
+from moesim.simulator.planner.fleet.best_first import FleetSearch
 from moesim.simulator.planner.fleet.space import fleet_pools, fleet_space, legal_fleet_frames
-from moesim.simulator.planner.fleet.study import FleetStudy
 from moesim.simulator.planner.fleet.verdict import ideal_s
 from moesim.simulator.planner.result import PlanResult
 from moesim.simulator.planner.space import PlanSpace
@@ -60,12 +60,12 @@ def test_bounds_lie_below_closed_forms_below_which_nothing_is_missed(mixed: Scen
     pools = fleet_pools(mixed)
     wanted = fleet_space(PlanSpace(**SPACE), mixed, pools, mixed.shape)
     space, frames, refused = legal_fleet_frames(wanted, mixed, pools, mixed.shape)
-    study = FleetStudy(mixed, mixed.shape, pools, space, frames, None, inf, refused)
+    study = FleetSearch(mixed, mixed.shape, pools, space, frames, None, inf, refused)
     assert study.fastest(10_000) == inf  # everything is estimated
     plans = [plan for family in study.estimates.values() for plan in family]
     assert len(plans) == study.fitting == study.estimated >= 8
     assert all(plan.bound_s <= plan.time_s for plan in plans)
-    few = FleetStudy(mixed, mixed.shape, pools, space, frames, None, inf, refused)
+    few = FleetSearch(mixed, mixed.shape, pools, space, frames, None, inf, refused)
     proven = few.fastest(2)
     assert few.estimated < study.estimated
     assert [p.time_s for p in few.best()[:2]] == [p.time_s for p in study.best()[:2]]

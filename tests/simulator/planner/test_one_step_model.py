@@ -5,18 +5,17 @@ from __future__ import annotations
 import random
 from functools import cache
 from itertools import zip_longest
-from math import inf
 from pathlib import Path
 
 import pytest
 
+from moesim.simulator.layout.job import resolve
+from moesim.simulator.planner.candidate_search import CandidateSearch
 from moesim.simulator.planner.candidates import find_candidates
-from moesim.simulator.planner.found import Candidates
-from moesim.simulator.planner.progress import silent
-from moesim.simulator.planner.replay import CLOSED_FORM_ERROR
+from moesim.simulator.planner.closed_form import CLOSED_FORM_ERROR
+from moesim.simulator.planner.plan_arrays import Candidates
 from moesim.simulator.planner.rows import scenario_of, simulate_plan
-from moesim.simulator.planner.space import PlanSpace, resolve
-from moesim.simulator.planner.study import Study
+from moesim.simulator.planner.space import PlanSpace, with_defaults
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.schedules import SCHEDULES
 
@@ -64,8 +63,8 @@ def without_variation(job: str) -> Scenario:
 def searched(job: str) -> tuple[Scenario, Candidates]:
     scenario = without_variation(job)
     shape, cluster = scenario.shape, scenario.machine
-    space = resolve(SPACE, scenario, shape, cluster)
-    return scenario, find_candidates(scenario, shape, cluster, scenario.calibration, space, None, inf, silent)
+    space = with_defaults(SPACE, scenario, shape, cluster)
+    return scenario, find_candidates(resolve(scenario), space)
 
 
 def drawn(found: Candidates) -> list[int]:
@@ -84,7 +83,7 @@ def drawn(found: Candidates) -> list[int]:
 @pytest.mark.parametrize("job", JOBS)
 def test_memory_and_step_of_random_plans_are_those_of_the_engines_path(job: str) -> None:
     scenario, found = searched(job)
-    study, numbers = Study(scenario, scenario.shape, found), drawn(found)
+    study, numbers = CandidateSearch(scenario, scenario.shape, found), drawn(found)
     assert len(numbers) == PLANS
     study.estimate(numbers)
     for number in numbers:

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from moesim.hwmodels.errors import InfeasibleError
+from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.model.library import load_model
+from moesim.simulator.planner.candidate_search import CandidateSearch
 from moesim.simulator.planner.candidates import find_candidates
-from moesim.simulator.planner.found import Candidates
 from moesim.simulator.planner.placements import default_placements, parse_placement, placement_name
-from moesim.simulator.planner.progress import silent
+from moesim.simulator.planner.plan_arrays import Candidates
 from moesim.simulator.planner.rows import closed_form_memory, scenario_of, simulate_plan
 from moesim.simulator.planner.search import plan
-from moesim.simulator.planner.space import PlanSpace, resolve
-from moesim.simulator.planner.study import Study
+from moesim.simulator.planner.space import PlanSpace, with_defaults
 from moesim.simulator.predict.compile import prepare
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.scenario.routing import Eplb
@@ -40,12 +40,12 @@ SPACE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def candidates_of(scenario: Scenario, wanted: PlanSpace) -> tuple[Candidates, Study]:
+def candidates_of(scenario: Scenario, wanted: PlanSpace) -> tuple[Candidates, CandidateSearch]:
     shape, cluster = scenario.shape, scenario.machine
     profile = scenario.calibration
-    space = resolve(wanted, scenario, shape, cluster)
-    found = find_candidates(scenario, shape, cluster, profile, space, None, float("inf"), silent)
-    return found, Study(scenario, shape, found)
+    space = with_defaults(wanted, scenario, shape, cluster)
+    found = find_candidates(ResolvedJob(scenario, shape, cluster, profile), space)
+    return found, CandidateSearch(scenario, shape, found)
 
 
 @pytest.mark.parametrize(

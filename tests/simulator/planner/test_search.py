@@ -12,12 +12,12 @@ import pytest
 
 import moesim
 from moesim.hwmodels.errors import InfeasibleError, InputError
-from moesim.simulator.planner import replay, rows, search, study
-from moesim.simulator.planner.causes import CAUSES, difference
+from moesim.simulator.planner import candidate_search, closed_form, rows, search
 from moesim.simulator.planner.processes import engine_processes
 from moesim.simulator.planner.result import PlanResult
 from moesim.simulator.planner.search import plan
-from moesim.simulator.planner.space import PlanSpace, resolve
+from moesim.simulator.planner.space import PlanSpace, with_defaults
+from moesim.simulator.planner.step_mechanisms import CAUSES, difference
 from moesim.simulator.predict.simulate import simulate
 from moesim.simulator.scenario import Scenario, load_scenario
 
@@ -100,8 +100,8 @@ def test_nothing_on_the_front_beats_the_best_by_closed_form_alone(
     monkeypatch: pytest.MonkeyPatch, objective: str
 ) -> None:
     """A closed form that is a tenth too fast makes many such claims; the engine decides about each."""
-    exact = replay.step_seconds
-    monkeypatch.setattr(study, "step_seconds", lambda *of: 0.9 * exact(*of))
+    exact = closed_form.step_seconds
+    monkeypatch.setattr(candidate_search, "step_seconds", lambda *of: 0.9 * exact(*of))
     front = plan(small(), PlanSpace(**SPACE), objective, top=1)
     assert [row for row in front.pareto if row.source == "closed form" and row.margin < 0.0] == []
     assert front.simulated > 1  # of which one was ranked by its closed form
@@ -194,9 +194,9 @@ def test_engines_take_no_sms_and_power_is_asked_for_where_it_matters() -> None:
         "deepseek-v3-2048xh800",
         ["cluster=tpu-v5p-2048-slice", "profile=generic-roofline", "precision=bf16", "batch.sequences=2048"],
     )
-    assert resolve(PlanSpace(), tpu, tpu.shape, tpu.machine).sms == (0,)
+    assert with_defaults(PlanSpace(), tpu, tpu.shape, tpu.machine).sms == (0,)
     with pytest.raises(InputError, match="sms=8: on tpu-v5p"):
-        resolve(PlanSpace(sms=(8,)), tpu, tpu.shape, tpu.machine)
+        with_defaults(PlanSpace(sms=(8,)), tpu, tpu.shape, tpu.machine)
     wanted = PlanSpace(
         tp=(1,),
         pp=(16,),

@@ -14,7 +14,7 @@ from moesim.simulator.common.lists import parse_integers
 from moesim.simulator.model.library import load_model
 from moesim.simulator.planner.frames import legal_frames
 from moesim.simulator.planner.refusals import Refusals, reason_of
-from moesim.simulator.planner.space import PlanSpace, load_space, resolve
+from moesim.simulator.planner.space import PlanSpace, load_space, with_defaults
 from moesim.simulator.predict.compile import prepare
 from moesim.simulator.scenario import load_scenario
 from moesim.simulator.schedules import SCHEDULES
@@ -84,19 +84,19 @@ def test_malformed_spaces_name_the_key(tmp_path: Path, line: str, named: str) ->
 
 def test_defaults_hold_the_scenario_s_own_plan() -> None:
     scenario = load_scenario("deepseek-v3-2048xh800")
-    space = resolve(PlanSpace(), scenario, load_model("deepseek-v3"), scenario.machine)
+    space = with_defaults(PlanSpace(), scenario, load_model("deepseek-v3"), scenario.machine)
     plan = scenario.parallel
     assert plan.pp in space.pp and plan.ep in space.ep and plan.zero_stage in space.zero_stage
     assert scenario.communication.sms in space.sms and scenario.recompute in space.recompute
     assert set(space.schedule) == set(SCHEDULES)
     dense = load_model("llama-3-8b")
-    assert resolve(PlanSpace(), scenario, dense, scenario.machine).ep == (1,)
+    assert with_defaults(PlanSpace(), scenario, dense, scenario.machine).ep == (1,)
 
 
 def test_every_considered_plan_is_legal_or_refused_with_a_reason() -> None:
     scenario = load_scenario("deepseek-v3-2048xh800")
     shape, cluster = load_model("deepseek-v3"), scenario.machine
-    space = resolve(PlanSpace(tp=(1, 3), pp=(7, 8, 16), ep=(8, 64), cp=(1,)), scenario, shape, cluster)
+    space = with_defaults(PlanSpace(tp=(1, 3), pp=(7, 8, 16), ep=(8, 64), cp=(1,)), scenario, shape, cluster)
     frames, refused = legal_frames(space, shape, cluster, 15360, 4096)
     assert len(frames) * space.inner + refused.total == space.size
     reasons = {row.reason for row in refused.rows()}
@@ -109,7 +109,7 @@ def test_legal_frames_are_those_that_prepare_accepts() -> None:
     scenario = load_scenario("deepseek-v3-2048xh800", ["batch.sequences=2048", "stages.layers=null"])
     shape, cluster = load_model("deepseek-v3"), scenario.machine
     wanted = PlanSpace(tp=(1, 2), pp=(4, 8), ep=(8, 256), cp=(1, 2), vpp=(2, 4), microbatch=(1,))
-    space = resolve(wanted, scenario, shape, cluster)
+    space = with_defaults(wanted, scenario, shape, cluster)
     frames, _ = legal_frames(space, shape, cluster, 2048, 4096)
     assert {f.schedule for f in frames} == set(SCHEDULES)
     for frame in frames[:: max(1, len(frames) // 6)]:
@@ -118,7 +118,9 @@ def test_legal_frames_are_those_that_prepare_accepts() -> None:
 
 def test_groups_that_fill_a_node_in_part_are_refused_before_the_engine() -> None:
     scenario = load_scenario("deepseek-v3-2048xh800", ["cluster.nodes=3"])
-    space = resolve(PlanSpace(tp=1, pp=1, ep=(4, 12, 24), cp=1), scenario, scenario.shape, scenario.machine)
+    space = with_defaults(
+        PlanSpace(tp=1, pp=1, ep=(4, 12, 24), cp=1), scenario, scenario.shape, scenario.machine
+    )
     thirds = scenario.shape.model_copy(
         update={"moe": scenario.shape.moe.model_copy(update={"experts": 192})}  # type: ignore[union-attr]
     )

@@ -82,12 +82,12 @@ def test_full_recompute_keeps_least_which_the_search_relies_on(mixed: Scenario) 
 
 def test_memory_moves_layers_to_the_pool_that_has_room(mixed: Scenario) -> None:
     seconds = [{"embedding": 0.1, "moe": speed, "head": 1.0} for speed in (1.0, 3.0)]
-    free, fits = balanced_over_pools(seconds, (0, 0, 1, 1), memory_of(mixed))  # type: ignore[arg-type]
+    free, fits = balanced_over_pools(seconds, (0, 0, 1, 1), memory_of(mixed))
     fast = sum(free.layers_per_stage[:2])
     assert fits and fast >= 36
     tight = memory_of(mixed.replace(recompute="none"), headroom=0.35)
-    packed, fits = balanced_over_pools(seconds, (0, 0, 1, 1), tight)  # type: ignore[arg-type]
+    packed, fits = balanced_over_pools(seconds, (0, 0, 1, 1), tight)
     assert fits and not tight.fits(free)
     assert sum(packed.layers_per_stage[:2]) < fast
     none = memory_of(mixed.replace(recompute="none"), headroom=0.9)
-    assert balanced_over_pools(seconds, (0, 0, 1, 1), none) == (free, False)  # type: ignore[arg-type]
+    assert balanced_over_pools(seconds, (0, 0, 1, 1), none) == (free, False)

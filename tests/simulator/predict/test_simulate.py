@@ -11,13 +11,12 @@ import pytest
 
 from moesim.hwmodels.calibration import LOST_BESIDE_NCCL
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.cost.end_of_step import passes_s
-from moesim.simulator.cost.overlap import Beside, behind_window
-from moesim.simulator.cost.price_table import step_end
-from moesim.simulator.cost.pricing import Pricer
+from moesim.simulator.cost.end_of_step import passes_s, step_end
+from moesim.simulator.cost.overlap import OverlapSlowDown, behind_window
 from moesim.simulator.engine.program import LONGEST_PHASE_S, whole_ns
 from moesim.simulator.layout.stages import blocks_of
 from moesim.simulator.model.counts import blocks_flop_per_token, flop_per_token
+from moesim.simulator.model.library import load_model
 from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.predict.compile import prepare
 from moesim.simulator.predict.driver import predict
@@ -213,8 +212,9 @@ def test_an_illegal_plan_is_one_paragraph_with_key_value_and_remedy(
 )
 def test_block_texts(text: str, words: str) -> None:
     with pytest.raises(InputError, match=words):
-        explicit_blocks([text], 1)
-    kinds = [block.kind for block in explicit_blocks(["embedding dense*2 moe"], 1).stages[0]]
+        explicit_blocks([text], 1, load_model("deepseek-v3"))
+    stages = explicit_blocks(["embedding dense*2 moe"], 1, load_model("deepseek-v3"))
+    kinds = [block.kind for block in stages.stages[0]]
     assert kinds == ["embedding", "dense", "dense", "moe"]
 
 
@@ -284,8 +284,8 @@ def test_an_all_reduce_hides_behind_the_backward_of_its_own_step_only() -> None:
     assert gradients.gather_s == hidden.gather_s == 0.0
     kinds = [block.kind for block in behind.stages.stages[0]]
     backward_s = sum(passes_s(behind.pricer, kind)[1] for kind in kinds)
-    beside = Beside(LOST_BESIDE_NCCL.value)  # this profile has not measured how NCCL slows down
-    assert hidden.reduce_s == pytest.approx(behind_window(2 * ring, backward_s, len(kinds), beside))
+    slow_down = OverlapSlowDown(LOST_BESIDE_NCCL.value)  # this profile has not measured how NCCL slows down
+    assert hidden.reduce_s == pytest.approx(behind_window(2 * ring, backward_s, len(kinds), slow_down))
     # The whole all-reduce has the backward alone to hide behind.
     assert hidden.reduce_s >= 2 * ring - backward_s
 
@@ -299,11 +299,11 @@ def test_collectives_of_data_parallelism_are_slow_beside_compute_where_that_was_
     ]  # fmt: skip
     prepared, executions, result = predict(load_scenario(HOME, overrides))
     curves = {"nccl.reduce_scatter.beside_compute", "nccl.all_gather.beside_compute"}
-    assert curves <= set(prepared.pricer.evidence.entries)
+    assert curves <= prepared.program.costs.evidence.entries
     assert curves <= {row.path.removeprefix("profile.") for row in result.provenance}
     kept = tuple(c for c in prepared.profile.curves if c.id not in curves)
     sms_reserved = prepared.profile.model_copy(update={"curves": kept})
-    pricer = Pricer(prepared.job.with_rates(profile=sms_reserved))
+    pricer = prepared.pricer.at_rates(profile=sms_reserved)
     (slow,), (fast,) = prepared.program.costs.sync, step_end(pricer, prepared.schedule, prepared.stages)
     assert slow.reduce_s > fast.reduce_s
     assert slow.gather_s > fast.gather_s

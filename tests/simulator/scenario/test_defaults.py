@@ -14,10 +14,10 @@ from moesim.hwmodels.accelerator import load_accelerator
 from moesim.hwmodels.calibration import list_profiles, load_profile
 from moesim.hwmodels.confidence import best_profile
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.fitting import accelerators_of
 from moesim.hwmodels.library import shipped_names
 from moesim.hwmodels.node import load_node
 from moesim.hwmodels.price import load_prices
+from moesim.hwmodels.profile_choice import accelerators_of
 from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import dump_mapping, load_mapping
 from moesim.simulator.scenario import Scenario, load_scenario

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from moesim.hwmodels import InputError, list_accelerators
-from moesim.simulator.model.shape import GQA
+from moesim.simulator.model.attention import GQA
 from moesim.simulator.scoring.scoreboard import OpenRow, open_rows
 from moesim.simulator.scoring.scoreboard.configurations import (
     LEFT_OUT,

@@ -8,12 +8,13 @@ import moesim
 from moesim.simulator.predict.driver import predict
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.studies.effects import entry_effects
-from moesim.simulator.studies.sources import JITTER, LOAD
+from moesim.simulator.studies.sources import JITTER
 from moesim.simulator.studies.uncertainty import uncertainty
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "between"), [(JITTER, 0.02, [0.01, 0.04]), (LOAD, 0.16, [0.08, 0.32])]
+    ("key", "value", "between"),
+    [(JITTER, 0.02, [0.01, 0.04]), ("routing.expert_load_cv", 0.16, [0.08, 0.32])],
 )
 def test_noise_and_load_to_first_order(small: Scenario, key: str, value: float, between: list[float]) -> None:
     """Against the engine with another spread, the same seeds; without a range there is no source."""

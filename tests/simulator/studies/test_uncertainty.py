@@ -247,7 +247,7 @@ def test_an_entry_carried_to_another_architecture_has_the_error_that_it_states_f
 
 def test_shapes_that_were_not_measured_widen_their_entry() -> None:
     entry = load_profile("a100-layers").gemm_tables[0]
-    (source,) = entry_sources(load_profile("a100-layers"), [entry.id], "Ampere", lambda id_: 0.2)
+    (source,) = entry_sources(load_profile("a100-layers"), [entry.id], "Ampere", {entry.id: 0.2})
     assert source.high == 0.2 and "beyond the measured" in source.meaning
 
 

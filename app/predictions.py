@@ -1,0 +1,131 @@
+"""What job processes run: functions of plain arguments, found by name, over the public API."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import moesim
+import moesim.simulator.planner.search
+import moesim.simulator.predict.simulate
+import moesim.simulator.predict.timeline
+import moesim.simulator.studies.compare
+import moesim.simulator.studies.neighbours
+import moesim.simulator.studies.uncertainty
+from moesim.app import budget, uploads
+from moesim.app.exports import trace_bytes
+from moesim.hwmodels import load_cluster
+from moesim.hwmodels.arrays import FloatArray
+from moesim.hwmodels.confidence import best_profile
+from moesim.hwmodels.files import READ_BELOW
+from moesim.hwmodels.profile_choice import fitting_profiles
+from moesim.hwmodels.topologies import Inventory
+from moesim.hwmodels.topologies.picture import Picture, picture
+from moesim.simulator.planner.result import PlanResult
+from moesim.simulator.predict.check import Check
+from moesim.simulator.predict.result import Result
+from moesim.simulator.predict.timeline import Timeline
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.studies import result_cache
+from moesim.simulator.studies.neighbours import Neighbour
+from moesim.simulator.studies.sensitivity import Sensitivity
+
+Progress = Callable[[float | None, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A cluster's topology: its picture, its parts, its kind and how many GPUs it joins."""
+
+    picture: Picture
+    inventory: Inventory
+    kind: str
+    n_gpus: int
+
+
+def read_scenario(folder: str, name: str, texts: tuple[str, ...]) -> Scenario:
+    """The scenario of a link, with uploads kept in `folder`; refused where the dashboard will not run it."""
+    _read_below(folder)
+    return budget.admit(uploads.scenario_of(name, texts))
+
+
+def read_upload(folder: str, kind: str, name: str, data: bytes) -> uploads.Kept:
+    """An upload, checked and kept in `folder`."""
+    _read_below(folder)
+    kept_file = uploads.accept(kind, name, data)
+    if isinstance(kept_file.content, Scenario):
+        budget.admit(kept_file.content)
+    return kept_file
+
+
+def _read_below(folder: str) -> None:
+    """From here on this process reads nothing by path but uploads."""
+    os.environ[READ_BELOW] = folder
+
+
+def topology(scenario: Scenario) -> Drawing:
+    """The cluster as it is drawn, and what it is made of."""
+    found = scenario.machine.topology()
+    found.check_size(budget.DRAWN_PARTS)
+    return Drawing(picture(found), found.inventory(), found.kind, found.n_gpus)
+
+
+def simulate(scenario: Scenario) -> Result:
+    """One predicted step, without prices; kept on disk, where the command line finds it."""
+    return result_cache.predict_unpriced(budget.admit(scenario))
+
+
+def check(scenario: Scenario) -> Check:
+    """Legality and memory."""
+    return moesim.check(budget.admit(scenario))
+
+
+def timeline(scenario: Scenario, rank: int) -> Timeline:
+    """What ran when."""
+    return moesim.timeline(budget.admit(scenario), rank=rank)
+
+
+def trace(scenario: Scenario) -> bytes:
+    """A Perfetto trace."""
+    return trace_bytes(budget.admit(scenario, trace=True))
+
+
+def neighbours(scenario: Scenario, result: Result, progress: Progress) -> tuple[Neighbour, ...]:
+    """What to try next."""
+    return moesim.neighbours(budget.admit(scenario), result, progress)
+
+
+def profiles(cluster: str) -> tuple[str, list[str]]:
+    """The best shipped calibration profile for a cluster, and all that fit it."""
+    accelerator = load_cluster(cluster).accelerator
+    return best_profile(accelerator)[1], fitting_profiles(accelerator.name)
+
+
+def interval(scenario: Scenario) -> Result:
+    """The same prediction with P10, P50 and P90 of its figures."""
+    return result_cache.predict_unpriced(budget.admit(scenario), uncertainty=True)
+
+
+def relative_draws(scenario: Scenario) -> FloatArray:
+    """Draws of the step time over the predicted one."""
+    return moesim.simulator.studies.compare.relative_draws(scenario)
+
+
+def sensitivity(scenario: Scenario) -> Sensitivity:
+    """The tornado."""
+    return moesim.sensitivity(budget.admit(scenario))
+
+
+def plan(
+    scenario: Scenario, space: dict[str, Any], options: dict[str, Any], progress: Progress
+) -> PlanResult:
+    """Search for a better plan; `space` holds the keys of a PlanSpace."""
+    return moesim.plan(
+        budget.admit(scenario),
+        space=moesim.PlanSpace(**space),
+        workers=1,
+        progress=progress,
+        **options,
+    )

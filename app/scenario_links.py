@@ -1,0 +1,128 @@
+"""A scenario as a preset and short `key=value` changes, and these as a link: pure functions both ways."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import urlencode
+
+from pydantic import BaseModel
+
+from moesim.app import uploads
+from moesim.hwmodels import list_clusters, load_cluster
+from moesim.hwmodels.accelerator import list_accelerators, load_accelerator
+from moesim.hwmodels.network import list_networks, load_network
+from moesim.hwmodels.node import list_nodes, load_node
+from moesim.hwmodels.provenance import OWN, STATED_IN
+from moesim.hwmodels.yaml_io import parse_mapping
+from moesim.simulator.common.key_values import divided, overridden_key
+from moesim.simulator.scenario import Scenario
+
+MOST_LINK_CHARACTERS = 2_000
+"""Of a scenario's link; browsers, mail and chat programs carry as much. A longer one becomes an upload."""
+
+_SHIPPED: Mapping[str, tuple[Callable[[], Sequence[str]], Callable[[str], BaseModel]]] = {
+    "cluster": (list_clusters, load_cluster),
+    "node": (list_nodes, load_node),
+    "network": (list_networks, load_network),
+    "accelerator": (list_accelerators, load_accelerator),
+}
+"""Keys whose description may be written as the name of a shipped one, with changes by dotted keys below."""
+
+
+def overrides_between(first: Scenario, other: Scenario) -> tuple[str, ...]:
+    """Short overrides that make `other` out of `first`; uploads stand in them by their tokens."""
+    before, after = (item.model_dump(mode="json", exclude_none=True) for item in (first, other))
+    return tuple(
+        f"{key}={text_of(uploads.portable_data(value))}" for key, value in _differences(before, after, "")
+    )
+
+
+def _differences(before: Mapping[str, Any], after: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
+    for key in [*before, *(k for k in after if k not in before)]:
+        old, new = before.get(key), after.get(key)
+        place = f"{path}{key}"
+        if old == new:
+            continue
+        if isinstance(new, Mapping) and _is_stated(new):
+            yield place, new["value"]
+            continue
+        if isinstance(new, Mapping):
+            name = _shipped_name(key, new)
+            if name is not None and name != (old if isinstance(old, str) else (old or {}).get("name")):
+                yield place, name
+                old = name
+            if isinstance(old, str) and key in _SHIPPED:
+                # An override below a name starts from what the name stands for.
+                old = _SHIPPED[key][1](old).model_dump(mode="json", exclude_none=True)
+            elif old is None and _goes_below(new):
+                old = {}
+        if isinstance(old, Mapping) and isinstance(new, Mapping) and _goes_below(new):
+            yield from _differences(old, new, f"{place}.")
+        else:
+            yield place, new
+
+
+def _shipped_name(key: str, value: Mapping[str, Any]) -> str | None:
+    name = value.get("name")
+    return name if key in _SHIPPED and name in _SHIPPED[key][0]() else None
+
+
+def _goes_below(value: Mapping[str, Any]) -> bool:
+    """Whether its keys can be written behind dots."""
+    return bool(value) and not any("." in str(key) or "=" in str(key) for key in value)
+
+
+def _is_stated(value: Mapping[str, Any]) -> bool:
+    """Whether it is a figure that a plain value in an override becomes."""
+    return (
+        value.get("kind") == "assumed"
+        and str(value.get("source")).startswith((STATED_IN, OWN))
+        and set(value) == {"value", "kind", "source", "date"}
+    )
+
+
+def text_of(value: Any) -> str:
+    """A value as an override writes it: plain where YAML reads it back the same, JSON elsewhere."""
+    plain = isinstance(value, str) and re.fullmatch(r"\$?[A-Za-z0-9][\w ./$-]*", value) is not None
+    text = json.dumps(value, separators=(",", ":"))
+    if plain and parse_mapping(f"value: {value}", "value")["value"] == value:
+        return str(value)
+    return text
+
+
+def is_below(text: str, key: str) -> bool:
+    """Whether an override sets a key or one below it."""
+    return overridden_key(text) == key or overridden_key(text).startswith(f"{key}.")
+
+
+def parameters(name: str, texts: Sequence[str]) -> dict[str, Any]:
+    """The query parameters of a scenario."""
+    return {"preset": name, "set": list(texts)} if texts else {"preset": name}
+
+
+def link(name: str, texts: Sequence[str]) -> str:
+    """The query string of a scenario, with its question mark."""
+    return "?" + urlencode(parameters(name, texts), doseq=True)
+
+
+def readable(text: str) -> str:
+    """An override for people: uploads by their names, and no nested data."""
+    key, value = divided(text)
+    nested = "{" in (value or "")
+    return f"{key}: described in full" if nested else uploads.with_names(text)[:100]
+
+
+def only_here(name: str, texts: Sequence[str]) -> str | None:
+    """What to say where a link works on this server only; None where it works anywhere."""
+    names = {overridden_key(text) for text in texts if uploads.TOKEN.search(text)}
+    if uploads.TOKEN.fullmatch(name):
+        names.add("the scenario itself")
+    if not names:
+        return None
+    return (
+        f"An uploaded file is used ({', '.join(sorted(names))}): this link works on this server only, "
+        "and only while it runs. For elsewhere, save the scenario: the saved file holds all of it."
+    )

@@ -1,0 +1,53 @@
+"""How sure figures and differences between scenarios are; computed beside the page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import streamlit as st
+
+from moesim.app import background, predictions, state
+from moesim.hwmodels.errors import MoesimError
+from moesim.simulator.predict.band import Band
+from moesim.simulator.predict.result import Result
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.studies.compare import bands_of_changes, bands_of_draws
+from moesim.simulator.studies.reprice import without_prices
+
+Side = tuple[Scenario, Result]
+
+
+def draws(place: str, scenarios: Sequence[Scenario]) -> list[Any] | None:
+    """Draws of every scenario's step time, shared where their sources are; None while one is computed.
+
+    Scenarios that differ in prices only have the same draws.
+    """
+    found = []
+    for number, scenario in enumerate(scenarios):
+        key = f"draws/{state.cache_key(without_prices(scenario))}"
+        try:
+            found.append(
+                background.value(
+                    f"{place} {number}",
+                    key,
+                    "how sure this is: being computed",
+                    predictions.relative_draws,
+                    scenario,
+                )
+            )
+        except MoesimError as error:
+            st.caption(f"No interval: {error}")
+            return None
+    return None if any(item is None for item in found) else found
+
+
+def changes(place: str, first: Side, other: Side) -> dict[str, Band] | None:
+    """Intervals of the differences between two results, by figure; None while they are computed."""
+    known = draws(place, [first[0], other[0]])
+    return None if known is None else bands_of_changes(first[1], known[0], other[1], known[1])
+
+
+def intervals(results: Sequence[Result], known: Sequence[Any]) -> list[dict[str, Band]]:
+    """Intervals of the figures of every result, from its draws."""
+    return [bands_of_draws(result, own) for result, own in zip(results, known, strict=True)]

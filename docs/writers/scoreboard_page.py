@@ -1,0 +1,208 @@
+"""The section of docs/validation.md with the open scoreboard and the five H200 runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from moesim.simulator.scoring.scoreboard import Board, ScoredRow, score_all
+from moesim.simulator.scoring.scoreboard.runs import ScoredRun, runs, score_run
+from moesim.simulator.scoring.scoreboard.score import GroupScore
+
+BEGIN, END = "<!-- open scoreboard -->", "<!-- end of open scoreboard -->"
+SHOWN_MISSES = 20
+NOTES = Path(__file__).resolve().parents[2] / "docs" / "scoreboard-notes.md"
+GIB = 2.0**30
+
+
+def section_on(text: str) -> str:
+    """The section as it stands on a page, marks included; empty marks where the page has none."""
+    if BEGIN not in text:
+        return f"{BEGIN}\n{END}"
+    return BEGIN + text.split(BEGIN)[1].split(END)[0] + END
+
+
+def scoreboard_section() -> str:
+    """The section from fresh predictions."""
+    return section([score_run(run) for run in runs()], score_all(workers=2))
+
+
+def section(scored: list[ScoredRun], board: Board) -> str:
+    """Markdown of runs, groups, sets, misses and refusals."""
+    lines = [
+        BEGIN,
+        "## Five real runs on 8x H200",
+        "",
+        "torchtitan 0.2.2 unmodified; profile `h200-8gpu`. Active: the allocator's peak of live tensors,",
+        "beside the predicted tensors. Reserved: what it took from the device, fragments and caches",
+        "included, beside the prediction with the framework's own bytes; that sum is held against the",
+        "device's memory.",
+        "",
+        "| run | step (s) | predicted | error | P10 to P90 | active (GiB) | predicted | error | "
+        "reserved (GiB) | predicted | error | fits | exposed (s) | predicted |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        *(_run(run) for run in scored),
+        "",
+        "Exposed communication was profiled for two of them: collectives that nothing ran beside.",
+        "",
+        "## Published training steps",
+        "",
+        "`moesim validate --all`. Every row with the plan that was run and the published configuration",
+        "behind it, taken whole ([decision 0030](decisions/0030-published-configurations-as-data.md));",
+        "assumptions by source, none by row",
+        "([decision 0020](decisions/0020-scoreboard-of-published-steps.md)); nothing fitted.",
+        "Errors of the step. In 80 %: published steps inside the 80 % interval (P10 to P90) of their",
+        "prediction, whose aim is 70 to 90 %; faster, slower: published steps below P10 and above P90;",
+        "width: P90 - P10 over the predicted step, median. What an interval contains was decided first",
+        "([decision 0024](decisions/0024-what-an-interval-contains.md)).",
+        "",
+        "| rows of | n | refused | median error | median absolute | worst | in 80 % | faster | slower | "
+        "width | in bounds | memory: n | median absolute | do not fit |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        *(_score(group) for group in board.groups),
+        *(_score(group, bold=True) for group in board.totals),
+        "",
+    ]
+    lines += [
+        "Do not fit: rows that ran and are predicted not to, which counts as a miss of the memory model.",
+        "",
+        "Sources differ in size (BLOOM has 88 rows), so the median over rows is one statistic and the",
+        "medians of the groups (model family and hardware generation) are another:",
+        "",
+        "| rows of | rows | median absolute, over rows | groups | mean of groups' medians | median of them |",
+        "|---|---|---|---|---|---|",
+        *(
+            f"| {t.name} | {t.rows} | {t.median_absolute_error:.1%} | {t.groups} | {t.group_mean:.1%} | "
+            f"{t.group_median:.1%} |"
+            for t in board.totals
+        ),
+        "",
+    ]
+    if board.group_covered is not None:
+        lines += [
+            f"Mean over the groups of the share in the 80 % interval: {board.group_covered:.0%}.",
+            "",
+        ]
+    known = sorted((r for r in board.rows if r.relative_error is not None), key=_worst_first)
+    bound = [r.id for r in board.rows if r.host_bound]
+    lines += [
+        "Predicted to be bound by the host's launches, at least a tenth of the step, and marked (host): "
+        f"{', '.join(bound) or 'none'}.",
+        "",
+        "Largest misses:",
+        "",
+        "| row | group | published (s) | predicted | P10 to P90 | error |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {r.id}{_host(r.host_bound)} | {r.group} | {r.published_step_s:.4g} | {r.predicted_step_s:.4g} | "
+        f"{_between(r)} | {r.relative_error:+.1%} |"
+        for r in known[:SHOWN_MISSES]
+    ]
+    lines += [*_refused(board), *_left_out(board), *_memory(board), "", notes(board), END]
+    return "\n".join(lines)
+
+
+def notes(board: Board) -> str:
+    """docs/scoreboard-notes.md with the figures of the board in the places of its placeholders."""
+    scores = {score.name: score for score in (*board.groups, *board.totals)}
+    return (
+        NOTES.read_text("utf-8")
+        .strip()
+        .format(
+            rows={name: score.rows for name, score in scores.items()},
+            median={name: score.median_error for name, score in scores.items()},
+            worst={name: score.worst_absolute_error for name, score in scores.items()},
+            memory={name: score.memory_absolute_error or 0.0 for name, score in scores.items()},
+            covered={name: score.covered or 0.0 for name, score in scores.items()},
+            above={name: score.above or 0.0 for name, score in scores.items()},
+            below={name: score.below or 0.0 for name, score in scores.items()},
+            width={name: score.interval_width or 0.0 for name, score in scores.items()},
+            group_covered=board.group_covered or 0.0,
+        )
+    )
+
+
+def _refused(board: Board) -> list[str]:
+    scored = sum(r.relative_error is not None for r in board.rows)
+    return [
+        "",
+        f"Scored: {scored} of {len(board.rows)} rows. Refused:",
+        "",
+        "| rows | accelerators | model | why |",
+        "|---|---|---|---|",
+        *(f"| {r.rows} | {r.family} | {r.arch} | {r.reason} |" for r in board.refusals),
+    ]
+
+
+def _left_out(board: Board) -> list[str]:
+    rows: dict[str, list[str]] = {}
+    for row in board.rows:
+        for note in row.left_out:
+            rows.setdefault(note, []).append(row.id)
+    return [
+        "",
+        "Stated by a source and not expressed by the prediction:",
+        "",
+        "| what | rows |",
+        "|---|---|",
+        *(f"| {note} | {', '.join(ids)} |" for note, ids in sorted(rows.items(), key=lambda i: -len(i[1]))),
+    ]
+
+
+def _memory(board: Board) -> list[str]:
+    known = [r for r in board.rows if r.needed_bytes and r.capacity_bytes]
+    lines = [
+        "",
+        f"Memory of every row that ran ({sum(not r.fits for r in known)} of {len(known)} do not fit):",
+        "predicted peak with the framework's own bytes, against the accelerator's memory.",
+        "",
+        "| row | group | predicted (GiB) | of | fits |",
+        "|---|---|---|---|---|",
+    ]
+    for r in known:
+        needed, capacity = (r.needed_bytes or 0.0) / GIB, (r.capacity_bytes or 0.0) / GIB
+        fits = "yes" if r.fits else "**no**"
+        lines.append(f"| {r.id} | {r.group} | {needed:.1f} | {capacity:.0f} | {fits} |")
+    return lines
+
+
+def _host(bound: bool) -> str:
+    return " (host)" if bound else ""
+
+
+def _worst_first(row: ScoredRow) -> float:
+    return -abs(row.relative_error or 0.0)
+
+
+def _run(run: ScoredRun) -> str:
+    exposed = "" if run.exposed_s is None else f"{run.exposed_s:.3f}"
+    return (
+        f"| {run.name}{_host(run.host_bound)} | "
+        f"{run.step_s:.3f} | {run.predicted_step_s:.3f} | {run.step_error:+.1%} | "
+        f"{run.interval_s[0]:.3f} to {run.interval_s[1]:.3f} | "
+        f"{run.memory_bytes / GIB:.1f} | {run.predicted_memory_bytes / GIB:.1f} | {run.memory_error:+.1%} | "
+        f"{run.reserved_bytes / GIB:.1f} | {run.needed_bytes / GIB:.1f} | "
+        f"{run.needed_bytes / run.reserved_bytes - 1.0:+.1%} | {'yes' if run.fits else 'no'} | "
+        f"{exposed} | {run.predicted_exposed_s:.3f} |"
+    )
+
+
+def _score(group: GroupScore, bold: bool = False) -> str:
+    name = f"**{group.name}**" if bold else group.name
+    memory = "" if group.memory_absolute_error is None else f"{group.memory_absolute_error:.1%}"
+    return (
+        f"| {name} | {group.rows} | {group.refused or ''} | {group.median_error:+.1%} | "
+        f"{group.median_absolute_error:.1%} | {group.worst_absolute_error:.1%} | "
+        f"{_share(group.covered)} | {_share(group.below)} | "
+        f"{_share(group.above)} | {_share(group.interval_width)} | {group.inside_bounds:.0%} | "
+        f"{group.memory_rows or ''} | "
+        f"{memory} | {group.too_large or ''} |"
+    )
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.0%}"
+
+
+def _between(row: ScoredRow) -> str:
+    return "" if row.interval_s is None else f"{row.interval_s[0]:.4g} to {row.interval_s[1]:.4g}"

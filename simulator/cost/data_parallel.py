@@ -1,0 +1,69 @@
+"""Collectives over a job's data-parallel groups: rings, seconds alone, and what they lose beside compute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import fsum
+from typing import NamedTuple
+
+from moesim.simulator.cost.communication import overlap_delay, ring_evidence, ring_seconds
+from moesim.simulator.cost.price_evidence import PricedSeconds, PriceEvidence, combined
+from moesim.simulator.cost.pricing import Pricer
+from moesim.simulator.model.operator import BlockKind
+
+
+class Ring(NamedTuple):
+    """Ranks of a ring, and how many of them are on one node."""
+
+    ranks: int
+    ranks_per_node: int
+
+
+def rings(pricer: Pricer, copies: int) -> tuple[Ring, Ring]:
+    """Rings of the dense parameters and of the experts.
+
+    `copies`: pipeline ranks that hold the same parameters (2 for a bidirectional pipeline): they
+    multiply the replicas of the experts and of the rest (eq. X7).
+    """
+    plan, layout = pricer.scenario.parallel, pricer.layout
+    node = pricer.links.gpus_per_node
+    dense_ranks = layout.dp * plan.cp
+    per_node = max(1, min(node // min(plan.tp, node), dense_ranks))
+    expert_per_node = max(1, min(node // min(plan.ep * plan.expert_tp, node), layout.expert_dp))
+    if pricer.cluster.nodes == 1:  # every copy is on the one node
+        per_node, expert_per_node = dense_ranks * copies, layout.expert_dp * copies
+    return Ring(dense_ranks * copies, per_node), Ring(layout.expert_dp * copies, expert_per_node)
+
+
+def data_parallel(pricer: Pricer, dense_bytes: float, expert_bytes: float, copies: int) -> PricedSeconds:
+    """A reduce-scatter or all-gather over the data-parallel groups, one after the other, alone.
+
+    `copies`: see `rings`.
+    """
+    moved = tuple(zip((dense_bytes, expert_bytes), rings(pricer, copies), strict=True))
+    dense_s, expert_s = (ring_seconds(size, *ring, pricer.links, pricer.profile) for size, ring in moved)
+    evidence = combined((ring_evidence(size, *ring, pricer.links), 1.0) for size, ring in moved)
+    return PricedSeconds(dense_s + expert_s, evidence)
+
+
+def slow_down_by_compute(
+    pricer: Pricer, names: Sequence[str], kinds: Sequence[BlockKind], element_bytes: float, copies: int
+) -> tuple[float, PriceEvidence]:
+    """How many times as long data-parallel collectives, block by block, take beside compute (eq. O8).
+
+    1 where the profile has not measured it. Only the rings of the dense parameters were.
+    """
+    ring = rings(pricer, copies)[0]
+    of_kind: dict[BlockKind, tuple[PricedSeconds, PricedSeconds]] = {}
+    for kind in dict.fromkeys(kinds):
+        dense, expert = (held * element_bytes for held in pricer.block_parameters(kind))
+        delays = [overlap_delay(name, dense, *ring, pricer.links, pricer.profile) for name in names]
+        delay = PricedSeconds(fsum(d.seconds for d in delays), combined((d.evidence, 1.0) for d in delays))
+        of_kind[kind] = data_parallel(pricer, dense, expert, copies), delay
+    alone = longer = 0.0
+    for kind in kinds:
+        collective, delay = of_kind[kind]
+        alone += len(names) * collective.seconds
+        longer += delay.seconds
+    evidence = combined((priced.evidence, 1.0) for both in of_kind.values() for priced in both)
+    return 1.0 + longer / alone if alone else 1.0, evidence

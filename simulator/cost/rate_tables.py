@@ -1,0 +1,214 @@
+"""Rates of one profile by operator: the time under the conditions that its table, curve or prior states."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
+from moesim.hwmodels.accelerator import Accelerator
+from moesim.hwmodels.calibration import CalibrationProfile, Conditions, MeasuredCurve, Prior
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.law_groups import LawGroup
+from moesim.simulator.cost.gemm import GemmLookup
+from moesim.simulator.cost.memory_bound import TransferCurve
+from moesim.simulator.model.operator import GEMM_CLASSES, ONE_SCALE, GemmShape, Operator
+
+Bound = Literal["compute", "memory", "launch"]
+
+ATTENTION_CLASSES = frozenset({"attention_forward", "attention_backward"})
+
+
+class Basis(NamedTuple):
+    """Time under the conditions of its evidence."""
+
+    seconds: float
+    bound: Bound
+    group: LawGroup
+    conditions: Conditions
+    residual: float
+    curve_id: str
+    best_seconds: float
+    """Alone at the best credible rate; 0 where the residual says it."""
+    interpolated: str = ""
+    extrapolated: str = ""
+    assumed: str = ""
+
+
+class RateTables:
+    """Look-ups of one profile for one accelerator, built once."""
+
+    def __init__(self, accelerator: Accelerator, profile: CalibrationProfile) -> None:
+        """Index the profile; its first fitting entry wins."""
+        self.accelerator, self.profile = accelerator, profile
+        self._hbm_bytes_per_s = accelerator.hbm_bytes_per_s
+        self._gemm: dict[tuple[str, str, str], GemmLookup] = {}
+        for table in profile.gemm_tables:
+            if (table.cls, table.variant, table.dtype) not in self._gemm:
+                self._gemm[table.cls, table.variant, table.dtype] = GemmLookup(table)
+        self._curves: dict[tuple[str, bool | None], MeasuredCurve] = {}
+        for curve in profile.curves:
+            for use in curve.used_for:
+                self._curves.setdefault((use, curve.overlapped), curve)
+        self._transfers = {c.id: TransferCurve(c) for c in profile.curves if c.used_for}
+
+    def basis(self, op: Operator, overlapped: bool) -> Basis:
+        """What the evidence says about an operator; raises InputError where there is none."""
+        if op.cls in GEMM_CLASSES:
+            return self._gemm_base(op)
+        if op.cls in ATTENTION_CLASSES:
+            return self._attention_base(op)
+        return self._memory_base(op, overlapped)
+
+    # --- GEMMs and attention ---
+
+    def _gemm_base(self, op: Operator) -> Basis:
+        assert op.gemm is not None
+        fraction, shape, assumed = 1.0, op.gemm, ""
+        lookup = self._gemm_table(op)
+        if op.cls == "grouped_gemm" and self._family(op) is None and self._family(op, "gemm") is not None:
+            lookup, shape = self._family(op, "gemm"), _one_group(op.gemm, op.cls)  # it runs group by group
+        if lookup is None and op.cls == "wgrad_gemm" and op.variant == ONE_SCALE:
+            # Not measured: with one scale a tensor it is a GEMM like the forward's.
+            return self._gemm_base(replace(op, cls="grouped_gemm" if op.per_received_row else "gemm"))
+        if lookup is None and op.cls != "gemm":
+            lookup = self._gemm.get(("gemm", "", op.dtype))
+            if lookup is not None:
+                prior = self._prior(op, "gemm_rate")
+                fraction = prior.fraction if prior else 1.0
+                shape = _one_group(op.gemm, op.cls)
+                assumed = f"{op.cls} {op.dtype} at {fraction:.0%} of the dense rates of {lookup.table.id}"
+        if lookup is None:
+            return self._prior_base(op, "gemm_sm_aware" if op.dtype == "fp8" else "gemm_sm_unaware")
+        reading = lookup.read(shape)
+        table = lookup.table
+        compute_s = op.flop / (reading.flop_per_s * fraction) + self._accumulation_s(op, table.cls)
+        # A rate taken from another shape cannot beat the memory that this shape must move.
+        memory_s = (
+            op_bytes(op) / self._hbm_bytes_per_s if reading.interpolated or reading.extrapolated else 0.0
+        )
+        return Basis(
+            max(compute_s, memory_s),
+            "compute" if compute_s >= memory_s else "memory",
+            "gemm_sm_aware" if table.sm_aware else "gemm_sm_unaware",
+            table.conditions,
+            reading.residual,
+            table.id,
+            0.0,
+            reading.interpolated,
+            reading.extrapolated,
+            assumed,
+        )
+
+    def _gemm_table(self, op: Operator) -> GemmLookup | None:
+        """The table of a GEMM's class, of its kernel family where the profile tells them apart."""
+        own = self._family(op)
+        if own is None and (op.cls, op.variant) != ("wgrad_gemm", ONE_SCALE):
+            return self._gemm.get((op.cls, "", op.dtype))
+        return own
+
+    def _family(self, op: Operator, cls: str = "") -> GemmLookup | None:
+        """The table of a GEMM's own kernel family, in its class or another."""
+        return self._gemm.get((cls or op.cls, op.variant, op.dtype)) if op.variant else None
+
+    def _accumulation_s(self, op: Operator, table_class: str) -> float:
+        """Eq. C10: what adding into an FP32 buffer costs a weight gradient, where that was measured."""
+        curve = self._find_curve("wgrad_gemm", "accumulate", None)
+        if table_class != "wgrad_gemm" or not op.accumulated_bytes or curve is None:
+            return 0.0
+        return self._transfers[curve.id].read(op.accumulated_bytes).seconds
+
+    def _attention_base(self, op: Operator) -> Basis:
+        assert op.gemm is not None
+        curve = self._find_curve(op.cls, op.variant, None)
+        if curve is None:
+            return self._prior_base(op, "attention")
+        reading = curve.curve.at(op.gemm.n)
+        return Basis(
+            op.flop / reading.value,
+            "compute",
+            "attention",
+            curve.conditions,
+            curve.residual.relative,
+            curve.id,
+            0.0,
+            extrapolated=reading.note,
+        )
+
+    # --- memory-bound ---
+
+    def _memory_base(self, op: Operator, overlapped: bool) -> Basis:
+        curve = self._find_curve(op.cls, op.variant, overlapped)
+        if curve is None:
+            return self._prior_base(op, "memory_bound")
+        reading = self._transfers[curve.id].read(op_bytes(op))
+        return Basis(
+            reading.seconds,
+            "memory",
+            "memory_bound",
+            curve.conditions,
+            curve.residual.relative,
+            curve.id,
+            0.0,
+            extrapolated=reading.extrapolated,
+        )
+
+    def _find_curve(self, cls: str, variant: str, overlapped: bool | None) -> MeasuredCurve | None:
+        for use in (f"{cls}/{variant}", cls):
+            for when in (overlapped, None):
+                curve = self._curves.get((use, when))
+                if curve is not None:
+                    return curve
+        return None
+
+    # --- assumptions ---
+
+    def _prior(self, op: Operator, *of: str) -> Prior | None:
+        for prior in self.profile.priors:
+            if op.cls in prior.used_for and prior.dtype in (None, op.dtype) and prior.of in of:
+                if prior.of == "gemm_achievable" and op.dtype not in self.accelerator.gemm_achievable:
+                    continue
+                return prior
+        return None
+
+    def _prior_base(self, op: Operator, group: LawGroup) -> Basis:
+        """Eq. H2: a fraction of the best measured GEMM, of the tensor peak or of the memory bandwidth."""
+        prior = self._prior(op, "gemm_achievable", "tensor_peak", "memory_bandwidth")
+        if prior is None:
+            raise InputError(
+                f"calibration profile {self.profile.name!r} has neither a measurement nor a prior for "
+                f"{op.cls} in {op.dtype} (operator {op.name!r}); include generic-priors or add a curve"
+            )
+        of = prior.of.replace("_", " ")
+        if prior.of != "memory_bandwidth":
+            peak = self.accelerator.peak_flop_per_s(op.dtype)
+            if prior.of == "gemm_achievable":
+                peak = self.accelerator.gemm_achievable_flop_per_s(op.dtype)
+            compute_s = op.flop / (peak * prior.fraction)
+            memory_s = op_bytes(op) / self._hbm_bytes_per_s
+            best = max(op.flop / (peak * prior.high), memory_s)
+        else:
+            compute_s = 0.0
+            memory_s = op_bytes(op) / (self._hbm_bytes_per_s * prior.fraction)
+            best = op_bytes(op) / (self._hbm_bytes_per_s * prior.high)
+        return Basis(
+            max(compute_s, memory_s),
+            "compute" if compute_s > memory_s else "memory",
+            group,
+            prior.conditions,
+            prior.fraction / prior.low - 1.0,
+            prior.id,
+            best,
+            assumed=f"{prior.id}: {op.cls} {op.dtype} at {prior.fraction:.0%} of {of}",
+        )
+
+
+def _one_group(shape: GemmShape, cls: str) -> GemmShape:
+    """The dense GEMM that one group of a grouped GEMM is."""
+    if cls == "wgrad_gemm":
+        return GemmShape(shape.m, shape.n, shape.k / shape.groups)
+    return GemmShape(shape.m / shape.groups, shape.n, shape.k)
+
+
+def op_bytes(op: Operator) -> float:
+    """Bytes read and written."""
+    return op.bytes_read + op.bytes_written

@@ -1,0 +1,45 @@
+"""Kinds of attention by name. A new kind is a file here, a line in `ATTENTION_KINDS` and a test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache, reduce
+from operator import or_
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field, PlainValidator, SerializeAsAny, TypeAdapter, ValidationInfo
+
+from moesim.simulator.model.attention.gqa import GQA
+from moesim.simulator.model.attention.mla import MLA
+from moesim.simulator.model.attention.protocol import Attention
+
+__all__ = ["ATTENTION_KINDS", "GQA", "MLA", "AnyAttention", "Attention"]
+
+ATTENTION_KINDS: dict[str, type[Attention]] = {"mla": MLA, "gqa": GQA}
+"""Class of each kind, by the `kind` that model files write."""
+
+
+def _union(kinds: Iterable[type[Attention]]) -> Any:
+    return reduce(or_, kinds)
+
+
+@lru_cache(maxsize=8)
+def _reader(kinds: tuple[type[Attention], ...]) -> TypeAdapter[Attention]:
+    union: Any = Annotated[_union(kinds), Field(discriminator="kind")]
+    return TypeAdapter(union)
+
+
+def _of_registered_kind(value: Any, info: ValidationInfo) -> Attention:
+    """An attention of whatever kinds are registered when it is read."""
+    if isinstance(value, Attention):
+        return value
+    return _reader(tuple(ATTENTION_KINDS.values())).validate_python(value, context=info.context)
+
+
+if TYPE_CHECKING:
+    AnyAttention = Attention
+else:  # the union is for the messages about unknown keys; the validator decides
+    AnyAttention = Annotated[
+        _union(ATTENTION_KINDS.values()), PlainValidator(_of_registered_kind), SerializeAsAny()
+    ]
+"""Field type of an attention of any kind: a mapping with `kind`, checked as that kind."""

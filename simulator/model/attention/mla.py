@@ -1,0 +1,240 @@
+"""Multi-head latent attention: keys and values from one narrow latent (DeepSeek-V2 report, section 2.1).
+
+The order of the operators is that of the kernels in DeepSeek's published H800 training profile
+(deepseek-ai/profile-data@449602428a1b, train.json); without FP8 the casts and transposes fall away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import PositiveInt
+
+from moesim.simulator.model.attention.heads import HeadSizes
+from moesim.simulator.model.attention.projections import attention_norm_again, copy, rope
+from moesim.simulator.model.attention.softmax import SoftmaxAttention
+from moesim.simulator.model.cached import CachedTensor, GemmOutput
+from moesim.simulator.model.operator import Operator
+from moesim.simulator.model.part import ModelPart
+from moesim.simulator.model.precision import Precision, row_bytes
+from moesim.simulator.model.primitives import (
+    BF16,
+    again,
+    cast,
+    linear_forward,
+    linear_input_gradient,
+    move,
+    norm,
+    norm_backward,
+    weight_gradient,
+)
+from moesim.simulator.model.work import Work
+
+
+class Indexer(ModelPart):
+    """Sparse-attention indexer: its parameters are counted, its work is not priced."""
+
+    heads: PositiveInt
+    head_dim: PositiveInt
+    top_k: PositiveInt
+
+
+class MLA(SoftmaxAttention):
+    """Multi-head latent attention (DeepSeek-V2 report, section 2.1)."""
+
+    kind: Literal["mla"] = "mla"
+    heads: PositiveInt
+    q_lora_rank: PositiveInt | None = None
+    """Width of the compressed query; None = one full query projection."""
+    kv_lora_rank: PositiveInt
+    qk_nope_dim: PositiveInt
+    qk_rope_dim: PositiveInt
+    v_dim: PositiveInt
+    indexer: Indexer | None = None
+
+    @property
+    def sizes(self) -> HeadSizes:
+        """After up-projection every head has keys and values of its own."""
+        return HeadSizes(self.heads, self.heads, self.qk_nope_dim + self.qk_rope_dim, self.v_dim)
+
+    @property
+    def _kv_width(self) -> int:
+        """Columns of the up-projection into keys without rotation and values."""
+        return self.heads * (self.qk_nope_dim + self.v_dim)
+
+    # -- counts --------------------------------------------------------------------------------------
+
+    def parameters(self, hidden: int) -> int:
+        """Down- and up-projections, output projection and any indexer."""
+        q_width = self.heads * self.sizes.qk_head_dim
+        query = hidden * q_width if self.q_lora_rank is None else (hidden + q_width) * self.q_lora_rank
+        kv_down = hidden * (self.kv_lora_rank + self.qk_rope_dim)
+        kv_up = self.kv_lora_rank * self._kv_width
+        return query + kv_down + kv_up + self.heads * self.v_dim * hidden + self.uncounted_parameters(hidden)
+
+    def norm_parameters(self) -> int:
+        """Norms of both latents."""
+        return (self.q_lora_rank or 0) + self.kv_lora_rank
+
+    def uncounted_parameters(self, hidden: int) -> int:
+        """Query, key and head-weight projections of the indexer and its key norm."""
+        i = self.indexer
+        if i is None:
+            return 0
+        query_in = hidden if self.q_lora_rank is None else self.q_lora_rank
+        return query_in * i.heads * i.head_dim + hidden * (i.head_dim + i.heads) + 2 * i.head_dim
+
+    def state_bytes(self, tokens: int, element_bytes: float) -> float:
+        """The latent and the rotated key of every token, which all heads share; and the indexer's keys."""
+        indexer = 0 if self.indexer is None else self.indexer.head_dim
+        return (self.kv_lora_rank + self.qk_rope_dim + indexer) * tokens * element_bytes
+
+    # -- operators -----------------------------------------------------------------------------------
+
+    def inputs_forward(self, w: Work) -> list[Operator]:
+        """Latents, their norms, up-projections, rotary embedding and the tensors that attention reads."""
+        h, t = w.hidden, w.tokens
+        out: list[Operator] = []
+        if self.q_lora_rank is not None:
+            out += linear_forward(w, "q_down", t, self.q_lora_rank, h)
+        out += linear_forward(w, "kv_down", t, self.kv_lora_rank + self.qk_rope_dim, h)
+        out.append(
+            move(
+                "rope_positions", "elementwise", "F", 0.0, 16.0 * w.sequence, variant="positions", launches=2
+            )
+        )
+        return [*out, *self._latents(w), *self._up(w)]
+
+    def inputs_again(self, w: Work) -> list[Operator]:
+        """Norms of the latents and up-projections."""
+        return again([*self._latents(w, with_key_slice=False), *self._up(w)]) if w.selective else []
+
+    def _latents(self, w: Work, with_key_slice: bool = True) -> list[Operator]:
+        t = w.tokens
+        out: list[Operator] = []
+        if self.q_lora_rank is not None:
+            out.append(norm("q_norm", "F", t, self.q_lora_rank))
+        out.append(copy("kv_latent_slice", "F", t * self.kv_lora_rank, "slice"))
+        out.append(norm("kv_norm", "F", t, self.kv_lora_rank))
+        if with_key_slice:
+            out.append(copy("k_rope_slice", "F", t * self.qk_rope_dim, "slice"))
+        return out
+
+    def _up(self, w: Work) -> list[Operator]:
+        t, heads = w.tokens, self.heads // w.tp
+        q_width = heads * self.sizes.qk_head_dim
+        if self.q_lora_rank is None:
+            out = linear_forward(w, "q_proj", t, q_width, w.hidden)
+        else:
+            out = linear_forward(w, "q_up", t, q_width, self.q_lora_rank)
+        out += linear_forward(w, "kv_up", t, self._kv_width // w.tp, self.kv_lora_rank)
+        return [
+            *out,
+            rope("rope_k", "F", t * self.qk_rope_dim),
+            copy("k_nope_pack", "F", t * heads * self.qk_nope_dim, "pack"),
+            move(
+                "k_rope_broadcast", "copy", "F", t * self.qk_rope_dim * BF16,
+                t * heads * self.qk_rope_dim * BF16, variant="broadcast",
+            ),
+            rope("rope_q", "F", t * heads * self.qk_rope_dim),
+        ]  # fmt: skip
+
+    def inputs_gradient(self, w: Work) -> list[Operator]:
+        """Up-projections backwards, then the latents."""
+        t, heads = w.tokens, self.heads // w.tp
+        q_in, q_width = self.q_lora_rank or w.hidden, heads * self.sizes.qk_head_dim
+        q_name = "q_proj" if self.q_lora_rank is None else "q_up"
+        out = [rope("rope_q.backward", "I", t * heads * self.qk_rope_dim)]
+        out += linear_input_gradient(w, q_name, t, q_width, q_in)
+        out += [
+            move(
+                "k_rope.sum_heads", "elementwise", "I", t * heads * self.qk_rope_dim * BF16,
+                t * self.qk_rope_dim * BF16, variant="reduce",
+            ),
+            rope("rope_k.backward", "I", t * self.qk_rope_dim),
+            copy("k_nope_unpack", "I", t * heads * self.qk_nope_dim, "pack"),
+            copy("v_unpack", "I", t * heads * self.v_dim, "pack"),
+        ]  # fmt: skip
+        kv_width = self._kv_width // w.tp
+        out += linear_input_gradient(w, "kv_up", t, kv_width, self.kv_lora_rank)
+        if w.fp8:
+            out += [
+                cast("kv_up.gradient_cast_channel", "I", t, kv_width, "channel"),
+                cast("kv_up.input_cast_channel", "I", t, self.kv_lora_rank, "channel"),
+                cast(f"{q_name}.gradient_cast_channel", "I", t, q_width, "channel"),
+                cast(f"{q_name}.input_cast_channel", "I", t, q_in, "channel"),
+            ]
+        return [*out, *self._latent_gradient(w)]
+
+    def _latent_gradient(self, w: Work) -> list[Operator]:
+        t, h = w.tokens, w.hidden
+        kv_width = self.kv_lora_rank + self.qk_rope_dim
+        out = [norm_backward("kv_norm.backward", t, self.kv_lora_rank)]
+        if self.q_lora_rank is not None:
+            out.append(norm_backward("q_norm.backward", t, self.q_lora_rank))
+        size = t * kv_width * BF16
+        out.append(move("kv_latent.join", "elementwise", "I", 3 * size, 4 * size, variant="join", launches=5))
+        out += attention_norm_again(w)
+        out += _down_gradient(w, "kv_down", kv_width, h)
+        if self.q_lora_rank is not None:
+            out += _down_gradient(w, "q_down", self.q_lora_rank, h)
+        return out
+
+    def inputs_weight_gradient(self, w: Work) -> list[Operator]:
+        """Up-projections first."""
+        h, t = w.hidden, w.tokens
+        out = [weight_gradient(w, "kv_up", t, self._kv_width // w.tp, self.kv_lora_rank)]
+        q_width = self.heads * self.sizes.qk_head_dim // w.tp
+        if self.q_lora_rank is None:
+            out.append(weight_gradient(w, "q_proj", t, q_width, h))
+        else:
+            out.append(weight_gradient(w, "q_up", t, q_width, self.q_lora_rank))
+        out.append(weight_gradient(w, "kv_down", t, self.kv_lora_rank + self.qk_rope_dim, h))
+        if self.q_lora_rank is not None:
+            out.append(weight_gradient(w, "q_down", t, self.q_lora_rank, h))
+        return out
+
+    # -- memory --------------------------------------------------------------------------------------
+
+    def inputs_cached(self, precision: Precision) -> Iterator[CachedTensor]:
+        """Latents, what their norms have written, and the expanded queries, keys and values."""
+        heads, _, qk_head_dim, v_head_dim = self.sizes
+        latents = (self.q_lora_rank or 0) + self.kv_lora_rank
+        cache = precision.activation_cache
+        yield CachedTensor("latents", row_bytes(latents + self.qk_rope_dim, "bf16"), "latent", "none")
+        yield CachedTensor("normalised latents", row_bytes(latents, cache), "norm output", "none")
+        expanded = row_bytes(heads * (2 * qk_head_dim + v_head_dim), "bf16")
+        yield CachedTensor("q, k, v", expanded, "expanded", "width")
+
+    def inputs_gemm_outputs(self) -> Iterator[GemmOutput]:
+        """Down- and up-projections."""
+        if self.q_lora_rank is not None:
+            yield GemmOutput("q_down", self.q_lora_rank, "none")
+        yield GemmOutput("q_up", self.heads * self.sizes.qk_head_dim, "width")
+        yield GemmOutput("kv_down", self.kv_lora_rank + self.qk_rope_dim, "none")
+        yield GemmOutput("kv_up", self._kv_width, "width")
+
+    # -- names in other projects ---------------------------------------------------------------------
+
+    def megatron_arguments(self) -> dict[str, str | None]:
+        """Flags of multi-latent attention."""
+        query = {"--q-lora-rank": str(self.q_lora_rank)} if self.q_lora_rank else {}
+        return {
+            "--num-attention-heads": str(self.heads),
+            "--multi-latent-attention": None,
+            **query,
+            "--kv-lora-rank": str(self.kv_lora_rank),
+            "--qk-head-dim": str(self.qk_nope_dim),
+            "--qk-pos-emb-head-dim": str(self.qk_rope_dim),
+            "--v-head-dim": str(self.v_dim),
+        }
+
+
+def _down_gradient(w: Work, name: str, n: int, h: int) -> list[Operator]:
+    """Input gradient of a down-projection and, in FP8, the two operands of its weight gradient."""
+    out = linear_input_gradient(w, name, w.tokens, n, h, cast_first=True)
+    if w.fp8:
+        out.append(cast(f"{name}.input_cast_channel", "I", w.tokens, h, "channel"))
+        out.append(cast(f"{name}.gradient_cast_channel", "I", w.tokens, n, "channel"))
+    return out

@@ -1,0 +1,87 @@
+"""Core attention before flash attention: scores, softmax and dropout as kernels that go through memory.
+
+The kernels are those of Megatron-LM's core attention (NVIDIA/Megatron-LM@2e90a342f5, `CoreAttention`): two
+batched GEMMs, a fused scale-mask-softmax and a dropout, over the whole square of scores.
+"""
+
+from __future__ import annotations
+
+from moesim.simulator.model.attention.heads import HeadSizes
+from moesim.simulator.model.operator import Direction, GemmShape, Operator
+from moesim.simulator.model.primitives import BF16, again, move
+from moesim.simulator.model.work import Work
+
+MASK_BYTES = 1.0
+
+
+def unfused_forward(w: Work, sizes: HeadSizes) -> list[Operator]:
+    """Scores, softmax, any dropout, values. Eq. O7: both GEMMs take 2 T a s d FLOPs, none halved."""
+    scores = _scores(w, sizes)
+    return [
+        _gemm(w, sizes, "attention.scores", "F", sizes.qk_head_dim, writes=scores),
+        move("attention.softmax", "elementwise", "F", scores * BF16, scores * BF16, variant="softmax"),
+        *([_dropout(scores, "attention.dropout", "F")] if w.dropout else []),
+        _gemm(w, sizes, "attention.values", "F", sizes.v_head_dim, reads=scores),
+    ]
+
+
+def unfused_backward(w: Work, sizes: HeadSizes) -> list[Operator]:
+    """Four GEMMs, dropout and softmax backwards; the forward once more where it is recomputed."""
+    qk, v = sizes.qk_head_dim, sizes.v_head_dim
+    scores = _scores(w, sizes)
+    repeated = again(unfused_forward(w, sizes)) if w.recompute in ("attention", "selective") else []
+    return [
+        *repeated,
+        _gemm(w, sizes, "attention.values.dscores", "I", v, writes=scores),
+        _gemm(w, sizes, "attention.values.dv", "I", v, reads=scores),
+        *([_dropout(scores, "attention.dropout.backward", "I")] if w.dropout else []),
+        move(
+            "attention.softmax.backward", "elementwise", "I", 2 * scores * BF16, scores * BF16,
+            variant="softmax",
+        ),
+        _gemm(w, sizes, "attention.scores.dq", "I", qk, reads=scores),
+        _gemm(w, sizes, "attention.scores.dk", "I", qk, reads=scores),
+    ]  # fmt: skip
+
+
+def _dropout(scores: float, name: str, d: Direction) -> Operator:
+    """A mask is written with the scores going forward, and read with their gradient coming back."""
+    narrow, wide = scores * BF16, scores * (BF16 + MASK_BYTES)
+    reads, writes = (narrow, wide) if d == "F" else (wide, narrow)
+    return move(name, "elementwise", d, reads, writes, variant="mask")
+
+
+def _scores(w: Work, sizes: HeadSizes) -> float:
+    """Elements of the score squares of this rank."""
+    return w.tokens * (sizes.heads // w.tp) * w.sequence
+
+
+def _gemm(
+    w: Work,
+    sizes: HeadSizes,
+    name: str,
+    d: Direction,
+    width: int,
+    *,
+    reads: float = 0.0,
+    writes: float = 0.0,
+) -> Operator:
+    """One batched GEMM between the scores and a [tokens, width] tensor of every head.
+
+    Model FLOPs count the causal half only.
+    """
+    rows = w.tokens * (sizes.heads // w.tp)
+    thin = rows * width * BF16
+    flop = 2.0 * _scores(w, sizes) * width
+    n, k = (w.sequence, width) if writes else (width, w.sequence)
+    return Operator(
+        name,
+        "gemm",
+        d,
+        "bf16",
+        flop=flop,
+        uncounted_flop=0.5 * flop,
+        bytes_read=(2 * thin if writes else thin) + reads * BF16,
+        bytes_written=writes * BF16 if writes else thin,
+        gemm=GemmShape(rows, n, k, max(1, round(rows / w.sequence))),
+    )

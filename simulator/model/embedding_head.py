@@ -1,0 +1,52 @@
+"""Operators of both ends of a model: the embedding, and the head with its loss."""
+
+from __future__ import annotations
+
+from moesim.simulator.model.operator import Operator
+from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision
+from moesim.simulator.model.primitives import BF16, FP32, gemm, move, norm, norm_backward
+from moesim.simulator.model.work import Work
+
+INDEX_BYTES = 8.0
+
+
+def embedding_forward(w: Work) -> list[Operator]:
+    """Gather of one row per token."""
+    size = w.norm_tokens * w.hidden * BF16
+    return [move("embedding", "embedding", "F", size + INDEX_BYTES * w.tokens, size, variant="gather")]
+
+
+def embedding_weight_gradient(w: Work) -> list[Operator]:
+    """Scatter-add of one row per token into the FP32 gradient."""
+    elements = w.norm_tokens * w.hidden
+    read = elements * (BF16 + FP32) + INDEX_BYTES * w.tokens
+    return [move("embedding.wgrad", "embedding", "W", read, elements * FP32, variant="scatter")]
+
+
+def head_operators(
+    w: Work, vocab: int, precision: Precision
+) -> tuple[list[Operator], list[Operator], list[Operator]]:
+    """Final norm, output projection and loss: (forward, input gradient, weight gradient).
+
+    The loss is a softmax cross-entropy over logits that stay in memory: two reads forward (maximum and
+    sum, with the label's logit), one read and one write backward.
+    """
+    h, t = w.hidden, w.tokens
+    columns = vocab / w.tp
+    wide = precision.loss == "fp32"
+    logits = t * columns * (FP32 if wide else BYTES_PER_ELEMENT[precision.head])
+    forward = [
+        norm("final_norm", "F", w.norm_tokens, h),
+        gemm("head", "F", t, columns, h, precision.head),
+        move("loss", "loss", "F", 2 * logits, FP32 * t, variant="forward"),
+    ]
+    backward = [
+        move("loss.backward", "loss", "I", logits, logits, variant="backward"),
+        gemm("head.dgrad", "I", t, h, columns, precision.head),
+        norm_backward("final_norm.backward", w.norm_tokens, h),
+    ]
+    if wide:
+        narrow = t * columns * BYTES_PER_ELEMENT[precision.head]
+        forward.insert(2, move("logits.widen", "copy", "F", narrow, logits, variant="widen"))
+        backward.insert(1, move("logits.narrow", "copy", "I", logits, narrow, variant="widen"))
+    return forward, backward, [gemm("head.wgrad", "W", columns, h, t, precision.head, cls="wgrad_gemm")]

@@ -1,0 +1,24 @@
+"""Tensors of SwiGLU that stay for the backward: those of a dense FFN, of routed and of shared experts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from moesim.simulator.model.cached import CachedTensor, GemmOutput, Sharding
+from moesim.simulator.model.precision import Precision, row_bytes
+
+
+def swiglu_tensors(
+    name: str, rows: float, width: int, precision: Precision, sharding: Sharding, branches: int = 2
+) -> Iterator[CachedTensor]:
+    """Outputs of the branches and of the activation, for `rows` rows a token."""
+    cache = precision.activation_cache
+    yield CachedTensor(f"{name} gate and up", rows * row_bytes(branches * width, cache), "kept", sharding)
+    yield CachedTensor(f"{name} SwiGLU output", rows * row_bytes(width, cache), "swiglu output", sharding)
+
+
+def swiglu_outputs(width: int, hidden: int, branches: int = 2) -> Iterator[GemmOutput]:
+    """Outputs of the dense GEMMs in the order of their calls."""
+    for n in range(branches):
+        yield GemmOutput(f"FFN branch {n}", width, "width")
+    yield GemmOutput("FFN output", hidden, "tokens")

@@ -1,0 +1,211 @@
+"""Operators of routed and shared experts, and the small ones of the communication stream.
+
+The order is that of the kernels in DeepSeek's published H800 training profile
+(deepseek-ai/profile-data@449602428a1b, train.json); without FP8 the casts and transposes fall away.
+Rows are not padded to the tile of the grouped GEMM (128 rows an expert, under 1 % for DeepSeek-V3).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from moesim.simulator.model.feed_forward.swiglu import (
+    ffn_norm_again,
+    swiglu_forward,
+    swiglu_input_gradient_down,
+    swiglu_input_gradient_up,
+    swiglu_kernel,
+    swiglu_weight_gradient,
+)
+from moesim.simulator.model.operator import Direction, Operator, OperatorClass
+from moesim.simulator.model.primitives import (
+    BF16,
+    FP32,
+    cast,
+    gemm,
+    move,
+    per_row_bytes,
+    scale_transpose,
+    weight_transpose,
+)
+from moesim.simulator.model.work import Work
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWork:
+    """What one GPU does of a layer of routed experts."""
+
+    work: Work
+    experts: int
+    """Routed experts of the layer."""
+    top_k: int
+    expert_ffn: int
+    """Columns of one expert, before any tensor parallelism of the experts."""
+    here: int
+    """Experts of this rank, replicas included."""
+    shared_width: int
+    """Columns of the shared experts on this rank; 0 without any."""
+
+    @property
+    def width(self) -> int:
+        """Columns of one expert on this rank."""
+        return self.expert_ffn // self.work.expert_tp
+
+    @property
+    def rows(self) -> float:
+        """Rows of the grouped GEMMs: those received by all ranks that split an expert."""
+        return self.work.rows * self.work.expert_tp
+
+
+def _expert_move(
+    w: Work,
+    name: str,
+    cls: OperatorClass,
+    d: Direction,
+    read: float,
+    written: float,
+    variant: str = "",
+    launches: int = 1,
+) -> Operator:
+    """A memory-bound kernel over received rows; `read` and `written` are bytes per row."""
+    return move(
+        name, cls, d, w.rows * read, w.rows * written,
+        variant=variant, launches=launches, per_received_row=True,
+    )  # fmt: skip
+
+
+def _expand(w: Work, name: str, d: Direction, fp8: bool) -> list[Operator]:
+    """Received tokens copied into expert order; scales put into the layout of the GEMM."""
+    row = per_row_bytes(w.hidden, fp8)
+    out = [_expert_move(w, name, "permute", d, row * w.received_tokens / w.rows, row, "expand")]
+    if fp8:
+        out.append(scale_transpose(f"{name}.scales", d, w.rows, w.hidden, per_row=True))
+    return out
+
+
+def _reduce(w: Work, name: str, d: Direction) -> Operator:
+    """Rows of the same token summed back into one."""
+    row = w.hidden * BF16
+    return _expert_move(w, name, "permute", d, row, row * w.received_tokens / w.rows, "reduce")
+
+
+def experts_forward(x: ExpertWork) -> list[Operator]:
+    """Shared and routed experts of a MoE layer, forward, between dispatch and combine."""
+    w, h, e = x.work, x.work.hidden, x.here
+    f, rows, fp8 = x.width, x.rows, w.fp8
+    before, after = _shared_forward(x)
+    index_bytes = 8.0 * x.top_k * w.received_tokens / w.rows
+    out = [
+        *before,
+        _expert_move(w, "experts.count", "permute", "F", index_bytes, 0.0, "count"),
+        _expert_move(w, "experts.mapping", "permute", "F", index_bytes, index_bytes, "mapping"),
+        *_expand(w, "experts.expand", "F", fp8),
+    ]
+    if fp8:
+        out.insert(-1, weight_transpose("experts.gate_up.weight_transpose", "F", 2 * f, h, e))
+    out.append(_grouped(x, "experts.gate_up", "F", 2 * f, h, e))
+    out.append(_expert_move(w, "experts.scale_weights", "elementwise", "F", FP32, FP32, "tiny"))
+    out.append(swiglu_kernel("experts.swiglu", rows, f, fp8, per_row=True))
+    if fp8:
+        out.append(weight_transpose("experts.down.weight_transpose", "F", h, f, e))
+        out.append(scale_transpose("experts.down.scales", "F", rows, f, per_row=True))
+        out.append(move("experts.tensor_maps", "elementwise", "F", 0.0, 128.0 * e, variant="tiny"))
+    out.append(_grouped(x, "experts.down", "F", h, f, e))
+    out.append(_reduce(w, "experts.reduce", "F"))
+    out += after
+    if fp8:
+        out.append(cast("experts.cache", "F", rows, 2 * f, "token", per_row=True))
+        if x.shared_width:
+            out.append(cast("shared.cache", "F", w.tokens, 2 * x.shared_width, "token"))
+    return out
+
+
+def experts_input_gradient(x: ExpertWork) -> list[Operator]:
+    """Shared and routed experts, input gradient, between the two communications of the backward."""
+    w, h, e = x.work, x.work.hidden, x.here
+    f, rows, fp8 = x.width, x.rows, w.fp8
+    element = per_row_bytes(x.expert_ffn, False)
+    out = swiglu_input_gradient_down(w, "shared", x.shared_width) if x.shared_width else []
+    if fp8:
+        out.append(cast("experts.restore", "I", rows, 2 * f, "back", per_row=True))
+    out += _expand(w, "experts.expand_gradient", "I", fp8)
+    out.append(_grouped(x, "experts.down.dgrad", "I", f, h, e))
+    # Reads gate, up and the gradient; writes the output again and the gradients of gate and up.
+    out.append(
+        _expert_move(
+            w, "experts.swiglu.backward", "swiglu", "I", 3 * element, 3 * element, "weighted_backward"
+        )
+    )
+    out.append(
+        _expert_move(w, "experts.weight_gradient", "swiglu", "I", 2 * element, FP32, "weight_backward")
+    )
+    if fp8:
+        out.append(cast("experts.down.input_cast_channel", "I", rows, f, "channel", per_row=True))
+    out.append(_expert_move(w, "experts.scale_weights.backward", "elementwise", "I", FP32, FP32, "tiny"))
+    out += ffn_norm_again(w)
+    if fp8:
+        out.append(cast("experts.gate_up.cast_gradient", "I", rows, 2 * f, "token", per_row=True))
+        out.append(scale_transpose("experts.gate_up.scales", "I", rows, 2 * f, per_row=True))
+    out.append(_grouped(x, "experts.gate_up.dgrad", "I", h, 2 * f, e))
+    out.append(_reduce(w, "experts.reduce_gradient", "I"))
+    if fp8:
+        out.append(cast("experts.gate_up.gradient_cast_channel", "I", rows, 2 * f, "channel", per_row=True))
+    if x.shared_width:
+        out += swiglu_input_gradient_up(w, "shared", x.shared_width)
+    return out
+
+
+def experts_weight_gradient(x: ExpertWork) -> list[Operator]:
+    """Weight gradients of shared and routed experts; one launch an expert in the published profile."""
+    w, h, e = x.work, x.work.hidden, x.here
+    f, rows = x.width, x.rows
+    shared = swiglu_weight_gradient(w, "shared", x.shared_width) if x.shared_width else None
+    out: list[Operator] = [shared[0]] if shared else []
+    if w.fp8:
+        out.append(cast("experts.down.gradient_cast_channel", "W", rows, h, "channel_fp8", per_row=True))
+    out.append(_grouped_weight_gradient(x, "experts.down", h, f, e))
+    if w.fp8:
+        out.append(cast("experts.gate_up.input_cast_channel", "W", rows, h, "channel_fp8", per_row=True))
+    out.append(_grouped_weight_gradient(x, "experts.gate_up", 2 * f, h, e))
+    return [*out, shared[1]] if shared else out
+
+
+def _shared_forward(x: ExpertWork) -> tuple[list[Operator], list[Operator]]:
+    if not x.shared_width:
+        return [], []
+    return swiglu_forward(x.work, "shared", x.shared_width, cast_input=False)
+
+
+def _grouped(x: ExpertWork, name: str, d: Direction, n: int, k: int, groups: int) -> Operator:
+    w = x.work
+    return gemm(
+        name, d, x.rows, n, k, w.linear,
+        cls="grouped_gemm", groups=groups, per_received_row=True, variant=w.gemm_variant(d),
+    )  # fmt: skip
+
+
+def _grouped_weight_gradient(x: ExpertWork, name: str, n: int, k: int, groups: int) -> Operator:
+    w = x.work
+    op = gemm(
+        f"{name}.wgrad", "W", n, k, x.rows, w.linear,
+        cls="wgrad_gemm", groups=groups, per_received_row=True, variant=w.gemm_variant("W"),
+    )  # fmt: skip
+    return op if w.fp8_tensor else replace(op, launches=groups)
+
+
+# --- small operators of the communication stream --------------------------------------------------
+
+
+def dispatch_operators(x: ExpertWork) -> list[Operator]:
+    """What runs on the communication stream before the forward dispatch: its layout."""
+    w = x.work
+    read = 8.0 * x.top_k * w.tokens
+    return [move("dispatch.layout", "permute", "F", read, w.tokens * x.experts / 8, variant="layout")]
+
+
+def combine_backward_operators(w: Work, fp8_dispatch: bool) -> list[Operator]:
+    """What runs on the communication stream before the backward of combine: the gradient's cast."""
+    if not fp8_dispatch:
+        return []
+    op = cast("combine.cast_gradient", "I", w.tokens, w.hidden, "token")
+    return [replace(op, variant="token_on_communication_stream")]

@@ -1,0 +1,178 @@
+"""Routed experts with a router, and shared experts beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+
+from moesim.simulator.model.cached import CachedTensor, GemmOutput
+from moesim.simulator.model.feed_forward.cached import swiglu_outputs, swiglu_tensors
+from moesim.simulator.model.feed_forward.experts import (
+    ExpertWork,
+    combine_backward_operators,
+    dispatch_operators,
+    experts_forward,
+    experts_input_gradient,
+    experts_weight_gradient,
+)
+from moesim.simulator.model.feed_forward.router import router_backward, router_forward
+from moesim.simulator.model.operator import Operator, Phase
+from moesim.simulator.model.parameters import Parameters
+from moesim.simulator.model.part import ModelPart
+from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision, row_bytes
+from moesim.simulator.model.primitives import cast
+from moesim.simulator.model.work import Work
+
+GroupScore = Literal["best", "top2-sum"]
+"""How a group of experts is ranked: by its best score, or by the sum of its two best."""
+
+
+class MoE(ModelPart):
+    """The mixture-of-experts part: experts, gate and which layers stay dense."""
+
+    experts: PositiveInt
+    top_k: PositiveInt
+    expert_ffn: PositiveInt
+    shared_experts: NonNegativeInt = 0
+    shared_ffn: NonNegativeInt = 0
+    """Width of one shared expert."""
+    shared_gate: bool = False
+    """One extra score per token that scales the shared experts (Qwen2-MoE)."""
+    groups: PositiveInt = 1
+    groups_per_token: PositiveInt = 1
+    group_score: GroupScore | None = None
+    """None where the gate is not limited to groups."""
+    scoring: Literal["softmax", "sigmoid"]
+    score_bias: bool = False
+    """One balance bias an expert, added to the score for the choice only (DeepSeek-V3 2.1.2)."""
+    dense_layers: Annotated[tuple[NonNegativeInt, ...], Field(strict=False)] = ()
+    """Indices of the layers that have a dense FFN instead of experts."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.experts % self.groups:
+            raise ValueError(f"groups={self.groups} does not divide experts={self.experts}")
+        if self.groups_per_token > self.groups:
+            raise ValueError(f"groups_per_token={self.groups_per_token} is above groups={self.groups}")
+        reachable = self.experts // self.groups * self.groups_per_token
+        if self.top_k > reachable:
+            raise ValueError(f"top_k={self.top_k} is above the {reachable} experts that a token can reach")
+        if self.group_limited and self.group_score is None:
+            raise ValueError("group_score is missing: say how groups are ranked, best or top2-sum")
+        if self.group_score == "top2-sum" and self.experts // self.groups < 2:
+            raise ValueError("group_score=top2-sum needs at least two experts a group")
+        if bool(self.shared_experts) != bool(self.shared_ffn):
+            raise ValueError("shared_experts and shared_ffn go together: give both or neither")
+        if list(self.dense_layers) != sorted(set(self.dense_layers)):
+            raise ValueError("dense_layers must be increasing layer indices without repeats")
+        return self
+
+    @property
+    def group_limited(self) -> bool:
+        """True where a token may only reach some of the groups."""
+        return self.groups_per_token < self.groups
+
+    @property
+    def routed(self) -> bool:
+        """Tokens choose experts."""
+        return True
+
+    @property
+    def shared_width(self) -> int:
+        """Columns of all shared experts together."""
+        return self.shared_experts * self.shared_ffn
+
+    # -- counts --------------------------------------------------------------------------------------
+
+    def expert_parameters(self, hidden: int) -> int:
+        """Gate, up and down projection of one routed expert."""
+        return 3 * hidden * self.expert_ffn
+
+    def parameters(self, hidden: int, activated: bool) -> Parameters:
+        """Routed and shared experts, and the router with its biases."""
+        return Parameters(
+            routed_experts=(self.top_k if activated else self.experts) * self.expert_parameters(hidden),
+            shared_experts=self.shared_experts * 3 * hidden * self.shared_ffn + hidden * self.shared_gate,
+            router=self.experts * (hidden + self.score_bias),
+        )
+
+    def tp_limits(self) -> tuple[tuple[int, str], ...]:
+        """Routed experts are not cut by tensor parallelism."""
+        return ()
+
+    # -- operators of one GPU ------------------------------------------------------------------------
+
+    def after_attention(self, w: Work) -> list[Operator]:
+        """The router and, in FP8, the cast of the rows that are sent."""
+        send = [cast("ffn_norm.cast", "F", w.tokens, w.hidden, "token")] if w.fp8 else []
+        return [*router_forward(w, self.experts), *send]
+
+    def before_attention_gradient(self, w: Work) -> list[Operator]:
+        """The router backwards."""
+        return router_backward(w, self.experts)
+
+    def forward(self, w: Work) -> list[Operator]:
+        """Shared and routed experts, between dispatch and combine."""
+        return experts_forward(self._on_gpu(w))
+
+    def input_gradient(self, w: Work) -> list[Operator]:
+        """Between the two transfers of the backward."""
+        return experts_input_gradient(self._on_gpu(w))
+
+    def weight_gradient(self, w: Work) -> list[Operator]:
+        """Of shared and routed experts."""
+        return experts_weight_gradient(self._on_gpu(w))
+
+    def communication(self, w: Work, precision: Precision) -> dict[Phase, list[Operator]]:
+        """Small operators before dispatch and combine; none without expert parallelism."""
+        if w.ep == 1:
+            return {}
+        return {
+            "dispatch F": dispatch_operators(self._on_gpu(w)),
+            "combine F": [],
+            "combine B": combine_backward_operators(w, precision.dispatch == "fp8"),
+            "dispatch B": [],
+        }
+
+    def _on_gpu(self, w: Work) -> ExpertWork:
+        return ExpertWork(
+            work=w,
+            experts=self.experts,
+            top_k=self.top_k,
+            expert_ffn=self.expert_ffn,
+            here=max(1, (self.experts + w.redundant_experts) // w.ep),
+            shared_width=self.shared_width // w.tp,
+        )
+
+    # -- memory --------------------------------------------------------------------------------------
+
+    def cached_tensors(self, hidden: int, precision: Precision) -> Iterator[CachedTensor]:
+        """Of the routed part the received rows count, top_k a token on average.
+
+        Tensor parallelism of the experts gathers rows and cuts widths: per GPU only the rows' tokens count.
+        """
+        fp32 = BYTES_PER_ELEMENT["fp32"]
+        yield CachedTensor("gate scores", self.experts * fp32, "kept", "tokens")
+        yield CachedTensor("chosen experts and weights", self.top_k * 2 * fp32, "kept", "tokens")
+        rows = self.top_k * row_bytes(hidden, precision.activation_cache)
+        yield CachedTensor("dispatched rows", rows, "linear input", "tokens")
+        yield from swiglu_tensors("experts", self.top_k, self.expert_ffn, precision, "tokens")
+        if self.shared_experts:
+            yield from swiglu_tensors("shared experts", 1.0, self.shared_width, precision, "width")
+
+    def gemm_outputs(self, hidden: int) -> Iterator[GemmOutput]:
+        """The router's, then those of the shared experts; grouped GEMMs are not among them."""
+        yield GemmOutput("gate", self.experts, "tokens")
+        if self.shared_experts:
+            yield from swiglu_outputs(self.shared_width, hidden)
+
+    def kept_by_op(self, hidden: int) -> tuple[CachedTensor, ...]:
+        """What came through both all-to-alls."""
+        rows = 2 * self.top_k * row_bytes(hidden, "bf16")
+        return (CachedTensor("rows after dispatch and combine", rows, "kept", "tokens"),)
+
+    def eager_elements(self, hidden: int) -> tuple[int, int]:
+        """SiLU of the gates, and the routed rows in FP32 that the weighted sum reads."""
+        return self.top_k * self.expert_ffn + self.shared_width, self.top_k * hidden

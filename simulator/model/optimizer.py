@@ -1,0 +1,41 @@
+"""Operators of the optimizer."""
+
+from __future__ import annotations
+
+from moesim.simulator.model.operator import Operator
+from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision
+from moesim.simulator.model.primitives import move
+
+
+def optimizer_operators(
+    owned_parameters: float, precision: Precision, local_parameters: float = 0.0
+) -> tuple[Operator, ...]:
+    """AdamW over the parameters that this GPU owns, gradient norm first; bytes only.
+
+    `local_parameters`: those whose BF16 copy this GPU re-quantises to FP8 after the update (0 without
+    FP8). Eq. C9: bytes per owned parameter = gradient + 2 x (master + 2 moments) + written copy.
+    """
+    gradient = BYTES_PER_ELEMENT[precision.gradients]
+    state = BYTES_PER_ELEMENT[precision.master_weights] + 2 * BYTES_PER_ELEMENT[precision.moments]
+    copy = BYTES_PER_ELEMENT[precision.parameters]
+    n = owned_parameters
+    out = [
+        move("optimizer.gradient_norm", "optimizer", "W", n * gradient, 0.0, variant="norm"),
+        move(
+            "optimizer.adamw", "optimizer", "W", n * (gradient + state), n * (state + copy), variant="update"
+        ),
+    ]
+    if precision.linear == "fp8" and local_parameters:
+        read = local_parameters * copy
+        out.append(
+            move(
+                "optimizer.quantise",
+                "optimizer",
+                "W",
+                read,
+                local_parameters,
+                variant="quantise",
+                dtype="fp8",
+            )
+        )
+    return tuple(out)

@@ -1,0 +1,42 @@
+"""Parameter counts by component."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """Parameter counts by component; `+` adds and `*` repeats them."""
+
+    embedding: int = 0
+    head: int = 0
+    attention: int = 0
+    dense_ffn: int = 0
+    routed_experts: int = 0
+    shared_experts: int = 0
+    router: int = 0
+    norms: int = 0
+    mtp_projection: int = 0
+
+    def __add__(self, other: Parameters) -> Parameters:
+        """Sum component by component."""
+        return Parameters(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def __mul__(self, times: int) -> Parameters:
+        """The same components `times` over."""
+        return Parameters(*(getattr(self, f.name) * times for f in fields(self)))
+
+    @property
+    def total(self) -> int:
+        """All components together."""
+        return sum(getattr(self, f.name) for f in fields(self))
+
+    @property
+    def in_counted_gemms(self) -> int:
+        """Weights of the GEMMs that published FLOP counts include: no embedding, no router, no norms."""
+        return self.total - self.embedding - self.router - self.norms
+
+    def as_dict(self) -> dict[str, int]:
+        """Counts by component name."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}

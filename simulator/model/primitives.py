@@ -1,0 +1,222 @@
+"""Primitive operators: one function per kind of kernel, bytes and FLOPs included.
+
+Shapes are in elements, `m` counts token rows. Bytes are what a kernel must read and write in global
+memory once; caches are not modelled, and measured effective bandwidths are defined over these bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from moesim.simulator.model.operator import Direction, Dtype, GemmShape, Operator, OperatorClass
+from moesim.simulator.model.precision import BYTES_PER_ELEMENT, FP8_TILE, row_bytes
+from moesim.simulator.model.work import Work
+
+BF16 = 2.0
+FP32 = 4.0
+SPECIAL_CAST_BYTES = 1.5
+"""E5M6, 12 bits: the cached input of the linear after attention (DeepSeek-V3 report 3.3.3)."""
+
+
+def gemm(
+    name: str,
+    direction: Direction,
+    m: float,
+    n: float,
+    k: float,
+    dtype: Dtype,
+    *,
+    cls: OperatorClass = "gemm",
+    groups: int = 1,
+    per_received_row: bool = False,
+    variant: str = "",
+) -> Operator:
+    """[m, k] x [k, n]; grouped: m (k of a weight gradient) is the sum over the groups.
+
+    Eq. C1: flop = 2 m n k. Outputs are BF16; a weight gradient reads and writes an FP32 accumulator.
+    """
+    element = BYTES_PER_ELEMENT[dtype]
+    added = 0.0
+    if cls == "wgrad_gemm":
+        written = groups * m * n * FP32
+        read, added = k * (m + n) * element + written, 2.0 * written
+    else:
+        read = (m * k + groups * n * k) * element
+        written = m * n * BF16
+    return Operator(
+        name,
+        cls,
+        direction,
+        dtype,
+        flop=2.0 * m * n * k,
+        bytes_read=read,
+        bytes_written=written,
+        gemm=GemmShape(m, int(n), k, groups),
+        per_received_row=per_received_row,
+        variant=variant,
+        accumulated_bytes=added,
+    )
+
+
+def move(
+    name: str,
+    cls: OperatorClass,
+    direction: Direction,
+    read: float,
+    written: float,
+    *,
+    variant: str = "",
+    launches: int = 1,
+    per_received_row: bool = False,
+    dtype: Dtype = "bf16",
+) -> Operator:
+    """A memory-bound kernel: only its bytes count."""
+    return Operator(
+        name,
+        cls,
+        direction,
+        dtype,
+        bytes_read=read,
+        bytes_written=written,
+        variant=variant,
+        launches=launches,
+        per_received_row=per_received_row,
+    )
+
+
+UNFUSED_INPUTS = frozenset({"o_proj"})
+"""GEMMs whose input no norm or activation kernel has written: it is cast by a kernel of its own."""
+
+_CAST_BYTES: dict[str, tuple[float, float]] = {
+    # variant: bytes per element read, written (scales come on top)
+    "token": (BF16, 1.0),
+    "channel": (BF16, 1.0),
+    "channel_fp8": (1.0, 1.0),
+    "back": (1.0, BF16),
+    "tensor": (BF16, 2.0),
+    "special": (BF16, SPECIAL_CAST_BYTES),
+    "special_back": (SPECIAL_CAST_BYTES, BF16),
+}
+
+
+def cast(name: str, d: Direction, m: float, n: float, variant: str, *, per_row: bool = False) -> Operator:
+    """Quantisation of [m, n]: 1x128 tiles along the row ("token"), 128x1 and transposed ("channel",
+    from BF16 or from FP8), back to BF16 ("back"), the 12-bit cache format ("special"), or with one scale,
+    as it is and transposed ("tensor")."""
+    read, written = _CAST_BYTES[variant]
+    scales = 0.0 if variant == "tensor" else FP32 * m * n / FP8_TILE
+    source_is_fp8 = variant in ("back", "channel_fp8", "special_back")
+    target_is_fp8 = variant not in ("back", "special_back")
+    return move(
+        name,
+        "cast",
+        d,
+        m * n * read + scales * source_is_fp8,
+        m * n * written + scales * target_is_fp8,
+        variant=variant,
+        per_received_row=per_row,
+        dtype="fp8",
+    )
+
+
+def scale_transpose(name: str, d: Direction, m: float, n: float, *, per_row: bool = False) -> Operator:
+    """Scales of [m, n] put into the order that the GEMM reads (dense: one kernel of 32 CTAs)."""
+    size = FP32 * m * n / FP8_TILE
+    variant = "row_scales" if per_row else "scales"
+    return move(name, "transpose", d, size, size, variant=variant, per_received_row=per_row, dtype="fp8")
+
+
+def weight_transpose(name: str, d: Direction, n: float, k: float, groups: int = 1) -> Operator:
+    """An FP8 weight [n, k] transposed for the GEMM that contracts over the other side."""
+    size = groups * n * k
+    return move(name, "transpose", d, size, size, variant="weight", dtype="fp8")
+
+
+def norm(name: str, d: Direction, m: float, n: float, *, residual: bool = False) -> Operator:
+    """RMSNorm of [m, n]; with `residual` the kernel also adds and writes the residual stream."""
+    size = m * n * BF16 * (2.0 if residual else 1.0)
+    return move(name, "norm", d, size, size, variant="forward_add" if residual else "forward")
+
+
+def norm_backward(name: str, m: float, n: float) -> Operator:
+    """Input and weight gradient of an RMSNorm: main kernel, finalise, accumulate (three launches)."""
+    return move(name, "norm", "I", 2.0 * m * n * BF16, m * n * BF16, variant="backward", launches=3)
+
+
+def add(name: str, d: Direction, m: float, n: float) -> Operator:
+    """Sum of two BF16 tensors [m, n]."""
+    return move(name, "elementwise", d, 2.0 * m * n * BF16, m * n * BF16, variant="add")
+
+
+def scale(name: str, d: Direction, m: float, n: float) -> Operator:
+    """A BF16 tensor [m, n] times a scalar (residual branch or its gradient)."""
+    return move(name, "elementwise", d, m * n * BF16, m * n * BF16, variant="scale")
+
+
+def linear_forward(
+    w: Work, name: str, m: float, n: float, k: float, *, cast_input: bool = True
+) -> list[Operator]:
+    """y = x W^T: in FP8 the input is cast (unless a neighbour did) and its scales transposed first."""
+    out: list[Operator] = []
+    if w.fp8:
+        if cast_input:
+            out.append(cast(f"{name}.cast", "F", m, k, "token"))
+        out.append(scale_transpose(f"{name}.scales", "F", m, k))
+    if w.fp8_tensor and name in UNFUSED_INPUTS:
+        out.append(cast(f"{name}.cast", "F", m, k, "tensor"))
+    return [*out, gemm(name, "F", m, n, k, w.linear, variant=w.gemm_variant("F"))]
+
+
+def linear_input_gradient(
+    w: Work, name: str, m: float, n: float, k: float, *, cast_first: bool = False, cast_gradient: bool = True
+) -> list[Operator]:
+    """dx [m, k] = dy [m, n] W: in FP8 the weight is transposed and dy cast, in the order of the recipe."""
+    out: list[Operator] = []
+    if w.fp8:
+        out.append(weight_transpose(f"{name}.weight_transpose", "I", n, k))
+        if cast_gradient:
+            out.insert(0 if cast_first else 1, cast(f"{name}.cast_gradient", "I", m, n, "token"))
+        out.append(scale_transpose(f"{name}.scales", "I", m, n))
+    if w.fp8_tensor:
+        if not name.endswith(".gate_up"):  # there the backward of the activation casts on the way
+            out.append(cast(f"{name}.cast_gradient", "I", m, n, "tensor"))
+        if name not in UNFUSED_INPUTS:  # FP8 GEMMs of Hopper contract along rows only: x is turned
+            out.append(
+                move(f"{name}.turn_input", "transpose", "I", m * k, m * k, variant="input", dtype="fp8")
+            )
+    return [*out, gemm(f"{name}.dgrad", "I", m, k, n, w.linear, variant=w.gemm_variant("I"))]
+
+
+def weight_gradient(w: Work, name: str, m: float, n: float, k: float) -> Operator:
+    """dW [n, k] += dy^T x over m rows; operands were cast and transposed in the input gradient."""
+    variant = w.gemm_variant("W")
+    return gemm(f"{name}.wgrad", "W", n, k, m, w.linear, cls="wgrad_gemm", variant=variant)
+
+
+def again(operators: Iterable[Operator]) -> list[Operator]:
+    """The same forward work inside the backward: direction I, marked as recompute."""
+    return [replace(op, name=f"{op.name}.recompute", direction="I", recompute=True) for op in operators]
+
+
+def scale_rows(operator: Operator, factor: float) -> Operator:
+    """An operator at `factor` times its nominal received rows; others are returned as they are."""
+    if not operator.per_received_row or factor == 1.0:
+        return operator
+    shape = operator.gemm
+    read, written = operator.bytes_read * factor, operator.bytes_written * factor
+    if shape is not None:
+        element = BYTES_PER_ELEMENT[operator.dtype]
+        if operator.cls == "wgrad_gemm":
+            shape = replace(shape, k=shape.k * factor)
+            read = shape.k * (shape.m + shape.n) * element + shape.groups * shape.m * shape.n * FP32
+            written = operator.bytes_written
+        else:
+            read = (shape.m * factor * shape.k + shape.groups * shape.n * shape.k) * element
+            shape = replace(shape, m=shape.m * factor)
+    return replace(operator, flop=operator.flop * factor, bytes_read=read, bytes_written=written, gemm=shape)
+
+
+def per_row_bytes(elements: float, fp8: bool) -> float:
+    """Bytes of one dispatched row."""
+    return row_bytes(elements, "fp8" if fp8 else "bf16")

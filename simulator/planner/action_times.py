@@ -1,0 +1,168 @@
+"""Seconds of schedule actions, over arrays of plans: the tasks of a template walked once for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from moesim.hwmodels.arrays import FloatArray
+from moesim.simulator.cost.formulas import blended, compute_seconds, payload_seconds
+from moesim.simulator.cost.table import CostTable, Mode, PhaseCost
+from moesim.simulator.model.operator import BlockKind, Phase
+from moesim.simulator.planner.member_lag import MemberLag
+from moesim.simulator.planner.pattern import Key
+from moesim.simulator.schedules.template import ActionKind, OverlapOrder, Task, Template, build_template
+
+ROUTED: frozenset[Phase] = frozenset({"mlp F", "mlp I", "mlp W"})
+"""Compute that grows with received rows."""
+
+_NOTHING = PhaseCost(0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ActionTimes:
+    """Seconds of one action for every plan: its whole, and until its outputs leave for the next stage."""
+
+    whole: FloatArray
+    forward_out: FloatArray
+    backward_out: FloatArray
+
+
+@dataclass(slots=True)
+class ActionBook:
+    """Actions of plans whose blocks have the same phases; `tables` and `spreads` have one entry a plan."""
+
+    tables: Sequence[CostTable]
+    spreads: Sequence[MemberLag]
+    order: OverlapOrder
+    _times: dict[object, ActionTimes] = field(default_factory=dict)
+    _read: dict[object, tuple[FloatArray, FloatArray]] = field(default_factory=dict)
+    _computed: dict[object, tuple[FloatArray, FloatArray, FloatArray]] = field(default_factory=dict)
+    _phases: dict[BlockKind, frozenset[Phase]] = field(default_factory=dict)
+    _spread: dict[str, FloatArray] = field(default_factory=dict)
+
+    def times(self, key: Key, blocks: Sequence[Sequence[BlockKind]]) -> ActionTimes:
+        """An action; `blocks[stage]` are the block kinds of each stage in forward order."""
+        kind, forward, backward = key
+        sides = (
+            tuple(blocks[forward]) if forward >= 0 else (),
+            tuple(blocks[backward]) if backward >= 0 else (),
+        )
+        found = self._times.get((kind, sides))
+        if found is None:
+            phases = [[self._phases_of(k) for k in side] for side in sides]
+            template = build_template(kind, phases[0], phases[1], self.order)
+            found = self._times[kind, sides] = self._walk(kind, template, sides)
+        return found
+
+    def _walk(
+        self, kind: ActionKind, template: Template, sides: tuple[Sequence[BlockKind], Sequence[BlockKind]]
+    ) -> ActionTimes:
+        """Both streams in order, every transfer behind the barrier of its group (eqs. E1, E2, P3 and P5).
+
+        Times are of members [members, plans]: the mean one, and where load lasts the one with the most rows
+        of each block, which falls behind in all that it computes.
+        """
+        mode: Mode = "overlapped" if "&" in kind else "alone"
+        hot = self._hot_members(template)
+        zero = np.zeros((1 + len(hot), len(self.tables)))
+        free = {"compute": zero, "communication": zero}
+        ends: list[FloatArray] = []
+        lags: list[FloatArray] = []
+        # Of each side and block since its last barrier.
+        late: dict[tuple[int, int], tuple[FloatArray, FloatArray]] = {}
+        for task in template.tasks:
+            block, place = sides[task.side][task.block], (task.side, task.block)
+            own, from_run, from_rows = self._compute(block, task)
+            if place in hot:
+                own = np.repeat(own[None], len(zero), axis=0)
+                own[hot[place]] += from_rows
+                from_rows = zero[0]
+            ready = free[task.stream]
+            if not self._moves(block, task.phase, mode):
+                for dep in task.deps:
+                    ready = np.maximum(ready, ends[dep])
+                end = ready + own
+                # Runs differ from phase to phase; a block has the same rows in all of its phases.
+                before = late.get(place, (zero[0], zero[0]))
+                late[place] = before[0] + from_run * from_run, before[1] + from_rows
+                lag = np.sqrt(late[place][0] + late[place][1] * late[place][1])
+            else:
+                for dep in task.deps:
+                    ready = np.maximum(ready, ends[dep] + lags[dep])
+                lag = np.sqrt(from_run * from_run + from_rows * from_rows)
+                meet = (ready + own + lag).max(axis=0)
+                end = np.broadcast_to(meet + self._transfer(block, task.phase, mode), zero.shape)
+                lag, late[place] = zero[0], (zero[0], zero[0])
+            free[task.stream] = end
+            ends.append(end)
+            lags.append(lag)
+        whole = np.maximum(free["compute"], free["communication"])
+        out = [whole if n is None else ends[n] for n in (template.forward_out, template.backward_out)]
+        return ActionTimes(whole.max(axis=0), out[0].max(axis=0), out[1].max(axis=0))
+
+    def _hot_members(self, template: Template) -> dict[tuple[int, int], int]:
+        """Member with the most rows of each (side, block) that sends tokens, where load lasts."""
+        if not self.spreads[0].lasting:
+            return {}
+        routed = dict.fromkeys((t.side, t.block) for t in template.tasks if t.phase in ROUTED)
+        return {place: 1 + n for n, place in enumerate(routed)}
+
+    def _phases_of(self, kind: BlockKind) -> frozenset[Phase]:
+        if kind not in self._phases:
+            self._phases[kind] = self.tables[0].phases(kind)
+        return self._phases[kind]
+
+    def _spread_of(self, name: str) -> FloatArray:
+        if name not in self._spread:
+            self._spread[name] = np.array([getattr(spread, name) for spread in self.spreads])
+        return self._spread[name]
+
+    def _compute(self, kind: BlockKind, task: Task) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Compute of a task at the pace of the slowest GPU, and how much later its slowest run and the member
+        with the most rows are done.
+
+        In a pair a share of it runs beside busy communication SMs (eq. E6).
+        """
+        key = (kind, task.phase, task.overlapped_share)
+        if key not in self._computed:
+            if task.overlapped_share is None:
+                fixed, row = self._price(kind, task.phase, "alone")
+            else:
+                sms_reserved, busy = (
+                    self._price(kind, task.phase, mode) for mode in ("sms_reserved", "overlapped")
+                )
+                share = task.overlapped_share
+                fixed, row = (blended(q, b, share) for q, b in zip(sms_reserved, busy, strict=True))
+            kept = compute_seconds(fixed, row, self._spread_of("kept") + self._spread_of("hot"))
+            own = kept * (1.0 + self._spread_of("clock"))
+            self._computed[key] = own, kept * self._spread_of("jitter"), row * self._spread_of("rows")
+        return self._computed[key]
+
+    def _price(self, kind: BlockKind, phase: Phase, mode: str) -> tuple[FloatArray, FloatArray]:
+        """Seconds of a phase: what does not and what does grow with received rows; 0 where there is none."""
+        key = (kind, phase, mode, "price")
+        if key not in self._read:
+            costs = [table.compute.get((kind, phase, mode), _NOTHING) for table in self.tables]  # type: ignore[arg-type]
+            self._read[key] = np.array([c.fixed_s for c in costs]), np.array([c.row_s for c in costs])
+        return self._read[key]
+
+    def _moves(self, kind: BlockKind, phase: Phase, mode: Mode) -> bool:
+        return (kind, phase, mode) in self.tables[0].transfer
+
+    def _transfer(self, kind: BlockKind, phase: Phase, mode: Mode) -> FloatArray:
+        """Launch and the payload of the slowest member, alone on its links."""
+        key = (kind, phase, mode)
+        if key not in self._read:
+            costs = [table.transfer[kind, phase, mode] for table in self.tables]
+            routed = phase not in ("gather F", "gather B", "scatter W")
+            rows = self._spread_of("kept") if routed else 1.0
+            payload = payload_seconds(
+                (np.array([c.nic_s for c in costs]), rows + routed * self._spread_of("node_payload")),
+                (np.array([c.scale_up_s for c in costs]), rows + routed * self._spread_of("payload")),
+            )
+            total = np.array([c.launch_s for c in costs]) + payload
+            self._read[key] = total, total
+        return self._read[key][0]

@@ -1,0 +1,126 @@
+"""Step times in closed form, over arrays of plans: actions along the schedule's longest path."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from moesim.hwmodels.arrays import FloatArray
+from moesim.simulator.cost.formulas import SyncParts, end_of_step
+from moesim.simulator.cost.table import CostTable, SyncCost
+from moesim.simulator.layout.stages import StageAssignment
+from moesim.simulator.model.operator import BlockKind
+from moesim.simulator.planner.action_times import ActionBook, ActionTimes
+from moesim.simulator.planner.member_lag import MemberLag
+from moesim.simulator.planner.pattern import Key, Order, Pattern
+from moesim.simulator.schedules.template import OverlapOrder
+
+CLOSED_FORM_ERROR = 0.03
+"""Error against the engine that 95 of 100 closed forms keep (benchmarks/planner.py measures it)."""
+
+MOST_BYTES = 64_000_000
+"""Memory for the table of times of one replay; more plans go in several."""
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """A plan with its prices, ready to be replayed."""
+
+    microbatches: int
+    table: CostTable
+    spread: MemberLag
+    send_s: tuple[float, float]
+    """Of a pipeline send alone, and of two that leave together (eq. E7)."""
+    sync: tuple[SyncCost, ...]
+
+
+def step_seconds(
+    plans: Sequence[Priced], pattern: Pattern, assignment: StageAssignment, order: OverlapOrder
+) -> FloatArray:
+    """Seconds of a step of every plan (docs/model.md, eq. P2).
+
+    The plans share schedule, stages and the phases of their blocks. The longest path over the schedule of
+    a few pipeline fills gives warm-up, steady state and drain; further micro-batches continue it.
+    """
+    return step_seconds_by_rank([plans], [0] * pattern.pp, pattern, assignment, order)
+
+
+def step_seconds_by_rank(
+    pools: Sequence[Sequence[Priced]],
+    owners: Sequence[int],
+    pattern: Pattern,
+    assignment: StageAssignment,
+    order: OverlapOrder,
+) -> FloatArray:
+    """The same where pipeline rank r pays the prices of pool `owners[r]`; `pools[p][i]` is plan i there.
+
+    Every hop takes as long as on the slowest pool.
+    """
+    n = len(pools[0])
+    # ZeRO stages 0 to 2 and policies of equal arithmetic differ after the last action only.
+    same: dict[tuple[object, ...], int] = {}
+    keys = [(*(id(pool[i].table) for pool in pools), pools[0][i].microbatches) for i in range(n)]
+    row = [same.setdefault(key, len(same)) for key in keys]
+    first = [row.index(k) for k in range(len(same))]
+    width = max(1, MOST_BYTES // (8 * max(o.rows for o in pattern.orders)))
+    parts = [
+        _done([[pool[i] for i in first[k : k + width]] for pool in pools], owners, pattern, assignment, order)
+        for k in range(0, len(first), width)
+    ]
+    syncs = [[pools[owner][i].sync[rank] for rank, owner in enumerate(owners)] for i in range(n)]
+    return _finished(np.concatenate(parts, axis=1)[:, row], pattern, syncs)
+
+
+def _done(
+    pools: Sequence[Sequence[Priced]],
+    owners: Sequence[int],
+    pattern: Pattern,
+    assignment: StageAssignment,
+    order: OverlapOrder,
+) -> FloatArray:
+    """End of the last action of every rank [ranks, plans]."""
+    books = [ActionBook([p.table for p in plans], [p.spread for p in plans], order) for plans in pools]
+    blocks = [[block.kind for block in stage] for stage in assignment.stages]
+    send = np.max([[p.send_s for p in plans] for plans in pools], axis=0).T
+    ends = [_replay(sample, [books[o] for o in owners], blocks, send) for sample in pattern.orders]
+    count = np.array([p.microbatches for p in pools[0]], dtype=np.float64)
+    return np.array([pattern.along(ends[0][r], ends[-1][r], count) for r in range(pattern.pp)])
+
+
+def _replay(
+    order: Order, books: Sequence[ActionBook], blocks: Sequence[Sequence[BlockKind]], send: FloatArray
+) -> list[FloatArray]:
+    """End of every rank's last step [ranks][plans]: the longest path, sends included; a book a rank.
+
+    `send`: seconds of one send and of two together [2, plans].
+    """
+    times: dict[tuple[int, Key], ActionTimes] = {}
+    rows = np.empty((order.rows, send.shape[1]))
+    zero = np.zeros(send.shape[1])
+    for op in order.ops:
+        book = books[op.rank]
+        action = times.get((id(book), op.key))
+        if action is None:
+            action = times[id(book), op.key] = book.times(op.key, blocks)
+        start = zero if op.before < 0 else rows[op.before]
+        for row in op.waits:
+            start = np.maximum(start, rows[row])
+        np.add(start, action.whole, out=rows[op.end])
+        for row, output in op.outputs:
+            out = action.forward_out if output.forward else action.backward_out
+            np.add(start, action.whole if order.awaits_sends else out, out=rows[row])
+            if output.crossing:
+                rows[row] += send[output.crossing - 1]
+        if op.awaited:
+            rows[op.end] += send[op.awaited - 1]
+    return [rows[row] for row in order.last]
+
+
+def _finished(done: FloatArray, pattern: Pattern, syncs: Sequence[Sequence[SyncCost]]) -> FloatArray:
+    """Reduction behind the mirror rank, norm as a barrier, optimizer and gather (eq. E5)."""
+    costs = np.array([[(s.reduce_s, s.norm_s, s.optimizer_s, s.gather_s) for s in sync] for sync in syncs])
+    parts = [SyncParts(*costs[:, rank].T) for rank in range(pattern.pp)]
+    times = end_of_step(list(done), pattern.holders, parts, np.maximum.reduce)
+    return np.asarray(np.max([time.gathered for time in times], axis=0))

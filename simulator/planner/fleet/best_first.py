@@ -1,0 +1,297 @@
+"""The search over the plans of a fleet: always the most promising next, by its lower bound."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from heapq import heappop, heappush
+from math import inf
+
+from moesim.hwmodels.errors import InputError
+from moesim.simulator.layout.in_flight import rank_stages
+from moesim.simulator.layout.memory import RankStages
+from moesim.simulator.layout.pools import PoolSlice, owners_of
+from moesim.simulator.layout.stages import StageAssignment, blocks_of, from_layers_per_stage
+from moesim.simulator.model.block import is_layer
+from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.planner.bound import BoundBook
+from moesim.simulator.planner.closed_form import Priced, step_seconds_by_rank
+from moesim.simulator.planner.expert_loads import ExpertLoads
+from moesim.simulator.planner.fleet.bound import PoolSeconds, blocks_by_kind, ideal_bound_s, layout_bound_s
+from moesim.simulator.planner.fleet.space import FleetPools
+from moesim.simulator.planner.frames import Frame
+from moesim.simulator.planner.prices import PriceBook
+from moesim.simulator.planner.refusals import TOO_SLOW, Refusals
+from moesim.simulator.planner.space import Space
+from moesim.simulator.predict.fleet_balance import FleetMemory, balanced_over_pools
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.schedules import build
+
+MOST_EXPANDED = 10_000
+"""Most combinations of frame, precision and recompute that get layouts; a search that stops here says so."""
+
+RESOLUTION = 64
+"""Seconds of blocks relative to a layer of the first pool are told apart to one in so many for a layout."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetPlan:
+    """A plan that fits: its frame and positions in the space's lists, layout, bound and closed form (s)."""
+
+    frame: int
+    recipe: int
+    policy: int
+    zero: int
+    stages: StageAssignment
+    bound_s: float
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """Plans that share frame, precision and recompute policy; with `stages`, also the layout."""
+
+    frame: int
+    recipe: int
+    policy: int
+    zeros: tuple[int, ...] = ()
+    stages: StageAssignment | None = None
+
+
+@dataclass(slots=True)
+class FleetSearch:
+    """Frames of one fleet, expanded and estimated in the order of their bounds."""
+
+    scenario: Scenario
+    shape: ModelShape
+    pools: FleetPools
+    space: Space
+    frames: Sequence[Frame]
+    fixed: tuple[int, ...] | None
+    """Layers of every stage, where the scenario's are kept."""
+    most_s: float
+    """Longest step that deadline and budget allow."""
+    refused: Refusals
+    estimates: dict[int, list[FleetPlan]] = field(default_factory=dict)
+    """Plans with a closed form, by frame."""
+    estimated: int = 0
+    fitting: int = 0
+    expanded: int = 0
+    capped: bool = False
+    books: tuple[PriceBook, ...] = field(init=False)
+    _bounds: tuple[BoundBook, ...] = field(init=False)
+    _loads: ExpertLoads = field(init=False)
+    _lean: dict[tuple[int, int], bool] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """A book of prices for each pool."""
+        pools, space = self.pools, self.space
+        self._loads = ExpertLoads(self.scenario, self.shape)
+        self.books = tuple(
+            PriceBook(part.scenario, self.shape, part.scenario.machine, profile)
+            for part, profile in zip(pools.parts, pools.profiles, strict=True)
+        )
+        self._bounds = tuple(
+            BoundBook(
+                book,
+                space.recipes,
+                space.recompute,
+                (part.scenario.communication.sms,),
+                space.zero_stage,
+                self._loads,
+                (self.scenario.routing.eplb,),
+            )
+            for book, part in zip(self.books, pools.parts, strict=True)
+        )
+
+    def fastest(self, families: int) -> float:
+        """Estimate until no other frame can be among the `families` fastest.
+
+        Returns the seconds that every plan without an estimate needs at least.
+        """
+        heap: list[tuple[float, int, _Node]] = []
+        for number in range(len(self.frames)):
+            for bound, node in self._nodes(number):
+                heappush(heap, (bound, len(heap), node))
+        order = len(heap)
+        while heap and heap[0][0] <= self._limit(families):
+            bound, _, node = heappop(heap)
+            if node.stages is not None:
+                self._estimate(bound, node, node.stages)
+                continue
+            if self.expanded >= MOST_EXPANDED:
+                self.capped = True
+                return bound
+            for own_bound, known in self._expand(node):
+                order += 1
+                heappush(heap, (max(bound, own_bound), order, known))
+        for bound, _, node in heap:
+            if bound > self.most_s and node.stages is None:
+                text = f"{self._label(node)} needs at least {bound:.2f} s, {self.most_s:.2f} s allowed"
+                self.refused.add(TOO_SLOW, len(self.space.zero_stage), text)
+        return heap[0][0] if heap else inf
+
+    def best(self) -> list[FleetPlan]:
+        """The fastest estimated plan of every frame, fastest first."""
+        found = [min(plans, key=lambda p: (p.time_s, p.zero)) for plans in self.estimates.values()]
+        return sorted((p for p in found if p.time_s <= self.most_s), key=lambda p: (p.time_s, p.frame))
+
+    def fitting_of(self, number: int) -> int:
+        """Estimated plans of a frame: those that differ in precision, recompute or ZeRO stage only."""
+        return len(self.estimates[number])
+
+    def _limit(self, families: int) -> float:
+        """Time of the last family that is wanted, or the longest step that is allowed."""
+        best = sorted(min(p.time_s for p in plans) for plans in self.estimates.values())
+        return min(self.most_s, best[families - 1] if len(best) >= families else inf)
+
+    def _seconds(self, frame: Frame, recipe: int, policy: int) -> list[PoolSeconds]:
+        return [PoolSeconds(book, frame, recipe, policy) for book in self._bounds]
+
+    def _nodes(self, number: int) -> list[tuple[float, _Node]]:
+        """Every precision and recompute policy of a frame with its bound, where all pools price it."""
+        frame, found = self.frames[number], []
+        n = frame.pattern.n_stages
+        if self.fixed is not None and len(self.fixed) != n:
+            text = f"{frame.label}: {n} stages, not {len(self.fixed)}"
+            self.refused.add("another number of stages than stages.layers", self.space.inner, text)
+            return []
+        cv, blocks = self.scenario.variation.clock_cv.value, blocks_by_kind(self.shape)
+        ranks = [len(part.ranks) for part in self.pools.at(frame.plan.pp)]
+        for recipe in range(len(self.space.precision)):
+            try:
+                for policy in range(len(self.space.recompute)):
+                    bound = ideal_bound_s(self._seconds(frame, recipe, policy), ranks, frame, blocks, cv)
+                    found.append((bound, _Node(number, recipe, policy)))
+            except InputError as error:
+                many = self.space.inner // len(self.space.precision)
+                self.refused.add_error(str(error), many, frame.label)
+        return found
+
+    def _expand(self, node: _Node) -> list[tuple[float, _Node]]:
+        """The node's plans that fit, by layout, each with its bound."""
+        self.expanded += 1
+        frame = self.frames[node.frame]
+        pools = self._seconds(frame, node.recipe, node.policy)
+        by_layout: dict[StageAssignment, list[int]] = {}
+        full = not self._may_fit(node)
+        for zero in sorted(range(len(self.space.zero_stage)), key=lambda z: -self.space.zero_stage[z]):
+            stage = self.space.zero_stage[zero]
+            if frame.pattern.paired and stage == 3:
+                reason = "parallel.zero_stage=3 has no slot for its gathers in an overlapped pair"
+                self.refused.add(reason, 1, f"{self._label(node)} zero_stage=3")
+                continue
+            stages = None if full else self._stages(pools, node, zero)
+            if stages is None:
+                full = True  # a lower ZeRO stage needs no less
+                self.refused.add("out of memory", 1, f"{self._label(node)} zero_stage={stage}")
+            else:
+                by_layout.setdefault(stages, []).append(zero)
+        found = []
+        for stages, zeros in by_layout.items():
+            owners = owners_of(self.pools.at(frame.plan.pp))
+            bound = layout_bound_s(pools, owners, frame, stages, self.scenario.variation.clock_cv.value)
+            if bound > self.most_s:
+                text = f"{self._label(node)} needs at least {bound:.2f} s, {self.most_s:.2f} s allowed"
+                self.refused.add(TOO_SLOW, len(zeros), text)
+                continue
+            self.fitting += len(zeros)
+            found.append((bound, replace(node, zeros=tuple(sorted(zeros)), stages=stages)))
+        return found
+
+    def _may_fit(self, node: _Node) -> bool:
+        """Whether the plan that keeps least, of the node's frame and precision, fits."""
+        if "full" not in self.space.recompute or self.fixed is not None:
+            return True
+        lean = replace(node, policy=self.space.recompute.index("full"))
+        key = (lean.frame, lean.recipe)
+        if key not in self._lean:
+            paired = self.frames[node.frame].pattern.paired
+            zeros = [z for z, stage in enumerate(self.space.zero_stage) if stage < 3 or not paired]
+            most = max(zeros, key=lambda z: self.space.zero_stage[z], default=None)
+            pools = self._seconds(self.frames[lean.frame], lean.recipe, lean.policy)
+            self._lean[key] = most is not None and self._stages(pools, lean, most) is not None
+        return self._lean[key]
+
+    def _label(self, node: _Node) -> str:
+        return f"{self.frames[node.frame].label} recompute={self.space.recompute[node.policy]}"
+
+    def _stages(self, pools: Sequence[PoolSeconds], node: _Node, zero: int) -> StageAssignment | None:
+        """The layout of eq. S3 where it fits, else the best that does; None where none does."""
+        frame = self.frames[node.frame]
+        parts = self.pools.at(frame.plan.pp)
+        memory = self._memory(parts, frame, node.recipe, node.policy, zero)
+        route = frame.pattern.samples[0].routes[0]
+        if self.fixed is not None:
+            stages = from_layers_per_stage(blocks_of(self.shape), self.fixed)
+            return stages if memory.fits(stages) else None
+        owners = owners_of(parts)
+        layer = max(weight for kind, weight in pools[0].weights.items() if is_layer(kind))
+        near = [{k: float(round(RESOLUTION * w / layer)) for k, w in p.weights.items()} for p in pools]
+        stages, fits = balanced_over_pools(near, [owners[rank] for rank in route], memory)
+        return stages if fits else None
+
+    def _memory(
+        self, parts: Sequence[PoolSlice], frame: Frame, recipe: int, policy: int, zero: int
+    ) -> FleetMemory:
+        update = {
+            "parallel": frame.plan.model_copy(update={"zero_stage": self.space.zero_stage[zero]}),
+            "precision": self.space.precision[recipe],
+            "recompute": self.space.recompute[policy],
+        }
+        own = [
+            PoolSlice(part.label, part.cluster, part.scenario.model_copy(update=update), part.ranks)
+            for part in parts
+        ]
+        return FleetMemory(self.shape, own, _ranks_in_flight(frame), frame.microbatches, self.space.headroom)
+
+    def _estimate(self, bound: float, node: _Node, stages: StageAssignment) -> None:
+        """Closed form of the plans of a node that differ in their ZeRO stage only (eq. P2)."""
+        frame = self.frames[node.frame]
+        for zero in node.zeros:
+            stage = self.space.zero_stage[zero]
+            time_s = self.closed_form_s(frame, node.recipe, node.policy, stage, stages)
+            plan = FleetPlan(node.frame, node.recipe, node.policy, zero, stages, bound, time_s)
+            self.estimates.setdefault(node.frame, []).append(plan)
+            self.estimated += 1
+
+    def closed_form_s(
+        self, frame: Frame, recipe: int, policy: int, zero_stage: int, stages: StageAssignment
+    ) -> float:
+        """Seconds of a step of one plan with these stages (eq. P2)."""
+        plan = frame.plan.model_copy(update={"zero_stage": zero_stage})
+        chosen, layers = self.space.recipes[recipe], stages.layers_per_stage
+        recompute = self.space.recompute[policy]
+        priced = [
+            Priced(
+                frame.microbatches,
+                book.table(
+                    plan,
+                    chosen,
+                    recompute,
+                    part.scenario.communication.sms,
+                    frame.pattern.paired,
+                ),
+                self._loads.spread(frame, self.scenario.routing.eplb),
+                book.send_s(plan, frame.pattern),
+                book.sync(plan, chosen, recompute, frame.pattern, layers, stages),
+            )
+            for book, part in zip(self.books, self.pools.parts, strict=True)
+        ]
+        owners = owners_of(self.pools.at(plan.pp))
+        order = self.scenario.communication.order
+        return float(step_seconds_by_rank([[p] for p in priced], owners, frame.pattern, stages, order)[0])
+
+
+@lru_cache(maxsize=512)
+def _ranks_of(name: str, pp: int, microbatches: int, vpp: int) -> tuple[RankStages, ...]:
+    return tuple(rank_stages(build(name, pp, microbatches, vpp)))
+
+
+def _ranks_in_flight(frame: Frame) -> tuple[RankStages, ...]:
+    """Fullest moments of every rank; where they grow with the micro-batches, of the whole schedule."""
+    early, late = frame.pattern.in_flight[0], frame.pattern.in_flight[-1]
+    if early == late:
+        return late
+    return _ranks_of(frame.schedule, frame.plan.pp, frame.microbatches, frame.plan.vpp)

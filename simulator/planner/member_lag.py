@@ -1,0 +1,64 @@
+"""How much the slowest member of a group lags, from the spreads that a scenario states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import sqrt
+from statistics import NormalDist
+
+from moesim.simulator.layout.groups import members_of
+from moesim.simulator.layout.parallel import tokens_per_gpu
+from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.planner.frames import Frame
+from moesim.simulator.scenario import Scenario
+
+
+@lru_cache(maxsize=1024)
+def expected_maximum(n: int) -> float:
+    """Expected largest of n standard normal draws (Blom 1958: the quantile at (n - 3/8) / (n + 1/4))."""
+    # Twelve digits are the same with every mathematics library.
+    return 0.0 if n < 2 else round(NormalDist().inv_cdf((n - 0.375) / (n + 0.25)), 12)
+
+
+@dataclass(frozen=True, slots=True)
+class MemberLag:
+    """Relative lag of the slowest member (docs/model.md, eq. P3 and P5).
+
+    `clock`: its sustained speed, lasting. `jitter` and `rows`: of one phase, from run to run and from its
+    received rows, which only barriers make felt; `payload` and `node_payload`: of a transfer. `kept`: mean
+    rows that capacity does not drop; `hot`: what one member has above them in all layers; `lasting`: whether
+    the member with the most rows in a layer is always the same.
+    """
+
+    clock: float
+    jitter: float
+    rows: float
+    payload: float
+    node_payload: float
+    kept: float = 1.0
+    hot: float = 0.0
+    lasting: bool = False
+
+
+def member_lag_of(scenario: Scenario, shape: ModelShape, frame: Frame) -> MemberLag:
+    """The spread of a plan: clocks, jitter and expert load (eq. R3) at the slowest of its members."""
+    n = members_of(frame.layout)
+    z = expected_maximum(n)
+    clock = z * scenario.variation.clock_cv.value
+    if frame.plan.ep == 1 or shape.moe is None:
+        return MemberLag(clock, 0.0, 0.0, 0.0, 0.0)
+    plan = frame.plan
+    tokens = tokens_per_gpu(plan, scenario.batch.sequence_length)
+    popularity = scenario.routing.expert_load_cv.value / sqrt(shape.moe.experts / plan.ep)
+    dealt = 1.0 / sqrt(tokens * shape.moe.top_k)
+    load = sqrt(popularity**2 + dealt**2) if popularity else 0.0
+    per_node = min(plan.ep, frame.layout.gpus_per_node)
+    nodes = plan.ep // per_node
+    return MemberLag(
+        clock,
+        z * scenario.variation.jitter_cv.value,
+        z * load,
+        z * load,
+        expected_maximum(nodes) * load / sqrt(per_node),
+    )

@@ -1,0 +1,87 @@
+"""Where a simulated step goes, by mechanism: what two plans differ in."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from math import fsum
+
+from moesim.simulator.engine.program import NS, CompiledTemplate
+from moesim.simulator.engine.records import Execution
+from moesim.simulator.model.operator import BlockKind, Phase
+from moesim.simulator.predict.prepared import Prepared, PreparedPool
+from moesim.simulator.predict.report import breakdowns, compute_ns
+from moesim.simulator.schedules.template import EP_PHASES
+
+CAUSES = (
+    "arithmetic, alone on all SMs",
+    "recompute",
+    "SMs and bandwidth left to communication, uneven ranks",
+    "waiting for communication",
+    "bubble",
+    "gradients and parameters over the network",
+    "optimizer",
+)
+"""Mechanisms in the order of `step_causes`; they add up to the step."""
+
+
+def step_causes(prepared: Prepared, execution: Execution) -> dict[str, float]:
+    """Seconds of a step by mechanism, mean over pipeline ranks (docs/model.md, eq. P4).
+
+    Every pipeline rank pays the prices of the pool that holds it.
+    """
+    owners, ranks = prepared.owners, len(execution.ranks)
+    repeated = {number: _recompute(p) for number, p in {id(p): p for p in owners}.items()}
+    alone: dict[int, tuple[float, float]] = {}
+    totals = [0.0, 0.0]
+    for pool, rank in zip(owners, execution.ranks, strict=True):
+        often = Counter(id(record.step.code) for record in rank)
+        codes = {id(record.step.code): record.step.code for record in rank}
+        for key, count in often.items():
+            if key not in alone:
+                alone[key] = _alone(pool, codes[key], repeated[id(pool)])
+            totals = [total + count * part for total, part in zip(totals, alone[key], strict=True)]
+    arithmetic, again = (total / ranks for total in totals)
+    compute = fsum(compute_ns(record) for rank in execution.ranks for record in rank) / NS / ranks
+    span = fsum(float((r.end - r.start).mean()) for rank in execution.ranks for r in rank) / NS / ranks
+    update = fsum(s.optimizer[1] - s.optimizer[0] for s in execution.syncs) / NS / ranks
+    rows = breakdowns(execution)
+    end = fsum(row.optimizer for row in rows) / ranks
+    bubble = fsum(row.bubble for row in rows) / ranks
+    values = (arithmetic, again, compute - arithmetic - again, span - compute, bubble, end - update, update)
+    return dict(zip(CAUSES, values, strict=True))
+
+
+def difference(plan: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    """Seconds that `plan` spends more than `other` by mechanism; the largest first."""
+    gaps = {cause: plan[cause] - other[cause] for cause in CAUSES}
+    return dict(sorted(gaps.items(), key=lambda item: -abs(item[1])))
+
+
+def _alone(
+    pool: PreparedPool, code: CompiledTemplate, recompute: Mapping[tuple[BlockKind, Phase], float]
+) -> tuple[float, float]:
+    """(first-time work, repeated work) of an action, alone on all SMs."""
+    costs = pool.programs[0].costs
+    work = again = 0.0
+    for task in code.tasks:
+        if task.phase in EP_PHASES or task.transfer is not None:
+            continue
+        price = costs.compute.get((task.kind, task.phase, "alone"))
+        if price is not None:
+            repeated = recompute.get((task.kind, task.phase), 0.0)
+            work += price.fixed_s + price.row_s - price.exposed_s - price.host_s - repeated
+            again += repeated
+    return work, again
+
+
+def _recompute(pool: PreparedPool) -> dict[tuple[BlockKind, Phase], float]:
+    """Seconds of the operators that repeat work, by block kind and phase."""
+    pricer, found = pool.pricer, {}
+    for kind in sorted({block.kind for stage in pool.stages.stages for block in stage}):
+        for phase, operators in pricer.operators(kind).items():
+            costs = pricer.operator_costs(kind, phase, "alone")
+            found[kind, phase] = fsum(
+                cost.seconds for op, cost in zip(operators, costs, strict=True) if op.recompute
+            )
+    return found

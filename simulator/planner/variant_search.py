@@ -1,0 +1,94 @@
+"""The search over the plans of one variant of a scenario: candidates, then closed forms of the promising."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+from moesim.hwmodels.errors import InputError
+from moesim.simulator.layout.job import resolve
+from moesim.simulator.planner.candidate_search import CandidateSearch
+from moesim.simulator.planner.candidates import find_candidates
+from moesim.simulator.planner.closed_form import CLOSED_FORM_ERROR
+from moesim.simulator.planner.goal import Goal
+from moesim.simulator.planner.progress import OnProgress
+from moesim.simulator.planner.result import PlanRow
+from moesim.simulator.planner.rows import Estimates, Simulated, closed_form_memory, make_row, scenario_of
+from moesim.simulator.planner.space import PlanSpace, with_defaults
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.schedules import SCHEDULES
+
+NEAR_BEST = 1.05
+"""A scenario's own plan up to this share of the best time is ranked: all that may be faster are estimated."""
+
+ROUNDING = 1e-9
+"""Relative difference below which two closed forms are the same."""
+
+
+class VariantSearch:
+    """One variant of a scenario: its candidates, and which of them were chosen."""
+
+    def __init__(
+        self, changed: dict[str, Any], scenario: Scenario, wanted: PlanSpace, goal: Goal, say: OnProgress
+    ) -> None:
+        """`changed`: keys of the space's variants. Raises InputError for what cannot be searched."""
+        self.changed, self.scenario = changed, scenario
+        job = resolve(scenario)
+        self.shape, self.cluster = job.shape, job.cluster
+        fixed = scenario.stages.layers if wanted.layout == "scenario" else None
+        if wanted.layout == "scenario" and fixed is None:
+            raise InputError("layout=scenario, but the scenario has no stages.layers; use layout=balanced")
+        space = with_defaults(wanted, scenario, self.shape, self.cluster)
+        usd = None if goal.budget_usd is None else self.cluster.usd_per_gpu_hour * self.cluster.n_gpus
+        self.goal, self.most_s = goal, goal.most_step_s(scenario, usd)
+        self.candidates = find_candidates(job, space, fixed, self.most_s, say)
+        self.study = CandidateSearch(scenario, self.shape, self.candidates)
+        self.proven_s = inf
+        self.chosen: list[int] = []
+        self.front: list[tuple[int, int]] = []
+
+    def own(self, simulated: Simulated) -> PlanRow:
+        """The scenario's plan as it is."""
+        scenario, estimate = self.scenario, None
+        if scenario.schedule in SCHEDULES:
+            estimate = self.study.seconds_of(scenario, simulated.layers, simulated.microbatches)
+        return make_row(scenario, self.cluster, simulated, Estimates(estimate, changed=self.changed))
+
+    def explore(self, own: PlanRow | None, say: OnProgress) -> None:
+        """Estimate what may be among the best."""
+        top = self.goal.top
+        if self.goal.objective == "memory":
+            self.chosen = self.study.leanest(top)
+        else:
+            self.proven_s = self.study.fastest(top, say=say)
+            best = self.study.best_of_families()
+            fastest = self.candidates.time_s[best[0]]
+            if own is not None and (own.closed_form_s or inf) <= NEAR_BEST * fastest:
+                self.proven_s = self.study.fastest(top, own.closed_form_s or 0.0, say=say)
+            self.chosen = self.study.best_of_families()[:top]
+
+    def rank_of(self, own: PlanRow) -> int | None:
+        """Families with a faster closed form, plus one; None where not all that may be faster have one."""
+        if own.closed_form_s is None or own.closed_form_s > self.proven_s:
+            return None
+        times = self.candidates.time_s[self.study.best_of_families()]
+        return int((times < own.closed_form_s * (1.0 - ROUNDING)).sum()) + 1
+
+    def rivals(self, rows: list[PlanRow]) -> int:
+        """Families not simulated whose closed form is within its error of the fastest that was."""
+        best = min((row.closed_form_s or inf for row in rows), default=inf)
+        times = self.candidates.time_s[self.study.best_of_families()]
+        return max(0, int((times <= best * (1.0 + CLOSED_FORM_ERROR)).sum()) - len(self.chosen))
+
+    def row(self, number: int, simulated: Simulated | None, placement: int | None = None) -> PlanRow:
+        """A plan as a row, with its fastest placement or another one that was tried."""
+        c = self.candidates
+        scenario = scenario_of(self.scenario, c, number, placement)
+        tried = {which: seconds for seconds, _, which in c.others.get(number, ())}
+        seconds = c.time_s[number] if placement is None else tried.get(placement, c.time_s[number])
+        found = simulated or closed_form_memory(scenario, self.shape, c, number, placement)
+        family = int((c.family == c.family[number]).sum())
+        known = Estimates(
+            float(seconds), float(c.bound[number]), c.assignment(number, placement), family, self.changed
+        )
+        return make_row(scenario, self.cluster, found, known)

@@ -1,0 +1,29 @@
+"""What the prices of a step stand on, each as often as the step runs it (pure)."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from moesim.simulator.cost.price_evidence import PriceEvidence, combined
+from moesim.simulator.engine.program import Program
+
+
+def step_evidence(program: Program) -> PriceEvidence:
+    """Evidence of all compute of a program, its readings in seconds of the step.
+
+    Counted over every block, micro-batch and pipeline rank, and over the ends of the step; the seconds are
+    those at even load, without waits. It depends on what runs alone, not on how the plan was found.
+    """
+    templates = {id(step.code): step.code for steps in program.ranks for step in steps}
+    runs = Counter(id(step.code) for steps in program.ranks for step in steps)
+    prices = {id(task.price): task.price for code in templates.values() for task in code.tasks}
+    times: Counter[int] = Counter()
+    for number, code in templates.items():
+        for task in code.tasks:
+            times[id(task.price)] += runs[number]
+    return combined(
+        [
+            *((price.evidence, times[number]) for number, price in prices.items()),
+            *((sync.evidence, 1) for sync in program.costs.sync),
+        ]
+    )

@@ -1,0 +1,274 @@
+"""How a kind of attention is added: the class of one file, one line in the registry, and this test.
+
+The toy kind is linear attention: every head keeps a matrix instead of keys and values (arXiv 2006.16236). It
+stands in a hybrid model beside grouped-query attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from pydantic import PositiveInt
+
+import moesim
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.yaml_io import dump_mapping
+from moesim.simulator.cost.block_prices import block_compute
+from moesim.simulator.layout.activations import activation_bytes, cached_tensors
+from moesim.simulator.layout.stages import blocks_of
+from moesim.simulator.model.attention import ATTENTION_KINDS, Attention
+from moesim.simulator.model.attention.projections import (
+    attention_norm_again,
+    output_projection,
+    output_projection_gradient,
+    output_projection_weight_gradient,
+)
+from moesim.simulator.model.cached import CachedTensor, GemmOutput
+from moesim.simulator.model.counts import (
+    attention_flop_per_token,
+    block_parameters,
+    blocks_flop_per_token,
+    flop_per_token,
+    parameters_total,
+)
+from moesim.simulator.model.hf import to_yaml
+from moesim.simulator.model.library import load_model
+from moesim.simulator.model.operator import Operator
+from moesim.simulator.model.operators import RECOMPUTE, block_operators, model_flop
+from moesim.simulator.model.precision import PRECISIONS, Precision, row_bytes
+from moesim.simulator.model.primitives import gemm, linear_forward, linear_input_gradient, weight_gradient
+from moesim.simulator.model.recompute import RecomputePolicy
+from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.model.software import Software
+from moesim.simulator.model.work import Work
+from moesim.simulator.planner.prices import PriceBook
+from moesim.simulator.planner.trainers.megatron import megatron_arguments
+from moesim.simulator.predict.compile import prepare
+from moesim.simulator.scenario import Scenario, load_scenario
+from moesim.simulator.scenario.parallel import ParallelPlan
+
+# -- the new kind: simulator/model/attention/linear.py, and a line "linear": LinearAttention ------------
+
+
+class LinearAttention(Attention):
+    """Heads with a [head_dim, head_dim] state each, updated and read by every token."""
+
+    kind: Literal["linear"] = "linear"
+    heads: PositiveInt
+    head_dim: PositiveInt
+
+    @property
+    def width(self) -> int:
+        return self.heads * self.head_dim
+
+    def parameters(self, hidden: int) -> int:
+        return 4 * hidden * self.width
+
+    def flop_per_token(self, sequence: int, causal: bool) -> float:
+        return 3.0 * 2 * (2.0 * self.width * self.head_dim)
+
+    def state_bytes(self, tokens: int, element_bytes: float) -> float:
+        return self.width * self.head_dim * element_bytes
+
+    def forward(self, w: Work) -> list[Operator]:
+        qkv = linear_forward(w, "qkv_proj", w.tokens, 3 * self.width // w.tp, w.hidden)
+        return [*qkv, *self._state(w, "F", 2), *output_projection(w, self.width // w.tp)]
+
+    def _state(self, w: Work, direction: Literal["F", "I"], count: int) -> list[Operator]:
+        rows = w.tokens * self.heads / w.tp
+        name = f"linear_attention.{direction}"
+        return [gemm(name, direction, rows, self.head_dim, self.head_dim, "bf16") for _ in range(count)]
+
+    def input_gradient(self, w: Work) -> list[Operator]:
+        return [
+            *output_projection_gradient(w, self.width // w.tp),
+            *self._state(w, "I", 4),
+            *attention_norm_again(w),
+            *linear_input_gradient(w, "qkv_proj", w.tokens, 3 * self.width // w.tp, w.hidden),
+        ]
+
+    def weight_gradient(self, w: Work) -> list[Operator]:
+        qkv = weight_gradient(w, "qkv_proj", w.tokens, 3 * self.width // w.tp, w.hidden)
+        return [output_projection_weight_gradient(w, self.width // w.tp), qkv]
+
+    def cached_tensors(
+        self, precision: Precision, policy: RecomputePolicy, unfused: bool
+    ) -> Iterator[CachedTensor]:
+        yield CachedTensor("q, k, v", row_bytes(3 * self.width, "bf16"), "kept", "width")
+        yield CachedTensor(
+            "attention output", row_bytes(self.width, "bf16"), "kept", "width", kept_by_op=True
+        )
+
+    def gemm_outputs(self, hidden: int) -> Iterator[GemmOutput]:
+        for name in ("q", "k", "v"):
+            yield GemmOutput(name, self.width, "width")
+        yield GemmOutput("o_proj", hidden, "tokens")
+
+    def tp_limits(self, tp: int) -> tuple[tuple[int, str], ...]:
+        return ((self.heads, f"linear attention heads={self.heads}"),)
+
+    def context_elements(self, sequence: int) -> float:
+        return self.width * self.head_dim / sequence
+
+
+# -- its test -----------------------------------------------------------------------------------------
+
+LINEAR = {"kind": "linear", "heads": 16, "head_dim": 128}
+PATTERN = ("linear*3", "full")
+FULL = load_model("qwen3-30b-a3b")
+BF16 = PRECISIONS["bf16"]
+LINEAR_LAYERS, FULL_LAYERS = 36, 12
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ATTENTION_KINDS, "linear", LinearAttention)
+
+
+def hybrid_data() -> dict[str, Any]:
+    data = FULL.model_dump(mode="json")
+    attentions = {"linear": LINEAR, "full": data.pop("attention")}
+    return data | {"name": "hybrid", "attentions": attentions, "attention_layers": list(PATTERN)}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    file = tmp_path / "hybrid.yaml"
+    file.write_text(dump_mapping({k: v for k, v in hybrid_data().items() if v is not None}))
+    return str(file)
+
+
+@pytest.fixture
+def hybrid(path: str) -> ModelShape:
+    return load_model(path)
+
+
+def uniform(kind: str) -> ModelShape:
+    attention = FULL.attention if kind == "full" else LinearAttention.model_validate(LINEAR)
+    return FULL.model_copy(update={"attention": attention})
+
+
+def scenario(model: str, *more: str) -> Scenario:
+    return load_scenario(
+        "deepseek-v3-2048xh800",
+        [
+            f"model={model}",
+            "cluster={node: hgx-h200, nodes: 2, network: mrft-ib-400g, price_per_gpu_hour: $2.5/h}",
+            "profile=h200-measured",
+            "precision=bf16",
+            "parallel={pp: 2, ep: 8, zero_stage: 1}",
+            "schedule=1f1b",
+            "batch.sequences=128",
+            "recompute=selective",
+            "run.tokens=1e11",
+            *more,
+        ],
+    )
+
+
+def test_a_model_file_has_layers_of_both_kinds(hybrid: ModelShape, tmp_path: Path) -> None:
+    assert [layer.attention.kind for layer in hybrid.layers[:5]] == ["linear"] * 3 + ["gqa", "linear"]
+    assert hybrid.layer_counts == {"moe/linear": LINEAR_LAYERS, "moe/full": FULL_LAYERS}
+    assert hybrid.block_kinds == ("embedding", "moe/linear", "moe/full", "head")
+    again = tmp_path / "again.yaml"
+    again.write_text(to_yaml(hybrid))
+    assert load_model(again) == hybrid and hash(load_model(again)) == hash(hybrid)
+    assert "\nattention:" not in to_yaml(hybrid)
+
+
+def test_a_kind_that_is_not_registered_is_refused_with_those_that_are(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(ATTENTION_KINDS, "linear")
+    with pytest.raises(InputError, match=r"attentions\.linear.*'linear'.*'mla', 'gqa'"):
+        load_model(path)
+
+
+def test_counts_are_sums_over_layers(hybrid: ModelShape) -> None:
+    linear, full = uniform("linear"), uniform("full")
+    share = LINEAR_LAYERS / hybrid.n_layers
+    mean = share * parameters_total(linear) + (1 - share) * parameters_total(full)
+    assert parameters_total(hybrid) == round(mean)
+    for causal in (True, False):
+        parts = [attention_flop_per_token(shape, 4096, causal) for shape in (linear, full)]
+        assert attention_flop_per_token(hybrid, 4096, causal) == share * parts[0] + (1 - share) * parts[1]
+        kinds = [block.kind for block in blocks_of(hybrid)]
+        assert blocks_flop_per_token(hybrid, kinds, 4096, causal) == flop_per_token(hybrid, 4096, causal)
+
+
+def operators(shape: ModelShape, kind: str, **more: Any) -> list[Operator]:
+    rows = 4096.0 * 8
+    found = block_operators(shape, kind, BF16, tokens=4096, sequence=4096, received_rows=rows, **more)
+    return [op for ops in found.values() for op in ops]
+
+
+def test_operators_do_the_model_flops_and_touch_every_parameter_once(hybrid: ModelShape) -> None:
+    total = sum(
+        count * model_flop(operators(hybrid, kind))
+        for kind, count in (*hybrid.layer_counts.items(), ("head", 1))
+    )
+    assert total / 4096 == pytest.approx(flop_per_token(hybrid, 4096, causal=True), rel=2e-3)
+    written = [op.gemm for op in operators(hybrid, "moe/linear") if op.direction == "W"]
+    parameters = block_parameters(hybrid, "moe/linear")
+    touched = sum(shape.m * shape.n * shape.groups for shape in written if shape is not None)
+    assert touched == parameters.total - parameters.norms
+    with pytest.raises(InputError, match="linear attention heads=16"):
+        operators(hybrid, "moe/linear", tp=32)
+
+
+def test_memory_of_both_kinds(hybrid: ModelShape) -> None:
+    def kept(kind: str, policy: RecomputePolicy = "none", **software: Any) -> float:
+        plan = ParallelPlan()
+        return activation_bytes(hybrid, kind, BF16, policy, plan, 4096, Software(**software))
+
+    assert kept("moe/full") == activation_bytes(FULL, "moe", BF16, "none", ParallelPlan(), 4096)
+    assert kept("moe/linear", attention="unfused") == kept("moe/linear"), "no scores"
+    assert kept("moe/full", attention="unfused") > kept("moe/full")
+    names = {t.name for t in cached_tensors(hybrid, "moe/linear", BF16, "op")}
+    assert {"attention output", "output of q", "output of v", "output of gate"} <= names
+    assert kept("moe/linear", "full") < kept("moe/linear", "op") < kept("moe/linear")
+    linear, full = hybrid.layers[0].attention, hybrid.layers[3].attention
+    assert linear.state_bytes(100_000, 2.0) == linear.state_bytes(1, 2.0) == 16 * 128 * 128 * 2
+    assert full.state_bytes(100_000, 2.0) == 2 * 4 * 128 * 100_000 * 2
+
+
+def test_a_step_of_the_hybrid_lies_between_those_of_its_kinds(path: str, tmp_path: Path) -> None:
+    files = {}
+    for kind in ("linear", "full"):
+        files[kind] = tmp_path / f"{kind}.yaml"
+        files[kind].write_text(to_yaml(uniform(kind)))
+    step, low, high = (moesim.simulate(scenario(str(p))) for p in (path, files["linear"], files["full"]))
+    assert low.step.time_s < step.step.time_s < high.step.time_s
+    assert low.memory.total_bytes < step.memory.total_bytes < high.memory.total_bytes
+    assert low.step.mfu_causal > 0 and step.step.mfu_causal > 0
+
+
+def test_parts_of_the_hybrid_are_named_by_their_kind(path: str) -> None:
+    chosen = "stages.blocks=[embedding moe/linear*3 moe/full, moe/linear*3 moe/full head]"
+    prepared = prepare(scenario(path, chosen))
+    assert prepared.stages.layers_per_stage == (4, 4)
+    assert set(prepared.program.costs.compute) >= {(k, "attn F", "alone") for k in ("moe/full", "moe/linear")}
+    with pytest.raises(
+        InputError, match=r"'moe' is not a block; write embedding, moe/linear, moe/full, head"
+    ):
+        prepare(scenario(path, "stages.blocks=[embedding moe, moe head]"))
+
+
+@pytest.mark.parametrize("policy", RECOMPUTE)
+def test_the_planner_prices_both_kinds_as_the_engine_does(path: str, policy: RecomputePolicy) -> None:
+    own = scenario(path, f"recompute={policy}", "parallel={pp: 2, ep: 8, tp: 2, sequence_parallel: true}")
+    pricer = prepare(own).pricer
+    book = PriceBook(own, pricer.shape, pricer.cluster, pricer.profile)
+    found = book.compute(own.parallel, own.recipe, policy, ("alone",), own.communication.sms)
+    for kind in pricer.shape.block_kinds:
+        for key, cost in block_compute(pricer, kind, ("alone",)).items():
+            assert found[key] == cost, key
+
+
+def test_trainers_say_that_they_have_no_words_for_it(path: str) -> None:
+    spelled = megatron_arguments(scenario(path))
+    assert any("attention" in sentence for sentence in spelled.unspelled)
+    assert "--num-attention-heads" not in spelled.arguments

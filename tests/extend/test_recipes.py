@@ -1,0 +1,60 @@
+"""docs/extend.md as a whole: every kind of extension has a recipe that keeps within its limits."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+from recipes import PAGE, ROOT, Block, changed, check, recipes
+
+KINDS = (
+    "A schedule",
+    "An accelerator",
+    "An attention kind",
+    "A topology",
+    "A collective",
+    "An engine",
+    "A model family",
+    "A scenario key",
+    "A calibration importer",
+)
+IN_PROCESS = ("A schedule", "An attention kind", "An engine")
+"""Recipes whose own test registers a larger toy while it runs; what the page prints is carried out here."""
+
+
+def test_every_kind_of_extension_has_a_recipe() -> None:
+    assert tuple(recipes()) == KINDS
+
+
+@pytest.mark.parametrize("title", KINDS)
+def test_a_recipe_states_what_it_touches_and_which_test_runs_it(title: str) -> None:
+    recipe = recipes()[title]
+    assert recipe.stated_files == len(recipe.files) <= 3
+    assert len(recipe.tests) == 1
+    assert recipe.run_by is not None
+    assert (ROOT / recipe.run_by).is_file()
+
+
+@pytest.mark.parametrize("title", IN_PROCESS)
+def test_a_recipe_works_as_printed(title: str, tmp_path: Path) -> None:
+    check(title, tmp_path)
+
+
+def test_the_page_lists_what_is_registered() -> None:
+    filled = runpy.run_path(str(ROOT / "docs" / "writers" / "extend_page.py"))["filled"]
+    page = PAGE.read_text("utf-8")
+    assert filled(page) == page, "run make pages"
+
+
+def test_a_change_must_fit_its_file_exactly_once() -> None:
+    text = "one\n\ntwo\ntwo\n"
+    assert changed(text, Block("f.py", " one\n+half\n\n", True)) == "one\nhalf\n\ntwo\ntwo\n"
+    assert (
+        changed(text, Block("f.py", "-one\n+1\n@@\n two\n two\n+three\n", True)) == "1\n\ntwo\ntwo\nthree\n"
+    )
+    for change in (" two\n+more\n", " three\n", "-one\n two\n"):
+        with pytest.raises(AssertionError, match=r"f\.py has \d times"):
+            changed(text, Block("f.py", change, True))
+    with pytest.raises(AssertionError, match="begins with"):
+        changed(text, Block("f.py", "one\n", True))

@@ -1,0 +1,91 @@
+"""GEMMs as Transformer Engine calls them: measured times come back, other profiles stay as they were."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from moesim.hwmodels.accelerator import load_accelerator
+from moesim.hwmodels.calibration import load_profile
+from moesim.simulator.cost.compute import SmContext, operator_seconds
+from moesim.simulator.model.operator import ONE_SCALE, ONE_SCALE_SPLIT, Direction, Operator
+from moesim.simulator.model.primitives import gemm
+
+RESULTS = Path(__file__).parents[3] / "benchmarks/gpu/results/2026-11-20-h200-layer-products.json"
+
+
+@lru_cache(maxsize=1)
+def measured() -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads(RESULTS.read_text())["rows"]
+    return rows
+
+
+def operator(row: dict[str, Any]) -> Operator:
+    n, k, t, fp8 = row["n"], row["k"], row["tokens"], row["dtype"] == "fp8"
+    if row["kind"] == "wgrad":
+        variant = ONE_SCALE if fp8 else ""
+        return gemm("x", "W", n, k, t, row["dtype"], cls="wgrad_gemm", variant=variant)
+    direction: Direction = "F" if row["kind"] == "forward" else "I"
+    shape = (t, n, k) if direction == "F" else (t, k, n)
+    variant = (ONE_SCALE if direction == "F" else ONE_SCALE_SPLIT) if fp8 else ""
+    return gemm("x", direction, *shape, row["dtype"], variant=variant)
+
+
+def seconds(op: Operator, profile: str, accelerator: str) -> float:
+    return operator_seconds(op, load_accelerator(accelerator), load_profile(profile), SmContext()).seconds
+
+
+def test_a_weight_gradient_takes_what_was_measured() -> None:
+    gap = load_profile("h200-products").launch_gap
+    assert gap is not None
+    rows = [r for r in measured() if r["kind"] == "wgrad" and r["tokens"] >= 1024]
+    assert len(rows) == 86
+    for row in rows:
+        took = seconds(operator(row), "h200-products", "h200-sxm") - gap.value
+        assert took == pytest.approx(median(row["us"]) * 1e-6, rel=2e-3), row
+
+
+def test_every_direction_in_fp8_reads_its_own_family() -> None:
+    (forward, dgrad) = (
+        next(
+            r
+            for r in measured()
+            if (r["kind"], r["dtype"], r["n"], r["tokens"]) == (kind, "fp8", 14336, 4096)
+        )
+        for kind in ("forward", "dgrad")
+    )
+    for row in (forward, dgrad):
+        rate = row["flop"] / seconds(operator(row), "h200-products", "h200-sxm")
+        assert rate == pytest.approx(row["tflop_per_s"] * 1e12, rel=0.01)
+    assert forward["tflop_per_s"] > dgrad["tflop_per_s"]
+
+
+def test_the_buffer_of_a_weight_gradient_scales_with_the_memory() -> None:
+    row = next(r for r in measured() if r["kind"] == "wgrad" and r["n"] == r["k"] == 12288)
+    op = operator(row)
+    bare = replace(op, accumulated_bytes=0.0)
+    added = [
+        seconds(op, profile, gpu) - seconds(bare, profile, gpu)
+        for profile, gpu in (("h200-products", "h200-sxm"), ("h100-products", "h100-sxm"))
+    ]
+    assert added[0] == pytest.approx(op.accumulated_bytes / 5.04e12, rel=0.01)
+    assert added[1] / added[0] == pytest.approx(4.8 / 3.35, rel=0.01)
+
+
+def test_one_scale_without_a_table_is_priced_as_a_forward_product() -> None:
+    weight = gemm("x", "W", 4096, 7168, 4096, "fp8", cls="wgrad_gemm", variant=ONE_SCALE)
+    product = gemm("x", "F", 4096, 7168, 4096, "fp8")
+    same = seconds(weight, "h100-from-h200", "h100-sxm"), seconds(product, "h100-from-h200", "h100-sxm")
+    assert same[0] == pytest.approx(same[1])
+
+
+def test_scales_of_tiles_do_not_read_the_tables_of_tensors() -> None:
+    tile = gemm("x", "F", 4096, 14336, 8192, "fp8")
+    there, here = seconds(tile, "h100-from-h200", "h100-sxm"), seconds(tile, "h100-products", "h100-sxm")
+    assert there == here
