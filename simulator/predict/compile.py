@@ -83,9 +83,10 @@ def _pool(
     stages: StageAssignment | None = None,
 ) -> PreparedPool:
     """A pool as if the whole pipeline ran on it; `schedule` and `stages`: those of the fleet."""
-    scenario, shape, layout = job.scenario, job.shape, job.layout
+    scenario, shape = job.scenario, job.shape
     check_sms(scenario, job.cluster)
     check_ranges(scenario)
+    layout = job.layout
     count = microbatches(layout, scenario.batch.sequences)
     check_size(scenario, shape, [job.cluster], own_machine())
     schedule = schedule or load_schedule(scenario, count)
