@@ -92,3 +92,18 @@ def test_each_operator_of_a_scenario_is_priced_once(
     for op, context in asked:
         used = operator_seconds(op, accelerator, profile, context).evidence
         assert used.entries <= prepared.program.costs.evidence.entries, op.name
+
+
+def test_collectives_inside_a_layer_name_the_curve_of_their_rings() -> None:
+    """Without data parallelism these rings are all there is: all eight GPUs hold one replica."""
+    overrides = [
+        "cluster={node: hgx-h200, nodes: 1, network: ft3-ib-400g, name: h200}", "profile=h200-8gpu",
+        "precision=bf16", "batch={sequences: 8, sequence_length: 256}", "model=llama-3-8b", "schedule=1f1b",
+        "parallel={tp: 8, pp: 1, ep: 1, microbatch: 1, zero_stage: 1, sequence_parallel: true}",
+    ]  # fmt: skip
+    prepared = prepare(load_scenario("deepseek-v3-2048xh800", overrides))
+    assert prepared.layout.dp == 1
+    costs = prepared.program.costs
+    assert "collective.scale_up_fraction" in costs.compute["dense", "attn F", "alone"].evidence.entries
+    assert "collective.scale_up_fraction" not in costs.compute["head", "mlp F", "alone"].evidence.entries
+    assert "collective.nic_fraction" not in costs.evidence.entries
