@@ -49,7 +49,7 @@ def with_collectives(
     pricer: Pricer, kind: BlockKind, bare: BarePrices
 ) -> dict[tuple[BlockKind, Phase, Mode], PhaseCost]:
     """Compute of a block with collectives of tensor and context parallelism (eq. X6, X14, X15, O2, O3)."""
-    experts = _has_experts(pricer, kind)
+    experts = pricer.shape.block(kind).routed
     exposed: dict[Phase, float] = {}
     evidence = NO_EVIDENCE
     if _cuts(pricer, kind):
@@ -70,10 +70,6 @@ def with_collectives(
 def _cuts(pricer: Pricer, kind: BlockKind) -> bool:
     plan, block = pricer.scenario.parallel, pricer.shape.block(kind)
     return block.layer is not None and plan.tp * plan.cp * (plan.expert_tp if block.routed else 1) > 1
-
-
-def _has_experts(pricer: Pricer, kind: BlockKind) -> bool:
-    return pricer.shape.block(kind).routed
 
 
 def _later(cost: PhaseCost, exposed_s: float, evidence: PriceEvidence) -> PhaseCost:

@@ -16,7 +16,7 @@ from moesim.simulator.cost.overlap import (
     pipelined,
 )
 from moesim.simulator.cost.price_evidence import PriceEvidence, combined
-from moesim.simulator.model.attention import Attention
+from moesim.simulator.model.attention.protocol import Attention
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
+
+from moesim.hwmodels.frozen import Frozen
 
 
-class ModelPart(BaseModel):
-    """A frozen description whose keys and types are checked strictly: a model file's integer is no text."""
+class ModelPart(Frozen):
+    """A frozen description whose types are checked strictly: a text is no integer, whatever it says."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(strict=True)

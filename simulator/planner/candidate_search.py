@@ -11,6 +11,7 @@ from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.stages import StageAssignment, blocks_of, from_layers_per_stage
 from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.planner.closed_form import Priced, step_seconds
 from moesim.simulator.planner.frames import Frame
 from moesim.simulator.planner.pareto import beaten, staircase
 from moesim.simulator.planner.pattern import pattern
@@ -18,7 +19,6 @@ from moesim.simulator.planner.placements import price_key
 from moesim.simulator.planner.plan_arrays import Candidates
 from moesim.simulator.planner.prices import PriceBook
 from moesim.simulator.planner.progress import OnProgress, no_progress
-from moesim.simulator.planner.replay import Priced, step_seconds
 from moesim.simulator.scenario import Scenario
 
 BATCH = 1024

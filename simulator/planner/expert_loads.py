@@ -20,8 +20,8 @@ from moesim.simulator.layout.stages import blocks_of
 from moesim.simulator.model.block import may_route
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.frames import Frame
+from moesim.simulator.planner.member_lag import MemberLag, member_lag_of
 from moesim.simulator.planner.placements import Placement, with_placement
-from moesim.simulator.planner.spread import Spread, spread_of
 from moesim.simulator.scenario import Scenario
 
 SAMPLED_MICROBATCHES = 4
@@ -81,7 +81,7 @@ class ExpertLoads:
             return str(error)
         return None
 
-    def spread(self, frame: Frame, placement: Placement) -> Spread:
+    def spread(self, frame: Frame, placement: Placement) -> MemberLag:
         """How much the slowest member of a group lags.
 
         Where only the dealing of rows differs, by the expected maximum (eq. P3). Lasting popularity, a
@@ -89,12 +89,12 @@ class ExpertLoads:
         drawn as the engine draws them.
         """
         scenario = with_placement(self.scenario, placement)
-        plain = spread_of(scenario, self.shape, frame)
+        plain = member_lag_of(scenario, self.shape, frame)
         moe = self.shape.moe
         if moe is None or frame.plan.ep == 1 or not given_load(scenario.routing):
             return plain
         load = self._load(scenario, frame, placement)
-        return Spread(
+        return MemberLag(
             plain.clock,
             plain.jitter,
             max(0.0, load.rank - load.hot),

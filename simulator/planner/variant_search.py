@@ -9,9 +9,9 @@ from moesim.hwmodels.errors import InputError
 from moesim.simulator.layout.job import resolve
 from moesim.simulator.planner.candidate_search import CandidateSearch
 from moesim.simulator.planner.candidates import find_candidates
+from moesim.simulator.planner.closed_form import CLOSED_FORM_ERROR
 from moesim.simulator.planner.goal import Goal
 from moesim.simulator.planner.progress import OnProgress
-from moesim.simulator.planner.replay import CLOSED_FORM_ERROR
 from moesim.simulator.planner.result import PlanRow
 from moesim.simulator.planner.rows import Estimates, Simulated, closed_form_memory, make_row, scenario_of
 from moesim.simulator.planner.space import PlanSpace, with_defaults

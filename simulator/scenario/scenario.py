@@ -111,7 +111,7 @@ class Scenario(Section):
         "model was trained on where they are known, else 1 T.",
     )
     resolution: Literal["folded", "full"] = "folded"
-    """`folded`: one group of GPUs stands for all; `full`: every GPU for itself."""
+    """`folded`: one group of GPUs represents all; `full`: every GPU is simulated."""
     spreading: Spreading = "modulo"
     """How switches spread flows over equal paths (full resolution)."""
     faults: tuple[Fault, ...] = ()

@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 
 import moesim
-from moesim.kernels.importers import CALIBRATION_IMPORTERS
-from moesim.simulator.model.hf import FAMILIES
 from moesim.simulator.model.library import load_model
 from moesim.simulator.predict.result import Result
 from moesim.simulator.run.report import RunReport
@@ -311,12 +309,6 @@ def test_version_and_help(run: Run) -> None:
     ):
         assert command in out
         assert run(*(("import", "hf") if command == "import" else (command,)), "--help").code == 0
-
-
-def test_import_lists_model_families_and_importers(run: Run) -> None:
-    assert run("import", "hf", "--families").out.split() == sorted(FAMILIES)
-    out = run("import", "--help").out
-    assert all(f"\n  {name} " in out for name in (*CALIBRATION_IMPORTERS, "megatron", "topology", "hf"))
 
 
 def test_help_loads_no_simulator() -> None:

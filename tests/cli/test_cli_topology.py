@@ -1,4 +1,4 @@
-"""moesim topology and moesim import topology."""
+"""moesim topology and moesim import topology, and what the command line lists of the registries."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import pytest
 from moesim.hwmodels import load_cluster
 from moesim.hwmodels.importers.registry import MACHINE_FORMS
 from moesim.hwmodels.topologies.registry import SCALE_OUT, SCALE_UP
+from moesim.kernels.importers import CALIBRATION_IMPORTERS
+from moesim.simulator.model.hf import FAMILIES
 
 Run = Callable[..., Any]
 EDGES = "gpu:0 s0 100GB/s 1us\ngpu:1 s0 100GB/s\n"
@@ -97,3 +99,9 @@ def test_forms_of_files_are_those_of_the_registry(run: Run) -> None:
     code, out, _ = run("import", "topology", "--forms")
     assert code == 0 and out.splitlines()[:-1] == list(MACHINE_FORMS)
     assert "edge list" in out.splitlines()[-1]
+
+
+def test_import_lists_model_families_and_importers(run: Run) -> None:
+    assert run("import", "hf", "--families").out.split() == sorted(FAMILIES)
+    out = run("import", "--help").out
+    assert all(f"\n  {name} " in out for name in (*CALIBRATION_IMPORTERS, "megatron", "topology", "hf"))

@@ -19,8 +19,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "extend.md"
 PACKAGES = ("simulator", "hwmodels", "kernels", "app")
-UNMERGED = "<!-- merge: check -->"
-"""Marks a recipe whose registry another branch brings."""
 
 _STATED = re.compile(r"\*\*(\d+) files? and a test\.\*\*")
 _TEST = re.compile(r"`(tests/extend/test_add_\w+\.py)`")
@@ -44,7 +42,6 @@ class Recipe:
     stated_files: int | None
     run_by: str | None
     blocks: tuple[Block, ...]
-    unmerged: bool
 
     @property
     def files(self) -> list[str]:
@@ -71,12 +68,14 @@ def _recipe(title: str, text: str) -> Recipe:
         int(stated[1]) if stated else None,
         run_by[1] if run_by else None,
         tuple(Block(path, body, kind == "diff") for path, kind, body in _BLOCK.findall(text)),
-        UNMERGED in text,
     )
 
 
 def carry_out(recipe: Recipe, folder: Path, root: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """The run of the recipe's test in a copy of the tree with the recipe's files, style checked before."""
+    """The run of the recipe's test in a copy of the tree with the recipe's files.
+
+    Style and layers of imports are checked before; the run is theirs where one of them fails.
+    """
     copy = folder / "tree"
     for package in PACKAGES:  # compiled modules are copied too: their files keep their times
         shutil.copytree(root / package, copy / package)
@@ -89,20 +88,25 @@ def carry_out(recipe: Recipe, folder: Path, root: Path = ROOT) -> subprocess.Com
         text = changed(path.read_text("utf-8"), block) if block.is_change else block.text
         path.write_text(text, encoding="utf-8")
     python = [name for name in (*recipe.files, *recipe.tests) if name.endswith(".py")]
-    for command in (["ruff", "check", *python], ["ruff", "format", "--diff", *python]):
-        styled = _run(command, copy)
-        if styled.returncode:
-            return styled
-    return _run(["pytest", "-q", "-p", "no:cacheprovider", *recipe.tests], copy)
+    checks = (
+        ["-m", "ruff", "check", *python],
+        ["-m", "ruff", "format", "--diff", *python],
+        ["-c", "from importlinter.cli import lint_imports_command; lint_imports_command()", "--no-cache"],
+    )
+    for command in checks:
+        checked = _run(command, copy)
+        if checked.returncode:
+            return checked
+    return _run(["-m", "pytest", "-q", "-p", "no:cacheprovider", *recipe.tests], copy)
 
 
-def _run(module: list[str], copy: Path) -> subprocess.CompletedProcess[str]:
+def _run(arguments: list[str], copy: Path) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {
         "PYTHONPATH": str(copy / "src"),
         "MOESIM_CACHE": "off",
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # none is needed, and they take a second to load
     }
-    command = [sys.executable, "-m", *module]
+    command = [sys.executable, *arguments]
     return subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
 
 

@@ -16,13 +16,13 @@ from moesim.simulator.layout.stages import StageAssignment, blocks_of, from_laye
 from moesim.simulator.model.block import is_layer
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.bound import BoundBook
+from moesim.simulator.planner.closed_form import Priced, step_seconds_by_rank
 from moesim.simulator.planner.expert_loads import ExpertLoads
 from moesim.simulator.planner.fleet.bound import PoolSeconds, blocks_by_kind, ideal_bound_s, layout_bound_s
 from moesim.simulator.planner.fleet.space import FleetPools
 from moesim.simulator.planner.frames import Frame
 from moesim.simulator.planner.prices import PriceBook
 from moesim.simulator.planner.refusals import TOO_SLOW, Refusals
-from moesim.simulator.planner.replay import Priced, step_seconds_by_rank
 from moesim.simulator.planner.space import Space
 from moesim.simulator.predict.fleet_balance import FleetMemory, balanced_over_pools
 from moesim.simulator.scenario import Scenario

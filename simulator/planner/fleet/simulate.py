@@ -11,6 +11,7 @@ from math import fsum, isfinite
 from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from moesim.simulator.layout.pools import usd_per_hour
+from moesim.simulator.planner.closed_form import CLOSED_FORM_ERROR
 from moesim.simulator.planner.fleet.best_first import FleetPlan, FleetSearch
 from moesim.simulator.planner.fleet.space import (
     FleetPools,
@@ -21,7 +22,6 @@ from moesim.simulator.planner.fleet.space import (
 from moesim.simulator.planner.fleet.verdict import verdict
 from moesim.simulator.planner.goal import Goal
 from moesim.simulator.planner.progress import OnProgress
-from moesim.simulator.planner.replay import CLOSED_FORM_ERROR
 from moesim.simulator.planner.result import Alone, PlanResult, PlanRow
 from moesim.simulator.planner.rows import Estimates, Simulated, make_row
 from moesim.simulator.planner.space import PlanSpace

@@ -12,7 +12,7 @@ import pytest
 
 import moesim
 from moesim.hwmodels.errors import InfeasibleError, InputError
-from moesim.simulator.planner import candidate_search, replay, rows, search
+from moesim.simulator.planner import candidate_search, closed_form, rows, search
 from moesim.simulator.planner.processes import engine_processes
 from moesim.simulator.planner.result import PlanResult
 from moesim.simulator.planner.search import plan
@@ -100,7 +100,7 @@ def test_nothing_on_the_front_beats_the_best_by_closed_form_alone(
     monkeypatch: pytest.MonkeyPatch, objective: str
 ) -> None:
     """A closed form that is a tenth too fast makes many such claims; the engine decides about each."""
-    exact = replay.step_seconds
+    exact = closed_form.step_seconds
     monkeypatch.setattr(candidate_search, "step_seconds", lambda *of: 0.9 * exact(*of))
     front = plan(small(), PlanSpace(**SPACE), objective, top=1)
     assert [row for row in front.pareto if row.source == "closed form" and row.margin < 0.0] == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import moesim
+from moesim.simulator.schedules import SCHEDULES
 from moesim.simulator.studies import neighbours as module
 from moesim.simulator.studies.faster_links import faster_links
 from moesim.simulator.studies.neighbours import neighbours
@@ -30,7 +31,7 @@ def test_faster_links_multiply_bandwidths_and_shorten_the_step() -> None:
 
 def test_neighbours_are_what_the_simulator_says_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RECOMPUTE", ("deepseek-v3", "none"))
-    monkeypatch.setattr(module, "SCHEDULES", ("1f1b",))
+    monkeypatch.setattr(module, "SCHEDULES", {"1f1b": SCHEDULES["1f1b"]})
     monkeypatch.setattr(module, "SMS_STEPS", (4,))
     scenario = moesim.load(*HOME)
     own = moesim.simulate(scenario)

@@ -11,8 +11,8 @@ from moesim.hwmodels.arrays import FloatArray
 from moesim.simulator.cost.formulas import blended, compute_seconds, payload_seconds
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost
 from moesim.simulator.model.operator import BlockKind, Phase
+from moesim.simulator.planner.member_lag import MemberLag
 from moesim.simulator.planner.pattern import Key
-from moesim.simulator.planner.spread import Spread
 from moesim.simulator.schedules.template import ActionKind, OverlapOrder, Task, Template, build_template
 
 ROUTED: frozenset[Phase] = frozenset({"mlp F", "mlp I", "mlp W"})
@@ -35,7 +35,7 @@ class ActionBook:
     """Actions of plans whose blocks have the same phases; `tables` and `spreads` have one entry a plan."""
 
     tables: Sequence[CostTable]
-    spreads: Sequence[Spread]
+    spreads: Sequence[MemberLag]
     order: OverlapOrder
     _times: dict[object, ActionTimes] = field(default_factory=dict)
     _read: dict[object, tuple[FloatArray, FloatArray]] = field(default_factory=dict)

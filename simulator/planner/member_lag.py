@@ -22,7 +22,7 @@ def expected_maximum(n: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class MemberLag:
     """Relative lag of the slowest member (docs/model.md, eq. P3 and P5).
 
     `clock`: its sustained speed, lasting. `jitter` and `rows`: of one phase, from run to run and from its
@@ -41,13 +41,13 @@ class Spread:
     lasting: bool = False
 
 
-def spread_of(scenario: Scenario, shape: ModelShape, frame: Frame) -> Spread:
+def member_lag_of(scenario: Scenario, shape: ModelShape, frame: Frame) -> MemberLag:
     """The spread of a plan: clocks, jitter and expert load (eq. R3) at the slowest of its members."""
     n = members_of(frame.layout)
     z = expected_maximum(n)
     clock = z * scenario.variation.clock_cv.value
     if frame.plan.ep == 1 or shape.moe is None:
-        return Spread(clock, 0.0, 0.0, 0.0, 0.0)
+        return MemberLag(clock, 0.0, 0.0, 0.0, 0.0)
     plan = frame.plan
     tokens = tokens_per_gpu(plan, scenario.batch.sequence_length)
     popularity = scenario.routing.expert_load_cv.value / sqrt(shape.moe.experts / plan.ep)
@@ -55,7 +55,7 @@ def spread_of(scenario: Scenario, shape: ModelShape, frame: Frame) -> Spread:
     load = sqrt(popularity**2 + dealt**2) if popularity else 0.0
     per_node = min(plan.ep, frame.layout.gpus_per_node)
     nodes = plan.ep // per_node
-    return Spread(
+    return MemberLag(
         clock,
         z * scenario.variation.jitter_cv.value,
         z * load,

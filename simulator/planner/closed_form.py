@@ -12,9 +12,9 @@ from moesim.simulator.cost.formulas import SyncParts, end_of_step
 from moesim.simulator.cost.table import CostTable, SyncCost
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.operator import BlockKind
-from moesim.simulator.planner.actions import ActionBook, ActionTimes
+from moesim.simulator.planner.action_times import ActionBook, ActionTimes
+from moesim.simulator.planner.member_lag import MemberLag
 from moesim.simulator.planner.pattern import Key, Order, Pattern
-from moesim.simulator.planner.spread import Spread
 from moesim.simulator.schedules.template import OverlapOrder
 
 CLOSED_FORM_ERROR = 0.03
@@ -30,7 +30,7 @@ class Priced:
 
     microbatches: int
     table: CostTable
-    spread: Spread
+    spread: MemberLag
     send_s: tuple[float, float]
     """Of a pipeline send alone, and of two that leave together (eq. E7)."""
     sync: tuple[SyncCost, ...]
