@@ -15,7 +15,7 @@ MOST_PER_LAYER = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class PictureLayer:
     """All vertices of one kind: how many there are, and the names of those shown."""
 
     kind: str
@@ -42,7 +42,7 @@ class Cable:
 class Picture:
     """Layers from top to bottom, cables, and where each vertex stands (0 to 1 across, layers down)."""
 
-    layers: tuple[Layer, ...]
+    layers: tuple[PictureLayer, ...]
     cables: tuple[Cable, ...]
     places: dict[str, tuple[float, float]]
     scale_up_kinds: tuple[str, ...]
@@ -93,7 +93,7 @@ def picture(topology: Topology, nodes: int = 3) -> Picture:
         for n, v in enumerate(found)
     }
     return Picture(
-        tuple(Layer(kind, count, tuple(names[v] for v in found)) for kind, count, found in order),
+        tuple(PictureLayer(kind, count, tuple(names[v] for v in found)) for kind, count, found in order),
         tuple(cables),
         places,
         tuple(sorted(scale_up)),

@@ -57,10 +57,6 @@ class StageAssignment:
         """Transformer layers of each stage, MTP modules left out."""
         return tuple(sum(block.is_layer for block in stage) for stage in self.stages)
 
-    def stages_with(self, kind: BlockKind) -> tuple[int, ...]:
-        """Stages that hold a block of this kind."""
-        return tuple(i for i, stage in enumerate(self.stages) if any(b.kind == kind for b in stage))
-
     @property
     def stages_with_routed_layers(self) -> tuple[int, ...]:
         """Stages that hold a layer with routed experts, MTP modules left out."""

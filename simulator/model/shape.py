@@ -144,16 +144,6 @@ class ModelShape(ModelPart):
         return self.moe is not None and index not in self.moe.dense_layers
 
     @property
-    def n_dense_layers(self) -> int:
-        """Layers with a dense FFN, MTP modules left out."""
-        return len(self.moe.dense_layers) if self.moe else self.n_layers
-
-    @property
-    def n_moe_layers(self) -> int:
-        """Layers with experts, MTP modules left out."""
-        return self.n_layers - self.n_dense_layers
-
-    @property
     def attention_by_name(self) -> Mapping[str | None, Attention]:
         """The attention of every name; None is the name of the only one of a model without names."""
         if self.attention is not None:

@@ -32,12 +32,6 @@ LONG_FUNCTIONS: dict[str, str] = {
     "kernels/calibrate/studies/eager_moe.py: routing": "every operator of the routing, one after the other",
     "kernels/calibrate/studies/host_launch.py: host_part": "a table of operators to time, one an entry",
     "kernels/calibrate/studies/relay_interference.py: main": "one measurement, read from top to bottom",
-    "simulator/model/operators.py: block_operators": "the operators of every kind of block, phase by phase",
-    "simulator/planner/candidates.py: find_candidates": "the loops over a space, slowest first",
-    "simulator/planner/candidates.py: _add": "the checks of one layout, in their order",
-    "simulator/planner/fleet/simulate.py: plan_fleet": "one search from its space to its result",
-    "simulator/planner/search.py: plan": "one search from its space to its result, step by step",
-    "simulator/studies/uncertainty.py: uncertainty": "sources to intervals, a paragraph each",
     "src/moesim/cli/simulate.py: simulate": "half of it are the options of the command with their help",
     "src/moesim/cli/sweep.py: sweep": "half of it are the options of the command with their help",
 }

@@ -49,10 +49,8 @@ def test_other_families_agree_with_the_analytic_count(name: str) -> None:
     shape = load_model(name)
     rows = float(TOKENS * shape.moe.top_k) if shape.moe else 0.0
     kinds: list[tuple[BlockKind, int]] = [("head", 1)]
-    if shape.n_moe_layers:
-        kinds.append(("moe", shape.n_moe_layers))
-    if shape.n_dense_layers:
-        kinds.append(("dense", shape.n_dense_layers))
+    routed = sum(map(shape.is_moe_layer, range(shape.n_layers)))
+    kinds += [(kind, n) for kind, n in (("moe", routed), ("dense", shape.n_layers - routed)) if n]
     total = sum(
         n * model_flop(everything(blocks(shape, k, "bf16", ep=1, received_rows=rows))) for k, n in kinds
     )
