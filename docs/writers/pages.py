@@ -99,7 +99,8 @@ def page(rows: list[Row], placements: list[Placement], contexts: list[ContextRow
     lines += [
         "## Goodput of published runs",
         "",
-        "Simulated from published failure rates and restart times; the published ones are limits or rounded.",
+        "Goodput is simulated from published failure rates and restart times. The published goodputs are",
+        "limits or rounded.",
         "",
         "| quantity | published | predicted | error | source, and what is not from it |",
         "|---|---|---|---|---|",
@@ -114,7 +115,8 @@ def page(rows: list[Row], placements: list[Placement], contexts: list[ContextRow
     lines += [
         "## Sensitivity to the layer placement",
         "",
-        "Which layers each stage holds was not published. Step time of the home case under other placements:",
+        "Which layers each stage holds was not published. These are step times of the home case under other",
+        "placements.",
         "",
         "| placement | layers per stage | step (s) | against the default |",
         "|---|---|---|---|",
@@ -126,7 +128,8 @@ def page(rows: list[Row], placements: list[Placement], contexts: list[ContextRow
         "",
         "## Sensitivity to the plan of the context extension",
         "",
-        "The parallel plan at 32K and 128K tokens was not published. GPU-hours under some that fit:",
+        "The parallel plan at 32K and 128K tokens was not published. These are GPU-hours under some that",
+        "fit.",
         "",
         "| plan | 32K (kh) | 128K (kh) | together (kh) | fits |",
         "|---|---|---|---|---|",
@@ -169,9 +172,10 @@ def full_resolution() -> list[str]:
         )
     lines += [
         "",
-        "Skew along a pair: how long a GPU waits at the barrier before each transfer, in milliseconds.",
-        f"Published: one GPU of 64 in one pair ({checks.notify_source}).",
-        "Predicted: all 2,048 GPUs, mean over their pairs.",
+        "The next table is the skew along a pair: how long a GPU waits at the barrier before each",
+        "transfer, in milliseconds. The published figures are those of one GPU of 64 in one pair",
+        f"({checks.notify_source}). The predicted ones are percentiles over all 2,048 GPUs of the mean",
+        "over their pairs.",
         "",
         "| transfer | layer | published | 10 % | 50 % | 90 % of the GPUs |",
         "|---|---|---|---|---|---|",
@@ -190,8 +194,9 @@ def collectives() -> list[str]:
     lines = [
         "## Collectives",
         "",
-        "Time of NCCL collectives from link rates, steps and protocols ([model](model.md), X8 to X13)",
-        "beside measured times. No scored row gave a figure of `simulator/data/collectives/nccl.yaml`.",
+        "These tables compare times of NCCL collectives, computed from link rates, steps and protocols",
+        "([model](model.md), eqs. X8 to X13), with measured times. No scored row gave a figure of",
+        "`simulator/data/collectives/nccl.yaml`.",
         "",
     ]
     for use, title in TITLES.items():
@@ -235,9 +240,9 @@ def link_loads() -> list[str]:
     lines = [
         "## Link loads of one expert-parallel group",
         "",
-        f"One dispatch of the home case, {tokens:,} tokens a GPU over {scenario.parallel.ep} GPUs, as flows",
-        "over the routes of its network. Sampled: seeded tokens, experts equally popular; popularity comes",
-        "on top.",
+        f"One dispatch of the home case, {tokens:,} tokens a GPU over {scenario.parallel.ep} GPUs, as",
+        "flows over the routes of its network. Sampled rows draw seeded tokens over equally popular",
+        "experts; a lasting popularity would add to them.",
         "",
         "| routing | link | links used | mean (MB) | largest (MB) | largest over mean | largest on |",
         "|---|---|---|---|---|---|---|",
@@ -252,7 +257,7 @@ def link_loads() -> list[str]:
 
 
 def readme_with_answer() -> str:
-    """The README with the figures that `moesim simulate` prints now, the step beside the published one."""
+    """The README with what `moesim simulate` prints now, and the step beside the published one."""
     command = [sys.executable, "-c", "from moesim.cli import main; main()", "simulate", HOME]
     shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     answer = shown.split(ANSWER_ENDS)[0].strip()

@@ -32,9 +32,10 @@ def section(scored: list[ScoredRun], board: Board) -> str:
         BEGIN,
         "## Five real runs on 8x H200",
         "",
-        "torchtitan 0.2.2 unmodified; profile `h200-8gpu`. Active: the allocator's peak of live tensors,",
-        "beside the predicted tensors. Reserved: what it took from the device, fragments and caches",
-        "included, beside the prediction with the framework's own bytes; that sum is held against the",
+        "The runs used torchtitan 0.2.2 unmodified; the predictions use the profile `h200-8gpu`. Active",
+        "bytes are the allocator's peak of live tensors, compared with the predicted tensors. Reserved",
+        "bytes are what the allocator took from the device, with fragments and caches. They are compared",
+        "with the prediction that includes the framework's own bytes, which is also compared with the",
         "device's memory.",
         "",
         "| run | step (s) | predicted | error | P10 to P90 | active (GiB) | predicted | error | "
@@ -42,18 +43,22 @@ def section(scored: list[ScoredRun], board: Board) -> str:
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
         *(_run(run) for run in scored),
         "",
-        "Exposed communication was profiled for two of them: collectives that nothing ran beside.",
+        "Exposed communication was profiled for two of the runs. It is the time of collectives beside which",
+        "nothing ran.",
         "",
         "## Published training steps",
         "",
-        "`moesim validate --all`. Every row with the plan that was run and the published configuration",
-        "behind it, taken whole ([decision 0030](decisions/0030-published-configurations-as-data.md));",
-        "assumptions by source, none by row",
-        "([decision 0020](decisions/0020-scoreboard-of-published-steps.md)); nothing fitted.",
-        "Errors of the step. In 80 %: published steps inside the 80 % interval (P10 to P90) of their",
-        "prediction, whose aim is 70 to 90 %; faster, slower: published steps below P10 and above P90;",
-        "width: P90 - P10 over the predicted step, median. What an interval contains was decided first",
-        "([decision 0024](decisions/0024-what-an-interval-contains.md)).",
+        "`moesim validate --all` prints this table. Every row is predicted with the plan that was run and",
+        "the published configuration behind it, taken whole ([decision",
+        "0030](decisions/0030-published-configurations-as-data.md)). Assumptions are made by source,",
+        "never by row ([decision 0020](decisions/0020-scoreboard-of-published-steps.md)), and nothing is",
+        "fitted.",
+        "",
+        "Errors are those of the step. *In 80 %* counts the published steps inside the 80 % interval (P10",
+        "to P90) of their prediction; the aim is 70 to 90 %. *Faster* and *slower* count the published",
+        "steps below P10 and above P90. *Width* is the median of P90 - P10 over the predicted step. What",
+        "an interval contains was decided first ([decision",
+        "0024](decisions/0024-what-an-interval-contains.md)).",
         "",
         "| rows of | n | refused | median error | median absolute | worst | in 80 % | faster | slower | "
         "width | in bounds | memory: n | median absolute | do not fit |",
@@ -63,7 +68,7 @@ def section(scored: list[ScoredRun], board: Board) -> str:
         "",
     ]
     lines += [
-        "Do not fit: rows that ran and are predicted not to, which counts as a miss of the memory model.",
+        "Rows that *do not fit* ran, but are predicted not to. They count as misses of the memory model.",
         "",
         "Sources differ in size (BLOOM has 88 rows), so the median over rows is one statistic and the",
         "medians of the groups (model family and hardware generation) are another:",
@@ -85,7 +90,7 @@ def section(scored: list[ScoredRun], board: Board) -> str:
     known = sorted((r for r in board.rows if r.relative_error is not None), key=_worst_first)
     bound = [r.id for r in board.rows if r.host_bound]
     lines += [
-        "Predicted to be bound by the host's launches, at least a tenth of the step, and marked (host): "
+        "Rows marked (host) are predicted to lose at least a tenth of the step to launch stalls: "
         f"{', '.join(bound) or 'none'}.",
         "",
         "Largest misses:",
@@ -141,7 +146,7 @@ def _left_out(board: Board) -> list[str]:
             rows.setdefault(note, []).append(row.id)
     return [
         "",
-        "Stated by a source and not expressed by the prediction:",
+        "Sources state the following, and the prediction does not express it:",
         "",
         "| what | rows |",
         "|---|---|",
@@ -153,8 +158,8 @@ def _memory(board: Board) -> list[str]:
     known = [r for r in board.rows if r.needed_bytes and r.capacity_bytes]
     lines = [
         "",
-        f"Memory of every row that ran ({sum(not r.fits for r in known)} of {len(known)} do not fit):",
-        "predicted peak with the framework's own bytes, against the accelerator's memory.",
+        f"Memory of every row that ran ({sum(not r.fits for r in known)} of {len(known)} do not fit) is the",
+        "predicted peak with the framework's own bytes, compared with the accelerator's memory.",
         "",
         "| row | group | predicted (GiB) | of | fits |",
         "|---|---|---|---|---|",
