@@ -5,7 +5,7 @@ Equations C4 to C8 of docs/model.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from moesim.hwmodels.accelerator import Accelerator
 from moesim.hwmodels.calibration import CalibrationProfile
@@ -51,15 +51,15 @@ class OperatorCost:
     assumptions: tuple[str, ...] = ()
     """Priors and substitutions: nothing of this class was measured."""
 
-    @property
-    def evidence(self) -> PriceEvidence:
-        """What the price stands on; the error is that of the entry which gives the time."""
-        entry = self.curve_ids[0]
-        return PriceEvidence(
-            frozenset(self.curve_ids),
-            frozenset((*self.extrapolations, *self.assumptions)),
-            (EntryReading(entry, self.seconds, self.seconds * self.residual),),
-        )
+    evidence: PriceEvidence = field(init=False, compare=False, repr=False)
+    """The same as a price carries it; the error is that of the entry which gives the time."""
+
+    def __post_init__(self) -> None:
+        """Work the evidence out once: an operator's price is part of many."""
+        reading = EntryReading(self.curve_ids[0], self.seconds, self.seconds * self.residual)
+        notes = (*self.extrapolations, *self.assumptions)
+        found = PriceEvidence(frozenset(self.curve_ids), frozenset(notes), (reading,))
+        object.__setattr__(self, "evidence", found)
 
 
 def operator_seconds(

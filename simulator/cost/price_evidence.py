@@ -51,15 +51,18 @@ def combined(parts: Iterable[tuple[PriceEvidence, float]]) -> PriceEvidence:
     """
     entries: set[str] = set()
     notes: set[str] = set()
-    seconds: dict[str, float] = {}
-    errors: dict[str, float] = {}
+    sums: dict[str, tuple[float, float]] = {}
     for part, times in parts:
         entries |= part.entries
-        notes |= part.notes
-        for entry, priced_s, error_s in part.readings:
-            seconds[entry] = seconds.get(entry, 0.0) + times * priced_s
-            errors[entry] = errors.get(entry, 0.0) + times * error_s
-    readings = tuple(EntryReading(entry, priced_s, errors[entry]) for entry, priced_s in seconds.items())
+        if part.notes:
+            notes |= part.notes
+        for entry, seconds, error_s in part.readings:
+            known = sums.get(entry)
+            if known is None:
+                sums[entry] = times * seconds, times * error_s
+            else:
+                sums[entry] = known[0] + times * seconds, known[1] + times * error_s
+    readings = tuple([EntryReading(entry, *both) for entry, both in sums.items()])
     return PriceEvidence(frozenset(entries), frozenset(notes), readings)
 
 
