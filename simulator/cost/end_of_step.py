@@ -12,7 +12,7 @@ from moesim.simulator.cost.price_evidence import NO_EVIDENCE, PricedSeconds, com
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.profile_use import carried_shares, collective_residual
 from moesim.simulator.cost.table import SyncCost
-from moesim.simulator.layout.in_flight import held_by_rank
+from moesim.simulator.layout.in_flight import block_kinds_by_rank
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.optimizer import optimizer_operators
@@ -22,7 +22,7 @@ from moesim.simulator.schedules import Schedule
 
 def step_end(pricer: Pricer, schedule: Schedule, stages: StageAssignment) -> tuple[SyncCost, ...]:
     """End of the step on every pipeline rank (docs/model.md, section "End of the step")."""
-    held = held_by_rank(schedule, stages)
+    held = block_kinds_by_rank(schedule, stages)
     same = {kinds: rank_step_end(pricer, kinds, schedule) for kinds in dict.fromkeys(held)}
     return tuple(same[kinds] for kinds in held)
 

@@ -1,1 +1,1 @@
-"""Where things live: rank coordinates, stages, routing, bytes per GPU (pure)."""
+"""Places every part of a job: rank coordinates, stages, expert routing and bytes per GPU (pure functions)."""

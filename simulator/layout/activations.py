@@ -15,11 +15,11 @@ from moesim.simulator.model.software import PLAIN, Software
 from moesim.simulator.scenario.parallel import ParallelPlan
 
 SCORE_BYTES = 2.0
-"""Softmax output in 16 bits, for every score."""
+"""Bytes of one score's softmax output, in 16 bits."""
 MASK_BYTES = 1.0
-"""Dropout mask of one element."""
+"""Bytes of one element's dropout mask."""
 DROPPED_SCORE_BYTES = MASK_BYTES + 2.0
-"""Mask and output of the dropout of a score."""
+"""Bytes that dropout adds to one score: its mask, and its output in 16 bits."""
 
 RECOMPUTED: dict[RecomputePolicy, frozenset[Role]] = {
     "none": frozenset(),
@@ -31,6 +31,7 @@ RECOMPUTED: dict[RecomputePolicy, frozenset[Role]] = {
         {"norm output", "latent", "expanded", "kept", "linear input", "swiglu output", "scores"}
     ),
 }
+"""Roles of the tensors that each policy computes again in the backward pass instead of keeping them."""
 
 
 def cached_tensors(
@@ -40,11 +41,11 @@ def cached_tensors(
     policy: RecomputePolicy,
     unfused: bool = False,
 ) -> tuple[CachedTensor, ...]:
-    """The tensors of one block that stay in memory between its forward and its backward pass.
+    """Return the tensors of one block that stay in memory between its forward and its backward pass.
 
-    Attention is of the flash kind, without its scores; `unfused` says that they go through memory, which
-    `activation_bytes` counts. The loss overwrites the logits with their gradient, one tensor in the head's
-    format. `full` applies to layers; embedding and head keep theirs.
+    Attention scores are never listed: flash attention does not store them, and for `unfused` attention
+    `activation_bytes` adds them. The loss overwrites the logits with their gradient, so they are one tensor,
+    in the head's format. The policy `full` recomputes layers only; embedding and head keep their tensors.
     """
     block = shape.block(kind)
     if policy == "op" and block.layer is not None:
@@ -56,9 +57,11 @@ def cached_tensors(
 def _kept_by_op(
     shape: ModelShape, block: BlockShape, precision: Precision, unfused: bool
 ) -> Iterator[CachedTensor]:
-    """Eq. M7: block input, core attention, every second dense GEMM from the first, both all-to-alls.
+    """Tensors that the policy `op` keeps in one layer (eq. M7).
 
-    Order of the GEMMs as in torchtitan 0.2.2, which counts calls; grouped GEMMs are not among them.
+    It keeps the block input, the outputs of the core attention and of both all-to-alls, and the output of the
+    first, third, ... dense GEMM. The GEMMs are ordered as in torchtitan 0.2.2, which counts calls and leaves
+    out grouped GEMMs.
     """
     assert block.layer is not None
     attention, feed_forward = block.layer
@@ -81,8 +84,8 @@ def activation_bytes(
     """Bytes on one GPU that one micro-batch keeps in one block (docs/model.md, eq. M2).
 
     Unfused attention keeps its scores instead of a log-sum-exp, unless the policy recomputes them, and
-    dropout its masks (eq. M9; arXiv 2205.05198, eqs. 1 to 4). Eager kernels keep more than fused ones:
-    eq. M8.
+    dropout keeps its masks (eq. M9; arXiv 2205.05198, eqs. 1 to 4). Eager kernels keep more than fused ones
+    (eq. M8).
     """
     tokens = plan.microbatch * sequence / plan.cp
     cut = {
@@ -104,9 +107,10 @@ def activation_bytes(
 
 
 def _masks(block: BlockShape, policy: RecomputePolicy) -> int:
-    """Dropout masks as wide as the hidden state: after the embedding, after attention and after the FFN.
+    """Number of dropout masks as wide as the hidden state.
 
-    What recomputes pointwise work draws those of a layer again from the saved state of the generator.
+    The embedding has one and a layer two (after attention and after the FFN). Policies that recompute
+    pointwise work keep no mask of a layer: they draw it again from the generator's saved state.
     """
     if block.layer is None:
         return int(block.is_embedding)
@@ -116,9 +120,10 @@ def _masks(block: BlockShape, policy: RecomputePolicy) -> int:
 def _eager_bytes(
     shape: ModelShape, block: BlockShape, precision: Precision, policy: RecomputePolicy
 ) -> float:
-    """Eq. M8: bytes a token that eager operators keep on top, where their layer is not recomputed.
+    """Extra bytes per token that eager operators keep where their layer is not recomputed (eq. M8).
 
-    In the head's backward: log-softmax and two gradients in FP32, the narrow logits gone (12 B, not 10).
+    In its backward pass the head holds the log-softmax and two gradients in FP32, but no longer the 16-bit
+    logits: 12 bytes a logit instead of 10.
     """
     if block.is_head and precision.loss == "fp32":
         more = 3 * row_bytes(shape.vocab, "fp32") - row_bytes(shape.vocab, precision.head)
@@ -138,7 +143,7 @@ def working_bytes(
     sequence: int,
     software: Software = PLAIN,
 ) -> float:
-    """Bytes alive while one block runs backward: its tensors once, in BF16, nothing recomputed (eq. M3)."""
+    """Bytes alive while one block runs backward: all its tensors in BF16, none recomputed (eq. M3)."""
     plain = precision.model_copy(update={"activation_cache": "bf16", "head": "bf16"})
     return activation_bytes(shape, kind, plain, "none", plan, sequence, software)
 
@@ -171,5 +176,5 @@ def _ends(shape: ModelShape, block: BlockShape, precision: Precision) -> Iterato
     yield CachedTensor("norm input", row_bytes(shape.hidden, "bf16"), "residual", "tokens")
     yield CachedTensor("head input", row_bytes(shape.hidden, precision.head), "norm output", "tokens")
     yield CachedTensor("logits", row_bytes(shape.vocab, precision.head), "kept", "width")
-    if precision.loss == "fp32":  # a copy in FP32, and its log-softmax
+    if precision.loss == "fp32":  # one copy in FP32, and one of its log-softmax
         yield CachedTensor("logits in FP32", 2 * row_bytes(shape.vocab, "fp32"), "kept", "width")

@@ -1,4 +1,4 @@
-"""Auxiliary-loss-free balancing: how the load of experts moves while a bias on the selection follows it."""
+"""Simulates auxiliary-loss-free balancing: a bias on each expert's score that counteracts its load."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from moesim.hwmodels.errors import InputError
 from moesim.simulator.model.feed_forward.moe import MoE
 
 BIAS_STREAM = 4
-"""Part of the seed of the affinities."""
+"""Part of the seed for the draws of the affinities."""
 
 MOST_STEPS = 20_000
-"""About 10 s of work for 59 layers of 256 experts."""
+"""Largest number of simulated steps; 59 layers of 256 experts then take about 10 s."""
 
 DECIMALS = 12
-"""Shares are rounded here: the last digits of an exponential differ between processors, and the sign of a
-difference from balance must not."""
+"""Shares are rounded to this many decimals. Processors differ in the last digits of an exponential, and the
+bias follows the sign of a difference, which must be the same on all of them."""
 
 TOKEN_SCALE = sqrt(3.0) / pi
-"""Scale of a logistic distribution with variance 1: how a token's affinity to an expert varies."""
+"""Scale of the logistic distribution of a token's affinity to an expert, whose variance is 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class BiasRun:
-    """Load during training steps 0 to steps - 1.
+    """Expert load during the training steps from 0 to steps - 1.
 
-    `popularity` [recorded, layers, experts]: shares of the rows in the last steps, each summing to 1;
-    `max_vio` [steps, layers]: load of the busiest expert over the mean, less 1; `bias` [layers, experts]
-    after the last step.
+    `popularity` [recorded, layers, experts] holds the experts' shares of the rows in the last steps (each row
+    sums to 1), `max_vio` [steps, layers] the load of the busiest expert over the mean, less 1, and `bias`
+    [layers, experts] the bias after the last step.
     """
 
     popularity: FloatArray
@@ -51,14 +51,14 @@ def bias_dynamics(
     record: int = 1,
     seed: int = 0,
 ) -> BiasRun:
-    """Load of every expert while the bias on its score rises by `gamma` when underloaded and falls when not.
+    """Simulate expert load under a bias that rises by `gamma` for an underloaded expert and falls otherwise.
 
-    Rule: V3 section 2.1.2, with the load of the whole batch of a step. Model of the scores (eqs. R5, R6):
-    the affinity of a token to expert e is a logistic variable of variance 1 around mu_e, its score the
-    sigmoid; mu_e wanders as a stationary first-order process with standard deviation `affinity_spread`
-    that forgets over `drift_steps` steps. All tokens share the threshold that lets top_k experts through
-    on average (many experts); groups of experts are not limited. Raises InputError for numbers out of
-    range.
+    The rule is that of the DeepSeek-V3 report, section 2.1.2, applied to the load of the whole batch of a
+    step. In the model of the scores (eqs. R5, R6) the affinity of a token to expert e is a logistic variable
+    with mean mu_e and variance 1, and its score is the sigmoid of it. mu_e follows a stationary first-order
+    autoregressive process with standard deviation `affinity_spread` and a memory of `drift_steps` steps. All
+    tokens share one threshold, which top_k experts pass on average; groups of experts are not limited.
+    Raises InputError for numbers out of range.
     """
     if not 1 <= record <= steps <= MOST_STEPS:
         raise InputError(
@@ -71,7 +71,7 @@ def bias_dynamics(
             f"least 1, gamma={gamma} 0 to 1"
         )
     rng = np.random.default_rng([seed, BIAS_STREAM])
-    kept = exp(-1.0 / drift_steps)
+    retained = exp(-1.0 / drift_steps)
     affinity = affinity_spread * rng.standard_normal((layers, experts))
     bias = np.zeros((layers, experts))
     threshold = np.full((layers, 1), 0.5)
@@ -80,7 +80,7 @@ def bias_dynamics(
     for step in range(steps):
         if step:
             fresh = rng.standard_normal((layers, experts))
-            affinity = kept * affinity + affinity_spread * sqrt(1.0 - kept * kept) * fresh
+            affinity = retained * affinity + affinity_spread * sqrt(1.0 - retained * retained) * fresh
         chosen, threshold = choice_probabilities(affinity, bias, top_k, threshold)
         shares = np.round(chosen / chosen.sum(axis=1, keepdims=True), DECIMALS)
         max_vio[step] = shares.max(axis=1) * experts - 1.0
@@ -93,9 +93,10 @@ def bias_dynamics(
 def choice_probabilities(
     affinity: FloatArray, bias: FloatArray, top_k: int, start: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """(chance that a token picks each expert [layers, experts], threshold of the biased score [layers, 1]).
+    """Solve eq. R5 for the threshold by Newton's method, from the thresholds `start` of the previous step.
 
-    Eq. R5; Newton's method from the thresholds `start` of the step before, kept inside a bracket.
+    Returns the probability that a token picks each expert [layers, experts], and the threshold of the biased
+    score [layers, 1]. The iteration stays inside a bracket.
     """
     low, high = bias.min(axis=1, keepdims=True), bias.max(axis=1, keepdims=True) + 1.0
     threshold = np.clip(start, low + 1e-9, high - 1e-9)
@@ -109,7 +110,7 @@ def choice_probabilities(
         excess = chosen.sum(axis=1, keepdims=True) - top_k
         if close:
             break
-        # One step more doubles the digits: then nothing hangs on where exactly the search stopped.
+        # A last step doubles the correct digits, so that the result does not depend on where the search ends.
         close = bool(np.abs(excess).max() < 1e-9 * top_k)
         low, high = np.where(excess > 0, threshold, low), np.where(excess > 0, high, threshold)
         slope = (chosen * (1.0 - chosen) / (score * (1.0 - score))).sum(axis=1, keepdims=True) / TOKEN_SCALE
@@ -120,7 +121,7 @@ def choice_probabilities(
 
 
 def check_gate(moe: MoE) -> None:
-    """Raise InputError where the model's gate has no sigmoid scores, which the bias rule is made for."""
+    """Raise InputError unless the model's gate has sigmoid scores, on which the bias rule is defined."""
     if moe.scoring != "sigmoid":
         raise InputError(
             f"routing.load.kind=bias: the gate has {moe.scoring} scores; the bias rule is defined on sigmoid "

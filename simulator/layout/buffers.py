@@ -1,4 +1,4 @@
-"""Communication buffers on one GPU: expert dispatch and combine, and pipeline transfers."""
+"""Bytes of the communication buffers on one GPU: expert dispatch and combine, and pipeline transfers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario.parallel import ParallelPlan
 
 DEEPEP = "deepep"
-"""Beginning of the names of its generations in `communication.kernels`."""
+"""Prefix of the values of `communication.kernels` that name a generation of DeepEP."""
 
 PEERS = 8
 """NVLink peers that DeepEP's normal kernels are written for."""
@@ -22,7 +22,7 @@ RING_TOKENS: dict[int, tuple[int, int]] = {
     128: (560, 132),
     160: (720, 132),
 }
-"""EP size -> tokens in a receive ring over NVLink and over RDMA: the larger of dispatch and combine.
+"""Tokens in a receive ring over NVLink and over RDMA, by EP size; the larger of dispatch and combine.
 
 Source: deepseek-ai/DeepEP deep_ep/buffer.py, defaults of V1 (@567632dd5981; EP160 @04b06f7a299c); the
 RDMA ring is rounded up to a whole number of send chunks, as csrc/config.hpp does.
@@ -31,7 +31,7 @@ RDMA ring is rounded up to a whole number of send chunks, as csrc/config.hpp doe
 
 @dataclass(frozen=True, slots=True)
 class ExpertBuffers:
-    """Bytes of DeepEP's two buffers; `note` says when the ring sizes were extrapolated."""
+    """Bytes of DeepEP's two buffers, with a `note` where the ring sizes were extrapolated."""
 
     nvlink_bytes: int
     rdma_bytes: int
@@ -39,19 +39,21 @@ class ExpertBuffers:
 
     @property
     def total_bytes(self) -> int:
-        """Both buffers."""
+        """Bytes of both buffers."""
         return self.nvlink_bytes + self.rdma_bytes
 
 
 def expert_buffers(ep: int, hidden: int, sms: int, kernels: str) -> ExpertBuffers:
-    """Buffers of DeepEP's normal kernels for BF16 rows: 377.7 and 336.0 MB for EP64, 20 SMs, hidden 7168.
+    """Bytes of the buffers of DeepEP's normal kernels, for BF16 rows (377.7 and 336.0 MB for EP64, 20 SMs,
+    hidden 7168).
 
-    Only kernels of DeepEP have them: NCCL's all-to-all sends from and receives into the tensors of the
-    block, and its channels are the framework's (`layout.memory`); dedicated engines take no SMs.
+    Both are 0 without expert parallelism and for kernels that are not DeepEP's: NCCL's all-to-all sends from
+    and receives into the tensors of the block, and its channels count as the framework's memory
+    (`layout.memory`); dedicated engines take no SMs.
 
-    Two SMs are one channel; each channel has a ring for each NVLink peer, and a send and a receive ring
+    Two SMs form one channel; each channel has a ring for each NVLink peer, and a send and a receive ring
     for each node. A slot holds the row, its source, 128 expert indices, weights and scales (DeepEP@
-    567632dd5981 csrc/config.hpp). Without expert parallelism there are none.
+    567632dd5981 csrc/config.hpp).
     """
     if ep <= 1 or sms == 0 or not kernels.startswith(DEEPEP):
         return ExpertBuffers(0, 0, None)
@@ -72,7 +74,10 @@ def expert_buffers(ep: int, hidden: int, sms: int, kernels: str) -> ExpertBuffer
 
 
 def pipeline_buffer_bytes(shape: ModelShape, plan: ParallelPlan, sequence: int) -> float:
-    """Send and receive buffers of activations and gradients between pipeline ranks, in BF16 (eq. M4)."""
+    """Bytes of the buffers that send and receive activations and gradients between pipeline ranks (eq. M4).
+
+    Rows are in BF16.
+    """
     if plan.pp == 1:
         return 0.0
     tokens = plan.microbatch * sequence / plan.cp / (plan.tp if plan.sequence_parallel else 1)

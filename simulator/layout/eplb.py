@@ -1,10 +1,13 @@
-"""Expert-parallel load balancing: which experts get replicas, and which rank holds each of them.
+"""Expert-parallel load balancing: chooses which experts get replicas, and which rank holds each replica.
 
-The planner knows one number an expert: its load. It replicates the experts with the most load a replica,
-then packs the replicas into ranks of equally many slots: round by round, the heaviest left to the lightest
-rank, then swaps between the heaviest rank and another while that lowers the heavier of the two. At last it
-hands the packs of each layer to ranks so that no rank has the heaviest one layer after layer: a rank that is
-always late delays a pipeline more than ranks that take turns.
+The planner works from the load of every expert, in three steps:
+
+1. Replicas go, one at a time, to the expert with the largest load per replica.
+2. The replicas are packed into ranks with equal numbers of slots. Every round gives each rank one replica,
+   the heaviest one left to the lightest rank. Then replicas are swapped between the heaviest rank and another
+   as long as that lowers the heavier of the two.
+3. The packs of each layer are assigned to ranks so that no rank holds the heaviest pack in layer after layer:
+   one rank that is always late delays a pipeline more than ranks that take turns.
 """
 
 from __future__ import annotations
@@ -18,15 +21,16 @@ from moesim.hwmodels.errors import InputError
 from moesim.simulator.scenario.routing import Policy
 
 LEAST_GAIN = 1e-9
-"""A swap must lower the heavier of two ranks by this part of the mean: rounding is no gain."""
+"""Least gain of a swap, over the mean load of a rank; smaller differences may be rounding."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertPlacement:
-    """Where the replicas sit: slot s of layer l holds expert `expert_of_slot[l, s]`.
+    """The expert in every slot of every rank.
 
-    `expert_of_slot` [layers, slots], slots in rank order, slots / ranks on each; `replicas` [layers,
-    experts]. The rows of an expert are split evenly over its replicas.
+    Slot s of layer l holds expert `expert_of_slot[l, s]` [layers, slots]; slots are in rank order, slots /
+    ranks on each. `replicas` [layers, experts] counts the replicas of every expert, over which its rows are
+    split evenly.
     """
 
     expert_of_slot: IntArray
@@ -35,7 +39,7 @@ class ExpertPlacement:
 
     @property
     def slots_per_rank(self) -> int:
-        """Experts that each rank holds, replicas counted."""
+        """Experts that each rank holds, replicas included."""
         return int(self.expert_of_slot.shape[1]) // self.ranks
 
     def slot_load(self, loads: FloatArray) -> FloatArray:
@@ -48,15 +52,15 @@ class ExpertPlacement:
         return np.asarray(slots.reshape(len(slots), self.ranks, -1).sum(axis=2))
 
 
-def in_order(layers: int, experts: int, ranks: int) -> ExpertPlacement:
-    """The placement without balancing: expert e on rank e // (experts / ranks), one replica each."""
+def placement_in_order(layers: int, experts: int, ranks: int) -> ExpertPlacement:
+    """Return the placement without balancing: one replica of expert e, on rank e // (experts / ranks)."""
     _check_divides("ranks", ranks, experts, "experts")
     slots = np.broadcast_to(np.arange(experts, dtype=np.int64), (layers, experts))
     return ExpertPlacement(slots, np.ones((layers, experts), dtype=np.int64), ranks)
 
 
 def imbalance(rank_load: FloatArray) -> FloatArray:
-    """Heaviest rank over the mean rank, one figure a layer [layers] (eq. R7)."""
+    """Load of the heaviest rank over the mean of all ranks, for each layer [layers] (eq. R7)."""
     return np.asarray(rank_load.max(axis=1) / rank_load.mean(axis=1))
 
 
@@ -69,13 +73,13 @@ def plan_placement(
     groups: int = 1,
     nodes: int = 1,
 ) -> ExpertPlacement:
-    """Replicas and places of the experts of every layer, from `loads` [layers, experts] (eq. R7).
+    """Choose replicas and slots for the experts of every layer, from `loads` [layers, experts] (eq. R7).
 
-    `global`: all experts over all ranks. `hierarchical`: the `groups` (equal, contiguous) of experts are
-    packed into the `nodes` first, then every node replicates and packs its own experts, so that a group
-    stays on one node and node-limited routing keeps its traffic. Where the plan of a layer is worse
-    than experts in order, that layer keeps them in order (replicas then sit beside their original).
-    Raises InputError for loads that are no table of finite numbers of at least 0, and for counts that do
+    The policy `global` spreads all experts over all ranks. `hierarchical` first packs the `groups` (equal,
+    contiguous) of experts into the `nodes`; then every node replicates and packs its own experts. A group so
+    stays on one node, and the traffic of node-limited routing does not change. A layer whose plan would be
+    worse than experts in order keeps them in order, with every replica on the rank of its original.
+    Raises InputError for loads that are not a table of finite numbers of at least 0, and for counts that do
     not divide.
     """
     table = np.asarray(loads, dtype=np.float64)
@@ -90,10 +94,10 @@ def plan_placement(
     else:
         slots, replicas = _plan_by_node(table, ranks, redundant_experts, groups, nodes)
     plan = ExpertPlacement(slots, replicas, ranks)
-    plain = in_order(len(table), experts, ranks)
-    kept = plain.rank_load(table).max(axis=1) < plan.rank_load(table).max(axis=1)
-    if kept.any():
-        slots[kept], replicas[kept] = _beside_originals(experts, ranks, redundant_experts)
+    plain = placement_in_order(len(table), experts, ranks)
+    worse = plain.rank_load(table).max(axis=1) < plan.rank_load(table).max(axis=1)
+    if worse.any():
+        slots[worse], replicas[worse] = _beside_originals(experts, ranks, redundant_experts)
     return plan
 
 
@@ -122,7 +126,7 @@ def check_placement(
 def _plan(loads: FloatArray, ranks: int, redundant: int, domains: int) -> tuple[IntArray, IntArray]:
     """(expert of each slot, replicas of each expert) without regard to groups.
 
-    The rows of `loads` are layer by layer, `domains` (nodes that are planned apart) of each.
+    `loads` has `domains` consecutive rows for every layer, one for each node that is planned on its own.
     """
     layers, experts = loads.shape
     replicas = replicate(loads, redundant, ranks)
@@ -135,7 +139,10 @@ def _plan(loads: FloatArray, ranks: int, redundant: int, domains: int) -> tuple[
 def _plan_by_node(
     loads: FloatArray, ranks: int, redundant: int, groups: int, nodes: int
 ) -> tuple[IntArray, IntArray]:
-    """The same with every group on one node; a node is planned like a small cluster."""
+    """(expert of each slot, replicas of each expert) with every group on one node.
+
+    Each node is then planned like a small cluster of its own.
+    """
     layers, experts = loads.shape
     width = experts // groups
     group_order = _packed(loads.reshape(layers, groups, width).sum(axis=2), nodes, domains=1)
@@ -149,11 +156,11 @@ def _plan_by_node(
 
 
 def replicate(loads: FloatArray, redundant: int, most: int) -> IntArray:
-    """One replica each, then `redundant` more, each to the expert with the most load a replica.
+    """Number of replicas of every expert: one each, then `redundant` more, at most `most` (one per rank).
 
-    At most `most` (one a rank). That makes the largest load a replica as small as it can be: to get below a
-    level x every expert needs at least load / x replicas, and greedy gives none to an expert below x while
-    another is above.
+    Every further replica goes to the expert with the largest load per replica. This minimises the largest
+    load per replica: to get below a level x every expert needs at least load / x replicas, and the greedy
+    choice gives none to an expert below x while another is above.
     """
     rows = np.arange(len(loads))
     replicas = np.ones(loads.shape, dtype=np.int64)
@@ -164,12 +171,13 @@ def replicate(loads: FloatArray, redundant: int, most: int) -> IntArray:
 
 
 def _packed(items: FloatArray, bins: int, domains: int) -> IntArray:
-    """Order of the items [rows, items] so that consecutive runs of items / bins form balanced bins.
+    """Order of the items [rows, items] in which consecutive runs of items / bins form balanced bins.
 
-    Rounds of one item a bin, the heaviest left to the lightest bin. The spread of the bins is then at
-    most the largest range inside a round: with sums L rising and items a falling over the bins, (L_j +
-    a_j) - (L_i + a_i) is the difference of two numbers that lie between 0 and the old spread, and 0 and
-    the range. Swaps afterwards never raise the heaviest bin. So max <= optimum + that range.
+    Every round puts one item into each bin, the heaviest one left into the lightest bin. The heaviest bin
+    then exceeds the optimum by at most the largest range of items inside a round: with sums L rising and
+    items a falling over the bins, (L_j + a_j) - (L_i + a_i) is the difference of two numbers, one between 0
+    and the previous spread of the bins, the other between 0 and the range. The swaps that follow never raise
+    the heaviest bin.
     """
     rows, count = items.shape
     rank_of = np.argsort(-items, axis=1, kind="stable")
@@ -189,7 +197,7 @@ def _packed(items: FloatArray, bins: int, domains: int) -> IntArray:
 
 
 def _turns(loads: FloatArray) -> IntArray:
-    """Which bin each rank takes [layers, domains, bins]: the heaviest goes to who had the least so far."""
+    """Bin of each rank [layers, domains, bins]: the rank with the least load so far takes the heaviest."""
     order = np.empty(loads.shape, dtype=np.int64)
     total = np.zeros(loads.shape[1:])
     for layer, load in enumerate(loads):
@@ -204,7 +212,7 @@ def _swap(items: FloatArray, content: IntArray) -> None:
     weights = items[content]
     sums = weights.sum(axis=1)
     least = LEAST_GAIN * sums.mean()
-    for _ in range(8 * content.size):  # every swap lowers the heaviest bin; the limit is far above need
+    for _ in range(8 * content.size):  # every swap lowers the heaviest bin, so far fewer are needed
         top = int(sums.argmax())
         moved = weights[top][None, :, None] - weights[:, None, :]
         moved[top] = 0.0
@@ -219,7 +227,7 @@ def _swap(items: FloatArray, content: IntArray) -> None:
 
 
 def _beside_originals(experts: int, ranks: int, redundant: int) -> tuple[IntArray, IntArray]:
-    """Experts in order, and every rank's extra slots filled with its own experts again."""
+    """(expert of each slot, replicas of each expert) with experts in order and replicas on the same rank."""
     per_rank, extra = experts // ranks, redundant // ranks
     local = np.arange(per_rank + extra) % per_rank
     slots = (np.arange(ranks)[:, None] * per_rank + local).ravel()

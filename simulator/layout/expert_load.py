@@ -1,4 +1,7 @@
-"""From the popularity of experts to what every rank receives: rows, tokens, drops, waits (pure, seeded)."""
+"""Draws the rows and tokens that every rank receives, from the popularity of experts (pure, seeded).
+
+Rows above an expert's or a rank's capacity are dropped; ranks with fewer rows wait for the fullest one.
+"""
 
 from __future__ import annotations
 
@@ -11,24 +14,25 @@ import numpy as np
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.layout.eplb import ExpertPlacement
-from moesim.simulator.layout.loads import SMALLEST_CV, deal, sampled_loads
-from moesim.simulator.layout.popularity import capped
+from moesim.simulator.layout.loads import SMALLEST_CV, distribute_rows, sampled_loads
+from moesim.simulator.layout.popularity import capped_shares
 
 LOAD_STREAM = 2
-"""Part of the seed of the draws of every group and step but the first."""
+"""Part of the seed for every expert-parallel group and training step other than the first."""
 
 ROUNDING = 1e-12
-"""Rows that add up to 1 less than this are all there."""
+"""Fractions of dropped rows up to this one are rounding and count as none."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadSpec:
-    """What expert load is drawn from.
+    """The distribution that expert load is drawn from.
 
-    `expert_cv`: spread of an expert's popularity from micro-batch to micro-batch and group to group.
-    `popularity` [steps, layers or 1, experts]: lasting shares of the rows, each row summing to 1; None:
-    all experts equal. `placement`: where experts and replicas sit; None: in order, experts/ep a rank.
-    `capacity_factor`: rows above this multiple of the mean are dropped, per expert or per rank.
+    `expert_cv` is the coefficient of variation of an expert's popularity between micro-batches and groups.
+    `popularity` [steps, layers or 1, experts] holds the lasting shares of the rows, each row summing to 1;
+    None makes all experts equal. `placement` says which rank holds each expert and replica; None places
+    experts in order, experts/ep on each rank. Rows above `capacity_factor` times the mean are dropped,
+    counted per expert or per rank.
     """
 
     expert_cv: float
@@ -37,27 +41,27 @@ class LoadSpec:
     capacity_factor: float | None = None
     capacity_per: Literal["expert", "rank"] = "expert"
     notes: tuple[str, ...] = ()
-    """What was assumed, for people."""
+    """Assumptions, as sentences for the result."""
 
     @property
     def plain(self) -> bool:
-        """Only the spread per micro-batch: experts in order, equally popular, nothing dropped."""
+        """Whether experts are in order and equally popular, and no rows are dropped."""
         return self.popularity is None and self.placement is None and self.capacity_factor is None
 
     @property
     def even(self) -> bool:
-        """Every rank always receives the same."""
+        """Whether every rank always receives the same number of rows."""
         return self.plain and self.expert_cv == 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class RankLoads:
-    """What every rank of one expert-parallel group receives; sample = layer x microbatches + microbatch.
+    """Load of every rank of one expert-parallel group, by sample = layer x microbatches + microbatch.
 
-    `rows` [samples, ep]: received expert rows over their mean before dropping; `node_rows`: the same
-    averaged over the ranks of each node, repeated per rank; `tokens_in`: distinct tokens received over
-    those of even routing (what the wire carries), equal to rows where only a rank's rows are drawn;
-    `dropped`: fraction of the rows that capacity dropped.
+    `rows` [samples, ep] are the received expert rows over their mean before dropping, and `node_rows` their
+    average over the ranks of each node, repeated per rank. `tokens_in` are the distinct tokens received over
+    those of even routing, which is what the links carry; it equals `rows` where only the rows of a rank are
+    drawn. `dropped` is the fraction of the rows that capacity dropped.
     """
 
     rows: FloatArray
@@ -80,11 +84,12 @@ def draw_rank_loads(
     rows_per_rank: float,
     step: int = 0,
 ) -> RankLoads:
-    """Seeded loads of the ranks of expert-parallel group `group` in training step `step` (eqs. R3, R4, R8).
+    """Draw the loads of the ranks of expert-parallel group `group` in training step `step` (eqs. R3, R4, R8).
 
-    Popularity belongs to a layer and is shared by groups and micro-batches; the spread per micro-batch
-    and the dealing of rows are drawn for each. Recorded steps repeat when they run out. A plain spec in
-    group 0 of step 0 gives `sampled_loads(seed, ...)`. Raises InputError for sizes that do not divide.
+    All groups and micro-batches share the popularity of a layer; its variation per micro-batch and the
+    rows that each expert gets are drawn for every group and micro-batch. Recorded steps repeat when they run
+    out. A plain spec in group 0 of step 0 gives `sampled_loads(seed, ...)`. Raises InputError for sizes that
+    do not divide.
     """
     _check(spec, layers, ep, gpus_per_node, experts, top_k, rows_per_rank)
     stream = seed if group == 0 and step == 0 else [seed, LOAD_STREAM, group, step]
@@ -109,9 +114,9 @@ def draw_rank_loads(
     tokens = (1.0 - missed) / (1.0 - (1.0 - top_k / experts) ** (experts // ep))
     if spec.capacity_factor is not None:
         if spec.capacity_per == "rank":
-            kept = np.minimum(rows, spec.capacity_factor)
-            tokens = tokens * (kept / np.maximum(rows, np.finfo(np.float64).tiny))
-            rows = kept
+            accepted = np.minimum(rows, spec.capacity_factor)
+            tokens = tokens * (accepted / np.maximum(rows, np.finfo(np.float64).tiny))
+            rows = accepted
         lost = 1.0 - float(rows.mean())
         dropped = lost if lost > ROUNDING else 0.0
     return RankLoads(rows, _node_mean(rows, gpus_per_node), tokens, dropped)
@@ -123,16 +128,16 @@ def received_bytes(loads: RankLoads, tokens: float, distinct_gpus: float, bytes_
 
 
 def barrier_wait_s(loads: RankLoads, row_s: float) -> FloatArray:
-    """Seconds that every rank waits for the one with the most rows, had all begun together [samples, ep].
+    """Seconds that each rank waits for the fullest one if all start together [samples, ep] (eq. R9).
 
-    `row_s`: seconds of the row-proportional part of a phase at mean load (eq. R9). Waits of phases that
-    follow each other without a barrier between them add up in `row_s`.
+    `row_s` is the time of the row-proportional part of a phase at mean load. For several phases without a
+    barrier between them, pass the sum of their times.
     """
     return np.asarray((loads.rows.max(axis=1, keepdims=True) - loads.rows) * row_s)
 
 
 def expected_barrier_wait_s(loads: RankLoads, row_s: float) -> FloatArray:
-    """Mean of `barrier_wait_s` over the samples, one figure a rank [ep]."""
+    """Mean of `barrier_wait_s` over the samples, for each rank [ep]."""
     return np.asarray(barrier_wait_s(loads, row_s).mean(axis=0))
 
 
@@ -146,26 +151,26 @@ def _expert_shares(
     rows: int,
     step: int,
 ) -> FloatArray:
-    """Dealt shares of the group's rows [layers x microbatches, experts], each summing to 1 (eq. R4)."""
+    """Drawn shares of the group's rows [layers x microbatches, experts], each row summing to 1 (eq. R4)."""
     rng = np.random.default_rng(stream)
     if spec.popularity is None:
-        lasting = np.full((1, experts), 1.0 / experts)
+        popularity = np.full((1, experts), 1.0 / experts)
     else:
-        lasting = spec.popularity[step % len(spec.popularity)]
-    shares = np.broadcast_to(lasting[:, None, :], (len(lasting), microbatches, experts))
+        popularity = spec.popularity[step % len(spec.popularity)]
+    shares = np.broadcast_to(popularity[:, None, :], (len(popularity), microbatches, experts))
     shares = np.broadcast_to(shares, (layers, microbatches, experts)).reshape(-1, experts)
     if spec.expert_cv > SMALLEST_CV:
         draws = rng.gamma(1.0 / spec.expert_cv**2, size=shares.shape)
         weights = shares * np.maximum(draws, np.finfo(np.float64).tiny)
-        shares = capped(weights / weights.sum(axis=1, keepdims=True), top_k)
+        shares = capped_shares(weights / weights.sum(axis=1, keepdims=True), top_k)
     if rows:
-        dealt = deal(rng, shares, rows)
-        shares = capped(dealt / dealt.sum(axis=1, keepdims=True), top_k)
+        dealt = distribute_rows(rng, shares, rows)
+        shares = capped_shares(dealt / dealt.sum(axis=1, keepdims=True), top_k)
     return np.asarray(shares)
 
 
 def _slot_shares(shares: FloatArray, placement: ExpertPlacement | None, layers: int) -> FloatArray:
-    """Shares of the slots [samples, slots]: an expert's rows are split evenly over its replicas."""
+    """Shares of the slots [samples, slots]; an expert's rows are split evenly over its replicas."""
     if placement is None:
         return shares
     by_layer = shares.reshape(layers, -1, shares.shape[1]) / placement.replicas[:, None, :]

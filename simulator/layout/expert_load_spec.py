@@ -1,4 +1,4 @@
-"""The expert load that a scenario means for a model and a plan, as a `LoadSpec`."""
+"""Builds the `LoadSpec` of a scenario for its model and plan."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from moesim.simulator.scenario.scenario import Scenario
 from moesim.simulator.scenario.sections import Routing
 
 Popularity = tuple[FloatArray, tuple[str, ...]]
-"""Shares [steps, layers or 1, experts], and what was assumed."""
+"""Shares [steps, layers or 1, experts], and the assumptions behind them as sentences."""
 
 
 def load_spec(
     scenario: Scenario, shape: ModelShape, layout: Layout, layers: int, popularity: Popularity | None = None
 ) -> LoadSpec:
-    """What the expert load of `layers` routed layers is drawn from; files are read, replicas planned.
+    """Return the distribution of the expert load of `layers` routed layers; reads files, places replicas.
 
-    `popularity`: that of `popularity_of`, where it is known already. Raises InputError for keys that the
-    model or the plan cannot have, and for files that are not what they claim.
+    `popularity`: the result of `popularity_of`, if it was computed already. Raises InputError for keys that
+    do not go with the model or the plan, and for files in the wrong format.
     """
     routing, moe = scenario.routing, shape.moe
-    given = given_load(routing)
-    if not given:
+    stated = stated_load_keys(routing)
+    if not stated:
         return LoadSpec(routing.expert_load_cv.value)
     if moe is None:
-        raise InputError(f"routing.{given[0]} is given, but {shape.name} has no experts; leave it out")
-    check_spread(given, scenario.parallel.ep)
+        raise InputError(f"routing.{stated[0]} is given, but {shape.name} has no experts; leave it out")
+    check_load_has_ep(stated, scenario.parallel.ep)
     if layers == 0:
-        raise InputError(f"routing.{given[0]} is given, but no stage holds a layer with routed experts")
+        raise InputError(f"routing.{stated[0]} is given, but no stage holds a layer with routed experts")
     shares, notes = popularity or popularity_of(scenario, moe, layers)
     capacity = routing.capacity
     return LoadSpec(
@@ -53,22 +53,22 @@ def load_spec(
     )
 
 
-def given_load(routing: Routing) -> list[str]:
-    """Keys of the expert load that a scenario gives."""
+def stated_load_keys(routing: Routing) -> list[str]:
+    """Keys of `routing` that describe expert load and that the scenario states."""
     return [key for key in ("load", "capacity", "eplb") if getattr(routing, key) is not None]
 
 
-def check_spread(given: list[str], ep: int) -> None:
-    """Raise InputError where there is an expert load but no expert parallelism."""
-    if given and ep == 1:
+def check_load_has_ep(stated: list[str], ep: int) -> None:
+    """Raise InputError where the scenario states an expert load without expert parallelism."""
+    if stated and ep == 1:
         raise InputError(
-            f"routing.{given[0]} is given, but parallel.ep=1: every GPU holds all experts, so their load "
+            f"routing.{stated[0]} is given, but parallel.ep=1: every GPU holds all experts, so their load "
             "cannot differ between ranks; raise parallel.ep or leave it out"
         )
 
 
 def popularity_of(scenario: Scenario, moe: MoE, layers: int) -> Popularity:
-    """Lasting shares of the rows of every expert, and what was assumed; files are read."""
+    """Return the lasting shares of the rows of every expert, and the assumptions; reads files."""
     load, seed = scenario.routing.load, scenario.seed
     even = np.full((1, 1, moe.experts), 1.0 / moe.experts)
     if load is None or isinstance(load, UniformLoad):
@@ -111,7 +111,7 @@ def popularity_of(scenario: Scenario, moe: MoE, layers: int) -> Popularity:
 def _placement(
     scenario: Scenario, moe: MoE, layout: Layout, layers: int, popularity: FloatArray
 ) -> ExpertPlacement | None:
-    """Replicas and ranks planned for the mean of the recorded steps."""
+    """Place the replicas for the mean load of the recorded steps; None without `routing.eplb`."""
     eplb = scenario.routing.eplb
     if eplb is None:
         return None
@@ -128,7 +128,10 @@ def _placement(
 
 
 def check_eplb(eplb: Eplb, moe: MoE, layout: Layout) -> tuple[int, int]:
-    """(groups of experts, nodes they spread over); InputError for a placement that the plan cannot have."""
+    """Return the number of expert groups and of nodes that they spread over.
+
+    Raises InputError for a placement that the plan does not allow.
+    """
     ep = layout.plan.ep
     if eplb.redundant_experts % ep:
         below = eplb.redundant_experts // ep * ep

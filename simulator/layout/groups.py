@@ -1,4 +1,4 @@
-"""Which GPUs form the groups of a pipeline rank, and how its sends crowd the links of a torus (pure)."""
+"""Lists the GPUs in each group of a pipeline rank, and counts its sends that share a torus link (pure)."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from moesim.hwmodels.scale_up_shares import SWITCHED, ScaleUpShares
 from moesim.simulator.layout.parallel import Layout
 
 MOST_MEMBERS = 256
-"""GPUs that one program carries where no expert-parallel group says how many."""
+"""Most GPUs that one program simulates where there is no expert-parallel group to set the number."""
 
 
-def members_of(layout: Layout) -> int:
-    """GPUs that a program carries for each pipeline rank: one expert-parallel group, or replicas."""
+def members_per_program(layout: Layout) -> int:
+    """GPUs that a program simulates for each pipeline rank: one expert-parallel group, or replicas."""
     return layout.plan.ep if layout.plan.ep > 1 else min(layout.dp, MOST_MEMBERS)
 
 
 def grouped_gpus(layout: Layout, wiring: ScaleUpShares = SWITCHED) -> IntArray:
-    """Global GPU numbers [pipeline rank, group, member]: expert-parallel groups, or runs of neighbours.
+    """Global GPU numbers [pipeline rank, group, member] of expert-parallel groups, or of consecutive GPUs.
 
-    Where the wiring has blocks (a torus), a group is the one that its exchange is priced for (docs/model.md,
-    eq. H3).
+    On a torus a group is the block of chips for which its exchange is priced (docs/model.md, eq. H3).
     """
     plan, inner = layout.plan, layout.gpus_per_pipeline_rank
     numbers = np.arange(layout.n_gpus, dtype=np.int64).reshape(plan.pp, inner)
@@ -37,9 +36,9 @@ def grouped_gpus(layout: Layout, wiring: ScaleUpShares = SWITCHED) -> IntArray:
 
 
 def sends_on_a_link(layout: Layout, wiring: ScaleUpShares) -> int:
-    """Sends of a pipeline rank that the busiest link carries when all its GPUs send to the next rank at once.
+    """Number of sends on the busiest link when all GPUs of a pipeline rank send to the next rank at once.
 
-    One where every GPU has a way of its own; on a torus the next rank is several chips away (eq. X4).
+    It is 1 where every GPU has a link of its own; on a torus the next rank is several chips away (eq. X4).
     """
     if not wiring.links_are_shared:
         return 1

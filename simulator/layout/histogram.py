@@ -1,4 +1,4 @@
-"""Files of recorded expert counts: CSV, NumPy array or JSON, read without trust."""
+"""Reads recorded expert counts from untrusted CSV, NumPy or JSON files."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from moesim.hwmodels.files import check_readable
 from moesim.hwmodels.yaml_io import load_mapping
 
 MAX_BYTES = 16_000_000
-"""61 layers of 256 experts over a hundred steps, in any of the formats; numbers take up to 16 times that."""
+"""Largest file; 61 layers of 256 experts over a hundred steps fit in any format. Parsed, the numbers take up
+to 16 times as much memory."""
 MAX_NUMBERS = 2_100_000
-"""In a JSON file: as many as its size leaves room for."""
+"""Most numbers in a JSON file, as many as `MAX_BYTES` leaves room for."""
 MAX_LINES = 20_000
 MAX_EXPERTS = 10_000
-"""Of a CSV file: its lines, and the counts of a line; of a JSON file: rows of a list, and counts of a row."""
+"""Most lines of a CSV file (rows of a JSON list), and most counts in a line or row."""
 
 
 def read_counts(path: Path) -> FloatArray:
-    """Counts of a file as floats [layers, experts] or [steps, layers, experts].
+    """Read the counts of a file as floats [layers, experts] or [steps, layers, experts].
 
-    `.csv`: a line a layer, numbers separated by commas, `#` starts a comment. `.npy`: an array of integers
-    or floats with 1 to 3 dimensions. `.json`: `{"counts": [[...], ...]}`. Raises InputError, naming the
-    file and where possible the line, for a file that is missing, huge, empty, ragged, or not what its
-    name says.
+    A `.csv` file has one line per layer, with numbers separated by commas; `#` starts a comment. A `.npy`
+    file holds an array of integers or floats with 1 to 3 dimensions, a `.json` file the mapping
+    `{"counts": [[...], ...]}`. Raises InputError, naming the file and where possible the line, for a file
+    that is missing, too large, empty, ragged, or not of the type that its name says.
     """
     name = str(path)
     readers = {".csv": _read_csv, ".npy": _read_npy, ".json": _read_json}
@@ -96,11 +97,11 @@ def _is_number(cell: str) -> bool:
 
 def _read_npy(path: Path) -> FloatArray:
     try:
-        # Mapped, not read: a header that claims more than the file holds is refused before any allocation.
+        # Memory-mapped, so that a header that claims more than the file holds fails before any allocation.
         array: Any = np.load(path, mmap_mode="r", allow_pickle=False)
     except OSError:
         raise
-    except Exception as error:  # NumPy reads the header as Python text: tokenize, struct and others complain
+    except Exception as error:  # NumPy parses the header as Python text, so tokenize, struct and others raise
         raise InputError(
             f"{path}: not a NumPy array file ({' '.join(str(error).split())[:120]}); write it with numpy.save"
         ) from None
@@ -124,7 +125,7 @@ def _read_json(path: Path) -> FloatArray:
 
 
 def _nested(values: list[Any], name: str, where: str, depth: int) -> list[Any]:
-    """The same lists, checked: numbers inside, equally long, at most three deep."""
+    """Return nested lists of floats after checking that they are regular and at most three levels deep."""
     if depth > 2:
         raise InputError(f"{name}: {where} is nested deeper than [steps][layers][experts]")
     most = MAX_LINES if any(isinstance(value, list) for value in values[:1]) else MAX_EXPERTS

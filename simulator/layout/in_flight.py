@@ -1,24 +1,25 @@
-"""Which blocks a pipeline rank holds, and which micro-batches at once, read off a schedule."""
+"""Derives from a schedule which blocks each pipeline rank holds, and how many micro-batches at once."""
 
 from __future__ import annotations
 
 from collections import Counter
 
 from moesim.simulator.layout.memory import RankStages
-from moesim.simulator.layout.stages import StageAssignment, unique
+from moesim.simulator.layout.stages import StageAssignment, blocks_with_parameters
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.schedules.action import Step, actions_of
 from moesim.simulator.schedules.schedule import Schedule
 
 State = frozenset[tuple[int, int]]
+"""Micro-batches in flight at one moment, as (stage, count) pairs."""
 
 
 def rank_stages(schedule: Schedule) -> list[RankStages]:
-    """Stages of every pipeline rank and the moments at which its memory can be fullest.
+    """Return the stages of every pipeline rank and the moments at which its memory may peak.
 
-    A chunk counts from the start of its forward to the end of its last backward part (B or W). Of the
-    moments only those remain that no other moment exceeds in every stage: stages differ in size, so
-    the one with the most chunks need not be the fullest.
+    A chunk counts from the start of its forward to the end of its last backward part (B or W). A moment is
+    dropped if another one has at least as many chunks of every stage. Several moments may remain because
+    stages differ in size, so that the one with the most chunks need not take the most memory.
     """
     return [
         RankStages(schedule.stages_on_rank(rank), tuple(dict(state) for state in _largest_states(steps)))
@@ -27,14 +28,14 @@ def rank_stages(schedule: Schedule) -> list[RankStages]:
 
 
 def _largest_states(steps: tuple[Step, ...]) -> list[list[tuple[int, int]]]:
-    held: Counter[int] = Counter()
+    in_flight: Counter[int] = Counter()
     states: set[State] = set()
     for step in steps:
         actions = actions_of(step)
-        # An overlapped pair holds its forward's chunk before it has freed its backward's.
-        held.update(action.stage for action in actions if action.kind == "F")
-        states.add(frozenset((+held).items()))
-        held.subtract(action.stage for action in actions if action.kind in ("B", "W"))
+        # An overlapped pair allocates the chunk of its forward before it frees that of its backward.
+        in_flight.update(action.stage for action in actions if action.kind == "F")
+        states.add(frozenset((+in_flight).items()))
+        in_flight.subtract(action.stage for action in actions if action.kind in ("B", "W"))
     return [sorted(s) for s in sorted(states, key=sorted) if not any(_covers(o, s) for o in states if o != s)]
 
 
@@ -43,9 +44,15 @@ def _covers(larger: State, smaller: State) -> bool:
     return all(counts.get(stage, 0) >= count for stage, count in smaller)
 
 
-def held_by_rank(schedule: Schedule, stages: StageAssignment) -> list[tuple[BlockKind, ...]]:
-    """Kinds of the blocks that each pipeline rank holds, sorted; shared tables once."""
+def block_kinds_by_rank(schedule: Schedule, stages: StageAssignment) -> list[tuple[BlockKind, ...]]:
+    """Sorted kinds of the blocks on each pipeline rank; a head that runs twice counts once."""
     return [
-        tuple(sorted(b.kind for stage in schedule.stages_on_rank(rank) for b in unique(stages, stage)))
+        tuple(
+            sorted(
+                b.kind
+                for stage in schedule.stages_on_rank(rank)
+                for b in blocks_with_parameters(stages, stage)
+            )
+        )
         for rank in range(schedule.pp)
     ]

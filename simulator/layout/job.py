@@ -1,4 +1,4 @@
-"""A scenario with its model, cluster and calibration profile loaded once; nothing above reads them again."""
+"""Loads the model, cluster and calibration profile of a scenario once, for every later step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from moesim.simulator.scenario import Scenario
 
 @dataclass(frozen=True)
 class ResolvedJob:
-    """What a prediction is made from. The cluster of a fleet's job is that of one of its pools."""
+    """A scenario with everything that it names loaded; the job of a fleet's pool has that pool's cluster."""
 
     scenario: Scenario
     shape: ModelShape
@@ -25,31 +25,31 @@ class ResolvedJob:
 
     @cached_property
     def layout(self) -> Layout:
-        """Where the ranks stand; raises InputError where the plan does not divide the GPUs."""
+        """Coordinates and groups of the ranks; raises InputError where the plan does not divide the GPUs."""
         return Layout(self.scenario.parallel, self.cluster.n_gpus, self.cluster.node.n_gpus)
 
     def with_scenario(self, scenario: Scenario) -> ResolvedJob:
-        """The same model on the same machine under another plan, precision or software."""
+        """Return the job with another plan, precision or software, on the same model, cluster and profile."""
         return replace(self, scenario=scenario)
 
     def with_rates(
         self, *, profile: CalibrationProfile | None = None, cluster: Cluster | None = None
     ) -> ResolvedJob:
-        """The same plan at the rates of another profile, or of a cluster with the same GPUs and nodes."""
+        """Return the job with another profile, or with a cluster of the same GPUs and nodes."""
         return replace(self, profile=profile or self.profile, cluster=cluster or self.cluster)
 
     def changed_to(self, scenario: Scenario) -> ResolvedJob:
-        """The job of another scenario; what both name alike is not loaded again.
+        """Return the job of another scenario, without loading again what both scenarios name alike.
 
         Raises InputError as `resolve` does.
         """
         own = self.scenario
-        beside = scenario._base == own._base  # the same name may be another file from another folder
+        same_folder = scenario._base == own._base  # the same name may be another file in another folder
         job = ResolvedJob(
             scenario,
-            self.shape if beside and scenario.model == own.model else scenario.shape,
-            self.cluster if beside and scenario.cluster == own.cluster else scenario.machine,
-            self.profile if beside and scenario.profile == own.profile else scenario.calibration,
+            self.shape if same_folder and scenario.model == own.model else scenario.shape,
+            self.cluster if same_folder and scenario.cluster == own.cluster else scenario.machine,
+            self.profile if same_folder and scenario.profile == own.profile else scenario.calibration,
         )
         check_profile(job.profile, job.cluster)
         return job
@@ -58,12 +58,10 @@ class ResolvedJob:
 def resolve(
     scenario: Scenario, profile: CalibrationProfile | None = None, *, shape: ModelShape | None = None
 ) -> ResolvedJob:
-    """Load what a scenario names; `profile`, where given, takes the place of the scenario's.
+    """Load the model, cluster and profile that a scenario names.
 
-    `shape`: its model, where that is loaded already.
-
-    Raises InputError for names and files that do not exist, for a fleet, and for a profile of another
-    accelerator.
+    `profile` replaces the scenario's profile; `shape` is its model, if it was loaded already. Raises
+    InputError for names and files that do not exist, for a fleet, and for a profile of another accelerator.
     """
     shape, cluster = shape or scenario.shape, scenario.machine
     chosen = scenario.calibration if profile is None else profile
@@ -72,7 +70,7 @@ def resolve(
 
 
 def check_profile(profile: CalibrationProfile, cluster: Cluster) -> None:
-    """Raise InputError where a profile of one accelerator would price another."""
+    """Raise InputError for a profile that does not apply to the cluster's accelerator."""
     accelerator = cluster.accelerator.name
     if profile.accelerator == "any" or accelerator in (profile.accelerator, *profile.also_for):
         return

@@ -1,4 +1,4 @@
-"""Seeded samples of routing: expert load per rank, and who sends what to whom."""
+"""Draws seeded samples of routing: expert load per rank, and tokens between every pair of ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.simulator.layout.routing import Gate, scores_of
 
 SMALLEST_CV = 1e-6
-"""Below it experts count as equally popular: the spread is under any rounding that follows."""
+"""Least coefficient of variation that is drawn; below it experts count as equally popular."""
 
 
 def sampled_loads(
@@ -24,14 +24,14 @@ def sampled_loads(
     expert_cv: float,
     rows_per_rank: float,
 ) -> FloatArray:
-    """Expert rows that each rank receives over their mean: [n_samples, ep], each sample averages 1 (eq. R3).
+    """Draw the expert rows of each rank over their mean [n_samples, ep]; each sample averages 1 (eq. R3).
 
     Every sample draws a popularity for each expert (gamma with mean 1 and coefficient of variation
-    `expert_cv`, 0 = all equal), sums it over the experts/ep experts of a rank, and deals the
-    ep x `rows_per_rank` rows by it (the multinomial's noise as a normal with its covariance; 0 rows =
-    without that noise). Only draws are used whose streams NumPy has kept over its versions, so a seed
-    means the same loads everywhere. Raises InputError for an `ep` that does not divide and for negative
-    numbers.
+    `expert_cv`; 0 makes all equal), sums it over the experts/ep experts of a rank, and distributes
+    ep x `rows_per_rank` rows accordingly, with the noise of a multinomial approximated by a normal with its
+    covariance (0 rows: no such noise). A seed gives the same loads with every NumPy version, because only
+    distributions with a stable stream are used. Raises InputError for an `ep` that does not divide and for
+    negative numbers.
     """
     if ep < 1 or experts % ep:
         raise InputError(f"parallel.ep={ep} does not divide experts={experts}")
@@ -43,7 +43,7 @@ def sampled_loads(
     rng = np.random.default_rng(seed)
     if expert_cv > SMALLEST_CV:
         shape = 1.0 / expert_cv**2
-        # The sum of a rank's independent gammas is a gamma with the shapes added: one draw a rank.
+        # A sum of independent gammas is a gamma with the sum of their shapes, so one draw per rank is enough.
         popularity = rng.gamma(shape * (experts // ep), size=(n_samples, ep))
         popularity = np.maximum(popularity, np.finfo(np.float64).tiny)
     else:
@@ -52,21 +52,22 @@ def sampled_loads(
     rows = round(rows_per_rank * ep)
     if rows == 0:
         return np.asarray(shares * ep)
-    dealt = deal(rng, shares, rows)
+    dealt = distribute_rows(rng, shares, rows)
     return np.asarray(dealt * (ep / dealt.sum(axis=1, keepdims=True)))
 
 
-def deal(rng: np.random.Generator, shares: FloatArray, rows: int) -> FloatArray:
-    """Shares of `rows` rows that were dealt by `shares` [samples, receivers], summing to about 1 (eq. R3).
+def distribute_rows(rng: np.random.Generator, shares: FloatArray, rows: int) -> FloatArray:
+    """Shares of `rows` rows after each row picked a receiver by `shares` [samples, receivers] (eq. R3).
 
-    The multinomial as the normal of its mean and covariance, cut off at 0.
+    The multinomial is approximated by the normal with its mean and covariance, cut off at 0, so that the
+    shares of a sample sum to about 1.
     """
     noise = np.sqrt(shares / rows) * rng.standard_normal(shares.shape)
     return np.asarray(np.maximum(shares + noise - shares * noise.sum(axis=1, keepdims=True), 0.0))
 
 
 def sample_choices(gate: Gate, n_tokens: int, seed: int) -> IntArray:
-    """The experts that each of `n_tokens` tokens picks, [n_tokens, top_k], with equal popularity."""
+    """Draw the experts that each token picks [n_tokens, top_k]; all experts are equally popular."""
     rng = np.random.default_rng(seed)
     logits = rng.standard_normal((n_tokens, gate.experts))
     if gate.groups_per_token < gate.groups:
@@ -82,10 +83,10 @@ def sample_choices(gate: Gate, n_tokens: int, seed: int) -> IntArray:
 
 @dataclass(frozen=True, slots=True)
 class SampledTraffic:
-    """Tokens on the links of one sampled dispatch; targets count once a token.
+    """Tokens on the links of one sampled dispatch; a token counts once for each target rank.
 
-    `rows[s, d]` tokens of rank s with an expert on rank d; `ib[s, d]` tokens that the NIC of s sends to
-    the NIC of d (same index on another node); `nvlink[f, d]` tokens that f passes on to d in its node.
+    `rows[s, d]` are the tokens of rank s with an expert on rank d, `ib[s, d]` those that the NIC of s sends
+    to the NIC of d (same index on another node), and `nvlink[f, d]` those that f forwards to d in its node.
     """
 
     rows: IntArray
@@ -94,7 +95,7 @@ class SampledTraffic:
 
 
 def sampled_traffic(gate: Gate, ep: int, gpus_per_node: int, tokens: int, seed: int) -> SampledTraffic:
-    """One seeded sample of a dispatch of `tokens` tokens from each of `ep` ranks, [ep, ep] each."""
+    """Draw one dispatch of `tokens` tokens from each of `ep` ranks; every table is [ep, ep]."""
     if gate.experts % ep or ep % min(ep, gpus_per_node):
         raise InputError(
             f"parallel.ep={ep} must divide experts={gate.experts} and fill nodes of {gpus_per_node}"

@@ -1,4 +1,4 @@
-"""Parameters that one GPU holds of some blocks."""
+"""Counts the parameters of given blocks that one GPU holds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from moesim.simulator.model.shape import ModelShape
 
 @dataclass(frozen=True, slots=True)
 class LocalParameters:
-    """Parameters on one GPU: routed experts, and everything else."""
+    """Parameters on one GPU, split into those of routed experts and all others."""
 
     experts: float
     other: float
@@ -23,10 +23,10 @@ class LocalParameters:
 def local_parameters(
     shape: ModelShape, layout: Layout, blocks: Sequence[Block], redundant_experts: int = 0
 ) -> LocalParameters:
-    """Parameters of these blocks on one GPU; tables that several blocks use are held once.
+    """Count the parameters of these blocks on one GPU; a table that several blocks share counts once.
 
-    An MTP module needs the embedding table, and a tied head is that table: a rank without the embedding
-    block then holds a copy of it.
+    An MTP module and a tied head need the embedding table, so a rank that holds one of them without the
+    embedding block holds a copy of the table.
     """
     plan, total = layout.plan, [0.0, 0.0]
     held = 1.0 if shape.moe is None else (shape.moe.experts + redundant_experts) / shape.moe.experts

@@ -1,4 +1,4 @@
-"""Bytes on each GPU by kind, for every pipeline rank and the fullest."""
+"""Computes the bytes on a GPU by kind, for every pipeline rank, and finds the fullest rank."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from moesim.simulator.layout.rank_bytes import (
     HeldStage,
     RankTerms,
     StateFormats,
-    freed_by_head,
+    bytes_freed_by_head,
     moments_of,
     rank_bytes,
     rank_terms,
-    working_of,
+    workspace_bytes,
 )
 from moesim.simulator.layout.stages import Block, StageAssignment
 from moesim.simulator.model.operator import BlockKind
@@ -39,6 +39,7 @@ FRAMEWORK_BYTES = SourcedBytes(
     between=(1.0e9, 6.0e9),
     note="from a context and one communicator to a dozen communicators with their buffers",
 )
+"""Bytes that a process holds outside the allocator of its tensors."""
 ALLOCATOR_SLACK = SourcedFraction(
     value=0.19,
     kind="measured",
@@ -48,15 +49,15 @@ ALLOCATOR_SLACK = SourcedFraction(
     between=(0.13, 0.37),
     note="none of the runs was short of memory: an allocator gives cached blocks back before it fails",
 )
-"""Bytes that the allocator of the framework holds beyond those in use, over those in use."""
+"""Bytes that the framework's allocator reserves beyond those in use, over those in use."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankStages:
-    """What one pipeline rank holds.
+    """Stages of one pipeline rank, and the micro-batches that it has in flight.
 
-    `in_flight` lists states that occur at one moment: micro-batches in flight by stage. The schedule
-    gives them; the largest counts.
+    `in_flight` lists moments of the schedule, each as micro-batches in flight by stage; the moment that takes
+    the most memory counts.
     """
 
     stages: tuple[int, ...]
@@ -81,15 +82,15 @@ class RankMemory:
 
     @property
     def total(self) -> float:
-        """All kinds together."""
+        """Bytes of all kinds together."""
         return fsum(self.by_kind().values())
 
     @property
     def range(self) -> tuple[float, float]:
-        """Least and most that they take (docs/model.md, eq. M10).
+        """Lowest and highest total bytes (docs/model.md, eq. M10).
 
-        Least: the framework at the low end of its range, and an allocator without gaps. Most: the framework
-        at the high end, and the allocator with the most slack that was measured.
+        The lowest total takes the low end of the framework's range and an allocator without slack, the
+        highest the high end and the most slack that was measured.
         """
         low, high = FRAMEWORK_BYTES.between or (self.framework, self.framework)
         slack = (ALLOCATOR_SLACK.between or (0.0, 0.0))[1]
@@ -100,7 +101,7 @@ class RankMemory:
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
-    """Memory of the fullest pipeline rank, and of each."""
+    """Memory of the fullest pipeline rank in detail, and of every rank."""
 
     by_kind_bytes: dict[str, float]
     total_bytes: float
@@ -109,12 +110,12 @@ class MemoryReport:
     fullest_rank: int
     by_rank: tuple[RankMemory, ...]
     notes: tuple[str, ...]
-    """What was extrapolated."""
+    """Sentences about extrapolated inputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryInputs:
-    """What a plan's memory depends on, apart from its stages (docs/model.md, eq. M5)."""
+    """Everything that a plan's memory depends on, apart from its stages (docs/model.md, eq. M5)."""
 
     shape: ModelShape
     layout: Layout
@@ -124,21 +125,21 @@ class MemoryInputs:
     """Tokens of a sequence."""
     communication_sms: int
     kernels: str
-    """Of the expert-parallel communication, as in the scenario."""
+    """The scenario's `communication.kernels`: generation of the expert-parallel kernels."""
     redundant_experts: int = 0
-    """Replicas beyond one an expert; they count as experts, states included (eq. M6)."""
+    """Replicas beyond one per expert; each takes the memory of an expert, states included (eq. M6)."""
     software: Software = PLAIN
     single_pass: bool = False
-    """One micro-batch and no pipeline: gradients come while activations go."""
+    """Whether there is one micro-batch and no pipeline, so that gradients replace activations one by one."""
 
 
 def memory_by_kind(
     inputs: MemoryInputs, assignment: StageAssignment, ranks: Sequence[RankStages], capacity_bytes: float
 ) -> MemoryReport:
-    """Bytes per GPU for every pipeline rank of a plan (docs/model.md, eq. M5).
+    """Compute the bytes per GPU for every pipeline rank of a plan (docs/model.md, eq. M5).
 
     `ranks[r]` names the stages of pipeline rank r; a stage that several ranks hold (DualPipe) has its
-    states sharded over all of its copies. Tokens are spread evenly; skew of the routing is not included.
+    states sharded over all of its copies. Tokens are spread evenly over experts; imbalance is not included.
     The formulas are those of `layout.rank_bytes`. Raises InputError where the ranks do not cover the stages.
     """
     copies = Counter(stage for rank in ranks for stage in rank.stages)
@@ -150,13 +151,13 @@ def memory_by_kind(
     plan = _OnePlan(inputs)
     kinds = [tuple(block.kind for block in stage) for stage in assignment.stages]
     by_rank = []
-    seen: dict[object, RankTerms] = {}
+    terms_of: dict[object, RankTerms] = {}
     for rank in ranks:
-        alike = tuple((copies[stage], kinds[stage]) for stage in rank.stages)
-        if alike not in seen:  # most ranks hold the same blocks as their neighbours
-            seen[alike] = rank_terms(plan, [HeldStage(k, n) for n, k in alike])
-        found = rank_bytes(plan, seen[alike], moments_of(rank.stages, rank.in_flight))
-        by_rank.append(RankMemory(**{kind: float(value) for kind, value in found.items()}))
+        content = tuple((copies[stage], kinds[stage]) for stage in rank.stages)
+        if content not in terms_of:  # most ranks hold the same blocks as their neighbours
+            terms_of[content] = rank_terms(plan, [HeldStage(k, n) for n, k in content])
+        by_kind = rank_bytes(plan, terms_of[content], moments_of(rank.stages, rank.in_flight))
+        by_rank.append(RankMemory(**{kind: float(value) for kind, value in by_kind.items()}))
     fullest = max(range(len(by_rank)), key=lambda r: (by_rank[r].total, -r))
     total = by_rank[fullest].total
     return MemoryReport(
@@ -171,7 +172,7 @@ def memory_by_kind(
 
 
 class _OnePlan:
-    """The numbers of one plan that `layout.rank_bytes` asks for."""
+    """The `PlanNumbers` of one plan, for the formulas in `layout.rank_bytes`."""
 
     def __init__(self, inputs: MemoryInputs) -> None:
         self._inputs = inputs
@@ -198,11 +199,11 @@ class _OnePlan:
 
     def working(self, kind: BlockKind) -> float:
         own = self._inputs
-        return working_of(own.shape, kind, own.layout.plan, own.precision, own.sequence, own.software)
+        return workspace_bytes(own.shape, kind, own.layout.plan, own.precision, own.sequence, own.software)
 
     def freed(self) -> float:
         own = self._inputs
-        return freed_by_head(own.shape, own.layout.plan, own.precision, own.sequence, own.software)
+        return bytes_freed_by_head(own.shape, own.layout.plan, own.precision, own.sequence, own.software)
 
     def parameters(self, kinds: Sequence[BlockKind]) -> LocalParameters:
         own = self._inputs

@@ -1,4 +1,4 @@
-"""Which rank holds which part: parallel dimensions, coordinates and groups, experts folded in."""
+"""Maps ranks to coordinates and communication groups, with expert parallelism folded into the others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from moesim.simulator.scenario.parallel import ParallelPlan
 
 @dataclass(frozen=True, slots=True, order=True)
 class Coordinates:
-    """Position of a rank in every dimension; `ep` and `expert_dp` refold tp x cp x dp."""
+    """Position of a rank in every dimension; `ep`, `expert_tp` and `expert_dp` divide tp x cp x dp anew."""
 
     pp: int
     dp: int
@@ -24,10 +24,10 @@ class Coordinates:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A plan on a number of GPUs: rank to coordinates and back, and the groups that communicate.
+    """A parallel plan on a number of GPUs: converts ranks to coordinates and back, and lists the groups.
 
-    Ranks count tp fastest, then cp, dp, and pp slowest; inside the tp x cp x dp GPUs of one pipeline
-    rank the experts count expert_tp fastest, then ep, then expert-dp. Raises InputError for a plan that
+    Rank numbers vary fastest in tp, then cp, then dp, and slowest in pp; for experts the tp x cp x dp GPUs of
+    one pipeline rank vary fastest in expert_tp, then ep, then expert_dp. Raises InputError for a plan that
     does not divide, with the nearest degrees that do.
     """
 
@@ -57,7 +57,7 @@ class Layout:
 
     @property
     def dp(self) -> int:
-        """Data-parallel replicas of the parameters that are not experts, in one direction of a pipeline."""
+        """Data-parallel replicas of non-expert parameters, in one direction of a pipeline."""
         return self.n_gpus // (self.plan.tp * self.plan.cp * self.plan.pp)
 
     @property
@@ -71,7 +71,7 @@ class Layout:
         return self.gpus_per_pipeline_rank // (self.plan.ep * self.plan.expert_tp)
 
     def coordinates(self, rank: int) -> Coordinates:
-        """Where a rank stands in every dimension."""
+        """Position of a rank in every dimension."""
         self._check_rank(rank)
         p = self.plan
         pp, inner = divmod(rank, self.gpus_per_pipeline_rank)
@@ -90,11 +90,11 @@ class Layout:
         return ((pp * self.dp + dp) * p.cp + cp) * p.tp + tp
 
     def tp_group(self, rank: int) -> tuple[int, ...]:
-        """Ranks that share the products of one layer."""
+        """Ranks that split the GEMMs of one layer."""
         return self._strided(rank, 1, self.plan.tp)
 
     def cp_group(self, rank: int) -> tuple[int, ...]:
-        """Ranks that share the sequence of one micro-batch."""
+        """Ranks that split the sequences of one micro-batch."""
         return self._strided(rank, self.plan.tp, self.plan.cp)
 
     def dp_group(self, rank: int) -> tuple[int, ...]:
@@ -102,7 +102,7 @@ class Layout:
         return self._strided(rank, self.plan.tp * self.plan.cp, self.dp)
 
     def ep_group(self, rank: int) -> tuple[int, ...]:
-        """Ranks that exchange tokens: together they hold every expert once."""
+        """Ranks that exchange tokens and together hold every expert once."""
         return self._strided(rank, self.plan.expert_tp, self.plan.ep)
 
     def expert_dp_group(self, rank: int) -> tuple[int, ...]:
@@ -114,12 +114,12 @@ class Layout:
         return self._strided(rank, self.gpus_per_pipeline_rank, self.plan.pp)
 
     def node(self, rank: int) -> int:
-        """The node that a rank sits in."""
+        """Number of the node that a rank is on."""
         self._check_rank(rank)
         return rank // self.gpus_per_node
 
     def nodes_spanned(self, group: tuple[int, ...]) -> int:
-        """How many nodes the ranks of a group sit in."""
+        """Number of nodes that the ranks of a group are on."""
         for rank in (min(group), max(group)):
             self._check_rank(rank)
         return len({rank // self.gpus_per_node for rank in group})
@@ -162,7 +162,7 @@ def check_against_model(plan: ParallelPlan, shape: ModelShape, sequence: int, n_
                 )
     else:
         _check_experts(plan, shape)
-    # Causal balance gives every context-parallel rank one early and one late slice of the sequence.
+    # To balance causal attention, every context-parallel rank has one early and one late slice.
     slices = 2 * plan.cp if plan.cp > 1 else 1
     if sequence % slices:
         near = nearest_divisors(plan.cp, sequence // 2) if sequence % 2 == 0 else [1]
@@ -197,7 +197,7 @@ def _check_experts(plan: ParallelPlan, shape: ModelShape) -> None:
 
 
 def tokens_per_gpu(plan: ParallelPlan, sequence: int) -> float:
-    """Tokens of a micro-batch that one GPU sends into its expert-parallel group: CP and TP split them."""
+    """Tokens of a micro-batch that one GPU dispatches to its expert-parallel group; CP and TP split them."""
     return plan.microbatch * sequence / (plan.cp * plan.tp)
 
 
@@ -229,7 +229,7 @@ def check_divides(key: str, value: int, whole: int, what: str) -> None:
 
 
 def nearest_divisors(value: int, whole: int) -> list[int]:
-    """The largest divisor of `whole` not above `value` and the smallest not below, without repeats."""
+    """Largest divisor of `whole` up to `value` and smallest one from `value` on, without repeats."""
     divisors = [d for d in range(1, int(whole**0.5) + 1) if whole % d == 0]
     divisors += [whole // d for d in divisors]
     below = max(d for d in divisors if d <= max(value, 1))

@@ -1,4 +1,4 @@
-"""From a fleet to pools that hold pipeline ranks, each as a cluster of its own that can be priced (pure)."""
+"""Splits the pipeline ranks of a job over the pools of its fleet, each with a cluster to price on (pure)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from moesim.simulator.schedules import Schedule, fleet_defaults
 
 @dataclass(frozen=True, slots=True)
 class PoolSlice:
-    """A pool: its own cluster, the scenario as if the whole pipeline ran on such a cluster, its ranks."""
+    """One pool with its cluster and pipeline ranks.
+
+    `scenario` is the job as if the whole pipeline ran on GPUs of this pool's kind.
+    """
 
     label: str
     cluster: Cluster
@@ -23,10 +26,10 @@ class PoolSlice:
     ranks: range
 
 
-def spread(scenario: Scenario) -> tuple[PoolSlice, ...]:
-    """The pools of a scenario's fleet with their pipeline ranks, in proportion to their GPUs.
+def split_over_pools(scenario: Scenario) -> tuple[PoolSlice, ...]:
+    """Assign pipeline ranks to the pools of a scenario's fleet, in proportion to their GPUs.
 
-    Raises InputError for what a fleet does not go with, and where ranks and GPUs do not fit together.
+    Raises InputError for keys that are not modelled on a fleet, and where the ranks do not divide.
     """
     check_supported(scenario)
     clusters = pool_clusters(scenario)
@@ -46,7 +49,7 @@ def spread(scenario: Scenario) -> tuple[PoolSlice, ...]:
     parts, first = [], 0
     for (label, cluster), pool in zip(clusters, pools_of(scenario), strict=True):
         ranks = range(first, first + pp * cluster.n_gpus // total)
-        parts.append(PoolSlice(label, cluster, whole_scenario(scenario, pool, cluster, total), ranks))
+        parts.append(PoolSlice(label, cluster, pricing_scenario(scenario, pool, cluster, total), ranks))
         first = ranks.stop
     return tuple(parts)
 
@@ -59,45 +62,45 @@ def pools_of(scenario: Scenario) -> tuple[Pool, ...]:
 
 
 def pool_clusters(scenario: Scenario) -> list[tuple[str, Cluster]]:
-    """What to call each pool, and its cluster; raises InputError for unknown clusters and unfit nodes."""
+    """Label and cluster of each pool; raises InputError for unknown clusters and nodes that do not divide."""
     pools_of(scenario)
-    found = [
+    labelled = [
         (f"fleet.pools.{number} ({cluster.accelerator.name})", cluster)
         for number, cluster in enumerate(scenario.machines)
     ]
-    for label, cluster in found:
-        total, node = sum(other.n_gpus for _, other in found), cluster.node.n_gpus
+    for label, cluster in labelled:
+        total, node = sum(other.n_gpus for _, other in labelled), cluster.node.n_gpus
         if total % node:
             raise InputError(
                 f"{label}: the fleet's {total} GPUs do not fill its nodes of {node}; change nodes of a pool"
             )
-    return found
+    return labelled
 
 
 def rank_unit(clusters: Sequence[Cluster]) -> int:
-    """Every legal number of pipeline ranks is a multiple of this: GPUs of the fleet over their divisor."""
+    """Least number of pipeline ranks that splits over the clusters; legal numbers are its multiples."""
     return sum(cluster.n_gpus for cluster in clusters) // gcd(*(cluster.n_gpus for cluster in clusters))
 
 
 def usd_per_hour(clusters: Sequence[Cluster]) -> float | None:
-    """Rent of all pools for an hour; None where one has no price."""
+    """Rent of all pools for an hour (USD); None where one has no price."""
     prices = [(cluster.n_gpus, cluster.price_per_gpu_hour) for cluster in clusters]
     if any(price is None for _, price in prices):
         return None
     return fsum(n * price.value for n, price in prices if price is not None)
 
 
-def whole_scenario(scenario: Scenario, pool: Pool, cluster: Cluster, total: int) -> Scenario:
-    """The scenario on `total` GPUs of one pool's kind: what prices the ranks that this pool holds."""
+def pricing_scenario(scenario: Scenario, pool: Pool, cluster: Cluster, total: int) -> Scenario:
+    """Return the scenario on `total` GPUs of one pool's kind, which prices the ranks of this pool."""
     communication = scenario.communication.model_copy(update={"sms": scenario.pool_sms(pool, cluster)})
-    # Not validated again: this size is a device for pricing, its network is never built.
+    # Not validated again, because this cluster serves for pricing only and its network is never built.
     whole = cluster.model_copy(update={"nodes": total // cluster.node.n_gpus})
     update = {"fleet": None, "cluster": whole, "communication": communication}
     part = scenario.model_copy(update={**update, "profile": scenario.pool_profile(pool, cluster)})
     return part if scenario._base is None else part.based_on(scenario._base)
 
 
-def owners_of(parts: Sequence[PoolSlice]) -> tuple[int, ...]:
+def pool_of_ranks(parts: Sequence[PoolSlice]) -> tuple[int, ...]:
     """Number of the pool that holds each pipeline rank."""
     return tuple(number for number, part in enumerate(parts) for _ in part.ranks)
 
@@ -118,7 +121,7 @@ def check_schedule(schedule: Schedule, owners: Sequence[int], labels: Sequence[s
 
 
 def check_supported(scenario: Scenario) -> None:
-    """Refuse, with the remedy, what is not modelled on a fleet."""
+    """Raise InputError for keys of a scenario that are not modelled on a fleet."""
     if scenario.resolution == "full":
         raise InputError(
             "resolution=full needs one cluster: a fleet's pools have no network between them; use "

@@ -1,4 +1,4 @@
-"""How popular every expert of a layer is: Zipf, recorded counts, and what a top-k gate allows."""
+"""Computes the popularity of the experts of a layer, by Zipf's law or from recorded counts."""
 
 from __future__ import annotations
 
@@ -8,63 +8,64 @@ from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InputError
 
 ZIPF_STREAM = 3
-"""Part of the seed of the shuffle, so that it shares no draw with the loads."""
+"""Part of the seed of the shuffle, so that it shares no random numbers with the loads."""
 
 LARGEST_COUNT = 1e15
-"""Whole numbers up to here are exact as floats, and so are their sums."""
+"""Largest legal count; whole numbers up to it, and their sums, are exact as floats."""
 
 SUM_TOLERANCE = 1e-6
-"""Relative difference of two layers' totals that counts as rounding of written decimals."""
+"""Relative difference between two layers' totals that may come from decimals rounded in the file."""
 
 
 def zipf_shares(
     exponent: float, layers: int, experts: int, top_k: int, seed: int, *, shuffle_per_layer: bool = True
 ) -> FloatArray:
-    """Shares [layers, experts] of the rows: ~ 1 / r^exponent for the r-th most popular expert (eq. R4).
+    """Shares of the rows [layers, experts], proportional to 1 / r^exponent for the r-th expert (eq. R4).
 
-    With `shuffle_per_layer` every layer has its own seeded order of popularity; otherwise expert 0 is the
-    most popular one everywhere. No share exceeds 1 / top_k (see `capped`). Raises InputError for an
-    exponent outside 0 to 10.
+    r ranks the experts by popularity. With `shuffle_per_layer` every layer has its own seeded ranking;
+    otherwise expert 0 is the most popular one in all layers. No share exceeds 1 / top_k (see
+    `capped_shares`). Raises InputError for an exponent outside 0 to 10.
     """
     if not 0 <= exponent <= 10:
         raise InputError(f"routing.load.exponent={exponent} is outside 0 (all equal) to 10")
     weights = np.array([float(rank) ** -exponent for rank in range(1, experts + 1)])
     shares = np.tile(weights / weights.sum(), (layers, 1))
     if shuffle_per_layer:
-        # Sorting draws instead of shuffling: the streams of NumPy's shuffles changed between versions.
+        # Random numbers are sorted because the results of NumPy's own shuffles changed between versions.
         draws = np.random.default_rng([seed, ZIPF_STREAM]).random((layers, experts))
         shares = np.take_along_axis(shares, np.argsort(draws, axis=1, kind="stable"), axis=1)
-    return capped(shares, top_k)
+    return capped_shares(shares, top_k)
 
 
-def capped(shares: FloatArray, top_k: int) -> FloatArray:
-    """Shares [..., experts] with none above 1 / top_k; what they lose goes to the others in proportion.
+def capped_shares(shares: FloatArray, top_k: int) -> FloatArray:
+    """Cut shares [..., experts] off at 1 / top_k and give the excess to the other experts in proportion.
 
     A token picks an expert at most once, so no expert gets more rows than there are tokens (eq. R4).
     """
     limit = 1.0 / top_k
-    held = shares > limit * (1.0 + 1e-12)
-    if not held.any():
+    at_limit = shares > limit * (1.0 + 1e-12)
+    if not at_limit.any():
         return shares
     out = shares
-    for _ in range(top_k + 1):  # every pass holds at least one more expert, and top_k of them hold all rows
-        free = np.maximum(np.where(held, 0.0, shares), np.finfo(np.float64).tiny * ~held)
-        room = np.maximum(1.0 - held.sum(axis=-1, keepdims=True) * limit, 0.0)
-        out = np.where(held, limit, free * (room / np.maximum(free.sum(axis=-1, keepdims=True), 1e-300)))
+    for _ in range(top_k + 1):  # every pass caps at least one more expert, and top_k of them take all rows
+        free = np.maximum(np.where(at_limit, 0.0, shares), np.finfo(np.float64).tiny * ~at_limit)
+        room = np.maximum(1.0 - at_limit.sum(axis=-1, keepdims=True) * limit, 0.0)
+        out = np.where(at_limit, limit, free * (room / np.maximum(free.sum(axis=-1, keepdims=True), 1e-300)))
         over = out > limit * (1.0 + 1e-12)
         if not over.any():
             break
-        held = held | over
+        at_limit = at_limit | over
     return np.asarray(out)
 
 
 def shares_of_counts(counts: FloatArray, *, layers: int, experts: int, top_k: int, place: str) -> FloatArray:
-    """Shares [steps, layers or 1, experts] of recorded counts: one row, a row a layer, or that for each step.
+    """Convert recorded counts to shares [steps, layers or 1, experts].
 
-    Every layer of a step routes the same tokens to `top_k` experts each, so its rows must have one total,
-    a multiple of top_k where the counts are whole numbers, and no expert can have more rows than there
-    are tokens. Raises InputError, naming `place`, layer and expert, for counts that contradict that, are
-    negative or not finite, or whose shape is not that of the model.
+    `counts` is one row of experts, a row per layer, or such a table for each step. Every layer of a step
+    routes the same tokens to `top_k` experts each, so all rows of a step must have the same total (a multiple
+    of top_k where the counts are whole numbers), and no expert can have more rows than there are tokens.
+    Raises InputError, naming `place`, layer and expert, for counts that contradict that, are negative or not
+    finite, or whose shape is not that of the model.
     """
     table = np.asarray(counts, dtype=np.float64)
     if table.ndim < 3:
@@ -88,7 +89,7 @@ def shares_of_counts(counts: FloatArray, *, layers: int, experts: int, top_k: in
 
 
 def check_counts(table: FloatArray, top_k: int, place: str) -> None:
-    """Raise InputError where counts [steps, layers, experts] cannot be those of a top-k gate."""
+    """Raise InputError where counts [steps, layers, experts] cannot come from a top-k gate."""
     bad = ~np.isfinite(table) | (table < 0) | (table > LARGEST_COUNT)
     if bad.any():
         step, layer, expert = (int(i) for i in np.argwhere(bad)[0])

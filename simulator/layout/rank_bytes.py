@@ -1,7 +1,7 @@
-"""Bytes of one pipeline rank by kind (docs/model.md, eqs. M1 to M5), of one plan or of many plans at once.
+"""Formulas for the bytes on a GPU of one pipeline rank, by kind (docs/model.md, eqs. M1 to M5).
 
-The formulas take numbers, or arrays of plans that broadcast: `layout.memory` counts one plan with them, the
-planner all plans of a space.
+They take numbers for one plan (`layout.memory`), or arrays that broadcast, with one entry per plan (the
+planner evaluates all plans of a space at once).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from moesim.simulator.model.software import Software
 from moesim.simulator.scenario.parallel import ParallelPlan
 
 Amount: TypeAlias = float | FloatArray
-"""A number, or one for each of many plans."""
+"""A number for one plan, or an array with one entry per plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateFormats:
-    """Bytes of one parameter: stored, gathered by ZeRO-3, of its gradient, and of its optimizer states."""
+    """Bytes per parameter of the stored weight, its copy gathered by ZeRO-3, its gradient and its states."""
 
     weight: Amount
     gathered: Amount
@@ -37,7 +37,7 @@ class StateFormats:
 
     @classmethod
     def of(cls, precision: Precision) -> StateFormats:
-        """Of a precision recipe; a master copy in the format of the parameters is not kept."""
+        """Return the formats of a precision recipe; masters in the parameters' format take no bytes."""
         weight, moment = BYTES_PER_ELEMENT[precision.parameters], BYTES_PER_ELEMENT[precision.moments]
         gathered = min(weight, BYTES_PER_ELEMENT[precision.parameter_gather])
         has_master = precision.master_weights != precision.parameters
@@ -46,19 +46,19 @@ class StateFormats:
 
 
 class ParameterNumbers(Protocol):
-    """Parameters of some blocks on one GPU: routed experts, and everything else."""
+    """Parameters of some blocks on one GPU, split into those of routed experts and all others."""
 
     @property
     def experts(self) -> Amount:
-        """Of routed experts."""
+        """Parameters of routed experts."""
 
     @property
     def other(self) -> Amount:
-        """Of everything else."""
+        """All other parameters."""
 
 
 class PlanNumbers(Protocol):
-    """What the formulas ask about a plan, or about many plans at once."""
+    """Inputs of the formulas for one plan, or for many plans at once."""
 
     @property
     def shape(self) -> ModelShape:
@@ -66,15 +66,15 @@ class PlanNumbers(Protocol):
 
     @property
     def formats(self) -> StateFormats:
-        """Bytes of a parameter in its states."""
+        """Bytes per parameter, gradient and optimizer state."""
 
     @property
     def zero_stage(self) -> int | IntArray:
-        """What is sharded over the replicas."""
+        """ZeRO stage: 1 shards optimizer states over the replicas, 2 also gradients, 3 also parameters."""
 
     @property
     def replicas(self) -> tuple[Amount, Amount]:
-        """GPUs that hold the same routed experts, and the same other parameters, in one copy of a stage."""
+        """Replicas of the routed experts, and of all other parameters, within one copy of a stage."""
 
     @property
     def expert_buffers(self) -> Amount:
@@ -86,20 +86,20 @@ class PlanNumbers(Protocol):
 
     @property
     def framework(self) -> float:
-        """What the process holds outside its tensors (bytes)."""
+        """Bytes that the process holds outside its tensors."""
 
     @property
     def single_pass(self) -> bool | BoolArray:
-        """Whether gradients come while activations go (one micro-batch, no pipeline)."""
+        """Whether gradients replace activations one by one (one micro-batch, no pipeline)."""
 
     def kept(self, kind: BlockKind) -> Amount:
-        """Activations that a micro-batch leaves in a block."""
+        """Activation bytes that a block keeps for one micro-batch."""
 
     def working(self, kind: BlockKind) -> Amount:
-        """`working_of` a block."""
+        """Workspace bytes of a block (`workspace_bytes`)."""
 
     def freed(self) -> Amount:
-        """`freed_by_head`."""
+        """Bytes that the head frees before any layer runs backward (`bytes_freed_by_head`)."""
 
     def parameters(self, kinds: Sequence[BlockKind]) -> ParameterNumbers:
         """Parameters of blocks of these kinds on one GPU; shared tables count once."""
@@ -107,7 +107,7 @@ class PlanNumbers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HeldStage:
-    """A stage of a rank: its blocks in forward order, and how many pipeline ranks hold a copy of it."""
+    """A stage on a rank, as its blocks in forward order and the number of pipeline ranks that hold it."""
 
     kinds: tuple[BlockKind, ...]
     copies: int
@@ -115,7 +115,7 @@ class HeldStage:
 
 @dataclass(frozen=True, slots=True)
 class RankTerms:
-    """Bytes of a rank before its micro-batches are counted; `kept`: what one leaves on each of its stages."""
+    """Bytes of a rank without micro-batches; `kept` are the bytes that one adds on each of its stages."""
 
     weights: Amount
     gradients: Amount
@@ -126,18 +126,18 @@ class RankTerms:
 
 
 Moment: TypeAlias = Sequence[tuple[int, Amount]]
-"""Micro-batches in flight at one moment: (position of the stage on its rank, how many)."""
+"""Micro-batches in flight at one moment, as pairs (position of the stage on its rank, number)."""
 
 
 def rank_terms(plan: PlanNumbers, stages: Sequence[HeldStage]) -> RankTerms:
-    """What a rank with these stages holds, and what each micro-batch adds."""
+    """Compute the bytes that a rank with these stages holds, and those that each micro-batch adds."""
     kinds = tuple(kind for stage in stages for kind in stage.kinds)
     different = tuple(dict.fromkeys(kinds))
     weights, gradients, optimizer = _state_bytes(plan, stages, kinds)
     workspace: Amount = 0.0
     for kind in different:
         workspace = np.maximum(workspace, plan.working(kind))
-    if HEAD in different:  # no layer runs backward before the loss has: what it frees is there for them
+    if HEAD in different:  # the loss runs backward before any layer, so layers reuse the bytes that it frees
         workspace = np.maximum(0.0, workspace - plan.freed())
     kept = tuple(total_of(plan.kept(kind) for kind in stage.kinds) for stage in stages)
     buffers = plan.expert_buffers * has_experts(plan.shape, different)
@@ -145,12 +145,12 @@ def rank_terms(plan: PlanNumbers, stages: Sequence[HeldStage]) -> RankTerms:
 
 
 def rank_bytes(plan: PlanNumbers, terms: RankTerms, moments: Iterable[Moment]) -> dict[str, Amount]:
-    """Bytes on one GPU of a rank by kind, at the fullest of some moments (eq. M5)."""
+    """Compute the bytes on one GPU of a rank by kind, at the fullest of the given moments (eq. M5)."""
     activations: Amount = 0.0
     for moment in moments:
         activations = np.maximum(activations, total_of(terms.kept[place] * n for place, n in moment))
     gradients = terms.gradients
-    if np.any(plan.single_pass):  # the larger of what grows and what shrinks counts
+    if np.any(plan.single_pass):  # gradients grow while activations shrink: the larger of the two counts
         left = np.maximum(0.0, gradients - activations)
         gradients = np.where(plan.single_pass, left, gradients)
     return {
@@ -165,7 +165,7 @@ def rank_bytes(plan: PlanNumbers, terms: RankTerms, moments: Iterable[Moment]) -
 
 
 def moments_of(stages: Sequence[int], in_flight: Iterable[Mapping[int, Amount]]) -> list[Moment]:
-    """Moments of a rank from micro-batches in flight by stage number."""
+    """Convert micro-batches in flight by stage number to moments of a rank."""
     place = {stage: n for n, stage in enumerate(stages)}
     return [[(place[stage], count) for stage, count in moment.items()] for moment in in_flight]
 
@@ -173,14 +173,15 @@ def moments_of(stages: Sequence[int], in_flight: Iterable[Mapping[int, Amount]])
 def _state_bytes(
     plan: PlanNumbers, stages: Sequence[HeldStage], kinds: Sequence[BlockKind]
 ) -> tuple[Amount, Amount, Amount]:
-    """(weights, gradients, optimizer states) of one rank, each sharded as the ZeRO stage says (eq. M1)."""
-    # Shares are per stage because the number of copies is; shared tables follow the rank's own blocks.
+    """Bytes of (weights, gradients, optimizer states) on one rank, sharded by the ZeRO stage (eq. M1)."""
+    # Each stage is sharded over its own number of copies. A table that two stages of the rank share counts
+    # once, so every stage gives up its part of the duplicates.
     parts = [plan.parameters(stage.kinds) for stage in stages]
     all_other = total_of(part.other for part in parts)
-    twice = all_other - plan.parameters(kinds).other
+    duplicates = all_other - plan.parameters(kinds).other
     elements: dict[int, Amount] = dict.fromkeys((1, 2, 3), 0.0)
     for stage, part in zip(stages, parts, strict=True):
-        other = part.other - twice * part.other / all_other
+        other = part.other - duplicates * part.other / all_other
         replicas_expert, replicas_other = (n * stage.copies for n in plan.replicas)
         cut, whole = part.experts / replicas_expert + other / replicas_other, part.experts + other
         for level in elements:
@@ -190,8 +191,8 @@ def _state_bytes(
         block = plan.parameters((kind,))
         largest = np.maximum(largest, block.experts + block.other)
     formats = plan.formats
-    # ZeRO-3 gathers the block under way and the next one in full; from ZeRO-2 on the block under way has its
-    # gradient in full until it is scattered.
+    # ZeRO-3 gathers the current block and the next one in full; from ZeRO-2 on the current block has its
+    # whole gradient until that is reduced and scattered.
     gathered = np.where(plan.zero_stage >= 3, 2 * largest * formats.gathered, 0.0)
     unscattered = np.where(plan.zero_stage >= 2, largest * formats.gradient, 0.0)
     return (
@@ -201,7 +202,7 @@ def _state_bytes(
     )
 
 
-def working_of(
+def workspace_bytes(
     shape: ModelShape,
     kind: BlockKind,
     plan: ParallelPlan,
@@ -209,16 +210,16 @@ def working_of(
     sequence: int,
     software: Software,
 ) -> float:
-    """Workspace of a block (eq. M3); 0 for a head whose FP32 tensors are counted as kept."""
+    """Workspace bytes of a block (eq. M3); 0 for a head whose FP32 tensors count as kept activations."""
     if kind == HEAD and precision.loss == "fp32":
         return 0.0
     return working_bytes(shape, kind, plan, precision, sequence, software)
 
 
-def freed_by_head(
+def bytes_freed_by_head(
     shape: ModelShape, plan: ParallelPlan, precision: Precision, sequence: int, software: Software
 ) -> float:
-    """What the head gives back before any layer runs backward, where its loss is in FP32."""
+    """Bytes that a head with its loss in FP32 frees before any layer runs backward; 0 for other heads."""
     if precision.loss != "fp32":
         return 0.0
     return activation_bytes(shape, HEAD, precision, "none", plan, sequence, software)
@@ -230,7 +231,7 @@ def has_experts(shape: ModelShape, kinds: Iterable[BlockKind]) -> bool:
 
 
 def total_of(terms: Iterable[Amount]) -> Amount:
-    """Sum of some terms: numbers rounded once at the end, arrays elementwise in the order given."""
+    """Sum terms: numbers with one rounding at the end, arrays elementwise in the order given."""
     listed = list(terms)
     if all(np.ndim(term) == 0 for term in listed):
         return fsum(listed)

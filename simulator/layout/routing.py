@@ -1,6 +1,6 @@
-"""How far a token travels: distinct nodes and GPUs under a top-k gate, and the bytes on each link class.
+"""Expected distinct nodes and GPUs that a token reaches under a top-k gate, and bytes per class of link.
 
-All expectations are for equally popular experts and for sources that are independent of the targets;
+All expectations assume equally popular experts, and sources that are independent of the targets; the module
 `loads` adds popularity and sampling noise.
 """
 
@@ -19,18 +19,18 @@ from moesim.hwmodels.errors import InputError
 from moesim.simulator.model.feed_forward.moe import GroupScore, MoE
 
 SAMPLED_TOKENS = 8192
-"""Tokens of the Monte Carlo that the top2-sum gate needs; standard error 0.002 nodes, 0.003 GPUs."""
+"""Tokens of the Monte Carlo sample for top2-sum gates; standard error 0.002 nodes, 0.003 GPUs."""
 
 GroupCounts = tuple[int, ...]
-"""Experts that a token picks in each group it reaches, largest first, zeros left out."""
+"""Numbers of experts that a token picks in each group it reaches, largest first, without zeros."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """The choice of `top_k` of `experts`, limited to `groups_per_token` of `groups` equal groups.
+    """A gate that chooses `top_k` of `experts`, limited to `groups_per_token` of `groups` equal groups.
 
-    `scores` is the distribution of one expert's score and only matters to top2-sum: the logistic or the
-    exponential of a standard normal logit, for sigmoid and softmax gates.
+    `scores` says how a standard normal logit becomes a score, through the logistic function (`sigmoid`) or
+    the exponential (`softmax`); only the ranking `top2-sum` depends on it.
     """
 
     experts: int
@@ -47,10 +47,10 @@ class Gate:
         ranking: Literal["model", "best", "top2-sum", "unlimited"] = "model",
         limit: int | None = None,
     ) -> Gate:
-        """The gate of a model, or the same gate with its groups ranked otherwise or not limited.
+        """Return the gate of a model, with another ranking of its groups or without a limit if asked for.
 
-        `limit` replaces the number of groups that a token reaches; the number of all groups is no limit.
-        Raises InputError where so many groups do not exist or do not hold top_k experts.
+        `limit` replaces the number of groups that a token reaches; the number of all groups means no limit.
+        Raises InputError for a limit above that number, or with groups of fewer than top_k experts in all.
         """
         if limit is not None and not (limit <= moe.groups and limit * moe.experts // moe.groups >= moe.top_k):
             least = -(-moe.top_k * moe.groups // moe.experts)
@@ -67,7 +67,8 @@ class Gate:
 
     @classmethod
     def deepep_test(cls, nodes: int, experts: int = 256, top_k: int = 8) -> Gate:
-        """The gate of DeepEP's stand-alone tests: one group a node, the best min(nodes, 4) by best score.
+        """Return the gate of DeepEP's stand-alone tests: one group per node, of which a token reaches the
+        min(nodes, 4) with the best scores.
 
         Source: deepseek-ai/DeepEP@567632dd5981 tests/test_internode.py (and test_intranode.py: no groups).
         """
@@ -77,10 +78,10 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class TargetStatistics:
-    """Expectations for one token; a target counts once however many of its experts are chosen.
+    """Expected numbers of targets of one token; a target counts once however many of its experts are chosen.
 
     `distinct_nodes` and `distinct_gpus` include the token's own node and GPU where they are targets;
-    the `remote` ones leave them out. `gpus_per_node` is the number of EP ranks that share a node.
+    the `remote` fields leave them out. `gpus_per_node` is the number of EP ranks that share a node.
     """
 
     distinct_nodes: float
@@ -106,18 +107,18 @@ class LinkBytes:
     ib_bytes: float
     nvlink_bytes: float
     local_copy_bytes: float
-    """To the target with the sender's own index in a node: a copy in HBM, no link."""
+    """Bytes to the target with the sender's own index in a node, copied in HBM without using a link."""
     logical_ib_bytes: float
     logical_nvlink_bytes: float
 
 
 @lru_cache(maxsize=256)
 def expected_targets(gate: Gate, ep: int, gpus_per_node: int, seed: int = 0) -> TargetStatistics:
-    """Expected distinct targets of one token over `ep` ranks, `gpus_per_node` of them on a node (eq. R2).
+    """Return the expected distinct targets of one token over `ep` ranks (eq. R2).
 
-    Exact for gates without groups and for groups ranked by their best score; a seeded Monte Carlo over
-    group choices (`seed`, exact inside the groups) for top2-sum. Experts are placed in order, experts/ep
-    on each rank. Raises InputError where ranks or nodes do not divide.
+    `gpus_per_node` ranks share a node, and experts are placed in order, experts/ep on each rank. The result
+    is exact for gates without groups and for groups ranked by their best score; for top2-sum the choice of
+    groups is sampled with `seed`. Raises InputError where ranks or nodes do not divide.
     """
     if gate.experts % ep:
         raise InputError(f"parallel.ep={ep} does not divide experts={gate.experts}")
@@ -140,9 +141,9 @@ def expected_targets(gate: Gate, ep: int, gpus_per_node: int, seed: int = 0) -> 
 
 
 def transfer_bytes(targets: TargetStatistics, tokens: float, bytes_per_row: float) -> LinkBytes:
-    """Bytes of one dispatch or combine of `tokens` tokens a rank, each `bytes_per_row` long (eq. X1).
+    """Return the bytes of one dispatch or combine of `tokens` tokens per rank, `bytes_per_row` each (eq. X1).
 
-    The backward of a dispatch is a combine and the other way round; both take the same paths.
+    A combine sends along the paths of a dispatch in reverse, and so does the backward pass of either.
     """
     rows = tokens * targets.distinct_gpus * bytes_per_row
     same_index = 1.0 / targets.gpus_per_node
@@ -157,17 +158,18 @@ def transfer_bytes(targets: TargetStatistics, tokens: float, bytes_per_row: floa
 
 @lru_cache(maxsize=64)
 def group_counts(gate: Gate, seed: int = 0) -> tuple[tuple[GroupCounts, float], ...]:
-    """Distribution of how a token's experts spread over groups, whichever they are (eq. R1)."""
+    """Return the possible `GroupCounts` of a token with their probabilities (eq. R1)."""
     limited = gate.groups_per_token < gate.groups
     return _spread_by_top2(gate, seed) if limited and gate.group_score != "best" else _spread_by_best(gate)
 
 
 def _spread_by_best(gate: Gate) -> tuple[tuple[GroupCounts, float], ...]:
-    """Exact, also for gates without a limit, by walking the experts in order of score.
+    """Compute the distribution exactly, also for gates without a limit.
 
-    With independent scores that order is a random permutation, and the groups with the best scores are
-    those that appear first in it. Until the allowed number of groups has appeared every expert passed
-    is chosen; from then on the next chosen one is uniform over the rest of those groups.
+    The experts are visited in order of score. With independent scores that order is a random permutation, and
+    the groups with the best scores are those that appear first in it. Until the allowed number of groups has
+    appeared, every visited expert is chosen; after that the next chosen one is uniform over the remaining
+    experts of those groups.
     """
     size = gate.experts // gate.groups
     states: dict[GroupCounts, float] = {(): 1.0}
@@ -188,7 +190,7 @@ def _spread_by_best(gate: Gate) -> tuple[tuple[GroupCounts, float], ...]:
 
 
 def _spread_by_top2(gate: Gate, seed: int) -> tuple[tuple[GroupCounts, float], ...]:
-    """Monte Carlo over tokens; groups are ranked by the sum of their two best scores."""
+    """Sample the distribution over tokens for groups ranked by the sum of their two best scores."""
     rng = np.random.default_rng(seed)
     size = gate.experts // gate.groups
     # Single precision: several times faster, and only the order of the scores matters.
@@ -208,12 +210,12 @@ def _spread_by_top2(gate: Gate, seed: int) -> tuple[tuple[GroupCounts, float], .
 
 
 def scores_of(logits: FloatArray, kind: str) -> FloatArray:
-    """Scores up to a common factor of the token."""
+    """Convert logits to scores, up to a factor that all experts of a token share."""
     return np.asarray(1.0 / (1.0 + np.exp(-logits)) if kind == "sigmoid" else np.exp(logits))
 
 
 def _expected_units(gate: Gate, distribution: tuple[tuple[GroupCounts, float], ...], units: int) -> float:
-    """Expected number of the `units` equal, contiguous blocks of experts that hold a chosen one."""
+    """Expected number of units (equal, contiguous runs of experts) that hold a chosen expert."""
     width, size = gate.experts // units, gate.experts // gate.groups
     if gate.experts % units:
         raise InputError(f"{units} nodes or ranks do not divide experts={gate.experts}")
@@ -235,9 +237,9 @@ def _padded(counts: GroupCounts, groups: int) -> GroupCounts:
 
 @lru_cache(maxsize=4096)
 def _missed(counts: GroupCounts, overlaps: tuple[int, ...], size: int) -> float:
-    """Probability that a unit with `overlaps[j]` experts of the j-th group it touches holds none chosen.
+    """Probability that no expert of a unit is chosen, if it has `overlaps[j]` experts of its j-th group.
 
-    The counts are dealt to the groups at random; inside a group the chosen experts are uniform.
+    The counts are assigned to the groups at random; inside a group the chosen experts are uniform.
     """
     if not overlaps:
         return 1.0

@@ -1,4 +1,4 @@
-"""Which blocks of the model each pipeline stage holds."""
+"""Assigns the blocks of the model to pipeline stages."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.shape import ModelShape
 
 RESOLUTION_BITS = 40
-"""Weights are compared as integers of this many bits, so that ties do not depend on rounding."""
+"""Bits of the integers that weights are rounded to, so that ties do not depend on floating-point errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
     """One indivisible piece of a stage.
 
-    `layer` is the layer index; an MTP module continues the count after the last layer, and its head
-    pass carries the same index; embedding and main head have none.
+    `layer` is the layer index. MTP modules count on after the last layer, and the head pass of a module has
+    the module's index; embedding and main head have None.
     """
 
     kind: BlockKind
@@ -64,7 +64,7 @@ class StageAssignment:
 
 
 def blocks_of(shape: ModelShape) -> tuple[Block, ...]:
-    """Every block of a model in forward order: embedding, layers, main head, then MTP modules with heads.
+    """List the blocks of a model in forward order: embedding, layers, main head, MTP modules with heads.
 
     Each MTP module runs the shared output head and its own loss (DeepSeek-V3 report, section 2.2).
     """
@@ -81,14 +81,14 @@ def balanced(
     first_stage_layers: int | None = None,
     last_stage_layers: int | None = None,
 ) -> StageAssignment:
-    """The contiguous assignment with the lightest heaviest stage (docs/model.md, eq. S2).
+    """Return the contiguous assignment whose heaviest stage is lightest (docs/model.md, eq. S2).
 
     `weights` are the blocks' costs in any one unit (seconds of forward and backward). The embedding
-    stays on the first stage and heads and MTP modules on the last, where they share their tables
-    (DeepSeek-V3 report, section 3.2.3). Among equals the smallest sum of squared stage weights wins,
-    then the smallest stage sizes from the first stage on: the result does not depend on the machine.
+    stays on the first stage, heads and MTP modules stay on the last, where they share their tables
+    (DeepSeek-V3 report, section 3.2.3). Ties go to the smallest sum of squared stage weights, then to the
+    smallest stage sizes from the first stage on, so that the result does not depend on the machine.
     `first_stage_layers` and `last_stage_layers` fix the transformer layers of those stages. Raises
-    InputError for weights that do not fit and for more stages than layers.
+    InputError for illegal weights and for more stages than layers.
     """
     head, body, tail = _split(blocks)
     costs = _integer_costs(blocks, weights)
@@ -107,10 +107,10 @@ def balanced(
 def balanced_by_stage(
     blocks: Sequence[Block], weights: Sequence[Sequence[float]], most: Sequence[Sequence[int]] | None = None
 ) -> StageAssignment:
-    """As `balanced`, where every stage has its own `weights` of the blocks (docs/model.md, eq. S3).
+    """Balance as `balanced` does, with `weights` of the blocks for every stage (docs/model.md, eq. S3).
 
-    `most[stage][start]`: layers that fit on a stage which begins at layer `start`; absent: all. Raises
-    InputError for more stages than layers and where no contiguous sizes keep `most`.
+    `most[stage][start]` is the number of layers that fit on a stage which begins at layer `start`; None sets
+    no limit. Raises InputError for more stages than layers and where no assignment stays within `most`.
     """
     head, body, tail = _split(blocks)
     _check_stage_count(len(weights), len(body))
@@ -124,10 +124,10 @@ def balanced_by_stage(
 
 
 def from_layers_per_stage(blocks: Sequence[Block], layers_per_stage: Sequence[int]) -> StageAssignment:
-    """The assignment with the given number of transformer layers on each stage.
+    """Return the assignment with the given number of transformer layers on each stage.
 
-    The first stage also gets the embedding and the last one the heads and MTP modules. Raises
-    InputError where the numbers do not add up.
+    The first stage also gets the embedding, the last one the heads and MTP modules. Raises InputError where
+    the numbers do not add up.
     """
     head, body, tail = _split(blocks)
     if not layers_per_stage or any(n < 0 for n in layers_per_stage) or sum(layers_per_stage) != len(body):
@@ -146,7 +146,7 @@ def from_layers_per_stage(blocks: Sequence[Block], layers_per_stage: Sequence[in
 
 
 def describe(assignment: StageAssignment) -> str:
-    """One line a stage: `stage 0: embedding + 3 dense + 1 moe`."""
+    """Describe every stage on a line such as `stage 0: embedding + 3 dense + 1 moe`."""
     lines = []
     for i, stage in enumerate(assignment.stages):
         runs = [(kind, len(list(run))) for kind, run in groupby(block.kind for block in stage)]
@@ -155,20 +155,20 @@ def describe(assignment: StageAssignment) -> str:
     return "\n".join(lines)
 
 
-def unique(stages: StageAssignment, stage: int) -> list[Block]:
-    """Blocks of a stage whose parameters are stored once: a second head pass reads the same table."""
+def blocks_with_parameters(stages: StageAssignment, stage: int) -> list[Block]:
+    """Blocks of a stage with parameters of their own: further head passes read the table of the first."""
     seen_head = False
-    kept = []
+    stored = []
     for block in stages.stages[stage]:
         if block.is_head and seen_head:
             continue
         seen_head = seen_head or block.is_head
-        kept.append(block)
-    return kept
+        stored.append(block)
+    return stored
 
 
 def _split(blocks: Sequence[Block]) -> tuple[list[Block], list[Block], list[Block]]:
-    """Blocks bound to the first stage, free layers, blocks bound to the last stage."""
+    """(blocks fixed to the first stage, layers that may move, blocks fixed to the last stage)."""
     head = [b for b in blocks if b.is_embedding]
     body = [b for b in blocks if b.is_layer]
     tail = [b for b in blocks if not (b.is_embedding or b.is_layer)]
@@ -184,7 +184,7 @@ def _check_stage_count(n_stages: int, n_layers: int) -> None:
 def _integer_costs(
     blocks: Sequence[Block], weights: Sequence[float], total: float | None = None
 ) -> list[int]:
-    """Weights as integers; `total` is the sum that fills the bits, by default their own."""
+    """Weights as integers, scaled so that `total` (by default their sum) has RESOLUTION_BITS bits."""
     if len(weights) != len(blocks):
         raise InputError(f"{len(weights)} weights for {len(blocks)} blocks; give one weight a block")
     for block, weight in zip(blocks, weights, strict=True):
@@ -200,10 +200,11 @@ def best_sizes(
     fixed: Mapping[int, int],
     most: Sequence[Sequence[int]] | None = None,
 ) -> list[int]:
-    """Sizes of contiguous runs by two passes of dynamic programming: least maximum, then least squares.
+    """Choose the numbers of layers on each stage by two passes of dynamic programming.
 
-    `sums[stage][i]`: cost of the first i layers on that stage; `extra[stage]`: what it runs besides; `most`
-    as in `balanced_by_stage`. Raises InputError where no sizes keep `fixed` and `most`.
+    The first pass finds the least cost of the heaviest stage, the second the least sum of squares with it.
+    `sums[stage][i]` is the cost of the first i layers on that stage and `extra[stage]` that of its other
+    blocks; `most` is as in `balanced_by_stage`. Raises InputError where no sizes respect `fixed` and `most`.
     """
     n, k = len(sums[0]) - 1, len(extra)
     costs = _costs(sums, extra, fixed, most)
@@ -218,17 +219,17 @@ def best_sizes(
         )
     ends = [{0}]
     choices: list[dict[int, list[int]]] = []
-    for stage in range(k):  # what a run may be that keeps the score, from the first stage on
+    for stage in range(k):  # the sizes with which no stage exceeds the least maximum, from the first stage on
         good = (costs[stage] <= score) & (least[stage + 1] <= score)[None, :]
         choices.append({start: np.nonzero(good[start])[0].tolist() for start in sorted(ends[-1])})
-        ends.append({end for found in choices[-1].values() for end in found})
+        ends.append({end for reachable in choices[-1].values() for end in reachable})
     squares: dict[int, tuple[int, int]] = {n: (0, n)}
     sizes_of: list[dict[int, tuple[int, int]]] = []
     for stage in range(k - 1, -1, -1):  # second pass: the least squares, then the smallest size
         squares = {
-            start: min((int(costs[stage][start, end]) ** 2 + squares[end][0], end) for end in found)
-            for start, found in choices[stage].items()
-            if found
+            start: min((int(costs[stage][start, end]) ** 2 + squares[end][0], end) for end in reachable)
+            for start, reachable in choices[stage].items()
+            if reachable
         }
         sizes_of.append(squares)
     sizes, start = [], 0
@@ -239,7 +240,7 @@ def best_sizes(
 
 
 _NEVER = 1 << 62
-"""Cost of a run that is not allowed."""
+"""Cost of a run of layers that is not allowed."""
 
 
 def _costs(
@@ -248,14 +249,14 @@ def _costs(
     fixed: Mapping[int, int],
     most: Sequence[Sequence[int]] | None,
 ) -> list[IntArray]:
-    """Cost of a run on each stage by its first layer and the one after its last [starts, ends]."""
+    """Cost of a run of layers on each stage, by its first layer and the one after its last [starts, ends]."""
     place = np.arange(len(sums[0]))
     size = place[None, :] - place[:, None]
-    found = []
+    costs = []
     for stage, own in enumerate(sums):
         line = np.array(own, dtype=np.int64)
         legal = size == fixed[stage] if stage in fixed else size >= 1
         if most is not None:
             legal &= size <= np.array(most[stage])[:, None]
-        found.append(np.where(legal, line[None, :] - line[:, None] + extra[stage], _NEVER))
-    return found
+        costs.append(np.where(legal, line[None, :] - line[:, None] + extra[stage], _NEVER))
+    return costs

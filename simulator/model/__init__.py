@@ -1,1 +1,1 @@
-"""Shapes, operators and counts of a transformer: pure data, no time."""
+"""Describes a transformer by its shapes, operators and parameter counts, without any times."""

@@ -1,4 +1,4 @@
-"""Kinds of block that a model is cut into, and what a block of a kind is made of."""
+"""Kinds of block that a model is divided into, and the layer inside a block of each kind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EMBEDDING: Final = "embedding"
 HEAD: Final = "head"
 """Final norm, output projection and loss over the local tokens."""
 MTP: Final = "mtp"
-"""A multi-token-prediction module: one more layer with its projection and norms; its head pass is a block."""
+"""Multi-token-prediction module: a further layer with its projection and norms; its head is another block."""
 DENSE: Final = "dense"
 ROUTED: Final = "moe"
 
@@ -22,28 +22,28 @@ PLAIN_KINDS: tuple[BlockKind, ...] = (EMBEDDING, DENSE, ROUTED, MTP, HEAD)
 
 
 def layer_kind(routed: bool, attention: str | None) -> BlockKind:
-    """The kind of a layer: `dense` or `moe`, and `/name` of its attention where a model has several."""
+    """Kind of a layer: `dense` or `moe`, followed by `/name` of its attention if the model has several."""
     feed_forward = ROUTED if routed else DENSE
     return feed_forward if attention is None else f"{feed_forward}/{attention}"
 
 
 def is_layer(kind: BlockKind) -> bool:
-    """Whether it is a layer of the main model: no embedding, no head, no MTP module."""
+    """Whether the kind is a layer of the main model, not an embedding, head or MTP module."""
     return kind not in (EMBEDDING, HEAD, MTP)
 
 
 def is_routed_layer(kind: BlockKind) -> bool:
-    """Whether it is a layer of the main model with routed experts."""
+    """Whether the kind is a layer of the main model with routed experts."""
     return kind.partition("/")[0] == ROUTED
 
 
 def may_route(kind: BlockKind) -> bool:
-    """Whether blocks of this kind have routed experts wherever the model has any."""
+    """Whether blocks of this kind have routed experts if the model has experts."""
     return kind == MTP or is_routed_layer(kind)
 
 
 class Layer(NamedTuple):
-    """One transformer layer."""
+    """The two halves of one transformer layer."""
 
     attention: Attention
     feed_forward: FeedForward
@@ -51,14 +51,14 @@ class Layer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BlockShape:
-    """A kind of block with the layer inside it; embedding and head have none."""
+    """A kind of block with the layer inside it, which is None for embedding and head."""
 
     kind: BlockKind
     layer: Layer | None = None
 
     @property
     def routed(self) -> bool:
-        """Whether tokens choose experts in it."""
+        """Whether the block has routed experts."""
         return self.layer is not None and self.layer.feed_forward.routed
 
     @property

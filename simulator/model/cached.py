@@ -8,27 +8,27 @@ from typing import Literal
 Role = Literal[
     "residual", "norm output", "latent", "expanded", "kept", "linear input", "swiglu output", "scores"
 ]  # fmt: skip
-"""What a tensor is, which decides whether a recompute policy keeps it."""
+"""Role of a tensor in its block, by which a recompute policy decides whether to keep it."""
 
 Sharding = Literal["tokens", "width", "none"]
-"""How tensor parallelism cuts it: by tokens (only with sequence parallelism), by width, or not at all."""
+"""How tensor parallelism shards a tensor: by tokens (with sequence parallelism only), by width or not."""
 
 
 @dataclass(frozen=True, slots=True)
 class CachedTensor:
-    """One tensor of a block: bytes for one token of the micro-batch, and how it is cut."""
+    """One tensor of a block, with its bytes per token of the micro-batch and its sharding."""
 
     name: str
     bytes_per_token: float
     role: Role
     sharding: Sharding
     kept_by_op: bool = False
-    """Whether the recompute policy `op` keeps it although no counted GEMM wrote it."""
+    """Whether the recompute policy `op` keeps the tensor although it is not the output of a counted GEMM."""
 
 
 @dataclass(frozen=True, slots=True)
 class GemmOutput:
-    """Output of a dense GEMM of a layer: elements a token, and how it is cut."""
+    """Output of a dense GEMM of a layer, with its elements per token and its sharding."""
 
     name: str
     width: float

@@ -1,8 +1,8 @@
-"""What the host does for an operator: framework calls by kind, for PyTorch's own operators and for modules.
+"""Counts the framework calls that the host makes for an operator, by kind of call.
 
-Counted, not fitted: PyTorch's calls in torchtitan 0.2.2 (`models/llama3`, `deepseek_v3`, `moe`); for a module
-library (Transformer Engine under Megatron-LM) one call a kernel of the operator list, the
-module's own cost for linear layers and attention, and a loop over experts in a grouped layer.
+The counts are not fitted. PyTorch's calls were counted in torchtitan 0.2.2 (`models/llama3`, `deepseek_v3`,
+`moe`). A module library (Transformer Engine under Megatron-LM) makes one call for each kernel of the operator
+list, a module call for linear layers and attention, and in a grouped layer one more for every expert.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from moesim.hwmodels.host import CallKind
 from moesim.simulator.model.operator import Operator
 
 Modules = Literal["torch", "transformer-engine"]
+"""What the host calls: PyTorch's own operators, or modules of Transformer Engine."""
 
 
 class Calls(NamedTuple):
-    """So many calls of a kind, made in the forward, or run by autograd for them."""
+    """Calls of one kind that the forward makes (`forward` true), or that autograd makes in the backward."""
 
     kind: CallKind
     times: float
@@ -24,7 +25,7 @@ class Calls(NamedTuple):
 
 
 def calls_of(op: Operator, modules: Modules) -> tuple[Calls, ...]:
-    """The calls behind one operator; the two backward GEMMs of a layer are half of its backward each."""
+    """Count the calls of one operator; each of the two backward GEMMs of a layer is half a backward call."""
     forward = op.direction == "F" or op.recompute
     if op.cls in ("gemm", "gate_gemm", "grouped_gemm", "wgrad_gemm"):
         share = 1.0 if forward else 0.5
@@ -35,7 +36,7 @@ def calls_of(op: Operator, modules: Modules) -> tuple[Calls, ...]:
 
 
 SEPARATE = {"qkv_proj": 3, "gate_up": 2}
-"""GEMMs that PyTorch code runs one by one where the operator list has one."""
+"""Numbers of GEMMs that PyTorch code runs in place of one in the operator list, by name of the operator."""
 
 
 def _gemm(op: Operator, modules: Modules, share: float, forward: bool) -> tuple[Calls, ...]:
@@ -87,5 +88,5 @@ def _module(op: Operator) -> tuple[tuple[CallKind, float], ...]:
     if op.cls == "norm":
         return (("norm", 1.0), ("pointwise", float(op.variant.endswith("forward_add"))))
     if op.cls == "permute":
-        return (("norm", 1.0),)  # a kernel of its own behind an autograd function, as a norm
+        return (("norm", 1.0),)  # a kernel of its own behind an autograd function, like a norm
     return (("pointwise", float(op.launches)),)

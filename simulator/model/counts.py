@@ -1,4 +1,4 @@
-"""Parameters and model FLOPs of a shape: sums over its layers."""
+"""Counts the parameters and model FLOPs of a shape by summing over its layers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from moesim.simulator.model.shape import ModelShape
 
 
 def expert_parameters(shape: ModelShape) -> int:
-    """Gate, up and down projection of one routed expert (0 for a dense model)."""
+    """Parameters of one routed expert's gate, up and down projection; 0 for a dense model."""
     return shape.moe.expert_parameters(shape.hidden) if shape.moe else 0
 
 
 def block_parameters(shape: ModelShape, kind: BlockKind, activated: bool = False) -> Parameters:
-    """One block of a pipeline stage; an MTP module is without embedding and head, which it shares.
+    """Parameters of one block; those of an MTP module exclude embedding and head, which it shares.
 
-    `activated` counts only the experts that one token uses. Raises InputError for a kind that the model
+    With `activated` only the experts that one token uses count. Raises InputError for a kind that the model
     does not have.
     """
     h, block = shape.hidden, shape.block(kind)
@@ -34,7 +34,10 @@ def block_parameters(shape: ModelShape, kind: BlockKind, activated: bool = False
 
 
 def parameters_by_component(shape: ModelShape, activated: bool = False) -> Parameters:
-    """The main model without MTP modules; a tied head counts once, as embedding (docs/model.md, eq. F1)."""
+    """Parameters of the main model; a tied head counts once, as embedding (docs/model.md, eq. F1).
+
+    MTP modules are left out.
+    """
     out = block_parameters(shape, EMBEDDING) + block_parameters(shape, HEAD)
     if shape.tied_embeddings:
         out = out + Parameters(head=-out.head)
@@ -44,17 +47,17 @@ def parameters_by_component(shape: ModelShape, activated: bool = False) -> Param
 
 
 def parameters_total(shape: ModelShape) -> int:
-    """All parameters of the main model, MTP modules left out as in published totals."""
+    """Total parameters of the main model, without MTP modules as in published totals."""
     return parameters_by_component(shape).total
 
 
 def parameters_mtp(shape: ModelShape) -> int:
-    """What the MTP modules add; embedding and head are shared with the main model."""
+    """Parameters that the MTP modules add, without the embedding and head of the main model."""
     return block_parameters(shape, MTP).total * shape.mtp_layers if shape.mtp_layers else 0
 
 
 def parameters_activated(shape: ModelShape, embedding: bool) -> int:
-    """Parameters that one token uses; with `embedding` the whole table counts, as some reports do.
+    """Parameters that one token uses; with `embedding` the whole table counts, as in some reports.
 
     A tied table is the weight of the head's GEMM, so it counts in either case.
     """
@@ -63,7 +66,7 @@ def parameters_activated(shape: ModelShape, embedding: bool) -> int:
 
 
 def uncounted_parameters(shape: ModelShape, kind: BlockKind) -> int:
-    """Of the attention of a block: what published FLOP counts leave out, such as an indexer."""
+    """Parameters of a block's attention that published FLOP counts leave out, such as an indexer's."""
     layer = shape.block(kind).layer
     return 0 if layer is None else layer.attention.uncounted_parameters(shape.hidden)
 
@@ -71,10 +74,10 @@ def uncounted_parameters(shape: ModelShape, kind: BlockKind) -> int:
 def flop_per_token(shape: ModelShape, sequence: int, causal: bool, kept_rows: float = 1.0) -> float:
     """Model FLOPs of one training token, forward and backward, in the convention of published MFUs.
 
-    Eq. F2: 6 x the matrix parameters that a token uses (no embedding, router, norms, MTP or indexer, no
-    recompute) plus 3 x the GEMMs of attention, halved when only the causal half counts. Reproduces
-    249.8 and 280.5 GF for DeepSeek-V3 at 4,096 tokens (arXiv 2505.09343v2, tables 2 and 4). `kept_rows`:
-    share of the routed rows that capacity did not drop; the others compute nothing.
+    Eq. F2 takes 6 x the matrix parameters that a token uses (without embedding, router, norms, MTP, indexer
+    and recompute) plus 3 x the GEMMs of attention, halved when only the causal half counts. It reproduces
+    249.8 and 280.5 GF for DeepSeek-V3 at 4,096 tokens (arXiv 2505.09343v2, tables 2 and 4). `kept_rows` is
+    the share of the routed rows that capacity did not drop; dropped rows take no FLOPs.
     """
     parts = parameters_by_component(shape, activated=True)
     left_out = sum(count * uncounted_parameters(shape, kind) for kind, count in shape.layer_counts.items())
@@ -88,9 +91,9 @@ def flop_per_token(shape: ModelShape, sequence: int, causal: bool, kept_rows: fl
 def blocks_flop_per_token(
     shape: ModelShape, kinds: Sequence[BlockKind], sequence: int, causal: bool, kept_rows: float = 1.0
 ) -> float:
-    """`flop_per_token` of some blocks alone: their layers, and one head where they hold any.
+    """`flop_per_token` of the layers among these blocks, and of one head if they include any.
 
-    Embeddings and MTP modules, which have a head of their own, are not in it.
+    Embeddings, and MTP modules with their own heads, do not count.
     """
     layers = [kind for kind in kinds if is_layer(kind)]
     activated = {kind: block_parameters(shape, kind, activated=True) for kind in set(layers)}
@@ -104,7 +107,7 @@ def blocks_flop_per_token(
 
 
 def attention_flop_per_token(shape: ModelShape, sequence: int, causal: bool) -> float:
-    """The part of `flop_per_token` that attention takes beyond its projections (eq. F3), over all layers."""
+    """Model FLOPs of attention per token, without its projections, over all layers (eq. F3)."""
     return fsum(n * _attention_flop(shape, kind, sequence, causal) for kind, n in shape.layer_counts.items())
 
 

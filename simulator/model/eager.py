@@ -1,8 +1,8 @@
-"""What a framework without fused kernels moves on top: bytes of PyTorch's eager operators (pure).
+"""Adds the bytes that a framework moves without fused kernels, as PyTorch's eager operators do (pure).
 
-Counted in torchtitan 0.2.2 and torch 2.11 (`models/llama3`, `models/moe`, FSDP2): one read and one write of
-every tensor for each operator in the Python code. An element is BF16 unless said otherwise. The variants
-`eager_*` are what a profile may have measured (`h200-eager`); elsewhere the bytes decide.
+Bytes were counted in torchtitan 0.2.2 and torch 2.11 (`models/llama3`, `models/moe`, FSDP2): each operator in
+the Python code reads and writes every one of its tensors once. Elements are BF16 unless noted. A profile may
+have measured the variants `eager_*` (`h200-eager` has); otherwise their time follows from the bytes.
 """
 
 from __future__ import annotations
@@ -14,44 +14,48 @@ from moesim.simulator.model.operator import Operator, Phase
 from moesim.simulator.model.primitives import BF16, FP32, move
 
 SWIGLU_FORWARD, SWIGLU_BACKWARD = 5 / 3, 9 / 5
-"""silu(gate) * up as two kernels: 5 tensors moved for 3; backward two multiplications and silu's, 9 for 5."""
+"""Bytes of eager SwiGLU over those of a fused kernel. Forward, silu(gate) * up takes two kernels that move 5
+tensors instead of 3; backward, two multiplications and the gradient of silu move 9 instead of 5."""
 ROPE = 20 / 4
-"""To FP32, complex product, back to BF16: 20 bytes an element for 4."""
+"""Bytes of eager RoPE over those of a fused kernel: 20 bytes an element instead of 4, for a cast to FP32, a
+complex multiplication and a cast back to BF16."""
 ROW_BYTES = {
-    # tokens gathered, a row appended for the padding, gathered into groups
+    # gathers tokens, appends a row of padding, gathers into groups
     "experts.expand": 12.0,
-    # scattered back from groups, scattered to tokens (both into a buffer), to FP32, weighted sum
+    # scatters back from groups and to tokens (each into a buffer), casts to FP32, sums with weights
     "experts.reduce": 20.0,
-    # gradient of the weighted sum in FP32, to BF16, gathered twice
+    # takes the gradient of the weighted sum in FP32, casts it to BF16, gathers it twice
     "experts.expand_gradient": 18.0,
-    # two sums over indices, each into a zeroed buffer
+    # sums over indices twice, each time into a zeroed buffer
     "experts.reduce_gradient": 16.0,
 }
-"""Bytes moved for an element of a routed row, half of them read."""
+"""Bytes that eager operators move per element of a routed row; half of them are read."""
 
 GATE_FORWARD_CALLS, GATE_BACKWARD_CALLS = 16, 5
-"""Operators from the router's logits to sorted rows: to FP32, scores, bias, top-k, gather, scale, two
-histograms, sort, its scores, token numbers, counts to the host; and of their backward."""
+"""Eager operators from the router's logits to sorted rows (cast to FP32, scores, bias, top-k, gather, scale,
+two histograms, sort, its scores, token numbers, copy of the counts to the host), and of their backward."""
 
 LOSS_CHAIN, LOSS_KERNELS = 8 / 2, 5
-"""Maximum, subtraction, exponential, sum, division: 5 reads and 3 writes of the logits, for 2 reads of
-a fused loss (NVIDIA/Megatron-LM@core_v0.10.0, bigscience-workshop/Megatron-DeepSpeed, `cross_entropy.py`)."""
+"""Bytes of Megatron-LM's loss over those of a fused one, and its kernels. Maximum, subtraction, exponential,
+sum and division read the logits 5 times and write them 3 times, where a fused loss reads them twice
+(NVIDIA/Megatron-LM@core_v0.10.0, bigscience-workshop/Megatron-DeepSpeed, `cross_entropy.py`)."""
 LOSS_COMPILED, COMPILED_KERNELS = 4 / 2, 2
-"""The same loss compiled (`fused_cross_entropy.py` of NVIDIA/Megatron-LM@ee6737da8): the maximum is found
-while the logits are widened; subtraction, exponential and sum are one kernel, the division another."""
+"""As above for the compiled loss (`fused_cross_entropy.py` of NVIDIA/Megatron-LM@ee6737da8). It finds the
+maximum while it casts the logits to FP32; subtraction, exponential and sum are one kernel, the division is
+another."""
 
 
 def eager_operators(
     operators: Mapping[Phase, tuple[Operator, ...]],
 ) -> dict[Phase, tuple[Operator, ...]]:
-    """The same operators with the bytes of eager kernels."""
+    """Replace fused kernels by eager ones: their bytes, launches and variants."""
     return {phase: tuple(eager for op in ops for eager in _eager(op)) for phase, ops in operators.items()}
 
 
 def _eager(op: Operator) -> tuple[Operator, ...]:
     base = op.name.removesuffix(".recompute")
     if base == "experts.weight_gradient":
-        return ()  # inside the weighted sum's
+        return ()  # part of the gradient of the weighted sum
     if base in ROW_BYTES:
         # A fused expand writes, and a fused reduce reads, every routed row once, in BF16.
         whole = op.bytes_written if "expand" in base else op.bytes_read
@@ -62,7 +66,7 @@ def _eager(op: Operator) -> tuple[Operator, ...]:
     if op.cls == "swiglu":
         forward = base.endswith("swiglu")
         factor = SWIGLU_FORWARD if forward else SWIGLU_BACKWARD
-        if op.variant == "weighted_backward":  # writes the output again, which eager code has kept
+        if op.variant == "weighted_backward":  # it writes the output again; eager code has kept it
             factor *= 5 / 6
         variant = "eager_forward" if forward else "eager_backward"
     elif op.cls == "rope":
@@ -76,7 +80,7 @@ def _eager(op: Operator) -> tuple[Operator, ...]:
 
 
 def written_gradients(operators: Mapping[Phase, tuple[Operator, ...]]) -> dict[Phase, tuple[Operator, ...]]:
-    """Weight gradients written in BF16 instead of added into an FP32 buffer (PyTorch autograd, FSDP)."""
+    """Write weight gradients in BF16 instead of adding them into an FP32 buffer (PyTorch autograd, FSDP)."""
     return {phase: tuple(map(_written, ops)) for phase, ops in operators.items()}
 
 
@@ -91,10 +95,10 @@ def _written(op: Operator) -> Operator:
 def flat_gradients(
     operators: Mapping[Phase, tuple[Operator, ...]], parameters: float, reduce_bytes: float
 ) -> dict[Phase, tuple[Operator, ...]]:
-    """FSDP1's copies of gradients, for `parameters` of a block that are sharded.
+    """Add FSDP1's copies of the gradients of `parameters`, the sharded parameters of a block.
 
-    Autograd joins those of a flat parameter's views (the backward of `split`), and a cast follows where they
-    travel in FP32 (torch 2.1, `torch/distributed/fsdp/_flat_param.py` and `_runtime_utils.py`).
+    Autograd joins the gradients of a flat parameter's views (the backward of `split`); a cast follows if they
+    are reduced in FP32 (torch 2.1, `torch/distributed/fsdp/_flat_param.py` and `_runtime_utils.py`).
     """
     result = dict(operators)
     if parameters and "mlp W" in result:
@@ -107,14 +111,18 @@ def flat_gradients(
 
 
 ADDED_BYTES = {"added": 6.0, "added-fp32": 26.0}
-"""A parameter and micro-batch: two 16-bit gradients read, one written; or (microsoft/DeepSpeed@56c522386,
-`bf16_optimizer.py`) BF16 ones set to zero, added to, copied to FP32, and those added to an FP32 buffer."""
+"""Bytes per parameter and micro-batch of adding gradients with kernels of their own. `added` reads two 16-bit
+gradients and writes one; `added-fp32` zeroes BF16 gradients, adds to them, copies them to FP32 and adds the
+copy to an FP32 buffer (microsoft/DeepSpeed@56c522386, `bf16_optimizer.py`)."""
 
 
 def added_gradients(
     operators: Mapping[Phase, tuple[Operator, ...]], parameters: float, how: str
 ) -> dict[Phase, tuple[Operator, ...]]:
-    """Weight gradients written by the GEMMs, then added by kernels for `parameters` of a block."""
+    """Let the GEMMs write weight gradients, and add kernels that accumulate those of `parameters`.
+
+    `how` is a value of `software.weight_gradients`.
+    """
     result = written_gradients(operators)
     if how in ADDED_BYTES and parameters and "mlp W" in result:
         half = parameters * ADDED_BYTES[how] / 2
@@ -125,7 +133,7 @@ def added_gradients(
 def chained_loss(
     operators: Mapping[Phase, tuple[Operator, ...]], compiled: bool = False
 ) -> dict[Phase, tuple[Operator, ...]]:
-    """Megatron-LM's vocabulary-parallel loss: passes over logits in several kernels, not a fused one."""
+    """Replace the fused loss by Megatron-LM's vocabulary-parallel one, with more passes over the logits."""
     passes, kernels = (LOSS_COMPILED, COMPILED_KERNELS) if compiled else (LOSS_CHAIN, LOSS_KERNELS)
 
     def chained(op: Operator) -> Operator:
@@ -139,7 +147,7 @@ def chained_loss(
 def narrow_accumulators(
     operators: Mapping[Phase, tuple[Operator, ...]],
 ) -> dict[Phase, tuple[Operator, ...]]:
-    """Weight gradients added into a BF16 buffer, half as many bytes as into an FP32 one."""
+    """Accumulate weight gradients in BF16, which takes half the bytes of an FP32 buffer."""
     return {phase: tuple(map(_narrow, ops)) for phase, ops in operators.items()}
 
 
@@ -156,10 +164,10 @@ def _narrow(op: Operator) -> Operator:
 def copied_parameters(
     operators: Mapping[Phase, tuple[Operator, ...]], parameters: float, zero_stage: int
 ) -> dict[Phase, tuple[Operator, ...]]:
-    """FSDP2's copies around its collectives, for `parameters` of a block on one GPU before sharding.
+    """Add FSDP2's copies around its collectives, for `parameters` of a block on one GPU before sharding.
 
-    ZeRO-3: gathered parameters are copied out of the buffer in both passes, gradients copied into an FP32
-    one. With parameters kept (stage 2) gradients are added to FP32 ones after every micro-batch.
+    With ZeRO-3, gathered parameters are copied out of a buffer in both passes, and gradients are copied into
+    an FP32 buffer. With ZeRO-2, gradients are added to FP32 gradients after every micro-batch.
     """
     if not parameters:
         return dict(operators)

@@ -1,4 +1,4 @@
-"""Operators of both ends of a model: the embedding, and the head with its loss."""
+"""Operators of the embedding, and of the head with its loss."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from moesim.simulator.model.primitives import BF16, FP32, gemm, move, norm, norm
 from moesim.simulator.model.work import Work
 
 INDEX_BYTES = 8.0
+"""Bytes of one token index (int64)."""
 
 
 def embedding_forward(w: Work) -> list[Operator]:
@@ -26,10 +27,10 @@ def embedding_weight_gradient(w: Work) -> list[Operator]:
 def head_operators(
     w: Work, vocab: int, precision: Precision
 ) -> tuple[list[Operator], list[Operator], list[Operator]]:
-    """Final norm, output projection and loss: (forward, input gradient, weight gradient).
+    """Final norm, output projection and loss, as (forward, input gradient, weight gradient).
 
-    The loss is a softmax cross-entropy over logits that stay in memory: two reads forward (maximum and
-    sum, with the label's logit), one read and one write backward.
+    The loss is a softmax cross-entropy over logits in memory. Its forward reads them twice (for the maximum,
+    and for the sum with the label's logit); its backward reads and writes them once.
     """
     h, t = w.hidden, w.tokens
     columns = vocab / w.tp

@@ -1,4 +1,4 @@
-"""The operators of a block as the training framework runs them: its own kernels and copies (pure)."""
+"""Adapts the operators of a block to the kernels and copies of the training framework (pure)."""
 
 from __future__ import annotations
 
@@ -25,21 +25,22 @@ def apply_framework(
     parameters: float,
     sharded: float,
 ) -> dict[Phase, tuple[Operator, ...]]:
-    """Operators with what `software` adds (docs/model.md, section 15).
+    """Return the operators of a block with what `software` adds (docs/model.md, section 15).
 
-    `parameters` of the block on one GPU, `sharded` those of them that are split over replicas.
+    `parameters` counts the block's parameters on one GPU, `sharded` those of them that are split over
+    replicas.
     """
-    found = dict(operators)
+    adapted = dict(operators)
     if software.weight_gradients != "accumulated":
-        found = added_gradients(found, parameters, software.weight_gradients)
+        adapted = added_gradients(adapted, parameters, software.weight_gradients)
     elif recipe.gradients == "bf16":
-        found = narrow_accumulators(found)
+        adapted = narrow_accumulators(adapted)
     if software.flat_parameters and zero_stage == 3:
-        found = flat_gradients(found, sharded, BYTES_PER_ELEMENT[recipe.gradient_reduce])
+        adapted = flat_gradients(adapted, sharded, BYTES_PER_ELEMENT[recipe.gradient_reduce])
     if software.loss != "fused":
-        found = chained_loss(found, compiled=software.loss == "compiled")
+        adapted = chained_loss(adapted, compiled=software.loss == "compiled")
     if software.kernels == "eager":
-        found = eager_operators(found)
+        adapted = eager_operators(adapted)
     if software.parameters_copied and zero_stage > 1:
-        found = copied_parameters(found, sharded, zero_stage)
-    return found
+        adapted = copied_parameters(adapted, sharded, zero_stage)
+    return adapted

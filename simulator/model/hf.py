@@ -1,4 +1,4 @@
-"""Import of Hugging Face `config.json` files: raw keys only, never a class default."""
+"""Imports Hugging Face `config.json` files from the keys that they state, never from class defaults."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from moesim.simulator.model.hf_reader import Reader, Understood
 from moesim.simulator.model.shape import MAX_LAYERS, ModelShape
 
 NESTED = ("text_config", "llm_config")
-"""Keys under which multimodal files keep the language model."""
+"""Keys under which the files of multimodal models describe the language model."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImportedModel:
-    """A shape with the account of how its file was read; `shape.not_modelled` names what is left out."""
+    """A shape, with the keys of its file that were understood and those that were ignored.
+
+    `shape.not_modelled` names the features that are left out.
+    """
 
     shape: ModelShape
     understood: tuple[Understood, ...]
@@ -36,7 +39,7 @@ def import_hf(path: str | Path) -> ImportedModel:
 
 
 def shape_from_config(data: dict[str, Any], place: str) -> ImportedModel:
-    """`import_hf` for a mapping that was already read from `place`."""
+    """Do as `import_hf` for a mapping that was already read from `place`."""
     config, prefix = data, ""
     if str(data.get("model_type")) not in FAMILIES:
         for key in NESTED:
@@ -66,7 +69,7 @@ def shape_from_config(data: dict[str, Any], place: str) -> ImportedModel:
 
 
 def to_yaml(shape: ModelShape) -> str:
-    """A model file that `load_model` reads back to an equal shape; absent parts are left out."""
+    """Write a model file from which `load_model` reads an equal shape; absent parts are left out."""
     return dump_mapping(shape.model_dump(mode="json", exclude_none=True))
 
 
@@ -92,12 +95,12 @@ def _layers(r: Reader) -> int:
 def _gqa(
     r: Reader, *, kv_default: bool = False, own_head_dim: bool = False, qkv_bias: bool | None = None
 ) -> dict[str, Any]:
-    """Grouped-query attention; `own_head_dim`: the family's head_dim is independent of the hidden size.
+    """Read the keys of grouped-query attention.
 
-    In the other families an absent or null head_dim means hidden size / heads: that is how the format
-    defines it, not a class default. `kv_default`: an absent or null num_key_value_heads means
-    num_attention_heads (Llama). `qkv_bias` None: read from attention_bias, which also gives the output
-    projection a bias.
+    `own_head_dim` is true for families whose head_dim is independent of the hidden size; in the others an
+    absent or null head_dim means hidden size / heads by definition of the format, not by a class default.
+    With `kv_default` an absent or null num_key_value_heads means num_attention_heads (Llama). `qkv_bias` None
+    reads the bias from attention_bias, which also gives the output projection a bias.
     """
     heads = r.integer("num_attention_heads", meaning="query heads")
     kv_absent = {"absent": heads, "null": heads} if kv_default else {}
@@ -220,7 +223,7 @@ _TOPK_METHODS: dict[str, tuple[str | None, bool]] = {
     "group_limited_greedy": ("best", False),
     "greedy": (None, False),
 }
-"""topk_method -> (how groups are ranked, whether a balance bias takes part in the choice)."""
+"""(ranking of the groups, whether a balance bias enters the choice) for every topk_method."""
 
 
 def _deepseek_moe(r: Reader) -> dict[str, Any]:
@@ -265,7 +268,7 @@ def _deepseek_v3(r: Reader) -> dict[str, Any]:
 
 
 def _deepseek_v32(r: Reader) -> dict[str, Any]:
-    """As V3 plus the sparse-attention indexer: its parameters count, its effect on time does not."""
+    """Read DeepSeek-V3's keys and those of the indexer; its parameters count, its work is not priced."""
     fields = _deepseek_v3(r)
     top_k = r.integer("index_topk", meaning="keys that the indexer keeps for one query")
     fields["attention"]["indexer"] = {
@@ -293,4 +296,4 @@ FAMILIES = {
     "qwen3": _qwen3,
     "qwen2": _qwen2,
 }
-"""Reader of each `model_type`."""
+"""Function that reads the keys of each `model_type`."""

@@ -1,4 +1,4 @@
-"""Typed access to the keys of a Hugging Face config, with an account of what was read."""
+"""Reads the keys of a Hugging Face config with type checks, and records what each key was taken for."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 from moesim.hwmodels.errors import InputError
 
 MOST = 10**8
-"""Far above any real width or vocabulary: a larger number is a mistake."""
+"""Largest legal number, far above any real width or vocabulary; a larger one is a mistake."""
 
 _MISSING = object()
 
 
 @dataclass(frozen=True, slots=True)
 class Understood:
-    """One key of the file, its value and what it means here."""
+    """One key of the file with its value and meaning."""
 
     key: str
     value: Any
@@ -24,7 +24,7 @@ class Understood:
 
 @dataclass(slots=True)
 class Reader:
-    """Typed access to the keys of one file; remembers what was read and what it was taken for."""
+    """Typed access to the keys of one file, which records the keys that were read."""
 
     config: dict[str, Any]
     place: str
@@ -33,7 +33,10 @@ class Reader:
     seen: set[str] = field(default_factory=set)
 
     def take(self, keys: tuple[str, ...], meaning: str, absent: Any = _MISSING) -> Any:
-        """The value under the one of `keys` (aliases) that the file has."""
+        """Return the value of the one of `keys` (aliases) that the file has, or `absent`.
+
+        Raises InputError where no key is present and `absent` is not given, and where aliases differ.
+        """
         present = [key for key in keys if key in self.config]
         self.seen.update(present)
         if not present:
@@ -56,9 +59,9 @@ class Reader:
     def integer(
         self, *keys: str, meaning: str, least: int = 1, absent: Any = _MISSING, null: Any = _MISSING
     ) -> Any:
-        """A whole number from `least` to MOST.
+        """Read a whole number from `least` to MOST.
 
-        `absent` stands for a missing key and `null` for null, where the format gives them a meaning.
+        `absent` and `null` are the values of a missing key and of null, where the format defines them.
         """
         value = self.take(keys, meaning, absent)
         if value is None and null is not _MISSING:
@@ -73,21 +76,21 @@ class Reader:
         return value
 
     def flag(self, key: str, meaning: str, absent: Any = _MISSING) -> bool:
-        """True or false."""
+        """Read a boolean."""
         value = self.take((key,), meaning, absent)
         if not isinstance(value, bool):
             raise InputError(f"{self.place}: {self.prefix}{key}={value!r} must be true or false ({meaning})")
         return value
 
     def text(self, key: str, meaning: str) -> str:
-        """A word."""
+        """Read a text."""
         value = self.take((key,), meaning)
         if not isinstance(value, str):
             raise InputError(f"{self.place}: {self.prefix}{key}={value!r} must be a text ({meaning})")
         return value
 
     def refuse_unless(self, key: str, legal: Any, why: str) -> None:
-        """Stop at a feature that would change the shape; an absent key means the feature is absent."""
+        """Raise InputError unless `key` has the `legal` value or is absent; other values change the shape."""
         value = self.take((key,), why, absent=legal)
         if value != legal:
             raise InputError(
@@ -96,5 +99,5 @@ class Reader:
             )
 
     def unread(self) -> list[str]:
-        """Keys that play no role in the shape."""
+        """Keys that were not read and have no effect on the shape."""
         return [f"{self.prefix}{key}" for key in self.config if key not in self.seen]

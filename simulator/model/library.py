@@ -1,4 +1,4 @@
-"""Model shapes by name or file: shipped ones, our model files, Hugging Face configurations."""
+"""Loads model shapes by shipped name, from a model file, or from a Hugging Face configuration."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def shipped_models() -> tuple[str, ...]:
 
 
 def load_model(name_or_path: str | Path) -> ModelShape:
-    """The shape behind a shipped name, a model file of ours or a Hugging Face config.json.
+    """Load the shape of a shipped name, of a model file or of a Hugging Face config.json.
 
-    A file is taken for a Hugging Face one by its keys `model_type` or `architectures`. Raises
+    A file with the key `model_type` or `architectures` is read as a Hugging Face configuration. Raises
     InputError for an unknown name (with the nearest), an unreadable file, and missing, unknown or
     inconsistent keys.
     """
@@ -32,7 +32,7 @@ def load_model(name_or_path: str | Path) -> ModelShape:
     if text in shipped_models():
         return _shipped(text)
     path = Path(name_or_path)
-    if path.name != text:  # a bare word may be a misspelt name: that is answered first
+    if path.name != text:  # a bare word may be a misspelt name, which is reported below
         check_readable(path)
     if path.suffix.lower() not in EXTENSIONS and not is_there(path):
         known = list(shipped_models())

@@ -1,4 +1,4 @@
-"""Operators of a multi-token-prediction module beside the layer inside it."""
+"""Operators that a multi-token-prediction module runs in addition to its layer."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from moesim.simulator.model.work import Work
 
 
 def mtp_projection(w: Work) -> tuple[list[Operator], list[Operator], list[Operator]]:
-    """What a multi-token-prediction module adds to its block (DeepSeek-V3 report 2.2): embedding of the
-    next token, two norms, joining, and the projection from 2 x hidden; (forward, input, weight)."""
+    """Embedding of the next token, two norms, their concatenation and the projection from 2 x hidden.
+
+    Returns (forward, input gradient, weight gradient). Source: DeepSeek-V3 report, section 2.2.
+    """
     h, t, m = w.hidden, w.tokens, w.norm_tokens
     joined = m * 2 * h * BF16
     forward = [

@@ -1,4 +1,4 @@
-"""One operator of a training step as plain data: what it computes and moves, not how long it takes."""
+"""One operator of a training step as plain data: its FLOPs and bytes, but not its time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 Direction = Literal["F", "I", "W"]
-"""Forward, input gradient, weight gradient."""
+"""Pass that an operator belongs to: forward (F), input gradient (I) or weight gradient (W)."""
 
 Dtype = Literal["fp8", "bf16", "fp32"]
 
@@ -35,30 +35,30 @@ OperatorClass = Literal[
 GEMM_CLASSES: frozenset[OperatorClass] = frozenset({"gemm", "grouped_gemm", "wgrad_gemm", "gate_gemm"})
 """Operators that are matrix multiplications on tensor cores."""
 COUNTED_GEMM_CLASSES = GEMM_CLASSES - {"gate_gemm"}
-"""GEMMs that published MFUs count: the router is left out."""
+"""GEMM classes that published MFUs count, which leave out the router."""
 
 Phase = Literal[
     "attn F", "mlp F", "mlp I", "mlp W", "attn I", "attn W",
     "dispatch F", "combine F", "combine B", "dispatch B",
     "gather F", "gather B", "scatter W",
 ]  # fmt: skip
-"""Slots of the overlap schedule. The four expert-parallel phases hold only the small operators that run
-on the communication stream before the payload (layout, cast); the last three are ZeRO-3's parameter
-all-gathers and gradient reduce-scatter, without operators of their own."""
+"""Phases of a block, in which the operators of a step are grouped. The four expert-parallel phases hold only
+the small operators that run on the communication stream before the payload (layout, cast); the last three are
+ZeRO-3's parameter all-gathers and gradient reduce-scatter, which have no operators."""
 
 ONE_SCALE, ONE_SCALE_SPLIT = "tensor", "tensor-split"
-"""Variants of FP8 GEMMs with one scale a tensor: with fast accumulation, and with a split one."""
+"""Variants of FP8 GEMMs with one scale per tensor: with fast accumulation, and with split accumulation."""
 
 BlockKind: TypeAlias = str
-"""What a pipeline stage is made of: `embedding`, `dense` and `moe` layers, `mtp` (a multi-token-prediction
-module: one more layer plus its projection and norms, its head pass is a separate block) and `head` (final
-norm, output projection and loss over the local tokens). In a model with several kinds of attention layers are
-`dense/name` and `moe/name`. What a kind is made of says `ModelShape.block`."""
+"""Kind of a block of a pipeline stage: `embedding`, `dense` or `moe` for a layer, `mtp` for a
+multi-token-prediction module (a layer with its projection and norms; its head pass is a separate block), or
+`head` (final norm, output projection and loss over the local tokens). In a model with several kinds of
+attention, layers are `dense/name` and `moe/name`. `ModelShape.block` returns the contents of a kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class GemmShape:
-    """[m, k] x [k, n], `groups` times with m rows in all (m is the sum over groups)."""
+    """Shape of `groups` GEMMs [m, k] x [k, n]; m (k of a weight gradient) is the sum over the groups."""
 
     m: float
     n: int
@@ -71,8 +71,8 @@ class Operator:
     """One kernel-sized piece of work on one GPU for one micro-batch.
 
     `flop`, `bytes_read` and `bytes_written` are totals of the launch. `per_received_row` is true where
-    all of them (and gemm.m, or gemm.k of a weight gradient) grow with the token rows that routing sends
-    to this rank; they are then given for the nominal rows. `recompute` marks work that model FLOPs do
+    all of them (and gemm.m, or gemm.k of a weight gradient) scale with the token rows that routing sends
+    to this rank; the figures are then those of the nominal rows. `recompute` marks work that model FLOPs do
     not count.
     """
 
@@ -87,13 +87,13 @@ class Operator:
     per_received_row: bool = False
     recompute: bool = False
     stream: int = 0
-    """0 = main compute stream; 1 = the second compute stream of the weight-gradient phase."""
+    """0 is the main compute stream, 1 the second compute stream of the weight-gradient phase."""
     variant: str = ""
-    """Kernel family inside the class, such as "token" or "channel" of a cast; "" = the class at large."""
+    """Kernel family inside the class, such as "token" or "channel" of a cast; "" for the class as a whole."""
     launches: int = 1
-    """Kernels that this operator stands for (a chain of small kernels, or one per expert)."""
+    """Number of kernels that this operator represents (a chain of small kernels, or one per expert)."""
     accumulated_bytes: float = 0.0
-    """Of `bytes_read` and `bytes_written`: what a weight gradient reads and writes of its FP32 buffer."""
+    """Part of `bytes_read` + `bytes_written` with which a weight gradient updates its FP32 buffer."""
     uncounted_flop: float = 0.0
-    """Part of `flop` that model FLOPs leave out although nothing is recomputed by choice: the scores
-    that a flash-attention backward forms again."""
+    """Part of `flop` that model FLOPs leave out without a recompute policy, such as the scores that the
+    backward of flash attention computes again."""

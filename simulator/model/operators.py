@@ -1,4 +1,4 @@
-"""Every operator that one GPU runs for one block and one micro-batch, by phase (pure, no seconds)."""
+"""Lists the operators that one GPU runs for one block and one micro-batch, by phase (pure)."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from moesim.simulator.model.embedding_head import (
 from moesim.simulator.model.mtp import mtp_projection
 from moesim.simulator.model.operator import COUNTED_GEMM_CLASSES, BlockKind, Operator, Phase
 from moesim.simulator.model.precision import Precision
-from moesim.simulator.model.primitives import again
+from moesim.simulator.model.primitives import recomputed
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.model.work import Work
 
 RECOMPUTE = ("none", "attention", "selective", "op", "full")
-"""none; core attention where its scores go through memory; norms, MLA up-projections and SwiGLU outputs
-(DeepSeek-V3 report 3.2.3); all but core attention and every second GEMM; the whole block.
+"""Recompute policies of the operators. `attention` repeats the core attention where its scores go through
+memory; `selective` repeats norms, MLA up-projections and SwiGLU outputs (DeepSeek-V3 report 3.2.3); `op`
+repeats all but the core attention and every second dense GEMM; `full` repeats the whole block.
 
-`full` repeats the compute of the forward in the input gradient; a second dispatch is not included."""
+`full` repeats the compute of the forward in the input gradient, but not the dispatch."""
 
 
 @lru_cache(maxsize=1024)
@@ -49,17 +50,17 @@ def block_operators(
     expert_tp: int = 1,
     sequence_parallel: bool = True,
 ) -> dict[Phase, tuple[Operator, ...]]:
-    """Operators of a block on one GPU, by phase; phases that the block does not have are absent.
+    """Return the operators of a block on one GPU, by phase; phases that the block does not have are absent.
 
-    `tokens`: rows of the micro-batch in one model replica (one CP rank holds tokens / cp). `sequence`:
-    tokens of one sequence, for the causal core attention. `received_rows`: expert rows that this rank
-    computes; `received_tokens`: distinct tokens behind them (expected for uniform routing by default).
-    `redundant_experts`: replicas beyond one an expert, which all ranks share evenly. `unfused_attention`:
-    scores through memory, as before flash attention, with `dropout` in a kernel of its own. `expert_tp`:
-    ranks that split an expert's FFN, each for the received rows of all of them. `sequence_parallel`:
-    norms, residuals and the like are split over the tensor-parallel ranks; without it each does all of them.
-    The result is cached: do not change it. Raises InputError for an unknown recompute policy, a MoE
-    block without rows, and a TP that does not divide heads or FFN widths.
+    `tokens` are the rows of the micro-batch in one model replica (one CP rank holds tokens / cp), `sequence`
+    the tokens of one sequence, for the causal core attention. `received_rows` are the expert rows that this
+    rank computes, `received_tokens` the distinct tokens among them (by default the expectation for uniform
+    routing). `redundant_experts` are the replicas beyond one per expert, which all ranks share evenly. With
+    `unfused_attention` the scores go through memory, and `dropout` takes a kernel of its own. `expert_tp`
+    ranks split an expert's FFN, each for the received rows of all of them. With `sequence_parallel` the
+    tensor-parallel ranks split norms, residuals and other element-wise work; without it each rank does all
+    of it. The result is cached, so callers must not change it. Raises InputError for an unknown recompute
+    policy, a MoE block without rows, and a TP that does not divide heads or FFN widths.
     """
     block = _checked(shape, kind, tp, received_rows, recompute)
     if received_tokens is None:
@@ -114,14 +115,17 @@ def _layer(w: Work, precision: Precision, layer: Layer) -> dict[Phase, list[Oper
         **feed_forward.communication(w, precision),
     }
     if w.recompute == "op":
-        phases["mlp I"] = again(_every_second([*phases["attn F"], *phases["mlp F"]])) + phases["mlp I"]
+        phases["mlp I"] = recomputed(_every_second([*phases["attn F"], *phases["mlp F"]])) + phases["mlp I"]
     if w.recompute == "full":
-        phases["mlp I"] = again([*phases["attn F"], *phases["mlp F"]]) + phases["mlp I"]
+        phases["mlp I"] = recomputed([*phases["attn F"], *phases["mlp F"]]) + phases["mlp I"]
     return phases
 
 
 def _every_second(operators: Iterable[Operator]) -> Iterator[Operator]:
-    """What the policy `op` computes again: no core attention, half of the dense GEMMs, all the rest."""
+    """Operators that the policy `op` computes again: all but the core attention and half of the dense GEMMs.
+
+    To leave out every second GEMM on average, each GEMM is halved.
+    """
     for op in operators:
         if op.cls == "attention_forward":
             continue
@@ -132,16 +136,16 @@ def _every_second(operators: Iterable[Operator]) -> Iterator[Operator]:
 
 
 def expected_received_tokens(shape: ModelShape, ep: int) -> float:
-    """Distinct tokens per received row, tokens choosing their experts uniformly within their groups.
+    """Expected distinct tokens per received row if tokens choose their experts uniformly (eq. C3).
 
-    Eq. C3: with E experts within reach, e of them here, k chosen: P(token comes) =
-    1 - C(E - e, k) / C(E, k), divided by the k e / E rows that it brings on average.
+    With E experts, e of them on this rank and k chosen, a token comes with probability
+    1 - C(E - e, k) / C(E, k), which is divided by the k e / E rows that it brings on average.
     """
     m = shape.moe
     if m is None:
         return 1.0
     here = min(max(1, m.experts // ep), m.experts)
-    reach = m.experts  # DeepSeek-V3's group-limited gate: 0.936 sampled, 0.959 here
+    reach = m.experts  # DeepSeek-V3's group-limited gate gives 0.936 in samples, and 0.959 by this formula
     if here >= reach:
         return 1.0 / m.top_k
     miss = 1.0
@@ -151,7 +155,7 @@ def expected_received_tokens(shape: ModelShape, ep: int) -> float:
 
 
 def model_flop(operators: Iterable[Operator]) -> float:
-    """FLOPs that published MFUs count: GEMMs and core attention, no gate, no recompute."""
+    """Sum the FLOPs that published MFUs count: GEMMs and core attention, without gate and recompute."""
     counted = COUNTED_GEMM_CLASSES | {"attention_forward", "attention_backward"}
     return fsum(op.flop - op.uncounted_flop for op in operators if op.cls in counted and not op.recompute)
 

@@ -10,10 +10,10 @@ from moesim.simulator.model.primitives import move
 def optimizer_operators(
     owned_parameters: float, precision: Precision, local_parameters: float = 0.0
 ) -> tuple[Operator, ...]:
-    """AdamW over the parameters that this GPU owns, gradient norm first; bytes only.
+    """Gradient norm and AdamW update of the parameters that this GPU owns; only bytes are counted.
 
-    `local_parameters`: those whose BF16 copy this GPU re-quantises to FP8 after the update (0 without
-    FP8). Eq. C9: bytes per owned parameter = gradient + 2 x (master + 2 moments) + written copy.
+    `local_parameters` are those whose BF16 copy this GPU quantises to FP8 after the update (0 without FP8).
+    Eq. C9: bytes per owned parameter = gradient + 2 x (master + 2 moments) + written copy.
     """
     gradient = BYTES_PER_ELEMENT[precision.gradients]
     state = BYTES_PER_ELEMENT[precision.master_weights] + 2 * BYTES_PER_ELEMENT[precision.moments]

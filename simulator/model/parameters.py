@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Parameter counts by component; `+` adds and `*` repeats them."""
+    """Parameter counts by component; `+` adds two of them and `*` multiplies one by a number."""
 
     embedding: int = 0
     head: int = 0
@@ -20,21 +20,21 @@ class Parameters:
     mtp_projection: int = 0
 
     def __add__(self, other: Parameters) -> Parameters:
-        """Sum component by component."""
+        """Add component by component."""
         return Parameters(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
     def __mul__(self, times: int) -> Parameters:
-        """The same components `times` over."""
+        """Multiply every component by `times`."""
         return Parameters(*(getattr(self, f.name) * times for f in fields(self)))
 
     @property
     def total(self) -> int:
-        """All components together."""
+        """Parameters of all components together."""
         return sum(getattr(self, f.name) for f in fields(self))
 
     @property
     def in_counted_gemms(self) -> int:
-        """Weights of the GEMMs that published FLOP counts include: no embedding, no router, no norms."""
+        """Weights of the GEMMs that published FLOP counts include, without embedding, router and norms."""
         return self.total - self.embedding - self.router - self.norms
 
     def as_dict(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""What every part of a model's description has in common."""
+"""Base class of every part of a model's description."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from moesim.hwmodels.frozen import Frozen
 
 
 class ModelPart(Frozen):
-    """A frozen description whose types are checked strictly: a text is no integer, whatever it says."""
+    """A frozen description with strict types: the text "8", for example, is not accepted as an integer."""
 
     model_config = ConfigDict(strict=True)

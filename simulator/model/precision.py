@@ -1,4 +1,4 @@
-"""Which number format each kind of tensor and GEMM uses."""
+"""Precision recipes, which set the number format of every kind of tensor and GEMM."""
 
 from __future__ import annotations
 
@@ -64,6 +64,6 @@ PRECISIONS: dict[str, Precision] = {
 
 
 def row_bytes(elements: float, fmt: str) -> float:
-    """Bytes of one row in a format, its FP8 scales (one FP32 per 128 elements) included."""
+    """Bytes of one row in a format, including FP8 scales (one in FP32 per 128 elements)."""
     scales = 4.0 * elements / FP8_TILE if fmt == "fp8" else 0.0
     return elements * BYTES_PER_ELEMENT[fmt] + scales

@@ -1,7 +1,7 @@
-"""Primitive operators: one function per kind of kernel, bytes and FLOPs included.
+"""Builds the primitive operators with their bytes and FLOPs, by one function per kind of kernel.
 
-Shapes are in elements, `m` counts token rows. Bytes are what a kernel must read and write in global
-memory once; caches are not modelled, and measured effective bandwidths are defined over these bytes.
+Shapes are in elements; `m` counts token rows. Bytes are those that a kernel must read and write in global
+memory once. Caches are not modelled, and measured effective bandwidths are defined over these bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from moesim.simulator.model.work import Work
 BF16 = 2.0
 FP32 = 4.0
 SPECIAL_CAST_BYTES = 1.5
-"""E5M6, 12 bits: the cached input of the linear after attention (DeepSeek-V3 report 3.3.3)."""
+"""Bytes of E5M6 (12 bits), the format of the cached input of the linear layer after attention (DeepSeek-V3
+report 3.3.3)."""
 
 
 def gemm(
@@ -32,7 +33,7 @@ def gemm(
     per_received_row: bool = False,
     variant: str = "",
 ) -> Operator:
-    """[m, k] x [k, n]; grouped: m (k of a weight gradient) is the sum over the groups.
+    """A GEMM [m, k] x [k, n]; in a grouped one m (k of a weight gradient) is the sum over the groups.
 
     Eq. C1: flop = 2 m n k. Outputs are BF16; a weight gradient reads and writes an FP32 accumulator.
     """
@@ -71,7 +72,7 @@ def move(
     per_received_row: bool = False,
     dtype: Dtype = "bf16",
 ) -> Operator:
-    """A memory-bound kernel: only its bytes count."""
+    """A memory-bound kernel, of which only the bytes count."""
     return Operator(
         name,
         cls,
@@ -86,7 +87,7 @@ def move(
 
 
 UNFUSED_INPUTS = frozenset({"o_proj"})
-"""GEMMs whose input no norm or activation kernel has written: it is cast by a kernel of its own."""
+"""GEMMs whose input does not come from a norm or activation kernel, so that a kernel of its own casts it."""
 
 _CAST_BYTES: dict[str, tuple[float, float]] = {
     # variant: bytes per element read, written (scales come on top)
@@ -101,9 +102,13 @@ _CAST_BYTES: dict[str, tuple[float, float]] = {
 
 
 def cast(name: str, d: Direction, m: float, n: float, variant: str, *, per_row: bool = False) -> Operator:
-    """Quantisation of [m, n]: 1x128 tiles along the row ("token"), 128x1 and transposed ("channel",
-    from BF16 or from FP8), back to BF16 ("back"), the 12-bit cache format ("special"), or with one scale,
-    as it is and transposed ("tensor")."""
+    """A cast of [m, n] to or from FP8.
+
+    The variants quantise in 1x128 tiles along the row ("token"), or in 128x1 tiles with a transpose
+    ("channel" from BF16, "channel_fp8" from FP8), convert back to BF16 ("back"), convert to and from the
+    12-bit cache format ("special", "special_back"), or quantise with one scale and write both the tensor and
+    its transpose ("tensor").
+    """
     read, written = _CAST_BYTES[variant]
     scales = 0.0 if variant == "tensor" else FP32 * m * n / FP8_TILE
     source_is_fp8 = variant in ("back", "channel_fp8", "special_back")
@@ -121,14 +126,14 @@ def cast(name: str, d: Direction, m: float, n: float, variant: str, *, per_row: 
 
 
 def scale_transpose(name: str, d: Direction, m: float, n: float, *, per_row: bool = False) -> Operator:
-    """Scales of [m, n] put into the order that the GEMM reads (dense: one kernel of 32 CTAs)."""
+    """Transpose of the scales of [m, n] into the order that the GEMM reads (dense: one kernel of 32 CTAs)."""
     size = FP32 * m * n / FP8_TILE
     variant = "row_scales" if per_row else "scales"
     return move(name, "transpose", d, size, size, variant=variant, per_received_row=per_row, dtype="fp8")
 
 
 def weight_transpose(name: str, d: Direction, n: float, k: float, groups: int = 1) -> Operator:
-    """An FP8 weight [n, k] transposed for the GEMM that contracts over the other side."""
+    """Transpose of an FP8 weight [n, k], for the GEMM that contracts over the other dimension."""
     size = groups * n * k
     return move(name, "transpose", d, size, size, variant="weight", dtype="fp8")
 
@@ -150,14 +155,14 @@ def add(name: str, d: Direction, m: float, n: float) -> Operator:
 
 
 def scale(name: str, d: Direction, m: float, n: float) -> Operator:
-    """A BF16 tensor [m, n] times a scalar (residual branch or its gradient)."""
+    """Multiplication of a BF16 tensor [m, n] by a scalar (residual branch or its gradient)."""
     return move(name, "elementwise", d, m * n * BF16, m * n * BF16, variant="scale")
 
 
 def linear_forward(
     w: Work, name: str, m: float, n: float, k: float, *, cast_input: bool = True
 ) -> list[Operator]:
-    """y = x W^T: in FP8 the input is cast (unless a neighbour did) and its scales transposed first."""
+    """y = x W^T. In FP8 the input is cast first (unless another kernel did) and its scales are transposed."""
     out: list[Operator] = []
     if w.fp8:
         if cast_input:
@@ -171,7 +176,7 @@ def linear_forward(
 def linear_input_gradient(
     w: Work, name: str, m: float, n: float, k: float, *, cast_first: bool = False, cast_gradient: bool = True
 ) -> list[Operator]:
-    """dx [m, k] = dy [m, n] W: in FP8 the weight is transposed and dy cast, in the order of the recipe."""
+    """dx [m, k] = dy [m, n] W. In FP8 the weight is transposed and dy cast, in the order of the recipe."""
     out: list[Operator] = []
     if w.fp8:
         out.append(weight_transpose(f"{name}.weight_transpose", "I", n, k))
@@ -179,9 +184,9 @@ def linear_input_gradient(
             out.insert(0 if cast_first else 1, cast(f"{name}.cast_gradient", "I", m, n, "token"))
         out.append(scale_transpose(f"{name}.scales", "I", m, n))
     if w.fp8_tensor:
-        if not name.endswith(".gate_up"):  # there the backward of the activation casts on the way
+        if not name.endswith(".gate_up"):  # the backward of the activation casts that gradient
             out.append(cast(f"{name}.cast_gradient", "I", m, n, "tensor"))
-        if name not in UNFUSED_INPUTS:  # FP8 GEMMs of Hopper contract along rows only: x is turned
+        if name not in UNFUSED_INPUTS:  # Hopper's FP8 GEMMs contract along rows only, so x is transposed
             out.append(
                 move(f"{name}.turn_input", "transpose", "I", m * k, m * k, variant="input", dtype="fp8")
             )
@@ -189,18 +194,21 @@ def linear_input_gradient(
 
 
 def weight_gradient(w: Work, name: str, m: float, n: float, k: float) -> Operator:
-    """dW [n, k] += dy^T x over m rows; operands were cast and transposed in the input gradient."""
+    """dW [n, k] += dy^T x over m rows; the input gradient has cast and transposed the operands."""
     variant = w.gemm_variant("W")
     return gemm(f"{name}.wgrad", "W", n, k, m, w.linear, cls="wgrad_gemm", variant=variant)
 
 
-def again(operators: Iterable[Operator]) -> list[Operator]:
-    """The same forward work inside the backward: direction I, marked as recompute."""
+def recomputed(operators: Iterable[Operator]) -> list[Operator]:
+    """Return forward operators as run again in the backward: direction I, marked as recompute."""
     return [replace(op, name=f"{op.name}.recompute", direction="I", recompute=True) for op in operators]
 
 
 def scale_rows(operator: Operator, factor: float) -> Operator:
-    """An operator at `factor` times its nominal received rows; others are returned as they are."""
+    """Scale an operator to `factor` times its nominal received rows.
+
+    Operators that do not depend on received rows are returned unchanged.
+    """
     if not operator.per_received_row or factor == 1.0:
         return operator
     shape = operator.gemm

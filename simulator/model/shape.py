@@ -1,4 +1,4 @@
-"""The shape of a transformer: every integer that fixes its parameters, GEMMs and traffic."""
+"""The shape of a transformer: the sizes that determine its parameters, GEMMs and traffic."""
 
 from __future__ import annotations
 
@@ -39,14 +39,15 @@ from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.part import ModelPart
 
 MAX_LAYERS = 1000
-"""Far above any real model: lists of layers are built, so a mistyped number must not exhaust memory."""
+"""Most layers of a model, far above any real one; lists of layers are built, so a mistyped number must not
+exhaust the memory."""
 
 _BY_LAYER = ("attention", "attentions", "attention_layers")
-"""Keys that say the attention of the layers; those that a model does not use are not written."""
+"""Keys that describe the attention of the layers; those that a model does not use are not written."""
 
 
 class ShapeSource(ModelPart):
-    """Where the numbers of a shape come from."""
+    """Source of the numbers of a shape."""
 
     kind: Kind
     reference: str
@@ -57,12 +58,12 @@ _Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+$")]
 
 
 class Attentions(RootModel[dict[_Name, AnyAttention]]):
-    """Attention by a name of the model's own."""
+    """Kinds of attention of one model, by names that the model file chooses."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
     def __hash__(self) -> int:
-        """Equal ones are equal in any order."""
+        """Hash without regard to order, as equality ignores it."""
         return hash(frozenset(self.root.items()))
 
 
@@ -145,7 +146,7 @@ class ModelShape(ModelPart):
 
     @property
     def attention_by_name(self) -> Mapping[str | None, Attention]:
-        """The attention of every name; None is the name of the only one of a model without names."""
+        """Attention by name; a model with one kind of attention has it under None."""
         if self.attention is not None:
             return {None: self.attention}
         assert self.attentions is not None
@@ -161,30 +162,30 @@ class ModelShape(ModelPart):
 
     @property
     def layer_counts(self) -> dict[BlockKind, int]:
-        """Number of layers of each kind, dense ones first, MTP modules left out."""
+        """Number of layers of each kind, dense kinds first, MTP modules left out."""
         counts = Counter(self.layer_kinds)
         return {kind: counts[kind] for kind in sorted(counts, key=is_routed_layer)}
 
     @property
     def layers(self) -> tuple[Layer, ...]:
-        """Every layer as a pair of attention and feed-forward, MTP modules left out."""
+        """Attention and feed-forward half of every layer, MTP modules left out."""
         kinds = self.layer_kinds
         of_kind = {kind: self._layer(kind) for kind in dict.fromkeys(kinds)}
         return tuple(of_kind[kind] for kind in kinds)
 
     @property
     def main_layer_kind(self) -> BlockKind:
-        """The kind of most of its layers; of those with routed experts where there are any."""
+        """Most frequent kind of layer, among those with routed experts if there are any."""
         counts = self.layer_counts
         return max(counts, key=lambda kind: (is_routed_layer(kind), counts[kind]))
 
     @property
     def block_kinds(self) -> tuple[BlockKind, ...]:
-        """Kinds of block that the model has, each once."""
+        """Every kind of block that the model has, once."""
         return (EMBEDDING, *self.layer_counts, *((MTP,) if self.mtp_layers else ()), HEAD)
 
     def block(self, kind: BlockKind) -> BlockShape:
-        """What a kind of block is made of; raises InputError for one that the model does not have."""
+        """Contents of a kind of block; raises InputError for a kind that the model does not have."""
         if kind in (EMBEDDING, HEAD):
             return BlockShape(kind)
         return BlockShape(kind, self._layer(kind))
@@ -217,7 +218,7 @@ class ModelShape(ModelPart):
 
 
 def _expanded(names: tuple[str, ...]) -> Iterator[str]:
-    """Names with their counts written out; raises ValueError for a count that is none."""
+    """Repeat every name by its count; raises ValueError for an illegal count."""
     for entry in names:
         name, star, times = entry.partition("*")
         if star and not (times.isascii() and times.isdigit() and 0 < int(times) <= MAX_LAYERS):

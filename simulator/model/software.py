@@ -1,4 +1,4 @@
-"""What the training framework does with a plan: which attention kernels, and what it hides behind compute."""
+"""Behaviour of the training framework, such as its attention kernels and the collectives that it overlaps."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict
 
 GraphPart: TypeAlias = Literal["attention", "router", "experts", "all"]
+"""Part of a layer that replays from a CUDA graph, or the whole step."""
 
 
 class Software(BaseModel):
-    """Framework behaviour that changes a step; all off unless given (docs/model.md, section 15)."""
+    """Framework behaviour that changes a step; every option is off by default (docs/model.md, section 15)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -51,4 +52,4 @@ class Software(BaseModel):
 
 
 PLAIN = Software()
-"""Fused kernels and nothing hidden."""
+"""Fused kernels, and no overlap of collectives."""

@@ -1,4 +1,4 @@
-"""Sizes of what one GPU does for one micro-batch: what every builder of operators needs."""
+"""Sizes of one GPU's share of a micro-batch, from which operators are built."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from moesim.simulator.model.operator import ONE_SCALE, ONE_SCALE_SPLIT, Directio
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one GPU does for one micro-batch; no part of it depends on the kinds of layer."""
+    """One GPU's share of a micro-batch, as the sizes and options that all kinds of layer need."""
 
     hidden: int
     fp8: bool
-    """FP8 GEMMs with scales of tiles: casts and transposes are kernels of their own."""
+    """Whether GEMMs are in FP8 with one scale per tile; casts and transposes are then separate kernels."""
     tokens: float
     """Token rows of GEMMs on this rank (micro-batch / CP)."""
     sequence: int
@@ -22,16 +22,16 @@ class Work:
     rows: float
     """Rows that the experts of this rank compute (one row per token and chosen expert)."""
     received_tokens: float
-    """Distinct tokens behind `rows`: one that chose two experts of this rank is sent once."""
+    """Distinct tokens among `rows`; a token that chose two experts of this rank is sent once."""
     recompute: str
     redundant_experts: int = 0
     """Replicas of experts beyond one each, over all ranks."""
     unfused: bool = False
-    """Attention scores go through memory instead of staying in a fused kernel."""
+    """Whether attention scores go through memory instead of staying in a fused kernel."""
     dropout: bool = False
-    """A dropout kernel works on these scores."""
+    """Whether a dropout kernel runs over these scores."""
     fp8_tensor: bool = False
-    """FP8 GEMMs with one scale a tensor."""
+    """Whether GEMMs are in FP8 with one scale per tensor."""
     expert_tp: int = 1
     """Ranks that split the FFN of an expert, each for the received rows of all of them."""
     sequence_parallel: bool = True
@@ -39,21 +39,21 @@ class Work:
 
     @property
     def norm_tokens(self) -> float:
-        """Rows of element-wise work: sequence parallelism splits them over TP."""
+        """Rows of element-wise work, which sequence parallelism splits over TP."""
         return self.tokens / self.tp if self.sequence_parallel else self.tokens
 
     @property
     def linear(self) -> Dtype:
-        """Format of the linear layers."""
+        """Number format of the linear layers."""
         return "fp8" if self.fp8 or self.fp8_tensor else "bf16"
 
     def gemm_variant(self, direction: Direction) -> str:
-        """Kernel family of a GEMM: Transformer Engine splits the accumulation of FP8 gradients."""
+        """Kernel variant of a GEMM; Transformer Engine splits the accumulation of FP8 input gradients."""
         if not self.fp8_tensor:
             return ""
         return ONE_SCALE_SPLIT if direction == "I" else ONE_SCALE
 
     @property
     def selective(self) -> bool:
-        """Whether norms, MLA up-projections and SwiGLU outputs are formed again in the backward."""
+        """Whether the backward computes norms, MLA up-projections and SwiGLU outputs again."""
         return self.recompute == "selective"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray
-from moesim.simulator.layout.groups import members_of
+from moesim.simulator.layout.groups import members_per_program
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.recompute import RecomputePolicy
@@ -99,7 +99,7 @@ class BoundBook:
         stages = _Stages(self.book, assignment, compute, transfer)
         count = np.array([f.microbatches for f in frames], dtype=np.float64)
         cv = self.book.scenario.variation.clock_cv.value
-        slow = [1.0 - STANDARD_ERRORS * cv / np.sqrt(members_of(f.layout)) for f in frames]
+        slow = [1.0 - STANDARD_ERRORS * cv / np.sqrt(members_per_program(f.layout)) for f in frames]
         least = np.maximum(slow, 0.0)[:, None, None, None]
         reduce, update = self._ends(frames, pattern, assignment)
         best: FloatArray | None = None

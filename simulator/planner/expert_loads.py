@@ -10,10 +10,10 @@ from moesim.simulator.layout.expert_load import LoadSpec, RankLoads, draw_rank_l
 from moesim.simulator.layout.expert_load_spec import (
     Popularity,
     check_eplb,
-    check_spread,
-    given_load,
+    check_load_has_ep,
     load_spec,
     popularity_of,
+    stated_load_keys,
 )
 from moesim.simulator.layout.parallel import Layout, tokens_per_gpu
 from moesim.simulator.layout.stages import blocks_of
@@ -72,9 +72,9 @@ class ExpertLoads:
         return self._problems[key]
 
     def _problem(self, layout: Layout, placement: Placement) -> str | None:
-        given = given_load(with_placement(self.scenario, placement).routing)
+        given = stated_load_keys(with_placement(self.scenario, placement).routing)
         try:
-            check_spread(given, layout.plan.ep)
+            check_load_has_ep(given, layout.plan.ep)
             if placement is not None and self.shape.moe is not None:
                 check_eplb(placement, self.shape.moe, layout)
         except InputError as error:
@@ -91,7 +91,7 @@ class ExpertLoads:
         scenario = with_placement(self.scenario, placement)
         plain = member_lag_of(scenario, self.shape, frame)
         moe = self.shape.moe
-        if moe is None or frame.plan.ep == 1 or not given_load(scenario.routing):
+        if moe is None or frame.plan.ep == 1 or not stated_load_keys(scenario.routing):
             return plain
         load = self._load(scenario, frame, placement)
         return MemberLag(

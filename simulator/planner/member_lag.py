@@ -7,7 +7,7 @@ from functools import lru_cache
 from math import sqrt
 from statistics import NormalDist
 
-from moesim.simulator.layout.groups import members_of
+from moesim.simulator.layout.groups import members_per_program
 from moesim.simulator.layout.parallel import tokens_per_gpu
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.frames import Frame
@@ -43,7 +43,7 @@ class MemberLag:
 
 def member_lag_of(scenario: Scenario, shape: ModelShape, frame: Frame) -> MemberLag:
     """The spread of a plan: clocks, jitter and expert load (eq. R3) at the slowest of its members."""
-    n = members_of(frame.layout)
+    n = members_per_program(frame.layout)
     z = expected_maximum(n)
     clock = z * scenario.variation.clock_cv.value
     if frame.plan.ep == 1 or shape.moe is None:

@@ -17,12 +17,12 @@ from moesim.simulator.layout.rank_bytes import (
     HeldStage,
     Moment,
     StateFormats,
-    freed_by_head,
+    bytes_freed_by_head,
     moments_of,
     rank_bytes,
     rank_terms,
     total_of,
-    working_of,
+    workspace_bytes,
 )
 from moesim.simulator.layout.stages import Block, StageAssignment
 from moesim.simulator.model.operator import BlockKind
@@ -91,7 +91,7 @@ class MemoryBook:
         if key not in self._numbers:
             sequence, software = self.scenario.batch.sequence_length, self.scenario.software
             row = [
-                working_of(self.shape, kind, frame.plan, recipe, sequence, software)
+                workspace_bytes(self.shape, kind, frame.plan, recipe, sequence, software)
                 for recipe in self.space.recipes
             ]
             self._numbers[key] = np.array(row)[:, None, None, None]
@@ -103,7 +103,7 @@ class MemoryBook:
         if key not in self._numbers:
             sequence, software = self.scenario.batch.sequence_length, self.scenario.software
             row = [
-                freed_by_head(self.shape, frame.plan, recipe, sequence, software)
+                bytes_freed_by_head(self.shape, frame.plan, recipe, sequence, software)
                 for recipe in self.space.recipes
             ]
             self._numbers[key] = np.array(row)[:, None, None, None]

@@ -14,7 +14,7 @@ from moesim.simulator.cost.price_table import inside_step, pipeline_send
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.sharded import sharded_phases
 from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, SyncCost, TransferCost
-from moesim.simulator.layout.in_flight import held_by_rank
+from moesim.simulator.layout.in_flight import block_kinds_by_rank
 from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.stages import StageAssignment
@@ -281,7 +281,7 @@ class PriceBook:
             place = (schedule.routes, layers)
             held = self._held.get(place)
             if held is None:
-                held = self._held[place] = held_by_rank(schedule, stages)
+                held = self._held[place] = block_kinds_by_rank(schedule, stages)
             known = self._rank_syncs.setdefault(shared, {})
             missing = [kinds for kinds in dict.fromkeys(held) if kinds not in known]
             if missing:

@@ -14,7 +14,7 @@ from moesim.simulator.layout.expert_load_spec import load_spec
 from moesim.simulator.layout.in_flight import rank_stages
 from moesim.simulator.layout.job import ResolvedJob, resolve
 from moesim.simulator.layout.parallel import Layout, check_against_model, microbatches
-from moesim.simulator.layout.pools import PoolSlice, check_schedule, owners_of, spread
+from moesim.simulator.layout.pools import PoolSlice, check_schedule, pool_of_ranks, split_over_pools
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.predict.draws import Draws, routed_layers
 from moesim.simulator.predict.fleet_compile import balanced, joined, named
@@ -56,11 +56,11 @@ def prepare(
 
 def _fleet(scenario: Scenario) -> tuple[PreparedPool, ...]:
     """Spread the pipeline over the pools, balance the layers where none are given, prepare every pool."""
-    parts = spread(scenario)
+    parts = split_over_pools(scenario)
     first = parts[0].scenario
     layout = Layout(first.parallel, first.machine.n_gpus, first.machine.node.n_gpus)
     schedule = load_schedule(first, microbatches(layout, first.batch.sequences))
-    check_schedule(schedule, owners_of(parts), [part.label for part in parts])
+    check_schedule(schedule, pool_of_ranks(parts), [part.label for part in parts])
     shape = first.shape
     jobs: list[ResolvedJob] = []
     for part in parts:

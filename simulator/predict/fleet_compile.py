@@ -12,7 +12,7 @@ from moesim.simulator.engine.link_map import FoldedLinkMap
 from moesim.simulator.engine.program import Program
 from moesim.simulator.layout.in_flight import rank_stages
 from moesim.simulator.layout.job import ResolvedJob
-from moesim.simulator.layout.pools import PoolSlice, owners_of
+from moesim.simulator.layout.pools import PoolSlice, pool_of_ranks
 from moesim.simulator.layout.stages import StageAssignment, blocks_of
 from moesim.simulator.predict.fleet_balance import FleetMemory, balanced_over_pools
 from moesim.simulator.predict.placement import block_seconds
@@ -37,7 +37,7 @@ def named(part: PoolSlice) -> Iterator[None]:
 
 def balanced(parts: Sequence[PoolSlice], jobs: Sequence[ResolvedJob], schedule: Schedule) -> StageAssignment:
     """Layers of each stage so that the slowest is as fast as it can be, each on its own pool."""
-    seconds, owners, shape = [], owners_of(parts), jobs[0].shape
+    seconds, owners, shape = [], pool_of_ranks(parts), jobs[0].shape
     for part, job in zip(parts, jobs, strict=True):
         with named(part):
             pricer = Pricer(job)
@@ -49,7 +49,7 @@ def balanced(parts: Sequence[PoolSlice], jobs: Sequence[ResolvedJob], schedule: 
 def joined(pools: Sequence[tuple[PoolSlice, Program]]) -> Program:
     """Every rank's steps, links and end of the step from the program of its pool."""
     programs = [program for _, program in pools]
-    owners = [programs[number] for number in owners_of([part for part, _ in pools])]
+    owners = [programs[number] for number in pool_of_ranks([part for part, _ in pools])]
     across = any(program.costs.send_across_nodes for program in programs)
     return replace(
         programs[0],

@@ -21,10 +21,10 @@ from moesim.simulator.layout.activations import activation_bytes, cached_tensors
 from moesim.simulator.layout.stages import blocks_of
 from moesim.simulator.model.attention import ATTENTION_KINDS, Attention
 from moesim.simulator.model.attention.projections import (
-    attention_norm_again,
     output_projection,
     output_projection_gradient,
     output_projection_weight_gradient,
+    recomputed_attention_norm,
 )
 from moesim.simulator.model.cached import CachedTensor, GemmOutput
 from moesim.simulator.model.counts import (
@@ -86,7 +86,7 @@ class LinearAttention(Attention):
         return [
             *output_projection_gradient(w, self.width // w.tp),
             *self._state(w, "I", 4),
-            *attention_norm_again(w),
+            *recomputed_attention_norm(w),
             *linear_input_gradient(w, "qkv_proj", w.tokens, 3 * self.width // w.tp, w.hidden),
         ]
 

@@ -1,4 +1,4 @@
-"""Kinds of attention by name. A new kind is a file here, a line in `ATTENTION_KINDS` and a test."""
+"""Registry of the kinds of attention. A new kind is a file here, a line in `ATTENTION_KINDS` and a test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from moesim.simulator.model.attention.protocol import Attention
 __all__ = ["ATTENTION_KINDS", "GQA", "MLA", "AnyAttention", "Attention"]
 
 ATTENTION_KINDS: dict[str, type[Attention]] = {"mla": MLA, "gqa": GQA}
-"""Class of each kind, by the `kind` that model files write."""
+"""Class of each kind, by the value of `kind` in model files."""
 
 
 def _union(kinds: Iterable[type[Attention]]) -> Any:
@@ -30,7 +30,7 @@ def _reader(kinds: tuple[type[Attention], ...]) -> TypeAdapter[Attention]:
 
 
 def _of_registered_kind(value: Any, info: ValidationInfo) -> Attention:
-    """An attention of whatever kinds are registered when it is read."""
+    """Read an attention of any kind that is registered at the time of the call."""
     if isinstance(value, Attention):
         return value
     return _reader(tuple(ATTENTION_KINDS.values())).validate_python(value, context=info.context)
@@ -38,7 +38,7 @@ def _of_registered_kind(value: Any, info: ValidationInfo) -> Attention:
 
 if TYPE_CHECKING:
     AnyAttention = Attention
-else:  # the union is for the messages about unknown keys; the validator decides
+else:  # the validator decides; the union serves the messages about unknown keys
     AnyAttention = Annotated[
         _union(ATTENTION_KINDS.values()), PlainValidator(_of_registered_kind), SerializeAsAny()
     ]

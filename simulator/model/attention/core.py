@@ -1,4 +1,4 @@
-"""Core attention of the flash kind: causal, scores stay in the kernel (operators)."""
+"""Operators of the causal core attention; flash attention keeps the scores inside the kernel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from moesim.simulator.model.work import Work
 
 
 def core_forward(w: Work, sizes: HeadSizes) -> list[Operator]:
-    """Causal core attention. Eq. C2: flop = tokens x heads x sequence x (d_qk + d_v)."""
+    """Causal core attention, with flop = tokens x heads x sequence x (d_qk + d_v) (eq. C2)."""
     if w.unfused:
         return unfused_forward(w, sizes)
     heads, kv_heads = sizes.heads // w.tp, max(1, sizes.kv_heads // w.tp)
@@ -31,7 +31,10 @@ def core_forward(w: Work, sizes: HeadSizes) -> list[Operator]:
 
 
 def core_backward(w: Work, sizes: HeadSizes) -> list[Operator]:
-    """Preparation, core (five GEMMs; the repeated scores are not model FLOPs), conversion of dQ."""
+    """Backward of the core attention: preparation, the core itself, and conversion of dQ to BF16.
+
+    The core runs five GEMMs; the one that computes the scores again does not count as model FLOPs.
+    """
     if w.unfused:
         return unfused_backward(w, sizes)
     heads, kv_heads = sizes.heads // w.tp, max(1, sizes.kv_heads // w.tp)

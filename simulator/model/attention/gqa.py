@@ -8,7 +8,7 @@ from typing import Literal, Self
 from pydantic import PositiveInt, model_validator
 
 from moesim.simulator.model.attention.heads import HeadSizes
-from moesim.simulator.model.attention.projections import attention_norm_again, rope
+from moesim.simulator.model.attention.projections import recomputed_attention_norm, rope
 from moesim.simulator.model.attention.softmax import SoftmaxAttention
 from moesim.simulator.model.cached import CachedTensor, GemmOutput
 from moesim.simulator.model.operator import Direction, Operator
@@ -25,7 +25,7 @@ from moesim.simulator.model.work import Work
 
 
 class GQA(SoftmaxAttention):
-    """Grouped-query attention; `kv_heads` equal to `heads` is plain multi-head attention."""
+    """Grouped-query attention; with `kv_heads` equal to `heads` it is multi-head attention."""
 
     kind: Literal["gqa"] = "gqa"
     heads: PositiveInt
@@ -45,7 +45,7 @@ class GQA(SoftmaxAttention):
 
     @property
     def sizes(self) -> HeadSizes:
-        """Queries, keys and values have heads of the same width."""
+        """Head sizes; queries, keys and values all have heads of `head_dim` elements."""
         return HeadSizes(self.heads, self.kv_heads, self.head_dim, self.head_dim)
 
     @property
@@ -53,17 +53,17 @@ class GQA(SoftmaxAttention):
         return (self.heads + 2 * self.kv_heads) * self.head_dim
 
     def parameters(self, hidden: int) -> int:
-        """Projections of queries, keys, values and output, with their biases."""
+        """Parameters of the projections of queries, keys, values and output, with their biases."""
         q, kv = self.heads * self.head_dim, 2 * self.kv_heads * self.head_dim
         biases = (q + kv) * self.qkv_bias + hidden * self.o_bias
         return hidden * (q + kv) + q * hidden + biases
 
     def norm_parameters(self) -> int:
-        """One weight an element of a query head and of a key head, where they are normalised."""
+        """One weight for every element of a query head and of a key head, if these are normalised."""
         return 2 * self.head_dim * self.qk_norm
 
     def state_bytes(self, tokens: int, element_bytes: float) -> float:
-        """Keys and values of every token."""
+        """Bytes of the keys and values of every token."""
         return 2.0 * self.kv_heads * self.head_dim * tokens * element_bytes
 
     def inputs_forward(self, w: Work) -> list[Operator]:
@@ -88,9 +88,9 @@ class GQA(SoftmaxAttention):
         return out
 
     def inputs_gradient(self, w: Work) -> list[Operator]:
-        """Rotation and norm backwards, then the GEMM's input gradient."""
+        """Backward of rotation and norm, then the input gradient of the GEMM."""
         t, h, width = w.tokens, w.hidden, self._qkv_width // w.tp
-        out = [*self._rotary(w, "I"), *attention_norm_again(w)]
+        out = [*self._rotary(w, "I"), *recomputed_attention_norm(w)]
         out += linear_input_gradient(w, "qkv_proj", t, width, h)
         if w.fp8:
             out.append(cast("qkv_proj.input_cast_channel", "I", t, h, "channel"))
@@ -98,29 +98,29 @@ class GQA(SoftmaxAttention):
         return out
 
     def inputs_weight_gradient(self, w: Work) -> list[Operator]:
-        """One GEMM."""
+        """Weight gradient of the one GEMM for queries, keys and values."""
         return [weight_gradient(w, "qkv_proj", w.tokens, self._qkv_width // w.tp, w.hidden)]
 
     def inputs_cached(self, precision: Precision) -> Iterator[CachedTensor]:
-        """Queries, keys and values, and what their norm has written."""
+        """Queries, keys and values, and the output of any norm of queries and keys."""
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         if self.qk_norm:
             yield CachedTensor("normalised q, k", row_bytes(q + kv, "bf16"), "norm output", "width")
         yield CachedTensor("q, k, v", row_bytes(q + 2 * kv, "bf16"), "kept", "width")
 
     def inputs_gemm_outputs(self) -> Iterator[GemmOutput]:
-        """PyTorch runs three GEMMs."""
+        """Outputs of the three GEMMs that PyTorch runs for queries, keys and values."""
         yield GemmOutput("q", self.heads * self.head_dim, "width")
         yield GemmOutput("k", self.kv_heads * self.head_dim, "width")
         yield GemmOutput("v", self.kv_heads * self.head_dim, "width")
 
     def tp_limits(self, tp: int) -> tuple[tuple[int, str], ...]:
-        """Heads of keys and values are cut up to one a rank, and then repeated."""
+        """Limits of the heads; ranks beyond the number of key-value heads hold copies of these."""
         limits = super().tp_limits(tp)
         return (*limits, (self.kv_heads, f"kv_heads={self.kv_heads}")) if tp < self.kv_heads else limits
 
     def megatron_arguments(self) -> dict[str, str | None]:
-        """Flags of grouped-query attention."""
+        """Megatron-LM's flags for grouped-query attention."""
         return {
             "--num-attention-heads": str(self.heads),
             "--group-query-attention": None,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class HeadSizes(NamedTuple):
-    """Heads of queries, heads of keys and values, and elements of one query or key and of one value."""
+    """Numbers of query heads and of key-value heads, and elements of one query or key and of one value."""
 
     heads: int
     kv_heads: int

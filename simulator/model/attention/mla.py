@@ -1,7 +1,7 @@
-"""Multi-head latent attention: keys and values from one narrow latent (DeepSeek-V2 report, section 2.1).
+"""Multi-head latent attention, which forms keys and values from a narrow latent (DeepSeek-V2 report, 2.1).
 
-The order of the operators is that of the kernels in DeepSeek's published H800 training profile
-(deepseek-ai/profile-data@449602428a1b, train.json); without FP8 the casts and transposes fall away.
+The operators are in the order of the kernels in DeepSeek's published H800 training profile
+(deepseek-ai/profile-data@449602428a1b, train.json); without FP8 there are no casts and transposes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import PositiveInt
 
 from moesim.simulator.model.attention.heads import HeadSizes
-from moesim.simulator.model.attention.projections import attention_norm_again, copy, rope
+from moesim.simulator.model.attention.projections import copy, recomputed_attention_norm, rope
 from moesim.simulator.model.attention.softmax import SoftmaxAttention
 from moesim.simulator.model.cached import CachedTensor, GemmOutput
 from moesim.simulator.model.operator import Operator
@@ -20,20 +20,20 @@ from moesim.simulator.model.part import ModelPart
 from moesim.simulator.model.precision import Precision, row_bytes
 from moesim.simulator.model.primitives import (
     BF16,
-    again,
     cast,
     linear_forward,
     linear_input_gradient,
     move,
     norm,
     norm_backward,
+    recomputed,
     weight_gradient,
 )
 from moesim.simulator.model.work import Work
 
 
 class Indexer(ModelPart):
-    """Sparse-attention indexer: its parameters are counted, its work is not priced."""
+    """Sparse-attention indexer, whose parameters are counted but whose work is not priced."""
 
     heads: PositiveInt
     head_dim: PositiveInt
@@ -55,7 +55,7 @@ class MLA(SoftmaxAttention):
 
     @property
     def sizes(self) -> HeadSizes:
-        """After up-projection every head has keys and values of its own."""
+        """Head sizes after the up-projections, which give every head its own keys and values."""
         return HeadSizes(self.heads, self.heads, self.qk_nope_dim + self.qk_rope_dim, self.v_dim)
 
     @property
@@ -66,7 +66,7 @@ class MLA(SoftmaxAttention):
     # -- counts --------------------------------------------------------------------------------------
 
     def parameters(self, hidden: int) -> int:
-        """Down- and up-projections, output projection and any indexer."""
+        """Parameters of the down- and up-projections, the output projection and any indexer."""
         q_width = self.heads * self.sizes.qk_head_dim
         query = hidden * q_width if self.q_lora_rank is None else (hidden + q_width) * self.q_lora_rank
         kv_down = hidden * (self.kv_lora_rank + self.qk_rope_dim)
@@ -74,11 +74,11 @@ class MLA(SoftmaxAttention):
         return query + kv_down + kv_up + self.heads * self.v_dim * hidden + self.uncounted_parameters(hidden)
 
     def norm_parameters(self) -> int:
-        """Norms of both latents."""
+        """Parameters of the norms of both latents."""
         return (self.q_lora_rank or 0) + self.kv_lora_rank
 
     def uncounted_parameters(self, hidden: int) -> int:
-        """Query, key and head-weight projections of the indexer and its key norm."""
+        """Parameters of the indexer: query, key and head-weight projections, and its key norm."""
         i = self.indexer
         if i is None:
             return 0
@@ -86,14 +86,14 @@ class MLA(SoftmaxAttention):
         return query_in * i.heads * i.head_dim + hidden * (i.head_dim + i.heads) + 2 * i.head_dim
 
     def state_bytes(self, tokens: int, element_bytes: float) -> float:
-        """The latent and the rotated key of every token, which all heads share; and the indexer's keys."""
+        """Bytes of every token's latent and rotated key, which all heads share, and of the indexer's keys."""
         indexer = 0 if self.indexer is None else self.indexer.head_dim
         return (self.kv_lora_rank + self.qk_rope_dim + indexer) * tokens * element_bytes
 
     # -- operators -----------------------------------------------------------------------------------
 
     def inputs_forward(self, w: Work) -> list[Operator]:
-        """Latents, their norms, up-projections, rotary embedding and the tensors that attention reads."""
+        """Down-projections, norms of the latents, up-projections, rotary embedding and packing."""
         h, t = w.hidden, w.tokens
         out: list[Operator] = []
         if self.q_lora_rank is not None:
@@ -106,9 +106,9 @@ class MLA(SoftmaxAttention):
         )
         return [*out, *self._latents(w), *self._up(w)]
 
-    def inputs_again(self, w: Work) -> list[Operator]:
-        """Norms of the latents and up-projections."""
-        return again([*self._latents(w, with_key_slice=False), *self._up(w)]) if w.selective else []
+    def recomputed_inputs(self, w: Work) -> list[Operator]:
+        """Norms of the latents, and up-projections."""
+        return recomputed([*self._latents(w, with_key_slice=False), *self._up(w)]) if w.selective else []
 
     def _latents(self, w: Work, with_key_slice: bool = True) -> list[Operator]:
         t = w.tokens
@@ -141,7 +141,7 @@ class MLA(SoftmaxAttention):
         ]  # fmt: skip
 
     def inputs_gradient(self, w: Work) -> list[Operator]:
-        """Up-projections backwards, then the latents."""
+        """Input gradients of the up-projections, then of norms and down-projections of the latents."""
         t, heads = w.tokens, self.heads // w.tp
         q_in, q_width = self.q_lora_rank or w.hidden, heads * self.sizes.qk_head_dim
         q_name = "q_proj" if self.q_lora_rank is None else "q_up"
@@ -175,14 +175,14 @@ class MLA(SoftmaxAttention):
             out.append(norm_backward("q_norm.backward", t, self.q_lora_rank))
         size = t * kv_width * BF16
         out.append(move("kv_latent.join", "elementwise", "I", 3 * size, 4 * size, variant="join", launches=5))
-        out += attention_norm_again(w)
+        out += recomputed_attention_norm(w)
         out += _down_gradient(w, "kv_down", kv_width, h)
         if self.q_lora_rank is not None:
             out += _down_gradient(w, "q_down", self.q_lora_rank, h)
         return out
 
     def inputs_weight_gradient(self, w: Work) -> list[Operator]:
-        """Up-projections first."""
+        """Weight gradients of the up-projections, then of the down-projections."""
         h, t = w.hidden, w.tokens
         out = [weight_gradient(w, "kv_up", t, self._kv_width // w.tp, self.kv_lora_rank)]
         q_width = self.heads * self.sizes.qk_head_dim // w.tp
@@ -198,7 +198,7 @@ class MLA(SoftmaxAttention):
     # -- memory --------------------------------------------------------------------------------------
 
     def inputs_cached(self, precision: Precision) -> Iterator[CachedTensor]:
-        """Latents, what their norms have written, and the expanded queries, keys and values."""
+        """Latents, the outputs of their norms, and the expanded queries, keys and values."""
         heads, _, qk_head_dim, v_head_dim = self.sizes
         latents = (self.q_lora_rank or 0) + self.kv_lora_rank
         cache = precision.activation_cache
@@ -208,7 +208,7 @@ class MLA(SoftmaxAttention):
         yield CachedTensor("q, k, v", expanded, "expanded", "width")
 
     def inputs_gemm_outputs(self) -> Iterator[GemmOutput]:
-        """Down- and up-projections."""
+        """Outputs of the down- and up-projections."""
         if self.q_lora_rank is not None:
             yield GemmOutput("q_down", self.q_lora_rank, "none")
         yield GemmOutput("q_up", self.heads * self.sizes.qk_head_dim, "width")
@@ -218,7 +218,7 @@ class MLA(SoftmaxAttention):
     # -- names in other projects ---------------------------------------------------------------------
 
     def megatron_arguments(self) -> dict[str, str | None]:
-        """Flags of multi-latent attention."""
+        """Megatron-LM's flags for multi-latent attention."""
         query = {"--q-lora-rank": str(self.q_lora_rank)} if self.q_lora_rank else {}
         return {
             "--num-attention-heads": str(self.heads),
@@ -232,7 +232,7 @@ class MLA(SoftmaxAttention):
 
 
 def _down_gradient(w: Work, name: str, n: int, h: int) -> list[Operator]:
-    """Input gradient of a down-projection and, in FP8, the two operands of its weight gradient."""
+    """Input gradient of a down-projection and, in FP8, casts of both operands of its weight gradient."""
     out = linear_input_gradient(w, name, w.tokens, n, h, cast_first=True)
     if w.fp8:
         out.append(cast(f"{name}.input_cast_channel", "I", w.tokens, h, "channel"))

@@ -1,4 +1,4 @@
-"""What a kind of attention answers: one file a kind holds everything that the simulator asks about it."""
+"""Interface of a kind of attention; one file per kind implements everything that the simulator needs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from moesim.simulator.model.work import Work
 
 
 class Attention(ModelPart, ABC):
-    """The attention of one layer: between its norm and the residual stream. Subclasses add its sizes.
+    """The attention of one layer, from the norm's output to the residual stream. Subclasses add its sizes.
 
-    All methods are pure. Sizes are those of the whole layer; only the operators are those of one GPU, whose
-    share the `Work` says.
+    All methods are pure. Sizes are those of the whole layer; only the operators are those of one GPU, with
+    its share in `Work`.
     """
 
     kind: str
@@ -30,35 +30,35 @@ class Attention(ModelPart, ABC):
         """Parameters of the projections, biases included, for hidden states of this width."""
 
     def norm_parameters(self) -> int:
-        """Parameters of norms inside the attention; the two norms of the layer are not among them."""
+        """Parameters of norms inside the attention, without the two norms of the layer."""
         return 0
 
     def uncounted_parameters(self, hidden: int) -> int:
-        """Those of `parameters` that published FLOP counts leave out."""
+        """Part of `parameters` that published FLOP counts leave out."""
         return 0
 
     @abstractmethod
     def flop_per_token(self, sequence: int, causal: bool) -> float:
-        """Model FLOPs of one token beyond its projections, forward and backward.
+        """Model FLOPs of one token without the projections, forward and backward.
 
-        `causal`: count only what a causal mask leaves; published figures do either.
+        With `causal` only the scores below the causal mask count; published figures use either convention.
         """
 
     @abstractmethod
     def state_bytes(self, tokens: int, element_bytes: float) -> float:
-        """Bytes of one layer that decoding keeps for a sequence of `tokens`: a cache or a recurrent state."""
+        """Bytes that decoding keeps per layer for a sequence of `tokens`, in a cache or a recurrent state."""
 
     # -- operators of one GPU ------------------------------------------------------------------------
 
     @abstractmethod
     def forward(self, w: Work) -> list[Operator]:
-        """From the normalised input to the output of the output projection."""
+        """Operators from the normalised input to the output of the output projection."""
 
     @abstractmethod
     def input_gradient(self, w: Work) -> list[Operator]:
-        """From the gradient of the output projection's output to that of the normalised input.
+        """Operators from the gradient of the output projection's output to that of the normalised input.
 
-        What the policy `selective` computes again is in it.
+        They include those that the policy `selective` runs again.
         """
 
     @abstractmethod
@@ -71,35 +71,35 @@ class Attention(ModelPart, ABC):
     def cached_tensors(
         self, precision: Precision, policy: RecomputePolicy, unfused: bool
     ) -> Iterable[CachedTensor]:
-        """What stays for the backward, from after the attention's input to its output.
+        """Tensors kept for the backward, from behind the attention's input to its output.
 
-        `unfused`: the scores go through memory; they themselves are in `unfused_scores`.
+        `unfused` says that the scores go through memory; `unfused_scores` counts the scores themselves.
         """
 
     @abstractmethod
     def gemm_outputs(self, hidden: int) -> Iterable[GemmOutput]:
-        """Outputs of the dense GEMMs in the order of their calls, of which `op` keeps every second."""
+        """Outputs of the dense GEMMs in the order of their calls; the policy `op` keeps every second one."""
 
     def unfused_scores(self, sequence: int) -> float:
-        """Scores of one query token over all heads that kernels without fusion write; 0 without scores."""
+        """Scores that unfused kernels write for one query token, over all heads; 0 without scores."""
         return 0.0
 
     def eager_elements(self) -> int:
-        """Elements a token in BF16 that PyTorch's eager operators keep on top."""
+        """Further BF16 elements per token that PyTorch's eager operators keep."""
         return 0
 
     # -- parallelism ---------------------------------------------------------------------------------
 
     @abstractmethod
     def tp_limits(self, tp: int) -> tuple[tuple[int, str], ...]:
-        """Numbers that a tensor-parallel degree must divide, each with its name for a message."""
+        """Numbers that a tensor-parallel degree must divide, each with its name for the error message."""
 
     @abstractmethod
     def context_elements(self, sequence: int) -> float:
-        """Elements a token of a sequence that travel around its context-parallel group, all heads."""
+        """Elements per token, over all heads, that travel around the context-parallel group."""
 
     # -- names in other projects ---------------------------------------------------------------------
 
     def megatron_arguments(self) -> dict[str, str | None] | None:
-        """Arguments of Megatron-LM by flag (None: a bare flag); None where it has no words for the kind."""
+        """Megatron-LM's arguments by flag (None for a flag without a value); None if it lacks the kind."""
         return None

@@ -1,4 +1,4 @@
-"""The attention half of a layer: two norms and the residual stream around any kind of attention (operators).
+"""Operators of the attention half of a layer: two norms and the residual stream around any attention.
 
 The order is that of the kernels in DeepSeek's published H800 training profile
 (deepseek-ai/profile-data@449602428a1b, train.json).
@@ -13,7 +13,7 @@ from moesim.simulator.model.work import Work
 
 
 def attention_forward(w: Work, attention: Attention) -> list[Operator]:
-    """From the attention norm to the FFN norm (gate excluded)."""
+    """Operators from the attention norm to the FFN norm, without the gate."""
     h, m = w.hidden, w.norm_tokens
     return [
         norm("attn_norm", "F", m, h, residual=True),
@@ -24,7 +24,7 @@ def attention_forward(w: Work, attention: Attention) -> list[Operator]:
 
 
 def attention_input_gradient(w: Work, attention: Attention) -> list[Operator]:
-    """From the gradient at the FFN norm's output to the gradient of the block's input."""
+    """Operators from the gradient at the FFN norm's output to the gradient of the block's input."""
     h, m = w.hidden, w.norm_tokens
     return [
         add("ffn_norm.add_gradient", "I", m, h),

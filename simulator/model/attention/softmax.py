@@ -1,4 +1,4 @@
-"""Softmax attention over queries, keys and values: what MLA, grouped-query and similar kinds share."""
+"""Base class of softmax attention, with what MLA, grouped-query attention and similar kinds share."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ from moesim.simulator.model.recompute import RecomputePolicy
 from moesim.simulator.model.work import Work
 
 E5M6_BYTES = 1.5
+"""Bytes of one element in the 12-bit format E5M6."""
 
 
 class SoftmaxAttention(Attention):
-    """Causal softmax attention; a kind says how queries, keys and values come about, and their sizes."""
+    """Causal softmax attention; a subclass defines the projections into queries, keys and values."""
 
     heads: PositiveInt
 
@@ -36,15 +37,15 @@ class SoftmaxAttention(Attention):
 
     @abstractmethod
     def inputs_forward(self, w: Work) -> list[Operator]:
-        """From the normalised input to queries, keys and values."""
+        """Operators from the normalised input to queries, keys and values."""
 
-    def inputs_again(self, w: Work) -> list[Operator]:
-        """What the policy `selective` forms of them again, before the core attention runs backward."""
+    def recomputed_inputs(self, w: Work) -> list[Operator]:
+        """Operators that the policy `selective` runs again before the backward of the core attention."""
         return []
 
     @abstractmethod
     def inputs_gradient(self, w: Work) -> list[Operator]:
-        """From the gradients of queries, keys and values to that of the normalised input."""
+        """Operators from the gradients of queries, keys and values to that of the normalised input."""
 
     @abstractmethod
     def inputs_weight_gradient(self, w: Work) -> list[Operator]:
@@ -52,14 +53,14 @@ class SoftmaxAttention(Attention):
 
     @abstractmethod
     def inputs_cached(self, precision: Precision) -> Iterable[CachedTensor]:
-        """What stays for the backward up to queries, keys and values."""
+        """Tensors kept for the backward, up to and including queries, keys and values."""
 
     @abstractmethod
     def inputs_gemm_outputs(self) -> Iterable[GemmOutput]:
         """Outputs of the GEMMs into queries, keys and values, in the order of their calls."""
 
     def flop_per_token(self, sequence: int, causal: bool) -> float:
-        """GEMMs of scores and values, forward and twice backward (eq. F3)."""
+        """Model FLOPs of the GEMMs of scores and values; the backward takes twice the forward (eq. F3)."""
         heads, _, qk_head_dim, v_head_dim = self.sizes
         forward = 2.0 * heads * sequence * (qk_head_dim + v_head_dim)
         return 3.0 * forward * (0.5 if causal else 1.0)
@@ -69,16 +70,16 @@ class SoftmaxAttention(Attention):
         return [*self.inputs_forward(w), *core_forward(w, self.sizes), *output_projection(w, self._width(w))]
 
     def input_gradient(self, w: Work) -> list[Operator]:
-        """The same backwards."""
+        """Input gradients of output projection, core attention and projections."""
         return [
             *output_projection_gradient(w, self._width(w)),
-            *self.inputs_again(w),
+            *self.recomputed_inputs(w),
             *core_backward(w, self.sizes),
             *self.inputs_gradient(w),
         ]
 
     def weight_gradient(self, w: Work) -> list[Operator]:
-        """Output projection first."""
+        """Weight gradients of the output projection, then of the other projections."""
         return [output_projection_weight_gradient(w, self._width(w)), *self.inputs_weight_gradient(w)]
 
     def _width(self, w: Work) -> int:
@@ -88,7 +89,7 @@ class SoftmaxAttention(Attention):
     def cached_tensors(
         self, precision: Precision, policy: RecomputePolicy, unfused: bool
     ) -> Iterator[CachedTensor]:
-        """Inputs of the core attention, its output and, of the flash kind, one FP32 log-sum-exp a head."""
+        """Inputs and output of the core attention and, with flash attention, an FP32 log-sum-exp per head."""
         yield from self.inputs_cached(precision)
         out = self.heads * self.sizes.v_head_dim
         out_bytes = out * E5M6_BYTES if policy == "deepseek-v3" else row_bytes(out, "bf16")
@@ -98,24 +99,24 @@ class SoftmaxAttention(Attention):
             yield CachedTensor("log-sum-exp", lse, "kept", "width", kept_by_op=True)
 
     def gemm_outputs(self, hidden: int) -> Iterator[GemmOutput]:
-        """Those into queries, keys and values, then the output projection's."""
+        """Outputs of the projections into queries, keys and values, then of the output projection."""
         yield from self.inputs_gemm_outputs()
         yield GemmOutput("o_proj", hidden, "tokens")
 
     def unfused_scores(self, sequence: int) -> float:
-        """The whole row of every head."""
+        """Scores over the whole sequence, for every head."""
         return float(self.heads * sequence)
 
     def eager_elements(self) -> int:
-        """Keys and values repeated for all heads."""
+        """Elements of the copies that repeat keys and values for all query heads."""
         heads, kv_heads, qk_head_dim, v_head_dim = self.sizes
         return (heads - kv_heads) * (qk_head_dim + v_head_dim)
 
     def tp_limits(self, tp: int) -> tuple[tuple[int, str], ...]:
-        """Heads are not cut."""
+        """Limit of the heads, each of which stays on one rank."""
         return ((self.heads, f"attention heads={self.heads}"),)
 
     def context_elements(self, sequence: int) -> float:
-        """Keys and values."""
+        """Elements of keys and values."""
         _, kv_heads, qk_head_dim, v_head_dim = self.sizes
         return kv_heads * (qk_head_dim + v_head_dim)

@@ -1,4 +1,4 @@
-"""Core attention before flash attention: scores, softmax and dropout as kernels that go through memory.
+"""Operators of unfused core attention, whose scores, softmax and dropout go through memory.
 
 The kernels are those of Megatron-LM's core attention (NVIDIA/Megatron-LM@2e90a342f5, `CoreAttention`): two
 batched GEMMs, a fused scale-mask-softmax and a dropout, over the whole square of scores.
@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from moesim.simulator.model.attention.heads import HeadSizes
 from moesim.simulator.model.operator import Direction, GemmShape, Operator
-from moesim.simulator.model.primitives import BF16, again, move
+from moesim.simulator.model.primitives import BF16, move, recomputed
 from moesim.simulator.model.work import Work
 
 MASK_BYTES = 1.0
+"""Bytes of one element's dropout mask."""
 
 
 def unfused_forward(w: Work, sizes: HeadSizes) -> list[Operator]:
-    """Scores, softmax, any dropout, values. Eq. O7: both GEMMs take 2 T a s d FLOPs, none halved."""
+    """Scores, softmax, any dropout, and values; each GEMM takes 2 T a s d FLOPs, without halving (eq. O7)."""
     scores = _scores(w, sizes)
     return [
         _gemm(w, sizes, "attention.scores", "F", sizes.qk_head_dim, writes=scores),
@@ -26,10 +27,10 @@ def unfused_forward(w: Work, sizes: HeadSizes) -> list[Operator]:
 
 
 def unfused_backward(w: Work, sizes: HeadSizes) -> list[Operator]:
-    """Four GEMMs, dropout and softmax backwards; the forward once more where it is recomputed."""
+    """Four GEMMs and the backward of dropout and softmax, after any recomputed forward."""
     qk, v = sizes.qk_head_dim, sizes.v_head_dim
     scores = _scores(w, sizes)
-    repeated = again(unfused_forward(w, sizes)) if w.recompute in ("attention", "selective") else []
+    repeated = recomputed(unfused_forward(w, sizes)) if w.recompute in ("attention", "selective") else []
     return [
         *repeated,
         _gemm(w, sizes, "attention.values.dscores", "I", v, writes=scores),
@@ -45,14 +46,14 @@ def unfused_backward(w: Work, sizes: HeadSizes) -> list[Operator]:
 
 
 def _dropout(scores: float, name: str, d: Direction) -> Operator:
-    """A mask is written with the scores going forward, and read with their gradient coming back."""
+    """Dropout kernel; forward it writes a mask with the scores, backward it reads it with their gradient."""
     narrow, wide = scores * BF16, scores * (BF16 + MASK_BYTES)
     reads, writes = (narrow, wide) if d == "F" else (wide, narrow)
     return move(name, "elementwise", d, reads, writes, variant="mask")
 
 
 def _scores(w: Work, sizes: HeadSizes) -> float:
-    """Elements of the score squares of this rank."""
+    """Elements of all score matrices of this rank."""
     return w.tokens * (sizes.heads // w.tp) * w.sequence
 
 

@@ -1,1 +1,1 @@
-"""Feed-forward halves of a layer: dense, or routed experts with a router."""
+"""Feed-forward half of a layer, which is dense or has routed experts."""

@@ -1,4 +1,4 @@
-"""Tensors of SwiGLU that stay for the backward: those of a dense FFN, of routed and of shared experts."""
+"""Tensors that SwiGLU keeps for the backward, in a dense FFN and in routed and shared experts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from moesim.simulator.model.precision import Precision, row_bytes
 def swiglu_tensors(
     name: str, rows: float, width: int, precision: Precision, sharding: Sharding, branches: int = 2
 ) -> Iterator[CachedTensor]:
-    """Outputs of the branches and of the activation, for `rows` rows a token."""
+    """Outputs of the branches and of the activation, for `rows` rows per token."""
     cache = precision.activation_cache
     yield CachedTensor(f"{name} gate and up", rows * row_bytes(branches * width, cache), "kept", sharding)
     yield CachedTensor(f"{name} SwiGLU output", rows * row_bytes(width, cache), "swiglu output", sharding)

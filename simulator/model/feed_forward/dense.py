@@ -1,4 +1,4 @@
-"""The FFN of a dense layer: SwiGLU, or two projections without a gate."""
+"""The FFN of a dense layer, which is SwiGLU or has two projections without a gate."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from moesim.simulator.model.cached import CachedTensor, GemmOutput
 from moesim.simulator.model.feed_forward.cached import swiglu_outputs, swiglu_tensors
 from moesim.simulator.model.feed_forward.swiglu import (
-    ffn_norm_again,
+    recomputed_ffn_norm,
     swiglu_forward,
     swiglu_input_gradient_down,
     swiglu_input_gradient_up,
@@ -23,59 +23,59 @@ from moesim.simulator.model.work import Work
 
 @dataclass(frozen=True, slots=True)
 class DenseFFN:
-    """A dense FFN of `width` columns; `gated`: gate, up and down projection, otherwise up and down."""
+    """A dense FFN of `width` columns with up and down projection, and a gate projection if `gated`."""
 
     width: int
     gated: bool
 
     @property
     def branches(self) -> int:
-        """Projections into the width: gate and up, or up alone."""
+        """Number of projections into the width: gate and up, or up alone."""
         return 2 if self.gated else 1
 
     @property
     def routed(self) -> bool:
-        """Every token takes the same way."""
+        """False, because every token passes the same FFN."""
         return False
 
     def parameters(self, hidden: int, activated: bool) -> Parameters:
-        """All of them are used by every token."""
+        """Parameters of all projections; every token uses all of them."""
         return Parameters(dense_ffn=(self.branches + 1) * hidden * self.width)
 
     def tp_limits(self) -> tuple[tuple[int, str], ...]:
-        """Columns are cut evenly."""
+        """Limit of the columns, which tensor parallelism splits evenly."""
         return ((self.width, f"dense_ffn={self.width}"),)
 
     def after_attention(self, w: Work) -> list[Operator]:
-        """Nothing."""
+        """No operators."""
         return []
 
     def before_attention_gradient(self, w: Work) -> list[Operator]:
-        """Nothing."""
+        """No operators."""
         return []
 
     def forward(self, w: Work) -> list[Operator]:
-        """In FP8 the SwiGLU input is cached in FP8."""
+        """Projections and activation; in FP8 the input of the activation is cached in FP8."""
         width = self.width // w.tp
         up, down = swiglu_forward(w, "ffn", width, cast_input=True, branches=self.branches)
         cache = [cast("ffn.cache", "F", w.tokens, self.branches * width, "token")] if w.fp8 else []
         return [*up, *down, *cache]
 
     def input_gradient(self, w: Work) -> list[Operator]:
-        """With the norm and its cast formed again where the policy says so."""
+        """Input gradients of the projections; the norm and its cast run again where the policy says so."""
         width = self.width // w.tp
         return [
             *swiglu_input_gradient_down(w, "ffn", width, self.branches),
-            *ffn_norm_again(w),
+            *recomputed_ffn_norm(w),
             *swiglu_input_gradient_up(w, "ffn", width, self.branches),
         ]
 
     def weight_gradient(self, w: Work) -> list[Operator]:
-        """Down, then gate and up."""
+        """Weight gradients of the down projection, then of gate and up."""
         return list(swiglu_weight_gradient(w, "ffn", self.width // w.tp, self.branches))
 
     def communication(self, w: Work, precision: Precision) -> dict[Phase, list[Operator]]:
-        """Nothing is sent."""
+        """No operators, because nothing is sent."""
         return {}
 
     def cached_tensors(self, hidden: int, precision: Precision) -> Iterator[CachedTensor]:
@@ -83,13 +83,13 @@ class DenseFFN:
         return swiglu_tensors("FFN", 1.0, self.width, precision, "width", self.branches)
 
     def gemm_outputs(self, hidden: int) -> Iterator[GemmOutput]:
-        """Branches, then the output."""
+        """Outputs of the branches, then of the down projection."""
         return swiglu_outputs(self.width, hidden, self.branches)
 
     def kept_by_op(self, hidden: int) -> tuple[CachedTensor, ...]:
-        """Nothing else."""
+        """No further tensors."""
         return ()
 
     def eager_elements(self, hidden: int) -> tuple[int, int]:
-        """SiLU of the gate."""
+        """Elements of the SiLU of the gate, in BF16."""
         return self.width * self.gated, 0

@@ -1,7 +1,7 @@
-"""Operators of routed and shared experts, and the small ones of the communication stream.
+"""Operators of routed and shared experts, and the small operators on the communication stream.
 
 The order is that of the kernels in DeepSeek's published H800 training profile
-(deepseek-ai/profile-data@449602428a1b, train.json); without FP8 the casts and transposes fall away.
+(deepseek-ai/profile-data@449602428a1b, train.json); without FP8 there are no casts and transposes.
 Rows are not padded to the tile of the grouped GEMM (128 rows an expert, under 1 % for DeepSeek-V3).
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from moesim.simulator.model.feed_forward.swiglu import (
-    ffn_norm_again,
+    recomputed_ffn_norm,
     swiglu_forward,
     swiglu_input_gradient_down,
     swiglu_input_gradient_up,
@@ -33,7 +33,7 @@ from moesim.simulator.model.work import Work
 
 @dataclass(frozen=True, slots=True)
 class ExpertWork:
-    """What one GPU does of a layer of routed experts."""
+    """One GPU's share of a layer with routed experts."""
 
     work: Work
     experts: int
@@ -41,7 +41,7 @@ class ExpertWork:
     top_k: int
     expert_ffn: int
     """Columns of one expert, before any tensor parallelism of the experts."""
-    here: int
+    local_experts: int
     """Experts of this rank, replicas included."""
     shared_width: int
     """Columns of the shared experts on this rank; 0 without any."""
@@ -53,7 +53,7 @@ class ExpertWork:
 
     @property
     def rows(self) -> float:
-        """Rows of the grouped GEMMs: those received by all ranks that split an expert."""
+        """Rows of the grouped GEMMs, which all ranks that split an expert have received."""
         return self.work.rows * self.work.expert_tp
 
 
@@ -75,7 +75,7 @@ def _expert_move(
 
 
 def _expand(w: Work, name: str, d: Direction, fp8: bool) -> list[Operator]:
-    """Received tokens copied into expert order; scales put into the layout of the GEMM."""
+    """Copy of received tokens into expert order, and transpose of their scales into the GEMM's layout."""
     row = per_row_bytes(w.hidden, fp8)
     out = [_expert_move(w, name, "permute", d, row * w.received_tokens / w.rows, row, "expand")]
     if fp8:
@@ -84,14 +84,14 @@ def _expand(w: Work, name: str, d: Direction, fp8: bool) -> list[Operator]:
 
 
 def _reduce(w: Work, name: str, d: Direction) -> Operator:
-    """Rows of the same token summed back into one."""
+    """Sum of the rows of every token back into one."""
     row = w.hidden * BF16
     return _expert_move(w, name, "permute", d, row, row * w.received_tokens / w.rows, "reduce")
 
 
 def experts_forward(x: ExpertWork) -> list[Operator]:
     """Shared and routed experts of a MoE layer, forward, between dispatch and combine."""
-    w, h, e = x.work, x.work.hidden, x.here
+    w, h, e = x.work, x.work.hidden, x.local_experts
     f, rows, fp8 = x.width, x.rows, w.fp8
     before, after = _shared_forward(x)
     index_bytes = 8.0 * x.top_k * w.received_tokens / w.rows
@@ -122,7 +122,7 @@ def experts_forward(x: ExpertWork) -> list[Operator]:
 
 def experts_input_gradient(x: ExpertWork) -> list[Operator]:
     """Shared and routed experts, input gradient, between the two communications of the backward."""
-    w, h, e = x.work, x.work.hidden, x.here
+    w, h, e = x.work, x.work.hidden, x.local_experts
     f, rows, fp8 = x.width, x.rows, w.fp8
     element = per_row_bytes(x.expert_ffn, False)
     out = swiglu_input_gradient_down(w, "shared", x.shared_width) if x.shared_width else []
@@ -142,7 +142,7 @@ def experts_input_gradient(x: ExpertWork) -> list[Operator]:
     if fp8:
         out.append(cast("experts.down.input_cast_channel", "I", rows, f, "channel", per_row=True))
     out.append(_expert_move(w, "experts.scale_weights.backward", "elementwise", "I", FP32, FP32, "tiny"))
-    out += ffn_norm_again(w)
+    out += recomputed_ffn_norm(w)
     if fp8:
         out.append(cast("experts.gate_up.cast_gradient", "I", rows, 2 * f, "token", per_row=True))
         out.append(scale_transpose("experts.gate_up.scales", "I", rows, 2 * f, per_row=True))
@@ -156,8 +156,8 @@ def experts_input_gradient(x: ExpertWork) -> list[Operator]:
 
 
 def experts_weight_gradient(x: ExpertWork) -> list[Operator]:
-    """Weight gradients of shared and routed experts; one launch an expert in the published profile."""
-    w, h, e = x.work, x.work.hidden, x.here
+    """Weight gradients of shared and routed experts; the published profile has one launch per expert."""
+    w, h, e = x.work, x.work.hidden, x.local_experts
     f, rows = x.width, x.rows
     shared = swiglu_weight_gradient(w, "shared", x.shared_width) if x.shared_width else None
     out: list[Operator] = [shared[0]] if shared else []
@@ -197,14 +197,14 @@ def _grouped_weight_gradient(x: ExpertWork, name: str, n: int, k: int, groups: i
 
 
 def dispatch_operators(x: ExpertWork) -> list[Operator]:
-    """What runs on the communication stream before the forward dispatch: its layout."""
+    """Operators on the communication stream before the forward dispatch, which compute its layout."""
     w = x.work
     read = 8.0 * x.top_k * w.tokens
     return [move("dispatch.layout", "permute", "F", read, w.tokens * x.experts / 8, variant="layout")]
 
 
 def combine_backward_operators(w: Work, fp8_dispatch: bool) -> list[Operator]:
-    """What runs on the communication stream before the backward of combine: the gradient's cast."""
+    """Operators on the communication stream before the backward of combine, which cast the gradient."""
     if not fp8_dispatch:
         return []
     op = cast("combine.cast_gradient", "I", w.tokens, w.hidden, "token")

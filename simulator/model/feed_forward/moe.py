@@ -1,4 +1,4 @@
-"""Routed experts with a router, and shared experts beside them."""
+"""Routed experts with their router, and shared experts."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ class MoE(ModelPart):
 
     @property
     def group_limited(self) -> bool:
-        """True where a token may only reach some of the groups."""
+        """Whether a token may reach only some of the groups."""
         return self.groups_per_token < self.groups
 
     @property
     def routed(self) -> bool:
-        """Tokens choose experts."""
+        """True, because tokens choose experts."""
         return True
 
     @property
@@ -87,11 +87,11 @@ class MoE(ModelPart):
     # -- counts --------------------------------------------------------------------------------------
 
     def expert_parameters(self, hidden: int) -> int:
-        """Gate, up and down projection of one routed expert."""
+        """Parameters of one routed expert's gate, up and down projection."""
         return 3 * hidden * self.expert_ffn
 
     def parameters(self, hidden: int, activated: bool) -> Parameters:
-        """Routed and shared experts, and the router with its biases."""
+        """Parameters of routed and shared experts, and of the router with its biases."""
         return Parameters(
             routed_experts=(self.top_k if activated else self.experts) * self.expert_parameters(hidden),
             shared_experts=self.shared_experts * 3 * hidden * self.shared_ffn + hidden * self.shared_gate,
@@ -99,7 +99,7 @@ class MoE(ModelPart):
         )
 
     def tp_limits(self) -> tuple[tuple[int, str], ...]:
-        """Routed experts are not cut by tensor parallelism."""
+        """No limits, because tensor parallelism does not split routed experts."""
         return ()
 
     # -- operators of one GPU ------------------------------------------------------------------------
@@ -110,23 +110,23 @@ class MoE(ModelPart):
         return [*router_forward(w, self.experts), *send]
 
     def before_attention_gradient(self, w: Work) -> list[Operator]:
-        """The router backwards."""
+        """Backward of the router."""
         return router_backward(w, self.experts)
 
     def forward(self, w: Work) -> list[Operator]:
-        """Shared and routed experts, between dispatch and combine."""
+        """Operators of shared and routed experts, between dispatch and combine."""
         return experts_forward(self._on_gpu(w))
 
     def input_gradient(self, w: Work) -> list[Operator]:
-        """Between the two transfers of the backward."""
+        """Input gradients of shared and routed experts, between the two transfers of the backward."""
         return experts_input_gradient(self._on_gpu(w))
 
     def weight_gradient(self, w: Work) -> list[Operator]:
-        """Of shared and routed experts."""
+        """Weight gradients of shared and routed experts."""
         return experts_weight_gradient(self._on_gpu(w))
 
     def communication(self, w: Work, precision: Precision) -> dict[Phase, list[Operator]]:
-        """Small operators before dispatch and combine; none without expert parallelism."""
+        """Small operators before dispatch and combine; there are none without expert parallelism."""
         if w.ep == 1:
             return {}
         return {
@@ -142,16 +142,17 @@ class MoE(ModelPart):
             experts=self.experts,
             top_k=self.top_k,
             expert_ffn=self.expert_ffn,
-            here=max(1, (self.experts + w.redundant_experts) // w.ep),
+            local_experts=max(1, (self.experts + w.redundant_experts) // w.ep),
             shared_width=self.shared_width // w.tp,
         )
 
     # -- memory --------------------------------------------------------------------------------------
 
     def cached_tensors(self, hidden: int, precision: Precision) -> Iterator[CachedTensor]:
-        """Of the routed part the received rows count, top_k a token on average.
+        """Tensors of router and experts; routed experts keep top_k rows per token on average.
 
-        Tensor parallelism of the experts gathers rows and cuts widths: per GPU only the rows' tokens count.
+        Tensor parallelism of the experts gathers rows and splits widths by the same factor, so per GPU these
+        tensors shrink with the tokens only.
         """
         fp32 = BYTES_PER_ELEMENT["fp32"]
         yield CachedTensor("gate scores", self.experts * fp32, "kept", "tokens")
@@ -163,16 +164,16 @@ class MoE(ModelPart):
             yield from swiglu_tensors("shared experts", 1.0, self.shared_width, precision, "width")
 
     def gemm_outputs(self, hidden: int) -> Iterator[GemmOutput]:
-        """The router's, then those of the shared experts; grouped GEMMs are not among them."""
+        """Outputs of the router, then of the shared experts; grouped GEMMs do not count."""
         yield GemmOutput("gate", self.experts, "tokens")
         if self.shared_experts:
             yield from swiglu_outputs(self.shared_width, hidden)
 
     def kept_by_op(self, hidden: int) -> tuple[CachedTensor, ...]:
-        """What came through both all-to-alls."""
+        """Rows that came through both all-to-alls."""
         rows = 2 * self.top_k * row_bytes(hidden, "bf16")
         return (CachedTensor("rows after dispatch and combine", rows, "kept", "tokens"),)
 
     def eager_elements(self, hidden: int) -> tuple[int, int]:
-        """SiLU of the gates, and the routed rows in FP32 that the weighted sum reads."""
+        """Elements of the SiLU of the gates in BF16, and of the rows that the weighted sum reads in FP32."""
         return self.top_k * self.expert_ffn + self.shared_width, self.top_k * hidden

@@ -10,9 +10,9 @@ from moesim.simulator.model.primitives import FP32, gemm, move
 from moesim.simulator.model.work import Work
 
 GATE_FORWARD_LAUNCHES, GATE_BACKWARD_LAUNCHES = 37, 26
-"""Small kernels of the gate in the published profile: scores, group limit, top-k, balance loss."""
+"""Numbers of small kernels of the gate in the published profile, forward and backward."""
 GATE_FORWARD_PASSES, GATE_BACKWARD_PASSES = 12, 16
-"""How often these chains read or write a [tokens, experts] FP32 tensor, counted in the same profile."""
+"""Reads and writes of a [tokens, experts] FP32 tensor by these kernels, counted in the same profile."""
 
 
 def router_forward(w: Work, experts: int) -> list[Operator]:
@@ -25,7 +25,7 @@ def router_forward(w: Work, experts: int) -> list[Operator]:
 
 
 def router_backward(w: Work, experts: int) -> list[Operator]:
-    """The chain of small kernels backwards, then input and weight gradient of the router."""
+    """Backward of the chain of small kernels, then input and weight gradient of the router."""
     passes = GATE_BACKWARD_PASSES * w.norm_tokens * experts * FP32 / 2
     h, t = w.hidden, w.norm_tokens
     return [

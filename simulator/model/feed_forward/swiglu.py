@@ -1,7 +1,7 @@
-"""Operators of SwiGLU: the FFN of a dense layer, and the shared experts.
+"""Operators of SwiGLU, for the FFN of a dense layer and for shared experts.
 
 The order is that of the kernels in DeepSeek's published H800 training profile
-(deepseek-ai/profile-data@449602428a1b, train.json); without FP8 the casts and transposes fall away.
+(deepseek-ai/profile-data@449602428a1b, train.json); without FP8 there are no casts and transposes.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from moesim.simulator.model.operator import Operator
 from moesim.simulator.model.primitives import (
     BF16,
-    again,
     cast,
     linear_forward,
     linear_input_gradient,
     move,
     norm,
     per_row_bytes,
+    recomputed,
     weight_gradient,
 )
 from moesim.simulator.model.work import Work
@@ -24,9 +24,9 @@ from moesim.simulator.model.work import Work
 def swiglu_forward(
     w: Work, name: str, width: int, *, cast_input: bool, branches: int = 2
 ) -> tuple[list[Operator], list[Operator]]:
-    """(gate-up GEMM, the rest): the trace runs the routed experts between the two.
+    """Forward as (gate-up GEMM, the rest); in the published trace the routed experts run between the two.
 
-    `branches`: 2 for gate and up, 1 for an FFN without a gate.
+    `branches` is 2 for gate and up, and 1 for an FFN without a gate.
     """
     h, t = w.hidden, w.tokens
     up = linear_forward(w, f"{name}.gate_up", t, branches * width, h, cast_input=cast_input)
@@ -36,7 +36,7 @@ def swiglu_forward(
 
 
 def swiglu_kernel(name: str, m: float, width: int, fp8: bool, per_row: bool, branches: int = 2) -> Operator:
-    """Reads gate and up, writes SiLU(gate) * up (already cast in FP8)."""
+    """Kernel that reads gate and up and writes SiLU(gate) * up, in FP8 if `fp8`."""
     return move(
         name, "swiglu", "F", branches * m * width * BF16, m * per_row_bytes(width, fp8),
         variant="forward", per_received_row=per_row,
@@ -44,7 +44,7 @@ def swiglu_kernel(name: str, m: float, width: int, fp8: bool, per_row: bool, bra
 
 
 def swiglu_input_gradient_down(w: Work, name: str, width: int, branches: int = 2) -> list[Operator]:
-    """Down projection and SwiGLU, backwards."""
+    """Input gradient of the down projection, and backward of SwiGLU."""
     h, t = w.hidden, w.tokens
     out = [cast(f"{name}.restore", "I", t, branches * width, "back")] if w.fp8 else []
     out += linear_input_gradient(w, f"{name}.down", t, h, width, cast_gradient=False)
@@ -70,7 +70,7 @@ def swiglu_input_gradient_down(w: Work, name: str, width: int, branches: int = 2
 
 
 def swiglu_input_gradient_up(w: Work, name: str, width: int, branches: int = 2) -> list[Operator]:
-    """Gate-up projection backwards and, in FP8, the operands of its weight gradient."""
+    """Input gradient of the gate-up projection and, in FP8, casts of the operands of its weight gradient."""
     h, t = w.hidden, w.tokens
     out = [cast(f"{name}.input_restore", "I", t, h, "back")] if w.fp8 else []
     out += linear_input_gradient(w, f"{name}.gate_up", t, branches * width, h)
@@ -81,18 +81,18 @@ def swiglu_input_gradient_up(w: Work, name: str, width: int, branches: int = 2) 
 
 
 def swiglu_weight_gradient(w: Work, name: str, width: int, branches: int = 2) -> tuple[Operator, Operator]:
-    """(down, gate-up)."""
+    """Weight gradients of the (down, gate-up) projections."""
     h, t = w.hidden, w.tokens
     return weight_gradient(w, f"{name}.down", t, h, width), weight_gradient(
         w, f"{name}.gate_up", t, branches * width, h
     )
 
 
-def ffn_norm_again(w: Work) -> list[Operator]:
-    """The FFN norm (and its cast) formed again instead of kept."""
+def recomputed_ffn_norm(w: Work) -> list[Operator]:
+    """Recompute the FFN norm and its cast, where the policy does not keep their outputs."""
     if not w.selective:
         return []
     forward = [norm("ffn_norm", "F", w.norm_tokens, w.hidden, residual=True)]
     if w.fp8:
         forward.append(cast("ffn_norm.cast", "F", w.tokens, w.hidden, "token"))
-    return again(forward)
+    return recomputed(forward)

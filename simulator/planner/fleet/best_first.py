@@ -11,7 +11,7 @@ from math import inf
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.layout.in_flight import rank_stages
 from moesim.simulator.layout.memory import RankStages
-from moesim.simulator.layout.pools import PoolSlice, owners_of
+from moesim.simulator.layout.pools import PoolSlice, pool_of_ranks
 from moesim.simulator.layout.stages import StageAssignment, blocks_of, from_layers_per_stage
 from moesim.simulator.model.block import is_layer
 from moesim.simulator.model.shape import ModelShape
@@ -190,7 +190,7 @@ class FleetSearch:
                 by_layout.setdefault(stages, []).append(zero)
         found = []
         for stages, zeros in by_layout.items():
-            owners = owners_of(self.pools.at(frame.plan.pp))
+            owners = pool_of_ranks(self.pools.at(frame.plan.pp))
             bound = layout_bound_s(pools, owners, frame, stages, self.scenario.variation.clock_cv.value)
             if bound > self.most_s:
                 text = f"{self._label(node)} needs at least {bound:.2f} s, {self.most_s:.2f} s allowed"
@@ -226,7 +226,7 @@ class FleetSearch:
         if self.fixed is not None:
             stages = from_layers_per_stage(blocks_of(self.shape), self.fixed)
             return stages if memory.fits(stages) else None
-        owners = owners_of(parts)
+        owners = pool_of_ranks(parts)
         layer = max(weight for kind, weight in pools[0].weights.items() if is_layer(kind))
         near = [{k: float(round(RESOLUTION * w / layer)) for k, w in p.weights.items()} for p in pools]
         stages, fits = balanced_over_pools(near, [owners[rank] for rank in route], memory)
@@ -279,7 +279,7 @@ class FleetSearch:
             )
             for book, part in zip(self.books, self.pools.parts, strict=True)
         ]
-        owners = owners_of(self.pools.at(plan.pp))
+        owners = pool_of_ranks(self.pools.at(plan.pp))
         order = self.scenario.communication.order
         return float(step_seconds_by_rank([[p] for p in priced], owners, frame.pattern, stages, order)[0])
 

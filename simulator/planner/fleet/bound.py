@@ -8,7 +8,7 @@ from math import fsum, inf, sqrt
 
 import numpy as np
 
-from moesim.simulator.layout.groups import members_of
+from moesim.simulator.layout.groups import members_per_program
 from moesim.simulator.layout.stages import StageAssignment, blocks_of
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.shape import ModelShape
@@ -120,4 +120,4 @@ def blocks_by_kind(shape: ModelShape) -> Blocks:
 
 
 def _least(frame: Frame, clock_cv: float) -> float:
-    return max(0.0, 1.0 - STANDARD_ERRORS * clock_cv / sqrt(members_of(frame.layout)))
+    return max(0.0, 1.0 - STANDARD_ERRORS * clock_cv / sqrt(members_per_program(frame.layout)))

@@ -15,8 +15,8 @@ from moesim.simulator.layout.pools import (
     check_supported,
     pool_clusters,
     pools_of,
+    pricing_scenario,
     rank_unit,
-    whole_scenario,
 )
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.frames import Frame, legal_frames
@@ -58,7 +58,7 @@ def fleet_pools(scenario: Scenario) -> FleetPools:
     total = sum(cluster.n_gpus for _, cluster in clusters)
     parts, profiles = [], []
     for (label, cluster), pool in zip(clusters, pools_of(scenario), strict=True):
-        own = whole_scenario(scenario, pool, cluster, total)
+        own = pricing_scenario(scenario, pool, cluster, total)
         try:
             profile = own.calibration
             check_profile(profile, cluster)

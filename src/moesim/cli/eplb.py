@@ -85,10 +85,10 @@ LayerKey = Literal["layer", "before", "after", "replicas", "experts_of_rank"]
 
 def plan_rows(shares: FloatArray, plan: ExpertPlacement) -> list[dict[LayerKey, Any]]:
     """One mapping a layer: imbalance before and after, replicas of each expert, experts of each rank."""
-    from moesim.simulator.layout.eplb import imbalance, in_order
+    from moesim.simulator.layout.eplb import imbalance, placement_in_order
 
     layers, experts = shares.shape
-    before = imbalance(in_order(layers, experts, plan.ranks).rank_load(shares)).tolist()
+    before = imbalance(placement_in_order(layers, experts, plan.ranks).rank_load(shares)).tolist()
     after = imbalance(plan.rank_load(shares)).tolist()
     held = plan.expert_of_slot.reshape(layers, plan.ranks, -1).tolist()
     replicas = plan.replicas.tolist()

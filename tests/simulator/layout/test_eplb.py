@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.layout.eplb import ExpertPlacement, imbalance, in_order, plan_placement, replicate
+from moesim.simulator.layout.eplb import (
+    ExpertPlacement,
+    imbalance,
+    placement_in_order,
+    plan_placement,
+    replicate,
+)
 from moesim.simulator.layout.popularity import zipf_shares
 from moesim.simulator.scenario.routing import Policy
 
@@ -45,7 +51,7 @@ def test_a_plan_is_complete_and_never_worse(
     check(plan, experts, redundant, ranks)
     assert np.array_equal(loads, kept)
     assert np.allclose(plan.rank_load(loads).sum(axis=1), loads.sum(axis=1))
-    before = imbalance(in_order(3, experts, ranks).rank_load(loads))
+    before = imbalance(placement_in_order(3, experts, ranks).rank_load(loads))
     assert (imbalance(plan.rank_load(loads)) <= before * (1 + 1e-12)).all()
 
 
@@ -113,7 +119,7 @@ def test_no_rank_is_the_heaviest_layer_after_layer(policy: Policy) -> None:
 def test_zipf_at_home() -> None:
     loads = zipf_shares(0.5, 58, 256, 8, seed=0)
     common = {"ranks": 64, "groups": 8, "nodes": 8}
-    before = imbalance(in_order(58, 256, 64).rank_load(loads)).mean()
+    before = imbalance(placement_in_order(58, 256, 64).rank_load(loads)).mean()
     packed = imbalance(plan_placement(loads, policy="global", **common).rank_load(loads)).mean()
     full = plan_placement(loads, policy="global", redundant_experts=64, **common)
     local = plan_placement(loads, policy="hierarchical", redundant_experts=64, **common)

@@ -18,7 +18,7 @@ from moesim.simulator.layout.expert_load import (
     received_bytes,
 )
 from moesim.simulator.layout.loads import sampled_loads
-from moesim.simulator.layout.popularity import capped, zipf_shares
+from moesim.simulator.layout.popularity import capped_shares, zipf_shares
 from moesim.simulator.layout.routing import Gate, expected_targets
 
 SMALL: dict[str, Any] = {
@@ -96,7 +96,7 @@ def test_recorded_steps_follow_each_other_and_repeat() -> None:
 
 
 def test_replicas_share_the_rows_of_a_hot_expert() -> None:
-    popularity = capped(np.array([[8.0] + [1.0] * 31]) / 39, 4)
+    popularity = capped_shares(np.array([[8.0] + [1.0] * 31]) / 39, 4)
     before = draw(LoadSpec(0.0, popularity[None]), layers=1, rows_per_rank=0).rows
     placement = plan_placement(popularity, ranks=8, redundant_experts=8)
     after = draw(LoadSpec(0.0, popularity[None], placement), layers=1, rows_per_rank=0).rows
@@ -147,7 +147,7 @@ def test_rows_bytes_and_waits() -> None:
 @given(st.integers(1, 8), st.lists(st.floats(1e-6, 1e6), min_size=8, max_size=8))
 def test_no_expert_gets_more_rows_than_there_are_tokens(top_k: int, weights: list[float]) -> None:
     shares = np.array([weights]) / sum(weights)
-    out = capped(shares, top_k)
+    out = capped_shares(shares, top_k)
     assert out.max() <= 1 / top_k * (1 + 1e-9) and out.sum() == pytest.approx(1.0)
     if shares.max() <= 1 / top_k:
         assert np.array_equal(out, shares)

@@ -9,17 +9,17 @@ import pytest
 
 import moesim
 from moesim.hwmodels import InputError
-from moesim.simulator.layout.pools import spread
+from moesim.simulator.layout.pools import split_over_pools
 from moesim.simulator.scenario import Scenario
 
 
 def test_ranks_follow_the_gpus(mixed: Scenario) -> None:
-    parts = spread(mixed.replace(**{"parallel.pp": 8}))
+    parts = split_over_pools(mixed.replace(**{"parallel.pp": 8}))
     assert [(p.ranks, p.cluster.n_gpus) for p in parts] == [(range(4), 16), (range(4, 8), 16)]
     assert all(p.scenario.machine.n_gpus == 32 and p.scenario.fleet is None for p in parts)
     three = mixed.to_dict()["fleet"]["pools"]
     three[0] |= {"nodes": 4, "communication_sms": 12}
-    parts = spread(mixed.replace(fleet={"pools": three}, **{"parallel.pp": 6}))
+    parts = split_over_pools(mixed.replace(fleet={"pools": three}, **{"parallel.pp": 6}))
     assert [p.ranks for p in parts] == [range(4), range(4, 6)]
     assert [p.scenario.communication.sms for p in parts] == [12, 20]
 
@@ -92,4 +92,4 @@ def test_nodes_that_do_not_fit_the_network(mixed: Scenario) -> None:
     pools = mixed.to_dict()["fleet"]["pools"]
     pools[1]["nodes"] = 1_000_000
     with pytest.raises(InputError, match=r"fleet\.pools\.1: "):
-        spread(mixed.replace(fleet={"pools": pools}))
+        split_over_pools(mixed.replace(fleet={"pools": pools}))

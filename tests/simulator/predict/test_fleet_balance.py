@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from moesim.hwmodels import InputError
 from moesim.simulator.layout.activations import RECOMPUTED
 from moesim.simulator.layout.in_flight import rank_stages
-from moesim.simulator.layout.pools import spread
+from moesim.simulator.layout.pools import split_over_pools
 from moesim.simulator.layout.stages import best_sizes, blocks_of, from_layers_per_stage
 from moesim.simulator.predict.fleet_balance import FleetMemory, balanced_over_pools
 from moesim.simulator.scenario import Scenario
@@ -56,7 +56,7 @@ def test_sizes_by_stage_equal_brute_force(layers: list[int], k: int, data: st.Da
 
 def memory_of(scenario: Scenario, headroom: float = 0.0) -> FleetMemory:
     schedule = build("1f1b", scenario.parallel.pp, 16, 1)
-    return FleetMemory(scenario.shape, spread(scenario), rank_stages(schedule), 16, headroom)
+    return FleetMemory(scenario.shape, split_over_pools(scenario), rank_stages(schedule), 16, headroom)
 
 
 def test_the_room_of_a_stage_is_what_fits_exactly(mixed: Scenario) -> None:
