@@ -22,17 +22,17 @@ from moesim.simulator.schedules import Schedule
 
 def step_end(pricer: Pricer, schedule: Schedule, stages: StageAssignment) -> tuple[SyncCost, ...]:
     """End of the step on every pipeline rank (docs/model.md, section "End of the step")."""
-    held = held_by_rank(schedule, stages)
-    same = {kinds: rank_step_end(pricer, kinds, schedule) for kinds in dict.fromkeys(held)}
-    return tuple(same[kinds] for kinds in held)
+    by_rank = held_by_rank(schedule, stages)
+    same = {kinds: rank_step_end(pricer, kinds, schedule) for kinds in dict.fromkeys(by_rank)}
+    return tuple(same[kinds] for kinds in by_rank)
 
 
 def rank_step_end(pricer: Pricer, kinds: tuple[BlockKind, ...], schedule: Schedule) -> SyncCost:
     """End of the step on a pipeline rank that holds these blocks (docs/model.md, eq. E5)."""
     plan, recipe, layout = pricer.scenario.parallel, pricer.scenario.recipe, pricer.layout
     copies = len(schedule.routes)
-    held = [pricer.block_parameters(kind) for kind in kinds]
-    dense, expert = fsum(d for d, _ in held), fsum(e for _, e in held)
+    parameters = [pricer.block_parameters(kind) for kind in kinds]
+    dense, expert = fsum(d for d, _ in parameters), fsum(e for _, e in parameters)
     reduction, gather = _collectives(pricer, kinds, schedule, dense, expert)
     reduce_s, gather_s = reduction.seconds, gather.seconds
     shards = (layout.dp * plan.cp * copies, layout.expert_dp * copies) if plan.zero_stage else (1, 1)

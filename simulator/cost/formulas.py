@@ -78,9 +78,9 @@ def end_of_step(
     ready = [latest([done[holder] for holder in own]) for own in holders]
     reduced = [start + part.reduce for start, part in zip(ready, parts, strict=True)]
     meet = latest(reduced)
-    found = []
+    times = []
     for start, end, part in zip(ready, reduced, parts, strict=True):
         norm = meet + part.norm
         updated = norm + part.optimizer
-        found.append(SyncTimes(start, end, meet, norm, updated, updated + part.gather))
-    return found
+        times.append(SyncTimes(start, end, meet, norm, updated, updated + part.gather))
+    return times

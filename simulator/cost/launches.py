@@ -66,7 +66,7 @@ def pass_launches(
     routed = "gate" in {op.name for op in operators.get("attn F", ())}
     drains = routed and (plan.ep > 1 or software.modules == "transformer-engine")
     layer = pricer.shape.block(kind).layer is not None
-    found = []
+    passes = []
     for forward, phases in ((True, FORWARD), (False, BACKWARD)):
         launches: list[Launch] = []
         if drains and forward:
@@ -82,8 +82,8 @@ def pass_launches(
             launches += _phase_launches(pricer, host, kind, phase, price, extra)
             if phase in EP_PHASES and routed and plan.ep > 1:
                 launches.append(_exchange(host, software, kind, phase, transfer, forward))
-        found.append(PassLaunches(tuple(launches), drains and forward))
-    return found[0], found[1]
+        passes.append(PassLaunches(tuple(launches), drains and forward))
+    return passes[0], passes[1]
 
 
 def _phase_launches(

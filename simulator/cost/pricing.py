@@ -145,10 +145,10 @@ class Pricer:
 
     def block_parameters(self, kind: BlockKind) -> tuple[float, float]:
         """(dense, expert) parameters of a block on one GPU, including redundant replicas of experts."""
-        found = self._parameters.get(kind)
-        if found is None:
-            found = self._parameters[kind] = self._parameters_of(kind)
-        return found
+        parameters = self._parameters.get(kind)
+        if parameters is None:
+            parameters = self._parameters[kind] = self._parameters_of(kind)
+        return parameters
 
     def _parameters_of(self, kind: BlockKind) -> tuple[float, float]:
         plan = self.scenario.parallel
@@ -163,14 +163,14 @@ class Pricer:
 
     def operators(self, kind: BlockKind) -> Operators:
         """Operators of a block by phase."""
-        found = self._operators.get(kind)
-        if found is None:
-            found = self._operators[kind] = self._operators_of(kind)
-        return found
+        operators = self._operators.get(kind)
+        if operators is None:
+            operators = self._operators[kind] = self._operators_of(kind)
+        return operators
 
     def _operators_of(self, kind: BlockKind) -> Operators:
         s, plan = self.scenario, self.scenario.parallel
-        found = block_operators(
+        operators = block_operators(
             self.shape,
             kind,
             s.recipe,
@@ -191,7 +191,7 @@ class Pricer:
         )
         dense, expert = self.block_parameters(kind)
         sharded = dense * (self.layout.dp * plan.cp > 1) + expert * (self.layout.expert_dp > 1)
-        return apply_framework(found, s.software, s.recipe, plan.zero_stage, dense + expert, sharded)
+        return apply_framework(operators, s.software, s.recipe, plan.zero_stage, dense + expert, sharded)
 
     # -- prices ----------------------------------------------------------------------------------------
 
@@ -202,19 +202,19 @@ class Pricer:
     def operator_costs(self, kind: BlockKind, phase: Phase, mode: Mode) -> tuple[OperatorCost, ...]:
         """Price of each operator of a phase, in order; empty where the block lacks the phase."""
         key = (kind, phase, mode)
-        found = self._costs.get(key)
-        if found is None:
-            found = self._costs[key] = self._priced(self.operators(kind).get(phase, ()), mode)
-        return found
+        costs = self._costs.get(key)
+        if costs is None:
+            costs = self._costs[key] = self._priced(self.operators(kind).get(phase, ()), mode)
+        return costs
 
     def phase(self, kind: BlockKind, phase: Phase, mode: Mode) -> PhaseCost:
         """Price of one phase of a block without the collectives inside it."""
         key = (kind, phase, mode)
-        found = self._phases.get(key)
-        if found is None:
+        price = self._phases.get(key)
+        if price is None:
             operators = self.operators(kind).get(phase, ())
-            found = self._phases[key] = phase_cost(operators, self.operator_costs(kind, phase, mode))
-        return found
+            price = self._phases[key] = phase_cost(operators, self.operator_costs(kind, phase, mode))
+        return price
 
     def compute(self, operators: tuple[Operator, ...], mode: Mode) -> PhaseCost:
         """Price of operators that belong to no block, such as those of the optimizer."""

@@ -58,14 +58,17 @@ class _Least:
 
 
 def _busiest_ns(program: Program) -> float:
-    found: dict[int, tuple[_Least, _Least]] = {}
+    by_template: dict[int, tuple[_Least, _Least]] = {}
     most = 0.0
     for steps in program.ranks:
         compute, stream = np.zeros(program.members), 0.0
         for step in steps:
-            sides = found.get(id(step.code))
+            sides = by_template.get(id(step.code))
             if sides is None:
-                sides = found[id(step.code)] = _least(program, step.code, 0), _least(program, step.code, 1)
+                sides = by_template[id(step.code)] = (
+                    _least(program, step.code, 0),
+                    _least(program, step.code, 1),
+                )
             for side, microbatch in zip(sides, step.microbatches, strict=True):
                 if microbatch >= 0:
                     compute += side.compute[microbatch]

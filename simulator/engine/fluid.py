@@ -160,9 +160,9 @@ class _Flows:
         self.since[fresh] = now
         touched = np.unique(np.concatenate([self.path.of(fresh)[0], self.path.of(ended)[0]]))
         on_full, counts = self.users.of(touched[self.full[touched]])
-        held = self.active[on_full]
-        links = np.repeat(touched[self.full[touched]], counts)[held]
-        on_full = on_full[held]
+        live = self.active[on_full]
+        links = np.repeat(touched[self.full[touched]], counts)[live]
+        on_full = on_full[live]
         highest = on_full[self.rate[on_full] >= self.top[links] * (1.0 - RATE_TOLERANCE)]
         flows = np.unique(np.concatenate([fresh, highest]))
         rates = self.rate[flows]

@@ -73,12 +73,12 @@ class KindLoad:
 def load_by_kind(loads: LinkLoads) -> tuple[KindLoad, ...]:
     """Load of the links by kind; links that carry nothing do not count."""
     kinds = dict.fromkeys(loads.kinds)
-    found = []
+    rows = []
     for kind in kinds:
         sizes = loads.of_kind(kind)
         largest = max(sizes, key=sizes.__getitem__)
-        found.append(KindLoad(kind, len(sizes), sum(sizes.values()) / len(sizes), sizes[largest], largest))
-    return tuple(found)
+        rows.append(KindLoad(kind, len(sizes), sum(sizes.values()) / len(sizes), sizes[largest], largest))
+    return tuple(rows)
 
 
 def group_loads(

@@ -73,23 +73,23 @@ def _able(request: Request, in_switch: bool) -> list[tuple[CollectiveSpec, Terms
             f"no algorithm can do the collective {request.operation!r}{nearest(request.operation, known)}; "
             f"they can do {', '.join(known)}"
         )
-    found = [
+    runnable = [
         (spec, terms)
         for spec in COLLECTIVES.values()
         if request.operation in spec.operations and (in_switch or not spec.in_switch)
         if (terms := spec.terms(request)) is not None
     ]
-    if in_switch and not any(spec.in_switch for spec, _ in found):
+    if in_switch and not any(spec.in_switch for spec, _ in runnable):
         raise InputError(
             f"no in-switch {request.operation} for architecture {request.architecture!r} in library "
             f"{request.library.name!r}"
         )
-    if not found:
+    if not runnable:
         raise InputError(
             f"no algorithm runs {request.operation} for a group of {sum(map(len, request.group))} ranks on "
             f"{len(request.group)} nodes of architecture {request.architecture!r}"
         )
-    return found
+    return runnable
 
 
 def neighbour_sends(

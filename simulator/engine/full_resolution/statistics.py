@@ -121,23 +121,23 @@ def gpu_times(times: Sequence[GroupTimes], gpus: IntArray) -> GpuTimes:
 
 def stragglers(times: Sequence[GroupTimes], gpus: IntArray, groups: Sequence[int]) -> tuple[Straggler, ...]:
     """The GPUs that kept their groups waiting longest."""
-    held = np.array([part.held_up_s for part in times]).transpose(1, 0, 2)  # [rank, group, member]
-    order = np.argsort(-held, axis=None, kind="stable")[:MOST_LISTED]
-    found = []
-    for rank, group, member in zip(*np.unravel_index(order, held.shape), strict=True):
+    held_up = np.array([part.held_up_s for part in times]).transpose(1, 0, 2)  # [rank, group, member]
+    order = np.argsort(-held_up, axis=None, kind="stable")[:MOST_LISTED]
+    rows = []
+    for rank, group, member in zip(*np.unravel_index(order, held_up.shape), strict=True):
         compute = times[group].compute_s[rank]
-        if held[rank, group, member] > 0.0:
-            found.append(
+        if held_up[rank, group, member] > 0.0:
+            rows.append(
                 Straggler(
                     gpu=int(gpus[rank, group, member]),
                     pipeline_rank=int(rank),
                     group=groups[int(group)],
                     member=int(member),
-                    held_up_s=float(held[rank, group, member]),
+                    held_up_s=float(held_up[rank, group, member]),
                     compute_over_group=float(compute[member] / compute.mean()) if compute.mean() else 1.0,
                 )
             )
-    return tuple(found)
+    return tuple(rows)
 
 
 def skew_rows(times: Sequence[GroupTimes]) -> tuple[SkewRow, ...]:
