@@ -1,1 +1,1 @@
-"""Seconds for an operator or a transfer (pure functions)."""
+"""Prices operators, transfers and collectives in seconds (pure functions)."""

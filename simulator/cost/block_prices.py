@@ -1,4 +1,4 @@
-"""Prices of one block by phase and mode, shared by the simulator's cost table and the plan search."""
+"""Prices of one block by phase and mode, shared by the simulator and the planner."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from moesim.simulator.schedules.template import EP_PHASES
 
 @dataclass(frozen=True, slots=True)
 class BarePrices:
-    """Compute of the phases of a block without what collectives inside them add.
+    """Compute of the phases of a block without the exposed time of the collectives inside them.
 
     `core_s`: seconds of the GEMMs and of the core attention, behind which those collectives may hide; empty
     where the block has no such collectives.
@@ -30,14 +30,14 @@ class BarePrices:
 def block_compute(
     pricer: Pricer, kind: BlockKind, modes: tuple[Mode, ...]
 ) -> dict[tuple[BlockKind, Phase, Mode], PhaseCost]:
-    """Compute of a block."""
+    """Compute of a block by phase and mode, with the collectives inside its phases."""
     return with_collectives(pricer, kind, bare_prices(pricer, kind, modes))
 
 
 def bare_prices(
     pricer: Pricer, kind: BlockKind, modes: tuple[Mode, ...], only: frozenset[Phase] | None = None
 ) -> BarePrices:
-    """Compute of a block, collectives inside its phases left out; `only` some phases."""
+    """Compute of a block without the collectives inside its phases; `only` limits it to some phases."""
     phases = [phase for phase in pricer.operators(kind) if only is None or phase in only]
     return BarePrices(
         {(phase, mode): pricer.phase(kind, phase, mode) for phase in phases for mode in modes},
@@ -48,7 +48,7 @@ def bare_prices(
 def with_collectives(
     pricer: Pricer, kind: BlockKind, bare: BarePrices
 ) -> dict[tuple[BlockKind, Phase, Mode], PhaseCost]:
-    """Compute of a block with collectives of tensor and context parallelism (eq. X6, X14, X15, O2, O3)."""
+    """Compute of a block with its tensor- and context-parallel collectives (eq. X6, X14, X15, O2, O3)."""
     experts = pricer.shape.block(kind).routed
     exposed: dict[Phase, float] = {}
     evidence = NO_EVIDENCE
@@ -85,7 +85,7 @@ def _later(cost: PhaseCost, exposed_s: float, evidence: PriceEvidence) -> PhaseC
 
 
 def _repeated_transfers(pricer: Pricer) -> tuple[TransferCost, ...]:
-    """Dispatch and combine of the forward that full recompute runs again, in the open (eq. X15)."""
+    """Dispatch and combine of the forward, which full recompute repeats without overlap (eq. X15)."""
     if pricer.scenario.parallel.ep == 1:
         return ()
     twice: tuple[Phase, ...] = ("dispatch F", "combine F")
@@ -108,7 +108,7 @@ def block_transfers(
 
 
 def _core_seconds(pricer: Pricer, kind: BlockKind, phase: Phase) -> CoreSeconds:
-    """Seconds of the GEMMs and of the attention of a phase, alone on all SMs; nothing that is recomputed."""
+    """Seconds of the GEMMs and of the attention of a phase, alone on all SMs and without recomputed ones."""
     gemms = attention = 0.0
     costs = pricer.operator_costs(kind, phase, "alone")
     for op, cost in zip(pricer.operators(kind)[phase], costs, strict=True):

@@ -1,6 +1,6 @@
-"""Seconds of transfers: expert-parallel dispatch and combine, pipeline sends, data-parallel collectives.
+"""Prices transfers: expert-parallel dispatch and combine, pipeline sends, data-parallel collectives.
 
-Pure functions of bytes, links and a calibration profile; contention between transfers is the engine's.
+Pure functions of bytes, links and a calibration profile; the engine adds contention between transfers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from moesim.simulator.layout.routing import LinkBytes
 EpOperation = Literal["dispatch", "combine"]
 
 NOTIFY_ROUNDS = 2
-"""Counts, then a barrier: two latency-bound exchanges before every payload (DeepEP notify_dispatch)."""
+"""Latency-bound exchanges before every payload: the counts, then a barrier (DeepEP notify_dispatch)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +39,18 @@ class Links:
     curves: str = ""
     """Prefix of the ids of the share curves: "engine." where a dedicated engine moves the payload."""
     wiring: ScaleUpShares = SWITCHED
-    """What part of `scale_up_bytes_per_s` a group can use."""
+    """Shares of `scale_up_bytes_per_s` that a group can use."""
     ep_per_node: int = 1
     """Members of an expert-parallel group on one node."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpKernels:
-    """Expert-parallel kernels: communication SMs, generation, and what compute beside them costs them."""
+    """Expert-parallel kernels: communication SMs, generation, and their slow-down beside compute."""
 
     sms: int
     generation: str
-    """Of the NIC curve and, where the profile has them, of the others."""
+    """Generation whose NIC curve is read; the other curves too, where the profile has them for it."""
     slow_down: SlowDown = NO_SLOW_DOWN
 
 
@@ -65,9 +65,10 @@ def ep_transfer(
 ) -> TransferCost:
     """Seconds of a dispatch or combine of expert-parallel kernels, alone on its links.
 
-    payload = max(NIC bytes / NIC rate, NVLink bytes / NVLink rate, rows / SM rate) * slow-down; the rates
-    come from the profile's curves, the rows count the own rank's (docs/model.md, eq. X2). Raises InputError
-    without such a curve, and without SMs where the generation needs some (its SM curve does not begin at 0).
+    payload = max(NIC bytes / NIC rate, NVLink bytes / NVLink rate, row bytes / SM rate) * slow-down. The
+    rates come from the profile's curves; the row bytes include the rank's own rows (docs/model.md, eq. X2).
+    Raises InputError where a curve is missing, and for 0 SMs where the generation needs some (its SM curve
+    does not begin at 0).
     """
     sms, curves = kernels.sms, _CurveReader(profile, kernels.generation)
     sm_rate, sm_residual = _sm_rate(operation, sms, curves)
@@ -97,7 +98,7 @@ def ep_transfer(
 
 
 class _CurveReader:
-    """Reads curves of a generation of kernels and keeps which they were."""
+    """Reads the curves of a generation of kernels, and records the curves and notes it used."""
 
     def __init__(self, profile: CalibrationProfile, generation: str) -> None:
         self.profile, self.generation = profile, generation
@@ -105,11 +106,11 @@ class _CurveReader:
         self.notes: list[str] = []
 
     def curve(self, curve_id: str) -> MeasuredCurve:
-        """The curve that `read` would use."""
-        return of_generation(self.profile, curve_id, self.generation)
+        """The curve that `read` uses for an id."""
+        return curve_of_generation(self.profile, curve_id, self.generation)
 
     def read(self, curve_id: str, x: float, note: str = "") -> tuple[float, float]:
-        """Value at x and the curve's relative error; `note` says more than the usual text beyond its ends."""
+        """Value at x and the curve's relative error; `note` replaces the usual text for an extrapolation."""
         curve = self.curve(curve_id)
         reading = curve.curve.at(x)
         self.used.append(curve.id)
@@ -119,9 +120,9 @@ class _CurveReader:
 
 
 def _sm_rate(operation: EpOperation, sms: int, curves: _CurveReader) -> tuple[float, float]:
-    """Bytes/s that the communication SMs move, and the relative error of that.
+    """Bytes/s that the communication SMs move, and the relative error of that rate.
 
-    Below the fewest SMs measured the rate is proportional to their number, which is noted.
+    Below the fewest measured SMs the rate is proportional to their number, and a note says so.
     """
     name = f"ep.{operation}.sm_rate"
     rate = curves.curve(name)
@@ -144,11 +145,11 @@ def _sm_rate(operation: EpOperation, sms: int, curves: _CurveReader) -> tuple[fl
 def engine_transfer(
     traffic: LinkBytes, links: Links, profile: CalibrationProfile, *, nodes: int
 ) -> TransferCost:
-    """Seconds of a dispatch or combine that a dedicated engine moves, no compute unit taking part.
+    """Seconds of a dispatch or combine that a dedicated engine moves without compute units.
 
-    payload = max(NIC bytes / NIC rate, scale-up bytes / scale-up rate), the rates being shares of the
-    nominal ones from the profile's curves engine.ep.* over the number of nodes (docs/model.md, eq. H1).
-    Raises InputError where the profile has no such curve.
+    payload = max(NIC bytes / NIC rate, scale-up bytes / scale-up rate). The rates are shares of the nominal
+    ones, from the profile's curves engine.ep.* over the number of nodes (docs/model.md, eq. H1). Raises
+    InputError where the profile has no such curve.
     """
 
     def seconds(curve_id: str, moved: float, rate: float) -> tuple[float, float]:
@@ -181,8 +182,8 @@ def all_to_all_transfer(
 ) -> TransferCost:
     """NCCL's all-to-all of `sent_bytes` a rank, spread evenly over `ranks` on `nodes` (eq. O6).
 
-    Inside the node at the bus bandwidth that the profile has for this size (nccl.all_to_all.busbw, else that
-    of an all-gather), between nodes at the share of the NIC that collectives reach.
+    Inside a node it runs at the profile's bus bandwidth for this size (nccl.all_to_all.busbw, or that of an
+    all-gather), between nodes at the share of the NIC rate that collectives reach.
     """
     local = ranks // nodes
     scale_up = sent_bytes * (local - 1) / ranks
@@ -208,14 +209,14 @@ def all_to_all_transfer(
     )
 
 
-def of_generation(profile: CalibrationProfile, curve_id: str, kernels: str) -> MeasuredCurve:
-    """The curve `<curve_id>.<kernels>` where the profile has it, else `curve_id`; InputError without both."""
+def curve_of_generation(profile: CalibrationProfile, curve_id: str, kernels: str) -> MeasuredCurve:
+    """The curve `<curve_id>.<kernels>` or, without it, `curve_id`; raises InputError without either."""
     own = f"{curve_id}.{kernels}"
     return profile.curve(own if any(entry.id == own for entry in profile.curves) else curve_id)
 
 
 def notify_seconds(links: Links, nodes: int) -> float:
-    """Latency of the notify kernel once every rank is there: two exchanges over each fabric it spans.
+    """Latency of the notify kernel after the last rank arrived: two exchanges over each fabric it spans.
 
     Source: latency of one exchange from the network description (ISCA 2025 Table 5); eq. X3.
     """
@@ -227,7 +228,7 @@ def send_seconds(
 ) -> float:
     """Seconds of one point-to-point send between neighbouring pipeline ranks, alone (eq. X4).
 
-    `shared`: sends of other GPUs of the rank that take the same link at the same time, its own included.
+    `shared`: number of the rank's sends that use the same link at the same time, this one included.
     """
     kind, rate, latency = (
         ("nic", links.nic_bytes_per_s, links.nic_latency_s)
@@ -243,9 +244,9 @@ def ring_seconds(
 ) -> float:
     """Seconds of a reduce-scatter or all-gather of `total_bytes` over `ranks`, `ranks_per_node` a node.
 
-    Bytes, steps and protocols are those of `collectives.ring` (docs/model.md, eq. X5). The rates are what the
-    profile's collectives reached with their largest buffers; how much less small ones reach follows from
-    the steps.
+    Bytes, steps and protocols are those of `collectives.ring` (docs/model.md, eq. X5). The rates are those
+    of the profile's collectives with their largest buffers; the steps account for the lower rates of small
+    buffers.
     """
     if ranks <= 1 or total_bytes <= 0.0:
         return 0.0
@@ -267,7 +268,7 @@ def ring_seconds(
 
 
 def ring_evidence(total_bytes: float, ranks: int, ranks_per_node: int, links: Links) -> PriceEvidence:
-    """Curves that `ring_seconds` of the same arguments stands on."""
+    """Curves that `ring_seconds` reads for the same arguments."""
     if ranks <= 1 or total_bytes <= 0.0:
         return NO_EVIDENCE
     paths = ("scale_up",) * (ranks_per_node > 1) + ("nic",) * (ranks > ranks_per_node)
@@ -277,10 +278,10 @@ def ring_evidence(total_bytes: float, ranks: int, ranks_per_node: int, links: Li
 def overlap_delay(
     name: str, total_bytes: float, ranks: int, ranks_per_node: int, links: Links, profile: CalibrationProfile
 ) -> PricedSeconds:
-    """Seconds that a ring of NCCL takes longer beside GEMMs, where the profile measured it; otherwise 0.
+    """Additional seconds of an NCCL ring beside GEMMs; 0 where the profile has not measured them.
 
-    The scale-up part of `ring_seconds` times the measured ratio (curve nccl.<name>.beside_compute), as far
-    as that is more than the whole ring takes alone (eq. O8).
+    The measured ratio (curve nccl.<name>.beside_compute) multiplies the scale-up part of `ring_seconds`; the
+    delay is the excess of the result over the whole ring alone (eq. O8).
     """
     measured = [c for c in profile.curves if c.id == f"nccl.{name}.beside_compute"]
     if not measured or ranks <= 1 or total_bytes <= 0.0:

@@ -1,6 +1,6 @@
-"""Seconds of one operator on one GPU: measured rates, SM partition and interference (pure functions).
+"""Prices one operator on one GPU from measured rates, the SM partition and interference (pure functions).
 
-Equations C4 to C8 of docs/model.md.
+The equations are C4 to C8 of docs/model.md.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from moesim.simulator.model.operator import Operator
 
 _MAX_CACHED = 100_000
 
-ABOVE_PEAK = 1e-6
-"""Rounding of a rate that is exactly the peak."""
+PEAK_TOLERANCE = 1e-6
+"""Relative tolerance above the peak for rounding errors of a rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class SmContext:
-    """What shares the GPU: `communication_sms` reserved for communication kernels, busy if `overlapped`."""
+    """SMs reserved for communication kernels while an operator runs, which are busy if `overlapped`."""
 
     communication_sms: int = 0
     overlapped: bool = False
@@ -32,24 +32,24 @@ class SmContext:
 
 @dataclass(frozen=True, slots=True)
 class OperatorCost:
-    """Seconds of an operator and what they stand on.
+    """Seconds of an operator, and the evidence for them.
 
-    `best_seconds` <= `seconds` <= `worst_seconds`: alone on all SMs at the better end of the residual
-    (never below the datasheet roofline), and beside communication at the worse end.
+    `best_seconds` <= `seconds` <= `worst_seconds`: the best is alone on all SMs at the better end of the
+    residual (never below the datasheet roofline), the worst beside communication at the worse end.
     """
 
     seconds: float
     bound: Bound
     curve_ids: tuple[str, ...]
     extrapolations: tuple[str, ...]
-    """Shapes or sizes outside what was measured."""
+    """Notes on shapes or sizes outside the measured range."""
     residual: float
     best_seconds: float
     worst_seconds: float
     interpolations: tuple[str, ...] = ()
-    """Shapes priced from other measured shapes around them."""
+    """Notes on shapes priced from neighbouring measured shapes."""
     assumptions: tuple[str, ...] = ()
-    """Priors and substitutions: nothing of this class was measured."""
+    """Notes on priors and substitutions for classes that were not measured."""
 
     evidence: PriceEvidence = field(init=False, compare=False, repr=False)
     """The same as a price carries it; the error is that of the entry which gives the time."""
@@ -58,14 +58,14 @@ class OperatorCost:
         """Work the evidence out once: an operator's price is part of many."""
         reading = EntryReading(self.curve_ids[0], self.seconds, self.seconds * self.residual)
         notes = (*self.extrapolations, *self.assumptions)
-        found = PriceEvidence(frozenset(self.curve_ids), frozenset(notes), (reading,))
-        object.__setattr__(self, "evidence", found)
+        evidence = PriceEvidence(frozenset(self.curve_ids), frozenset(notes), (reading,))
+        object.__setattr__(self, "evidence", evidence)
 
 
 def operator_seconds(
     op: Operator, accelerator: Accelerator, profile: CalibrationProfile, context: SmContext
 ) -> OperatorCost:
-    """Time of an operator, its launch gaps included.
+    """Time of an operator, including its launch gaps.
 
     Eq. C7: t = t_ref x S(n, overlapped) / S(n_ref, overlapped_ref) + launches x gap, with S the slow-down law
     of the operator's class (S = 1 alone on all SMs) and t_ref from eq. C4 to C6. Raises InputError when
@@ -83,7 +83,7 @@ def operator_seconds(
 
 
 class _Index:
-    """Everything looked up per (accelerator, profile), built once."""
+    """Look-up tables and cached prices of one accelerator with one profile."""
 
     def __init__(self, accelerator: Accelerator, profile: CalibrationProfile) -> None:
         self.accelerator, self.profile = accelerator, profile
@@ -103,7 +103,7 @@ class _Index:
             )
 
     def price(self, op: Operator, context: SmContext) -> OperatorCost:
-        """Eq. C7 and the bounds around it."""
+        """Price of an operator by eq. C7, with its bounds."""
         basis = self.tables.basis(op, context.overlapped)
         now, loaded, reference = self._slow_downs(basis, context)
         gaps_s = op.launches * self._gap_s
@@ -132,25 +132,25 @@ class _Index:
         )
 
     def _slow_downs(self, basis: Basis, context: SmContext) -> tuple[SlowDown, SlowDown, SlowDown]:
-        """Slow-down as it runs, with the communication SMs busy, and under the evidence's conditions."""
+        """Slow-downs in this context, with busy communication SMs, and as the evidence was measured."""
         where = basis.conditions
         loaded = self.laws.at(basis.group, context.communication_sms, True)
         reference = self.laws.at(basis.group, where.communication_sms, where.beside_communication)
         now = self.laws.at(basis.group, context.communication_sms, context.overlapped)
-        # Measured beside communication, and not believed to be faster with less or without it.
+        # Rates measured beside communication are not raised where less or no communication runs.
         if basis.group in self.profile.in_situ_groups and now.factor < reference.factor:
             now = reference
         return now, loaded, reference
 
     def _below_peak(self, op: Operator, seconds: float, entry: str) -> float:
-        """Seconds at a rate up to the datasheet peak; no measurement gives more, which is an InputError.
+        """Seconds at a rate of at most the datasheet peak; a measured rate above it is an InputError.
 
-        The high end of a measurement's error may lie above the peak: the peak is then the limit.
+        The high end of a measurement's error may lie above the peak; the peak is then the limit.
         """
         least = self._roofline_seconds(op)
         if seconds < least and self.profile._hypothetical:
             return least
-        if seconds < least * (1.0 - ABOVE_PEAK):
+        if seconds < least * (1.0 - PEAK_TOLERANCE):
             rate, peak = (
                 format_quantity(value, "flop_per_s")
                 for value in (op.flop / seconds, self.accelerator.peak_flop_per_s(op.dtype))
@@ -169,7 +169,7 @@ _indexes: dict[tuple[int, int], _Index] = {}
 
 
 def _index(accelerator: Accelerator, profile: CalibrationProfile) -> _Index:
-    """Index of a pair of objects. The index holds both, so an id in the key cannot be reused."""
+    """Index of a pair of objects. It refers to both, so that an id in the key cannot be reused."""
     key = (id(accelerator), id(profile))
     index = _indexes.get(key)
     if index is None:

@@ -1,4 +1,4 @@
-"""Collectives over a job's data-parallel groups: rings, seconds alone, and what they lose beside compute."""
+"""Prices collectives over a job's data-parallel groups: rings, seconds alone, slow-down beside compute."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from moesim.simulator.model.operator import BlockKind
 
 
 class Ring(NamedTuple):
-    """Ranks of a ring, and how many of them are on one node."""
+    """Number of ranks of a ring, in total and on one node."""
 
     ranks: int
     ranks_per_node: int
@@ -22,8 +22,8 @@ class Ring(NamedTuple):
 def rings(pricer: Pricer, copies: int) -> tuple[Ring, Ring]:
     """Rings of the dense parameters and of the experts.
 
-    `copies`: pipeline ranks that hold the same parameters (2 for a bidirectional pipeline): they
-    multiply the replicas of the experts and of the rest (eq. X7).
+    `copies`: number of pipeline ranks that hold the same parameters (2 for a bidirectional pipeline), which
+    multiplies the replicas of dense and expert parameters (eq. X7).
     """
     plan, layout = pricer.scenario.parallel, pricer.layout
     node = pricer.links.gpus_per_node
@@ -36,7 +36,7 @@ def rings(pricer: Pricer, copies: int) -> tuple[Ring, Ring]:
 
 
 def data_parallel(pricer: Pricer, dense_bytes: float, expert_bytes: float, copies: int) -> PricedSeconds:
-    """A reduce-scatter or all-gather over the data-parallel groups, one after the other, alone.
+    """A reduce-scatter or all-gather over the dense and then the expert data-parallel group, alone.
 
     `copies`: see `rings`.
     """
@@ -49,9 +49,9 @@ def data_parallel(pricer: Pricer, dense_bytes: float, expert_bytes: float, copie
 def slow_down_by_compute(
     pricer: Pricer, names: Sequence[str], kinds: Sequence[BlockKind], element_bytes: float, copies: int
 ) -> tuple[float, PriceEvidence]:
-    """How many times as long data-parallel collectives, block by block, take beside compute (eq. O8).
+    """Factor by which data-parallel collectives, block by block, take longer beside compute (eq. O8).
 
-    1 where the profile has not measured it. Only the rings of the dense parameters were.
+    The factor is 1 where the profile has not measured it; only rings of dense parameters were measured.
     """
     ring = rings(pricer, copies)[0]
     of_kind: dict[BlockKind, tuple[PricedSeconds, PricedSeconds]] = {}

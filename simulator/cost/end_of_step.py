@@ -1,4 +1,4 @@
-"""End of the step: gradient reduction, norm, optimizer and parameter gather on every pipeline rank."""
+"""Prices the end of the step: gradient reduction, norm, optimizer and parameter gather on every rank."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from math import ceil, fsum, log2
 
 from moesim.simulator.cost.communication import notify_seconds
 from moesim.simulator.cost.data_parallel import data_parallel, slow_down_by_compute
-from moesim.simulator.cost.overlap import OverlapSlowDown, behind_window
+from moesim.simulator.cost.overlap import OverlapSlowDown, exposed_behind_window
 from moesim.simulator.cost.price_evidence import NO_EVIDENCE, PricedSeconds, combined
 from moesim.simulator.cost.pricing import Pricer
-from moesim.simulator.cost.profile_use import carried_shares, collective_residual
+from moesim.simulator.cost.profile_use import collective_residual, link_share_evidence
 from moesim.simulator.cost.table import SyncCost
 from moesim.simulator.layout.in_flight import block_kinds_by_rank
 from moesim.simulator.layout.stages import StageAssignment
@@ -22,17 +22,17 @@ from moesim.simulator.schedules import Schedule
 
 def step_end(pricer: Pricer, schedule: Schedule, stages: StageAssignment) -> tuple[SyncCost, ...]:
     """End of the step on every pipeline rank (docs/model.md, section "End of the step")."""
-    held = block_kinds_by_rank(schedule, stages)
-    same = {kinds: rank_step_end(pricer, kinds, schedule) for kinds in dict.fromkeys(held)}
-    return tuple(same[kinds] for kinds in held)
+    by_rank = block_kinds_by_rank(schedule, stages)
+    same = {kinds: rank_step_end(pricer, kinds, schedule) for kinds in dict.fromkeys(by_rank)}
+    return tuple(same[kinds] for kinds in by_rank)
 
 
 def rank_step_end(pricer: Pricer, kinds: tuple[BlockKind, ...], schedule: Schedule) -> SyncCost:
     """End of the step on a pipeline rank that holds these blocks (docs/model.md, eq. E5)."""
     plan, recipe, layout = pricer.scenario.parallel, pricer.scenario.recipe, pricer.layout
     copies = len(schedule.routes)
-    held = [pricer.block_parameters(kind) for kind in kinds]
-    dense, expert = fsum(d for d, _ in held), fsum(e for _, e in held)
+    parameters = [pricer.block_parameters(kind) for kind in kinds]
+    dense, expert = fsum(d for d, _ in parameters), fsum(e for _, e in parameters)
     reduction, gather = _collectives(pricer, kinds, schedule, dense, expert)
     reduce_s, gather_s = reduction.seconds, gather.seconds
     shards = (layout.dp * plan.cp * copies, layout.expert_dp * copies) if plan.zero_stage else (1, 1)
@@ -48,7 +48,7 @@ def rank_step_end(pricer: Pricer, kinds: tuple[BlockKind, ...], schedule: Schedu
         + norm_s
         + update.worst_s
     )
-    shares = carried_shares(pricer.job) if pricer.cluster.n_gpus > 1 else NO_EVIDENCE
+    shares = link_share_evidence(pricer.job) if pricer.cluster.n_gpus > 1 else NO_EVIDENCE
     stands_on = (reduction.evidence, gather.evidence, update.evidence, shares)
     evidence = combined((part, 1.0) for part in stands_on)
     return SyncCost(reduce_s, norm_s, update.fixed_s, gather_s, update.best_s, max(worst, total), evidence)
@@ -57,9 +57,9 @@ def rank_step_end(pricer: Pricer, kinds: tuple[BlockKind, ...], schedule: Schedu
 def _collectives(
     pricer: Pricer, kinds: Sequence[BlockKind], schedule: Schedule, dense: float, expert: float
 ) -> tuple[PricedSeconds, PricedSeconds]:
-    """Gradient reduction and parameter gather of a rank with (dense, expert) parameters, as far as exposed.
+    """Exposed gradient reduction and parameter gather of a rank with (dense, expert) parameters.
 
-    With ZeRO-3 both happen block by block inside the step.
+    Both are 0 with ZeRO-3, which runs them block by block inside the step.
     """
     plan, copies = pricer.scenario.parallel, len(schedule.routes)
     if plan.zero_stage == 3:
@@ -67,30 +67,30 @@ def _collectives(
     reduction, gather = (
         data_parallel(pricer, dense * size, expert * size, copies) for size in _element_bytes(pricer)
     )
-    if plan.zero_stage == 0:  # an all-reduce: the gradients are gathered as well, before the optimizer
+    if plan.zero_stage == 0:  # an all-reduce, which also gathers the gradients before the optimizer
         reduction, gather = PricedSeconds(2.0 * reduction.seconds, reduction.evidence), PricedSeconds()
     if pricer.scenario.software.overlap_data_parallel:
-        return behind_compute(pricer, kinds, schedule, reduction, gather)
+        return exposed_behind_compute(pricer, kinds, schedule, reduction, gather)
     return reduction, gather
 
 
-def behind_compute(
+def exposed_behind_compute(
     pricer: Pricer,
     kinds: Sequence[BlockKind],
     schedule: Schedule,
     reduction: PricedSeconds,
     gather: PricedSeconds,
 ) -> tuple[PricedSeconds, PricedSeconds]:
-    """What is left of a rank's reduction behind its last backward and of its gather behind its first forward.
+    """Exposed parts of a rank's reduction behind its last backward and gather behind its first forward.
 
-    `kinds`: blocks of the rank; `reduction` and `gather`: alone (docs/model.md, eq. O4).
+    `kinds`: blocks of the rank. `reduction` and `gather`: their prices alone (docs/model.md, eq. O4).
     """
     plan = pricer.scenario.parallel
     copies, lost = len(schedule.routes), pricer.profile.lost_beside_nccl.value
-    seconds = {kind: passes_s(pricer, kind) for kind in sorted(set(kinds))}
+    seconds = {kind: pass_seconds(pricer, kind) for kind in sorted(set(kinds))}
     passes = min(schedule.pp, schedule.microbatches) if plan.vpp > 1 else 1
     forward_s, backward_s = (passes * fsum(seconds[kind][i] for kind in kinds) for i in (0, 1))
-    # Without ZeRO the reduction is an all-reduce: both rings over the gradients.
+    # Without ZeRO the reduction is an all-reduce, which runs both rings over the gradients.
     reductions = ("reduce_scatter", "all_gather") if plan.zero_stage == 0 else ("reduce_scatter",)
     left = []
     for collective, window_s, names, element_bytes in zip(
@@ -101,7 +101,9 @@ def behind_compute(
         strict=True,
     ):
         factor, evidence = slow_down_by_compute(pricer, names, kinds, element_bytes, copies)
-        exposed_s = behind_window(collective.seconds, window_s, len(kinds), OverlapSlowDown(lost, factor))
+        exposed_s = exposed_behind_window(
+            collective.seconds, window_s, len(kinds), OverlapSlowDown(lost, factor)
+        )
         left.append(PricedSeconds(exposed_s, collective.evidence | evidence))
     return left[0], left[1]
 
@@ -112,8 +114,8 @@ def _element_bytes(pricer: Pricer) -> tuple[float, float]:
     return BYTES_PER_ELEMENT[recipe.gradient_reduce], BYTES_PER_ELEMENT[recipe.parameter_gather]
 
 
-def passes_s(pricer: Pricer, kind: BlockKind) -> tuple[float, float]:
-    """(forward, backward) compute of one block and micro-batch alone."""
+def pass_seconds(pricer: Pricer, kind: BlockKind) -> tuple[float, float]:
+    """(forward, backward) compute seconds of one block and micro-batch, alone on all SMs."""
     priced = {phase: pricer.phase(kind, phase, "alone") for phase in pricer.operators(kind)}
     forward = fsum(c.fixed_s + c.row_s for p, c in priced.items() if p.endswith(" F"))
     return forward, fsum(c.fixed_s + c.row_s for c in priced.values()) - forward

@@ -1,4 +1,4 @@
-"""Prices of a job's dispatch and combine: kernels on SMs, a dedicated engine, or NCCL's all-to-all."""
+"""Prices a job's dispatch and combine by kernels on SMs, a dedicated engine, or NCCL's all-to-all."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EP_OPERATION: dict[Phase, EpOperation] = {
 
 
 def expert_transfer(pricer: Pricer, phase: Phase, mode: Mode) -> TransferCost:
-    """One dispatch or combine of a micro-batch."""
+    """Price of one dispatch or combine of a micro-batch."""
     operation, communication = EP_OPERATION[phase], pricer.scenario.communication
     if communication.kernels == "nccl":
         return _nccl_transfer(pricer)
@@ -40,7 +40,7 @@ def expert_transfer(pricer: Pricer, phase: Phase, mode: Mode) -> TransferCost:
 
 
 def _nccl_transfer(pricer: Pricer) -> TransferCost:
-    """All-to-all of NCCL: every chosen expert gets its own copy of a row, in BF16 (eq. O6)."""
+    """Price of NCCL's all-to-all, which sends each chosen expert its own copy of a row in BF16 (eq. O6)."""
     assert pricer.shape.moe is not None
     sent = pricer.ep_tokens * pricer.shape.moe.top_k * pricer.shape.hidden * 2.0
     ranks = pricer.scenario.parallel.ep
@@ -48,7 +48,7 @@ def _nccl_transfer(pricer: Pricer) -> TransferCost:
 
 
 def _slow_down(pricer: Pricer, mode: Mode) -> SlowDown:
-    """How much longer an expert-parallel kernel takes beside compute."""
+    """Slow-down of an expert-parallel kernel beside compute."""
     if mode == "alone":
         return NO_SLOW_DOWN
     law = communication_law(pricer.profile)

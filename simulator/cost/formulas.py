@@ -1,4 +1,4 @@
-"""Small formulas of a step, of numbers or elementwise of arrays (pure).
+"""Formulas of a step that the simulator and the planner share, for numbers and elementwise for arrays (pure).
 
 The engine applies them to the members of a group, the planner's closed form to many plans at once, so that
 neither can drift from the other.
@@ -17,7 +17,7 @@ from moesim.hwmodels.arrays import FloatArray
 Amount: TypeAlias = float | FloatArray
 A = TypeVar("A", float, FloatArray)
 Time = TypeVar("Time", int, FloatArray)
-"""Whole nanoseconds, or seconds of many plans."""
+"""Whole nanoseconds of one plan, or seconds of many plans."""
 
 
 def blended(sms_reserved: A, overlapped: A, share: float) -> A:
@@ -26,24 +26,24 @@ def blended(sms_reserved: A, overlapped: A, share: float) -> A:
 
 
 def compute_seconds(fixed_s: Amount, row_s: Amount, load: Amount) -> Amount:
-    """Compute of a phase; `load`: received expert rows over the nominal number (eq. E1)."""
+    """Seconds of a phase's compute; `load`: received expert rows over the nominal number (eq. E1)."""
     return fixed_s + row_s * load
 
 
 def payload_seconds(
     nic: tuple[Amount, Amount], scale_up: tuple[Amount, Amount], slowness: tuple[Amount, Amount] = (1.0, 1.0)
 ) -> FloatArray:
-    """Payload of a member of a transfer, alone on its links (eq. E2).
+    """Seconds of a member's payload in a transfer, alone on its links (eq. E2).
 
-    `nic` and `scale_up`: (seconds under even load, received rows over the nominal number), the rows through
-    the NICs averaged over a node; `slowness` of both: how many times as long as in a healthy cluster.
+    `nic` and `scale_up`: (seconds under even load, received rows over the nominal number); rows through the
+    NICs are averaged over a node. `slowness`: time of both over that in a healthy cluster.
     """
     return np.asarray(np.maximum(nic[0] * nic[1] * slowness[0], scale_up[0] * scale_up[1] * slowness[1]))
 
 
 @dataclass(frozen=True, slots=True)
 class SyncParts(Generic[Time]):
-    """How long the parts of the end of the step take on one pipeline rank."""
+    """Durations of the parts of the end of the step on one pipeline rank."""
 
     reduce: Time
     norm: Time
@@ -53,12 +53,12 @@ class SyncParts(Generic[Time]):
 
 @dataclass(frozen=True, slots=True)
 class SyncTimes(Generic[Time]):
-    """When the parts of the end of the step end on one pipeline rank; the reduction begins when `ready`."""
+    """Times at which parts of the end of the step end on a pipeline rank; `ready` starts the reduction."""
 
     ready: Time
     reduced: Time
     meet: Time
-    """When the slowest rank has reduced its gradients: the norm is a barrier."""
+    """When the slowest rank has reduced its gradients and the norm, a barrier, can start."""
     norm: Time
     updated: Time
     gathered: Time
@@ -72,15 +72,15 @@ def end_of_step(
 ) -> list[SyncTimes[Time]]:
     """Gradient reduction, global norm, optimizer and parameter gather after the last action (eq. E5).
 
-    `done[r]`: end of the last action of pipeline rank r, `holders[r]`: the ranks that hold the same stages.
-    A reduction waits for all of them; gradient clipping makes the norm a barrier of all ranks.
+    `done[r]`: end of the last action of pipeline rank r. `holders[r]`: the ranks that hold the same stages; a
+    reduction waits for all of them. Gradient clipping makes the norm a barrier of all ranks.
     """
     ready = [latest([done[holder] for holder in own]) for own in holders]
     reduced = [start + part.reduce for start, part in zip(ready, parts, strict=True)]
     meet = latest(reduced)
-    found = []
+    times = []
     for start, end, part in zip(ready, reduced, parts, strict=True):
         norm = meet + part.norm
         updated = norm + part.optimizer
-        found.append(SyncTimes(start, end, meet, norm, updated, updated + part.gather))
-    return found
+        times.append(SyncTimes(start, end, meet, norm, updated, updated + part.gather))
+    return times

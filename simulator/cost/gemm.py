@@ -1,4 +1,4 @@
-"""Rate of a GEMM from measured points: exact shape, interpolation in log shape, or held."""
+"""Reads the rate of a GEMM from measured points: exact, interpolated in log shape, or held constant."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from moesim.hwmodels.calibration import GemmTable
 from moesim.simulator.model.operator import GemmShape
 
 HELD_WITHOUT_NOTE = 2.0
-"""A rate held for up to this factor in rows beyond the nearest point counts as inside the table."""
+"""A rate held constant up to this factor in rows beyond the nearest point counts as inside the table."""
 
 
 class GemmReading(NamedTuple):
-    """Rate in FLOP/s under the table's conditions, its residual, and what was done to get it."""
+    """Rate in FLOP/s under the table's conditions, its residual, and notes on how it was read."""
 
     flop_per_s: float
     residual: float
@@ -37,8 +37,8 @@ class _Point(NamedTuple):
 class GemmLookup:
     """Points of one table, by the two weight dimensions and the number of token rows per group.
 
-    The token dimension is m of a forward or input-gradient GEMM and k of a weight gradient; the other
-    two identify the layer. A weight gradient's two are interchangeable (a transposed output).
+    The token dimension is m of a forward or input-gradient GEMM and k of a weight gradient; the other two
+    identify the layer. Those of a weight gradient are interchangeable, because they transpose its output.
     """
 
     def __init__(self, table: GemmTable) -> None:
@@ -65,10 +65,10 @@ class GemmLookup:
     def read(self, shape: GemmShape) -> GemmReading:
         """The rate of a shape.
 
-        Eq. C4, same layer measured at other row counts: linear in log rows; beyond the first or last
-        row count the rate is held (flagged beyond a factor of two).
-        Eq. C5, layer not measured: inverse-distance weights w_i = 1 / d_i^2 with d_i the distance in
-        (log rows, log n, log k); the residual grows by the weighted spread of the rates used.
+        Eq. C4 applies where the layer was measured at other row counts: the rate is linear in log rows, and
+        held constant beyond the first or last row count (flagged beyond a factor of two).
+        Eq. C5 applies where the layer was not measured: inverse-distance weights w_i = 1 / d_i^2 with d_i the
+        distance in (log rows, log n, log k); the residual grows by the weighted spread of the rates used.
         """
         key, rows = self._split(shape.m, shape.n, shape.k, shape.groups)
         same_layer = self._by_key.get(key)

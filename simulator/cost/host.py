@@ -1,6 +1,6 @@
-"""Compute that waits for the host to launch it: seconds by pass, spread over a block's phases (pure).
+"""Computes launch stalls, the waits of compute for the host, by pass and spreads them over phases (pure).
 
-Equations L1 to L3 of docs/model.md.
+The equations are L1 to L3 of docs/model.md.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from moesim.simulator.model.operator import BlockKind, Phase
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Host seconds until a piece of work is launched, and device seconds that it then takes."""
+    """Host seconds to launch a piece of work, and device seconds that it then takes."""
 
     host_s: float
     device_s: float
@@ -25,9 +25,9 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class PassLaunches:
-    """One block's forward or backward in the order of its launches.
+    """The launches of one block's forward or backward, in order.
 
-    `drains`: the host reads a result of the device before the first of them, so the queue is empty then.
+    `drains`: the host reads a result from the device before the first launch, which empties the queue.
     """
 
     launches: tuple[Launch, ...]
@@ -35,15 +35,15 @@ class PassLaunches:
 
 
 def host_seconds(calls: Iterable[Calls], host: Host, extra_s: float = 0.0) -> float:
-    """Eq. L1: host seconds of some calls; `extra_s` on top of each that does forward work."""
+    """Eq. L1: host seconds of some calls; `extra_s` is added to each call that does forward work."""
     return fsum(c.times * (host.call_s(c.kind, c.forward) + extra_s * c.forward) for c in calls)
 
 
-def waited_s(one: PassLaunches) -> float:
-    """Eq. L2 and L3: seconds that the device is idle because the next launch has not come.
+def launch_stall_s(one: PassLaunches) -> float:
+    """Eq. L2 and L3: seconds in which the device is idle because the next launch has not arrived.
 
-    Without a drained queue the host is ahead by whole blocks: only the sums count. With one, the device
-    starts again with the first launch and cannot be ahead of any.
+    Without a drained queue the host is ahead by whole blocks, and only the sums matter. After a drained queue
+    the device restarts with the first launch, and no work can start before its own launch.
     """
     device = fsum(launch.device_s for launch in one.launches)
     if not one.drains:
@@ -55,13 +55,13 @@ def waited_s(one: PassLaunches) -> float:
     return done - device
 
 
-def held_back(
+def spread_launch_stalls(
     kind: BlockKind,
     compute: Mapping[tuple[BlockKind, Phase, Mode], PhaseCost],
     waits: tuple[float, float],
     modes: Sequence[Mode],
 ) -> dict[tuple[BlockKind, Phase, Mode], PhaseCost]:
-    """Compute of a block with (forward, backward) seconds of waiting spread over it in proportion."""
+    """Compute of a block with its (forward, backward) launch stalls, spread in proportion to its phases."""
     out: dict[tuple[BlockKind, Phase, Mode], PhaseCost] = {}
     for forward, wait in zip((True, False), waits, strict=True):
         if wait <= 0.0:

@@ -1,4 +1,4 @@
-"""Where a block's compute waits for the host: its calls in order, and what a step loses to them."""
+"""Launch stalls of a block: its calls in order, and the seconds in which compute waits for the host."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ from dataclasses import replace
 from math import fsum
 
 from moesim.hwmodels.host import CallKind, Host, load_host
-from moesim.simulator.cost.host import Launch, PassLaunches, held_back, host_seconds, waited_s
+from moesim.simulator.cost.host import (
+    Launch,
+    PassLaunches,
+    host_seconds,
+    launch_stall_s,
+    spread_launch_stalls,
+)
 from moesim.simulator.cost.price_evidence import PriceEvidence
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.table import Mode, PhaseCost, TransferCost
@@ -17,10 +23,10 @@ from moesim.simulator.model.software import GraphPart, Software
 from moesim.simulator.schedules.template import EP_PHASES
 
 FORWARD: tuple[Phase, ...] = ("dispatch F", "mlp F", "combine F", "attn F")
-"""From one read of the token counts to the next."""
+"""Phases of the forward, from one read of the token counts to the next."""
 BACKWARD: tuple[Phase, ...] = ("combine B", "mlp I", "mlp W", "dispatch B", "attn I", "attn W")
-INSIDE = 2
-"""Collectives of tensor parallelism that one half of a layer starts in a phase: a gather and a scatter."""
+COLLECTIVES_PER_HALF = 2
+"""Tensor-parallel collectives that half a layer starts in a phase: an all-gather and a reduce-scatter."""
 
 Transfers = Mapping[tuple[BlockKind, Phase, Mode], TransferCost]
 Compute = Mapping[tuple[BlockKind, Phase, Mode], PhaseCost]
@@ -29,7 +35,7 @@ Compute = Mapping[tuple[BlockKind, Phase, Mode], PhaseCost]
 def launch_stalls(
     pricer: Pricer, kind: BlockKind, compute: Compute, transfer: Transfers, modes: Sequence[Mode]
 ) -> dict[tuple[BlockKind, Phase, Mode], PhaseCost]:
-    """Compute of a block with the waits for its launches; empty where the scenario names no host.
+    """Compute of a block with its launch stalls; empty where the scenario names no host.
 
     Raises InputError for an unknown host.
     """
@@ -42,7 +48,9 @@ def launch_stalls(
         chosen = [mode for mode in modes if (mode != "alone") == paired]
         if chosen:
             passes = pass_launches(pricer, host, kind, compute, {} if paired else transfer)
-            out |= held_back(kind, compute, (waited_s(passes[0]), waited_s(passes[1])), chosen)
+            out |= spread_launch_stalls(
+                kind, compute, (launch_stall_s(passes[0]), launch_stall_s(passes[1])), chosen
+            )
     note = f"host {host.name}: calls of {software.modules} are counted from the operator list"
     counted = PriceEvidence.of([], [note])
     return {key: replace(cost, evidence=cost.evidence | counted) for key, cost in out.items()}
@@ -51,14 +59,14 @@ def launch_stalls(
 def pass_launches(
     pricer: Pricer, host: Host, kind: BlockKind, compute: Compute, transfer: Transfers
 ) -> tuple[PassLaunches, PassLaunches]:
-    """Launches of one block's forward and backward, with the transfers that are not beside other compute."""
+    """Launches of one block's forward and backward, with the transfers that run without other compute."""
     scenario = pricer.scenario
     software, plan = scenario.software, scenario.parallel
     operators = pricer.operators(kind)
     routed = "gate" in {op.name for op in operators.get("attn F", ())}
     drains = routed and (plan.ep > 1 or software.modules == "transformer-engine")
     layer = pricer.shape.block(kind).layer is not None
-    found = []
+    passes = []
     for forward, phases in ((True, FORWARD), (False, BACKWARD)):
         launches: list[Launch] = []
         if drains and forward:
@@ -74,8 +82,8 @@ def pass_launches(
             launches += _phase_launches(pricer, host, kind, phase, price, extra)
             if phase in EP_PHASES and routed and plan.ep > 1:
                 launches.append(_exchange(host, software, kind, phase, transfer, forward))
-        found.append(PassLaunches(tuple(launches), drains and forward))
-    return found[0], found[1]
+        passes.append(PassLaunches(tuple(launches), drains and forward))
+    return passes[0], passes[1]
 
 
 def _phase_launches(
@@ -86,7 +94,7 @@ def _phase_launches(
     price: PhaseCost,
     extra_s: float,
 ) -> list[Launch]:
-    """Launches of one phase; its seconds are those of the table, collectives inside it come last."""
+    """Launches of one phase, scaled to the table's seconds; the collectives inside it come last."""
     software, plan = pricer.scenario.software, pricer.scenario.parallel
     operators = pricer.operators(kind).get(phase, ())
     alone = [cost.seconds for cost in pricer.operator_costs(kind, phase, "alone")]
@@ -98,7 +106,9 @@ def _phase_launches(
         calls = () if graphed else calls_of(op, software.modules)
         launches.append(Launch(host_seconds(calls, host, extra_s), seconds * factor))
     if price.exposed_s > 0.0:
-        launches.append(Launch((plan.tp > 1) * INSIDE * host.call_s("collective", True), price.exposed_s))
+        launches.append(
+            Launch((plan.tp > 1) * COLLECTIVES_PER_HALF * host.call_s("collective", True), price.exposed_s)
+        )
     return launches
 
 
@@ -112,7 +122,7 @@ def _exchange(
 
 
 def part_of(op: Operator, phase: Phase) -> GraphPart:
-    """The part of a layer that a graph may hold."""
+    """The part of a layer to which an operator belongs when CUDA graphs are chosen by part."""
     if op.cls in ("gate_gemm", "topk"):
         return "router"
     return "attention" if phase.startswith("attn") else "experts"

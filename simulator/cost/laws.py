@@ -1,4 +1,4 @@
-"""Slow-down of compute beside communication SMs (eq. C8), read from a profile's laws."""
+"""Reads the slow-down of compute beside communication SMs from a profile's laws (eq. C8)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.law_groups import LawGroup
 
 ASSUMED_RESIDUAL = 0.2
-"""Half-width given to the free-SM ratio where a profile has no law for a group."""
+"""Relative error of the free-SM ratio where a profile has no law for a group."""
 
 
 class SlowDown(NamedTuple):
-    """Time over time alone on all SMs, with what it stands on."""
+    """Time over time alone on all SMs, with its evidence."""
 
     factor: float = 1.0
     residual: float = 0.0
@@ -27,7 +27,7 @@ NO_SLOW_DOWN = SlowDown()
 
 
 class SmLaws:
-    """The laws of one profile on one accelerator; readings are kept."""
+    """The laws of one profile on one accelerator, with cached readings."""
 
     def __init__(self, accelerator: Accelerator, profile: CalibrationProfile) -> None:
         """Index the laws by group; the first one of a group wins."""
@@ -40,8 +40,8 @@ class SmLaws:
     def at(self, group: LawGroup, communication_sms: int, overlapped: bool) -> SlowDown:
         """S(n) of a group while n communication SMs are busy (`overlapped`) or reserved but idle.
 
-        Idle ones only cost the GEMMs that were told to leave them alone: the free-SM ratio. Raises
-        InputError when no SM is left.
+        Idle SMs slow only SM-aware GEMMs, which leave them free, by the free-SM ratio. Raises InputError when
+        no SM is left.
         """
         key = (group, communication_sms, overlapped)
         reading = self._readings.get(key)
@@ -51,7 +51,7 @@ class SmLaws:
 
     def _read(self, group: LawGroup, n: int, overlapped: bool) -> SlowDown:
         law = self._laws.get(group)
-        if n == 0:  # nothing is shared: also on an accelerator whose compute units nobody counted
+        if n == 0:  # no SM is shared, which also holds on an accelerator whose compute units are not known
             return SlowDown(1.0, 0.0, law.id if law else "")
         total = self._accelerator.n_sms
         if not 0 < n < total:
@@ -70,6 +70,6 @@ class SmLaws:
         if law.form == "free_sms":
             return SlowDown(free, law.residual.relative, law.id)
         reading = law.curve.at(n)
-        # Beyond the measured counts the end value is held, but never below what the lost SMs alone cost.
+        # Beyond the measured counts the end value is held constant, but never below the free-SM ratio.
         least = free if group == "gemm_sm_aware" and reading.extrapolated else 1.0
         return SlowDown(max(reading.value, least), law.residual.relative, law.id, reading.note)

@@ -1,4 +1,4 @@
-"""Collectives inside a layer: what tensor and context parallelism leave exposed in each phase (pure)."""
+"""Exposed seconds of the tensor- and context-parallel collectives inside each phase of a layer (pure)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from moesim.simulator.cost.overlap import (
     OverlapSlowDown,
     exposed_backward,
     exposed_forward,
-    pipelined,
+    exposed_pipelined,
 )
 from moesim.simulator.cost.price_evidence import PriceEvidence, combined
 from moesim.simulator.model.attention.protocol import Attention
@@ -39,7 +39,7 @@ _NO_CORE = CoreSeconds()
 
 @dataclass(frozen=True, slots=True)
 class LayerCollectives:
-    """Links and plan that the collectives of one layer run on."""
+    """Prices the collectives inside one layer on the links of a scenario."""
 
     scenario: Scenario
     links: Links
@@ -50,12 +50,12 @@ class LayerCollectives:
     ) -> dict[Phase, float]:
         """Exposed seconds by phase (docs/model.md, eq. X6, O2, O3).
 
-        Tensor parallel: an all-gather and a reduce-scatter (or one all-reduce) of the activations around
-        attention and around the FFN, forward and again for the input gradient. Context parallel: keys and
-        values of the whole sequence are gathered before attention, their gradients scattered after. Full
-        recompute runs the forward's collectives once more before the backward. With experts and their
-        own tensor parallelism, received rows are gathered before the experts and their results scattered
-        after, and backwards the other way round (eq. X14).
+        Tensor parallelism runs an all-gather and a reduce-scatter (or one all-reduce) of the activations
+        around attention and around the FFN, in the forward and for the input gradient. Context parallelism
+        gathers keys and values of the whole sequence before attention and scatters their gradients after it.
+        Full recompute repeats the forward's collectives before the backward. Experts with their own tensor
+        parallelism gather received rows before the experts and scatter the results after them; the backward
+        does the reverse (eq. X14).
         """
         out = {phase: 0.0 for half in HALVES for phase in half[:2]}
         plan, block = self.scenario.parallel, shape.block(kind)
@@ -93,7 +93,7 @@ class LayerCollectives:
         return out
 
     def evidence(self, *, experts: bool = False) -> PriceEvidence:
-        """Curves that the exposed seconds stand on."""
+        """Curves behind the exposed seconds."""
         plan, node = self.scenario.parallel, self.links.gpus_per_node
         groups = [(plan.tp, min(plan.tp, node)), (plan.cp, self._context_ranks_per_node())]
         if experts:
@@ -102,17 +102,17 @@ class LayerCollectives:
 
     @property
     def _slow_down(self) -> OverlapSlowDown:
-        """How far these collectives themselves slow down beside GEMMs was not measured."""
+        """Slow-down of compute; that of these collectives beside GEMMs was not measured."""
         return OverlapSlowDown(self.profile.lost_beside_nccl.value)
 
     def _gather_s(self, shape: ModelShape, tokens: int) -> float:
-        """One all-gather or reduce-scatter of a micro-batch's activations."""
+        """Seconds of one all-gather or reduce-scatter of a micro-batch's activations."""
         plan, node = self.scenario.parallel, self.links.gpus_per_node
         activation = tokens / plan.cp * shape.hidden * 2.0
         return ring_seconds(activation, plan.tp, min(plan.tp, node), self.links, self.profile)
 
     def _rows_s(self, shape: ModelShape, tokens: int) -> float:
-        """One all-gather or reduce-scatter of the rows that the ranks of a split expert received."""
+        """Seconds of one all-gather or reduce-scatter of the rows that a split expert's ranks received."""
         assert shape.moe is not None
         plan, node = self.scenario.parallel, self.links.gpus_per_node
         rows = tokens / (plan.cp * plan.tp) * shape.moe.top_k * plan.expert_tp
@@ -120,7 +120,7 @@ class LayerCollectives:
         return ring_seconds(rows * shape.hidden * 2.0, ranks, min(ranks, node), self.links, self.profile)
 
     def _context_s(self, attention: Attention, tokens: int) -> float:
-        """Keys and values of one micro-batch around the context-parallel group."""
+        """Seconds of a ring over the context-parallel group with the keys and values of one micro-batch."""
         plan, per_node = self.scenario.parallel, self._context_ranks_per_node()
         width = attention.context_elements(self.scenario.batch.sequence_length) / plan.tp
         return ring_seconds(tokens * width * 2.0, plan.cp, per_node, self.links, self.profile)
@@ -130,7 +130,7 @@ class LayerCollectives:
         return max(1, min(plan.cp, node // min(plan.tp, node)))
 
     def _overlapped_with_attention(self, context_s: float, attention_s: float) -> float:
-        """Ring attention passes keys and values on while it works on those it has (eq. O2)."""
+        """Exposed part of `context_s`; ring attention sends keys and values while it computes (eq. O2)."""
         if self.scenario.software.overlap_context_parallel:
-            return pipelined(context_s, attention_s, self.scenario.parallel.cp, self._slow_down)
+            return exposed_pipelined(context_s, attention_s, self.scenario.parallel.cp, self._slow_down)
         return context_s

@@ -1,4 +1,4 @@
-"""Time of a memory-bound kernel from measured effective bandwidths over the bytes it moves."""
+"""Prices memory-bound kernels from measured effective bandwidths over the bytes that they move."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import NamedTuple
 from moesim.hwmodels.calibration import MeasuredCurve
 
 HELD_WITHOUT_NOTE = 2.0
-"""A bandwidth held for up to this factor in bytes beyond the nearest point counts as inside the curve."""
+"""A bandwidth held constant up to this factor beyond the nearest point counts as inside the curve."""
 
 
 class TransferReading(NamedTuple):
-    """Seconds under the curve's conditions; `extrapolated` says what was done, or is empty."""
+    """Seconds under the curve's conditions; `extrapolated` is a note on an extrapolation, or empty."""
 
     seconds: float
     extrapolated: str
 
 
 class TransferCurve:
-    """Effective bandwidth over bytes, read as time over bytes."""
+    """A curve of effective bandwidth over bytes, which is read as time over bytes."""
 
     def __init__(self, measured: MeasuredCurve) -> None:
         """Turn (bytes, bytes/s) points into (bytes, s) points."""
@@ -28,8 +28,8 @@ class TransferCurve:
         self._seconds = tuple(x / y for x, y in measured.curve.points)
 
     def read(self, size_bytes: float) -> TransferReading:
-        """Eq. C6: piecewise linear in bytes between the measured times; beyond them the bandwidth of the
-        end point is held (flagged beyond a factor of two)."""
+        """Eq. C6: the time is piecewise linear in bytes between the measured times; beyond them the bandwidth
+        of the end point is held constant (flagged beyond a factor of two)."""
         sizes, seconds = self._bytes, self._seconds
         right = bisect_left(sizes, size_bytes)
         if 0 < right < len(sizes):

@@ -1,4 +1,4 @@
-"""What a price stands on, as a value that travels with the price (pure)."""
+"""The evidence of a price, as a value that the price carries (pure)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class EntryReading(NamedTuple):
-    """Compute that one calibration entry priced: seconds, and seconds times the relative error of each."""
+    """Seconds of compute that one calibration entry priced, and their sum weighted by relative error."""
 
     entry: str
     seconds: float
@@ -17,9 +17,9 @@ class EntryReading(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PriceEvidence:
-    """Calibration entries behind a price, what it assumes or extrapolates, and its readings of compute.
+    """Calibration entries behind a price, notes on assumptions and extrapolations, and readings of compute.
 
-    There is at most one reading an entry. `combined` adds the evidence of several prices.
+    Each entry has at most one reading. `combined` adds the evidence of several prices.
     """
 
     entries: frozenset[str] = frozenset()
@@ -37,7 +37,7 @@ class PriceEvidence:
         return combined(((self, 1.0), (other, 1.0)))
 
     def mean_errors(self) -> dict[str, float]:
-        """Relative error of every entry that priced compute: the mean of its readings by seconds."""
+        """Relative error of every entry that priced compute, the mean of its readings weighted by seconds."""
         return {r.entry: r.error_s / r.seconds for r in self.readings if r.seconds > 0.0}
 
 
@@ -45,9 +45,9 @@ NO_EVIDENCE = PriceEvidence()
 
 
 def combined(parts: Iterable[tuple[PriceEvidence, float]]) -> PriceEvidence:
-    """The evidence of a sum of prices, each taken so many times (or in such a share).
+    """The evidence of a sum of (evidence, times) prices; a share of a price is a fraction of one time.
 
-    The number of times weighs the readings; entries and notes count however rarely they were used.
+    The times weight the readings; all entries and notes are included, however rarely a price was used.
     """
     entries: set[str] = set()
     notes: set[str] = set()
@@ -68,7 +68,7 @@ def combined(parts: Iterable[tuple[PriceEvidence, float]]) -> PriceEvidence:
 
 @dataclass(frozen=True, slots=True)
 class PricedSeconds:
-    """A duration and what it stands on."""
+    """A duration and its evidence."""
 
     seconds: float = 0.0
     evidence: PriceEvidence = NO_EVIDENCE

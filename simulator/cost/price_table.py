@@ -1,4 +1,4 @@
-"""The cost table of a scenario: every phase, transfer, send and end of step that a schedule needs."""
+"""Builds the cost table of a scenario, with every phase, transfer, send and end of step of its schedule."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from moesim.simulator.schedules import Overlap, Schedule
 
 
 def cost_table(pricer: Pricer, schedule: Schedule, stages: StageAssignment) -> CostTable:
-    """Prices of everything that the schedule and its stages need."""
+    """Prices of all phases, transfers, sends and ends of step of a schedule and its stages."""
     paired = any(isinstance(step, Overlap) for rank in schedule.ranks for step in rank)
     modes: tuple[Mode, ...] = ("alone", "sms_reserved", "overlapped") if paired else ("alone",)
     compute: dict[tuple[BlockKind, Phase, Mode], PhaseCost] = {}
@@ -36,10 +36,10 @@ def cost_table(pricer: Pricer, schedule: Schedule, stages: StageAssignment) -> C
 def inside_step(
     pricer: Pricer, kind: BlockKind, compute: Compute, transfer: Transfers, modes: Sequence[Mode]
 ) -> tuple[dict[tuple[BlockKind, Phase, Mode], PhaseCost], dict[tuple[BlockKind, Phase, Mode], TransferCost]]:
-    """What changes in a block's prices when it runs inside a step, and the transfers that come with it.
+    """Prices of a block that change inside a step, and the transfers that the step adds.
 
-    ZeRO-3 gathers parameters and scatters gradients beside the compute; compute waits for the host's
-    launches. Raises InputError for an unknown host.
+    ZeRO-3 gathers parameters and scatters gradients beside the compute, and launch stalls lengthen the
+    compute. Raises InputError for an unknown host.
     """
     moved: dict[tuple[BlockKind, Phase, Mode], TransferCost] = {}
     slowed: dict[tuple[BlockKind, Phase, Mode], PhaseCost] = {}
@@ -54,8 +54,8 @@ def inside_step(
 def pipeline_send(pricer: Pricer, schedule: Schedule) -> tuple[float, float, bool]:
     """(bytes, seconds, across nodes?) of one activation or gradient between pipeline neighbours.
 
-    Each tensor-parallel rank sends its own part of the sequence, in BF16. Where any hop of the
-    pipeline crosses nodes, all are priced so (eq. X4).
+    Each tensor-parallel rank sends its own part of the sequence in BF16. If any hop of the pipeline crosses
+    nodes, all hops are priced as if they did (eq. X4).
     """
     if schedule.pp == 1:
         return 0.0, 0.0, False

@@ -1,7 +1,7 @@
-"""Prices of one job: its operators by block and phase, and the seconds they take. Every price is a value.
+"""Prices the operators of one job by block and phase. Every price is a value that carries its evidence.
 
-What a price stands on is a field of it. The pricer keeps what it has worked out, so that placement, cost
-table, end of the step, host launches and reports share one price of each operator.
+The pricer caches its prices, so that placement, cost table, end of the step, host launches and reports share
+one price of each operator.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ Operators = Mapping[Phase, tuple[Operator, ...]]
 
 @dataclass(frozen=True)
 class Pricer:
-    """Operators and prices of a job; every method is a pure function of the job, worked out once."""
+    """Operators and prices of a job; every method is a pure function of the job with a cached result."""
 
     job: ResolvedJob
     _operators: dict[BlockKind, Operators] = field(default_factory=dict, repr=False, compare=False)
-    """Of every kind of block that was asked for; they do not depend on rates."""
+    """Cached operators by kind of block; they do not depend on rates."""
     _parameters: dict[BlockKind, tuple[float, float]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -49,7 +49,7 @@ class Pricer:
     def at_rates(
         self, *, profile: CalibrationProfile | None = None, cluster: Cluster | None = None
     ) -> Pricer:
-        """The same job at other rates (see `ResolvedJob.with_rates`); it shares the operators."""
+        """Pricer of the same job at other rates (see `ResolvedJob.with_rates`), with shared operators."""
         return Pricer(self.job.with_rates(profile=profile, cluster=cluster), self._operators)
 
     # -- the job ---------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ class Pricer:
 
     @property
     def layout(self) -> Layout:
-        """Where the ranks of the job stand."""
+        """Placement of the ranks of the job on GPUs."""
         return self.job.layout
 
     @property
@@ -86,7 +86,7 @@ class Pricer:
 
     @property
     def ep_tokens(self) -> float:
-        """Tokens that one GPU sends into its expert-parallel group: CP and TP split them."""
+        """Tokens that one GPU sends into its expert-parallel group, after CP and TP split them."""
         return tokens_per_gpu(self.scenario.parallel, self.scenario.batch.sequence_length)
 
     @property
@@ -96,7 +96,7 @@ class Pricer:
 
     @property
     def received_tokens(self) -> float | None:
-        """Distinct tokens behind those rows: one that chose two experts of a GPU arrives once."""
+        """Distinct tokens behind `received_rows`; a token that chose two experts of a GPU arrives once."""
         if self.shape.moe is None or self.scenario.parallel.ep == 1:
             return None
         return self.ep_tokens * self.targets().distinct_gpus
@@ -123,7 +123,7 @@ class Pricer:
 
     @property
     def nic_bytes_per_s(self) -> float:
-        """Nominal scale-out rate of one GPU: its NICs, or their switch ports where those are slower."""
+        """Nominal scale-out rate of one GPU, set by its NICs or by slower switch ports."""
         node, fabric = self.cluster.node, self.cluster.network.fabric
         if self.cluster.nodes == 1 or fabric is None:
             return 0.0
@@ -132,8 +132,8 @@ class Pricer:
     def targets(self) -> TargetStatistics:
         """Expected distinct targets of a token.
 
-        A global placement spreads the experts of a group over all nodes: the gate's limit on groups then
-        limits no nodes, and the statistics are those of a gate without it.
+        A global placement spreads the experts of a group over all nodes. The gate's limit on groups then does
+        not limit the nodes, so the statistics are those of a gate without that limit.
         """
         assert self.shape.moe is not None
         routing = self.scenario.routing
@@ -144,11 +144,11 @@ class Pricer:
         return expected_targets(gate, self.scenario.parallel.ep, per_node)
 
     def block_parameters(self, kind: BlockKind) -> tuple[float, float]:
-        """(dense, expert) parameters of a block on one GPU, replicas of experts included."""
-        found = self._parameters.get(kind)
-        if found is None:
-            found = self._parameters[kind] = self._parameters_of(kind)
-        return found
+        """(dense, expert) parameters of a block on one GPU, including redundant replicas of experts."""
+        parameters = self._parameters.get(kind)
+        if parameters is None:
+            parameters = self._parameters[kind] = self._parameters_of(kind)
+        return parameters
 
     def _parameters_of(self, kind: BlockKind) -> tuple[float, float]:
         plan = self.scenario.parallel
@@ -157,20 +157,20 @@ class Pricer:
         experts = moe.experts * expert_parameters(self.shape) if moe and self.shape.block(kind).routed else 0
         dense = (total - experts) / plan.tp
         redundant = self.scenario.routing.redundant_experts
-        if moe and experts and redundant:  # gradients and parameters of a replica travel like any expert's
+        if moe and experts and redundant:  # replicas communicate like any expert
             experts += redundant * expert_parameters(self.shape)
         return dense, experts / plan.ep / plan.expert_tp
 
     def operators(self, kind: BlockKind) -> Operators:
         """Operators of a block by phase."""
-        found = self._operators.get(kind)
-        if found is None:
-            found = self._operators[kind] = self._operators_of(kind)
-        return found
+        operators = self._operators.get(kind)
+        if operators is None:
+            operators = self._operators[kind] = self._operators_of(kind)
+        return operators
 
     def _operators_of(self, kind: BlockKind) -> Operators:
         s, plan = self.scenario, self.scenario.parallel
-        found = block_operators(
+        operators = block_operators(
             self.shape,
             kind,
             s.recipe,
@@ -181,7 +181,7 @@ class Pricer:
             ep=plan.ep,
             received_rows=self.received_rows,
             received_tokens=self.received_tokens,
-            # The policies differ in what is kept (bytes), not in what is computed again.
+            # Both policies recompute the same operators and store different tensors.
             recompute="selective" if s.recompute == "deepseek-v3" else s.recompute,
             redundant_experts=s.routing.redundant_experts,
             unfused_attention=s.software.attention == "unfused",
@@ -191,33 +191,33 @@ class Pricer:
         )
         dense, expert = self.block_parameters(kind)
         sharded = dense * (self.layout.dp * plan.cp > 1) + expert * (self.layout.expert_dp > 1)
-        return apply_framework(found, s.software, s.recipe, plan.zero_stage, dense + expert, sharded)
+        return apply_framework(operators, s.software, s.recipe, plan.zero_stage, dense + expert, sharded)
 
     # -- prices ----------------------------------------------------------------------------------------
 
     def context(self, mode: Mode) -> SmContext:
-        """SMs of a phase: all of them, or all but the communication SMs, which idle or are busy."""
+        """SMs of a phase in a mode: all SMs, or all but the communication SMs, which are idle or busy."""
         return SmContext(0 if mode == "alone" else self.scenario.communication.sms, mode == "overlapped")
 
     def operator_costs(self, kind: BlockKind, phase: Phase, mode: Mode) -> tuple[OperatorCost, ...]:
-        """Price of each operator of a phase, in their order; none where the block lacks the phase."""
+        """Price of each operator of a phase, in order; empty where the block lacks the phase."""
         key = (kind, phase, mode)
-        found = self._costs.get(key)
-        if found is None:
-            found = self._costs[key] = self._priced(self.operators(kind).get(phase, ()), mode)
-        return found
+        costs = self._costs.get(key)
+        if costs is None:
+            costs = self._costs[key] = self._priced(self.operators(kind).get(phase, ()), mode)
+        return costs
 
     def phase(self, kind: BlockKind, phase: Phase, mode: Mode) -> PhaseCost:
-        """Seconds of one phase of a block, collectives inside it left out."""
+        """Price of one phase of a block without the collectives inside it."""
         key = (kind, phase, mode)
-        found = self._phases.get(key)
-        if found is None:
+        price = self._phases.get(key)
+        if price is None:
             operators = self.operators(kind).get(phase, ())
-            found = self._phases[key] = phase_cost(operators, self.operator_costs(kind, phase, mode))
-        return found
+            price = self._phases[key] = phase_cost(operators, self.operator_costs(kind, phase, mode))
+        return price
 
     def compute(self, operators: tuple[Operator, ...], mode: Mode) -> PhaseCost:
-        """Seconds of operators that belong to no block, such as the optimizer's."""
+        """Price of operators that belong to no block, such as those of the optimizer."""
         return phase_cost(operators, self._priced(operators, mode))
 
     def _priced(self, operators: Iterable[Operator], mode: Mode) -> tuple[OperatorCost, ...]:
@@ -226,7 +226,7 @@ class Pricer:
 
 
 def phase_cost(operators: Iterable[Operator], costs: Iterable[OperatorCost]) -> PhaseCost:
-    """The sum of operators' prices: the part that grows with routed rows, and the rest."""
+    """Sum of operators' prices, split into the part that grows with routed rows and the rest."""
     fixed = row = best = worst = 0.0
     evidence = []
     for operator, cost in zip(operators, costs, strict=True):

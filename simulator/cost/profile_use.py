@@ -1,4 +1,4 @@
-"""What a profile says of all collectives of a job: residuals, the law of communication, carried shares."""
+"""Figures of a profile for all collectives of a job: residuals, slow-down law, and shares of link rates."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from moesim.simulator.layout.job import ResolvedJob
 
 
 def collective_residual(profile: CalibrationProfile, prefix: str = "") -> float:
-    """Relative uncertainty of the data-parallel collectives: the larger of their two curves'."""
+    """Relative uncertainty of the data-parallel collectives, the larger of those of their two curves."""
     curves = ("collective.scale_up_fraction", "collective.nic_fraction")
     return max(profile.curve(prefix + name).residual.relative for name in curves)
 
@@ -19,8 +19,8 @@ def communication_law(profile: CalibrationProfile) -> Law | None:
     return next((law for law in profile.laws if law.group == "communication"), None)
 
 
-def carried_shares(job: ResolvedJob) -> PriceEvidence:
-    """A note where shares of link rates stand on other hardware, or on an assumption."""
+def link_share_evidence(job: ResolvedJob) -> PriceEvidence:
+    """Evidence with a note where shares of link rates come from other hardware or are assumed."""
     accelerator, profile = job.cluster.accelerator, job.profile
     engine = accelerator.communication_engine
     if engine is not None:

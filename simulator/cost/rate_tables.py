@@ -1,4 +1,4 @@
-"""Rates of one profile by operator: the time under the conditions that its table, curve or prior states."""
+"""Looks up an operator's time in one profile, under the conditions of the table, curve or prior used."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ATTENTION_CLASSES = frozenset({"attention_forward", "attention_backward"})
 
 
 class Basis(NamedTuple):
-    """Time under the conditions of its evidence."""
+    """Time of an operator under the conditions of the measurement or prior behind it."""
 
     seconds: float
     bound: Bound
@@ -28,17 +28,17 @@ class Basis(NamedTuple):
     residual: float
     curve_id: str
     best_seconds: float
-    """Alone at the best credible rate; 0 where the residual says it."""
+    """Time alone at the best credible rate; 0 where the residual gives it."""
     interpolated: str = ""
     extrapolated: str = ""
     assumed: str = ""
 
 
 class RateTables:
-    """Look-ups of one profile for one accelerator, built once."""
+    """Look-up tables of one profile for one accelerator."""
 
     def __init__(self, accelerator: Accelerator, profile: CalibrationProfile) -> None:
-        """Index the profile; its first fitting entry wins."""
+        """Index the profile; the first matching entry is used."""
         self.accelerator, self.profile = accelerator, profile
         self._hbm_bytes_per_s = accelerator.hbm_bytes_per_s
         self._gemm: dict[tuple[str, str, str], GemmLookup] = {}
@@ -52,7 +52,7 @@ class RateTables:
         self._transfers = {c.id: TransferCurve(c) for c in profile.curves if c.used_for}
 
     def basis(self, op: Operator, overlapped: bool) -> Basis:
-        """What the evidence says about an operator; raises InputError where there is none."""
+        """Time of an operator; raises InputError without a measurement or prior."""
         if op.cls in GEMM_CLASSES:
             return self._gemm_base(op)
         if op.cls in ATTENTION_CLASSES:
@@ -66,9 +66,9 @@ class RateTables:
         fraction, shape, assumed = 1.0, op.gemm, ""
         lookup = self._gemm_table(op)
         if op.cls == "grouped_gemm" and self._family(op) is None and self._family(op, "gemm") is not None:
-            lookup, shape = self._family(op, "gemm"), _one_group(op.gemm, op.cls)  # it runs group by group
+            lookup, shape = self._family(op, "gemm"), _one_group(op.gemm, op.cls)  # runs by group
         if lookup is None and op.cls == "wgrad_gemm" and op.variant == ONE_SCALE:
-            # Not measured: with one scale a tensor it is a GEMM like the forward's.
+            # Without a measurement, it is priced like the forward GEMM (one scale a tensor).
             return self._gemm_base(replace(op, cls="grouped_gemm" if op.per_received_row else "gemm"))
         if lookup is None and op.cls != "gemm":
             lookup = self._gemm.get(("gemm", "", op.dtype))
@@ -82,9 +82,11 @@ class RateTables:
         reading = lookup.read(shape)
         table = lookup.table
         compute_s = op.flop / (reading.flop_per_s * fraction) + self._accumulation_s(op, table.cls)
-        # A rate taken from another shape cannot beat the memory that this shape must move.
+        # A rate from another shape must not be faster than the memory traffic of this shape.
         memory_s = (
-            op_bytes(op) / self._hbm_bytes_per_s if reading.interpolated or reading.extrapolated else 0.0
+            operator_bytes(op) / self._hbm_bytes_per_s
+            if reading.interpolated or reading.extrapolated
+            else 0.0
         )
         return Basis(
             max(compute_s, memory_s),
@@ -100,18 +102,18 @@ class RateTables:
         )
 
     def _gemm_table(self, op: Operator) -> GemmLookup | None:
-        """The table of a GEMM's class, of its kernel family where the profile tells them apart."""
+        """The table of a GEMM's class, or of its kernel family where the profile distinguishes families."""
         own = self._family(op)
         if own is None and (op.cls, op.variant) != ("wgrad_gemm", ONE_SCALE):
             return self._gemm.get((op.cls, "", op.dtype))
         return own
 
     def _family(self, op: Operator, cls: str = "") -> GemmLookup | None:
-        """The table of a GEMM's own kernel family, in its class or another."""
+        """The table of a GEMM's own kernel family, in its own class or in `cls`."""
         return self._gemm.get((cls or op.cls, op.variant, op.dtype)) if op.variant else None
 
     def _accumulation_s(self, op: Operator, table_class: str) -> float:
-        """Eq. C10: what adding into an FP32 buffer costs a weight gradient, where that was measured."""
+        """Eq. C10: seconds of a weight gradient's accumulation into an FP32 buffer; 0 where not measured."""
         curve = self._find_curve("wgrad_gemm", "accumulate", None)
         if table_class != "wgrad_gemm" or not op.accumulated_bytes or curve is None:
             return 0.0
@@ -140,7 +142,7 @@ class RateTables:
         curve = self._find_curve(op.cls, op.variant, overlapped)
         if curve is None:
             return self._prior_base(op, "memory_bound")
-        reading = self._transfers[curve.id].read(op_bytes(op))
+        reading = self._transfers[curve.id].read(operator_bytes(op))
         return Basis(
             reading.seconds,
             "memory",
@@ -171,7 +173,7 @@ class RateTables:
         return None
 
     def _prior_base(self, op: Operator, group: LawGroup) -> Basis:
-        """Eq. H2: a fraction of the best measured GEMM, of the tensor peak or of the memory bandwidth."""
+        """Eq. H2: time at a fraction of the best measured GEMM, the tensor peak or the memory bandwidth."""
         prior = self._prior(op, "gemm_achievable", "tensor_peak", "memory_bandwidth")
         if prior is None:
             raise InputError(
@@ -184,12 +186,12 @@ class RateTables:
             if prior.of == "gemm_achievable":
                 peak = self.accelerator.gemm_achievable_flop_per_s(op.dtype)
             compute_s = op.flop / (peak * prior.fraction)
-            memory_s = op_bytes(op) / self._hbm_bytes_per_s
+            memory_s = operator_bytes(op) / self._hbm_bytes_per_s
             best = max(op.flop / (peak * prior.high), memory_s)
         else:
             compute_s = 0.0
-            memory_s = op_bytes(op) / (self._hbm_bytes_per_s * prior.fraction)
-            best = op_bytes(op) / (self._hbm_bytes_per_s * prior.high)
+            memory_s = operator_bytes(op) / (self._hbm_bytes_per_s * prior.fraction)
+            best = operator_bytes(op) / (self._hbm_bytes_per_s * prior.high)
         return Basis(
             max(compute_s, memory_s),
             "compute" if compute_s > memory_s else "memory",
@@ -203,12 +205,12 @@ class RateTables:
 
 
 def _one_group(shape: GemmShape, cls: str) -> GemmShape:
-    """The dense GEMM that one group of a grouped GEMM is."""
+    """The dense GEMM of one group of a grouped GEMM."""
     if cls == "wgrad_gemm":
         return GemmShape(shape.m, shape.n, shape.k / shape.groups)
     return GemmShape(shape.m / shape.groups, shape.n, shape.k)
 
 
-def op_bytes(op: Operator) -> float:
-    """Bytes read and written."""
+def operator_bytes(op: Operator) -> float:
+    """Bytes that an operator reads and writes."""
     return op.bytes_read + op.bytes_written

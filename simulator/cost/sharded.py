@@ -1,4 +1,4 @@
-"""ZeRO-3 inside the step: its collectives block by block, and compute beside them (docs/model.md, eq. O5)."""
+"""Prices ZeRO-3 inside the step: collectives by block, and compute beside them (docs/model.md, eq. O5)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from moesim.simulator.model.precision import BYTES_PER_ELEMENT
 
 
 def sharded_phases(pricer: Pricer, kind: BlockKind) -> tuple[dict[Phase, TransferCost], dict[Phase, float]]:
-    """ZeRO-3's all-gathers and reduce-scatter of a block beside its compute, and their seconds alone."""
+    """ZeRO-3's all-gathers and reduce-scatter of a block, beside its compute, and their seconds alone."""
     recipe, links, profile = pricer.scenario.recipe, pricer.links, pricer.profile
     dense, expert = pricer.block_parameters(kind)
     dense_ring, expert_ring = rings(pricer, 1)
@@ -47,8 +47,8 @@ def slowed_by_overlap(
 ) -> dict[tuple[BlockKind, Phase, Mode], PhaseCost]:
     """Compute of a block with ZeRO-3's collectives beside it, spread evenly over its phases (eq. O5).
 
-    `alone_s`: seconds that each collective takes alone; `lost`: seconds by which compute falls behind for
-    each of them.
+    `alone_s`: seconds that each collective takes alone. `lost`: seconds that compute loses for each of these
+    seconds.
     """
     out: dict[tuple[BlockKind, Phase, Mode], PhaseCost] = {}
     passes: tuple[tuple[bool, tuple[Phase, ...]], ...] = (

@@ -1,4 +1,4 @@
-"""Prices of a step by block kind, phase and mode: what the engine needs to know of cost (plain data)."""
+"""The cost table that the engine reads: prices of a step by block kind, phase and mode (plain data)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.schedules.template import COMMUNICATION_PHASES
 
 Mode = Literal["alone", "sms_reserved", "overlapped"]
-"""Where a phase runs: un-overlapped on all SMs; in a pair while the communication SMs idle; beside them
-while they are busy."""
+"""How a phase runs: alone on all SMs, or in an overlapped pair while the communication SMs are idle
+(`sms_reserved`) or busy (`overlapped`)."""
 PAIR_MODES: tuple[Mode, Mode] = ("sms_reserved", "overlapped")
 
 
@@ -21,10 +21,10 @@ PAIR_MODES: tuple[Mode, Mode] = ("sms_reserved", "overlapped")
 class PhaseCost:
     """Seconds of the compute of one phase of one block on one GPU for one micro-batch.
 
-    seconds = fixed_s + row_s * load, load = received expert rows over the nominal number. `exposed_s` is
-    the part of fixed_s in which the SMs wait for a collective inside the phase (tensor or context
-    parallel), `host_s` the part in which they wait for the host to launch. `best_s` / `worst_s` bound the
-    phase at load 1. Two prices with the same seconds are equal, whatever they stand on.
+    seconds = fixed_s + row_s * load, where load is received expert rows over the nominal number. `exposed_s`
+    is the part of fixed_s in which the SMs wait for a collective inside the phase (tensor or context
+    parallel), `host_s` the part in which they wait for a launch. `best_s` and `worst_s` bound the phase at
+    load 1. Two prices with the same seconds are equal, even if their evidence differs.
     """
 
     fixed_s: float
@@ -34,7 +34,7 @@ class PhaseCost:
     worst_s: float = 0.0
     host_s: float = 0.0
     evidence: PriceEvidence = field(default=NO_EVIDENCE, compare=False, repr=False)
-    """Its readings are the compute at load 1, without waits for collectives and for the host."""
+    """Evidence of the price, whose readings are compute at load 1 without waits for collectives or host."""
 
 
 NO_COMPUTE = PhaseCost(0.0)
@@ -55,11 +55,11 @@ def blend(sms_reserved: PhaseCost, overlapped: PhaseCost, share: float) -> Phase
 
 @dataclass(frozen=True, slots=True)
 class TransferCost:
-    """A collective of the communication stream: barrier, then payload.
+    """A collective of the communication stream, which is a barrier followed by a payload.
 
-    Payload of a member alone on its links: max(nic_s * node load, scale_up_s * load). `launch_s` is the
-    notify/launch part after the last member arrived. Small kernels before it are a `PhaseCost` under the
-    same key.
+    A member's payload alone on its links takes max(nic_s * node load, scale_up_s * load). `launch_s` is the
+    notify and launch part after the last member arrived. Small kernels before the barrier are a `PhaseCost`
+    under the same key.
     """
 
     launch_s: float
@@ -69,12 +69,12 @@ class TransferCost:
     scale_up_bytes: float
     best_s: float = 0.0
     worst_s: float = 0.0
-    """Payload at nominal link rates, and with every residual and slow-down against it."""
+    """Bounds of the payload: `best_s` at nominal link rates, `worst_s` with all residuals and slow-downs."""
     evidence: PriceEvidence = field(default=NO_EVIDENCE, compare=False, repr=False)
 
     @property
     def payload_s(self) -> float:
-        """The slower of the two paths: both run at the same time, chunk by chunk."""
+        """Payload under even load: the slower of the two paths, which run at the same time chunk by chunk."""
         return max(self.nic_s, self.scale_up_s)
 
 
@@ -92,38 +92,38 @@ class SyncCost:
 
     @property
     def total_s(self) -> float:
-        """Seconds of the four parts one after the other."""
+        """Seconds of the four parts, which run one after the other."""
         return self.reduce_s + self.norm_s + self.optimizer_s + self.gather_s
 
 
 @dataclass(frozen=True, slots=True)
 class CostTable:
-    """Seconds by block kind, phase and mode; transfers by the same key (they have no mode `sms_reserved`)."""
+    """Prices by block kind, phase and mode; transfers have no mode `sms_reserved`."""
 
     compute: Mapping[tuple[BlockKind, Phase, Mode], PhaseCost]
     transfer: Mapping[tuple[BlockKind, Phase, Mode], TransferCost]
     send_bytes: float
     send_s: float
-    """One pipeline hop of one micro-batch, alone on its links; 0 where neighbours share a GPU."""
+    """Seconds of one pipeline hop of one micro-batch, alone on its links; 0 without a pipeline."""
     sync: tuple[SyncCost, ...]
     """One entry a pipeline rank."""
     send_across_nodes: bool = True
-    """Whether a pipeline hop uses the NICs or, inside a node, the scale-up ports."""
+    """Whether a pipeline hop uses the NICs; inside a node it uses the scale-up ports."""
     _blends: dict[tuple[BlockKind, Phase, float], PhaseCost] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    """Prices of phases in pairs that were asked for already."""
+    """Cached prices of phases in pairs."""
 
     @property
     def evidence(self) -> PriceEvidence:
-        """Everything that the prices of the table stand on, each price taken once."""
+        """Evidence of all prices of the table, each price taken once."""
         parts = [price.evidence for price in self.compute.values()]
         parts += [price.evidence for price in self.transfer.values()]
         parts += [price.evidence for price in self.sync]
         return combined((part, 1.0) for part in parts)
 
     def phase(self, kind: BlockKind, phase: Phase, overlapped_share: float | None) -> PhaseCost:
-        """Compute of a phase: alone (None), or with a share of it beside busy communication SMs."""
+        """Compute of a phase, alone (None) or with a share of it beside busy communication SMs."""
         if overlapped_share is None:
             return self.compute.get((kind, phase, "alone"), NO_COMPUTE)
         key = (kind, phase, overlapped_share)

@@ -1,1 +1,1 @@
-"""Executes a schedule on a cluster: the only part that imports SimPy."""
+"""Runs a priced schedule on a cluster; only its folder `simpy/` imports SimPy."""

@@ -1,8 +1,8 @@
 """Lower and upper bound of a step, from the same programs that the engine runs (pure).
 
-Both read what the engine reads: durations of every task with its member's speed, jitter, faults and
-received rows, the links of the link_map with what faults left of them, and the slow-downs of sends and of the
-end of the step. So they hold whatever a scenario states (docs/model.md, eq. B1 to B4).
+Both bounds read the engine's inputs: the duration of every task with its member's speed, jitter, faults and
+received rows, the link map with the bandwidth that faults left, and the slow-downs of sends and of the end of
+the step. They therefore hold for every scenario (docs/model.md, eq. B1 to B4).
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray
-from moesim.simulator.engine.crowding import Crowding
+from moesim.simulator.engine.contention import LinkContention
 from moesim.simulator.engine.program import NS, CompiledTask, CompiledTemplate, Program
 from moesim.simulator.schedules import Step, longest_path, makespan
 
 ROUNDING_NS = 1.0
-"""The engine counts whole nanoseconds: a transfer may end that much earlier or later than its prices say."""
+"""The engine rounds to whole nanoseconds, so a transfer may end this much earlier or later than priced."""
 
 
 def lower_bound_s(programs: Sequence[Program]) -> float:
     """Seconds that the busiest resource needs at its best-case rates (docs/model.md, eq. B1).
 
-    `programs`: those of all groups. The resources are every GPU's compute and every rank's communication
-    stream, over all actions; then comes the slowest optimizer at its best.
+    `programs`: the programs of all groups. The resources are every GPU's compute and every rank's
+    communication stream, over all actions; the slowest optimizer at its best-case rate follows.
     """
     busiest = max(_busiest_ns(program) for program in programs)
     return (busiest + max(_optimizer_ns(program) for program in programs)) / NS
@@ -34,12 +34,13 @@ def lower_bound_s(programs: Sequence[Program]) -> float:
 def upper_bound_s(programs: Sequence[Program]) -> float:
     """Seconds with everything in series at worst-case rates, skew and shared links included (eq. B2 to B4).
 
-    `programs`: those of all groups. Every action costs the sum of its phases for its slowest member and of
-    its own sends; actions keep the schedule's order (longest path). What other groups' transfers take of a
-    link is part of every transfer, what sends take of it is added once. The end of the step comes after.
+    `programs`: the programs of all groups. An action lasts as long as its phases on its slowest member plus
+    its own sends; actions keep the schedule's order (longest path). Every transfer includes the time that
+    transfers of other groups occupy its links; the time of sends on those links is added once. The end of
+    the step follows.
     """
-    crowding = Crowding.of(programs)
-    last = max(_in_series_ns(program, number, crowding) for number, program in enumerate(programs))
+    contention = LinkContention.of(programs)
+    last = max(_in_series_ns(program, number, contention) for number, program in enumerate(programs))
     return (last + _end_ns(programs)) / NS
 
 
@@ -57,14 +58,17 @@ class _Least:
 
 
 def _busiest_ns(program: Program) -> float:
-    found: dict[int, tuple[_Least, _Least]] = {}
+    by_template: dict[int, tuple[_Least, _Least]] = {}
     most = 0.0
     for steps in program.ranks:
         compute, stream = np.zeros(program.members), 0.0
         for step in steps:
-            sides = found.get(id(step.code))
+            sides = by_template.get(id(step.code))
             if sides is None:
-                sides = found[id(step.code)] = _least(program, step.code, 0), _least(program, step.code, 1)
+                sides = by_template[id(step.code)] = (
+                    _least(program, step.code, 0),
+                    _least(program, step.code, 1),
+                )
             for side, microbatch in zip(sides, step.microbatches, strict=True):
                 if microbatch >= 0:
                     compute += side.compute[microbatch]
@@ -79,7 +83,7 @@ def _least(program: Program, code: CompiledTemplate, side: int) -> _Least:
     for task in code.tasks:
         if task.side != side:
             continue
-        # Best-case rates are those of load 1: they are to the engine's as the prices are.
+        # Best-case prices are for load 1: scale the engine's durations by best price over price.
         own = task.rows_ns * _best_share(task)
         if task.transfer is None:
             compute += own
@@ -100,33 +104,33 @@ def _share(best_s: float, seconds: float) -> float:
 
 
 def _optimizer_ns(program: Program) -> float:
-    """The norm is a barrier, so the slowest rank's optimizer comes after the busiest rank's actions."""
+    """The norm is a barrier, so the slowest rank's optimizer starts after the busiest rank's actions."""
     return max(min(float(round(s.optimizer_s * NS)), s.best_s * NS) for s in program.costs.sync)
 
 
 # -- worst case --------------------------------------------------------------------------------------
 
 
-def _in_series_ns(program: Program, number: int, crowding: Crowding) -> float:
-    """End of a group's last action with everything in series, and what sends take of its links."""
+def _in_series_ns(program: Program, number: int, contention: LinkContention) -> float:
+    """End of a group's last action with everything in series, plus the time that sends occupy its links."""
     worst: dict[int, tuple[FloatArray, FloatArray]] = {}
     costs: dict[tuple[int, Step], float] = {}
     for rank, (steps, placed) in enumerate(zip(program.schedule.ranks, program.ranks, strict=True)):
         for step, place in zip(steps, placed, strict=True):
             sides = worst.get(id(place.code))
             if sides is None:
-                sides = worst[id(place.code)] = _worst(program, number, rank, place.code, crowding)
+                sides = worst[id(place.code)] = _worst(program, number, rank, place.code, contention)
             costs[rank, step] = sum(
                 float(side[m]) for side, m in zip(sides, place.microbatches, strict=True) if m >= 0
-            ) + sum(crowding.send_ns(number, *hop) + ROUNDING_NS for hop in program.hops(rank, place))
+            ) + sum(contention.send_ns(number, *hop) + ROUNDING_NS for hop in program.hops(rank, place))
     times = longest_path(program.schedule, lambda rank, step: costs[rank, step])
-    return makespan(times) + crowding.others_sends_ns(number)
+    return makespan(times) + contention.others_sends_ns(number)
 
 
 def _worst(
-    program: Program, number: int, rank: int, code: CompiledTemplate, crowding: Crowding
+    program: Program, number: int, rank: int, code: CompiledTemplate, contention: LinkContention
 ) -> tuple[FloatArray, FloatArray]:
-    """All phases of each side in series, for the slowest member, by micro-batch."""
+    """Nanoseconds of all phases of each side in series, for the slowest member, by micro-batch."""
     count = program.schedule.microbatches
     total = np.zeros(count), np.zeros(count)
     for task in code.tasks:
@@ -138,7 +142,7 @@ def _worst(
             alone = np.array(task.transfer.payload_ns) * _growth(
                 cost.worst_s, max(cost.nic_s, cost.scale_up_s)
             )
-            shared = crowding.transfer_ns(number, rank, task.phase, task.transfer)
+            shared = contention.transfer_ns(number, rank, task.phase, task.transfer)
             payload = np.where(alone > 0.0, np.maximum(alone, shared) + ROUNDING_NS, 0.0)
             total[task.side][:] += task.transfer.launch_ns + payload
     return total
@@ -151,7 +155,7 @@ def _growth(worst_s: float, seconds: float) -> float:
 def _end_ns(programs: Sequence[Program]) -> float:
     """Reduction, norm, optimizer and gather at their worst, with the faults of every group (eq. E5).
 
-    The norm is a barrier: one rank's reduction may be followed by another's optimizer.
+    Because the norm is a barrier, one rank's reduction may delay the optimizer of another.
     """
     reduce_ns = rest_ns = 0.0
     for rank, sync in enumerate(programs[0].costs.sync):

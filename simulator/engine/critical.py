@@ -1,4 +1,4 @@
-"""The chain of work that decides the step time: walked back from its last nanosecond."""
+"""Finds the critical path: walks back from the end of the step through the work that decides its duration."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class Segment:
     begin_ns: int
     end_ns: int
     task: CompiledTask | None = None
-    """What ran: None for sends, the notify part of a transfer and the end of the step."""
+    """The task that ran; None for sends, the notify part of a transfer and the end of the step."""
     payload: bool = False
-    """Whether it is the payload of a transfer, not compute."""
+    """Whether the segment is the payload of a transfer rather than compute."""
     member: int = 0
-    """Whose compute it was."""
+    """The member that computed."""
     place: tuple[int, int] | None = None
-    """Where `task` stands: position of the action on its rank, number of the task in it."""
+    """(position of the action on its rank, number of `task` in the action)."""
 
 
 def critical_path(execution: Execution) -> list[Segment]:
-    """Segments from time 0 to the end of the step, in order; they touch without gaps.
+    """Segments from time 0 to the end of the step, in order and without gaps.
 
-    At every barrier the path goes to the member that came last, at every wait to the rank that sent.
+    At a barrier the path continues with the member that arrived last, at a wait with the rank that sent.
     """
     walker = _Walker(execution)
     return walker.walk()[::-1]
@@ -95,7 +95,7 @@ class _Walker:
         return rank, ready
 
     def _tasks(self, rank: int, position: int, number: int, member: int) -> tuple[int, int]:
-        """Walk back inside one action; returns the member and the time at its start."""
+        """Walk back inside one action; return the member and the time at its start."""
         record = self.execution.ranks[rank][position]
         label, code = record.step.label, record.step.code
         while True:
@@ -124,7 +124,7 @@ class _Walker:
 
     @staticmethod
     def _stream_before(record: StepRecord, number: int) -> list[int]:
-        """The task before on the same stream, if there is one."""
+        """The previous task on the same stream, if there is one."""
         tasks = record.step.code.tasks
         own = tasks[number].transfer is None
         return next(([n] for n in range(number - 1, -1, -1) if (tasks[n].transfer is None) == own), [])
@@ -132,7 +132,7 @@ class _Walker:
     def _before(
         self, rank: int, position: int, record: StepRecord, member: int, time: int
     ) -> tuple[int, int, int]:
-        """What the start of an action waited for: the rank's own previous action, or a neighbour's output."""
+        """(rank, position, time) of the action, its own or a neighbour's, that an action waited for."""
         records = self.execution.ranks[rank]
         if position > 0 and int(records[position - 1].free[member]) == time:
             return rank, position - 1, time

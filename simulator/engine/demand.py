@@ -1,4 +1,4 @@
-"""What a transfer puts on links."""
+"""The bytes that a transfer puts on each link."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 from moesim.hwmodels.arrays import FloatArray, IntArray
 
 Pairs = tuple[tuple[int, float], ...]
-"""(link, bytes) of every link."""
+"""(link, bytes) of every link of a transfer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Demand:
-    """What one transfer puts on the links it crosses: `bytes[i]` on link `links[i]`.
+    """The bytes that one transfer puts on the links it crosses: `bytes[i]` on link `links[i]`.
 
-    Links without bytes are dropped, a link named twice counts with its sum. Raises ValueError for lengths
+    Links without bytes are dropped and the bytes of a repeated link are added. Raises ValueError for lengths
     that differ and for bytes that are negative or not finite.
     """
 
@@ -26,7 +26,7 @@ class Demand:
     _pairs: Pairs | None = field(init=False, default=None, repr=False)
 
     def __post_init__(self) -> None:
-        """Bring both vectors into the form that the pool relies on."""
+        """Check both vectors, drop links without bytes and merge repeated links."""
         links, amounts = np.asarray(self.links, np.int64), np.asarray(self.bytes, np.float64)
         if links.shape != amounts.shape or links.ndim != 1:
             raise ValueError(f"{links.shape} links for {amounts.shape} byte counts")
@@ -48,7 +48,7 @@ class Demand:
 
     @property
     def pairs(self) -> Pairs:
-        """(link, bytes) in plain Python."""
+        """(link, bytes) pairs as plain Python numbers."""
         if self._pairs is None:
             pairs = tuple(zip(self.links.tolist(), self.bytes.tolist(), strict=True))
             object.__setattr__(self, "_pairs", pairs)

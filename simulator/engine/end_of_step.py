@@ -1,6 +1,6 @@
-"""What follows the last action: gradient reduction, global norm, optimizer, parameter gather (pure).
+"""The end of the step: gradient reduction, global norm, optimizer and parameter gather (pure).
 
-The parts do not share links with anything else, so no engine has to simulate them.
+These parts share links with nothing else, so no engine has to simulate them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ def end_of_step(
 ) -> tuple[list[SyncRecord], int]:
     """The end of the step on every pipeline rank, and the nanosecond at which the step ends (eq. E5).
 
-    `ranks[group][r]`: the records of pipeline rank r of each program. A rank's reduction waits for every
-    group of the ranks that hold the same parameters (the mirror rank of a bidirectional schedule); gradient
+    `ranks[group][r]`: the records of pipeline rank r of each program. A rank's reduction waits for all groups
+    of all ranks that hold the same parameters (in a bidirectional schedule also the mirror rank); gradient
     clipping makes the norm a barrier of all ranks.
     """
     schedule, sync = programs[0].schedule, programs[0].costs.sync

@@ -1,8 +1,8 @@
-"""Point-to-point flows from start to finish as fluids, without SimPy: exact, event by event.
+"""Simulates point-to-point flows as fluids, exactly and event by event, without SimPy.
 
-Between two events every rate is max-min fair (docs/model.md, eq. E3). An event solves the flows around
-it, then looks whether every flow that could notice still has its bottleneck; those that lost it join and
-the rest keeps its rates (eq. E3c).
+Between two events every rate is max-min fair (docs/model.md, eq. E3). At an event the solver first updates
+the flows that share a link with it. It then checks that every flow on the changed links still has its
+bottleneck: flows that lost theirs are solved as well, and the others keep their rates (eq. E3c).
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from moesim.hwmodels.arrays import BoolArray, FloatArray, IntArray
-from moesim.simulator.engine.maxmin import fill
+from moesim.simulator.engine.maxmin import fair_bandwidths
 
-NEAR = 1e-11
-"""A link this close to its capacity is full, and a rate this close to the highest on it is the highest."""
-SAME = 1e-13
-"""Ends this close, relative to the time since zero, are one event."""
+RATE_TOLERANCE = 1e-11
+"""Relative tolerance for a full link, and for the highest rate on a link."""
+TIME_TOLERANCE = 1e-13
+"""Relative tolerance at which two ends count as one event."""
 
 
 @dataclass(slots=True)
 class FluidReport:
-    """What a simulation did: `events` moments with a start or an end, `solved` flows over all of them."""
+    """Work of a simulation: moments with a start or end, solver calls, and flows solved in total."""
 
     events: int = 0
     solves: int = 0
@@ -42,9 +42,9 @@ def simulate_flows(
     """Return when the last byte of every flow arrives, in seconds.
 
     Flow i crosses `links[indptr[i]:indptr[i+1]]` with `bytes[i]` on each, starts moving `latency_s` after
-    `start_s[i]` (docs/model.md, eq. E3b) and never moves faster than its cap (infinite allowed). `capacity`:
-    bytes/s of every link. Raises ValueError for shapes that do not fit, numbers out of range, a link
-    without bandwidth under a flow, and a flow that nothing limits.
+    `start_s[i]` (docs/model.md, eq. E3b) and never moves faster than its cap, which may be infinite.
+    `capacity`: bytes/s of every link. Raises ValueError for shapes that do not match, numbers out of range, a
+    flow over a link without bandwidth, and a flow without any limit.
     """
     flows = _Flows.checked(start_s + latency_s, indptr, links, bytes, cap_bytes_per_s, capacity)
     return flows.run(FluidReport() if report is None else report)
@@ -52,13 +52,13 @@ def simulate_flows(
 
 @dataclass(slots=True)
 class _Rows:
-    """A table of rows in one vector: row i is `values[indptr[i]:indptr[i+1]]`."""
+    """Rows of different lengths in one vector: row i is `values[indptr[i]:indptr[i+1]]`."""
 
     indptr: IntArray
     values: IntArray
 
     def of(self, ids: IntArray) -> tuple[IntArray, IntArray]:
-        """The rows `ids`, one after the other, and the length of each."""
+        """The rows `ids` concatenated, and the length of each."""
         begin = self.indptr[ids]
         counts = self.indptr[ids + 1] - begin
         ends = np.cumsum(counts)
@@ -71,7 +71,7 @@ class _Flows:
     start: FloatArray
     path: _Rows
     users: _Rows
-    """Flows of every link, those included that have not started or are done."""
+    """Flows of every link, including flows that have not started or have ended."""
     left: FloatArray
     cap: FloatArray
     capacity: FloatArray
@@ -80,7 +80,7 @@ class _Flows:
     finish: FloatArray = field(init=False)
     active: BoolArray = field(init=False)
     bottleneck: IntArray = field(init=False)
-    """A full link on which nobody is faster; -1 for a flow at its own cap."""
+    """A full link on which no flow is faster; -1 for a flow at its own cap."""
     full: BoolArray = field(init=False)
     top: FloatArray = field(init=False)
     """Highest rate on every link."""
@@ -106,7 +106,7 @@ class _Flows:
         if not ((cap > 0).all() and (capacity[links] > 0).all()):
             raise ValueError("a cap or a link under a flow has no bandwidth")
         owner = np.repeat(np.arange(n), np.diff(indptr))
-        bounded = np.isfinite(capacity[links])  # a link without a limit limits nobody
+        bounded = np.isfinite(capacity[links])  # an infinite link limits no flow
         owner, links = owner[bounded], links[bounded]
         key = np.unique(owner * len(capacity) + links)  # a path that visits a link twice counts once
         owner, links = key // len(capacity), key % len(capacity)
@@ -142,24 +142,28 @@ class _Flows:
                 return result
             until = int(np.searchsorted(begins, now, side="right"))
             fresh, next_start = order[next_start:until], until
-            ended = np.flatnonzero(self.finish <= now + abs(now) * SAME) if first_end <= now else fresh[:0]
+            ended = (
+                np.flatnonzero(self.finish <= now + abs(now) * TIME_TOLERANCE)
+                if first_end <= now
+                else fresh[:0]
+            )
             result[ended] = self.finish[ended]
             self.finish[ended] = np.inf
             report.events += 1
             self._change(now, fresh, ended, report)
 
     def _change(self, now: float, fresh: IntArray, ended: IntArray, report: FluidReport) -> None:
-        """Rates after some flows started and others ended at `now`."""
+        """Update the rates after flows started and ended at `now`."""
         self.active[ended] = False
         self.rate[ended] = 0.0
         self.active[fresh] = True
         self.since[fresh] = now
         touched = np.unique(np.concatenate([self.path.of(fresh)[0], self.path.of(ended)[0]]))
         on_full, counts = self.users.of(touched[self.full[touched]])
-        held = self.active[on_full]
-        links = np.repeat(touched[self.full[touched]], counts)[held]
-        on_full = on_full[held]
-        highest = on_full[self.rate[on_full] >= self.top[links] * (1.0 - NEAR)]
+        live = self.active[on_full]
+        links = np.repeat(touched[self.full[touched]], counts)[live]
+        on_full = on_full[live]
+        highest = on_full[self.rate[on_full] >= self.top[links] * (1.0 - RATE_TOLERANCE)]
         flows = np.unique(np.concatenate([fresh, highest]))
         rates = self.rate[flows]
         while True:
@@ -177,7 +181,7 @@ class _Flows:
         self.finish[flows] = now + self.left[flows] / self.rate[flows]
 
     def _solve(self, chosen: IntArray, touched: IntArray) -> IntArray:
-        """Rates of `chosen` beside all others as they are; return the flows that cannot stay as they are."""
+        """Solve the rates of `chosen` with all others fixed; return the flows to solve as well."""
         entry, counts = self.path.of(chosen)
         links = np.unique(np.concatenate([entry, touched]))
         self.number[links] = np.arange(len(links))
@@ -190,10 +194,10 @@ class _Flows:
         room = np.maximum(self.capacity[links] - np.bincount(at, others, minlength=len(links)), 0.0)
         if len(chosen):
             self._fill(chosen, entry, counts, room)
-        # What these links look like now.
+        # Update the state of these links.
         rate = self.rate[user]
         load = np.bincount(at, rate, minlength=len(links))
-        full = load >= self.capacity[links] * (1.0 - NEAR)
+        full = load >= self.capacity[links] * (1.0 - RATE_TOLERANCE)
         top = np.zeros(len(links))
         np.maximum.at(top, at, rate)
         self.full[links], self.top[links] = full, top
@@ -206,7 +210,7 @@ class _Flows:
         self.rate[chosen[~bound]] = self.cap[chosen[~bound]]
         ids = chosen[bound]
         starts = np.append(0, np.cumsum(counts[bound]))
-        self.rate[ids] = fill(starts, self.number[entry], np.ones(len(entry)), self.cap[ids], room)
+        self.rate[ids] = fair_bandwidths(starts, self.number[entry], np.ones(len(entry)), self.cap[ids], room)
 
     def _unsettled(
         self,
@@ -217,23 +221,23 @@ class _Flows:
         at: IntArray,
         links: IntArray,
     ) -> IntArray:
-        """Flows outside `chosen` that lost their bottleneck, or are faster where a chosen one is held."""
-        # The chosen: at their cap, or on a full link where nobody is faster.
+        """Flows outside `chosen` that lost their bottleneck, or outrun a chosen flow that its link limits."""
+        # A chosen flow is settled at its cap, or on a full link where no flow is faster.
         who = np.repeat(np.arange(len(chosen)), counts)
         rate = self.rate[chosen]
-        best = self.full[entry] & (rate[who] >= self.top[entry] * (1.0 - NEAR))
+        best = self.full[entry] & (rate[who] >= self.top[entry] * (1.0 - RATE_TOLERANCE))
         self.bottleneck[chosen] = -1
         self.bottleneck[chosen[who[best]]] = entry[best]
         settled = (self.bottleneck[chosen] >= 0) | (rate >= self.cap[chosen])
-        # The others: their bottleneck may have room now, or somebody faster on it.
+        # The bottleneck of another flow may have room now, or carry a faster flow.
         other = user[~self.member[user]]
         place = links[at[~self.member[user]]]
         mine = self.bottleneck[other] == place
-        lost = mine & ~(self.full[place] & (self.rate[other] >= self.top[place] * (1.0 - NEAR)))
+        lost = mine & ~(self.full[place] & (self.rate[other] >= self.top[place] * (1.0 - RATE_TOLERANCE)))
         if settled.all():
             return np.unique(other[lost])
         held = ~settled[who] & self.full[entry]
         np.minimum.at(self.lowest, entry[held], rate[who[held]])
-        faster = self.rate[other] > self.lowest[place] * (1.0 + NEAR)
+        faster = self.rate[other] > self.lowest[place] * (1.0 + RATE_TOLERANCE)
         self.lowest[entry[held]] = np.inf
         return np.unique(other[lost | faster])

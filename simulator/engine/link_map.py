@@ -1,4 +1,4 @@
-"""Which links a transfer uses: the one thing that folded and full resolution see differently."""
+"""Link maps: the links that a transfer uses, which is all that differs between folded and full resolution."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from moesim.simulator.cost.table import TransferCost
 from moesim.simulator.engine.demand import Demand
 from moesim.simulator.model.operator import Phase
 
-PORTS = 4
-"""Links of one GPU in the folded cluster: NIC out and in, scale-up port out and in."""
+PORTS_PER_GPU = 4
+"""Links of one GPU in the folded cluster, in this order: NIC out and in, scale-up port out and in."""
 
-OUTWARD: frozenset[Phase] = frozenset({"dispatch F", "combine B"})
-"""Transfers that carry tokens to the experts; the others bring them back the same way."""
+TO_EXPERTS: frozenset[Phase] = frozenset({"dispatch F", "combine B"})
+"""Transfers that carry tokens to the experts; the other ones bring them back over the same pairs."""
 
 
 class LinkMap(Protocol):
-    """The links of one group of members, and what its transfers put on them (bytes)."""
+    """The links of one group of members, and the bytes that its transfers put on them."""
 
     @property
     def capacity_bytes_per_ns(self) -> FloatArray:
@@ -34,29 +34,29 @@ class LinkMap(Protocol):
     def transfer(
         self, rank: int, phase: Phase, cost: TransferCost, load: FloatArray, node_load: FloatArray
     ) -> Demand:
-        """Links of a transfer of the members of a pipeline rank, with each member's relative rows."""
+        """Demand of a transfer of a pipeline rank's members, with each member's relative rows."""
 
     def uniform(self, rank: int, phase: Phase, cost: TransferCost) -> Demand | None:
-        """The same where it does not depend on the load; None where it does."""
+        """Demand of a transfer that does not depend on the load; None where it does."""
 
     def send(self, source: int, target: int, size: float) -> Demand:
-        """Links of a send of `size` bytes from every member of one pipeline rank to its like on another."""
+        """Demand of a send of `size` bytes from every member to the same member of another rank."""
 
     def slowness(self, rank: int, phase: Phase) -> tuple[FloatArray | float, FloatArray | float]:
-        """(NIC, scale-up): how many times as long as in a healthy cluster, for every member."""
+        """(NIC, scale-up) time of a transfer over that in a healthy cluster, for every member."""
 
     def send_slowness(self, source: int, target: int) -> FloatArray | float:
-        """The same for a send between two pipeline ranks."""
+        """Time of a send between two pipeline ranks over that in a healthy cluster."""
 
     def sync_slowness(self, rank: int) -> float:
-        """The same for a ring through all members of a pipeline rank."""
+        """Time of a ring through all members of a pipeline rank over that in a healthy cluster."""
 
     def ports(self, rank: int) -> tuple[IntArray, IntArray]:
-        """(NIC out, scale-up out): link numbers of the members' ports."""
+        """Link numbers of the members' outgoing ports: (NICs, scale-up ports)."""
 
 
 class FoldedLinkMap:
-    """One GPU stands for all members of a pipeline rank: its NIC and its scale-up port, full duplex.
+    """Folded link map: one GPU's full-duplex NIC and scale-up port stand for all of a pipeline rank.
 
     Source: docs/model.md, eq. E3.
     """
@@ -71,10 +71,10 @@ class FoldedLinkMap:
 
     @classmethod
     def joined(cls, owners: Sequence[LinkMap], sends_cross_nodes: bool) -> FoldedLinkMap:
-        """Pipeline ranks of several kinds of cluster: rank r has the links that it has in `owners[r]`."""
+        """Link map of a pipeline over several kinds of cluster; rank r takes its links from `owners[r]`."""
         result = cls(len(owners), 1.0, 1.0, sends_cross_nodes)
         parts = [
-            link_map.capacity_bytes_per_ns[PORTS * rank : PORTS * (rank + 1)]
+            link_map.capacity_bytes_per_ns[PORTS_PER_GPU * rank : PORTS_PER_GPU * (rank + 1)]
             for rank, link_map in enumerate(owners)
         ]
         result._capacity = np.concatenate(parts)
@@ -91,15 +91,15 @@ class FoldedLinkMap:
         return 1
 
     def uniform(self, rank: int, phase: Phase, cost: TransferCost) -> Demand:
-        """Bytes of a member that receives the mean rows, whichever member gets more."""
+        """Demand of a member that receives the mean number of rows."""
         amounts = (cost.nic_bytes, cost.nic_bytes, cost.scale_up_bytes, cost.scale_up_bytes)
-        used = [(PORTS * rank + port, amount) for port, amount in enumerate(amounts) if amount > 0.0]
+        used = [(PORTS_PER_GPU * rank + port, amount) for port, amount in enumerate(amounts) if amount > 0.0]
         return Demand.of(used)
 
     def transfer(
         self, rank: int, phase: Phase, cost: TransferCost, load: FloatArray, node_load: FloatArray
     ) -> Demand:
-        """As `uniform`, with the mean of the loads: rows that were dropped do not travel."""
+        """As `uniform`, scaled by the mean load, because rows that capacity dropped are not sent."""
         rows, node_rows = float(load.mean()), float(node_load.mean())
         return self.uniform(
             rank,
@@ -108,9 +108,9 @@ class FoldedLinkMap:
         )
 
     def send(self, source: int, target: int, size: float) -> Demand:
-        """NICs where the pipeline crosses nodes, else scale-up ports."""
+        """Demand on the NICs where the pipeline crosses nodes, else on the scale-up ports."""
         first = 0 if self._sends_cross_nodes else 2
-        return Demand.of([(PORTS * source + first, size), (PORTS * target + first + 1, size)])
+        return Demand.of([(PORTS_PER_GPU * source + first, size), (PORTS_PER_GPU * target + first + 1, size)])
 
     def slowness(self, rank: int, phase: Phase) -> tuple[float, float]:
         """Every member is healthy."""
@@ -125,5 +125,5 @@ class FoldedLinkMap:
         return 1.0
 
     def ports(self, rank: int) -> tuple[IntArray, IntArray]:
-        """The ports of the one GPU."""
-        return np.array([PORTS * rank]), np.array([PORTS * rank + 2])
+        """The outgoing ports of the one GPU."""
+        return np.array([PORTS_PER_GPU * rank]), np.array([PORTS_PER_GPU * rank + 2])

@@ -1,7 +1,7 @@
-"""Max-min fair rates of flows that cross links: pure arrays, no clock (docs/model.md, eq. E3).
+"""Max-min fair rates of flows that cross links, as pure functions without a clock (docs/model.md, eq. E3).
 
-`fill` is the solver; `max_min_rates` puts it behind whole transfers; `few_rates` does the same for a
-handful of flows in plain Python, where arrays would cost more than they save.
+`fair_bandwidths` is the solver. `max_min_rates` applies it to whole transfers. `max_min_rates_of_few` does
+the same in plain Python, which is faster than arrays for a handful of flows.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
 
-TIE = 1e-12
-"""Levels that differ by less, relatively, are one level."""
+LEVEL_TOLERANCE = 1e-12
+"""Relative tolerance at which two levels count as one."""
 
 
 def max_min_rates(
     indptr: IntArray, links: IntArray, weights: FloatArray, caps: FloatArray, capacity: FloatArray
 ) -> FloatArray:
-    """Progress of every flow in transfers per unit of time (1 = the whole transfer) under max-min fairness.
+    """Max-min fair rate of every flow, in whole transfers per unit of time.
 
-    Flow i puts `weights[indptr[i]:indptr[i+1]]` bytes on `links[indptr[i]:indptr[i+1]]` per transfer; a link
-    named twice counts with its sum. `caps`: 1 / duration alone; `capacity`: bytes per unit of time of every
-    link, infinite allowed. A flow without bytes runs at its cap. Raises ValueError for shapes that do not
-    fit, negative numbers, and a flow that nothing limits. Source: Bertsekas and Gallager, Data Networks,
-    section 6.5.2; docs/model.md, eq. E3.
+    Flow i puts `weights[indptr[i]:indptr[i+1]]` bytes on `links[indptr[i]:indptr[i+1]]` per transfer; the
+    bytes of a repeated link are added. `caps`: 1 / duration alone. `capacity`: bytes per unit of time of
+    every link, which may be infinite. A flow without bytes runs at its cap. Raises ValueError for shapes that
+    do not match, negative numbers, and a flow without any limit. Source: Bertsekas and Gallager, Data
+    Networks, section 6.5.2; docs/model.md, eq. E3.
     """
     n = len(caps)
     if len(indptr) != n + 1 or len(links) != len(weights) or int(indptr[-1]) != len(links):
@@ -48,7 +48,9 @@ def max_min_rates(
     starts = np.searchsorted(flow, ids)
     rates = caps.astype(np.float64)
     wide = largest[ids]
-    x = fill(np.append(starts, len(flow)), links, weights / wide[place[flow]], caps[ids] * wide, capacity)
+    x = fair_bandwidths(
+        np.append(starts, len(flow)), links, weights / wide[place[flow]], caps[ids] * wide, capacity
+    )
     rates[ids] = np.minimum(x / wide, caps[ids])
     return rates
 
@@ -56,7 +58,7 @@ def max_min_rates(
 def _merged(
     flow: IntArray, links: IntArray, weights: FloatArray, n_links: int
 ) -> tuple[IntArray, IntArray, FloatArray]:
-    """Entries with each link once a flow; as given where that is so already."""
+    """Entries in which each flow has each link once, with the weights of repeated links added."""
     key = flow * n_links + links
     order = np.argsort(key, kind="stable")
     fresh = np.append(True, np.diff(key[order]) > 0)[: len(key)]
@@ -67,14 +69,14 @@ def _merged(
     return flow[first], links[first], total
 
 
-def fill(
+def fair_bandwidths(
     indptr: IntArray, links: IntArray, share: FloatArray, caps: FloatArray, capacity: FloatArray
 ) -> FloatArray:
-    """Max-min fair bandwidth of every flow; flow i takes `share` times its bandwidth of each of its links.
+    """Max-min fair bandwidth of every flow; a flow uses `share` times its bandwidth on each of its links.
 
-    Every flow has at least one link, every link a finite capacity; shares are positive. Instead of one level
-    after the other, each round settles every link whose own level is the lowest that any of its flows
-    meets: levels only rise while others settle, so no later round can undercut it (docs/model.md, eq. E3).
+    Every flow has at least one link, every link has a finite capacity, and shares are positive. Each round
+    settles all links whose own level is the lowest that any of their flows meets. Levels only rise while
+    other links settle, so no later round can undercut a settled one (docs/model.md, eq. E3).
     """
     x = np.zeros(len(caps))
     ids = np.arange(len(caps))
@@ -83,14 +85,14 @@ def fill(
     used, reach = np.zeros(len(capacity)), np.zeros(len(capacity))
     while len(ids):
         slope = np.bincount(links, share, minlength=len(capacity))
-        # Levels never fall, so rounding in what is left of a link may not lower them either.
+        # Levels never fall, so rounding errors in a link's remaining capacity must not lower them.
         some = slope > 0.0
         np.maximum(reach, np.divide(capacity - used, slope, out=reach.copy(), where=some), out=reach)
         at = reach[links]
         starts = np.cumsum(counts) - counts
         level = np.minimum(np.minimum.reduceat(at, starts), caps)
         held = np.zeros(len(capacity), dtype=bool)
-        held[links[at > (level * (1.0 + TIE))[flow]]] = True
+        held[links[at > (level * (1.0 + LEVEL_TOLERANCE))[flow]]] = True
         done = np.logical_or.reduceat(~held[links], starts) | (caps <= level)
         x[ids[done]] = level[done]
         gone = done[flow]
@@ -102,12 +104,12 @@ def fill(
     return x
 
 
-def few_rates(
+def max_min_rates_of_few(
     flows: Sequence[tuple[Sequence[tuple[int, float]], float]], capacity: Sequence[float]
 ) -> list[float]:
-    """`max_min_rates` for a handful of flows: ((link, bytes) pairs, duration alone), level after level.
+    """`max_min_rates` for a handful of flows, each given as ((link, bytes) pairs, duration alone).
 
-    The bandwidth of all unfrozen flows rises together, measured on the link where each has most bytes,
+    The bandwidths of all active flows, each measured on the link where the flow has most bytes, rise together
     until a link is full or a flow reaches its cap (docs/model.md, eq. E3).
     """
     largest = [max((b for _, b in demand), default=0.0) for demand, _ in flows]
@@ -124,12 +126,14 @@ def few_rates(
         step = min([room, *(cap[i] - rate[i] for i in active)])
         for link, s in slope.items():
             used[link] = used.get(link, 0.0) + s * step
-        full = {link for link in slope if capacity[link] - used[link] <= TIE * capacity[link] < inf}
+        full = {
+            link for link in slope if capacity[link] - used[link] <= LEVEL_TOLERANCE * capacity[link] < inf
+        }
         left = []
         for i in active:
             rate[i] += step
             blocked = any(link in full and amount > 0.0 for link, amount in flows[i][0])
-            if not blocked and rate[i] < cap[i] * (1.0 - TIE):
+            if not blocked and rate[i] < cap[i] * (1.0 - LEVEL_TOLERANCE):
                 left.append(i)
         active = left
     return [rate[i] / largest[i] if largest[i] > 0.0 else 1.0 / flows[i][1] for i in range(len(flows))]

@@ -1,7 +1,7 @@
-"""Everything the engine needs before time starts: task templates and the duration of every task.
+"""The engine's input: task templates, and the duration of every task before the simulation starts.
 
-A `Program` is plain data. Its vectors have one entry a *member*: the GPUs of one expert-parallel group of
-each pipeline rank. Folded resolution runs one program, full resolution one for every such group.
+A `Program` is plain data. Its vectors have one entry a *member*, a GPU of one expert-parallel group of each
+pipeline rank. Folded resolution runs one program, full resolution one for every such group.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from moesim.simulator.schedules.template import (
 )
 
 LONGEST_PHASE_S = 1e5
-"""Ninety thousand of them in series still fit into 64 bits of nanoseconds."""
+"""Longest phase in seconds; ninety thousand of them in series still fit into 64 bits of nanoseconds."""
 
-ROUNDING = 1e-9
-"""Mean rows of the members that are below 1 by less are all there."""
+LOAD_TOLERANCE = 1e-9
+"""Mean rows of the members that are below 1 by less than this count as complete."""
 
 NS = 1e9
-"""Nanoseconds in a second: cost functions return seconds, the engine counts integer nanoseconds."""
+"""Nanoseconds in a second; cost functions return seconds, the engine counts integer nanoseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberVariation:
-    """What makes members differ: vectors of one value a member.
+    """Differences between members, as vectors with one value a member.
 
-    `clock`: time factor of each member, per pipeline rank [pp, members]; `loads`: relative received rows
-    [MoE blocks, micro-batches, members]; `node_loads`: the same averaged over the members of a node;
-    `jitter_cv`: relative spread of a phase's duration from run to run; `seed` of that spread.
+    `clock`: time factor of each member [pipeline ranks, members]. `loads`: relative received rows
+    [MoE blocks, micro-batches, members]. `node_loads`: the loads averaged over the members of a node.
+    `jitter_cv`: relative spread of a phase's duration from run to run. `seed`: the seed of that spread.
     """
 
     clock: FloatArray
@@ -56,20 +56,20 @@ class MemberVariation:
 
 @dataclass(frozen=True, slots=True)
 class TransferRows:
-    """A transfer phase for every micro-batch: barrier to launch, then the slowest member's payload."""
+    """Durations of a transfer phase for every micro-batch: launch after the barrier, then the payload."""
 
     launch_ns: int
     payload_ns: list[float]
-    """Of the slowest member, alone on its links, per micro-batch."""
+    """Payload of the slowest member, alone on its links, per micro-batch."""
     member_ns: IntArray
     """Payload of each member, alone on its links [micro-batches, members]."""
     cost: TransferCost
     demand: Demand | None
     """Links and bytes, where they are the same for every micro-batch."""
     load: FloatArray
-    """Relative received rows [micro-batches, members]; one row where routing has no say."""
+    """Relative received rows [micro-batches, members]; a single row where routing does not matter."""
     node_load: FloatArray
-    """The same averaged over the members of a node."""
+    """`load` averaged over the members of a node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +82,10 @@ class CompiledTask:
     side: int
     deps: tuple[int, ...]
     overlapped_share: float | None
-    """Share of it that runs beside busy communication SMs; None outside pairs."""
+    """Share of the task that runs beside busy communication SMs; None outside overlapped pairs."""
     price: PhaseCost
     rows_ns: IntArray
-    """Compute nanoseconds [micro-batches, members]; before a transfer, its small kernels."""
+    """Compute in nanoseconds [micro-batches, members]; for a transfer, the small kernels before it."""
     transfer: TransferRows | None
 
 
@@ -96,15 +96,15 @@ class CompiledTemplate:
     kind: str
     tasks: tuple[CompiledTask, ...]
     forward_out: int | None
-    """Task whose end lets the activation leave; None: the end of the action."""
+    """Task after which the activation is sent; None sends it at the end of the action."""
     backward_out: int | None
-    """The same for the gradient."""
+    """Task after which the gradient is sent; None sends it at the end of the action."""
     transfers: tuple[int, ...]
     """Positions of the transfer tasks."""
     compute_ns: tuple[FloatArray, FloatArray]
-    """Compute of each side per micro-batch: mean over the members, exposed collectives left out."""
+    """Compute of each side per micro-batch, averaged over the members, without exposed collectives."""
     weight_ns: FloatArray
-    """Its weight-gradient part (backward side)."""
+    """Weight-gradient part of that compute (backward side)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +130,10 @@ class Program:
     variation: MemberVariation
     link_map: LinkMap
     group: int = 0
-    """Which expert-parallel group of each pipeline rank this is."""
+    """Number of the expert-parallel group of each pipeline rank."""
 
     def hops(self, rank: int, step: PlacedStep) -> list[tuple[int, int]]:
-        """(source, target) pipeline ranks of the sends of a step: its activation and its gradient."""
+        """(source, target) pipeline ranks of a step's sends, for its activation and its gradient."""
         if self.costs.send_s == 0.0:
             return []
         forward = step.stages[0] + 1 if step.stages[0] >= 0 else -1
@@ -148,9 +148,9 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class PricedSchedule:
-    """What all groups of a step share: the schedule, the blocks of its stages, and every price.
+    """The schedule, the blocks of its stages and all prices, which the groups of a step share.
 
-    `blocks[stage]`: block kinds of the stage in forward order; `order`: how an overlapped pair interleaves.
+    `blocks[stage]`: block kinds of the stage in forward order. `order`: how an overlapped pair interleaves.
     """
 
     schedule: Schedule
@@ -162,9 +162,9 @@ class PricedSchedule:
 def compile_program(
     priced: PricedSchedule, variation: MemberVariation, link_map: LinkMap, group: int = 0
 ) -> Program:
-    """Give every task of a schedule its duration once, for all micro-batches and members of a group.
+    """Compute the duration of every task of a schedule, for all micro-batches and members of a group.
 
-    MoE loads are taken from `variation` in stage and block order. Run-to-run noise is drawn anew for every
+    `variation` holds MoE loads in stage and block order. Run-to-run noise is drawn separately for every
     `group`.
     """
     members = variation.clock.shape[1]
@@ -177,7 +177,7 @@ def compile_program(
 
 
 class _Compiler:
-    """Caches what steps share: templates by stage pair, duration rows by block and phase."""
+    """Compiles steps and caches what they share: templates by stage pair, durations by block and phase."""
 
     def __init__(
         self, priced: PricedSchedule, variation: MemberVariation, link_map: LinkMap, group: int
@@ -188,9 +188,11 @@ class _Compiler:
         self.link_map, self.group = link_map, group
         routed = [(s, b) for s, kinds in enumerate(blocks) for b, k in enumerate(kinds) if may_route(k)]
         self.routed = {place: number for number, place in enumerate(routed)}
-        # Where capacity dropped rows, fewer bytes travel than even load would send.
+        # Where capacity dropped rows, a transfer sends fewer bytes than under even load.
         kept = variation.loads.mean(axis=2) if variation.loads.size else np.ones((len(routed), 1))
-        self.dropping = {number for number, rows in enumerate(kept) if float(rows.min()) < 1.0 - ROUNDING}
+        self.dropping = {
+            number for number, rows in enumerate(kept) if float(rows.min()) < 1.0 - LOAD_TOLERANCE
+        }
         micro = range(schedule.microbatches)
         # A stage of a bidirectional schedule runs on two pipeline ranks, one per direction.
         self.clock = [
@@ -228,7 +230,7 @@ class _Compiler:
             stage = (forward, backward)[task.side]
             block_kind = self.blocks[stage][task.block]
             cost = self.costs.transfer.get((block_kind, task.phase, mode))
-            # What routing sends depends on the load; a gather of parameters does not.
+            # The bytes of routed rows depend on the load; those of a parameter gather do not.
             routed = self.routed.get((stage, task.block)) if task.phase in EP_PHASES else None
             transfer = None if cost is None else self._transfer(rank, task.phase, routed, cost)
             price = self.costs.phase(block_kind, task.phase, task.overlapped_share)
@@ -282,7 +284,7 @@ class _Compiler:
         return self.rows[key]
 
     def _noise(self, key: tuple[int, int, Phase], shape: tuple[int, ...]) -> FloatArray | float:
-        """Run-to-run factor of a phase: one draw a micro-batch and member, however it is run."""
+        """Run-to-run factor of a phase, drawn once a micro-batch and member for all modes."""
         cv = self.jitter[key[0]]
         if isinstance(cv, float) and cv == 0.0:
             return 1.0
@@ -310,7 +312,7 @@ class _Compiler:
     def _payload(
         self, rank: int, phase: Phase, routed: int | None, cost: TransferCost
     ) -> tuple[list[float], IntArray]:
-        """Nanoseconds of the slowest and of each member; phases with equal rates share them."""
+        """Payload in ns of the slowest member and of each member; phases with equal rates share both."""
         nic, scale_up = self.link_map.slowness(rank, phase)
         healthy = isinstance(nic, float) and isinstance(scale_up, float)
         key = (routed, cost.nic_s, cost.scale_up_s, None if healthy else (rank, phase))
@@ -328,7 +330,7 @@ class _Compiler:
 def whole_ns(seconds: FloatArray) -> IntArray:
     """Seconds as whole nanoseconds.
 
-    Raises InputError for a phase that no step has, OverflowError for what is not a duration.
+    Raises InputError for a phase longer than any real one, OverflowError for values that are no durations.
     """
     longest = float(seconds.max(initial=0.0))
     if longest > LONGEST_PHASE_S:
@@ -338,7 +340,7 @@ def whole_ns(seconds: FloatArray) -> IntArray:
             "peaks, bandwidths and efficiencies, or lower batch.sequence_length and parallel.microbatch"
         )
     if not 0.0 <= float(seconds.min(initial=0.0)) <= longest:
-        raise OverflowError(f"durations from {seconds.min():.6g} to {longest:.6g} s are none")
+        raise OverflowError(f"durations from {seconds.min():.6g} to {longest:.6g} s are not durations")
     return np.rint(seconds * NS).astype(np.int64)
 
 

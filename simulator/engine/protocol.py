@@ -1,4 +1,4 @@
-"""What an engine is: programs in, executions out."""
+"""The protocol of an engine, which runs programs and returns executions."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from moesim.simulator.engine.records import Execution
 class Engine(Protocol):
     """Runs the programs of all groups of a step together.
 
-    An engine decides how tasks, transfers and sends share the cluster's links; durations and orders are in
-    the program. Everything that reads an execution relies on these promises:
+    An engine decides how tasks, transfers and sends share the cluster's links; the program states their
+    durations and order. Everything that reads an execution relies on these promises:
 
     - The executions come in the order of the programs, and each has a record for every placed step, in the
       order of its pipeline rank. The tasks of a step start in template order, each on its stream (compute or
@@ -31,7 +31,7 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """What the engine is called in `ENGINES`."""
+        """Name of the engine in `ENGINES`."""
 
     def execute(self, programs: Sequence[Program]) -> list[Execution]:
         """Run the programs, one a group, and return what happened to each.

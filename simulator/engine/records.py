@@ -1,7 +1,7 @@
-"""What an engine returns: when every task, transfer, send and end of step of a program ran.
+"""The records that an engine returns: the times of every task, transfer, send and end of step of a program.
 
-Times are integer nanoseconds from the start of the step; vectors have one value a member. No engine is known
-here, so whatever reads an execution works with every engine.
+Times are integer nanoseconds from the start of the step; vectors have one value a member. This module names
+no engine, so code that reads an execution works with every engine.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from moesim.simulator.engine.program import NS, PlacedStep, Program
 
 @dataclass(slots=True)
 class StepRecord:
-    """When one schedule step ran: nanoseconds, one value a member."""
+    """Times of one schedule step in nanoseconds, one value a member."""
 
     step: PlacedStep
     start: IntArray
     end: IntArray
     """When the last task of the action had ended."""
     free: IntArray
-    """When the next action may start: later than `end` where the rank waits for its own sends."""
+    """When the next action may start, which is later than `end` where the rank waits for its own sends."""
     ends: list[IntArray]
     """End of every task of the template."""
     begins: list[int]
@@ -33,7 +33,7 @@ class StepRecord:
 
 @dataclass(slots=True)
 class SyncRecord:
-    """End of the step on one pipeline rank: when each part began and ended (nanoseconds)."""
+    """End of the step on one pipeline rank, with the begin and end of each part in nanoseconds."""
 
     ready_ns: int
     reduce: tuple[int, int]
@@ -44,7 +44,7 @@ class SyncRecord:
 
 @dataclass(slots=True)
 class SendRecord:
-    """One pipeline send: from rank to rank, nanoseconds of its payload on the wire."""
+    """One pipeline send between ranks, with the begin and end of its payload in nanoseconds."""
 
     source: int
     target: int
@@ -55,11 +55,11 @@ class SendRecord:
 
 @dataclass(slots=True)
 class Execution:
-    """What happened to one group of a step (`engine/protocol.py` says what an engine promises of it).
+    """The execution of one group of a step; `engine/protocol.py` lists what an engine guarantees for it.
 
     `ranks[r]`: one record for every step of `program.ranks[r]`, in that order. `syncs[r]`: the end of the
     step on pipeline rank r. `sends`: every pipeline send between ranks. `carried_bytes`: bytes that crossed
-    each link of the cluster. `events`: tasks that ran. `end_ns`, `syncs` and `carried_bytes` are those of
+    each link of the cluster. `events`: number of tasks that ran. `end_ns`, `syncs` and `carried_bytes` cover
     all groups together.
     """
 
@@ -78,15 +78,15 @@ class Execution:
 
 
 def free_ns(records: Sequence[StepRecord]) -> int:
-    """When a pipeline rank was free after its last action; 0 for a rank without any."""
+    """When a pipeline rank was free after its last action; 0 for a rank without actions."""
     return int(records[-1].free.max()) if records else 0
 
 
 def step_time_s(executions: Sequence[Execution]) -> float:
-    """Seconds of the step that all groups make together."""
+    """Seconds of the step, which all groups run together."""
     return executions[0].end_ns / NS
 
 
 def last_group(executions: Sequence[Execution]) -> Execution:
-    """The group whose last action ended last (the first of those that end together)."""
+    """The execution of the group whose last action ended last; of equal ones the first."""
     return max(executions, key=lambda execution: execution.last_ns)

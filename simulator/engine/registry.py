@@ -1,4 +1,4 @@
-"""The engines by name: a new one is a folder or file of its own and a line here (docs/extend.md)."""
+"""The engines by name; a new engine is one folder or file and one line here (docs/extend.md)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ENGINES: dict[str, Engine] = {
 
 
 def engine_of(name: str | None = None) -> Engine:
-    """The engine of a name, the default one without a name; raises InputError listing the known names."""
+    """The engine called `name`, or the default engine; raises InputError for an unknown name."""
     chosen = name or DEFAULT
     if chosen not in ENGINES:
         raise InputError(

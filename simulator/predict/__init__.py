@@ -1,1 +1,1 @@
-"""One prediction: resolve a scenario, compile, execute, summarise."""
+"""Predicts one scenario: resolves, compiles, executes and summarises it."""

@@ -1,4 +1,4 @@
-"""Intervals of a prediction and what they come from (plain data)."""
+"""Intervals of a prediction and the sources of its uncertainty (plain data)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from moesim.simulator.common.tables import Row, TableResult
 
 
 class Band(Frozen):
-    """A figure: as predicted, and the 10 %, 50 % and 90 % points of its distribution."""
+    """A figure as predicted, with the 10 %, 50 % and 90 % points of its distribution."""
 
     predicted: float
     p10: float
@@ -16,15 +16,15 @@ class Band(Frozen):
 
     @property
     def has_sign(self) -> bool:
-        """Of a difference: whether P10 and P90 lie on the same side of zero."""
+        """Whether P10 and P90 of a difference lie on the same side of zero."""
         return self.p10 > 0.0 or self.p90 < 0.0
 
 
 class Effect(Frozen):
-    """One source of uncertainty alone: step time where it is at its 10 % point and at its 90 % point.
+    """Step times with one source of uncertainty alone at its 10 % point and at its 90 % point.
 
-    `low` and `high` say where the source is: a relative change of its times, or the value of a key.
-    `exact`: from the engine; otherwise to first order along the critical path.
+    `low` and `high` state the source's points, as a relative change of its times or as the value of a key.
+    `exact`: the engine computed the step times; otherwise they are first-order along the critical path.
     """
 
     source: str
@@ -42,14 +42,14 @@ class Effect(Frozen):
 
 
 class Uncertainty(TableResult):
-    """Bands of the figures of one prediction, and its sources, the largest first."""
+    """Bands of the figures of one prediction, and its sources of uncertainty, largest first."""
 
     bands: dict[str, Band]
     sources: tuple[Effect, ...]
     samples: int
     seed: int
     note: str = ""
-    """Of which resolution the critical path is that the effects were read along."""
+    """Names the resolution of the critical path along which the effects were computed."""
 
     def rows(self) -> list[Row]:
         """One row a figure."""

@@ -1,4 +1,4 @@
-"""Is a scenario legal, and does it fit? Everything that can be said before any time is simulated."""
+"""Checks whether a scenario is legal and fits into memory, without simulating it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from moesim.simulator.scenario import Scenario
 
 
 class Check(BaseModel):
-    """What a legal plan comes to; counts are of GPUs, micro-batches of one pipeline and blocks."""
+    """Figures of a legal plan; `microbatches` counts those of one pipeline."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -22,13 +22,13 @@ class Check(BaseModel):
     microbatches: int
     stages: tuple[str, ...]
     memory: MemoryResult
-    """Of the fullest GPU; of a fleet, that of the pool with the least to spare."""
+    """Memory of the fullest GPU; for a fleet, in the pool with the smallest reserve."""
 
 
 def check(scenario: Scenario) -> Check:
     """Resolve, check and lay out a scenario without running it.
 
-    Raises InputError, with key and nearest legal values, where something does not fit together.
+    Raises InputError, with key and nearest legal values, for an illegal scenario.
     """
     prepared = prepare(scenario)
     return Check(

@@ -1,4 +1,4 @@
-"""From a scenario to programs: names resolved, plan checked, stages assigned, everything priced."""
+"""Compiles a scenario to programs: resolves names, checks the plan, assigns stages and prices everything."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from moesim.simulator.layout.parallel import Layout, check_against_model, microb
 from moesim.simulator.layout.pools import PoolSlice, check_schedule, pool_of_ranks, split_over_pools
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.predict.draws import Draws, routed_layers
-from moesim.simulator.predict.fleet_compile import balanced, joined, named
+from moesim.simulator.predict.fleet_compile import balanced, joined_program, naming_pool
 from moesim.simulator.predict.placement import assign_stages
 from moesim.simulator.predict.plan_checks import check_combination, check_ranges, check_sms, load_schedule
 from moesim.simulator.predict.plan_memory import memory_of
@@ -36,10 +36,9 @@ def prepare(
 ) -> Prepared:
     """Resolve names, check the plan, assign stages, price and compile, pool by pool.
 
-    `what`: a scenario, or a job that was resolved before. `profile` and `stages`, where given, take the place
-    of the scenario's: the same plan at other rates. `engine`: a name of `engine.registry.ENGINES`. Raises
-    InputError for anything that does not fit together, naming key, value and nearest legal values; for a
-    fleet, naming the pool too.
+    `what`: a scenario or a resolved job. `profile` and `stages` replace those of the scenario, for the same
+    plan at other rates. `engine`: a name in `engine.registry.ENGINES`. Raises InputError with key, value and
+    nearest legal values for an illegal scenario; for a fleet the error also names the pool.
     """
     chosen = engine_of(engine)
     scenario = what if isinstance(what, Scenario) else what.scenario
@@ -47,7 +46,7 @@ def prepare(
         if profile is not None or stages is not None:
             raise scenario.needs_one_cluster()
         pools = _fleet(scenario)
-        return Prepared(scenario, pools, (joined([(p.part, p.programs[0]) for p in pools]),), chosen)
+        return Prepared(scenario, pools, (joined_program([(p.part, p.programs[0]) for p in pools]),), chosen)
     job = resolve(what, profile) if isinstance(what, Scenario) else what.with_rates(profile=profile)
     part = PoolSlice("cluster", job.cluster, scenario, range(scenario.parallel.pp))
     pool = _pool(part, job, stages=stages)
@@ -55,7 +54,7 @@ def prepare(
 
 
 def _fleet(scenario: Scenario) -> tuple[PreparedPool, ...]:
-    """Spread the pipeline over the pools, balance the layers where none are given, prepare every pool."""
+    """Spread the pipeline over the pools, balance layers unless they are stated, and prepare every pool."""
     parts = split_over_pools(scenario)
     first = parts[0].scenario
     layout = Layout(first.parallel, first.machine.n_gpus, first.machine.node.n_gpus)
@@ -64,13 +63,13 @@ def _fleet(scenario: Scenario) -> tuple[PreparedPool, ...]:
     shape = first.shape
     jobs: list[ResolvedJob] = []
     for part in parts:
-        with named(part):
+        with naming_pool(part):
             own = jobs[0].changed_to(part.scenario) if jobs else resolve(part.scenario, shape=shape)
             jobs.append(own)
     stages = None if scenario.stages.layers is not None else balanced(parts, jobs, schedule)
     pools = []
     for part, job in zip(parts, jobs, strict=True):
-        with named(part):
+        with naming_pool(part):
             pools.append(_pool(part, job, schedule=schedule, stages=stages))
     return tuple(pools)
 
@@ -82,7 +81,7 @@ def _pool(
     schedule: Schedule | None = None,
     stages: StageAssignment | None = None,
 ) -> PreparedPool:
-    """A pool as if the whole pipeline ran on it; `schedule` and `stages`: those of the fleet."""
+    """Prepare a pool as if the whole pipeline ran on it; `schedule` and `stages` come from the fleet."""
     scenario, shape = job.scenario, job.shape
     check_sms(scenario, job.cluster)
     check_ranges(scenario)
@@ -113,13 +112,13 @@ def _pool(
 def _programs(
     job: ResolvedJob, priced: PricedSchedule, pricer: Pricer, draws: Draws
 ) -> tuple[tuple[Program, ...], ClusterPrograms | None]:
-    """One program for all GPUs, or one a group, by the scenario's resolution."""
+    """One program for all GPUs in folded resolution, one a group of GPUs in full resolution."""
     if job.scenario.resolution == "full":
         whole = compile_groups(job, priced, draws.variation)
         return whole.programs, whole
     if job.scenario.faults:
         raise InputError(
-            "faults need every GPU simulated for itself; add resolution: full (--resolution full)"
+            "faults need full resolution, which simulates every GPU; add resolution: full (--resolution full)"
         )
     link_map = FoldedLinkMap(
         priced.schedule.pp,

@@ -1,4 +1,4 @@
-"""Seeded vectors of what makes the members of a group differ: expert load, GPU speed (pure)."""
+"""Draws the differences between the members of a group, expert load and GPU speed, from a seed (pure)."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from moesim.simulator.model.operator import BlockKind
 
 
 def routed_layers(kinds: Iterable[Sequence[BlockKind]]) -> int:
-    """Blocks with routed experts, where the model has any: MoE layers and MTP modules, in stage order."""
+    """Number of blocks that may have routed experts: MoE layers and MTP modules."""
     return sum(may_route(kind) for stage in kinds for kind in stage)
 
 
 @dataclass(frozen=True)
 class Draws:
-    """The seeded draws of a job: every group of GPUs has its own, and the same ones each time it is asked.
+    """The seeded draws of a job; every group of GPUs has its own draws, which are the same on every call.
 
-    `layers`: blocks with routed experts; `microbatches`: of one pipeline; `received_rows`: expert rows that
-    a GPU computes under uniform routing.
+    `layers`: number of blocks with routed experts. `microbatches`: number in one pipeline. `received_rows`:
+    expert rows that a GPU computes under uniform routing.
     """
 
     job: ResolvedJob
@@ -37,11 +37,11 @@ class Draws:
 
     @cached_property
     def first_loads(self) -> RankLoads | None:
-        """Expert load of the first group, the one that folded resolution carries."""
+        """Expert load of the first group, which is the group that folded resolution simulates."""
         return self.loads(0)
 
     def loads(self, group: int) -> RankLoads | None:
-        """Seeded expert load of one expert-parallel group; None where every rank always receives the same."""
+        """Seeded expert load of one expert-parallel group; None where all ranks always receive equal rows."""
         scenario, shape = self.job.scenario, self.job.shape
         if shape.moe is None or not self.layers or scenario.parallel.ep == 1 or self.spec.even:
             return None
@@ -59,9 +59,9 @@ class Draws:
         )
 
     def variation(self, group: int = 0, members: int | None = None) -> MemberVariation:
-        """Seeded vectors of one value a member: GPU speed, expert load, and the node average of the load.
+        """Seeded vectors with one value a member: GPU speed, expert load, and the load averaged over a node.
 
-        Every `group` has a speed of its own; without `members` those of the folded run are drawn.
+        Every `group` has its own draws; without `members` the number of the folded run applies.
         """
         scenario, layout, folded = self.job.scenario, self.job.layout, members is None
         plan, spread = scenario.parallel, scenario.variation
@@ -76,7 +76,7 @@ class Draws:
         if loads is None:
             flat = np.ones(full)
             if folded and clock_cv == 0.0 and jitter_cv == 0.0:
-                clock, flat = clock[:, :1], flat[:, :, :1]  # every member is the same: one stands for all
+                clock, flat = clock[:, :1], flat[:, :, :1]  # all members are equal, so one stands for all
             return MemberVariation(clock, flat, flat, jitter_cv, scenario.seed)
         rows, nodes = loads.rows.reshape(full), loads.node_rows.reshape(full)
         return MemberVariation(clock, rows, nodes, jitter_cv, scenario.seed)

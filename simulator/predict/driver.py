@@ -1,4 +1,4 @@
-"""The one way from a scenario to a result: resolve, compile, execute, summarise."""
+"""The driver from a scenario to a result, which all callers use: resolve, compile, execute, summarise."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from moesim.simulator.scenario import Scenario
 
 
 class Prediction(NamedTuple):
-    """A result with what it was made from: the prepared step, and one execution a program."""
+    """A result with the prepared step and the executions, one a program, behind it."""
 
     prepared: Prepared
     executions: Sequence[Execution]
@@ -32,13 +32,13 @@ def predict(
     stages: StageAssignment | None = None,
     engine: str | None = None,
 ) -> Prediction:
-    """Predict one training step and the run made of it, on one cluster or on a fleet.
+    """Predict one training step and the run that consists of such steps, on one cluster or on a fleet.
 
-    `what`: a scenario, or a job that was resolved before. `profile` and `stages`, where given, take the place
-    of the scenario's. `engine`: a name of `engine.registry.ENGINES`, which also runs the steps that faults
-    and phases of the run need. Raises InputError for an illegal scenario, InfeasibleError where faults leave
-    no way to end a step. A plan that does not fit into memory is predicted all the same, with `memory.fits`
-    false. `predict.step.run_step` does the same without the result, for those who need seconds only.
+    `what`: a scenario or a resolved job. `profile` and `stages` replace those of the scenario. `engine`: a
+    name in `engine.registry.ENGINES`; that engine also runs the additional steps for faults and phases of the
+    run. Raises InputError for an illegal scenario, InfeasibleError where faults leave no way to end a step. A
+    plan that does not fit into memory is still predicted, with `memory.fits` false. For a caller that needs
+    seconds only, `predict.step.run_step` does the same without the result.
     """
     return finish(prepare(what, profile=profile, stages=stages, engine=engine))
 

@@ -1,4 +1,4 @@
-"""What each fault costs: the step with one fault alone against the step without any."""
+"""The cost of each fault, as the step with that fault alone against the step without faults."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from moesim.simulator.scenario.faults import Fault, NodeLoss
 
 
 def fault_effects(prepared: Prepared, together_s: float) -> tuple[FaultEffect, ...]:
-    """Each fault alone, and all of them together (`together_s`), against the cluster without faults.
+    """Step times with each fault alone and with all of them (`together_s`), against the healthy cluster.
 
-    The draws of speed, load and jitter are the same in all of them, so a difference is the fault's.
+    The draws of speed, load and jitter are the same in all cases, so the faults alone cause the differences.
     """
     faults = prepared.scenario.faults
     if not faults:
@@ -34,6 +34,6 @@ def fault_effects(prepared: Prepared, together_s: float) -> tuple[FaultEffect, .
 
 
 def _seconds(prepared: Prepared, faults: tuple[Fault, ...]) -> float:
-    """Seconds of the same step with these faults and no others."""
+    """Seconds of the same step with only these faults."""
     scenario = prepared.scenario.model_copy(update={"faults": faults})
     return run_step(prepared.job.with_scenario(scenario), engine=prepared.engine.name).time_s

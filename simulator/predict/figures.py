@@ -12,7 +12,7 @@ from moesim.simulator.predict.result_parts import Breakdown, MemoryResult, RunRe
 
 
 class Figures(Protocol):
-    """What a result must have for its figures to be read."""
+    """The fields of a result from which figures are read."""
 
     @property
     def step(self) -> StepResult:
@@ -20,7 +20,7 @@ class Figures(Protocol):
 
     @property
     def breakdown_s(self) -> Breakdown:
-        """Where the step of pipeline rank 0 goes."""
+        """Seconds of the step of pipeline rank 0 by category."""
 
     @property
     def forward_backward_pair_s(self) -> float | None:
@@ -28,11 +28,11 @@ class Figures(Protocol):
 
     @property
     def memory(self) -> MemoryResult:
-        """Of the fullest GPU."""
+        """Memory of the fullest GPU."""
 
     @property
     def run(self) -> RunResult:
-        """The run made of such steps."""
+        """The run that consists of such steps."""
 
 
 Metric = Literal["step_time_s", "tokens_per_s", "mfu_causal", "days", "cost_usd"]
@@ -44,9 +44,9 @@ UNCERTAIN: dict[Metric, int] = {
     "days": 1,
     "cost_usd": 1,
 }
-"""Figures with an interval: the power of the step time that each goes with."""
+"""Figures with an interval, with the power of the step time to which each is proportional."""
 
-TABLE: dict[str, Callable[[Figures], float | bool | None]] = {
+FIGURE_READERS: dict[str, Callable[[Figures], float | bool | None]] = {
     "step_time_s": lambda r: r.step.time_s,
     "tokens_per_s": lambda r: r.step.tokens_per_s,
     "tokens_per_s_per_gpu": lambda r: r.step.tokens_per_s_per_gpu,
@@ -63,41 +63,41 @@ TABLE: dict[str, Callable[[Figures], float | bool | None]] = {
     "gpu_hours": lambda r: r.run.gpu_hours,
     "cost_usd": lambda r: r.run.cost_usd,
 }
-"""Columns of sweeps and comparisons."""
+"""Columns of sweeps and comparisons, as functions of a result."""
 
 
 def figures(result: Figures) -> dict[str, float | bool | None]:
     """Every tabulated figure of a result, by name."""
-    return {name: read(result) for name, read in TABLE.items()}
+    return {name: read(result) for name, read in FIGURE_READERS.items()}
 
 
-IN_PROPORTION: dict[str, Metric] = {
+PROPORTIONAL_TO: dict[str, Metric] = {
     "tokens_per_s_per_gpu": "tokens_per_s",
     "tokens_per_day": "tokens_per_s",
     "mfu_noncausal": "mfu_causal",
     "gpu_hours": "days",
 }
-"""Figures that go with another one, whatever the step takes."""
+"""Figures that are proportional to another one for every step time."""
 
 
 POWERS: dict[str, int] = {
     **{str(name): power for name, power in UNCERTAIN.items()},
-    **{name: UNCERTAIN[of] for name, of in IN_PROPORTION.items()},
+    **{name: UNCERTAIN[of] for name, of in PROPORTIONAL_TO.items()},
 }
-"""Figures that go with the step time: the power of it that each goes with."""
+"""Figures that depend on the step time, with the power of it to which each is proportional."""
 
 NORMALISED: dict[str, Callable[[Figures], float | None]] = {
     "tokens_per_usd": lambda r: r.run.tokens / r.run.cost_usd if r.run.cost_usd else None,
     "gpu_hours_per_billion_tokens": lambda r: r.run.gpu_hours / r.run.tokens * 1e9,
 }
-"""Totals of a run made comparable where numbers of GPUs, prices or tokens differ."""
+"""Totals of a run, normalised to compare runs with different numbers of GPUs, prices or tokens."""
 
 
 def bands_of_figures(result: Figures, found: Uncertainty) -> dict[str, Band]:
-    """Intervals by figure: those of `found`, and of figures of the result in proportion to one of them."""
+    """Intervals by figure: those of `found`, and of the result's figures proportional to one of them."""
     bands = dict(found.bands)
     predicted = {**figures(result), "tokens_per_day": result.step.tokens_per_day}
-    for name, other in IN_PROPORTION.items():
+    for name, other in PROPORTIONAL_TO.items():
         band, value = bands.get(other), predicted[name]
         if band is not None and band.predicted and isinstance(value, float):
             scale = value / band.predicted
@@ -106,7 +106,7 @@ def bands_of_figures(result: Figures, found: Uncertainty) -> dict[str, Band]:
 
 
 def uncertain_metric(name: str) -> Metric:
-    """The name of a figure that has an interval; raises InputError naming them otherwise."""
+    """`name` if that figure has an interval; otherwise raises InputError listing those that have."""
     for metric in UNCERTAIN:
         if metric == name:
             return metric

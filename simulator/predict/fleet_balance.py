@@ -1,4 +1,4 @@
-"""Layers over the stages of a fleet: by the speed of each pool, within the memory of each pool (pure)."""
+"""Distributes layers over the stages of a fleet by the speed and within the memory of each pool (pure)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from moesim.simulator.predict.plan_memory import memory_of
 
 @dataclass(frozen=True, slots=True)
 class FleetMemory:
-    """Bytes per GPU of the pipeline ranks of a fleet, each counted as its own pool has it."""
+    """Bytes per GPU of the pipeline ranks of a fleet, each with the settings of its own pool."""
 
     shape: ModelShape
     parts: Sequence[PoolSlice]
@@ -30,15 +30,15 @@ class FleetMemory:
     def by_rank(self, stages: StageAssignment) -> list[tuple[float, float]]:
         """(bytes, capacity) of every pipeline rank (docs/model.md, eq. M5)."""
         report, first = self._report(self.parts[0], stages), self._buffers(self.parts[0])
-        found = []
-        for part in self.parts:  # they differ in the buffers of their communication kernels only
+        rows = []
+        for part in self.parts:  # pools differ only in the buffers of their communication kernels
             more = self._buffers(part) - first
             capacity = part.cluster.accelerator.hbm_bytes * (1.0 - self.headroom)
             for rank in part.ranks:
                 kinds = {b.kind for stage in self.ranks[rank].stages for b in stages.stages[stage]}
                 experts = any(self.shape.block(kind).routed for kind in kinds)
-                found.append((report.by_rank[rank].total + more * experts, capacity))
-        return found
+                rows.append((report.by_rank[rank].total + more * experts, capacity))
+        return rows
 
     def _buffers(self, part: PoolSlice) -> int:
         scenario = part.scenario
@@ -54,10 +54,9 @@ class FleetMemory:
         return all(used <= capacity for used, capacity in self.by_rank(stages))
 
     def room(self, n_stages: int) -> list[list[int]]:
-        """Layers that fit on each stage, by the layer that it begins at.
+        """Number of layers that fit on each stage, by the layer at which it begins.
 
-        Memory grows in a straight line with the layers of a rank; where a rank holds several stages, they
-        are taken to be equal.
+        Memory grows linearly with the layers of a rank; several stages on one rank are assumed to be equal.
         """
         blocks = blocks_of(self.shape)
         body = [block.kind for block in blocks if block.is_layer]
@@ -76,7 +75,7 @@ class FleetMemory:
         return most
 
     def _trial(self, n_stages: int, counts: dict[BlockKind, int]) -> list[tuple[float, float]]:
-        """Memory where every stage has as many layers of each kind."""
+        """(bytes, capacity) of every rank if every stage has `counts` layers of each kind."""
         layers = tuple(Block(kind) for kind, count in counts.items() for _ in range(count))
         blocks = blocks_of(self.shape)
         stages = [layers] * n_stages
@@ -86,7 +85,7 @@ class FleetMemory:
 
 
 def _last(sums: Sequence[float], start: int, free: float) -> int:
-    """The last end at which the layers from `start` on still fit."""
+    """The last index up to which the layers from `start` on fit into `free` bytes."""
     end = start
     while end + 1 < len(sums) and sums[end + 1] - sums[start] <= free:
         end += 1
@@ -96,10 +95,10 @@ def _last(sums: Sequence[float], start: int, free: float) -> int:
 def balanced_over_pools(
     seconds: Sequence[dict[BlockKind, float]], owners: Sequence[int], memory: FleetMemory
 ) -> tuple[StageAssignment, bool]:
-    """The layout with the fastest slowest stage (docs/model.md, eq. S3), of those that fit where any does.
+    """The layout with the shortest slowest stage (docs/model.md, eq. S3), if possible among those that fit.
 
-    `seconds[p]`: compute of a block of each kind on pool p (s); `owners[stage]`: its pool. Returns the layout
-    and whether it fits. Raises InputError for more stages than layers.
+    `seconds[p]`: compute in s of a block of each kind on pool p. `owners[stage]`: the pool of a stage.
+    Returns the layout and whether it fits. Raises InputError for more stages than layers.
     """
     weights = tuple(tuple(sorted(own.items())) for own in seconds)
     fastest = _fastest(blocks_of(memory.shape), weights, tuple(owners))
@@ -114,7 +113,7 @@ def balanced_over_pools(
 
 
 def _places_all(most: Sequence[Sequence[int]]) -> bool:
-    """Whether some contiguous sizes of at least one layer keep `most`: every stage takes all that it can."""
+    """Whether contiguous stages of at least one layer can respect `most`; every stage takes all it can."""
     start, n = 0, len(most[0]) - 1
     for stage, room in enumerate(most):
         after = len(most) - 1 - stage

@@ -1,4 +1,4 @@
-"""What a fleet needs beside its pools: layers balanced over them, and one program out of theirs (pure)."""
+"""Balances layers over the pools of a fleet, and joins the programs of the pools into one (pure)."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ from moesim.simulator.predict.fleet_balance import FleetMemory, balanced_over_po
 from moesim.simulator.predict.placement import block_seconds
 from moesim.simulator.schedules import Schedule
 
-OF_THE_POOL = {
+POOL_KEY_HINTS = {
     "communication.sms": " (communication_sms of the pool)",
     "profile": " (profile of the pool)",
 }
-"""Keys of a scenario that a pool calls otherwise."""
+"""Hints for keys of a scenario that have another name in a pool."""
 
 
 @contextmanager
-def named(part: PoolSlice) -> Iterator[None]:
-    """Put the name of a pool before whatever InputError is raised inside."""
+def naming_pool(part: PoolSlice) -> Iterator[None]:
+    """Put the name of a pool before the message of an InputError raised inside."""
     try:
         yield
     except InputError as error:
-        text = f"{part.label}: {error}{OF_THE_POOL.get(error.key or '', '')}"
+        text = f"{part.label}: {error}{POOL_KEY_HINTS.get(error.key or '', '')}"
         raise InputError(text, key=error.key, nearest=error.nearest) from None
 
 
 def balanced(parts: Sequence[PoolSlice], jobs: Sequence[ResolvedJob], schedule: Schedule) -> StageAssignment:
-    """Layers of each stage so that the slowest is as fast as it can be, each on its own pool."""
+    """Layers of each stage that make the slowest stage as fast as possible, each on its own pool."""
     seconds, owners, shape = [], pool_of_ranks(parts), jobs[0].shape
     for part, job in zip(parts, jobs, strict=True):
-        with named(part):
+        with naming_pool(part):
             pricer = Pricer(job)
             seconds.append({b: block_seconds(pricer, b) for b in {block.kind for block in blocks_of(shape)}})
     memory = FleetMemory(shape, parts, rank_stages(schedule), schedule.microbatches)
     return balanced_over_pools(seconds, [owners[rank] for rank in schedule.routes[0]], memory)[0]
 
 
-def joined(pools: Sequence[tuple[PoolSlice, Program]]) -> Program:
-    """Every rank's steps, links and end of the step from the program of its pool."""
+def joined_program(pools: Sequence[tuple[PoolSlice, Program]]) -> Program:
+    """One program in which every rank's steps, links and end of the step come from its pool's program."""
     programs = [program for _, program in pools]
     owners = [programs[number] for number in pool_of_ranks([part for part, _ in pools])]
     across = any(program.costs.send_across_nodes for program in programs)

@@ -1,4 +1,4 @@
-"""What a step loses to the host's launches."""
+"""Reports the launch stalls of a step."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from moesim.simulator.engine.program import Program
 from moesim.simulator.model.software import Software
 
 BOUND_SHARE = 0.10
-"""Share of a step that the GPUs wait for launches from which a run is called bound by the host."""
+"""Share of launch stalls in a step from which a run is called bound by the host."""
 
 
 class HostReport(BaseModel):
-    """What the step loses to the host's launches, mean over pipeline ranks; `bound`: at least a tenth."""
+    """Launch stalls of a step, averaged over pipeline ranks; `bound`: they are at least a tenth of it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -25,7 +25,7 @@ class HostReport(BaseModel):
 
 
 def host_report(software: Software, program: Program, step_s: float) -> HostReport | None:
-    """Seconds that the compute of a step waits for launches; None where the scenario names no host."""
+    """Report of the launch stalls of a step; None where the scenario names no host."""
     if software.host is None:
         return None
     waits = [fsum(task.price.host_s for step in steps for task in step.code.tasks) for steps in program.ranks]

@@ -1,4 +1,4 @@
-"""Which blocks each pipeline stage holds: as the scenario says, or balanced by compute."""
+"""Assigns blocks to pipeline stages, as the scenario states or balanced by compute."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ from moesim.simulator.schedules import Schedule
 
 
 def assign_stages(scenario: Scenario, pricer: Pricer, schedule: Schedule) -> StageAssignment:
-    """Stages as the scenario says; otherwise balanced by the compute of one micro-batch on all SMs (eq. S1).
+    """Stages as the scenario states, or balanced by the compute of one micro-batch on all SMs (eq. S1).
 
-    The principle is fixed beforehand: the heaviest stage is as light as it can be, embedding on the
-    first stage, MTP module and head passes on the last (docs/decisions/0003-stage-balance.md).
+    Balancing makes the heaviest stage as light as possible, with the embedding on the first stage, MTP module
+    and head passes on the last. This rule was fixed before any comparison
+    (docs/decisions/0003-stage-balance.md).
     """
     if scenario.stages.blocks is not None:
         return explicit_blocks(scenario.stages.blocks, schedule.n_stages, pricer.shape)
@@ -74,7 +75,7 @@ def explicit_blocks(texts: Sequence[str], n_stages: int, shape: ModelShape) -> S
 
 
 def _check_kinds(stages: Sequence[Sequence[Block]], shape: ModelShape) -> None:
-    """Explicit blocks must be of kinds that the model has."""
+    """Raise InputError for explicit blocks of a kind that the model does not have."""
     for number, stage in enumerate(stages):
         for kind in dict.fromkeys(block.kind for block in stage):
             try:

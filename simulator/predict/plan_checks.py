@@ -1,4 +1,4 @@
-"""What a plan must keep beside the sizes of its layout; each refusal names key, value and remedy."""
+"""Checks a plan beyond the sizes of its layout; each error names key, value and remedy."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import Overlap, Schedule, build, from_csv, validate
 
 MAX_SCHEDULE_BYTES = 2_000_000
-RANGED = ("routing.expert_load_cv", "variation.clock_cv", "variation.jitter_cv")
-"""Scenario keys whose range an interval uses."""
-SHIPPED = ("cluster.", "run.price.buy.", "run.failures.", "run.restart.", "run.checkpoint.storage.")
-"""Sections that are mostly taken from shipped data, whose numbers have ranges."""
+RANGED_KEYS = ("routing.expert_load_cv", "variation.clock_cv", "variation.jitter_cv")
+"""Keys of a scenario whose range intervals use."""
+SHIPPED_SECTIONS = ("cluster.", "run.price.buy.", "run.failures.", "run.restart.", "run.checkpoint.storage.")
+"""Sections that mostly come from shipped data, whose numbers have ranges."""
 
 
 def load_schedule(scenario: Scenario, count: int) -> Schedule:
@@ -27,7 +27,7 @@ def load_schedule(scenario: Scenario, count: int) -> Schedule:
         except InputError as error:
             if error.key != "microbatches":
                 raise
-            unit = scenario.batch.sequences // count  # the scenario has sequences, not micro-batches
+            unit = scenario.batch.sequences // count  # the scenario states sequences, not micro-batches
             near = [unit * value for value in error.nearest if isinstance(value, int)]
             raise InputError(str(error), key="batch.sequences", nearest=near) from None
     path = Path(scenario.path(scenario.schedule))
@@ -43,7 +43,7 @@ def load_schedule(scenario: Scenario, count: int) -> Schedule:
 
 
 def check_sms(scenario: Scenario, cluster: Cluster) -> None:
-    """Raise InputError where communication takes SMs that the accelerator does not have to give."""
+    """Raise InputError where communication reserves more SMs than the accelerator can spare."""
     sms, engine = scenario.communication.sms, cluster.accelerator.communication_engine
     if engine is not None and sms:
         raise InputError(
@@ -65,20 +65,20 @@ def check_sms(scenario: Scenario, cluster: Cluster) -> None:
 
 
 def check_ranges(scenario: Scenario) -> None:
-    """A range that no interval would use is refused, not dropped."""
-    own = scenario.model_copy(update={"profile": ""})  # a profile's ranges are used, wherever it stands
+    """Raise InputError for a range that no interval uses, instead of ignoring it."""
+    own = scenario.model_copy(update={"profile": ""})  # profiles may state ranges
     for path, number in sourced_numbers(own):
-        if number.between is not None and path not in RANGED and not path.startswith(SHIPPED):
+        if number.between is not None and path not in RANGED_KEYS and not path.startswith(SHIPPED_SECTIONS):
             raise InputError(
                 f"{path}: between={list(number.between)} is not used by intervals; of a scenario only "
-                f"{', '.join(RANGED)} and numbers of its cluster may state a range. Use moesim sensitivity "
-                f"--range {path}=LOW,HIGH",
+                f"{', '.join(RANGED_KEYS)} and numbers of its cluster may state a range. Use moesim "
+                f"sensitivity --range {path}=LOW,HIGH",
                 key=path,
             )
 
 
 def check_combination(scenario: Scenario, schedule: Schedule) -> None:
-    """Raise InputError for choices that are legal alone and not modelled together."""
+    """Raise InputError for choices that are legal on their own but not modelled together."""
     overlapped = any(isinstance(step, Overlap) for rank in schedule.ranks for step in rank)
     if scenario.parallel.zero_stage == 3 and overlapped:
         raise InputError(

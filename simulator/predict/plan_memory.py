@@ -1,4 +1,4 @@
-"""Memory of a plan: by pipeline rank, and of the fullest GPU of a pool (pure)."""
+"""Computes the memory of a plan by pipeline rank, and that of the fullest GPU of a pool (pure)."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def memory_of(
     ranks: Sequence[RankStages],
     microbatches: int,
 ) -> MemoryReport:
-    """Memory of a scenario's plan with any stages, by kind and pipeline rank (eq. M1 to M5).
+    """Memory of a scenario's plan for given stages, by kind and pipeline rank (eq. M1 to M5).
 
-    `shape` and `cluster`: what the scenario names, loaded.
+    `shape` and `cluster`: the scenario's model and cluster, already loaded.
     """
     inputs = MemoryInputs(
         shape,
@@ -41,7 +41,7 @@ def memory_of(
 
 
 def fullest_of(report: MemoryReport, ranks: Iterable[int]) -> MemoryResult:
-    """Bytes of the fullest GPU of some pipeline ranks."""
+    """Memory of the fullest GPU among some pipeline ranks."""
     rank = max(ranks, key=lambda r: (report.by_rank[r].total, -r))
     fullest = report.by_rank[rank]
     return MemoryResult(

@@ -1,4 +1,4 @@
-"""What each pool of a fleet does in a finished execution, and figures over all pools (pure)."""
+"""Summarises each pool of a fleet after an execution, and averages figures over all pools (pure)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from moesim.simulator.predict.result_parts import PoolResult, ProvenanceEntry
 
 
 def pool_results(prepared: Prepared, execution: Execution) -> tuple[PoolResult, ...]:
-    """What each pool does in a finished execution."""
+    """Layers, bubble, memory and confidence of each pool in a finished execution."""
     bubbles = [rank.bubble for rank in breakdowns(execution)]
     return tuple(_pool(pool, bubbles) for pool in prepared.pools)
 
@@ -24,13 +24,13 @@ def pool_results(prepared: Prepared, execution: Execution) -> tuple[PoolResult, 
 def _pool(pool: PreparedPool, bubbles: Sequence[float]) -> PoolResult:
     ranks, cluster, job = pool.part.ranks, pool.part.cluster, pool.job
     linear, layers = job.scenario.recipe.linear, pool.stages.layers_per_stage
-    held = {stage for rank in ranks for stage in pool.schedule.stages_on_rank(rank)}
+    stages = {stage for rank in ranks for stage in pool.schedule.stages_on_rank(rank)}
     return PoolResult(
         accelerator=cluster.accelerator.name,
         n_gpus=cluster.n_gpus,
         first_rank=ranks[0],
         last_rank=ranks[-1],
-        layers=sum(layers[stage] for stage in held),
+        layers=sum(layers[stage] for stage in stages),
         layer_s=block_seconds(pool.pricer, job.shape.main_layer_kind),
         bubble_s=fsum(bubbles[rank] for rank in ranks) / len(ranks),
         memory=pool.memory,
@@ -55,19 +55,19 @@ def mean_per_rank(prepared: Prepared, figure: Callable[[PreparedPool], float]) -
 
 
 def joined_hash(hashes: Sequence[str]) -> str:
-    """One hash for the profiles of all pools; that of the only one where they share it."""
+    """One hash for the profiles of all pools; a shared profile keeps its own hash."""
     different = list(dict.fromkeys(hashes))
     return different[0] if len(different) == 1 else hashlib.sha256("".join(different).encode()).hexdigest()
 
 
 def pools_provenance(prepared: Prepared) -> list[ProvenanceEntry]:
-    """Entries of every pool under its number; those of the scenario and of the memory model once."""
+    """Entries of every pool under its number; those that pools share, such as the scenario's, appear once."""
     if len(prepared.pools) == 1:
         return provenance(prepared.pools[0])
-    found: dict[str, ProvenanceEntry] = {}
+    entries: dict[str, ProvenanceEntry] = {}
     for number, pool in enumerate(prepared.pools):
         for entry in provenance(pool):
             shared = entry.path.startswith(("scenario.", "memory.", "collectives."))
             path = entry.path if shared else f"pools.{number}.{entry.path}"
-            found.setdefault(path, entry.model_copy(update={"path": path}))
-    return list(found.values())
+            entries.setdefault(path, entry.model_copy(update={"path": path}))
+    return list(entries.values())

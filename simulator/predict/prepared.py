@@ -1,4 +1,4 @@
-"""A prediction before any time is simulated: everything resolved, priced, drawn and compiled."""
+"""A prediction that is resolved, priced, drawn and compiled, but not yet simulated."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from moesim.simulator.schedules import Schedule
 
 @dataclass(frozen=True, slots=True)
 class PreparedPool:
-    """A pool of accelerators of one kind, as if the whole pipeline ran on it. A cluster is one pool.
+    """A pool of accelerators of one kind, prepared as if the whole pipeline ran on it. A cluster is one pool.
 
-    `part`: its own GPUs and pipeline ranks; `job`: with the GPUs of all pools, as if they were of its kind.
+    `part`: the pool's own GPUs and pipeline ranks. `job`: the whole job, as if all GPUs were of its kind.
     """
 
     part: PoolSlice
@@ -38,10 +38,10 @@ class PreparedPool:
     pricer: Pricer
     draws: Draws
     programs: tuple[Program, ...]
-    """One, or one for every group of GPUs in full resolution."""
+    """One program, or in full resolution one for every group of GPUs."""
     memory_by_rank: MemoryReport
     whole: ClusterPrograms | None = None
-    """Where the members sit (full resolution)."""
+    """Programs and GPUs of all groups in full resolution; None in folded resolution."""
 
     @property
     def scenario(self) -> Scenario:
@@ -55,7 +55,7 @@ class PreparedPool:
 
     @property
     def cluster(self) -> Cluster:
-        """The cluster of the pool's job: as many GPUs as all pools have, of this pool's kind."""
+        """The cluster of the pool's job, with the GPUs of all pools as if they were of this pool's kind."""
         return self.job.cluster
 
     @property
@@ -71,21 +71,22 @@ class PreparedPool:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A scenario with everything resolved: a pool, or those of its fleet, and what the engine runs.
+    """A prepared scenario: its pool, or the pools of its fleet, and the programs that the engine runs.
 
-    The properties from `pool` on are those of a cluster; for a fleet they raise InputError.
+    The properties from `pool` on belong to a single cluster; for a fleet they raise InputError.
     """
 
     scenario: Scenario
     pools: tuple[PreparedPool, ...]
     programs: tuple[Program, ...]
-    """One, or one for every group of GPUs in full resolution; of a fleet, every rank's from its own pool."""
+    """One program, or in full resolution one for every group of GPUs. In the program of a fleet every rank
+    comes from its own pool."""
     engine: Engine
-    """Runs the programs, and whatever the prediction needs to run beside them."""
+    """Runs the programs, and all additional steps that the prediction needs."""
 
     @property
     def program(self) -> Program:
-        """The program that stands for all."""
+        """The first program, which stands for all."""
         return self.programs[0]
 
     @property
@@ -120,12 +121,12 @@ class Prepared:
 
     @property
     def layout(self) -> Layout:
-        """Where the ranks stand; those of a fleet as if all GPUs were of its first pool's kind."""
+        """Placement of the ranks on GPUs; for a fleet as if all GPUs were of its first pool's kind."""
         return self.pools[0].job.layout
 
     @property
     def memory(self) -> MemoryResult:
-        """Bytes of the fullest GPU; of a fleet, that of the pool with the least to spare."""
+        """Memory of the fullest GPU; for a fleet, in the pool with the smallest reserve."""
         return max((pool.memory for pool in self.pools), key=lambda m: m.total_bytes / m.capacity_bytes)
 
     @property
@@ -152,17 +153,17 @@ class Prepared:
 
     @property
     def pricer(self) -> Pricer:
-        """What priced the programs."""
+        """The pricer of the programs."""
         return self.pool.pricer
 
     @property
     def draws(self) -> Draws:
-        """What the members of each group differ in."""
+        """The draws of the differences between the members of each group."""
         return self.pool.draws
 
     @property
     def loads(self) -> RankLoads | None:
-        """Expert load of the carried group; None where every rank always receives the same."""
+        """Expert load of the first group; None where all ranks always receive equal rows."""
         return self.pool.draws.first_loads
 
     @property
@@ -172,10 +173,10 @@ class Prepared:
 
     @property
     def whole(self) -> ClusterPrograms | None:
-        """Where the members sit in full resolution; None in folded resolution and for a fleet."""
+        """Programs and GPUs of all groups in full resolution; None in folded resolution and for a fleet."""
         return self.pools[0].whole
 
     def under(self, scenario: Scenario) -> Prepared:
-        """The same programs under a scenario that differs in nothing that a step depends on."""
+        """The same programs with a scenario that differs only in keys on which a step does not depend."""
         pools = tuple(replace(pool, job=pool.job.with_scenario(scenario)) for pool in self.pools)
         return replace(self, scenario=scenario, pools=pools)

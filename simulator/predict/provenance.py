@@ -1,4 +1,4 @@
-"""Every number and curve that a prediction stands on."""
+"""Lists every number and curve behind a prediction."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from moesim.simulator.predict.result_parts import (
 
 
 def provenance(prepared: PreparedPool) -> list[ProvenanceEntry]:
-    """Every number and curve that a prediction stands on."""
+    """Every number and curve behind a prediction, with its source."""
     rows = [
         *provenance_rows(prepared.cluster, "cluster"),
-        # An inline cluster or profile is a part of the scenario too: it is listed once.
+        # An inline cluster or profile is also a part of the scenario, but is listed once.
         *(
             r
             for r in provenance_rows(prepared.scenario, "scenario")
@@ -50,7 +50,7 @@ def provenance(prepared: PreparedPool) -> list[ProvenanceEntry]:
 
 
 def _host_provenance(prepared: PreparedPool) -> list[ProvenanceEntry]:
-    """Times of the host's calls, where the scenario names a host: forward seconds of one call, in a row."""
+    """Forward seconds of one call of each kind, where the scenario names a host."""
     name = prepared.scenario.software.host
     if name is None:
         return []
@@ -76,7 +76,7 @@ def _host_provenance(prepared: PreparedPool) -> list[ProvenanceEntry]:
 
 
 def _library_provenance() -> list[ProvenanceEntry]:
-    """What the prices of rings take from the communication library."""
+    """Figures of the communication library behind the prices of rings."""
     library = load_library()
     path, table = f"collectives.{library.name}", library.latencies
     used = {"wire_shares": library.wire_shares, "network_post": library.network_post}

@@ -1,4 +1,4 @@
-"""Figures of a finished execution: breakdown, pair, utilisation (pure)."""
+"""Computes the breakdown, the pairs and the utilisation of a finished execution (pure)."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ CATEGORY = {
     "F&B": "forward_backward",
     "F&I": "forward_backward",
 }
-"""The W of a full backward chunk counts in backward_input: fixed before any comparison."""
+"""Category of each kind of action. The W of a full backward chunk counts in backward_input, a choice fixed
+before any comparison."""
 
 
 def breakdowns(execution: Execution, split_weight: bool = False) -> list[Breakdown]:
-    """Seconds by category for every pipeline rank, mean over its members (docs/model.md, eq. T1, eq. T2).
+    """Seconds by category for every pipeline rank, averaged over members (docs/model.md, eq. T1, eq. T2).
 
-    With `split_weight` the weight-gradient phases of a full backward chunk count in backward_weight.
-    The bubble is the time that no action runs; exposed communication is the part of the actions in
-    which the compute SMs wait, the time after an action until its own sends are awaited, and the gradient
-    traffic at the end of the step.
+    With `split_weight` the weight-gradient phases of a full backward chunk count in backward_weight. The
+    bubble is the time in which no action runs. Exposed communication is the time of actions in which the
+    compute SMs wait, the wait of a rank for its own sends after an action, and the gradient traffic at the
+    end of the step.
     """
     return [_breakdown(execution, rank, split_weight) for rank in range(len(execution.ranks))]
 
@@ -65,27 +66,27 @@ def _breakdown(execution: Execution, rank: int, split_weight: bool) -> Breakdown
 
 
 def mean_breakdown(rows: list[Breakdown]) -> Breakdown:
-    """Mean over pipeline ranks."""
+    """Mean of the breakdowns of several ranks or groups."""
     return Breakdown(
         **{name: fsum(getattr(r, name) for r in rows) / len(rows) for name in Breakdown.model_fields}
     )
 
 
 def mean_over_groups(groups: list[list[Breakdown]]) -> list[Breakdown]:
-    """For every pipeline rank, the mean over its groups."""
+    """Mean breakdown over the groups, for every pipeline rank."""
     return (
         groups[0] if len(groups) == 1 else [mean_breakdown(list(rank)) for rank in zip(*groups, strict=True)]
     )
 
 
 def compute_ns(record: StepRecord) -> float:
-    """Nanoseconds that the compute SMs work inside a step (mean over members)."""
+    """Nanoseconds in which the compute SMs work inside a schedule step, averaged over members."""
     code, micro = record.step.code, record.step.microbatches
     return fsum(float(code.compute_ns[side][micro[side]]) for side in (0, 1) if micro[side] >= 0)
 
 
 def pair_seconds(executions: Sequence[Execution]) -> float | None:
-    """Mean duration of the overlapped pairs, None where the schedule has none."""
+    """Mean seconds of the overlapped pairs; None where the schedule has no pairs."""
     spans = [
         float((record.end - record.start).mean())
         for execution in executions
@@ -97,10 +98,10 @@ def pair_seconds(executions: Sequence[Execution]) -> float | None:
 
 
 def pair_phases(executions: Sequence[Execution]) -> tuple[PhaseSpan, ...]:
-    """Mean span of each phase of MoE blocks inside overlapped pairs.
+    """Mean duration of each phase of MoE blocks inside overlapped pairs.
 
-    Compute: mean over members. Transfers: payload of the slowest member, and the wait at the barrier,
-    launch included, mean over members.
+    Compute is averaged over members. A transfer has the payload of its slowest member, and the wait at the
+    barrier including the launch, averaged over members.
     """
     total: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     for rank in (rank for execution in executions for rank in execution.ranks):
@@ -140,7 +141,7 @@ def _add_phases(records: list[StepRecord], total: dict[str, list[float]]) -> Non
 def utilisation(
     executions: Sequence[Execution], nic_bytes_per_s: float, scale_up_bytes_per_s: float
 ) -> Utilisation:
-    """Busy fractions over the step, mean over pipeline ranks and groups; link rates are nominal, per GPU."""
+    """Busy fractions over the step, averaged over ranks and groups; link rates are nominal and per GPU."""
     end, ranks = max(executions[0].end_ns, 1), len(executions[0].ranks) * len(executions)
     records = [record for execution in executions for rank in execution.ranks for record in rank]
     compute = fsum(compute_ns(record) for record in records)
@@ -157,7 +158,7 @@ def utilisation(
 
 
 def _port_bytes(execution: Execution, which: int) -> float:
-    """Bytes that a mean GPU sent through its NICs (0) or scale-up ports (1), summed over pipeline ranks."""
+    """Bytes that an average GPU sent through NICs (0) or scale-up ports (1), summed over pipeline ranks."""
     link_map = execution.program.link_map
     gpus = link_map.gpus_per_rank
     return fsum(

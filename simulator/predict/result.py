@@ -1,4 +1,4 @@
-"""What a prediction returns; `Result.model_dump()` is the object that `simulate --json` prints."""
+"""The result of a prediction; `simulate --json` prints `Result.model_dump()`."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ SCHEMA_VERSION = 1
 
 
 class Result(TableResult):
-    """A prediction."""
+    """The result of a prediction."""
 
     scenario: str
     step: StepResult
     breakdown_s: Breakdown
     breakdown_by_rank_s: tuple[Breakdown, ...]
     breakdown_split_w_s: Breakdown
-    """Mean over pipeline ranks, the weight gradients of a full B moved to `backward_weight`."""
+    """Mean over pipeline ranks, with the weight gradients of a full B moved to `backward_weight`."""
     forward_backward_pair_s: float | None
     pair_phases: tuple[PhaseSpan, ...]
     utilisation: Utilisation
@@ -48,7 +48,7 @@ class Result(TableResult):
     profile: str
     profile_hash: str
     confidence: Confidence
-    """What the matrix products stand on (`moesim.hwmodels.confidence`)."""
+    """Level of the evidence behind the GEMM rates (`moesim.hwmodels.confidence`)."""
     confidence_reason: str
     warnings: tuple[str, ...]
     provenance: tuple[ProvenanceEntry, ...]
@@ -56,21 +56,21 @@ class Result(TableResult):
     seed: int
     version: str
     full: FullResult | None = None
-    """Every GPU for itself; None in folded resolution."""
+    """Figures of every GPU in full resolution; None in folded resolution."""
     host: HostReport | None = Field(None, exclude_if=lambda value: value is None)
-    """What the step loses to the host's launches, where the scenario names a host."""
+    """Launch stalls of the step, where the scenario names a host."""
     uncertainty: Uncertainty | None = Field(None, exclude_if=lambda value: value is None)
-    """Intervals, where they were asked for; left out of the output otherwise."""
+    """Intervals, where they were requested; otherwise left out of the output."""
     defaults: tuple[Default, ...] = Field((), exclude_if=lambda value: not value)
-    """Keys that the scenario left out, with what they were given and why; left out where it states all."""
+    """Keys that the scenario omits, with their values and reasons; left out where it states all keys."""
     pools: tuple[PoolResult, ...] = Field((), exclude_if=lambda value: not value)
-    """What each pool of a fleet does; left out of the output of a single cluster."""
+    """Results of each pool of a fleet; left out of the output of a single cluster."""
     schema_version: int = SCHEMA_VERSION
 
     @model_validator(mode="before")
     @classmethod
     def _old_name(cls, data: Any) -> Any:
-        """Results written by version 0.1.0 call `breakdown_split_w_s` `breakdown_alternative_s`."""
+        """Accept `breakdown_alternative_s`, the name of `breakdown_split_w_s` in results of version 0.1.0."""
         if not isinstance(data, Mapping) or "breakdown_alternative_s" not in data:
             return data
         rest = dict(data)
@@ -80,11 +80,11 @@ class Result(TableResult):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def breakdown_alternative_s(self) -> Breakdown:
-        """The old name of `breakdown_split_w_s` in JSON, for one version."""
+        """The old name of `breakdown_split_w_s` in JSON, kept for one version."""
         return self.breakdown_split_w_s
 
     def rows(self) -> list[Row]:
-        """One row: the main figures."""
+        """One row with the main figures."""
         row: Row = {"scenario": self.scenario, **figures(self)}
         for name, band in self.uncertainty.bands.items() if self.uncertainty else ():
             row |= {f"{name}_p10": band.p10, f"{name}_p50": band.p50, f"{name}_p90": band.p90}

@@ -11,11 +11,11 @@ from moesim.simulator.run.report import RunReport
 
 
 class Finite(Frozen, allow_inf_nan=False):
-    """Figures of a result: one that is not a number is a fault of the program and never shown."""
+    """Figures of a result. They must be finite; anything else is a fault of the program and never shown."""
 
 
 class StepResult(Finite):
-    """One training step. Rates per second or day (docs/model.md, eq. F4), MFU as a fraction of the BF16
+    """One training step. Rates are per second or day (docs/model.md, eq. F4), MFU is a fraction of the BF16
     datasheet peak (eq. F5)."""
 
     time_s: float
@@ -32,7 +32,7 @@ class StepResult(Finite):
 
 
 class Breakdown(Finite):
-    """Where a pipeline rank's step goes; the first six sum to the step, the last is a part of them."""
+    """Seconds of a pipeline rank's step by category; the first six sum to the step and contain the last."""
 
     forward: float
     backward_input: float
@@ -46,8 +46,8 @@ class Breakdown(Finite):
 class MemoryResult(Finite):
     """Bytes of the fullest GPU.
 
-    `range_bytes`: least and most, by what the framework holds and how full of gaps its allocator is;
-    `fits` and `total_bytes` stand between them (docs/model.md, eq. M10).
+    `range_bytes`: least and most bytes, depending on the framework's own memory and the fragmentation of its
+    allocator; `total_bytes`, which decides `fits`, lies between them (docs/model.md, eq. M10).
     """
 
     total_bytes: float
@@ -58,7 +58,7 @@ class MemoryResult(Finite):
 
     @property
     def verdict(self) -> Literal["fits", "tight", "does not fit"]:
-        """`tight`: whether it fits depends on the framework and its allocator."""
+        """Whether the plan fits; it is `tight` where that depends on the framework and its allocator."""
         least, most = self.range_bytes
         if least > self.capacity_bytes:
             return "does not fit"
@@ -66,7 +66,7 @@ class MemoryResult(Finite):
 
     @property
     def shortage(self) -> str | None:
-        """Why the plan does not fit and what would need less; None where it fits."""
+        """Why the plan does not fit and which changes need less memory; None where it fits."""
         if self.fits:
             return None
         largest, size = max(self.by_kind_bytes.items(), key=lambda item: item[1])
@@ -81,9 +81,9 @@ class MemoryResult(Finite):
 
 
 class RunResult(Finite):
-    """The main phase at constant batch, without stops (docs/model.md, eq. F6), and the report of all of it.
+    """The main phase at constant batch, without interruptions (docs/model.md, eq. F6).
 
-    `report`: where the run plan asks for more than tokens (docs/model.md, section 13).
+    `report`: the whole run, where the run plan states more than tokens (docs/model.md, section 13).
     """
 
     tokens: float
@@ -95,7 +95,7 @@ class RunResult(Finite):
 
 
 class Utilisation(Finite):
-    """Busy fractions over the step, mean over pipeline ranks; links as carried over nominal bytes."""
+    """Busy fractions over the step, averaged over pipeline ranks; for links, carried over nominal bytes."""
 
     compute_partition: float
     communication_partition: float
@@ -104,17 +104,16 @@ class Utilisation(Finite):
 
 
 class CauseRow(Finite):
-    """Seconds of the critical path that one cause accounts for."""
+    """Seconds of the critical path due to one cause."""
 
     cause: str
     seconds: float
 
 
 class PhaseSpan(Finite):
-    """Mean duration of one phase inside overlapped pairs (seconds), MoE blocks only.
+    """Mean duration in seconds of one phase of MoE blocks inside overlapped pairs.
 
-    `wait_s` is the time at the barrier of a transfer before its slowest member came, mean over the
-    members; 0 for compute.
+    `wait_s`: mean time of the members at the barrier of a transfer before its payload; 0 for compute.
     """
 
     phase: str
@@ -123,7 +122,7 @@ class PhaseSpan(Finite):
 
 
 class ProvenanceEntry(Finite):
-    """One number or curve that the prediction stands on."""
+    """One number or curve behind the prediction."""
 
     path: str
     value: float | None
@@ -136,9 +135,9 @@ class ProvenanceEntry(Finite):
 class PoolResult(Finite):
     """A pool's part of a step on a fleet.
 
-    `layer_s`: compute of a MoE layer (a dense one where there is none) for one micro-batch, forward and
-    backward, alone on a GPU of the pool (docs/model.md, eq. S1); `bubble_s`: mean over its pipeline ranks;
-    `memory`: of the fullest of them.
+    `layer_s`: compute of a MoE layer (a dense layer in models without one) for one micro-batch, forward and
+    backward, alone on a GPU of the pool (docs/model.md, eq. S1). `bubble_s`: mean over the pool's pipeline
+    ranks. `memory`: memory of the fullest of these ranks.
     """
 
     accelerator: str

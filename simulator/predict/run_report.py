@@ -1,4 +1,4 @@
-"""The whole run of a prepared scenario: phases, stops, bill."""
+"""Reports the whole run of a prepared scenario with its phases, interruptions and bill."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from moesim.simulator.run.work import StepFigures, phase_works
 
 
 def run_report(prepared: Prepared, time_s: float, factors: FloatArray | None = None) -> RunReport:
-    """The whole run of a prepared scenario whose step takes `time_s` s: phases, stops, bill.
+    """The whole run of a prepared scenario whose step takes `time_s` seconds.
 
-    Steps of other batches and phases are simulated here. `factors`: see `simulate_run`. Raises InputError
-    for an illegal phase and for a fleet, InfeasibleError for a run that practically never ends.
+    Simulates the steps of other batches and phases. `factors`: see `simulate_run`. Raises InputError for an
+    illegal phase and for a fleet, InfeasibleError for a run that practically never ends.
     """
     scenario, plan, job = prepared.scenario, prepared.scenario.run, prepared.job
 

@@ -1,4 +1,4 @@
-"""One prediction: scenario in, result out."""
+"""Predicts a scenario and returns its result."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from moesim.simulator.scenario import Scenario
 
 
 def simulate(scenario: Scenario) -> Result:
-    """Predict one training step and the run made of it; see `predict.driver.predict`.
+    """Predict one training step and the run that consists of such steps; see `predict.driver.predict`.
 
-    Raises InputError for an illegal scenario. A plan that does not fit into memory is predicted all the
-    same, with `memory.fits` false.
+    Raises InputError for an illegal scenario. A plan that does not fit into memory is still predicted, with
+    `memory.fits` false.
     """
     return predict(scenario).result

@@ -1,4 +1,4 @@
-"""One executed step: what was prepared, and what the engine returned."""
+"""Prepares and executes one step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from moesim.simulator.scenario import Scenario
 
 @dataclass(frozen=True, slots=True)
 class ExecutedStep:
-    """A step that has run, before anything is read off it. `executions`: one a program."""
+    """A prepared step with the executions, one a program, that the engine returned."""
 
     prepared: Prepared
     executions: Sequence[Execution]
@@ -39,8 +39,9 @@ def run_step(
     stages: StageAssignment | None = None,
     engine: str | None = None,
 ) -> ExecutedStep:
-    """Prepare and run a step, for those who need its seconds and memory and no result.
+    """Prepare and run a step, for callers that need its seconds and memory but no result.
 
-    Arguments and errors as of `prepare`; raises InfeasibleError where faults leave no way to end a step.
+    Takes the arguments and raises the errors of `prepare`; raises InfeasibleError where faults leave no way
+    to end a step.
     """
     return execute(prepare(what, profile=profile, stages=stages, engine=engine))

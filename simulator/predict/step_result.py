@@ -1,4 +1,4 @@
-"""Rates of a step, checked against its bounds and the peak of the hardware."""
+"""Computes the rates of a step, and checks them against its bounds and the hardware's peak."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from moesim.simulator.predict.result_parts import (
 
 
 def kept_rows(programs: Sequence[Program]) -> float:
-    """Share of the routed rows that no capacity dropped, mean over layers, micro-batches and groups."""
+    """Share of routed rows that capacity did not drop, averaged over layers, micro-batches and groups."""
     loads = [program.variation.loads for program in programs]
     return fsum(float(load.mean()) for load in loads) / len(loads) if loads[0].size else 1.0
 
 
 def fastest_flop_per_s(cluster: Cluster, recipe: Precision) -> float:
-    """Datasheet peak of one GPU in the fastest format that a recipe computes in."""
+    """Datasheet peak of one GPU in the fastest format of a recipe."""
     peaks = [cluster.accelerator.peak_flop_per_s(name) for name in dict.fromkeys(("bf16", recipe.linear))]
     return max(peaks)
 
@@ -37,10 +37,11 @@ def step_result(
     fastest_flop_per_s: float,
     programs: Sequence[Program],
 ) -> StepResult:
-    """Rates of a step of `tokens`, each with FLOPs (causal, all of attention); peaks are those of a mean GPU:
-    in BF16, which MFU refers to, and in the fastest format of the recipe.
+    """Rates of a step of `tokens` tokens.
 
-    Raises RuntimeError for a step outside its bounds or above the fastest peak: a fault of the program.
+    `flop_per_token`: (causal, full attention). Both peaks are averages over GPUs: `peak_flop_per_s` in BF16,
+    to which MFU refers, and `fastest_flop_per_s` in the fastest format of the recipe. Raises RuntimeError for
+    a step outside its bounds or above the fastest peak, which is a fault of the program.
     """
     per_gpu = tokens / time_s / n_gpus
     causal, full = (flop * per_gpu for flop in flop_per_token)

@@ -1,4 +1,4 @@
-"""From a finished execution to the result object."""
+"""Builds the result object of a finished execution."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from moesim.version import __version__
 
 
 def summarise(step: ExecutedStep) -> Result:
-    """The result object of a finished execution of every program; a cluster is a fleet of one pool."""
+    """The result of an executed step; a cluster is treated as a fleet of one pool."""
     prepared, executions, time_s = step.prepared, step.executions, step.time_s
     scenario, profiles = prepared.scenario, {p.job.profile.name: p.job.profile for p in prepared.pools}
     by_rank = mean_over_groups([breakdowns(execution) for execution in executions])
@@ -79,7 +79,7 @@ def summarise(step: ExecutedStep) -> Result:
 
 
 def _link_rates(prepared: Prepared) -> tuple[float, float]:
-    """Nominal rates of a mean GPU's NICs and scale-up ports, bytes/s."""
+    """Nominal rates of an average GPU's NICs and scale-up ports in bytes/s."""
     return (
         mean_per_rank(prepared, lambda pool: pool.pricer.links.nic_bytes_per_s),
         mean_per_rank(prepared, lambda pool: pool.pricer.links.scale_up_bytes_per_s),
@@ -87,7 +87,7 @@ def _link_rates(prepared: Prepared) -> tuple[float, float]:
 
 
 def _confidence(prepared: Prepared) -> tuple[Confidence, str]:
-    """The lowest level of all pools, and what each stands on."""
+    """The lowest confidence level of all pools, and the reason of each pool."""
     linear = prepared.scenario.recipe.linear
     rows = [
         (
@@ -103,7 +103,7 @@ def _confidence(prepared: Prepared) -> tuple[Confidence, str]:
 
 
 def _extrapolated(prepared: Prepared) -> set[str]:
-    """Sentences about what was read beyond its measured range, or is not modelled."""
+    """Notes on readings beyond the measured range, and on parts that are not modelled."""
     notes, linear = set(prepared.shape.not_modelled), prepared.scenario.recipe.linear
     for pool in prepared.pools:
         notes |= {*pool.programs[0].costs.evidence.notes, *pool.memory_by_rank.notes, *pool.draws.spec.notes}
@@ -116,9 +116,9 @@ def _step(prepared: Prepared, time_s: float) -> StepResult:
     length, kept = prepared.scenario.batch.sequence_length, kept_rows(programs)
     if prepared.scenario.stages.blocks is None:
         flop = [flop_per_token(shape, length, causal, kept) for causal in (True, False)]
-    else:  # a part of the model: only what is simulated counts
-        held = [block.kind for stage in prepared.stages.stages for block in stage]
-        flop = [blocks_flop_per_token(shape, held, length, causal, kept) for causal in (True, False)]
+    else:  # a part of the model: only simulated blocks count
+        kinds = [block.kind for stage in prepared.stages.stages for block in stage]
+        flop = [blocks_flop_per_token(shape, kinds, length, causal, kept) for causal in (True, False)]
     return step_result(
         (flop[0], flop[1]),
         _tokens(prepared),
@@ -138,7 +138,7 @@ def _full(prepared: Prepared, executions: Sequence[Execution]) -> FullResult | N
 
 
 def _tokens(prepared: Prepared) -> int:
-    """Tokens of a step; groups that a lost node stopped do not train theirs."""
+    """Tokens of a step, without those of groups that a lost node stopped."""
     batch, whole = prepared.scenario.batch, prepared.whole
     tokens = batch.sequences * batch.sequence_length
     return tokens if whole is None else tokens * len(whole.running) // whole.gpus.shape[1]
@@ -159,7 +159,7 @@ def _run(prepared: Prepared, time_s: float) -> RunResult:
 
 
 def _cost_usd(prepared: Prepared, hours: float) -> float | None:
-    """Rent of all GPUs for so many hours; None where a pool has no price."""
+    """Rent of all GPUs for `hours` hours; None where a pool has no price."""
     if prepared.of_fleet:
         price = usd_per_hour([pool.part.cluster for pool in prepared.pools])
         return None if price is None else hours * price
@@ -168,21 +168,21 @@ def _cost_usd(prepared: Prepared, hours: float) -> float | None:
 
 
 def _warnings(prepared: Prepared) -> list[str]:
-    found = []
+    warnings = []
     if prepared.scenario.stages.blocks is not None:
         count = sum(len(stage) for stage in prepared.stages.stages)
-        found.append(
+        warnings.append(
             f"stages.blocks is given: {count} blocks are simulated, and FLOPs and MFU count these alone"
         )
     node, fabric = prepared.cluster.node, prepared.cluster.network.fabric
     if fabric is not None and prepared.pricer.nic_bytes_per_s < node.scale_out_bytes_per_s:
-        found.append(
+        warnings.append(
             f"the network's ports ({fabric.link_bandwidth.text}) are slower than the node's NICs "
             f"({format_quantity(node.scale_out_bytes_per_s, 'bytes_per_s')}): transfers go at the ports' rate"
         )
     if prepared.loads is not None and prepared.loads.dropped > 0.0:
-        found.append(
+        warnings.append(
             f"routing.capacity drops {prepared.loads.dropped:.2%} of the expert rows: those tokens skip an "
             "expert, which the step time does not charge and the loss may"
         )
-    return found
+    return warnings

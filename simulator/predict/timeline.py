@@ -1,4 +1,4 @@
-"""When what ran, as rows to draw: actions of every pipeline rank, and one action phase by phase."""
+"""Timelines to draw: the actions of every pipeline rank, and the phases of one action."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ SYNC = {
     "optimizer": "optimizer",
     "gather": "parameter gather",
 }
-SHOWN = {"stage": "stage", "block": "block", "microbatch": "micro-batch"}
-"""What the detail of a phase says, and in which words."""
+DETAIL_LABELS = {"stage": "stage", "block": "block", "microbatch": "micro-batch"}
+"""Arguments of a trace event that the detail of a phase shows, with their labels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """Something that ran on a row, seconds from the start of the step.
+    """A bar on one row of a timeline, in seconds from the start of the step.
 
-    `kind`: a schedule action (F, B, I, W, F&B, F&I), a phase or a part of the step's end; `detail`: of which
-    stage and micro-batch.
+    `kind`: a schedule action (F, B, I, W, F&B, F&I), a phase or a part of the step's end. `detail`: its
+    stages and micro-batches.
     """
 
     row: str
@@ -38,11 +38,11 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The first GPU of every pipeline rank.
+    """Timeline of the first GPU of every pipeline rank.
 
-    `actions`: schedule actions and the end of the step, a row a pipeline rank. `zoomed`: the phases of one
-    action of `zoomed_rank` on its streams; an overlapped pair from the middle of the step where there is
-    one, else the middle action.
+    `actions`: schedule actions and the end of the step, with one row a pipeline rank. `zoomed`: the phases of
+    one action of `zoomed_rank` on its streams, of an overlapped pair from the middle of the step if the
+    schedule has pairs, else of the middle action.
     """
 
     step_s: float
@@ -53,7 +53,7 @@ class Timeline:
 
 
 def timeline(scenario: Scenario, rank: int = 0) -> Timeline:
-    """Run a step and return what to draw of it. Raises InputError for an illegal scenario."""
+    """Run a step and return its timeline. Raises InputError for an illegal scenario."""
     step = run_step(scenario)
     execution = step.executions[0]
     ranks = range(len(execution.ranks))
@@ -83,7 +83,7 @@ def _actions(execution: Execution, rank: int) -> list[Bar]:
 
 
 def _which(step: PlacedStep) -> str:
-    """Stage and micro-batch of every action of a step: "F of stage 0, micro-batch 7"."""
+    """Stage and micro-batch of every action of a step, such as "F of stage 0, micro-batch 7"."""
     sides = ((kind, 0 if kind == "F" else 1) for kind in step.code.kind.split("&"))
     return "; ".join(
         f"{kind} of stage {step.stages[side]}, micro-batch {step.microbatches[side]}" for kind, side in sides
@@ -105,7 +105,11 @@ def _zoomed(gpu: GpuEvents) -> list[Bar]:
         Bar(
             THREADS.get(event["tid"], "pipeline send"),
             _phase(event["name"]),
-            ", ".join(f"{SHOWN[key]} {value}" for key, value in event["args"].items() if key in SHOWN),
+            ", ".join(
+                f"{DETAIL_LABELS[key]} {value}"
+                for key, value in event["args"].items()
+                if key in DETAIL_LABELS
+            ),
             event["ts"] / 1e6,
             (event["ts"] + event["dur"]) / 1e6,
         )
@@ -114,6 +118,6 @@ def _zoomed(gpu: GpuEvents) -> list[Bar]:
 
 
 def _phase(name: str) -> str:
-    """A kernel's name in a trace as people say it: "dispatch F", "wait for dispatch F", "attn F"."""
+    """The readable name of a kernel in a trace: "dispatch F", "wait for dispatch F", "attn F"."""
     words = name.partition(" (")[0].removeprefix("ncclDevKernel_").replace("_", " ")
     return words.replace("notify ", "wait for ", 1) if words.startswith("notify ") else words

@@ -1,8 +1,8 @@
-"""Chrome/Perfetto traces of an execution, named so that Holistic Trace Analysis classifies them.
+"""Chrome/Perfetto traces of an execution, with kernel names that Holistic Trace Analysis (HTA) classifies.
 
-One process a GPU (a member of a pipeline rank), one thread a stream, so that slices of a thread nest;
-schedule actions have a thread of their own. Everything that communicates is called `ncclDevKernel_...`:
-HTA 0.5 takes a kernel for communication only when its name matches `^nccl.*Kernel`.
+A trace has one process a GPU (a member of a pipeline rank) and one thread a stream, so that the slices of a
+thread nest; schedule actions have their own thread. The name of every communication kernel begins with
+`ncclDevKernel_`, because HTA 0.5 recognises such a kernel only by a name that matches `^nccl.*Kernel`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from moesim.simulator.predict.trace_events import (
     GpuEvents,
     ShownGpus,
     TraceInfo,
-    flows,
-    names,
+    name_events,
+    send_arrows,
     send_lanes,
 )
 
@@ -32,7 +32,7 @@ EXTENSIONS = (".json", ".json.gz")
 
 
 def trace_info(prepared: Prepared, group: int = 0) -> TraceInfo:
-    """The trace's description of a prepared scenario, or of one of its groups (full resolution)."""
+    """Plan data for the trace of a prepared scenario, or in full resolution of one of its groups."""
     layout, pricer, scenario = prepared.layout, prepared.pricer, prepared.scenario
     plan, members = scenario.parallel, prepared.program.members
     if prepared.whole is not None:
@@ -57,9 +57,9 @@ def trace_info(prepared: Prepared, group: int = 0) -> TraceInfo:
 def shown_places(
     execution: Execution, info: TraceInfo, ranks: Sequence[int] | None = None, members: Sequence[int] = (0,)
 ) -> list[ShownGpus]:
-    """What to show of a folded run: `ranks`, all by default, and `members` of each by position.
+    """GPUs of a folded run that a trace shows: `ranks` (default all), and `members` of each by position.
 
-    Raises InputError for a rank or member that is not there.
+    Raises InputError for a rank or member that does not exist.
     """
     count = len(execution.ranks)
     who = _chosen("members", members, execution.program.members)
@@ -70,9 +70,9 @@ def shown_places(
 def shown_gpus(
     prepared: Prepared, executions: Sequence[Execution], gpus: Sequence[int] | None = None
 ) -> list[ShownGpus]:
-    """What to show of a full run: these GPUs by global number; by default one pipeline of the first group.
+    """GPUs of a full run that a trace shows, by global number; by default one pipeline of the first group.
 
-    Raises InputError for a GPU that is not there or did not run.
+    Raises InputError for a GPU that does not exist or did not run.
     """
     whole = prepared.whole
     assert whole is not None
@@ -99,7 +99,7 @@ def shown_gpus(
 def chrome_trace(shown: Sequence[ShownGpus]) -> dict[str, Any]:
     """The trace as one JSON object (Trace Event Format; ts and dur in microseconds).
 
-    Complete events come in order of time.
+    The events after the metadata are in order of time.
     """
     metadata: list[Event] = []
     events: list[Event] = []
@@ -112,12 +112,12 @@ def chrome_trace(shown: Sequence[ShownGpus]) -> dict[str, Any]:
         }
         for rank, member in part.places:
             gpu, own = info.gpus[rank][member], lanes[rank]
-            metadata += names(gpu, rank, member, 1 + max((lane for _, lane in own), default=-1))
-            found = GpuEvents(execution, info, rank, member, gpu)
-            events += [*found.steps(), *found.sends(own), *found.end_of_step()]
-        joined = list(flows(part, arrows))
-        arrows += len(joined) // 2
-        events += joined
+            metadata += name_events(gpu, rank, member, 1 + max((lane for _, lane in own), default=-1))
+            gpu_events = GpuEvents(execution, info, rank, member, gpu)
+            events += [*gpu_events.steps(), *gpu_events.sends(own), *gpu_events.end_of_step()]
+        arrow_events = list(send_arrows(part, arrows))
+        arrows += len(arrow_events) // 2
+        events += arrow_events
     events.sort(key=lambda e: (e["ts"], e["pid"], e["tid"], -e.get("dur", 0.0)))
     kernels = (e for e in events if e.get("cat") == "kernel")
     for number, event in enumerate(kernels):
@@ -141,9 +141,9 @@ def chrome_trace(shown: Sequence[ShownGpus]) -> dict[str, Any]:
 
 
 def write_trace(path: str | Path, shown: Sequence[ShownGpus]) -> None:
-    """Write `chrome_trace` to a .json or .json.gz file: complete or not at all, equal bytes for equal runs.
+    """Write `chrome_trace` to a .json or .json.gz file atomically, with equal bytes for equal runs.
 
-    Raises InputError for another extension and a missing folder.
+    Raises InputError for another extension and for a missing folder.
     """
     path = trace_path(path)
     write_atomically(path, _chunks(chrome_trace(shown)))
@@ -167,7 +167,7 @@ def write_trace_per_gpu(folder: str | Path, shown: Sequence[ShownGpus]) -> list[
 
 
 def trace_path(path: str | Path) -> Path:
-    """`path` if a trace can be written there; raises InputError naming the legal extensions otherwise."""
+    """`path` if a trace can be written there; otherwise raises InputError with the legal extensions."""
     path = Path(path)
     if not path.name.lower().endswith(EXTENSIONS):
         raise InputError(f"trace file {path}: unknown extension; use {' or '.join(EXTENSIONS)}")
@@ -176,10 +176,10 @@ def trace_path(path: str | Path) -> Path:
 
 
 def _chunks(trace: dict[str, Any]) -> Iterator[str]:
-    """JSON text with one event a line, so that two traces can be compared line by line."""
+    """JSON text with one event a line, so that traces can be compared line by line."""
     encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
     head = {key: value for key, value in trace.items() if key != "traceEvents"}
-    # HTA finds the rank by the text `"rank": 0`, blank included; without it every file is rank 0.
+    # HTA finds the rank by the text `"rank": 0`, including the blank; without it every file is rank 0.
     yield json.dumps(head)[:-1] + ', "traceEvents":[\n'
     events: list[Event] = trace["traceEvents"]
     for start in range(0, len(events), 4096):

@@ -1,4 +1,4 @@
-"""The events of a trace: slices of one GPU, names of its threads, arrows between pipeline ranks (pure)."""
+"""Builds the events of a trace: slices and thread names of one GPU, arrows between pipeline ranks (pure)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from moesim.simulator.engine.records import Execution, SendRecord, StepRecord
 Event = dict[str, Any]
 
 SCHEDULE, COMPUTE, COMMUNICATION, INSIDE, DATA_PARALLEL, FIRST_SEND = 0, 1, 2, 3, 4, 8
-"""Thread numbers, and the numbers of the streams on them; sends take FIRST_SEND and up."""
+"""Numbers of threads and of the streams on them; sends use FIRST_SEND and higher numbers."""
 
 THREADS = {
     SCHEDULE: "schedule",
@@ -28,11 +28,11 @@ THREADS = {
 
 @dataclass(frozen=True, slots=True)
 class TraceInfo:
-    """What a trace says about the plan beside its times.
+    """Data of the plan that a trace states in addition to times.
 
-    `gpus[rank][member]`: global GPU number; `group_sizes`: members of the groups "ep", "model" (tp x cp),
-    "dp" and "world"; `elements`: numbers that go "in" to and "out" of a dispatch on one GPU (a combine is
-    the reverse), and into a pipeline "send"; `notes`: written as they are beside the events.
+    `gpus[rank][member]`: global GPU number. `group_sizes`: members of the groups "ep", "model" (tp x cp),
+    "dp" and "world". `elements`: numbers of elements that enter ("in") and leave ("out") a dispatch on one
+    GPU (a combine is the reverse), and a pipeline "send". `notes`: written unchanged beside the events.
     """
 
     name: str
@@ -44,7 +44,7 @@ class TraceInfo:
 
 @dataclass(frozen=True, slots=True)
 class ShownGpus:
-    """What a trace shows of one group: (pipeline rank, member) places of its execution."""
+    """The part of one group that a trace shows, as (pipeline rank, member) places of its execution."""
 
     execution: Execution
     info: TraceInfo
@@ -52,16 +52,16 @@ class ShownGpus:
 
 
 def microseconds(ns: int) -> float:
-    """`ns` in microseconds, never a trifle less: a reader that cuts off after * 1000 gets `ns` back.
+    """`ns` in microseconds, rounded so that a reader which multiplies by 1000 and truncates gets `ns` back.
 
-    Perfetto's importer cuts off; a slice that lost a nanosecond would no longer nest with its neighbour.
+    Perfetto's importer truncates, and a slice that lost a nanosecond would no longer nest.
     """
     value = ns / 1000.0
     return value if int(value * 1000.0) == ns else math.nextafter(value, math.inf)
 
 
-def names(gpu: int, rank: int, member: int, lanes: int) -> list[Event]:
-    """Metadata events: name and order of a GPU's process and of its threads, `lanes` of them for sends."""
+def name_events(gpu: int, rank: int, member: int, lanes: int) -> list[Event]:
+    """Metadata events that name and order a GPU's process and threads; `lanes` threads are for sends."""
     threads = {**THREADS, **{FIRST_SEND + n: f"pipeline send {n}" for n in range(lanes)}}
     rows: list[tuple[int, str, Event]] = [
         (0, "process_name", {"name": f"GPU {gpu} (pipeline rank {rank}, member {member})"}),
@@ -73,7 +73,7 @@ def names(gpu: int, rank: int, member: int, lanes: int) -> list[Event]:
 
 
 def send_lanes(sends: list[SendRecord]) -> list[tuple[SendRecord, int]]:
-    """Sends of one rank with a lane each, the first that is free: sends may overlap, slices may not."""
+    """Sends of one rank, each with the first free lane, because sends may overlap and slices may not."""
     free: list[int] = []
     placed = []
     for send in sorted(sends, key=lambda s: (s.start, s.end, s.label)):
@@ -139,7 +139,7 @@ class GpuEvents:
         yield from self._slice(COMMUNICATION, f"ncclDevKernel_{name}", launch, end, payload)
 
     def _ready(self, record: StepRecord, number: int) -> int:
-        """When this GPU's communication stream could begin a transfer: stream and dependencies free."""
+        """When this GPU can begin a transfer: its communication stream is free, and its inputs are there."""
         tasks, ends = record.step.code.tasks, record.ends
         before = [n for n in range(number) if tasks[n].transfer is not None][-1:]
         times = [int(ends[n][self.member]) for n in (*tasks[number].deps, *before)]
@@ -173,9 +173,9 @@ class GpuEvents:
             yield from self._slice(FIRST_SEND + lane, name, send.start, send.end, args)
 
     def end_of_step(self) -> Iterator[Event]:
-        """Gradient reduction, norm, optimizer, parameter gather."""
+        """Gradient reduction, norm, optimizer and parameter gather."""
         sync, sizes = self.execution.syncs[self.rank], self.info.group_sizes
-        # Parameters that nobody gathers were updated everywhere: their gradients were all-reduced.
+        # Without a parameter gather every rank updated all parameters, so gradients were all-reduced.
         whole = sync.gather[1] == sync.gather[0]
         reduction = (
             ("AllReduce_gradients", "allreduce") if whole else ("ReduceScatter_gradients", "reduce_scatter")
@@ -195,8 +195,8 @@ def _word(phase: str) -> str:
     return phase.replace(" ", "_")
 
 
-def flows(part: ShownGpus, first: int) -> Iterator[Event]:
-    """Arrows, numbered after `first`, from pipeline sends to the actions that need them, where both show."""
+def send_arrows(part: ShownGpus, first: int) -> Iterator[Event]:
+    """Arrows, numbered after `first`, from shown pipeline sends to the shown actions that need them."""
     execution, info = part.execution, part.info
     ranks = sorted({rank for rank, _ in part.places})
     takers: dict[tuple[str, int, int], StepRecord] = {}
@@ -227,7 +227,7 @@ def flows(part: ShownGpus, first: int) -> Iterator[Event]:
 
 
 def _wanted(label: str) -> tuple[str, int, int]:
-    """(kind, stage, micro-batch) that the send "3F12" goes to: the next stage, or the one before for B."""
+    """(kind, stage, micro-batch) that receives a send such as "3F12": the next stage, for B the previous."""
     kind = "F" if "F" in label else "B"
     stage, microbatch = (int(text) for text in label.split(kind))
     return kind, stage + (1 if kind == "F" else -1), microbatch

@@ -1,7 +1,7 @@
-"""How much work a scenario is, known before any of it is done: what is simulated and held (pure).
+"""Estimates the memory and time of simulating a scenario before doing so (pure).
 
-Counts do not depend on the machine. The figures that turn them into memory and time are measured on the home
-case (docs/performance.md, "How large a job is"); they bound a job, and no prediction stands on them.
+The counts do not depend on the machine. The figures that turn them into memory and time were measured on the
+home case (docs/performance.md, "How large a job is"); they only limit jobs, and no prediction uses them.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario
 
 TASKS_PER_BLOCK = 19
-"""Tasks of the engine for one block and one micro-batch, forward and backward: 18.6 in the home case."""
+"""Engine tasks of one block and one micro-batch, forward and backward; the home case has 18.6."""
 BYTES_PER_NUMBER = 8
 BYTES_PER_TASK = 200
-"""What the engine keeps of a finished task."""
+"""Bytes that the engine stores for a finished task."""
 BYTES_PER_PART = 140
-"""Of a GPU, switch or cable in the tables of a topology."""
+"""Bytes of a GPU, switch or cable in the tables of a topology."""
 BASE_BYTES = 120_000_000
-"""A process that has imported the simulator."""
+"""Bytes of a process that has imported the simulator."""
 TRACE_BYTES_PER_TASK = 1_200
-"""Of an event while a trace is written."""
+"""Bytes of an event while a trace is written."""
 SECONDS_PER_TASK = 1e-5
-"""Preparing and executing a task on one core of a small server."""
+"""Seconds to prepare and execute a task on one core of a small server."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkSize:
-    """What one simulation of a scenario comes to.
+    """Counts of the work of simulating a scenario.
 
-    `microbatches`: of one pipeline; `tasks`: what the engine executes; `numbers`: entries of the vectors of
-    all GPUs that are carried; `parts`: GPUs, switches and cables; `simulations`: engine runs, more than one
-    with faults or phases of a run.
+    `microbatches`: number in one pipeline. `tasks`: tasks that the engine executes. `numbers`: entries of the
+    vectors of all simulated GPUs. `parts`: GPUs, switches and cables. `simulations`: engine runs, of which
+    faults and phases of a run need more than one.
     """
 
     gpus: int
@@ -51,25 +51,25 @@ class WorkSize:
 
     @property
     def bytes(self) -> int:
-        """Memory that simulating it needs at most, in bytes."""
+        """Upper estimate of the memory of simulating the scenario, in bytes."""
         held = self.numbers * BYTES_PER_NUMBER + self.tasks * BYTES_PER_TASK + self.parts * BYTES_PER_PART
         return BASE_BYTES + held
 
     @property
     def trace_bytes(self) -> int:
-        """Memory that writing its trace needs at most, in bytes."""
+        """Upper estimate of the memory of writing its trace, in bytes."""
         return self.bytes + self.tasks * TRACE_BYTES_PER_TASK
 
     @property
     def seconds(self) -> float:
-        """Rough time of one core, in seconds."""
+        """Rough time on one core, in seconds."""
         return self.simulations * self.tasks * SECONDS_PER_TASK
 
 
 def work_size(scenario: Scenario, shape: ModelShape, machines: Sequence[Cluster]) -> WorkSize:
-    """Counts for a scenario, legal or not; nothing that grows with its numbers is built.
+    """Counts for a scenario, legal or not, without building anything whose size grows with its numbers.
 
-    `shape` and `machines`: its model, and its cluster or those of its fleet, loaded.
+    `shape` and `machines`: its loaded model, and its cluster or the clusters of its fleet.
     """
     total = sum(machine.n_gpus for machine in machines)
     sizes = [_on(scenario, shape, machine, total) for machine in machines]
@@ -94,9 +94,9 @@ def _on(scenario: Scenario, shape: ModelShape, machine: Cluster, n_gpus: int) ->
     blocks = _blocks(scenario, shape)
     tasks = TASKS_PER_BLOCK * blocks * microbatches * groups
     experts = 0 if shape.moe is None or plan.ep == 1 else shape.moe.experts
-    # Every task has a duration and a noise for every member; loads are drawn expert by expert first.
+    # Every task has a duration and a noise for every member; loads are first drawn for each expert.
     numbers = 2 * tasks * members + 2 * blocks * microbatches * experts
-    if whole:  # routes of all pairs of a group, both ways, of every pipeline rank
+    if whole:  # routes of all pairs of a group in both directions, for every pipeline rank
         per_node = min(members, machine.node.n_gpus)
         pairs = members * (per_node + ceil(members / per_node))
         numbers += groups * plan.pp * 2 * (pairs * 8 + members * members // 4)
@@ -114,7 +114,7 @@ def _on(scenario: Scenario, shape: ModelShape, machine: Cluster, n_gpus: int) ->
 
 
 def _blocks(scenario: Scenario, shape: ModelShape) -> int:
-    """Blocks of the model, or of the part of it that is given; "moe*4" counts as four."""
+    """Number of blocks of the model, or of the part that the scenario states; "moe*4" counts as four."""
     stated = scenario.stages.blocks
     if stated is None:
         return shape.n_layers + shape.mtp_layers + 2
@@ -128,7 +128,7 @@ def _blocks(scenario: Scenario, shape: ModelShape) -> int:
 
 @dataclass(frozen=True, slots=True)
 class WorkLimits:
-    """What a machine takes on; `where` names it in messages, `instead` is what to do about larger work."""
+    """Largest work that a machine accepts; messages name it by `where` and recommend `instead`."""
 
     most_bytes: int
     most_seconds: float
@@ -138,7 +138,7 @@ class WorkLimits:
 
 
 def own_machine() -> WorkLimits:
-    """What cannot end on this machine: more memory than it has, or a day of one core."""
+    """Limits beyond which a job cannot end on this machine: its memory, and a day of one core."""
     try:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):
@@ -154,7 +154,7 @@ def check_size(
     *,
     trace: bool = False,
 ) -> WorkSize:
-    """The size of a scenario's work; raises InputError, with the remedy, where it is above `limits`."""
+    """The size of a scenario's work; raises InputError with a remedy where it exceeds `limits`."""
     size = work_size(scenario, shape, machines)
     needed, most = size.trace_bytes if trace else size.bytes, limits.most_bytes
     share = max(needed / most, size.seconds / limits.most_seconds)

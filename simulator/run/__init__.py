@@ -1,1 +1,1 @@
-"""The whole run: phases, checkpoints, failures and restarts, money and energy. Pure; no SimPy."""
+"""Simulates a whole run: phases, checkpoints, failures, restarts, money and energy (pure, without SimPy)."""

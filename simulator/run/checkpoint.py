@@ -1,4 +1,4 @@
-"""Checkpoints in closed form: bytes, stall, expected time under failures, best interval. Pure."""
+"""Closed forms of checkpoints: bytes, stall, expected time under failures and best interval (pure)."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision
 
 
 def checkpoint_bytes(parameters: int, recipe: Precision) -> float:
-    """Bytes that a restart needs: master weights and both Adam moments of every parameter (eq. J2)."""
+    """Bytes of a checkpoint, which holds master weights and both Adam moments of every parameter (eq. J2)."""
     each = BYTES_PER_ELEMENT[recipe.master_weights] + 2.0 * BYTES_PER_ELEMENT[recipe.moments]
     return parameters * each
 
 
 def young_interval_s(stall_s: float, mean_time_between_s: float) -> float:
-    """Young's first-order optimum of the training time between checkpoints (Young 1974; eq. J6)."""
+    """Young's first-order optimum of the training time between checkpoints in s (Young 1974; eq. J6)."""
     return math.sqrt(2.0 * stall_s * mean_time_between_s)
 
 
 def daly_interval_s(stall_s: float, mean_time_between_s: float) -> float:
-    """Daly's higher-order optimum (Daly 2006, eq. 37; eq. J6)."""
+    """Daly's higher-order optimum of the time between checkpoints in s (Daly 2006, eq. 37; eq. J6)."""
     if stall_s >= 2.0 * mean_time_between_s:
         return mean_time_between_s
     ratio = stall_s / (2.0 * mean_time_between_s)
@@ -30,8 +30,9 @@ def daly_interval_s(stall_s: float, mean_time_between_s: float) -> float:
 def optimal_interval_s(stall_s: float, mean_time_between_s: float) -> float:
     """The interval that minimises the exact expectation of eq. J5: (1 - t/M) e^((t+d)/M) = 1.
 
-    Found by bisection on (0, M), where the left side falls. Detection and restart scale the cost alike for
-    every interval, and the lag of an asynchronous write shifts it nearly alike: they do not move it.
+    It is found by bisection on (0, M), where the left side decreases. Detection and restart scale the cost of
+    every interval by the same factor, and the lag of an asynchronous write adds nearly the same to each, so
+    they do not change the optimum.
     """
     if math.isinf(mean_time_between_s):
         return math.inf
@@ -47,7 +48,7 @@ def optimal_interval_s(stall_s: float, mean_time_between_s: float) -> float:
 
 
 def segments(work_s: float, interval_s: float) -> tuple[int, float]:
-    """Stretches of training between checkpoints: their number, and the length of the last one (s)."""
+    """(number of stretches of training between checkpoints, length of the last one in s)."""
     count = max(1, math.ceil(work_s / interval_s)) if math.isfinite(interval_s) else 1
     return count, work_s - (count - 1) * interval_s if count > 1 else work_s
 
@@ -62,8 +63,8 @@ def expected_seconds(
 ) -> float:
     """Expected wall time of `work_s` s of training under exponential failures (Daly 2006, exact; eq. J5).
 
-    Every stretch is followed by a checkpoint that training waits for; failures strike training,
-    checkpoints and restarts alike; inf where a stretch practically never succeeds.
+    Every stretch ends with a checkpoint for which training waits. Failures strike during training,
+    checkpoints and restarts. The result is inf where a stretch practically never succeeds.
     """
     count, last_s = segments(work_s, interval_s)
     if math.isinf(mean_time_between_s):

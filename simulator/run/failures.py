@@ -1,8 +1,8 @@
-"""Failures, detection, repair, restart and rollback: a discrete-event simulation of many runs at once.
+"""Simulates failures, detection, repair, restart and rollback of many replicas of a run at once.
 
-Every replica of the run is at its own next event (the job is interrupted, or the phase ends); one pass of
-the loop advances all of them with NumPy vectors. The stretches between two events have a closed form, so
-checkpoints cost no events.
+The simulation is discrete-event: one pass of the loop advances every replica to its own next event (an
+interruption of the job, or the end of the phase) with NumPy vectors. The time between two events has a closed
+form, so checkpoints need no events.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
 
-TAG = 7
-"""Keeps this stream of random numbers apart from the others that a scenario's seed feeds."""
+RANDOM_STREAM = 7
+"""Separates this stream of random numbers from the other streams of a scenario's seed."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailureModel:
-    """What interrupts a run and what that costs. Times in s, rate in 1/s of the whole job.
+    """Rate and costs of the interruptions of a run. Times are in s, the rate is in 1/s of the whole job.
 
-    `shares`: probability of each cause; `takes_node`: whether it sends its node to repair. `spares`: nodes
-    that stand by, None = a replacement is always there. `lag_s`: how long after training goes on a
-    checkpoint becomes durable (0 where training waits for the write).
+    `shares`: probability of each cause. `takes_node`: whether a cause sends its node to repair. `spares`:
+    number of standby nodes; None means that a replacement is always available. `lag_s`: time from the
+    continuation of training until a checkpoint is durable (0 where training waits for the write).
     """
 
     rate_per_s: float
@@ -44,8 +44,8 @@ class FailureModel:
 class RunOutcome:
     """Seconds of every phase and replica, [phases, replicas]; by cause [phases, causes, replicas].
 
-    wall = work + checkpoints + lost + detection + waiting + restart, summed over causes where there are any.
-    `lost`: training and checkpoints that were done again; `waiting`: for a spare node.
+    wall = work + checkpoints + lost + detection + waiting + restart, with the parts by cause summed. `lost`:
+    training and checkpoints that were repeated. `waiting`: waits for a spare node.
     """
 
     wall: FloatArray
@@ -67,10 +67,10 @@ def simulate_failures(
 ) -> RunOutcome:
     """Run the phases one after the other in every replica (eq. J4).
 
-    `work_s`: training seconds of each phase without any interruption; `factors` multiplies them for each
-    replica (an uncertain step time). A phase ends with a durable checkpoint. The n-th interruption of
-    replica i uses the same random numbers whatever the model (common random numbers). A model of rate 0
-    gives every replica the same time.
+    `work_s`: training seconds of each phase without interruptions; `factors` multiplies them in each replica
+    (uncertain step time). A phase ends with a durable checkpoint. The n-th interruption of replica i uses the
+    same random numbers for every model (common random numbers). With rate 0 every replica takes the same
+    time.
     """
     state = _State(model, replicas, seed, len(work_s))
     scale = np.ones(replicas) if factors is None else np.asarray(factors, dtype=np.float64)
@@ -85,14 +85,14 @@ class _State:
     def __init__(self, model: FailureModel, replicas: int, seed: int, phases: int) -> None:
         assert len(model.shares) == len(model.takes_node)
         self.model, self.replicas = model, replicas
-        self.rng = np.random.default_rng([seed, TAG])
+        self.rng = np.random.default_rng([seed, RANDOM_STREAM])
         self.bounds = np.cumsum(np.array(model.shares))[:-1]
         self.takes_node = np.array(model.takes_node)
         self.now = np.zeros(replicas)
         slots = 0 if model.spares is None else model.spares + 1
-        self.ready = np.zeros((replicas, slots))  # when each node that may replace another is there
+        self.ready = np.zeros((replicas, slots))  # when each replacement node is available
         if slots:
-            self.ready[:, -1] = np.inf  # place for the node that breaks next
+            self.ready[:, -1] = np.inf  # slot of the node that breaks next
         by_phase, by_cause = (phases, replicas), (phases, len(model.shares), replicas)
         zeros = np.zeros
         self.outcome = RunOutcome(
@@ -107,7 +107,7 @@ class _State:
         last = np.where(count > 1, work - (count - 1) * (m.interval_s if count.max() > 1 else 0.0), work)
         stretch = m.interval_s + m.stall_s
         done = np.zeros(self.replicas)
-        restart = np.zeros(self.replicas)  # still to do before training goes on
+        restart = np.zeros(self.replicas)  # rest of the restart before training continues
         why = np.zeros(self.replicas, dtype=np.int64)  # cause of the pending restart
         out.work[phase] = work
         out.checkpoints[phase] = count * m.stall_s + m.lag_s
@@ -134,7 +134,10 @@ class _State:
         out.wall[phase] = self.now - began
 
     def _next_interruption(self) -> tuple[FloatArray, IntArray]:
-        """Time until the next one and its cause, for every replica, finished or not: streams stay aligned."""
+        """(seconds until the next interruption, its cause) of every replica.
+
+        Finished replicas draw too, so that their streams of random numbers stay aligned.
+        """
         draws = self.rng.standard_exponential(self.replicas)
         cause = np.searchsorted(self.bounds, self.rng.random(self.replicas), side="right")
         if self.model.rate_per_s <= 0.0:
@@ -150,7 +153,7 @@ class _State:
         done: FloatArray,
         count: FloatArray,
     ) -> None:
-        """Back to the last durable checkpoint; what ran since then is lost."""
+        """Return replicas to their last durable checkpoint, and count the time since then as lost."""
         m = self.model
         stretch = m.interval_s + m.stall_s
         finished = np.minimum(np.floor(ran / stretch), count[who] - 1 - done[who])
@@ -162,7 +165,7 @@ class _State:
         done[who] += durable
 
     def _bring_back(self, phase: int, who: IntArray, cause: IntArray) -> None:
-        """Detection, and a node to go on with where the cause took one."""
+        """Add detection, and the wait for a replacement node where the cause took a node."""
         m, out = self.model, self.outcome
         np.add.at(out.interruptions[phase], (cause, who), 1)
         np.add.at(out.detection[phase], (cause, who), m.detection_s)

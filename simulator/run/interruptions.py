@@ -1,4 +1,4 @@
-"""From the run plan to what may interrupt it: rates, checkpoint costs, interval, and whether it can end."""
+"""Derives the interruptions of a run plan: rates, checkpoint costs and interval, and whether it can end."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from moesim.simulator.run.report import CheckpointReport
 from moesim.simulator.scenario.run_plan import Checkpoint, RunPlan
 
 MOST_SLOWDOWN = 20.0
-"""A run that is expected to take more than this times its training time does not finish in practice."""
+"""Largest ratio of expected time to training time at which a run still finishes in practice."""
 
 MOST_INTERRUPTIONS = 50_000
-"""Expected interruptions of one run beyond which there is nothing to learn from simulating it."""
+"""Largest number of expected interruptions at which simulating a run is still useful."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interruptions:
-    """Everything that stops training: the model of failures, names of causes, checkpoint figures."""
+    """All interruptions of training: the failure model, names of causes, and checkpoint figures."""
 
     model: FailureModel
     causes: tuple[str, ...]
@@ -39,11 +39,14 @@ class Interruptions:
 
     @property
     def certain(self) -> bool:
-        """Nothing is random."""
+        """Whether the run has no random interruptions."""
         return self.model.rate_per_s <= 0.0
 
     def expected_seconds(self, work_s: Sequence[float]) -> float:
-        """Wall seconds by the closed form (eq. J5), asynchronous writes as their stall, spares at hand."""
+        """Wall seconds by the closed form (eq. J5), with spares always available.
+
+        An asynchronous write counts as its stall only.
+        """
         m = self.model
         between = math.inf if self.certain else 1.0 / m.rate_per_s
         return math.fsum(
@@ -51,7 +54,7 @@ class Interruptions:
         )
 
     def check_feasible(self, work_s: Sequence[float]) -> None:
-        """Raise InfeasibleError where the run practically never ends, with the reason."""
+        """Raise InfeasibleError with the reason where the run practically never ends."""
         if self.certain:
             return
         m, work = self.model, math.fsum(work_s)
@@ -70,12 +73,12 @@ class Interruptions:
         )
 
     def check_waiting(self, work_s: float, waiting_s: float) -> None:
-        """Raise InfeasibleError where the run waits for repaired nodes most of its life (mean seconds)."""
+        """Raise InfeasibleError where the run mostly waits for repaired nodes; arguments are mean seconds."""
         if work_s + waiting_s > MOST_SLOWDOWN * work_s:
             raise InfeasibleError(
                 f"the run never finishes in practice: it trains for {_time(work_s)} and waits for a spare "
-                f"node for {_time(waiting_s)}: {self.model.spares} spares, one interruption every "
-                f"{_time(1.0 / self.model.rate_per_s)}, {_time(self.model.repair_s)} of repair. More "
+                f"node for {_time(waiting_s)}, with {self.model.spares} spares, one interruption every "
+                f"{_time(1.0 / self.model.rate_per_s)} and {_time(self.model.repair_s)} of repair. More "
                 "run.spares or a shorter repair are needed"
             )
 
@@ -90,8 +93,8 @@ def _time(seconds: float) -> str:
 def interruptions(plan: RunPlan, cluster: Cluster, parameters: int, recipe: Precision) -> Interruptions:
     """The interruptions of a plan on a cluster (eqs. J2 to J4).
 
-    `parameters`: all that are trained, for the size of a checkpoint. Raises InputError where an
-    asynchronous write takes longer than the interval.
+    `parameters`: number of trained parameters, which sets the size of a checkpoint. Raises InputError where
+    an asynchronous write takes longer than the interval.
     """
     rate = plan.failures
     between = rate.mean_time_between_s(cluster.nodes) if rate else math.inf
@@ -125,10 +128,10 @@ def interruptions(plan: RunPlan, cluster: Cluster, parameters: int, recipe: Prec
 
 
 def stall_and_write_s(save: Checkpoint, cluster: Cluster, size_bytes: float) -> tuple[float, float]:
-    """Seconds that training waits for a checkpoint, and that its write takes (eq. J3).
+    """(seconds that training waits for a checkpoint, seconds of its write) (eq. J3).
 
-    Synchronous: both are the write. Asynchronous: training waits for the copy to host memory, every GPU
-    its share over its own host link; the write follows behind training.
+    Both are the write of a synchronous checkpoint. With an asynchronous one training waits for the copy to
+    host memory, in which every GPU copies its share over its own host link; the write overlaps with training.
     """
     write = size_bytes / save.storage.write_bytes_per_s(cluster.nodes)
     if save.stall is not None:

@@ -1,4 +1,4 @@
-"""Dollars, kWh and CO2 of a number of hours on a cluster. Pure."""
+"""Prices hours on a cluster in dollars, kWh and CO2 (pure)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from moesim.hwmodels.units import SECONDS_PER_HOUR
 from moesim.simulator.scenario.run_plan import Price
 
 SECONDS_PER_YEAR = 31_557_600.0
-"""365.25 days."""
+"""Seconds of a year of 365.25 days."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What one hour of the whole cluster, spares included, costs and takes.
+    """Cost and energy of one hour of the whole cluster, including spares.
 
-    `usd_per_hour` by part: rent, or hardware, building, upkeep and electricity. None: no price is known.
+    `usd_per_hour` by part: rent, or hardware, building, upkeep and electricity; None where no price is known.
     """
 
     gpus: int
@@ -29,20 +29,20 @@ class Rates:
     kwh_per_hour: float | None
     kg_co2_per_hour: float | None
     electricity_usd_per_hour: float | None
-    """Already in `usd_per_hour` of a purchase; inside the price of a rent."""
+    """Electricity, which `usd_per_hour` contains for a purchase and a rent includes in its price."""
     described: str
     notes: tuple[str, ...]
 
     def usd(self, hours: float) -> float | None:
-        """Dollars of so many hours."""
+        """Dollars of `hours` hours; None where no price is known."""
         return None if self.usd_per_hour is None else hours * sum(self.usd_per_hour.values())
 
 
 def rates(cluster: Cluster, price: Price | None, spare_nodes: int) -> Rates:
-    """Prices and energy of a cluster's hour (eqs. J7 and J8).
+    """Cost and energy of an hour of a cluster (eqs. J7 and J8).
 
-    Electricity is counted at the node's power under load, all the time, spares as well. Raises InputError
-    where a choice fits no offer, or a purchase needs a site whose electricity is not known.
+    Electricity assumes that all nodes, including spares, always draw their power under load. Raises
+    InputError where no offer matches a choice, and where the cluster of a purchase names no energy site.
     """
     nodes = cluster.nodes + spare_nodes
     gpus = nodes * cluster.node.n_gpus
@@ -75,7 +75,7 @@ def rates(cluster: Cluster, price: Price | None, spare_nodes: int) -> Rates:
 
 
 def purchase_usd_per_hour(buy: Purchase, gpus: int, power_w: float, site: EnergySite) -> dict[str, float]:
-    """Dollars of an hour of owned hardware, by part (eq. J7)."""
+    """Dollars per hour of owned hardware, by part (eq. J7)."""
     used_hours_per_s = buy.utilisation.value / SECONDS_PER_HOUR
 
     def written_off(usd: float, life_s: float) -> float:

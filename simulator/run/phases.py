@@ -1,4 +1,4 @@
-"""From a run plan to steps: batch ramps in whole steps, and step times between simulated batches. Pure."""
+"""Divides a run plan into whole steps with batch ramps; interpolates step times between batches (pure)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Level:
 
 
 def steps_for(tokens: float, sequences: int, sequence_length: int) -> int:
-    """Whole steps that cover a number of tokens (eq. F6)."""
+    """Number of whole steps that cover a number of tokens (eq. F6)."""
     return math.ceil(tokens / (sequences * sequence_length))
 
 
@@ -29,9 +29,9 @@ def levels(
 ) -> list[Level]:
     """Batch sizes in order, each with its steps (eq. J1).
 
-    The ramp's increments share its tokens evenly; a step belongs to the increment that it starts in.
-    `increment` (sequences) is used where the ramp states none. Raises InputError for a ramp that falls or
-    that its increment does not divide.
+    The ramp's increments share its tokens evenly; a step belongs to the increment in which it starts.
+    `increment` (sequences) applies where the ramp states none. Raises InputError for a ramp that decreases,
+    and for an increment that does not divide it.
     """
     if ramp is None:
         return [Level(sequences, steps_for(tokens, sequences, sequence_length))]
@@ -47,30 +47,30 @@ def levels(
             f"of {by}; state run.ramp.increment, for example {math.gcd(sequences - ramp.sequences, by)}"
         )
     count = (sequences - ramp.sequences) // by
-    found, done = [], 0
+    sizes, done = [], 0
     for number in range(count):
         batch = ramp.sequences + number * by
         boundary = ramp.tokens * (number + 1) / count
         steps = max(0, math.ceil((boundary - done) / (batch * sequence_length)))
-        found.append(Level(batch, steps))
+        sizes.append(Level(batch, steps))
         done += steps * batch * sequence_length
     rest = max(0, math.ceil((tokens - done) / (sequences * sequence_length)))
-    return [*found, Level(sequences, rest)]
+    return [*sizes, Level(sequences, rest)]
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Step time (s) over batch size (sequences) from a few simulated batches, linear between them (eq. J1).
+    """Step time (s) over batch size (sequences), linear between a few simulated batches (eq. J1).
 
-    A step costs a pipeline's fill and end plus a time for each micro-batch, so it is close to linear;
-    `error` is the largest relative miss of an inner point when it is left out.
+    A step takes the fill and end of the pipeline plus a time for each micro-batch, so it is nearly linear.
+    `error` is the largest relative error at an inner point that the interpolation leaves out.
     """
 
     sequences: tuple[int, ...]
     seconds: tuple[float, ...]
 
     def at(self, sequences: int) -> float:
-        """The step time at a batch size; below the smallest simulated batch the first line goes on."""
+        """Step time at a batch size; below the smallest simulated batch the first line is extended."""
         if len(self.sequences) == 1:
             return self.seconds[0]
         right = min(max(bisect_right(self.sequences, sequences), 1), len(self.sequences) - 1)
@@ -82,7 +82,7 @@ class StepTimes:
 
     @property
     def error(self) -> float:
-        """Largest relative miss of an inner point from the line between its neighbours; 0 without one."""
+        """Largest relative error at an inner point of the line between its neighbours; 0 without one."""
         points = list(zip(self.sequences, self.seconds, strict=True))
         misses = [
             abs(_line(points[i][0], points[i - 1], points[i + 1]) / points[i][1] - 1.0)

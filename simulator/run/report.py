@@ -1,4 +1,4 @@
-"""What a simulated run returns; plain numbers that `moesim run --json` prints."""
+"""The report of a simulated run, as plain numbers that `moesim run --json` prints."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from moesim.simulator.common.tables import Row, TableResult
 
 
 class RunSpread(Frozen):
-    """A figure as predicted, and the 10 %, 50 % and 90 % points of its distribution.
+    """A figure as predicted, with the 10 %, 50 % and 90 % points of its distribution.
 
-    `predicted`: every input at its stated value, the mean over random stops; the tables of GPU-hours and the
-    parts of the bill add up to it. The percentiles are over the replicas and contain the stops and, where it
-    is uncertain, the step time.
+    `predicted`: the mean over random interruptions with every input at its stated value; the tables of
+    GPU-hours and the parts of the bill add up to it. The percentiles are over the replicas, which vary in
+    their interruptions and, where it is uncertain, in the step time.
     """
 
     predicted: float
@@ -21,29 +21,29 @@ class RunSpread(Frozen):
 
 
 class PhaseReport(Frozen):
-    """One phase, predicted: `gpu_hours` and `days` of training alone, `gpu_hours_with_stops` with stops."""
+    """One phase as predicted; `days` and `gpu_hours` are of training alone, without interruptions."""
 
     phase: str
     stated: bool
-    """True: GPU-hours as given; nothing of it was simulated."""
+    """Whether the plan states the GPU-hours, so that the phase was not simulated."""
     steps: int
     tokens: float
     sequences: int
-    """The full batch."""
+    """Sequences of the full batch."""
     sequence_length: int
     step_time_s: float
-    """At the full batch."""
+    """Step time at the full batch."""
     days: float
     gpu_hours: float
     gpu_hours_with_stops: float
     cost_usd: float | None
-    """With stops, spares included."""
+    """Cost with interruptions and spares."""
     interpolation_error: float
-    """Largest relative miss of the interpolated step times of a ramp."""
+    """Largest relative error of the interpolated step times of a ramp."""
 
 
 class CauseReport(Frozen):
-    """What one cause of interruption costs, as predicted; GPU-hours of the job's own GPUs."""
+    """Predicted cost of one cause of interruption, in GPU-hours of the job's own GPUs."""
 
     cause: str
     interruptions: float
@@ -53,7 +53,7 @@ class CauseReport(Frozen):
 
 
 class CheckpointReport(Frozen):
-    """Checkpoints, and how often they are best taken (docs/model.md, eqs. J2, J3 and J6)."""
+    """Size, times and best intervals of checkpoints (docs/model.md, eqs. J2, J3 and J6)."""
 
     bytes: float
     interval_s: float
@@ -63,11 +63,11 @@ class CheckpointReport(Frozen):
     young_s: float | None
     daly_s: float | None
     optimal_s: float | None
-    """Minimum of the exact expectation, no shorter than one write."""
+    """Interval with the least exactly expected time, but no shorter than an asynchronous write."""
 
 
 class FinishDates(Frozen):
-    """Dates (YYYY-MM-DD): as predicted, and those that a tenth, half and nine tenths of the replicas meet."""
+    """Finish dates (YYYY-MM-DD) as predicted, and by which 10 %, 50 % and 90 % of the replicas end."""
 
     predicted: str
     p10: str
@@ -76,17 +76,17 @@ class FinishDates(Frozen):
 
 
 class OutlookRow(Frozen):
-    """By when and at what cost a share of the replicas is done."""
+    """Time and cost within which a share of the replicas ends."""
 
     share: float
     days: float
     finish: str | None
-    """Date (YYYY-MM-DD), where the plan has a start."""
+    """Finish date (YYYY-MM-DD); None where the plan has no start date."""
     cost_usd: float | None
 
 
 class GpuHours(Frozen):
-    """Where the job's GPU-hours go, as predicted; the parts sum to `total`.
+    """Predicted GPU-hours of the job by use; the parts sum to `total`.
 
     `billed` adds the spare nodes.
     """
@@ -102,35 +102,35 @@ class GpuHours(Frozen):
 
 
 class RunReport(TableResult):
-    """The whole run, phase by phase and all together; as a table its outlook."""
+    """The whole run, by phase and in total; its table is the outlook."""
 
     phases: tuple[PhaseReport, ...]
     days: RunSpread
     finish: FinishDates | None
     gpu_hours: GpuHours
     goodput: RunSpread
-    """Training that counted over time on the clock; stated phases left out."""
+    """Productive training time over wall time, without stated phases."""
     goodput_expected: float
-    """The same from the closed form of eq. J5; without asynchronous writes and spares the two agree."""
+    """Goodput by the closed form of eq. J5; they agree without asynchronous writes and spares."""
     interruptions: RunSpread
     causes: tuple[CauseReport, ...]
     checkpoint: CheckpointReport | None
     cost_usd: RunSpread | None
     cost_parts_usd: dict[str, float]
-    """As predicted, by part."""
+    """Predicted cost by part."""
     price: str
     energy_kwh: RunSpread | None
     electricity_usd: float | None
-    """As predicted; a part of the cost where the cluster is bought, inside the price where it is rented."""
+    """Predicted electricity, a part of the cost of a bought cluster, or of the price of a rented one."""
     co2_kg: RunSpread | None
     assumptions: tuple[str, ...]
     replicas: int
     seed: int
     step_factor: RunSpread | None = None
-    """Step time over the predicted one, as it was drawn for the replicas; None: only stops are uncertain."""
+    """Step time of the replicas over the predicted one; None where only interruptions are uncertain."""
     outlook: tuple[OutlookRow, ...] = ()
-    """21 points of the distribution of the end and of the bill, from 1 to 99 %."""
+    """21 points from 1 to 99 % of the distribution of finish and cost."""
 
     def rows(self) -> list[Row]:
-        """One row a point of the outlook."""
+        """One row for each point of the outlook."""
         return [row.model_dump() for row in self.outlook]

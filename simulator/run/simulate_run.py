@@ -1,4 +1,4 @@
-"""A run from start to end: phases, interruptions, finish date, bill."""
+"""Simulates a run from start to end and reports its phases, interruptions, finish date and bill."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from moesim.simulator.run.report import (
 from moesim.simulator.run.work import PhaseWork
 from moesim.simulator.scenario.run_plan import RunPlan
 
-SHARES = (0.01, *(round(0.05 * n, 2) for n in range(1, 20)), 0.99)
-"""Points of the outlook."""
+OUTLOOK_SHARES = (0.01, *(round(0.05 * n, 2) for n in range(1, 20)), 0.99)
+"""Shares of replicas at the points of the outlook."""
 
 
 def simulate_run(
@@ -39,17 +39,17 @@ def simulate_run(
     seed: int,
     factors: FloatArray | None = None,
 ) -> RunReport:
-    """The report of a run whose phases are known (`run.work.phase_works`).
+    """Simulate a run and report it; `phases` comes from `run.work.phase_works`.
 
-    `factors`: relative step time of each replica where it is uncertain ([replicas], about 1). They stretch
-    all phases of a replica alike, with the same random stops (docs/model.md, eq. J9); percentiles and outlook
-    come from there; the predicted figures and the tables are at the predicted step. Raises InfeasibleError
-    where the run practically never ends, InputError for prices and plans that do not fit.
+    `factors`: relative step times of the replicas where the step time is uncertain ([replicas], about 1). A
+    factor scales all phases of its replica, with the same random interruptions (docs/model.md, eq. J9).
+    Percentiles and outlook use the factors; predicted figures and tables use the predicted step. Raises
+    InfeasibleError where the run practically never ends, InputError for illegal prices and plans.
     """
     work = [phase.seconds for phase in phases if not phase.stated]
     interruptions.check_feasible(work)
     replicas = len(factors) if factors is not None else plan.replicas
-    alike = 1 if interruptions.certain else replicas  # without stops every replica is the same
+    alike = 1 if interruptions.certain else replicas  # without interruptions all replicas are equal
     outcome = simulate_failures(work, interruptions.model, alike, seed)
     interruptions.check_waiting(mean(outcome.work.sum(axis=0)), mean(outcome.waiting.sum(axis=0)))
     spare_nodes = plan.spares.count if plan.spares else 0
@@ -90,7 +90,7 @@ def simulate_run(
 
 
 def mean(values: FloatArray) -> float:
-    """Mean with an exact sum, so that it prints the same everywhere."""
+    """Mean with an exact sum, so that all platforms give the same digits."""
     return math.fsum(values.ravel().tolist()) / values.size
 
 
@@ -102,7 +102,7 @@ def _spread(values: FloatArray, predicted: float) -> RunSpread:
 
 
 def _percentile(ordered: Sequence[float], share: float) -> float:
-    """Linear between neighbours; written out, so that every NumPy gives the same bytes."""
+    """Percentile, linear between neighbours and written out so that every NumPy gives the same bytes."""
     place = share * (len(ordered) - 1)
     low = int(place)
     high = min(low + 1, len(ordered) - 1)
@@ -123,7 +123,7 @@ def _date(start: datetime.date, seconds: float) -> str:
 
 def _outlook(start: datetime.date | None, wall_s: FloatArray, bill: Rates) -> Iterator[OutlookRow]:
     ordered = sorted(wall_s.tolist())
-    for share in SHARES:
+    for share in OUTLOOK_SHARES:
         seconds = _percentile(ordered, share)
         yield OutlookRow(
             share=share,
@@ -157,7 +157,7 @@ class _Book:
         return self.wall_s / SECONDS_PER_HOUR
 
     def interruptions(self) -> FloatArray:
-        """How many, [replicas]."""
+        """Number of interruptions [replicas]."""
         return np.asarray(self.outcome.interruptions.sum(axis=(0, 1)), dtype=np.float64)
 
     def goodput(self) -> FloatArray:
@@ -167,18 +167,18 @@ class _Book:
         )
 
     def _hours(self, seconds: FloatArray) -> float:
-        """Mean GPU-hours of [..., replicas] seconds, everything but the replicas summed."""
+        """GPU-hours of `seconds` [..., replicas], averaged over replicas and summed over other axes."""
         return mean(seconds.reshape(-1, seconds.shape[-1]).sum(axis=0)) * self.gpus / SECONDS_PER_HOUR
 
     def rows(self) -> list[PhaseReport]:
-        found, simulated = [], 0
+        reports, simulated = [], 0
         for phase in self.phases:
             if phase.stated:
                 wall_s = work_s = phase.seconds
             else:
                 wall_s, work_s = mean(self.outcome.wall[simulated]), mean(self.outcome.work[simulated])
                 simulated += 1
-            found.append(
+            reports.append(
                 PhaseReport(
                     phase=phase.name,
                     stated=phase.stated,
@@ -194,7 +194,7 @@ class _Book:
                     interpolation_error=phase.interpolation_error,
                 )
             )
-        return found
+        return reports
 
     def gpu_hours(self) -> GpuHours:
         o = self.outcome

@@ -1,4 +1,4 @@
-"""How long each phase of a run trains, from simulated steps."""
+"""Computes the training time of each phase of a run from simulated steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from moesim.simulator.schedules import build
 
 @dataclass(frozen=True, slots=True)
 class StepFigures:
-    """What the run needs to know of one simulated step."""
+    """Time and memory of one simulated step, for the simulation of a run."""
 
     time_s: float
     needed_bytes: float
@@ -30,7 +30,7 @@ Measure = Callable[[ResolvedJob], StepFigures]
 
 @dataclass(frozen=True, slots=True)
 class PhaseWork:
-    """A phase with its steps and its training time (s), nothing interrupting it."""
+    """A phase with its steps and its training time in seconds, without interruptions."""
 
     name: str
     stated: bool
@@ -46,7 +46,7 @@ class PhaseWork:
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """What a phase trains: its job, and tokens or steps."""
+    """The work of a simulated phase: its job, and its tokens or steps."""
 
     name: str
     job: ResolvedJob
@@ -57,34 +57,34 @@ class _Stretch:
 
     @property
     def quantum(self) -> int:
-        """Sequences of one micro-batch in every pipeline."""
+        """Sequences of one micro-batch in all pipelines together."""
         return self.job.layout.dp * self.job.scenario.parallel.microbatch
 
 
 def phase_works(job: ResolvedJob, measure: Measure) -> list[PhaseWork]:
     """Every phase of the job's run plan, the main one first (eq. J1).
 
-    `measure` is called once for each phase, and up to twice more for a batch ramp. Raises InputError that
-    names the phase where its plan is illegal.
+    `measure` is called once for each phase, and up to twice more for a batch ramp. Raises InputError with the
+    name of a phase whose plan is illegal.
     """
     scenario, plan = job.scenario, job.scenario.run
     main = _Stretch("main", job, plan.tokens, None, plan.ramp, "")
-    found = [_simulated(main, measure)]
+    works = [_simulated(main, measure)]
     for phase in plan.phases:
         if phase.gpu_hours is not None:
-            found.append(_stated(phase, job.cluster.n_gpus))
+            works.append(_stated(phase, job.cluster.n_gpus))
             continue
         try:
             own = job.changed_to(phase_scenario(scenario, phase))
             stretch = _Stretch(phase.name, own, phase.tokens, phase.steps, phase.ramp, phase.assumption)
-            found.append(_simulated(stretch, measure))
+            works.append(_simulated(stretch, measure))
         except InputError as error:
             raise InputError(f"run.phases {phase.name!r}: {error}") from None
-    return found
+    return works
 
 
 def phase_scenario(scenario: Scenario, phase: RunPhase) -> Scenario:
-    """The scenario of a phase: batch, sequence length and overrides in place."""
+    """The scenario with the batch, the sequence length and the overrides of a phase."""
     batch = scenario.batch
     return scenario.overridden(
         f"batch.sequences={phase.sequences or batch.sequences}",
@@ -119,10 +119,10 @@ def _simulated(stretch: _Stretch, measure: Measure) -> PhaseWork:
             f"{name}: does not fit: {full.needed_bytes / 2**30:.1f} of {full.capacity_bytes / 2**30:.1f} GiB"
         )
     if stretch.steps is not None:
-        found = [Level(batch.sequences, stretch.steps)]
+        steps = [Level(batch.sequences, stretch.steps)]
     else:
         assert stretch.tokens is not None
-        found = levels(stretch.tokens, batch.sequences, batch.sequence_length, ramp, stretch.quantum)
+        steps = levels(stretch.tokens, batch.sequences, batch.sequence_length, ramp, stretch.quantum)
     times = StepTimes((batch.sequences,), (full.time_s,))
     if ramp is not None:
         times = _ramp_times(stretch, ramp, full.time_s, measure)
@@ -135,43 +135,43 @@ def _simulated(stretch: _Stretch, measure: Measure) -> PhaseWork:
     return PhaseWork(
         name=name,
         stated=False,
-        steps=sum(level.steps for level in found),
-        tokens=float(sum(level.steps * level.sequences * batch.sequence_length for level in found)),
+        steps=sum(level.steps for level in steps),
+        tokens=float(sum(level.steps * level.sequences * batch.sequence_length for level in steps)),
         sequences=batch.sequences,
         sequence_length=batch.sequence_length,
         step_time_s=full.time_s,
-        seconds=work_seconds(found, times),
+        seconds=work_seconds(steps, times),
         interpolation_error=times.error,
         notes=tuple(notes),
     )
 
 
 def _ramp_times(stretch: _Stretch, ramp: Ramp, full_s: float, measure: Measure) -> StepTimes:
-    """Step times at the smallest batch that the schedule can run, a middle one and the full one."""
+    """Step times at the smallest batch that the schedule can run, at a middle batch and at the full one."""
     scenario, quantum = stretch.job.scenario, stretch.quantum
     full = scenario.batch.sequences
     first = _legal(scenario, math.ceil(ramp.sequences / quantum), full // quantum, quantum)
     if first == full:
         raise InputError(
             f"run.ramp: schedule {scenario.schedule} runs no batch from {ramp.sequences} to below {full} "
-            "sequences on this plan, so nothing says how long their steps take; use fewer data-parallel "
+            "sequences on this plan, so the times of their steps are not known; use fewer data-parallel "
             "ranks or another schedule"
         )
     middle = _legal(scenario, math.isqrt(first * full) // quantum, full // quantum, quantum)
-    known = {full: full_s}
+    seconds = {full: full_s}
     for sequences in (first, middle):
-        if sequences not in known:
+        if sequences not in seconds:
             smaller = scenario.overridden(f"batch.sequences={sequences}")
-            known[sequences] = measure(stretch.job.changed_to(smaller)).time_s
-    return StepTimes(tuple(sorted(known)), tuple(known[s] for s in sorted(known)))
+            seconds[sequences] = measure(stretch.job.changed_to(smaller)).time_s
+    return StepTimes(tuple(sorted(seconds)), tuple(seconds[s] for s in sorted(seconds)))
 
 
 def _legal(scenario: Scenario, least: int, most: int, quantum: int) -> int:
-    """The smallest batch of `least` or more micro-batches a pipeline that the schedule can run."""
+    """Sequences of the smallest batch, with `least` or more micro-batches, that the schedule can run."""
     plan = scenario.parallel
     for count in range(max(1, least), most):
         if scenario.schedule.lower().endswith(".csv"):
-            break  # a file holds one number of micro-batches
+            break  # a file is written for one number of micro-batches
         try:
             build(scenario.schedule, plan.pp, count, plan.vpp)
         except InputError:

@@ -23,7 +23,7 @@ from moesim.hwmodels.calibration import (
 )
 from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.provenance import Sourced, sourced_numbers, with_value
-from moesim.simulator.predict.plan_checks import RANGED
+from moesim.simulator.predict.plan_checks import RANGED_KEYS
 
 Shape = Literal["normal", "triangular"]
 
@@ -44,7 +44,7 @@ NUMBERS = ("launch_gap", "kernel_floor", "lost_beside_nccl")
 
 CLOCK = "variation.clock_cv"
 JITTER = "variation.jitter_cv"
-SPREADS = RANGED
+SPREADS = RANGED_KEYS
 """Scenario keys of spreads, sources where they state a range."""
 
 SESSION = "calibration.session"

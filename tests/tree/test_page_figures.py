@@ -48,9 +48,9 @@ class Home:
 
     def passes(self, kind: Any) -> float:
         """Seconds of compute of one block, forward and backward."""
-        from moesim.simulator.cost.end_of_step import passes_s
+        from moesim.simulator.cost.end_of_step import pass_seconds
 
-        return sum(passes_s(self.prepared.pricer, kind))
+        return sum(pass_seconds(self.prepared.pricer, kind))
 
     def rank(self, part: str) -> float:
         """Bytes of a kind on pipeline rank 1."""

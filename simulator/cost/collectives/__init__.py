@@ -1,1 +1,1 @@
-"""Collectives as flows: what each rank sends to which, over which links, and how long that takes."""
+"""Prices collectives as flows between ranks, from the links that the flows cross."""

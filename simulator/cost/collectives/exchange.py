@@ -1,4 +1,4 @@
-"""All-to-all, and sends between pairs of ranks such as those of a pipeline."""
+"""The all-to-all, and sends between pairs of ranks such as pipeline neighbours."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from moesim.simulator.cost.collectives.spec import CollectiveSpec, Request, Term
 
 
 def all_to_all(operation: Operation, total_bytes: float, group: Group) -> Plan:
-    """Every rank sends 1/n of its `total_bytes` to each rank, its own part stays (eq. X11).
+    """Every rank sends 1/n of its `total_bytes` to each other rank (eq. X11).
 
-    To another node a part goes over the scale-up link to the member with the receiver's place there, and
-    over that member's NIC, so that it stays on its rail. Source: NVIDIA/nccl src/transport/net.cc (PXN).
+    A part for another node first crosses the scale-up link to the local member with the receiver's place,
+    then that member's NIC, so that it stays on its rail. Source: NVIDIA/nccl src/transport/net.cc (PXN).
     """
     part = total_bytes / size_of(group)
     edges: list[tuple[int, int, float]] = []
@@ -29,20 +29,20 @@ def all_to_all(operation: Operation, total_bytes: float, group: Group) -> Plan:
 
 
 def all_to_all_bytes(total_bytes: float, ranks: int, ranks_per_node: int) -> tuple[float, float]:
-    """(NIC, scale-up) bytes that one GPU sends: the closed form of `all_to_all` for full nodes (eq. X11)."""
+    """(NIC, scale-up) bytes that one GPU sends in `all_to_all` over full nodes, in closed form (eq. X11)."""
     per_node = min(ranks, ranks_per_node)
     return total_bytes * (ranks - per_node) / ranks, total_bytes * (per_node - 1) / per_node
 
 
 def sends(total_bytes: float, pairs: Sequence[tuple[int, int]], *, across_nodes: bool) -> Plan:
-    """`total_bytes` from the first to the second of every pair, all at once (eq. X4)."""
+    """Simultaneous sends of `total_bytes` from the first to the second rank of every pair (eq. X4)."""
     edges = [(a, b, total_bytes) for a, b in pairs]
     hops = Hops(0, 1) if across_nodes else Hops(1, 0)
     return Plan("send", "direct", (Phase(flows_of(edges), hops),))
 
 
 def message_terms(message_bytes: float, library: Library, scale_up_share: float | None = None) -> Terms:
-    """Point-to-point messages: small ones under LL, larger ones under Simple."""
+    """Terms of point-to-point messages, which use LL up to the library's limit and Simple above it."""
     small = message_bytes <= library.small_message.value
     return Terms(protocols=("LL" if small else "Simple",), scale_up_share=scale_up_share)
 

@@ -1,4 +1,4 @@
-"""Hierarchical dispatch and combine: over the network once per node, then on inside it."""
+"""Hierarchical dispatch and combine, which cross the network once per node and continue inside the node."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from moesim.simulator.layout.routing import TargetStatistics
 
 @dataclass(frozen=True, slots=True)
 class RowTraffic:
-    """Rows that ranks of one expert-parallel group pass on in a dispatch, [ep, ep] each.
+    """Rows that the ranks of one expert-parallel group send in a dispatch, [ep, ep] each.
 
-    `network[s, f]`: from rank s to the forwarder f, the rank with its index on another node.
-    `scale_up[f, d]`: from the forwarder (or the sender itself, at home) to another rank of its node.
+    `network[s, f]`: rows from rank s to the forwarder f, the rank with the index of s on another node.
+    `scale_up[f, d]`: rows from the forwarder (on its own node, the sender) to another rank d of the node.
     """
 
     network: FloatArray
@@ -29,7 +29,7 @@ class RowTraffic:
 
 
 def uniform_traffic(targets: TargetStatistics, tokens: float) -> RowTraffic:
-    """Expected rows of `tokens` tokens a rank where every rank is as likely as any other (eq. X1)."""
+    """Expected rows for `tokens` tokens a rank when all target ranks are equally likely (eq. X1)."""
     ep, per_node = targets.nodes * targets.gpus_per_node, targets.gpus_per_node
     rank = np.arange(ep)
     same_node = rank[:, None] // per_node == rank[None, :] // per_node
@@ -37,7 +37,7 @@ def uniform_traffic(targets: TargetStatistics, tokens: float) -> RowTraffic:
     network, scale_up = np.zeros((ep, ep)), np.zeros((ep, ep))
     if targets.nodes > 1:
         network[same_index & ~same_node] = tokens * targets.distinct_remote_nodes / (targets.nodes - 1)
-    # A rank forwards for the senders of its index on every node: nodes * (rows from one sender to one GPU).
+    # A rank forwards for the senders with its index on all nodes: nodes * rows from one sender to one GPU.
     scale_up[same_node & ~same_index] = tokens * targets.distinct_gpus / per_node
     return RowTraffic(network, scale_up)
 
@@ -48,7 +48,7 @@ def sampled(traffic: SampledTraffic) -> RowTraffic:
 
 
 def dispatch_flows(traffic: RowTraffic, bytes_per_row: float, ranks: Sequence[int]) -> Flows:
-    """Network and scale-up hops as flows between the GPUs `ranks[i]` of the group; all run chunk by chunk."""
+    """Network and scale-up hops as flows between the GPUs `ranks[i]` of the group, chunk by chunk."""
     if len(ranks) != len(traffic.network):
         raise InputError(f"{len(ranks)} GPUs given for an expert-parallel group of {len(traffic.network)}")
     rows = traffic.network + traffic.scale_up
@@ -61,7 +61,7 @@ def dispatch_flows(traffic: RowTraffic, bytes_per_row: float, ranks: Sequence[in
 
 @dataclass(frozen=True, slots=True)
 class KindLoad:
-    """Bytes on one kind of link: mean and largest over the links, and the id of the largest."""
+    """Mean and largest bytes over the links of one kind, and the id of the link with the largest."""
 
     kind: str
     links: int
@@ -71,14 +71,14 @@ class KindLoad:
 
 
 def load_by_kind(loads: LinkLoads) -> tuple[KindLoad, ...]:
-    """How even a group loads its links, kind by kind; links that carry nothing do not count."""
+    """Load of the links by kind; links that carry nothing do not count."""
     kinds = dict.fromkeys(loads.kinds)
-    found = []
+    rows = []
     for kind in kinds:
         sizes = loads.of_kind(kind)
         largest = max(sizes, key=sizes.__getitem__)
-        found.append(KindLoad(kind, len(sizes), sum(sizes.values()) / len(sizes), sizes[largest], largest))
-    return tuple(found)
+        rows.append(KindLoad(kind, len(sizes), sum(sizes.values()) / len(sizes), sizes[largest], largest))
+    return tuple(rows)
 
 
 def group_loads(

@@ -1,4 +1,4 @@
-"""How evenly one expert-parallel group loads its links, for even and for sampled routing."""
+"""Reports how evenly one expert-parallel group loads its links, for even and for sampled routing."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from moesim.simulator.cost.collectives.expert_parallel import (
 from moesim.simulator.layout.loads import sampled_traffic
 from moesim.simulator.layout.routing import Gate, expected_targets
 
-PART = 512
-"""Tokens of a rank that are drawn at once: the scores of more take a lot of memory."""
+TOKENS_PER_DRAW = 512
+"""Tokens of a rank drawn at once, which bounds the memory of their scores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class LinkLoadRow:
 
     @property
     def largest_over_mean(self) -> float:
-        """1 where every link carries the same."""
+        """Largest over mean bytes; 1 where every link carries the same."""
         return self.load.largest_bytes / self.load.mean_bytes
 
 
@@ -56,8 +56,10 @@ def dispatch_loads(
 
 
 def _drawn(gate: Gate, tokens: int, ep: int, per_node: int, seed: int) -> RowTraffic:
-    """The sum of independent parts: streams of consecutive seeds."""
-    sizes = [PART] * (tokens // PART) + ([tokens % PART] if tokens % PART else [])
+    """Sampled traffic, drawn in independent parts with consecutive seeds and summed."""
+    sizes = [TOKENS_PER_DRAW] * (tokens // TOKENS_PER_DRAW) + (
+        [tokens % TOKENS_PER_DRAW] if tokens % TOKENS_PER_DRAW else []
+    )
     parts = [sampled(sampled_traffic(gate, ep, per_node, size, seed + i)) for i, size in enumerate(sizes)]
     return RowTraffic(
         np.sum([part.network for part in parts], axis=0), np.sum([part.scale_up for part in parts], axis=0)

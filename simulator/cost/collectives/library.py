@@ -1,4 +1,4 @@
-"""What a communication library's protocols cost: latencies, wire efficiency, per-link rates, as data."""
+"""Data of a communication library's protocols: latencies, wire efficiency and rates per link."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ class Latencies(Frozen):
 
 
 class Generation(Frozen):
-    """What depends on the architecture of the GPU."""
+    """Figures of a library that depend on the architecture of the GPU."""
 
     scale_up_share: SourcedFraction
-    """Payload that kernels move over the nominal scale-up rate."""
+    """Payload rate of the kernels over the nominal scale-up rate."""
     ll_limit: SourcedBytesPerSecond
-    """Most that protocol LL moves per GPU inside a node."""
+    """Largest rate per GPU of protocol LL inside a node."""
     nvls_share: SourcedFraction | None = None
-    """The same with reduction in the switch; none where the switch has no such thing."""
+    """`scale_up_share` with reduction in the switch; None where the switch cannot reduce."""
 
 
 class Library(Frozen):
@@ -67,7 +67,7 @@ class Library(Frozen):
     tree_share: SourcedFraction
     nvls_latency: SourcedSeconds
     network_post: SourcedSeconds
-    """A proxy's work for one message; Simple needs three (data, credit, flush)."""
+    """Time of a proxy for one message; Simple needs three messages (data, credit, flush)."""
     small_message: SourcedBytes
     """Point-to-point messages up to this size use LL."""
     nic_share: SourcedFraction
@@ -75,10 +75,10 @@ class Library(Frozen):
     """CTAs, and so SMs, of a collective kernel on one GPU."""
     local_copy_per_sm: SourcedBytesPerSecond
     exchange_share: SourcedFraction
-    """Payload over the nominal scale-up rate where every GPU sends to every other."""
+    """Payload rate over the nominal scale-up rate when every GPU sends to every other."""
 
     def generation(self, architecture: str) -> Generation:
-        """Raises InputError for an architecture without figures."""
+        """Figures of an architecture; raises InputError where the library has none."""
         if architecture not in self.generations:
             raise InputError(
                 f"library {self.name!r} has no figures for architecture {architecture!r}; it has "
@@ -89,9 +89,9 @@ class Library(Frozen):
     def latency_s(
         self, family: Literal["ring", "tree"], protocol: Protocol, hops: Hops, *, nodes: int
     ) -> float:
-        """Launch and dependent steps of a phase (eq. X12).
+        """Seconds of the launch and the dependent steps of a phase (eq. X12).
 
-        Across nodes every step of a ring also posts its messages, so none is shorter than that.
+        Across nodes every step of a ring also posts its messages, so no step is shorter than posting them.
         """
         step = (self.latencies.ring if family == "ring" else self.latencies.tree)[protocol]
         scale_up = step.scale_up
@@ -100,7 +100,7 @@ class Library(Frozen):
         return step.base + hops.scale_up * scale_up + hops.network * step.network
 
     def rate_limit(self, architecture: str, protocol: Protocol, nodes: int) -> float:
-        """Payload bytes/s that a GPU's kernels move whatever the links could carry."""
+        """Largest payload rate of a GPU's kernels in bytes/s, independent of the links."""
         if protocol != "LL":
             return inf
         if nodes == 1:
@@ -109,13 +109,13 @@ class Library(Frozen):
 
     @property
     def local_copy_bytes_per_s(self) -> float:
-        """What the kernel's SMs copy inside a GPU."""
+        """Rate at which the kernel's SMs copy inside a GPU."""
         return self.channels.n * self.local_copy_per_sm.value
 
 
 @lru_cache(maxsize=8)
 def load_library(name: str = "nccl") -> Library:
-    """The library of a shipped name; InputError for an unknown one."""
+    """The shipped library called `name`; raises InputError for an unknown name."""
     place = f"data/collectives/{name}.yaml"
     file = resources.files("moesim.simulator").joinpath(*place.split("/"))
     if not file.is_file():

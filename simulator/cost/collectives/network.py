@@ -1,4 +1,4 @@
-"""Flows on a topology: how many bytes every link carries, and how long the busiest one takes."""
+"""Routes flows over a topology: the bytes that every link carries, and the time of the busiest link."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from moesim.simulator.cost.collectives.plan import Flows
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """What a transport reaches of nominal link rates; a scale-up link never more than its payload ceiling."""
+    """Shares of nominal link rates that a transport reaches; a payload ceiling caps scale-up links."""
 
     scale_up: float
     network: float
@@ -21,7 +21,7 @@ class Shares:
 
 @dataclass(frozen=True, slots=True)
 class LinkLoads:
-    """Payload bytes on every link that a set of flows uses, [links], with the links' kinds and rates.
+    """Payload bytes on every link that a set of flows uses [links], with the links' kinds and rates.
 
     `payload_bytes_per_s` is the ceiling of any transport, `nominal_bytes_per_s` the data-sheet rate.
     """
@@ -32,17 +32,17 @@ class LinkLoads:
     payload_bytes_per_s: FloatArray
     nominal_bytes_per_s: FloatArray
     scale_up: BoolArray
-    """Which of them belong to the inside of a node or scale-up domain."""
+    """Whether each link is inside a node or scale-up domain."""
 
     def seconds(self, shares: Shares) -> FloatArray:
-        """Time of every link alone: bytes over the rate that the transport reaches on it."""
+        """Seconds of every link alone, its bytes over the rate that the transport reaches on it."""
         inside = np.minimum(shares.scale_up * self.nominal_bytes_per_s, self.payload_bytes_per_s)
         return np.asarray(
             self.bytes / np.where(self.scale_up, inside, shares.network * self.nominal_bytes_per_s)
         )
 
     def busiest(self, shares: Shares) -> tuple[str, float]:
-        """Id of the link that takes longest, with its seconds; "" and 0 for no flows."""
+        """Id of the link that takes longest, and its seconds; "" and 0 without flows."""
         if not self.ids:
             return "", 0.0
         seconds = self.seconds(shares)
@@ -56,9 +56,10 @@ class LinkLoads:
 
 
 def link_loads(flows: Flows, topology: Topology, spreading: Spreading = "modulo", seed: int = 0) -> LinkLoads:
-    """Sum of the flows over the links of their routes; rates are what faults left of them.
+    """Sum of the flows over the links of their routes, at the rates that faults left.
 
-    The only place that asks the topology for routes. Raises InputError for a GPU that does not exist.
+    This is the only function of the package that asks the topology for routes. Raises InputError for a GPU
+    that does not exist.
     """
     routes, table = topology.routes(flows.src, flows.dst, spreading, seed), topology.links()
     carried = routes.share * np.repeat(flows.bytes, np.diff(routes.indptr))
@@ -74,8 +75,8 @@ def link_loads(flows: Flows, topology: Topology, spreading: Spreading = "modulo"
     )
 
 
-def largest_by_gpu(flows: Flows) -> float:
-    """Most payload bytes that one GPU sends; what its communication SMs must move."""
+def most_bytes_sent(flows: Flows) -> float:
+    """Most payload bytes that one GPU sends, which its communication SMs must move."""
     if len(flows.src) == 0:
         return 0.0
     return float(np.bincount(flows.src, flows.bytes).max())

@@ -1,4 +1,4 @@
-"""All-reduce with reduction in the switch (NVLink SHARP), inside one scale-up domain."""
+"""The all-reduce with reduction in the switch (NVLink SHARP), inside one scale-up domain."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from moesim.simulator.cost.collectives.spec import CollectiveSpec, Request, Term
 def plan(operation: Operation, total_bytes: float, group: Group) -> Plan:
     """Every GPU sends (1 + 1/n) of the buffer to the switch and receives as much (eq. X10).
 
-    Each rank owns 1/n of the buffer. The switch takes that part from all ranks, reduces it and gives it to
-    its owner; the owner stores it once and the switch gives it to all. On a star, what a GPU exchanges with
-    the switch loads the links that a flow of the same size to its neighbour would, and is written so.
+    Each rank owns 1/n of the buffer. The switch reads that part from all ranks, reduces it and sends it to
+    its owner; the owner stores it once and the switch multicasts it to all ranks. On a star, traffic between
+    a GPU and the switch loads the same links as a flow to its neighbour, so the plan contains such flows.
     Raises InputError for a group on more than one node.
     """
     if len(group) != 1:

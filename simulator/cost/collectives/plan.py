@@ -1,4 +1,4 @@
-"""What a collective is: flows between GPUs that run chunk by chunk at the same time, and their latency."""
+"""The plan of a collective: flows between GPUs that overlap chunk by chunk, and their latency."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.hwmodels.errors import InputError
 
 Operation = str
-"""all_reduce, all_gather, ...: `registry.operations` lists what some algorithm can do."""
+"""Name of an operation such as all_reduce; `registry.operations` lists those that some algorithm can run."""
 Protocol = Literal["LL", "LL128", "Simple"]
 PROTOCOLS: tuple[Protocol, ...] = ("LL", "LL128", "Simple")
 
 
 @dataclass(frozen=True, slots=True)
 class Flows:
-    """Payload `bytes[i]` from global GPU `src[i]` to `dst[i]`; each pair once, in order of the pairs."""
+    """Payload `bytes[i]` from global GPU `src[i]` to `dst[i]`; each pair occurs once, in ascending order."""
 
     src: IntArray
     dst: IntArray
@@ -28,7 +28,7 @@ class Flows:
 
 @dataclass(frozen=True, slots=True)
 class Hops:
-    """Dependent steps on the longest way through a phase, by what they cross."""
+    """Dependent steps on the longest path through a phase, by the kind of link that they cross."""
 
     scale_up: int
     network: int
@@ -41,12 +41,12 @@ class Phase:
     flows: Flows
     hops: Hops
     own_bytes: float = 0.0
-    """Copied by the kernel inside each GPU and not hidden behind the links."""
+    """Bytes that the kernel copies inside each GPU without hiding them behind the links."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Phases one after the other."""
+    """The phases of a collective, which run one after the other."""
 
     operation: Operation
     algorithm: str
@@ -54,7 +54,7 @@ class Plan:
 
 
 def flows_of(pairs: Iterable[tuple[int, int, float]]) -> Flows:
-    """Flows of (source, destination, bytes) triples: equal pairs added up, a GPU to itself left out."""
+    """Flows of (source, destination, bytes) triples; equal pairs add up, sends to itself are dropped."""
     total: dict[tuple[int, int], float] = {}
     for src, dst, size in pairs:
         if src != dst and size > 0.0:
@@ -72,9 +72,9 @@ Group = tuple[tuple[int, ...], ...]
 
 
 def group_by_node(ranks: Sequence[int], gpus_per_node: int) -> Group:
-    """The ranks of a group by the node they sit on, both in ascending order.
+    """The ranks of a group by node, both in ascending order.
 
-    Raises InputError for fewer than two ranks and for one that stands twice.
+    Raises InputError for fewer than two ranks and for a repeated rank.
     """
     if len(ranks) < 2 or len(set(ranks)) != len(ranks):
         raise InputError(f"a collective needs at least 2 different ranks; these are {list(ranks)}")
@@ -85,10 +85,10 @@ def group_by_node(ranks: Sequence[int], gpus_per_node: int) -> Group:
 
 
 def size_of(group: Group) -> int:
-    """Number of ranks."""
+    """Number of ranks of a group."""
     return sum(len(node) for node in group)
 
 
 def rails_of(group: Group) -> int:
-    """Rings, chains and NICs that a node can use at once: the members of its smallest node."""
+    """Number of rings, chains or NICs that every node can use at once, set by the smallest node."""
     return min(len(node) for node in group)

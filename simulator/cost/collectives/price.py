@@ -1,4 +1,4 @@
-"""Seconds of a collective on a topology: every algorithm and protocol that fits, the fastest one chosen."""
+"""Prices a collective on a topology with every applicable algorithm and protocol, and takes the fastest."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from moesim.hwmodels.topologies import Topology
 from moesim.hwmodels.validation import nearest
 from moesim.simulator.cost.collectives import exchange
 from moesim.simulator.cost.collectives.library import Library
-from moesim.simulator.cost.collectives.network import LinkLoads, Shares, largest_by_gpu, link_loads
+from moesim.simulator.cost.collectives.network import LinkLoads, Shares, link_loads, most_bytes_sent
 from moesim.simulator.cost.collectives.plan import Operation, Plan, Protocol, group_by_node
 from moesim.simulator.cost.collectives.registry import COLLECTIVES, operations
 from moesim.simulator.cost.collectives.spec import CollectiveSpec, Request, Terms
@@ -18,7 +18,7 @@ from moesim.simulator.cost.collectives.spec import CollectiveSpec, Request, Term
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Seconds of one way to run a collective, and what they consist of."""
+    """Seconds of a collective under one algorithm and protocol, and their parts."""
 
     algorithm: str
     protocol: Protocol
@@ -30,7 +30,7 @@ class Estimate:
 
     @property
     def seconds(self) -> float:
-        """All three one after the other."""
+        """The sum of the three parts, which run one after the other."""
         return self.latency_s + self.payload_s + self.own_s
 
 
@@ -43,11 +43,12 @@ def collective(
     *,
     in_switch: bool = False,
 ) -> Estimate:
-    """The fastest way, as a library chooses it: by its own estimate of each (eq. X13).
+    """The fastest algorithm and protocol by the library's own estimates (eq. X13).
 
     `total_bytes`: the whole buffer (input of an all-reduce, reduce-scatter or all-to-all on one rank, output
     of an all-gather). `in_switch`: switches may also reduce. Raises InputError for negative bytes, groups of
-    fewer than two ranks, an operation that no algorithm can do, and in-switch reduction where there is none.
+    fewer than two ranks, an operation that no algorithm can run, and in-switch reduction on switches that
+    cannot reduce.
     """
     if not total_bytes >= 0.0:
         raise InputError(f"a collective of {total_bytes} bytes: bytes must be 0 or more")
@@ -65,36 +66,36 @@ def collective(
 
 
 def _able(request: Request, in_switch: bool) -> list[tuple[CollectiveSpec, Terms]]:
-    """Algorithms that can run a request, with their terms; raises InputError where there is none."""
+    """Algorithms that can run a request, with their terms; raises InputError where no algorithm can."""
     if request.operation not in operations():
         known = [*operations()]
         raise InputError(
             f"no algorithm can do the collective {request.operation!r}{nearest(request.operation, known)}; "
             f"they can do {', '.join(known)}"
         )
-    found = [
+    runnable = [
         (spec, terms)
         for spec in COLLECTIVES.values()
         if request.operation in spec.operations and (in_switch or not spec.in_switch)
         if (terms := spec.terms(request)) is not None
     ]
-    if in_switch and not any(spec.in_switch for spec, _ in found):
+    if in_switch and not any(spec.in_switch for spec, _ in runnable):
         raise InputError(
             f"no in-switch {request.operation} for architecture {request.architecture!r} in library "
             f"{request.library.name!r}"
         )
-    if not found:
+    if not runnable:
         raise InputError(
             f"no algorithm runs {request.operation} for a group of {sum(map(len, request.group))} ranks on "
             f"{len(request.group)} nodes of architecture {request.architecture!r}"
         )
-    return found
+    return runnable
 
 
 def neighbour_sends(
     total_bytes: float, pairs: Sequence[tuple[int, int]], topology: Topology, library: Library
 ) -> Estimate:
-    """Sends between pairs of GPUs, all at the same time (pipeline neighbours; eq. X13)."""
+    """Estimate of simultaneous sends between pairs of GPUs such as pipeline neighbours (eq. X13)."""
     across = any(topology.node_of(a) != topology.node_of(b) for a, b in pairs)
     plan = exchange.sends(total_bytes, pairs, across_nodes=across)
     loads = [link_loads(phase.flows, topology) for phase in plan.phases]
@@ -111,7 +112,7 @@ def estimate(
     library: Library,
     terms: Terms,
 ) -> Estimate:
-    """Latency, busiest link and own copies of a plan under one protocol, phases added up (eq. X13)."""
+    """Latency, busiest link and own copies of a plan under one protocol, summed over its phases (eq. X13)."""
     architecture = topology.node.accelerator.architecture
     share = terms.scale_up_share or library.generation(architecture).scale_up_share.value
     wire = library.wire_shares[protocol].value * terms.wire_share
@@ -120,7 +121,7 @@ def estimate(
     bottleneck = "latency"
     for phase, load in zip(plan.phases, loads, strict=True):
         link, link_s = load.busiest(Shares(share, library.nic_share.value))
-        kernel_s = largest_by_gpu(phase.flows) / limit
+        kernel_s = most_bytes_sent(phase.flows) / limit
         link_s /= wire
         if max(link_s, kernel_s) > 0.0:
             bottleneck = f"kernel ({protocol})" if kernel_s > link_s else link

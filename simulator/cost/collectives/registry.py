@@ -1,4 +1,4 @@
-"""Every algorithm of a collective: a new one is its file and one line here."""
+"""All algorithms of collectives; a new algorithm is one file and one line here."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ COLLECTIVES: Mapping[str, CollectiveSpec] = registry(
     NVLS,
     DIRECT,
 )
-"""Algorithms by name; of those that can do an operation the fastest is taken, of equal ones the first."""
+"""Algorithms by name; the fastest one that can run an operation is taken, of equally fast ones the first."""
 
 
 def operations() -> tuple[str, ...]:
-    """Every operation that some algorithm can do."""
+    """Every operation that some algorithm can run."""
     return tuple(dict.fromkeys(name for spec in COLLECTIVES.values() for name in spec.operations))

@@ -20,16 +20,16 @@ from moesim.simulator.cost.collectives.plan import (
 from moesim.simulator.cost.collectives.spec import CollectiveSpec
 
 PASSES: dict[Operation, int] = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
-"""Rounds through the ring: an all-reduce is a reduce-scatter and an all-gather in one kernel."""
+"""Rounds through the ring; an all-reduce is a reduce-scatter and an all-gather in one kernel."""
 
 
 def plan(operation: Operation, total_bytes: float, group: Group) -> Plan:
     """Rings through all NICs of the nodes; every edge carries (n-1)/n of the buffer a round (eq. X8).
 
-    `total_bytes`: the whole buffer (what an all-gather leaves on each rank, a reduce-scatter takes from it).
-    Inside one node one ring; across nodes one a rail, each with its share of the bytes. A ring enters a node
-    at its rail's GPU, visits all and leaves to the GPU with the same place on the next node; every second
-    node is walked backwards, so that with an even number of nodes all crossings stay on their rail.
+    `total_bytes`: the whole buffer (output of an all-gather, input of a reduce-scatter on one rank). One node
+    has a single ring; several nodes have one ring a rail, each with its share of the bytes. A ring enters a
+    node at its rail's GPU, visits all GPUs and leaves to the GPU with the same place on the next node. It
+    visits every second node backwards, so that with an even number of nodes all crossings stay on their rail.
     Source: NVIDIA/nccl-tests doc/PERFORMANCE.md for the bytes; NVIDIA/nccl src/graph/search.cc for the rails.
     """
     if operation not in PASSES:
@@ -46,7 +46,7 @@ def plan(operation: Operation, total_bytes: float, group: Group) -> Plan:
 
 
 def hops(operation: Operation, ranks: int, nodes: int) -> Hops:
-    """Dependent steps: n-1 a round, of which one a node but the last crosses the network (eq. X12)."""
+    """Dependent steps: n-1 a round, of which nodes-1 cross the network (eq. X12)."""
     between = PASSES[operation] * (nodes - 1)
     return Hops(PASSES[operation] * (ranks - 1) - between, between)
 
@@ -63,10 +63,10 @@ def ring_order(group: Group, rail: int) -> tuple[int, ...]:
 def busiest_bytes(
     operation: Operation, total_bytes: float, ranks: int, ranks_per_node: int
 ) -> tuple[float, float]:
-    """(NIC, scale-up) bytes that one GPU sends; the closed form of `plan` for full nodes (eq. X8).
+    """(NIC, scale-up) bytes that one GPU sends, the closed form of `plan` for full nodes (eq. X8).
 
-    Inside a node every GPU sends to the next. Across nodes one of a GPU's `ranks_per_node` rings leaves by
-    its NIC and the rest go on over the scale-up link.
+    Inside a node every GPU sends to the next one. Across nodes one of a GPU's `ranks_per_node` rings leaves
+    through its NIC; the others continue over the scale-up link.
     """
     if ranks <= 1:
         return 0.0, 0.0
@@ -88,10 +88,10 @@ def closed_form_seconds(
     ll_limit_bytes_per_s: float = inf,
     own_bytes_per_s: float = inf,
 ) -> float:
-    """Seconds of a ring without a topology, fastest protocol: what `plan` takes on full nodes (eq. X5).
+    """Seconds of a ring on full nodes under its fastest protocol, without a topology (eq. X5).
 
-    Rates are payload per GPU and direction, that of the own copy included; the NIC's matters across nodes
-    only.
+    All rates, also that of the own copy, are payload rates per GPU and direction; the NIC's rate matters only
+    across nodes.
     """
     if ranks <= 1 or total_bytes <= 0.0:
         return 0.0
@@ -110,7 +110,7 @@ def closed_form_seconds(
 
 
 def own_bytes(total_bytes: float, ranks: int) -> float:
-    """A rank's own part, which its kernel stores once more beside sending it."""
+    """Bytes of a rank's own part, which its kernel stores in addition to sending it."""
     return total_bytes / ranks
 
 

@@ -1,4 +1,4 @@
-"""What an algorithm of a collective registers: its operations, its flows, and how a library runs it."""
+"""The registration of a collective's algorithm: its operations, its flows, and how a library runs it."""
 
 from __future__ import annotations
 
@@ -18,38 +18,39 @@ class Request:
     total_bytes: float
     group: Group
     architecture: str
-    """Of the accelerator."""
+    """Architecture of the accelerator."""
     library: Library
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How a library runs an algorithm: what it reaches of link rates, with which protocols and latencies."""
+    """How a library runs an algorithm: protocols, latencies and the share of link rates it reaches."""
 
     protocols: tuple[Protocol, ...] = PROTOCOLS
-    """Those that are tried."""
+    """Protocols to try."""
     latencies: Literal["ring", "tree"] = "ring"
-    """The library's table of step latencies."""
+    """Which of the library's tables of step latencies applies."""
     latency_s: float | None = None
     """Latency of the whole collective where it does not follow from steps."""
     scale_up_share: float | None = None
-    """Payload over the nominal scale-up rate; None for that of the library's copies on this accelerator."""
+    """Payload rate over the nominal scale-up rate; None stands for the library's usual share."""
     wire_share: float = 1.0
-    """What is left of a protocol's share of the wire."""
+    """Factor on a protocol's share of the wire."""
 
 
 def usual_terms(request: Request) -> Terms:
-    """Every protocol, step latencies and link rates as those of a ring."""
+    """Terms of a ring: every protocol, with the ring's step latencies and link rates."""
     del request
     return Terms()
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveSpec:
-    """One algorithm: which operations it can do, its plan of (operation, bytes, group), and its terms.
+    """One algorithm of a collective: its operations, its plan of (operation, bytes, group), and its terms.
 
-    `terms` is None where the algorithm does not run a request, such as one over several nodes. `in_switch`:
-    only tried where a caller says that switches reduce; then a request that it cannot run is an InputError.
+    `terms` returns None where the algorithm cannot run a request, such as one over several nodes.
+    `in_switch`: the algorithm is tried only where the caller allows reduction in switches; a request that no
+    such algorithm can run is then an InputError.
     """
 
     name: str

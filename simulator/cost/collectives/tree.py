@@ -1,4 +1,4 @@
-"""Double binary tree all-reduce: chains inside the nodes, two complementary trees between them."""
+"""Double-binary-tree all-reduce, with chains inside the nodes and two complementary trees between."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from moesim.simulator.cost.collectives.spec import CollectiveSpec, Request, Term
 
 
 def plan(operation: Operation, total_bytes: float, group: Group) -> Plan:
-    """Reduce up, broadcast down; each tree and rail carries its share of the buffer both ways (eq. X9).
+    """Reduces up and broadcasts down; each tree and rail carries its share of the buffer both ways (eq. X9).
 
-    In a node, a chain of all members ends at the rail's GPU, whose NIC meets the parent's and the children's.
-    An inner node of one tree is a leaf of the other, so every NIC sends and receives about the buffer's
-    share of its rail twice. Source: Sanders, Speck, Traeff, Two-tree algorithms for full bandwidth
+    In a node, a chain of all members ends at the rail's GPU, whose NIC connects to parent and children. An
+    inner node of one tree is a leaf of the other, so every NIC sends and receives its rail's share of the
+    buffer about twice. Source: Sanders, Speck, Traeff, Two-tree algorithms for full bandwidth
     broadcast, reduction and scan, Parallel Computing 35 (2009).
     """
     n, nodes, rails = size_of(group), len(group), rails_of(group)
@@ -50,8 +50,8 @@ def _both_ways(
 def double_tree(nodes: int) -> tuple[tuple[int | None, ...], tuple[int | None, ...]]:
     """Parent of every node in two trees whose inner nodes differ; None for a root.
 
-    The first is the in-order binary tree: the lowest set bit of 1 + the number is the level. The second is
-    its mirror image for an even number of nodes, else the first moved on by one.
+    The first is the in-order binary tree, in which the lowest set bit of 1 + the number is the level. The
+    second is its mirror image for an even number of nodes, else the first shifted by one node.
     """
     first = tuple(_parent(node, nodes) for node in range(nodes))
     second: list[int | None] = [None] * nodes
@@ -66,7 +66,7 @@ def _second(node: int, nodes: int) -> int:
 
 
 def _parent(node: int, nodes: int) -> int | None:
-    """In-order numbering from 1: the lowest set bit is the level; the parent has the next one set instead."""
+    """Parent in in-order numbering from 1: the lowest set bit, the level, moves up by one place."""
     number = node + 1
     level = number & -number
     parent = (number - level) | (level << 1)

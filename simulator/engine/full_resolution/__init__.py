@@ -1,1 +1,1 @@
-"""Every GPU for itself: groups, links, faults, statistics."""
+"""Full resolution: simulates every GPU of the cluster with its own links, faults and statistics."""

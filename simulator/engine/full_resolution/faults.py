@@ -1,4 +1,4 @@
-"""What the faults of a scenario do to GPUs, links and groups (pure)."""
+"""Applies the faults of a scenario to GPUs, links and groups (pure)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from moesim.simulator.scenario.faults import Down, Fault, Jitter, NodeLoss, Slow
 
 
 def check_faults(faults: Sequence[Fault], cluster: Cluster) -> None:
-    """Raise InputError for a GPU or node that the cluster does not have, or an empty list of GPUs."""
+    """Raise InputError where a fault names a GPU or node outside the cluster, or an empty list of GPUs."""
     for number, fault in enumerate(faults):
         place = f"faults[{number}]"
         if isinstance(fault, NodeLoss) and fault.node >= cluster.nodes:
@@ -31,7 +31,7 @@ def check_faults(faults: Sequence[Fault], cluster: Cluster) -> None:
 def degraded(topology: Topology, faults: Sequence[Fault]) -> Topology:
     """The topology with its slow and dead links.
 
-    Raises InputError for a link that does not exist, InfeasibleError where a GPU is cut off.
+    Raises InputError for a link that does not exist, InfeasibleError where a fault cuts off a GPU.
     """
     links = [
         LinkFault(_kind(fault.link), fault.link, fault.bandwidth if isinstance(fault, SlowLink) else 0.0)
@@ -42,7 +42,7 @@ def degraded(topology: Topology, faults: Sequence[Fault]) -> Topology:
 
 
 def _kind(target: str) -> FaultKind:
-    """What a target names: "nic:17", "plane:3", "gpu:5" (its scale-up ports), a link's id, or a switch."""
+    """The kind of a target such as "nic:17", "plane:3", "gpu:5" (its scale-up ports), a link id, a switch."""
     if "->" in target:
         return "link"
     kinds: dict[str, FaultKind] = {"nic": "nic", "plane": "plane", "scale-up": "plane", "gpu": "gpu-links"}
@@ -50,7 +50,7 @@ def _kind(target: str) -> FaultKind:
 
 
 def slow_factors(faults: Sequence[Fault], gpus: IntArray) -> FloatArray:
-    """How many times as long the compute of each of `gpus` takes."""
+    """Factor by which the compute of each of `gpus` takes longer."""
     factor = np.ones(gpus.shape)
     for fault in faults:
         if isinstance(fault, SlowGpu):
@@ -59,7 +59,7 @@ def slow_factors(faults: Sequence[Fault], gpus: IntArray) -> FloatArray:
 
 
 def jitter_cvs(faults: Sequence[Fault], gpus: IntArray, usual: float) -> FloatArray:
-    """Coefficient of variation of the phases of each of `gpus`: independent causes add as squares."""
+    """Coefficient of variation of the phases of each of `gpus`; the squares of independent causes add up."""
     square = np.full(gpus.shape, usual**2)
     for fault in faults:
         if isinstance(fault, Jitter):
@@ -71,7 +71,7 @@ def jitter_cvs(faults: Sequence[Fault], gpus: IntArray, usual: float) -> FloatAr
 def surviving_groups(faults: Sequence[Fault], gpus: IntArray, gpus_per_node: int) -> list[int]:
     """Groups without a GPU on a lost node; `gpus[rank, group, member]` are global numbers.
 
-    Raises InfeasibleError where no group is left: the step cannot end.
+    Raises InfeasibleError where no group is left, because the step could not end.
     """
     lost = sorted({fault.node for fault in faults if isinstance(fault, NodeLoss)})
     hit = np.atleast_1d(np.isin(gpus // gpus_per_node, lost).any(axis=(0, 2)))

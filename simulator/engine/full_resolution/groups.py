@@ -1,4 +1,4 @@
-"""Every group of GPUs as a program of its own: who is in it, how its members differ, what links it has."""
+"""Compiles one program for every group of GPUs, with its members, their variation and their links."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from moesim.simulator.layout.groups import grouped_gpus
 from moesim.simulator.layout.job import ResolvedJob
 
 Draw = Callable[[int, int | None], MemberVariation]
-"""(group, members; None: those of the folded run) -> how the members of that group differ."""
+"""Returns the variation of a group from (group, members); members=None stands for the folded run's."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterPrograms:
-    """Programs of all groups that run, and where their members sit.
+    """Programs of all running groups, and the GPUs of their members.
 
-    `gpus[rank, group, member]`: global GPU numbers, of all groups; `running`: the groups that have a
-    program, in its order.
+    `gpus[rank, group, member]`: global GPU numbers of all groups. `running`: the groups that have a program,
+    in the order of `programs`.
     """
 
     programs: tuple[Program, ...]
@@ -38,9 +38,9 @@ class ClusterPrograms:
 
 
 def compile_groups(job: ResolvedJob, priced: PricedSchedule, draw: Draw) -> ClusterPrograms:
-    """One program a group of GPUs, on the cluster's links with its faults (docs/model.md, eqs. G1 to G3).
+    """Compile one program a group of GPUs on the faulty cluster's links (docs/model.md, eqs. G1 to G3).
 
-    Raises InputError for faults of what is not there, InfeasibleError where they leave no way to end a step.
+    Raises InputError for faults that name parts outside the cluster, InfeasibleError where no step can end.
     """
     scenario, cluster, layout = job.scenario, job.cluster, job.layout
     faults = scenario.faults

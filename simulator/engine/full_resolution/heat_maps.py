@@ -1,4 +1,4 @@
-"""Heat maps as data: load of links and ports, waiting of ranks, load of experts (pure)."""
+"""Heat maps as data, for the load of links and ports, the waiting of ranks and the load of experts (pure)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from moesim.simulator.engine.program import Program
 UTILISATION = "share of nominal bandwidth over the step"
 
 MOST_SWITCHES = 512
-"""Rows or columns of a map of switches; larger fabrics show their ports only."""
+"""Most rows or columns of a map of switches; for larger fabrics only the ports are shown."""
 
 
 def port_maps(topology: Topology, utilisation: FloatArray) -> list[HeatMap]:
-    """Utilisation of every GPU's busiest NIC link and scale-up link: nodes down, GPUs of a node across."""
+    """Utilisation of every GPU's busiest NIC and scale-up link, by node and GPU of the node."""
     ends = link_ends(topology)
     maps = []
     for title, of_kind in (("NIC load", ~ends.scale_up), ("scale-up port load", ends.scale_up)):
@@ -34,7 +34,7 @@ def port_maps(topology: Topology, utilisation: FloatArray) -> list[HeatMap]:
 
 
 def switch_map(topology: Topology, utilisation: FloatArray) -> HeatMap | None:
-    """Utilisation of the scale-out cables from switch to switch, the busier direction; None without any."""
+    """Utilisation of the cables between scale-out switches in their busier direction; None without any."""
     wiring = topology.wiring
     outer = ~topology.links().scale_up[::2]
     cables = np.flatnonzero(outer & (wiring.tails >= topology.n_gpus) & (wiring.heads >= topology.n_gpus))
@@ -59,7 +59,7 @@ def switch_map(topology: Topology, utilisation: FloatArray) -> HeatMap | None:
 
 
 def rank_maps(times: Sequence[GroupTimes], groups: Sequence[int]) -> list[HeatMap]:
-    """Waiting and held-up time: pipeline ranks down, members of all groups across."""
+    """Waiting and held-up time, by pipeline rank and member of all groups."""
     maps = []
     for title, name in (("wait at barriers", "wait_s"), ("time the group waited for it", "held_up_s")):
         values = np.concatenate([getattr(part, name) for part in times], axis=1)
@@ -79,7 +79,7 @@ def rank_maps(times: Sequence[GroupTimes], groups: Sequence[int]) -> list[HeatMa
 
 
 def expert_map(programs: Sequence[Program]) -> HeatMap | None:
-    """Relative rows that each member receives in each routed layer, mean over micro-batches and groups."""
+    """Relative rows of each member in each routed layer, averaged over micro-batches and groups."""
     loads = [program.variation.loads for program in programs]
     if not loads[0].shape[0] or loads[0].shape[2] == 1:
         return None

@@ -1,4 +1,4 @@
-"""Links of every single GPU: what a group's transfers put on NICs, scale-up ports and switches."""
+"""The link map of full resolution, with the bytes of transfers on every NIC, scale-up port and switch."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from moesim.hwmodels.topologies import RouteSet, Spreading, Topology
 from moesim.simulator.cost.table import TransferCost
 from moesim.simulator.engine.demand import Demand
 from moesim.simulator.engine.full_resolution.statistics import link_ends
-from moesim.simulator.engine.link_map import OUTWARD
+from moesim.simulator.engine.link_map import TO_EXPERTS
 from moesim.simulator.model.operator import Phase
 
 
 @dataclass(frozen=True, slots=True)
 class ExchangePattern:
-    """Who sends to whom in one transfer of a group, as entries (pair, link, share of the pair's bytes).
+    """Sender-receiver pairs of one transfer of a group, as entries (pair, link, share of the pair's bytes).
 
-    Pairs of the scale-out hop come first. `loaded[p]`: the member whose received rows weigh the pair.
+    Pairs of the scale-out hop come first. `loaded[p]`: the member whose received rows scale pair p.
     """
 
     links: IntArray
@@ -30,14 +30,14 @@ class ExchangePattern:
     entry_share: FloatArray
     loaded: IntArray
     outer_pairs: int
-    """Pairs of the scale-out hop."""
+    """Number of pairs of the scale-out hop."""
     peers: tuple[int, int]
-    """Other nodes of the group, and other members in a node: a GPU's bytes go to them in equal parts."""
+    """(other nodes, other members on the node); a GPU's bytes split evenly among them."""
 
     def demand(
         self, nic_bytes: float, scale_up_bytes: float, load: FloatArray, node_load: FloatArray
     ) -> Demand:
-        """Bytes on each link, for these bytes a GPU and relative rows of members (docs/model.md, eq. G1)."""
+        """Bytes on each link, from a GPU's bytes and the members' relative rows (docs/model.md, eq. G1)."""
         return Demand(self.links, self._on_links(nic_bytes, scale_up_bytes, load, node_load))
 
     def _on_links(
@@ -52,10 +52,10 @@ class ExchangePattern:
         return np.asarray(np.bincount(self.entry_link, weights, len(self.links)), dtype=np.float64)
 
     def member_times(self, capacity: FloatArray, members: int) -> tuple[FloatArray, FloatArray]:
-        """(scale-out, scale-up): time of the busiest link on each member's way (docs/model.md, eq. G2).
+        """(scale-out, scale-up) time of the busiest link on each member's routes (docs/model.md, eq. G2).
 
-        Every GPU sends one byte. On the scale-out hop all members of a node wait for every way into the
-        node: what arrives at one is passed on to the others.
+        Every GPU sends one byte. On the scale-out hop all members of a node wait for every route into the
+        node, because a member passes on to the others what it receives.
         """
         even = np.ones(members)
         result = []
@@ -80,8 +80,8 @@ def exchange_pattern(
 ) -> ExchangePattern:
     """Pairs of an expert-parallel exchange of `gpus` (members in order, `per_node` of them a node).
 
-    Outward: to the member with the sender's place on every other node, and from there to the others on
-    that node; back: the same pairs the other way round (DeepSeek-V3 report, section 3.2.2).
+    `outward`: rows go to the member with the sender's place on every other node, which passes them on inside
+    that node. Otherwise the same pairs send in the opposite direction (DeepSeek-V3 report, section 3.2.2).
     """
     members = len(gpus)
     place = np.arange(members)
@@ -131,7 +131,7 @@ class ClusterLinkMap:
 
     @property
     def capacity_bytes_per_ns(self) -> FloatArray:
-        """Nominal, of every link of the cluster."""
+        """Nominal capacity of every link of the cluster."""
         return self._capacity
 
     @property
@@ -140,7 +140,7 @@ class ClusterLinkMap:
         return int(self.gpus.shape[1])
 
     def pattern(self, rank: int, outward: bool) -> ExchangePattern:
-        """The exchange of a pipeline rank's members."""
+        """The exchange between the members of a pipeline rank."""
         key = (rank, outward)
         if key not in self._patterns:
             self._patterns[key] = self._exchange(self.topology, rank, outward)
@@ -150,8 +150,8 @@ class ClusterLinkMap:
         return exchange_pattern(topology, self.gpus[rank], self.per_node, outward, self.spreading, self.seed)
 
     def uniform(self, rank: int, phase: Phase, cost: TransferCost) -> Demand | None:
-        """Parameters go round a ring through all ports that work; routed rows depend on the load."""
-        if phase in OUTWARD or phase in ("combine F", "dispatch B"):
+        """Demand of a parameter collective, a ring over all working ports; None for routed rows."""
+        if phase in TO_EXPERTS or phase in ("combine F", "dispatch B"):
             return None
         ports = [links[self._capacity[links] > 0.0] for links in self.ports(rank)]
         used = [
@@ -166,8 +166,8 @@ class ClusterLinkMap:
     def transfer(
         self, rank: int, phase: Phase, cost: TransferCost, load: FloatArray, node_load: FloatArray
     ) -> Demand:
-        """A dispatch or combine of all members of a rank: one fluid, spread over all its links."""
-        return self.pattern(rank, phase in OUTWARD).demand(
+        """Demand of a dispatch or combine of all members of a rank, as one fluid over all its links."""
+        return self.pattern(rank, phase in TO_EXPERTS).demand(
             cost.nic_bytes, cost.scale_up_bytes, load, node_load
         )
 
@@ -175,12 +175,12 @@ class ClusterLinkMap:
         return self._pairs(topology, self.gpus[source], self.gpus[target])
 
     def _pairs(self, topology: Topology, src: IntArray, dst: IntArray) -> ExchangePattern:
-        """Each of `src` to its like in `dst`."""
+        """Pattern in which `src[i]` sends to `dst[i]`."""
         routes = topology.routes(src, dst, spreading=self.spreading, seed=self.seed)
         return _pattern(routes, np.arange(len(src)), len(src), (1, 0))
 
     def send(self, source: int, target: int, size: float) -> Demand:
-        """Every member to its like on the other pipeline rank."""
+        """Demand of a send from every member to the same member of the other pipeline rank."""
         key = (source, target)
         if key not in self._sends:
             self._sends[key] = self._send_pattern(self.topology, source, target)
@@ -188,10 +188,10 @@ class ClusterLinkMap:
         return self._sends[key].demand(size, 0.0, even, even)
 
     def slowness(self, rank: int, phase: Phase) -> tuple[FloatArray | float, FloatArray | float]:
-        """Busiest link with the faults over busiest link without them, for every member (eq. G2)."""
+        """Time of each member's busiest link with the faults over its time without them (eq. G2)."""
         if self.topology is self.healthy or not self.exchanges:
             return 1.0, 1.0
-        key = (rank, phase in OUTWARD)
+        key = (rank, phase in TO_EXPERTS)
         if key not in self._slow:
             now = self._times(self.topology, self.pattern(*key))
             before = self._times(self.healthy, self._exchange(self.healthy, *key))
@@ -202,7 +202,7 @@ class ClusterLinkMap:
         return pattern.member_times(topology.left_bytes_per_s(), self.gpus.shape[1])
 
     def send_slowness(self, source: int, target: int) -> FloatArray | float:
-        """The same for a send."""
+        """Slow-down of each member's send between two pipeline ranks by the faults."""
         if self.topology is self.healthy:
             return 1.0
         key = (source, target)
@@ -215,7 +215,7 @@ class ClusterLinkMap:
         return self._send_slow[key]
 
     def sync_slowness(self, rank: int) -> float:
-        """The same for a ring through all members of a rank: its slowest hop decides."""
+        """Slow-down by the faults of a ring through all members of a rank, which its slowest hop decides."""
         if self.topology is self.healthy:
             return 1.0
         gpus = self.gpus[rank]
@@ -227,13 +227,13 @@ class ClusterLinkMap:
         return float(np.max(_ratio(now, before)))
 
     def ports(self, rank: int) -> tuple[IntArray, IntArray]:
-        """Links out of the members: NICs, and scale-up ports."""
+        """Outgoing links of the members: (NICs, scale-up ports)."""
         ends = link_ends(self.topology)
         own = np.isin(ends.tails, self.gpus[rank])
         return np.flatnonzero(own & ~ends.scale_up), np.flatnonzero(own & ends.scale_up)
 
 
 def _ratio(now: FloatArray, before: FloatArray) -> FloatArray | float:
-    """Element by element, 1 where nothing moves; a plain 1.0 where nothing changed."""
+    """Elementwise ratio, 1 where nothing is sent; the number 1.0 where no element slowed down."""
     ratio = np.maximum(1.0, np.divide(now, before, out=np.ones_like(now), where=before > 0.0))
     return 1.0 if bool((ratio <= 1.0).all()) else ratio

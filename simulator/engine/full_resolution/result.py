@@ -1,4 +1,4 @@
-"""What full resolution adds to a result."""
+"""The part of a result that full resolution adds."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from moesim.hwmodels.frozen import Frozen
 class GpuTimes(Frozen):
     """Seconds of every GPU that ran, in order of `gpu` (docs/model.md, eq. G4).
 
-    `compute_s`: its SMs worked; `wait_s`: it waited at barriers for members that came later; `held_up_s`:
-    its group waited for it alone.
+    `compute_s`: time in which its SMs worked. `wait_s`: time in which it waited at barriers for later
+    members. `held_up_s`: time in which its group waited for it alone.
     """
 
     gpu: tuple[int, ...]
@@ -30,9 +30,9 @@ class Straggler(Frozen):
 
 
 class SkewRow(Frozen):
-    """Mean wait at the barrier of a transfer inside overlapped pairs, percentiles over all GPUs.
+    """Percentiles over all GPUs of the mean wait at the barrier of a transfer inside overlapped pairs.
 
-    `layer`: how many transfers of the phase came before it in the pair.
+    `layer`: number of earlier transfers of the same phase in the pair.
     """
 
     phase: str
@@ -43,7 +43,7 @@ class SkewRow(Frozen):
 
 
 class LinkKindLoad(Frozen):
-    """Utilisation of the links of one kind over the step: carried over nominal bytes, a direction."""
+    """Utilisation of the links of one kind, per direction: carried over nominal bytes in the step."""
 
     kind: str
     links: int
@@ -61,7 +61,7 @@ class LinkLoad(Frozen):
 
 
 class HeatMap(Frozen):
-    """A table of figures as people draw it; `values[row][column]`, None where there is nothing."""
+    """A heat map; `values[row][column]` is None where there is no figure."""
 
     title: str
     unit: str
@@ -73,24 +73,24 @@ class HeatMap(Frozen):
 
 
 class FaultEffect(Frozen):
-    """Step time with one cause alone, and how much longer than without any."""
+    """Step time with one cause alone, and how much longer it is than without any cause."""
 
     cause: str
     step_s: float | None
-    """None: no step ends with it."""
+    """None where the step cannot end with this cause."""
     effect_s: float | None
     note: str = ""
 
 
 class FullResult(Frozen):
-    """Every GPU for itself."""
+    """Result of full resolution, which simulates every GPU of the cluster."""
 
     gpus: int
     groups: int
     """Groups that ran on each pipeline rank."""
     members: int
     lost_groups: tuple[int, ...]
-    """Groups that a lost node stopped; the step is done without their sequences."""
+    """Groups that a lost node stopped; the step runs without their sequences."""
     group_end_s: tuple[float, ...]
     """When the last action of each group ended."""
     gpu_times: GpuTimes

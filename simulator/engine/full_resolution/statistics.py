@@ -1,4 +1,4 @@
-"""What full resolution shows: stragglers, skew along a chunk, load of every link (pure)."""
+"""Statistics of full resolution: stragglers, skew along a chunk, and the load of every link (pure)."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from moesim.simulator.engine.full_resolution.result import (
 from moesim.simulator.engine.program import NS
 from moesim.simulator.engine.records import Execution, StepRecord
 
-SHOWN = 10
-"""Stragglers and links that are named."""
+MOST_LISTED = 10
+"""Most stragglers and links that a result lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """All passes of one group through the barrier of one transfer of a template, nanoseconds.
+    """All passes of one group through the barrier of one transfer of a template, in nanoseconds.
 
-    `ready[n, member]`: when a member came in pass n; `meet[n]`: when the last one did.
+    `ready[n, member]`: when a member arrived in pass n. `meet[n]`: when the last member arrived.
     """
 
     kind: str
     phase: str
     position: int
-    """How many transfers of the same phase came before it in the action."""
+    """Number of earlier transfers of the same phase in the action."""
     ready: IntArray
     meet: IntArray
 
 
 def barriers(records: Sequence[StepRecord]) -> Iterator[Barrier]:
-    """The barriers of one pipeline rank, action by action alike."""
+    """The barriers of one pipeline rank; actions with the same template share their barriers."""
     alike: defaultdict[int, list[StepRecord]] = defaultdict(list)
     for record in records:
         alike[id(record.step.code)].append(record)
@@ -66,11 +66,11 @@ class GroupTimes:
 
     compute_s: FloatArray
     wait_s: FloatArray
-    """At barriers, for members that came later."""
+    """Wait at barriers for members that arrived later."""
     held_up_s: FloatArray
-    """That the member kept its group waiting: after the last but one had come."""
+    """Time in which the member alone kept its group waiting, from the arrival of the last but one."""
     skew: tuple[tuple[str, int, FloatArray], ...]
-    """(phase, position, mean wait of each member of each rank), overlapped pairs only."""
+    """(phase, position, mean wait of each member of each rank) inside overlapped pairs."""
 
 
 def group_times(execution: Execution) -> GroupTimes:
@@ -103,7 +103,7 @@ def group_times(execution: Execution) -> GroupTimes:
 
 
 def gpu_times(times: Sequence[GroupTimes], gpus: IntArray) -> GpuTimes:
-    """One figure a GPU, in order of GPU numbers; `gpus[rank, group, member]` of the groups in `times`."""
+    """One figure a GPU, in order of GPU numbers; `gpus[rank, group, member]` covers the groups of `times`."""
 
     def ordered(name: str) -> tuple[float, ...]:
         values = np.full(int(gpus.max()) + 1, np.nan)
@@ -121,27 +121,27 @@ def gpu_times(times: Sequence[GroupTimes], gpus: IntArray) -> GpuTimes:
 
 def stragglers(times: Sequence[GroupTimes], gpus: IntArray, groups: Sequence[int]) -> tuple[Straggler, ...]:
     """The GPUs that kept their groups waiting longest."""
-    held = np.array([part.held_up_s for part in times]).transpose(1, 0, 2)  # [rank, group, member]
-    order = np.argsort(-held, axis=None, kind="stable")[:SHOWN]
-    found = []
-    for rank, group, member in zip(*np.unravel_index(order, held.shape), strict=True):
+    held_up = np.array([part.held_up_s for part in times]).transpose(1, 0, 2)  # [rank, group, member]
+    order = np.argsort(-held_up, axis=None, kind="stable")[:MOST_LISTED]
+    rows = []
+    for rank, group, member in zip(*np.unravel_index(order, held_up.shape), strict=True):
         compute = times[group].compute_s[rank]
-        if held[rank, group, member] > 0.0:
-            found.append(
+        if held_up[rank, group, member] > 0.0:
+            rows.append(
                 Straggler(
                     gpu=int(gpus[rank, group, member]),
                     pipeline_rank=int(rank),
                     group=groups[int(group)],
                     member=int(member),
-                    held_up_s=float(held[rank, group, member]),
+                    held_up_s=float(held_up[rank, group, member]),
                     compute_over_group=float(compute[member] / compute.mean()) if compute.mean() else 1.0,
                 )
             )
-    return tuple(found)
+    return tuple(rows)
 
 
 def skew_rows(times: Sequence[GroupTimes]) -> tuple[SkewRow, ...]:
-    """Wait at the barrier of each transfer of a pair, by its place along the chunk, over all GPUs."""
+    """Percentiles over all GPUs of the wait at each transfer of a pair, in the order of the chunk."""
     gathered: defaultdict[tuple[str, int], list[FloatArray]] = defaultdict(list)
     for part in times:
         for phase, position, values in part.skew:
@@ -172,14 +172,14 @@ def link_ends(topology: Topology) -> LinkEnds:
 
 
 def link_utilisation(topology: Topology, carried_bytes: FloatArray, end_ns: int) -> FloatArray:
-    """Bytes carried over what the nominal bandwidth would let through in the step, of every link."""
+    """Bytes that every link carried over the bytes that its nominal bandwidth allows in the step."""
     return np.asarray(carried_bytes / (topology.links().nominal_bytes_per_s * max(end_ns, 1) / NS))
 
 
 def link_loads(
     topology: Topology, share: FloatArray
 ) -> tuple[tuple[LinkKindLoad, ...], tuple[LinkLoad, ...]]:
-    """(by kind of link, the busiest links) of utilisations."""
+    """(utilisation by kind of link, the busiest links); `share`: utilisation of every link."""
     table = topology.links()
     kinds = np.array(table.kinds)
     by_kind = []
@@ -194,7 +194,7 @@ def link_loads(
                 most=float(of_kind.max()),
             )
         )
-    busiest = np.argsort(-share, kind="stable")[:SHOWN]
+    busiest = np.argsort(-share, kind="stable")[:MOST_LISTED]
     named = tuple(
         LinkLoad(link=table.ids[i], kind=table.kinds[i], utilisation=float(share[i]))
         for i in busiest.tolist()

@@ -1,4 +1,4 @@
-"""The result of full resolution, from the executions of all groups."""
+"""Builds the result of full resolution from the executions of all groups."""
 
 from __future__ import annotations
 

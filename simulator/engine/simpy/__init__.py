@@ -1,1 +1,1 @@
-"""The engine in SimPy: the one folder that knows it."""
+"""The SimPy engine; no other folder imports SimPy."""

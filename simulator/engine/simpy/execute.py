@@ -1,8 +1,8 @@
-"""Runs programs in SimPy: pipeline ranks as processes, their transfers on shared links (`links.py`).
+"""Runs programs in SimPy: every pipeline rank is a process, and transfers share links (`links.py`).
 
-Compute of a pipeline rank advances as vectors of member clocks; transfers are SimPy flows on shared
-links. A transfer is a barrier of its group: it starts when the slowest member is ready. Groups have
-programs of their own and meet on the links, and at the end of the step.
+A pipeline rank's compute advances a vector of member clocks. A transfer is a barrier of its group: it starts
+when the slowest member is ready, and is then a flow on the shared links. Groups have their own programs; they
+affect each other on the links and at the end of the step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Process = Generator[simpy.Event, Any, None]
 
 
 class _GroupRun:
-    """State of one group's run: who waits for which activation or gradient."""
+    """State of one group's run, with the inputs that arrived and the processes that wait for one."""
 
     def __init__(self, program: Program, env: simpy.Environment, links: LinkPool) -> None:
         self.program = program
@@ -46,9 +46,9 @@ class _GroupRun:
             event.succeed()
 
     def send(self, rank: int, kind: str, stage: int, microbatch: int, ready: IntArray) -> simpy.Event | None:
-        """Hand the output of a stage to the next one, over the NIC where that is another rank.
+        """Send the output of a stage to the next stage, over links where another rank holds it.
 
-        The event comes when the send has ended, with that moment for every member; None: nothing to wait for.
+        The event succeeds at the end of the send, with each member's arrival in ns; None if nothing is sent.
         """
         target_stage = stage + 1 if kind == "F" else stage - 1
         if not 0 <= target_stage <= self.last_stage:
@@ -139,7 +139,7 @@ class _GroupRun:
                 compute = end
                 meet = finish = -1
             else:
-                # Barrier: everybody waits for the slowest member, then the payload goes out.
+                # Barrier: all members wait for the slowest one, then the payload starts.
                 meet = int(end.max())
                 launch = meet + transfer.launch_ns
                 if launch > env.now:
@@ -156,7 +156,7 @@ class _GroupRun:
                     yield from transfer_on_links(demand, alone)
                 finish = int(env.now)
                 end = transfer.member_ns[mb]
-                if finish - begin != round(alone):  # others were on its links: stretch every member alike
+                if finish - begin != round(alone):  # other flows shared its links: stretch every member alike
                     end = np.rint(end * ((finish - begin) / alone)).astype(np.int64)
                 end = end + begin
                 communication = end
@@ -170,7 +170,7 @@ class _GroupRun:
         record.end = compute if compute is communication else np.maximum(compute, communication)
 
     def _post(self, rank: int, step: PlacedStep, record: StepRecord) -> list[simpy.Event]:
-        """Sends of the outputs that leave at the end of an action: those of other ranks that take time."""
+        """Start the sends that leave at the end of an action; return the events of those that take time."""
         code, micro, sends = step.code, step.microbatches, []
         if code.forward_out is None and code.kind in ("F", "F&B", "F&I"):
             sends.append(self.send(rank, "F", step.stages[0], micro[0], record.end))
@@ -180,15 +180,16 @@ class _GroupRun:
 
 
 class SimpyEngine:
-    """The engine that this project started with: discrete events in SimPy, max-min fair rates on links."""
+    """The engine in SimPy: discrete events, with max-min fair rates on shared links."""
 
     name = "simpy"
 
     def execute(self, programs: Sequence[Program]) -> list[Execution]:
         """Run the programs of all groups together and return what happened to each.
 
-        Compute by docs/model.md, eq. E1, transfers behind their barrier by eq. E2, pipeline sends by eqs. E4
-        and E7. Raises RuntimeError where ranks wait for each other forever (a validated schedule cannot).
+        Compute follows docs/model.md, eq. E1, transfers with their barrier eq. E2, and pipeline sends eqs. E4
+        and E7. Raises RuntimeError where ranks wait for each other forever, which a validated schedule
+        cannot cause.
         """
         env = simpy.Environment(initial_time=0)
         links = LinkPool(env, programs[0].link_map.capacity_bytes_per_ns)
@@ -217,7 +218,7 @@ class SimpyEngine:
 
 
 def _check_done(stuck: Sequence[tuple[_GroupRun, int]]) -> None:
-    """Raise RuntimeError, naming what they wait for, where pipeline ranks never came to their end."""
+    """Raise RuntimeError where pipeline ranks never finished, with the inputs that they wait for."""
     if stuck:
         waits = sorted(key for group, _ in stuck for key in group.waiting)[:4]
         ranks = sorted({rank for _, rank in stuck})
@@ -228,7 +229,7 @@ def _check_done(stuck: Sequence[tuple[_GroupRun, int]]) -> None:
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """No cyclic garbage collection meanwhile: a run only adds records that stay, so looking finds nothing."""
+    """Pause cyclic garbage collection, which would find nothing: a run only adds records that stay alive."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Links shared by the transfers that are on them at the same moment: exact max-min fair rates in SimPy."""
+"""Links that concurrent transfers share at exact max-min fair rates, in SimPy."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from moesim.simulator.engine.demand import Demand
 from moesim.simulator.engine.simpy.sharing import FewLinks, Flow, Sharing
 from moesim.simulator.engine.simpy.sharing_arrays import ManyLinks
 
-FEW = 256
-"""Pools with no more links than this keep their state in plain Python: measured in docs/performance.md."""
+MOST_LINKS_IN_PYTHON = 256
+"""Pools with at most this many links keep their state in plain Python; measured in docs/performance.md."""
 
 
 class LinkPool:
     """Links and the transfers on them.
 
-    `capacity_bytes_per_ns`: one figure a link. A transfer that nothing holds back finishes after `alone_ns`
-    exactly; otherwise rates are max-min fair in bytes/s (docs/model.md, eq. E3), and only the transfers
-    that tight links tie to the one that starts or ends are solved again (eq. E3a). Latency is not a rate:
-    whoever starts a transfer waits for it before (eq. E3b).
+    `capacity_bytes_per_ns`: one value a link. A transfer that no other slows down takes exactly `alone_ns`;
+    otherwise rates are max-min fair in bytes/s (docs/model.md, eq. E3). When a transfer starts or ends, only
+    the transfers that tight links couple to it are solved again (eq. E3a). Latency is not part of a rate: the
+    caller waits for it before it starts a transfer (eq. E3b).
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class LinkPool:
         capacity_bytes_per_ns: FloatArray | Iterable[float],
         arrays: bool | None = None,
     ) -> None:
-        """Start with every link idle; `arrays` overrides which representation is used.
+        """Start with every link idle; `arrays` overrides the choice of representation.
 
         Raises InputError for a bandwidth that is negative or not a number.
         """
@@ -51,14 +51,14 @@ class LinkPool:
             )
         self.env = env
         self.capacity_bytes_per_ns = capacity
-        use_arrays = len(capacity) > FEW if arrays is None else arrays
+        use_arrays = len(capacity) > MOST_LINKS_IN_PYTHON if arrays is None else arrays
         self.sharing: Sharing = ManyLinks(capacity) if use_arrays else FewLinks(capacity)
         self.started = 0
-        """Transfers so far."""
+        """Transfers started so far."""
         self.solved = 0
-        """Groups of coupled transfers that were solved so far."""
+        """Groups of coupled transfers solved so far."""
         self.solved_flows = 0
-        """Transfers in those groups, added up."""
+        """Transfers in those groups, summed."""
 
     @property
     def carried_bytes(self) -> FloatArray:
@@ -66,15 +66,15 @@ class LinkPool:
         return self.sharing.carried()
 
     def start(self, demand: Demand, alone_ns: float) -> simpy.Event:
-        """Put a transfer on its links now; the event succeeds when its last byte arrived."""
+        """Put a transfer on its links now; the event succeeds when its last byte has arrived."""
         flow, _ = self._begin(demand, alone_ns)
         return self._event(flow)
 
     def transfer(self, demand: Demand, alone_ns: float) -> Generator[simpy.Event, Any, None]:
-        """Run a transfer from inside a process; returns when its last byte arrived.
+        """Run a transfer from inside a process; return when its last byte has arrived.
 
-        Nothing makes a transfer faster than it is alone, so its first deadline serves as the wait; only
-        one that met others on the way needs an event of its own.
+        No transfer is faster than alone, so the process first waits for the first deadline; only a transfer
+        that others slowed down needs an event of its own.
         """
         flow, deadline = self._begin(demand, alone_ns)
         yield deadline
@@ -87,7 +87,7 @@ class LinkPool:
         return flow.done
 
     def _begin(self, demand: Demand, alone_ns: float) -> tuple[Flow, simpy.Event]:
-        """The flow on its links, and the deadline it would meet if nobody else came."""
+        """Put a flow on its links; return it and the event of its end if no other flow starts."""
         flow = Flow(demand, max(alone_ns, 1.0), self.started, updated_ns=self.env.now)
         self.started += 1
         groups = self.sharing.join(flow)
@@ -117,7 +117,7 @@ class LinkPool:
             flow.done.succeed()
 
     def _solve(self, flows: list[Flow]) -> None:
-        """New rates of a coupled group; who keeps its rate keeps its deadline."""
+        """Solve the rates of a coupled group; a flow that keeps its rate keeps its deadline."""
         now = self.env.now
         self.solved += 1
         self.solved_flows += len(flows)

@@ -1,4 +1,4 @@
-"""Who slows whom, in arrays: for transfers on hundreds of links each, or for thousands of links."""
+"""Finds which flows compete, in arrays, for transfers on hundreds of links or pools of thousands of links."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from moesim.hwmodels.arrays import BoolArray, FloatArray, IntArray
-from moesim.simulator.engine.maxmin import fill
-from moesim.simulator.engine.simpy.sharing import TIGHT, WHOLE, Flow
+from moesim.simulator.engine.maxmin import fair_bandwidths
+from moesim.simulator.engine.simpy.sharing import CAPACITY_UNITS, TIGHT_LOAD, Flow
 
-BLOCK = 256
-"""Neighbouring link numbers that are looked up together."""
+LINKS_PER_BLOCK = 256
+"""Consecutive link numbers that form one look-up block."""
 
 
 class ManyLinks:
@@ -21,17 +21,19 @@ class ManyLinks:
         """Start with every link idle; `capacity` in bytes/ns."""
         self.capacity = capacity
         with np.errstate(divide="ignore"):
-            self.unit = WHOLE / capacity
+            self.unit = CAPACITY_UNITS / capacity
         self.load = np.zeros(len(capacity), dtype=np.int64)
         self.bytes = np.zeros(len(capacity))
-        self.users: list[dict[Flow, None]] = [{} for _ in range(len(capacity) // BLOCK + 1)]
+        self.users: list[dict[Flow, None]] = [{} for _ in range(len(capacity) // LINKS_PER_BLOCK + 1)]
         """Flows of every block of link numbers."""
         self.number = np.zeros(len(capacity), dtype=np.int64)
 
     def join(self, flow: Flow) -> list[list[Flow]]:
-        """Put a flow on its links; return the coupled groups to solve, none if nothing holds it back."""
+        """Put a flow on its links; return the coupled groups to solve, none if no tight link slows it."""
         links, amounts = flow.demand.links, flow.demand.bytes
-        part = np.ceil(np.minimum(amounts * self.unit[links] / flow.alone_ns, TIGHT + 1)).astype(np.int64)
+        part = np.ceil(np.minimum(amounts * self.unit[links] / flow.alone_ns, TIGHT_LOAD + 1)).astype(
+            np.int64
+        )
         load = self.load[links] + part
         flow.offered = part
         self.load[links] = load
@@ -39,22 +41,22 @@ class ManyLinks:
         flow.blocks = _blocks(links)
         for block in flow.blocks:
             self.users[block][flow] = None
-        tight = load > TIGHT
+        tight = load > TIGHT_LOAD
         return [self._coupled(links[tight])] if tight.any() else []
 
     def leave(self, flow: Flow) -> list[list[Flow]]:
-        """Take a flow off its links; return the groups that it held back, as one."""
+        """Take a flow off its links; return the flows that its tight links coupled, as one group."""
         links = flow.demand.links
         load = self.load[links]
         self.load[links] = load - flow.offered
         for block in flow.blocks:
             del self.users[block][flow]
-        tight = load > TIGHT
+        tight = load > TIGHT_LOAD
         coupled = self._coupled(links[tight]) if tight.any() else []
         return [coupled] if coupled else []
 
     def _coupled(self, links: IntArray) -> list[Flow]:
-        """Flows on `links` and those that tight links tie to them, in order of their start."""
+        """Flows on `links` and the flows that tight links couple to them, in order of their start."""
         reached = np.zeros(len(self.capacity), dtype=bool)
         reached[links] = True
         looked: set[int] = set()
@@ -68,9 +70,9 @@ class ManyLinks:
         return sorted(coupled, key=lambda f: f.serial)
 
     def _reach(self, flows: list[Flow], reached: BoolArray) -> list[Flow]:
-        """Those of `flows` that are on a reached link; their other tight links are reached as well."""
+        """The `flows` on a reached link; marks their other tight links in `reached` as well."""
         entry, owner = _entries(flows)
-        tying = reached[entry] | (self.load[entry] > TIGHT)
+        tying = reached[entry] | (self.load[entry] > TIGHT_LOAD)
         entry, owner = entry[tying], owner[tying]
         chosen = np.zeros(len(flows), dtype=bool)
         known = -1
@@ -81,25 +83,25 @@ class ManyLinks:
         return [flow for flow, take in zip(flows, chosen.tolist(), strict=True) if take]
 
     def rates(self, flows: Sequence[Flow]) -> list[float]:
-        """Progress per nanosecond of a group."""
+        """Rate of each flow of a group, in whole transfers per nanosecond."""
         entry, flow = _entries(flows)
         largest = np.array([f.demand.bytes.max() for f in flows])
         alone = np.array([f.alone_ns for f in flows])
-        held = self.load[entry] > TIGHT
+        held = self.load[entry] > TIGHT_LOAD
         links, who = entry[held], flow[held]
         rates = 1.0 / alone
         if len(links):
             counts = np.bincount(who, minlength=len(flows))
             some = counts > 0
             share = np.concatenate([f.demand.bytes for f in flows])[held] / largest[who]
-            # Numbered among themselves, the solver's vectors are as long as the group, not the cluster.
+            # Numbering only the group's links keeps the solver's vectors short.
             mark = np.zeros(len(self.capacity), dtype=bool)
             mark[links] = True
             used = np.flatnonzero(mark)
             self.number[used] = np.arange(len(used))
             caps = (largest / alone)[some]
             starts = np.append(0, np.cumsum(counts[some]))
-            x = fill(starts, self.number[links], share, caps, self.capacity[used])
+            x = fair_bandwidths(starts, self.number[links], share, caps, self.capacity[used])
             rates[some] = np.where(x < caps, x / largest[some], rates[some])
         result: list[float] = rates.tolist()
         return result
@@ -116,12 +118,12 @@ class ManyLinks:
 
 
 def _blocks(links: IntArray) -> list[int]:
-    """Blocks of link numbers that `links` fall into."""
-    blocks: list[int] = np.unique(links // BLOCK).tolist()
+    """Blocks of link numbers that contain `links`."""
+    blocks: list[int] = np.unique(links // LINKS_PER_BLOCK).tolist()
     return blocks
 
 
 def _entries(flows: Sequence[Flow]) -> tuple[IntArray, IntArray]:
-    """Links of all flows, one after the other, and the position of the flow that each belongs to."""
+    """Links of all flows concatenated, and the position of the flow that each belongs to."""
     sizes = [len(f.demand.links) for f in flows]
     return np.concatenate([f.demand.links for f in flows]), np.repeat(np.arange(len(flows)), sizes)

@@ -6,7 +6,7 @@ import pytest
 
 import moesim
 from moesim.hwmodels import InputError
-from moesim.simulator.cost.host import Launch, PassLaunches, waited_s
+from moesim.simulator.cost.host import Launch, PassLaunches, launch_stall_s
 from moesim.simulator.cost.price_table import cost_table
 from moesim.simulator.model.calls import calls_of
 from moesim.simulator.model.primitives import gemm, move
@@ -35,15 +35,15 @@ def small_experts(sequence: int, microbatch: int, **software: object) -> Scenari
 def test_a_full_queue_waits_for_nothing_and_an_empty_one_for_the_difference() -> None:
     fast = PassLaunches((Launch(3 * US, 10 * US), Launch(3 * US, 1 * US)))
     slow = PassLaunches((Launch(3 * US, 1 * US), Launch(5 * US, 1 * US)))
-    assert waited_s(fast) == 0.0
-    assert waited_s(slow) == pytest.approx(6 * US)
+    assert launch_stall_s(fast) == 0.0
+    assert launch_stall_s(slow) == pytest.approx(6 * US)
 
 
 def test_a_drained_queue_cannot_hide_a_slow_start() -> None:
     launches = (Launch(8 * US, 1 * US), Launch(8 * US, 1 * US), Launch(1 * US, 30 * US))
-    assert waited_s(PassLaunches(launches)) == 0.0
+    assert launch_stall_s(PassLaunches(launches)) == 0.0
     # Launched at 8, 16 and 17 us: the device ends at 47 and was busy for 32.
-    assert waited_s(PassLaunches(launches, drains=True)) == pytest.approx(15 * US)
+    assert launch_stall_s(PassLaunches(launches, drains=True)) == pytest.approx(15 * US)
 
 
 def test_products_count_their_calls() -> None:

@@ -14,11 +14,11 @@ from moesim.hwmodels.calibration import LOST_BESIDE_NCCL
 from moesim.simulator.cost.overlap import (
     HalfLayerGemms,
     OverlapSlowDown,
-    behind_window,
     exposed_backward,
+    exposed_behind_window,
     exposed_forward,
     exposed_overlapped,
-    pipelined,
+    exposed_pipelined,
 )
 
 SECONDS = st.floats(0.0, 10.0)
@@ -72,9 +72,9 @@ def test_the_loss_is_the_median_of_the_measured_gemms_and_its_range_is_measured(
 
 @given(SECONDS, SECONDS, st.integers(1, 16))
 def test_more_pieces_hide_no_less(collective: float, gemm: float, pieces: int) -> None:
-    more, less = (pipelined(collective, gemm, n, LOST) for n in (pieces + 1, pieces))
+    more, less = (exposed_pipelined(collective, gemm, n, LOST) for n in (pieces + 1, pieces))
     assert more <= less + 1e-12
-    assert pipelined(collective, gemm, 1, LOST) == pytest.approx(collective)
+    assert exposed_pipelined(collective, gemm, 1, LOST) == pytest.approx(collective)
 
 
 def test_forward_hides_only_where_the_framework_cuts_it_into_pieces() -> None:
@@ -99,5 +99,5 @@ def test_backward_gathers_the_input_again_with_sequence_parallelism() -> None:
 
 
 def test_the_last_block_of_a_reduction_has_nothing_to_hide_behind() -> None:
-    assert behind_window(1.0, 100.0, 4, LOST) == pytest.approx(0.25 + LOST.compute_lost * 0.75)
-    assert behind_window(1.0, 0.0, 4, LOST) == 1.0
+    assert exposed_behind_window(1.0, 100.0, 4, LOST) == pytest.approx(0.25 + LOST.compute_lost * 0.75)
+    assert exposed_behind_window(1.0, 0.0, 4, LOST) == 1.0

@@ -12,7 +12,7 @@ from moesim.hwmodels.accelerator import Accelerator
 from moesim.hwmodels.calibration import CalibrationProfile
 from moesim.simulator.cost import pricing
 from moesim.simulator.cost.compute import OperatorCost, SmContext, operator_seconds
-from moesim.simulator.cost.end_of_step import passes_s
+from moesim.simulator.cost.end_of_step import pass_seconds
 from moesim.simulator.cost.price_evidence import EntryReading, PriceEvidence, combined
 from moesim.simulator.cost.price_table import cost_table
 from moesim.simulator.cost.table import PhaseCost, blend
@@ -58,7 +58,7 @@ def test_asking_for_a_price_again_changes_no_evidence(small: Scenario) -> None:
     before = prepared.program.costs.evidence
     for kind in ("dense", "moe"):
         block_seconds(prepared.pricer, kind)
-        passes_s(prepared.pricer, kind)
+        pass_seconds(prepared.pricer, kind)
     again = cost_table(prepared.pricer, prepared.schedule, prepared.stages)
     assert prepared.program.costs.evidence == before == again.evidence
 

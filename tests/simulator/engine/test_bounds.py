@@ -12,7 +12,7 @@ from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.validation import validate_model
 from moesim.simulator.cost.table import SyncCost
 from moesim.simulator.engine.bounds import lower_bound_s, upper_bound_s
-from moesim.simulator.engine.crowding import Crowding
+from moesim.simulator.engine.contention import LinkContention
 from moesim.simulator.engine.program import Program
 from moesim.simulator.engine.records import Execution
 from moesim.simulator.engine.registry import engine_of
@@ -262,7 +262,7 @@ def test_transfers_of_other_groups_on_shared_links_are_in_the_upper_bound() -> N
         ],
     )
     programs = prepare(job).programs
-    assert Crowding.of(programs).streams.max() > 1
+    assert LinkContention.of(programs).streams.max() > 1
     alone = max(upper_bound_s([program]) for program in programs)
     end_s = engine_of().execute(programs)[0].end_ns / 1e9
     assert end_s <= upper_bound_s(programs)

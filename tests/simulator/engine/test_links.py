@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pool_runs import run_pool
 
 from moesim.simulator.engine.demand import Demand
-from moesim.simulator.engine.maxmin import few_rates, max_min_rates
+from moesim.simulator.engine.maxmin import max_min_rates, max_min_rates_of_few
 from moesim.simulator.engine.simpy.links import LinkPool
 
 Pairs = tuple[tuple[int, float], ...]
@@ -32,7 +32,7 @@ def many_rates(flows: Sequence[FlowSpec], capacity: Sequence[float]) -> list[flo
     return rates
 
 
-both_solvers = pytest.mark.parametrize("solve", [few_rates, many_rates])
+both_solvers = pytest.mark.parametrize("solve", [max_min_rates_of_few, many_rates])
 both_pools = pytest.mark.parametrize("arrays", [False, True], ids=["plain", "arrays"])
 
 

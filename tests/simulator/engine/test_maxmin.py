@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moesim.hwmodels.arrays import FloatArray
-from moesim.simulator.engine.maxmin import few_rates, max_min_rates
+from moesim.simulator.engine.maxmin import max_min_rates, max_min_rates_of_few
 
 Bytes = dict[int, Fraction]
 Problem = tuple[list[tuple[Bytes, Fraction | None]], list[Fraction]]
@@ -66,7 +66,7 @@ def test_few_flows_in_plain_python_equal_the_textbook_too(textbook: Any, problem
         for demand, alone in flows
         if alone is not None
     ]
-    rates = few_rates(plain, [float(c) for c in capacity])
+    rates = max_min_rates_of_few(plain, [float(c) for c in capacity])
     assert rates == pytest.approx([float(rate) for rate in textbook.rates(*problem)], rel=1e-9)
 
 

@@ -13,8 +13,8 @@ from pool_runs import run_pool
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.engine.demand import Demand
 from moesim.simulator.engine.simpy.links import LinkPool
-from moesim.simulator.engine.simpy.sharing import TIGHT, WHOLE, FewLinks, Flow
-from moesim.simulator.engine.simpy.sharing_arrays import BLOCK, ManyLinks
+from moesim.simulator.engine.simpy.sharing import CAPACITY_UNITS, TIGHT_LOAD, FewLinks, Flow
+from moesim.simulator.engine.simpy.sharing_arrays import LINKS_PER_BLOCK, ManyLinks
 
 Arrival = tuple[int, dict[int, int], float]
 Case = tuple[list[Arrival], list[int]]
@@ -68,10 +68,10 @@ def test_both_representations_end_together_and_solve_the_same_flows(case: Case) 
 def test_links_far_apart_are_coupled_like_neighbours(case: Case) -> None:
     """The array representation looks for flows by blocks of link numbers; the answer must not know."""
     arrivals, capacity = case
-    apart = np.full(BLOCK * len(capacity), np.inf)
-    apart[:: BLOCK - 1][: len(capacity)] = capacity
+    apart = np.full(LINKS_PER_BLOCK * len(capacity), np.inf)
+    apart[:: LINKS_PER_BLOCK - 1][: len(capacity)] = capacity
     spread = [
-        (start, {link * (BLOCK - 1): amount for link, amount in demand.items()}, alone)
+        (start, {link * (LINKS_PER_BLOCK - 1): amount for link, amount in demand.items()}, alone)
         for start, demand, alone in arrivals
     ]
     near, pool = run_pool(arrivals, capacity, arrays=True)
@@ -82,9 +82,9 @@ def test_links_far_apart_are_coupled_like_neighbours(case: Case) -> None:
 
 def test_a_flow_of_a_block_already_looked_at_is_found_when_a_later_one_reaches_it() -> None:
     """Link 0 ties a to b, b's link in another block ties it to c, and c reaches a link beside the first."""
-    far = 3 * BLOCK
+    far = 3 * LINKS_PER_BLOCK
     a, b, c, d = {0: 100}, {0: 100, far: 100}, {far: 100, 1: 100}, {1: 100}
-    capacity = np.ones(4 * BLOCK).tolist()
+    capacity = np.ones(4 * LINKS_PER_BLOCK).tolist()
     ends, pool = run_pool([(0, f, 100.0) for f in (d, c, b, a)], capacity, arrays=True)
     assert ends == [200, 200, 200, 200]
     # Solved as they start, and again as they end one after the other.
@@ -156,10 +156,10 @@ def test_tens_of_thousands_of_starts_and_ends_leave_no_trace(sharing: type[FewLi
     for f in there.values():
         links.leave(f)
     assert np.asarray(links.load).tolist() == before
-    assert max(before) <= TIGHT
+    assert max(before) <= TIGHT_LOAD
     assert not any(links.leave(f) for f in ten)
     assert not any(links.load)
-    assert 0.9e-12 < TIGHT / WHOLE - 1 < 1.1e-12
+    assert 0.9e-12 < TIGHT_LOAD / CAPACITY_UNITS - 1 < 1.1e-12
 
 
 @both_pools

@@ -11,8 +11,8 @@ import pytest
 
 from moesim.hwmodels.calibration import LOST_BESIDE_NCCL
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.cost.end_of_step import passes_s, step_end
-from moesim.simulator.cost.overlap import OverlapSlowDown, behind_window
+from moesim.simulator.cost.end_of_step import pass_seconds, step_end
+from moesim.simulator.cost.overlap import OverlapSlowDown, exposed_behind_window
 from moesim.simulator.engine.program import LONGEST_PHASE_S, whole_ns
 from moesim.simulator.layout.stages import blocks_of
 from moesim.simulator.model.counts import blocks_flop_per_token, flop_per_token
@@ -283,9 +283,11 @@ def test_an_all_reduce_hides_behind_the_backward_of_its_own_step_only() -> None:
     assert gradients.reduce_s == pytest.approx(2 * ring)
     assert gradients.gather_s == hidden.gather_s == 0.0
     kinds = [block.kind for block in behind.stages.stages[0]]
-    backward_s = sum(passes_s(behind.pricer, kind)[1] for kind in kinds)
+    backward_s = sum(pass_seconds(behind.pricer, kind)[1] for kind in kinds)
     slow_down = OverlapSlowDown(LOST_BESIDE_NCCL.value)  # this profile has not measured how NCCL slows down
-    assert hidden.reduce_s == pytest.approx(behind_window(2 * ring, backward_s, len(kinds), slow_down))
+    assert hidden.reduce_s == pytest.approx(
+        exposed_behind_window(2 * ring, backward_s, len(kinds), slow_down)
+    )
     # The whole all-reduce has the backward alone to hide behind.
     assert hidden.reduce_s >= 2 * ring - backward_s
 

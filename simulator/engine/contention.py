@@ -1,8 +1,8 @@
-"""How long a transfer may take on links that it shares: what others can take of them at most (pure).
+"""The longest time that a transfer can take on shared links (pure).
 
-A transfer that is slower than alone has a full link on its way, its bottleneck. Max-min fairness gives no
-other transfer there more bandwidth than it, and a communication stream has one transfer at a time; sends
-may come in any number, but each moves its bytes once (docs/model.md, eq. B3 and B4).
+A transfer that is slower than alone has a full link on its route, its bottleneck. There, max-min fairness
+gives no other transfer more bandwidth. A communication stream has one transfer in flight at a time; any
+number of sends may be in flight, but each moves its bytes once (docs/model.md, eq. B3 and B4).
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ Hop = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class _Bytes:
-    """What a transfer with even load puts on its links: the hop that node loads weigh, and the other."""
+    """Bytes of a transfer under even load on each of `links`.
+
+    `outer` belongs to the scale-out hop, which scales with node loads, `inner` to the scale-up hop.
+    """
 
     links: IntArray
     outer: FloatArray
@@ -32,16 +35,16 @@ class _Bytes:
 
 
 @dataclass(slots=True)
-class Crowding:
-    """Links of all groups, and how many communication streams use each of them."""
+class LinkContention:
+    """Counts the communication streams of all groups on every link, and bounds how long transfers take."""
 
     programs: Sequence[Program]
     capacity: FloatArray
     """Bytes per nanosecond of every link."""
     streams: IntArray
-    """Communication streams (of a rank of a group) with transfers on each link."""
+    """Number of communication streams (one a rank and group) that have transfers on each link."""
     sends: list[Counter[Hop]] = field(default_factory=list)
-    """How many sends each group has, by hop."""
+    """Number of sends of each group, by hop."""
     _own: list[IntArray] = field(default_factory=list)
     """Links that a group uses."""
     _bytes: dict[tuple[int, int, Phase, TransferCost], _Bytes] = field(default_factory=dict)
@@ -49,8 +52,8 @@ class Crowding:
     _sends: dict[tuple[int, Hop], float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, programs: Sequence[Program]) -> Crowding:
-        """Look at every transfer of every program once."""
+    def of(cls, programs: Sequence[Program]) -> LinkContention:
+        """Count the streams and sends of all programs."""
         capacity = programs[0].link_map.capacity_bytes_per_ns
         made = cls(programs, capacity, np.zeros(len(capacity), dtype=np.int64))
         for number, program in enumerate(programs):
@@ -93,9 +96,9 @@ class Crowding:
         return self._bytes[key]
 
     def transfer_ns(self, number: int, rank: int, phase: Phase, rows: TransferRows) -> FloatArray:
-        """Longest payload by micro-batch beside the transfers of all other streams (eq. B3).
+        """Longest payload in ns by micro-batch beside the transfers of all other streams (eq. B3).
 
-        One row where routing has no say.
+        The result has one entry where the payload does not depend on routing.
         """
         key = (number, rank, phase, rows.cost)
         if key not in self._weights:
@@ -111,7 +114,7 @@ class Crowding:
         return np.asarray((np.outer(nodes, outer) + np.outer(members, inner)).max(axis=1))
 
     def send_ns(self, number: int, source: int, target: int) -> float:
-        """Longest pipeline send of a group beside the transfers of all streams (eq. B3)."""
+        """Longest time in ns of a group's pipeline send beside the transfers of all streams (eq. B3)."""
         key = (number, (source, target))
         if key not in self._sends:
             program = self.programs[number]
@@ -123,7 +126,7 @@ class Crowding:
         return self._sends[key]
 
     def others_sends_ns(self, number: int) -> float:
-        """What the sends of all groups can take of the links of one, at most (eq. B4)."""
+        """Longest time in ns that the sends of all groups can occupy the links of group `number` (eq. B4)."""
         mine = np.zeros(len(self.capacity), dtype=bool)
         mine[self._own[number]] = True
         total = 0.0
