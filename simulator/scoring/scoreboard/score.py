@@ -22,7 +22,7 @@ from moesim.simulator.scoring.scoreboard.rows import OpenRow, memory_peaks, open
 from moesim.simulator.studies.uncertainty import step_interval
 
 Interval = Callable[[Prepared, Sequence[Execution], Result], tuple[float, float]]
-"""Returns, for a finished prediction, the interval of its step (s) that should hold 80 % of measurements."""
+"""Computes, for a finished prediction, the interval of its step (s) that should hold 80 % of measurements."""
 
 
 class ScoredRow(Frozen):
