@@ -1,1 +1,1 @@
-"""Plan search: every legal plan bounded, the promising ones in closed form, the best in the engine."""
+"""Plan search: bounds every legal plan, estimates the promising ones and simulates the best."""

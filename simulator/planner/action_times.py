@@ -1,4 +1,4 @@
-"""Seconds of schedule actions, over arrays of plans: the tasks of a template walked once for all of them."""
+"""Computes the seconds of schedule actions for arrays of plans, in one walk through the action's tasks."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from moesim.simulator.planner.pattern import Key
 from moesim.simulator.schedules.template import ActionKind, OverlapOrder, Task, Template, build_template
 
 ROUTED: frozenset[Phase] = frozenset({"mlp F", "mlp I", "mlp W"})
-"""Compute that grows with received rows."""
+"""Phases whose compute grows with the received rows."""
 
 _NOTHING = PhaseCost(0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class ActionTimes:
-    """Seconds of one action for every plan: its whole, and until its outputs leave for the next stage."""
+    """Seconds of one action for every plan: the whole action, and the time until each output leaves."""
 
     whole: FloatArray
     forward_out: FloatArray
@@ -32,7 +32,10 @@ class ActionTimes:
 
 @dataclass(slots=True)
 class ActionBook:
-    """Actions of plans whose blocks have the same phases; `tables` and `spreads` have one entry a plan."""
+    """Action times of plans whose blocks have the same phases.
+
+    `tables` and `spreads` have one entry for each plan.
+    """
 
     tables: Sequence[CostTable]
     spreads: Sequence[MemberLag]
@@ -44,7 +47,7 @@ class ActionBook:
     _spread: dict[str, FloatArray] = field(default_factory=dict)
 
     def times(self, key: Key, blocks: Sequence[Sequence[BlockKind]]) -> ActionTimes:
-        """An action; `blocks[stage]` are the block kinds of each stage in forward order."""
+        """Times of an action; `blocks[stage]` are the block kinds of each stage in forward order."""
         kind, forward, backward = key
         sides = (
             tuple(blocks[forward]) if forward >= 0 else (),
@@ -60,10 +63,10 @@ class ActionBook:
     def _walk(
         self, kind: ActionKind, template: Template, sides: tuple[Sequence[BlockKind], Sequence[BlockKind]]
     ) -> ActionTimes:
-        """Both streams in order, every transfer behind the barrier of its group (eqs. E1, E2, P3 and P5).
+        """Walk both streams in order; every transfer waits for all of its group (eqs. E1, E2, P3 and P5).
 
-        Times are of members [members, plans]: the mean one, and where load lasts the one with the most rows
-        of each block, which falls behind in all that it computes.
+        Times are [members, plans]. The first member is the mean one. If load lasts, one more member for each
+        block has the most rows there and falls behind in all its compute.
         """
         mode: Mode = "overlapped" if "&" in kind else "alone"
         hot = self._hot_members(template)
@@ -71,7 +74,7 @@ class ActionBook:
         free = {"compute": zero, "communication": zero}
         ends: list[FloatArray] = []
         lags: list[FloatArray] = []
-        # Of each side and block since its last barrier.
+        # Lags of each side and block since its last barrier: (squares of run lags, row lags), summed.
         late: dict[tuple[int, int], tuple[FloatArray, FloatArray]] = {}
         for task in template.tasks:
             block, place = sides[task.side][task.block], (task.side, task.block)
@@ -104,7 +107,7 @@ class ActionBook:
         return ActionTimes(whole.max(axis=0), out[0].max(axis=0), out[1].max(axis=0))
 
     def _hot_members(self, template: Template) -> dict[tuple[int, int], int]:
-        """Member with the most rows of each (side, block) that sends tokens, where load lasts."""
+        """Member with the most rows of each routed (side, block); empty if load does not last."""
         if not self.spreads[0].lasting:
             return {}
         routed = dict.fromkeys((t.side, t.block) for t in template.tasks if t.phase in ROUTED)
@@ -121,10 +124,10 @@ class ActionBook:
         return self._spread[name]
 
     def _compute(self, kind: BlockKind, task: Task) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Compute of a task at the pace of the slowest GPU, and how much later its slowest run and the member
-        with the most rows are done.
+        """Seconds of a task's compute at the pace of the slowest GPU, and its two lags.
 
-        In a pair a share of it runs beside busy communication SMs (eq. E6).
+        The lags are those of the slowest run and of the member with the most rows. In an overlapped pair a
+        share of the compute runs while the communication SMs are busy (eq. E6).
         """
         key = (kind, task.phase, task.overlapped_share)
         if key not in self._computed:
@@ -142,7 +145,7 @@ class ActionBook:
         return self._computed[key]
 
     def _price(self, kind: BlockKind, phase: Phase, mode: str) -> tuple[FloatArray, FloatArray]:
-        """Seconds of a phase: what does not and what does grow with received rows; 0 where there is none."""
+        """Seconds of a phase that are fixed, and that grow with received rows; 0 if it is absent."""
         key = (kind, phase, mode, "price")
         if key not in self._read:
             costs = [table.compute.get((kind, phase, mode), _NOTHING) for table in self.tables]  # type: ignore[arg-type]
@@ -153,7 +156,7 @@ class ActionBook:
         return (kind, phase, mode) in self.tables[0].transfer
 
     def _transfer(self, kind: BlockKind, phase: Phase, mode: Mode) -> FloatArray:
-        """Launch and the payload of the slowest member, alone on its links."""
+        """Seconds of a transfer: launch, and the payload of the slowest member alone on its links."""
         key = (kind, phase, mode)
         if key not in self._read:
             costs = [table.transfer[kind, phase, mode] for table in self.tables]

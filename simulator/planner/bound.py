@@ -1,4 +1,4 @@
-"""Lower bounds of step times, over arrays of plans: no plan that they exclude can be the best."""
+"""Lower bounds of step times for arrays of plans; a plan that a bound excludes cannot be the best."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from moesim.simulator.planner.prices import ACTIONS, LayerSplit, PriceBook, acti
 from moesim.simulator.scenario.parallel import ParallelPlan
 
 STANDARD_ERRORS = 3.0
-"""How far below one the mean of the drawn GPU speeds of a rank may lie in a bound."""
+"""Standard errors by which a bound lets the mean of a rank's drawn GPU speeds lie below one."""
 
-USES: dict[str, tuple[str, ...]] = {"F": ("F",), "I": ("I",), "W": ("W",), "B": ("I", "W")}
+ACTIONS_OF: dict[str, tuple[str, ...]] = {"F": ("F",), "I": ("I",), "W": ("W",), "B": ("I", "W")}
+"""Priced actions of which each action of a schedule consists."""
 
 
 @dataclass(slots=True)
 class BoundBook:
-    """Bounds of plans by precision, arithmetic of recompute, communication SMs and ZeRO stage."""
+    """Bounds of plans by precision, recompute arithmetic, communication SMs and ZeRO stage."""
 
     book: PriceBook
     recipes: Sequence[Precision]
@@ -41,20 +42,20 @@ class BoundBook:
 
     @property
     def classes(self) -> tuple[RecomputePolicy, ...]:
-        """Policies with different arithmetic."""
+        """One policy of each class of recompute policies with equal arithmetic."""
         return tuple(dict.fromkeys(self.book.arithmetic(p) for p in self.policies))
 
     @property
     def class_of(self) -> list[int]:
-        """Position of each policy among the classes."""
+        """Position of each policy's class in `classes`."""
         return [self.classes.index(self.book.arithmetic(p)) for p in self.policies]
 
-    def kept(self, frame: Frame) -> float:
-        """Share of the routed rows that capacity leaves at least, whatever the placement of the experts."""
+    def least_kept(self, frame: Frame) -> float:
+        """Least share of the routed rows that capacity keeps, over all placements of the experts."""
         return self.loads.least_kept(frame, self.placements)
 
     def compute(self, plan: ParallelPlan, kept: float = 1.0) -> FloatArray:
-        """Seconds of a block alone [precisions, classes, kinds, F I W, compute and small kernels].
+        """Seconds of a block alone [precisions, classes, block kinds, F I W, compute or small kernels].
 
         `kept`: share of the routed rows that are computed.
         """
@@ -68,7 +69,7 @@ class BoundBook:
         return self._compute[cell]
 
     def transfer(self, plan: ParallelPlan, kept: float = 1.0) -> FloatArray:
-        """Seconds of the transfers of a block with experts, alone [precisions, sms, F and I]."""
+        """Seconds of the transfers of a MoE block that runs alone [precisions, sms, F or I]."""
         cell = LayerSplit.of(plan), kept
         if cell not in self._transfer:
             self._transfer[cell] = np.array(
@@ -80,20 +81,20 @@ class BoundBook:
         return self._transfer[cell]
 
     def weights(self, plan: ParallelPlan) -> FloatArray:
-        """Seconds of all compute of a block [precisions, classes, kinds] (eq. S1)."""
+        """Seconds of all compute of a block [precisions, classes, block kinds] (eq. S1)."""
         each = self.compute(plan)
-        # Added in a fixed order: NumPy's own sums may differ in the last bit from one machine to another.
+        # The order of the sum is fixed, as NumPy's own sums may differ in the last bit between machines.
         return sum((each[..., a, part] for a in range(len(ACTIONS)) for part in (0, 1)), np.zeros(()))
 
     def step(self, frames: Sequence[Frame], pattern: Pattern, assignment: StageAssignment) -> FloatArray:
-        """Seconds that a step needs at least [frames, precisions, classes, sms, ZeRO stages] (eq. P1).
+        """Least seconds of a step [frames, precisions, classes, sms, ZeRO stages] (eq. P1).
 
-        For each of a few ranks: the forwards before its first action, its own work alone on all SMs
-        with even loads, dropped rows left out, the input gradients after its last, and the end of the
-        step; a pair takes the longer of its compute and its transfers. Sends, skew and interference only
-        add to that.
+        The bound is the longest time of a few ranks. Each adds up the forwards before its first action, its
+        own work alone on all SMs with even loads and without dropped rows, the input gradients after its
+        last one, and the end of the step. An overlapped pair takes the longer of its compute and its
+        transfers. Sends, skew and interference only add to that.
         """
-        kept = [self.kept(f) for f in frames]
+        kept = [self.least_kept(f) for f in frames]
         compute = np.array([self.compute(f.plan, k) for f, k in zip(frames, kept, strict=True)])
         transfer = np.array([self.transfer(f.plan, k) for f, k in zip(frames, kept, strict=True)])
         stages = _Stages(self.book, assignment, compute, transfer)
@@ -114,11 +115,12 @@ class BoundBook:
     def _ends(
         self, frames: Sequence[Frame], pattern: Pattern, assignment: StageAssignment
     ) -> tuple[FloatArray, FloatArray]:
-        """Reduction [frames, precisions, ZeRO stages, ranks]; norm, optimizer and gather of the slowest rank.
+        """Least seconds of the end of the step, in two parts.
 
-        Without ZeRO the gradients are all-reduced; the ends of ZeRO-1 stand for 2, which does the same; 0 s
-        stand for ZeRO-3, whose traffic is inside the step. Where collectives hide behind compute, the longest
-        is taken: with full recompute and copied parameters.
+        The first is the reduction [frames, precisions, ZeRO stages, ranks]; the second is norm, optimizer
+        and gather of the slowest rank. Without ZeRO the gradients are all-reduced. ZeRO-2 costs the same as
+        ZeRO-1, and ZeRO-3 costs 0 s here, as its traffic is inside the step. If collectives hide behind
+        compute, the longest compute hides them: that with full recompute and copied parameters.
         """
         layers = assignment.layers_per_stage
         software = self.book.scenario.software
@@ -145,18 +147,18 @@ class BoundBook:
         return np.array([seen[key][0] for key in keys]), np.array([seen[key][1] for key in keys])
 
     def sharded(self, frames: Sequence[Frame], pattern: Pattern, assignment: StageAssignment) -> FloatArray:
-        """Seconds of ZeRO-3's gathers and scatters and all transfers, at least [frames, precisions, sms].
+        """Least seconds of ZeRO-3's gathers and scatters and all transfers [frames, precisions, sms].
 
-        They share the one communication stream of a GPU, one after the other.
+        They run one after the other on the communication stream of a GPU.
         """
         kinds = self.book.kinds
-        plans = {(f.plan.tp, f.plan.ep, f.plan.expert_tp): f.plan for f in frames}  # of one pipeline
+        plans = {(f.plan.tp, f.plan.ep, f.plan.expert_tp): f.plan for f in frames}  # all of one schedule
         each = {
             key: np.array([[self.book.sharded_s(plan, r, k) for k in kinds] for r in self.recipes])
             for key, plan in plans.items()
         }
         price = np.array([each[f.plan.tp, f.plan.ep, f.plan.expert_tp] for f in frames])
-        transfer = np.array([self.transfer(f.plan, self.kept(f)) for f in frames])
+        transfer = np.array([self.transfer(f.plan, self.least_kept(f)) for f in frames])
         count = np.array([f.microbatches for f in frames], dtype=np.float64)
         most = np.zeros((len(frames), len(self.recipes), len(self.sms)))
         for first, last in zip(pattern.counts[0], pattern.counts[-1], strict=True):
@@ -166,7 +168,7 @@ class BoundBook:
                 often = pattern.along(first.get(key, 0), last.get(key, 0), count)[:, None, None]
                 held = [block.kind for block in assignment.stages[max(forward, backward)]]
                 routed = sum(k in self.book.routed for k in held)
-                for use in USES[kind]:
+                for use in ACTIONS_OF[kind]:
                     moved = sum((price[:, :, kinds.index(k), ACTIONS.index(use)] for k in held), np.zeros(()))
                     total = total + often * moved[:, :, None]
                     if use != "W":
@@ -180,7 +182,7 @@ def _actions(seconds: Mapping[str, tuple[float, float]]) -> list[tuple[float, fl
 
 
 class _Stages:
-    """Seconds of the actions of each stage, worked out once for stages that hold the same blocks."""
+    """Seconds of the actions of each stage, computed once for all stages with the same blocks."""
 
     def __init__(
         self, book: PriceBook, assignment: StageAssignment, compute: FloatArray, transfer: FloatArray
@@ -195,16 +197,16 @@ class _Stages:
         self._seconds: dict[object, FloatArray] = {}
 
     def action(self, kind: str, stage: int) -> FloatArray:
-        """One un-overlapped action, transfers in series."""
+        """Seconds of an action outside overlapped pairs, whose transfers run in series."""
         key = (kind, tuple(self.counts[stage]))
         if key not in self._seconds:
-            total = sum(self._work(use, stage, 0) + self._work(use, stage, 1) for use in USES[kind])
-            moved = sum(self._moved(use, stage) for use in USES[kind] if use != "W")
+            total = sum(self._work(use, stage, 0) + self._work(use, stage, 1) for use in ACTIONS_OF[kind])
+            moved = sum(self._moved(use, stage) for use in ACTIONS_OF[kind] if use != "W")
             self._seconds[key] = np.asarray(total)[:, :, :, None] + np.asarray(moved)
         return self._seconds[key]
 
     def pair(self, weights: bool, forward: int, backward: int) -> FloatArray:
-        """An overlapped pair: the busier of its two streams."""
+        """Seconds of an overlapped pair, those of the busier of its two streams."""
         key = (weights, tuple(self.counts[forward]), tuple(self.counts[backward]))
         if key not in self._seconds:
             uses = [("F", forward), ("I", backward), *([("W", backward)] if weights else [])]
@@ -216,7 +218,7 @@ class _Stages:
         return self._seconds[key]
 
     def _work(self, action: str, stage: int, part: int) -> FloatArray:
-        """Compute (part 0) or small kernels before transfers (part 1) [frames, precisions, classes]."""
+        """Seconds of compute (part 0) or transfers' small kernels (part 1) [frames, precisions, classes]."""
         each = self.compute[:, :, :, :, ACTIONS.index(action), part]
         counts = self.counts[stage]
         return sum((each[..., k] * counts[k] for k in range(len(counts)) if counts[k]), np.zeros(()))
@@ -229,7 +231,11 @@ class _Stages:
 def _parts(
     pattern: Pattern, rank: int, count: FloatArray, stages: _Stages
 ) -> tuple[FloatArray | float, FloatArray, FloatArray | float, FloatArray | float]:
-    """(before the first action, own work, trailing weight gradients, after the last input gradient)."""
+    """Seconds of one rank's step in four parts.
+
+    They are (forwards before its first action, own work, trailing weight gradients, input gradients of
+    other stages after its last one).
+    """
     first, last = pattern.counts[0][rank], pattern.counts[-1][rank]
     busy: FloatArray | float = 0.0
     for key in sorted({*first, *last}):

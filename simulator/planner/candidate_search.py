@@ -1,4 +1,4 @@
-"""One scenario's space: bounds for every plan, closed form for those that may be among the best."""
+"""Searches the plans of one scenario: bounds exclude most plans, and the closed form estimates the rest."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.stages import StageAssignment, blocks_of, from_layers_per_stage
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.planner.closed_form import Priced, step_seconds
+from moesim.simulator.planner.closed_form import PricedPlan, step_seconds
 from moesim.simulator.planner.frames import Frame
-from moesim.simulator.planner.pareto import beaten, staircase
+from moesim.simulator.planner.pareto import dominated, staircase
 from moesim.simulator.planner.pattern import pattern
 from moesim.simulator.planner.placements import price_key
 from moesim.simulator.planner.plan_arrays import Candidates
@@ -22,21 +22,21 @@ from moesim.simulator.planner.progress import OnProgress, no_progress
 from moesim.simulator.scenario import Scenario
 
 BATCH = 1024
-"""Plans that go to the closed form together; more than the best need is wasted, fewer is slow."""
+"""Plans estimated together: a larger batch estimates plans that nobody needs, a smaller one is slower."""
 
 MOST_ESTIMATES = 50_000
-"""Most plans of a search in closed form, about ten seconds; a search that stops here says so."""
+"""Most plans that a search estimates, which takes about ten seconds; a search that stops here says so."""
 
 FRONT_ROUNDS = 64
-"""Most rounds in which the front of time and memory is refined."""
+"""Most rounds of refining the Pareto front of time and memory."""
 
 FRONT_SPAN = 2.0
-"""The front goes up to this many times the best step: nobody buys memory at more than twice the time."""
+"""The front ends at this multiple of the best step time: nobody doubles the step to save memory."""
 
 
 @dataclass(slots=True)
 class CandidateSearch:
-    """The search over one set of candidates; `estimated` counts closed forms."""
+    """The search over one set of candidates; `estimated` counts the closed forms that were evaluated."""
 
     scenario: Scenario
     shape: ModelShape
@@ -46,7 +46,7 @@ class CandidateSearch:
     _layers: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def estimate(self, numbers: Iterable[int]) -> None:
-        """Closed-form seconds of some plans, those that share a replay together, with every placement."""
+        """Estimate some plans with every placement; plans that share a schedule replay go together."""
         c = self.candidates
         batches: dict[tuple[int, int, bool, bool], list[tuple[int, int]]] = {}
         todo = [int(number) for number in numbers if np.isnan(c.time_s[number])]
@@ -72,13 +72,13 @@ class CandidateSearch:
             if len(all_) > 1:
                 c.others[number] = [one for one in all_ if one != best]
 
-    def _priced(self, number: int, placement: int) -> Priced:
+    def _priced(self, number: int, placement: int) -> PricedPlan:
         c = self.candidates
         frame, p, r, s, z = c.axes(number)
         recipe, policy, sms = c.space.recipes[p], c.space.recompute[r], c.space.sms[s]
         plan = frame.plan.model_copy(update={"zero_stage": c.space.zero_stage[z]})
         layout, book = c.assignment(number, placement), c.book_of(placement)
-        return Priced(
+        return PricedPlan(
             frame.microbatches,
             book.table(plan, recipe, policy, sms, frame.pattern.paired),
             c.loads.spread(frame, c.space.placement[placement]),
@@ -87,13 +87,13 @@ class CandidateSearch:
         )
 
     def _layers_of(self, layout: StageAssignment) -> tuple[int, ...]:
-        """Layers by stage, counted once for each layout of the candidates (which keep it alive)."""
+        """Layers of each stage, counted once a layout; the candidates keep the layouts alive."""
         if id(layout) not in self._layers:
             self._layers[id(layout)] = layout.layers_per_stage
         return self._layers[id(layout)]
 
     def seconds_of(self, scenario: Scenario, layers: tuple[int, ...], microbatches: int) -> float:
-        """Closed-form seconds of any plan of this cluster with a named schedule."""
+        """Closed-form step time, in seconds, of any plan of this cluster with a named schedule."""
         plan, placement = scenario.parallel, scenario.routing.eplb
         least = self.candidates.book
         book = self.candidates.books.get(price_key(placement))
@@ -103,7 +103,7 @@ class CandidateSearch:
         frame = Frame(plan, scenario.schedule, microbatches, layout, shaped)
         stages = from_layers_per_stage(blocks_of(self.shape), layers)
         sms = scenario.communication.sms
-        priced = Priced(
+        priced = PricedPlan(
             microbatches,
             book.table(plan, scenario.recipe, scenario.recompute, sms, shaped.paired),
             self.candidates.loads.spread(frame, placement),
@@ -113,10 +113,10 @@ class CandidateSearch:
         return float(step_seconds([priced], shaped, stages, scenario.communication.order)[0])
 
     def fastest(self, families: int, at_least_s: float = 0.0, say: OnProgress = no_progress) -> float:
-        """Estimate in order of the bounds until no other plan can be among the best families.
+        """Estimate plans in order of their bounds until no other can be among the best families.
 
-        Returns the seconds up to which this is proven: every plan with a lower bound below them, or below
-        `at_least_s`, has an estimate.
+        Returns the step time (s) up to which this is proven: every plan whose lower bound is below it, or
+        below `at_least_s`, has been estimated.
         """
         c = self.candidates
         order = np.argsort(c.bound, kind="stable")
@@ -145,7 +145,7 @@ class CandidateSearch:
         return [int(n) for n in order[np.sort(first)]]
 
     def leanest(self, families: int) -> list[int]:
-        """The plans of least memory, one a family; ties by bound. They are estimated."""
+        """Estimate and return the plans of least memory, one of each family; ties go by bound."""
         c = self.candidates
         order = np.lexsort((np.arange(len(c.memory)), c.bound, c.memory))
         _, first = np.unique(c.family[order], return_index=True)
@@ -156,17 +156,17 @@ class CandidateSearch:
         return found
 
     def _take_leanest(self, number: int) -> None:
-        """The placement of least memory instead of the fastest; ties by time."""
+        """Give a plan its placement of least memory instead of its fastest; ties go by time."""
         c = self.candidates
         all_ = [(c.memory[number], c.time_s[number], c.placement[number])]
         all_ += [(bytes_, seconds, p) for seconds, bytes_, p in c.others.get(number, ())]
         c.memory[number], c.time_s[number], c.placement[number] = min(all_)
 
     def front(self) -> list[tuple[int, int]]:
-        """Plans and placements that no other beats in both time and memory, up to twice the best time.
+        """The Pareto front of closed-form time and memory, as (plan, placement), up to twice the best time.
 
-        By closed form. Plans whose bound is beaten by an estimate cannot be on it; of the rest those on the
-        front of bounds are estimated until none is left.
+        A plan whose bound an estimate dominates cannot be on the front. Of the other plans, those on the
+        front of the bounds are estimated, round after round, until none is left.
         """
         c = self.candidates
         open_ = np.nonzero(np.isnan(c.time_s))[0]
@@ -174,8 +174,9 @@ class CandidateSearch:
             known = np.nonzero(~np.isnan(c.time_s))[0]
             most = FRONT_SPAN * c.time_s[known].min() if len(known) else np.inf
             steps = staircase(*self._points()[:2])
-            open_ = open_[np.isnan(c.time_s[open_]) & (c.bound[open_] <= most)]  # what is out stays out
-            open_ = open_[~beaten(c.memory[open_], c.bound[open_], steps)]
+            # A plan that is excluded once stays excluded.
+            open_ = open_[np.isnan(c.time_s[open_]) & (c.bound[open_] <= most)]
+            open_ = open_[~dominated(c.memory[open_], c.bound[open_], steps)]
             if not len(open_):
                 break
             self.estimate(_lowest(open_, c.memory[open_], c.bound[open_]))
@@ -187,7 +188,7 @@ class CandidateSearch:
         return [(int(number[n]), int(placement[n])) for n in kept]
 
     def _points(self) -> tuple[FloatArray, FloatArray, IntArray, IntArray]:
-        """(bytes, seconds, plan, placement) of all that was estimated."""
+        """(bytes, seconds, plan, placement) of every estimate."""
         c = self.candidates
         known = np.nonzero(~np.isnan(c.time_s))[0]
         rest = [(b, t, n, p) for n, tried in c.others.items() for t, b, p in tried]
@@ -201,7 +202,7 @@ class CandidateSearch:
 
 
 def _lowest(numbers: IntArray, memory: FloatArray, bound: FloatArray) -> list[int]:
-    """Front of (memory, bound): the plans to look at next."""
+    """The plans on the front of memory and bound, which are estimated next."""
     order = np.lexsort((bound, memory))
     least = np.minimum.accumulate(bound[order])
     first = np.concatenate([[True], bound[order][1:] < least[:-1]])

@@ -1,4 +1,4 @@
-"""Every plan of a space that is legal and fits, with its memory and its lower bound."""
+"""Finds every plan of a space that is legal and fits, with its memory and its lower bound."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from moesim.simulator.planner.refusals import TOO_SLOW, Refusals
 from moesim.simulator.planner.space import Space
 
 LAYOUTS = 2
-"""Stage layouts tried for each number of stages: those that suit most of the priced plans."""
+"""Stage layouts tried for each number of stages, those that balance most of the priced plans."""
 
 RESOLUTION = 8
-"""Weights of blocks relative to a layer are told apart to one in so many when layouts are chosen."""
+"""Steps into which a layer's weight is divided when the weights of blocks are rounded for a layout."""
 
 GIB = 2.0**30
 
@@ -44,10 +44,11 @@ def find_candidates(
     most_s: float = inf,
     say: OnProgress = no_progress,
 ) -> Candidates:
-    """Enumerate, refuse, count memory and bound every plan of a space on one cluster.
+    """Enumerate the plans of a space on one cluster, count their memory and compute their lower bounds.
 
-    `fixed_layers`: layers of every stage, where they are not balanced. Plans whose lower bound is above
-    `most_s` seconds are refused. Raises InputError where the profile prices none of the precisions.
+    `fixed_layers`: layers of every stage, None to balance them. Plans that are illegal, do not fit or have a
+    lower bound above `most_s` seconds are refused. Raises InputError if the profile prices none of the
+    precisions.
     """
     batch = job.scenario.batch
     say(0.0, "counting legal plans")
@@ -81,10 +82,10 @@ def find_candidates(
 
 @dataclass(slots=True)
 class _Counted:
-    """Plans of one group [frames, precisions, policies, sms, ZeRO stages], by number of replicas.
+    """Arrays over the plans of one group [replicas, frames, precisions, policies, sms, ZeRO stages].
 
-    `bound` and `memory` are those of the layout with the lowest bound that fits, `layout` its position;
-    `least`: the least memory of any layout.
+    `bound` and `memory` belong to the layout with the lowest bound among those that fit, and `layout` is its
+    position. `least` is the least memory of any layout.
     """
 
     bound: FloatArray
@@ -94,7 +95,7 @@ class _Counted:
 
 
 class _Gathering:
-    """Goes through the groups of frames and keeps the plans that are legal, fit and may be fast enough."""
+    """Collects the plans of all groups of frames that are legal, fit and may be fast enough."""
 
     def __init__(
         self, job: ResolvedJob, space: Space, book: PriceBook, most_s: float, refused: Refusals
@@ -114,10 +115,10 @@ class _Gathering:
         self._nearest: tuple[float, str] = (inf, "")
 
     def add(self, group: FrameGroup) -> None:
-        """Memory and bound of one group's plans; of several layouts the one with the lowest bound that fits.
+        """Count memory and bounds of one group's plans, and keep those that fit and may be fast enough.
 
-        The bound is that of the fewest replicas and holds with any placement; memory is counted with each
-        number of replicas, in the layout that is chosen with them.
+        Of several layouts the one with the lowest bound that fits is chosen, for each number of replicas.
+        The bound is that of the fewest replicas, which holds with any placement.
         """
         legal = _combinations(group.frames, group.pattern, self.space, self.refused)
         counted = self._counted(group, legal.shape)
@@ -149,7 +150,7 @@ class _Gathering:
         self.groups.append(group)
 
     def candidates(self, books: dict[tuple[int, bool], PriceBook]) -> Candidates:
-        """What was kept, as arrays."""
+        """All plans that were kept, as arrays."""
         if self._nearest[1] and "out of memory" in self.refused.counts:
             self.refused.examples["out of memory"] = self._nearest[1]
         columns = [np.concatenate(column) for column in zip(*self._parts, strict=True)]
@@ -227,7 +228,7 @@ def _placed(
     replicas: Sequence[int],
     refused: Refusals,
 ) -> IntArray:
-    """How many placements with each number of replicas every frame can have; the others are refused."""
+    """Number of legal placements [replicas, frames]; the other placements are refused."""
     counts = np.zeros((len(replicas), len(frames)), dtype=np.int64)
     plans = legal.reshape(len(frames), -1).sum(axis=1)
     for placement in space.placement:
@@ -242,7 +243,7 @@ def _placed(
 
 
 def _combinations(frames: Sequence[Frame], pattern: Pattern, space: Space, refused: Refusals) -> BoolArray:
-    """What frame, precision, policy, SMs and ZeRO stage together allow."""
+    """Whether each plan is legal [frames, precisions, policies, sms, ZeRO stages]."""
     legal = np.ones((len(frames), *inner_axes(space)), dtype=bool)
     if pattern.paired and 3 in space.zero_stage:
         z = space.zero_stage.index(3)
@@ -273,10 +274,10 @@ def _layouts(
     space: Space,
     say: OnProgress,
 ) -> dict[int, tuple[StageAssignment, ...]]:
-    """Layouts by number of stages: fixed, or by dynamic programming over the blocks' compute (eq. S2).
+    """Layouts by number of stages: the fixed one, or those that balance the blocks' compute (eq. S2).
 
-    The balance differs from plan to plan, but not by much: weights relative to a layer are rounded, and
-    the layouts that suit most plans are tried.
+    The weights of blocks relative to a layer hardly differ between plans. They are rounded, and the layouts
+    that balance most plans are kept.
     """
     blocks = blocks_of(shape)
     counts = sorted({f.pattern.n_stages for f in frames})
@@ -315,7 +316,7 @@ def _balanced(blocks: tuple[object, ...], weights: tuple[float, ...], n: int) ->
 
 
 def _priceable(book: PriceBook, frames: Sequence[Frame], space: Space, refused: Refusals) -> Space:
-    """The space without the precisions that cannot be priced here; InputError if none is left."""
+    """The space without precisions that the profile cannot price. Raises InputError if none is left."""
     kept, problem = [], ""
     for precision, recipe in zip(space.precision, space.recipes, strict=True):
         try:

@@ -1,4 +1,4 @@
-"""Step times in closed form, over arrays of plans: actions along the schedule's longest path."""
+"""Computes step times in closed form for arrays of plans, along the longest path of their schedule."""
 
 from __future__ import annotations
 
@@ -18,48 +18,48 @@ from moesim.simulator.planner.pattern import Key, Order, Pattern
 from moesim.simulator.schedules.template import OverlapOrder
 
 CLOSED_FORM_ERROR = 0.03
-"""Error against the engine that 95 of 100 closed forms keep (benchmarks/planner.py measures it)."""
+"""Relative error against the engine that 95 of 100 closed forms keep (measured by benchmarks/planner.py)."""
 
 MOST_BYTES = 64_000_000
-"""Memory for the table of times of one replay; more plans go in several."""
+"""Largest table of times of one replay; plans that need more are replayed in several parts."""
 
 
 @dataclass(frozen=True, slots=True)
-class Priced:
-    """A plan with its prices, ready to be replayed."""
+class PricedPlan:
+    """A plan with all the prices that its replay needs."""
 
     microbatches: int
     table: CostTable
     spread: MemberLag
     send_s: tuple[float, float]
-    """Of a pipeline send alone, and of two that leave together (eq. E7)."""
+    """Seconds of a pipeline send alone, and of two that leave together (eq. E7)."""
     sync: tuple[SyncCost, ...]
 
 
 def step_seconds(
-    plans: Sequence[Priced], pattern: Pattern, assignment: StageAssignment, order: OverlapOrder
+    plans: Sequence[PricedPlan], pattern: Pattern, assignment: StageAssignment, order: OverlapOrder
 ) -> FloatArray:
-    """Seconds of a step of every plan (docs/model.md, eq. P2).
+    """Step time of every plan, in seconds (docs/model.md, eq. P2).
 
-    The plans share schedule, stages and the phases of their blocks. The longest path over the schedule of
-    a few pipeline fills gives warm-up, steady state and drain; further micro-batches continue it.
+    The plans share schedule, stages and the phases of their blocks. The longest path through a schedule of
+    a few pipeline fills covers warm-up, steady state and drain; it is extrapolated to more micro-batches.
     """
     return step_seconds_by_rank([plans], [0] * pattern.pp, pattern, assignment, order)
 
 
 def step_seconds_by_rank(
-    pools: Sequence[Sequence[Priced]],
+    pools: Sequence[Sequence[PricedPlan]],
     owners: Sequence[int],
     pattern: Pattern,
     assignment: StageAssignment,
     order: OverlapOrder,
 ) -> FloatArray:
-    """The same where pipeline rank r pays the prices of pool `owners[r]`; `pools[p][i]` is plan i there.
+    """Step time of every plan, in seconds, where pipeline rank r pays the prices of pool `owners[r]`.
 
-    Every hop takes as long as on the slowest pool.
+    `pools[p][i]` is plan i with the prices of pool p. Every hop takes as long as on the slowest pool.
     """
     n = len(pools[0])
-    # ZeRO stages 0 to 2 and policies of equal arithmetic differ after the last action only.
+    # Plans that differ only in ZeRO stages 0 to 2, or in policies of equal arithmetic, share the replay.
     same: dict[tuple[object, ...], int] = {}
     keys = [(*(id(pool[i].table) for pool in pools), pools[0][i].microbatches) for i in range(n)]
     row = [same.setdefault(key, len(same)) for key in keys]
@@ -74,13 +74,13 @@ def step_seconds_by_rank(
 
 
 def _done(
-    pools: Sequence[Sequence[Priced]],
+    pools: Sequence[Sequence[PricedPlan]],
     owners: Sequence[int],
     pattern: Pattern,
     assignment: StageAssignment,
     order: OverlapOrder,
 ) -> FloatArray:
-    """End of the last action of every rank [ranks, plans]."""
+    """Seconds at which every rank ends its last action [ranks, plans]."""
     books = [ActionBook([p.table for p in plans], [p.spread for p in plans], order) for plans in pools]
     blocks = [[block.kind for block in stage] for stage in assignment.stages]
     send = np.max([[p.send_s for p in plans] for plans in pools], axis=0).T
@@ -92,9 +92,9 @@ def _done(
 def _replay(
     order: Order, books: Sequence[ActionBook], blocks: Sequence[Sequence[BlockKind]], send: FloatArray
 ) -> list[FloatArray]:
-    """End of every rank's last step [ranks][plans]: the longest path, sends included; a book a rank.
+    """Seconds at which every rank ends its last schedule step [ranks][plans], along the longest path.
 
-    `send`: seconds of one send and of two together [2, plans].
+    `books` has one entry a rank. `send`: seconds of one send and of two together [2, plans].
     """
     times: dict[tuple[int, Key], ActionTimes] = {}
     rows = np.empty((order.rows, send.shape[1]))
@@ -119,7 +119,7 @@ def _replay(
 
 
 def _finished(done: FloatArray, pattern: Pattern, syncs: Sequence[Sequence[SyncCost]]) -> FloatArray:
-    """Reduction behind the mirror rank, norm as a barrier, optimizer and gather (eq. E5)."""
+    """Add the end of the step (eq. E5): reduction with the mirror rank, norm barrier, optimizer, gather."""
     costs = np.array([[(s.reduce_s, s.norm_s, s.optimizer_s, s.gather_s) for s in sync] for sync in syncs])
     parts = [SyncParts(*costs[:, rank].T) for rank in range(pattern.pp)]
     times = end_of_step(list(done), pattern.holders, parts, np.maximum.reduce)

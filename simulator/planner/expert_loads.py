@@ -1,4 +1,4 @@
-"""How uneven the rows of the ranks are under each placement of the experts, and which plans can have it."""
+"""Expert loads under each placement: which plans can have it, and how unevenly the ranks receive rows."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from moesim.simulator.planner.placements import Placement, with_placement
 from moesim.simulator.scenario import Scenario
 
 SAMPLED_MICROBATCHES = 4
-"""Micro-batches of every routed layer from which loads are averaged."""
+"""Micro-batches of every routed layer over which loads are averaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Load:
-    """Rows of the ranks of a group over even routing, of which `kept` are left on the mean.
+    """Received rows of the ranks of a group, relative to even routing.
 
-    `rank` and `node`: what the one with the most rows has above that, mean over layers and micro-batches;
-    `hot`: what the rank with the most rows in all layers together has; `least`: the mean of the ranks where
-    most is dropped.
+    `kept`: mean rows that capacity does not drop. `rank` and `node`: rows above `kept` of the fullest rank
+    and node, mean over layers and micro-batches. `hot`: rows above `kept` of the rank with the most rows
+    over all layers together. `least`: mean over the ranks in the layer and micro-batch with the most drops.
     """
 
     kept: float
@@ -45,7 +45,7 @@ class _Load:
 
     @classmethod
     def of(cls, loads: RankLoads) -> _Load:
-        """Of drawn rows."""
+        """The statistics of drawn rows."""
         rows, kept = loads.rows, min(1.0, float(loads.rows.mean()))
         rank, node = (max(0.0, float(part.max(axis=1).mean()) - kept) for part in (rows, loads.node_rows))
         hot = float(rows.mean(axis=0).max()) - kept
@@ -54,7 +54,7 @@ class _Load:
 
 @dataclass(slots=True)
 class ExpertLoads:
-    """Expert loads of a search: legality of placements, and the spread of received rows (eqs. P3 and P5)."""
+    """Expert loads of a search: the legality of placements and the spread of received rows (eqs. P3, P5)."""
 
     scenario: Scenario
     shape: ModelShape
@@ -64,7 +64,7 @@ class ExpertLoads:
     _loads: dict[object, _Load] = field(default_factory=dict)
 
     def problem(self, layout: Layout, placement: Placement) -> str | None:
-        """Why a plan cannot have a placement; None where it can."""
+        """The reason why a plan cannot have a placement; None if it can."""
         plan = layout.plan
         key = (plan.ep, plan.expert_tp, placement)
         if key not in self._problems:
@@ -82,11 +82,11 @@ class ExpertLoads:
         return None
 
     def spread(self, frame: Frame, placement: Placement) -> MemberLag:
-        """How much the slowest member of a group lags.
+        """How much the slowest member of a group lags behind the mean.
 
-        Where only the dealing of rows differs, by the expected maximum (eq. P3). Lasting popularity, a
-        placement or a capacity make ranks differ for good: the slowest of every layer is read off rows
-        drawn as the engine draws them.
+        If ranks differ only by the random assignment of rows, the lag is the expected maximum (eq. P3).
+        Lasting popularity, a placement or a capacity make ranks differ throughout the step; the lag then
+        comes from rows that are drawn as the engine draws them (eq. P5).
         """
         scenario = with_placement(self.scenario, placement)
         plain = member_lag_of(scenario, self.shape, frame)
@@ -106,9 +106,9 @@ class ExpertLoads:
         )
 
     def least_kept(self, frame: Frame, placements: Sequence[Placement]) -> float:
-        """Rows that capacity leaves in the layer and micro-batch with the most drops, with any placement.
+        """Least share of the routed rows that capacity keeps in any layer, micro-batch and placement.
 
-        1 where nothing is dropped.
+        It is 1 if nothing is dropped.
         """
         if self.scenario.routing.capacity is None or self.shape.moe is None or frame.plan.ep == 1:
             return 1.0
@@ -117,7 +117,7 @@ class ExpertLoads:
         return min((load.least for load in loads), default=1.0)
 
     def _load(self, scenario: Scenario, frame: Frame, placement: Placement) -> _Load:
-        """Rows of one group, drawn as the engine draws them for a few micro-batches."""
+        """Rows of one group, drawn as the engine draws them, for a few micro-batches."""
         plan, moe = frame.plan, self.shape.moe
         assert moe is not None
         rows = tokens_per_gpu(plan, scenario.batch.sequence_length) * moe.top_k

@@ -1,4 +1,4 @@
-"""The legal part of a space: degrees of parallelism, schedule and micro-batches that fit each other."""
+"""Finds the legal combinations of parallel degrees, schedule and micro-batch size in a space."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Frame:
 
     @property
     def label(self) -> str:
-        """The field's shorthand."""
+        """Degrees and schedule in the field's shorthand, such as TP1 PP8 EP64."""
         p = self.plan
         parts = [f"TP{p.tp} PP{p.pp} EP{p.ep} CP{p.cp} VPP{p.vpp} MBS{p.microbatch}"]
         return " ".join([*parts, *([f"ETP{p.expert_tp}"] if p.expert_tp > 1 else []), self.schedule])
@@ -39,10 +39,10 @@ class Frame:
 def legal_frames(
     space: Space, shape: ModelShape, cluster: Cluster, sequences: int, sequence: int
 ) -> tuple[list[Frame], Refusals]:
-    """Every frame that layout, model, batch and schedule accept, and why the others were refused.
+    """Every frame that layout, model, batch and schedule accept, and the reasons why others were refused.
 
-    Refusals count plans: a refused frame counts once for each precision, recompute policy, number of SMs
-    and ZeRO stage that it would have had.
+    Refusals count plans: a refused frame counts once for each precision, recompute policy, number of SMs,
+    ZeRO stage and placement that it would have had.
     """
     refused = Refusals()
     found: list[Frame] = []
@@ -73,7 +73,7 @@ def legal_frames(
 def _frame(
     plan: ParallelPlan, name: str, count: int, layout: Layout, shape: ModelShape, sequence: int
 ) -> Frame | str:
-    """A frame, or why the schedule cannot be built or the model has too few layers for it."""
+    """A frame, or the reason why its schedule cannot be built or has more stages than the model layers."""
     try:
         shaped = pattern(name, plan.pp, count, plan.vpp)
         if shaped.n_stages > shape.n_layers:
@@ -87,7 +87,7 @@ def _layouts(
     space: Space, shape: ModelShape, cluster: Cluster, sequence: int, refused: Refusals, weight: int
 ) -> Iterator[tuple[ParallelPlan, Layout]]:
     for tp, pp, cp, ep, etp in product(space.tp, space.pp, space.cp, space.ep, space.expert_tp):
-        # Megatron's rule, and ours with experts: tensor parallelism cuts the sequence between its products.
+        # Megatron-LM requires sequence parallelism beside tensor parallelism for MoE models; so does moesim.
         plan = ParallelPlan(tp=tp, pp=pp, cp=cp, ep=ep, expert_tp=etp, sequence_parallel=tp > 1)
         try:
             layout = Layout(plan, cluster.n_gpus, cluster.node.n_gpus)
@@ -100,7 +100,7 @@ def _layouts(
 
 
 def _check_nodes(ep: int, node: int) -> None:
-    """Expert load is drawn for whole nodes, so the engine takes no group that fills its last one in part."""
+    """Raise InputError for a group that fills its last node in part: expert load is drawn for whole nodes."""
     if ep > node and ep % node:
         near = f"{ep // node * node}, {(ep // node + 1) * node}"
         raise InputError(f"parallel.ep={ep} does not fill nodes of {node} GPUs; nearest: {near}")

@@ -1,4 +1,4 @@
-"""What a plan search is asked for: the objective, and the limits that a plan must keep."""
+"""The goal of a plan search: its objective, and the limits that a plan must keep."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Objective = Literal["time", "cost", "energy", "deadline", "memory"]
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What is minimised, how many families of plans are ranked, and the days and dollars the run may take."""
+    """The quantity to minimise, the number of families to rank, and the limits on the run's days and cost."""
 
     objective: str = "time"
     top: int = 10
@@ -25,7 +25,7 @@ class Goal:
     budget_usd: float | None = None
 
     def check(self, scenario: Scenario) -> None:
-        """Raise InputError for values out of range, and where scenario or cluster cannot be searched so."""
+        """Raise InputError for values out of range, or if scenario or cluster lack what the goal needs."""
         names = get_args(Objective)
         if self.objective not in names:
             raise InputError(f"objective={self.objective!r} is not one of {', '.join(names)}")
@@ -47,10 +47,13 @@ class Goal:
         ):
             scenario.machine.usd_per_gpu_hour  # noqa: B018 - raises, with the remedy
         if self.objective == "energy":
-            scenario.machine.accelerator.tdp_w  # noqa: B018 - raises where it has no figure
+            scenario.machine.accelerator.tdp_w  # noqa: B018 - raises if the power limit is unknown
 
     def most_step_s(self, scenario: Scenario, usd_per_hour: float | None) -> float:
-        """Longest step that keeps deadline and budget; `usd_per_hour`: of all GPUs, None where not known."""
+        """Longest step (s) that keeps deadline and budget.
+
+        `usd_per_hour` is the price of all GPUs together, None if it is unknown.
+        """
         steps = -(-scenario.run.tokens // (scenario.batch.sequences * scenario.batch.sequence_length))
         most = inf if self.deadline_days is None else self.deadline_days * SECONDS_PER_DAY / steps
         if self.budget_usd is not None and usd_per_hour is not None:
@@ -58,7 +61,7 @@ class Goal:
         return most
 
     def value(self, row: PlanRow) -> float:
-        """What the objective minimises, of a plan."""
+        """The quantity of a plan that the objective minimises."""
         if self.objective == "memory":
             return row.memory_bytes
         if self.objective == "energy":
@@ -70,7 +73,7 @@ class Goal:
         return row.gpu_hours if self.objective == "deadline" else row.time_s
 
     def ranked(self, rows: Iterable[PlanRow]) -> list[PlanRow]:
-        """Rows best first, each with its distance from the best."""
+        """The rows, best first, each with its relative distance from the best."""
         kept = sorted(rows, key=lambda row: (self.value(row), row.memory_bytes, row.label))
         best = self.value(kept[0]) if kept else 1.0
         return [replace(row, margin=self.value(row) / best - 1.0) for row in kept]

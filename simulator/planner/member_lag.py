@@ -1,4 +1,4 @@
-"""How much the slowest member of a group lags, from the spreads that a scenario states."""
+"""Lag of the slowest member of a group, computed from the spreads that a scenario states."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from moesim.simulator.scenario import Scenario
 @lru_cache(maxsize=1024)
 def expected_maximum(n: int) -> float:
     """Expected largest of n standard normal draws (Blom 1958: the quantile at (n - 3/8) / (n + 1/4))."""
-    # Twelve digits are the same with every mathematics library.
+    # Rounding to twelve digits gives the same value with every mathematics library.
     return 0.0 if n < 2 else round(NormalDist().inv_cdf((n - 0.375) / (n + 0.25)), 12)
 
 
@@ -25,10 +25,10 @@ def expected_maximum(n: int) -> float:
 class MemberLag:
     """Relative lag of the slowest member (docs/model.md, eq. P3 and P5).
 
-    `clock`: its sustained speed, lasting. `jitter` and `rows`: of one phase, from run to run and from its
-    received rows, which only barriers make felt; `payload` and `node_payload`: of a transfer. `kept`: mean
-    rows that capacity does not drop; `hot`: what one member has above them in all layers; `lasting`: whether
-    the member with the most rows in a layer is always the same.
+    `clock`: lag of its sustained speed, which lasts. `jitter` and `rows`: lag of one phase, from run-to-run
+    variation and from received rows; they take effect at barriers only. `payload` and `node_payload`: lag of
+    a transfer. `kept`: mean share of the rows that capacity does not drop. `hot`: rows above `kept` that one
+    member has in all layers. `lasting`: whether the same member always has the most rows of a layer.
     """
 
     clock: float
@@ -42,7 +42,7 @@ class MemberLag:
 
 
 def member_lag_of(scenario: Scenario, shape: ModelShape, frame: Frame) -> MemberLag:
-    """The spread of a plan: clocks, jitter and expert load (eq. R3) at the slowest of its members."""
+    """The lag of a plan's slowest member from clocks, jitter and expert load (eq. R3)."""
     n = members_per_program(frame.layout)
     z = expected_maximum(n)
     clock = z * scenario.variation.clock_cv.value

@@ -1,4 +1,4 @@
-"""Bytes per GPU of many plans at once, by the formulas that count one plan (`layout.rank_bytes`)."""
+"""Counts the bytes per GPU of many plans at once, with the formulas for one plan (`layout.rank_bytes`)."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ Kinds = tuple[BlockKind, ...]
 
 @dataclass(slots=True)
 class MemoryBook:
-    """Memory of the plans of a space; what plans share is counted once.
+    """Memory of the plans of a space; terms that plans share are counted once.
 
-    Equal to `layout.memory.memory_by_kind` of every single plan up to rounding; a test compares them.
+    It equals `layout.memory.memory_by_kind` of every single plan up to rounding; a test compares them.
     """
 
     scenario: Scenario
@@ -52,7 +52,7 @@ class MemoryBook:
     ) -> FloatArray:
         """Bytes of the fullest rank [frames, precisions, policies, sms, ZeRO stages] (eq. M5).
 
-        `replicas`: redundant experts of the placement (eq. M6).
+        `replicas`: number of redundant experts of the placement (eq. M6).
         """
         plans = _ManyPlans(self, frames, pattern, replicas)
         most: FloatArray | None = None
@@ -71,7 +71,7 @@ class MemoryBook:
         return space.recipes, space.recompute, space.sms, space.zero_stage
 
     def activations(self, frame: Frame, kind: BlockKind) -> FloatArray:
-        """Bytes that a micro-batch leaves in a block [precisions, policies, 1, 1]."""
+        """Activation bytes that a micro-batch keeps in a block [precisions, policies, 1, 1]."""
         key = ("activations", *_split(frame), kind)
         if key not in self._numbers:
             sequence, software = self.scenario.batch.sequence_length, self.scenario.software
@@ -86,7 +86,7 @@ class MemoryBook:
         return self._numbers[key]
 
     def working(self, frame: Frame, kind: BlockKind) -> FloatArray:
-        """Workspace of a block [precisions, 1, 1, 1]."""
+        """Workspace bytes of a block [precisions, 1, 1, 1]."""
         key = ("working", *_split(frame), kind)
         if key not in self._numbers:
             sequence, software = self.scenario.batch.sequence_length, self.scenario.software
@@ -98,7 +98,7 @@ class MemoryBook:
         return self._numbers[key]
 
     def freed(self, frame: Frame) -> FloatArray:
-        """What the head frees before the layers run backward [precisions, 1, 1, 1]."""
+        """Bytes that the head frees before the layers run backward [precisions, 1, 1, 1]."""
         key = ("freed", *_split(frame))
         if key not in self._numbers:
             sequence, software = self.scenario.batch.sequence_length, self.scenario.software
@@ -110,7 +110,7 @@ class MemoryBook:
         return self._numbers[key]
 
     def expert_buffers(self, frame: Frame) -> FloatArray:
-        """Buffers of expert-parallel communication [1, 1, sms, 1]."""
+        """Bytes of the buffers of expert-parallel communication [1, 1, sms, 1]."""
         ep = frame.plan.ep
         key = ("buffers", ep)
         if key not in self._numbers:
@@ -122,7 +122,7 @@ class MemoryBook:
         return self._numbers[key]
 
     def parameters(self, frame: Frame, kinds: Kinds, replicas: int) -> FloatArray:
-        """(routed experts, everything else) of some blocks on one GPU."""
+        """Parameters of some blocks on one GPU, as (routed experts, all others)."""
         plan = frame.plan
         key = ("parameters", plan.tp, plan.ep, plan.expert_tp, kinds, replicas)
         if key not in self._numbers:
@@ -139,7 +139,7 @@ class _Parameters:
 
 
 class _ManyPlans:
-    """What `layout.rank_bytes` asks of plans, as arrays that broadcast.
+    """The inputs of `layout.rank_bytes` for many plans, as arrays that broadcast.
 
     Their axes are [frames, precisions, policies, sms, ZeRO stages].
     """
@@ -188,14 +188,14 @@ def _by_frame(values: Sequence[float] | FloatArray) -> FloatArray:
 
 
 def _split(frame: Frame) -> tuple[int, int, int]:
-    """What of a plan decides the tensors of a block on one GPU."""
+    """The part of a plan that decides the tensor sizes of a block on one GPU."""
     return frame.plan.tp, frame.plan.cp, frame.plan.microbatch
 
 
 def _different_ranks(
     frames: Sequence[Frame], pattern: Pattern, assignment: StageAssignment
 ) -> list[tuple[list[HeldStage], list[Moment]]]:
-    """Ranks that differ in what they hold: their stages, and their fullest moments [frames, 1, 1, 1, 1]."""
+    """Stages and fullest moments [frames, 1, 1, 1, 1] of the ranks, once for ranks that hold the same."""
     count = np.array([f.microbatches for f in frames], dtype=np.float64)
     copies = Counter(stage for rank in pattern.in_flight[-1] for stage in rank.stages)
     kinds = [tuple(block.kind for block in stage) for stage in assignment.stages]
@@ -211,7 +211,7 @@ def _different_ranks(
 
 
 def _paired_moments(early: RankStages, late: RankStages) -> list[tuple[Moment, Moment]]:
-    """Moments of a rank in the shorter and in the longer sample of a pattern that belong together."""
+    """Pairs of corresponding moments of a rank in the shorter and the longer sample of a pattern."""
     after = moments_of(late.stages, late.in_flight)
     if len(early.in_flight) != len(late.in_flight):
         return [(moment, moment) for moment in after]
@@ -219,7 +219,7 @@ def _paired_moments(early: RankStages, late: RankStages) -> list[tuple[Moment, M
 
 
 def _continued(pattern: Pattern, early: Moment, late: Moment, count: FloatArray) -> Moment:
-    """A moment of both samples for every frame's number of micro-batches [frames, 1, 1, 1, 1]."""
+    """A moment of both samples, extrapolated to each frame's micro-batches [frames, 1, 1, 1, 1]."""
     before, after = dict(early), dict(late)
     return [
         (place, _by_frame(pattern.along(before.get(place, 0.0), after.get(place, 0.0), count)))

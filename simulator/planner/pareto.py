@@ -1,4 +1,4 @@
-"""The plans that no other plan beats in everything."""
+"""Pareto fronts: the plans that no other plan dominates."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from moesim.hwmodels.arrays import BoolArray, FloatArray
 
 
 def front(points: Sequence[Sequence[float]]) -> list[int]:
-    """Positions of the points that no other is at most equal to in all and below in one; in given order.
+    """Positions, ascending, of the points that no other point dominates; of equal points the first stays.
 
-    Of equal points the first stays.
+    A point dominates another if it is smaller in one value and no larger in any.
     """
     kept: list[int] = []
     order = sorted(range(len(points)), key=lambda n: (tuple(points[n]), n))
@@ -24,13 +24,16 @@ def front(points: Sequence[Sequence[float]]) -> list[int]:
 
 
 def staircase(memory: FloatArray, time_s: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Memory ascending, and the least time of all plans with at most that memory."""
+    """Memory in ascending order, and the least time of all plans with at most that memory."""
     order = np.lexsort((time_s, memory))
     return memory[order], np.minimum.accumulate(time_s[order])
 
 
-def beaten(memory: FloatArray, bound_s: FloatArray, steps: tuple[FloatArray, FloatArray]) -> BoolArray:
-    """Plans that cannot be on the front: another has no more memory and less time than their bound."""
+def dominated(memory: FloatArray, bound_s: FloatArray, steps: tuple[FloatArray, FloatArray]) -> BoolArray:
+    """Whether each plan is dominated: another has no more memory and a time no longer than its bound.
+
+    `steps` is the staircase of the estimated plans.
+    """
     if not len(steps[0]):
         return np.zeros(len(memory), dtype=bool)
     at = np.searchsorted(steps[0], memory, side="right") - 1

@@ -1,4 +1,4 @@
-"""A schedule as arithmetic: its order for few micro-batches, and how it grows with more."""
+"""Schedule patterns: a schedule compiled for few micro-batches, and extrapolated to more."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from moesim.simulator.schedules.template import ActionKind
 from moesim.simulator.schedules.timeline import Needs, unit_times
 
 FILLS = (2, 3)
-"""Pipeline fills that the two sample schedules of a pattern hold at least: warm-up and drain are over."""
+"""Least pipeline fills in each of a pattern's two samples, so that both reach the steady state."""
 
 Key: TypeAlias = tuple[ActionKind, int, int]
 """(kind, stage of the forward side or -1, stage of the backward side or -1)."""
@@ -36,9 +36,9 @@ Key: TypeAlias = tuple[ActionKind, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a step hands on: which of its ends, and how many of its outputs cross to another rank with it.
+    """One output of a schedule step: its direction, and how many outputs cross to another rank with it.
 
-    0: the next stage is on the same rank. Only outputs that leave at the same moment count.
+    `crossing` counts the outputs that leave at the same moment; it is 0 if the next stage is on this rank.
     """
 
     forward: bool
@@ -47,18 +47,18 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One step in an order that respects every dependency: rows of a table of times."""
+    """One schedule step, with its rows in the table of times; operations are sorted by dependency."""
 
     rank: int
     key: Key
     before: int
     """Row of the end of the rank's previous step; -1 for its first."""
     waits: tuple[int, ...]
-    """Rows of the arrivals that it needs."""
+    """Rows of the arrivals that the step waits for."""
     end: int
     outputs: tuple[tuple[int, Output], ...]
     awaited: int
-    """How many of its own sends the rank waits for at its end."""
+    """Number of its own sends that the rank waits for at the end of the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """First and last work of a rank: stage of its first forward and of its last input gradient, and the
-    stages of the weight gradients that follow."""
+    """The stages of a rank's first forward, its last input gradient and the weight gradients after that."""
 
     first_stage: int
     last_stage: int
@@ -85,10 +84,11 @@ class Ends:
 
 @dataclass(frozen=True)
 class Pattern:
-    """A schedule for one or two numbers of micro-batches; figures for more continue in a straight line.
+    """A schedule for one or two numbers of micro-batches, from which larger numbers are extrapolated.
 
     In its steady state every schedule here adds the same steps for each further micro-batch (or round, or
-    pair of them), so counts are exact and times are those of an eventually periodic max-plus system.
+    pair of them), so the linear extrapolation of counts is exact, and times are those of an eventually
+    periodic max-plus system.
     """
 
     name: str
@@ -111,27 +111,27 @@ class Pattern:
 
     @cached_property
     def paired(self) -> bool:
-        """Whether it has overlapped pairs."""
+        """Whether the schedule has overlapped pairs."""
         return self.samples[-1].paired
 
     @cached_property
     def orders(self) -> tuple[Order, ...]:
-        """The samples compiled."""
+        """The samples, compiled for replay."""
         return tuple(_compile(schedule) for schedule in self.samples)
 
     @cached_property
     def counts(self) -> tuple[tuple[Mapping[Key, int], ...], ...]:
-        """How often each rank runs each kind of step, for each sample."""
+        """How often each rank runs each kind of step, by sample and rank."""
         return tuple(tuple(Counter(map(key_of, steps)) for steps in s.ranks) for s in self.samples)
 
     @cached_property
     def split(self) -> bool:
-        """Whether input and weight gradients run apart somewhere."""
+        """Whether any rank runs input and weight gradients as separate actions."""
         return any(key[0] == "I" for rank in self.counts[-1] for key in rank)
 
     @cached_property
     def ends(self) -> tuple[Ends, ...]:
-        """Where each rank begins and ends."""
+        """First and last work of each rank."""
         return tuple(_ends(steps) for steps in self.samples[-1].ranks)
 
     @cached_property
@@ -141,13 +141,13 @@ class Pattern:
 
     @cached_property
     def in_flight(self) -> tuple[tuple[RankStages, ...], ...]:
-        """Fullest moments of every rank, for each sample."""
+        """Moments of most micro-batches in flight of every rank, by sample and rank."""
         return tuple(tuple(rank_stages(schedule)) for schedule in self.samples)
 
     def along(
         self, first: FloatArray | float, last: FloatArray | float, microbatches: FloatArray
     ) -> FloatArray:
-        """A figure known for the samples, continued to other numbers of micro-batches."""
+        """Extrapolate a figure of the two samples linearly to other numbers of micro-batches."""
         if len(self.samples) == 1:
             return np.broadcast_to(np.asarray(first, dtype=np.float64), np.shape(microbatches))
         m1, m2 = self.samples[0].microbatches, self.samples[1].microbatches
@@ -157,11 +157,11 @@ class Pattern:
 
 @lru_cache(maxsize=4096)
 def pattern(name: str, pp: int, microbatches: int, vpp: int) -> Pattern:
-    """The pattern of a schedule: itself where it is short, else two shorter ones of the same kind.
+    """The pattern of a schedule: the schedule itself if it is short, else two shorter samples of it.
 
-    A schedule that does not say when its steady state repeats itself (`ScheduleSpec.microbatch_step`) is
-    validated and taken whole. Raises InputError where its builder refuses the sizes or what it builds cannot
-    run.
+    A schedule that does not state the period of its steady state (`ScheduleSpec.microbatch_step`) is
+    validated and taken whole. Raises InputError if its builder refuses the sizes or builds a schedule that
+    cannot run.
     """
     step = spec_of(name).microbatch_step
     if step is None:
@@ -176,7 +176,7 @@ def pattern(name: str, pp: int, microbatches: int, vpp: int) -> Pattern:
 
 
 def _reduced(microbatches: int, grain: int, least: int) -> int:
-    """The smallest number of at least `least` that is whole grains below `microbatches`."""
+    """The smallest number of at least `least` that lies a multiple of `grain` below `microbatches`."""
     return microbatches - max(0, microbatches - least) // grain * grain
 
 
@@ -199,7 +199,7 @@ def _ends(steps: Sequence[Step]) -> Ends:
 
 
 def _compile(schedule: Schedule) -> Order:
-    """Rows for every end and every arrival, and the steps in order of their unit times."""
+    """Sort the steps by their unit times, and give every end and every arrival a row."""
     times = unit_times(schedule)
     order = sorted((times[r][n][1], r, n) for r in range(schedule.pp) for n in range(len(schedule.ranks[r])))
     arrivals: dict[Needs, int] = {}
@@ -208,7 +208,7 @@ def _compile(schedule: Schedule) -> Order:
     for _, rank, position in order:
         step = schedule.ranks[rank][position]
         actions = actions_of(step)
-        # What this rank made itself has ended before, so only what other steps hand on is waited for.
+        # A rank's own results are ready before, so a step waits only for the outputs of other stages.
         waits = tuple(
             arrivals[need]
             for action in actions

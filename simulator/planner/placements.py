@@ -1,4 +1,4 @@
-"""Placements of experts that a search tries: their names, the defaults, what depends on them."""
+"""Placements of experts in a plan search: their names, the default placements and their price keys."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.routing import Eplb, UniformLoad
 
 Placement: TypeAlias = Eplb | None
-"""None: experts in order, one replica each."""
+"""A placement of the experts; None places them in order, one replica each."""
 
 IN_ORDER = "in order"
 _NAME = re.compile(r"(hierarchical|global)(?:\+(\d{1,6}))?")
 
 
 def placement_name(placement: Placement) -> str:
-    """How a placement is written in a space: `in order`, `hierarchical`, `global+64`."""
+    """Name of a placement in a space, such as `in order`, `hierarchical` or `global+64`."""
     if placement is None:
         return IN_ORDER
     groups = "" if placement.groups is None else f" in {placement.groups} groups"
@@ -26,7 +26,7 @@ def placement_name(placement: Placement) -> str:
 
 
 def parse_placement(value: str | Eplb) -> Placement:
-    """The placement of a name; raises ValueError, with what is known, for any other."""
+    """The placement of a name. Raises ValueError, listing the known names, for any other."""
     if isinstance(value, Eplb):
         return value
     if value == IN_ORDER:
@@ -41,9 +41,11 @@ def parse_placement(value: str | Eplb) -> Placement:
 
 
 def default_placements(scenario: Scenario, shape: ModelShape) -> tuple[Placement, ...]:
-    """The scenario's own; for unequally popular experts both policies, with up to half as many replicas.
+    """Placements that a search tries by default.
 
-    Equally popular experts gain nothing from being placed, so there the scenario's own is all.
+    For unequally popular experts these are the scenario's own, experts in order, and both policies with
+    redundant experts up to half the number of experts. Equally popular experts gain nothing from a
+    placement, so only the scenario's own is tried.
     """
     own, load, moe = scenario.routing.eplb, scenario.routing.load, shape.moe
     if moe is None or load is None or isinstance(load, UniformLoad):
@@ -62,5 +64,8 @@ def with_placement(scenario: Scenario, placement: Placement) -> Scenario:
 
 
 def price_key(placement: Placement) -> tuple[int, bool]:
-    """What of a placement prices depend on: replicas, and whether groups of experts leave their node."""
+    """The part of a placement that prices depend on.
+
+    It is the number of redundant experts, and whether groups of experts may leave their node.
+    """
     return (0, False) if placement is None else (placement.redundant_experts, placement.policy == "global")

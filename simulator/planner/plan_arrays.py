@@ -1,4 +1,4 @@
-"""The plans of a space that are legal and fit, as arrays."""
+"""Arrays of the plans of a space that are legal and fit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from moesim.simulator.planner.space import Space
 
 @dataclass(frozen=True, slots=True)
 class FrameGroup:
-    """Frames that share one schedule pattern, with the layouts tried for it."""
+    """Frames that share a schedule pattern, with the stage layouts tried for it."""
 
     pattern: Pattern
     frames: list[Frame]
@@ -29,13 +29,13 @@ class FrameGroup:
 
 @dataclass(slots=True)
 class Candidates:
-    """Plans that are legal and fit: one entry each in the arrays, whatever the placement of their experts.
+    """Plans that are legal and fit; the arrays have one entry for each plan, whatever its placement.
 
-    `index` counts within the group over (frame, precision, policy, sms, ZeRO stage). `replicas`: numbers of
-    redundant experts of the placements, fewest first; `layout` and `bytes_of` [numbers of replicas, plans]
-    with each, infinite bytes where that does not fit. `memory`, `placement` and `time_s` are those of the
-    fastest placement once the search has tried them (before: fewest replicas, 0 and NaN), `others` the
-    rest that was tried: (seconds, bytes, placement).
+    `index` is the plan's position in its group over (frame, precision, policy, sms, ZeRO stage).
+    `replicas`: numbers of redundant experts of the placements, fewest first. `layout` and `bytes_of` are
+    [replicas, plans]; bytes are infinite if the plan does not fit. `memory`, `placement` and `time_s` belong
+    to the fastest placement once the search has tried them (before that they hold the least bytes, 0 and
+    NaN). `others` holds the slower placements that were tried, as (seconds, bytes, placement).
     """
 
     space: Space
@@ -50,7 +50,7 @@ class Candidates:
     refused: Refusals
     legal: int
     fitting: int
-    """With every placement counted."""
+    """Number of plans that are legal and fit, each placement counted."""
     books: dict[tuple[int, bool], PriceBook]
     loads: ExpertLoads
     replicas: tuple[int, ...]
@@ -60,20 +60,20 @@ class Candidates:
 
     @property
     def book(self) -> PriceBook:
-        """Prices with the fewest replicas, every group of experts on its node: the least of any placement."""
+        """The lowest prices of any placement: fewest replicas, every group of experts on its node."""
         return self.books[min(self.books)]
 
     @property
     def priced(self) -> int:
-        """Price tables that were worked out."""
+        """Number of price tables that were computed."""
         return sum(book.priced for book in self.books.values())
 
     def book_of(self, placement: int) -> PriceBook:
-        """Prices with a placement of the space."""
+        """Prices with a placement, given by its position in the space."""
         return self.books[price_key(self.space.placement[placement])]
 
     def placements_of(self, number: int) -> list[int]:
-        """Placements that a plan can have and that fit."""
+        """Positions of the placements that are legal for a plan and fit."""
         if len(self.space.placement) == 1:
             return [0]
         layout = self.groups[int(self.group[number])].frames[self.axes_of(number)[0]].layout
@@ -84,11 +84,11 @@ class Candidates:
         ]
 
     def bytes_with(self, number: int, placement: int) -> float:
-        """Bytes of a plan with a placement of the space; infinite where it does not fit."""
+        """Bytes of a plan with a placement of the space; infinite if it does not fit."""
         return float(self.bytes_of[self._row(placement), number])
 
     def layout_with(self, number: int, placement: int) -> int:
-        """Which of the group's stage layouts a plan has with a placement of the space."""
+        """Position in the group's stage layouts of a plan's layout with a placement of the space."""
         return int(self.layout[self._row(placement), number])
 
     def _row(self, placement: int) -> int:
@@ -106,11 +106,11 @@ class Candidates:
         return (self.groups[int(self.group[number])].frames[frame], *rest)  # type: ignore[return-value]
 
     def assignment(self, number: int, placement: int | None = None) -> StageAssignment:
-        """Its stage layout, with its own placement or another one."""
+        """Stage layout of a plan, with its own placement or another one."""
         which = int(self.placement[number]) if placement is None else placement
         return self.groups[int(self.group[number])].layouts[self.layout_with(number, which)]
 
 
 def inner_axes(space: Space) -> tuple[int, int, int, int]:
-    """How many precisions, recompute policies, numbers of SMs and ZeRO stages a space has."""
+    """Numbers of precisions, recompute policies, SM counts and ZeRO stages in a space."""
     return len(space.precision), len(space.recompute), len(space.sms), len(space.zero_stage)

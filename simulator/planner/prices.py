@@ -1,4 +1,4 @@
-"""Prices of the plans of a space: one cost table for each combination that changes it, kept."""
+"""Prices of the plans of a space; each cost table is computed once and shared by all plans that need it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _NOT_ROUTED: frozenset[Phase] = frozenset({"attn F", "attn I", "attn W"})
 
 @dataclass(frozen=True, slots=True)
 class LayerSplit:
-    """What decides the operators of one GPU, apart from precision and recompute."""
+    """The part of a plan that decides the operators of one GPU, apart from precision and recompute."""
 
     tp: int
     cp: int
@@ -57,13 +57,13 @@ class LayerSplit:
 
     @classmethod
     def of(cls, plan: ParallelPlan) -> LayerSplit:
-        """The cell of a plan."""
+        """The layer split of a plan."""
         return cls(plan.tp, plan.cp, plan.ep, plan.expert_tp, plan.microbatch)
 
 
 @dataclass(slots=True)
 class PriceBook:
-    """Cost tables by what they depend on; `priced` counts how many were worked out."""
+    """Cost tables, stored by the parts of a plan that they depend on; `priced` counts the computed ones."""
 
     scenario: Scenario
     shape: ModelShape
@@ -71,9 +71,9 @@ class PriceBook:
     profile: CalibrationProfile
     priced: int = 0
     kinds: tuple[BlockKind, ...] = field(init=False)
-    """Kinds of block that the model has."""
+    """Block kinds of the model."""
     routed: tuple[BlockKind, ...] = field(init=False)
-    """Those with experts."""
+    """Block kinds with routed experts."""
     _bare: dict[tuple[object, ...], BarePrices] = field(default_factory=dict)
     _compute: dict[tuple[object, ...], dict[PhaseKey, PhaseCost]] = field(default_factory=dict)
     _tables: dict[tuple[object, ...], CostTable] = field(default_factory=dict)
@@ -85,22 +85,22 @@ class PriceBook:
     _sends: dict[tuple[object, ...], tuple[float, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Look at the model once."""
+        """Read the block kinds from the model."""
         self.kinds = self.shape.block_kinds
         self.routed = tuple(kind for kind in self.kinds if self.shape.block(kind).routed)
 
     def arithmetic(self, policy: RecomputePolicy) -> RecomputePolicy:
-        """The policy whose compute is the same.
+        """The policy that stands for all policies with the same compute.
 
-        deepseek-v3 keeps other bytes than selective, nothing else; flash attention has no scores in memory
-        that the policy attention could compute again.
+        deepseek-v3 differs from selective only in the bytes that it keeps. Flash attention keeps no scores
+        in memory, so the policy attention recomputes nothing there.
         """
         if policy == "attention" and self.scenario.software.attention == "flash":
             return "none"
         return "selective" if policy == "deepseek-v3" else policy
 
     def copied(self, plan: ParallelPlan) -> tuple[object, ...]:
-        """What else decides compute where the framework copies what is split over replicas."""
+        """Further keys of compute for a framework that copies parameters sharded over replicas."""
         software = self.scenario.software
         if plan.zero_stage < 2 or not (software.parameters_copied or software.flat_parameters):
             return ()
@@ -110,7 +110,7 @@ class PriceBook:
     def pricer(
         self, plan: ParallelPlan, recipe: Precision, policy: RecomputePolicy, sms: int | None = None
     ) -> Pricer:
-        """A pricer of one plan."""
+        """The pricer of one plan."""
         communication = self.scenario.communication
         if sms is not None:
             communication = communication.model_copy(update={"sms": sms})
@@ -132,10 +132,11 @@ class PriceBook:
         modes: tuple[Mode, ...],
         sms: int | None = None,
     ) -> dict[PhaseKey, PhaseCost]:
-        """Compute of every kind of block in some modes.
+        """Compute costs of every block kind in some modes.
 
-        Only what happens to received rows depends on the expert-parallel degree, and operators on the
-        tokens of a GPU, however many sequences they are from: what plans share is priced once.
+        Only operators on received rows depend on the expert-parallel degree. The others depend on the number
+        of tokens per GPU, not on the sequences that they come from. Each of these parts is priced once and
+        shared by all plans that have it.
         """
         policy = self.arithmetic(policy)
         share = (plan.tp, plan.microbatch / plan.cp, recipe, policy, modes, sms, *self.copied(plan))
@@ -149,7 +150,7 @@ class PriceBook:
             if kind not in self.routed:
                 bare = self._bare_prices(pricer, (share, kind), kind, modes, None)
             else:
-                # What is computed again beside the experts is that of the attention.
+                # Recomputation beside the experts is that of the attention, so its kind must be the same.
                 like = next(k for k in self.routed if self._attention(k) == self._attention(kind))
                 key = (share, like, plan.ep, plan.expert_tp)
                 routed = self._bare_prices(pricer, key, like, modes, _ROUTED)
@@ -170,7 +171,7 @@ class PriceBook:
         modes: tuple[Mode, ...],
         only: frozenset[Phase] | None,
     ) -> BarePrices:
-        # Where nothing is split no collective needs the seconds of GEMMs and attention, which are left out.
+        # Only the collectives of split layers need the seconds of GEMMs and attention.
         plan = pricer.scenario.parallel
         key = (*key, plan.tp * plan.cp > 1, plan.expert_tp > 1)
         found = self._bare.get(key)
@@ -180,15 +181,15 @@ class PriceBook:
         return found
 
     def alone(self, plan: ParallelPlan, recipe: Precision, policy: RecomputePolicy) -> CostTable:
-        """Compute outside overlapped pairs, without transfers."""
+        """Cost table of compute outside overlapped pairs, without transfers."""
         return CostTable(self.compute(plan, recipe, policy, ("alone",)), {}, 0.0, 0.0, ())
 
     def table(
         self, plan: ParallelPlan, recipe: Precision, policy: RecomputePolicy, sms: int, paired: bool
     ) -> CostTable:
-        """Prices with `sms` communication SMs, with those inside overlapped pairs where `paired`.
+        """Cost table with `sms` communication SMs; `paired` adds the prices inside overlapped pairs.
 
-        Plans with the same prices get the same object.
+        Plans with equal prices get the same object.
         """
         zero3 = plan.pp if plan.zero_stage == 3 else 0
         key = (
@@ -198,7 +199,7 @@ class PriceBook:
         table = self._tables.get(key)
         if table is not None:
             return table
-        # Full recompute sends tokens again, at the rate of the communication SMs.
+        # Full recompute dispatches tokens again, so its compute depends on the communication SMs.
         sends = policy == "full" and plan.ep > 1
         compute = dict(self.compute(plan, recipe, policy, ("alone",), sms if sends else None))
         transfer = self.transfers(plan, recipe, sms, "alone")
@@ -218,7 +219,7 @@ class PriceBook:
     def transfers(
         self, plan: ParallelPlan, recipe: Precision, sms: int, mode: Mode
     ) -> dict[PhaseKey, TransferCost]:
-        """Expert-parallel transfers of every kind of block with experts."""
+        """Costs of the expert-parallel transfers of every routed block kind."""
         if not self.routed or plan.ep == 1:
             return {}
         key = (plan.ep, plan.expert_tp, plan.microbatch / (plan.cp * plan.tp), recipe, sms, mode)
@@ -229,7 +230,7 @@ class PriceBook:
         return {(kind, phase, mode): cost for kind in self.routed for (_, phase, _), cost in found.items()}
 
     def sharded_s(self, plan: ParallelPlan, recipe: Precision, kind: BlockKind) -> tuple[float, float, float]:
-        """Seconds of ZeRO-3's gather before F, gather before the backward and scatter of a block."""
+        """Seconds of ZeRO-3's gather before F, gather before the backward pass, and scatter of a block."""
         key = (plan.tp, plan.ep, plan.expert_tp, plan.pp, recipe, kind)
         if key not in self._sharded:
             pricer = self.pricer(plan, recipe, "none")
@@ -240,9 +241,9 @@ class PriceBook:
     def transfer_s(
         self, plan: ParallelPlan, recipe: Precision, sms: int, kept: float = 1.0
     ) -> tuple[float, float]:
-        """Seconds of the transfers of one MoE block, forward and backward: launch and even payload, alone.
+        """Seconds of the transfers of one MoE block alone, forward and backward, with even payloads.
 
-        `kept`: share of the routed rows that travel.
+        The launch is included. `kept`: share of the routed rows that travel.
         """
         moved = self.transfers(plan, recipe, sms, "alone")
         sums = {"F": [0.0], "I": [0.0]}
@@ -262,9 +263,9 @@ class PriceBook:
         layers: tuple[int, ...],
         stages: StageAssignment,
     ) -> tuple[SyncCost, ...]:
-        """End of the step on every pipeline rank.
+        """Costs of the end of the step on every pipeline rank.
 
-        ZeRO 1 and 2 make no difference, context parallelism, micro-batch and recompute only where the
+        ZeRO stages 1 and 2 cost the same. Context parallelism, micro-batch and recompute matter only if the
         framework hides collectives behind compute.
         """
         zero = 1 if plan.zero_stage == 2 else plan.zero_stage
@@ -304,7 +305,7 @@ class PriceBook:
 
 
 def action_seconds(table: CostTable, kind: BlockKind, kept: float = 1.0) -> dict[str, tuple[float, float]]:
-    """(compute, small kernels of transfers) of F, I and W of a block, without transfers, on all SMs.
+    """Seconds (compute, small kernels of transfers) of a block's F, I and W on all SMs, without transfers.
 
     `kept`: share of the routed rows that are computed.
     """

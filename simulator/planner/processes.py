@@ -1,4 +1,4 @@
-"""Processes in which a plan search runs the engine."""
+"""Worker processes in which a plan search runs the engine."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from contextlib import contextmanager
 from moesim.hwmodels.errors import InputError
 
 MOST_WORKERS = 256
-"""Most processes of the engine."""
+"""Most worker processes of a search."""
 
 
 @contextmanager
 def engine_processes(workers: int) -> Iterator[Executor | None]:
-    """Processes for the engine, warming up meanwhile; None for this process. Raises InputError."""
+    """Start worker processes, which import the engine in the background; one worker is this process: None.
+
+    Raises InputError for a number out of range, and if a worker process dies.
+    """
     if not 1 <= workers <= MOST_WORKERS:
         raise InputError(f"workers={workers} must lie between 1 and {MOST_WORKERS}")
     if workers == 1:
@@ -38,5 +41,5 @@ def engine_processes(workers: int) -> Iterator[Executor | None]:
 
 
 def _warm() -> int:
-    """Make a worker import what it needs."""
+    """Make a worker import the engine."""
     return os.getpid()

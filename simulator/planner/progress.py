@@ -1,4 +1,4 @@
-"""Progress of a search: its parts report shares of their own, which add up to shares of the whole."""
+"""Progress of a search: each part reports its own share, which is scaled to a share of the whole."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import TypeVar
 T = TypeVar("T")
 
 OnProgress = Callable[[float, str], None]
-"""Takes the share that is done, from 0 to 1, and what is being done."""
+"""Called with the share of the work that is done (0 to 1) and a text on the current work."""
 
 
 def no_progress(share: float, text: str) -> None:
-    """Reports to nobody."""
+    """Discard the report."""
 
 
 def scaled(say: OnProgress, first: float, last: float) -> OnProgress:
-    """Takes the shares of a part that lasts from `first` to `last` of the whole."""
+    """A callback for one part of the work, which lasts from share `first` to share `last` of the whole."""
     return lambda share, text: say(first + share * (last - first), text)
 
 
 def equal_part(number: int, count: int, first: float, last: float) -> tuple[float, float]:
-    """The ends of the `number`-th of `count` equal parts between `first` and `last`."""
+    """Start and end of the `number`-th (from 0) of `count` equal parts between `first` and `last`."""
     step = (last - first) / count
     return first + number * step, first + (number + 1) * step
 
 
 def with_progress(items: Iterable[T], count: int, say: OnProgress) -> Iterator[T]:
-    """The same items, reporting after each how many of `count` plans are simulated."""
+    """Yield the items, and report after each one how many of the `count` plans are simulated."""
     say(0.0, f"simulating {count} plans")
     for number, item in enumerate(items, 1):
         say(number / count, f"{number} of {count} plans simulated")

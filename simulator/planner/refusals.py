@@ -1,4 +1,4 @@
-"""Counts of plans that were refused, by reason, each with one example."""
+"""Counts the refused plans by reason, with one example of each reason."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _NUMBER = re.compile(r"(?<![A-Za-z\d])\d[\d,.]*(?![A-Za-z\d])")
 _DETAIL = re.compile(r"[;(:].*", re.DOTALL)
 
 TOO_SLOW = "too slow for the deadline or budget, whatever else"
-"""Reason of a plan whose lower bound is above the longest step that is allowed."""
+"""Reason for a plan whose lower bound is above the longest allowed step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,39 +23,39 @@ class Refusal:
 
 @dataclass(slots=True)
 class Refusals:
-    """A tally in order of first appearance."""
+    """Counts of refused plans by reason, in order of first appearance."""
 
     counts: dict[str, int] = field(default_factory=dict)
     examples: dict[str, str] = field(default_factory=dict)
 
     def add(self, reason: str, count: int, example: str) -> None:
-        """Count plans under a reason; the first example stays."""
+        """Count plans under a reason, of which the first example is kept."""
         if count > 0:
             self.counts[reason] = self.counts.get(reason, 0) + count
             self.examples.setdefault(reason, example)
 
     def add_error(self, message: str, count: int, plan: str) -> None:
-        """Count plans under the reason of an error message: its first clause, numbers left out."""
+        """Count plans under the reason of an error message, which is its first clause without numbers."""
         self.add(reason_of(message), count, f"{plan}: {message}")
 
     def merge(self, other: Refusals) -> None:
-        """Add another tally to this one."""
+        """Add the counts of `other` to these."""
         for reason, count in other.counts.items():
             self.add(reason, count, other.examples[reason])
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Number of all refused plans."""
         return sum(self.counts.values())
 
     def rows(self) -> tuple[Refusal, ...]:
-        """Most frequent first, ties by text."""
+        """The reasons, most frequent first; ties go by text."""
         order = sorted(self.counts, key=lambda reason: (-self.counts[reason], reason))
         return tuple(Refusal(reason, self.counts[reason], self.examples[reason]) for reason in order)
 
 
 def reason_of(message: str) -> str:
-    """The kind of an error: text up to the first detail, every number replaced by n.
+    """The kind of an error: its text up to the first detail, with every number replaced by n.
 
     >>> reason_of("parallel.ep=64 does not divide experts=100; nearest: 50, 100")
     'parallel.ep=n does not divide experts=n'

@@ -1,4 +1,4 @@
-"""What a plan search returns."""
+"""Results of a plan search."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Source = Literal["simulated", "closed form"]
 
 @dataclass(frozen=True, slots=True)
 class PlanRow:
-    """One plan: what it is, what it takes, and how sure the time is.
+    """One plan with its step time, memory and cost.
 
-    `time_s` is the engine's where `source` is "simulated", else the closed form's. `margin`: relative
-    distance of its objective from the best. `variants`: legal plans that fit and differ from this one only
-    in precision, recompute, communication SMs or ZeRO stage (each counted once, whatever its placement).
-    `causes_s`: the simulated step by mechanism.
+    `time_s` is the engine's if `source` is "simulated", else that of the closed form. `margin`: relative
+    distance of its objective from the best. `variants`: number of legal plans that fit and differ from this
+    one only in precision, recompute, communication SMs or ZeRO stage (each counted once, whatever its
+    placement). `causes_s`: seconds of the simulated step by mechanism.
     """
 
     tp: int
@@ -42,15 +42,15 @@ class PlanRow:
     precision: str
     sms: int
     placement: str
-    """Of the experts: `in order`, or a policy with its redundant experts, as in a space."""
+    """Placement of the experts as a space writes it: `in order`, or a policy with its redundant experts."""
     layers: tuple[int, ...]
     changed: Mapping[str, Any]
-    """Scenario keys of `PlanSpace.variants` and their values here."""
+    """Scenario keys of `PlanSpace.variants`, with this plan's values."""
     time_s: float
     source: Source
     closed_form_s: float | None
     lower_bound_s: float | None
-    """None for a plan that is not from the space: the scenario's own."""
+    """None for the scenario's own plan, which is not from the space."""
     memory_bytes: float
     capacity_bytes: float
     memory_by_kind_bytes: Mapping[str, float]
@@ -58,14 +58,16 @@ class PlanRow:
     gpu_hours: float
     cost_usd: float | None
     energy_j: float | None
-    """Of the run, with every accelerator at its board's power limit, times the site's PUE where stated; None
-    where nobody published that limit."""
+    """Energy of the run with every accelerator at its board's power limit, times the site's PUE if stated.
+
+    None if the power limit is not published.
+    """
     margin: float
     variants: int
     causes_s: Mapping[str, float]
     scenario: Scenario = field(repr=False, compare=False)
     pools: tuple[PoolResult, ...] = ()
-    """What each pool of a fleet does in the simulated step; empty for a single cluster."""
+    """The simulated step of each pool of a fleet; empty for a single cluster."""
 
     @property
     def headroom_bytes(self) -> float:
@@ -74,7 +76,7 @@ class PlanRow:
 
     @property
     def label(self) -> str:
-        """The field's shorthand for a plan."""
+        """The plan in the field's shorthand, such as TP1 PP8 EP64 DP32."""
         placed = "" if self.placement == "in order" else f" experts {self.placement}"
         etp = f" ETP{self.expert_tp}" if self.expert_tp > 1 else ""
         return (
@@ -83,7 +85,7 @@ class PlanRow:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; the scenario as a mapping that a scenario file may hold."""
+        """Plain values; the scenario becomes a mapping that can be saved as a scenario file."""
         values = {f: getattr(self, f) for f in self.__dataclass_fields__ if f != "scenario"}
         plain = {k: dict(v) if isinstance(v, Mapping) else v for k, v in values.items()}
         plain["layers"] = list(self.layers)
@@ -95,8 +97,8 @@ class PlanRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Alone:
-    """The best plan that was found for one pool alone, same batch; `reason` where there is none."""
+class PoolAlone:
+    """The best plan of one pool alone with the same batch; `reason` says why there is none."""
 
     accelerator: str
     n_gpus: int
@@ -106,14 +108,14 @@ class Alone:
 
 @dataclass(frozen=True, slots=True)
 class FleetVerdict:
-    """A fleet beside its pools alone.
+    """Comparison of a fleet with each of its pools alone.
 
-    `wins`: the fleet's step is shorter than that of every pool alone. `ideal_s`: step if all pools shared the
-    work without loss, each at the pace that it has alone (docs/model.md, eq. S5); None where one cannot run
-    alone. `reached`: ideal_s over the fleet's step.
+    `wins`: whether the fleet's step is shorter than that of every pool alone. `ideal_s`: step time if all
+    pools shared the work without loss, each at the pace that it has alone (docs/model.md, eq. S5); None if
+    one of them cannot run alone. `reached`: `ideal_s` over the fleet's step time.
     """
 
-    alone: tuple[Alone, ...]
+    alone: tuple[PoolAlone, ...]
     wins: bool
     ideal_s: float | None
     reached: float | None
@@ -135,14 +137,14 @@ class FleetVerdict:
 
 @dataclass(frozen=True, slots=True)
 class PlanResult:
-    """The best plans of a space, what they trade, and why the others were left out.
+    """The best plans of a space, its Pareto front, and the reasons why other plans were refused.
 
-    `considered` = refused + `fitting` plans; `estimated` of the fitting ones were priced in closed form and
-    `simulated` in the engine. Every fitting plan that was not estimated has a lower bound of at least
-    `proven_s` seconds (None: all were). `rivals`: families that were not simulated although their closed
-    form is within its error of the best, so that the engine might have preferred one of them. On a
-    fleet memory is counted only for plans that may be ranked, so refused and fitting plans may be fewer than
-    `considered`, and `pareto` is empty.
+    `considered` plans are either refused or `fitting`. Of the fitting plans, `estimated` were priced in
+    closed form and `simulated` in the engine. Every fitting plan that was not estimated has a lower bound of
+    at least `proven_s` seconds (None: all were estimated). `rivals`: families that were not simulated
+    although their closed form is within its error of the best, so that the engine might have preferred one
+    of them. For a fleet, memory is counted only for plans that may be ranked, so refused and fitting plans
+    may be fewer than `considered`, and `pareto` is empty.
     """
 
     objective: str
@@ -152,7 +154,7 @@ class PlanResult:
     own: PlanRow | None
     """The scenario's own plan, simulated; None where it is illegal or does not fit."""
     own_rank: int | None
-    """Its place: one more than the families of plans that are estimated to be faster."""
+    """Rank of the scenario's own plan: one plus the number of families with a faster estimate."""
     considered: int
     legal: int
     fitting: int
@@ -163,19 +165,19 @@ class PlanResult:
     rivals: int
     notes: tuple[str, ...]
     evaluated_per_s: float = field(compare=False)
-    """Plans bounded a second of this search (wall time); not part of `to_dict`."""
+    """Plans bounded per second of wall time; not part of `to_dict`."""
     seconds: Mapping[str, float] = field(compare=False)
-    """Wall time by part; not part of `to_dict`."""
+    """Seconds of wall time by part of the search; not part of `to_dict`."""
     fleet: FleetVerdict | None = None
-    """Of a fleet: each pool alone, and what the mix gains or loses."""
+    """Comparison of a fleet with each of its pools alone; None for a single cluster."""
 
     @property
     def best(self) -> PlanRow:
-        """The first of the ranked plans."""
+        """The first ranked plan."""
         return self.ranked[0]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, the same for the same input; wall times are left out."""
+        """Plain values without wall times, so that equal inputs give equal values."""
         counts = (
             "considered", "legal", "fitting", "estimated", "simulated", "price_tables", "proven_s", "rivals",
         )  # fmt: skip

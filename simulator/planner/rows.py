@@ -1,4 +1,4 @@
-"""From a candidate to a scenario, to a simulated step, to a row of the result."""
+"""Turns a candidate into a scenario, simulates its step and makes the row of the result."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from moesim.simulator.schedules import build
 
 
 @dataclass(frozen=True, slots=True)
-class Simulated:
-    """What is known of a plan's step; `time_s` is None where it was not simulated."""
+class PlanStep:
+    """Time, memory and layout of a plan's step; `time_s` is None if the plan was not simulated."""
 
     time_s: float | None
     memory_bytes: float
@@ -38,10 +38,10 @@ class Simulated:
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
-    """What a search knows of a plan besides its simulation.
+    """Results of the search for a plan, apart from its simulation.
 
-    `stages`: None where the simulation says which; `variants`: plans that differ in precision, recompute, SMs
-    or ZeRO stage only; `changed`: keys of the space's variants.
+    `stages` is None if the simulated step states them. `variants`: number of plans that differ only in
+    precision, recompute, SMs or ZeRO stage. `changed`: scenario keys and values of the space's variant.
     """
 
     closed_form_s: float | None = None
@@ -51,11 +51,11 @@ class Estimates:
     changed: Mapping[str, Any] = field(default_factory=dict)
 
 
-def simulate_plan(scenario: Scenario) -> Simulated:
-    """Run the engine on a plan (in a worker process). Raises InputError for an illegal scenario."""
+def simulate_plan(scenario: Scenario) -> PlanStep:
+    """Simulate a plan (in a worker process). Raises InputError for an illegal scenario."""
     step = run_step(scenario)
     prepared, memory = step.prepared, step.prepared.memory
-    return Simulated(
+    return PlanStep(
         step.time_s,
         memory.total_bytes,
         memory.capacity_bytes,
@@ -69,7 +69,7 @@ def simulate_plan(scenario: Scenario) -> Simulated:
 def scenario_of(
     base: Scenario, candidates: Candidates, number: int, placement: int | None = None
 ) -> Scenario:
-    """The scenario of a candidate, which `simulate` accepts; with its own placement, or another one."""
+    """The scenario of a candidate, ready for `simulate`, with its own placement or another one."""
     frame, p, r, s, z = candidates.axes(number)
     space = candidates.space
     which = int(candidates.placement[number]) if placement is None else placement
@@ -91,16 +91,16 @@ def closed_form_memory(
     candidates: Candidates,
     number: int,
     placement: int | None = None,
-) -> Simulated:
-    """Memory by kind of a plan that is not simulated, with its own placement or another one."""
+) -> PlanStep:
+    """Memory by kind of a plan that was not simulated, with its own placement or another one."""
     frame = candidates.axes(number)[0]
     assignment = candidates.assignment(number, placement)
     ranks = frame.pattern.in_flight[-1]
-    if ranks != frame.pattern.in_flight[0]:  # it grows with the micro-batches: look at all of them
+    if ranks != frame.pattern.in_flight[0]:  # memory grows with the micro-batches, so count all of them
         schedule = build(frame.schedule, frame.plan.pp, frame.microbatches, frame.plan.vpp)
         ranks = tuple(rank_stages(schedule))
     report = memory_of(scenario, shape, scenario.machine, assignment, ranks, frame.microbatches)
-    return Simulated(
+    return PlanStep(
         None,
         report.total_bytes,
         report.capacity_bytes,
@@ -114,10 +114,10 @@ def closed_form_memory(
 def make_row(
     scenario: Scenario,
     cluster: Cluster,
-    found: Simulated,
+    found: PlanStep,
     known: Estimates,
 ) -> PlanRow:
-    """A row of the result; `margin` is set once the best is known."""
+    """A row of the result; `margin` stays 0 until the best plan is known."""
     plan = scenario.parallel
     seconds = known.closed_form_s if found.time_s is None else found.time_s
     assert seconds is not None, "a plan has a simulated or an estimated time"
@@ -164,7 +164,7 @@ def make_row(
 
 
 def precision_name(scenario: Scenario) -> str:
-    """Name of the recipe, or its own fields where it has none."""
+    """Name of the recipe, or its fields as JSON if it has no name."""
     if isinstance(scenario.precision, str):
         return scenario.precision
     known = next((name for name, recipe in PRECISIONS.items() if recipe == scenario.precision), None)

@@ -1,4 +1,4 @@
-"""Plan search: bounds for every plan, the closed form for the promising ones, the engine for the best."""
+"""Plan search: bounds every plan, estimates the promising ones in closed form and simulates the best."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from moesim.simulator.planner.processes import engine_processes
 from moesim.simulator.planner.progress import OnProgress, equal_part, no_progress, scaled, with_progress
 from moesim.simulator.planner.refusals import Refusals
 from moesim.simulator.planner.result import PlanResult, PlanRow
-from moesim.simulator.planner.rows import Simulated, scenario_of, simulate_plan
+from moesim.simulator.planner.rows import PlanStep, scenario_of, simulate_plan
 from moesim.simulator.planner.space import PlanSpace, load_space
 from moesim.simulator.planner.variant_search import VariantSearch
 from moesim.simulator.scenario import Scenario, load_scenario, with_overrides
 
 BOUNDED, ESTIMATED = 0.5, 0.65
-"""Shares of a search's time at which bounds and closed forms are usually done."""
+"""Shares of the progress bar at which the bounds, and then the closed forms, are done."""
 
 
 def plan(
@@ -39,16 +39,16 @@ def plan(
     progress: OnProgress | None = None,
     workers: int = 1,
 ) -> PlanResult:
-    """The best plans for a scenario's model, batch and cluster, or fleet (docs/planner.md, "Fleets").
+    """Find the best plans for a scenario's model and batch on its cluster or fleet (docs/planner.md).
 
     `space`: values to try (`PlanSpace`, a file, or None for the defaults). `objective`: time, cost (of the
-    run), energy, memory (most head-room), or deadline (cheapest that keeps `deadline_days`; GPU-hours where
-    the cluster has no price). `top`: families of plans that are ranked and simulated; a family differs in
-    precision, recompute, SMs and ZeRO stage only. `workers`: processes of the engine (1 = this one); a
-    script that asks for more guards its main module, as multiprocessing demands. The result does not depend
-    on it. `progress` is called with the share that is done, from 0 to 1, and what is being done. Raises
-    InputError for a malformed or empty space and contradictory limits, InfeasibleError, with the counts by
-    reason, where nothing is legal, fits and keeps the limits.
+    run), energy, memory (most head-room), or deadline (cheapest that keeps `deadline_days`; fewest GPU-hours
+    if the cluster has no price). `top`: number of families that are ranked and simulated; plans of one
+    family differ only in precision, recompute, SMs and ZeRO stage. `workers`: processes that run the engine
+    (1 = this process); the result does not depend on it, and a script that asks for more than one must guard
+    its main module, as multiprocessing demands. `progress` is called with the share of the work that is done
+    (0 to 1) and a text. Raises InputError for a malformed or empty space and for contradictory limits, and
+    InfeasibleError, with counts by reason, if no plan is legal, fits and keeps the limits.
     """
     if isinstance(scenario, str):
         scenario = load_scenario(scenario)
@@ -64,7 +64,7 @@ def plan(
 def _plan_cluster(
     scenario: Scenario, wanted: PlanSpace, goal: Goal, say: OnProgress, pool: Executor | None
 ) -> PlanResult:
-    """The best plans for a scenario on one cluster, all variants of the space together."""
+    """The best plans for a scenario on one cluster, over all variants of the space."""
     start = time.perf_counter()
     plain = not wanted.variants
     started = pool.submit(_simulate_own, scenario) if pool is not None and plain else None
@@ -76,7 +76,7 @@ def _plan_cluster(
     alive = [search for search in searches if len(search.candidates.bound)]
     if not alive:
         raise InfeasibleError(_nothing(refused))
-    mine: Simulated | str = ""
+    mine: PlanStep | str = ""
     if plain:
         say(BOUNDED, "simulating the scenario's own plan")
         mine = _simulate_own(scenario) if started is None else started.result()
@@ -115,7 +115,7 @@ def _plan_cluster(
 
 
 def _searches(scenario: Scenario, wanted: PlanSpace, goal: Goal, say: OnProgress) -> list[VariantSearch]:
-    """Every variant of the space with its candidates."""
+    """One search for every variant of the space, with its candidates."""
     variants = list(_variants(wanted))
     return [
         VariantSearch(
@@ -129,8 +129,8 @@ def _searches(scenario: Scenario, wanted: PlanSpace, goal: Goal, say: OnProgress
     ]
 
 
-def _simulate_own(scenario: Scenario) -> Simulated | str:
-    """The scenario's own plan; where it is illegal or does not fit, why."""
+def _simulate_own(scenario: Scenario) -> PlanStep | str:
+    """The simulated step of the scenario's own plan, or the reason why it is illegal or does not fit."""
     simulated = _simulate(scenario)
     if isinstance(simulated, str):
         return simulated
@@ -138,8 +138,8 @@ def _simulate_own(scenario: Scenario) -> Simulated | str:
     return simulated if used <= capacity else f"out of memory: needs {used:.2f} of {capacity:.2f} GiB"
 
 
-def _simulate(scenario: Scenario) -> Simulated | str:
-    """The engine's step of a plan (in a worker process), or why the engine does not take it."""
+def _simulate(scenario: Scenario) -> PlanStep | str:
+    """Simulate a plan (in a worker process); returns the message if the engine refuses it."""
     try:
         return simulate_plan(scenario)
     except InputError as error:
@@ -163,7 +163,10 @@ def _variants(space: PlanSpace) -> Iterator[tuple[dict[str, Any], list[str]]]:
 def _ranked(
     searches: list[VariantSearch], goal: Goal, pool: Executor | None, say: OnProgress
 ) -> tuple[list[PlanRow], list[str]]:
-    """The best plans of all variants, simulated, best first; and a sentence for each that could not be."""
+    """Simulate the best plans of all variants.
+
+    Returns their rows, best first, and a sentence for each plan that the engine refused.
+    """
     todo = [(search, number) for search in searches for number in search.chosen]
     if len(searches) > 1:
         rough = sorted((goal.value(s.row(n, None)), i) for i, (s, n) in enumerate(todo))
@@ -172,7 +175,7 @@ def _ranked(
     say(0.0, f"{estimated:,} plans in closed form; the front of time and memory")
     scenarios = [scenario_of(s.scenario, s.candidates, n) for s, n in todo]
     running = None if pool is None else pool.map(_simulate, scenarios)
-    for search in searches:  # this process refines the fronts while the others simulate
+    for search in searches:  # this process refines the fronts while the workers simulate
         search.front = search.study.front()
     simulated = list(with_progress(map(_simulate, scenarios) if running is None else running, len(todo), say))
     rows, problems = [], []
@@ -187,10 +190,11 @@ def _ranked(
 def _with_front(
     searches: list[VariantSearch], ranked: list[PlanRow], goal: Goal, pool: Executor | None
 ) -> tuple[list[PlanRow], list[PlanRow], int]:
-    """The ranked rows; those that no other beats in time, GPU-hours and memory, by time; claims simulated.
+    """Returns the ranked rows, the Pareto front by time, and the number of plans simulated for the front.
 
-    A row of the front that is not ranked keeps its closed form, unless that beats the best simulated plan:
-    such a claim is simulated before it is shown, and ranked if it holds.
+    The front is that of time, GPU-hours and memory. A row of the front that is not ranked keeps its
+    closed-form time. If that beats the best simulated plan, the row is simulated before it is shown, and
+    ranked if the engine confirms it.
     """
     known, tried = {_key(row): row for row in ranked}, 0
     places = [(search, number, placement) for search in searches for number, placement in search.front]
@@ -223,11 +227,11 @@ def _with_front(
 
 
 def _key(row: PlanRow) -> str:
-    """What tells two plans apart."""
+    """A text that identifies the plan of a row."""
     return json.dumps(row.scenario.model_dump(mode="json"), sort_keys=True)
 
 
-def _notes(searches: list[VariantSearch], objective: str, own: Simulated | str) -> list[str]:
+def _notes(searches: list[VariantSearch], objective: str, own: PlanStep | str) -> list[str]:
     notes = []
     if isinstance(own, str) and own:
         notes.append(f"the scenario's own plan is not among them: {own}")

@@ -1,4 +1,4 @@
-"""Which plans are looked at: lists of values by key, defaults that cover what is sensible."""
+"""The space of a plan search: values to try for each key, and the default values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from moesim.simulator.schedules import SCHEDULES
 
 
 def _expanded(value: Any, info: ValidationInfo) -> Any:
-    """A list of integers from an expression, one number, or a list."""
+    """Turn an expression or a single integer into a list of integers; leave a list as it is."""
     if isinstance(value, str):
         try:
             return parse_integers(value, str(info.field_name))
@@ -70,9 +70,11 @@ class PlanSpace(BaseModel):
         tuple[Annotated[int, Field(ge=0, le=1_000_000, strict=True)], ...] | None, BeforeValidator(_expanded)
     ] = None
     placement: Annotated[tuple[str | Eplb, ...] | None, BeforeValidator(_listed)] = None
-    """Of experts: in order, hierarchical, global, or with redundant experts: global+64."""
+    """Placements of experts: in order, hierarchical or global; the latter two may add redundant experts, as
+    in global+64."""
     layout: Literal["balanced", "scenario"] = "balanced"
-    """`scenario` keeps stages.layers of the scenario, which then fixes the number of stages."""
+    """`balanced` balances the stages; `scenario` keeps the scenario's stages.layers, which fixes their
+    number."""
     headroom: float = Field(0.0, ge=0.0, lt=1.0, allow_inf_nan=False)
     variants: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
 
@@ -96,11 +98,14 @@ LISTS = (
     "tp", "pp", "ep", "cp", "vpp", "expert_tp", "microbatch", "zero_stage", "schedule", "recompute",
     "precision", "sms", "placement",
 )  # fmt: skip
-"""Keys of a space that hold lists."""
+"""Keys of a space that hold lists of values."""
 
 
 def load_space(source: PlanSpace | str | Path | None) -> PlanSpace:
-    """A space from a YAML or JSON file, or as it is; None is the default space. Raises InputError."""
+    """Load a space from a YAML or JSON file; a PlanSpace is returned as it is, None is the default space.
+
+    Raises InputError for a file that is missing or malformed.
+    """
     if isinstance(source, PlanSpace):
         return source
     if source is None:
@@ -110,7 +115,7 @@ def load_space(source: PlanSpace | str | Path | None) -> PlanSpace:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """A space with every key a list of values."""
+    """A space in which every key has a list of values."""
 
     tp: tuple[int, ...]
     pp: tuple[int, ...]
@@ -129,45 +134,45 @@ class Space:
 
     @property
     def recipes(self) -> tuple[Precision, ...]:
-        """The precision recipes themselves."""
+        """The recipe of each precision."""
         return tuple(PRECISIONS[p] if isinstance(p, str) else p for p in self.precision)
 
     @property
     def schedules(self) -> tuple[tuple[str, int], ...]:
-        """Schedules with the stages a rank that make a difference: several where that is free, else one."""
+        """Schedules with their values of vpp; a schedule that fixes vpp itself appears once."""
         free = [v for v in self.vpp if v > 1]
         return tuple((s, v) for s in self.schedule for v in (free if SCHEDULES[s].free_vpp else [1]))
 
     @property
     def inner(self) -> int:
-        """Combinations of precision, recompute, SMs and ZeRO stage, which change neither ranks nor stages."""
+        """Number of combinations of precision, recompute, SMs and ZeRO stage in each frame."""
         return prod(map(len, (self.precision, self.recompute, self.sms, self.zero_stage)))
 
     @property
     def per_frame(self) -> int:
-        """Plans of the same ranks, stages and schedule: `inner`, each with every placement of the experts."""
+        """Number of plans of each frame: `inner` combinations, each with every placement of the experts."""
         return self.inner * len(self.placement)
 
     @property
     def size(self) -> int:
-        """Plans before any is refused."""
+        """Number of plans before any is refused."""
         outer = (self.tp, self.pp, self.ep, self.cp, self.expert_tp, self.microbatch, self.schedules)
         return self.per_frame * prod(map(len, outer))
 
 
 def with_defaults(space: PlanSpace, scenario: Scenario, shape: ModelShape, cluster: Cluster) -> Space:
-    """Fill in the defaults for a model on a cluster.
+    """Fill in the defaults for a model on a cluster (docs/planner.md lists them).
 
-    tp: powers of two inside a node. pp: divisors of the number of GPUs up to the layers. ep: divisors of
-    the experts. cp: 1 to 8. vpp: 1, 2 and 4. micro-batch: 1, 2 and 4. Every schedule and ZeRO stage, every
-    recompute policy that makes a difference. precision: the scenario's, bf16, and fp8 where the accelerator
-    has it. sms: the scenario's and 8 to 32 of them; the scenario's only without experts; 0 where an engine
-    moves collectives. placement: see `default_placements`. Raises InputError where communication would take
-    every SM, or SMs where an engine does its work.
+    tp: powers of two inside a node. pp: divisors of the number of GPUs, at most the number of layers. ep:
+    divisors of the number of experts. cp: 1, 2, 4 and 8. vpp and microbatch: 1, 2 and 4. schedule and
+    zero_stage: all. recompute: every policy that changes compute or memory. precision: the scenario's, bf16,
+    and fp8 if the accelerator has it. sms: the scenario's and six values from 8 to 32 (only the scenario's
+    for a dense model, and 0 if a dedicated engine moves collectives). placement: see `default_placements`.
+    Raises InputError if communication would take every SM, or any SM beside a dedicated engine.
     """
     n = cluster.n_gpus
     own = scenario.precision
-    in_memory = scenario.software.attention == "unfused"  # scores that the policy attention computes again
+    in_memory = scenario.software.attention == "unfused"  # the policy attention recomputes the scores
     hardware: list[str | Precision] = ["bf16"]
     if "fp8" in cluster.accelerator.peak:
         hardware.insert(0, "fp8")

@@ -1,4 +1,4 @@
-"""Where a simulated step goes, by mechanism: what two plans differ in."""
+"""Splits a simulated step into mechanisms, by which two plans can be compared."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ CAUSES = (
     "gradients and parameters over the network",
     "optimizer",
 )
-"""Mechanisms in the order of `step_causes`; they add up to the step."""
+"""Mechanisms in the order of `step_causes`; their seconds add up to the step."""
 
 
 def step_causes(prepared: Prepared, execution: Execution) -> dict[str, float]:
     """Seconds of a step by mechanism, mean over pipeline ranks (docs/model.md, eq. P4).
 
-    Every pipeline rank pays the prices of the pool that holds it.
+    Every pipeline rank pays the prices of its own pool.
     """
     owners, ranks = prepared.owners, len(execution.ranks)
     repeated = {number: _recompute(p) for number, p in {id(p): p for p in owners}.items()}
@@ -53,7 +53,7 @@ def step_causes(prepared: Prepared, execution: Execution) -> dict[str, float]:
 
 
 def difference(plan: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
-    """Seconds that `plan` spends more than `other` by mechanism; the largest first."""
+    """Extra seconds of `plan` over `other` by mechanism, largest difference first."""
     gaps = {cause: plan[cause] - other[cause] for cause in CAUSES}
     return dict(sorted(gaps.items(), key=lambda item: -abs(item[1])))
 
@@ -61,7 +61,7 @@ def difference(plan: Mapping[str, float], other: Mapping[str, float]) -> dict[st
 def _alone(
     pool: PreparedPool, code: CompiledTemplate, recompute: Mapping[tuple[BlockKind, Phase], float]
 ) -> tuple[float, float]:
-    """(first-time work, repeated work) of an action, alone on all SMs."""
+    """Seconds of (first-time work, recomputation) of an action that runs alone on all SMs."""
     costs = pool.programs[0].costs
     work = again = 0.0
     for task in code.tasks:
@@ -76,7 +76,7 @@ def _alone(
 
 
 def _recompute(pool: PreparedPool) -> dict[tuple[BlockKind, Phase], float]:
-    """Seconds of the operators that repeat work, by block kind and phase."""
+    """Seconds of the recomputed operators, by block kind and phase."""
     pricer, found = pool.pricer, {}
     for kind in sorted({block.kind for stage in pool.stages.stages for block in stage}):
         for phase, operators in pricer.operators(kind).items():

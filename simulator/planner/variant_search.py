@@ -1,4 +1,4 @@
-"""The search over the plans of one variant of a scenario: candidates, then closed forms of the promising."""
+"""Searches the plans of one variant of a scenario: finds the candidates and estimates the promising ones."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ from moesim.simulator.planner.closed_form import CLOSED_FORM_ERROR
 from moesim.simulator.planner.goal import Goal
 from moesim.simulator.planner.progress import OnProgress
 from moesim.simulator.planner.result import PlanRow
-from moesim.simulator.planner.rows import Estimates, Simulated, closed_form_memory, make_row, scenario_of
+from moesim.simulator.planner.rows import Estimates, PlanStep, closed_form_memory, make_row, scenario_of
 from moesim.simulator.planner.space import PlanSpace, with_defaults
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import SCHEDULES
 
 NEAR_BEST = 1.05
-"""A scenario's own plan up to this share of the best time is ranked: all that may be faster are estimated."""
+"""The scenario's own plan gets a rank if its time is at most this multiple of the best; the search then
+estimates every plan that may be faster."""
 
 ROUNDING = 1e-9
-"""Relative difference below which two closed forms are the same."""
+"""Relative difference up to which two closed-form times count as equal."""
 
 
 class VariantSearch:
-    """One variant of a scenario: its candidates, and which of them were chosen."""
+    """One variant of a scenario, with its candidates and those chosen for simulation."""
 
     def __init__(
         self, changed: dict[str, Any], scenario: Scenario, wanted: PlanSpace, goal: Goal, say: OnProgress
     ) -> None:
-        """`changed`: keys of the space's variants. Raises InputError for what cannot be searched."""
+        """`changed`: the variant's scenario keys and values. Raises InputError for an unusable space."""
         self.changed, self.scenario = changed, scenario
         job = resolve(scenario)
         self.shape, self.cluster = job.shape, job.cluster
@@ -47,15 +48,15 @@ class VariantSearch:
         self.chosen: list[int] = []
         self.front: list[tuple[int, int]] = []
 
-    def own(self, simulated: Simulated) -> PlanRow:
-        """The scenario's plan as it is."""
+    def own(self, simulated: PlanStep) -> PlanRow:
+        """The row of the scenario's own plan."""
         scenario, estimate = self.scenario, None
         if scenario.schedule in SCHEDULES:
             estimate = self.study.seconds_of(scenario, simulated.layers, simulated.microbatches)
         return make_row(scenario, self.cluster, simulated, Estimates(estimate, changed=self.changed))
 
     def explore(self, own: PlanRow | None, say: OnProgress) -> None:
-        """Estimate what may be among the best."""
+        """Estimate every plan that may be among the best, and choose those to simulate."""
         top = self.goal.top
         if self.goal.objective == "memory":
             self.chosen = self.study.leanest(top)
@@ -68,20 +69,23 @@ class VariantSearch:
             self.chosen = self.study.best_of_families()[:top]
 
     def rank_of(self, own: PlanRow) -> int | None:
-        """Families with a faster closed form, plus one; None where not all that may be faster have one."""
+        """One plus the families with a faster closed form.
+
+        None unless every plan that may be faster has been estimated.
+        """
         if own.closed_form_s is None or own.closed_form_s > self.proven_s:
             return None
         times = self.candidates.time_s[self.study.best_of_families()]
         return int((times < own.closed_form_s * (1.0 - ROUNDING)).sum()) + 1
 
     def rivals(self, rows: list[PlanRow]) -> int:
-        """Families not simulated whose closed form is within its error of the fastest that was."""
+        """Number of unsimulated families whose closed form is within its error of the fastest in `rows`."""
         best = min((row.closed_form_s or inf for row in rows), default=inf)
         times = self.candidates.time_s[self.study.best_of_families()]
         return max(0, int((times <= best * (1.0 + CLOSED_FORM_ERROR)).sum()) - len(self.chosen))
 
-    def row(self, number: int, simulated: Simulated | None, placement: int | None = None) -> PlanRow:
-        """A plan as a row, with its fastest placement or another one that was tried."""
+    def row(self, number: int, simulated: PlanStep | None, placement: int | None = None) -> PlanRow:
+        """The row of a plan, with its fastest placement or another one that was tried."""
         c = self.candidates
         scenario = scenario_of(self.scenario, c, number, placement)
         tried = {which: seconds for seconds, _, which in c.others.get(number, ())}

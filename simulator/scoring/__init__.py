@@ -1,1 +1,1 @@
-"""Predictions beside what was published and measured."""
+"""Compares predictions with published measurements."""

@@ -1,4 +1,4 @@
-"""Published figures beside predicted ones: every error generated, none typed in."""
+"""Compares published figures with predicted ones; every error is computed, none is typed in."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ from moesim.simulator.scoring.whole_runs import (
 )
 
 PROFILES = ("h800-trace", "h800-published", "h800-from-h200")
-"""All are scored; the preset's default is the first (docs/decisions/0002-default-profile.md). The last one
-was made from a calibration of H200 by rule; of H800 it holds the rates of the NICs, the gap between launches
-and the shortest kernel, no kernel rate."""
+"""Profiles that are scored; the first is the preset's default (docs/decisions/0002-default-profile.md).
+
+The last one was derived by rule from a calibration of H200. From H800 it takes the rates of the NICs, the gap
+between launches and the shortest kernel, but no kernel rate."""
 
 DataT = TypeVar("DataT", bound=BaseModel)
 
@@ -57,7 +58,7 @@ class Row(Frozen):
 
 
 class Figure(Frozen):
-    """A published figure and where its prediction stands in a result."""
+    """A published figure, with the path of its prediction in a result."""
 
     id: str
     source: str
@@ -100,9 +101,9 @@ Progress = Callable[[str], None]
 
 
 def score(progress: Progress = lambda what: None) -> list[Row]:
-    """Every scored quantity of the home case, profile by profile, then stand-alone kernels and goodput.
+    """Score the home case with each profile, then stand-alone kernels and goodput.
 
-    `progress` is called with a few words before each simulation.
+    `progress` is called with a short text before each simulation.
     """
     figures = _read(_Figures, "deepseek-v3.yaml").figures
     rows = []
@@ -112,7 +113,7 @@ def score(progress: Progress = lambda what: None) -> list[Row]:
 
 
 def score_run(profile: str, progress: Progress = lambda what: None) -> list[Row]:
-    """DeepSeek-V3's whole run, phase by phase."""
+    """Score DeepSeek-V3's whole run, phase by phase."""
     progress(f"the whole run with {profile}")
     data = published_runs()
     result = simulate(load_scenario(data.scenario, [f"profile={profile}", f"run={data.plan}"]))
@@ -134,12 +135,12 @@ def _run_row(scored: Scored, suffix: str = "") -> Row:
 
 
 def context_plans(progress: Progress = lambda what: None) -> list[ContextRow]:
-    """What DeepSeek-V3's context extension takes under plans that nobody published."""
+    """GPU-hours of DeepSeek-V3's context extension under several plans, as its own is not published."""
     prepared = prepare(load_scenario(published_runs().scenario))
 
     def report_of(plan: RunPlan) -> RunReport:
         planned = prepared.under(prepared.scenario.model_copy(update={"run": plan}))
-        return run_report(planned, 1.0)  # the main phase is not looked at
+        return run_report(planned, 1.0)  # the main phase is not used
 
     return context_plan_sensitivity(report_of, progress)
 
@@ -177,9 +178,9 @@ def _row(figure: Figure, result: Result) -> Row:
 
 
 def beside_published(scenario: Scenario, result: Result) -> list[Row]:
-    """Published figures of a preset beside a result of it; empty where the scenario was changed.
+    """Compare a result of a preset with the published figures; empty if the scenario was changed.
 
-    The profile and the seed may differ from the preset's: the published job is still the same.
+    The profile and the seed may differ from the preset's, as the published job is still the same.
     """
     if scenario.name not in preset_names():
         return []
@@ -193,7 +194,7 @@ def beside_published(scenario: Scenario, result: Result) -> list[Row]:
 
 
 def lookup(result: Result, path: str) -> float:
-    """The number at a dotted path of a result; a phase of the pair is found by its name."""
+    """The number at a dotted path of a result; a phase of the overlapped pair is given by its name."""
     value: Any = result
     for part in path.split("."):
         if isinstance(value, tuple):
@@ -204,7 +205,7 @@ def lookup(result: Result, path: str) -> float:
 
 
 def score_deepep() -> list[Row]:
-    """DeepEP's H800 table from link rates and the SM curve (docs/model.md, eq. X2)."""
+    """Score DeepEP's H800 table, predicted from link rates and the SM curve (docs/model.md, eq. X2)."""
     table = _read(_DeepEpTable, "deepep-h800.yaml")
     return [_deepep_row(table, row) for row in table.rows]
 
@@ -230,10 +231,10 @@ def _deepep_row(table: _DeepEpTable, row: _DeepEpRow) -> Row:
 
 @dataclass(frozen=True, slots=True)
 class DeepEpSetup:
-    """What a stand-alone test of expert-parallel kernels ran: sizes, machine and profile by name.
+    """Setup of a stand-alone test of expert-parallel kernels; machine and profile are given by name.
 
-    `tokens`: of one GPU; `gate` and `wire`: where they differ from those of DeepEP's tests (its own gate;
-    FP8 out, BF16 back).
+    `tokens`: tokens of one GPU. `gate` and `wire`: None for those of DeepEP's tests (its own gate; FP8
+    dispatch, BF16 combine).
     """
 
     tokens: int
@@ -249,9 +250,9 @@ class DeepEpSetup:
 
 
 def deepep_bandwidth(operation: EpOperation, ep: int, kernels: str, setup: DeepEpSetup) -> float:
-    """Logical GB/s as DeepEP's tests count it: NVLink inside one node, RDMA across nodes.
+    """Logical bandwidth (GB/s) as DeepEP's tests count it: NVLink inside one node, RDMA across nodes.
 
-    Logical bytes include the local node (or own rank); time is notify plus payload on idle GPUs.
+    Logical bytes include those of the local node (or own rank). The time is notify plus payload on idle GPUs.
     """
     node, network = load_node(setup.node), load_network(setup.network)
     assert network.fabric is not None
@@ -283,9 +284,9 @@ class Placement(Frozen):
 
 
 def placement_sensitivity(scenario: Scenario, progress: Progress = lambda what: None) -> list[Placement]:
-    """Step time under other placements of the layers than the default (which is first).
+    """Step time under the default placement of the layers, which comes first, and under others.
 
-    The published reports do not say which layers a stage holds; this shows what that is worth.
+    The published reports do not say which layers a stage holds; this shows how much the choice matters.
     """
     stages = prepare(scenario).stages
     default = stages.layers_per_stage
@@ -303,7 +304,7 @@ def placement_sensitivity(scenario: Scenario, progress: Progress = lambda what: 
 
 
 def _alternatives(default: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """Placements that somebody might have chosen instead."""
+    """Other plausible placements of the layers."""
     n, total = len(default), sum(default)
     if n < 3:
         return {}

@@ -1,4 +1,4 @@
-"""Measured collectives beside predicted ones: every row classified, every error generated."""
+"""Compares measured collectives with predicted ones; every row has a class, every error is computed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ Use = Literal[
     "elsewhere",
     "unscorable",
 ]
-"""scored: 1 MiB and more, topology stated, no in-switch reduction. The next five are reported beside them."""
+"""Class of a row. `scored`: 1 MiB and more, topology stated, no in-switch reduction. The next five are
+predicted and reported, but not scored; the others are not predicted."""
 
 PREDICTED: tuple[Use, ...] = ("scored", "nvls", "unstated", "peak", "latency", "expert-parallel")
 TITLES: dict[str, str] = {
@@ -43,9 +44,10 @@ TITLES: dict[str, str] = {
 }
 ALL_OWN, ALL_SCORED = "all own H200 rows", "all scored rows"
 OWN = "ours-"
-"""How the ids of our own measurements begin."""
+"""Prefix of the ids of moesim's own measurements."""
 LOCAL_EXPERTS, TOP_K, TOKENS, HIDDEN = 8, 8, 4096, 7168
-"""Of the Hybrid-EP table: uniform router, experts a GPU, experts a token, tokens a GPU."""
+"""Setup of the Hybrid-EP table (uniform router): experts per GPU, experts per token, tokens per GPU, hidden
+size."""
 
 
 class MeasuredRow(BaseModel):
@@ -53,7 +55,7 @@ class MeasuredRow(BaseModel):
 
     `bytes`: the whole buffer (input of an all-reduce, reduce-scatter or all-to-all on one rank, output of an
     all-gather). Expert-parallel rows have communication SMs instead, and GB/s as their source counts them.
-    `note` says why a row is where it is.
+    `note` says why a row has its class.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -75,9 +77,9 @@ class MeasuredRow(BaseModel):
 
 
 class CollectiveRow(BaseModel):
-    """A measured figure beside a predicted one; `relative_error` = predicted / measured - 1 of the time.
+    """A measured figure and its prediction; `relative_error` is that of the time, predicted / measured - 1.
 
-    `unit` is s, or GB/s as the source counts them (then the time's error is measured / predicted - 1).
+    `unit` is s, or GB/s as the source counts them; the time's error is then measured / predicted - 1.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -91,7 +93,7 @@ class CollectiveRow(BaseModel):
     predicted: float
     relative_error: float
     how: str
-    """Algorithm and protocol that the model chose."""
+    """Algorithm and protocol that the model chose, or the SMs of an expert-parallel row."""
 
 
 class GroupSummary(BaseModel):
@@ -110,7 +112,7 @@ class GroupSummary(BaseModel):
 
 @lru_cache(maxsize=1)
 def measured_rows() -> tuple[MeasuredRow, ...]:
-    """Every measured row with its class; those without a prediction say why in `note`."""
+    """Every measured row with its class; the `note` of a row without a prediction says why."""
     text = (
         resources.files("moesim.simulator")
         .joinpath("data", "published", "collectives.csv")
@@ -120,7 +122,7 @@ def measured_rows() -> tuple[MeasuredRow, ...]:
 
 
 def score_collectives() -> list[CollectiveRow]:
-    """Every row that can be predicted, in the order of the file (docs/model.md, eq. X13)."""
+    """Score every row that can be predicted, in the order of the file (docs/model.md, eq. X13)."""
     return [_scored(row) for row in measured_rows() if row.use in PREDICTED]
 
 
@@ -172,7 +174,7 @@ def _expert_parallel(row: MeasuredRow, ep: int, sms: int) -> float:
 
 
 def summarise(rows: Iterable[CollectiveRow]) -> list[GroupSummary]:
-    """Errors by group, scored rows first, and over all own and all scored rows."""
+    """Errors by group, scored rows first, and over all of moesim's own and all scored rows."""
     found = list(rows)
     groups: dict[tuple[Use, str], list[CollectiveRow]] = {}
     for use in PREDICTED:
@@ -202,7 +204,7 @@ def _summary(use: str, name: str, rows: list[CollectiveRow]) -> GroupSummary:
 
 
 def as_score(row: CollectiveRow) -> Row:
-    """The same as one row of the scoreboard; the error stays that of the time."""
+    """The row in the form of the scoreboard; its error stays that of the time."""
     return Row(
         id=f"collectives.{row.id}",
         source=row.source,

@@ -1,4 +1,4 @@
-"""What full resolution is checked against: the folded run, two networks that were measured, a timeline."""
+"""Checks full resolution against the folded run, two measured networks and a published timeline."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from moesim.simulator.predict.step import run_step
 from moesim.simulator.scenario import load_scenario
 
 EVEN = ("routing.expert_load_cv=0", "variation.clock_cv=0", "variation.jitter_cv=0")
+"""Overrides that make all ranks equal."""
 
 
 class _Networks(BaseModel):
@@ -40,7 +41,10 @@ class _Networks(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A relative difference that was published or must be nothing, beside ours; `limit` in absolute terms."""
+    """A published relative difference (0 if there must be none) and the predicted one.
+
+    `limit` is the largest absolute deviation between the two.
+    """
 
     id: str
     quantity: str
@@ -57,7 +61,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class NotifyRow:
-    """Wait at one barrier of a pair: one GPU of a published timeline beside all GPUs of a full run."""
+    """Wait at one barrier of a pair, of one GPU in a published timeline and of all GPUs in a full run."""
 
     phase: str
     layer: int
@@ -67,7 +71,7 @@ class NotifyRow:
 
 @dataclass(frozen=True, slots=True)
 class FullChecks:
-    """Everything that full resolution is checked against."""
+    """Results of all checks of full resolution."""
 
     differences: tuple[Difference, ...]
     notify: tuple[NotifyRow, ...]
@@ -75,7 +79,7 @@ class FullChecks:
 
 
 def check_full(progress: Callable[[str], None] = lambda what: None) -> FullChecks:
-    """Full resolution of the home case beside the folded run and what was measured (about half a minute)."""
+    """Check full resolution of the home case against the folded run and measurements (takes about 30 s)."""
     text = (
         resources.files("moesim.simulator").joinpath("data", "published", "networks.yaml").read_text("utf-8")
     )
@@ -119,7 +123,7 @@ def check_full(progress: Callable[[str], None] = lambda what: None) -> FullCheck
 
 
 def _all_to_all(data: _Networks, gpus: int) -> Difference:
-    """An all-to-all on both networks: the published difference was within a few percent of nothing."""
+    """The difference of an all-to-all on both networks, which was published as at most a few percent."""
     seconds = [
         collective(
             "all_to_all", data.all_to_all_bytes, range(gpus), load_cluster(name).topology(), load_library()

@@ -1,4 +1,4 @@
-"""Published figures of whole runs beside simulated ones, and what the unpublished plans are worth."""
+"""Compares published figures of whole runs with simulated ones, and varies the unpublished plans."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _Total(Frozen):
 
 
 class GoodputCase(Frozen):
-    """A published goodput and the published rates that go with it; `assumed` says what is not from there."""
+    """A published goodput with the published rates of the same run; `assumed` states the other inputs."""
 
     id: str
     source: str
@@ -52,7 +52,7 @@ class GoodputCase(Frozen):
     failures: str
     restart: str | None = None
     recovery: str | None = None
-    """Instead of `restart`: a recovery time without detection."""
+    """Recovery time without detection, in place of `restart`."""
     interval: str
     stall: str
     assumed: str
@@ -98,7 +98,7 @@ def published_runs() -> PublishedRuns:
 
 
 def score_report(report: RunReport) -> list[Scored]:
-    """DeepSeek-V3's published GPU-hours and dollars beside a report of the run plan `deepseek-v3`."""
+    """Compare a report of the run plan `deepseek-v3` with DeepSeek-V3's published GPU-hours and dollars."""
     data = published_runs()
     hours = {row.phase: row.gpu_hours_with_stops for row in report.phases}
     rows = [
@@ -116,7 +116,7 @@ def score_report(report: RunReport) -> list[Scored]:
 
 
 def score_goodput() -> list[Scored]:
-    """Published effective training times beside simulated ones; nothing of them was fitted."""
+    """Compare published effective training times with simulated ones, none of which was fitted."""
     return [
         Scored(case.id, f"{case.source} ({case.assumed})", case.quantity, "1", case.value, goodput(case))
         for case in published_runs().goodput
@@ -124,7 +124,7 @@ def score_goodput() -> list[Scored]:
 
 
 def goodput(case: GoodputCase) -> float:
-    """Mean simulated share of training in the time on the clock."""
+    """Mean simulated share of wall time that is training."""
     between = load_failure_rate(case.failures).mean_time_between_s(case.nodes)
     stall = parse_quantity(case.stall, "s")
     if case.restart is not None:
@@ -148,7 +148,7 @@ def goodput(case: GoodputCase) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ContextRow:
-    """GPU-hours of the two context extensions under one plan; `fits`: into the GPU's memory."""
+    """GPU-hours of the two context extensions under one plan; `fits`: whether they fit into memory."""
 
     name: str
     first_gpu_hours: float
@@ -159,7 +159,7 @@ class ContextRow:
 def context_plan_sensitivity(
     report_of: Callable[[RunPlan], RunReport], progress: Callable[[str], None] = lambda what: None
 ) -> list[ContextRow]:
-    """GPU-hours of DeepSeek-V3's context extensions under plans that nobody published."""
+    """GPU-hours of DeepSeek-V3's context extensions under several plans, as its own is not published."""
     data, rows = published_runs(), []
     plan = load_run_plan(data.plan)
     for choice in data.context_plans:

@@ -1,1 +1,1 @@
-"""Many predictions: sweeps, comparisons, sensitivities, intervals."""
+"""Studies of many predictions: sweeps, comparisons, sensitivities and intervals."""

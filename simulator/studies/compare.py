@@ -1,4 +1,4 @@
-"""Two to four predictions side by side: figures, what was changed, and where the difference comes from."""
+"""Compares two to four predictions: their figures, the keys that differ, and the causes of the difference."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ from moesim.simulator.studies.effects import entry_effects
 from moesim.simulator.studies.uncertainty import samples_of
 
 MOST = 4
-"""Scenarios that one comparison takes."""
+"""Most scenarios in one comparison."""
 
 OTHER = "other"
-"""Cause of what the critical path leaves over; 0 s where the path reaches back to the start."""
+"""Cause of the seconds that the critical path does not cover; 0 s if the path reaches back to the start."""
 
 
 class Side(Frozen):
-    """One of the scenarios: its figures and the keys that it does not share with the first."""
+    """One scenario of a comparison, with its figures and the keys that differ from the first scenario's."""
 
     name: str
     figures: dict[str, float | bool | None]
     differs: dict[str, tuple[Any, Any]]
-    """Dotted key to (value in the first scenario, value here)."""
+    """(value in the first scenario, value in this one) by dotted key."""
     delta_s: Band | None = None
-    """Step time less that of the first scenario, where intervals were asked for."""
+    """Step time minus that of the first scenario; None unless intervals are requested."""
 
 
 class Waterfall(Frozen):
-    """Seconds of the critical path by one cause in every scenario, in the order of the scenarios."""
+    """Seconds that one cause takes on the critical path of every scenario, in the order of the scenarios."""
 
     cause: str
     seconds: tuple[float, ...]
 
 
 class Comparison(TableResult):
-    """Scenarios side by side; the first is what the others are compared with.
+    """A comparison of scenarios with the first one.
 
     The waterfall is exact: the causes of a scenario's critical path add up to its step time, so their
     differences add up to the difference of the step times (docs/model.md, eq. U3).
@@ -57,7 +57,7 @@ class Comparison(TableResult):
     waterfall: tuple[Waterfall, ...]
 
     def rows(self) -> list[Row]:
-        """One row a figure: every scenario's value, and the change against the first."""
+        """One row for each figure, with every scenario's value and its change against the first."""
         table: list[Row] = []
         for name, first in self.sides[0].figures.items():
             row: Row = {"figure": name}
@@ -70,7 +70,7 @@ class Comparison(TableResult):
         return table
 
     def waterfall_rows(self) -> list[Row]:
-        """One row a cause: seconds in every scenario, and the change against the first."""
+        """One row for each cause, with its seconds in every scenario and the change against the first."""
         table = []
         for item in self.waterfall:
             row: Row = {"cause": item.cause}
@@ -83,7 +83,7 @@ class Comparison(TableResult):
 
 
 def label(number: int, side: Side) -> str:
-    """A column name that no other scenario has."""
+    """The column name of a scenario, unique by its number."""
     return f"{number}: {side.name}"
 
 
@@ -92,8 +92,8 @@ def compare(
 ) -> Comparison:
     """Predict two to four scenarios and split the differences of their step times by cause.
 
-    `names`: what to call them; `uncertainty`: bands of the differences, from draws that the scenarios
-    share. Raises InputError for another number of scenarios.
+    `names`: their names in the result. `uncertainty`: add bands of the differences, from draws that the
+    scenarios share. Raises InputError for another number of scenarios.
     """
     if not 2 <= len(scenarios) <= MOST:
         raise InputError(f"compare takes 2 to {MOST} scenarios, not {len(scenarios)}; use sweep for more")
@@ -124,10 +124,10 @@ def compare(
 
 
 def relative_draws(scenario: Scenario) -> FloatArray:
-    """Draws of the step time over the predicted one ([SAMPLES]), for intervals of figures and differences.
+    """Draws of the step time relative to the predicted one [SAMPLES], for intervals of figures and changes.
 
-    Two scenarios share the draws of every source that they share (docs/model.md, eq. U2): their difference
-    is surer than either. Raises InputError for an illegal scenario and for a fleet.
+    Two scenarios share the draws of every source that they have in common (docs/model.md, eq. U2), so their
+    difference is less uncertain than either. Raises InputError for an illegal scenario and for a fleet.
     """
     return _drawn(scenario)[1]
 
@@ -139,7 +139,7 @@ def _drawn(scenario: Scenario) -> tuple[Result, FloatArray]:
 
 
 def bands_of_draws(result: Result, draws: FloatArray) -> dict[str, Band]:
-    """Intervals of all figures that go with the step time, by name; draws of `relative_draws`."""
+    """Intervals, by name, of all figures that are a power of the step time, from `relative_draws`."""
     found = _powered(result)
     return {name: _band(value, value * draws**power) for name, (value, power) in found.items()}
 
@@ -147,9 +147,9 @@ def bands_of_draws(result: Result, draws: FloatArray) -> dict[str, Band]:
 def bands_of_changes(
     first: Result, first_draws: FloatArray, other: Result, other_draws: FloatArray
 ) -> dict[str, Band]:
-    """Intervals of the differences of all figures that go with the step time, by name.
+    """Intervals, by name, of the differences of all figures that are a power of the step time.
 
-    The draws are those of `relative_draws`. A figure that one of the two lacks is left out.
+    The draws are those of `relative_draws`. A figure that one of the results lacks is left out.
     """
     before, after = _powered(first), _powered(other)
     return {
@@ -162,7 +162,7 @@ def bands_of_changes(
 
 
 def _powered(result: Result) -> dict[str, tuple[float, int]]:
-    """Figures that go with a power of the step time, and that power."""
+    """Figures that are proportional to a power of the step time, with that power, by name."""
     values = {**figures(result), "tokens_per_day": result.step.tokens_per_day}
     return {
         name: (value, power) for name, power in POWERS.items() if isinstance(value := values[name], float)
@@ -175,7 +175,7 @@ def _band(predicted: float, drawn: FloatArray) -> Band:
 
 
 def changes(first: Result, other: Result) -> dict[str, float]:
-    """By how much each tabulated figure of another prediction differs, by name; unknown ones are left out."""
+    """Difference of each tabulated figure of two predictions, by name; figures that one lacks are absent."""
     before = figures(first)
     return {
         name: value - old
@@ -185,7 +185,7 @@ def changes(first: Result, other: Result) -> dict[str, float]:
 
 
 def waterfall(results: Sequence[Result]) -> tuple[Waterfall, ...]:
-    """Critical-path seconds by cause in every result; causes in order of their largest difference."""
+    """Critical-path seconds by cause in every result; the causes with the largest differences come first."""
     columns = [causes(result) for result in results]
     names = {name for column in columns for name in column}
     rows = [Waterfall(cause=name, seconds=tuple(c.get(name, 0.0) for c in columns)) for name in names]
@@ -193,14 +193,14 @@ def waterfall(results: Sequence[Result]) -> tuple[Waterfall, ...]:
 
 
 def causes(result: Result) -> dict[str, float]:
-    """Seconds of the critical path by cause; what it leaves over goes to `OTHER`."""
+    """Seconds of the critical path by cause; the seconds that it does not cover are `OTHER`."""
     found = {row.cause: row.seconds for row in result.critical_path_s}
     rest_ns = round((result.step.time_s - fsum(found.values())) * 1e9)
     return {**found, OTHER: rest_ns / 1e9} if rest_ns else found
 
 
 def _differs(first: Scenario, other: Scenario) -> dict[str, tuple[Any, Any]]:
-    """Keys whose values differ, also those that rules chose; where both were chosen, their values only."""
+    """Keys whose values differ, defaults included; for a key with a default in both, only `.value` counts."""
     chosen = {item.key for item in first.defaults} & {item.key for item in other.defaults}
     found = differences(first.resolved(), other.resolved())
     return {
@@ -211,7 +211,7 @@ def _differs(first: Scenario, other: Scenario) -> dict[str, tuple[Any, Any]]:
 
 
 def differences(first: dict[str, Any], other: dict[str, Any], at: str = "") -> dict[str, tuple[Any, Any]]:
-    """Dotted keys whose values differ: (first, other); None where a key is absent."""
+    """(first, other) values by dotted key, for all keys that differ; None for an absent key."""
     found: dict[str, tuple[Any, Any]] = {}
     for key in [*first, *(k for k in other if k not in first)]:
         a, b = first.get(key), other.get(key)

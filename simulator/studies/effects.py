@@ -1,4 +1,8 @@
-"""What each source does to the step time: entries along the critical path, keys and seeds in the engine."""
+"""Effects of uncertain sources on the step time.
+
+Calibration entries are evaluated to first order along the critical path, scenario keys and seeds in the
+engine.
+"""
 
 from __future__ import annotations
 
@@ -47,15 +51,18 @@ from moesim.simulator.studies.sources import (
 from moesim.simulator.studies.step_evidence import step_evidence
 
 Ranges = Mapping[str, tuple[object, object]]
-"""Scenario keys with their lowest and highest value; the scenario's own value is the likeliest."""
+"""Lowest and highest value by scenario key; the scenario's own value is the most likely."""
 
 LINK_SHARES = ("collective.", "p2p.", "engine.")
-"""Curves that price sends and collectives, which do not list what they stand on."""
+"""Prefixes of the curves that price sends and collectives, whose prices record no evidence."""
 
 
 @dataclass(frozen=True, slots=True)
 class EntryEffect:
-    """A calibration entry and how many seconds the step changes at its two points."""
+    """A source and the seconds by which it changes the step at its 10 % and 90 % points.
+
+    `at`: the relative changes at these points. `exact`: whether the engine computed the seconds.
+    """
 
     source: Source
     at: tuple[float, float]
@@ -63,18 +70,18 @@ class EntryEffect:
     exact: bool = False
 
     def draw_s(self, samples: int, seed: int) -> FloatArray:
-        """Seconds of change of every draw, piecewise linear through the two points and zero."""
+        """Seconds by which every draw changes the step, piecewise linear through the two points and zero."""
         return self.at_change(drawn_changes(self.source, samples, seed))
 
     def at_change(self, change: FloatArray) -> FloatArray:
-        """Seconds at a relative change of the source's times."""
+        """Seconds by which the step changes at a relative change of the source's times."""
         low, high = (_slope(at, seconds) for at, seconds in zip(self.at, self.seconds, strict=True))
         return np.asarray(np.where(change < 0, change * low, change * high))
 
 
 @dataclass(frozen=True, slots=True)
 class RangeEffect:
-    """A scenario key at the ends of its range, each with its figures."""
+    """A scenario key with the results at both ends of its range."""
 
     key: str
     ends: tuple[object, object]
@@ -86,12 +93,12 @@ def _slope(at: float, seconds: float) -> float:
 
 
 def generator_of(name: str, seed: int) -> np.random.Generator:
-    """Draws that belong to a name: two scenarios that share a source share its draws."""
+    """Random generator that belongs to a name, so that scenarios with a common source share its draws."""
     return np.random.default_rng([seed, int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")])
 
 
 def drawn_changes(source: Source, samples: int, seed: int) -> FloatArray:
-    """Relative changes of a source's times, one a draw; the same for every scenario that has the source."""
+    """Relative changes of a source's times, one for each draw, equal in every scenario with the source."""
     generator = generator_of(source.id, seed)
     return source.draw(generator.standard_normal(samples), generator.random(samples))
 
@@ -99,10 +106,10 @@ def drawn_changes(source: Source, samples: int, seed: int) -> FloatArray:
 def entry_effects(
     prepared: Prepared, executions: Sequence[Execution], exact: int = 0
 ) -> tuple[EntryEffect, ...]:
-    """Every used calibration entry and number with a range at its 10 % and 90 % points, largest effect first.
+    """Effects of every used calibration entry and of every number with a range, largest effect first.
 
-    To first order along the critical path (docs/model.md, eqs. U1, U4 and U5); the `exact` largest are run
-    again in the engine.
+    They are computed to first order along the critical path (docs/model.md, eqs. U1, U4 and U5); the `exact`
+    largest ones are simulated instead.
     """
     last = last_group(executions)
     path = critical_path(last)
@@ -134,7 +141,7 @@ def entry_effects(
 def _session_effect(
     profile: CalibrationProfile, used: Sequence[str], found: Sequence[EntryEffect]
 ) -> EntryEffect | None:
-    """What a session changes: every entry that it bounds, off together (eq. U4)."""
+    """Effect of the measurement session, which shifts every entry that it bounds together (eq. U4)."""
     source, bound = session(profile, used)
     low, high = source.points()
     moved = [effect for effect in found if effect.source.id in bound]
@@ -145,7 +152,7 @@ def _session_effect(
 def _spread_effect(
     prepared: Prepared, path: Sequence[Segment], program: Program, key: str
 ) -> EntryEffect | None:
-    """A wider or narrower spread of a scenario key with a range, the same draws (eqs. U5 and U6)."""
+    """Effect of a spread with a range, wider or narrower with the same draws (eqs. U5 and U6)."""
     scenario = prepared.scenario
     number = _spread_of(scenario, key)
     source = ranged(key, number)
@@ -170,7 +177,7 @@ def _spread_of(scenario: Scenario, key: str) -> SourcedFraction:
 
 
 def _redrawn(prepared: Prepared, program: Program, key: str, value: float) -> Program:
-    """The program with another spread of run-to-run noise or of expert load, drawn from the same seed."""
+    """The program with another spread of run-to-run noise or expert load, drawn from the same seed."""
     scenario, variation = prepared.scenario, program.variation
     if key == JITTER:
         variation = replace(variation, jitter_cv=value)
@@ -209,7 +216,7 @@ def _run_exactly(
 
 
 def moved(prepared: Prepared, changes: Mapping[str, float], used: Sequence[str]) -> ResolvedJob:
-    """The job with sources (by id) off by changes; `used`: entries that a session may move."""
+    """The job with sources shifted by relative changes, by id; `used`: entries that a session may shift."""
     scenario, profile, cluster = prepared.scenario, prepared.profile, prepared.cluster
     for id_, change in changes.items():
         if id_ in SPREADS:
@@ -225,7 +232,7 @@ def moved(prepared: Prepared, changes: Mapping[str, float], used: Sequence[str])
 
 
 def range_effects(scenario: Scenario, ranges: Ranges) -> tuple[RangeEffect, ...]:
-    """The scenario with each key alone at the ends of its range. Raises InputError as `replace` does."""
+    """Simulate the scenario with each key alone at the ends of its range. Raises InputError as `replace`."""
     return tuple(
         RangeEffect(
             key,
@@ -237,7 +244,7 @@ def range_effects(scenario: Scenario, ranges: Ranges) -> tuple[RangeEffect, ...]
 
 
 def seed_deviation_s(scenario: Scenario, seeds: int, time_s: float) -> float:
-    """Standard deviation of the step time over `seeds` further seeds and the scenario's own (s)."""
+    """Standard deviation (s) of the step time over the scenario's own seed and `seeds` further ones."""
     if seeds < 1:
         return 0.0
     others = [run_step(scenario.replace(seed=scenario.seed + n)).time_s for n in range(1, seeds + 1)]

@@ -1,4 +1,4 @@
-"""Why a step takes as long as it takes, in sentences and a table."""
+"""Explains a step time in sentences and a table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from moesim.simulator.studies.compare import causes
 
 
 class Cause(BaseModel):
-    """Seconds of the critical path by one cause, and what share of the step that is."""
+    """Seconds that one cause takes on the critical path, and their share of the step."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -24,28 +24,28 @@ class Cause(BaseModel):
 
 
 class Explanation(TableResult):
-    """Sentences, the critical path by cause, and what the prediction extrapolates."""
+    """Sentences on a step, its critical path by cause, and the inputs that are assumed or extrapolated."""
 
     scenario: str
     sentences: tuple[str, ...]
     causes: tuple[Cause, ...]
     extrapolated: tuple[str, ...]
     defaults: tuple[Default, ...] = Field((), exclude_if=lambda value: not value)
-    """Keys that the scenario left out, with what they were given and why."""
+    """Keys that the scenario left out, with the values that they got and the reasons."""
 
     def rows(self) -> list[Row]:
-        """One row a cause."""
+        """One row for each cause."""
         return [cause.model_dump() for cause in self.causes]
 
     def __str__(self) -> str:
-        """The sentences, then the causes of at least one per cent."""
+        """The sentences, then the causes that take at least one per cent of the step."""
         lines = [*self.sentences, ""]
         lines += [f"{c.cause:20s} {c.seconds:8.3f} s  {c.share:6.1%}" for c in self.causes if c.share >= 0.01]
         return "\n".join(lines)
 
 
 def host_sentence(host: HostReport, step_s: float) -> str:
-    """Whether the host's launch rate bounds the step, and what it costs."""
+    """Sentence on whether the host's launch rate bounds the step, and on the seconds that launches cost."""
     verdict = "bound by the host's launch rate" if host.bound else "not bound by the host's launch rate"
     remedy = "; CUDA graphs, larger micro-batches or a faster host would help" if host.bound else ""
     return (

@@ -1,4 +1,4 @@
-"""The same cluster with faster or slower links, as overrides of a scenario."""
+"""Overrides of a scenario that make the links of its cluster faster or slower."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from moesim.simulator.scenario import Scenario
 
 
 def faster_links(scenario: Scenario, nic: float = 1.0, scale_up: float = 1.0) -> tuple[str, ...]:
-    """Overrides that multiply bandwidths: NICs with the ports they lead to, and links inside a node.
+    """Overrides that multiply the bandwidths of NICs and of links inside a node.
 
-    Latencies and kernels' shares of a bandwidth stay. Figures set so count as assumed. Figures that the
-    hardware does not have are left out.
+    `nic` also scales the switch ports of the NICs. Latencies and the kernels' shares of a bandwidth stay as
+    they are. The new figures count as assumed; figures that the hardware does not have are left out.
     """
     node, fabric = scenario.machine.node, scenario.machine.network.fabric
     accelerator = node.accelerator

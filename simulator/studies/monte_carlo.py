@@ -1,4 +1,4 @@
-"""Draws of a step time from the sources of its uncertainty."""
+"""Draws step times from the sources of their uncertainty."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from moesim.simulator.studies.effects import EntryEffect, drawn_changes
 from moesim.simulator.studies.sources import MODEL_ERROR, model_error
 
 SAMPLES = 4096
-"""Draws of a Monte Carlo: the 10 % point is then that of 9 to 11 %."""
+"""Draws of a Monte Carlo; with so many, the 10 % point lies between the true 9 % and 11 % points."""
 
 
 def draws_s(
@@ -22,7 +22,7 @@ def draws_s(
     samples: int = SAMPLES,
     seed: int = 0,
 ) -> FloatArray:
-    """Draws of the step time (s) from calibration entries and what they leave out (eq. U2)."""
+    """Draws of the step time (s) from the effects and from the error that no entry carries (eq. U2)."""
     seconds = np.full(samples, time_s)
     for effect in effects:
         seconds += effect.draw_s(samples, seed)
@@ -30,6 +30,9 @@ def draws_s(
 
 
 def bounded(seconds: FloatArray, left_out: float, time_s: float, seed: int) -> FloatArray:
-    """With the factor for what is left out; far tails must not make a step instant or negative."""
+    """Apply the factor for the error that no entry carries, and keep every draw above 0.1 `time_s`.
+
+    Otherwise far tails could make a step instant or negative.
+    """
     changed = seconds * (1.0 + drawn_changes(model_error(left_out), len(seconds), seed))
     return np.asarray(np.maximum(changed, 0.1 * time_s))

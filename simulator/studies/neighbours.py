@@ -1,4 +1,4 @@
-"""What to try next: scenarios one change away, each simulated, so that the advice is a prediction too."""
+"""Suggests what to try next: scenarios that are one change away, each simulated."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from moesim.simulator.schedules import SCHEDULES
 Progress = Callable[[float, str], None]
 
 SMS_STEPS = (-8, -4, 4, 8)
-"""Communication SMs more or fewer."""
+"""Changes of the number of communication SMs that are tried."""
 
 RECOMPUTE = ("none", "selective", "deepseek-v3", "full")
 
 
 class Neighbour(BaseModel):
-    """One change and what it does; `change` = its step time over the present one, less 1."""
+    """One change of a scenario and its effect; `change` is the relative change of the step time."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -37,7 +37,7 @@ class Neighbour(BaseModel):
 def neighbours(
     scenario: Scenario, result: Result, progress: Progress = lambda share, text: None
 ) -> tuple[Neighbour, ...]:
-    """Legal single changes of plan and kernels, simulated, the fastest that fits first.
+    """Simulate all legal single changes of the plan; those that fit come first, fastest first.
 
     `result` is the scenario's own. Illegal changes are left out.
     """
@@ -47,7 +47,7 @@ def neighbours(
         progress(number / len(wanted), override)
         try:
             step = run_step(scenario.overridden(override))
-            if scenario.run.asks_for_more:  # a change that its run does not go with is no advice
+            if scenario.run.asks_for_more:  # leave out a change with which the run cannot be predicted
                 run_report(step.prepared, step.time_s)
         except (InputError, InfeasibleError):
             continue
@@ -66,7 +66,7 @@ def neighbours(
 
 
 def _candidates(scenario: Scenario) -> list[tuple[str, str]]:
-    """Single changes and why one might want them; those that say what the scenario says are left out."""
+    """Single changes with the reason to try each; changes to the scenario's own value are left out."""
     sms, ep = scenario.communication.sms, scenario.parallel.ep
     found = [
         (f"communication.sms={sms + step}", "more SMs for transfers" if step > 0 else "more SMs for compute")

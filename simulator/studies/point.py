@@ -1,4 +1,4 @@
-"""One point of a sweep: what identifies it, and predicting it in whatever process it lands."""
+"""One point of a sweep: its key, and its prediction in any process."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from moesim.simulator.studies.uncertainty import with_uncertainty
 from moesim.version import __version__
 
 Status = Literal["ok", "does not fit", "infeasible", "illegal", "failed"]
-"""`does not fit`: predicted, but needs more memory than there is; `infeasible`, `illegal`: refused with a
-reason; `failed`: the program or its process broke."""
+"""`does not fit`: the prediction needs more memory than a GPU has. `infeasible` and `illegal`: the scenario
+was refused with a reason. `failed`: the program or its process broke."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What a prediction depends on: equal keys mean equal results."""
+    """Hashes of everything that a prediction depends on; equal keys mean equal results."""
 
     scenario: str
     calibration: str
@@ -40,9 +40,9 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class PointOutcome:
-    """What became of a point; `result` is the prediction as JSON, empty where there is none.
+    """The outcome of a point; `result` is the prediction as JSON, empty if there is none.
 
-    `work_s`: seconds that computing it took, where it was computed; no part of the result.
+    `work_s`: seconds of computing it, 0 if it was not computed here; they are no part of the result.
     """
 
     status: Status
@@ -53,9 +53,9 @@ class PointOutcome:
 
 
 def key_of(scenario: Scenario, uncertainty: bool = False) -> Key:
-    """The key of a scenario: its keys, and the content of the model, cluster and files that it names.
+    """The key of a scenario, which hashes its keys and the content of the model, cluster and files it names.
 
-    Raises InputError where one of them cannot be read.
+    Raises InputError if one of them cannot be read.
     """
     content = {
         "scenario": scenario.resolved(),
@@ -71,13 +71,13 @@ def key_of(scenario: Scenario, uncertainty: bool = False) -> Key:
 
 
 def _machines(scenario: Scenario) -> Any:
-    """The cluster, or those of a fleet's pools, as plain data."""
+    """The cluster as plain data, or the list of the clusters of a fleet's pools."""
     found = [machine.model_dump(mode="json") for machine in scenario.machines]
     return found if scenario.fleet is not None else found[0]
 
 
 def _files(scenario: Scenario) -> list[str]:
-    """Names of further files that a scenario reads: a schedule, recorded expert counts."""
+    """Names of the further files that a scenario reads: its schedule and its recorded expert counts."""
     named = [getattr(scenario.routing.load, "file", None), scenario.schedule]
     return [name for name in named if name and is_there(Path(scenario.path(name)))]
 
@@ -90,7 +90,7 @@ def _digest(path: str) -> str:
 
 
 def evaluate(scenario: Scenario, uncertainty: bool = False) -> PointOutcome:
-    """Predict one scenario; what the program refuses becomes an outcome with its reason."""
+    """Predict one scenario; a refused scenario becomes an outcome with the reason."""
     began = time.perf_counter()
     outcome = _outcome(scenario, uncertainty)
     return replace(outcome, work_s=time.perf_counter() - began)

@@ -1,4 +1,4 @@
-"""Where points are computed: in this process, in local processes, or on a Dask cluster."""
+"""Computes the points of a sweep in this process, in local processes or on a Dask cluster."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from moesim.simulator.studies.point import PointOutcome, evaluate
 from moesim.version import __version__
 
 Task = tuple[int, Scenario]
-"""(number of the point, its scenario)."""
+"""A point to compute: (number of the point, its scenario)."""
 
 Wanted = Callable[[int], bool]
-"""Whether a point is still to be computed when its turn comes."""
+"""Called with a point's number when its turn comes; returns whether it must still be computed."""
 
 AHEAD = 2
-"""Points given out for every worker, so that none waits for the next one."""
+"""Points submitted for each worker, so that no worker waits for its next point."""
 
 CONNECT_S = 20.0
-"""How long a Dask scheduler may take to answer."""
+"""Seconds that a Dask scheduler may take to answer."""
 
 DIED = (
     "its process died twice, the second time with no other point in it: out of memory, or a script that "
@@ -37,21 +37,21 @@ DIED = (
 
 
 def default_workers() -> int:
-    """Processor cores that this process may use."""
+    """Number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def outcomes_here(
     tasks: Iterable[Task], wanted: Wanted, uncertainty: bool
 ) -> Iterator[tuple[int, PointOutcome]]:
-    """Outcomes computed one after the other in this process."""
+    """Compute the outcomes one after the other in this process."""
     for number, scenario in tasks:
         if wanted(number):
             yield number, evaluate(scenario, uncertainty)
 
 
 def start_pool(workers: int) -> ProcessPoolExecutor:
-    """Processes that import what they need from now on, while the caller still finds out what to compute."""
+    """Start worker processes, which import the engine while the caller prepares the points."""
     pool = _pool(workers)
     for _ in range(workers):
         pool.submit(_ready)
@@ -59,7 +59,7 @@ def start_pool(workers: int) -> ProcessPoolExecutor:
 
 
 def _ready() -> None:
-    """Nothing: by the time that a process can run this it has imported all it needs."""
+    """Do nothing; unpickling this function makes the worker import the engine."""
 
 
 def outcomes_locally(
@@ -69,10 +69,10 @@ def outcomes_locally(
     workers: int,
     pool: ProcessPoolExecutor | None = None,
 ) -> Iterator[tuple[int, PointOutcome]]:
-    """Outcomes from local processes, as they come; those of `start_pool`, where given, are ended here.
+    """Compute the outcomes in local processes, and yield them as they finish.
 
-    When a process dies, the points that were under way are tried once more, each alone in a process of
-    its own; one that dies again is reported as failed.
+    `pool`: processes of `start_pool`, which are shut down here. If a process dies, the points that were
+    running are tried once more, each alone in a new process; a point whose process dies again has failed.
     """
     waiting = deque(tasks)
     pool = pool or start_pool(workers)
@@ -93,7 +93,7 @@ def outcomes_locally(
                 else:
                     yield task[0], future.result()
             if suspects or not done:
-                # A broken pool fails everything that was under way, within moments of each other.
+                # A broken pool fails all running points within moments of each other.
                 wait(running)
                 suspects += [running[future] for future in running if future.exception() is not None]
                 finished = [(task[0], f.result()) for f, task in running.items() if f.exception() is None]
@@ -124,15 +124,15 @@ def _alone(scenario: Scenario, uncertainty: bool) -> PointOutcome:
 
 
 def _pool(workers: int) -> ProcessPoolExecutor:
-    # Spawned, not forked: forking a process that has threads (a notebook, a dashboard) can hang.
+    # Spawn, do not fork: forking a process that has threads (a notebook, a dashboard) can hang.
     context = multiprocessing.get_context("spawn")
     return ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent)
 
 
 def _end_with_parent() -> None:
-    """A worker whose parent was killed would wait for work forever: a thread ends it.
+    """End this worker when its parent has ended, as it would otherwise wait for work forever.
 
-    Ctrl-C is the parent's business; the points under way are finished.
+    Ctrl-C is left to the parent, so that running points are finished.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
@@ -148,10 +148,10 @@ def _end_with_parent() -> None:
 def outcomes_on_dask(
     tasks: Iterable[Task], wanted: Wanted, uncertainty: bool, address: str
 ) -> Iterator[tuple[int, PointOutcome]]:
-    """Outcomes from a Dask cluster, as they come.
+    """Compute the outcomes on a Dask cluster, and yield them as they finish.
 
-    Files that scenarios name must be readable at the same paths on its workers. Raises InputError where
-    `distributed` is not installed, the scheduler does not answer, or a worker has another moesim.
+    Files that scenarios name must be readable at the same paths on its workers. Raises InputError if
+    `distributed` is not installed, the scheduler does not answer, or a worker has another version of moesim.
     """
     try:
         distributed: Any = import_module("distributed")  # it ships no types
@@ -169,7 +169,7 @@ def outcomes_on_dask(
             )
         other = {worker: version for worker, version in found.items() if version != __version__}
         if other:
-            raise InputError(f"Dask workers have another moesim than {__version__}: {other}")
+            raise InputError(f"Dask workers have another version of moesim than {__version__}: {other}")
         waiting = deque(task for task in tasks if wanted(task[0]))
         numbers: dict[Any, int] = {}
         pool = distributed.as_completed(loop=client.loop)

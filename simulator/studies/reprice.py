@@ -1,4 +1,4 @@
-"""Other prices for a finished prediction: money is arithmetic on hours, nothing is simulated again."""
+"""Applies other prices to a finished prediction, without simulating it again."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ HOURS_PER_DAY = SECONDS_PER_DAY / SECONDS_PER_HOUR
 
 
 def without_prices(scenario: Scenario) -> Scenario:
-    """The same scenario without price per GPU-hour, energy site and `run.price`: what its step depends on.
+    """The scenario without price per GPU-hour, energy site and `run.price`, on which no step time depends.
 
-    Two scenarios that differ in prices only become equal, and so does a cluster given by name and the same
-    one written out.
+    Scenarios that differ only in prices become equal, and so do a cluster given by name and the same cluster
+    written out.
     """
     cluster = scenario.machine.model_copy(update={"price_per_gpu_hour": None, "energy": None})
     run = scenario.run.model_copy(update={"price": None})
@@ -26,14 +26,14 @@ def without_prices(scenario: Scenario) -> Scenario:
 
 
 def repriced(result: Result, scenario: Scenario) -> Result:
-    """The result of `scenario` from one of the same scenario under other prices (eqs. J7 and J8).
+    """The result of `scenario`, made from a result of the same scenario with other prices (eqs. J7, J8).
 
-    `result` may come from `without_prices(scenario)`. Raises InputError where a price choice fits no offer.
+    `result` may come from `without_prices(scenario)`. Raises InputError if a price choice fits no offer.
     """
     cluster = scenario.machine
     price, run = cluster.price_per_gpu_hour, result.run
     report = run.report
-    if report is None and scenario.run.asks_for_more:  # a price is all that asks for one
+    if report is None and scenario.run.asks_for_more:  # only the price asks for a report
         from moesim.simulator.studies.whole_run import predict_run
 
         report = predict_run(scenario, result.step.time_s)
@@ -60,9 +60,9 @@ def repriced(result: Result, scenario: Scenario) -> Result:
 
 
 def unpriced(result: Result, scenario: Scenario) -> Result:
-    """The result of `without_prices(scenario)` from that of `scenario`, exactly as simulated."""
+    """The result of `without_prices(scenario)`, made from that of `scenario`, exactly as simulated."""
     bare, report = without_prices(scenario), result.run.report
-    if not bare.run.asks_for_more:  # a price was all that asked for one
+    if not bare.run.asks_for_more:  # only the price asked for a report
         report = None
     elif report is not None:
         spares = scenario.run.spares.count if scenario.run.spares else 0
@@ -86,7 +86,7 @@ def _stated(scenario: Scenario) -> set[str]:
 
 
 def _with_cost(found: Uncertainty | None, days: float, cost_usd: float | None) -> Uncertainty | None:
-    """Intervals with that of the cost, which is in proportion to the days."""
+    """The intervals with that of the cost, which is proportional to the days."""
     if found is None:
         return None
     bands = {name: band for name, band in found.bands.items() if name != "cost_usd"}
@@ -98,7 +98,7 @@ def _with_cost(found: Uncertainty | None, days: float, cost_usd: float | None) -
 
 
 def _billed(report: RunReport, gpus: int, bill: Rates, before: Rates) -> RunReport:
-    """The report with another bill; `before` says which notes were those of the old one."""
+    """The report with another bill; the notes of the old bill, `before`, are removed."""
     usd = bill.usd(1.0)
     parts = bill.usd_per_hour or {}
     hours = report.days.predicted * HOURS_PER_DAY
@@ -127,7 +127,7 @@ def _billed(report: RunReport, gpus: int, bill: Rates, before: Rates) -> RunRepo
 
 
 def _per_hour(days: RunSpread, rate: float | None) -> RunSpread | None:
-    """Hours of the run times a rate; percentiles keep their order."""
+    """Hours of the run times a rate, for the mean and all percentiles."""
     if rate is None:
         return None
     return RunSpread(**{k: v * HOURS_PER_DAY * rate for k, v in days.model_dump().items()})

@@ -18,7 +18,7 @@ END_OF_STEP = ("gradient reduction", "gradient norm", "optimizer", "parameter ga
 
 @dataclass(frozen=True, slots=True)
 class ResponsePart:
-    """What a stretch of the critical path was priced from."""
+    """The price of a stretch of the critical path."""
 
     kind: BlockKind
     phase: Phase
@@ -28,7 +28,7 @@ class ResponsePart:
 
 @dataclass(frozen=True, slots=True)
 class PathWeights:
-    """Seconds of a critical path by what they were priced from; `rest_s` has no price that could change."""
+    """Seconds of a critical path by price; `rest_s` has no price that could change."""
 
     parts: Mapping[ResponsePart, float]
     send_s: float
@@ -64,8 +64,8 @@ def path_weights(path: list[Segment]) -> PathWeights:
 def response_s(weights: PathWeights, before: CostTable, after: CostTable) -> float:
     """Seconds by which the step changes when prices go from `before` to `after` (docs/model.md, eq. U1).
 
-    The path is kept: every stretch changes with its own price. Exact for small changes; a large one may
-    move the path, which makes the true change larger.
+    The path stays the same, and every stretch changes with its own price. This is exact for small changes; a
+    large change may move the path, which makes the true change larger.
     """
     changes = [
         seconds * (_price(after, part) / old - 1.0)
@@ -86,7 +86,8 @@ def response_s(weights: PathWeights, before: CostTable, after: CostTable) -> flo
 def spread_response_s(path: Sequence[Segment], clock: FloatArray, before: float, after: float) -> float:
     """Seconds by which the step changes when the spread of GPU speed goes from one CV to another (eq. U5).
 
-    `clock`: time factors 1 / (1 + cv z) of [pipeline ranks, members]; z stays, the members of the path too.
+    `clock`: time factors 1 / (1 + cv z) [pipeline ranks, members]. The draws z and the members on the path
+    stay the same.
     """
     if before <= 0.0:
         return 0.0
@@ -102,7 +103,7 @@ def spread_response_s(path: Sequence[Segment], clock: FloatArray, before: float,
 def redrawn_response_s(path: Sequence[Segment], before: Program, after: Program) -> float:
     """Seconds by which the step changes when the same draws have another spread (docs/model.md, eq. U6).
 
-    `after` is `before` with other run-to-run noise or expert load; the path and its members are kept.
+    `after` is `before` with other run-to-run noise or expert load; the path and its members stay the same.
     """
     changes = []
     for segment in path:
@@ -114,7 +115,7 @@ def redrawn_response_s(path: Sequence[Segment], before: Program, after: Program)
 
 
 def _duration_ns(program: Program, segment: Segment) -> float:
-    """What a segment's task takes its member, or its slowest member's payload alone on its links."""
+    """Time (ns) of a segment's task on its member, or of its slowest member's payload alone on its links."""
     assert segment.place is not None
     position, number = segment.place
     step = program.ranks[segment.rank][position]

@@ -1,8 +1,8 @@
-"""Predictions kept on disk, so that the command line and the dashboard find each other's.
+"""The result cache: predictions on disk, shared by the command line and the dashboard.
 
-One file a version, laid out as a sweep's store and with its keys: scenario, calibration, version. The file's
-name also carries a hash of the program and its data: a changed checkout never answers with old numbers.
-What goes wrong with the file (a full disk, a folder that cannot be written) costs the keeping only.
+Each version has one file, with the layout and keys (scenario, calibration, version) of a sweep's store. The
+file's name also carries a hash of the program and its data, so a changed checkout never returns old results.
+An error of the file (a full disk, a folder that cannot be written) only turns the cache off.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from moesim.simulator.studies.uncertainty import with_uncertainty
 from moesim.version import __version__
 
 FOLDER = "MOESIM_CACHE"
-"""Environment variable: the folder to keep predictions in; `off` keeps none."""
+"""Environment variable with the cache's folder; `off` turns the cache off."""
 MOST_BYTES = 256_000_000
-"""Of the file; then the older half goes."""
+"""Largest size of the rows; beyond it the older half is removed."""
 OLD_S = 30 * SECONDS_PER_DAY
-"""Files of other versions that nobody has written for so long are removed."""
+"""Age in seconds since the last write at which files of other versions are removed."""
 BUSY_S = 2.0
 
 _problem: str | None = None
 
 
 def folder() -> Path | None:
-    """Where predictions are kept: MOESIM_CACHE, else the user's cache folder; None where they are not."""
+    """The cache's folder: MOESIM_CACHE, else the user's cache folder; None if the cache is off."""
     named = os.environ.get(FOLDER)
     if named == "off":
         return None
@@ -55,13 +55,13 @@ def folder() -> Path | None:
 
 
 def problem() -> str | None:
-    """Why predictions are not kept, in one sentence; None where they are, or are not wanted."""
+    """One sentence on why the cache does not work; None if it works or is turned off."""
     return _problem
 
 
 @lru_cache(maxsize=1)
 def program_hash() -> str:
-    """Of every source and data file that a prediction may depend on (some 20 ms)."""
+    """Hash of every source and data file that a prediction may depend on (takes some 20 ms)."""
     root = Path(__file__).resolve().parents[2]
     found = hashlib.sha256()
     for part in ("simulator", "hwmodels"):
@@ -73,9 +73,9 @@ def program_hash() -> str:
 
 
 def find(scenario: Scenario, uncertainty: bool = False) -> Result | None:
-    """The kept prediction of exactly this scenario, prices included; None where there is none.
+    """The cached prediction of exactly this scenario, prices included; None if there is none.
 
-    Predictions of a fleet are not kept: the prices of its pools cannot be changed afterwards.
+    Predictions of a fleet are not cached, as the prices of its pools cannot be changed afterwards.
     """
     if scenario.fleet is not None:
         return None
@@ -85,7 +85,7 @@ def find(scenario: Scenario, uncertainty: bool = False) -> Result | None:
             text = store.result(key)
             try:
                 return Result.model_validate_json(text) if text else None
-            except ValidationError:  # a damaged row is no answer
+            except ValidationError:  # the row is damaged
                 store.forget(key)
                 return None
     except _NotKeptError as error:
@@ -94,7 +94,7 @@ def find(scenario: Scenario, uncertainty: bool = False) -> Result | None:
 
 
 def keep(scenario: Scenario, result: Result) -> None:
-    """Keep a prediction, with bands or without; and the same without prices, for other prices of it."""
+    """Store a prediction, and the same one without prices, which serves scenarios with other prices."""
     if scenario.fleet is not None:
         return
     uncertainty = result.uncertainty is not None
@@ -110,7 +110,7 @@ def keep(scenario: Scenario, result: Result) -> None:
 
 
 def predict_unpriced(scenario: Scenario, uncertainty: bool = False) -> Result:
-    """The prediction of a scenario less its prices: kept, or computed now and kept.
+    """The prediction of a scenario without its prices, from the cache or else computed and stored.
 
     Raises InputError for an illegal scenario.
     """
@@ -126,7 +126,7 @@ def predict_unpriced(scenario: Scenario, uncertainty: bool = False) -> Result:
 
 
 class _NotKeptError(Exception):
-    """Keeping is off, or does not work here."""
+    """The cache is off, or does not work here."""
 
 
 def _told(error: _NotKeptError) -> None:

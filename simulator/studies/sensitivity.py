@@ -1,4 +1,4 @@
-"""The tornado: every uncertain input alone, and how far it moves the step time."""
+"""Sensitivity of the step time to every uncertain input alone, for a tornado chart."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from moesim.simulator.studies.uncertainty import uncertainty
 
 
 class Sensitivity(TableResult):
-    """Effects of single sources on the step time, the largest first."""
+    """Effects of single sources on the step time, largest first."""
 
     scenario: str
     step: Band
     effects: tuple[Effect, ...]
 
     def rows(self) -> list[Row]:
-        """One row a source: where it is put, and the step time there."""
+        """One row for each source, with its low and high value and the step times there."""
         time = self.step.predicted
         return [
             {
@@ -45,12 +45,12 @@ def sensitivity(
     exact: int = 0,
     left_out: float = MODEL_ERROR,
 ) -> Sensitivity:
-    """The step time with each source at its 10 % and 90 % point, the others as predicted.
+    """The step time with each source at its 10 % and 90 % points, and the other sources as predicted.
 
-    Sources: every calibration entry that the prediction used, scenario keys in `ranges` (lowest and
-    highest value), `seeds` further seeds, and `left_out` for what no entry carries (docs/model.md,
-    section 16). Entries are read along the critical path; the `exact` largest run again in the engine.
-    Raises InputError for illegal values of a key.
+    The sources are every calibration entry that the prediction used, the scenario keys in `ranges` (lowest
+    and highest value), `seeds` further seeds, and `left_out`, the relative error that no entry carries
+    (docs/model.md, section 16). Entries are evaluated along the critical path; the `exact` largest are
+    simulated instead. Raises InputError for illegal values of a key.
     """
     prepared, executions, result = predict(scenario)
     bands = uncertainty(

@@ -1,6 +1,6 @@
-"""What a prediction is unsure of: every calibration entry it used, and how the entry may be off (pure).
+"""Sources of a prediction's uncertainty: the calibration entries and numbers with their errors (pure).
 
-One relative error stands for a whole entry: everything priced from it is slow or fast together.
+Each entry has one relative error, so that everything priced from it is slow or fast together.
 """
 
 from __future__ import annotations
@@ -28,16 +28,18 @@ from moesim.simulator.predict.plan_checks import RANGED_KEYS
 Shape = Literal["normal", "triangular"]
 
 QUANTILE_90 = 1.2815515655446004
-"""Standard normal: a tenth lies above it, so 10 % and 90 % are plus and minus this."""
+"""90 % quantile of the standard normal distribution; the 10 % quantile is its negative."""
 
 MODEL_ERROR = 0.10
-"""Standard deviation of what no entry carries (docs/model.md, section 16), assumed. The best published
-predictors of multi-node training steps are about this far off: vTrain (MICRO 2024, table of errors) has a
-mean absolute error of 8.4 % on one node and 14.7 % on several. Not taken from errors of moesim."""
+"""Standard deviation of the relative error that no calibration entry carries (docs/model.md, section 16).
+
+It is assumed, and not taken from errors of moesim. The best published predictors of multi-node training
+steps have about this error: that of vTrain (MICRO 2024, table of errors) is 8.4 % (mean absolute) on one node
+and 14.7 % on several."""
 
 
 LEFT_OUT = "model.left_out"
-"""Name of the source for what no calibration entry carries."""
+"""Id of the source for the error that no calibration entry carries."""
 
 NUMBERS = ("launch_gap", "kernel_floor", "lost_beside_nccl")
 """Numbers of a profile that may state a range."""
@@ -45,46 +47,46 @@ NUMBERS = ("launch_gap", "kernel_floor", "lost_beside_nccl")
 CLOCK = "variation.clock_cv"
 JITTER = "variation.jitter_cv"
 SPREADS = RANGED_KEYS
-"""Scenario keys of spreads, sources where they state a range."""
+"""Scenario keys of spreads, which are sources if they state a range."""
 
 SESSION = "calibration.session"
 SESSION_ERROR = 0.010
-"""Standard deviation of what a session has in common over tensor-core-bound entries: variance component
-between seven calibrations of H200 hosts (2026-11-20, one driver; h200-1gpu, -2gpu, -4gpu twice, -8gpu once),
-over BF16, FP8 and grouped GEMMs and attention forward and backward at the shapes that all of them have
-(benchmarks/sessions.py). For memory-bound entries the same analysis gives 0."""
+"""Standard deviation of the relative error that a measurement session shares over tensor-core-bound entries.
+
+It is the variance component between seven calibrations of H200 hosts (2026-11-20, one driver; h200-1gpu,
+-2gpu, -4gpu twice, -8gpu once), over BF16, FP8 and grouped GEMMs and attention forward and backward at the
+shapes that all of them have (benchmarks/sessions.py). For memory-bound entries the same analysis gives 0."""
 
 ATTENTION = ("attention_forward", "attention_backward")
 
 ROUNDING = 1e-9
-"""A mean of equal errors that is larger by less is that error."""
+"""Relative difference up to which a mean of errors counts as equal to the stated error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Something uncertain: the relative change of its times at the 10 % and 90 % points, 0 = as predicted.
-
-    A measured entry is normal with its residual as standard deviation; a prior is triangular from its
-    `high` fraction over the stated one to its `low`.
+    """An uncertain input, given by the distribution of the relative change of its times (0 = as predicted).
+    A measured entry is normal, with its residual as the standard deviation. A prior is triangular, between
+    the changes at its `high` fraction (fast) and at its `low` fraction (slow).
     """
 
     id: str
     shape: Shape
     low: float
-    """Change of its times at the fast end: normal: one deviation; triangular: the end of the range."""
+    """Change of its times at the fast end: one deviation if normal, the end of the range if triangular."""
     high: float
-    """The same at the slow end."""
+    """Change of its times at the slow end, likewise."""
     meaning: str
 
     def points(self) -> tuple[float, float]:
-        """The changes at its 10 % and 90 % points."""
+        """The changes at the 10 % and 90 % points of the distribution."""
         if self.shape == "normal":
             return self.low * QUANTILE_90, self.high * QUANTILE_90
         at = self.quantile(np.array([0.1, 0.9]))
         return float(at[0]), float(at[1])
 
     def quantile(self, u: FloatArray) -> FloatArray:
-        """The triangular change at probabilities `u` (mode 0)."""
+        """Quantiles of the triangular change at probabilities `u`; its mode is 0."""
         width = self.high - self.low
         if width <= 0.0:
             return np.zeros_like(u)
@@ -106,11 +108,11 @@ def entry_sources(
     architecture: str = "",
     read: Mapping[str, float] = MappingProxyType({}),
 ) -> tuple[Source, ...]:
-    """One source an entry that was used and states an uncertainty, in the order of the profile.
+    """One source for each used entry that states an uncertainty, in the order of the profile.
 
-    `architecture`: of the accelerator it is used for; entries carried from another have the error that they
-    state for that. `read`: the mean error of entries' readings (`step_evidence`), larger where shapes were
-    not measured.
+    `architecture`: that of the predicted accelerator; an entry measured on another has the error that it
+    states for this one. `read`: mean error of each entry's readings (`step_evidence`), which is larger for
+    shapes that were not measured.
     """
     wanted = set(used)
     found = (
@@ -133,12 +135,12 @@ def _source(entry: Entry, architecture: str, read: float) -> Source:
 
 
 def model_error(relative: float) -> Source:
-    """The source for what no calibration entry carries; it scales the whole step."""
+    """The source for the error that no calibration entry carries; it scales the whole step."""
     return Source(LEFT_OUT, "normal", -relative, relative, "what the model leaves out, assumed")
 
 
 def number_sources(profile: CalibrationProfile) -> tuple[Source, ...]:
-    """The profile's numbers of their own (`NUMBERS`), where their source leaves a range."""
+    """One source for each of the profile's `NUMBERS` that states a range."""
     return tuple(
         source
         for name in NUMBERS
@@ -147,13 +149,13 @@ def number_sources(profile: CalibrationProfile) -> tuple[Source, ...]:
 
 
 CLUSTER = "cluster."
-"""Beginning of the names of sources that are numbers of the cluster's description."""
+"""Prefix of the ids of sources that are numbers of the cluster's description."""
 TIMED = ("bytes_per_s", "flop_per_s", "hz", "s")
-"""Dimensions of numbers that a step time may depend on."""
+"""Dimensions of the numbers on which a step time may depend."""
 
 
 def cluster_sources(cluster: Cluster) -> tuple[Source, ...]:
-    """The cluster's numbers whose source leaves a range, as the relative change of the number itself."""
+    """One source for each number of the cluster with a range, as the relative change of the number itself."""
     return tuple(
         source
         for path, number in sourced_numbers(cluster, CLUSTER.removesuffix("."))
@@ -162,14 +164,14 @@ def cluster_sources(cluster: Cluster) -> tuple[Source, ...]:
 
 
 def shifted_cluster(cluster: Cluster, id_: str, change: float) -> Cluster:
-    """The cluster with one number of `cluster_sources` off by a relative change."""
+    """The cluster with one number of `cluster_sources` shifted by a relative change."""
     number = dict(sourced_numbers(cluster, CLUSTER.removesuffix(".")))[id_]
     moved: Cluster = with_value(cluster, id_.removeprefix(CLUSTER), number.value * (1.0 + change))
     return moved
 
 
 def ranged(id_: str, number: Sourced) -> Source | None:
-    """A number with a stated range, as its relative change: triangular, likeliest as it stands."""
+    """Triangular source of a number with a stated range, whose mode is the number; None without a range."""
     if number.range is None:
         return None
     low, high = (end / number.value - 1.0 for end in number.range)
@@ -177,7 +179,7 @@ def ranged(id_: str, number: Sourced) -> Source | None:
 
 
 def session(profile: CalibrationProfile, used: Sequence[str]) -> tuple[Source, tuple[str, ...]]:
-    """What all entries that the tensor cores bound have in common, and which of those used they are."""
+    """The source that all tensor-core-bound entries share, and the ids of those among the used entries."""
     wanted = set(used)
     bound = (
         *(t.id for t in profile.gemm_tables),
@@ -190,11 +192,11 @@ def session(profile: CalibrationProfile, used: Sequence[str]) -> tuple[Source, t
 
 
 def shifted(profile: CalibrationProfile, id_: str, change: float, n_sms: int) -> CalibrationProfile:
-    """The profile with the times of one entry longer by the factor 1 + `change` (> -1).
+    """The profile with the times of one entry, or one of its `NUMBERS`, multiplied by 1 + `change` (> 0).
 
-    Rates and shares are divided by it, times and slow-downs multiplied (a slow-down stays at least 1).
-    `n_sms`: of the accelerator, for laws that are a formula of it. Its `NUMBERS` are ids
-    too. Raises InputError for an unknown id.
+    Rates and shares are divided by this factor, times and slow-downs multiplied (a slow-down stays at least
+    1). `n_sms`: SMs of the accelerator, for laws that are a formula of it. Raises InputError for an unknown
+    id.
     """
     moved = _shifted(profile, id_, 1.0 + change, n_sms)
     moved._hypothetical = True
@@ -239,6 +241,6 @@ def _is_time(curve: MeasuredCurve) -> bool:
 def _with(profile: CalibrationProfile, field: str, entry: Entry, **changes: Any) -> CalibrationProfile:
     """`profile` with one entry changed."""
     new = entry.model_copy(update=changes)
-    new.__dict__.pop("curve", None)  # kept from the old points
+    new.__dict__.pop("curve", None)  # it was computed from the old points
     kept = tuple(new if e is entry else e for e in getattr(profile, field))
     return profile.model_copy(update={field: kept})

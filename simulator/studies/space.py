@@ -1,4 +1,4 @@
-"""Which points a sweep visits: grid, list, random and Sobol designs over scenario keys (pure)."""
+"""Designs of a sweep: the points of grid, list, random and Sobol designs over scenario keys (pure)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Values = str | int | float | bool | Mapping[str, Any] | Sequence[Any]
 """Values of a key: an expression ("8..256:x2"), one value, or a list of them."""
 
 Space = Mapping[str, Values] | Sequence[Mapping[str, Any]]
-"""Values by dotted scenario key; for the list design also one mapping a point."""
+"""Values by dotted scenario key, or, for the list design, one mapping for each point."""
 
 MOST_POINTS = 100_000
 """Most points of one sweep."""
@@ -32,7 +32,7 @@ Point = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """What one key may be: listed values, or a range of whole or any numbers."""
+    """The choice of one key's value: listed values, or a range of whole or real numbers."""
 
     values: tuple[Any, ...] = ()
     low: float = 0.0
@@ -40,7 +40,7 @@ class _Choice:
     whole: bool = False
 
     def at(self, u: float) -> Any:
-        """The value at `u` in 0 to 1."""
+        """The value at the share `u` (0 to 1) of the choice."""
         if self.values:
             return self.values[min(int(u * len(self.values)), len(self.values) - 1)]
         if self.whole:
@@ -49,11 +49,12 @@ class _Choice:
 
 
 def points(space: Space, design: str = "grid", count: int | None = None, seed: int = 0) -> list[Point]:
-    """The points of a design, in its order; equal points are kept once.
+    """The points of a design, in its order; equal points appear once.
 
-    grid: every combination, the last key fastest. list: the n-th value of every key (a key with one value
-    keeps it). random, sobol: `count` points; "a..b" is then any whole number (any number where an end has
-    a decimal point) between them. Raises InputError for an empty or malformed space.
+    A grid has every combination, with the last key varying fastest. A list takes the n-th value of every
+    key; a key with one value keeps it. random and sobol draw `count` points, and "a..b" then means any whole
+    number between the ends, or any real number if an end has a decimal point. Raises InputError for an empty
+    or malformed space.
     """
     if design not in DESIGNS:
         raise InputError(
@@ -134,7 +135,7 @@ def _random(count: int, dimensions: int, seed: int) -> FloatArray:
 
 
 def _sobol(count: int, dimensions: int, seed: int) -> FloatArray:
-    """The Sobol sequence shifted by one seeded vector, modulo 1: the same numbers with every SciPy."""
+    """The Sobol sequence, shifted by one seeded vector modulo 1, so that every SciPy gives equal numbers."""
     try:
         from scipy.stats import qmc
     except ImportError:

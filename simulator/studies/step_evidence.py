@@ -1,4 +1,4 @@
-"""What the prices of a step stand on, each as often as the step runs it (pure)."""
+"""Calibration evidence of a step's prices, weighted by how often the step uses each (pure)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from moesim.simulator.engine.program import Program
 
 
 def step_evidence(program: Program) -> PriceEvidence:
-    """Evidence of all compute of a program, its readings in seconds of the step.
+    """Evidence of all compute of a program, with its readings weighted by seconds of the step.
 
-    Counted over every block, micro-batch and pipeline rank, and over the ends of the step; the seconds are
-    those at even load, without waits. It depends on what runs alone, not on how the plan was found.
+    All blocks, micro-batches and pipeline ranks and the ends of the step count, with their seconds at even
+    load and without waits.
     """
     templates = {id(step.code): step.code for steps in program.ranks for step in steps}
     runs = Counter(id(step.code) for steps in program.ranks for step in steps)

@@ -1,4 +1,4 @@
-"""The durable store of a sweep: one SQLite file, one row a point, written as soon as it is known."""
+"""The durable store of a sweep: one SQLite file with one row for each point, written when it is known."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from moesim.simulator.studies.point import Key, PointOutcome, Status
 from moesim.version import __version__
 
 SCHEMA = 2
-"""Layout of the tables; a store of another layout is refused."""
+"""Version of the table layout; a store with another layout is refused."""
 
 BUSY_S = 30.0
-"""How long to wait for another process that is writing to the same store."""
+"""Seconds to wait for another process that writes to the same store."""
 
 MOST_RESULT_BYTES = 64_000_000
-"""Of one prediction as JSON; a compressed row that claims more is damaged."""
+"""Largest prediction as JSON; a compressed row that expands to more is damaged."""
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -39,23 +39,23 @@ CREATE TABLE IF NOT EXISTS results (
 class Store:
     """Outcomes by key. Every `put` is one transaction that is on disk when it returns.
 
-    A write-ahead log keeps what was committed when a process is killed at any moment; a point that two
-    sweeps computed is kept once, the first one. Every row carries digests of its content: a damaged one is
-    removed when it is read, so that its point is computed again. Raises InputError for a file that is no
-    store, is of another version, cannot be written, or whose disk is full.
+    A write-ahead log preserves committed rows even if a process is killed at any moment. If two sweeps
+    compute the same point, the first outcome is kept. Every row carries digests of its content; a damaged row
+    is removed when it is read, so that its point is computed again. Raises InputError for a file that is not
+    a store, is of another version or cannot be written, and for a full disk.
     """
 
     def __init__(self, path: Path, *, durable: bool = True, busy_s: float = BUSY_S) -> None:
-        """Open the store, or make it.
+        """Open the store, or create it.
 
-        `durable`: what was put survives a power cut too; else only the end of the process. `busy_s`: how
-        long to wait for another process.
+        `durable`: rows survive a power cut, not only the end of the process. `busy_s`: seconds to wait for
+        another process.
         """
         self.path, self._durable, self._busy_s = path, durable, busy_s
         check_writable(path, "store")
         with self._told():
             self._db = sqlite3.connect(path, timeout=busy_s, isolation_level=None)
-            self._db.text_factory = _text  # damaged text is told by its digest
+            self._db.text_factory = _text  # the digest detects damaged text
             try:
                 self._open()
             except BaseException:
@@ -71,7 +71,7 @@ class Store:
         if not known:
             self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute(f"PRAGMA synchronous = {'FULL' if self._durable else 'NORMAL'}")
-        self._db.execute("BEGIN IMMEDIATE")  # two sweeps may make the store at the same time
+        self._db.execute("BEGIN IMMEDIATE")  # two sweeps may create the store at the same time
         for statement in filter(str.strip, _TABLES.split(";")):
             self._db.execute(statement)
         for name, value in (("schema", str(SCHEMA)), ("version", __version__)):
@@ -86,7 +86,7 @@ class Store:
             )
 
     def get(self, key: Key) -> PointOutcome | None:
-        """The outcome of a key, without the prediction itself (see `result`); None where it is not known."""
+        """The outcome of a key without the prediction itself (see `result`); None if the key is unknown."""
         columns = ", ".join(_COLUMNS)
         with self._told():
             row = self._db.execute(
@@ -100,7 +100,7 @@ class Store:
         return found
 
     def result(self, key: Key) -> str:
-        """The prediction of a key as JSON; empty where there is none."""
+        """The prediction of a key as JSON; empty if there is none."""
         with self._told():
             row = self._db.execute(
                 "SELECT result, result_digest FROM results WHERE key = ?", (key.text,)
@@ -118,7 +118,7 @@ class Store:
             self._db.execute("DELETE FROM results WHERE key = ?", (key.text,))
 
     def put(self, key: Key, name: str, outcome: PointOutcome) -> bool:
-        """Write an outcome; False where the key is there already (it stays as it is)."""
+        """Write an outcome; returns False, and changes nothing, if the key exists already."""
         texts = (
             key.text,
             key.scenario,
@@ -136,12 +136,12 @@ class Store:
             return self._db.execute(f"INSERT OR IGNORE INTO results VALUES ({marks})", row).rowcount == 1
 
     def count(self) -> int:
-        """Points in the store."""
+        """Number of points in the store."""
         with self._told():
             return int(self._db.execute("SELECT count(*) FROM results").fetchone()[0])
 
     def shrink(self, most_bytes: int) -> None:
-        """Where the rows take more than this, forget the older half; their room is used again."""
+        """Remove the older half of the rows if they take more than `most_bytes`; their room is reused."""
         with self._told():
             size, pages, free = (
                 self._db.execute(f"PRAGMA {name}").fetchone()[0]
@@ -169,7 +169,7 @@ class Store:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """Turn SQLite's errors into ours."""
+        """Turn SQLite's errors into InputError."""
         try:
             yield
         except UnicodeDecodeError:  # Python reads names of tables and SQLite's messages strictly
@@ -197,7 +197,7 @@ def _text(data: bytes) -> str:
 
 
 def _digest(*values: object) -> str:
-    """Of texts and bytes, their types included: another value in a column is another digest."""
+    """Digest of texts and bytes, which includes their types, so that any other value changes it."""
     found = hashlib.blake2b(digest_size=16)
     for value in values:
         data = value if isinstance(value, bytes) else str(value).encode(errors="replace")
@@ -206,7 +206,7 @@ def _digest(*values: object) -> str:
 
 
 def _outcome(row: Sequence[object]) -> PointOutcome | None:
-    """The outcome of a row's texts; None where they hold none."""
+    """The outcome that a row's texts hold; None if they are malformed."""
     status, reason, text = row[-3:]
     try:
         figures = json.loads(str(text))
@@ -218,7 +218,7 @@ def _outcome(row: Sequence[object]) -> PointOutcome | None:
 
 
 def _unpacked(data: object) -> str | None:
-    """A compressed text of at most MOST_RESULT_BYTES; None for anything else."""
+    """Decompress a text of at most MOST_RESULT_BYTES; None for anything else."""
     if not isinstance(data, bytes):
         return None
     unzip = zlib.decompressobj()

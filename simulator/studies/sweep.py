@@ -1,4 +1,4 @@
-"""Many predictions from one scenario: a design of points, computed in parallel, kept in a store."""
+"""Sweeps: predict one scenario at many points, in parallel, with an optional store."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MOST_WORKERS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a sweep stands; `rate_per_s` counts computed points only, `eta_s` is None before the first."""
+    """Progress of a sweep; `rate_per_s` counts only computed points, `eta_s` is None before the first one."""
 
     done: int
     total: int
@@ -44,14 +44,14 @@ class Progress:
     eta_s: float | None
 
     def __str__(self) -> str:
-        """One line for people."""
+        """One line of text."""
         left = "" if self.eta_s is None else f", {self.rate_per_s:.2f}/s, {self.eta_s:.0f} s left"
         told = f", {self.reused} from the store" if self.reused else ""
         return f"{self.done} of {self.total} points{told}{left}"
 
 
 class SweepPoint(BaseModel):
-    """One point: the values of its keys, what became of it, and its figures."""
+    """One point, with the values of its keys, its status and its figures."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -64,7 +64,7 @@ class SweepPoint(BaseModel):
 
 
 class Sweep(TableResult):
-    """A finished sweep, in the order of its design; the same bytes with any number of workers."""
+    """A finished sweep, in the order of its design; any number of workers gives the same bytes."""
 
     scenario: str
     design: str
@@ -74,14 +74,14 @@ class Sweep(TableResult):
     computed: int = Field(0, exclude=True)
     reused: int = Field(0, exclude=True)
     work_s: float = Field(0.0, exclude=True)
-    """Seconds that computing took, summed over the workers."""
+    """Seconds of computing, summed over the workers."""
 
     def rows(self) -> list[Row]:
-        """One row a point: its values, status, figures and reason."""
+        """One row for each point, with its values, status, figures and reason."""
         return [{**p.values, "status": p.status, **p.figures, "reason": p.reason} for p in self.points]
 
     def best(self, figure: str = "step_time_s", largest: bool = False) -> SweepPoint:
-        """The point that fits and has the smallest (or largest) figure; raises InputError where none has."""
+        """The point that fits and has the smallest (or largest) figure. Raises InputError if none has it."""
         found = [p for p in self.points if p.status == "ok" and p.figures.get(figure) is not None]
         if not found:
             raise InputError(f"no point of the sweep is possible and has a figure {figure!r}")
@@ -104,12 +104,13 @@ def sweep(
 ) -> Sweep:
     """Predict `scenario` at every point of a space.
 
-    `space`: dotted keys to values ("8..256:x2", [1, 2]) or, for design "list", one mapping a point;
-    `design`, `count`, `seed`: see `space.points`. `workers`: local processes (default: cores; 1 computes
-    here); `scheduler`: address of a Dask cluster instead. `store`: SQLite file that keeps every point as
-    soon as it is known: started again, the sweep computes what is missing. `uncertainty`: P10, P50 and
-    P90 as well. A point that is refused or does not fit is kept with its reason. In a script of your own,
-    call it below `if __name__ == "__main__":`. Raises InputError for a malformed space or store.
+    `space`: values by dotted key ("8..256:x2", [1, 2]) or, for design "list", one mapping for each point.
+    `design`, `count`, `seed`: see `space.points`. `workers`: number of local processes (default: cores; 1
+    computes in this process). `scheduler`: address of a Dask cluster to use instead. `store`: SQLite file
+    that keeps every point as soon as it is known; a sweep that is started again computes only the missing
+    points. `uncertainty`: add P10, P50 and P90. A point that is refused or does not fit is kept with its
+    reason. A script must call this below `if __name__ == "__main__":`. Raises InputError for a malformed
+    space or store.
     """
     if workers is not None and not 1 <= workers <= MOST_WORKERS:
         raise InputError(f"workers={workers} is not between 1 and {MOST_WORKERS}")
@@ -133,7 +134,7 @@ def sweep(
 
 
 class _Run:
-    """A sweep under way."""
+    """A running sweep."""
 
     def __init__(
         self,
@@ -150,18 +151,18 @@ class _Run:
         self.started = time.monotonic()
 
     def compute(self, store: Store | None, workers: int | None, scheduler: str | None) -> None:
-        """Fill `outcomes`: from the store where it has them, computed otherwise."""
+        """Fill `outcomes` from the store, and compute those that it lacks."""
         workers = min(workers or default_workers(), max(1, len(self.design)))
         tasks: list[Task] = []
         pool = None
         for task in self._tasks(store):
             tasks.append(task)
             if len(tasks) == 2 and workers > 1 and scheduler is None:
-                pool = start_pool(workers)  # they start while the other keys are worked out
+                pool = start_pool(workers)  # the workers start while the other keys are computed
 
         def wanted(number: int) -> bool:
             known = None if store is None else store.get(self.keys[number])
-            if known is not None:  # another sweep on the same store was faster
+            if known is not None:  # another sweep on the same store has computed it meanwhile
                 self._reuse(number, known)
             return known is None
 
@@ -190,7 +191,7 @@ class _Run:
         )
 
     def _tasks(self, store: Store | None) -> Iterator[Task]:
-        """Points to compute; those that are illegal or in the store are settled at once."""
+        """Points to compute; points that are illegal or in the store get their outcome at once."""
         for number, values in enumerate(self.design):
             try:
                 scenario = self.scenario.replace(**values)
@@ -206,7 +207,7 @@ class _Run:
                 self._reuse(number, known)
 
     def _refused(self, values: dict[str, Any]) -> Key:
-        """The key of a point that is no scenario."""
+        """The key of a point whose scenario is illegal."""
         text = json.dumps([self.scenario.resolved(), values], sort_keys=True, default=str)
         return Key(hashlib.sha256(text.encode()).hexdigest(), "none", __version__)
 
@@ -217,7 +218,7 @@ class _Run:
     def _keep(self, store: Store | None, number: int, outcome: PointOutcome) -> None:
         self.outcomes[number] = outcome
         self.computed += 1
-        # A failure is of this attempt: the next sweep on the store tries the point again.
+        # A failure is not stored, so that the next sweep on the store tries the point again.
         if store is not None and outcome.status != "failed":
             store.put(self.keys[number], self.scenario.name, outcome)
 

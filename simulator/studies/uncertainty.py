@@ -1,4 +1,4 @@
-"""P10, P50 and P90 of a prediction: seeded Monte Carlo on the first-order response of the step time."""
+"""P10, P50 and P90 of a prediction, by a seeded Monte Carlo on the first-order response of the step time."""
 
 from __future__ import annotations
 
@@ -40,10 +40,11 @@ def samples_of(
     samples: int = SAMPLES,
     seed: int = 0,
 ) -> dict[Metric, FloatArray]:
-    """Draws of every figure (docs/model.md, eq. U2): effects of the sources add up in seconds.
+    """Draws of every figure (docs/model.md, eq. U2), in which the effects of the sources add up in seconds.
 
-    `seed_s`: deviation from draws of load and jitter; `left_out`: relative deviation for what no entry
-    carries. Draws belong to the name of their source, so scenarios that share a source share them.
+    `seed_s`: standard deviation over seeds of load and jitter. `left_out`: standard deviation of the relative
+    error that no entry carries. Draws depend on the name of their source, so scenarios share the draws of
+    common sources.
     """
     time = result.step.time_s
     seconds = np.full(samples, time)
@@ -70,7 +71,7 @@ def samples_of(
 
 
 def _triangle(u: FloatArray) -> FloatArray:
-    """Triangular on -1 to 1 with mode 0."""
+    """Quantiles of the triangular distribution on -1 to 1 with mode 0."""
     return np.asarray(np.where(u < 0.5, np.sqrt(2 * u) - 1, 1 - np.sqrt(2 * (1 - u))))
 
 
@@ -80,7 +81,7 @@ def _beyond_time(
     metric: Metric,
     power: int,
 ) -> float:
-    """Log of the change of a figure that the change of the step time does not explain."""
+    """Logarithm of the part of a figure's change that the step time does not explain."""
     before, after = base[metric], other[metric]
     times = base["step_time_s"], other["step_time_s"]
     if not before or not after or not times[0] or not times[1]:
@@ -100,10 +101,11 @@ def uncertainty(
     samples: int = SAMPLES,
     seed: int = 0,
 ) -> Uncertainty:
-    """Bands of a finished prediction and its sources, the largest first.
+    """Bands of a finished prediction, and its sources with the largest first.
 
-    `ranges`: scenario keys that are uncertain too; `seeds`: further seeds of load and jitter to run;
-    `exact`: so many sources run again in the engine. Raises InputError for illegal values of a key.
+    `ranges`: further uncertain scenario keys. `seeds`: number of further seeds of load and jitter that are
+    simulated. `exact`: number of sources whose effect is simulated. Raises InputError for illegal values of
+    a key.
     """
     if samples < 100 or not 0.0 <= left_out < 1.0 or seeds < 0 or exact < 0:
         raise InputError(
@@ -131,7 +133,7 @@ def uncertainty(
 
 
 def _along(prepared: Prepared, executions: Sequence[Execution]) -> str:
-    """Which critical path the effects were read along."""
+    """Note on the critical path along which the effects were computed."""
     if prepared.whole is None:
         return "first order along the critical path of the folded run"
     last = last_group(executions).program.group
@@ -207,9 +209,9 @@ def interval(
 ) -> tuple[float, float, float]:
     """(low, mid, high) of a figure: the interval that holds it with probability `level`, and its median.
 
-    `left_out`: relative deviation for what no calibration entry carries; 0 for the entries alone. Raises
-    InputError for an unknown figure, a level outside 0 to 1 and a figure that the scenario does not have (a
-    cost without a price).
+    `left_out`: standard deviation of the relative error that no calibration entry carries; 0 counts the
+    entries alone. Raises InputError for an unknown figure, a level outside 0 to 1 and a figure that the
+    scenario does not have (a cost without a price).
     """
     name = uncertain_metric(metric)
     if not 0.0 < level < 1.0:
@@ -232,7 +234,7 @@ def step_interval(
 ) -> tuple[float, float]:
     """(low, high) of the step time (s) of a finished prediction, with probability `level`.
 
-    To first order along its critical path: nothing is simulated again.
+    It is computed to first order along the critical path, without another simulation.
     """
     drawn = draws_s(result.step.time_s, entry_effects(prepared, executions), left_out=left_out)
     low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
@@ -242,7 +244,7 @@ def step_interval(
 def with_uncertainty(
     scenario: Scenario, *, ranges: Ranges | None = None, seeds: int = 0, exact: int = 0
 ) -> Result:
-    """A prediction that carries its bands, its run's report included; options as for `uncertainty`."""
+    """Predict a scenario with its bands, also in the report of its run; options as for `uncertainty`."""
     prepared, executions, result = predict(scenario)
     bands = uncertainty(prepared, executions, result, ranges=ranges, seeds=seeds, exact=exact)
     return with_uncertain_run(prepared, executions, result.model_copy(update={"uncertainty": bands}))

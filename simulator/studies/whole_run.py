@@ -1,4 +1,4 @@
-"""The whole run with its step time uncertain: end and bill from stops and calibration together."""
+"""Predicts the whole run with an uncertain step time, so that its end and cost include that uncertainty."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from moesim.simulator.studies.monte_carlo import SAMPLES, draws_s
 from moesim.simulator.studies.sources import MODEL_ERROR
 
 ORDER = "run.replicas"
-"""Names the stream of random numbers that says which replica has which point."""
+"""Name of the random stream that assigns points of the distribution to replicas."""
 
 
 def step_factors(
     prepared: Prepared, executions: Sequence[Execution], replicas: int, *, left_out: float = MODEL_ERROR
 ) -> FloatArray:
-    """Step time over the predicted one for every replica ([replicas]): the distribution of eq. U2.
+    """Step time relative to the predicted one for every replica [replicas], distributed as in eq. U2.
 
-    Few replicas take evenly spaced points of the sorted draws, in a seeded order that the stops do not know
-    of: their percentiles are those of all draws, and a replica keeps its point from scenario to scenario.
+    The replicas take evenly spaced points of the sorted draws, so that their percentiles are those of all
+    draws. A seeded order, independent of the stops, assigns the points; it is the same in every scenario.
     """
     time = step_time_s(executions)
     drawn = np.sort(draws_s(time, entry_effects(prepared, executions), left_out=left_out)) / time
@@ -41,12 +41,12 @@ def step_factors(
 def uncertain_report(
     prepared: Prepared, executions: Sequence[Execution], known_s: float | None = None
 ) -> RunReport:
-    """The report of a prepared and executed scenario, its step time drawn anew for every replica.
+    """The report of a simulated scenario, with a step time drawn for every replica.
 
-    `known_s`: seconds of the step in place of the executed one. Raises as `run_report` does.
+    `known_s`: step time (s) to use instead of the simulated one. Raises as `run_report` does.
     """
     plan = prepared.scenario.run
-    # Without failures a replica costs nothing, and as many as an interval has make both agree.
+    # Without failures replicas cost nothing; as many as there are draws give the interval of the step itself.
     factors = step_factors(prepared, executions, plan.replicas if plan.failures is not None else SAMPLES)
     return run_report(prepared, step_time_s(executions) if known_s is None else known_s, factors)
 
@@ -54,10 +54,10 @@ def uncertain_report(
 def predict_run(
     scenario: Scenario, step_time_s: float | None = None, uncertainty: bool | None = None
 ) -> RunReport:
-    """The whole run of a scenario; see `run_report`.
+    """Predict the whole run of a scenario; see `run_report`.
 
-    `uncertainty` of the step time is included where the step is simulated here, and where it is asked for;
-    with a known `step_time_s` alone nothing but further phases is simulated.
+    `uncertainty` includes that of the step time; by default it is on unless `step_time_s` is given. With a
+    given `step_time_s` and no uncertainty, only further phases are simulated.
     """
     prepared = prepare(scenario)
     if uncertainty is None:
@@ -71,7 +71,7 @@ def predict_run(
 
 
 def with_uncertain_run(prepared: Prepared, executions: Sequence[Execution], result: Result) -> Result:
-    """The same result with the uncertain step in the report of its run, where it has one."""
+    """The result with the uncertain step time in the report of its run, if it has one."""
     if result.run.report is None:
         return result
     report = uncertain_report(prepared, executions)

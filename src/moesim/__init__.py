@@ -9,8 +9,8 @@
 
 `load` reads a scenario by preset name or path and applies overrides such as "parallel.ep=32";
 `Scenario.replace` changes keys. `simulate`, `explain`, `compare`, `sweep`, `sensitivity` and `interval` take
-a `Scenario`, a preset name or a file. Results have `to_dict()`, `to_pandas()` and show themselves in
-notebooks. `plan` searches plans; `run` predicts the whole run with failures and bill; `score` compares the
+a `Scenario`, a preset name or a file. Results have `to_dict()` and `to_pandas()`, and notebooks show them as
+tables. `plan` searches plans; `run` predicts the whole run with its failures and cost; `score` compares the
 home case with every published figure.
 """
 
@@ -98,13 +98,13 @@ _LAZY = {
     "plan": "moesim.simulator.planner.search",
     "score": "moesim.simulator.scoring.published",
 }
-"""Public names and where they live; loaded when first used, so that `import moesim` stays fast."""
+"""Modules of the public names, which are loaded when first used, so that `import moesim` stays fast."""
 
 
 def load(name_or_path: str, *overrides: str) -> Scenario:
-    """A scenario by preset name or file path, with `key=value` overrides.
+    """Load a scenario by preset name or file path, with `key=value` overrides.
 
-    Raises InputError with file, key, value and nearest legal value for anything malformed.
+    Raises InputError, with file, key, value and nearest legal value, for malformed input.
     """
     from moesim.simulator.scenario import load_scenario
 
@@ -123,9 +123,9 @@ def presets() -> list[str]:
 
 
 def check(scenario: Scenario | str, *overrides: str) -> Check:
-    """Whether a scenario is legal and fits into memory, without running it; arguments as of `simulate`.
+    """Check whether a scenario is legal and fits into memory, without simulating it.
 
-    Raises InputError for an illegal scenario.
+    The arguments are those of `simulate`. Raises InputError for an illegal scenario.
     """
     from moesim.simulator.predict.check import check as run
 
@@ -133,9 +133,9 @@ def check(scenario: Scenario | str, *overrides: str) -> Check:
 
 
 def timeline(scenario: Scenario | str, *overrides: str, rank: int = 0) -> Timeline:
-    """When what ran: actions of every pipeline rank, and an action of `rank` phase by phase.
+    """The timeline of a step: the actions of every pipeline rank, and one action of `rank` by phase.
 
-    Arguments and errors as of `simulate`.
+    The other arguments and the errors are those of `simulate`.
     """
     from moesim.simulator.predict.timeline import timeline as run
 
@@ -145,9 +145,10 @@ def timeline(scenario: Scenario | str, *overrides: str, rank: int = 0) -> Timeli
 def neighbours(
     scenario: Scenario, result: Result, progress: Callable[[float, str], None] = lambda share, text: None
 ) -> tuple[Neighbour, ...]:
-    """What to try next: legal single changes of a scenario, simulated, the fastest that fits first.
+    """Simulate all legal single changes of a scenario; those that fit come first, fastest first.
 
-    `result` is the scenario's own; `progress` is called with the share that is done and what comes next.
+    `result` is the scenario's own. `progress` is called with the share of the work that is done (0 to 1) and
+    the next change.
     """
     from moesim.simulator.studies.neighbours import neighbours as run
 
@@ -155,16 +156,16 @@ def neighbours(
 
 
 def published(scenario: Scenario, result: Result) -> list[Row]:
-    """What was published about this very job beside its prediction; empty for any other job."""
+    """The published figures of a scenario's job with the predicted ones; empty if there are none."""
     from moesim.simulator.scoring.published import beside_published
 
     return beside_published(scenario, result)
 
 
 def reprice(result: Result, scenario: Scenario) -> Result:
-    """A finished prediction under the prices of `scenario`, which must differ in nothing else.
+    """A finished prediction with the prices of `scenario`, which must not differ in anything else.
 
-    Raises InputError where a price choice fits no offer.
+    Raises InputError if a price choice fits no offer.
     """
     from moesim.simulator.studies.reprice import repriced
 
@@ -188,8 +189,7 @@ def simulate(scenario: Scenario | str, *overrides: str, uncertainty: bool = Fals
 
 
 def explain(what: Scenario | Result | str) -> Explanation:
-    """Say where the step of a scenario, or of a finished prediction, goes and why.
-
+    """Explain where the step time of a scenario, or of a finished prediction, goes and why.
     Raises InputError for an illegal scenario.
     """
     from moesim.simulator.predict.result import Result as Finished
@@ -201,10 +201,10 @@ def explain(what: Scenario | Result | str) -> Explanation:
 def compare(
     scenarios: Sequence[Scenario | str], *, names: Sequence[str] | None = None, uncertainty: bool = False
 ) -> Comparison:
-    """Put two to four scenarios side by side; differences are split exactly by cause.
+    """Compare two to four scenarios, and split the differences of their step times exactly by cause.
 
-    `names`: what to call them; `uncertainty`: bands of the differences. Raises InputError for an illegal
-    scenario and for another number of them.
+    `names`: their names in the result. `uncertainty`: add bands of the differences. Raises InputError for an
+    illegal scenario and for another number of scenarios.
     """
     from moesim.simulator.studies.compare import compare as run
 
@@ -226,8 +226,8 @@ def sweep(
 ) -> Sweep:
     """Predict a scenario at every point of a space; see `moesim.simulator.studies.sweep.sweep`.
 
-    `space`: dotted scenario keys to values, such as {"communication.sms": "4..32:4"}; `design`: grid, list,
-    random or sobol; `store`: a file that makes the sweep durable. In a script, call it below
+    `space`: values by dotted scenario key, such as {"communication.sms": "4..32:4"}. `design`: grid, list,
+    random or sobol. `store`: a file that keeps every finished point. A script must call this below
     `if __name__ == "__main__":`. Raises InputError for a malformed space or store.
     """
     from moesim.simulator.studies.sweep import sweep as run
@@ -253,11 +253,11 @@ def sensitivity(
     seeds: int = 0,
     exact: int = 0,
 ) -> Sensitivity:
-    """What matters: the step time with every uncertain input alone at its low and high end.
+    """The step time with every uncertain input alone at its low and high end.
 
-    `ranges`: scenario keys with their lowest and highest value, beside the calibration entries; `seeds`:
-    further seeds to run; `exact`: so many entries run again in the engine. Raises InputError for illegal
-    values of a key.
+    `ranges`: lowest and highest value of scenario keys that are uncertain beside the calibration entries.
+    `seeds`: number of further seeds to simulate. `exact`: number of entries to simulate instead of estimating
+    their effect. Raises InputError for illegal values of a key.
     """
     from moesim.simulator.studies.sensitivity import sensitivity as run
 
@@ -273,9 +273,9 @@ def interval(
 ) -> tuple[float, float, float]:
     """(low, mid, high) of a figure: the interval that holds it with probability `level`, and its median.
 
-    `metric`: step_time_s, tokens_per_s, mfu_causal, days or cost_usd; `left_out`: relative deviation for what
-    no calibration entry carries (None: the default of docs/model.md, section 16; 0: the entries alone).
-    Raises InputError for another metric.
+    `metric`: step_time_s, tokens_per_s, mfu_causal, days or cost_usd. `left_out`: standard deviation of the
+    relative error that no calibration entry carries (None: the default of docs/model.md, section 16; 0: the
+    entries alone). Raises InputError for another metric.
     """
     from moesim.simulator.studies.sources import MODEL_ERROR
     from moesim.simulator.studies.uncertainty import interval as run
@@ -291,10 +291,10 @@ def run(
 ) -> RunReport:
     """Predict the whole run: phases, failures and restarts, finish date, cost, energy.
 
-    Percentiles contain stops and the uncertainty of the step time (docs/model.md, sections 13 and 16);
-    `uncertainty=False`: stops only. `step_time_s`: of the scenario's step (s) where it is known: it is not
-    simulated then, and percentiles hold stops only unless `uncertainty` is asked for. Raises InputError for
-    an illegal scenario, InfeasibleError for a run that practically never ends.
+    Percentiles contain stops and the uncertainty of the step time (docs/model.md, sections 13 and 16); with
+    `uncertainty=False` they contain only stops. A known `step_time_s` (s) is used instead of a simulation;
+    percentiles then contain only stops unless `uncertainty=True`. Raises InputError for an illegal scenario,
+    InfeasibleError for a run that practically never ends.
     """
     from moesim.simulator.studies.whole_run import predict_run
 
@@ -303,7 +303,7 @@ def run(
 
 
 def __getattr__(name: str) -> object:
-    """Public names that need imports, loaded when first used."""
+    """Load a public name when it is first used."""
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'moesim' has no attribute {name!r}")

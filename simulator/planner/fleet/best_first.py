@@ -1,4 +1,4 @@
-"""The search over the plans of a fleet: always the most promising next, by its lower bound."""
+"""Best-first search over the plans of a fleet: the plan with the lowest bound is always expanded next."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from moesim.simulator.layout.stages import StageAssignment, blocks_of, from_laye
 from moesim.simulator.model.block import is_layer
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.bound import BoundBook
-from moesim.simulator.planner.closed_form import Priced, step_seconds_by_rank
+from moesim.simulator.planner.closed_form import PricedPlan, step_seconds_by_rank
 from moesim.simulator.planner.expert_loads import ExpertLoads
 from moesim.simulator.planner.fleet.bound import PoolSeconds, blocks_by_kind, ideal_bound_s, layout_bound_s
 from moesim.simulator.planner.fleet.space import FleetPools
@@ -29,15 +29,18 @@ from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import build
 
 MOST_EXPANDED = 10_000
-"""Most combinations of frame, precision and recompute that get layouts; a search that stops here says so."""
+"""Most combinations of frame, precision and recompute that are expanded; a search that stops here says so."""
 
 RESOLUTION = 64
-"""Seconds of blocks relative to a layer of the first pool are told apart to one in so many for a layout."""
+"""Steps into which a first-pool layer's seconds are divided when block seconds are rounded for a layout."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
-    """A plan that fits: its frame and positions in the space's lists, layout, bound and closed form (s)."""
+    """A plan that fits, with its layout, bound and closed form (s).
+
+    `frame`, `recipe`, `policy` and `zero` are positions in the lists of frames and of the space.
+    """
 
     frame: int
     recipe: int
@@ -50,7 +53,7 @@ class FleetPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """Plans that share frame, precision and recompute policy; with `stages`, also the layout."""
+    """Plans that share frame, precision and recompute policy, and also the layout if `stages` is set."""
 
     frame: int
     recipe: int
@@ -61,7 +64,7 @@ class _Node:
 
 @dataclass(slots=True)
 class FleetSearch:
-    """Frames of one fleet, expanded and estimated in the order of their bounds."""
+    """The search over the frames of one fleet, which expands and estimates them in order of their bounds."""
 
     scenario: Scenario
     shape: ModelShape
@@ -69,7 +72,7 @@ class FleetSearch:
     space: Space
     frames: Sequence[Frame]
     fixed: tuple[int, ...] | None
-    """Layers of every stage, where the scenario's are kept."""
+    """Layers of every stage if the scenario fixes them, else None."""
     most_s: float
     """Longest step that deadline and budget allow."""
     refused: Refusals
@@ -85,7 +88,7 @@ class FleetSearch:
     _lean: dict[tuple[int, int], bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """A book of prices for each pool."""
+        """Make the price book and the bound book of each pool."""
         pools, space = self.pools, self.space
         self._loads = ExpertLoads(self.scenario, self.shape)
         self.books = tuple(
@@ -106,9 +109,9 @@ class FleetSearch:
         )
 
     def fastest(self, families: int) -> float:
-        """Estimate until no other frame can be among the `families` fastest.
+        """Estimate plans until no other frame can be among the `families` fastest.
 
-        Returns the seconds that every plan without an estimate needs at least.
+        Returns a lower bound (s) on the step of every plan that was not estimated.
         """
         heap: list[tuple[float, int, _Node]] = []
         for number in range(len(self.frames)):
@@ -138,11 +141,14 @@ class FleetSearch:
         return sorted((p for p in found if p.time_s <= self.most_s), key=lambda p: (p.time_s, p.frame))
 
     def fitting_of(self, number: int) -> int:
-        """Estimated plans of a frame: those that differ in precision, recompute or ZeRO stage only."""
+        """Number of estimated plans of a frame, which differ only in precision, recompute or ZeRO stage."""
         return len(self.estimates[number])
 
     def _limit(self, families: int) -> float:
-        """Time of the last family that is wanted, or the longest step that is allowed."""
+        """Step time (s) above which no further plan is needed.
+
+        It is the time of the slowest wanted family, and at most the longest allowed step.
+        """
         best = sorted(min(p.time_s for p in plans) for plans in self.estimates.values())
         return min(self.most_s, best[families - 1] if len(best) >= families else inf)
 
@@ -150,7 +156,7 @@ class FleetSearch:
         return [PoolSeconds(book, frame, recipe, policy) for book in self._bounds]
 
     def _nodes(self, number: int) -> list[tuple[float, _Node]]:
-        """Every precision and recompute policy of a frame with its bound, where all pools price it."""
+        """A node with its bound for each precision and recompute policy of a frame that every pool prices."""
         frame, found = self.frames[number], []
         n = frame.pattern.n_stages
         if self.fixed is not None and len(self.fixed) != n:
@@ -170,7 +176,7 @@ class FleetSearch:
         return found
 
     def _expand(self, node: _Node) -> list[tuple[float, _Node]]:
-        """The node's plans that fit, by layout, each with its bound."""
+        """The node's plans that fit, grouped by layout, each group with its bound."""
         self.expanded += 1
         frame = self.frames[node.frame]
         pools = self._seconds(frame, node.recipe, node.policy)
@@ -184,7 +190,7 @@ class FleetSearch:
                 continue
             stages = None if full else self._stages(pools, node, zero)
             if stages is None:
-                full = True  # a lower ZeRO stage needs no less
+                full = True  # a lower ZeRO stage needs at least as much memory
                 self.refused.add("out of memory", 1, f"{self._label(node)} zero_stage={stage}")
             else:
                 by_layout.setdefault(stages, []).append(zero)
@@ -201,7 +207,7 @@ class FleetSearch:
         return found
 
     def _may_fit(self, node: _Node) -> bool:
-        """Whether the plan that keeps least, of the node's frame and precision, fits."""
+        """Whether the leanest plan of the node's frame and precision fits (full recompute, highest ZeRO)."""
         if "full" not in self.space.recompute or self.fixed is not None:
             return True
         lean = replace(node, policy=self.space.recompute.index("full"))
@@ -218,7 +224,7 @@ class FleetSearch:
         return f"{self.frames[node.frame].label} recompute={self.space.recompute[node.policy]}"
 
     def _stages(self, pools: Sequence[PoolSeconds], node: _Node, zero: int) -> StageAssignment | None:
-        """The layout of eq. S3 where it fits, else the best that does; None where none does."""
+        """The layout of eq. S3 if it fits, else the best layout that fits; None if none does."""
         frame = self.frames[node.frame]
         parts = self.pools.at(frame.plan.pp)
         memory = self._memory(parts, frame, node.recipe, node.policy, zero)
@@ -247,7 +253,7 @@ class FleetSearch:
         return FleetMemory(self.shape, own, _ranks_in_flight(frame), frame.microbatches, self.space.headroom)
 
     def _estimate(self, bound: float, node: _Node, stages: StageAssignment) -> None:
-        """Closed form of the plans of a node that differ in their ZeRO stage only (eq. P2)."""
+        """Estimate the plans of a node, one for each of its ZeRO stages (eq. P2)."""
         frame = self.frames[node.frame]
         for zero in node.zeros:
             stage = self.space.zero_stage[zero]
@@ -259,12 +265,12 @@ class FleetSearch:
     def closed_form_s(
         self, frame: Frame, recipe: int, policy: int, zero_stage: int, stages: StageAssignment
     ) -> float:
-        """Seconds of a step of one plan with these stages (eq. P2)."""
+        """Closed-form step time of one plan with these stages, in seconds (eq. P2)."""
         plan = frame.plan.model_copy(update={"zero_stage": zero_stage})
         chosen, layers = self.space.recipes[recipe], stages.layers_per_stage
         recompute = self.space.recompute[policy]
         priced = [
-            Priced(
+            PricedPlan(
                 frame.microbatches,
                 book.table(
                     plan,
@@ -290,7 +296,7 @@ def _ranks_of(name: str, pp: int, microbatches: int, vpp: int) -> tuple[RankStag
 
 
 def _ranks_in_flight(frame: Frame) -> tuple[RankStages, ...]:
-    """Fullest moments of every rank; where they grow with the micro-batches, of the whole schedule."""
+    """Fullest moments of every rank, from the whole schedule if they grow with the micro-batches."""
     early, late = frame.pattern.in_flight[0], frame.pattern.in_flight[-1]
     if early == late:
         return late

@@ -1,4 +1,4 @@
-"""Lower bounds of plans of a fleet: before any layout is known, and for a given one (pure)."""
+"""Lower bounds of a fleet's step time, before the layout is known and for a given layout (pure)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from moesim.simulator.layout.groups import members_per_program
 from moesim.simulator.layout.stages import StageAssignment, blocks_of
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.planner.bound import STANDARD_ERRORS, USES, BoundBook
+from moesim.simulator.planner.bound import ACTIONS_OF, STANDARD_ERRORS, BoundBook
 from moesim.simulator.planner.frames import Frame
 from moesim.simulator.planner.pattern import Key
 from moesim.simulator.planner.prices import ACTIONS
@@ -21,12 +21,12 @@ Blocks = dict[BlockKind, int]
 
 
 class PoolSeconds:
-    """Seconds of the actions of a plan's stages on one pool; transfers of uneven ranks are not in them."""
+    """Seconds of the actions of a plan's stages on one pool, with even transfers."""
 
     def __init__(self, book: BoundBook, frame: Frame, recipe: int, policy: int) -> None:
         """`recipe` and `policy` are positions in the book's lists."""
         self.kinds, self.routed = book.book.kinds, book.book.routed
-        kept = book.kept(frame)
+        kept = book.least_kept(frame)
         self.compute = book.compute(frame.plan, kept)[recipe, book.class_of[policy]]
         self.moved = book.transfer(frame.plan, kept)[recipe, 0]
         self.weights = {
@@ -37,7 +37,7 @@ class PoolSeconds:
         }
 
     def work(self, uses: Sequence[str], blocks: Blocks) -> tuple[float, float]:
-        """(compute, small kernels and transfers) of actions of some blocks, each alone."""
+        """Seconds (compute, small kernels and transfers) of actions of some blocks, each run alone."""
         work, moved = [0.0], [0.0]
         for use in uses:
             n = ACTIONS.index(use)
@@ -50,7 +50,10 @@ class PoolSeconds:
         return fsum(work), fsum(moved)
 
     def block(self, kind: BlockKind, paired: bool) -> float:
-        """A block's forward and backward: in series, or in a schedule of pairs the busier of two streams."""
+        """Seconds of a block's forward and backward pass.
+
+        Compute and transfers run in series; in a schedule of overlapped pairs the busier stream counts.
+        """
         work, moved = self.work(ACTIONS, {kind: 1})
         return max(work, moved) if paired else work + moved
 
@@ -58,10 +61,11 @@ class PoolSeconds:
 def ideal_bound_s(
     pools: Sequence[PoolSeconds], ranks: Sequence[int], frame: Frame, blocks: Blocks, clock_cv: float
 ) -> float:
-    """Seconds that a step needs at least, whatever the layout (docs/model.md, eq. S4).
+    """Least seconds of a step with any layout (docs/model.md, eq. S4).
 
-    A rank of pool p does work worth at most max_k y_k / w_p(k) a second, whatever the worths y_k of the
-    blocks; y_k is the mean of the pools' seconds.
+    If a block of kind k is worth y_k, a rank of pool p, which needs w_p(k) seconds for it, does work worth at
+    most max_k y_k / w_p(k) a second. Any positive y_k gives a bound; here it is the mean of the pools'
+    seconds.
     """
     paired = frame.pattern.paired
     each = [{kind: pool.block(kind, paired) for kind in blocks} for pool in pools]
@@ -81,16 +85,16 @@ def layout_bound_s(
     assignment: StageAssignment,
     clock_cv: float,
 ) -> float:
-    """Seconds that a step of a plan with these stages needs at least: eq. P1, each rank on its own pool."""
+    """Least seconds of a step of a plan with these stages (eq. P1, with each rank on its own pool)."""
     pattern = frame.pattern
     route = pattern.samples[0].routes[0]
     held = [dict(Counter(block.kind for block in stage)) for stage in assignment.stages]
     count = np.array([frame.microbatches], dtype=np.float64)
 
     each = {
-        (kind, stage): fsum(pools[owners[route[stage]]].work(USES[kind], held[stage]))
+        (kind, stage): fsum(pools[owners[route[stage]]].work(ACTIONS_OF[kind], held[stage]))
         for stage in range(pattern.n_stages)
-        for kind in USES
+        for kind in ACTIONS_OF
     }
 
     def seconds(key: Key, rank: int) -> float:
@@ -115,7 +119,7 @@ def layout_bound_s(
 
 
 def blocks_by_kind(shape: ModelShape) -> Blocks:
-    """How many blocks of each kind a model has."""
+    """Number of blocks of each kind in a model."""
     return dict(Counter(block.kind for block in blocks_of(shape)))
 
 

@@ -1,4 +1,4 @@
-"""Plan search for a fleet: which plan, and whether the mix beats each of its pools alone."""
+"""Plan search for a fleet, with a comparison of its best plan with each pool alone."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from moesim.simulator.planner.fleet.space import (
 from moesim.simulator.planner.fleet.verdict import verdict
 from moesim.simulator.planner.goal import Goal
 from moesim.simulator.planner.progress import OnProgress
-from moesim.simulator.planner.result import Alone, PlanResult, PlanRow
-from moesim.simulator.planner.rows import Estimates, Simulated, make_row
+from moesim.simulator.planner.result import PlanResult, PlanRow, PoolAlone
+from moesim.simulator.planner.rows import Estimates, PlanStep, make_row
 from moesim.simulator.planner.space import PlanSpace
 from moesim.simulator.planner.step_mechanisms import step_causes
 from moesim.simulator.predict.pools import pool_results
@@ -34,14 +34,14 @@ from moesim.simulator.scenario.scenario import Stages
 from moesim.simulator.schedules import pool_defaults
 
 PlanAlone = Callable[[Scenario, PlanSpace], PlanResult]
-"""The search over one cluster, for each pool alone."""
+"""The search that finds the best plan of one pool alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedFleet:
-    """A simulated plan of a fleet, and what each pool does in it."""
+    """The simulated step of a fleet's plan, with the results of each pool."""
 
-    found: Simulated
+    found: PlanStep
     pools: tuple[PoolResult, ...]
 
 
@@ -53,10 +53,11 @@ def plan_fleet(
     pool: Executor | None,
     alone: PlanAlone,
 ) -> PlanResult:
-    """The best plans for a scenario with a fleet, and each pool alone; arguments as of `search.plan`.
+    """Find the best plans for a scenario with a fleet, and for each pool alone.
 
-    On one fleet cost, energy and deadline follow time. Raises InputError for what a fleet's search does not
-    have, InfeasibleError, with the counts by reason, where nothing is legal, fits and keeps the limits.
+    The arguments are those of `search.plan`. On a given fleet, cost, energy and deadline rank plans as time
+    does. Raises InputError for options that a fleet's search does not have, and InfeasibleError, with counts
+    by reason, if no plan is legal, fits and keeps the limits.
     """
     start = time.perf_counter()
     pools, shape = fleet_pools(scenario), scenario.shape
@@ -108,7 +109,10 @@ def plan_fleet(
 
 
 def _check(scenario: Scenario, wanted: PlanSpace, goal: Goal, usd: float | None) -> None:
-    """Refuse what a fleet's search does not have; `usd`: dollars an hour of all pools, None if not known."""
+    """Raise InputError for options that a fleet's search does not have.
+
+    `usd`: price of all pools in dollars an hour, None if unknown.
+    """
     if goal.objective == "memory":
         raise InputError("objective=memory is not searched for a fleet; use time, cost, energy or deadline")
     if usd is None and (goal.objective == "cost" or goal.budget_usd is not None):
@@ -126,7 +130,7 @@ def _simulated(
     usd: float | None,
     pool: Executor | None,
 ) -> list[PlanRow]:
-    """The plans simulated, those that fit and keep the limits, fastest first."""
+    """Simulate the plans, and return those that fit and keep the limits, fastest first."""
     scenarios = [_scenario_of(scenario, study, plan) for plan in plans]
     run = map if pool is None else pool.map
     simulated = list(run(simulate_fleet_plan, scenarios))
@@ -137,10 +141,10 @@ def _simulated(
 
 
 def simulate_fleet_plan(scenario: Scenario) -> SimulatedFleet:
-    """Run the engine on a plan of a fleet (in a worker process). Raises InputError for an illegal one."""
+    """Simulate a plan of a fleet (in a worker process). Raises InputError for an illegal plan."""
     step = run_step(scenario)
     prepared, execution, memory = step.prepared, step.executions[0], step.prepared.memory
-    found = Simulated(
+    found = PlanStep(
         step.time_s,
         memory.total_bytes,
         memory.capacity_bytes,
@@ -153,7 +157,7 @@ def simulate_fleet_plan(scenario: Scenario) -> SimulatedFleet:
 
 
 def _scenario_of(base: Scenario, study: FleetSearch, plan: FleetPlan) -> Scenario:
-    """The scenario of a plan, which `simulate` accepts."""
+    """The scenario of a plan, ready for `simulate`."""
     frame, space = study.frames[plan.frame], study.space
     return base.model_copy(
         update={
@@ -176,7 +180,7 @@ def _row(
 
 
 def _billed(row: PlanRow, pools: FleetPools, usd: float | None, done: tuple[PoolResult, ...]) -> PlanRow:
-    """A row with the money and the energy of all pools."""
+    """The row with the cost and the energy of all pools."""
     run_s = row.days * SECONDS_PER_DAY
     watts = [
         part.cluster.n_gpus
@@ -189,7 +193,7 @@ def _billed(row: PlanRow, pools: FleetPools, usd: float | None, done: tuple[Pool
 
 
 def _own(scenario: Scenario, pools: FleetPools, usd: float | None, best_s: float) -> PlanRow | None:
-    """The scenario's own plan, simulated; None where it is illegal or does not fit."""
+    """The simulated row of the scenario's own plan; None if it is illegal or does not fit."""
     try:
         simulated = simulate_fleet_plan(scenario)
     except InputError:
@@ -202,7 +206,7 @@ def _own(scenario: Scenario, pools: FleetPools, usd: float | None, best_s: float
 
 
 def _rank(own: PlanRow | None, rows: list[PlanRow], proven_s: float) -> int | None:
-    """Its place among the simulated rows; None beyond what is proven."""
+    """Rank of the scenario's own plan among the simulated rows; None if a plan beyond them may be faster."""
     if own is None or own.time_s > proven_s or own.time_s > rows[-1].time_s:
         return None
     return sum(row.time_s < own.time_s for row in rows) + 1
@@ -216,8 +220,8 @@ def _alone(
     space: PlanSpace,
     search: PlanAlone,
     say: OnProgress,
-) -> Alone:
-    """The best plan of one pool with the GPUs that it has, same batch, same values to try."""
+) -> PoolAlone:
+    """The best plan of one pool alone, with its own GPUs, the same batch and the same values to try."""
     part = pools.parts[number]
     cluster, accelerator = part.cluster, part.cluster.accelerator.name
     say(0.5 + 0.5 * number / len(pools.parts), f"{accelerator} alone")
@@ -225,16 +229,16 @@ def _alone(
     own = space.model_copy(
         update={
             "pp": wanted.pp,
-            # What a fleet cannot run, one pool can: left out, the mix would look better than it is.
+            # One pool can run schedules that a fleet cannot; without them the fleet would look too good.
             "schedule": wanted.schedule or pool_defaults(),
             "sms": (one.communication.sms,) if one.communication.sms else None,
             "layout": "balanced",
         }
     )
     try:
-        return Alone(accelerator, cluster.n_gpus, search(one, own).best)
+        return PoolAlone(accelerator, cluster.n_gpus, search(one, own).best)
     except (InputError, InfeasibleError) as error:
-        return Alone(accelerator, cluster.n_gpus, None, str(error))
+        return PoolAlone(accelerator, cluster.n_gpus, None, str(error))
 
 
 def _notes(study: FleetSearch, objective: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Plans of a fleet: values to try, and which degrees, schedules and micro-batches every pool accepts."""
+"""The space of a fleet's search: its default values, and the frames that every pool accepts."""
 
 from __future__ import annotations
 
@@ -29,12 +29,15 @@ SEARCHED = (
     "tp", "pp", "ep", "cp", "vpp", "expert_tp", "microbatch", "zero_stage", "schedule", "recompute",
     "precision", "layout", "headroom",
 )  # fmt: skip
-"""Keys of a space that a fleet's search has."""
+"""Keys of a space that a fleet's search supports."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetPools:
-    """The pools of a fleet, each with the scenario as if all GPUs were of its kind, and its profile."""
+    """The pools of a fleet, each with its profile and with the scenario as if all GPUs were of its kind.
+
+    `total` counts the GPUs; the number of pipeline ranks must be a multiple of `unit`.
+    """
 
     parts: tuple[PoolSlice, ...]
     profiles: tuple[CalibrationProfile, ...]
@@ -42,7 +45,7 @@ class FleetPools:
     unit: int
 
     def at(self, pp: int) -> tuple[PoolSlice, ...]:
-        """The pools with the pipeline ranks that they hold of `pp`."""
+        """The pools with the pipeline ranks that each holds in a pipeline of `pp` ranks."""
         found, first = [], 0
         for part in self.parts:
             ranks = range(first, first + pp * part.cluster.n_gpus // self.total)
@@ -52,7 +55,7 @@ class FleetPools:
 
 
 def fleet_pools(scenario: Scenario) -> FleetPools:
-    """Resolve the pools of a scenario; raises InputError, naming the pool, where one is malformed."""
+    """Resolve the pools of a scenario. Raises InputError, naming the pool, if one is malformed."""
     check_supported(scenario)
     clusters = pool_clusters(scenario)
     total = sum(cluster.n_gpus for _, cluster in clusters)
@@ -70,9 +73,9 @@ def fleet_pools(scenario: Scenario) -> FleetPools:
 
 
 def fleet_space(wanted: PlanSpace, scenario: Scenario, pools: FleetPools, shape: ModelShape) -> PlanSpace:
-    """The wanted space with a fleet's defaults where keys are left out (docs/planner.md lists them).
+    """Fill in a fleet's defaults for keys that are left out (docs/planner.md lists them).
 
-    Raises InputError for keys that a fleet's search does not have.
+    Raises InputError for keys that a fleet's search does not support.
     """
     if wanted.sms is not None:
         raise InputError(
@@ -103,7 +106,7 @@ def fleet_space(wanted: PlanSpace, scenario: Scenario, pools: FleetPools, shape:
 def legal_fleet_frames(
     wanted: PlanSpace, scenario: Scenario, pools: FleetPools, shape: ModelShape
 ) -> tuple[Space, list[Frame], Refusals]:
-    """Frames that every pool accepts, and why the others were refused (counted as `legal_frames` does)."""
+    """The space, the frames that every pool accepts, and the refused plans, counted as by `legal_frames`."""
     first = pools.parts[0].scenario
     own = wanted.model_copy(update={"sms": (max(1, first.communication.sms),)})  # each pool has its own
     space = with_defaults(own, first, shape, first.machine)
@@ -136,7 +139,7 @@ def _accepted(
     shape: ModelShape,
     refused: Refusals,
 ) -> list[Frame]:
-    """Frames that another pool's nodes accept too."""
+    """The frames that another pool accepts too."""
     cluster, found = part.scenario.machine, []
     for frame in frames:
         try:

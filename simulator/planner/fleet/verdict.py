@@ -1,15 +1,15 @@
-"""Is a mixed fleet worth it? Its best plan beside each pool alone, in figures and sentences (pure)."""
+"""Compares the best plan of a mixed fleet with each pool alone, in figures and sentences (pure)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import fsum
 
-from moesim.simulator.planner.result import Alone, FleetVerdict, PlanRow
+from moesim.simulator.planner.result import FleetVerdict, PlanRow, PoolAlone
 from moesim.simulator.planner.step_mechanisms import CAUSES
 
 
-def verdict(best: PlanRow, alone: Sequence[Alone]) -> FleetVerdict:
+def verdict(best: PlanRow, alone: Sequence[PoolAlone]) -> FleetVerdict:
     """Compare the fleet's best plan with every pool alone."""
     rows = [row.plan for row in alone if row.plan is not None]
     wins = all(best.time_s < row.time_s for row in rows)
@@ -24,11 +24,11 @@ def verdict(best: PlanRow, alone: Sequence[Alone]) -> FleetVerdict:
 
 
 def ideal_s(alone_s: Sequence[float]) -> float:
-    """Step of a fleet whose pools shared the work without loss (docs/model.md, eq. S5)."""
+    """Step time (s) of a fleet whose pools share the work without loss (docs/model.md, eq. S5)."""
     return 1.0 / fsum(1.0 / seconds for seconds in alone_s)
 
 
-def _steps(best: PlanRow, alone: Sequence[Alone]) -> list[str]:
+def _steps(best: PlanRow, alone: Sequence[PoolAlone]) -> list[str]:
     said = [f"The fleet's best plan takes {best.time_s:.2f} s a step ({best.label})."]
     for row in alone:
         who = f"{row.n_gpus:,} x {row.accelerator} alone"
@@ -72,7 +72,7 @@ def _losses(best: PlanRow, rows: Sequence[PlanRow], ideal: float | None) -> list
     return said
 
 
-def _money(best: PlanRow, alone: Sequence[Alone]) -> list[str]:
+def _money(best: PlanRow, alone: Sequence[PoolAlone]) -> list[str]:
     priced = [(row.accelerator, row.plan.cost_usd) for row in alone if row.plan is not None]
     if best.cost_usd is None or any(usd is None for _, usd in priced):
         return ["No cost: a pool has no price_per_gpu_hour."]

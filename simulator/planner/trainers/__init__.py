@@ -1,1 +1,1 @@
-"""Plans in the words of trainers, and back."""
+"""Writes plans as arguments of training frameworks, and reads them back."""

@@ -1,4 +1,4 @@
-"""A plan as Megatron-LM arguments, and what in it Megatron-LM has no words for."""
+"""Writes a plan as Megatron-LM arguments, and lists the parts that Megatron-LM cannot express."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import SCHEDULES
 
 LISTS = {"--recompute-modules"}
-"""Flags with several words, one argument each."""
+"""Flags whose value is several words, each its own argument."""
 
 MODULES = {"attention": "core_attn", "selective": "layernorm mla_up_proj moe_act"}
-"""What Megatron-LM computes again (`--recompute-modules`) for a recompute policy."""
+"""Value of Megatron-LM's `--recompute-modules` for a recompute policy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spelled:
-    """Arguments by flag (None: a bare flag), and sentences on what they cannot say."""
+    """Arguments by flag (None for a flag without a value), and sentences on what they cannot express."""
 
     arguments: dict[str, str | None]
     unspelled: tuple[str, ...]
 
     def text(self) -> str:
-        """One argument a line, as a shell script continues lines; what is unspelled as comments on top."""
+        """One argument a line with shell continuations, below comments on what is not expressed."""
         lines = [
             flag if value is None else f"{flag} {_quoted(flag, value)}"
             for flag, value in self.arguments.items()
@@ -170,7 +170,7 @@ def _model(shape: ModelShape, found: dict[str, str | None], missing: list[str]) 
 
 
 def frequency_text(flags: list[int]) -> str:
-    """A --moe-layer-freq list with repeats: "([0]*3+[1]*58)"."""
+    """The flags as a --moe-layer-freq list with repeats, such as "([0]*3+[1]*58)"."""
     runs: list[tuple[int, int]] = []
     for flag in flags:
         if runs and runs[-1][0] == flag:

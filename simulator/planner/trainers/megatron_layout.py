@@ -1,4 +1,4 @@
-"""Megatron-LM's texts that are small languages: pipeline layouts and layer-frequency lists (no eval)."""
+"""Reads and writes Megatron-LM's pipeline layouts and layer-frequency lists, without eval."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from itertools import groupby
 from moesim.hwmodels.errors import InputError
 
 MOST_ITEMS = 10_000
-"""Most letters or list items that a text may stand for."""
+"""Most letters or list items into which a text may expand."""
 
 _LETTERS = "EtmL|"
 
 
 def expand_layout(text: str) -> str:
-    """The letters of a --pipeline-model-parallel-layout without repeats: "Et*2|(tt|)*2L" -> "Ett|tt|tt|L".
+    """Expand the repeats of a --pipeline-model-parallel-layout: "Et*2|(tt|)*2L" becomes "Ett|tt|tt|L".
 
-    E embedding, t decoder layer, m MTP module, L loss, | next stage; x*N and (...)*N repeat, commas and
-    blanks are ignored (Megatron-Core documentation). Raises InputError for anything else.
+    E is the embedding, t a decoder layer, m an MTP module, L the loss, and | starts the next stage; x*N and
+    (...)*N repeat, commas and blanks are ignored (Megatron-Core documentation). Raises InputError for
+    anything else.
     """
     letters, position = _sequence(text, 0, 0)
     if position != len(text):
@@ -68,10 +69,10 @@ def _wrong(text: str, position: int, what: str) -> InputError:
 
 
 def layers_of_layout(text: str) -> tuple[int, tuple[int, ...] | None]:
-    """(stages, decoder layers of each stage): the latter None where E, m or L are not at the ends.
+    """Number of stages, and decoder layers of each stage; the latter is None for an unsupported layout.
 
-    moesim keeps the embedding on the first stage, and MTP modules and loss on the last. Raises InputError
-    for a text that cannot be read.
+    moesim keeps the embedding on the first stage, MTP modules and loss on the last, and at least one layer on
+    the others. Raises InputError for a text that cannot be read.
     """
     stages = expand_layout(text).split("|")
     misplaced = "E" in "".join(stages[1:]) or any(n in "".join(stages[:-1]) for n in "mL")
@@ -82,7 +83,7 @@ def layers_of_layout(text: str) -> tuple[int, tuple[int, ...] | None]:
 
 
 def layout_text(layers: Sequence[int], mtp_layers: int) -> str:
-    """The layout of decoder layers by stage, repeats written short: "Et*4|(tt|)*2tmL"."""
+    """Write decoder layers by stage as a layout with repeats, such as "Et*4|(tt|)*2tmL"."""
     stages = ["t" * n for n in layers]
     stages[0] = "E" + stages[0]
     stages[-1] += "m" * mtp_layers + "L"
@@ -97,9 +98,9 @@ def _short(stage: str) -> str:
 
 
 def parse_frequency(text: str, layers: int) -> tuple[int, ...]:
-    """The list of --moe-layer-freq: 1 for a MoE layer, 0 for a dense one, one entry a layer.
+    """Read --moe-layer-freq into one entry a layer: 1 for a MoE layer, 0 for a dense layer.
 
-    "N": every Nth layer from the first is MoE. "([0]*3+[1]*58)": lists with repeats, added. Raises
+    "N" makes every Nth layer from the first a MoE layer; "([0]*3+[1]*58)" joins lists with repeats. Raises
     InputError for anything else.
     """
     stripped = text.replace(" ", "")

@@ -1,4 +1,4 @@
-"""Megatron-LM launch scripts as scenario keys: what is understood, what differs, what is ignored."""
+"""Reads Megatron-LM launch scripts into scenario keys, and lists what differs and what is ignored."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from moesim.simulator.schedules import name_from
 
 MOST_BYTES = 300_000
 MOST_LINE = 30_000
-"""Characters of a line with its continuations, and of a text after its variables are filled in."""
+"""Most characters of a line with its continuations, and of a text after its variables are expanded."""
 MOST_EXPANDED = 300_000
-"""Characters of all texts into which variables were filled."""
+"""Most characters of all texts whose variables are expanded."""
 
 _ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
 _ARRAY = re.compile(r"\$\{[A-Za-z_]\w*\[[@*]\]\}")
@@ -41,7 +41,7 @@ INTEGERS = {
     "--seq-length": "batch.sequence_length",
     "--moe-deepep-num-sms": "communication.sms",
 }
-"""Flags with one integer and the scenario key that they are."""
+"""Flags with one integer, and the scenario key of each."""
 
 _STRATEGIES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 
@@ -50,15 +50,15 @@ UNDERSTOOD = {
     "--data-parallel-sharding-strategy", "--pipeline-model-parallel-layout", "--bf16", "--fp8-format",
     "--fp8-recipe", "--recompute-granularity", "--recompute-modules", "--moe-layer-freq",
 }  # fmt: skip
-"""Flags that change the scenario, or are compared with its model by their own rule."""
+"""Flags that change the scenario, or that have their own rule for the comparison with its model."""
 
 
 @dataclass(frozen=True, slots=True)
 class MegatronImport:
-    """A script read for a base scenario.
+    """A launch script, read for a base scenario.
 
-    `keys`: scenario keys and values that the script states. `differs`: what the script says about the model
-    and the base scenario's model does not. `ignored`: arguments that change nothing here, as they stand.
+    `keys`: scenario keys and values that the script states. `differs`: sentences on where the script's model
+    differs from the base scenario's. `ignored`: arguments, as written, that have no effect here.
     """
 
     keys: Mapping[str, Any]
@@ -68,14 +68,14 @@ class MegatronImport:
 
     @property
     def overrides(self) -> list[str]:
-        """The keys as `key=value` texts for a scenario."""
+        """The keys as `key=value` overrides of a scenario."""
         return [f"{key}={json.dumps(value)}" for key, value in self.keys.items()]
 
 
 def read_script(path: Path) -> dict[str, str | None]:
-    """Arguments by flag of a shell script, or of a YAML file with MODEL_ARGS; the last of equals counts.
+    """Read the arguments of a shell script, or of a YAML file with MODEL_ARGS, by flag; the last one counts.
 
-    Shell: lines with continuations, quoted words, arrays, and variables that the script itself sets. Nothing
+    A shell script may have continued lines, quoted words, arrays, and variables that it sets itself. Nothing
     is run. Raises InputError for a file that cannot be read, unbalanced quotes and a file without arguments.
     """
     if path.suffix.lower() in (".yaml", ".yml"):
@@ -131,7 +131,7 @@ def _read_shell(text: str, place: str) -> dict[str, str | None]:
 
 
 def _words(text: str) -> list[str]:
-    """A quoted or expanded list of arguments as its words; anything else as it is."""
+    """Split a quoted or expanded list of arguments into words; any other text stays one word."""
     if not text.startswith("--") or " " not in text:
         return [text]
     try:
@@ -159,16 +159,17 @@ def _flags(words: list[str], found: dict[str, str | None]) -> None:
 
 
 class _Expansion:
-    """Fills known variables into texts, of which it makes a bounded amount; errors name `place`."""
+    """Expands known variables in texts, up to a limit of characters; errors name `place`."""
 
     def __init__(self, place: str, variables: dict[str, str]) -> None:
         self.variables = variables
         self._place, self._left = place, MOST_EXPANDED
 
     def of(self, text: str) -> str:
-        """`text` with the variables that are known; others stay as they are written.
+        """Expand the known variables of `text`; unknown ones stay as they are written.
 
-        A variable may hold itself twice, line after line: raises InputError before such a text is made.
+        A variable that contains itself twice on every line grows without limit; InputError is raised before
+        such a text is built.
         """
         if "$" not in text:
             return text
@@ -192,9 +193,9 @@ class _Expansion:
 
 
 def import_megatron(path: Path, base: Scenario, shape: ModelShape) -> MegatronImport:
-    """Read a launch script for a base scenario, whose model `shape` is.
+    """Read a launch script for a base scenario, whose model is `shape`.
 
-    Raises InputError for a value that cannot be read, naming flag and value.
+    Raises InputError, naming flag and value, for a value that cannot be read.
     """
     found = read_script(path)
     keys: dict[str, Any] = {}
@@ -242,7 +243,7 @@ def import_megatron(path: Path, base: Scenario, shape: ModelShape) -> MegatronIm
 
 
 def _recompute(found: Mapping[str, str | None], notes: list[str]) -> str:
-    """The policy of a granularity and its modules: core attention where none are named."""
+    """The recompute policy of the script's granularity and modules; the default module is core attention."""
     granularity = found.get("--recompute-granularity")
     if granularity not in (None, "selective", "full"):
         raise InputError(f"--recompute-granularity {granularity!r} is not one of selective, full")
@@ -281,7 +282,7 @@ def _zero(found: Mapping[str, str | None]) -> int:
 def _compared(
     found: Mapping[str, str | None], base: Scenario, shape: ModelShape
 ) -> tuple[set[str], list[str]]:
-    """Flags about the model that the base scenario's model answers, and where the answers differ."""
+    """Flags about the model that the base scenario determines, and sentences on where the script differs."""
     ours = megatron_arguments(base).arguments
     known = {flag for flag in ours if flag not in UNDERSTOOD}
     differs = []

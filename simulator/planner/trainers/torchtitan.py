@@ -1,4 +1,4 @@
-"""A plan as a torchtitan configuration snippet, and what torchtitan has no fields for."""
+"""Writes a plan as a torchtitan configuration snippet, and lists the parts that have no field."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from moesim.simulator.schedules import SCHEDULES
 
 
 def torchtitan_snippet(scenario: Scenario) -> str:
-    """Python lines that set a `Trainer.Config` to the plan, comments first on what has no field.
+    """Python lines that set a `Trainer.Config` to the plan, below comments on what has no field.
 
     Field names: pytorch/torchtitan@0014ac2ca45a `torchtitan/config/configs.py`. Raises InputError for a
     model that cannot be loaded.
@@ -54,7 +54,7 @@ def _torch_name(scenario: Scenario) -> str | None:
 
 
 def _parts(layers: tuple[int, ...]) -> str:
-    """Modules of every stage: embedding on the first, norm and output on the last."""
+    """Modules of every stage, with the embedding on the first and norm and output on the last."""
     parts, start = [], 0
     for number, count in enumerate(layers):
         names = [f"layers.{n}" for n in range(start, start + count)]
@@ -78,7 +78,7 @@ def _unspelled(scenario: Scenario, shape: ModelShape) -> list[str]:
     if plan.expert_tp > 1:
         found.append(f"expert tensor parallelism of {plan.expert_tp}: there is no such degree any more")
     if scenario.recipe.linear == "fp8":
-        found.append("FP8 products: a model converter of the model's own configuration, not a field")
+        found.append("FP8 GEMMs: a model converter of the model's own configuration, not a field")
     if plan.ep > 1:
         found.append(
             f"{scenario.communication.sms} communication SMs: the library of the token dispatcher sets them"

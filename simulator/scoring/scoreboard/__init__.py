@@ -1,4 +1,4 @@
-"""Predictions beside published measurements of training steps: rows to scenarios, errors by group."""
+"""The open scoreboard: turns published measurements of steps into scenarios, and scores the predictions."""
 
 from moesim.simulator.scoring.scoreboard.rows import OpenRow, open_rows
 from moesim.simulator.scoring.scoreboard.score import Board, ScoredRow, score_all

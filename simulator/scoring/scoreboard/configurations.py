@@ -1,7 +1,7 @@
-"""What the published configurations behind a row say and its table leaves out: read whole, from data.
+"""Settings that the published configurations behind a row state and its table leaves out.
 
-`data/published/configurations.csv` has one line a setting: configuration, file, revision, line, key, value,
-and what it means here. `configuration-rows.csv` says which rows a configuration stands behind: by source,
+`data/published/configurations.csv` has one line for each setting: configuration, file, revision, line, key,
+value, and its meaning here. `configuration-rows.csv` says which rows a configuration belongs to, by source,
 model, hardware and precision, never by a measurement. A setting without a field here is listed with the row.
 """
 
@@ -24,7 +24,7 @@ from moesim.simulator.scoring.scoreboard.rows import OpenRow
 
 SETTINGS, BEHIND = "configurations.csv", "configuration-rows.csv"
 LEFT_OUT = "left out"
-"""What stands in the column `here` of a setting that the model cannot express; its note says what is done."""
+"""Value of the column `here` for a setting that the model cannot express; its note says how it is priced."""
 
 
 def _words(text: object) -> object:
@@ -32,7 +32,7 @@ def _words(text: object) -> object:
 
 
 def _layers(text: object) -> object:
-    """Layers of every stage from "4*15 1": fifteen stages of 4, one of 1."""
+    """Layers of every stage from a text such as "4*15 1", which means fifteen stages of 4 and one of 1."""
     if not isinstance(text, str):
         return text
     parts = (word.partition("*") for word in text.split())
@@ -40,10 +40,9 @@ def _layers(text: object) -> object:
 
 
 class Published(BaseModel):
-    """The settings of a row's configurations; None where none says anything.
+    """The settings of a row's configurations; None if no configuration states the field.
 
-    The fields mean what the fields of the same name in `Software`, `Precision`, `ParallelPlan` and
-    `ModelShape` mean.
+    Each field means the same as in `Software`, `Precision`, `ParallelPlan` or `ModelShape`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -60,7 +59,7 @@ class Published(BaseModel):
     stages: Annotated[tuple[int, ...] | None, BeforeValidator(_layers)] = None
     """Decoder layers of every stage."""
     embedding_as_layers: bool | None = None
-    """Embedding and head count as a layer each where layers are spread over stages."""
+    """Whether embedding and head count as one layer each when layers are spread over stages."""
     dispatcher: str | None = None
     gradient_reduce: Literal["fp32", "bf16"] | None = None
     gradients: Format | None = None
@@ -84,7 +83,7 @@ class Published(BaseModel):
     vocab: PositiveInt | None = None
     mtp: NonNegativeInt | None = None
     dense_layers: NonNegativeInt | None = None
-    """First layers with a dense FFN, where a shortened model has other ones than the whole."""
+    """Number of first layers with a dense FFN, if a shortened model differs from the whole one."""
     profile: str | None = None
 
 
@@ -106,17 +105,17 @@ class Setting(BaseModel):
 
     @property
     def place(self) -> str:
-        """Where the setting is published, for people."""
+        """Text that says where the setting is published."""
         if not self.repository:
             return f"assumed: {self.note}"
         return f"{self.repository}@{self.revision} {self.file}:{self.line} {self.key}"
 
 
 class Behind(BaseModel):
-    """Rows that a configuration stands behind: beginnings of their columns; empty matches any.
+    """The rows that a configuration belongs to, given by prefixes of their columns; empty matches any.
 
-    `precision` after "=" and `pp` are matched whole; `notes` is a part of the row's, after "!" one that it
-    lacks.
+    `precision` after "=" and `pp` must match exactly. `notes` must occur in the row's notes, or, after "!",
+    must not occur there.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -131,7 +130,7 @@ class Behind(BaseModel):
     notes: str
 
     def holds(self, row: OpenRow) -> bool:
-        """Whether the configuration stands behind a row."""
+        """Whether the configuration belongs to a row."""
         exact = self.precision.startswith("=")
         part = self.notes.removeprefix("!")
         return (
@@ -153,7 +152,7 @@ def settings_of(row: OpenRow) -> tuple[Setting, ...]:
 
 @lru_cache(maxsize=1024)
 def published_of(row: OpenRow) -> Published:
-    """What the configurations behind a row fix; raises InputError where two of them contradict each other."""
+    """The settings of the configurations behind a row. Raises InputError if two of them contradict."""
     chosen: dict[str, Setting] = {}
     for setting in settings_of(row):
         if not setting.field:
@@ -169,12 +168,12 @@ def published_of(row: OpenRow) -> Published:
 
 
 def left_out_of(row: OpenRow) -> tuple[str, ...]:
-    """What the configurations behind a row state and the prediction does not express."""
+    """Notes on the settings of a row's configurations that the prediction does not express."""
     return tuple(dict.fromkeys(s.note for s in settings_of(row) if s.here == LEFT_OUT))
 
 
 def differs_from(row: OpenRow) -> tuple[str, ...]:
-    """Where a table's plan differs from its configuration's: the table's is priced."""
+    """Notes on where a table's plan differs from its configuration's; the table's plan is priced."""
     published = published_of(row)
     plans = (
         ("micro-batch", row.mbs, published.mbs),
@@ -190,7 +189,7 @@ def differs_from(row: OpenRow) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def settings() -> tuple[Setting, ...]:
-    """Every published setting, in the file's order; raises InputError for a malformed line."""
+    """Every published setting, in the file's order. Raises InputError for a malformed line."""
     found = tuple(validate_model(Setting, record, SETTINGS) for record in _records(SETTINGS))
     for setting in found:
         if setting.field not in ("", *Published.model_fields):
@@ -200,7 +199,7 @@ def settings() -> tuple[Setting, ...]:
 
 @lru_cache(maxsize=1)
 def behind_rows() -> tuple[Behind, ...]:
-    """Which rows the configurations stand behind; raises InputError for a malformed line."""
+    """The rows that each configuration belongs to. Raises InputError for a malformed line."""
     return tuple(validate_model(Behind, record, BEHIND) for record in _records(BEHIND))
 
 

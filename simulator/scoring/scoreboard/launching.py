@@ -1,7 +1,7 @@
-"""Who launches the kernels of a published run: its host, whose modules, and what replays from CUDA graphs.
+"""Kernel launches of a published run: its host, its module library and its CUDA graphs.
 
-Hosts are those of the vendor's systems; where no time of such a host was published, that of a DGX H100
-stands for it (an assumption). Modules and graphs are those of the configurations behind the row.
+Hosts are those of the vendor's systems; a host without published launch times is assumed to be as fast as
+that of a DGX H100. Modules and graphs come from the configurations behind the row.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from moesim.simulator.scoring.scoreboard.rows import OpenRow
 
 
 def launching_of(row: OpenRow) -> dict[str, Any]:
-    """The fields of `Software` that say who launches."""
+    """The fields of `Software` that describe kernel launches."""
     published = published_of(row)
     return {
         "host": "grace-gb200" if row.hardware.startswith("GB") else "xeon-8480c",

@@ -1,4 +1,4 @@
-"""Clusters and profiles of published measurements: the machine that a row names, at the size it names."""
+"""Clusters and profiles of published measurements, at the size that each row states."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from moesim.simulator.scoring.scoreboard.rows import OpenRow
 
 
 class RowMachine(NamedTuple):
-    """A node, the network between its copies, and the profile that prices it."""
+    """Names of a node, of the network between nodes, and of the profile that prices them."""
 
     node: str
     network: str
@@ -32,13 +32,14 @@ MACHINES: dict[str, RowMachine] = {
     "GB200": RowMachine("gb200-nvl72-64", "ft3-ib-400g", "gb200-layers"),
     "GB300": RowMachine("gb300-nvl72-64", "ft3-roce-800g", "gb300-layers"),
 }
-"""The best profile that stands on kernels of that accelerator, not on any training step."""
+"""Machine of each accelerator; its profile is the best one from kernels of that accelerator, not from any
+training step."""
 
 HBM2E = "H100-SXM-96GB-HBM2e"
 VARIANT = re.compile(r"HBM2e|\b96 ?GB\b", re.I)
 POWER = re.compile(r"\b(\d{3,4}) ?W\b")
 LIMITS = {"H100-SXM": 700, HBM2E: 500}
-"""Power (W) that the description of an accelerator stands for."""
+"""Power limit (W) of an accelerator's description."""
 
 JEAN_ZAY_NIC = {
     "value": 6.25e9,
@@ -55,9 +56,9 @@ A100_40GB = {
 
 
 def hardware_of(row: OpenRow) -> str:
-    """The accelerator of a row by the name of its description: power and memory variants apart.
+    """The name of the accelerator of a row; power and memory variants have their own names.
 
-    Raises InputError for hardware, a memory or a power limit that no description here stands for.
+    Raises InputError for hardware, a memory or a power limit without a description.
     """
     text, name = f"{row.hardware} {row.notes}", row.hardware
     if name.startswith("H100") and VARIANT.search(text):
@@ -73,14 +74,14 @@ def hardware_of(row: OpenRow) -> str:
 
 
 def left_out_of_machine(row: OpenRow) -> tuple[str, ...]:
-    """What is known of a row's machine and not priced."""
+    """Notes on facts of a row's machine that are not priced."""
     if row.hardware in MACHINES and hardware_of(row) == HBM2E:
         return ("the rates that this accelerator holds at 500 W were not published: products as at 700 W",)
     return ()
 
 
 def machine_of(row: OpenRow) -> tuple[Cluster, str]:
-    """(cluster, profile name) of a row; raises InputError for hardware that no machine here stands for."""
+    """(cluster, profile name) of a row. Raises InputError for hardware without a machine here."""
     hardware = hardware_of(row)
     slow_network = row.group == "bloom-a100"
     profile = published_of(row).profile
@@ -111,7 +112,7 @@ def _fields(part: Node) -> dict[str, object]:
 
 
 def _resized(node: Node, n_gpus: int) -> Node:
-    """A node of which a job takes only `n_gpus`."""
+    """The node with only the `n_gpus` that a job uses."""
     gpus = node.gpus.model_copy(update={"value": float(n_gpus), "note": "the GPUs of the job"})
     return node.model_copy(update={"gpus": gpus, "scale_up": None})
 

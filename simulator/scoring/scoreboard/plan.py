@@ -1,4 +1,4 @@
-"""From a published row to the scenario that was run: plan, precision, behaviour of the framework."""
+"""Turns a published row into the scenario that was run: plan, precision and framework behaviour."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ EVEN = SourcedFraction(
     value=0.0, kind="assumed", source="spread of GPUs not published with the rows", date="2026-11-20"
 )
 LEAST_RECOMPUTE: tuple[RecomputePolicy, ...] = ("none", "selective", "full")
-"""Where neither a row nor its configuration says: the policy that computes least again and fits."""
+"""Policies to try in order if neither a row nor its configuration states one; the first that fits is used."""
 
 
 def policies_of(row: OpenRow) -> tuple[RecomputePolicy, ...]:
-    """Recompute policies to try in order, the first that fits; one where row or configuration states it."""
+    """Recompute policies to try in order; only one if the row or its configuration states it."""
     published = published_of(row)
     stated, _ = recompute_of(row)
     if stated == "selective" and published.selective_means is not None:
@@ -45,7 +45,7 @@ def policies_of(row: OpenRow) -> tuple[RecomputePolicy, ...]:
 
 
 def missing_from(row: OpenRow) -> str:
-    """What a prediction needs and neither the row nor its configuration states; empty where nothing is."""
+    """First input of a prediction that neither the row nor its configuration states; empty if none."""
     needed = {
         "the sequence length": row.seq,
         "the global batch": row.gbs_seqs,
@@ -61,7 +61,7 @@ def missing_from(row: OpenRow) -> str:
 
 
 def unstated_of(row: OpenRow) -> str:
-    """What an incomplete row and its configuration leave open beyond that; empty where nothing is."""
+    """What an incomplete row leaves open beyond `missing_from`; empty if nothing."""
     if row.complete == "yes":
         return ""
     if "vpp" in row.schedule or "vpp" in row.notes:
@@ -71,7 +71,7 @@ def unstated_of(row: OpenRow) -> str:
 
 
 def scenario_of(row: OpenRow, recompute: RecomputePolicy) -> Scenario:
-    """The scenario of a row under one recompute policy; raises InputError for what cannot be expressed."""
+    """The scenario of a row with one recompute policy. Raises InputError for a row that has none."""
     missing = missing_from(row)
     if missing:
         raise InputError(f"{row.id}: {missing}")
@@ -102,7 +102,7 @@ def scenario_of(row: OpenRow, recompute: RecomputePolicy) -> Scenario:
 
 
 def left_out(row: OpenRow) -> tuple[str, ...]:
-    """What row and configurations state and the prediction does not express, in words."""
+    """Notes on what the row and its configurations state and the prediction does not express."""
     notes = (*left_out_of(row), *recompute_of(row)[1], *sharding_of(row).left_out, *said_in_notes(row))
     return tuple(dict.fromkeys((*notes, *differs_from(row), *left_out_of_machine(row))))
 
@@ -126,7 +126,10 @@ def plan_of(row: OpenRow) -> ParallelPlan:
 
 
 def precision_of(row: OpenRow) -> Precision:
-    """Formats: FP16 counts as BF16; FP8 by tiles or by tensors, with activations kept in BF16."""
+    """Formats of a row. FP16 counts as BF16; FP8 is scaled by tiles or tensors, and keeps BF16 activations.
+
+    Raises InputError for FP4 and for an unknown precision.
+    """
     published, text = published_of(row), row.precision
     if text == "nvfp4":
         raise InputError(f"{row.id}: FP4 products are not modelled")
@@ -150,7 +153,7 @@ def precision_of(row: OpenRow) -> Precision:
 
 
 def stages_of(row: OpenRow, shape: ModelShape) -> Stages:
-    """Layers as published, else evenly over the stages as Megatron-LM places them; balanced where uneven."""
+    """Layers as published, else spread evenly as Megatron-LM does; balanced if they do not divide evenly."""
     n, published = row.pp * row.vpp, published_of(row)
     if published.stages is not None:
         return Stages(layers=published.stages)
@@ -163,14 +166,14 @@ def stages_of(row: OpenRow, shape: ModelShape) -> Stages:
 
 
 def dispatcher_of(row: OpenRow) -> str:
-    """DeepEP where the row or its configuration names it, NCCL's all-to-all otherwise."""
+    """DeepEP if the row or its configuration names it, else NCCL's all-to-all."""
     return published_of(row).dispatcher or ("deepep-2025-04" if "DeepEP" in row.notes else "nccl")
 
 
 def software_of(row: OpenRow) -> Software:
     """Behaviour of the framework, from the configurations behind a row.
 
-    Where they say nothing: fused kernels, collectives of tensor and data parallelism behind compute.
+    The defaults are fused kernels, and collectives of tensor and data parallelism that hide behind compute.
     """
     published, fsdp = published_of(row), sharding_of(row).fsdp
     hidden, copied = (

@@ -1,4 +1,4 @@
-"""Published measurements of training steps, as data: one row a measurement, with its plan and its source."""
+"""Published measurements of training steps: one row for each, with its plan and its source."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from moesim.hwmodels.validation import validate_model
 
 FILE, PEAKS = "open-rows.csv", "memory-peaks.csv"
 BF16_HARDWARE_COEFFICIENT = 96.0
-"""FLOPs of a GPT with full recompute: 96 B s l h^2 (1 + s/6h + V/16lh) (arXiv 2104.04473, eq. 3)."""
+"""Coefficient of a GPT's FLOPs with full recompute, 96 B s l h^2 (1 + s/6h + V/16lh) (arXiv 2104.04473,
+eq. 3)."""
 
 FAMILIES = {"H": "Hopper", "A": "Ampere", "B": "Blackwell", "G": "Blackwell", "T": "TPU", "M": "Instinct"}
-"""Accelerator family by the first letter of a table's hardware."""
+"""Accelerator family by the first letter of a row's hardware."""
 
 Metric = Literal["step_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu"]
 Number = Annotated[int, BeforeValidator(lambda text: 0 if text == "" else int(float(text)))]
 Degree = Annotated[PositiveInt, BeforeValidator(lambda text: 1 if text == "" else int(float(text)))]
-"""A degree of parallelism that a table leaves out is 1."""
+"""Degree of parallelism; one that a table leaves out is 1."""
 
 
 class OpenRow(BaseModel):
@@ -78,8 +79,8 @@ class OpenRow(BaseModel):
     def published_step_s(self) -> float | None:
         """Seconds of the published step, by the row's own convention (docs/model.md, eq. V1).
 
-        Only `tflops_per_gpu` needs a FLOP count: those rows count hardware FLOPs with full recompute. None
-        where batch, sequence or layers are missing, or where the convention of an MFU is not stated.
+        Only `tflops_per_gpu` needs a FLOP count; those rows count hardware FLOPs with full recompute. None if
+        batch or sequence is missing, and for an MFU, whose FLOP convention is not stated.
         """
         if self.metric == "step_s":
             return self.value
@@ -94,7 +95,7 @@ class OpenRow(BaseModel):
 
     @property
     def published_memory_bytes(self) -> float | None:
-        """Peak memory of a GPU where the row states it ("mem 53GB"), or its source does elsewhere."""
+        """Peak memory of a GPU that the row ("mem 53GB") or a table beside it states; else None."""
         if self.id in memory_peaks():
             return memory_peaks()[self.id]
         _, found, rest = self.notes.partition("mem ")
@@ -104,14 +105,14 @@ class OpenRow(BaseModel):
 
 @lru_cache(maxsize=1)
 def memory_peaks() -> dict[str, float]:
-    """Published peaks of allocated bytes by row, where a table beside the throughput gives them."""
+    """Published peaks of allocated bytes by row id, from tables beside the throughput."""
     text = resources.files("moesim.simulator").joinpath("data", "published", PEAKS).read_text("utf-8")
     return {row["id"]: float(row["gib"]) * 2.0**30 for row in csv.DictReader(io.StringIO(text))}
 
 
 @lru_cache(maxsize=1)
 def open_rows() -> tuple[OpenRow, ...]:
-    """Every shipped row, in the file's order; raises InputError for a malformed one."""
+    """Every shipped row, in the file's order. Raises InputError for a malformed row."""
     text = resources.files("moesim.simulator").joinpath("data", "published", FILE).read_text("utf-8")
     records: list[dict[str, Any]] = list(csv.DictReader(io.StringIO(text)))
     return tuple(validate_model(OpenRow, record, f"{FILE}:{record['id']}") for record in records)

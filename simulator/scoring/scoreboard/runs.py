@@ -1,4 +1,4 @@
-"""Five real training runs on one 8x H200 host: step, memory, exposed communication, predicted too."""
+"""Scores five training runs on one 8x H200 host: step time, memory and exposed communication."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SOURCE = (
 MIXED = Precision(
     linear="bf16", parameters="fp32", loss="fp32", gradient_reduce="fp32", parameter_gather="bf16"
 )
-"""FSDP mixed precision: FP32 parameters, gradients and moments, BF16 compute and gathers, FP32 loss."""
+"""FSDP's mixed precision: FP32 parameters, gradients, moments and loss; BF16 compute and gathers."""
 NONE = SourcedFraction(value=0.0, kind="measured", source="routing forced to round robin", date="2026-11-20")
 CLOCKS = SourcedFraction(value=0.0, kind="assumed", source="one host; spread left out", date="2026-11-20")
 
@@ -56,11 +56,11 @@ class Run(BaseModel):
     peak_active_gib: float
     peak_reserved_gib: float
     exposed_communication_s: Annotated[float | None, BeforeValidator(lambda v: None if v == "" else v)]
-    """Of the profiled runs: collectives that nothing ran beside."""
+    """Seconds of collectives that no compute overlaps; None for a run without a profiler trace."""
 
 
 class ScoredRun(BaseModel):
-    """A run beside its prediction; errors are predicted / measured - 1."""
+    """A run and its prediction; errors are predicted / measured - 1."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -72,9 +72,9 @@ class ScoredRun(BaseModel):
     predicted_memory_bytes: float
     memory_error: float
     reserved_bytes: float
-    """What the allocator had taken from the device at its peak, fragments and caches included."""
+    """Peak bytes that the allocator reserved on the device, fragments and caches included."""
     needed_bytes: float
-    """Predicted peak with the framework's own bytes: what a plan is held against the device's memory with."""
+    """Predicted peak with the framework's own bytes, which decides whether a plan fits."""
     capacity_bytes: float
     fits: bool
     exposed_s: float | None
@@ -82,21 +82,21 @@ class ScoredRun(BaseModel):
     lower_bound_s: float
     upper_bound_s: float
     interval_s: tuple[float, float]
-    """80 % interval of the step."""
+    """80 % interval of the step time (s)."""
     host_share: float = 0.0
-    """Share of the predicted step that the GPUs wait for the host's launches."""
+    """Share of the predicted step in which the GPUs wait for launches."""
     host_bound: bool = False
 
 
 def runs() -> tuple[Run, ...]:
-    """The five runs; raises InputError for a malformed row."""
+    """The five runs. Raises InputError for a malformed row."""
     text = resources.files("moesim.simulator").joinpath("data", "published", FILE).read_text("utf-8")
     records: list[dict[str, Any]] = list(csv.DictReader(io.StringIO(text)))
     return tuple(validate_model(Run, record, f"{FILE}:{record['name']}") for record in records)
 
 
 def score_run(run: Run) -> ScoredRun:
-    """One run predicted from the profile measured on the same kind of host."""
+    """Score one run, predicted with the profile that was measured on the same kind of host."""
     prepared, executions, result = predict(scenario_of_run(run))
     memory = result.memory.total_bytes - FRAMEWORK_BYTES.value  # the allocator counts tensors only
     measured = run.peak_active_gib * 2.0**30
@@ -123,7 +123,7 @@ def score_run(run: Run) -> ScoredRun:
 
 
 def scenario_of_run(run: Run) -> Scenario:
-    """The scenario of a run: FSDP resharded after forward without pipeline, kept with one."""
+    """The scenario of a run. FSDP reshards parameters after the forward pass unless there is a pipeline."""
     zero = 3 if run.pp == 1 else 2
     return Scenario(
         name=run.name,
@@ -147,7 +147,7 @@ def scenario_of_run(run: Run) -> Scenario:
 
 
 def shape_of_run(name: str) -> ModelShape:
-    """Llama 3 8B, DeepSeek's 16B, or three layers of the 671B, as torchtitan's model arguments say."""
+    """Model of a run, from torchtitan's arguments: Llama 3 8B, DeepSeek 16B, or three layers of the 671B."""
     if name.startswith("l8b"):
         return load_model("llama-3-8b")
     large = name.startswith("ds671b")

@@ -1,4 +1,4 @@
-"""Every published row predicted and scored: errors by group, dense and MoE apart, Hopper apart."""
+"""Predicts and scores every published row, with errors by group, by kind of model and for Hopper."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from moesim.simulator.scoring.scoreboard.rows import OpenRow, memory_peaks, open
 from moesim.simulator.studies.uncertainty import step_interval
 
 Interval = Callable[[Prepared, Sequence[Execution], Result], tuple[float, float]]
-"""A finished prediction to the interval of its step (s) that should hold 80 % of published values."""
+"""Computes, for a finished prediction, the interval of its step (s) that should hold 80 % of measurements."""
 
 
 class ScoredRow(Frozen):
-    """A row beside its prediction; `relative_error` = predicted / published step - 1.
+    """A row and its prediction; `relative_error` = predicted / published step - 1.
 
-    `refused` says why a row was not predicted; then the predictions are None. `left_out` lists what the
-    source states and the prediction does not express.
+    `refused` is the reason why a row was not predicted; its predictions are then None. `left_out` lists what
+    the source states and the prediction does not express.
     """
 
     id: str
@@ -44,38 +44,38 @@ class ScoredRow(Frozen):
     lower_bound_s: float | None = None
     upper_bound_s: float | None = None
     interval_s: tuple[float, float] | None = None
-    """80 % interval of the step; None where none was asked for."""
+    """80 % interval of the step; None unless it is requested."""
     recompute: str = ""
     fits: bool | None = None
-    """Whether the predicted peak is within the accelerator's memory; a row that ran and does not: a miss."""
+    """Whether the predicted peak fits into memory; False is a miss, as every row ran."""
     needed_bytes: float | None = None
-    """Predicted peak with everything, the framework's own bytes too: what `fits` compares."""
+    """Predicted peak with the framework's own bytes, which `fits` compares with the capacity."""
     capacity_bytes: float | None = None
     memory_bytes: float | None = None
-    """Predicted peak; without the framework's own bytes where the allocator's count was published."""
+    """Predicted peak; without the framework's own bytes if the allocator's count was published."""
     published_memory_bytes: float | None = None
     memory_error: float | None = None
     host_share: float | None = None
-    """Share of the predicted step that the GPUs wait for the host's launches."""
+    """Share of the predicted step in which the GPUs wait for launches."""
     host_bound: bool = False
     left_out: tuple[str, ...] = ()
     refused: str = ""
 
 
 class GroupScore(Frozen):
-    """Errors of a set of rows: signed median, median and worst absolute error, share inside the interval."""
+    """Errors of a set of rows, as fractions, and shares of the rows inside the interval and the bounds."""
 
     name: str
     rows: int
     median_error: float
     median_absolute_error: float
-    """Over the rows."""
+    """Median over the rows."""
     groups: int = 1
     """Groups of sources (model family and hardware generation) among the rows."""
     group_mean: float = 0.0
-    """Mean over those groups of the median absolute error of their rows here."""
+    """Mean over the groups of the median absolute error of their rows in this set."""
     group_median: float = 0.0
-    """Median over those groups."""
+    """Median over the groups, likewise."""
     refused: int = 0
     """Rows of the set that were not predicted."""
     too_large: int = 0
@@ -84,15 +84,15 @@ class GroupScore(Frozen):
     covered: float | None
     """Share of the rows whose published value lies in the 80 % interval; None without intervals."""
     below: float | None = None
-    """Share of the rows whose published value lies below it (predicted too slow)."""
+    """Share of the rows whose published value lies below the interval (predicted too slow)."""
     above: float | None = None
-    """Share above it (predicted too fast)."""
+    """Share of the rows whose published value lies above the interval (predicted too fast)."""
     interval_width: float | None = None
-    """Median of the intervals' widths over the predicted steps."""
+    """Median width of the intervals, relative to the predicted steps."""
     inside_bounds: float
-    """Share of the rows between lower and upper bound."""
+    """Share of the rows whose published value lies between lower and upper bound."""
     host_bound_rows: int = 0
-    """Rows that the host's launches are predicted to bind."""
+    """Rows whose step is predicted to be bound by launches."""
     memory_rows: int = 0
     memory_absolute_error: float | None = None
     """Median over the rows whose peak memory was published."""
@@ -108,7 +108,7 @@ class RefusalCount(Frozen):
 
 
 class Board(Frozen):
-    """The open scoreboard: rows, a score a group, scores of sets of rows, refusals, means over the groups."""
+    """The open scoreboard: rows, scores of groups and sets of rows, refusals, and means over the groups."""
 
     rows: tuple[ScoredRow, ...]
     groups: tuple[GroupScore, ...]
@@ -121,7 +121,7 @@ class Board(Frozen):
 
 
 def predict(row: OpenRow) -> Prediction:
-    """The step of a row with the first recompute policy that fits (the last where none does)."""
+    """Predict a row with the first recompute policy that fits (the last if none does)."""
     policies = policies_of(row)
     for policy in policies:
         prepared = prepare(scenario_of(row, policy))
@@ -131,9 +131,9 @@ def predict(row: OpenRow) -> Prediction:
 
 
 def score_row(row: OpenRow, interval: Interval | None = step_interval) -> ScoredRow:
-    """A row beside its prediction; a row that the model cannot express carries the reason.
+    """Predict and score a row; a row that the model cannot express gets the reason instead.
 
-    `interval`: what makes the 80 % interval of a finished prediction; None for none.
+    `interval`: computes the 80 % interval of a finished prediction; None for no interval.
     """
     common: dict[str, Any] = {
         "id": row.id,
@@ -176,7 +176,7 @@ def score_row(row: OpenRow, interval: Interval | None = step_interval) -> Scored
 def score_all(
     rows: Sequence[OpenRow] | None = None, *, workers: int = 1, interval: Interval | None = step_interval
 ) -> Board:
-    """Every row (all shipped ones by default) predicted and summed up; same order for any `workers`."""
+    """Score every row (by default all shipped rows); the order does not depend on `workers`."""
     chosen = open_rows() if rows is None else rows
     if workers > 1:
         with ProcessPoolExecutor(workers) as pool:
@@ -197,24 +197,24 @@ def score_all(
 
 
 def refusals(rows: Sequence[ScoredRow]) -> tuple[RefusalCount, ...]:
-    """Refused rows counted by reason, accelerator family and kind of model, the most first."""
+    """Refused rows, counted by reason, accelerator family and kind of model, most frequent first."""
     counts = Counter((reason_of(row), row.family, row.arch) for row in rows if row.refused)
     return tuple(RefusalCount(reason=r, family=f, arch=a, rows=n) for (r, f, a), n in counts.most_common())
 
 
 def reason_of(row: ScoredRow) -> str:
-    """Why a row was refused, without its name."""
+    """The reason why a row was refused, without the row's id."""
     return row.refused.removeprefix(f"{row.id}: ")
 
 
 def by_group(rows: Sequence[ScoredRow]) -> list[GroupScore]:
-    """One score a group, in the order of the rows; groups without a predicted row are left out."""
+    """One score for each group, in the order of the rows; groups without a predicted row are left out."""
     names = dict.fromkeys(row.group for row in rows)
     return [s for s in (summary(n, [r for r in rows if r.group == n]) for n in names) if s is not None]
 
 
 def totals(rows: Sequence[ScoredRow]) -> list[GroupScore]:
-    """All rows, Hopper, others, dense and MoE."""
+    """Scores of all rows, of Hopper, of other accelerators, of dense and of MoE models."""
     parts: list[tuple[str, Callable[[ScoredRow], bool]]] = [
         ("all rows", lambda r: True),
         ("Hopper", lambda r: r.family == "Hopper"),
@@ -229,7 +229,7 @@ def totals(rows: Sequence[ScoredRow]) -> list[GroupScore]:
 
 
 def summary(name: str, rows: Iterable[ScoredRow]) -> GroupScore | None:
-    """Errors of some rows; None where none was predicted."""
+    """Score of some rows; None if none was predicted."""
     rows = tuple(rows)
     known = [r for r in rows if r.relative_error is not None]
     if not known:

@@ -1,4 +1,4 @@
-"""Model shapes of published measurements: the architecture columns, and what a family leaves unsaid."""
+"""Model shapes of published measurements, from a row's columns and the facts of its model family."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FILE = "families.yaml"
 
 
 class FamilyGqa(Frozen):
-    """Grouped-query attention of a family; heads are columns of the row."""
+    """Grouped-query attention of a family; the numbers of heads come from the row."""
 
     head_dim: PositiveInt | Literal["hidden / heads"]
     qk_norm: bool = False
@@ -33,7 +33,7 @@ class FamilyGqa(Frozen):
 
 
 class FamilyMla(Frozen):
-    """Latent attention of a family; heads are a column of the row."""
+    """Latent attention of a family; the number of heads comes from the row."""
 
     q_lora_rank: PositiveInt | None
     kv_lora_rank: PositiveInt
@@ -43,7 +43,7 @@ class FamilyMla(Frozen):
 
 
 class FamilyMoe(Frozen):
-    """Experts of a family; their number, width and top-k are columns of the row."""
+    """Experts of a family; their number, width and top-k come from the row."""
 
     dense_first: NonNegativeInt
     shared_experts: NonNegativeInt = 0
@@ -66,7 +66,7 @@ class Family(Frozen):
     mla: FamilyMla | None = None
     moe: FamilyMoe | None = None
     gated: bool | None = None
-    """Dense FFN of three matrices; needed where a layer is dense and the model has no experts."""
+    """Whether a dense FFN has a gate, that is three matrices; required for a dense model."""
     dense_ffn: PositiveInt | None = None
     tied: bool
     vocab: PositiveInt | None = None
@@ -84,20 +84,20 @@ class Family(Frozen):
 
 
 class Families(Frozen):
-    """The whole of `families.yaml`."""
+    """The file `families.yaml`."""
 
     families: tuple[Family, ...]
 
 
 @lru_cache(maxsize=1)
 def families() -> tuple[Family, ...]:
-    """Every known family; raises InputError for a malformed entry."""
+    """Every known family. Raises InputError for a malformed entry."""
     text = resources.files("moesim.simulator").joinpath("data", "published", FILE).read_text("utf-8")
     return validate_model(Families, parse_mapping(text, FILE), FILE).families
 
 
 def family_of(row: OpenRow) -> Family:
-    """The family of a row's model; raises InputError where it is not known."""
+    """The family of a row's model. Raises InputError if it is not known."""
     for family in families():
         if family.arch == row.arch and any(fnmatchcase(row.model, name) for name in family.models):
             return family
@@ -105,7 +105,7 @@ def family_of(row: OpenRow) -> Family:
 
 
 def shape_of(row: OpenRow) -> ModelShape:
-    """The model of a row; raises InputError where columns and family do not fix a shape."""
+    """The model of a row. Raises InputError if columns and family do not determine a shape."""
     if not (row.layers and row.hidden and row.heads and row.ffn):
         raise InputError(f"{row.id}: layers, hidden, heads or FFN of {row.model} are missing")
     family, published = family_of(row), published_of(row)

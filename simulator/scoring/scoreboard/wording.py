@@ -1,4 +1,4 @@
-"""What the words of a published table mean: sharding, recompute, schedule. Unknown words are refused."""
+"""Interprets the words of published tables on sharding, recompute and schedule; refuses unknown words."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from moesim.simulator.scoring.scoreboard.rows import OpenRow
 KEPT_AFTER_FORWARD = re.compile(r"no reshard|without reshard|not reshard|reshard\w*[ =:]+false", re.I)
 REPLICATED = re.compile(r"shard=(\d+) x dp (\d+)")
 EXPRESSED = ("layernorm", "rmsnorm", "norm", "mla_up_proj", "mla up-proj", "moe_act")
-"""Modules whose recompute the policy `selective` is: norms, MLA up-projections, products of gate and up."""
+"""Modules that the policy `selective` recomputes: norms, MLA up-projections, product of gate and up."""
 OVERLAPPED = re.compile(
     r"(?<!no )(?<!not )(?<!without )(?:\boverlap\w* with (?:the )?(?:a2a|all-to-all)|"
     r"\b(?:a2a|ep|all-to-all)[ -]overlap|a2a_overlap=1)",
     re.I,
 )
-"""How notes say that expert-parallel all-to-all is hidden behind compute."""
+"""Matches notes that say that expert-parallel all-to-all is hidden behind compute."""
 
 
 class Sharding(NamedTuple):
@@ -31,9 +31,9 @@ class Sharding(NamedTuple):
 
 
 def sharding_of(row: OpenRow) -> Sharding:
-    """ZeRO stage: Megatron's distributed optimizer is 1; FSDP 3, or 2 where parameters stay gathered.
+    """Sharding of a row. Megatron's distributed optimizer is ZeRO 1; FSDP is 3, or 2 without resharding.
 
-    Raises InputError for words that are not known.
+    Raises InputError for unknown words.
     """
     text = row.zero_or_fsdp.lower()
     if text in ("", "none", "ddp"):
@@ -54,9 +54,9 @@ def sharding_of(row: OpenRow) -> Sharding:
 
 
 def recompute_of(row: OpenRow) -> tuple[RecomputePolicy | None, tuple[str, ...]]:
-    """(policy that a table states, what of it is not expressed); None where it states none.
+    """(policy that a table states, notes on what it does not express); None if it states none.
 
-    Raises InputError for words that are not known.
+    Raises InputError for unknown words.
     """
     text = row.recompute.lower().strip()
     if text == "":
@@ -81,7 +81,7 @@ def recompute_of(row: OpenRow) -> tuple[RecomputePolicy | None, tuple[str, ...]]
 
 
 def schedule_of(row: OpenRow) -> str:
-    """The pipeline schedule of a row; raises InputError for one that is not known."""
+    """The pipeline schedule of a row. Raises InputError for an unknown one."""
     text = row.schedule.lower()
     spellings = {
         spelling.lower(): spec
@@ -90,14 +90,14 @@ def schedule_of(row: OpenRow) -> str:
     }
     if text and text not in spellings:
         raise InputError(f"{row.id}: the schedule {row.schedule!r} is not known")
-    # Whether 1F1B is interleaved follows from the stages on a rank, whatever the table calls it.
+    # The stages on a rank decide whether 1F1B is interleaved, whatever the table calls it.
     if not text or "megatron-lm" in spellings[text].names_elsewhere:
         return name_from("megatron-lm", free_vpp=row.vpp > 1)
     return spellings[text].name
 
 
 def said_in_notes(row: OpenRow) -> tuple[str, ...]:
-    """What the notes of a row state and the model does not express."""
+    """Notes on what the notes of a row state and the model does not express."""
     found = []
     if OVERLAPPED.search(row.notes):
         found.append(

@@ -1,4 +1,4 @@
-"""Commands around calibration profiles: measure, compare, transfer."""
+"""The commands `calibrate` and `transfer`, which make calibration profiles."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def calibrate(
 ) -> None:
     """Measure this machine's GPUs with the PTX kernels and write a calibration profile.
 
-    Interrupted, it keeps what it has: the same command goes on from there.
+    If it is interrupted, the same command continues from the rows measured so far.
     """
     from moesim.cli.console import chosen_numbers, say_written
     from moesim.hwmodels.calibration import load_profile
@@ -77,7 +77,7 @@ def calibrate(
 def _command(
     quick: bool, gpus: str, only: list[str] | None, accelerator: str | None, allow_busy: bool
 ) -> str:
-    """The command as a profile records it: what decides its numbers, not where they go."""
+    """The command as a profile records it, without the options that do not affect its numbers."""
     words = ["moesim calibrate"]
     words += ["--quick"] if quick else []
     words += [f"--gpus {gpus}"] if gpus != "all" else []
@@ -96,7 +96,7 @@ def transfer(
     ] = None,
     force: Force = False,
 ) -> None:
-    """Make a profile for a sibling with the same SMs, entry by entry, each with its stated error."""
+    """Make a profile for an accelerator with the same SMs; every entry states its added error."""
     from moesim.cli.console import percent, print_table
     from moesim.hwmodels.accelerator import load_accelerator
     from moesim.hwmodels.calibration import load_profile
@@ -117,7 +117,7 @@ def transfer(
 
 @contextmanager
 def _progress() -> Iterator[Callable[[CalibrationProgress], None]]:
-    """A bar on stderr: what is being measured, how far, and the time it will take; messages above it."""
+    """Show a progress bar with the current measurement and the remaining time on stderr, below messages."""
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
@@ -141,7 +141,7 @@ def _progress() -> Iterator[Callable[[CalibrationProgress], None]]:
 
 
 def keep_profile(profile: CalibrationProfile, output: Path, force: bool) -> None:
-    """Write a profile and say where; raises InputError where a file is there and may not be replaced."""
+    """Write a profile and print its path. Raises InputError if the file exists and `force` is not set."""
     from moesim.cli.console import say_written
     from moesim.hwmodels.files import check_writable
     from moesim.kernels.export import write_profile

@@ -1,4 +1,4 @@
-"""`moesim compare`: scenarios side by side, and where their difference comes from."""
+"""The command `compare`: compares scenarios and splits their difference by cause."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _text(value: object, column: str) -> str:
 
 
 def _assigned(texts: list[str], count: int) -> tuple[list[str], dict[int, list[str]]]:
-    """Overrides of all scenarios, and those of single ones by number from 1."""
+    """The overrides of all scenarios, and those of single scenarios by number (from 1)."""
     common: list[str] = []
     own: dict[int, list[str]] = {}
     for text in texts:

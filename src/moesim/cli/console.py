@@ -1,4 +1,4 @@
-"""How the commands print: text and tables on stdout, progress and messages on stderr."""
+"""Prints for all commands: text and tables on stdout, progress and messages on stderr."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from rich.text import Text
 from moesim.hwmodels.errors import InputError
 
 MOST_NUMBERS = 1_000_000
-"""That an option such as --ranks may list."""
+"""Most numbers that an option such as --ranks may list."""
 QUIET_S = 2.0
-"""Work shorter than this shows no progress."""
+"""Seconds of work before progress is shown."""
 
 PIPED_WIDTH = 10_000
-"""Columns for a table that does not go to a terminal: one row stays one line."""
+"""Columns of a table that does not go to a terminal, so that each row stays on one line."""
 
 
 def print_raw(text: str) -> None:
-    """Text as it is, ended by one newline."""
+    """Print text unchanged, with a newline at its end."""
     sys.stdout.write(text if text.endswith("\n") else text + "\n")
 
 
 def print_text(text: str) -> None:
-    """Lines for people: never wrapped, numbers in colour on a terminal only."""
+    """Print lines of text without wrapping; on a terminal, numbers are coloured."""
     Console().print(text, markup=False, emoji=False, soft_wrap=True)
 
 
 def print_json(data: object) -> None:
-    """Any JSON value, indented."""
+    """Print a JSON value, indented."""
     print_raw(json.dumps(data, indent=2, allow_nan=False))
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
-    """A table without lines; columns numbered in `right` are numbers."""
+    """Print a table without lines; the columns whose numbers are in `right` are aligned right."""
     terminal = sys.stdout.isatty()
     table = Table(box=None, pad_edge=False, header_style="bold", show_header=any(headers))
     for number, header in enumerate(headers):
@@ -56,23 +56,23 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Se
 
 
 def print_pairs(pairs: Mapping[str, str]) -> None:
-    """Two columns."""
+    """Print names and values in two columns."""
     print_table(("", ""), list(pairs.items()))
 
 
 def say_written(what: str, hint: str) -> None:
-    """A message about a file, on stderr."""
+    """Print on stderr that a file was written, with a hint on its use."""
     Console(stderr=True).print(Text(f"wrote {what} ({hint})"), soft_wrap=True)
 
 
 def note(text: str) -> None:
-    """A remark on stderr that is no error."""
+    """Print a remark on stderr."""
     Console(stderr=True).print(Text(f"moesim: {text}"), soft_wrap=True)
 
 
 @contextmanager
 def working(what: str) -> Iterator[Callable[[str], None]]:
-    """Show on stderr that something runs, once it has run for two seconds; yields a way to say what."""
+    """Show on stderr what runs, once it has run for two seconds; yields a function that updates the text."""
     console = Console(stderr=True)
     status = console.status(Text(what), refresh_per_second=4)
     started = threading.Event()
@@ -101,7 +101,7 @@ def working(what: str) -> Iterator[Callable[[str], None]]:
 
 
 def short(value: float, digits: int = 3) -> str:
-    """Some significant digits with a thousands letter: 2.66 M."""
+    """A number with a few significant digits and a letter for its thousands, such as 2.66 M."""
     for scale, letter in ((1e12, " T"), (1e9, " B"), (1e6, " M")):
         if abs(value) >= scale:
             return f"{value / scale:.{digits}g}{letter}"
@@ -114,7 +114,7 @@ def percent(fraction: float) -> str:
 
 
 def chosen_numbers(option: str, text: str) -> list[int] | None:
-    """The numbers of "0,3,5-7"; None for "all". Raises InputError naming `option` otherwise."""
+    """The numbers in a text such as "0,3,5-7"; None for "all". Raises InputError, naming `option`."""
     if text.strip() == "all":
         return None
     numbers: list[int] = []

@@ -1,4 +1,4 @@
-"""The command `app`: the dashboard in a browser, for this machine only."""
+"""The command `app`: opens the dashboard in a browser, for this machine only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def register(app: typer.Typer) -> None:
 
 
 class ServerError(MoesimError):
-    """The server process ended by itself."""
+    """The dashboard's server process ended unexpectedly."""
 
     exit_code = 1
 

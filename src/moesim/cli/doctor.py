@@ -1,4 +1,4 @@
-"""What an installation has: versions, data files, GPU and toolkit; looks, starts nothing."""
+"""The findings of the command `doctor`: versions, data files, GPU and toolkit. Nothing is started."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CUPY = ("cupy-cuda12x", "cupy-cuda13x", "cupy")
 
 
 def findings() -> dict[str, str]:
-    """Name and value of everything that matters for a bug report."""
+    """Names and values that matter for a bug report."""
     from moesim.hwmodels.calibration import list_profiles
     from moesim.hwmodels.cluster import list_clusters
     from moesim.simulator.model.library import shipped_models
@@ -51,7 +51,7 @@ def _installed(name: str) -> str | None:
 
 
 def _gpus() -> str:
-    """Devices and driver by the CUDA driver library itself, so that no package is needed."""
+    """Devices and driver, read with the CUDA driver library itself, so that no package is needed."""
     none = "none found (simulation needs none)"
     library = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
     try:

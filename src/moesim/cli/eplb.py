@@ -1,4 +1,4 @@
-"""The command that plans replicas and placement of experts from recorded counts."""
+"""The command `eplb`: plans replicas and placement of experts from recorded counts."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def register(app: typer.Typer) -> None:
 
 def eplb(
     file: Annotated[
-        Path, typer.Argument(metavar="COUNTS", help="Rows a layer and expert: .csv, .npy or .json.")
+        Path, typer.Argument(metavar="COUNTS", help="Rows by layer and expert: .csv, .npy or .json.")
     ],
     ranks: Annotated[int, typer.Option(help="Ranks of one expert-parallel group.", min=1)],
-    redundant: Annotated[int, typer.Option(help="Replicas beyond one an expert, over all ranks.", min=0)] = 0,
+    redundant: Annotated[int, typer.Option(help="Replicas beyond one per expert, in all.", min=0)] = 0,
     policy: Annotated[str, typer.Option(help="global, or hierarchical: groups stay on a node.")] = "global",
     groups: Annotated[int, typer.Option(help="Groups of experts, for hierarchical.", min=1)] = 1,
     nodes: Annotated[int, typer.Option(help="Nodes of the ranks, for hierarchical.", min=1)] = 1,
-    top_k: Annotated[int, typer.Option(help="Experts a token: checks the counts.", min=1)] = 1,
+    top_k: Annotated[int, typer.Option(help="Experts per token, to check the counts.", min=1)] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Plan replicas and placement of experts from recorded counts; show the imbalance before and after.
@@ -84,7 +84,7 @@ LayerKey = Literal["layer", "before", "after", "replicas", "experts_of_rank"]
 
 
 def plan_rows(shares: FloatArray, plan: ExpertPlacement) -> list[dict[LayerKey, Any]]:
-    """One mapping a layer: imbalance before and after, replicas of each expert, experts of each rank."""
+    """For each layer: imbalance before and after, replicas of each expert, and experts of each rank."""
     from moesim.simulator.layout.eplb import imbalance, placement_in_order
 
     layers, experts = shares.shape

@@ -1,4 +1,4 @@
-"""What `simulate`, `explain` and `plan` say about the pools of a fleet."""
+"""Prints the pools of a fleet for `simulate`, `explain` and `plan`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ GIB = 2**30
 
 
 def refuse_for_fleet(asked: dict[str, object]) -> None:
-    """Raise InputError where options are given that a fleet's prediction does not have.
+    """Raise InputError for options that a fleet's prediction does not support.
 
-    `asked`: every such option with what was given for it; None or False: nothing.
+    `asked`: the value of every such option; None or False if it was not given.
     """
     given = [name for name, value in asked.items() if value is not None and value is not False]
     if "--uncertainty" in given:
@@ -50,7 +50,7 @@ def _cells(pool: PoolResult) -> tuple[str, ...]:
 
 
 def pool_lines(pools: tuple[PoolResult, ...]) -> list[str]:
-    """What each pool does, as lines of text."""
+    """The pools as lines of text."""
     rows = [HEADERS, *(_cells(pool) for pool in pools)]
     widths = [max(len(row[n]) for row in rows) for n in range(len(HEADERS))]
     return [
@@ -59,14 +59,14 @@ def pool_lines(pools: tuple[PoolResult, ...]) -> list[str]:
 
 
 def print_pools(pools: tuple[PoolResult, ...]) -> None:
-    """What each pool does, as a table."""
+    """Print the pools as a table."""
     from moesim.cli.console import print_table
 
     print_table(HEADERS, [_cells(pool) for pool in pools], right=(1, 3, 4, 5))
 
 
 def print_verdict(result: PlanResult) -> None:
-    """What each pool does in the best plan, and whether the mix is worth it."""
+    """Print the pools of the best plan, and the comparison of the fleet with each pool alone."""
     from moesim.cli.console import print_text
 
     print_text("\npools of the best plan")

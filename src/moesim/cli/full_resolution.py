@@ -1,4 +1,4 @@
-"""The text of full resolution: who waits for whom, busy links, what faults cost. No model in here."""
+"""The text of full resolution: stragglers, link utilisation and the cost of faults. No model in here."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from moesim.simulator.engine.full_resolution.result import FullResult
 
 NAMED = 3
-"""Stragglers in the text; the JSON has more."""
+"""Number of stragglers in the text; the JSON has more."""
 
 
 def full_text(full: FullResult) -> list[str]:
-    """Lines for `simulate` and `explain`."""
+    """Lines of text on full resolution for `simulate` and `explain`."""
     ends = ", ".join(f"{end:.3f}" for end in full.group_end_s[:8])
     more = f", {len(full.group_end_s) - 8} more" if len(full.group_end_s) > 8 else ""
     wait = full.gpu_times.wait_s

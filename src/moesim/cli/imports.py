@@ -1,4 +1,4 @@
-"""`moesim import`: a command for every registered importer of measurements, beside those of other modules."""
+"""The group `import`: a command for every registered importer of measurements, and those of other modules."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Into = Annotated[
 
 
 class ImportGroup(TyperGroup):
-    """Commands that modules added, and one for every importer in `CALIBRATION_IMPORTERS`.
+    """The commands that modules added, and one for every importer in `CALIBRATION_IMPORTERS`.
 
     The registry is read when a command of the group is looked up, so that `moesim --help` stays fast.
     """
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Importers of measurements first."""
+        """Names of the commands, importers of measurements first."""
         return [*_importers(), *super().list_commands(ctx)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -45,7 +45,7 @@ def _importers() -> Mapping[str, CalibrationImporter]:
 
 
 def _command(spec: CalibrationImporter) -> Any:
-    """The console command of an importer: its logs, the output, its options."""
+    """The console command of an importer, with its logs, its output and its options."""
 
     def read(**given: Any) -> None:
         logs, output, into, force = (given.pop(key) for key in ("logs", "output", "into", "force"))
@@ -82,7 +82,7 @@ def _parameters(spec: CalibrationImporter) -> Sequence[inspect.Parameter]:
 
 
 def _keep(found: CalibrationProfile, into: str | None, output: Path, force: bool) -> None:
-    """Write an imported profile, alone or merged, and say what it holds."""
+    """Write an imported profile, alone or merged into another, and print its entries."""
     from moesim.cli.console import print_table
     from moesim.hwmodels.calibration import load_profile
     from moesim.kernels.importers import merge

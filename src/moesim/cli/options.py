@@ -28,7 +28,7 @@ Seed = Annotated[int | None, typer.Option(help="Seed of routing and jitter; shor
 
 Resolution = Annotated[
     str | None,
-    typer.Option(metavar="folded|full", help="One group of GPUs for all, or every GPU for itself."),
+    typer.Option(metavar="folded|full", help="Simulate one group of GPUs for all (folded), or every GPU."),
 ]
 
 

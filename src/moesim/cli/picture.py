@@ -1,4 +1,4 @@
-"""Heat maps of full resolution as one SVG or PNG picture. No model in here."""
+"""Draws the heat maps of full resolution as one SVG or PNG picture. No model in here."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 ENDINGS = (".svg", ".png")
 
 MOST_LABELS = 16
-"""Rows or columns that are named; of more, every n-th."""
+"""Most rows or columns with a name; if there are more, every n-th is named."""
 
 LONG = 6
-"""Letters of a name above which the names under a map stand upright."""
+"""Length of a name above which the names under a map are rotated."""
 
 
 def picture_path(path: Path) -> Path:
-    """`path` if a picture can be written there.
+    """Return `path` if a picture can be written there.
 
-    Raises InputError for another ending, a missing folder, and where matplotlib is not installed.
+    Raises InputError for another ending, a missing folder, and if matplotlib is not installed.
     """
     if path.suffix.lower() not in ENDINGS:
         raise InputError(f"--picture {path}: unknown ending; use {' or '.join(ENDINGS)}")
@@ -37,9 +37,9 @@ def picture_path(path: Path) -> Path:
 
 
 def draw_heat_maps(path: Path, result: Result) -> None:
-    """Write all heat maps of a result below each other; same result, same bytes.
+    """Write all heat maps of a result into one picture; equal results give equal bytes.
 
-    Raises InputError where the result has none.
+    Raises InputError if the result has none.
     """
     if result.full is None:
         raise InputError("--picture draws what every GPU did: add --resolution full")

@@ -48,7 +48,7 @@ def plan(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
-    """Find the best legal plans that fit: bounds for all, closed form for some, the engine for the best."""
+    """Find the best plans that are legal and fit: bound all, estimate some, simulate the best."""
     from moesim.cli.console import print_json, print_raw, say_written, working
     from moesim.hwmodels.files import check_writable, write_atomically
     from moesim.simulator.planner.search import plan as search
@@ -82,7 +82,7 @@ def plan(
 
 
 def _tenths(say: Callable[[str], None]) -> Callable[[float, str], None]:
-    """Progress as lines, one for every tenth of the work."""
+    """A progress callback that prints one line for every tenth of the work."""
     told = -1
 
     def progress(share: float, text: str) -> None:
@@ -95,12 +95,12 @@ def _tenths(say: Callable[[str], None]) -> Callable[[float, str], None]:
 
 
 def scenario_yaml(scenario: Scenario) -> str:
-    """A scenario as the text of a file."""
+    """The text of a scenario file."""
     from moesim.hwmodels.files import is_there
     from moesim.hwmodels.yaml_io import dump_mapping
 
     data = scenario.model_dump(mode="json", exclude_none=True)
-    for key in ("model", "profile"):  # what stands beside the old file is not beside the new one
+    for key in ("model", "profile"):  # paths relative to the old file become absolute
         if isinstance(data[key], str) and is_there(path := Path(scenario.path(data[key]))):
             data[key] = str(path.resolve())
     for pool in data.get("fleet", {}).get("pools", ()):
@@ -175,13 +175,13 @@ def import_megatron(
         Path, typer.Argument(metavar="SCRIPT", help="A shell script, or YAML with MODEL_ARGS.")
     ],
     base: Annotated[
-        str, typer.Option(help="Scenario for what the script does not say: model, cluster, profile, run.")
+        str, typer.Option(help="Scenario for keys that the script does not state, such as model and cluster.")
     ] = "deepseek-v3-2048xh800",
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write a scenario file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
-    """Read the plan of a Megatron-LM launch script; arguments that change nothing are listed."""
+    """Read the plan of a Megatron-LM launch script, and list the arguments without effect here."""
     from moesim.cli.console import print_json, say_written
     from moesim.hwmodels.files import check_writable, write_atomically
     from moesim.simulator.planner.trainers.megatron_read import import_megatron as read

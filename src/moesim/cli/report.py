@@ -1,4 +1,4 @@
-"""The text of `simulate` and `explain`: a prediction for people. No model in here."""
+"""The text that `simulate` and `explain` print. No model in here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _gib(size: float) -> str:
 
 
 def summary(prepared: Prepared, result: Result) -> str:
-    """About 25 lines: how long, how fast, how much, where it goes, what it stands on."""
+    """Summary of a prediction in about 25 lines: figures, breakdown, critical path and evidence."""
     return "\n".join(
         [
             _headline(prepared, result),
@@ -41,7 +41,7 @@ def summary(prepared: Prepared, result: Result) -> str:
 
 
 def _pools(result: Result) -> list[str]:
-    """What each pool of a fleet does; nothing for a cluster."""
+    """The pools of a fleet; no line for a single cluster."""
     if not result.pools:
         return []
     from moesim.cli.fleet import pool_lines
@@ -70,9 +70,7 @@ def _figures(prepared: Prepared, result: Result) -> list[str]:
 
     peak = mean_per_gpu(prepared, lambda p: p.part.cluster.accelerator.peak_flop_per_s("bf16")) / 1e12
     rows = _named_figures(result, peak)
-    if (
-        prepared.scenario.stages.blocks is not None
-    ):  # a part of the model: nothing a token or a run would cost
+    if prepared.scenario.stages.blocks is not None:  # a part of the model has no cost of a token or a run
         rows = {name: rows[name] for name in ("step time", "memory")}
     return [f"{name:<12}{text}" for name, text in rows.items()]
 
@@ -105,7 +103,7 @@ FITS = {
     (False, "tight"): "DOES NOT FIT, narrowly",
     (False, "does not fit"): "DOES NOT FIT",
 }
-"""By `MemoryResult.fits` and `verdict`."""
+"""Text by `MemoryResult.fits` and `verdict`."""
 
 CATEGORIES = {
     "forward": "forward",
@@ -119,7 +117,7 @@ CATEGORIES = {
 
 
 def breakdown_lines(result: Result) -> list[str]:
-    """Where the step goes, as a table."""
+    """The breakdown of the step as a table."""
     from moesim.simulator.predict.report import mean_breakdown
 
     mean = mean_breakdown(list(result.breakdown_by_rank_s))
@@ -135,7 +133,7 @@ def breakdown_lines(result: Result) -> list[str]:
 
 
 def _run_report(result: Result) -> list[str]:
-    """The whole run, where the scenario asks for more than tokens."""
+    """The report of the whole run, if the scenario asks for one."""
     if result.run.report is None:
         return []
     from moesim.cli.run_report import report_lines
@@ -144,7 +142,7 @@ def _run_report(result: Result) -> list[str]:
 
 
 def _published(prepared: Prepared, result: Result) -> list[str]:
-    """What was published about this very job beside the prediction, every error printed."""
+    """The published figures of this job with the prediction and its errors; no line for another job."""
     from moesim.simulator.scoring.published import beside_published
 
     rows = beside_published(prepared.scenario, result)
@@ -161,7 +159,7 @@ def _published(prepared: Prepared, result: Result) -> list[str]:
 
 
 def reason_lines(result: Result) -> list[str]:
-    """The critical path, and what was busy."""
+    """The critical path and the utilisation of SMs and links."""
     used = result.utilisation
     causes = [f"{row.cause} {row.seconds:.2f}" for row in result.critical_path_s[:8]]
     more = len(result.critical_path_s) - len(causes)
@@ -178,7 +176,7 @@ def reason_lines(result: Result) -> list[str]:
 
 
 def footing_lines(result: Result) -> list[str]:
-    """Profile, seed, confidence, assumptions, warnings."""
+    """The evidence behind a prediction: profile, seed, confidence, assumptions and warnings."""
     kinds = Counter(entry.kind for entry in result.provenance)
     counted = ", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items()))
     assumed = [_named(entry) for entry in result.provenance if entry.kind == "assumed"]
@@ -194,7 +192,7 @@ def footing_lines(result: Result) -> list[str]:
 
 
 def default_lines(result: Result) -> list[str]:
-    """The keys that nobody stated, one a line with what they were given and why."""
+    """The keys that the scenario left out, one on each line, with their values and the reasons."""
     if not result.defaults:
         return []
     wide = max(len(item.key) for item in result.defaults)
@@ -216,7 +214,7 @@ def _named(entry: ProvenanceEntry) -> str:
 
 
 def print_explanation(prepared: Prepared, result: Result) -> None:
-    """Everything behind a prediction that the summary only counts."""
+    """Print the details of a prediction that the summary only counts."""
     headline = _headline(prepared, result)
     step, time_s = result.step, result.step.time_s
     print_text(f"{headline}\nstep time {time_s:.3f} s\n\ncritical path: what the step waits for")
@@ -283,5 +281,5 @@ def _print_footing(result: Result) -> None:
 
 
 def shortage(name: str, memory: MemoryResult) -> str:
-    """Why a scenario's plan does not fit into memory, and what would need less."""
+    """Message that a scenario's plan does not fit into memory, with changes that would need less."""
     return f"{name}: {memory.shortage}"

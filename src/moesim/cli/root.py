@@ -1,8 +1,8 @@
 """The command line: the composition root, which may import every part.
 
-Results go to stdout, progress and messages to stderr. Exit codes: 0, 1 (a fault of ours), 2 (malformed or
-illegal input), 3 (legal, but does not fit). Every command imports what it needs when it runs, so that
-`moesim --help` stays fast.
+Results go to stdout, progress and messages to stderr. Exit codes: 0, 1 (a fault of moesim or of the machine),
+2 (malformed or illegal input), 3 (legal, but does not fit). Every command imports what it needs when it runs,
+so that `moesim --help` stays fast.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _options(
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an internal error.")] = False,
 ) -> None:
-    """Options before the command; `main` reads --debug itself."""
+    """Take the options before the command; `main` reads --debug itself."""
 
 
 @app.command()
@@ -115,7 +115,7 @@ def validate(
     ] = False,
     workers: Annotated[int, typer.Option(help="Processes of --all.", min=1, max=256)] = 2,
 ) -> None:
-    """Show published figures beside predicted ones."""
+    """Compare published figures with predicted ones."""
     from moesim.cli.console import print_json, working
     from moesim.cli.tables import print_collectives, print_full_checks, print_scores
 
@@ -161,7 +161,7 @@ def models(
 
 @app.command()
 def presets(as_json: AsJson = False) -> None:
-    """List the shipped scenarios with what their compute rates stand on."""
+    """List the shipped scenarios with the evidence for their compute rates."""
     from moesim.cli.tables import print_presets
 
     print_presets(as_json)
@@ -201,7 +201,7 @@ def schema(what: Annotated[str, typer.Argument(help="scenario or result.")]) -> 
 
 @app.command()
 def doctor(as_json: AsJson = False) -> None:
-    """Say what this installation has."""
+    """Show versions, data files and GPUs of this installation."""
     from moesim.cli.console import print_json, print_pairs
     from moesim.cli.doctor import findings
 
@@ -231,7 +231,7 @@ def import_hf(
         ),
     ] = False,
 ) -> None:
-    """Read a Hugging Face config.json; say what was understood."""
+    """Read a Hugging Face config.json, and show how each key was understood."""
     from moesim.cli.console import say_written
     from moesim.cli.tables import print_import
     from moesim.hwmodels.files import check_writable, write_atomically
@@ -254,12 +254,12 @@ def import_hf(
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Entry point of the console script: run a command, turn errors into one paragraph and an exit code."""
+    """Entry point of the console script, which turns errors into one paragraph and an exit code."""
     code = _run(sys.argv[1:] if arguments is None else arguments)
     try:
         sys.stdout.flush()
     except OSError as error:
-        if not isinstance(error, BrokenPipeError):  # a reader such as head that has enough is no error
+        if not isinstance(error, BrokenPipeError):  # a reader such as head may close the pipe early
             _complain(f"the result cannot be written: {error.strerror}")
         # What is left in the buffer would fail again, with a traceback, when Python exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -294,7 +294,7 @@ def _run(args: list[str]) -> int:
 
 
 def _complain(text: str) -> None:
-    """One paragraph on stderr; control characters of foreign input are shown, not obeyed."""
+    """Print one paragraph on stderr, with the control characters of foreign input escaped."""
     line = " ".join(text.split())
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
     print(f"moesim: error: {shown}", file=sys.stderr)  # noqa: T201 - this is the console

@@ -1,4 +1,4 @@
-"""The command `run`: phases, interruptions, finish date and bill of a whole training run."""
+"""The command `run`: predicts phases, interruptions, finish date and cost of a whole training run."""
 
 from __future__ import annotations
 

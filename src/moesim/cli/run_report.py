@@ -1,4 +1,4 @@
-"""The report of a whole run in sentences."""
+"""The report of a whole run as text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def report_lines(report: RunReport) -> list[str]:
-    """The report for people: a row a phase, then what the stops, the money and the energy come to."""
+    """Lines of the report: a table of the phases, then finish, goodput, checkpoints, cost and energy."""
     lines = [
         f"{'the whole run':<28}{'steps':>9}{'step (s)':>10}{'days':>8}{'GPU-hours':>11}{'with stops':>12}"
         f"{'cost':>10}"
@@ -39,7 +39,7 @@ def report_lines(report: RunReport) -> list[str]:
 
 
 def _points(spread: RunSpread | FinishDates, form: Callable[[Any], str]) -> str:
-    """The predicted value, then the points of its distribution where they differ: 3 (P10 2, P50 3, P90 5)."""
+    """The predicted value, with its percentiles if they differ, such as 3 (P10 2, P50 3, P90 5)."""
     if spread.p10 == spread.p90:
         return form(spread.predicted)
     return (

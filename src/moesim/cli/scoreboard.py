@@ -1,4 +1,4 @@
-"""`moesim validate --all`: the open scoreboard as tables or JSON."""
+"""The command `validate --all`: prints the open scoreboard as tables or JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GIB = 2.0**30
 
 
 def scoreboard(as_json: bool, workers: int) -> None:
-    """Score every row and run and print what came out."""
+    """Score every row and every run, and print the scores."""
     with working("scoring") as say:
         say("five runs on 8x H200")
         scored = [score_run(run) for run in runs()]
@@ -27,7 +27,8 @@ def scoreboard(as_json: bool, workers: int) -> None:
 
 
 def print_runs(scored: list[ScoredRun]) -> None:
-    """The five runs: tensors beside the allocator's active peak, the whole beside what it reserved."""
+    """Print the five runs, with the predicted tensors against the allocator's active peak, and the whole
+    predicted memory against its reserved peak."""
     cells = [
         (
             run.name,
@@ -58,7 +59,7 @@ def print_runs(scored: list[ScoredRun]) -> None:
 
 
 def print_board(board: Board) -> None:
-    """Errors by group and set, statistics over groups, refusals, memory of every row, the largest misses."""
+    """Print errors by group and set, refusals, the memory of every row, and the largest misses."""
     print_text("")
     headers = (
         "rows of", "n", "refused", "median", "median |error|", "worst", "in 80 %", "width", "in bounds",
@@ -96,7 +97,7 @@ def print_board(board: Board) -> None:
 
 
 def print_refusals(board: Board) -> None:
-    """Rows that were not predicted, by reason, accelerator family and kind of model."""
+    """Print the rows that were not predicted, by reason, accelerator family and kind of model."""
     scored = sum(r.relative_error is not None for r in board.rows)
     print_text(f"\nscored {scored} of {len(board.rows)} rows; refused:")
     cells = [(str(r.rows), r.family, r.arch, r.reason) for r in board.refusals]
@@ -104,7 +105,7 @@ def print_refusals(board: Board) -> None:
 
 
 def print_memory(board: Board) -> None:
-    """The memory verdict of every row that ran: a row predicted not to fit is a miss."""
+    """Print whether each row is predicted to fit; every row ran, so a row that does not fit is a miss."""
     known = [r for r in board.rows if r.needed_bytes and r.capacity_bytes]
     print_text(f"\nmemory of every row that ran; {sum(not r.fits for r in known)} of {len(known)} do not fit")
     cells = [

@@ -1,4 +1,4 @@
-"""`moesim sensitivity`: what moves the step time, and by how much."""
+"""The command `sensitivity`: shows how far each uncertain input moves the step time."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def sensitivity(
     ] = None,
     seeds: Annotated[int, typer.Option(help="Further seeds of load and jitter to run.", min=0, max=1000)] = 0,
     exact: Annotated[
-        int, typer.Option(help="Run so many calibration entries again in the engine.", min=0, max=1000)
+        int, typer.Option(help="Number of calibration entries to simulate again.", min=0, max=1000)
     ] = 0,
     top: Annotated[int, typer.Option(help="Rows of the table.", min=1)] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """Put every uncertain input alone at its low and high end; show the step time, largest effect first."""
+    """Show the step time with every uncertain input alone at its low and high end, largest effect first."""
     import moesim
     from moesim.cli.console import print_json, print_table, print_text, working
 
@@ -81,7 +81,7 @@ def _range(text: str) -> tuple[str, tuple[object, object]]:
 
 
 def print_bands(bands: Uncertainty) -> None:
-    """The intervals of a prediction and its largest sources."""
+    """Print the intervals of a prediction and its largest sources of uncertainty."""
     from moesim.cli.console import print_table, print_text
     from moesim.simulator.common.tables import cell
 

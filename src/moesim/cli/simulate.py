@@ -1,4 +1,4 @@
-"""`moesim simulate` and `moesim explain`: one prediction."""
+"""The commands `simulate` and `explain`, which predict one scenario."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def simulate(
         from moesim.cli.fleet import refuse_for_fleet
 
         refuse_for_fleet({**shown.options(), "--picture": picture, "--uncertainty": uncertainty})
-    result = None if shown.traced else _kept(loaded, uncertainty)
+    result = None if shown.traced else _cached(loaded, uncertainty)
     prepared = None
     if result is None:
         prepared, executions, result = _predict(loaded, scenario)
@@ -85,7 +85,7 @@ def simulate(
             _write_traces(prepared, executions, shown)
         if uncertainty:
             result = _uncertain(prepared, executions, result)
-        _keep(loaded, result)
+        _store(loaded, result)
     if picture is not None:
         draw_heat_maps(picture, result)
     if as_json:
@@ -101,7 +101,7 @@ def simulate(
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """The options about traces: where to, and what they show."""
+    """The options of traces: their paths, and the ranks and members that they show."""
 
     trace: Path | None
     folder: Path | None
@@ -110,11 +110,11 @@ class _Shown:
 
     @property
     def traced(self) -> bool:
-        """Whether a trace is asked for."""
+        """Whether a trace is requested."""
         return self.trace is not None or self.folder is not None
 
     def options(self) -> dict[str, object]:
-        """Every option with what was given for it."""
+        """The value of every option."""
         return {
             "--trace": self.trace,
             "--trace-per-rank": self.folder,
@@ -124,7 +124,7 @@ class _Shown:
 
 
 def _check_options(shown: _Shown, picture: Path | None) -> None:
-    """Refuse what cannot be written or read before the work, not after it."""
+    """Raise InputError for unusable options before the simulation starts."""
     from moesim.cli.console import chosen_numbers
     from moesim.cli.picture import picture_path
     from moesim.hwmodels.files import is_folder
@@ -144,7 +144,7 @@ def _check_options(shown: _Shown, picture: Path | None) -> None:
 
 
 def _uncertain(prepared: Prepared, executions: Sequence[Execution], result: Result) -> Result:
-    """The result with the bands of its figures, those of its run included."""
+    """The result with the bands of its figures, also in the report of its run."""
     from moesim.simulator.studies.uncertainty import uncertainty as bands
     from moesim.simulator.studies.whole_run import with_uncertain_run
 
@@ -160,14 +160,14 @@ def _loaded(scenario: str, overrides: list[str] | None, seed: int | None, resolu
     return load_scenario(scenario, [*(overrides or []), *extra])
 
 
-def _kept(loaded: Scenario, uncertainty: bool = False) -> Result | None:
-    """The prediction where an earlier command or the dashboard made it."""
+def _cached(loaded: Scenario, uncertainty: bool = False) -> Result | None:
+    """The prediction from the result cache, where an earlier command or the dashboard may have stored it."""
     from moesim.simulator.studies import result_cache
 
     return None if result_cache.folder() is None else result_cache.find(loaded, uncertainty)
 
 
-def _keep(loaded: Scenario, result: Result) -> None:
+def _store(loaded: Scenario, result: Result) -> None:
     from moesim.simulator.studies import result_cache
 
     result_cache.keep(loaded, result)
@@ -182,7 +182,7 @@ def _prepared(loaded: Scenario, scenario: str) -> Prepared:
 
     try:
         return prepare(loaded)
-    except InputError as error:  # what does not fit together is told without the file's name
+    except InputError as error:  # the message of contradicting keys lacks the file's name
         raise InputError(f"{scenario}: {error}") from None
 
 
@@ -235,7 +235,7 @@ def _write_traces(prepared: Prepared, executions: Sequence[Execution], shown: _S
 
 
 def _check_fit(result: Result) -> None:
-    """Raise InfeasibleError, after the result was printed, where the plan needs more memory than there is."""
+    """Raise InfeasibleError, after the result was printed, if the plan does not fit into memory."""
     if not result.memory.fits:
         from moesim.cli.report import shortage
 
@@ -245,13 +245,13 @@ def _check_fit(result: Result) -> None:
 def explain(
     scenario: ScenarioName, overrides: Overrides = None, seed: Seed = None, resolution: Resolution = None
 ) -> None:
-    """Say where a step's time goes and why."""
+    """Explain where a step's time goes and why."""
     from moesim.cli.report import print_explanation
 
     loaded = _loaded(scenario, overrides, seed, resolution)
-    result, prepared = _kept(loaded), None
+    result, prepared = _cached(loaded), None
     if result is None:
         prepared, _, result = _predict(loaded, scenario)
-        _keep(loaded, result)
+        _store(loaded, result)
     print_explanation(prepared or _prepared(loaded, scenario), result)
     _check_fit(result)

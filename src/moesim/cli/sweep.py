@@ -1,4 +1,4 @@
-"""`moesim sweep`: many predictions from one scenario."""
+"""The command `sweep`: predicts a scenario at many points."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def sweep(
     uncertainty: Annotated[bool, typer.Option("--uncertainty", help="Add P10, P50 and P90.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Predict a scenario at every point of a space; keep each point as soon as it is known."""
+    """Predict a scenario at every point of a space; --store keeps each point as soon as it is known."""
     import moesim
     from moesim.cli.console import print_json, print_table, print_text, working
     from moesim.simulator.common.key_values import key_and_text

@@ -1,4 +1,4 @@
-"""The text of the commands that list things: schedules, scores, models, imports, hardware."""
+"""Prints schedules, scores, presets, models, imports and hardware."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def schedule_text(schedule: Schedule, width: int | None = None) -> str:
-    """The drawing, and the bubble beside the published formula for the same durations."""
+    """The drawing of a schedule, with its bubble and the published formula for the same durations."""
     from moesim.simulator.schedules import Durations, draw, idle, published_bubble, unit_times, validate
 
     report = validate(schedule)
@@ -38,7 +38,7 @@ def schedule_text(schedule: Schedule, width: int | None = None) -> str:
 
 
 def print_scores(rows: Sequence[Row], placements: Sequence[Placement]) -> None:
-    """The scoreboard, and what the unpublished placement of the layers is worth."""
+    """Print the scores, and the step times under other placements of the layers."""
     sources = {source: number for number, source in enumerate(dict.fromkeys(row.source for row in rows), 1)}
     cells = [
         (
@@ -68,7 +68,7 @@ def print_scores(rows: Sequence[Row], placements: Sequence[Placement]) -> None:
 
 
 def print_full_checks(checks: FullChecks) -> None:
-    """Full resolution beside the folded run, two measured networks and a published timeline."""
+    """Print full resolution against the folded run, two measured networks and a published timeline."""
     print_text("\nfull resolution: relative differences, published and predicted")
     cells = [
         (
@@ -98,7 +98,7 @@ def print_full_checks(checks: FullChecks) -> None:
 
 
 def print_collectives(groups: Sequence[GroupSummary]) -> None:
-    """Errors of the collectives' times by group; single rows are in the JSON."""
+    """Print the errors of the collectives' times by group; single rows are in the JSON."""
     if not groups:
         return
     print_text("\ncollectives: error of the predicted time, by group (single rows: --json)")
@@ -119,7 +119,7 @@ def print_collectives(groups: Sequence[GroupSummary]) -> None:
 
 
 def print_presets(as_json: bool) -> None:
-    """Every shipped scenario with its confidence."""
+    """Print every shipped scenario with its confidence."""
     from moesim.simulator.scenario.presets import shipped_presets
 
     rows = shipped_presets()
@@ -132,7 +132,7 @@ def print_presets(as_json: bool) -> None:
 
 
 def print_models(as_json: bool) -> None:
-    """Every shipped model with its size."""
+    """Print every shipped model with its size."""
     from moesim.simulator.model.library import load_model, shipped_models
 
     shapes = [load_model(name) for name in shipped_models()]
@@ -177,7 +177,7 @@ def _model_object(shape: ModelShape) -> dict[str, Any]:
 
 
 def print_model(name: str, as_json: bool) -> None:
-    """One model: sizes and shape."""
+    """Print the sizes and the shape of one model."""
     from moesim.simulator.model.library import load_model
 
     shape = load_model(name)
@@ -200,7 +200,7 @@ def _print_sizes(shape: ModelShape) -> None:
 
 
 def print_import(imported: ImportedModel, as_json: bool) -> None:
-    """How a config.json was read, and the sizes that follow from it."""
+    """Print how a config.json was read, and the sizes of its model."""
     shape = imported.shape
     if as_json:
         understood = [{"key": u.key, "value": u.value, "meaning": u.meaning} for u in imported.understood]
@@ -217,7 +217,7 @@ def print_import(imported: ImportedModel, as_json: bool) -> None:
 
 
 def print_hardware(name: str | None, as_json: bool) -> None:
-    """Every shipped description, or every figure of one."""
+    """Print every shipped description, or every figure of one."""
     from moesim.hwmodels.describe import describe, hardware_rows
 
     rows: Sequence[Any] = hardware_rows() if name is None else describe(name)

@@ -1,4 +1,4 @@
-"""Commands around topologies: what a network is made of and costs, and import of a user's machine."""
+"""The commands `topology`, which counts a network's parts and cost, and `import topology`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def topology(
 ) -> None:
     """Count a topology's switches and cables, and say what they cost.
 
-    Without a name: networks at full size beside the published table (arXiv 2505.09343, Table 3).
+    Without a name, networks at full size are compared with the published table (arXiv 2505.09343, Table 3).
     """
     from moesim.cli.console import print_json, print_pairs, print_table
 
@@ -61,7 +61,7 @@ def topology(
 
 
 def _print_kinds(as_json: bool) -> None:
-    """Every registered topology: kind, keys of `fabric`, an example, what it is."""
+    """Print every registered topology: kind, keys of `fabric`, an example and a description."""
     from moesim.cli.console import print_json, print_table, print_text
     from moesim.hwmodels.topologies.description import ScaleOutFabric
     from moesim.hwmodels.topologies.registry import SCALE_OUT, SCALE_UP
@@ -77,7 +77,7 @@ def _print_kinds(as_json: bool) -> None:
 
 
 def _build(name: str, node: str, nodes: int | None) -> tuple[Topology, str]:
-    """A cluster by name or file, else a network by name or file with its nodes."""
+    """Topology and title of a cluster, or of a network with its nodes, given by name or file."""
     from moesim.hwmodels import list_clusters, list_networks, load_cluster, load_network, load_node
     from moesim.hwmodels.topologies import build_topology
     from moesim.hwmodels.validation import nearest
@@ -152,7 +152,7 @@ def import_topology(
         Path,
         typer.Argument(metavar="FILE", help="A file of a form that --forms lists, or an edge list."),
     ],
-    like: Annotated[str, typer.Option(help="A shipped node for what the file does not say.")],
+    like: Annotated[str, typer.Option(help="A shipped node for figures that the file does not state.")],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the cluster here.")] = None,
     nodes: Annotated[int, typer.Option(help="Servers of the cluster.")] = 1,
     network: Annotated[str | None, typer.Option(help="Network that joins several servers.")] = None,
@@ -165,7 +165,7 @@ def import_topology(
         ),
     ] = False,
 ) -> None:
-    """Read how a machine or cluster is wired into a cluster file."""
+    """Read the topology of a machine or cluster into a cluster file."""
     from moesim.cli.console import print_json, print_text, say_written
     from moesim.hwmodels.files import check_writable, write_atomically
     from moesim.hwmodels.importers import import_topology as read

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moesim.simulator.planner.pareto import beaten, front, staircase
+from moesim.simulator.planner.pareto import dominated, front, staircase
 
 POINTS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 5)), max_size=25)
 
@@ -30,5 +30,5 @@ def test_the_front_is_what_nothing_else_beats(points: list[tuple[int, int, int]]
 )
 def test_beaten_by_the_staircase(known: list[tuple[int, int]], memory: int, bound: int) -> None:
     steps = staircase(np.array([float(m) for m, _ in known]), np.array([float(t) for _, t in known]))
-    mine = beaten(np.array([float(memory)]), np.array([float(bound)]), steps)[0]
+    mine = dominated(np.array([float(memory)]), np.array([float(bound)]), steps)[0]
     assert mine == any(m <= memory and t <= bound for m, t in known)
