@@ -17,7 +17,7 @@ from moesim.hwmodels.network import list_networks, load_network
 from moesim.hwmodels.node import list_nodes, load_node
 from moesim.hwmodels.provenance import OWN, STATED_IN
 from moesim.hwmodels.yaml_io import parse_mapping
-from moesim.simulator.common.key_values import divided, overridden_key
+from moesim.simulator.common.key_values import overridden_key, split_key_value
 from moesim.simulator.scenario import Scenario
 
 MOST_LINK_CHARACTERS = 2_000
@@ -110,7 +110,7 @@ def link(name: str, texts: Sequence[str]) -> str:
 
 def readable(text: str) -> str:
     """An override for people: uploads by their names, and no nested data."""
-    key, value = divided(text)
+    key, value = split_key_value(text)
     nested = "{" in (value or "")
     return f"{key}: described in full" if nested else uploads.with_names(text)[:100]
 

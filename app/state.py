@@ -23,7 +23,7 @@ from moesim.app import scenario_links as changes
 from moesim.app.escaping import escaped
 from moesim.app.pages import HOME
 from moesim.hwmodels.errors import InputError, MoesimError
-from moesim.simulator.common.key_values import divided, overridden_key, value_of
+from moesim.simulator.common.key_values import overridden_key, split_key_value, value_of
 from moesim.simulator.predict.result import Result
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.studies.point import key_of
@@ -118,7 +118,7 @@ def _same(scenario: Scenario, key: str, value: object) -> bool:
 
 def override(key: str) -> str | None:
     """The text given for a key, or None where it is the preset's."""
-    return next((divided(t)[1] for t in reversed(overrides()) if overridden_key(t) == key), None)
+    return next((split_key_value(t)[1] for t in reversed(overrides()) if overridden_key(t) == key), None)
 
 
 def open_scenario(name: str, texts: Sequence[str] = (), known: Scenario | None = None) -> None:

@@ -24,7 +24,7 @@ from moesim.hwmodels.files import READ_BELOW
 from moesim.hwmodels.importers import ImportedTopology, import_topology
 from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import load_mapping
-from moesim.simulator.common.key_values import divided, value_of
+from moesim.simulator.common.key_values import split_key_value, value_of
 from moesim.simulator.layout.histogram import read_counts
 from moesim.simulator.model.hf import to_yaml
 from moesim.simulator.model.library import load_model
@@ -320,7 +320,7 @@ _READERS: Mapping[str, Callable[..., Any]] = {
 
 def _checked_override(text: str) -> str:
     """One `key=value`, its values checked and tokens of uploads replaced by where they are kept."""
-    key, value = divided(text)
+    key, value = split_key_value(text)
     if value is None:
         return text  # the loader says what is wrong with it
     if key.split(".")[-1] in _PROSE:

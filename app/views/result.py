@@ -12,7 +12,7 @@ from moesim.app.charts import step as charts
 from moesim.app.escaping import escaped
 from moesim.app.views import headline
 from moesim.hwmodels.errors import MoesimError
-from moesim.simulator.common.key_values import divided
+from moesim.simulator.common.key_values import split_key_value
 from moesim.simulator.predict.band import Band
 from moesim.simulator.predict.figures import bands_of_figures
 from moesim.simulator.predict.result import Result
@@ -161,7 +161,7 @@ def _next(scenario: Scenario, result: Result) -> None:
         left.code(row.override, language=None)
         fit = "" if row.fits else " Does not fit into memory."
         middle.markdown(f"{row.step_time_s:.3f} s ({row.change:+.1%}): {escaped(row.why)}.{fit}")
-        key_, value = divided(row.override)
+        key_, value = split_key_value(row.override)
         right.button(
             "Try", key=f"try {number}", on_click=state.set_override, args=(key_, _plain(value or ""))
         )

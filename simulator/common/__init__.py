@@ -1,1 +1,1 @@
-"""What every package may use: array types, tables for people, list expressions."""
+"""Helpers for every package: `key=value` texts, list expressions and tables of results."""

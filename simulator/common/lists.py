@@ -1,4 +1,4 @@
-"""List expressions such as "8..256:x2" or "bf16,fp8", read by a small grammar (never evaluated)."""
+"""Reads list expressions such as "8..256:x2" or "bf16,fp8" with a small grammar, without evaluating code."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ _PAIRS = {"(": ")", "[": "]", "{": "}"}
 
 
 def parse_values(text: str, key: str) -> tuple[Any, ...]:
-    """The values of an expression, in the order given and without repeats.
+    """Return the values of an expression, in the order given and without repeats.
 
-    Parts are separated by commas: a value as a scenario file would hold it ("7", "fp8", "50 GB/s",
-    "{kind: uniform}"), "1..8" (each whole number), "0..48:4" (steps of four, "+4" as well), "8..256:x2"
-    (doubling, "2x" as well). Numbers are counted in decimals: "0..1:0.1" has eleven values. Raises
-    InputError, naming `key`, for anything else and for more than `MOST_VALUES` values.
+    Parts are separated by commas. A part is a value as in a scenario file ("7", "fp8", "50 GB/s",
+    "{kind: uniform}") or a range: "1..8" (every whole number), "0..48:4" or "0..48:+4" (in steps of four),
+    "8..256:x2" or "8..256:2x" (doubling). Steps are added in decimals, so "0..1:0.1" has eleven values.
+    Raises InputError, naming `key`, for anything else and for more than `MOST_VALUES` values.
     """
-    found: list[Any] = []
+    all_values: list[Any] = []
     for part in split(text, key):
         match = _RANGE.fullmatch(part)
         if match is None and ".." in part and re.match(r"-?\d", part):
             raise InputError(f"{key}={text!r}: cannot read {part!r}; {_FORMS}")
         values = [_scalar(part, text, key)] if match is None else _range(match, text, key)
-        found.extend(values)
-        if len(found) > MOST_VALUES:
+        all_values.extend(values)
+        if len(all_values) > MOST_VALUES:
             raise InputError(f"{key}={text!r} stands for more than {MOST_VALUES:,} values; {_FORMS}")
-    kept: dict[str, Any] = {}
-    for value in found:
-        kept.setdefault(f"{type(value).__name__} {value!r}", value)
-    return tuple(kept.values())
+    unique: dict[str, Any] = {}
+    for value in all_values:
+        unique.setdefault(f"{type(value).__name__} {value!r}", value)
+    return tuple(unique.values())
 
 
 def parse_integers(text: str, key: str) -> tuple[int, ...]:
-    """The whole numbers (0 or more) of an expression, ascending and without repeats; see `parse_values`."""
+    """Return the whole numbers (0 or more) of an expression, sorted, without repeats; see `parse_values`."""
     values = parse_values(text, key)
     for value in values:
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
@@ -51,7 +51,10 @@ def parse_integers(text: str, key: str) -> tuple[int, ...]:
 
 
 def parse_interval(text: str, key: str) -> tuple[float, float] | None:
-    """The two ends of "a..b" (a below b), or None where the text is something else."""
+    """Return the two ends of "a..b", or None where the text is not an interval.
+
+    Raises InputError, naming `key`, unless a is below b.
+    """
     match = _RANGE.fullmatch(text.strip())
     if match is None or match[3] or match[4] or match[5]:
         return None
@@ -62,7 +65,7 @@ def parse_interval(text: str, key: str) -> tuple[float, float] | None:
 
 
 def split(text: str, key: str) -> list[str]:
-    """Parts between commas that stand outside brackets and quotes. Raises InputError for an empty part."""
+    """Split a text at the commas outside brackets and quotes. Raises InputError for an empty part."""
     parts, open_, quote = [""], [], ""
     for char in text:
         if quote:

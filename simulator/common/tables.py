@@ -1,4 +1,4 @@
-"""How results show themselves: plain data, a pandas frame, an HTML table for notebooks."""
+"""Converts results to plain data, pandas frames and HTML tables for notebooks."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Row = dict[str, Any]
 
 
 class TableResult(Frozen):
-    """A result with a table of rows; frozen, and refuses unknown fields."""
+    """A frozen result with a table of rows."""
 
     def rows(self) -> list[Row]:
-        """The result as a table: one mapping of column to value a row."""
+        """The result as a table, with one mapping from column to value per row."""
         raise NotImplementedError
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain data, as `--json` prints it."""
+        """All fields as plain data, as `--json` prints them."""
         return self.model_dump(mode="json")
 
     def to_pandas(self) -> pd.DataFrame:
@@ -57,7 +57,7 @@ def html_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def cell(value: object) -> str:
-    """One value for people: four significant digits, nothing for None."""
+    """Format one value of a table, floats with four significant digits and None as an empty text."""
     if value is None:
         return ""
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""Everything that a prediction depends on: the sections of a scenario, their defaults, and the reader."""
+"""Scenarios, which hold all inputs of a prediction: their sections, their defaults and the reader."""
 
 from moesim.simulator.scenario.scenario import Scenario, load_scenario, preset_names, with_overrides
 

@@ -1,4 +1,4 @@
-"""Whose figure it is: a number that an override puts into a scenario is the user's, not the file's."""
+"""Credits numbers that an override sets to the user, instead of to the scenario file."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from moesim.hwmodels.provenance import OWN, STATED_IN, Sourced
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
-def credited(model: ModelT, keys: Iterable[str], place: str) -> ModelT:
-    """`model` with the plain figures at and below the dotted `keys` credited to the user instead of `place`.
+def credited_to_user(model: ModelT, keys: Iterable[str], place: str) -> ModelT:
+    """Return `model` with the figures at and below the dotted `keys` credited to the user instead of `place`.
 
     Figures that name a source of their own keep it.
     """
@@ -23,7 +23,7 @@ def credited(model: ModelT, keys: Iterable[str], place: str) -> ModelT:
 
 
 def _below(value: ModelT, parts: list[str], source: str) -> ModelT:
-    """`value` with what the dotted path leads to credited; a path that ends early changes nothing."""
+    """Credit the figures at and below a dotted path of `value`; an unknown path changes nothing."""
     if not parts:
         return cast(ModelT, _own(value, source))
     child = getattr(value, parts[0], None)
@@ -33,7 +33,7 @@ def _below(value: ModelT, parts: list[str], source: str) -> ModelT:
         changed = _own(child, source)
     else:
         return value
-    # What did not change is not set anew: a key that a rule chose would count as stated.
+    # An unchanged value is not set again, because a key that a rule chose would then count as stated.
     return value if changed == child else value.model_copy(update={parts[0]: changed})
 
 

@@ -1,7 +1,7 @@
-"""What a scenario that leaves keys out is given, chosen by rule from data (decision 0033). Pure.
+"""Rules that choose the keys which a scenario leaves out (pure; decision 0033).
 
-The data are `simulator/data/defaults.yaml`, the shipped calibration profiles and the shipped offers. A
-default is chosen anew whenever a scenario is built, from what is stated in it.
+The rules read `simulator/data/defaults.yaml`, the shipped calibration profiles and the shipped offers. They
+run whenever a scenario is built, from the keys that it states.
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ SMS = 20
 
 
 class Default(Frozen):
-    """A key that a scenario leaves out, what it was given, and why."""
+    """A key that a scenario leaves out, with the value that a rule chose and the reason."""
 
     key: str
     """Dotted path of the scenario key."""
     value: str | int | float
-    """As the key would be written; a number is in SI units."""
+    """Value as the key would be written; a number is in SI units."""
     why: str
     """The rule that chose it."""
     kind: Kind
     source: str
     range: tuple[float, float] | None = None
-    """Lowest and highest value that an interval takes for it; None: it is kept."""
+    """Lowest and highest value that an interval of results assumes for the key; None if it is not varied."""
 
     @property
     def text(self) -> str:
-        """The value for people: fp8, 0.16 (0.08 to 0.32), 1.48e+13."""
+        """The value as text, such as `fp8`, `0.16 (0.08 to 0.32)` or `1.48e+13`."""
         value = self.value if isinstance(self.value, str) else f"{self.value:.6g}"
         return value if self.range is None else f"{value} ({self.range[0]:g} to {self.range[1]:g})"
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A default with the value as the scenario holds it."""
+    """A default, with its value in the type of the scenario's field."""
 
     value: Any
     default: Default
@@ -84,7 +84,7 @@ class _NetworkChoice(Frozen):
     networks: tuple[str, ...] = Field(min_length=1)
 
     def fits(self, node: Node) -> bool:
-        """Whether it is for the nodes of this vendor with NICs of this rate."""
+        """Whether the choice applies to nodes of this vendor with NICs of this rate."""
         rate = None if node.nic_bandwidth is None else node.nic_bandwidth.value
         return self.vendor in (None, node.accelerator.vendor) and (
             self.nic is None or (rate is not None and rate == parse_quantity(self.nic, "bytes_per_s"))
@@ -109,7 +109,7 @@ class _Tokens(Frozen):
 
 class _Spread(SourcedFraction):
     architecture: str | None = None
-    """Of the accelerators that it was taken on; None: any."""
+    """Architecture of the accelerators on which it was measured; None for any."""
 
 
 class _Defaults(Frozen):
@@ -153,7 +153,7 @@ def _nodes() -> dict[str, str]:
 
 
 def network_of(node: Node, nodes: int) -> str:
-    """Name of the shipped network for so many nodes; raises InputError where none is large enough."""
+    """Name of the shipped network for `nodes` nodes; raises InputError where none is large enough."""
     if nodes == 1:
         return "single-node"
     line = next(line for line in _data().networks if line.fits(node))
@@ -170,7 +170,10 @@ def network_of(node: Node, nodes: int) -> str:
 
 
 def price_of(node: Node) -> Offer | None:
-    """The offer that pays a GPU of a node for an hour; None where there is none for its accelerator."""
+    """Default offer for renting a GPU of a node for an hour; None without an offer for its accelerator.
+
+    It is the median offer, scaled up where a node has spare GPUs that are paid as well.
+    """
     name = node.accelerator.name
     if name not in list_prices():
         return None
@@ -185,14 +188,14 @@ def price_of(node: Node) -> Offer | None:
     return offer.model_copy(update={"value": offer.value * share, "kind": "derived", "source": paid})
 
 
-def priced(cluster: Cluster) -> Cluster:
-    """The cluster with a price where it says nothing of one."""
+def with_default_price(cluster: Cluster) -> Cluster:
+    """Return the cluster with the default price, unless it states a price (or that it has none)."""
     offer = None if "price_per_gpu_hour" in cluster.model_fields_set else price_of(cluster.node)
     return cluster if offer is None else without_mark(cluster, "price_per_gpu_hour", offer)
 
 
 def without_mark(model: ModelT, key: str, value: object) -> ModelT:
-    """A copy of a frozen model with a value that still counts as left out."""
+    """Return a copy of a frozen model with a value for `key` that still counts as left out."""
     copy = model.model_copy()
     name, _, below = key.partition(".")
     copy.__dict__[name] = without_mark(getattr(model, name), below, value) if below else value
@@ -200,14 +203,14 @@ def without_mark(model: ModelT, key: str, value: object) -> ModelT:
 
 
 def cluster_defaults(place: str, cluster: Cluster, left_out: Sequence[str]) -> list[Default]:
-    """What a cluster at `place` of the scenario was given for `left_out`, and for its price."""
-    node, found = cluster.node, []
+    """List the defaults of a cluster at `place` of the scenario, for `left_out` keys and its price."""
+    node, chosen = cluster.node, []
     chip = node.accelerator
     source = "hwmodels/data"
     if "node" in left_out:
         choice = _data().nodes.get(chip.name)
         why = f"the shipped node of {chip.name}" + ("" if choice is None else f": {choice.why}")
-        found.append(Default(key=f"{place}.node", value=node.name, why=why, kind="assumed", source=source))
+        chosen.append(Default(key=f"{place}.node", value=node.name, why=why, kind="assumed", source=source))
     if "network" in left_out:
         why = (
             "one node has no network"
@@ -215,20 +218,20 @@ def cluster_defaults(place: str, cluster: Cluster, left_out: Sequence[str]) -> l
             else f"the smallest shipped network for {cluster.nodes:,} nodes of {chip.vendor} with such NICs"
         )
         name = cluster.network.name
-        found.append(Default(key=f"{place}.network", value=name, why=why, kind="assumed", source=source))
+        chosen.append(Default(key=f"{place}.network", value=name, why=why, kind="assumed", source=source))
     price = cluster.price_per_gpu_hour
     if isinstance(price, Offer) and "price_per_gpu_hour" not in cluster.model_fields_set:
         why = f"median of the {price.term} offers for {chip.name} ({price.terms}, {price.date})"
         key = f"{place}.price_per_gpu_hour"
-        found.append(Default(key=key, value=price.text, why=why, kind=price.kind, source=price.source))
-    return found
+        chosen.append(Default(key=key, value=price.text, why=why, kind=price.kind, source=price.source))
+    return chosen
 
 
 # -- the other keys ------------------------------------------------------------------------------------
 
 
 def profile_of(accelerator: Accelerator) -> tuple[str, str]:
-    """(name, why) of the best shipped profile of an accelerator, whatever the precision."""
+    """(name, reason) of the best shipped profile of an accelerator, regardless of the precision."""
     level, name = best_profile(accelerator)
     rule = "measured goes before published, and published before datasheet peaks"
     return name, f"the best profile of {accelerator.name}, {level} in BF16 or FP8 ({rule})"
@@ -245,7 +248,7 @@ def _profile(shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
 
 
 def profile_default(machine: Cluster, key: str) -> Default:
-    """The best profile of a cluster's accelerator as the default of a key."""
+    """Default of `key`, the best profile of a cluster's accelerator."""
     name, why = profile_of(machine.accelerator)
     return Default(key=key, value=name, why=why, kind="derived", source=load_profile(name).description)
 
@@ -268,7 +271,7 @@ def _sms(shape: ModelShape, machines: Sequence[Cluster]) -> Chosen:
 
 
 def sms_of(accelerator: Accelerator) -> tuple[int, str]:
-    """(SMs, why) of the communication kernels; none where an engine of its own moves collectives."""
+    """(SMs, reason) of the communication kernels; 0 SMs where a dedicated engine moves collectives."""
     if accelerator.communication_engine is not None:
         return 0, f"collectives of {accelerator.name} are moved by {accelerator.communication_engine.name}"
     if accelerator.compute_units is None:
@@ -277,15 +280,18 @@ def sms_of(accelerator: Accelerator) -> tuple[int, str]:
 
 
 def spread(key: str, architecture: str | None = None) -> tuple[SourcedFraction, bool]:
-    """The spread of a key, and whether it was taken on this architecture; without one, that of any."""
+    """Return the spread of a key, and whether it was measured on this architecture.
+
+    Without a measurement on this architecture the general spread is returned.
+    """
     entries = _data().spreads[key]
     entry = next(e for e in entries if e.architecture in (None, architecture))
     number = SourcedFraction(**{name: getattr(entry, name) for name in SourcedFraction.model_fields})
     return number, entry.architecture is not None
 
 
-def anywhere(key: str) -> Callable[[], SourcedFraction]:
-    """What a section that stands alone, without a scenario around it, holds for a key that is left out."""
+def default_spread(key: str) -> Callable[[], SourcedFraction]:
+    """Return a factory for the default of a key in a section that is built without a scenario."""
     return lambda: spread(key)[0]
 
 
@@ -310,7 +316,7 @@ def _varied(key: str) -> Callable[[ModelShape, Sequence[Cluster]], Chosen]:
 
 
 def tokens_of(model: str) -> tuple[float, str, Kind, str]:
-    """(tokens, why, kind, source) of a run of a model; "" for a model that nobody named."""
+    """(tokens, reason, kind, source) of a run of a model; pass "" where the model is unknown."""
     known = _data().tokens.models.get(model)
     entry = known or _data().tokens.others
     why = f"what {model} was trained on" if known else "no published number of tokens is known for the model"
@@ -350,4 +356,4 @@ RULES: Mapping[str, Callable[[ModelShape, Sequence[Cluster]], Chosen]] = {
     "run.tokens": _tokens,
     "name": _name,
 }
-"""Keys that may be left out, and how each is chosen from the model and the clusters."""
+"""Keys that may be left out, each with the function that chooses it from the model and the clusters."""

@@ -1,4 +1,4 @@
-"""The `faults` of a scenario: slow GPUs, slow or dead links, lost nodes, jitter."""
+"""The `faults` section of a scenario: slow GPUs, slow or dead links, lost nodes and jitter."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ Fault = Annotated[SlowGpu | Jitter | SlowLink | Down | NodeLoss, Field(discrimin
 
 
 def listed(gpu: int | tuple[int, ...] | str) -> str:
-    """GPU numbers for people."""
+    """Format GPU numbers as text."""
     if gpu == "all":
         return "all GPUs"
     numbers = (gpu,) if isinstance(gpu, int) else gpu

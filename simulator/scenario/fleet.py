@@ -1,4 +1,4 @@
-"""The `fleet` section of a scenario: which clusters share the pipeline of one job."""
+"""The `fleet` section of a scenario, which lists the clusters that share the pipeline of one job."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from moesim.simulator.scenario.outline import AnyCluster
 
 
 class Pool(Section):
-    """One kind of accelerator: a cluster, or some nodes of it. What is left out is as in the scenario.
+    """A cluster, or some of its nodes; keys that are left out have the values of the scenario.
 
     A pool holds pipeline ranks in proportion to its GPUs, because every rank of a job has the same number.
     """

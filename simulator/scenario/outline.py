@@ -1,4 +1,4 @@
-"""A cluster in few words: an accelerator or a node, and how many nodes; the rest is chosen (pure)."""
+"""Short descriptions of a cluster by accelerator or node and number of nodes; rules choose the rest."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from moesim.simulator.scenario.defaults import network_of, node_of
 
 
 class ClusterOutline(Frozen):
-    """A cluster by its accelerator or node and the number of nodes; what is left out is chosen by rule."""
+    """A cluster by its accelerator or node and the number of nodes; rules choose the keys left out."""
 
     accelerator: str | None = Field(
         None, description="Name of a shipped accelerator; its shipped node is taken."
@@ -61,11 +61,11 @@ class ClusterOutline(Frozen):
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """Which of node and network are chosen by rule."""
+        """Keys among node and network that are chosen by rule."""
         return tuple(key for key in ("node", "network") if getattr(self, key) is None)
 
     def cluster(self, base: Path | None) -> Cluster:
-        """The whole cluster; relative paths start from the folder of the file `base`.
+        """Build the full cluster; relative paths start from the folder of the file `base`.
 
         Raises InputError for unknown names and for nodes that do not fit the network.
         """
@@ -93,26 +93,29 @@ class ClusterOutline(Frozen):
         return cluster
 
 
-def opened(section: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """The data of an outline with `key`, chosen by rule so far, named: a figure below it is to change."""
-    found = dict(section)
-    if key == "node" and isinstance(found.get("accelerator"), str):
-        found[key] = node_of(found.pop("accelerator"))
-    elif key == "network" and found.get(key) is None:
-        found[key] = validate_model(ClusterOutline, found, "cluster").cluster(None).network.name
-    return found
+def outline_naming(section: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return the data of an outline that names its `key` (node or network) instead of leaving it to a rule.
+
+    An override of a figure below that key needs the name.
+    """
+    named = dict(section)
+    if key == "node" and isinstance(named.get("accelerator"), str):
+        named[key] = node_of(named.pop("accelerator"))
+    elif key == "network" and named.get(key) is None:
+        named[key] = validate_model(ClusterOutline, named, "cluster").cluster(None).network.name
+    return named
 
 
-def other_machine(cluster: object) -> dict[str, Any]:
-    """What stays of a cluster's data when another accelerator is named: how many nodes, and its site."""
+def data_for_other_accelerator(cluster: object) -> dict[str, Any]:
+    """Data of a cluster that remain when another accelerator is named: number of nodes, and energy site."""
     if isinstance(cluster, str):
         return {"nodes": load_cluster(cluster).nodes}
-    kept = cluster if isinstance(cluster, Mapping) else {}
-    return {key: kept[key] for key in ("nodes", "energy") if key in kept}
+    data = cluster if isinstance(cluster, Mapping) else {}
+    return {key: data[key] for key in ("nodes", "energy") if key in data}
 
 
 def _form(value: object) -> str:
-    """Which of the three ways of naming a cluster a value is."""
+    """Tag of a value in the union `AnyCluster`: a name, an outline or a full cluster."""
     if isinstance(value, Mapping):
         whole = value.get("accelerator") is None and value.get("network") is not None
         return "cluster" if whole else "outline"
@@ -120,7 +123,7 @@ def _form(value: object) -> str:
 
 
 class _AnyOf:
-    """In the JSON Schema: a full description may fit the outline's as well, so that not one alone fits."""
+    """Uses `anyOf` in the JSON Schema, because a full description may also match the outline's schema."""
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler

@@ -1,4 +1,4 @@
-"""Other values for keys of a scenario's data: `key=value` texts and dotted paths (pure)."""
+"""Replaces values in a scenario's data, by `key=value` texts or by dotted paths (pure)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from moesim.hwmodels.node import load_node
 from moesim.simulator.common.key_values import key_and_text, value_of
 from moesim.simulator.model.precision import PRECISIONS
 from moesim.simulator.scenario import defaults as rules
-from moesim.simulator.scenario.outline import opened, other_machine
+from moesim.simulator.scenario.outline import data_for_other_accelerator, outline_naming
 from moesim.simulator.scenario.run_plan import load_run_plan
 
 
@@ -38,20 +38,20 @@ _DESCRIPTIONS: dict[str, Callable[[str], dict[str, Any]]] = {
     "precision": _dumped(_recipe),
     "run": _dumped(load_run_plan),
 }
-"""Keys whose value may be a name, and what the name stands for."""
+"""Keys whose value may be a name, each with the function that loads the description of a name."""
 
 Known = Callable[[], Mapping[str, Any]]
-"""Makes a scenario's data with what rules chose; called where it is needed."""
+"""Returns a scenario's data with the values that rules chose; called only if they are needed."""
 
 MOST_PARTS = 20
-"""Of a dotted path."""
+"""Most parts of a dotted path."""
 
-INSTEAD = {"cluster": "fleet", "fleet": "cluster", "fleet.pools": "cluster"}
-"""Keys that take the place of another when they are set as a whole."""
+REPLACES = {"cluster": "fleet", "fleet": "cluster", "fleet.pools": "cluster"}
+"""Keys that remove another key when they are set as a whole, because the two exclude each other."""
 
 
 def plain(value: Any) -> Any:
-    """A Python value as a file would hold it: no None inside descriptions, lists for tuples."""
+    """Convert a Python value to file data: descriptions lose their None values, tuples become lists."""
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json", exclude_none=True)
     if isinstance(value, Mapping):
@@ -62,35 +62,36 @@ def plain(value: Any) -> Any:
 
 
 def override(data: Mapping[str, Any], text: str, known: Known) -> dict[str, Any]:
-    """`data` with the dotted key of `key=value` replaced; the value is read as YAML."""
+    """Return `data` with the value of `key=value`, read as YAML, at the dotted key."""
     key, _ = key_and_text(text, "--set", "key=value, for example parallel.ep=32")
     return put(data, key, value_of(text, f"--set {key}"), f"--set {text!r}", known)
 
 
 def put(data: Mapping[str, Any], key: str, value: Any, place: str, known: Known) -> dict[str, Any]:
-    """`data` with one dotted key replaced; creates missing sections, so the validator names a typo.
+    """Return `data` with another value for one dotted key.
 
-    `known`: the data with what rules chose, for a key below one of those.
+    Missing sections are created, so that the validator reports misspelt keys. `known` returns the data with
+    the values that rules chose; it is called for a key below one of those.
     """
     if key.startswith("cluster.accelerator."):
         key = key.replace("cluster.", "cluster.node.", 1)
     result: dict[str, Any] = json.loads(json.dumps(data, default=str)) if data else {}
-    if key in INSTEAD and value is not None:
-        result.pop(INSTEAD[key], None)
+    if key in REPLACES and value is not None:
+        result.pop(REPLACES[key], None)
     if key == "cluster.accelerator" and value is not None:
-        result["cluster"] = other_machine(result.get("cluster"))
+        result["cluster"] = data_for_other_accelerator(result.get("cluster"))
     section: Any = result
     parts = key.split(".")
     if len(parts) > MOST_PARTS or not all(parts):
         raise InputError(f"{place}: {key[:80]!r} is no key; write its path, for example parallel.ep=32")
     for number, part in enumerate(parts[:-1]):
         if parts[:number] == ["cluster"]:
-            section = result["cluster"] = opened(section, part)
+            section = result["cluster"] = outline_naming(section, part)
         below = section.get(part)
         if below is None:
             below = section[part] = _chosen(known, parts[: number + 1])
         if isinstance(below, str) and part in _DESCRIPTIONS:
-            # A name stands for its description: write that out, so that one figure in it can change.
+            # Replace a name by its description, so that one figure in the description can change.
             below = section[part] = _DESCRIPTIONS[part](below)
         if not isinstance(below, dict):
             raise InputError(
@@ -102,7 +103,7 @@ def put(data: Mapping[str, Any], key: str, value: Any, place: str, known: Known)
 
 
 def _chosen(known: Known, parts: Sequence[str]) -> Any:
-    """What a rule chose for a key that is left out; empty for a section that no rule chooses."""
+    """Value that a rule chose for a key that is left out; empty for a section that no rule chooses."""
     if ".".join(parts) not in rules.RULES:
         return {}
     value: Any = known()

@@ -1,4 +1,4 @@
-"""The shipped scenarios as rows: what each is, and how far its prediction can be trusted."""
+"""Table of the shipped scenarios, with the confidence in their predictions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from moesim.simulator.scenario import load_scenario, preset_names
 
 
 class Preset(Frozen):
-    """A shipped scenario; `confidence`: what its matrix products stand on (docs/profiles.md)."""
+    """A shipped scenario; `confidence` is the kind of data behind its GEMM times (docs/profiles.md)."""
 
     preset: str
     model: str
@@ -17,12 +17,12 @@ class Preset(Frozen):
     profile: str
     confidence: Confidence
     defaults: int
-    """Keys that it leaves to rules."""
+    """Number of keys that it leaves to rules."""
     description: str
 
 
 def shipped_presets() -> tuple[Preset, ...]:
-    """Every shipped scenario, by name; nothing is simulated."""
+    """List the shipped scenarios, sorted by name, without simulating them."""
     return tuple(preset(name) for name in preset_names())
 
 

@@ -1,4 +1,4 @@
-"""The `run` section of a scenario: what to train on, what may go wrong, and what it is paid with."""
+"""The `run` section of a scenario: training tokens, phases, checkpoints, failures and prices."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class Checkpoint(Section):
 
     @property
     def interval_s(self) -> float | None:
-        """The interval in s; None where it is to be optimal."""
+        """The interval in seconds; None for the optimal one."""
         return None if self.interval == OPTIMAL else parse_quantity(self.interval, "s")
 
 
@@ -196,7 +196,7 @@ class RunPlan(Section):
 
     @property
     def asks_for_more(self) -> bool:
-        """Whether anything beyond tokens is set, so that a report is worth its simulations."""
+        """Whether keys other than tokens and replicas are set, so that a report is worth its simulations."""
         plain = RunPlan(tokens=self.tokens, replicas=self.replicas)
         return self != plain
 

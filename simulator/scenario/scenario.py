@@ -1,4 +1,4 @@
-"""A scenario: everything a prediction depends on, read from YAML, validated, units parsed."""
+"""Scenarios, which hold all inputs of a prediction, read from YAML, validated and with units parsed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from moesim.simulator.model.recompute import RecomputePolicy
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.model.software import Software
 from moesim.simulator.scenario import defaults as rules
-from moesim.simulator.scenario.credit import credited
+from moesim.simulator.scenario.credit import credited_to_user
 from moesim.simulator.scenario.defaults import Default
 from moesim.simulator.scenario.faults import Fault
 from moesim.simulator.scenario.fleet import Fleet, Pool
@@ -46,7 +46,7 @@ from moesim.simulator.scenario.overrides import override, plain, put
 from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.scenario.run_plan import RunPlan, RunPlanRef
 from moesim.simulator.scenario.sections import Batch, Communication, Routing, Stages, Variation
-from moesim.simulator.scenario.stated import as_stated, fill, is_stated, listed, without_nulls
+from moesim.simulator.scenario.stated import as_stated, fill_defaults, is_stated, list_defaults, without_nulls
 
 __all__ = ["Batch", "Communication", "Routing", "Scenario", "Stages", "Variation"]
 
@@ -54,11 +54,10 @@ PRESETS = "data/scenarios"
 
 
 class Scenario(Section):
-    """One prediction's input; the keys of a scenario file are these field names.
+    """Input of one prediction; the keys of a scenario file are these field names.
 
-    Keys that nobody stated are chosen by rule when a scenario is built
-    (`moesim.simulator.scenario.defaults`); they hold values as if stated, `defaults` lists them, and no dump
-    contains them.
+    Rules choose the keys that are not stated when a scenario is built (`moesim.simulator.scenario.defaults`).
+    Such keys can be read like stated ones; `defaults` lists them, and dumps leave them out.
     """
 
     model_config = ConfigDict(
@@ -147,7 +146,7 @@ class Scenario(Section):
     @model_validator(mode="after")
     def _chosen_by_rule(self, info: ValidationInfo) -> Scenario:
         self._base = (info.context or {}).get("base")
-        self._defaults = fill(self, (info.context or {}).get("place"))
+        self._defaults = fill_defaults(self, (info.context or {}).get("place"))
         return self
 
     @model_serializer(mode="wrap")
@@ -157,16 +156,16 @@ class Scenario(Section):
 
     @property
     def defaults(self) -> tuple[Default, ...]:
-        """The keys that nobody stated, with what they were given and why."""
+        """The keys that were not stated, with the values that rules chose and the reasons."""
         return self.defaults_on(self.machines)
 
     def defaults_on(self, machines: Sequence[Cluster]) -> tuple[Default, ...]:
-        """`defaults` with `machines`, its cluster or those of its pools, loaded already."""
-        return listed(self, self._defaults, machines)
+        """Return `defaults`, given the clusters of the scenario or of its pools, already loaded."""
+        return list_defaults(self, self._defaults, machines)
 
     @property
     def recipe(self) -> Precision:
-        """The precision recipe itself."""
+        """The precision recipe, loaded by name if needed; raises InputError for an unknown name."""
         if isinstance(self.precision, Precision):
             return self.precision
         if self.precision not in PRECISIONS:
@@ -178,18 +177,18 @@ class Scenario(Section):
 
     @property
     def shape(self) -> ModelShape:
-        """The model shape itself."""
+        """The model shape, loaded from its name or file if needed."""
         return self.model if isinstance(self.model, ModelShape) else load_model(self.path(self.model))
 
     @property
     def machine(self) -> Cluster:
-        """The cluster itself; raises InputError for a fleet, which is not one cluster."""
+        """The cluster, loaded if needed; raises InputError for a fleet, which is not one cluster."""
         if self.cluster is None:
             raise self.needs_one_cluster()
         return self._cluster(self.cluster)
 
     def needs_one_cluster(self) -> InputError:
-        """What to raise where a fleet is given and one cluster is needed."""
+        """Error to raise where a fleet is given but one cluster is needed."""
         return InputError(
             f"scenario {self.name} runs on a fleet of several clusters (fleet.pools), and this needs "
             "one: give cluster instead. Fleets go with simulate, explain, check, compare, sweep, "
@@ -201,13 +200,13 @@ class Scenario(Section):
         """The cluster, or those of the fleet's pools."""
         if self.fleet is None:
             return (self.machine,)
-        found = []
+        machines = []
         for number, pool in enumerate(self.fleet.pools):
             try:
-                found.append(self.pool_machine(pool))
+                machines.append(self.pool_machine(pool))
             except InputError as error:
                 raise InputError(f"fleet.pools.{number}: {error}") from None
-        return tuple(found)
+        return tuple(machines)
 
     def pool_machine(self, pool: Pool) -> Cluster:
         """The nodes of a pool as a cluster; raises InputError where they do not fit its network."""
@@ -220,7 +219,7 @@ class Scenario(Section):
 
     @property
     def calibration(self) -> CalibrationProfile:
-        """The calibration profile itself."""
+        """The calibration profile, loaded from its name or file if needed."""
         return self._calibration(self.profile)
 
     @property
@@ -234,18 +233,18 @@ class Scenario(Section):
         return profile if isinstance(profile, CalibrationProfile) else load_profile(self.path(profile))
 
     def pool_profile(self, pool: Pool, machine: Cluster | None = None) -> str | CalibrationProfile:
-        """Calibration profile of a pool: its own, the scenario's, or the best of its accelerator.
+        """Calibration profile of a pool: its own, else the scenario's, else the best of its accelerator.
 
-        `machine`: the pool's cluster, where it is loaded already.
+        `machine` is the pool's cluster, if it was loaded already.
         """
         if pool.profile is not None or is_stated(self, "profile"):
             return pool.profile or self.profile
         return rules.profile_of((machine or self.pool_machine(pool)).accelerator)[0]
 
     def pool_sms(self, pool: Pool, machine: Cluster | None = None) -> int:
-        """SMs of a pool's communication kernels: its own, the scenario's, or those of its accelerator.
+        """SMs of a pool's communication kernels: its own, else the scenario's, else its accelerator's.
 
-        `machine`: the pool's cluster, where it is loaded already.
+        `machine` is the pool's cluster, if it was loaded already.
         """
         if pool.communication_sms is not None:
             return pool.communication_sms
@@ -257,20 +256,20 @@ class Scenario(Section):
         base = None if self._base is None else Path(self._base) / "scenario"
         if isinstance(cluster, ClusterOutline):
             cluster = cluster.cluster(base)
-        return rules.priced(load_cluster(cluster, base) if isinstance(cluster, str) else cluster)
+        return rules.with_default_price(load_cluster(cluster, base) if isinstance(cluster, str) else cluster)
 
     def path(self, name: str) -> str:
-        """`name` relative to the scenario file, where such a file exists beside it."""
+        """Path of `name` in the folder of the scenario file, if such a file exists there; else `name`."""
         if self._base is not None and is_there(Path(self._base) / name):
             return str(Path(self._base) / name)
         return name
 
     def replace(self, **changes: Any) -> Scenario:
-        """The same scenario with some keys changed, checked again.
+        """Return the scenario with some keys changed, validated again.
 
-        `replace(seed=1)`, `replace(communication={"sms": 8})` (the other keys of the section stay) or, by
-        dotted path, `replace(**{"communication.sms": 8})`. Quantities carry units, as in a file: "160 GB/s".
-        Raises InputError with key, value and nearest legal value.
+        Examples are `replace(seed=1)`, `replace(communication={"sms": 8})` (the other keys of the section
+        stay) and, by dotted path, `replace(**{"communication.sms": 8})`. Quantities carry units as in a file
+        ("160 GB/s"). Raises InputError with key, value and nearest legal value.
         """
         data, paths, place = self.model_dump(mode="json", exclude_none=True), [], f"scenario {self.name}"
         for key, value in changes.items():
@@ -279,28 +278,28 @@ class Scenario(Section):
                 path = f"{key}.{below}" if below else key
                 data = put(data, path, plain(inner), f"replace({path}=...)", self.resolved)
                 paths.append(path)
-        return credited(validate_model(Scenario, data, place, self._base), paths, place)
+        return credited_to_user(validate_model(Scenario, data, place, self._base), paths, place)
 
     def to_dict(self) -> dict[str, Any]:
-        """All keys as plain data, less those that rules chose; a scenario file may hold it."""
+        """The stated keys as plain data, which can be written to a scenario file."""
         return self.model_dump(mode="json", exclude_none=True)
 
     def resolved(self) -> dict[str, Any]:
-        """All keys as plain data, with what rules chose: what a prediction depends on."""
+        """All keys as plain data, including those that rules chose."""
         return self.model_dump(mode="json", exclude_none=True, context={"resolved": True})
 
     def based_on(self, folder: str) -> Scenario:
-        """The same scenario with relative paths starting from `folder`."""
+        """Return the scenario with relative paths that start from `folder`."""
         copy = self.model_copy()
         copy._base = folder
         return copy
 
     def overridden(self, *overrides: str) -> Scenario:
-        """The same scenario with `key=value` overrides; raises InputError as `load_scenario` does."""
+        """Return the scenario with `key=value` overrides; raises InputError as `load_scenario` does."""
         data = self.model_dump(mode="json", exclude_none=True)
         for text in overrides:
             data = override(data, text, self.resolved)
-        return credited(
+        return credited_to_user(
             validate_model(Scenario, data, self.name, self._base),
             list(map(overridden_key, overrides)),
             self.name,
@@ -314,7 +313,7 @@ def preset_names() -> list[str]:
 
 
 def load_scenario(name_or_path: str, overrides: Sequence[str] = ()) -> Scenario:
-    """The scenario of a preset name or a YAML/JSON file, with `key=value` overrides applied.
+    """Load a scenario by preset name or from a YAML/JSON file, and apply `key=value` overrides.
 
     An override names a key by its dotted path ("parallel.ep=32"); its value is read as YAML. Raises
     InputError with file, key, value and nearest legal value for anything malformed.
@@ -335,7 +334,9 @@ def load_scenario(name_or_path: str, overrides: Sequence[str] = ()) -> Scenario:
     for text in overrides:
         known = partial(_resolved, data, place, base)
         data = override(data, text, known)
-    return credited(validate_model(Scenario, data, place, base), list(map(overridden_key, overrides)), place)
+    return credited_to_user(
+        validate_model(Scenario, data, place, base), list(map(overridden_key, overrides)), place
+    )
 
 
 def _resolved(data: Mapping[str, Any], place: str, base: str) -> dict[str, Any]:
@@ -343,7 +344,7 @@ def _resolved(data: Mapping[str, Any], place: str, base: str) -> dict[str, Any]:
 
 
 def with_overrides(scenario: Scenario, overrides: Sequence[str]) -> Scenario:
-    """The same scenario with `key=value` overrides applied, as `load_scenario` applies them.
+    """Return the scenario with `key=value` overrides applied, as `load_scenario` applies them.
 
     Raises InputError with key, value and nearest legal value for anything malformed.
     """

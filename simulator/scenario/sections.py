@@ -81,7 +81,7 @@ class Routing(Section):
     groups_per_token: PositiveInt | None = None
     """Expert groups (nodes, where a group is one) that a token reaches; absent: as the model's gate says."""
     expert_load_cv: Annotated[SourcedFraction, ranges.LOAD_SPREAD] = Field(
-        default_factory=rules.anywhere("routing.expert_load_cv"),
+        default_factory=rules.default_spread("routing.expert_load_cv"),
         description="Coefficient of variation of the load of one expert within one micro-batch of one group. "
         "Absent: carried over from a published timeline, with a range; 0 without routed experts.",
     )
@@ -102,12 +102,12 @@ class Variation(Section):
     """What else makes ranks differ."""
 
     clock_cv: Annotated[SourcedFraction, ranges.SPEED_SPREAD] = Field(
-        default_factory=rules.anywhere("variation.clock_cv"),
+        default_factory=rules.default_spread("variation.clock_cv"),
         description="Relative spread of the GPUs' sustained speed. Absent: as measured on H200, with a "
         "range.",
     )
     jitter_cv: Annotated[SourcedFraction, ranges.JITTER] = Field(
-        default_factory=rules.anywhere("variation.jitter_cv"),
+        default_factory=rules.default_spread("variation.jitter_cv"),
         description="Relative spread of one phase's duration from run to run on one GPU. Absent: as in a "
         "published timeline of an H800, with a range.",
     )

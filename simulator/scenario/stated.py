@@ -1,6 +1,7 @@
-"""Which keys of a scenario were stated, and which a rule chose: filling in, listing, dumping (decision 0033).
+"""Tells the stated keys of a scenario from those that a rule chose (decision 0033).
 
-A key is stated where its field was set when the scenario was made (pydantic's `model_fields_set`).
+It fills in the defaults, lists them, and leaves them out of dumps. A key counts as stated if its field was
+set when the scenario was built (pydantic's `model_fields_set`).
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from moesim.simulator.scenario.outline import AnyCluster, ClusterOutline
 
 
 class Stated(Protocol):
-    """Anything that knows which of its keys were stated when it was made."""
+    """An object that knows which of its keys were stated when it was built."""
 
     @property
     def model_fields_set(self) -> set[str]:
-        """Names of the fields that were given."""
+        """Names of the stated fields."""
 
 
 class Fillable(Stated, Protocol):
-    """A scenario as the rules see it."""
+    """The parts of a scenario that the rules read."""
 
     @property
     def fleet(self) -> Fleet | None:
@@ -47,10 +48,11 @@ class Fillable(Stated, Protocol):
         """The cluster, or those of the fleet's pools."""
 
 
-def fill(scenario: Fillable, place: str | None) -> tuple[Default, ...]:
-    """Give a scenario that is being made what it leaves out; returns what is worth telling.
+def fill_defaults(scenario: Fillable, place: str | None) -> tuple[Default, ...]:
+    """Set the keys that a scenario under construction leaves out; return those worth reporting.
 
-    Raises InputError, with the `place` it was read from, where its model or machine cannot be found.
+    The usual number of communication SMs is not reported. Raises InputError, with the `place` that the
+    scenario was read from, where its model or cluster cannot be found.
     """
     missing = [key for key in rules.RULES if not is_stated(scenario, key)]
     if scenario.fleet is not None and "profile" in missing:
@@ -59,56 +61,56 @@ def fill(scenario: Fillable, place: str | None) -> tuple[Default, ...]:
         return ()
     try:
         shape, machines = scenario.shape, scenario.machines
-        found = [(key, rules.RULES[key](shape, machines)) for key in missing]
+        choices = [(key, rules.RULES[key](shape, machines)) for key in missing]
     except InputError as error:
         raise InputError(f"{place}: {error}" if place else str(error), key=error.key) from None
-    for key, chosen in found:
+    for key, chosen in choices:
         section, _, name = key.rpartition(".")
         value = chosen.value
         if section:
             value = rules.without_mark(getattr(scenario, section), name, value)
         scenario.__dict__[section or name] = value  # not by assignment: that would mark it as stated
     usual = ("communication.sms", rules.SMS)
-    return tuple(chosen.default for key, chosen in found if (key, chosen.value) != usual)
+    return tuple(chosen.default for key, chosen in choices if (key, chosen.value) != usual)
 
 
-def listed(
+def list_defaults(
     scenario: Fillable, chosen: tuple[Default, ...], machines: Sequence[Cluster]
 ) -> tuple[Default, ...]:
-    """The defaults of a scenario: `chosen` when it was made, and those of its clusters and pools.
+    """List the defaults of a scenario: those `chosen` when it was built, and those of its clusters and pools.
 
-    `machines`: its cluster, or those of its fleet's pools.
+    `machines` is its cluster, or those of its fleet's pools.
     """
-    found = [item for item in chosen if not is_stated(scenario, item.key)]
+    defaults = [item for item in chosen if not is_stated(scenario, item.key)]
     pools = () if scenario.fleet is None else scenario.fleet.pools
-    given: list[tuple[str, object]] = [
+    clusters: list[tuple[str, object]] = [
         (f"fleet.pools.{number}.cluster", pool.cluster) for number, pool in enumerate(pools)
     ]
-    for (place, cluster), machine in zip(given or [("cluster", scenario.cluster)], machines, strict=True):
+    for (place, cluster), machine in zip(clusters or [("cluster", scenario.cluster)], machines, strict=True):
         left_out = cluster.left_out if isinstance(cluster, ClusterOutline) else ()
-        found += rules.cluster_defaults(place, machine, left_out)
+        defaults += rules.cluster_defaults(place, machine, left_out)
     for number, pool in enumerate(pools):
         if pool.profile is None and not is_stated(scenario, "profile"):
-            found.append(rules.profile_default(machines[number], f"fleet.pools.{number}.profile"))
-    return tuple(found)
+            defaults.append(rules.profile_default(machines[number], f"fleet.pools.{number}.profile"))
+    return tuple(defaults)
 
 
 def as_stated(scenario: Fillable, data: dict[str, Any], *, resolved: bool) -> dict[str, Any]:
-    """`data`, a dump of a scenario, without what rules chose (with it where `resolved`)."""
+    """Remove the values that rules chose from `data`, a dump of a scenario, unless `resolved`."""
     pools = () if scenario.fleet is None else zip(scenario.fleet.pools, data["fleet"]["pools"], strict=True)
     for part, dumped in ((scenario, data), *pools):
         if isinstance(part.cluster, BaseModel) and _states_no_price(part.cluster):
-            dumped["cluster"]["price_per_gpu_hour"] = None  # said aloud: no offer is taken
+            dumped["cluster"]["price_per_gpu_hour"] = None  # stated, so that no offer is taken
     return data if resolved else _drop_unstated(scenario, data)
 
 
 def _states_no_price(cluster: BaseModel) -> bool:
-    """Whether it was said of a cluster that it has no price."""
+    """Whether a cluster states that it has no price."""
     return is_stated(cluster, "price_per_gpu_hour") and getattr(cluster, "price_per_gpu_hour", None) is None
 
 
 def is_stated(model: Stated, key: str) -> bool:
-    """Whether a dotted key was given when `model` was made, and not chosen by a rule."""
+    """Whether a dotted key was stated when `model` was built, and not chosen by a rule."""
     for part in key.split("."):
         if part not in model.model_fields_set:
             return False
@@ -117,21 +119,21 @@ def is_stated(model: Stated, key: str) -> bool:
 
 
 def without_nulls(data: Mapping[str, Any]) -> dict[str, Any]:
-    """A scenario's data without the keys that are null and that a rule chooses: null means left out."""
-    found = dict(data)
+    """Drop the keys of a scenario's data that are null and that a rule chooses, as null means left out."""
+    result = dict(data)
     for key in rules.RULES:
         section, _, name = key.rpartition(".")
-        place = found.get(section) if section else found
-        if section and section in found and place is None:
-            del found[section]
+        place = result.get(section) if section else result
+        if section and section in result and place is None:
+            del result[section]
         elif isinstance(place, Mapping) and name in place and place[name] is None:
             rest = {k: v for k, v in place.items() if k != name}
-            found = {**found, section: rest} if section else rest
-    return found
+            result = {**result, section: rest} if section else rest
+    return result
 
 
 def _drop_unstated(model: Stated, data: dict[str, Any]) -> dict[str, Any]:
-    """`data`, a dump of `model`, without what rules chose; a section that holds nothing else goes too."""
+    """Drop the values that rules chose from `data`, a dump of `model`, and the sections that become empty."""
     for key in rules.RULES:
         section, _, name = key.rpartition(".")
         place = data.get(section) if section else data

@@ -1,4 +1,4 @@
-"""Pipeline schedules as plain data."""
+"""Pipeline schedules as plain data: builders, validation, text forms and timelines."""
 
 from __future__ import annotations
 

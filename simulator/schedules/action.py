@@ -1,4 +1,4 @@
-"""One entry of a pipeline schedule and its text form, the notation of PyTorch's pipelining."""
+"""Actions of a pipeline schedule, and their text form in the notation of PyTorch's pipelining."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 from moesim.hwmodels.errors import InputError
 
 Kind = Literal["F", "I", "W", "B"]
-"""Forward, gradient for the input, gradient for the weights, both gradients in one."""
+"""Kind of an action: forward (F), input gradient (I), weight gradient (W), or both gradients in one (B)."""
 
 KINDS: tuple[Kind, ...] = ("F", "I", "W", "B")
 
@@ -27,7 +27,7 @@ _FORMAT = (
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One chunk of work: `kind` of stage `stage` for micro-batch `microbatch`; prints as `3F12`."""
+    """The forward or a gradient (`kind`) of one stage for one micro-batch, such as `3F12`."""
 
     stage: int
     kind: Kind
@@ -40,7 +40,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """A forward and a backward chunk run as one overlapped pair; prints as `(0F7;7B3)OVERLAP_F_B`."""
+    """A forward and a backward action that run as one overlapped pair, such as `(0F7;7B3)OVERLAP_F_B`."""
 
     first: Action
     second: Action
@@ -51,18 +51,18 @@ class Overlap:
 
 
 Step: TypeAlias = Action | Overlap
-"""What a rank does next: one action or one overlapped pair."""
+"""One step of a rank, either a single action or an overlapped pair."""
 
 
 def actions_of(step: Step) -> tuple[Action, ...]:
-    """Actions that a step runs, in the order they are written."""
+    """Actions of a step, in the order in which they are written."""
     return (step.first, step.second) if isinstance(step, Overlap) else (step,)
 
 
 def parse_step(text: str, where: str = "schedule") -> Step:
-    """Read one step, the reverse of `str(step)`; blanks around it are ignored.
+    """Read one step, as the reverse of `str(step)`; blanks around it are ignored.
 
-    Raises InputError, beginning with `where`, for anything else.
+    Raises InputError, beginning with `where`, for text that is not a step.
     """
     cell = text.strip()
     pair = _OVERLAP.fullmatch(cell)

@@ -1,4 +1,4 @@
-"""A schedule as a picture for the terminal: one row a rank, time to the right."""
+"""Draws a schedule for the terminal, with one row per rank and time running to the right."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _IDLE = "."
 
 
 def draw(schedule: Schedule, width: int = 100, durations: Durations | None = None) -> str:
-    """Picture of `width` columns on a time axis, by default with F=I=W=1, B=2, pair=3.
+    """Draw a schedule `width` columns wide, by default with the durations F=I=W=1, B=2, pair=3.
 
-    The time axis continues in further panels; past eight of them it is squeezed into one panel with a
-    letter a column (F, I, W, B, X for a pair). The stage is written where a rank holds several.
+    The time axis continues in further panels. If it needs more than eight, it is scaled down to one panel
+    with a letter per column (F, I, W, B, X for a pair). Labels name the stage where a rank holds several.
     Raises InputError if the schedule can never finish.
     """
     times = unit_times(schedule, durations)
@@ -65,7 +65,7 @@ def _label(step: Step, with_stage: bool) -> str:
 
 
 def _readable_scale(schedule: Schedule, times: Times) -> float:
-    """Columns a unit of time, enough for every label and one blank."""
+    """Columns per unit of time that fit every label and one blank."""
     needed = 1.0
     for rank, own in enumerate(times):
         with_stage = len(schedule.stages_on_rank(rank)) > 1

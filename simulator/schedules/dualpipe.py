@@ -27,10 +27,10 @@ def check_dualpipe(pp: int, microbatches: int) -> None:
 
 
 def build_dualpipe(pp: int, microbatches: int, vpp: int = 1) -> Schedule:
-    """Order for even pp and even micro-batches >= 2 pp.
+    """Build the order for even pp and an even number of micro-batches >= 2 pp.
 
-    A stage is counted in its own direction, so rank r holds stages r and pp - 1 - r; micro-batches
-    0..M/2-1 enter at rank 0 and M/2..M-1 at the last rank.
+    Each direction numbers its own stages, so rank r holds stages r and pp - 1 - r. Micro-batches 0..M/2-1
+    enter at rank 0 and M/2..M-1 at the last rank.
     """
     half = microbatches // 2
     ranks = []
@@ -49,7 +49,7 @@ def bubble(pp: int, durations: Durations, vpp: int) -> float:
 
 
 def pair_gap(durations: Durations) -> float:
-    """F&B + B - 3W: what each rank beyond the first of a direction adds to the bubble."""
+    """Bubble that each rank after the first of a direction adds: F&B + B - 3W."""
     return durations.overlap + durations.backward - 3 * durations.weight_gradient
 
 

@@ -1,4 +1,4 @@
-"""DualPipeV: DualPipe cut in half, so that one direction folds into a V and needs one copy of each stage."""
+"""DualPipeV: half of DualPipe, whose single direction is folded into a V with one copy of each stage."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def check_dualpipev(pp: int, microbatches: int) -> None:
 
 
 def build_dualpipev(pp: int, microbatches: int, vpp: int = 1) -> Schedule:
-    """Order with stages r and 2 pp - 1 - r on rank r, for micro-batches >= 2 pp.
+    """Build the order with stages r and 2 pp - 1 - r on rank r, for micro-batches >= 2 pp.
 
-    Neither deepseek-ai/DualPipe (dualpipev.py at 3da1bbea5360) nor PyTorch 2.13 asks for even numbers
-    here.
+    The number of micro-batches may be odd, as in deepseek-ai/DualPipe (dualpipev.py at 3da1bbea5360) and
+    PyTorch 2.13.
     """
     ranks = []
     for rank in range(pp):

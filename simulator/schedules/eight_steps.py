@@ -7,11 +7,11 @@ from moesim.simulator.schedules.sequence import Chunk, RankWriter
 
 
 def eight_steps(own: Chunk, other: Chunk, position: int, depth: int, chunks: int) -> tuple[Step, ...]:
-    """Steps of one rank.
+    """Build the steps of one rank.
 
-    `own` is (stage, first micro-batch) of the direction that enters nearer to this rank, `other` of the
-    opposite one; `position` counts ranks from that entry, `depth` is the number of positions to the
-    turning point and `chunks` the micro-batches of one direction, at least 2 * depth.
+    `own` is (stage, first micro-batch) of the direction that enters nearer to this rank, `other` that of the
+    opposite direction. `position` counts ranks from the nearer entry, `depth` is the number of positions up
+    to the turning point, and `chunks` is the number of micro-batches of one direction, at least 2 * depth.
     """
     writer = RankWriter()
     before_turn = depth - 1 - position
@@ -26,8 +26,8 @@ def eight_steps(own: Chunk, other: Chunk, position: int, depth: int, chunks: int
         writer.put(other, "F")
     for index in range(chunks - 2 * depth + position + 1):  # 4: overlapped pairs
         if index == 0 and before_turn == 0:
-            # At the turning point the first pair runs one after the other: its forward need not
-            # wait for the backward that is still on its way, which makes the bubble smaller.
+            # At the turning point the first pair is not overlapped: its forward need not wait for the
+            # backward's input, which arrives later, and the bubble becomes smaller.
             writer.put(own, "F")
             writer.put(other, "B")
         else:

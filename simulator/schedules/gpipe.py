@@ -1,4 +1,4 @@
-"""GPipe: all forwards, then all backwards (Huang et al. 2019, arXiv 1811.06965)."""
+"""GPipe, which runs all forwards, then all backwards (Huang et al. 2019, arXiv 1811.06965)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ NAME = "gpipe"
 
 
 def build_gpipe(pp: int, microbatches: int, vpp: int = 1) -> Schedule:
-    """Order for any pp and micro-batches >= 1; backwards run in ascending micro-batch order.
+    """Build the order for any pp and micro-batches >= 1; backwards run in ascending micro-batch order.
 
-    The paper's figure draws the backwards in descending order; ascending is what Megatron-LM's paper
-    (arXiv 2104.04473, figure 3) and PyTorch run. Bubble and peak memory are the same.
+    The paper's figure draws the backwards in descending order, whereas Megatron-LM's paper (arXiv 2104.04473,
+    figure 3) and PyTorch run them in ascending order. Bubble and peak memory are the same.
     """
     ranks = tuple(_rank_steps(rank, microbatches) for rank in range(pp))
     return Schedule(NAME, microbatches, (loop_route(pp, pp),), ranks)
@@ -31,7 +31,7 @@ def _rank_steps(rank: int, microbatches: int) -> tuple[Step, ...]:
     return (*forwards, *backwards)
 
 
-# 1F1B has the same bubble and keeps fewer micro-batches, so nobody is advised to take this one.
+# 1F1B has the same bubble and keeps fewer micro-batches in flight, so GPipe is never advised.
 GPIPE = ScheduleSpec(
     NAME,
     build_gpipe,

@@ -1,4 +1,4 @@
-"""Interleaved 1F1B: several stages a rank, micro-batches in rounds (arXiv 2104.04473, 2.2.2)."""
+"""Interleaved 1F1B, with several stages per rank and micro-batches in rounds (arXiv 2104.04473, 2.2.2)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ NAME = "interleaved-1f1b"
 
 
 def build_interleaved_1f1b(pp: int, microbatches: int, vpp: int = 1) -> Schedule:
-    """Order with `vpp` stages a rank, stage s on rank s % pp.
+    """Build the order with `vpp` stages per rank, stage s on rank s % pp.
 
-    Micro-batches must divide into max(1, micro-batches // pp) equal rounds, the rule of
-    `torch.distributed.pipelining` (2.13), whose order this is.
+    Order and sizes are those of `torch.distributed.pipelining` (2.13): micro-batches must divide into
+    max(1, micro-batches // pp) equal rounds.
     """
     ranks = tuple(interleaved_rank(pp, microbatches, vpp, rank, warmup_per_hop=2) for rank in range(pp))
     return Schedule(NAME, microbatches, (loop_route(pp, pp * vpp),), ranks)
@@ -30,7 +30,7 @@ def bubble(pp: int, durations: Durations, vpp: int) -> float:
 
 
 def per_round(pp: int, microbatches: int) -> int:
-    """Micro-batches of one round: the rounds are as many as full pipelines fit, at least one."""
+    """Micro-batches of one round, with micro-batches // pp rounds but at least one."""
     return microbatches // max(1, microbatches // pp)
 
 
@@ -44,10 +44,10 @@ def check_rounds(name: str, pp: int, microbatches: int) -> None:
 def interleaved_rank(
     pp: int, microbatches: int, vpp: int, rank: int, warmup_per_hop: int
 ) -> tuple[Step, ...]:
-    """Steps of one rank with full backwards.
+    """Build the steps of one rank with full backwards.
 
-    The warm-up is one round for each further stage of the rank, plus `warmup_per_hop` forwards for each
-    rank that follows: 2 where forward and full backward alternate, 1 where backwards are split.
+    The warm-up has one round for each stage of the rank after the first, and `warmup_per_hop` forwards for
+    each rank that follows (2 where forward and full backward alternate, 1 where backwards are split).
     """
     each = per_round(pp, microbatches)
     stages = [rank + pp * level for level in range(vpp)]
@@ -58,7 +58,7 @@ def interleaved_rank(
 
 
 def _rounds(stages: list[int], microbatches: int, each: int) -> list[Chunk]:
-    """Chunks round by round, inside a round stage by stage, inside a stage micro-batch by micro-batch."""
+    """List the chunks by round, then by stage, then by micro-batch."""
     return [
         (stage, microbatch)
         for first in range(0, microbatches, each)

@@ -1,4 +1,7 @@
-"""1F1B: as many forwards as ranks follow, then one forward, one backward (PipeDream-flush)."""
+"""1F1B, which alternates forwards and backwards after a warm-up of one forward per following rank.
+
+It is also known as PipeDream-flush.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ NAME = "1f1b"
 
 
 def build_1f1b(pp: int, microbatches: int, vpp: int = 1) -> Schedule:
-    """Order for any pp and micro-batches >= 1 (Narayanan et al. 2021, arXiv 2104.04473, 2.2.1).
+    """Build the order for any pp and micro-batches >= 1 (Narayanan et al. 2021, arXiv 2104.04473, 2.2.1).
 
     Rank r runs min(pp - 1 - r, micro-batches) forwards before it alternates.
     """

@@ -1,4 +1,4 @@
-"""A pipeline schedule as plain data: what every rank runs, in order, and where each stage lives."""
+"""A pipeline schedule as plain data: the steps of every rank in order, and the ranks of every stage."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Schedule:
     `ranks[r]` are the steps of rank r. `routes[d][stage]` is the rank that runs `stage` for the
     micro-batches of direction d. There is one direction, or two for a bidirectional pipeline, whose
     stages are counted in their own direction: micro-batches 0..M/2-1 follow `routes[0]` and enter at
-    rank 0, M/2..M-1 follow `routes[1]` and enter at the last rank. `awaits_sends`: a rank posts the outputs
-    of an action when all of it has ended, and its next action waits until they have been sent; otherwise
-    outputs leave as soon as they are made and nobody waits (docs/model.md, eq. E7). It says how the order is
-    run, so schedules that differ in it alone are equal.
+    rank 0, M/2..M-1 follow `routes[1]` and enter at the last rank. With `awaits_sends` a rank posts the
+    outputs of an action when all of it has ended, and starts its next action after they have been sent;
+    otherwise outputs leave as soon as they exist and the rank goes on (docs/model.md, eq. E7). The flag is a
+    property of the runtime and not of the order, so schedules that differ in it alone are equal.
     """
 
     name: str
@@ -36,17 +36,17 @@ class Schedule:
 
     @property
     def n_stages(self) -> int:
-        """Number of stages that one micro-batch passes."""
+        """Number of stages that one micro-batch passes through."""
         return len(self.routes[0])
 
     @property
     def vpp(self) -> int:
-        """Most stages of one direction that a rank holds."""
+        """Largest number of stages of one direction on a rank."""
         return max(self.routes[0].count(rank) for rank in range(self.pp))
 
     @property
     def placement(self) -> Placement:
-        """Named pattern of the routes; `custom` is any other single route, as read from a file."""
+        """Name of the pattern of the routes; `custom` is any other single route, as read from a file."""
         pp, n_stages = self.pp, self.n_stages
         if len(self.routes) == 2:
             return "bidirectional"
@@ -56,34 +56,34 @@ class Schedule:
 
     @property
     def paired(self) -> bool:
-        """Whether it has overlapped pairs."""
+        """Whether the schedule has overlapped pairs."""
         return any(isinstance(step, Overlap) for steps in self.ranks for step in steps)
 
     def rank_of(self, stage: int, microbatch: int) -> int:
-        """Rank that runs every action of (stage, micro-batch)."""
+        """Rank that runs the actions of (stage, micro-batch)."""
         return self.routes[microbatch * len(self.routes) // self.microbatches][stage]
 
     def stages_on_rank(self, rank: int) -> tuple[int, ...]:
         """Stages whose parameters a rank holds, ascending, over all directions."""
-        held = {stage for route in self.routes for stage, owner in enumerate(route) if owner == rank}
-        return tuple(sorted(held))
+        stages = {stage for route in self.routes for stage, owner in enumerate(route) if owner == rank}
+        return tuple(sorted(stages))
 
     def holders(self, rank: int) -> tuple[int, ...]:
-        """Ranks that hold a stage of `rank`: itself, and its mirror in a bidirectional pipeline."""
+        """Ranks that hold a stage of `rank`: the rank itself and, in a bidirectional pipeline, its mirror."""
         stages = self.stages_on_rank(rank)
         return tuple(sorted({route[stage] for route in self.routes for stage in stages}))
 
 
 def loop_route(pp: int, n_stages: int) -> tuple[int, ...]:
-    """Stage s on rank s % pp."""
+    """Route with stage s on rank s % pp."""
     return tuple(stage % pp for stage in range(n_stages))
 
 
 def v_route(pp: int) -> tuple[int, ...]:
-    """Two stages a rank, down and back up: stages r and 2 pp - 1 - r on rank r."""
+    """Route down the ranks and back up, with stages r and 2 pp - 1 - r on rank r."""
     return (*range(pp), *reversed(range(pp)))
 
 
 def bidirectional_routes(pp: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """One stage a rank and direction: stage s on rank s, and on rank pp - 1 - s the other way."""
+    """Routes of two directions, with stage s on rank s in the first and on rank pp - 1 - s in the second."""
     return tuple(range(pp)), tuple(reversed(range(pp)))

@@ -1,4 +1,4 @@
-"""Shared pieces of the builders: counting micro-batches, and merging forwards with backwards."""
+"""Helpers of the schedule builders, which number micro-batches and merge forwards with backwards."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Chunk = tuple[int, int]
 class RankWriter:
     """Writes the steps of one rank; every (chunk, kind) takes its micro-batches in ascending order.
 
-    A chunk is (stage, first micro-batch), so both directions of a bidirectional pipeline can be
-    written by one writer. `limit` drops micro-batches from that number on.
+    A chunk is given as (stage, first micro-batch), so that one writer can serve both directions of a
+    bidirectional pipeline. Micro-batches from number `limit` on are dropped.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -25,7 +25,7 @@ class RankWriter:
         self._deferred: list[Chunk] = []
 
     def _take(self, chunk: Chunk, kind: Kind) -> Action:
-        # B and I share a counter: both are the one backward pass of their micro-batch.
+        # B and I share a counter because a micro-batch has either one B or one I.
         key = (chunk, "I" if kind == "B" else kind)
         microbatch = self._next.get(key, chunk[1])
         self._next[key] = microbatch + 1
@@ -43,7 +43,7 @@ class RankWriter:
                 self.steps.append(action)
 
     def put_overlap(self, forward: Chunk, backward: Chunk) -> None:
-        """Append an overlapped pair: next forward of one chunk, next full backward of another."""
+        """Append the next forward of one chunk, overlapped with the next full backward of another."""
         self.steps.append(Overlap(self._take(forward, "F"), self._take(backward, "B")))
 
     def put_input_gradient(self, chunk: Chunk) -> None:
@@ -71,9 +71,9 @@ def one_forward_one_backward(
 
 
 def split_backwards(steps: Sequence[Step], delay: int) -> tuple[Step, ...]:
-    """Replace each full backward by its input gradient and run weight gradients `delay` backwards later.
+    """Split each full backward into its input gradient and a weight gradient `delay` backwards later.
 
-    The weight gradient that is due follows the input gradient at once; those left over end the list.
+    Weight gradients that are left over run at the end.
     """
     split: list[Step] = []
     pending: list[Action] = []

@@ -1,4 +1,4 @@
-"""Legal sizes of the schedules; every refusal names the nearest sizes that are legal."""
+"""Checks the sizes of schedules; every error names the nearest legal sizes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from moesim.hwmodels.errors import InputError
 
 MAX_CHUNKS = 1_000_000
-"""Most (stage, micro-batch) pairs of one schedule; 16 ranks x 120 micro-batches are 1,920."""
+"""Most (stage, micro-batch) pairs of one schedule; 16 ranks with 120 micro-batches have 1,920."""
 
 
 def check_positive(name: str, pp: int, microbatches: int, vpp: int) -> None:
-    """Raise InputError unless all three counts are at least 1 and the schedule is of a sane size."""
+    """Raise InputError unless all three counts are at least 1 and their product is within MAX_CHUNKS."""
     for label, value in (("pp", pp), ("microbatches", microbatches), ("vpp", vpp)):
         if value < 1:
             raise InputError(f"schedule {name}: {label}={value} is below 1, the nearest legal value.")
@@ -24,9 +24,9 @@ def check_positive(name: str, pp: int, microbatches: int, vpp: int) -> None:
 
 
 def check_fixed_vpp(name: str, vpp: int, stages_per_rank: int, free: Sequence[str]) -> None:
-    """Raise InputError if `vpp` asks for more chunks than a schedule of fixed depth has.
+    """Raise InputError if `vpp` is not the number of stages per rank of a schedule that fixes it.
 
-    `free`: names of the schedules whose stages a rank are the caller's choice.
+    `free` names the schedules whose `vpp` the caller may choose.
     """
     if vpp not in (1, stages_per_rank):
         legal = "1" if stages_per_rank == 1 else f"{stages_per_rank} (or leave it out)"
@@ -41,7 +41,7 @@ def check_fixed_vpp(name: str, vpp: int, stages_per_rank: int, free: Sequence[st
 def check_microbatches(
     name: str, microbatches: int, minimum: int, legal: Callable[[int], bool], rule: str
 ) -> None:
-    """Raise InputError unless `microbatches` is at least `minimum` and `legal`; `rule` says why in words."""
+    """Raise InputError unless `microbatches` is at least `minimum` and `legal`; the message states `rule`."""
     if microbatches >= minimum and legal(microbatches):
         return
     below = next((m for m in range(microbatches - 1, minimum - 1, -1) if legal(m)), None)

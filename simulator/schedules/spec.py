@@ -1,4 +1,4 @@
-"""What the rest of the simulator knows about a pipeline schedule, and the registry of all of them."""
+"""Specification of a pipeline schedule, and the registry of all schedules."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from moesim.simulator.schedules.sizes import check_fixed_vpp, check_positive
 from moesim.simulator.schedules.timeline import Durations
 
 Builder: TypeAlias = Callable[[int, int, int], Schedule]
-"""Builds an order from pipeline ranks, micro-batches and stages a rank, whose sizes are legal."""
+"""Builds a schedule from pipeline ranks, micro-batches and stages per rank, which were checked before."""
 
 Bubble: TypeAlias = Callable[[int, Durations, int], float | None]
-"""Published bubble from pipeline ranks, durations of a chunk and stages a rank; None where not published."""
+"""Published bubble from pipeline ranks, durations of a chunk and stages per rank; None if not published."""
 
 Project: TypeAlias = Literal["torch", "megatron-lm"]
 """`torch.distributed.pipelining` (2.13) and the pipeline schedules of Megatron-LM."""
@@ -24,23 +24,23 @@ Project: TypeAlias = Literal["torch", "megatron-lm"]
 
 @dataclass(frozen=True, slots=True)
 class ScheduleSpec:
-    """One pipeline schedule: how it is built, which sizes it takes, and what is known of it beforehand.
+    """One pipeline schedule: its builder, legal sizes and known properties.
 
-    A test builds every registered schedule and compares it with what its spec says.
+    A test builds every registered schedule and compares it with its spec.
     """
 
     name: str
     builder: Builder
     stages_per_rank: int | None = 1
-    """Stages of one direction on a rank; None: the caller's choice (`parallel.vpp`)."""
+    """Stages of one direction on a rank; None lets the caller choose (`parallel.vpp`)."""
     check_sizes: Callable[[int, int], None] | None = None
-    """Raises InputError, with the nearest legal sizes, for pipeline ranks and micro-batches that the schedule
-    does not take; None: it takes any."""
+    """Raises InputError, with the nearest legal sizes, for numbers of pipeline ranks and micro-batches that
+    the schedule does not support; None if it supports all."""
     microbatch_step: Callable[[int, int], int] | None = None
-    """Micro-batches after which the steady state repeats itself, from pipeline ranks and micro-batches; None:
-    not known, so that the planner validates and replays every order in full."""
+    """Micro-batches after which the steady state repeats, from pipeline ranks and micro-batches; None if not
+    known, so that the planner validates and replays every order in full."""
     bubble: Bubble | None = None
-    """None: nobody published a closed form."""
+    """Published closed form of the bubble; None if there is none."""
     bidirectional: bool = False
     """Whether micro-batches enter at both ends, so that two pipeline ranks hold every stage."""
     overlapped_pairs: bool = False
@@ -48,20 +48,20 @@ class ScheduleSpec:
     awaits_sends: bool = False
     """Whether a rank waits until the outputs of an action are sent (docs/model.md, eq. E7)."""
     names_elsewhere: Mapping[Project, str] = field(default_factory=dict)
-    """What other projects call it; a project that is missing does not have it."""
+    """Names in other projects; a project that is missing does not have the schedule."""
     advised: bool = True
     """Whether the advice on what to try next (`moesim explain`) simulates it."""
     fleet_default: bool = True
-    """Whether a search over a fleet tries it unless the space says otherwise; a bidirectional one cannot run
-    there, and is tried on each pool alone."""
+    """Whether a search over a fleet tries it by default. A bidirectional schedule cannot run on a fleet, and
+    is tried on each pool alone."""
 
     @property
     def free_vpp(self) -> bool:
-        """Whether the stages on a rank are the caller's choice."""
+        """Whether the caller chooses the number of stages per rank."""
         return self.stages_per_rank is None
 
     def check(self, pp: int, microbatches: int, vpp: int = 1) -> None:
-        """Raise InputError, with the nearest legal sizes, where `build` would for these sizes."""
+        """Raise InputError, with the nearest legal sizes, for sizes that `build` does not accept."""
         check_positive(self.name, pp, microbatches, vpp)
         if self.stages_per_rank is not None:
             free = [spec.name for spec in SCHEDULES.values() if spec.free_vpp]
@@ -76,7 +76,7 @@ class ScheduleSpec:
 
 
 def every(count: int) -> Callable[[int, int], int]:
-    """A `microbatch_step` that does not depend on the sizes."""
+    """Return a `microbatch_step` that does not depend on the sizes."""
     return lambda pp, microbatches: count
 
 
@@ -101,27 +101,26 @@ def spec_of(name: str) -> ScheduleSpec:
 
 
 def build(name: str, pp: int, microbatches: int, vpp: int = 1) -> Schedule:
-    """Schedule `name` on `pp` ranks.
+    """Build the schedule `name` on `pp` ranks.
 
-    `vpp` is the stages a rank of the interleaved schedules; the others take 1. Raises InputError listing
-    the valid names, or the nearest legal sizes.
+    `vpp` is the number of stages per rank of the interleaved schedules; the others take 1. Raises InputError
+    listing the valid names, or the nearest legal sizes.
     """
     return spec_of(name).build(pp, microbatches, vpp)
 
 
 def published_bubble(name: str, pp: int, durations: Durations, vpp: int = 1) -> float | None:
-    """Published closed-form bubble in the unit of `durations`, or None where none was published.
+    """Return the published closed-form bubble in the unit of `durations`, or None if none was published.
 
-    It is shown beside a simulated bubble and never used in place of it. `pp` counts ranks, and `durations`
-    are those of one chunk, a micro-batch through one stage. The formula and its source stand in the module
-    of each schedule.
+    It is shown beside a simulated bubble and never replaces it. `pp` counts ranks, and `durations` are those
+    of one chunk (a micro-batch through one stage). Each schedule's module has the formula and its source.
     """
     spec = SCHEDULES.get(name)
     return None if spec is None or spec.bubble is None else spec.bubble(pp, durations, vpp)
 
 
 def fleet_defaults() -> tuple[str, ...]:
-    """Schedules that a search over a fleet tries by default: none of them keeps a stage on two ranks."""
+    """Schedules that a search over a fleet tries by default; none of them keeps a stage on two ranks."""
     return tuple(s.name for s in SCHEDULES.values() if s.fleet_default and not s.bidirectional)
 
 
@@ -132,7 +131,7 @@ def pool_defaults() -> tuple[str, ...]:
 
 
 def name_from(project: Project, free_vpp: bool) -> str:
-    """The schedule that a project runs with, or without, several stages a rank of the caller's choice."""
+    """Our name of the schedule that a project runs, with or without a free choice of stages per rank."""
     return next(
         spec.name
         for spec in SCHEDULES.values()

@@ -1,4 +1,4 @@
-"""The phases inside one schedule action, as plain data: which stream, in which order, waiting for what.
+"""The phases inside one schedule action as plain data, with their streams, order and dependencies.
 
 A pipeline action (F, B, I, W or an overlapped F&B pair) becomes a `Template`: a list of `Task`s on two
 in-order streams, `compute` and `communication`. The engine walks the template; nothing here knows time.
@@ -24,7 +24,7 @@ COMMUNICATION_PHASES: frozenset[str] = EP_PHASES | {"gather F", "gather B", "sca
 FORWARD_CHAIN: tuple[Phase, ...] = ("attn F", "dispatch F", "mlp F", "combine F")
 INPUT_CHAIN: tuple[Phase, ...] = ("combine B", "mlp I", "dispatch B", "attn I")
 WEIGHT_OF: dict[Phase, Phase] = {"mlp W": "mlp I", "attn W": "attn I"}
-"""A weight gradient starts after the input gradient of the same part, which forms what it multiplies."""
+"""Input gradient that each weight gradient follows, because it computes an operand of the weight gradient."""
 
 
 class OverlapOrder(BaseModel):
@@ -77,16 +77,18 @@ class Task:
     """Position of the block in its stage."""
     deps: tuple[int, ...]
     overlapped_share: float | None = None
-    """In an overlapped pair: share of the four expert-parallel transfers of a MoE layer pair that this
-    layer pair has, which is how much of its compute runs beside busy communication SMs. None: alone."""
+    """In an overlapped pair, the share of the four expert-parallel transfers of a MoE layer pair that this
+    layer pair has; this share of its compute runs while communication kernels occupy their SMs. None outside
+    of pairs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
     """Tasks in an order that respects both streams and every dependency.
 
-    `forward_out` / `backward_out`: the task whose end lets the activation / the input gradient leave for
-    the next stage (None where the action produces none, or the stage has no such phase).
+    `forward_out` is the position of the task after which the activation leaves for the next stage, and
+    `backward_out` that of the task after which the input gradient leaves; None where the action produces
+    none, or the stage has no such phase.
     """
 
     kind: ActionKind
@@ -96,7 +98,7 @@ class Template:
 
 
 BlockPhases = Sequence[frozenset[Phase]]
-"""For every block of a stage, in forward order: the phases it has."""
+"""Phases of every block of a stage, in forward order."""
 
 
 def build_template(
@@ -107,9 +109,9 @@ def build_template(
 ) -> Template:
     """Return the task template of an action.
 
-    Un-overlapped actions run serially: every task waits for the one before it, except ZeRO-3's parameter
-    gathers, which run one block ahead, and its gradient scatters, which nobody waits for. In an overlapped
-    pair the two streams run side by side in `order`, and only true dependencies join them. Source: order
+    Actions outside of pairs run serially: every task waits for the one before it, except ZeRO-3's parameter
+    gathers, which run one block ahead, and its gradient scatters, for which no task waits. In an overlapped
+    pair the two streams run concurrently in `order`, and only data dependencies join them. Source: order
     of the slots in DeepSeek's published H800 profile; docs/model.md, section "Inside an action". Raises
     InputError for an order that deadlocks, ValueError for a pair without an order or with ZeRO-3 phases.
     """
@@ -136,7 +138,7 @@ def _serial(kind: ActionKind, blocks: BlockPhases) -> Template:
     chain: int | None = None
     before: list[int | None] = [None, None]  # last chain task of the two blocks before this one
     out: int | None = None
-    late: Task | None = None  # a scatter stands behind the next block's gather, which must not wait for it
+    late: Task | None = None  # a scatter is queued behind the next block's gather, which must not wait for it
     for block in order:
         if late is not None and not any(p.startswith("gather") for p in blocks[block] & set(_SERIAL[kind])):
             tasks.append(late)
@@ -168,7 +170,7 @@ def _serial(kind: ActionKind, blocks: BlockPhases) -> Template:
     if late is not None:
         tasks.append(late)
     if kind == "B":
-        out = chain  # autograd hands the gradient on when the whole chunk is done
+        out = chain  # autograd passes the gradient on when the whole chunk has ended
     return Template(kind, tuple(tasks), out if kind == "F" else None, out if kind in ("B", "I") else None)
 
 
@@ -232,7 +234,7 @@ def _pair(kind: ActionKind, forward: BlockPhases, backward: BlockPhases, order: 
 
 
 def _shares(forward: BlockPhases, backward: BlockPhases) -> dict[tuple[int, int], float]:
-    """For every (side, block): transfers of its layer pair over the four of a MoE layer pair."""
+    """Transfers of the layer pair of every (side, block), over the four of a MoE layer pair."""
     shares: dict[tuple[int, int], float] = {}
     for position in range(max(len(forward), len(backward))):
         pair = [(0, position, forward[position])] if position < len(forward) else []
@@ -251,7 +253,7 @@ def _shares(forward: BlockPhases, backward: BlockPhases) -> dict[tuple[int, int]
 def _stream_slots(
     forward: BlockPhases, backward: BlockPhases, order: OverlapOrder
 ) -> tuple[list[_Slot], list[_Slot]]:
-    """Queue of each stream: layer pair by layer pair (forward in order, backward from the last block)."""
+    """Queues of both streams by layer pair, with forward blocks in order and backward ones from the last."""
     compute: list[_Slot] = []
     communication: list[_Slot] = []
     for position in range(max(len(forward), len(backward))):
@@ -270,7 +272,7 @@ def _stream_slots(
 
 
 def _dependencies(forward: BlockPhases, backward: BlockPhases) -> dict[_Slot, tuple[_Slot, ...]]:
-    """Data dependencies of every slot: its own chain, across blocks."""
+    """Data dependencies of every slot along its forward or backward chain, across blocks."""
     chain: dict[_Slot, tuple[_Slot, ...]] = {}
     before: tuple[_Slot, ...] = ()
     for block, have in enumerate(forward):

@@ -1,4 +1,4 @@
-"""CSV and JSON forms of a schedule, and what can be told from the actions alone."""
+"""Reads and writes schedules as CSV and JSON, and infers their sizes and routes from the actions."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class _Document(BaseModel):
 
 
 def to_csv(schedule: Schedule) -> str:
-    """One line a rank, one cell a step: the compute-only format of `torch.distributed.pipelining`.
+    """Write the compute-only format of `torch.distributed.pipelining`: one line per rank, one cell per step.
 
-    PyTorch's runtime rejects a bidirectional schedule, whose stages live on two ranks each.
+    PyTorch's runtime rejects a bidirectional schedule, in which two ranks hold each stage.
     """
     return "".join(",".join(map(str, steps)) + "\n" for steps in schedule.ranks)
 
@@ -58,7 +58,7 @@ def from_csv(text: str, name: str = "csv", source: str = "schedule CSV") -> Sche
 
 
 def to_json(schedule: Schedule) -> str:
-    """One JSON object with name, pp, microbatches and ranks (lists of step texts)."""
+    """Write one JSON object with name, pp, microbatches and ranks (lists of step texts)."""
     ranks = [[str(step) for step in steps] for steps in schedule.ranks]
     document = {
         "name": schedule.name,
@@ -99,12 +99,11 @@ def from_json(text: str, source: str = "schedule JSON") -> Schedule:
 
 
 def infer_schedule(name: str, ranks: tuple[tuple[Step, ...], ...], source: str = "schedule") -> Schedule:
-    """Schedule with sizes and routes taken from its forwards, validated.
+    """Infer sizes and routes of a schedule from its forwards, and validate it.
 
-    Every stage on one rank gives a single route, of whatever pattern; mirrored routes for the first and
-    the second half of the micro-batches give a bidirectional schedule. Sends are those of the code that can
-    run it: DualPipe's awaits them, PyTorch's runtime, which takes every other file, does not. Raises
-    InputError.
+    If every stage is on one rank the schedule has a single route of any pattern; if the two halves of the
+    micro-batches have mirrored routes it is bidirectional. Bidirectional schedules await sends, as DualPipe's
+    code does; all others do not, as in PyTorch's runtime. Raises InputError.
     """
     forwards = {
         (action.stage, action.microbatch): rank
@@ -125,7 +124,7 @@ def infer_schedule(name: str, ranks: tuple[tuple[Step, ...], ...], source: str =
             )
     n_stages = 1 + max(stage for stage, _ in forwards)
     microbatches = 1 + max(microbatch for _, microbatch in forwards)
-    # Checked before anything of that size is made: sparse numbers in a small file must stay cheap.
+    # Checked before anything of that size is allocated, because a small file may hold large, sparse numbers.
     if len(forwards) != n_stages * microbatches:
         stage, microbatch = _first_missing(forwards, n_stages, microbatches)
         raise InputError(
@@ -154,5 +153,5 @@ def _routes(
     forth = tuple(forwards[stage, 0] for stage in range(n_stages))
     back = tuple(forwards[stage, microbatches - 1] for stage in range(n_stages))
     mirrored = microbatches % 2 == 0 and (forth, back) == bidirectional_routes(n_stages)
-    # Any other mixture of ranks fails the validator's check of each action against the single route.
+    # Any other mixture of ranks fails later, when the validator checks each action against the single route.
     return (forth, back) if mirrored and n_stages > 1 else (forth,)

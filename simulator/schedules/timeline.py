@@ -1,4 +1,4 @@
-"""When every step runs if only order and dependencies matter: the longest path over a schedule."""
+"""Start and end of every step from order and dependencies alone, as the longest path over a schedule."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Times: TypeAlias = tuple[tuple[tuple[float, float], ...], ...]
 """Start and end of every step, `times[rank][position]`."""
 
 Needs: TypeAlias = tuple[str, int, int]
-"""What an action waits for: ('F' | 'backward' | 'I', stage, micro-batch)."""
+"""A result that an action waits for, as ('F' | 'backward' | 'I', stage, micro-batch)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Durations:
     overlap: float = 3.0
 
     def __post_init__(self) -> None:
-        """Refuse what is not a duration."""
+        """Raise InputError for a negative or non-finite duration."""
         for field in fields(self):
             value = getattr(self, field.name)
             if not (math.isfinite(value) and value >= 0):
@@ -52,10 +52,10 @@ class Durations:
 
 
 def needs_of(action: Action, n_stages: int) -> Iterator[Needs]:
-    """Dependencies of one action: what must have ended before it starts.
+    """Yield the results that one action depends on.
 
-    F of a stage follows F of the stage before; I and B follow the own F and the I or B of the stage
-    after; W follows the own I.
+    F follows the F of the previous stage; I and B follow the F of their own stage and the I or B of the next
+    stage; W follows the I of its own stage.
     """
     stage, microbatch = action.stage, action.microbatch
     if action.kind == "F":
@@ -70,7 +70,7 @@ def needs_of(action: Action, n_stages: int) -> Iterator[Needs]:
 
 
 def provides_of(action: Action) -> tuple[Needs, ...]:
-    """What the end of one action makes available, in the terms of `needs_of`."""
+    """Results that the end of one action makes available, in the terms of `needs_of`."""
     stage, microbatch = action.stage, action.microbatch
     if action.kind == "F":
         return (("F", stage, microbatch),)
@@ -82,10 +82,10 @@ def provides_of(action: Action) -> tuple[Needs, ...]:
 
 
 def longest_path(schedule: Schedule, duration: Callable[[int, Step], float]) -> Times:
-    """Earliest times with `duration(rank, step)`, free transfers and one step at a time on each rank.
+    """Compute the earliest times with `duration(rank, step)`, free transfers and one step at a time per rank.
 
-    An overlapped pair starts when both its actions can and ends both at once. One pass over the steps.
-    Raises InputError naming the rank, position and action where the order can never go on.
+    An overlapped pair starts when both of its actions can start, and both end together. Raises InputError
+    naming the rank, position and action at which the order deadlocks.
     """
     n_stages = schedule.n_stages
     ranks = schedule.ranks
@@ -121,24 +121,24 @@ def longest_path(schedule: Schedule, duration: Callable[[int, Step], float]) -> 
 
 
 def unit_times(schedule: Schedule, durations: Durations | None = None) -> Times:
-    """Longest path with the same durations on every rank and stage. Raises InputError as longest_path."""
+    """Compute `longest_path` with the same durations on every rank and stage; raises the same errors."""
     of = (durations or Durations()).of
     return longest_path(schedule, lambda rank, step: of(step))
 
 
 def makespan(times: Times) -> float:
-    """End of the last step."""
+    """Time at which the last step ends."""
     return max((own[-1][1] for own in times if own), default=0.0)
 
 
 def idle(times: Times) -> tuple[float, ...]:
-    """Time that each rank does not work between 0 and the makespan: its bubble."""
+    """Bubble of each rank, the time between 0 and the makespan in which it does not work."""
     total = makespan(times)
     return tuple(total - fsum(end - start for start, end in own) for own in times)
 
 
 def _stuck(schedule: Schedule, positions: list[int], waiting: dict[Needs, list[int]]) -> str:
-    """One sentence about a rank of the circle of waits, and about the action it waits for."""
+    """Describe one rank of the deadlock, and the action that it waits for, in one sentence."""
     need_of = {rank: need for need, ranks in waiting.items() for rank in ranks}
     where = {
         key: (rank, position, action)
@@ -149,7 +149,7 @@ def _stuck(schedule: Schedule, positions: list[int], waiting: dict[Needs, list[i
     }
     rank = min(need_of)
     visited: set[int] = set()
-    # Follow the waits into the circle: a rank outside it is late only because of the circle.
+    # Follow the waits into the cycle; a rank outside of it waits only because of the cycle.
     while rank not in visited and need_of[rank] in where:
         visited.add(rank)
         rank = where[need_of[rank]][0]

@@ -1,4 +1,4 @@
-"""The one validator: every action once, on the right rank, with every dependency met."""
+"""Validates schedules: every action occurs once, on the right rank, with all dependencies met."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from moesim.simulator.schedules.timeline import longest_path
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """What one rank holds and does.
+    """Peak of chunks in flight and counts of actions on one rank.
 
     `peak_in_flight` counts (stage, micro-batch) chunks from the start of their forward to the end of
-    their last backward part (B or W); `peak_stages` is the same moment as (stage, count) pairs, of
-    several equal peaks the first. `peak_until_input_gradient` counts only to the end of B or I.
-    `counts` holds the explicit actions by kind (F, I, W, B) outside pairs, and pairs as `overlap`.
+    their last backward part (B or W); `peak_stages` lists that peak (the first of several equal ones) as
+    (stage, count) pairs. `peak_until_input_gradient` counts chunks only to the end of B or I. `counts` holds
+    the actions outside of pairs by kind (F, I, W, B), and the pairs as `overlap`.
     """
 
     peak_in_flight: int
@@ -30,7 +30,7 @@ class RankReport:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleReport:
-    """Result of a successful validation: figures for every rank, in rank order."""
+    """Result of a successful validation, with a report for every rank in rank order."""
 
     ranks: tuple[RankReport, ...]
 
@@ -43,8 +43,8 @@ class ScheduleReport:
 def validate(schedule: Schedule) -> ScheduleReport:
     """Check a schedule by counting its actions and by a dry run across the ranks.
 
-    Raises InputError naming rank, position and action: on the wrong rank, out of range, run twice or
-    missing, or waiting for something that never comes.
+    Raises InputError, naming rank, position and action, for an action that is on the wrong rank, out of
+    range, repeated or missing, or that waits for a result that never comes.
     """
     _check_actions(schedule)
     longest_path(schedule, lambda rank, step: 0.0)
@@ -104,8 +104,8 @@ def _check_complete(schedule: Schedule, seen: dict[tuple[int, int, str], tuple[i
 
 
 def _rank_report(steps: tuple[Step, ...]) -> RankReport:
-    held: Counter[int] = Counter()
-    peak, peak_stages = 0, held.copy()
+    by_stage: Counter[int] = Counter()
+    peak, peak_stages = 0, by_stage.copy()
     until_input = peak_until_input = 0
     in_flight = 0
     counts: Counter[str] = Counter()
@@ -114,16 +114,16 @@ def _rank_report(steps: tuple[Step, ...]) -> RankReport:
         counts["overlap" if len(actions) == 2 else actions[0].kind] += 1
         for action in actions:
             if action.kind == "F":
-                held[action.stage] += 1
+                by_stage[action.stage] += 1
                 in_flight += 1
                 until_input += 1
-        # A pair holds its forward's chunk before it has freed its backward's.
+        # A pair allocates the chunk of its forward before it frees that of its backward.
         if in_flight > peak:
-            peak, peak_stages = in_flight, held.copy()
+            peak, peak_stages = in_flight, by_stage.copy()
         peak_until_input = max(peak_until_input, until_input)
         for action in actions:
             if action.kind in ("B", "W"):
-                held[action.stage] -= 1
+                by_stage[action.stage] -= 1
                 in_flight -= 1
             if action.kind in ("B", "I"):
                 until_input -= 1

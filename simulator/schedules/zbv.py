@@ -1,4 +1,4 @@
-"""ZB-V: two stages a rank in a V, split backwards (Qi et al. 2023, arXiv 2401.10241, section 6)."""
+"""ZB-V, with two stages per rank in a V and split backwards (Qi et al. 2023, arXiv 2401.10241, section 6)."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ NAME = "zbv"
 
 
 def build_zbv(pp: int, microbatches: int, vpp: int = 1) -> Schedule:
-    """Order with stages r and 2 pp - 1 - r on rank r, for any pp and micro-batches >= 1.
+    """Build the order with stages r and 2 pp - 1 - r on rank r, for any pp and micro-batches >= 1.
 
-    The order fills the pipeline with at least 2 pp - 1 micro-batches; where there are fewer, it is that
-    order without the missing ones, as in PyTorch 2.13.
+    The order needs 2 pp - 1 micro-batches to fill the pipeline. With fewer, it is that order without the
+    missing micro-batches, as in PyTorch 2.13.
     """
     ranks = tuple(_rank_steps(pp, microbatches, rank) for rank in range(pp))
     return Schedule(NAME, microbatches, (v_route(pp),), ranks)
 
 
 def bubble(pp: int, durations: Durations, vpp: int) -> float | None:
-    """0 where F, I and W are equal (arXiv 2401.10241, 6), otherwise not published.
+    """0 where F, I and W take equal times (arXiv 2401.10241, 6); None otherwise, where none was published.
 
-    The paper counts each rank from its own first step to its own last one.
+    The paper counts the idle time of each rank between its own first and last steps.
     """
     forward, weights = durations.forward, durations.weight_gradient
     even = math.isclose(forward, weights) and math.isclose(durations.input_gradient, weights)

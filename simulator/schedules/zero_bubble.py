@@ -1,4 +1,4 @@
-"""ZB-H1 and its interleaved form: weight gradients fill the bubble (Qi et al. 2023, arXiv 2401.10241)."""
+"""ZB-H1 and its interleaved form fill the bubble with weight gradients (Qi et al. 2023, arXiv 2401.10241)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INTERLEAVED_NAME = "interleaved-zero-bubble"
 
 
 def build_interleaved_zero_bubble(pp: int, microbatches: int, vpp: int = 1) -> Schedule:
-    """Order with `vpp` stages a rank and split backwards; sizes and order of PyTorch 2.13.
+    """Build the order of PyTorch 2.13 with `vpp` stages per rank and split backwards.
 
     Micro-batches must divide into max(1, micro-batches // pp) equal rounds.
     """
@@ -23,9 +23,9 @@ def build_interleaved_zero_bubble(pp: int, microbatches: int, vpp: int = 1) -> S
 
 
 def build_zb_h1(pp: int, microbatches: int, vpp: int = 1) -> Schedule:
-    """The interleaved zero-bubble order with one stage a rank, where rounds do not matter.
+    """Build the interleaved zero-bubble order with one stage per rank, where rounds make no difference.
 
-    Legal for any pp and micro-batches >= 1.
+    Any pp and micro-batches >= 1 are legal.
     """
     return _build(H1_NAME, pp, microbatches, 1)
 
@@ -36,7 +36,7 @@ def h1_bubble(pp: int, durations: Durations, vpp: int) -> float:
 
 
 def interleaved_bubble(pp: int, durations: Durations, vpp: int) -> float | None:
-    """That of ZB-H1 with one stage a rank; otherwise not published."""
+    """Bubble of ZB-H1 for one stage per rank; None otherwise, where none was published."""
     return h1_bubble(pp, durations, vpp) if vpp == 1 else None
 
 
@@ -44,8 +44,8 @@ def _build(name: str, pp: int, microbatches: int, vpp: int) -> Schedule:
     ranks = []
     for rank in range(pp):
         full = interleaved_rank(pp, microbatches, vpp, rank, warmup_per_hop=1)
-        # Rank r keeps r weight gradients back: what the ranks before it hold in extra forwards,
-        # it holds in weight gradients, so that the peak memory is 1F1B's on rank 0.
+        # Rank r defers r weight gradients. Earlier ranks hold as many more forwards instead, so that every
+        # rank has the peak memory of rank 0 in 1F1B.
         ranks.append(split_backwards(full, delay=rank))
     return Schedule(name, microbatches, (loop_route(pp, pp * vpp),), tuple(ranks))
 
