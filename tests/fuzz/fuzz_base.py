@@ -66,7 +66,7 @@ def only_checked() -> Iterator[None]:
 
     places: tuple[tuple[Any, str], ...] = (
         (moesim.simulator.predict.compile, "assign_stages"),
-        (moesim.simulator.planner.search, "_Search"),
+        (moesim.simulator.planner.search, "VariantSearch"),
         (moesim.simulator.planner.processes, "ProcessPoolExecutor"),
         (moesim.simulator.studies.sweep._Run, "compute"),
     )

@@ -29,6 +29,8 @@ PAGES = (
         for page in sorted((ROOT / "docs").glob(pattern))
     ),
 )
+RECIPES = "docs/extend.md"
+"""Its code blocks are files of a recipe: tests/extend writes them into a copy of the tree and runs them there."""
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`((?:moesim|make|python (?:benchmarks|docs/writers)/)[^`\n]*)`")
 HOME = "deepseek-v3-2048xh800"
@@ -220,7 +222,7 @@ def python_blocks() -> list[tuple[str, str]]:
         (page, block)
         for page in PAGES
         for language, block in FENCED.findall((ROOT / page).read_text("utf-8"))
-        if language == "python"
+        if language == "python" and page != RECIPES
     ]
 
 
@@ -238,7 +240,7 @@ YAML = [
     (page, block)
     for page in PAGES
     for language, block in FENCED.findall((ROOT / page).read_text("utf-8"))
-    if language == "yaml" and block.startswith("name:")
+    if language == "yaml" and block.startswith("name:") and page != RECIPES
 ]
 
 

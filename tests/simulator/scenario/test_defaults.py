@@ -65,8 +65,8 @@ def test_five_lines_run_and_the_result_lists_what_nobody_stated() -> None:
     assert "10 keys" in sentence and "routing.expert_load_cv" in sentence
 
 
-def test_the_readme_shows_these_five_lines() -> None:
-    assert FIVE.read_text() in (ROOT / "README.md").read_text("utf-8")
+def test_the_scenario_page_shows_these_five_lines() -> None:
+    assert FIVE.read_text() in (ROOT / "docs" / "scenario.md").read_text("utf-8")
 
 
 def test_a_scenario_that_states_all_has_no_defaults() -> None:
