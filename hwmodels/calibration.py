@@ -21,7 +21,7 @@ from moesim.hwmodels.efficiency import Curve
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import is_there, resolved
 from moesim.hwmodels.frozen import Frozen
-from moesim.hwmodels.law_groups import SM_AWARE, AnyLawGroup, in_former_words
+from moesim.hwmodels.law_groups import SM_AWARE, AnyLawGroup, with_former_names
 from moesim.hwmodels.provenance import DateText, Kind, Source, SourcedFraction, SourcedSeconds
 from moesim.hwmodels.units import DIMENSIONS
 from moesim.hwmodels.validation import validate_model
@@ -310,7 +310,7 @@ def load_profile(name_or_path: str | Path) -> CalibrationProfile:
 
 def profile_hash(profile: CalibrationProfile) -> str:
     """SHA-256 over the merged content: equal hashes mean equal predictions."""
-    return hashlib.sha256(in_former_words(profile.model_dump_json()).encode()).hexdigest()
+    return hashlib.sha256(with_former_names(profile.model_dump_json()).encode()).hexdigest()
 
 
 @lru_cache(maxsize=64)
@@ -343,7 +343,7 @@ def _merge(path: Path, chain: tuple[Path, ...], left: list[int]) -> CalibrationP
     return _with_includes(profile, path, (*chain, path), left)
 
 
-def written_out(profile: CalibrationProfile) -> CalibrationProfile:
+def with_includes_merged(profile: CalibrationProfile) -> CalibrationProfile:
     """A profile that stands inside another file, with the shipped ones that it includes merged in.
 
     It includes nothing any more: what it says holds wherever it is read. Raises InputError as `load_profile`.

@@ -70,7 +70,7 @@ def efficiency_prior(
     return None
 
 
-def statement(cluster: Cluster, profile: CalibrationProfile, dtype: str = "bf16") -> str:
+def confidence_statement(cluster: Cluster, profile: CalibrationProfile, dtype: str = "bf16") -> str:
     """One line for the result: the confidence, and the efficiency prior with its range and source."""
     level, chip = confidence(cluster, profile, dtype), cluster.accelerator
     if rate_tables(profile, dtype):
@@ -87,7 +87,7 @@ def statement(cluster: Cluster, profile: CalibrationProfile, dtype: str = "bf16"
 
 def peak_only_note(cluster: Cluster, profile: CalibrationProfile, dtype: str = "bf16") -> tuple[str, ...]:
     """The statement as an extrapolation, where products are priced without a table of rates by shape."""
-    return () if rate_tables(profile, dtype) else (statement(cluster, profile, dtype),)
+    return () if rate_tables(profile, dtype) else (confidence_statement(cluster, profile, dtype),)
 
 
 def missing_figures(accelerator: Accelerator) -> tuple[str, ...]:
@@ -99,7 +99,7 @@ def missing_figures(accelerator: Accelerator) -> tuple[str, ...]:
     return tuple(["peak.bf16"] if "bf16" not in accelerator.peak else []) + tuple(missing)
 
 
-def units(accelerator: Accelerator) -> str:
+def compute_units_text(accelerator: Accelerator) -> str:
     """The compute units by the vendor's own word, or that nobody published their number."""
     count = accelerator.compute_units
     return f"? {accelerator.unit_name}s" if count is None else f"{count.n} {accelerator.unit_name}s"

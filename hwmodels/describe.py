@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from moesim.hwmodels.accelerator import Accelerator, list_accelerators, load_accelerator
 from moesim.hwmodels.cluster import list_clusters, load_cluster
-from moesim.hwmodels.confidence import best_profile, missing_figures, units
+from moesim.hwmodels.confidence import best_profile, compute_units_text, missing_figures
 from moesim.hwmodels.energy import list_energy_sites, load_energy_site
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.failure import list_failure_rates, list_restarts, load_failure_rate, load_restart
@@ -126,7 +126,7 @@ def _beside_figures(chip: Accelerator) -> list[FigureRow]:
 def _accelerator_row(chip: Accelerator) -> HardwareRow:
     level, profile = best_profile(chip)
     missing = [*missing_figures(chip), *([] if chip.name in list_prices() else ["price"])]
-    summary = f"{_summary(chip)}, {units(chip)}"
+    summary = f"{_summary(chip)}, {compute_units_text(chip)}"
     return HardwareRow("accelerator", chip.name, summary, f"{level} ({profile})", ", ".join(missing))
 
 

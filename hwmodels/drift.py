@@ -37,7 +37,7 @@ class Drift:
         return bool(self.changed)
 
     @property
-    def said(self) -> str:
+    def summary(self) -> str:
         """Which shapes or points changed, in words; else the note."""
         if not self.changed:
             return self.note

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-MOST_CHARACTERS = 2_000
+MAX_MESSAGE_CHARACTERS = 2_000
 """Of a message: it is one paragraph for people."""
 _LONG_WORD = re.compile(r"\S{400,}")
 
@@ -18,7 +18,7 @@ class MoesimError(Exception):
     def __init__(self, message: str) -> None:
         """The message, for people: words of many hundred characters and what is beyond a page are cut."""
         text = _LONG_WORD.sub(lambda word: f"{word[0][:120]}...{word[0][-40:]}", message)
-        super().__init__(text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 3] + "...")
+        super().__init__(text if len(text) <= MAX_MESSAGE_CHARACTERS else text[: MAX_MESSAGE_CHARACTERS - 3] + "...")
 
 
 class InputError(MoesimError):

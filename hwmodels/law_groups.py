@@ -27,12 +27,12 @@ AnyLawGroup = Annotated[LawGroup, BeforeValidator(_current)]
 """A group as a file writes it, under its name or the former one."""
 
 
-def entry_word(group: LawGroup) -> str:
+def entry_id_suffix(group: LawGroup) -> str:
     """The last part of an entry's id: the former name, which profiles that are compared hold already."""
     return next((then for then, now in FORMER_GROUPS.items() if now == group), group)
 
 
-def in_former_words(text: str) -> str:
+def with_former_names(text: str) -> str:
     """The JSON text of a profile under the former names, over which it has always been hashed.
 
     A quotation mark inside a text is escaped in JSON, so that only keys and whole values are found.

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field
 
 from moesim.hwmodels.units import DIMENSIONS, format_quantity
 
-LONGEST = 20
+_MOST_VALUE_CHARACTERS = 20
 """Characters of a value in a refusal."""
 
 
@@ -35,7 +35,7 @@ class Range(NamedTuple):
 def _shown(value: float, dimension: str) -> str:
     """With its unit, in few digits however large or small."""
     text = format_quantity(value, dimension)
-    return text if len(text) <= LONGEST else f"{value:g} {DIMENSIONS[dimension].base}".rstrip()
+    return text if len(text) <= _MOST_VALUE_CHARACTERS else f"{value:g} {DIMENSIONS[dimension].base}".rstrip()
 
 
 BY_DIMENSION: dict[str, Range] = {

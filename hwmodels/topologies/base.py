@@ -143,7 +143,7 @@ class Topology(ABC):
     def _nominal_bytes_per_s(self) -> FloatArray:
         return np.repeat(self.wiring.per_cable(lambda block: block.nominal_bytes_per_s), 2)
 
-    def left_bytes_per_s(self) -> FloatArray:
+    def remaining_bytes_per_s(self) -> FloatArray:
         """[links] the data-sheet bandwidth of each link, less what faults took."""
         nominal = self._nominal_bytes_per_s
         return nominal if self.left is None else nominal * self.left

@@ -86,7 +86,7 @@ class Dragonfly(ScaleOutPart):
         """Local cables group by group, global ones copy by copy, the rings of spare ports, then NICs."""
         a, g = self.a, self.groups
         self.vertex = wiring.add_vertices("router", a * g, lambda i: f"router:{i // a}.{i % a}")
-        rate = self.base.link_bandwidth.value
+        rate = self.fabric.link_bandwidth.value
         i, j = np.triu_indices(a, 1)
         group = np.repeat(np.arange(g), len(i)) * a
         self.local = wiring.add_cables(
@@ -94,7 +94,7 @@ class Dragonfly(ScaleOutPart):
             self.vertex + group + np.tile(i, g),
             self.vertex + group + np.tile(j, g),
             (rate, rate),
-            self.base.hop_latency_s,
+            self.fabric.hop_latency_s,
         )
         low, high = np.triu_indices(g, 1)
         tails = [(low, high, np.full(len(low), copy)) for copy in range(self.copies)]
@@ -107,7 +107,7 @@ class Dragonfly(ScaleOutPart):
             self.vertex + one * a + self._port(one, other, copy) % a,
             self.vertex + other * a + self._port(other, one, copy) % a,
             (rate, rate),
-            self.base.hop_latency_s,
+            self.fabric.hop_latency_s,
             copies=self._number_among_equal(one, other, copy),
             optical=True,
         )

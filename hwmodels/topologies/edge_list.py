@@ -16,7 +16,7 @@ from moesim.hwmodels.topologies.base import Topology
 from moesim.hwmodels.topologies.description import NodeFigures, ScaleOutFabric
 from moesim.hwmodels.topologies.faults import check_connected
 from moesim.hwmodels.topologies.spec import ScaleOutSpec
-from moesim.hwmodels.topologies.spreading import check_none_left
+from moesim.hwmodels.topologies.spreading import require_no_unrouted_pair
 from moesim.hwmodels.topologies.wiring import Wiring, gpu_name
 from moesim.hwmodels.units import parse_quantity
 
@@ -177,7 +177,7 @@ class EdgeList(Topology):
         """Up to MAX_PATHS shortest paths, in order of their links' numbers."""
         away, onward = self._toward(dst)
         if away[src] < 0:
-            check_none_left(np.array([src]), np.array([dst]))
+            require_no_unrouted_pair(np.array([src]), np.array([dst]))
         paths: list[list[int]] = [[]]
         while len(paths[0]) < away[src]:
             longer = []

@@ -115,13 +115,13 @@ class ThreeLayerFatTree(ScaleOutPart):
         )
         tails = np.repeat(np.arange(self.leaves), self.middles)
         heads = tails // self.pod_leaves * self.middles + np.tile(np.arange(self.middles), self.leaves)
-        rate = self.base.link_bandwidth.value
+        rate = self.fabric.link_bandwidth.value
         self.trunks = wiring.add_cables(
-            "leaf-spine", leaves + tails, middles + heads, (rate, rate), self.base.hop_latency_s, optical=True
+            "leaf-spine", leaves + tails, middles + heads, (rate, rate), self.fabric.hop_latency_s, optical=True
         )
         of_group = middles + np.arange(self.pods * self.middles).reshape(self.pods, self.middles).T
         core = cores + np.arange(self.middles * per_group).reshape(self.middles, per_group)
-        self.cores.wire(wiring, "spine-core", (of_group, core), self.base)
+        self.cores.wire(wiring, "spine-core", (of_group, core), self.fabric)
         self.nics = self.wire_nics(wiring, leaves + self.leaf(np.arange(self.n_gpus)))
 
     def size(self) -> tuple[int, int]:
@@ -158,9 +158,9 @@ class ThreeLayerFatTree(ScaleOutPart):
         )
 
 
-def of_layers(node: NodeFigures, nodes: int, fabric: FatTreeFabric) -> ScaleOutPart:
+def fat_tree_of_layers(node: NodeFigures, nodes: int, fabric: FatTreeFabric) -> ScaleOutPart:
     """The fat-tree of two or three layers; raises InputError where its switches have too few ports."""
     return (FatTree if fabric.n_layers == 2 else ThreeLayerFatTree)(node, nodes, fabric)
 
 
-FAT_TREE = ScaleOutSpec("fat-tree", FatTreeFabric, of_layers, "mrft-ib-400g")
+FAT_TREE = ScaleOutSpec("fat-tree", FatTreeFabric, fat_tree_of_layers, "mrft-ib-400g")

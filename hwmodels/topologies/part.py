@@ -67,7 +67,7 @@ class ScaleOutPart(Part):
     def __init__(self, node: NodeFigures, nodes: int, fabric: ScaleOutFabric) -> None:
         """The node, how many of them, and the figures of the network."""
         super().__init__(node, nodes)
-        self.base = fabric
+        self.fabric = fabric
         self.nics = 0
         """The cable of GPU 0's NIC, those of the others follow; set by `wire`."""
 
@@ -83,7 +83,7 @@ class ScaleOutPart(Part):
 
     def nic_rates(self) -> tuple[float, float]:
         """(payload, nominal) bandwidth of a GPU's NICs here: the slower of NIC and switch port."""
-        ports = self.base.link_bandwidth.value * self.node.n_nics_per_gpu
+        ports = self.fabric.link_bandwidth.value * self.node.n_nics_per_gpu
         return (
             min(self.node.scale_out_effective_bytes_per_s, ports),
             min(self.node.scale_out_bytes_per_s, ports),
@@ -100,7 +100,7 @@ class ScaleOutPart(Part):
             np.arange(self.n_gpus),
             switch_of_gpu,
             self.nic_rates(),
-            self.base.latency_same_leaf.value / 2,
+            self.fabric.latency_same_leaf.value / 2,
             strands=self.node.n_nics_per_gpu,
             optical=True,
         )

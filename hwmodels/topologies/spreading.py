@@ -101,7 +101,7 @@ def _around_faults(
         good = topo.live(tried) > 0
         paths = _put(paths, broken[have[good]], tried[good])
         broken = np.delete(broken, have[good])
-    check_none_left(src[broken], dst[broken])
+    require_no_unrouted_pair(src[broken], dst[broken])
     return paths
 
 
@@ -149,7 +149,7 @@ def _spread_detours(topo: WiredCluster, src: IntArray, dst: IntArray) -> RouteSe
             rows.append(left[good])
             parts.append(spread_paths(stacked[good], weight[good], topo.wiring.latency_s))
             left = left[~good]
-    check_none_left(src[left], dst[left])
+    require_no_unrouted_pair(src[left], dst[left])
     return in_order(parts, rows)
 
 
@@ -172,7 +172,7 @@ def _all_turns(
     return np.stack([_widened(path, width) for path in found], axis=1), weight
 
 
-def check_none_left(src: IntArray, dst: IntArray) -> None:
+def require_no_unrouted_pair(src: IntArray, dst: IntArray) -> None:
     """Raise InfeasibleError, naming the first, where pairs are left without a route."""
     if len(src):
         raise InfeasibleError(

@@ -132,7 +132,7 @@ class TwoLayerPart(ScaleOutPart):
 
     def wire(self, wiring: Wiring) -> None:
         """Switches and trunks tree by tree, then a cable for every GPU's NIC."""
-        leaves = wire_two_layers(wiring, self.trees, self.prefixes(), self.base)
+        leaves = wire_two_layers(wiring, self.trees, self.prefixes(), self.fabric)
         gpus = np.arange(self.n_gpus)
         self.nics = self.wire_nics(wiring, leaves[self.plane(gpus), self.leaf(gpus)])
 
