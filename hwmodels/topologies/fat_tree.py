@@ -117,7 +117,12 @@ class ThreeLayerFatTree(ScaleOutPart):
         heads = tails // self.pod_leaves * self.middles + np.tile(np.arange(self.middles), self.leaves)
         rate = self.fabric.link_bandwidth.value
         self.trunks = wiring.add_cables(
-            "leaf-spine", leaves + tails, middles + heads, (rate, rate), self.fabric.hop_latency_s, optical=True
+            "leaf-spine",
+            leaves + tails,
+            middles + heads,
+            (rate, rate),
+            self.fabric.hop_latency_s,
+            optical=True,
         )
         of_group = middles + np.arange(self.pods * self.middles).reshape(self.pods, self.middles).T
         core = cores + np.arange(self.middles * per_group).reshape(self.middles, per_group)
