@@ -107,7 +107,7 @@ class Host(Frozen):
         if base.like is not None:
             raise InputError(
                 f"host {self.name}: like={self.like} has no calls of its own, it is like {base.like}; "
-                "name a host that has calls"
+                "name the host that has calls"
             )
         return base
 

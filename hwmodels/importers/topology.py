@@ -27,7 +27,7 @@ MOST_EDGES = 15_000
 
 @dataclass(frozen=True, slots=True)
 class ImportedTopology:
-    """A cluster and its file's text; `understood` and `assumed` say in words what was read and what was not."""
+    """A cluster and its file's text; `understood` and `assumed` say in words what was read and what not."""
 
     cluster: Cluster
     text: str
