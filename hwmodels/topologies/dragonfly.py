@@ -205,7 +205,7 @@ class Dragonfly(ScaleOutPart):
         return np.hstack([first[:, None], between, last[:, None]])
 
     def detours(self) -> int:
-        """Number of detours over a third switch, at most MOST_DETOURS; the first of every group comes first."""
+        """Number of detours over a third switch, at most MOST_DETOURS; one per group comes first."""
         return min(self.a * self.groups, MOST_DETOURS)
 
     def detour_paths(self, src: IntArray, dst: IntArray, number: int) -> IntArray:

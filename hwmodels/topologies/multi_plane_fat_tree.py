@@ -57,7 +57,7 @@ class MultiPlaneFatTree(TwoLayerPart):
         return number
 
     def sender(self, src: IntArray, dst: IntArray) -> IntArray:
-        """The GPU whose NIC sends, which is `src` where it is on the plane of `dst`, else dst's counterpart."""
+        """The GPU whose NIC sends: `src` where it is on the plane of `dst`, else the counterpart of `dst`."""
         sender: IntArray = np.where(self.plane(src) == self.plane(dst), src, super().sender(src, dst))
         return sender
 

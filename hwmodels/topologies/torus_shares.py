@@ -28,8 +28,8 @@ class TorusShares(ScaleUpShares):
     def all_to_all(self, group: int) -> float:
         """Share of a uniform all-to-all of `group` chips.
 
-        The chips form the most compact block, and its narrowest cut limits the rate. Raises InputError where no
-        block of the torus has so many chips.
+        The chips form the most compact block, and its narrowest cut limits the rate. Raises InputError where
+        no block of the torus has so many chips.
         """
         if group <= 1:
             return 1.0
