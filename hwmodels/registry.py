@@ -1,4 +1,4 @@
-"""Builds registries, which map the name of each extension to its spec."""
+"""Registries: what can be extended, by name."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ SpecT = TypeVar("SpecT")
 
 
 def registry(*specs: SpecT, key: str = "name") -> Mapping[str, SpecT]:
-    """Specs by the attribute `key`, in their order; raises ValueError for two with one name."""
-    by_key: dict[str, SpecT] = {}
+    """Specs by the attribute that names them, in their order; raises ValueError for two of one name."""
+    found: dict[str, SpecT] = {}
     for spec in specs:
         name = getattr(spec, key)
-        if name in by_key:
-            raise ValueError(f"{name!r} is registered twice: by {by_key[name]} and {spec}")
-        by_key[name] = spec
-    return MappingProxyType(by_key)
+        if name in found:
+            raise ValueError(f"{name!r} is registered twice: by {found[name]} and {spec}")
+        found[name] = spec
+    return MappingProxyType(found)
