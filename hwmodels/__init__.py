@@ -1,4 +1,4 @@
-"""What the machine is: descriptions and data files; no simulation, no GPU."""
+"""Hardware descriptions and their data files; nothing here simulates or needs a GPU."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ ComputeDtype = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp6", "fp
 
 
 class CommunicationEngine(Frozen):
-    """What moves the payload of collectives where no compute unit does, and where that is written."""
+    """The engine that moves the payload of collectives where no compute unit does, with its provenance."""
 
     name: str
     kind: Kind
@@ -43,10 +43,10 @@ class CommunicationEngine(Frozen):
 class Accelerator(Frozen):
     """Data of one accelerator (`data/accelerators/*.yaml`).
 
-    Fields hold numbers with provenance; the properties below give the same as SI floats, their unit in
-    the name. Compute peaks are dense (no 2:4 sparsity). Scale-up bandwidth is per GPU and direction.
-    An achievable figure is what a published or own measurement reached, payload only. A figure that
-    nobody published is left out: a property that needs it raises InputError with its name.
+    Fields hold numbers with provenance; the properties below return them as SI floats with the unit in their
+    name. Compute peaks are dense (no 2:4 sparsity). Scale-up bandwidth is per GPU and direction. An
+    achievable figure is what a published or own measurement reached, payload only. A figure that nobody
+    published is left out; a property that needs it raises InputError with its name.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Accelerator(Frozen):
     peak_sustained: dict[ComputeDtype, SourcedFlopPerSecond] = Field(default_factory=dict)
     """Peak at the clock that the chip holds under a dense GEMM, where somebody published it."""
     gemm_achievable: dict[ComputeDtype, SourcedFlopPerSecond] = Field(default_factory=dict)
-    """Best rate that a dense product of any shape reached, where somebody measured it."""
+    """Best rate that a dense GEMM of any shape reached, where somebody measured it."""
     hbm: SourcedBytes
     hbm_bandwidth: SourcedBytesPerSecond
     hbm_bandwidth_achievable: SourcedBytesPerSecond | None = None
@@ -74,12 +74,12 @@ class Accelerator(Frozen):
     scale_up_bandwidth: SourcedBytesPerSecond | None = None
     scale_up_bandwidth_achievable: SourcedBytesPerSecond | None = None
     host_bandwidth: SourcedBytesPerSecond | None = None
-    """PCIe (or the like) to the host, per direction."""
+    """Bandwidth of PCIe (or similar) to the host, per direction."""
     note: str | None = None
 
     @property
     def n_sms(self) -> int:
-        """Units that compute and communication kernels share: SMs, or the vendor's counterpart.
+        """Number of compute units (SMs or the vendor's counterpart) that compute and communication share.
 
         Raises InputError where their number is not known.
         """
@@ -97,26 +97,26 @@ class Accelerator(Frozen):
 
     @property
     def scale_up_bytes_per_s(self) -> float:
-        """Nominal NVLink (or the like) bandwidth per GPU and direction; InputError where unknown."""
+        """Nominal NVLink (or similar) bandwidth per GPU and direction; raises InputError where unknown."""
         return self._required(self.scale_up_bandwidth, "scale_up_bandwidth").value
 
     @property
     def scale_up_achievable_bytes_per_s(self) -> float:
-        """Payload bandwidth that a copy kernel reaches per GPU and direction; InputError where unknown."""
+        """Payload bandwidth of a copy kernel per GPU and direction; raises InputError where unknown."""
         return self._required(self.scale_up_bandwidth_achievable, "scale_up_bandwidth_achievable").value
 
     @property
     def tdp_w(self) -> float:
-        """Board power limit; InputError where unknown."""
+        """Board power limit; raises InputError where unknown."""
         return self._required(self.tdp, "tdp").value
 
     @property
     def clock_hz(self) -> float:
-        """The clock that reproduces the datasheet peak; InputError where unknown."""
+        """The clock that reproduces the datasheet peak; raises InputError where unknown."""
         return self._required(self.clock, "clock").value
 
     def peak_flop_per_s(self, dtype: str) -> float:
-        """Dense datasheet peak of a number format; the denominator of MFU is that of bf16.
+        """Dense datasheet peak of a number format. MFU divides by the bf16 peak.
 
         Raises InputError where the accelerator has no such figure.
         """
@@ -129,7 +129,7 @@ class Accelerator(Frozen):
         return figure.value
 
     def gemm_achievable_flop_per_s(self, dtype: str) -> float:
-        """Best rate that a dense product of any shape reached; InputError where nobody measured it."""
+        """Best rate that a dense GEMM of any shape reached; raises InputError where nobody measured it."""
         figure = next((value for key, value in self.gemm_achievable.items() if key == dtype), None)
         return self._required(figure, f"gemm_achievable.{dtype}").value
 

@@ -1,4 +1,4 @@
-"""Names of the NumPy types that cross modules, the same in every package."""
+"""NumPy array types that all packages share."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Calibration profiles: what was measured or published about kernels on one accelerator, as data.
+"""Calibration profiles hold what was measured or published about the kernels of one accelerator.
 
-A profile is the only meeting point of measurement (kernels/) and prediction (simulator/). Every entry
-carries its source, kind, date, conditions and residual; a profile may include others, so that each fact
-stands in one file only. Own entries come before included ones, and a look-up takes the first that fits.
+Measurement (kernels/) and prediction (simulator/) meet in a profile only. Every entry carries its source,
+kind, date, conditions and residual. A profile may include others, so that each fact stands in one file
+only. Own entries come before included ones, and a look-up takes the first that fits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from moesim.hwmodels.efficiency import Curve
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import is_there, resolved
 from moesim.hwmodels.frozen import Frozen
-from moesim.hwmodels.law_groups import SM_AWARE, AnyLawGroup, in_former_words
+from moesim.hwmodels.law_groups import SM_AWARE, AnyLawGroup, with_former_names
 from moesim.hwmodels.provenance import DateText, Kind, Source, SourcedFraction, SourcedSeconds
 from moesim.hwmodels.units import DIMENSIONS
 from moesim.hwmodels.validation import validate_model
@@ -31,7 +31,7 @@ PROFILE_DIRECTORY = Path(__file__).parent / "data" / "calibration"
 
 GemmClass = Literal["gemm", "grouped_gemm", "wgrad_gemm", "gate_gemm"]
 LARGEST_SIDE = 1e12
-"""Sides of a product, groups and the number measured, in the units of a table."""
+"""Upper limit of every number in a table row, in the units of the table."""
 
 
 def _check(place: str, value: float, dimension: str) -> None:
@@ -51,27 +51,27 @@ class Elsewhere(_Plain):
     """Relative uncertainty of an entry on accelerators that it was not measured on."""
 
     architecture: str = Field(min_length=3)
-    """The accelerator's `architecture` that the entry itself speaks of."""
+    """Architecture that the entry was measured on; `relative` holds on all others."""
     relative: Annotated[float, Field(ge=0.0, lt=1.0)]
     meaning: str = Field(min_length=3)
 
 
 class Residual(_Plain):
-    """Relative uncertainty of an entry (0.04 is +-4 %) and what it stands for."""
+    """Relative uncertainty of an entry (0.04 is +-4 %) and its meaning."""
 
     relative: Annotated[float, Field(ge=0.0, lt=1.0)]
     meaning: str = Field(min_length=3)
     elsewhere: Annotated[Elsewhere | None, Field(exclude_if=lambda value: value is None)] = None
-    """In place of it where the entry is carried to another architecture."""
+    """Replaces this residual on accelerators of another architecture."""
 
     def on(self, architecture: str) -> Residual | Elsewhere:
-        """The uncertainty that holds on accelerators of an architecture."""
+        """The uncertainty on accelerators of an architecture."""
         other = self.elsewhere
         return other if other is not None and other.architecture != architecture else self
 
 
 class Conditions(_Plain):
-    """How something was measured; None where the source does not say."""
+    """Conditions of a measurement; None where the source does not state one."""
 
     compute_sms: int | None = None
     communication_sms: Annotated[int, Field(ge=0)] = 0
@@ -83,7 +83,7 @@ class Conditions(_Plain):
 
 
 class Entry(_Plain):
-    """What every calibration entry carries."""
+    """Fields that every calibration entry has."""
 
     id: str = Field(min_length=3)
     source: Source
@@ -95,18 +95,18 @@ class Entry(_Plain):
 
 
 GemmRow = tuple[float, float, float, float, float] | tuple[float, float, float, float, float, str]
-"""m, n, k, groups, value [, which kernel]; m (k of a weight gradient) is the sum over the groups."""
+"""m, n, k, groups, value [, kernel name]; m (k for a weight gradient) is summed over the groups."""
 
 
 class GemmTable(Entry):
-    """Rates or times of matrix products of one class and format, by shape."""
+    """Rates or times of GEMMs of one class and format, by shape."""
 
     cls: GemmClass
     dtype: Literal["fp8", "bf16", "fp32"]
     sm_aware: bool = Field(validation_alias=SM_AWARE)
-    """Whether these kernels take a number of SMs to run on (and so leave the rest alone)."""
+    """Whether these kernels accept a number of SMs to run on and leave the other SMs free."""
     variant: str = ""
-    """Kernel family inside the class, for operators of that variant only; "" for all others."""
+    """Kernel family inside the class: a named one serves operators of that variant only, "" all others."""
     unit: Literal["TFLOP/s", "us"]
     points: tuple[GemmRow, ...] = Field(min_length=1)
 
@@ -121,7 +121,7 @@ class GemmTable(Entry):
         return self
 
     def flop_per_s(self, row: GemmRow) -> float:
-        """The rate of one row in FLOP/s (2 m n k operations)."""
+        """The rate of one row in FLOP/s, counting 2 m n k operations."""
         if self.unit == "us":
             return 2.0 * row[0] * row[1] * row[2] / (row[4] * 1e-6)
         return row[4] * 1e12
@@ -130,7 +130,7 @@ class GemmTable(Entry):
 class MeasuredCurve(Entry):
     """A measured y(x). `used_for` names operator classes ("cast") or class/variant ("cast/token").
 
-    `overlapped` restricts a curve to operators that run beside (true) or without (false) other work.
+    `overlapped` restricts a curve to operators that overlap other work (true) or run alone (false).
     """
 
     x_name: str
@@ -168,9 +168,9 @@ class MeasuredCurve(Entry):
 
 
 class Law(Entry):
-    """Slow-down of a group of operators beside n communication SMs: time / time alone on all SMs.
+    """Slow-down of a group of operators while n SMs communicate: its time over its time alone on all SMs.
 
-    `free_sms`: total / (total - n). `table`: points (n, slow-down), from (0, 1).
+    The form `free_sms` is total / (total - n); `table` holds points (n, slow-down) and starts at (0, 1).
     """
 
     group: AnyLawGroup
@@ -187,7 +187,7 @@ class Law(Entry):
 
     @cached_property
     def curve(self) -> Curve:
-        """Slow-down over the number of communication SMs (table laws only)."""
+        """Slow-down as a function of the number of communication SMs (table laws only)."""
         return Curve(
             id=self.id,
             x_name="communication SMs",
@@ -204,8 +204,9 @@ class Prior(Entry):
     used_for: tuple[str, ...] = Field(min_length=1)
     dtype: Literal["fp8", "bf16", "fp32"] | None = None
     of: Literal["tensor_peak", "memory_bandwidth", "gemm_rate", "gemm_achievable"]
-    """`gemm_rate`: of the measured rate of a dense product of the same shape and format;
-    `gemm_achievable`: of the accelerator's own best rate in that format, passed over where it has none."""
+    """What `fraction` multiplies. `gemm_rate` is the measured rate of a dense GEMM of the same shape and
+    format. `gemm_achievable` is the accelerator's best GEMM rate in that format; without one the prior is
+    skipped."""
     fraction: Annotated[float, Field(gt=0, le=1)]
     low: Annotated[float, Field(gt=0, le=1)]
     high: Annotated[float, Field(gt=0, le=1)]
@@ -225,26 +226,26 @@ LOST_BESIDE_NCCL = SourcedFraction(
 
 
 class CalibrationProfile(_Plain):
-    """All that is known about the kernels of one accelerator under one software stack."""
+    """Measured and published data about the kernels of one accelerator under one software stack."""
 
     name: str
     accelerator: str
     """Name of the accelerator, or "any" for a generic profile that others include."""
     also_for: tuple[str, ...] = ()
-    """Other accelerators that the evidence argues for; a use elsewhere is flagged as an assumption."""
+    """Other accelerators that the evidence covers; use on any further one is flagged as an assumption."""
     software: str
     description: str
     evidence: str
-    """Why these entries and not others; decided before looking at any end-to-end error."""
+    """Why these entries were chosen; the choice was made before any end-to-end error was known."""
     include: tuple[str, ...] = ()
     launch_gap: Annotated[SourcedSeconds, ranges.LATENCY] | None = None
     """Idle time between two kernels of one stream."""
     kernel_floor: Annotated[SourcedSeconds, ranges.LATENCY] | None = None
     """Shortest duration of a kernel."""
     lost_beside_nccl: SourcedFraction = LOST_BESIDE_NCCL
-    """Seconds by which compute falls behind for every second that NCCL's collective beside it takes alone."""
+    """Seconds that compute loses per second that an overlapped NCCL collective would take alone."""
     in_situ_groups: tuple[AnyLawGroup, ...] = ()
-    """Groups whose rates were measured beside communication and are kept where none runs."""
+    """Groups whose rates were measured beside communication and are also used where none runs."""
     gemm_tables: tuple[GemmTable, ...] = ()
     curves: tuple[MeasuredCurve, ...] = ()
     laws: tuple[Law, ...] = ()
@@ -260,7 +261,7 @@ class CalibrationProfile(_Plain):
         return self
 
     _hypothetical: bool = PrivateAttr(False)
-    """Whether an entry was shifted within its error: a rate may then lie above its peak."""
+    """Whether an entry was shifted within its error, in which case a rate may lie above its peak."""
 
     def entries(self) -> Iterator[Entry]:
         """Every entry, in look-up order within its kind."""
@@ -270,7 +271,7 @@ class CalibrationProfile(_Plain):
         yield from self.priors
 
     def curve(self, id_: str) -> MeasuredCurve:
-        """The curve with an id; raises InputError naming the curves there are."""
+        """The curve with an id; raises InputError, which lists the existing curves, where there is none."""
         for entry in self.curves:
             if entry.id == id_:
                 return entry
@@ -286,7 +287,7 @@ class CalibrationProfile(_Plain):
 
 
 MOST_INCLUDES = 40
-"""Of a profile, those of its includes counted."""
+"""Most profiles that one may include, directly and through its includes."""
 
 
 def list_profiles() -> list[str]:
@@ -304,18 +305,18 @@ def load_profile(name_or_path: str | Path) -> CalibrationProfile:
     try:
         stamp = path.stat().st_mtime_ns
     except (OSError, ValueError):
-        stamp = 0  # the reader says what is wrong
+        stamp = 0  # the reader reports the error
     return _load(str(path), stamp)
 
 
 def profile_hash(profile: CalibrationProfile) -> str:
-    """SHA-256 over the merged content: equal hashes mean equal predictions."""
-    return hashlib.sha256(in_former_words(profile.model_dump_json()).encode()).hexdigest()
+    """SHA-256 over the merged content. Profiles with equal hashes give equal predictions."""
+    return hashlib.sha256(with_former_names(profile.model_dump_json()).encode()).hexdigest()
 
 
 @lru_cache(maxsize=64)
 def _load(path: str, stamp: int) -> CalibrationProfile:
-    """Read once per version of the file: a profile that was measured again is read again."""
+    """Reads each version of a file once; a changed file (by its time stamp) is read again."""
     return _merge(Path(path), (), [MOST_INCLUDES])
 
 
@@ -343,10 +344,11 @@ def _merge(path: Path, chain: tuple[Path, ...], left: list[int]) -> CalibrationP
     return _with_includes(profile, path, (*chain, path), left)
 
 
-def written_out(profile: CalibrationProfile) -> CalibrationProfile:
-    """A profile that stands inside another file, with the shipped ones that it includes merged in.
+def with_includes_merged(profile: CalibrationProfile) -> CalibrationProfile:
+    """A profile from inside another file, with the shipped profiles that it includes merged in.
 
-    It includes nothing any more: what it says holds wherever it is read. Raises InputError as `load_profile`.
+    The result includes nothing, so it means the same wherever it is read. Raises InputError as
+    `load_profile` does.
     """
     merged = _with_includes(profile, Path(f"profile {profile.name}"), (), [MOST_INCLUDES])
     return merged.model_copy(update={"include": ()})
@@ -368,7 +370,7 @@ def _with_includes(
 
 
 def _with(profile: CalibrationProfile, other: CalibrationProfile, path: Path) -> CalibrationProfile:
-    """`profile` with the entries of `other` after its own; a shared include is counted once."""
+    """Appends the entries of `other` to those of `profile`; entries that both have stay once."""
     have = {entry.id: entry for entry in profile.entries()}
     for entry in other.entries():
         if entry.id in have and have[entry.id] != entry:

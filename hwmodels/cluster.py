@@ -1,4 +1,4 @@
-"""A cluster: how many of which node on which network, and what an hour of it costs."""
+"""A cluster is a number of equal nodes on a network, with a price per GPU hour."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Cluster(Section):
 
     @property
     def accelerator(self) -> Accelerator:
-        """The accelerator of its nodes."""
+        """The accelerator of the nodes."""
         return self.node.accelerator
 
     @property
@@ -85,7 +85,7 @@ class Cluster(Section):
         return self.price_per_gpu_hour.value
 
     def topology(self) -> Topology:
-        """Links and routes between its GPUs; GPU g is local GPU g % n of node g // n.
+        """Links and routes between the GPUs; GPU g is local GPU g % n of node g // n.
 
         Raises InputError where the nodes do not fit the network.
         """
@@ -93,7 +93,7 @@ class Cluster(Section):
 
 
 def _joins(node: Node, nodes: int, network: Network) -> bool:
-    """Whether a network joins so many nodes."""
+    """Whether a network can join this many nodes."""
     try:
         build_topology(node, nodes, network)
     except InputError:
@@ -102,8 +102,8 @@ def _joins(node: Node, nodes: int, network: Network) -> bool:
 
 
 def _fewer_nodes(node: Node, nodes: int, network: Network) -> int | None:
-    """The largest smaller number of nodes that a network joins, by bisection; None for none."""
-    least, most = 0, nodes  # `least` is joined, or none; `most` is not
+    """The largest number below `nodes` that a network can join, by bisection; None where there is none."""
+    least, most = 0, nodes  # the network joins `least` nodes (or least is 0), but not `most`
     while most - least > 1:
         middle = (least + most) // 2
         least, most = (middle, most) if _joins(node, middle, network) else (least, middle)

@@ -1,4 +1,4 @@
-"""How far a prediction on a machine can be trusted: what its compute rates stand on, and what is missing."""
+"""Rates the evidence behind a prediction on a machine and lists the figures that nobody published."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from moesim.hwmodels.profile_choice import GENERIC_PROFILE, accelerators_of
 Confidence = Literal["measured", "published", "peak-only"]
 
 LEVELS: tuple[Confidence, ...] = ("measured", "published", "peak-only")
-"""Best first."""
+"""Levels of confidence, best first."""
 
 GENERIC = GENERIC_PROFILE
 """The profile that prices any accelerator from its data file."""
 
 
 def confidence(cluster: Cluster, profile: CalibrationProfile, dtype: str = "bf16") -> Confidence:
-    """What the matrix products of a format, the larger part of a step's compute, stand on (docs/profiles.md).
+    """Evidence behind the GEMM rates of a format; GEMMs are most of a step's compute (docs/profiles.md).
 
-    `measured`: the first rate table of every class was measured on this accelerator. `published`: rates by
-    shape that were stated by others, derived, or measured on a sibling; or the best rate that somebody
-    measured on this accelerator. `peak-only`: the datasheet peak times a stated efficiency prior.
+    `measured` means that the first rate table of every class was measured on this accelerator. `published`
+    means rates by shape that others stated, that were derived, or that were measured on a sibling, or else
+    the best rate that somebody measured on this accelerator. `peak-only` means the datasheet peak times a
+    stated efficiency prior.
     """
     return _confidence(cluster.accelerator, profile, dtype)
 
@@ -43,7 +44,7 @@ def _confidence(accelerator: Accelerator, profile: CalibrationProfile, dtype: st
 
 
 def rate_tables(profile: CalibrationProfile, dtype: str) -> tuple[GemmTable, ...]:
-    """The tables that products of a format are priced from: the first of every class; none without "gemm"."""
+    """The tables that price GEMMs of a format, first of every class; empty where class "gemm" has none."""
     first: dict[str, GemmTable] = {}
     for table in profile.gemm_tables:
         if table.dtype == dtype:
@@ -52,7 +53,7 @@ def rate_tables(profile: CalibrationProfile, dtype: str) -> tuple[GemmTable, ...
 
 
 def _measured_on(accelerator: Accelerator, profile: CalibrationProfile, table: GemmTable) -> bool:
-    """Whether a table was measured, and on this accelerator as far as its conditions say."""
+    """Whether a table was measured on this accelerator, as far as its conditions state the device."""
     device = table.conditions.device
     here = device is None or accelerator.name.split("-")[0] in device.lower()
     return table.kind == "measured" and here and profile.accelerator == accelerator.name
@@ -61,7 +62,7 @@ def _measured_on(accelerator: Accelerator, profile: CalibrationProfile, table: G
 def efficiency_prior(
     accelerator: Accelerator, profile: CalibrationProfile, dtype: str = "bf16"
 ) -> Prior | None:
-    """The prior that prices dense products of a format where a profile has no rate table for it."""
+    """The prior that prices dense GEMMs of a format where a profile has no rate table for it."""
     for of in ("gemm_achievable", "tensor_peak"):
         for prior in profile.priors:
             fits = prior.of == of and "gemm" in prior.used_for and prior.dtype in (None, dtype)
@@ -70,8 +71,8 @@ def efficiency_prior(
     return None
 
 
-def statement(cluster: Cluster, profile: CalibrationProfile, dtype: str = "bf16") -> str:
-    """One line for the result: the confidence, and the efficiency prior with its range and source."""
+def confidence_statement(cluster: Cluster, profile: CalibrationProfile, dtype: str = "bf16") -> str:
+    """One line for the result with the confidence, and the efficiency prior with its range and source."""
     level, chip = confidence(cluster, profile, dtype), cluster.accelerator
     if rate_tables(profile, dtype):
         return f"{level}: {dtype} products from the rate tables of profile {profile.name}"
@@ -86,12 +87,12 @@ def statement(cluster: Cluster, profile: CalibrationProfile, dtype: str = "bf16"
 
 
 def peak_only_note(cluster: Cluster, profile: CalibrationProfile, dtype: str = "bf16") -> tuple[str, ...]:
-    """The statement as an extrapolation, where products are priced without a table of rates by shape."""
-    return () if rate_tables(profile, dtype) else (statement(cluster, profile, dtype),)
+    """The confidence statement as a note, where GEMMs are priced without a table of rates by shape."""
+    return () if rate_tables(profile, dtype) else (confidence_statement(cluster, profile, dtype),)
 
 
 def missing_figures(accelerator: Accelerator) -> tuple[str, ...]:
-    """Figures that nobody published and that a step, its energy or a comparison needs, by field name."""
+    """Field names of unpublished figures that predicting a step, its energy or a comparison needs."""
     needed = ["scale_up_bandwidth", "tdp", "clock", "l2"]
     if accelerator.communication_engine is None:
         needed.insert(0, "compute_units")
@@ -99,8 +100,8 @@ def missing_figures(accelerator: Accelerator) -> tuple[str, ...]:
     return tuple(["peak.bf16"] if "bf16" not in accelerator.peak else []) + tuple(missing)
 
 
-def units(accelerator: Accelerator) -> str:
-    """The compute units by the vendor's own word, or that nobody published their number."""
+def compute_units_text(accelerator: Accelerator) -> str:
+    """Number of compute units in the vendor's own word; "?" stands for a number that nobody published."""
     count = accelerator.compute_units
     return f"? {accelerator.unit_name}s" if count is None else f"{count.n} {accelerator.unit_name}s"
 
@@ -108,25 +109,25 @@ def units(accelerator: Accelerator) -> str:
 def best_profile(accelerator: Accelerator, *dtypes: str) -> tuple[Confidence, str]:
     """The best confidence that a shipped profile gives an accelerator, and that profile's name.
 
-    In any of `dtypes` (BF16 and FP8, where not given) that the accelerator has. Of equals the profile
-    with the most entries; `generic-roofline` where none has rates for this accelerator.
+    Considers those of `dtypes` (BF16 and FP8 by default) that the accelerator has. Among equals the profile
+    with the most entries wins; `generic-roofline` is the answer where none has rates for this accelerator.
     """
     wanted = [dtype for dtype in dtypes or ("bf16", "fp8") if dtype in accelerator.peak] or ["bf16"]
     generic = load_profile(GENERIC)
-    found = [(LEVELS.index(_confidence(accelerator, generic, dtype)), 1, GENERIC) for dtype in wanted]
+    candidates = [(LEVELS.index(_confidence(accelerator, generic, dtype)), 1, GENERIC) for dtype in wanted]
     for name in list_profiles():
         if accelerator.name in accelerators_of(name):
             profile = load_profile(name)
             size = sum(1 for _ in profile.entries())
-            found += [
+            candidates += [
                 (LEVELS.index(_confidence(accelerator, profile, dtype)), -size, name)
                 for dtype in wanted
                 if rate_tables(profile, dtype)
             ]
-    variants = {  # a profile that includes another candidate is a variant of it, for who asks by name
+    variants = {  # a profile that includes another candidate is a variant of it; users choose it by name
         name
-        for *_, name in found
-        if set(load_profile(name).include) & {other for *_, other in found} - {GENERIC}
+        for *_, name in candidates
+        if set(load_profile(name).include) & {other for *_, other in candidates} - {GENERIC}
     }
-    level, _, name = min(entry for entry in found if entry[2] not in variants)
+    level, _, name = min(entry for entry in candidates if entry[2] not in variants)
     return LEVELS[level], name

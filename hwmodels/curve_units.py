@@ -1,4 +1,4 @@
-"""Units of measured curves: their factors to SI, and the dimension of their values."""
+"""Units of measured curves, with their factors to SI and the dimensions of the values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ COUNT_UNITS = frozenset({"1", "SMs", "GPUs", "nodes", "tokens", "rows", "CTAs", 
 def si_factor(unit: str) -> float:
     """The factor from a unit name of a curve ("TFLOP/s", "MB", "us", "SMs") to SI.
 
-    Raises InputError for a unit that no dimension knows.
+    Raises InputError for an unknown unit.
     """
     if unit in COUNT_UNITS:
         return 1.0
@@ -23,5 +23,5 @@ def si_factor(unit: str) -> float:
 
 
 def dimension_of(unit: str) -> str:
-    """The dimension of the values of a curve with this unit; ratios and numbers of things are "ratio"."""
+    """The dimension that a unit belongs to; "ratio" for ratios and counts."""
     return next((name for name, table in DIMENSIONS.items() if unit and unit in table.units), "ratio")

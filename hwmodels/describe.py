@@ -1,4 +1,4 @@
-"""Hardware descriptions as rows for people: what is shipped, and every number of one description."""
+"""Lists the shipped hardware, and every number of one description, as rows for people."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from moesim.hwmodels.accelerator import Accelerator, list_accelerators, load_accelerator
 from moesim.hwmodels.cluster import list_clusters, load_cluster
-from moesim.hwmodels.confidence import best_profile, missing_figures, units
+from moesim.hwmodels.confidence import best_profile, compute_units_text, missing_figures
 from moesim.hwmodels.energy import list_energy_sites, load_energy_site
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.failure import list_failure_rates, list_restarts, load_failure_rate, load_restart
@@ -26,9 +26,9 @@ from moesim.hwmodels.validation import nearest
 
 
 class HardwareRow(NamedTuple):
-    """One shipped description: what it is, its name and a line about it.
+    """The kind (`what`), name and summary of one shipped description.
 
-    Of an accelerator also the best `confidence` that a shipped profile gives it, with that profile's name,
+    An accelerator also has the best `confidence` that a shipped profile gives it, with that profile's name,
     and the figures that nobody published (`moesim.hwmodels.confidence`).
     """
 
@@ -66,7 +66,7 @@ _KINDS: dict[str, tuple[Callable[[], tuple[str, ...]], Callable[[str], BaseModel
 
 
 def hardware_rows() -> list[HardwareRow]:
-    """Everything shipped: accelerators, nodes, networks, clusters, and what a run needs besides."""
+    """One row for every shipped description and price list, by kind."""
     rows = [
         _accelerator_row(load_accelerator(name))
         if what == "accelerator"
@@ -81,7 +81,7 @@ def describe(name: str) -> list[FigureRow]:
     """Every sourced number of the shipped description called `name`, in file order.
 
     An accelerator's rental offers and missing figures are appended, the latter of kind `missing`. Raises
-    InputError for an unknown name, with the nearest.
+    InputError, which suggests the nearest name, for an unknown one.
     """
     for names, load in _KINDS.values():
         if name in names():
@@ -104,7 +104,7 @@ def _figures(model: BaseModel) -> list[FigureRow]:
 
 
 def _beside_figures(chip: Accelerator) -> list[FigureRow]:
-    """What an accelerator's file says without a number, and what it lacks."""
+    """Rows for an accelerator's communication engine and for its missing figures."""
     engine, rows = chip.communication_engine, []
     if engine is not None:
         rows.append(
@@ -126,7 +126,7 @@ def _beside_figures(chip: Accelerator) -> list[FigureRow]:
 def _accelerator_row(chip: Accelerator) -> HardwareRow:
     level, profile = best_profile(chip)
     missing = [*missing_figures(chip), *([] if chip.name in list_prices() else ["price"])]
-    summary = f"{_summary(chip)}, {units(chip)}"
+    summary = f"{_summary(chip)}, {compute_units_text(chip)}"
     return HardwareRow("accelerator", chip.name, summary, f"{level} ({profile})", ", ".join(missing))
 
 

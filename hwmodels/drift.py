@@ -1,4 +1,4 @@
-"""Drift between two profiles of one machine: every shape and point against what both state as error."""
+"""Compares two profiles of one machine and reports the points that moved beyond their stated errors."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from moesim.hwmodels.calibration import CalibrationProfile, Entry, GemmTable, La
 from moesim.hwmodels.provenance import Sourced
 
 NUMBERS = ("launch_gap", "kernel_floor")
-"""Figures of a profile that are no entries."""
+"""Numbers of a profile that stand outside its entries."""
 
 RULE = "a shape or point counts as changed where it moved by more than both profiles' stated errors together"
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """How an entry changed: new over old minus 1. `points`: how many were compared (0 = in one only)."""
+    """Relative change of an entry (new / old - 1) over the `points` compared (0: only one profile has it)."""
 
     id: str
     points: int
@@ -26,19 +26,19 @@ class Drift:
     worst: float
     worst_at: str
     allowed: float
-    """Both stated errors together: the threshold of every single point."""
+    """Sum of both stated errors, the threshold for every point."""
     changed: tuple[tuple[str, float], ...] = ()
     """Shapes or points beyond the threshold with their changes, the largest first."""
     note: str = ""
 
     @property
     def drifted(self) -> bool:
-        """Whether any shape or point changed by more than what both profiles state."""
+        """Whether any shape or point changed by more than both stated errors."""
         return bool(self.changed)
 
     @property
-    def said(self) -> str:
-        """Which shapes or points changed, in words; else the note."""
+    def summary(self) -> str:
+        """The changed shapes or points in words, or the note where none changed."""
         if not self.changed:
             return self.note
         shown = ", ".join(f"{key} {change:+.1%}" for key, change in self.changed)
@@ -46,11 +46,11 @@ class Drift:
 
 
 def compare(old: CalibrationProfile, new: CalibrationProfile) -> list[Drift]:
-    """A row an entry: drifted first, then by the size of the change, then what only one profile has.
+    """One row per entry: drifted ones first, then by size of change, then those that only one profile has.
 
-    An entry that carries its profile's name ("mine.gemm_fp8") is the same one without it. Tables are compared
-    at equal shapes, curves and laws at equal places: a value between two measured points has no stated error.
-    Pure; profiles of two accelerators can be compared too, which says how far they are apart.
+    Entries are matched without their profile's name ("mine.gemm_fp8" as "gemm_fp8"). Tables are compared at
+    equal shapes, curves and laws at equal x, since a value between two measured points has no stated error.
+    Pure. Profiles of two accelerators can be compared too; the rows then show how far they are apart.
     """
     before, after = _entries(old), _entries(new)
     rows = [_drift(id_, before[id_], after[id_]) for id_ in after if id_ in before]
@@ -63,7 +63,7 @@ def compare(old: CalibrationProfile, new: CalibrationProfile) -> list[Drift]:
 
 
 def verdict(rows: Sequence[Drift]) -> str:
-    """How many entries and points changed, and by which rule."""
+    """One sentence with the numbers of changed entries and points, and the rule."""
     both = [row for row in rows if row.points]
     points, changed = sum(row.points for row in both), sum(len(row.changed) for row in both)
     drifted = sum(row.drifted for row in both)
@@ -71,7 +71,7 @@ def verdict(rows: Sequence[Drift]) -> str:
 
 
 def changes(old: Entry, new: Entry) -> dict[str, float]:
-    """Relative change of an entry by shape or point, at those that both have (pure)."""
+    """Relative change of an entry at each shape or point that both versions have (pure)."""
     before, after = _points(old), _points(new)
     return {
         name: value / before[key][1] - 1.0
@@ -81,7 +81,7 @@ def changes(old: Entry, new: Entry) -> dict[str, float]:
 
 
 def _entries(profile: CalibrationProfile) -> dict[str, Entry]:
-    """Entries by id without the profile's own name, where that leaves no doubt which one is meant."""
+    """Entries by id, without the profile's name where the shorter id is unambiguous."""
     entries = list(profile.entries())
     ids = {entry.id for entry in entries}
     bare = {entry.id: entry.id.removeprefix(f"{profile.name}.") for entry in entries}
@@ -90,18 +90,19 @@ def _entries(profile: CalibrationProfile) -> dict[str, Entry]:
 
 def _drift(id_: str, old: Entry, new: Entry) -> Drift:
     allowed = old.residual.relative + new.residual.relative
-    found = changes(old, new)
-    if not found:
+    change_by_point = changes(old, new)
+    if not change_by_point:
         return Drift(id_, 0, 0.0, 0.0, "", allowed, note="no common points")
     alone = len(_points(old).keys() ^ _points(new).keys())
-    return _row(id_, found, allowed, f"{alone} points in one profile only" if alone else "")
+    return _row(id_, change_by_point, allowed, f"{alone} points in one profile only" if alone else "")
 
 
-def _row(id_: str, found: Mapping[str, float], allowed: float, note: str = "") -> Drift:
-    ranked = sorted(found.items(), key=lambda item: (-abs(item[1]), item[0]))
+def _row(id_: str, change_by_point: Mapping[str, float], allowed: float, note: str = "") -> Drift:
+    ranked = sorted(change_by_point.items(), key=lambda item: (-abs(item[1]), item[0]))
     changed = tuple((key, change) for key, change in ranked if abs(change) > allowed)
     worst_at, worst = ranked[0]
-    return Drift(id_, len(found), statistics.median(found.values()), worst, worst_at, allowed, changed, note)
+    median = statistics.median(change_by_point.values())
+    return Drift(id_, len(change_by_point), median, worst, worst_at, allowed, changed, note)
 
 
 def _numbers(old: CalibrationProfile, new: CalibrationProfile) -> Iterator[Drift]:
@@ -113,28 +114,28 @@ def _numbers(old: CalibrationProfile, new: CalibrationProfile) -> Iterator[Drift
 
 
 def _stated_error(number: Sourced) -> float:
-    """Half the width of a figure's range over its value; 0 where it states none."""
+    """Half the width of a figure's range over its value; 0 where it states no range."""
     ends = number.range
     return 0.0 if ends is None else (ends[1] - ends[0]) / 2.0 / number.value
 
 
 def _points(entry: Entry) -> dict[Hashable, tuple[str, float]]:
-    """What an entry measured: by what makes two points the same, its name for people and its value."""
+    """The points of an entry by a key that identifies each, with the name to display and the value."""
     if isinstance(entry, GemmTable):
         seen: Counter[Hashable] = Counter()
-        found: dict[Hashable, tuple[str, float]] = {}
+        points: dict[Hashable, tuple[str, float]] = {}
         for row in entry.points:
             shape = (row[:4], row[5:])
             seen[shape] += 1  # a shape may stand in a table more than once
             words = ["x".join(f"{x:.9g}" for x in row[:3])]
             words += [f"in {row[3]:g} groups"] if row[3] != 1 else []
             words += [*map(str, row[5:]), *([f"({seen[shape]})"] if seen[shape] > 1 else [])]
-            found[shape, seen[shape]] = " ".join(words), entry.flop_per_s(row)
-        return found
+            points[shape, seen[shape]] = " ".join(words), entry.flop_per_s(row)
+        return points
     if isinstance(entry, Prior):
         return {"fraction": ("fraction", entry.fraction)}
     if isinstance(entry, MeasuredCurve) or (isinstance(entry, Law) and entry.points):
         places = zip(entry.curve.points, entry.points, strict=True)
-        defined = (0.0, 1.0) if isinstance(entry, Law) else None  # true of every law
+        defined = (0.0, 1.0) if isinstance(entry, Law) else None  # every law starts at (0, 1) by definition
         return {f"{x:.9g}": (f"{shown[0]:g}", y) for (x, y), shown in places if (x, y) != defined}
     return {}

@@ -1,4 +1,4 @@
-"""Measured curves with range-checked interpolation: a reading outside the measured range says so."""
+"""Measured curves with interpolation; a reading outside the measured range is flagged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from moesim.hwmodels.frozen import Frozen
 
 
 class Reading(NamedTuple):
-    """One value read from a curve; `note` says what was done when `extrapolated` is true."""
+    """One value read from a curve; where `extrapolated`, `note` says how the value was chosen."""
 
     value: float
     extrapolated: bool
@@ -25,8 +25,8 @@ class Curve(Frozen):
     """A measured dependence y(x), piecewise linear in x or in log x.
 
     `points` are (x, y) with strictly increasing x, in the units that `x_unit` and `y_unit` name.
-    Outside the first and last x the end value is held and the reading is flagged: a curve is never
-    continued beyond what was measured.
+    Outside the first and last x the reading is the end value and is flagged; a curve is never continued
+    beyond what was measured.
     """
 
     id: str = Field(min_length=1)
@@ -62,12 +62,12 @@ class Curve(Frozen):
         return tuple(y for _, y in self.points)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """A changed copy, checked again; a plain copy would keep the columns cached for the old points."""
+        """A changed copy, validated again; pydantic's own copy would keep the old cached columns."""
         fields = {name: getattr(self, name) for name in type(self).model_fields}
         return type(self).model_validate({**fields, **(update or {})})
 
     def at(self, x: float) -> Reading:
-        """The value at x; held at the end value and flagged outside the measured range.
+        """The value at x; outside the measured range it is the end value and flagged.
 
         Raises ValueError when x is not a number.
         """
@@ -82,7 +82,7 @@ class Curve(Frozen):
         x0, x1, y0, y1 = xs[right - 1], xs[right], ys[right - 1], ys[right]
         log = self.interpolation == "log"
         weight = math.log(x / x0) / math.log(x1 / x0) if log else (x - x0) / (x1 - x0)
-        # The clamp keeps rounding from leaving the interval between two measured values.
+        # The clamp keeps rounded values between the two measured ones.
         value = min(max(y0 + (y1 - y0) * weight, min(y0, y1)), max(y0, y1))
         return Reading(value, False, "")
 

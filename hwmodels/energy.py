@@ -1,4 +1,4 @@
-"""What a kilowatt-hour costs and emits where the cluster stands."""
+"""Price and carbon emissions of electricity at the site of a cluster."""
 
 from __future__ import annotations
 

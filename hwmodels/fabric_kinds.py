@@ -1,4 +1,4 @@
-"""Descriptions whose `kind` decides which keys `fabric` has."""
+"""Checks descriptions whose `kind` decides which keys `fabric` has."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from moesim.hwmodels.validation import nearest
 def with_kind(data: Mapping[str, Any], specs: Mapping[str, TopologySpec]) -> dict[str, Any]:
     """The mapping with its `kind` written into its `fabric`, where pydantic looks for it.
 
-    Raises ValueError for an unknown kind, and for a fabric that is
-    missing or too much.
+    Raises ValueError for an unknown kind, for a missing fabric, and for one that the kind does not have.
     """
     kind, fabric = data.get("kind"), data.get("fabric")
     if not isinstance(kind, str):
-        return dict(data)  # pydantic says what is wrong with it
+        return dict(data)  # pydantic reports the error
     known = sorted(specs)
     if kind not in known:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What the switches and cables of a scale-out network cost."""
+"""Prices of the switches and cables of a scale-out network."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ FOLDER = "fabric_prices"
 
 
 class FabricPrices(Frozen):
-    """What the parts of a scale-out network cost (`data/fabric_prices/*.yaml`)."""
+    """Prices of the parts of a scale-out network (`data/fabric_prices/*.yaml`)."""
 
     name: str = "custom"
     title: str = "custom prices"
     switch: SourcedUsd
     link: SourcedUsd
-    """One cable with what it needs at both ends."""
+    """One cable with its transceivers or connectors at both ends."""
     note: str | None = None
 
 

@@ -1,4 +1,4 @@
-"""How often a training job is interrupted, and how long it takes to come back, as operators published it."""
+"""Published rates of interruptions of training jobs, and times to restart them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RESTARTS = "restarts"
 
 
 class CauseCount(Frozen):
-    """How many of the counted interruptions one cause accounts for; `node`: the node has to be replaced."""
+    """Interruptions that one cause accounts for; `node` says whether the node must be replaced."""
 
     cause: str
     count: Annotated[int, Field(ge=1, strict=True)]
@@ -34,7 +34,7 @@ class Causes(Frozen):
 
 
 UNKNOWN_CAUSE = CauseCount(cause="any", count=1, node=True)
-"""Where nobody published causes: one, which takes its node with it (the careful assumption)."""
+"""The cause assumed where nobody published causes; it costs the node, which is the careful assumption."""
 
 
 class FailureRate(Frozen):
@@ -58,14 +58,14 @@ class FailureRate(Frozen):
 
 
 class Restart(Frozen):
-    """What follows an interruption (`data/restarts/*.yaml`): noticing it, then getting going again."""
+    """Times to detect an interruption and to recover from it (`data/restarts/*.yaml`)."""
 
     name: str = "custom"
     title: str = "stated restart"
     detection: SourcedSeconds
-    """From the failure until it is noticed and diagnosed; the job stands still."""
+    """Time from the failure until it is diagnosed, while the job stands still."""
     recovery: SourcedSeconds
-    """From there until the first step after the checkpoint starts: scheduling, set-up, loading."""
+    """Time from the diagnosis to the first step after the checkpoint: scheduling, set-up, loading."""
     note: str | None = None
 
 

@@ -1,4 +1,4 @@
-"""Files of the user's: which may be read by path, and writing whole or not at all."""
+"""Reads the user's files, where reading by path is allowed, and writes files atomically."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import IO
 from moesim.hwmodels.errors import InputError
 
 READ_BELOW = "MOESIM_READ_BELOW"
-"""Environment variable of a server: the one folder, beside the shipped data, that it may read by path."""
+"""Environment variable that names the one folder, besides the shipped data, that a server may read."""
 
 _SHIPPED = Path(__file__).resolve().parent.parent
-"""Holds the data folders of hwmodels and simulator, in a checkout as in an installed package."""
+"""Holds the data folders of hwmodels and simulator, both in a checkout and in an installed package."""
 
 
 def check_readable(path: Path, name: str | None = None) -> None:
-    """Raise InputError where this process serves strangers and `path` is not one of theirs or ours.
+    """Raise InputError where this process is a server and `path` is outside the folders that it may read.
 
     A server (`moesim app`) sets READ_BELOW, which its worker processes inherit; elsewhere every path may be
-    read. Whether the file exists is not told. `name` is what the message calls the file.
+    read. The message calls the file `name` and does not reveal whether it exists.
     """
     below = os.environ.get(READ_BELOW)
     if below is None:
@@ -37,7 +37,7 @@ def check_readable(path: Path, name: str | None = None) -> None:
 
 
 def is_there(path: Path) -> bool:
-    """Whether something has this path; nothing has one that is too long or contains a zero byte."""
+    """Whether the path exists; False for a path that is too long or contains a zero byte."""
     try:
         return path.exists()
     except (OSError, ValueError):
@@ -45,7 +45,7 @@ def is_there(path: Path) -> bool:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a folder has this path; nothing has one that is too long or contains a zero byte."""
+    """Whether the path is a folder; False for a path that is too long or contains a zero byte."""
     try:
         return path.is_dir()
     except (OSError, ValueError):
@@ -61,16 +61,16 @@ def resolved(path: Path) -> Path:
 
 
 def read_text(path: Path, most_bytes: int, what: str, *, strict: bool = True) -> str:
-    """The text of a UTF-8 file of the user's, which should be a `what`.
+    """The text of a UTF-8 file of the user; `what` names the kind of file in messages.
 
-    Not `strict`: bytes that are not UTF-8 become replacement characters. Raises InputError for a file that is
-    missing, larger than `most_bytes`, empty or binary.
+    Where not `strict`, bytes that are not UTF-8 become replacement characters. Raises InputError for a
+    file that is missing, larger than `most_bytes`, empty or binary.
     """
     check_readable(path)
     try:
         with path.open("rb") as file:
             data = file.read(most_bytes + 1)
-    except (OSError, ValueError) as error:  # a zero byte in a name is a ValueError
+    except (OSError, ValueError) as error:  # a zero byte in a name raises ValueError
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise InputError(f"{path}: cannot be read: {reason or error}") from None
     if len(data) > most_bytes:
@@ -87,7 +87,7 @@ def read_text(path: Path, most_bytes: int, what: str, *, strict: bool = True) ->
 
 
 def check_writable(path: Path, what: str) -> None:
-    """Raise InputError where `path` cannot become a file: no such folder, or it is a folder itself."""
+    """Raise InputError where `path` is a folder or its folder does not exist."""
     try:
         is_folder, has_folder = path.is_dir(), path.parent.is_dir()
     except (OSError, ValueError) as error:
@@ -99,14 +99,14 @@ def check_writable(path: Path, what: str) -> None:
 
 
 def write_atomically(path: Path, chunks: Iterable[str]) -> None:
-    """Write text to `path` by way of a temporary file beside it; gzip where the name ends in .gz.
+    """Write text to `path` through a temporary file beside it, as gzip where the name ends in .gz.
 
     A reader sees the old file or the complete new one. The gzip header holds no time and no name, so
     equal text gives equal bytes. Raises InputError where the folder cannot be written to.
     """
     check_writable(path, "output file")
     try:
-        # Beside the target: a rename is atomic only inside one file system.
+        # It lies beside the target, since a rename is atomic only inside one file system.
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     except OSError as error:
         raise InputError(f"output file {path}: cannot be written: {error.strerror or error}") from None
@@ -134,7 +134,7 @@ def _write(file: IO[bytes] | gzip.GzipFile, chunks: Iterable[str]) -> None:
 
 
 def _umask() -> int:
-    """The mask of permission bits; reading it means setting it."""
+    """The mask of permission bits. It can only be read by setting it, so it is restored at once."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask

@@ -1,4 +1,4 @@
-"""Base classes of the descriptions that files hold and of the results that are printed."""
+"""Base classes of descriptions in files and of printed results."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ class Frozen(BaseModel):
 
 
 class Section(Frozen):
-    """A section of a file whose keys are described by the text below each of them."""
+    """A section of a file; the docstring below each field describes its key."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)

@@ -1,4 +1,4 @@
-"""How long the host takes to launch work on a GPU: seconds of one framework call by kind."""
+"""Time that the host needs to launch work on a GPU, in seconds of one framework call by kind."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ CallKind = Literal[
     "gate",  # one operator of the router's chain
     "collective",
     "exchange",  # all-to-all of rows with split sizes, inside autograd
-    "counts",  # token counts exchanged and read by the host; drains the queue
-    "module product",  # a linear layer of a module library, as Transformer Engine's
+    "counts",  # exchange of token counts that the host reads back, which drains the queue
+    "module product",  # linear layer of a module library such as Transformer Engine
     "module attention",
-    "module expert",  # what one more expert costs inside a grouped layer of such a library
-    "checkpoint",  # a block that is computed again
-    "selective",  # what selective recompute costs on top of every call
+    "module expert",  # each further expert inside a grouped layer of such a library
+    "checkpoint",  # recomputation of a whole block
+    "selective",  # extra cost of every call under selective recompute
 ]
-"""What the framework is asked to do; each kind has a host time forward and backward."""
+"""Kinds of framework calls; each has a host time in the forward and one in the backward."""
 
 
 class HostCall(Frozen):
-    """Host seconds of one call in the forward, and of what autograd runs for it in the backward."""
+    """Host seconds of one call in the forward, and of its autograd part in the backward."""
 
     forward: Seconds = Field(le=1.0)
     backward: Seconds = Field(le=1.0)
@@ -51,7 +51,7 @@ class HostCall(Frozen):
 
 
 class InBlock(Frozen):
-    """How much longer calls take inside a model's code than in a row of the same call."""
+    """Ratio of call times inside a model's code to those in a loop that repeats one call."""
 
     forward: float = Field(ge=1.0, le=100.0)
     backward: float = Field(ge=1.0, le=100.0)
@@ -64,7 +64,7 @@ class InBlock(Frozen):
 class Host(Frozen):
     """Data of one kind of host and its framework (`data/hosts/*.yaml`).
 
-    `like`: another host whose times are taken `factor` times as long.
+    `like` names another host, whose times multiplied by `factor` are those of this one.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Host(Frozen):
     in_block: InBlock | None = None
     like: str | None = None
     factor: Annotated[SourcedFraction, ranges.SLOWNESS] | None = None
-    """Time of a call over that on the host `like`."""
+    """Time of a call here over its time on the host `like`."""
     note: str | None = None
 
     @model_validator(mode="after")
@@ -84,7 +84,7 @@ class Host(Frozen):
             raise ValueError("give either calls, or like and factor")
         missing = [kind for kind in get_args(CallKind) if self.calls and kind not in self.calls]
         if missing:
-            raise ValueError(f"calls leaves out {', '.join(missing)}: the host would do these in no time")
+            raise ValueError(f"calls has no time for {', '.join(missing)}; give one for every kind of call")
         return self
 
     def call_s(self, kind: CallKind, forward: bool) -> float:
@@ -97,16 +97,17 @@ class Host(Frozen):
         return call.backward * (block.backward if block else 1.0)
 
     def measured(self) -> Host:
-        """The host whose own calls these times are: itself, or the one that it is like.
+        """The host whose calls were measured, which is this one or the one named by `like`.
 
-        Raises InputError where that one is unknown or is like another itself.
+        Raises InputError where the other is unknown or has a `like` of its own.
         """
         if self.like is None:
             return self
         base = load_host(self.like)
         if base.like is not None:
             raise InputError(
-                f"host {self.name}: like={self.like} is itself like {base.like}; name the host that has calls"
+                f"host {self.name}: like={self.like} has no calls of its own, it is like {base.like}; "
+                "name the host that has calls"
             )
         return base
 

@@ -1,7 +1,7 @@
-"""Groups of operators that communication SMs slow down alike, and the names they had before.
+"""Groups of operators that communication SMs slow down alike, and their former names.
 
-A GEMM kernel is aware of the SMs when it takes a number of SMs to run on and so leaves the rest alone.
-Earlier releases wrote `told` and `gemm_told`, `gemm_untold`; profiles that hold these are read unchanged.
+A GEMM kernel is SM-aware when it accepts a number of SMs to run on and leaves the others free. Earlier
+releases wrote `told`, `gemm_told` and `gemm_untold`; profiles with these words are still read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FORMER_GROUPS: Final[dict[str, LawGroup]] = {"gemm_told": "gemm_sm_aware", "gemm
 _FORMER_WORDS = {'"sm_aware":': '"told":', **{f'"{now}"': f'"{then}"' for then, now in FORMER_GROUPS.items()}}
 
 SM_AWARE = AliasChoices("sm_aware", "told")
-"""The key of a table that says whether its kernels are aware of the SMs, as files write it."""
+"""Key of a table that says whether its kernels are SM-aware, under its name or the former one."""
 
 
 def _current(value: object) -> object:
@@ -24,18 +24,18 @@ def _current(value: object) -> object:
 
 
 AnyLawGroup = Annotated[LawGroup, BeforeValidator(_current)]
-"""A group as a file writes it, under its name or the former one."""
+"""A group in a file, under its name or the former one."""
 
 
-def entry_word(group: LawGroup) -> str:
-    """The last part of an entry's id: the former name, which profiles that are compared hold already."""
+def entry_id_suffix(group: LawGroup) -> str:
+    """Last part of an entry's id; it keeps the former name, so that older profiles can be compared."""
     return next((then for then, now in FORMER_GROUPS.items() if now == group), group)
 
 
-def in_former_words(text: str) -> str:
-    """The JSON text of a profile under the former names, over which it has always been hashed.
+def with_former_names(text: str) -> str:
+    """The JSON text of a profile with the former names, which its hash has always been computed from.
 
-    A quotation mark inside a text is escaped in JSON, so that only keys and whole values are found.
+    JSON escapes a quotation mark inside a text, so only keys and whole values are replaced.
     """
     for now, then in _FORMER_WORDS.items():
         text = text.replace(now, then)

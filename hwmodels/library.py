@@ -1,4 +1,4 @@
-"""Finding and reading the shipped data files, or a file of the user's: one way for every kind."""
+"""Finds and reads shipped data files and files of the user, in the same way for every kind."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def load_described(cls: type[ModelT], folder: str, name: str, what: str, base: P
 
 @lru_cache(maxsize=256)
 def _shipped(cls: type[ModelT], folder: str, name: str) -> ModelT:
-    """Descriptions are frozen, so one copy of each shipped file serves a whole process."""
+    """Reads a shipped file once per process; descriptions are frozen, so one copy can be shared."""
     place = f"moesim/hwmodels/data/{folder}/{name}.yaml"
     text = files("moesim.hwmodels").joinpath("data", *folder.split("/"), f"{name}.yaml").read_text("utf-8")
     return validate_model(cls, parse_mapping(text, place), place)
 
 
 def by_name(cls: type[BaseModel], loader: Callable[[str, Path | None], Any]) -> BeforeValidator:
-    """A field that holds a `cls` and may be written as its name or path."""
+    """Validator of a field that holds a `cls` and may be written as a name or path."""
 
     def resolve(value: Any, info: ValidationInfo) -> Any:
         if not isinstance(value, str):

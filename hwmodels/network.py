@@ -1,4 +1,4 @@
-"""The scale-out network between nodes: which switches, which links, which latencies."""
+"""The scale-out network between nodes, with its switches, links and latencies."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Network(Frozen):
     kind: str
     fabric: Fabric | None = None
     prices: str | None = None
-    """Name or path of a price list. Only a name: a predicted step does not stand on what switches cost."""
+    """Name or path of a price list, which is not loaded here: a predicted step does not depend on prices."""
     note: str | None = None
 
     @field_validator("prices")
@@ -44,9 +44,9 @@ class Network(Frozen):
         if value is None or base is None:
             return value
         beside = base.parent / value
-        found = str(beside) if is_there(beside) else value
-        load_fabric_prices(found)
-        return found
+        path = str(beside) if is_there(beside) else value
+        load_fabric_prices(path)
+        return path
 
     @model_validator(mode="before")
     @classmethod

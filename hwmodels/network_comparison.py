@@ -1,4 +1,4 @@
-"""Networks at full size beside the table of arXiv 2505.09343: counts and cost, published and ours."""
+"""Compares our counts and costs of full-size networks with the table of arXiv 2505.09343."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PRICES = "ndr-400g"
 
 
 class PublishedNetwork(Frozen):
-    """One column of the table: counts, and cost in millions of dollars and thousands an endpoint."""
+    """One column of the table: counts, cost in millions of dollars, and thousands of dollars per endpoint."""
 
     name: str
     endpoints: int
@@ -41,7 +41,7 @@ class PublishedTable(Frozen):
 
 @dataclass(frozen=True, slots=True)
 class ComparedFigure:
-    """One figure of one network: published, ours, and the relative error."""
+    """One figure of one network, as published and as counted here."""
 
     network: str
     figure: str
@@ -61,7 +61,7 @@ def published_table() -> PublishedTable:
     return validate_model(PublishedTable, parse_mapping(text, name), name)
 
 
-# Nodes of 8 GPUs that fill each network.
+# Network and number of 8-GPU nodes that fill it.
 FULL_SIZE = {
     "FT2": ("mrft-ib-400g", 256),
     "MPFT": ("mpft-ib-400g", 2048),
@@ -76,8 +76,8 @@ def slim_fly_counts(q: int) -> tuple[int, int, int]:
 
     2 q^2 switches with (3 q - d) / 2 links to others and half as many endpoints, rounded up
     (arXiv 1912.08968). Raises InputError where q leaves the remainder 2. The graph itself exists only
-    where q is a power of a prime: the table's q = 28 is none, so its column is this formula and no network
-    that could be wired.
+    where q is a power of a prime. The table's q = 28 is none, so its column follows from this formula and
+    describes no network that could be wired.
     """
     if q < 3 or q % 4 == 2:
         raise InputError(f"q={q}: a slim fly needs q = 4 w - 1, 4 w or 4 w + 1, at least 3")
@@ -87,9 +87,9 @@ def slim_fly_counts(q: int) -> tuple[int, int, int]:
 
 
 def compare_networks() -> list[ComparedFigure]:
-    """Every cell of the table beside what the topologies count and a price list gives.
+    """Every cell of the table, as published and as computed from our topologies and a price list.
 
-    Nothing is fitted to the table: the prices are those of another source, NICs not included.
+    Nothing is fitted to the table; the prices come from another source and do not include NICs.
     """
     prices, cells = load_fabric_prices(PRICES), []
     for row in published_table().rows:
@@ -117,5 +117,5 @@ def _counts(name: str) -> tuple[int, int, int]:
 
 
 def _cost_usd(prices: FabricPrices, endpoints: int, switches: int, links: int) -> float:
-    """Switches, and a link for every endpoint and between switches (docs/model.md, eq. N1)."""
+    """Cost of switches, endpoint links and links between switches (docs/model.md, eq. N1)."""
     return switches * prices.switch.value + (endpoints + links) * prices.link.value

@@ -1,4 +1,4 @@
-"""One server: its accelerators, the switch between them, its NICs and its power."""
+"""One node, with its accelerators, the links between them, its NICs and its power."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from moesim.hwmodels.scale_up_shares import SWITCHED, ScaleUpShares
 
 FOLDER = "nodes"
 MOST_GPUS = 65_536
-"""Of a node; the largest scale-up domains of today have 9,216 chips."""
+"""Limit for a node; the largest scale-up domains of today have 9,216 chips."""
 MOST_NICS = 64
-"""Of a GPU."""
+"""Limit for a GPU."""
 
 SourcedT = TypeVar("SourcedT", bound=Sourced)
 
@@ -42,13 +42,13 @@ class Node(Frozen):
     accelerator: AcceleratorRef
     gpus: SourcedCount
     scale_up_switch: str
-    """What joins the GPUs, in words."""
+    """The network between the GPUs, in words."""
     scale_up: ScaleUpRef | None = None
-    """What joins the GPUs, as links; without it one non-blocking switch."""
+    """The links between the GPUs; one non-blocking switch where not given."""
     scale_up_latency: Annotated[SourcedSeconds, ranges.LATENCY]
-    """GPU to GPU inside the node, end to end, small message."""
+    """End-to-end latency of a small message from GPU to GPU inside the node."""
     nics_per_gpu: SourcedCount | None = None
-    """Absent, with the two below, where nothing is known of a network beyond the node."""
+    """NICs of one GPU; absent, like the two NIC bandwidths, where no scale-out network is known."""
     nic_bandwidth: SourcedBytesPerSecond | None = None
     """Nominal, per NIC and direction."""
     nic_bandwidth_effective: SourcedBytesPerSecond | None = None
@@ -81,38 +81,38 @@ class Node(Frozen):
 
     @property
     def scale_up_achievable_bytes_per_s(self) -> float:
-        """Scale-up payload bandwidth per GPU and direction; InputError where the accelerator has none."""
+        """Scale-up payload bandwidth per GPU and direction; raises InputError where unknown."""
         return self.accelerator.scale_up_achievable_bytes_per_s
 
     @property
     def scale_up_latency_s(self) -> float:
-        """GPU to GPU inside the node."""
+        """Latency from GPU to GPU inside the node."""
         return self.scale_up_latency.value
 
     @property
     def scale_up_shares(self) -> ScaleUpShares:
-        """What part of the scale-up rate a group inside the node can use, from the wiring."""
+        """Shares of the scale-up rate that groups inside the node can use, as the wiring allows."""
         return SWITCHED if self.scale_up is None else self.scale_up.fabric.shares(self)
 
     @property
     def n_nics_per_gpu(self) -> int:
-        """NICs of one GPU; InputError where none is known."""
+        """NICs of one GPU; raises InputError where unknown."""
         return self._required(self.nics_per_gpu, "nics_per_gpu").n
 
     @property
     def scale_out_bytes_per_s(self) -> float:
-        """Nominal NIC bandwidth per GPU and direction (all NICs of the GPU); InputError where unknown."""
+        """Nominal bandwidth of all NICs of a GPU, per direction; raises InputError where unknown."""
         return self._required(self.nic_bandwidth, "nic_bandwidth").value * self.n_nics_per_gpu
 
     @property
     def scale_out_effective_bytes_per_s(self) -> float:
-        """NIC payload bandwidth per GPU and direction (all NICs of the GPU); InputError where unknown."""
+        """Payload bandwidth of all NICs of a GPU, per direction; raises InputError where unknown."""
         effective = self._required(self.nic_bandwidth_effective, "nic_bandwidth_effective")
         return effective.value * self.n_nics_per_gpu
 
     @property
     def power_w_per_gpu(self) -> float:
-        """The node's power divided by its GPUs; InputError where unknown."""
+        """The node's power divided by its GPUs; raises InputError where unknown."""
         return self._required(self.power, "power").value / self.n_gpus
 
     def _required(self, figure: SourcedT | None, key: str) -> SourcedT:

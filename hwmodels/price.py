@@ -1,4 +1,4 @@
-"""What renting an accelerator costs: dated offers with their terms, chosen by term, region and date."""
+"""Rental prices of accelerators: dated offers that are chosen by term, region and date."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from moesim.hwmodels.validation import nearest
 FOLDER = "prices"
 
 Term = Literal["on-demand", "spot", "reserved", "capacity-block", "assumed", "not stated"]
-"""How the accelerator is rented. `reserved`: for about a year. `assumed`: nobody offers this price."""
+"""How the accelerator is rented; `reserved` is for about a year, and nobody offers an `assumed` price."""
 
 
 class Offer(SourcedUsdPerHour):
-    """One price per GPU and hour, with the terms it was quoted for; a price without a date is refused."""
+    """One price per GPU and hour with its quoted terms; a price without a date is refused."""
 
     terms: str = "not stated"
     term: Term = "not stated"
@@ -35,7 +35,7 @@ class Offer(SourcedUsdPerHour):
 
 
 class RentChoice(Frozen):
-    """Which shipped offer to take: the latest one that fits, the cheapest of those of one date."""
+    """Selects a shipped offer: the latest that fits and, among those of one date, the cheapest."""
 
     term: Term
     region: str | None = None
@@ -50,7 +50,7 @@ class PriceList(Frozen):
     offers: tuple[Offer, ...] = Field(min_length=1)
 
     def choose(self, choice: RentChoice) -> Offer:
-        """The offer that fits a choice; raises InputError, with what there is, where none does."""
+        """The offer that fits a choice; raises InputError, which lists all offers, where none does."""
         fitting = [
             offer
             for offer in self.offers

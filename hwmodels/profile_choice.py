@@ -1,4 +1,4 @@
-"""Which shipped calibration profiles may price an accelerator."""
+"""Finds the shipped calibration profiles that may price an accelerator."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ def accelerators_of(profile: str) -> tuple[str, ...]:
     """The accelerators that a shipped profile may price, read from the head of its file alone."""
     lines = (PROFILE_DIRECTORY / f"{profile}.yaml").read_text("utf-8").splitlines()
     head = "\n".join(line for line in lines if line.startswith(("accelerator:", "also_for:")))
-    found = parse_mapping(head, f"profile {profile}")
-    return (found["accelerator"], *found.get("also_for", ()))
+    keys = parse_mapping(head, f"profile {profile}")
+    return (keys["accelerator"], *keys.get("also_for", ()))

@@ -1,4 +1,4 @@
-"""Numbers that know where they come from: value, unit, kind, source and date travel together."""
+"""Numbers with provenance: each carries its value, unit, kind, source and date."""
 
 from __future__ import annotations
 
@@ -54,20 +54,20 @@ UNDATED = "undated"
 
 
 STATED_IN = "stated in "
-"""Begins the source of a number that stands without one in a file; the file's name follows."""
+"""Prefix of the source of a number that a file gives without one; the file's name follows."""
 
 OWN = "stated by you"
-"""Source of a number that was given beside a file: with --set, in Python, in the dashboard or its link."""
+"""Source of a number that the user gave outside a file: with --set, in Python or in the dashboard."""
 
 
 def _date_text(value: Any) -> Any:
-    """YAML reads an unquoted 2024 as a number; it means the text."""
+    """Turns an unquoted year, which YAML reads as a number, into text."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def _is_a_day(text: str) -> str:
     if text != UNDATED:
-        datetime.date.fromisoformat(f"{text}-01-01"[:10])  # ValueError, which pydantic takes for its own
+        datetime.date.fromisoformat(f"{text}-01-01"[:10])  # pydantic reports the ValueError of a bad date
     return text
 
 
@@ -86,7 +86,7 @@ class Sourced(Frozen, str_strip_whitespace=True):
     """A number with its provenance; each subclass fixes the dimension of `value` (an SI float).
 
     In a file it is `{value: "3.35 TB/s", kind: spec, source: "...", date: "2023-03"}`. A user may also
-    write the quantity alone: it then counts as `assumed`, with the file it stands in as its source.
+    write the quantity alone; it then counts as `assumed`, and its source is the file that holds it.
     """
 
     dimension: ClassVar[str] = "fraction"
@@ -102,15 +102,15 @@ class Sourced(Frozen, str_strip_whitespace=True):
             {"type": "array", "items": {"type": ["number", "string"]}, "minItems": 2, "maxItems": 2}
         ),
     ] = None
-    """Lowest and highest value that the source leaves room for; `value`, between them, is the likeliest.
+    """Lowest and highest value that the source allows; `value`, between them, is the likeliest.
 
-    A value outside, such as one that an override puts in the place of the source's, has no range.
+    A value outside, such as one set by an override, has no range.
     """
 
     @field_validator("between", mode="before")
     @classmethod
     def _quantities(cls, ends: Any, info: ValidationInfo) -> Any:
-        """As `value`: strings are parsed; a bare number with a dimension comes from Python code only."""
+        """Parses both ends as `value` is parsed; bare numbers with a dimension come from Python code only."""
         if not isinstance(ends, list | tuple):
             return ends
         if any(isinstance(end, bool) or not isinstance(end, str | int | float) for end in ends):
@@ -146,7 +146,7 @@ class Sourced(Frozen, str_strip_whitespace=True):
 
     @property
     def range(self) -> tuple[float, float] | None:
-        """The range around the value; None where none is stated, or the value lies outside."""
+        """The range around the value; None where none is stated or the value lies outside it."""
         ends = self.between
         return ends if ends is not None and ends[0] <= self.value <= ends[1] else None
 
@@ -162,7 +162,7 @@ class Sourced(Frozen, str_strip_whitespace=True):
     def __get_pydantic_json_schema__(
         cls, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """The long form or the short one (see `_short_form`)."""
+        """Schema of either the long form or the short one (see `_short_form`)."""
         short = {"type": ["number", "string"] if "" in DIMENSIONS[cls.dimension].units else "string"}
         return {"anyOf": [handler(schema), short]}
 
@@ -290,7 +290,7 @@ class SourcedCount(Sourced):
 
 
 class ProvenanceRow(NamedTuple):
-    """One number of a description: `path` inside it, SI `value`, its dimension, and where it is from."""
+    """One number of a description, with its `path`, SI `value`, dimension and provenance."""
 
     path: str
     value: float
@@ -324,7 +324,7 @@ def sourced_numbers(value: object, path: str = "") -> Iterator[tuple[str, Source
 
 
 def with_value(value: Any, path: str, number: float) -> Any:
-    """A copy of a description in which the sourced number at `path` (as in `sourced_numbers`) is another."""
+    """A copy of a description with `number` at `path` (a path as `sourced_numbers` yields it)."""
     if isinstance(value, Sourced):
         return value.model_copy(update={"value": number})
     name, _, rest = path.partition(".")

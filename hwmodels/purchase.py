@@ -1,4 +1,4 @@
-"""What buying and running a cluster costs: hardware, building, upkeep, and how long it is written off."""
+"""Costs of buying and running a cluster: hardware, building, upkeep and write-off times."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ FOLDER = "purchases"
 class Purchase(Frozen):
     """Data of one way to buy (`data/purchases/*.yaml`); every price needs its date.
 
-    Straight-line write-off to nothing: hardware over `amortisation`, the building over
-    `building_amortisation`, both divided by the share of the time that the cluster earns its keep.
+    Hardware is written off in equal parts over `amortisation` and the building over
+    `building_amortisation`; both are divided by `utilisation`.
     """
 
     name: str = "custom"
     title: str = "stated purchase"
     accelerators: tuple[str, ...] = ()
-    """Accelerators that it buys; empty: whichever the cluster has."""
+    """Accelerators that it buys; empty for whichever the cluster has."""
     system_per_gpu: SourcedUsd
     """GPU with its share of server, NICs and whatever `title` says is in the price."""
     network_per_gpu: SourcedUsd | None = None
-    """Switches and cables, where not in `system_per_gpu`."""
+    """Switches and cables, where `system_per_gpu` does not include them."""
     storage: SourcedUsd | None = None
     """The whole storage system."""
     amortisation: Annotated[SourcedSeconds, ranges.LIFETIME]
@@ -47,7 +47,7 @@ class Purchase(Frozen):
     upkeep: SourcedUsdPerWattYear | None = None
     """Staff, maintenance, taxes per W of IT load and year, without electricity."""
     utilisation: Annotated[SourcedFraction, ranges.USE]
-    """Share of the time on the clock in which the cluster does paid work."""
+    """Share of calendar time in which the cluster does paid work."""
     note: str | None = None
 
     @model_validator(mode="after")

@@ -1,7 +1,7 @@
-"""What a quantity can be at all: one range for every dimension, and narrower ones for what fields mean.
+"""Legal ranges of quantities: one for every dimension, and narrower ones for the meaning of a field.
 
-The ranges are wide on purpose: they hold every machine there is and some that there will be, and keep out
-what is a slip of the keyboard or has no meaning in a step (docs/units.md).
+The ranges are wide on purpose. They include every existing machine and some future ones, and refuse typing
+errors and values without a meaning in a step (docs/units.md).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pydantic import AfterValidator, Field
 
 from moesim.hwmodels.units import DIMENSIONS, format_quantity
 
-LONGEST = 20
-"""Characters of a value in a refusal."""
+_MOST_VALUE_CHARACTERS = 20
+"""Longest value in a message; a longer one is shortened to few digits."""
 
 
 class Range(NamedTuple):
@@ -24,7 +24,7 @@ class Range(NamedTuple):
     high: float
 
     def problem(self, value: float, dimension: str) -> str:
-        """What is wrong with a value and which legal one is nearest; nothing where it is legal."""
+        """Says why a value is illegal and which legal one is nearest; empty for a legal value."""
         if self.low <= value <= self.high:
             return ""
         low, high = (_shown(end, dimension) for end in self)
@@ -33,9 +33,9 @@ class Range(NamedTuple):
 
 
 def _shown(value: float, dimension: str) -> str:
-    """With its unit, in few digits however large or small."""
+    """A value with its unit, in few digits."""
     text = format_quantity(value, dimension)
-    return text if len(text) <= LONGEST else f"{value:g} {DIMENSIONS[dimension].base}".rstrip()
+    return text if len(text) <= _MOST_VALUE_CHARACTERS else f"{value:g} {DIMENSIONS[dimension].base}".rstrip()
 
 
 BY_DIMENSION: dict[str, Range] = {
@@ -55,8 +55,7 @@ BY_DIMENSION: dict[str, Range] = {
     "per_node_day": Range(0.0, 1e6),
     "count": Range(1.0, 1e9),
 }
-"""Every number with a source lies in the range of its dimension; what a number without one may be depends on
-what it means."""
+"""Range of every sourced number, by dimension; other numbers have ranges of their own."""
 
 
 class _Number(Protocol):
@@ -92,15 +91,15 @@ def _kept(number: NumberT, *, allowed: Range) -> NumberT:
 
 
 LATENCY = within(0.0, 1.0)
-"""Of one message: nothing, to a second."""
+"""Latency of one message in s."""
 SPEED_SPREAD = within(0.0, 0.5)
-"""Relative spread of lasting speeds: beyond it some members would hardly run."""
+"""Relative spread of lasting speeds; beyond it some members would hardly run."""
 JITTER = within(0.0, 1.0)
-"""Relative spread of durations from run to run: beyond it the normal law would be cut off at 0."""
+"""Relative spread of durations from run to run; beyond it the normal law would be cut off at 0."""
 LOAD_SPREAD = within(0.0, 10.0)
-"""Relative spread of an expert's load: ten is one expert of a hundred with all the rows."""
+"""Relative spread of expert loads; at ten, one expert of a hundred gets all rows."""
 EXPONENT = within(0.0, 10.0)
-"""Of a power law: at ten the first takes all."""
+"""Exponent of a power law; at ten the first member takes all."""
 CAPACITY = within(0.01, 1e3)
 """Multiple of the mean load above which rows are dropped."""
 SHARE = within(0.0, 1.0)
@@ -108,16 +107,16 @@ SHARE = within(0.0, 1.0)
 USE = within(0.01, 1.0)
 """The part of its life that a machine is in use."""
 LIFETIME = within(86400.0, 1e10)
-"""What buying is spread over: a day or more."""
+"""Write-off time in s, a day or more."""
 POWER_USAGE = within(1.0, 10.0)
-"""Energy of a site over that of its machines."""
+"""Energy of a site over that of its machines (PUE)."""
 SLOWNESS = within(0.01, 100.0)
-"""A time over another of the same work."""
+"""Ratio of two times for the same work."""
 OVERSUBSCRIPTION = within(1.0, 1e3)
 """Bandwidth into a switch over that out of it."""
 
 PartLeft = Annotated[float, Field(ge=0.001, lt=1.0)]
-"""What a fault leaves of a speed or a bandwidth; what leaves less is down."""
+"""Part of a speed or bandwidth that a fault leaves; a component with less counts as down."""
 
 CURVES: dict[str, Range] = {
     "ratio": Range(1e-3, 1e2),
@@ -126,5 +125,7 @@ CURVES: dict[str, Range] = {
     "flop_per_s": BY_DIMENSION["flop_per_s"],
     "s": Range(0.0, 10.0),
 }
-"""Measured values of a calibration profile: ratios, rates, times, and shares of a nominal rate, which are
-the curves whose name ends in `_fraction`."""
+"""Ranges of measured values in a calibration profile: ratios, rates, times, and shares of a nominal rate.
+
+Shares are the curves whose name ends in `_fraction`.
+"""

@@ -1,4 +1,4 @@
-"""What joins the GPUs of one node or scale-up domain: which switches, which links."""
+"""The scale-up network between the GPUs of one node or scale-up domain, with its switches and links."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What part of a GPU's scale-up rate a group can use, from the wiring alone."""
+"""Shares of a GPU's scale-up rate that a group can use, from the wiring alone."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from moesim.hwmodels.arrays import IntArray
 
 @dataclass(frozen=True, slots=True)
 class ScaleUpShares:
-    """Shares of the nominal rate of one GPU and direction, by who talks to whom (docs/model.md, eq. H3).
+    """Shares of the nominal rate of one GPU and direction, by communication pattern (docs/model.md, eq. H3).
 
-    This class is a switch that does not block: every GPU reaches every other at its full rate. A topology
-    whose links decide has a subclass beside it.
+    This class describes a non-blocking switch, where every GPU reaches every other at its full rate. A
+    topology whose links limit the rate has a subclass beside it.
     """
 
     @property
     def links_are_shared(self) -> bool:
-        """Whether messages of several GPUs meet on the links between them."""
+        """Whether messages of several GPUs share links between GPUs."""
         return False
 
     def all_to_all(self, group: int) -> float:
@@ -26,7 +26,7 @@ class ScaleUpShares:
         return 1.0
 
     def pair(self) -> float:
-        """Share of two neighbours."""
+        """Share that two neighbours can use between them."""
         return 1.0
 
     def ring(self, group: int) -> float:
@@ -35,7 +35,7 @@ class ScaleUpShares:
         return 1.0
 
     def groups(self, group: int, gpus: int) -> IntArray | None:
-        """GPUs of every expert-parallel group [groups, members]; None where neighbours are as good as any.
+        """GPUs of every expert-parallel group [groups, members]; None where placement makes no difference.
 
         Raises InputError where no group of this size can be placed.
         """
@@ -43,7 +43,7 @@ class ScaleUpShares:
         return None
 
     def busiest_link(self, source: IntArray, target: IntArray) -> int:
-        """Messages from GPU to GPU [n] that cross the busiest link between them, at least one."""
+        """Number of messages from `source` to `target` GPUs [n] on the busiest link, at least one."""
         del source, target
         return 1
 

@@ -1,4 +1,4 @@
-"""How fast a storage system takes and gives checkpoints."""
+"""Rates at which a storage system writes checkpoints."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ FOLDER = "storage"
 
 
 class Storage(Frozen):
-    """Data of one storage system (`data/storage/*.yaml`): the whole system, or per compute node, or both."""
+    """Data of one storage system (`data/storage/*.yaml`), as a whole, per compute node, or both."""
 
     name: str = "custom"
     title: str = "stated storage"
     write: SourcedBytesPerSecond | None = None
-    """All compute nodes together."""
+    """Write rate of all compute nodes together."""
     write_per_node: SourcedBytesPerSecond | None = None
-    """One compute node."""
+    """Write rate of one compute node."""
     note: str | None = None
 
     @model_validator(mode="after")
@@ -33,7 +33,7 @@ class Storage(Frozen):
         return self
 
     def write_bytes_per_s(self, nodes: int) -> float:
-        """What this many compute nodes write together: the slower of the system and of the nodes."""
+        """Write rate of this many compute nodes together, limited by the system or by the nodes."""
         rates = []
         if self.write is not None:
             rates.append(self.write.value)

@@ -11,8 +11,11 @@ _BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50}
 
 @dataclass(frozen=True, slots=True)
 class DimensionTable:
-    """`what` names the dimension with its article; `base` is the unit of the SI value; `shown` lists
-    the units used in output, largest first; `units` maps every accepted spelling to its factor."""
+    """Units of one dimension, and how messages name it.
+
+    `what` names the dimension with its article; `base` is the unit of the SI value; `shown` lists the units
+    used in output, largest first; `units` maps every accepted spelling to its factor.
+    """
 
     what: str
     example: str

@@ -1,4 +1,4 @@
-"""Quantities with units: parsed once at the border, plain SI floats inside.
+"""Parses quantities with units into plain SI floats, which all other code uses.
 
 GB is 1e9 bytes, GiB is 2^30 bytes, and bits are written with a small `b` ("400 Gb/s" is 50e9 B/s).
 """
@@ -31,7 +31,7 @@ _QUANTITY = re.compile(
     r"(?P<unit>(?![\d.]).*)",
     re.ASCII,
 )
-"""A number of at most 60 digits before and after its point and an exponent, and its unit."""
+"""A number (at most 60 digits on each side of the point, and an exponent) with its unit."""
 
 
 _EXPONENT_DIGITS = 3
@@ -43,7 +43,7 @@ def _table(dimension: str) -> DimensionTable:
 
 
 def _clean_unit(unit: str) -> str:
-    """One spelling per unit: no spaces, one kind of micro sign."""
+    """The unit without spaces and with u for either micro sign."""
     return re.sub(r"\s+", "", unit).replace("µ", "u").replace("μ", "u")
 
 
@@ -106,7 +106,7 @@ def _wrong_unit(text: str, unit: str, dimension: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _scaled(value: float, dimension: str) -> tuple[Decimal, str]:
-    """The number and the unit that shows a value best: the largest shown unit that keeps it >= 1."""
+    """The value in the largest output unit that keeps it at or above 1, and that unit."""
     table = _table(dimension)
     exact = Decimal(repr(value))
     if dimension == "bytes":
@@ -126,12 +126,12 @@ def _join(number: str, unit: str) -> str:
 
 
 def in_unit(value: float, unit: str, dimension: str) -> float:
-    """An SI value as a number of `unit`; raises InputError for a unit that is not of the dimension."""
+    """An SI value in `unit`; raises InputError for a unit of another dimension."""
     return value / parse_quantity(f"1 {unit}", dimension)
 
 
 def format_quantity(value: float, dimension: str) -> str:
-    """A quantity for people, four significant digits: 5e10 bytes_per_s is "50 GB/s"."""
+    """A quantity for people with four significant digits, such as "50 GB/s" for 5e10 bytes_per_s."""
     if not math.isfinite(value):
         return str(value)
     if value < 0:
@@ -142,7 +142,7 @@ def format_quantity(value: float, dimension: str) -> str:
 
 
 def quantity_text(value: float, dimension: str) -> str:
-    """A quantity for files, without loss: `parse_quantity(quantity_text(v, d), d) == v`."""
+    """A quantity for files, without loss, so that `parse_quantity(quantity_text(v, d), d) == v`."""
     table = _table(dimension)
     number, unit = _scaled(float(value), dimension)
     text = _join(format(number.normalize(), "f"), unit)
@@ -153,7 +153,7 @@ def quantity_text(value: float, dimension: str) -> str:
 
 def _validator(dimension: str) -> BeforeValidator:
     def validate(value: Any, info: ValidationInfo) -> Any:
-        """Strings are parsed; a plain SI float is accepted from Python code only, never from a file."""
+        """Parses strings; accepts a plain SI float from Python code only, never from a file."""
         table = _table(dimension)
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise ValueError(f"expected {table.what} such as {table.example!r}")
@@ -175,7 +175,7 @@ def _serializer(dimension: str) -> PlainSerializer:
 
 
 def _schema(dimension: str) -> WithJsonSchema:
-    """A file carries a string with a unit, so that is what its JSON Schema asks for."""
+    """JSON Schema of a quantity in a file, where it is a string with a unit."""
     table = _table(dimension)
     if "" in table.units:
         return WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string"}], "description": table.what})

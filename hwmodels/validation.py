@@ -1,4 +1,4 @@
-"""From a mapping to a checked description, and from pydantic's errors to one readable paragraph."""
+"""Validates mappings as descriptions and turns pydantic's errors into one readable paragraph."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 _SHOWN_PROBLEMS = 4
 _READ_PROBLEMS = 100
-"""Of a file with more problems, the first so many are looked at."""
+"""Most problems of one file that are examined."""
 _MOST_LETTERS = 100
-"""Of a word that may be a misspelt name."""
+"""Longest word that is compared with the legal names."""
 
 
 def validate_model(cls: type[ModelT], data: Mapping[str, Any], place: str, base: str | None = None) -> ModelT:
     """An instance of `cls` from data that was read from `place` (a file name or the like).
 
-    `base`: the folder that relative paths in it start from, where it is known. Validation runs with `place`
-    as context, so a bare number in a field with a dimension is refused here although Python code may
-    construct the same model with plain SI floats. Raises InputError: one
-    paragraph with the place, and for every problem its key path, value, reason and nearest legal value.
+    `base` is the folder that relative paths in the data start from, where known. Validation has `place` as
+    its context, so it refuses a bare number in a field with a dimension, although Python code may construct
+    the same model with plain SI floats. Raises InputError, one paragraph with the place and, for every
+    problem, its key path, value, reason and nearest legal value.
     """
     try:
         return cls.model_validate(dict(data), context={"place": place, "base": base})
@@ -41,7 +41,7 @@ def validate_model(cls: type[ModelT], data: Mapping[str, Any], place: str, base:
 
 
 def nearest(word: str, allowed: list[str]) -> str:
-    """A hint " (nearest: 'x')", or nothing when no allowed word is close; case does not count."""
+    """A hint " (nearest: 'x')", or empty where no allowed word is close; case is ignored."""
     if len(word) > _MOST_LETTERS:
         return ""
     folded = {candidate.lower(): candidate for candidate in allowed}
@@ -50,7 +50,7 @@ def nearest(word: str, allowed: list[str]) -> str:
 
 
 def _legal_values(data: Any, items: Sequence[Any]) -> tuple[str | None, tuple[object, ...]]:
-    """(key, nearest legal values) where the only problem is one of which they are known."""
+    """(key, nearest legal values) where the only problem is a LegalValuesError; else (None, ())."""
     own = [item for item in items if not _is_other_branch(item, items)]
     cause = own[0].get("ctx", {}).get("error") if len(own) == 1 else None
     if not isinstance(cause, LegalValuesError):
@@ -59,7 +59,7 @@ def _legal_values(data: Any, items: Sequence[Any]) -> tuple[str | None, tuple[ob
 
 
 def _problems(cls: type[BaseModel], data: Any, items: Sequence[Any]) -> list[str]:
-    """One text per problem: unknown keys first (they explain missing ones), missing keys last."""
+    """One text per problem; unknown keys come first, since they explain missing keys, which come last."""
     items = [item for item in items if not _is_other_branch(item, items)]
     missing = [_path(item["loc"], data) for item in items if item["type"] == "missing"]
     others = sorted((item for item in items if item["type"] != "missing"), key=_is_known)
@@ -71,7 +71,7 @@ def _problems(cls: type[BaseModel], data: Any, items: Sequence[Any]) -> list[str
 
 
 def _is_other_branch(item: Any, items: Sequence[Any]) -> bool:
-    """A mapping where a name is legal too: that it is no string is not the problem when others are told."""
+    """Whether a problem says only that a mapping is no string, while others lie inside the mapping."""
     place = tuple(item["loc"])[:-1]
     return (
         item["type"] == "string_type"
@@ -85,14 +85,14 @@ def _is_known(item: Any) -> bool:
 
 
 def _path(location: tuple[Any, ...], data: Any) -> str:
-    """The location as the file writes it: pydantic's names of union members and validators are left out."""
+    """The key path as in the file, without pydantic's names of union members and validators."""
     parts: list[str] = []
     for index, part in enumerate(location):
-        if str(part).startswith("function-"):  # a validator of ours, not a key of the file
+        if str(part).startswith("function-"):  # the name of a validator, not a key of the file
             continue
         listed = isinstance(data, list | tuple) and isinstance(part, int)
         if listed:
-            data = data[part] if part < len(data) else None  # None: a list that is too short
+            data = data[part] if part < len(data) else None  # None where the list is too short
         elif isinstance(data, Mapping) and part in data:
             data = data[part]
         elif index < len(location) - 1 or not isinstance(data, Mapping) or part == "[key]":
@@ -102,7 +102,7 @@ def _path(location: tuple[Any, ...], data: Any) -> str:
 
 
 def _describe(cls: type[BaseModel], path: str, item: Any) -> str:
-    """One problem as `path: what is wrong, what would be right`."""
+    """One problem as its path, the reason and the legal values."""
     location = tuple(item["loc"])
     kind, value = item["type"], item["input"]
     if kind == "extra_forbidden":
@@ -133,13 +133,13 @@ def _keys_at(cls: type[BaseModel], location: tuple[Any, ...]) -> set[str]:
     """Names of the fields that a mapping at this location may have (over all members of a union)."""
     models: list[Any] = [cls]
     for part in location:
-        # A union tag such as a kind leaves the one model that has it.
+        # A union tag, such as a kind, selects the one model that has it.
         models = [m for m in models if _has_tag(m, part)] or models
         step: list[Any] = []
         for model in models:
             field = model.model_fields.get(part) or _by_alias(model, part)
             annotation = field.annotation if field is not None else None
-            # A part that is no field is a list index, a mapping key or the tag: the models stay.
+            # A part that is no field is a list index, a mapping key or the tag, and the models stay the same.
             step.extend(_models_in(annotation) if annotation is not None else [model])
         models = step or models
     return {field.alias or name for model in models for name, field in model.model_fields.items()}

@@ -1,7 +1,7 @@
-"""The one safe reader of every YAML and JSON file: what it holds is plain data of a bounded size.
+"""Reads every YAML and JSON file safely, as plain data of a bounded size.
 
-A text is refused within a second, whatever it holds: its characters, values, keys and nesting are limited,
-and so are the digits of a number. There are no aliases, tags, dates or duplicate keys: a date is its text.
+Characters, values, keys, nesting and the digits of a number are limited, so that any hostile text is refused
+within a second. Aliases, tags and duplicate keys are refused; a date is read as text.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ __all__ = [
 
 MAX_JSON_BYTES = 4_000_000
 MAX_YAML_BYTES = 500_000
-"""Far above any real scenario or calibration profile. YAML is read at 50 to 400 kB/s: data that
-does not fit belongs in a JSON file."""
+"""Far above any real scenario or calibration profile. YAML is read at 50 to 400 kB/s, so larger data belongs
+in a JSON file."""
 MAX_YAML_VALUES = 20_000
 MAX_VALUES = 100_000
-"""Keys, texts, numbers, lists and mappings of one file."""
+"""Most keys, texts, numbers, lists and mappings of one JSON file."""
 MAX_KEYS = 20_000
 MAX_DEPTH = 40
-"""Mappings and lists inside each other; no file of ours has more than 6."""
+"""Most levels of nested mappings and lists; no shipped file has more than 6."""
 MOST_NUMBER_CHARACTERS = 40
 _INTEGERS = 2**63
 
@@ -55,9 +55,9 @@ _BASES = (2, 8, 16, 10)
 
 
 class _Composer(Composer):
-    """Nodes of a bounded number and depth, without aliases.
+    """Composes a bounded number and depth of nodes, and refuses aliases.
 
-    Ten lines of nested aliases expand to gigabytes, and no file of ours needs one.
+    Ten lines of nested aliases can expand to gigabytes, and no shipped file needs one.
     """
 
     values = 0
@@ -85,8 +85,8 @@ class _Composer(Composer):
 def load_mapping(path: str | Path, most_values: int = MAX_VALUES) -> dict[str, Any]:
     """The top-level mapping of a YAML 1.2 or JSON file (by its extension), as plain dicts and lists.
 
-    `most_values`: how many keys, texts, numbers, lists and mappings a JSON file may hold. Raises InputError,
-    naming the file and where possible the line, for a file that is missing, too large, empty, binary or
+    `most_values` limits the keys, texts, numbers, lists and mappings of a JSON file. Raises InputError, with
+    the file and where possible the line, for a file that is missing, too large, empty, binary or
     malformed, that uses aliases or duplicate keys, or whose top level is not a mapping.
     """
     path = Path(path)
@@ -98,7 +98,7 @@ def load_mapping(path: str | Path, most_values: int = MAX_VALUES) -> dict[str, A
 
 
 def parse_mapping(text: str, name: str, most_values: int = MAX_VALUES) -> dict[str, Any]:
-    """The top-level mapping of YAML (or, when `name` ends in .json, JSON) text; errors name `name`.
+    """The top-level mapping of YAML (or, when `name` ends in .json, JSON) text; errors mention `name`.
 
     Raises InputError as `load_mapping` does.
     """
@@ -150,7 +150,7 @@ def dump_mapping(data: dict[str, Any]) -> str:
 
 
 def _check(data: Any, most_values: int) -> None:
-    """Raise InputError for too many values or keys, too deep nesting, and texts or numbers out of range."""
+    """Raise InputError for too many values or keys, too deep nesting, and illegal texts or numbers."""
     left, keys = most_values, MAX_KEYS
     todo: list[tuple[Any, int]] = [(data, 0)]
     while todo:
@@ -229,7 +229,7 @@ def _parse_yaml(text: str) -> Any:
 
 
 def _plain(node: Node) -> Any:
-    """A node as plain data; the tags are those of JSON's types."""
+    """A node as plain data; only the tags of JSON's types are accepted."""
     tag = str(node.tag).removeprefix("tag:yaml.org,2002:")
     if isinstance(node, ScalarNode):
         return _scalar(node, tag)
@@ -308,7 +308,7 @@ def _parse_json(text: str) -> Any:
         return json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
     except json.JSONDecodeError as error:
         raise InputError(f"line {error.lineno}: not valid JSON: {error.msg}") from None
-    except ValueError as error:  # an integer beyond Python's digit limit
+    except ValueError as error:  # an integer beyond Python's limit of digits
         raise InputError(f"not valid JSON: {error}") from None
 
 

@@ -161,7 +161,7 @@ def _drift(old: CalibrationProfile, new: CalibrationProfile) -> None:
     st.markdown(f"{verdict(rows)}.")
     for row in both:
         if row.drifted:
-            st.markdown(f"- `{row.id}`: {row.said}")
+            st.markdown(f"- `{row.id}`: {row.summary}")
     widgets.figure(charts.drift(rows), "Change of every common entry, at every shape and point", key="drift")
     st.dataframe(
         {
@@ -170,7 +170,7 @@ def _drift(old: CalibrationProfile, new: CalibrationProfile) -> None:
             "median change": [f"{row.median:+.1%}" if row.points else "" for row in rows],
             "worst": [f"{row.worst:+.1%} at {row.worst_at}" if row.points else "" for row in rows],
             "stated errors": [f"{row.allowed:.1%}" if row.points else "" for row in rows],
-            "": [row.said for row in rows],
+            "": [row.summary for row in rows],
         },
         width="stretch",
         hide_index=True,

@@ -1,4 +1,4 @@
-"""Descriptions that other tools wrote, read into ours."""
+"""Imports machine descriptions that other tools wrote."""
 
 from __future__ import annotations
 

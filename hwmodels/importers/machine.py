@@ -1,4 +1,4 @@
-"""What an import found out about a machine, whatever file it came from."""
+"""One server as an import describes it, and the interface of an importer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from moesim.hwmodels.node import Node
 
 MOST_GPUS = 256
-"""Of one server; the largest scale-up domains of today have 72 in one."""
+"""Limit for one server; the largest scale-up domains of today with one host have 72."""
 MOST_SOCKETS = 64
 
 
@@ -19,7 +19,7 @@ class ImportedMachine:
 
     `pair_links` counts direct scale-up links of GPU pairs (i < j), `switch_links` those of each GPU to
     switches. `edges` are the PCIe tree, "a b 63GB/s" each, for machines without scale-up links.
-    `nic_bytes_per_s`: one rate per NIC, None where the file does not say.
+    `nic_bytes_per_s` is the rate of each NIC, None where the file does not state it.
     """
 
     form: str
@@ -45,10 +45,10 @@ class ImportedMachine:
 
 @dataclass(frozen=True, slots=True)
 class MachineForm:
-    """One form of file that describes a server.
+    """One file format that describes a server.
 
-    `recognises` tells it by the text. `read` takes the text, the file's name for messages, and a shipped node
-    for what the file does not say; it raises InputError for a malformed file.
+    `recognises` says whether a text has this format. `read` takes the text, the file's name for messages, and
+    a shipped node for what the file does not say; it raises InputError for a malformed file.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""NCCL's topology file (NCCL_TOPO_DUMP_FILE): GPUs, NVLinks, NICs and the PCIe tree of one server."""
+"""Reads NCCL's topology file (NCCL_TOPO_DUMP_FILE) with the GPUs, links, NICs and PCIe tree of a server."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _NVSWITCH_CLASS = "0x0680"
 
 
 def read_nccl_xml(text: str, name: str) -> ImportedMachine:
-    """The machine of a NCCL topology file.
+    """The server that a NCCL topology file describes.
 
-    `<system>` holds `<cpu>`s, these nested `<pci>` devices with `link_speed` ("32.0 GT/s PCIe") and
-    `link_width`, these `<gpu>` with `<nvlink target count tclass>` and `<nic>` with `<net speed>` in
-    Mb/s. A link to a switch is told by its class 0x068000. Raises InputError for XML that is malformed or
+    `<system>` holds `<cpu>`s, these hold nested `<pci>` devices with `link_speed` ("32.0 GT/s PCIe") and
+    `link_width`, and these hold `<gpu>` with `<nvlink target count tclass>` and `<nic>` with `<net speed>`
+    in Mb/s. The class 0x068000 marks a link to a switch. Raises InputError for XML that is malformed or
     hostile, holds no GPU, or names GPUs that are not there.
     """
     root = parse_xml(text, name)
@@ -59,26 +59,26 @@ def read_nccl_xml(text: str, name: str) -> ImportedMachine:
         nic_bytes_per_s=speeds[-1] * 1e6 / 8 if speeds and speeds[-1] else None,
         notes=tuple(notes),
     )
-    if machine.shape in ("pcie", "partial"):  # virtual machines often hide the PCIe speeds: ask only then
+    if machine.shape in ("pcie", "partial"):  # only then, for virtual machines often hide the PCIe speeds
         return replace(machine, edges=tuple(_pcie_edges(root, by_bus, name)))
     return machine
 
 
 def _gpus(root: Element, name: str) -> list[tuple[str, Element]]:
     """(bus id, element) of every GPU, in the order of their device numbers."""
-    found = []
+    gpus = []
     for pci in root.all("pci"):
         for gpu in pci.children:
             if gpu.tag == "gpu":
-                found.append((_integer(gpu, "dev", name), pci.attributes.get("busid", ""), gpu))
-    if not found:
+                gpus.append((_integer(gpu, "dev", name), pci.attributes.get("busid", ""), gpu))
+    if not gpus:
         raise InputError(f"{name}: there is no <gpu> inside a <pci>; dump it with NCCL_TOPO_DUMP_FILE")
-    if len(found) > MOST_GPUS:
-        raise InputError(f"{name}: {len(found):,} GPUs, but a server has at most {MOST_GPUS}")
-    found.sort(key=lambda item: item[0])
-    if len({dev for dev, *_ in found}) < len(found) or len({bus for _, bus, _ in found}) < len(found):
+    if len(gpus) > MOST_GPUS:
+        raise InputError(f"{name}: {len(gpus):,} GPUs, but a server has at most {MOST_GPUS}")
+    gpus.sort(key=lambda item: item[0])
+    if len({dev for dev, *_ in gpus}) < len(gpus) or len({bus for _, bus, _ in gpus}) < len(gpus):
         raise InputError(f"{name}: two GPUs have the same dev or busid")
-    return [(bus, gpu) for _, bus, gpu in found]
+    return [(bus, gpu) for _, bus, gpu in gpus]
 
 
 def _integer(element: Element, key: str, name: str, default: int | None = None) -> int:
@@ -123,7 +123,7 @@ def _pcie_edges(root: Element, by_bus: dict[str, int], name: str) -> list[str]:
 
 
 def _pcie_bytes_per_s(pci: Element, name: str) -> float:
-    """GT/s times lanes, less the line code (128/130 from 8 GT/s on, 8/10 below): 63.0 GB/s for Gen5 x16."""
+    """GT/s times lanes times the line code (128/130 from 8 GT/s on, 8/10 below); Gen5 x16 is 63.0 GB/s."""
     match = re.fullmatch(r"(\d{1,3}(?:\.\d)?) ?GT/s.{0,20}", pci.attributes.get("link_speed", ""))
     lanes = _integer(pci, "link_width", name)
     if match is None or lanes == 0:
@@ -138,7 +138,7 @@ def _is_xml(text: str) -> bool:
 
 
 def _read(text: str, name: str, like: Node) -> ImportedMachine:
-    del like  # the file says it all
+    del like  # the file is complete
     return read_nccl_xml(text, name)
 
 

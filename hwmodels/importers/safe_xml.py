@@ -1,4 +1,4 @@
-"""XML from strangers: elements and attributes only; no document types, entities or instructions."""
+"""Parses untrusted XML: elements and attributes only, no document types, entities or instructions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Element:
 
 
 def parse_xml(text: str, name: str) -> Element:
-    """The root element of `text`; errors name the file `name` and the line.
+    """The root element of `text`; errors mention the file `name` and the line.
 
     Raises InputError for malformed XML, anything that declares a document type or entity (nested entities
     expand to gigabytes, external ones read other files), processing instructions, and documents beyond

@@ -1,4 +1,4 @@
-"""The matrix that `nvidia-smi topo -m` prints: how each pair of GPUs and NICs of one server is joined."""
+"""Reads the matrix of `nvidia-smi topo -m`, which shows how the GPUs and NICs of a server are joined."""
 
 from __future__ import annotations
 
@@ -11,31 +11,35 @@ from moesim.hwmodels.node import Node
 _ANSI = re.compile(r"\x1b\[[0-9;]{0,20}m")
 _CELL = re.compile(r"X|NV([1-9]\d?)|PIX|PXB|PHB|NODE|SYS")
 NVLINK_BYTES_PER_S = 25e9
-"""One NVLink 3 or 4 and direction; later ones are faster, so counts by it never miss a switch."""
+"""Rate of one NVLink 3 or 4 per direction. Later ones are faster, so a link count derived from this rate is
+never too low."""
 _NEARNESS = {"PIX": 0, "PXB": 1, "PHB": 2, "NODE": 2, "SYS": 3}
 
 
 def is_smi_topo(text: str) -> bool:
-    """Whether a line of the text begins with GPU0, as those of a topology matrix do."""
+    """Whether a line of the text begins with GPU0, as in a topology matrix."""
     return any(line.split(maxsplit=1)[:1] == ["GPU0"] for line in _ANSI.sub("", text).splitlines())
 
 
 def read_smi_topo(text: str, name: str, host_bytes_per_s: float, most_links: int) -> ImportedMachine:
-    """The machine of a topology matrix.
+    """The server that a topology matrix describes.
 
-    The matrix shows NVLinks of a pair, not where they go: pairs that together would need more links than
-    a GPU has (`most_links`) share a switch. `host_bytes_per_s` is the PCIe rate of a GPU, for pairs without
-    NVLink. Raises InputError for text without a matrix, a row that is too short, unknown cells, and
-    pairs that disagree.
+    The matrix shows the NVLinks of a pair, but not where they lead. Where all pairs together would need more
+    links than a GPU has (`most_links`), they share a switch.
+    `host_bytes_per_s` is the PCIe rate of a GPU, for pairs without NVLink. Raises InputError for text without
+    a matrix, a row that is too short, unknown cells, and rows that disagree about a pair.
     """
     gpus, nics, cells = _matrix(_ANSI.sub("", text), name)
     pairs: dict[tuple[int, int], int] = {}
     for i in range(gpus):
         if cells[i][i] != "X":
-            raise InputError(f"{name}: GPU{i} and itself: {cells[i][i]!r} where X belongs")
+            raise InputError(f"{name}: GPU{i} has {cells[i][i]!r} in its own column; X belongs there")
         for j in range(i + 1, gpus):
             if cells[i][j] != cells[j][i] or cells[i][j] == "X":
-                raise InputError(f"{name}: GPU{i} and GPU{j} disagree: {cells[i][j]} and {cells[j][i]}")
+                raise InputError(
+                    f"{name}: the rows of GPU{i} and GPU{j} disagree about their link: "
+                    f"{cells[i][j]} and {cells[j][i]}"
+                )
             match = _CELL.fullmatch(cells[i][j])
             if match and match[1]:
                 pairs[i, j] = int(match[1])
@@ -90,7 +94,7 @@ def _matrix(text: str, name: str) -> tuple[int, int, list[list[str]]]:
 
 
 def _edges(cells: list[list[str]], gpus: int, rate: float) -> list[str]:
-    """A tree that puts pairs as near as the matrix says: PCIe switch, host bridge, sockets joined."""
+    """Edges of a tree of PCIe switches and host bridges that places pairs as near as the matrix states."""
 
     def groups(most: int) -> list[int]:
         group = list(range(gpus))

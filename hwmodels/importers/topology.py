@@ -1,4 +1,4 @@
-"""A cluster file from what describes the user's machine: a registered form of file, or an edge list."""
+"""Makes a cluster file from a description of the user's machine in a registered format or an edge list."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from moesim.hwmodels.yaml_io import dump_mapping
 
 MAX_BYTES = 4_000_000
 MOST_EDGES = 15_000
-"""Of a graph: its cluster file must be readable again."""
+"""Most edges of a graph, so that its cluster file can be read again."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImportedTopology:
-    """A cluster, its file's text, and in words what came from the file and what did not."""
+    """A cluster and its file's text; `understood` and `assumed` say in words what was read and what not."""
 
     cluster: Cluster
     text: str
@@ -38,10 +38,10 @@ class ImportedTopology:
 def import_topology(
     path: Path, like: str, nodes: int = 1, network: str | None = None, date: str | None = None
 ) -> ImportedTopology:
-    """The cluster that a file describes; `like` names a shipped node for everything the file cannot say.
+    """The cluster that a file describes; a shipped node, `like`, supplies everything else.
 
     An edge list describes the whole cluster of `nodes` nodes; the forms of the registry describe one server,
-    of which `nodes` are joined by the network called `network`. `date` stands in the provenance (today where
+    of which `nodes` are joined by the network called `network`. `date` goes into the provenance (today where
     not given). Raises InputError for a file that is missing, malformed or hostile, and for what does not fit
     together.
     """
@@ -49,7 +49,7 @@ def import_topology(
     day = date or datetime.datetime.now(tz=datetime.UTC).date().isoformat()
     name = re.sub(r"[^a-z0-9-]+", "-", path.stem.lower()).strip("-") or "imported"
     if nodes < 1:
-        raise InputError(f"--nodes {nodes}: at least 1")
+        raise InputError(f"--nodes {nodes}: must be at least 1")
     form = next((form for form in MACHINE_FORMS.values() if form.recognises(text)), None)
     if form is not None:
         parts = _from_machine(form.read(text, str(path), base), base, nodes, network, (str(path), day))
@@ -116,7 +116,7 @@ def _from_machine(
 
 
 def _mesh(node: dict[str, Any], machine: ImportedMachine, base: Node, place: tuple[str, str]) -> None:
-    """Every pair has the same part of a GPU's scale-up bandwidth."""
+    """Gives every pair an equal part of a GPU's scale-up bandwidth."""
     pair = base.scale_up_bytes_per_s / (machine.gpus - 1)
     effective = base.scale_up_achievable_bytes_per_s / (machine.gpus - 1)
     node["scale_up_switch"] = "none: a link for every pair"
@@ -146,7 +146,7 @@ def _nics(node: dict[str, Any], machine: ImportedMachine, base: Node, place: tup
     each, rest = divmod(machine.nics, machine.gpus)
     rate = machine.nic_bytes_per_s or base.scale_out_bytes_per_s / base.n_nics_per_gpu
     share = 1.0
-    if each == 0 or rest:  # storage NICs are among them, or GPUs share: count whole NICs a GPU
+    if each == 0 or rest:  # some are storage NICs, or GPUs share them: count whole NICs per GPU
         each, share = max(1, each), min(1.0, machine.nics / machine.gpus)
     node["nics_per_gpu"] = _figure(each, place)
     payload = base.scale_out_effective_bytes_per_s / base.scale_out_bytes_per_s
@@ -174,7 +174,7 @@ def _from_edges(text: str, base: Node, nodes: int, place: tuple[str, str]) -> _P
 
 
 def _edge_network(edges: list[str], base: Node, form: str, place: str) -> dict[str, Any]:
-    """A network of kind edge-list; the figures it cannot hold are those of the node and of InfiniBand."""
+    """A network of kind edge-list; other figures come from the node and from a shipped InfiniBand network."""
     if len(edges) > MOST_EDGES:
         raise InputError(
             f"{place}: {len(edges):,} links, but the cluster file that is written from them holds at most "

@@ -1,4 +1,4 @@
-"""Topologies by name: one file each, registered in `registry.py`."""
+"""Network topologies, one file for each kind; `registry.py` lists them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a topology is: GPUs by global rank, links between them, and routes that need no search."""
+"""The base class of topologies: GPUs by global rank, links between them, and routes."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 
 MOST_PARTS = 20_000_000
-"""GPUs, switches and cables that any machine is asked to hold: about 140 bytes each, 3 GB."""
+"""Most GPUs, switches and cables of a topology; at about 140 bytes each they take 3 GB."""
 
 
 class Topology(ABC):
-    """`nodes` equal servers and what joins them; GPU g is local GPU g % n of server g // n.
+    """`nodes` equal servers and the network between them; GPU g is local GPU g % n of server g // n.
 
-    A subclass says how it is wired and, for any pair, which paths are equally good (`fanout`,
-    `preferred`, `paths`) and which it would take if all of those were broken (`detours`,
-    `detour_paths`). Spreading, faults, tables and counts follow here, for all of them alike.
+    A subclass defines the wiring and, for any pair, the equally good paths (`fanout`, `preferred`, `paths`)
+    and the detours for when all of those are broken (`detours`, `detour_paths`). This class derives
+    spreading, faults, tables and counts from them, in the same way for every kind.
     """
 
     kind: str = ""
@@ -49,9 +49,9 @@ class Topology(ABC):
         self.gpus_per_node = node.n_gpus
         self.n_gpus = nodes * node.n_gpus
         self.left: FloatArray | None = None
-        """[links] the part of each link's bandwidth that faults left; None on a healthy topology."""
+        """[links] part of each link's bandwidth that faults leave; None on a healthy topology."""
 
-    # -- what a subclass says ------------------------------------------------------------------------
+    # -- defined by a subclass -----------------------------------------------------------------------
 
     @abstractmethod
     def _wire(self, wiring: Wiring) -> None:
@@ -59,7 +59,7 @@ class Topology(ABC):
 
     @abstractmethod
     def size(self) -> tuple[int, int]:
-        """(switches, cables), from the figures of the description: nothing is built."""
+        """(switches, cables) from the figures of the description, without building anything."""
 
     @abstractmethod
     def fanout(self, src: IntArray, dst: IntArray) -> IntArray:
@@ -74,17 +74,17 @@ class Topology(ABC):
         """[n, hops] links of the chosen path in order, padded with -1 anywhere; all -1 where src is dst."""
 
     def unavoidable(self, src: IntArray, dst: IntArray) -> IntArray:
-        """[n, k] links that all equally good paths of a pair use (-1: none): saves trying the others."""
+        """[n, k] links that all equally good paths of a pair use (-1: none); a dead one rules out all."""
         return np.full((len(src), 1), -1)
 
     def detours(self) -> tuple[int, int]:
-        """(ways around, paths of each) that `detour_paths` can name for a pair, the better ways first."""
+        """(number of ways, paths per way) that `detour_paths` offers for a pair; better ways come first."""
         return 0, 0
 
     def detour_paths(self, src: IntArray, dst: IntArray, way: int, turn: int) -> tuple[IntArray, IntArray]:
-        """Path `turn` of a way around: which of the n pairs have it (indices), and their paths.
+        """The pairs (indices into n) that have path number `turn` of detour `way`, and these paths.
 
-        A pair without path t of a way has no later one.
+        A pair without path t of a way has no later path of that way either.
         """
         raise NotImplementedError
 
@@ -92,7 +92,7 @@ class Topology(ABC):
 
     @cached_property
     def wiring(self) -> Wiring:
-        """Vertices and cables; raises InputError for more of them than a machine has room for."""
+        """Vertices and cables; raises InputError for more than MOST_PARTS."""
         self.check_size(MOST_PARTS)
         wiring = Wiring(self.n_gpus)
         self._wire(wiring)
@@ -143,8 +143,8 @@ class Topology(ABC):
     def _nominal_bytes_per_s(self) -> FloatArray:
         return np.repeat(self.wiring.per_cable(lambda block: block.nominal_bytes_per_s), 2)
 
-    def left_bytes_per_s(self) -> FloatArray:
-        """[links] the data-sheet bandwidth of each link, less what faults took."""
+    def remaining_bytes_per_s(self) -> FloatArray:
+        """[links] datasheet bandwidth of each link that faults leave."""
         nominal = self._nominal_bytes_per_s
         return nominal if self.left is None else nominal * self.left
 
@@ -170,16 +170,16 @@ class Topology(ABC):
     ) -> RouteSet:
         """Routes of pairs (src[i], dst[i]) of GPUs [n].
 
-        `modulo`: one path, by destination modulo (as InfiniBand subnet managers route fat-trees); `ecmp`:
-        one of the equally good paths by a hash of pair and seed; `ideal`: all equally good paths, in equal
-        parts (in proportion to what faults left of them). A pair whose paths are all down takes a
+        `modulo` takes one path by destination modulo, as InfiniBand subnet managers route fat-trees. `ecmp`
+        takes one of the equally good paths by a hash of pair and seed. `ideal` takes all of them in equal
+        parts, or in proportion to the bandwidth that faults leave. A pair whose paths are all down takes a
         detour (docs/model.md, eq. N2). Raises InputError for a GPU that does not exist and an unknown
         spreading, InfeasibleError naming the ranks where no detour is left.
         """
         src, dst = self._checked(src), self._checked(dst)
         if src.shape != dst.shape:
             raise InputError(f"routes: {len(src)} sources but {len(dst)} destinations; give one for each")
-        _ = self.wiring  # it comes first: wiring tells each part where its cables start
+        _ = self.wiring  # it comes first, since it sets where the cables of each part start
         if spreading == "ideal":
             return spread_routes(self, src, dst)
         if spreading not in get_args(Spreading):
@@ -196,11 +196,11 @@ class Topology(ABC):
         """
         self.check_gpu(src_gpu)
         self.check_gpu(dst_gpu)
-        found = self.routes(np.array([src_gpu]), np.array([dst_gpu]))
-        return tuple(self.link(int(number)) for number in found.links)
+        routes = self.routes(np.array([src_gpu]), np.array([dst_gpu]))
+        return tuple(self.link(int(number)) for number in routes.links)
 
     def live(self, paths: IntArray) -> FloatArray:
-        """[n] the least part that faults left on any link of each path; 1 on a healthy topology."""
+        """[n] smallest part of its bandwidth that faults leave any link of a path; 1 where healthy."""
         if self.left is None:
             return np.ones(len(paths))
         part = np.where(paths >= 0, self.left[paths], 1.0)
@@ -210,27 +210,27 @@ class Topology(ABC):
     # -- faults, counts, pictures --------------------------------------------------------------------
 
     def degraded(self, faults: Sequence[LinkFault]) -> Topology:
-        """The same topology with faults: dead links are routed around, degraded ones carry less.
+        """A copy with faults, which routes around dead links and gives degraded ones less bandwidth.
 
-        Raises InputError for a target that does not exist, InfeasibleError naming ranks that no live link
-        joins to the others.
+        Raises InputError for a target that does not exist, and InfeasibleError, naming ranks, where no live
+        link joins them to the others.
         """
         other = copy.copy(self)
         factors = link_factors(self.wiring, faults)
         other.left = factors if self.left is None else self.left * factors
-        for name in ("_links", "_payload_bytes_per_s"):  # cached for the healthy one
+        for name in ("_links", "_payload_bytes_per_s"):  # drop what is cached for the healthy topology
             other.__dict__.pop(name, None)
         if (other.left <= 0).any():
             check_connected(self.wiring, other.left)
         return other
 
     def inventory(self) -> Inventory:
-        """Switches, ports, cables, transceivers and endpoints, and what they cost."""
+        """Counts of switches, ports, cables, transceivers and endpoints, and their cost."""
         prices = None if self.prices is None else load_fabric_prices(self.prices)
         return count_inventory(self.wiring, prices)
 
     def longest_route(self, sources: int = 64) -> int:
-        """Most links on a route from any of `sources` evenly chosen GPUs (all, where there are fewer)."""
+        """Links of the longest route from any of `sources` evenly chosen GPUs (all where there are fewer)."""
         src = np.unique(np.linspace(0, self.n_gpus - 1, min(sources, self.n_gpus)).astype(np.int64))
         longest = 0
         for gpu in src.tolist():
@@ -239,9 +239,9 @@ class Topology(ABC):
         return longest
 
     def graph(self) -> networkx.Graph:
-        """The whole network for people and checks; edges carry kind, cables and bytes_per_s (a direction).
+        """The whole network as a graph, for drawings and checks, without dead cables.
 
-        Dead cables are left out; `bytes_per_s` is that of one cable (the mean where faults differ).
+        Edges carry kind, cables and `bytes_per_s` of one cable and direction (the mean where faults differ).
         """
         import networkx  # takes 0.2 s to load, and only drawings and checks need it
 

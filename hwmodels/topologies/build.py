@@ -1,4 +1,4 @@
-"""The topology of a cluster, from its node and its network."""
+"""Builds the topology of a cluster from its node and its network."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from moesim.hwmodels.topologies.registry import SCALE_OUT, SCALE_UP
 
 
 def scale_up_part(node: NodeFigures, nodes: int) -> ScaleUpPart:
-    """What joins the GPUs of every node, by the kind of its `scale_up`; a switch where it has none.
+    """The scale-up part of every node, by the kind of its `scale_up`; one switch where it has none.
 
     Raises InputError where the description does not fit the node.
     """

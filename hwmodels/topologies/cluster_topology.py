@@ -1,4 +1,4 @@
-"""A cluster: one scale-up network inside every node, and maybe one scale-out network between them."""
+"""The topology of a cluster: a scale-up network in every node and, optionally, a scale-out network."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from moesim.hwmodels.topologies.wiring import Wiring
 
 
 class ClusterTopology(Topology):
-    """Any scale-up part with any scale-out part.
+    """Joins any scale-up part with any scale-out part.
 
-    Traffic between nodes goes over NICs; a scale-out part that forwards (planes, rails) has it move inside
-    the sender's node first. A transport that forwards at the receiver instead (DeepEP) asks for the two
-    routes one after the other. Detours, tried in this order where all equally good paths are down: those
-    of the part itself; the rail of the sender, of the receiver, then the others, with forwarding inside
-    the node at one or both ends; inside a node, its NICs.
+    Traffic between nodes uses NICs. Where the scale-out part forwards (planes, rails), traffic first moves
+    inside the sender's node. A transport that forwards at the receiver instead (DeepEP) asks for the two
+    routes one after the other. Where all equally good paths are down, detours are tried in this order: first
+    those of the part; then the rail of the sender, that of the receiver and the other rails, with forwarding
+    inside the node at one or both ends. Inside a node the last resort is its NICs.
     """
 
     def __init__(self, node: NodeFigures, nodes: int, parts: tuple[ScaleUpPart, ScaleOutPart | None]) -> None:
-        """The parts were made for the same node and number of nodes."""
+        """Takes parts that were made for the same node and number of nodes."""
         super().__init__(node, nodes)
         self.scale_up, self.scale_out = parts
 
@@ -34,7 +34,7 @@ class ClusterTopology(Topology):
             self.scale_out.wire(wiring)
 
     def size(self) -> tuple[int, int]:
-        """Those of both parts."""
+        """(switches, cables) of both parts together."""
         parts = [part.size() for part in (self.scale_up, self.scale_out) if part is not None]
         return sum(switches for switches, _ in parts), sum(cables for _, cables in parts)
 
@@ -93,7 +93,7 @@ class ClusterTopology(Topology):
         return int(self.scale_out.fanout(some, last).max(initial=1)) + self.scale_out.detours()
 
     def unavoidable(self, src: IntArray, dst: IntArray) -> IntArray:
-        """Between nodes the two NICs."""
+        """[n, 2] the links of the two NICs for pairs in different nodes, -1 inside a node."""
         if self.scale_out is None:
             return super().unavoidable(src, dst)
         inside = src // self.gpus_per_node == dst // self.gpus_per_node
@@ -101,14 +101,14 @@ class ClusterTopology(Topology):
         return np.where(inside[:, None], -1, nics)
 
     def detours(self) -> tuple[int, int]:
-        """(ways around, paths of each)."""
+        """(number of ways, paths per way)."""
         own = self.scale_up.detours()
         if self.scale_out is None:
             return own, 1
         return max(own, self.scale_out.detours()) + self.gpus_per_node + 2, self._rail_choices()
 
     def detour_paths(self, src: IntArray, dst: IntArray, way: int, turn: int) -> tuple[IntArray, IntArray]:
-        """Path `turn` of a way around: the pairs that have it, and their paths."""
+        """The pairs that have path number `turn` of detour `way`, and these paths."""
         nothing = np.zeros(0, np.int64), np.zeros((0, 1), np.int64)
         inside, across = self._split(src, dst)
         out = self.scale_out
@@ -117,23 +117,23 @@ class ClusterTopology(Topology):
             return self._by_rail(src, dst, way - first, turn)
         if turn:
             return nothing
-        rows, found = [], []
+        rows, pieces = [], []
         if way < self.scale_up.detours() and len(inside):
             rows.append(inside)
-            found.append(self.scale_up.detour_paths(src[inside], dst[inside], way))
+            pieces.append(self.scale_up.detour_paths(src[inside], dst[inside], way))
         if out is not None and way < out.detours() and len(across):
             s, d = src[across], dst[across]
             sender = out.sender(s, d)
             rows.append(across)
-            found.append(np.hstack([self._inside(s, sender), out.detour_paths(sender, d, way)]))
+            pieces.append(np.hstack([self._inside(s, sender), out.detour_paths(sender, d, way)]))
         if not rows:
             return nothing
-        width = max(paths.shape[1] for paths in found)
-        wide = [np.pad(p, ((0, 0), (0, width - p.shape[1])), constant_values=-1) for p in found]
+        width = max(paths.shape[1] for paths in pieces)
+        wide = [np.pad(p, ((0, 0), (0, width - p.shape[1])), constant_values=-1) for p in pieces]
         return np.concatenate(rows), np.vstack(wide)
 
     def _by_rail(self, src: IntArray, dst: IntArray, order: int, turn: int) -> tuple[IntArray, IntArray]:
-        """Forward to a rail, take its path number `turn` across, forward to dst."""
+        """Paths that forward to a rail, take its path number `turn` across, and forward to dst."""
         assert self.scale_out is not None
         here, there = src // self.gpus_per_node, dst // self.gpus_per_node
         mixed = pair_hash(src, dst, 0)
@@ -141,7 +141,7 @@ class ClusterTopology(Topology):
             order, (mixed + order) % self.gpus_per_node
         )
         sender, receiver = here * self.gpus_per_node + local, there * self.gpus_per_node + local
-        # Inside one node a rail leads nowhere: there the two GPUs' own NICs are what is left.
+        # Inside one node no rail helps, so the two GPUs' own NICs are the last resort.
         inside = here == there
         sender, receiver = np.where(inside, src, sender), np.where(inside, dst, receiver)
         fanout = self.scale_out.fanout(sender, receiver)

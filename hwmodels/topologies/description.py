@@ -1,6 +1,6 @@
-"""What describes a topology: figures of the node and of the network, and the keys of `fabric` in their files.
+"""Figures of node and network that topologies read, and the keys of `fabric` that their files share.
 
-`Node` and `Network` have these figures; they stand above this package, whose topologies name the keys.
+`Node` and `Network` provide these figures. They import this package, so it knows them as protocols only.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from moesim.hwmodels.scale_up_shares import SWITCHED, ScaleUpShares
 
 
 class ScaleUpFabric(Frozen):
-    """Keys of `fabric` in a scale-up file: each kind of topology has its own."""
+    """Keys of `fabric` in a scale-up file; each kind of topology defines its own."""
 
     def shares(self, node: NodeFigures) -> ScaleUpShares:
-        """What part of the scale-up rate a group inside the node can use: all of it behind a switch."""
+        """Shares of the scale-up rate that groups inside the node can use; the full rate by default."""
         del node
         return SWITCHED
 
@@ -33,7 +33,7 @@ class ScaleOutFabric(Frozen):
     """
 
     link_bandwidth: SourcedBytesPerSecond
-    """One port, per direction."""
+    """Bandwidth of one port, per direction."""
     latency_same_leaf: Annotated[SourcedSeconds, ranges.LATENCY]
     latency_cross_leaf: Annotated[SourcedSeconds, ranges.LATENCY]
 
@@ -45,7 +45,7 @@ class ScaleOutFabric(Frozen):
 
     @property
     def hop_latency_s(self) -> float:
-        """What one link between switches adds."""
+        """Latency that one link between switches adds."""
         return (self.latency_cross_leaf.value - self.latency_same_leaf.value) / 2
 
 
@@ -54,7 +54,7 @@ class SwitchedFabric(ScaleOutFabric):
 
     switch_ports: SourcedCount
     oversubscription: Annotated[SourcedFraction, ranges.OVERSUBSCRIPTION] | None = None
-    """Ports of a leaf that face the nodes, for one that faces the spines; 1 where it is not given."""
+    """Ports of a leaf towards the nodes for each port towards the spines; 1 where not given."""
 
     @model_validator(mode="after")
     def _ports_divide(self) -> Self:
@@ -64,7 +64,7 @@ class SwitchedFabric(ScaleOutFabric):
         return self
 
     def leaf_ports(self) -> tuple[int, int]:
-        """Ports of a leaf that face down and up; raises ValueError where the ratio does not divide them."""
+        """Ports of a leaf (down, up); raises ValueError where the ratio does not divide them."""
         ratio = 1.0 if self.oversubscription is None else self.oversubscription.value
         ports = self.switch_ports.n
         up = round(ports / (1 + ratio)) if ratio > 0 else 0
@@ -78,11 +78,11 @@ class SwitchedFabric(ScaleOutFabric):
 
 
 class ScaleUpFigures(Protocol):
-    """What joins the GPUs of a node."""
+    """Figures of the network between the GPUs of a node."""
 
     @property
     def kind(self) -> str:
-        """Which scale-up topology it is."""
+        """Kind of the scale-up topology."""
 
     @property
     def fabric(self) -> ScaleUpFabric:
@@ -98,7 +98,7 @@ class NodeFigures(Protocol):
 
     @property
     def accelerator(self) -> Accelerator:
-        """What sits on its GPUs' places."""
+        """The accelerator of the node."""
 
     @property
     def n_gpus(self) -> int:
@@ -106,7 +106,7 @@ class NodeFigures(Protocol):
 
     @property
     def scale_up(self) -> ScaleUpFigures | None:
-        """What joins its GPUs; None for one non-blocking switch."""
+        """The network between the GPUs; None for one non-blocking switch."""
 
     @property
     def scale_up_bytes_per_s(self) -> float:
@@ -118,7 +118,7 @@ class NodeFigures(Protocol):
 
     @property
     def scale_up_latency_s(self) -> float:
-        """GPU to GPU inside the node."""
+        """Latency from GPU to GPU inside the node."""
 
     @property
     def n_nics_per_gpu(self) -> int:
@@ -142,7 +142,7 @@ class NetworkFigures(Protocol):
 
     @property
     def kind(self) -> str:
-        """Which scale-out topology it is."""
+        """Kind of the scale-out topology."""
 
     @property
     def fabric(self) -> ScaleOutFabric | None:

@@ -1,4 +1,4 @@
-"""A dragonfly: groups of fully joined switches, and global cables between all groups."""
+"""The dragonfly topology: groups of fully joined switches, with global cables between all groups."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from moesim.hwmodels.topologies.spec import ScaleOutSpec
 from moesim.hwmodels.topologies.wiring import Wiring
 
 MOST_DETOURS = 128
-"""Ways around a broken global or local cable that are tried."""
+"""Most detours around a broken global or local cable that are tried."""
 
 
 class DragonflyFabric(ScaleOutFabric):
@@ -47,11 +47,11 @@ class Dragonfly(ScaleOutPart):
     """Groups of `a` switches with p endpoints and h global links each (Kim et al., ISCA 2008; eq. N4).
 
     g groups have a h global ports each. Every pair of groups gets m = a h // (g - 1) cables; of the s ports
-    that are left over, pairs join each group with the s // 2 next ones on either side, so that no more
-    than one port a group (two groups: none) stays free. A cable's port on its group is number
-    (offset - 1) + copy (g - 1), offset being how many groups further on the other end is; port i sits on
-    switch i mod a. Equally good paths: the cables between the two groups, each with at most one local hop
-    at either end. Detours: over any third group or, inside a group, any third switch.
+    that are left over, pairs join each group with the next s // 2 groups on either side, so that at most
+    one port per group (none with two groups) stays free. A cable uses port (offset - 1) + copy (g - 1) of its
+    group, where offset is how many groups further on the other end lies; port i belongs to switch i mod a.
+    The equally good paths are the cables between the two groups, each with at most one local hop at either
+    end. Detours use any third group or, inside a group, any third switch.
     """
 
     def __init__(self, node: NodeFigures, nodes: int, fabric: DragonflyFabric) -> None:
@@ -75,18 +75,18 @@ class Dragonfly(ScaleOutPart):
         others = max(1, self.groups - 1)
         self.copies = self.ports // others if self.groups > 1 else 0
         spare = self.ports - self.copies * others if self.groups > 1 else 0
-        # A ring of offset d uses two ports a group; the offset g/2 would meet itself.
+        # A ring of offset d uses two ports per group; at offset g/2 it would join each pair of groups twice.
         self.rings = min(spare // 2, (self.groups - 1) // 2)
 
     def switch(self, gpu: IntArray) -> IntArray:
-        """The switch of a GPU, over all groups."""
+        """The switch of a GPU, numbered over all groups."""
         return gpu // self.gpus_per_switch
 
     def wire(self, wiring: Wiring) -> None:
-        """Local cables group by group, global ones copy by copy, the rings of spare ports, then NICs."""
+        """Add local cables by group, global ones by copy, the rings of spare ports, and then NICs."""
         a, g = self.a, self.groups
         self.vertex = wiring.add_vertices("router", a * g, lambda i: f"router:{i // a}.{i % a}")
-        rate = self.base.link_bandwidth.value
+        rate = self.fabric.link_bandwidth.value
         i, j = np.triu_indices(a, 1)
         group = np.repeat(np.arange(g), len(i)) * a
         self.local = wiring.add_cables(
@@ -94,7 +94,7 @@ class Dragonfly(ScaleOutPart):
             self.vertex + group + np.tile(i, g),
             self.vertex + group + np.tile(j, g),
             (rate, rate),
-            self.base.hop_latency_s,
+            self.fabric.hop_latency_s,
         )
         low, high = np.triu_indices(g, 1)
         tails = [(low, high, np.full(len(low), copy)) for copy in range(self.copies)]
@@ -107,20 +107,20 @@ class Dragonfly(ScaleOutPart):
             self.vertex + one * a + self._port(one, other, copy) % a,
             self.vertex + other * a + self._port(other, one, copy) % a,
             (rate, rate),
-            self.base.hop_latency_s,
+            self.fabric.hop_latency_s,
             copies=self._number_among_equal(one, other, copy),
             optical=True,
         )
         self.nics = self.wire_nics(wiring, self.vertex + self.switch(np.arange(self.n_gpus)))
 
     def size(self) -> tuple[int, int]:
-        """Routers; local cables, global ones, the rings of spare ports, and NICs."""
+        """(routers, cables); the cables are local ones, global ones, rings of spare ports, and NICs."""
         a, g = self.a, self.groups
         between = self.copies * (g * (g - 1) // 2) + self.rings * g
         return a * g, g * (a * (a - 1) // 2) + between + self.n_gpus
 
     def _number_among_equal(self, one: IntArray, other: IntArray, copy: IntArray) -> IntArray:
-        """Copies between the same two switches get numbers; copies to other switches start at 0 too."""
+        """Number of each cable among those between the same two switches, from 0."""
         a = self.a
         here = one * a + self._port(one, other, copy) % a
         there = other * a + self._port(other, one, copy) % a
@@ -160,7 +160,7 @@ class Dragonfly(ScaleOutPart):
         )
 
     def fanout(self, src: IntArray, dst: IntArray) -> IntArray:
-        """One in a group, every cable between the two groups across."""
+        """One path inside a group; between groups, one for every cable that joins them."""
         here, there = self.switch(src) // self.a, self.switch(dst) // self.a
         return np.where(here == there, 1, self._cables_between(here, there))
 
@@ -171,11 +171,11 @@ class Dragonfly(ScaleOutPart):
         return count
 
     def preferred(self, src: IntArray, dst: IntArray) -> IntArray:
-        """The destination's number, modulo the cables."""
+        """The destination's number modulo the number of paths."""
         return dst % self.fanout(src, dst)
 
     def _local(self, one: IntArray, other: IntArray) -> IntArray:
-        """Link between two switches of a group (numbers over all groups), -1 where they are the same."""
+        """Link between two switches of a group, given by their global numbers; -1 where they are the same."""
         a = self.a
         group, x, y = one // a, one % a, other % a
         i, j = np.minimum(x, y), np.maximum(x, y)
@@ -183,7 +183,7 @@ class Dragonfly(ScaleOutPart):
         return absent_where(x == y, np.where(x > y, link(cable, back=True), link(cable)))
 
     def _between(self, here: IntArray, there: IntArray, choice: IntArray) -> IntArray:
-        """[n, 3] local, global and local link from switch to switch, or one local link inside a group."""
+        """[n, 3] local, global and local link between two switches; inside a group only the first."""
         a = self.a
         one, other = here // a, there // a
         out = one * a + self._port(one, other, choice) % a
@@ -196,7 +196,7 @@ class Dragonfly(ScaleOutPart):
         return columns(first, middle, last)
 
     def paths(self, src: IntArray, dst: IntArray, choice: IntArray) -> IntArray:
-        """NIC, (local,) (global,) (local,) NIC."""
+        """Links of each path: NIC, (local,) (global,) (local,) NIC."""
         return self._with_nics(src, dst, self._between(self.switch(src), self.switch(dst), choice))
 
     def _with_nics(self, src: IntArray, dst: IntArray, between: IntArray) -> IntArray:
@@ -205,11 +205,11 @@ class Dragonfly(ScaleOutPart):
         return np.hstack([first[:, None], between, last[:, None]])
 
     def detours(self) -> int:
-        """Over third switches: the first one of every group before the others, up to a limit."""
+        """Number of detours over a third switch, at most MOST_DETOURS; one per group comes first."""
         return min(self.a * self.groups, MOST_DETOURS)
 
     def detour_paths(self, src: IntArray, dst: IntArray, number: int) -> IntArray:
-        """By way of a third switch: of a third group between groups, of the group inside it."""
+        """Paths over a third switch, in a third group or, for pairs inside a group, in their own."""
         here, there = self.switch(src), self.switch(dst)
         a, g = self.a, self.groups
         inside = here // a == there // a

@@ -1,4 +1,4 @@
-"""Any graph, given edge by edge: shortest paths, equal ones by ECMP."""
+"""A topology given as a list of edges, with shortest-path routes and ECMP among equal ones."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from moesim.hwmodels.topologies.base import Topology
 from moesim.hwmodels.topologies.description import NodeFigures, ScaleOutFabric
 from moesim.hwmodels.topologies.faults import check_connected
 from moesim.hwmodels.topologies.spec import ScaleOutSpec
-from moesim.hwmodels.topologies.spreading import check_none_left
+from moesim.hwmodels.topologies.spreading import require_no_unrouted_pair
 from moesim.hwmodels.topologies.wiring import Wiring, gpu_name
 from moesim.hwmodels.units import parse_quantity
 
 MAX_EDGES = 50_000
 MAX_PATHS = 64
-"""Equally short paths of a pair that are told apart; further ones are not used."""
+"""Most equally short paths of a pair that are used."""
 
 _GPU = re.compile(r"gpu:(0|[1-9]\d{0,6})")
 
@@ -40,7 +40,7 @@ class EdgeListFabric(ScaleOutFabric):
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """One cable: its two ends, payload bandwidth of a direction, latency (None: not stated)."""
+    """One cable with its two ends, payload bandwidth per direction, and latency (None: not stated)."""
 
     a: str
     b: str
@@ -91,9 +91,9 @@ def _edge(words: Sequence[str]) -> Edge:
 
 
 class EdgeList(Topology):
-    """The graph as it is: paths may go through switches and GPUs alike, by the fewest links.
+    """A graph whose routes use the fewest links, through switches and GPUs alike.
 
-    Routes are searched destination by destination (this is for clusters of some thousand GPUs at most).
+    Routes are searched destination by destination, which suits clusters of a few thousand GPUs at most.
     """
 
     def __init__(self, node: NodeFigures, nodes: int, fabric: EdgeListFabric) -> None:
@@ -141,18 +141,18 @@ class EdgeList(Topology):
         )
 
     def size(self) -> tuple[int, int]:
-        """Vertices that are no GPU, and edges."""
+        """(switches, edges)."""
         return len(self.switches), len(self.edges)
 
     def degraded(self, faults: Sequence[object]) -> Topology:
-        """As for every topology; the search simply leaves dead links out."""
+        """A copy with faults, as for every topology; the search leaves dead links out."""
         other = super().degraded(faults)  # type: ignore[arg-type]
         assert isinstance(other, EdgeList)
         other._next = {}
         return other
 
     def _toward(self, dst: int) -> tuple[IntArray, list[list[int]]]:
-        """([vertices] links to dst, or -1; the links of each vertex that lead one step nearer)."""
+        """([vertices] links to dst, or -1 where there is no way; links of each vertex that lead nearer)."""
         if dst not in self._next:
             wiring = self.wiring
             tails = np.stack([wiring.tails, wiring.heads], axis=1).ravel()
@@ -174,10 +174,10 @@ class EdgeList(Topology):
         return self._next[dst]
 
     def _shortest(self, src: int, dst: int) -> list[list[int]]:
-        """Up to MAX_PATHS shortest paths, in order of their links' numbers."""
+        """Up to MAX_PATHS shortest paths, ordered by the numbers of their links."""
         away, onward = self._toward(dst)
         if away[src] < 0:
-            check_none_left(np.array([src]), np.array([dst]))
+            require_no_unrouted_pair(np.array([src]), np.array([dst]))
         paths: list[list[int]] = [[]]
         while len(paths[0]) < away[src]:
             longer = []

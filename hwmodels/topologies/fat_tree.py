@@ -1,4 +1,4 @@
-"""One fat-tree for all rails (multi-rail fat-tree, MRFT), of two or three layers; a leaf serves one rail."""
+"""One fat-tree for all rails (multi-rail fat-tree, MRFT) of two or three layers; a leaf serves one rail."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ class FatTree(TwoLayerPart):
         self.trees = Trees(1, shape)
 
     def number(self, gpu: IntArray) -> IntArray:
-        """Rails fill whole leaves, so a leaf's last ports stay free where nodes are not a multiple."""
+        """The GPU's endpoint number; each rail starts a new leaf, so its last leaf may have free ports."""
         return gpu % self.per_node * self.leaves_per_rail * self.down + gpu // self.per_node
 
     def leaf(self, gpu: IntArray) -> IntArray:
-        """Endpoints fill leaf after leaf."""
+        """The leaf of a GPU; endpoints fill one leaf after the other."""
         return self.number(gpu) // self.down
 
 
@@ -78,8 +78,8 @@ class ThreeLayerFatTree(ScaleOutPart):
 
     A pod of P-port switches has P/2 leaves, each with one cable to each of its middle switches; middle
     switch j of every pod is joined to core group j. A full tree without oversubscription has P^3/4
-    endpoints and 5 P^2/4 switches (arXiv 2505.09343, Table 3: 65,536 and 5,120 for P = 64). Nodes fill a pod
-    before the next one: a unit of leaves, one for each rail, serves as many nodes as a leaf has ports.
+    endpoints and 5 P^2/4 switches (arXiv 2505.09343, Table 3: 65,536 and 5,120 for P = 64). Nodes fill one
+    pod after the other; a unit of leaves, one for each rail, serves as many nodes as a leaf has ports down.
     """
 
     def __init__(self, node: NodeFigures, nodes: int, fabric: FatTreeFabric) -> None:
@@ -100,11 +100,11 @@ class ThreeLayerFatTree(ScaleOutPart):
         self.cores = Trees(self.middles, TreeShape.for_leaves(self.pods, ports))
 
     def leaf(self, gpu: IntArray) -> IntArray:
-        """Unit by unit, a leaf for each rail."""
+        """The leaf of a GPU; a unit has one leaf for each rail."""
         return gpu // self.per_node // self.down * self.per_node + gpu % self.per_node
 
     def wire(self, wiring: Wiring) -> None:
-        """Leaves, middle switches and cores; trunks leaf by leaf, then core group by core group; NICs."""
+        """Add the switches, the trunks by leaf, those by core group, and the NICs."""
         leaves = wiring.add_vertices("leaf", self.leaves, lambda i: f"leaf:{i}")
         middles = wiring.add_vertices(
             "middle", self.pods * self.middles, lambda i: f"middle:{i // self.middles}.{i % self.middles}"
@@ -115,35 +115,40 @@ class ThreeLayerFatTree(ScaleOutPart):
         )
         tails = np.repeat(np.arange(self.leaves), self.middles)
         heads = tails // self.pod_leaves * self.middles + np.tile(np.arange(self.middles), self.leaves)
-        rate = self.base.link_bandwidth.value
+        rate = self.fabric.link_bandwidth.value
         self.trunks = wiring.add_cables(
-            "leaf-spine", leaves + tails, middles + heads, (rate, rate), self.base.hop_latency_s, optical=True
+            "leaf-spine",
+            leaves + tails,
+            middles + heads,
+            (rate, rate),
+            self.fabric.hop_latency_s,
+            optical=True,
         )
         of_group = middles + np.arange(self.pods * self.middles).reshape(self.pods, self.middles).T
         core = cores + np.arange(self.middles * per_group).reshape(self.middles, per_group)
-        self.cores.wire(wiring, "spine-core", (of_group, core), self.base)
+        self.cores.wire(wiring, "spine-core", (of_group, core), self.fabric)
         self.nics = self.wire_nics(wiring, leaves + self.leaf(np.arange(self.n_gpus)))
 
     def size(self) -> tuple[int, int]:
-        """Leaves, middle switches and cores; trunks of both layers and NICs."""
+        """(switches of all layers, cables); the cables are the trunks of both layers and the NICs."""
         cores = self.middles * self.cores.shape.spines
         cables = self.leaves * self.middles + self.cores.cables + self.n_gpus
         return self.leaves + self.pods * self.middles + cores, cables
 
     def fanout(self, src: IntArray, dst: IntArray) -> IntArray:
-        """One on a leaf, every middle switch in a pod, every core cable across."""
+        """One path on a leaf, one per middle switch inside a pod, one per core cable between pods."""
         here, there = self.leaf(src), self.leaf(dst)
         in_pod = here // self.pod_leaves == there // self.pod_leaves
         across = self.middles * self.cores.shape.choices
         return np.where(here == there, 1, np.where(in_pod, self.middles, across))
 
     def preferred(self, src: IntArray, dst: IntArray) -> IntArray:
-        """The destination's number modulo the middle switches, then modulo the core cables."""
+        """The destination's number modulo the number of paths, which fixes middle switch and core cable."""
         number = self.leaf(dst) * self.down + dst // self.per_node % self.down
         return number % self.fanout(src, dst)
 
     def paths(self, src: IntArray, dst: IntArray, choice: IntArray) -> IntArray:
-        """NIC, leaf, (middle, (core, middle,) leaf,) NIC."""
+        """Links of each path over NIC, leaf, (middle, (core, middle,) leaf,) and NIC."""
         here, there = self.leaf(src), self.leaf(dst)
         pods = here // self.pod_leaves, there // self.pod_leaves
         same, in_pod = here == there, pods[0] == pods[1]
@@ -158,9 +163,9 @@ class ThreeLayerFatTree(ScaleOutPart):
         )
 
 
-def of_layers(node: NodeFigures, nodes: int, fabric: FatTreeFabric) -> ScaleOutPart:
+def fat_tree_of_layers(node: NodeFigures, nodes: int, fabric: FatTreeFabric) -> ScaleOutPart:
     """The fat-tree of two or three layers; raises InputError where its switches have too few ports."""
     return (FatTree if fabric.n_layers == 2 else ThreeLayerFatTree)(node, nodes, fabric)
 
 
-FAT_TREE = ScaleOutSpec("fat-tree", FatTreeFabric, of_layers, "mrft-ib-400g")
+FAT_TREE = ScaleOutSpec("fat-tree", FatTreeFabric, fat_tree_of_layers, "mrft-ib-400g")

@@ -1,4 +1,4 @@
-"""Failures and degradations of a topology: what is named, and which links it touches."""
+"""Finds the links that failures and degradations of a topology affect."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ FaultKind = Literal["nic", "link", "switch", "plane", "gpu-links"]
 
 @dataclass(frozen=True, slots=True)
 class LinkFault:
-    """Something that lost part (`factor` of its rate is left) or all (`factor` 0) of its bandwidth.
+    """A component that keeps only the part `factor` of its bandwidth; 0 means that it is down.
 
-    `target` by kind: nic "nic:17" (all NICs of GPU 17); link "leaf:0->spine:1#0" (a link's id; a cable
-    fails in both directions); switch "leaf:3", or "nvswitch:0.2" for chip 2 of a striped switch; plane
-    "plane:3" of a multi-plane network, or "scale-up:3" for chip 3 of every scale-up switch; gpu-links
-    "gpu:5" (its scale-up ports).
+    The form of `target` depends on the kind: nic "nic:17" (all NICs of GPU 17); link "leaf:0->spine:1#0"
+    (a link's id; a cable fails in both directions); switch "leaf:3", or "nvswitch:0.2" for chip 2 of a
+    striped switch; plane "plane:3" of a multi-plane network, or "scale-up:3" for chip 3 of every scale-up
+    switch; gpu-links "gpu:5" (its scale-up ports).
     """
 
     kind: FaultKind
@@ -32,7 +32,7 @@ class LinkFault:
 
 
 def link_factors(wiring: Wiring, faults: Sequence[LinkFault]) -> FloatArray:
-    """[links] the part of each link's bandwidth that is left; faults on the same link multiply.
+    """[links] part of each link's bandwidth that faults leave; faults on the same link multiply.
 
     Raises InputError for a factor outside 0 to 1 and a target that does not exist.
     """
@@ -57,7 +57,7 @@ def link_factors(wiring: Wiring, faults: Sequence[LinkFault]) -> FloatArray:
 
 
 def _touched(wiring: Wiring, fault: LinkFault) -> tuple[IntArray, float]:
-    """Cables that a fault touches, and the factor on each."""
+    """The cables that a fault affects, and the factor on their bandwidth."""
     if fault.kind == "link":
         return _cables_of_link(wiring, fault.target), fault.factor
     if fault.kind == "nic":
@@ -82,12 +82,12 @@ def _at(wiring: Wiring, vertices: IntArray) -> IntArray:
 
 
 def _gpu_cables(wiring: Wiring, gpu: int, *, scale_up: bool) -> IntArray:
-    found = [
+    blocks = [
         block.first + np.flatnonzero((block.tails == gpu) | (block.heads == gpu))
         for block in wiring.cables
         if block.scale_up == scale_up
     ]
-    cables = np.concatenate(found) if found else np.zeros(0, np.int64)
+    cables = np.concatenate(blocks) if blocks else np.zeros(0, np.int64)
     if not len(cables):
         raise InputError(f"{gpu_name(gpu)} has no {'scale-up ports' if scale_up else 'NIC'} in this topology")
     return cables
@@ -128,7 +128,7 @@ def _plane(wiring: Wiring, fault: LinkFault) -> tuple[IntArray, float]:
 
 
 def _chip(wiring: Wiring, vertex: int, chip: str, factor: float) -> tuple[IntArray, float]:
-    """One chip of a striped switch: every port of the switch keeps the other chips' part."""
+    """A fault of one chip of a striped switch; every port of the switch keeps the other chips' part."""
     chips = wiring.block_of(vertex).chips
     _number(f"chip:{chip}", "chip", chips)
     return _at(wiring, np.array([vertex])), (chips - 1 + factor) / chips
@@ -146,7 +146,7 @@ def check_connected(wiring: Wiring, left: FloatArray | None) -> None:
     live = np.ones(wiring.n_cables, dtype=bool) if left is None else left[::2] > 0
     tails, heads = wiring.tails[live], wiring.heads[live]
     label = np.arange(wiring.n_vertices)
-    while True:  # every vertex takes the smallest label around it, then its label's label
+    while True:  # each vertex takes the smallest label of its neighbours, then the label of that
         new = label.copy()
         np.minimum.at(new, tails, label[heads])
         np.minimum.at(new, heads, label[tails])

@@ -24,41 +24,41 @@ class MeshFabric(ScaleUpFabric):
     link_bandwidth_effective: SourcedBytesPerSecond
 
     def shares(self, node: NodeFigures) -> ScaleUpShares:
-        """The links to the other members of a group."""
+        """Shares of the links to the other members of a group."""
         return MeshShares(self.link_bandwidth.value / node.scale_up_bytes_per_s, node.n_gpus)
 
 
 @dataclass(frozen=True, slots=True)
 class MeshShares(ScaleUpShares):
-    """`link`: the nominal rate of one link over that of a GPU; `gpus` of a node, each pair with a link."""
+    """Shares in a node of `gpus` with a link for each pair; `link` is a link's nominal rate over a GPU's."""
 
     link: float
     gpus: int
 
     def all_to_all(self, group: int) -> float:
-        """Share of a uniform all-to-all of `group` GPUs: the links to the other members."""
+        """Share of a uniform all-to-all of `group` GPUs, which uses the links to the other members."""
         return 1.0 if group <= 1 else (group - 1) / (self.gpus - 1)
 
     def pair(self) -> float:
-        """Share of two neighbours: one link."""
+        """Share of two neighbours, which is one link."""
         return self.link
 
     def ring(self, group: int) -> float:
-        """Share of a reduce-scatter or all-gather: rings over all links between the members."""
+        """Share of a reduce-scatter or all-gather, with rings over all links between the members."""
         return self.all_to_all(group)
 
 
 class FullyConnectedNode(ScaleUpPart):
-    """One link from GPU to GPU; where it is down, two over a third GPU."""
+    """Each pair uses its own link or, where that is down, two links over a third GPU."""
 
     def __init__(self, node: NodeFigures, nodes: int, fabric: MeshFabric) -> None:
-        """The node and the figures of one pair."""
+        """Takes the node and the figures of one pair."""
         super().__init__(node, nodes)
         self.fabric = fabric
         self.pairs = self.per_node * (self.per_node - 1) // 2
 
     def wire(self, wiring: Wiring) -> None:
-        """A cable for every pair i < j of every node, ordered by i, then j."""
+        """Add a cable for every pair i < j of every node, ordered by i, then j."""
         i, j = np.triu_indices(self.per_node, 1)
         node = np.repeat(np.arange(self.nodes), self.pairs) * self.per_node
         rates = (self.fabric.link_bandwidth_effective.value, self.fabric.link_bandwidth.value)
@@ -71,7 +71,7 @@ class FullyConnectedNode(ScaleUpPart):
         )
 
     def size(self) -> tuple[int, int]:
-        """No switch, a cable a pair."""
+        """(0, cables), one cable per pair."""
         return 0, self.nodes * self.pairs
 
     def _direct(self, src: IntArray, dst: IntArray) -> IntArray:
@@ -82,15 +82,15 @@ class FullyConnectedNode(ScaleUpPart):
         return absent_where(src == dst, np.where(src > dst, link(cable, back=True), link(cable)))
 
     def paths(self, src: IntArray, dst: IntArray, choice: IntArray) -> IntArray:
-        """The pair's own link."""
+        """[n, 1] the link of each pair."""
         return columns(self._direct(src, dst))
 
     def detours(self) -> int:
-        """One over every other GPU of the node (and two that lead nowhere new)."""
+        """One detour per GPU of the node; those over the pair's own two GPUs bring no new path."""
         return self.per_node
 
     def detour_paths(self, src: IntArray, dst: IntArray, number: int) -> IntArray:
-        """Over a third GPU; each pair starts with another one."""
+        """Paths over a third GPU; each pair starts with a different one."""
         n = self.per_node
         via = src // n * n + (src + dst + number) % n
         return columns(self._direct(src, via), self._direct(via, dst))

@@ -1,4 +1,4 @@
-"""What a network is made of and what it costs: switches, ports, cables, transceivers."""
+"""Counts the switches, ports, cables and transceivers of a network, and their cost."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ NIC_KIND = "nic"
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """Counts of a topology; the cost is that of the scale-out network alone.
+    """Counts of a topology, and the cost of its scale-out network.
 
-    `endpoints`: NIC ports. `switches`, `cables`: physical ones by kind, `scale_out_switches` those of them
-    in the scale-out network. `switch_ports`: those in use.
-    `inter_switch_links`: scale-out cables between switches ("links" of arXiv 2505.09343, Table 3).
-    `transceivers`: two for each optical cable. `cost_usd` by part; empty where no prices are known.
+    `endpoints` are NIC ports. `switches` and `cables` count physical ones by kind; `scale_out_switches` are
+    those of the scale-out network. `switch_ports` are those in use. `inter_switch_links` are scale-out cables
+    between switches ("links" of arXiv 2505.09343, Table 3). Each optical cable has two `transceivers`.
+    `cost_usd` is by part, and empty where no prices are known.
     """
 
     endpoints: int
@@ -33,18 +33,18 @@ class Inventory:
 
     @property
     def total_usd(self) -> float | None:
-        """Switches and cables of the scale-out network; None where no prices are known."""
+        """Cost of the scale-out network; None where no prices are known."""
         return sum(self.cost_usd.values()) if self.cost_usd else None
 
     @property
     def usd_per_endpoint(self) -> float | None:
-        """Cost for each NIC port; None without prices or endpoints."""
+        """Cost per NIC port; None without prices or endpoints."""
         total = self.total_usd
         return None if total is None or not self.endpoints else total / self.endpoints
 
 
 def count_inventory(wiring: Wiring, prices: FabricPrices | None) -> Inventory:
-    """Count a wiring: chips of striped switches and strands of bundled cables one by one.
+    """Count a wiring; every chip of a striped switch and every strand of a cable counts.
 
     Cost: docs/model.md, eq. N1.
     """

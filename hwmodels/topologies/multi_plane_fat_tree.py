@@ -1,4 +1,4 @@
-"""Separate two-layer fat-trees side by side (multi-plane fat-tree, MPFT): one NIC of a server in each."""
+"""The multi-plane fat-tree (MPFT): separate two-layer fat-trees, each with one NIC of every server."""
 
 from __future__ import annotations
 
@@ -51,26 +51,26 @@ class MultiPlaneFatTree(TwoLayerPart):
         return gpu % self.per_node % self.planes
 
     def number(self, gpu: IntArray) -> IntArray:
-        """The GPU's number among the endpoints of its plane, server by server."""
+        """The GPU's endpoint number in its plane, counted server by server."""
         in_plane = self.per_node // self.planes
         number: IntArray = gpu // self.per_node * in_plane + gpu % self.per_node // self.planes
         return number
 
     def sender(self, src: IntArray, dst: IntArray) -> IntArray:
-        """The sender itself where it is on the receiver's plane, else the receiver's counterpart."""
+        """The GPU whose NIC sends: `src` where it is on the plane of `dst`, else the counterpart of `dst`."""
         sender: IntArray = np.where(self.plane(src) == self.plane(dst), src, super().sender(src, dst))
         return sender
 
     def joined(self, src: IntArray, dst: IntArray) -> IntArray:
-        """1 on the same plane."""
+        """[n] 1 for GPUs on the same plane, else 0."""
         return np.where(self.plane(src) == self.plane(dst), 1, 0)
 
     def leaf(self, gpu: IntArray) -> IntArray:
-        """The leaf in the plane; endpoints fill leaf after leaf."""
+        """The leaf of a GPU in its plane; endpoints fill one leaf after the other."""
         return self.number(gpu) // self.down
 
     def prefixes(self) -> list[str]:
-        """plane0., plane1., ..."""
+        """Prefixes of switch names: plane0., plane1., ..."""
         return [f"plane{plane}." for plane in range(self.planes)]
 
 

@@ -29,14 +29,14 @@ class NvswitchFabric(HubFabric):
 
 
 class NvswitchNode(ScaleUpPart):
-    """GPU, switch, GPU: a port is one link out of the GPU and one into it.
+    """GPUs behind one non-blocking switch; a port is one link out of the GPU and one into it.
 
-    The switch chips count as one non-blocking switch, for every GPU stripes its traffic over all of them;
-    a chip that is lost takes its part of every port.
+    The switch chips count as one switch, since every GPU stripes its traffic over all of them. A chip that
+    fails takes its part of every port.
     """
 
     def __init__(self, node: NodeFigures, nodes: int, fabric: HubFabric | None = None) -> None:
-        """Raises InputError where the GPU's links do not divide over the chips."""
+        """Raises InputError where a GPU has fewer links than there are chips."""
         super().__init__(node, nodes)
         self.chips = 1 if fabric is None else fabric.switches.n
         self.strands = 1 if fabric is None else fabric.links_per_gpu.n
@@ -47,7 +47,7 @@ class NvswitchNode(ScaleUpPart):
             )
 
     def wire(self, wiring: Wiring) -> None:
-        """One switch a node and one cable a GPU."""
+        """Add one switch per node and one cable per GPU."""
         hub = wiring.add_vertices("nvswitch", self.nodes, lambda i: f"nvswitch:{i}", chips=self.chips)
         gpus = np.arange(self.n_gpus)
         self.first = wiring.add_cables(
@@ -60,11 +60,11 @@ class NvswitchNode(ScaleUpPart):
         )
 
     def size(self) -> tuple[int, int]:
-        """A switch a node, a cable a GPU."""
+        """(switches, cables): one switch per node and one cable per GPU."""
         return self.nodes, self.n_gpus
 
     def paths(self, src: IntArray, dst: IntArray, choice: IntArray) -> IntArray:
-        """Out of the sender's port, into the receiver's."""
+        """[n, 2] the link out of the sender's port and the one into the receiver's."""
         itself = src == dst
         return columns(
             absent_where(itself, link(self.first + src)),

@@ -1,4 +1,4 @@
-"""The two halves of a cluster's topology: what joins the GPUs of a node, and what joins the nodes."""
+"""The two parts of a cluster's topology: the network inside the nodes and the one between them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Part(ABC):
     """Paths between GPUs through one network; GPU numbers are global, arrays are [n] pairs."""
 
     def __init__(self, node: NodeFigures, nodes: int) -> None:
-        """The node, and how many of them."""
+        """Takes the node and the number of nodes."""
         self.node = node
         self.nodes = nodes
         self.per_node = node.n_gpus
@@ -24,18 +24,18 @@ class Part(ABC):
 
     @abstractmethod
     def wire(self, wiring: Wiring) -> None:
-        """Add the switches and cables, and remember where they start."""
+        """Add the switches and cables, and store the numbers of the first ones."""
 
     @abstractmethod
     def size(self) -> tuple[int, int]:
-        """(switches, cables) that `wire` adds, without adding them."""
+        """(switches, cables) that `wire` adds; nothing is added here."""
 
     def fanout(self, src: IntArray, dst: IntArray) -> IntArray:
-        """Number of equally good paths of each pair; one, unless a part says otherwise."""
+        """[n] number of equally good paths of each pair; one by default."""
         return np.ones(len(src), np.int64)
 
     def preferred(self, src: IntArray, dst: IntArray) -> IntArray:
-        """The path that destination-modulo routing takes."""
+        """[n] the path that destination-modulo routing takes."""
         return np.zeros(len(src), np.int64)
 
     @abstractmethod
@@ -43,36 +43,36 @@ class Part(ABC):
         """[n, hops] links of each path in order, padded with -1; all -1 where src is dst."""
 
     def detours(self) -> int:
-        """How many paths beyond the equally good ones there are at most."""
+        """Most detours of a pair, which are paths beyond the equally good ones."""
         return 0
 
     def detour_paths(self, src: IntArray, dst: IntArray, number: int) -> IntArray:
-        """Detour `number` of each pair, as `paths`."""
+        """[n, hops] links of detour `number` of each pair, in the form of `paths`."""
         raise NotImplementedError
 
 
 class ScaleUpPart(Part):
-    """What joins the GPUs of one node: src and dst share it."""
+    """The network inside a node; src and dst of each pair are in the same node."""
 
 
 class ScaleOutPart(Part):
-    """What joins the nodes, by their NICs.
+    """The network between the nodes, which their NICs use.
 
-    Where `forwards`, traffic to another plane or rail first moves inside the sender's node to the GPU
-    `sender` names. `joined` says whether two GPUs' NICs reach each other at all.
+    Where `forwards` is true, traffic to another plane or rail first moves inside the sender's node to the GPU
+    that `sender` names. `joined` says whether two GPUs' NICs reach each other at all.
     """
 
     forwards = False
 
     def __init__(self, node: NodeFigures, nodes: int, fabric: ScaleOutFabric) -> None:
-        """The node, how many of them, and the figures of the network."""
+        """Takes the node, the number of nodes, and the figures of the network."""
         super().__init__(node, nodes)
-        self.base = fabric
+        self.fabric = fabric
         self.nics = 0
-        """The cable of GPU 0's NIC, those of the others follow; set by `wire`."""
+        """Number of the cable of GPU 0's NIC, set by `wire`; those of the other GPUs follow."""
 
     def sender(self, src: IntArray, dst: IntArray) -> IntArray:
-        """The GPU of src's node whose NIC sends to dst: dst's counterpart where the network forwards."""
+        """The GPU of src's node whose NIC sends to dst; dst's counterpart where the network forwards."""
         if not self.forwards:
             return src
         return src // self.per_node * self.per_node + dst % self.per_node
@@ -82,8 +82,8 @@ class ScaleOutPart(Part):
         return np.ones(len(src), np.int64)
 
     def nic_rates(self) -> tuple[float, float]:
-        """(payload, nominal) bandwidth of a GPU's NICs here: the slower of NIC and switch port."""
-        ports = self.base.link_bandwidth.value * self.node.n_nics_per_gpu
+        """(payload, nominal) bandwidth of a GPU's NICs in this network, limited by NIC or switch port."""
+        ports = self.fabric.link_bandwidth.value * self.node.n_nics_per_gpu
         return (
             min(self.node.scale_out_effective_bytes_per_s, ports),
             min(self.node.scale_out_bytes_per_s, ports),
@@ -94,13 +94,13 @@ class ScaleOutPart(Part):
         return np.stack([2 * (self.nics + src), 2 * (self.nics + dst) + 1], axis=1)
 
     def wire_nics(self, wiring: Wiring, switch_of_gpu: IntArray) -> int:
-        """One cable a GPU to its switch (as many strands as it has NICs); the number of the first."""
+        """Add one cable per GPU to its switch, with a strand per NIC; returns the number of the first."""
         return wiring.add_cables(
             "nic",
             np.arange(self.n_gpus),
             switch_of_gpu,
             self.nic_rates(),
-            self.base.latency_same_leaf.value / 2,
+            self.fabric.latency_same_leaf.value / 2,
             strands=self.node.n_nics_per_gpu,
             optical=True,
         )
@@ -121,7 +121,7 @@ def link(cable: IntArray, *, back: bool = False) -> IntArray:
 def absent_where(
     condition: IntArray | np.ndarray[tuple[int], np.dtype[np.bool_]], links: IntArray
 ) -> IntArray:
-    """Links, but -1 where the condition holds."""
+    """The links, with -1 where the condition holds."""
     return np.where(condition, -1, links)
 
 

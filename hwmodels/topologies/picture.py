@@ -1,4 +1,4 @@
-"""A part of a topology that can be drawn: a few nodes, and the switches above and below them."""
+"""Selects a part of a topology that can be drawn: a few nodes and their switches."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from moesim.hwmodels.topologies.base import Topology
 from moesim.hwmodels.units import format_quantity
 
 MOST_PER_LAYER = 32
-"""Vertices of one kind that still look like something side by side."""
+"""Most vertices of one kind that are drawn side by side."""
 
 
 @dataclass(frozen=True, slots=True)
 class PictureLayer:
-    """All vertices of one kind: how many there are, and the names of those shown."""
+    """All vertices of one kind, with their number and the names of those shown."""
 
     kind: str
     count: int
@@ -30,7 +30,7 @@ class PictureLayer:
 
 @dataclass(frozen=True, slots=True)
 class Cable:
-    """One cable between two shown vertices; `rate`: nominal, one direction, for people."""
+    """One cable between two shown vertices; `rate` is the nominal rate of one direction, as text."""
 
     kind: str
     tail: str
@@ -40,7 +40,7 @@ class Cable:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Layers from top to bottom, cables, and where each vertex stands (0 to 1 across, layers down)."""
+    """Layers from top to bottom, cables, and the place of each vertex (0 to 1 across, layer number down)."""
 
     layers: tuple[PictureLayer, ...]
     cables: tuple[Cable, ...]
@@ -49,7 +49,7 @@ class Picture:
 
 
 def picture(topology: Topology, nodes: int = 3) -> Picture:
-    """The first nodes and the last one, with what their cables lead to, layer by layer."""
+    """A picture of the first nodes and the last one, with the switches that their cables reach."""
     wiring = topology.wiring
     names = wiring.names
     tails, heads = np.asarray(wiring.tails), np.asarray(wiring.heads)
@@ -66,9 +66,9 @@ def picture(topology: Topology, nodes: int = 3) -> Picture:
             for one, other in ((tails, heads), (heads, tails))
             for end in one[np.isin(other, sorted(shown))].tolist()
         }
-        found = [v for v in ids if v in touching][:MOST_PER_LAYER]
-        layers.append((vertices.kind, vertices.count, found))
-        shown |= set(found)
+        drawn = [v for v in ids if v in touching][:MOST_PER_LAYER]
+        layers.append((vertices.kind, vertices.count, drawn))
+        shown |= set(drawn)
     cables: list[Cable] = []
     kinds: defaultdict[str, set[int]] = defaultdict(set)
     scale_up = {block.kind for block in wiring.cables if block.scale_up}
@@ -81,19 +81,19 @@ def picture(topology: Topology, nodes: int = 3) -> Picture:
                 cables.append(Cable(block.kind, names[tail], names[head], rate))
                 kinds[block.kind] |= {tail, head}
             index += 1
-    for kind, _, found in layers[1:]:
-        if any(set(found) & ends for cable, ends in kinds.items() if cable in scale_up):
+    for kind, _, drawn in layers[1:]:
+        if any(set(drawn) & ends for cable, ends in kinds.items() if cable in scale_up):
             below.add(kind)
     order = [layer for layer in layers[:0:-1] if layer[0] not in below]
     order += [layers[0], *(layer for layer in layers[1:] if layer[0] in below)]
     order = [layer for layer in order if layer[2]]
     places = {
-        names[v]: ((n + 0.5) / len(found), float(len(order) - row))
-        for row, (_, _, found) in enumerate(order)
-        for n, v in enumerate(found)
+        names[v]: ((n + 0.5) / len(drawn), float(len(order) - row))
+        for row, (_, _, drawn) in enumerate(order)
+        for n, v in enumerate(drawn)
     }
     return Picture(
-        tuple(PictureLayer(kind, count, tuple(names[v] for v in found)) for kind, count, found in order),
+        tuple(PictureLayer(kind, count, tuple(names[v] for v in drawn)) for kind, count, drawn in order),
         tuple(cables),
         places,
         tuple(sorted(scale_up)),

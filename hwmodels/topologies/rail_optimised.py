@@ -1,4 +1,4 @@
-"""A rail-optimised network: units of leaves, one for each rail, under spines that may be oversubscribed."""
+"""The rail-optimised network: units of one leaf per rail, under spines that may be oversubscribed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RailOptimised(TwoLayerPart):
         self.trees = Trees(1, TreeShape.for_leaves(units * self.per_node, fabric.switch_ports.n, up))
 
     def leaf(self, gpu: IntArray) -> IntArray:
-        """Unit by unit, a leaf for each rail."""
+        """The leaf of a GPU; a unit has one leaf for each rail."""
         return gpu // self.per_node // self.down * self.per_node + gpu % self.per_node
 
     def number(self, gpu: IntArray) -> IntArray:

@@ -1,4 +1,4 @@
-"""A scale-up domain over several servers (NVL72): their GPUs share switch chips in trays of their own."""
+"""A scale-up domain over several servers (NVL72), whose GPUs share switch chips in separate trays."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class DomainFabric(HubFabric):
 
 
 class ScaleUpDomain(NvswitchNode):
-    """As a node with NVSwitch, whose `gpus` are those of all hosts in the domain.
+    """An NVSwitch node whose `gpus` are those of all hosts in the domain.
 
-    The domain is the "node" of ranks and placement: its GPUs are numbered host by host.
+    Ranks and placement treat the domain as one node, with its GPUs numbered host by host.
     """
 
     def __init__(self, node: NodeFigures, nodes: int, fabric: DomainFabric) -> None:
-        """Raises InputError where hosts do not divide the domain or links the chips."""
+        """Raises InputError where the GPUs do not divide into hosts or a GPU's links over the chips."""
         super().__init__(node, nodes, fabric)
         per_host = fabric.gpus_per_host.n
         if per_host < 1 or self.per_node % per_host:

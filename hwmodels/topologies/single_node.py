@@ -1,4 +1,4 @@
-"""No network: a cluster of one node."""
+"""The kind of network of a cluster of one node, which has none."""
 
 from __future__ import annotations
 

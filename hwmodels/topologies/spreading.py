@@ -1,4 +1,4 @@
-"""Which of the equally good paths a pair takes, and what it does where faults took them."""
+"""Chooses among the equally good paths of a pair, and detours where faults broke them all."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from moesim.hwmodels.topologies.wiring import Wiring, gpu_name
 
 
 class WiredCluster(Protocol):
-    """What spreading needs to know of a topology."""
+    """The part of a topology's interface that spreading uses."""
 
     left: FloatArray | None
-    """Share of its bandwidth that each link has left; None without faults."""
+    """[links] part of each link's bandwidth that faults leave; None without faults."""
 
     @property
     def wiring(self) -> Wiring:
@@ -46,25 +46,25 @@ class WiredCluster(Protocol):
         """Links that every path of a pair uses."""
 
     def live(self, paths: IntArray) -> FloatArray:
-        """Share of the bandwidth that the worst link of each path has left."""
+        """[n] smallest part of its bandwidth that faults leave any link of a path."""
 
     def detours(self) -> tuple[int, int]:
-        """(ways around, paths of each) that `detour_paths` can name for a pair, the better ways first."""
+        """(number of ways, paths per way) that `detour_paths` offers for a pair; better ways come first."""
 
     def detour_paths(self, src: IntArray, dst: IntArray, way: int, turn: int) -> tuple[IntArray, IntArray]:
-        """Path `turn` of a way around: which of the n pairs have it (indices), and their paths."""
+        """The pairs (indices into n) that have path number `turn` of detour `way`, and these paths."""
 
 
 def single_routes(
     topo: WiredCluster, src: IntArray, dst: IntArray, spreading: Spreading, seed: int
 ) -> RouteSet:
-    """Routes of one path each: by destination modulo, or by a hash of pair and seed (`ecmp`)."""
+    """Routes of one path each, chosen by destination modulo or by a hash of pair and seed (`ecmp`)."""
     fanout = topo.fanout(src, dst)
     by_hash = pair_hash(src, dst, seed)
     choice = by_hash % fanout if spreading == "ecmp" else topo.preferred(src, dst)
     paths = topo.paths(src, dst, choice)
     if topo.left is not None:
-        # Destination-modulo tables know the destination only: so does the way around a fault.
+        # Destination-modulo tables know the destination only, and so does their way around a fault.
         mixed = by_hash if spreading == "ecmp" else pair_hash(dst, dst, seed)
         paths = _around_faults(topo, src, dst, paths, (choice, fanout), mixed)
     return single_paths(paths, topo.wiring.latency_s)
@@ -78,11 +78,11 @@ def _around_faults(
     choices: tuple[IntArray, IntArray],
     mixed: IntArray,
 ) -> IntArray:
-    """The same paths, but for those over dead links the next live one in an order mixed by hash."""
+    """The paths, with those over dead links replaced by the next live one in an order mixed by hash."""
     broken = np.flatnonzero(topo.live(paths) <= 0)
     choice, fanout = choices
     hopeless = topo.live(topo.unavoidable(src[broken], dst[broken])) <= 0
-    held, broken = broken[hopeless], broken[~hopeless]
+    detour_only, broken = broken[hopeless], broken[~hopeless]
     stride = _coprime(fanout[broken], mixed[broken])
     for step in range(1, int(fanout[broken].max(initial=1))):
         if not len(broken):
@@ -92,7 +92,7 @@ def _around_faults(
         good = topo.live(tried) > 0
         paths[broken[good]] = tried[good]
         broken, stride = broken[~good], stride[~good]
-    broken = np.sort(np.concatenate([held, broken]))
+    broken = np.sort(np.concatenate([detour_only, broken]))
     ways, turns = topo.detours()
     for turn, way in itertools.product(range(turns), range(ways)):
         if not len(broken):
@@ -101,12 +101,12 @@ def _around_faults(
         good = topo.live(tried) > 0
         paths = _put(paths, broken[have[good]], tried[good])
         broken = np.delete(broken, have[good])
-    check_none_left(src[broken], dst[broken])
+    require_no_unrouted_pair(src[broken], dst[broken])
     return paths
 
 
 def spread_routes(topo: WiredCluster, src: IntArray, dst: IntArray) -> RouteSet:
-    """Routes over all equally good live paths, in proportion to what faults left of them."""
+    """Routes over all equally good live paths, in proportion to the bandwidth that faults leave."""
     fanout = topo.fanout(src, dst)
     hops = topo.paths(src[:1], dst[:1], np.zeros(min(1, len(src)), np.int64)).shape[1]
     parts: list[RouteSet] = []
@@ -135,7 +135,7 @@ def _chunk(topo: WiredCluster, src: IntArray, dst: IntArray, fanout: IntArray) -
 
 
 def _spread_detours(topo: WiredCluster, src: IntArray, dst: IntArray) -> RouteSet:
-    """The first way around with a live path, all of whose live paths share in proportion."""
+    """Routes over all live paths of the first way that has one, in proportion to their bandwidth."""
     rows: list[IntArray] = []
     parts: list[RouteSet] = []
     left = np.arange(len(src))
@@ -149,31 +149,31 @@ def _spread_detours(topo: WiredCluster, src: IntArray, dst: IntArray) -> RouteSe
             rows.append(left[good])
             parts.append(spread_paths(stacked[good], weight[good], topo.wiring.latency_s))
             left = left[~good]
-    check_none_left(src[left], dst[left])
+    require_no_unrouted_pair(src[left], dst[left])
     return in_order(parts, rows)
 
 
 def _all_turns(
     topo: WiredCluster, src: IntArray, dst: IntArray, way: int, turns: int
 ) -> tuple[IntArray, FloatArray]:
-    """Every path of a way around [n, turns, hops], and what is left of each [n, turns]."""
+    """Every path of a way [n, turns, hops], and the part of its bandwidth that is left [n, turns]."""
     weight = np.zeros((len(src), turns))
-    found: list[IntArray] = []
+    by_turn: list[IntArray] = []
     for turn in range(turns):
         have, tried = topo.detour_paths(src, dst, way, turn)
         path = np.full((len(src), tried.shape[1]), -1, np.int64)
         path[have] = tried
         weight[have, turn] = topo.live(tried)
-        found.append(path)
-        if not len(have):  # then no pair has a further turn either
-            found += [path] * (turns - 1 - turn)
+        by_turn.append(path)
+        if not len(have):  # in that case no pair has a further path either
+            by_turn += [path] * (turns - 1 - turn)
             break
-    width = max(path.shape[1] for path in found)
-    return np.stack([_widened(path, width) for path in found], axis=1), weight
+    width = max(path.shape[1] for path in by_turn)
+    return np.stack([_widened(path, width) for path in by_turn], axis=1), weight
 
 
-def check_none_left(src: IntArray, dst: IntArray) -> None:
-    """Raise InfeasibleError, naming the first, where pairs are left without a route."""
+def require_no_unrouted_pair(src: IntArray, dst: IntArray) -> None:
+    """Raise InfeasibleError, which names the first pair, where any pair is given: none has a route."""
     if len(src):
         raise InfeasibleError(
             f"no route is left from rank {gpu_name(int(src[0]))} to rank {gpu_name(int(dst[0]))}"
@@ -183,7 +183,7 @@ def check_none_left(src: IntArray, dst: IntArray) -> None:
 
 
 def _coprime(n: IntArray, mixed: IntArray) -> IntArray:
-    """A step for each n that visits all of 0 to n - 1, chosen by hash so that neighbours share the load."""
+    """A step coprime to each n, so that it visits all of 0 to n - 1; the hash spreads the load."""
     step = np.ones(len(n), np.int64)
     for value in np.unique(n):
         steps = np.array([s for s in range(1, int(value)) if math.gcd(s, int(value)) == 1] or [1])
@@ -197,7 +197,7 @@ def _widened(paths: IntArray, width: int) -> IntArray:
 
 
 def _put(paths: IntArray, rows: IntArray, new: IntArray) -> IntArray:
-    """`paths` with some rows replaced; wider where the new ones are."""
+    """`paths` with some rows replaced, and widened where the new ones are longer."""
     width = max(paths.shape[1], new.shape[1])
     paths = _widened(paths, width)
     paths[rows] = _widened(new, width)

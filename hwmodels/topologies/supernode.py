@@ -1,4 +1,4 @@
-"""A two-level supernode (CloudMatrix384): switches in every host, and second-level switches over them."""
+"""A two-level supernode (CloudMatrix384) with switches in every host and a second level above them."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ class SupernodeFabric(ScaleUpFabric):
     planes: SourcedCount
     second_level_switches: SourcedCount
     latency_across_hosts: Annotated[SourcedSeconds, ranges.LATENCY]
-    """What the second level adds to the latency inside a host."""
+    """Latency that the second level adds to that inside a host."""
 
 
 class Supernode(ScaleUpPart):
-    """Inside a host GPU, first level, GPU; across hosts over one of the second-level switches as well.
+    """Pairs inside a host use its first-level switch; pairs across hosts also use one of the second level.
 
-    Traffic is striped over the planes, so a first-level vertex stands for one chip of every plane, and so
-    does each second-level one; a plane that is lost takes its part of every link.
+    Traffic is striped over the planes, so a vertex of either level stands for one chip of every plane. A
+    plane that fails takes its part of every link.
     """
 
     def __init__(self, node: NodeFigures, nodes: int, fabric: SupernodeFabric) -> None:
-        """Raises InputError where hosts do not divide the node."""
+        """Raises InputError where the GPUs of the node do not divide into hosts."""
         super().__init__(node, nodes)
         self.fabric = fabric
         self.per_host = fabric.gpus_per_host.n
@@ -53,7 +53,7 @@ class Supernode(ScaleUpPart):
         self.spines = fabric.second_level_switches.n
 
     def wire(self, wiring: Wiring) -> None:
-        """Ports first, then the trunks host by host."""
+        """Add the ports first, then the trunks host by host."""
         planes, hosts = self.fabric.planes.n, self.hosts * self.nodes
         low = wiring.add_vertices(
             "scale-up-l1", hosts, lambda i: f"l1:{i // self.hosts}.{i % self.hosts}", planes
@@ -88,12 +88,12 @@ class Supernode(ScaleUpPart):
         )
 
     def size(self) -> tuple[int, int]:
-        """Both levels; ports and trunks."""
+        """(switches of both levels, ports and trunks)."""
         hosts = self.hosts * self.nodes
         return hosts + self.spines * self.nodes, self.n_gpus + hosts * self.spines
 
     def fanout(self, src: IntArray, dst: IntArray) -> IntArray:
-        """One inside a host, every second-level switch across."""
+        """One path inside a host, one per second-level switch across hosts."""
         return np.where(src // self.per_host == dst // self.per_host, 1, self.spines)
 
     def preferred(self, src: IntArray, dst: IntArray) -> IntArray:
@@ -101,7 +101,7 @@ class Supernode(ScaleUpPart):
         return dst % self.fanout(src, dst)
 
     def paths(self, src: IntArray, dst: IntArray, choice: IntArray) -> IntArray:
-        """Port, (trunk up, trunk down,) port."""
+        """Links of each path: port, (trunk up, trunk down,) port."""
         here, there = src // self.per_host, dst // self.per_host
         same = here == there
         return columns(

@@ -1,4 +1,4 @@
-"""Links and routes as arrays, for code that handles all pairs at once; and one link for people."""
+"""Links and routes as arrays, for code that handles all pairs at once, and single links for people."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from moesim.hwmodels.arrays import BoolArray, FloatArray, IntArray
 Spreading = Literal["modulo", "ecmp", "ideal"]
 
 IDEAL_CHUNK = 1 << 22
-"""Entries of the (pair, choice, hop) table that ideal spreading holds at a time."""
+"""Most entries of the (pair, choice, hop) table that ideal spreading holds at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One direction of one cable (links are full duplex: the way back is another Link).
+    """One direction of one full-duplex cable; the other direction is another Link.
 
-    `bytes_per_s` is the payload bandwidth that traffic gets, `nominal_bytes_per_s` the data-sheet one.
+    `bytes_per_s` is the payload bandwidth, `nominal_bytes_per_s` that of the datasheet.
     `latency_s` is this link's share of the end-to-end latency of a route.
     """
 
@@ -37,12 +37,12 @@ Route = tuple[Link, ...]
 
 
 def route_latency_s(route: Sequence[Link]) -> float:
-    """End-to-end latency of a route: the sum over its links; 0 for the empty route of a GPU to itself."""
+    """End-to-end latency of a route, the sum over its links; 0 for the empty route of a GPU to itself."""
     return sum(link.latency_s for link in route)
 
 
 def route_bytes_per_s(route: Sequence[Link]) -> float:
-    """Payload bandwidth of an otherwise idle route: its narrowest link; infinite for the empty route."""
+    """Payload bandwidth of an idle route, that of its slowest link; infinite for the empty route."""
     return min((link.bytes_per_s for link in route), default=float("inf"))
 
 
@@ -51,7 +51,7 @@ class LinkTable:
     """Every directed link of a topology, [links]; the index is the link's number in a RouteSet.
 
     `bytes_per_s` is the payload capacity of one direction (0 where a fault took the link),
-    `nominal_bytes_per_s` the data-sheet one.
+    `nominal_bytes_per_s` that of the datasheet.
     """
 
     ids: tuple[str, ...]
@@ -60,16 +60,16 @@ class LinkTable:
     nominal_bytes_per_s: FloatArray
     latency_s: FloatArray
     scale_up: BoolArray
-    """Which links belong to the inside of a node or scale-up domain."""
+    """[links] whether each lies inside a node or scale-up domain."""
 
 
 @dataclass(frozen=True, slots=True)
 class RouteSet:
     """Routes of n pairs: pair i takes `links[indptr[i]:indptr[i + 1]]`, empty for a GPU to itself.
 
-    `share` is the part of the pair's bytes that a link carries: 1 on a single path, fractions where bytes
-    spread over parallel paths. `latency_s` [n] is that of the pair's longest path. A single path lists
-    its links in order, spread ones by link number.
+    `share` is the part of the pair's bytes that a link carries, 1 on a single path and less where bytes
+    spread over parallel paths. `latency_s` [n] is that of the path with the highest latency. A single path
+    lists its links in order; spread paths list them by link number.
     """
 
     indptr: IntArray
@@ -89,7 +89,7 @@ def single_paths(paths: IntArray, latency_s: FloatArray) -> RouteSet:
 def path_latency_s(paths: IntArray, latency_s: FloatArray) -> FloatArray:
     """[n] sum of the links' latencies along each path [n, hops] padded with -1."""
     total = np.zeros(len(paths))
-    for column in paths.T:  # a fixed order of additions: the same bits everywhere
+    for column in paths.T:  # a fixed order of additions gives the same bits everywhere
         total += np.where(column >= 0, latency_s[column], 0.0)
     return total
 
@@ -122,7 +122,7 @@ def spread_paths(paths: IntArray, weight: FloatArray, latency_s: FloatArray) -> 
 
 
 def joined(parts: Sequence[RouteSet]) -> RouteSet:
-    """Several route sets one after the other."""
+    """Concatenates route sets."""
     offsets = np.cumsum([0, *(len(part.links) for part in parts)])
     return RouteSet(
         np.concatenate(
@@ -135,7 +135,7 @@ def joined(parts: Sequence[RouteSet]) -> RouteSet:
 
 
 def in_order(parts: Sequence[RouteSet], rows: Sequence[IntArray]) -> RouteSet:
-    """Route sets of scattered pairs as one: pair i of a part is row `rows[part][i]` of the whole."""
+    """Merges route sets of scattered pairs; pair i of a part becomes row `rows[part][i]` of the whole."""
     both = joined(parts)
     order = np.argsort(np.concatenate(rows), kind="stable")
     counts = np.diff(both.indptr)[order]

@@ -1,4 +1,4 @@
-"""A torus of GPUs joined to their neighbours (TPU): dimension-order routes the short way around."""
+"""The torus (TPU), where links join neighbours and routes go the short way in dimension order."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TorusFabric(ScaleUpFabric):
         return self
 
     def shares(self, node: NodeFigures) -> ScaleUpShares:
-        """What the links of the compact blocks in it carry."""
+        """Shares that the links of its compact blocks allow."""
         link = self.link_bandwidth.value / node.scale_up_bytes_per_s
         return TorusShares(link, tuple(dimension.n for dimension in self.dimensions))
 
@@ -49,13 +49,13 @@ class TorusFabric(ScaleUpFabric):
 class Torus(ScaleUpPart):
     """Chip x + X (y + Y z) has links to its neighbours in every dimension; sizes of 3 and more wrap around.
 
-    Equally good paths: every order of the dimensions, and both ways around where they are equally far.
-    Destination-modulo routing here is plain dimension order (x, y, z; the upward way on a tie).
-    Detours go by way of a third chip, the nearest first.
+    The equally good paths are every order of the dimensions, with both ways around where they are equally
+    long. Destination-modulo routing is dimension order here (x, y, z; the upward way on a tie). Detours go
+    through a third chip, the nearest first.
     """
 
     def __init__(self, node: NodeFigures, nodes: int, fabric: TorusFabric) -> None:
-        """Raises InputError where the dimensions do not make up the node."""
+        """Raises InputError where the dimensions do not multiply to the GPUs of the node."""
         super().__init__(node, nodes)
         self.fabric = fabric
         self.sizes = np.array([dimension.n for dimension in fabric.dimensions])
@@ -69,7 +69,7 @@ class Torus(ScaleUpPart):
         self.orders = np.array(list(itertools.permutations(range(len(self.sizes)))))
 
     def wire(self, wiring: Wiring) -> None:
-        """Dimension by dimension, the upward cable of every chip that has one."""
+        """Add, by dimension, the upward cable of every chip that has one."""
         chips = np.arange(self.n_gpus)
         place = self._place(chips)
         self.cable = np.full((len(self.sizes), self.n_gpus), -1)
@@ -83,7 +83,7 @@ class Torus(ScaleUpPart):
             self.cable[axis, has] = first + np.arange(len(tails))
 
     def size(self) -> tuple[int, int]:
-        """No switch; a cable a chip and dimension, one less a line where it does not wrap around."""
+        """(0, cables), one per chip and dimension, less one per line that does not wrap around."""
         sizes = self.sizes.tolist()
         return 0, sum(self.n_gpus if size > 2 else self.n_gpus // size * (size - 1) for size in sizes)
 
@@ -93,18 +93,18 @@ class Torus(ScaleUpPart):
         return place
 
     def _moved(self, chips: IntArray, axis: int | IntArray, by: int | IntArray) -> IntArray:
-        """The chips `by` (-1 or 1) further along an axis, around the ring."""
+        """The neighbours of chips along an axis, up (`by` 1) or down (-1), around the ring."""
         size, step = self.sizes[axis], self.steps[axis]
         at = chips % self.per_node // step % size
         moved: IntArray = chips + ((at + by) % size - at) * step
         return moved
 
     def fanout(self, src: IntArray, dst: IntArray) -> IntArray:
-        """Orders of the dimensions times the ways around; paths that coincide count twice."""
+        """Number of orders of the dimensions times ways around; paths that coincide count more than once."""
         return np.full(len(src), len(self.orders) * 2 ** len(self.sizes))
 
     def paths(self, src: IntArray, dst: IntArray, choice: IntArray) -> IntArray:
-        """One hop after the other, in the chosen order of dimensions."""
+        """Links of each path, hop by hop in the chosen order of dimensions."""
         n = len(src)
         order = self.orders[choice % len(self.orders)]
         ties = choice // len(self.orders)
@@ -112,7 +112,7 @@ class Torus(ScaleUpPart):
         behind = ahead - self.sizes
         tie_back = (ties[:, None] >> np.arange(len(self.sizes))) & 1
         down = (ahead > -behind) | ((ahead == -behind) & (tie_back == 1) & (self.sizes > 2))
-        # A dimension of 2 or less does not wrap: there is only the way along the line.
+        # A dimension of 2 or less does not wrap, so the only way is along the line.
         line = self._place(dst) - self._place(src)
         move = np.where(self.sizes > 2, np.where(down, behind, ahead), line)
         rows, at, hops = np.arange(n), src.copy(), []
@@ -129,11 +129,11 @@ class Torus(ScaleUpPart):
         return np.stack(hops, axis=1)
 
     def detours(self) -> int:
-        """By way of every other chip."""
+        """One detour through every other chip."""
         return self.per_node - 1
 
     def detour_paths(self, src: IntArray, dst: IntArray, number: int) -> IntArray:
-        """By way of the chip that is `number`-th nearest to src."""
+        """Paths through the chip that is `number`-th nearest to src."""
         via = src // self.per_node * self.per_node + self._near(src, number)
         zero = np.zeros(len(src), np.int64)
         return np.hstack([self.paths(src, via, zero), self.paths(via, dst, zero)])

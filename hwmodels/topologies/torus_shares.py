@@ -1,4 +1,4 @@
-"""What the links of a torus carry, by the blocks of chips that exchange (docs/model.md, eq. H3)."""
+"""Shares of a chip's rate that torus links allow, by block of chips (docs/model.md, eq. H3)."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from moesim.hwmodels.scale_up_shares import ScaleUpShares
 
 @dataclass(frozen=True, slots=True)
 class TorusShares(ScaleUpShares):
-    """`link`: the nominal rate of one link over a chip's; `sizes` of the dimensions: 3 and more wrap."""
+    """Shares in a torus of `sizes` (3 and more wrap); `link` is a link's nominal rate over a chip's."""
 
     link: float
     sizes: tuple[int, ...]
 
     @property
     def links_are_shared(self) -> bool:
-        """Messages of several chips meet on the links between them."""
+        """True, since messages of several chips share links."""
         return True
 
     def all_to_all(self, group: int) -> float:
         """Share of a uniform all-to-all of `group` chips.
 
-        They sit in the most compact block, whose narrowest cut decides.
-        Raises InputError where no block of the torus has so many chips.
+        The chips form the most compact block, and its narrowest cut limits the rate. Raises InputError where
+        no block of the torus has so many chips.
         """
         if group <= 1:
             return 1.0
         return min(1.0, self.link * (group - 1) / (group * self._crossing(self.block(group))))
 
     def block(self, group: int) -> tuple[int, ...]:
-        """Sides of the block of a torus in which a group of chips exchanges fastest.
+        """Sides of the block of a torus in which an all-to-all of a group is fastest.
 
         Raises InputError where no block of the torus has so many chips.
         """
@@ -50,7 +50,7 @@ class TorusShares(ScaleUpShares):
         return min(blocks, key=self._crossing)
 
     def _crossing(self, block: tuple[int, ...]) -> float:
-        """Bytes over the busiest link of a block in which all exchange, in units of what one chip sends."""
+        """Bytes over the busiest link in an all-to-all of a block, per byte that one chip sends."""
         return max(self._load(n, size) for n, size in self._pairs(block))
 
     def groups(self, group: int, gpus: int) -> IntArray | None:
@@ -66,9 +66,9 @@ class TorusShares(ScaleUpShares):
         return chips.transpose(0, *outer, *(axis + 1 for axis in outer)).reshape(-1, group)
 
     def busiest_link(self, source: IntArray, target: IntArray) -> int:
-        """Messages from chip to chip of a torus that cross its busiest link, at least one.
+        """Number of messages from `source` to `target` chips [n] on the busiest link, at least one.
 
-        Routes go along one dimension after the other, each the short way around, upwards where both are.
+        Routes go along one dimension after the other, the short way around, and upwards on a tie.
         """
         sizes = np.array(self.sizes)
         steps = np.cumprod([1, *self.sizes[:-1]])
@@ -91,14 +91,14 @@ class TorusShares(ScaleUpShares):
         return most
 
     def pair(self) -> float:
-        """Share of two neighbours: one link."""
+        """Share of two neighbours, which is one link."""
         return self.link
 
     def ring(self, group: int) -> float:
         """Share of a reduce-scatter or all-gather of `group` chips.
 
-        The links along the dimensions that the block spans count, both ways where it closes a ring; one link
-        where it is no block.
+        A block uses the links along the dimensions that it spans, both ways where it closes a ring. A group
+        that is no block uses one link.
         """
         if group <= 1:
             return 1.0
@@ -114,11 +114,11 @@ class TorusShares(ScaleUpShares):
 
     @staticmethod
     def _load(n: int, size: int) -> float:
-        """Bytes over the middle link of a row of n, in units of what one chip sends; a ring has two ways."""
+        """Bytes over the middle link of a row of n chips, per byte that one chip sends."""
         half = n // 2
         return half * (n - half) / n / TorusShares._ways(n, size)
 
     @staticmethod
     def _ways(n: int, size: int) -> int:
-        """Directions that a row of n chips can be gone around: two where it closes a ring."""
+        """Directions in which traffic can pass a row of n chips, two where the row closes a ring."""
         return 2 if n == size and n >= 3 else 1

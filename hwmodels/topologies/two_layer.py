@@ -1,4 +1,4 @@
-"""Leaves and spines of one or several equal two-layer trees: how many there are, and their cables."""
+"""Leaves, spines and cables of one or several equal two-layer trees."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from moesim.hwmodels.topologies.wiring import Wiring
 
 @dataclass(frozen=True, slots=True)
 class TreeShape:
-    """One tree of `leaves` switches with `spines` over them and `bundle` parallel cables between each two.
+    """One tree of `leaves` switches with `spines` over them and `bundle` parallel cables for each pair.
 
     The spines are the fewest that take every uplink and divide a leaf's uplinks evenly. A full tree of
     P-port switches without oversubscription has P leaves, P/2 spines and P^2/2 endpoints
@@ -31,7 +31,7 @@ class TreeShape:
     def for_leaves(cls, leaves: int, switch_ports: int, uplinks: int | None = None) -> TreeShape:
         """The smallest tree with this many leaves of `uplinks` (half the ports where not given) each.
 
-        Raises InputError above `switch_ports` leaves: a further layer would be needed.
+        Raises InputError above `switch_ports` leaves, which would need a further layer.
         """
         up = switch_ports // 2 if uplinks is None else uplinks
         if leaves > switch_ports:
@@ -47,7 +47,7 @@ class TreeShape:
 
     @property
     def choices(self) -> int:
-        """Paths between two leaves: cables of a leaf to its spines."""
+        """Number of paths between two leaves, which is that of a leaf's cables to the spines."""
         return max(1, self.spines * self.bundle)
 
 
@@ -55,7 +55,7 @@ class Trees:
     """`count` equal trees side by side; trunk cables are numbered tree, leaf, spine, bundle."""
 
     def __init__(self, count: int, shape: TreeShape) -> None:
-        """The trees; `wire` adds their cables."""
+        """Takes the number of trees and their shape; `wire` adds their cables."""
         self.count = count
         self.shape = shape
 
@@ -67,9 +67,9 @@ class Trees:
     def wire(
         self, wiring: Wiring, kind: str, ends: tuple[IntArray, IntArray], fabric: ScaleOutFabric
     ) -> None:
-        """Cables between the vertices of leaves [count, leaves] and spines [count, spines].
+        """Add cables between the vertices of leaves [count, leaves] and spines [count, spines].
 
-        Between switches the line rate holds; what a NIC cannot fill is lost at the NIC links already.
+        Links between switches have the line rate; the NIC links hold the losses to the payload rate.
         """
         leaves, spines = ends
         shape = (self.count, self.shape.leaves, self.shape.spines, self.shape.bundle)
@@ -85,16 +85,16 @@ class Trees:
         )
 
     def trunk(self, tree: IntArray | int, leaf: IntArray, choice: IntArray) -> IntArray:
-        """The cable of a leaf for each choice: spines first, then cables of the bundle."""
+        """The cable of a leaf for each choice, which counts spines first and then cables of the bundle."""
         spines, bundle = max(1, self.shape.spines), max(1, self.shape.bundle)
         row = (tree * self.shape.leaves + leaf) * spines + choice % spines
         return self.first + row * bundle + choice // spines % bundle
 
 
 def wire_two_layers(wiring: Wiring, trees: Trees, prefixes: list[str], fabric: ScaleOutFabric) -> IntArray:
-    """Leaves, spines and trunks of trees called by `prefixes`; the leaves' vertices [count, leaves].
+    """Add leaves, spines and trunks of trees with these name prefixes; returns the leaves [count, leaves].
 
-    More than one tree are the planes of the network.
+    Several trees are the planes of the network.
     """
     ends = []
     for kind, number in (("leaf", trees.shape.leaves), ("spine", trees.shape.spines)):
@@ -110,7 +110,7 @@ def wire_two_layers(wiring: Wiring, trees: Trees, prefixes: list[str], fabric: S
 
 
 class TwoLayerPart(ScaleOutPart):
-    """Trees of leaves and spines with a GPU's NICs on one leaf; subclasses say which leaf and which tree."""
+    """Trees of leaves and spines with a GPU's NICs on one leaf; subclasses choose the leaf and the tree."""
 
     trees: Trees
 
@@ -120,37 +120,37 @@ class TwoLayerPart(ScaleOutPart):
 
     @abstractmethod
     def number(self, gpu: IntArray) -> IntArray:
-        """What destination-modulo routing takes modulo the cables."""
+        """The number of a destination that destination-modulo routing uses."""
 
     def plane(self, gpu: IntArray) -> IntArray:
-        """The tree of a GPU's NIC: the only one, unless a part says otherwise."""
+        """The tree of a GPU's NIC, the first by default."""
         return np.zeros_like(gpu)
 
     def prefixes(self) -> list[str]:
-        """What the names of each tree's switches begin with."""
+        """Prefix of the switch names of each tree."""
         return [""]
 
     def wire(self, wiring: Wiring) -> None:
-        """Switches and trunks tree by tree, then a cable for every GPU's NIC."""
-        leaves = wire_two_layers(wiring, self.trees, self.prefixes(), self.base)
+        """Add switches and trunks, then a cable for every GPU's NICs."""
+        leaves = wire_two_layers(wiring, self.trees, self.prefixes(), self.fabric)
         gpus = np.arange(self.n_gpus)
         self.nics = self.wire_nics(wiring, leaves[self.plane(gpus), self.leaf(gpus)])
 
     def size(self) -> tuple[int, int]:
-        """Leaves and spines; trunks and NICs."""
+        """(leaves and spines, trunks and NIC cables)."""
         switches = self.trees.count * (self.trees.shape.leaves + self.trees.shape.spines)
         return switches, self.trees.cables + self.n_gpus
 
     def fanout(self, src: IntArray, dst: IntArray) -> IntArray:
-        """One on a leaf, every cable of the leaf across."""
+        """One path on a leaf, one per uplink of the leaf across leaves."""
         return np.where(self.leaf(src) == self.leaf(dst), 1, self.trees.shape.choices)
 
     def preferred(self, src: IntArray, dst: IntArray) -> IntArray:
-        """The destination's number, modulo the cables."""
+        """The destination's number modulo the number of paths."""
         return self.number(dst) % self.fanout(src, dst)
 
     def paths(self, src: IntArray, dst: IntArray, choice: IntArray) -> IntArray:
-        """NIC, leaf, (spine, leaf,) NIC of one tree."""
+        """Links of each path over NIC, leaf, (spine, leaf,) and NIC of one tree."""
         here, there, tree = self.leaf(src), self.leaf(dst), self.plane(dst)
         same = here == there
         return columns(

@@ -1,4 +1,4 @@
-"""What a topology is made of, as arrays: vertices with names, and cables between them."""
+"""The vertices and cables of a topology, as arrays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from moesim.hwmodels.validation import nearest
 
 @dataclass(frozen=True, slots=True)
 class Vertices:
-    """A run of equal vertices; `chips` physical switch chips stand behind each, striped over evenly."""
+    """A run of equal vertices; each stands for `chips` physical switch chips with evenly striped traffic."""
 
     first: int
     count: int
@@ -24,16 +24,16 @@ class Vertices:
     name: Callable[[int], str]
     chips: int
     planes: IntArray | None
-    """[count] the scale-out plane of each, where there are planes."""
+    """[count] scale-out plane of each vertex; None without planes."""
     scale_up: bool
     """Whether they belong to the inside of a node or scale-up domain."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cables:
-    """A run of cables of one kind: tail and head vertex of each, and what one direction carries.
+    """A run of cables of one kind, with the end vertices of each and the bandwidth of one direction.
 
-    `strands` physical cables stand behind each; `optical` says whether they need transceivers.
+    Each stands for `strands` physical cables; `optical` says whether they need transceivers.
     """
 
     first: int
@@ -54,7 +54,7 @@ class Wiring:
     """Vertices (GPUs first) and cables; cable c is link 2c from its tail to its head and 2c + 1 back."""
 
     def __init__(self, n_gpus: int) -> None:
-        """The GPUs, named gpu:0, gpu:1, ..., and nothing between them yet."""
+        """Starts with the GPUs, named gpu:0, gpu:1, ..., and no cables."""
         self.n_gpus = n_gpus
         self.vertices: list[Vertices] = []
         self.cables: list[Cables] = []
@@ -63,7 +63,7 @@ class Wiring:
 
     @contextmanager
     def scale_up(self) -> Iterator[None]:
-        """What is added inside this context belongs to the inside of nodes or scale-up domains."""
+        """Marks everything added inside this context as the inside of nodes or scale-up domains."""
         self._scale_up = True
         try:
             yield
@@ -78,7 +78,7 @@ class Wiring:
         chips: int = 1,
         planes: IntArray | None = None,
     ) -> int:
-        """Add `count` vertices; the number of the first."""
+        """Add `count` vertices and return the number of the first."""
         first = self.n_vertices
         self.vertices.append(Vertices(first, count, kind, name, chips, planes, self._scale_up))
         return first
@@ -95,7 +95,7 @@ class Wiring:
         strands: int = 1,
         optical: bool = False,
     ) -> int:
-        """Add cables [n] of (payload, nominal) bytes/s a direction; the number of the first.
+        """Add cables [n] with `rates` (payload, nominal) in bytes/s per direction; returns the first number.
 
         `copies` [n] numbers parallel cables between the same two vertices.
         """
@@ -112,17 +112,17 @@ class Wiring:
 
     @property
     def n_vertices(self) -> int:
-        """Vertices so far."""
+        """Number of vertices so far."""
         return self.vertices[-1].first + self.vertices[-1].count if self.vertices else 0
 
     @property
     def n_cables(self) -> int:
-        """Cables so far."""
+        """Number of cables so far."""
         return self.cables[-1].first + len(self.cables[-1].tails) if self.cables else 0
 
     @cached_property
     def tails(self) -> IntArray:
-        """[cables] the tail vertex of each; read only after the last cable was added."""
+        """[cables] the tail vertex of each; cached, so read it only after the last cable was added."""
         return np.concatenate([block.tails for block in self.cables] or [np.zeros(0, np.int64)])
 
     @cached_property
@@ -132,7 +132,7 @@ class Wiring:
 
     @cached_property
     def copies(self) -> IntArray:
-        """[cables] number among parallel cables; -1 where there is no number in the name."""
+        """[cables] number among parallel cables; -1 where cables are not numbered."""
         return np.concatenate(
             [np.full(len(b.tails), -1) if b.copies is None else b.copies for b in self.cables]
             or [np.zeros(0, np.int64)]
@@ -150,7 +150,7 @@ class Wiring:
 
     @cached_property
     def latency_s(self) -> FloatArray:
-        """[links] share of the end-to-end latency of each link."""
+        """[links] part of the end-to-end latency that each link adds."""
         return np.repeat(self.per_cable(lambda block: block.latency_s), 2)
 
     @cached_property
@@ -164,12 +164,12 @@ class Wiring:
         return {name: index for index, name in enumerate(self.names)}
 
     def vertex(self, name: str) -> int:
-        """The vertex called `name`; raises InputError with the nearest name."""
-        found = self.vertex_by_name.get(name)
-        if found is None:
+        """The vertex called `name`; raises InputError, with the nearest name, for an unknown one."""
+        vertex = self.vertex_by_name.get(name)
+        if vertex is None:
             hint = nearest(name, list(self.names[:2000]) + list(self.names[-2000:]))
             raise InputError(f"the topology has no vertex {name!r}{hint}")
-        return found
+        return vertex
 
     def block_of(self, vertex: int) -> Vertices:
         """The run that a vertex belongs to."""

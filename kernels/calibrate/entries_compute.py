@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from moesim.hwmodels.calibration import GemmTable, Law, MeasuredCurve
-from moesim.hwmodels.law_groups import LawGroup, entry_word
+from moesim.hwmodels.law_groups import LawGroup, entry_id_suffix
 from moesim.kernels.calibrate.entries_common import FLOOR, Rows, sm_curve, spread
 from moesim.kernels.export import curve, gemm_table, law, residual
 from moesim.kernels.fit import fit_slow_down
@@ -128,7 +128,7 @@ def interference(rows: Rows) -> Iterable[Law]:
         raw = ", ".join(f"{y:.3f} at {x:g}" for x, y in fit.raw)
         margin = "; 0, 2 or 4 SMs more left free than the push takes, whichever is best"
         yield law(
-            f"{rows.name}.{entry_word(group)}",
+            f"{rows.name}.{entry_id_suffix(group)}",
             group,
             fit.points,
             origin=rows.origin,

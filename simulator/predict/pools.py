@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from math import fsum
 
-from moesim.hwmodels.confidence import confidence, statement
+from moesim.hwmodels.confidence import confidence, confidence_statement
 from moesim.simulator.engine.records import Execution
 from moesim.simulator.predict.placement import block_seconds
 from moesim.simulator.predict.prepared import Prepared, PreparedPool
@@ -36,7 +36,7 @@ def _pool(pool: PreparedPool, bubbles: Sequence[float]) -> PoolResult:
         memory=pool.memory,
         profile=job.profile.name,
         confidence=confidence(cluster, job.profile, linear),
-        confidence_reason=statement(cluster, job.profile, linear),
+        confidence_reason=confidence_statement(cluster, job.profile, linear),
     )
 
 

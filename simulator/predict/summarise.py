@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from moesim.hwmodels.calibration import profile_hash
-from moesim.hwmodels.confidence import LEVELS, Confidence, confidence, peak_only_note, statement
+from moesim.hwmodels.confidence import LEVELS, Confidence, confidence, confidence_statement, peak_only_note
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR, format_quantity
 from moesim.simulator.engine.critical import critical_path, seconds_by_cause
 from moesim.simulator.engine.full_resolution.result import FullResult
@@ -92,7 +92,7 @@ def _confidence(prepared: Prepared) -> tuple[Confidence, str]:
     rows = [
         (
             confidence(pool.part.cluster, pool.job.profile, linear),
-            statement(pool.part.cluster, pool.job.profile, linear),
+            confidence_statement(pool.part.cluster, pool.job.profile, linear),
             pool.part.cluster.accelerator.name,
         )
         for pool in prepared.pools

@@ -22,7 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from moesim.hwmodels.calibration import CalibrationProfile, load_profile, written_out
+from moesim.hwmodels.calibration import CalibrationProfile, load_profile, with_includes_merged
 from moesim.hwmodels.cluster import Cluster, load_cluster
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import is_there
@@ -126,7 +126,7 @@ class Scenario(Section):
     @field_validator("profile")
     @classmethod
     def _profile_stands_alone(cls, value: str | CalibrationProfile) -> str | CalibrationProfile:
-        return written_out(value) if isinstance(value, CalibrationProfile) else value
+        return with_includes_merged(value) if isinstance(value, CalibrationProfile) else value
 
     @model_validator(mode="before")
     @classmethod

@@ -9,13 +9,13 @@ from moesim.hwmodels.calibration import CalibrationProfile, load_profile
 from moesim.hwmodels.confidence import (
     GENERIC,
     best_profile,
+    compute_units_text,
     confidence,
+    confidence_statement,
     efficiency_prior,
     missing_figures,
     peak_only_note,
     rate_tables,
-    statement,
-    units,
 )
 
 
@@ -48,7 +48,7 @@ def cluster_of(accelerator: str) -> Cluster:
 def test_levels(accelerator: str, profile: str, dtype: str, level: str) -> None:
     cluster, loaded = cluster_of(accelerator), load_profile(profile)
     assert confidence(cluster, loaded, dtype) == level
-    assert statement(cluster, loaded, dtype).startswith(level)
+    assert confidence_statement(cluster, loaded, dtype).startswith(level)
     assert bool(rate_tables(loaded, dtype)) == (profile != GENERIC)
 
 
@@ -65,12 +65,12 @@ def test_the_weakest_of_the_first_tables_decides() -> None:
 
 def test_a_peak_only_statement_holds_the_prior_its_range_and_its_source() -> None:
     cluster, profile = cluster_of("tpu-v5p"), load_profile(GENERIC)
-    text = statement(cluster, profile)
+    text = confidence_statement(cluster, profile)
     prior = "0.7 (0.5 to 0.85) of the bf16 datasheet peak of tpu-v5p (generic-priors.gemm: "
     assert text.startswith(f"peak-only, efficiency prior {prior}")
     assert peak_only_note(cluster, profile) == (text,)
     assert peak_only_note(cluster_of("h800-sxm"), load_profile("h800-trace"), "fp8") == ()
-    assert "0.89 (0.75 to 1) of the bf16 best measured product of mi300x" in statement(
+    assert "0.89 (0.75 to 1) of the bf16 best measured product of mi300x" in confidence_statement(
         cluster_of("mi300x"), profile
     )
 
@@ -78,7 +78,7 @@ def test_a_peak_only_statement_holds_the_prior_its_range_and_its_source() -> Non
 def test_a_profile_without_rates_says_so() -> None:
     empty: CalibrationProfile = load_profile(GENERIC).model_copy(update={"priors": ()})
     assert efficiency_prior(load_accelerator("h20"), empty) is None
-    assert statement(cluster_of("h20"), empty).startswith(
+    assert confidence_statement(cluster_of("h20"), empty).startswith(
         "peak-only: profile generic-roofline has no rate of bf16"
     )
 
@@ -88,8 +88,8 @@ def test_missing_figures_and_units() -> None:
     assert missing_figures(load_accelerator("h100-sxm")) == ()
     assert "compute_units" in missing_figures(load_accelerator("mtt-s5000"))
     assert "compute_units" not in missing_figures(load_accelerator("tpu-v5p"))  # an engine moves collectives
-    assert units(load_accelerator("ascend-910c")) == "48 cube cores"
-    assert units(load_accelerator("mtt-s5000")) == "? MPs"
+    assert compute_units_text(load_accelerator("ascend-910c")) == "48 cube cores"
+    assert compute_units_text(load_accelerator("mtt-s5000")) == "? MPs"
 
 
 def test_best_profile_prefers_the_stronger_and_then_the_fuller() -> None:

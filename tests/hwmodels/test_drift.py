@@ -34,7 +34,7 @@ def test_five_of_twelve_slower_shapes_are_said_by_shape_though_the_median_stays(
     rows = compare(profile(SHAPES), profile(slower))
     first = rows[0]
     assert first.id == "gemm_fp8" and first.drifted and first.median == pytest.approx(0.0)
-    assert first.said.startswith("5 of 12 changed: 1024x7168x2048 -12.0%, ")
+    assert first.summary.startswith("5 of 12 changed: 1024x7168x2048 -12.0%, ")
     assert {key for key, _ in first.changed} == {f"{1024 * n}x7168x2048" for n in range(1, 6)}
     assert (
         "1 of " in verdict(rows) and "at 5 of " in verdict(rows) and "stated errors together" in verdict(rows)

@@ -34,7 +34,7 @@ def test_calls_inside_a_block_take_longer_than_in_a_row() -> None:
 def test_a_host_that_leaves_out_a_call_is_refused() -> None:
     data = load_host("emerald-rapids-vm").model_dump(mode="json", exclude_none=True)
     del data["calls"]["gate"]
-    with pytest.raises(ValueError, match="leaves out gate"):
+    with pytest.raises(ValueError, match="calls has no time for gate; give one"):
         Host.model_validate(data)
 
 

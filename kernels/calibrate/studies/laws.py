@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from moesim.hwmodels.law_groups import LawGroup, entry_word
+from moesim.hwmodels.law_groups import LawGroup, entry_id_suffix
 
 SOURCE = "moesim benchmarks/gpu/interference.py on 8x H200, driver {}, date 2026-11-20"
 CLOCKS = "not pinned; GPU rested before each window, median 1.89 GHz of 1.98, power limit met at times"
@@ -131,7 +131,7 @@ def profile(result: dict[str, Any]) -> str:
         points, residual, ranges = table(operators, group)
         start = "" if group == "communication" else "[0, 1.0], "
         head = f"    group: {group}\n    points: [{start}{points}]"
-        parts.append(entry(entry_word(group), head, driver, residual, f"{note}; {ranges}"))
+        parts.append(entry(entry_id_suffix(group), head, driver, residual, f"{note}; {ranges}"))
     points, residual, ranges = table(operators, "told_alone")
     head = axes("SMs carved out", "time over time on all SMs, no copy", "1", f"[0, 1.0], {points}")
     parts += ["curves:\n", entry("gemm_told_alone", head, driver, residual, ranges)]

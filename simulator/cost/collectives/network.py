@@ -70,7 +70,7 @@ def link_loads(flows: Flows, topology: Topology, spreading: Spreading = "modulo"
         tuple(table.kinds[link] for link in used.tolist()),
         total[used],
         table.bytes_per_s[used],
-        topology.left_bytes_per_s()[used],
+        topology.remaining_bytes_per_s()[used],
         table.scale_up[used],
     )
 

@@ -123,7 +123,7 @@ class ClusterLinkMap:
         self.topology, self.healthy = topology, healthy
         self.gpus, self.per_node = gpus, per_node
         self.spreading, self.seed, self.exchanges = spreading, seed, exchanges
-        self._capacity = topology.left_bytes_per_s() / 1e9
+        self._capacity = topology.remaining_bytes_per_s() / 1e9
         self._patterns: dict[tuple[int, bool], ExchangePattern] = {}
         self._slow: dict[tuple[int, bool], tuple[FloatArray | float, FloatArray | float]] = {}
         self._sends: dict[tuple[int, int], ExchangePattern] = {}
@@ -199,7 +199,7 @@ class ClusterLinkMap:
         return self._slow[key]
 
     def _times(self, topology: Topology, pattern: ExchangePattern) -> tuple[FloatArray, FloatArray]:
-        return pattern.member_times(topology.left_bytes_per_s(), self.gpus.shape[1])
+        return pattern.member_times(topology.remaining_bytes_per_s(), self.gpus.shape[1])
 
     def send_slowness(self, source: int, target: int) -> FloatArray | float:
         """Slow-down of each member's send between two pipeline ranks by the faults."""

@@ -172,5 +172,5 @@ def _print_drift(old: CalibrationProfile, new: CalibrationProfile) -> None:
     print_text(f"{new.name} against {old.name}: {verdict(found)}")
     for drift in found:
         if drift.drifted:
-            print_text(f"  {drift.id}: {drift.said}")
+            print_text(f"  {drift.id}: {drift.summary}")
     print_table(("entry", "points", "median change", "worst", "stated errors", ""), rows, right=(1, 2, 4))

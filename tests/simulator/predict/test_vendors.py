@@ -7,7 +7,7 @@ import pytest
 import moesim
 from moesim.hwmodels import InputError, list_accelerators, list_clusters, load_cluster
 from moesim.hwmodels.calibration import load_profile
-from moesim.hwmodels.confidence import best_profile, statement
+from moesim.hwmodels.confidence import best_profile, confidence_statement
 from moesim.simulator.predict.result import Result
 
 HOME = "deepseek-v3-2048xh800"
@@ -56,7 +56,7 @@ def test_a_small_moe_is_predicted_or_the_missing_figure_named(name: str) -> None
     assert 0.02 < step.mfu_causal < 0.8
     level, profile = best_profile(chip, "bf16")
     assert result.confidence == level
-    assert result.confidence_reason == statement(cluster, load_profile(profile))
+    assert result.confidence_reason == confidence_statement(cluster, load_profile(profile))
     if level == "peak-only":
         assert result.confidence_reason in result.extrapolated
         assert "efficiency prior" in result.confidence_reason
