@@ -30,7 +30,7 @@ PAGES = (
     ),
 )
 RECIPES = "docs/extend.md"
-"""Its code blocks are files of a recipe: tests/extend writes them into a copy of the tree and runs them there."""
+"""Its code blocks are files of recipes, which tests/extend writes into a copy of the tree and runs there."""
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`((?:moesim|make|python (?:benchmarks|docs/writers)/)[^`\n]*)`")
 HOME = "deepseek-v3-2048xh800"
@@ -119,10 +119,14 @@ def parse(arguments: list[str]) -> int:
 
 
 def emptied(command: Any) -> None:
-    """Leave a command its options and take what it does."""
+    """Leave a command its options and take what it does; a group may make its commands when asked for them."""
     command.callback = None
-    for inner in getattr(command, "commands", {}).values():
-        emptied(inner)
+    if not hasattr(command, "list_commands"):
+        return
+    inner = {name: command.get_command(None, name) for name in command.list_commands(None)}
+    for each in inner.values():
+        emptied(each)
+    command.get_command = lambda ctx, name: inner.get(name)
 
 
 @pytest.fixture(scope="module")

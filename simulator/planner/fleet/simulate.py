@@ -85,7 +85,6 @@ def plan_fleet(
         rows[0], [_alone(scenario, pools, n, wanted, own_space, alone, say) for n in range(len(pools.parts))]
     )
     end = time.perf_counter()
-    near = sum(p.time_s <= best[0].time_s * (1.0 + CLOSED_FORM_ERROR) for p in best)
     return PlanResult(
         objective=goal.objective,
         ranked=tuple(rows),
@@ -100,12 +99,18 @@ def plan_fleet(
         simulated=len(rows),
         price_tables=sum(book.priced for book in study.books),
         proven_s=proven if isfinite(proven) else None,
-        rivals=max(0, near - goal.top),
+        rivals=_rivals(best, goal.top),
         notes=tuple(_notes(study, goal.objective)),
         evaluated_per_s=space.size / (estimated - start),
         seconds={"closed form": estimated - start, "engine": engine - estimated, "alone": end - engine},
         fleet=judged,
     )
+
+
+def _rivals(best: Sequence[FleetPlan], top: int) -> int:
+    """Count the plans that may be as fast as the best by their closed form but were not simulated."""
+    near = sum(plan.time_s <= best[0].time_s * (1.0 + CLOSED_FORM_ERROR) for plan in best)
+    return max(0, near - top)
 
 
 def _check(scenario: Scenario, wanted: PlanSpace, goal: Goal, usd: float | None) -> None:

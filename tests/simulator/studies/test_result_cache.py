@@ -61,7 +61,8 @@ def test_the_commands_second_answer_is_the_first_one_byte_for_byte(
 
 
 def test_what_the_dashboard_simulated_the_command_finds(nothing_simulates: None, folder: Path) -> None:
-    code = f"from moesim.app import predictions; import moesim; predictions.simulate(moesim.load('{PAIR}', 'seed=7'))"
+    load = f"moesim.load('{PAIR}', 'seed=7')"
+    code = f"from moesim.app import predictions; import moesim; predictions.simulate({load})"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     pytest.importorskip("streamlit", reason="the dashboard extra is not installed")
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
