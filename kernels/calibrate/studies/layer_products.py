@@ -176,13 +176,13 @@ def case(lt: c.CDLL, handle: c.c_void_p, kind: str, dtype: str, n: int, k: int, 
     a, b = (a if trans[0] else a.t()), (b.t() if trans[1] else b)
     want = b[:64] @ a.t()
     error = float((d[:64] - want).norm() / want.norm())
-    return {"kind": kind, "dtype": dtype, "n": n, "k": k, "tokens": t, "error": error, "product": product,
+    return {"kind": kind, "dtype": dtype, "n": n, "k": k, "tokens": t, "error": error, "product": gemm,
             "data": data, "flop": 2.0 * m * cols * inner, "waves": float(gemm.found.waves)}  # fmt: skip
 
 
 def seconds(one: dict[str, Any]) -> float:
     """Seconds per GEMM in a window of WINDOW_S between two events, after a warm-up of WARM_S."""
-    product, data = one["product"], one["data"]
+    gemm, data = one["product"], one["data"]
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
     guess = one["flop"] / (800e12 if one["dtype"] == "fp8" else 500e12)
     warm, calls = (max(len(data), round(s / guess)) for s in (WARM_S, WINDOW_S))
