@@ -1,4 +1,4 @@
-"""Work that runs beside a page: the page is there at once and draws itself again when the work is done."""
+"""Runs slow work in the background: a page appears at once and is redrawn when the work is done."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from moesim.app import jobs
 
 
 def value(place: str, key: str, what: str, function: Callable[..., Any], *args: Any) -> Any:
-    """The value of `function(*args)`, or None while it is computed; `what` says so on the page.
+    """The value of `function(*args)`, or None while it is computed; the page shows `what` meanwhile.
 
-    `place` is its place on the page, `key` that of its result: work for an older key is stopped. Raises what
-    the work raised.
+    `place` names the spot on the page and `key` the result; work of this place for an older key is cancelled.
+    Raises what the work raised.
     """
     known = jobs.cache.get(key)
     if known is not None:

@@ -1,4 +1,4 @@
-"""What the work of one visitor may cost: estimated before it starts, enforced in its process."""
+"""Limits on the work of one visitor, estimated before a job starts and enforced in its process."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from moesim.simulator.predict.work_size import WorkLimits, check_size
 from moesim.simulator.scenario import Scenario
 
 JOB_BYTES = 1_500_000_000
-"""Of one job's process, the imported simulator included. A full search of the home case needs 0.5 GB."""
+"""Memory limit of one job's process, the imported simulator included.
+
+A full plan search of the home case needs 0.5 GB."""
 VALUE_BYTES = 16_000_000
-"""Of a job's result, pickled: the server holds it. The trace of the home case has 3 MB."""
+"""Size limit of a job's pickled result, which the server holds. The trace of the home case has 3 MB."""
 READ_S = 20.0
-"""To read what a link or an upload says."""
+"""Time limit for reading a link or an upload."""
 SHORT_S = 60.0
 LONG_S = 600.0
 
@@ -28,23 +30,23 @@ LIMITS = WorkLimits(
     where="the dashboard",
     instead="run it with the command line (moesim simulate), which takes what your machine can hold",
 )
-"""Estimated before a job; an interval or advice runs up to some ten simulations of that size."""
+"""Limit on the estimate made before a job; an interval or advice runs up to about ten such simulations."""
 DRAWN_PARTS = 3_000_000
-"""GPUs, switches and cables of a cluster that is drawn and counted."""
+"""Most GPUs, switches and cables together of a cluster that is drawn and counted."""
 
 LINK_TEXTS = 200
 LINK_CHARACTERS = 16_000
-"""Of all changes of one scenario together; a link that a browser keeps is shorter."""
+"""Limit on all changes of one scenario together; a link that a browser accepts is shorter."""
 
 
 def admit(scenario: Scenario, *, trace: bool = False) -> Scenario:
-    """The scenario itself; raises InputError where simulating it is more than the dashboard takes on."""
+    """Return the scenario itself; raise InputError where simulating it exceeds the dashboard's limits."""
     check_size(scenario, scenario.shape, scenario.machines, LIMITS, trace=trace)
     return scenario
 
 
 def check_link(texts: Sequence[str]) -> None:
-    """Raise InputError where a link has more changes, or longer ones, than any of ours."""
+    """Raise InputError where a link has more changes, or longer ones, than the dashboard reads."""
     length = sum(map(len, texts))
     if len(texts) > LINK_TEXTS or length > LINK_CHARACTERS:
         raise InputError(
@@ -54,7 +56,7 @@ def check_link(texts: Sequence[str]) -> None:
 
 
 def enforce(budget_s: float) -> None:
-    """Let the system end this process at its limits: memory, time of the processor and of the clock."""
+    """Have the system end this process at its limits of memory, processor time and wall-clock time."""
     seconds = math.ceil(budget_s) + 5
     for kind, most in (
         (resource.RLIMIT_DATA, JOB_BYTES),

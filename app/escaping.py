@@ -1,4 +1,4 @@
-"""Text that is not ours as plain text: the framework reads most of what it shows as Markdown."""
+"""Escapes foreign text, because the framework reads most of what it shows as Markdown."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LINE_START = re.compile(r"^(\s*)([#>+=-]|\d+(?=[.)]))")
 
 
 def escaped(text: object) -> str:
-    """One line that shows `text` as it is wherever Markdown is read: no link, picture, formula, heading."""
+    """One line that shows `text` literally where Markdown is read, without links, pictures or formulas."""
     line = " ".join(str(text).split())
     marked = _MARKUP.sub(lambda found: f"\\{found[0]}", line)
     start = _LINE_START.match(marked)

@@ -1,4 +1,4 @@
-"""What a visitor takes away: results as JSON, CSV and Parquet, scenarios as YAML, traces."""
+"""Downloads: results as JSON, CSV and Parquet, scenarios as YAML, and traces."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Cell = str | int | float | bool | None
 NO_PARQUET = "Parquet needs pyarrow, which is not installed here: pip install pyarrow"
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
-"""First characters that make a spreadsheet run a cell."""
+"""First characters that make a spreadsheet evaluate a cell as a formula."""
 
 
 def csv_text(header: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
-    """CSV whose texts no spreadsheet takes for formulas; numbers stay numbers. Empty cells are unknown."""
+    """CSV text whose cells no spreadsheet takes for formulas. Numbers stay numbers; unknowns are empty."""
     buffer = io.StringIO(newline="")
     writer = csv.writer(buffer)  # CRLF: a lone CR or LF inside a cell is quoted
     writer.writerow([_harmless(name) for name in header])
@@ -34,16 +34,16 @@ def csv_text(header: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
 
 
 def _harmless(cell: Cell) -> Cell:
-    """The cell, with an apostrophe before a text that starts like a formula (blanks before it count not)."""
+    """The cell, with an apostrophe before a text that starts like a formula after any leading blanks."""
     if isinstance(cell, str) and cell.lstrip(" \ufeff\u00a0").startswith(_FORMULA):
         return f"'{cell}"
     return cell
 
 
 def result_row(result: Result) -> dict[str, Cell]:
-    """A result's figures by dotted path, one row for a table of results; lists (ranks, sources) are left out.
+    """A result's figures by dotted path, as one row of a table of results.
 
-    Units are in the names, as in the JSON.
+    Lists (ranks, sources) are left out. Units are in the names, as in the JSON.
     """
     return dict(_flat(result.model_dump(mode="json"), ""))
 
@@ -62,7 +62,7 @@ def result_json(result: Result) -> str:
 
 
 def result_csv(results: Sequence[Result]) -> str:
-    """A line a result, a column a figure."""
+    """CSV with one line per result and one column per figure."""
     header, rows = _table(results)
     return csv_text(header, rows)
 
@@ -88,12 +88,12 @@ def _table(results: Sequence[Result]) -> tuple[list[str], list[list[Cell]]]:
 
 
 def scenario_yaml(scenario: Scenario) -> str:
-    """A scenario file that stands alone: uploaded models, clusters and profiles are written into it."""
+    """A self-contained scenario file, with uploaded models, clusters and profiles written into it."""
     return portable(dump_mapping(written_out(scenario).to_dict()))
 
 
 def scenario_file(scenario: Scenario) -> tuple[str, str]:
-    """(text, ending) of a scenario file: YAML, or JSON where a large profile in it exceeds YAML's limit."""
+    """(text, ending) of a scenario file, which is JSON where a large profile in it exceeds YAML's limit."""
     text = scenario_yaml(scenario)
     if len(text) <= MAX_YAML_BYTES:
         return text, ".yaml"
@@ -101,8 +101,8 @@ def scenario_file(scenario: Scenario) -> tuple[str, str]:
 
 
 def trace_bytes(scenario: Scenario) -> bytes:
-    """A Perfetto trace (.json.gz) of the first member of every pipeline rank, or in full resolution of one
-    pipeline; simulates the step (a second or more), so call it in a job."""
+    """A Perfetto trace (.json.gz) of the first member of every pipeline rank; in full resolution, of one
+    pipeline. It simulates the step, which takes a second or more, so call it in a job."""
     from moesim.simulator.predict.step import run_step
     from moesim.simulator.predict.trace import chrome_trace, shown_gpus, shown_places, trace_info
 
@@ -117,6 +117,6 @@ def trace_bytes(scenario: Scenario) -> bytes:
 
 
 def file_name(name: str, ending: str) -> str:
-    """A name for a download: letters, digits, dot and dash of `name`, at most 80 characters."""
+    """A file name for a download; it keeps letters, digits, dots and dashes, at most 80 characters."""
     plain = re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip("-.")[:80]
     return f"{plain or 'moesim'}.{ending.lstrip('.')}"

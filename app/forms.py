@@ -1,7 +1,7 @@
-"""What visitors have set in the forms of pages, kept over other pages, a reload and Back.
+"""Form values that survive a change of page, a reload and the browser's Back.
 
-The framework forgets a widget's value with its page, and all of a session on a reload. A field that is held
-here stands in the address (`?form=plan.objective="cost"`) wherever it differs from its default.
+The framework forgets a widget's value when its page is left, and the whole session on a reload. A field held
+here is written into the address (`?form=plan.objective="cost"`) where it differs from its default.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import streamlit as st
 PARAMETER = "form"
 MOST_FIELDS = 40
 MOST_CHARACTERS = 200
-"""Of one field in the address."""
+"""Limit on the text of one field in the address."""
 
 _FIELDS = "fields"
 
 
 def value(name: str, default: Any, legal: Callable[[Any], bool]) -> Any:
-    """What a field holds; its default where it was never set, or what a link says is not legal."""
+    """The value of a field, or its default where it was never set or a link gives an illegal value."""
     found = _fields().get(name, default)
     with suppress(TypeError):
         if found is not None and legal(found):
@@ -31,13 +31,13 @@ def value(name: str, default: Any, legal: Callable[[Any], bool]) -> Any:
 
 
 def put(name: str, value: Any) -> None:
-    """Set a field; None gives it its default back."""
+    """Set a field; None restores its default."""
     fields = {k: v for k, v in _fields().items() if k != name}
     st.session_state[_FIELDS] = fields if value is None else {**fields, name: value}
 
 
 def clear(prefix: str) -> None:
-    """Give every field whose name begins so its default back."""
+    """Restore the default of every field whose name starts with `prefix`."""
     st.session_state[_FIELDS] = {k: v for k, v in _fields().items() if not k.startswith(prefix)}
 
 
@@ -79,10 +79,10 @@ def _held(
     legal: Callable[[Any], bool],
     convert: Callable[[Any], Any] = lambda found: found,
 ) -> dict[str, Any]:
-    """The widget's key, holding what the field says; a change goes to the field first."""
+    """Keyword arguments that give a widget the field's value and write its changes to the field first."""
     key = key or f"field {name}"
     wanted = convert(value(name, default, legal))
-    # Written only where it differs: what is written goes to the browser, over what was done there meanwhile.
+    # Written only where it differs, because a write overrides what the visitor changed in the meantime.
     if key not in st.session_state or st.session_state[key] != wanted:
         st.session_state[key] = wanted
     return {"key": key, "on_change": _changed, "args": (name, key, default)}
@@ -108,7 +108,7 @@ def parameters() -> dict[str, list[str]]:
 
 
 def read(texts: Sequence[str]) -> None:
-    """Take over the fields of an address; what is no field is passed over."""
+    """Take over the fields of an address; malformed ones are ignored."""
     fields = {}
     for text in texts[:MOST_FIELDS]:
         name, _, data = text[:MOST_CHARACTERS].partition("=")

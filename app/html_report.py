@@ -1,4 +1,4 @@
-"""One result as a single HTML file: no script, nothing from elsewhere, every source and every error in it."""
+"""One result as a self-contained HTML file without scripts, with every source and every error."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ p.soft,li{color:var(--soft);font-size:.875rem}pre{overflow-x:auto;font-size:.8re
 
 
 def html_report(scenario: Scenario, result: Result) -> str:
-    """The report of a result and the scenario it came from; figures as in the result."""
+    """The HTML report of a result and its scenario; it changes no figure of the result."""
     step = result.step
     body = [
         f"<h1>{escape(result.scenario)}</h1>",
@@ -135,7 +135,7 @@ def _published(rows: Sequence[Row]) -> str:
 
 
 def _bars(result: Result) -> str:
-    """Horizontal bars as SVG: name, seconds and share of the step in words beside each."""
+    """Horizontal bars as SVG, each with its name, seconds and share of the step."""
     mean = mean_breakdown(list(result.breakdown_by_rank_s))
     height, left, wide = 28, 210, 480
     lines = []

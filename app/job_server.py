@@ -1,8 +1,8 @@
-"""The process that job processes are forked from: single-threaded, with the simulator imported once.
+"""The single-threaded process that job processes are forked from; it imports the simulator once.
 
-Started by `jobs` as `python -m moesim.app.job_server SOCKET`. It never reads the dashboard's script, which
-`multiprocessing` would import again in every child. It ends, and all jobs with it, when its standard input
-is closed, that is when the dashboard's process ends in whatever way.
+`jobs` starts it as `python -m moesim.app.job_server SOCKET`. It never reads the dashboard's script, which
+`multiprocessing` would import again in every child. It ends, with all jobs, when its standard input is
+closed, which happens however the dashboard's process ends.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def serve(path: str) -> None:
 
 
 def prepare() -> None:
-    """Import and read what every child needs, and find out once whether predictions can be kept."""
+    """Import and read what every child needs, and check once whether predictions can be stored."""
     import moesim.app.predictions
     from moesim.app.pages import HOME
     from moesim.simulator.studies import result_cache
@@ -60,7 +60,7 @@ def prepare() -> None:
 
 
 def _run(pipe: Connection) -> None:
-    """Compute what the connection asks for; send one value or one error."""
+    """Compute what the connection requests and send one value or one error."""
     pipe.send(("process", os.getpid()))
     try:
         niceness, budget_s, function, args, with_progress = pipe.recv()
@@ -95,12 +95,12 @@ class Sender:
     """Reports progress to the dashboard, at most ten times a second."""
 
     def __init__(self, pipe: Connection) -> None:
-        """To this connection."""
+        """Report to this connection."""
         self._pipe = pipe
         self._last = 0.0
 
     def __call__(self, share: float | None, text: str) -> None:
-        """A share from 0 to 1 (None: unknown) and what is being done."""
+        """Report a share from 0 to 1 (None where unknown) and what is being done."""
         now = time.monotonic()
         if now - self._last >= 0.1:
             self._last = now

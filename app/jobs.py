@@ -1,8 +1,8 @@
-"""Work off the script thread: one process a job, with progress, cancel, limits of time and memory, a cache.
+"""Runs each job in a process of its own, with progress, cancel, limits on time and memory, and a cache.
 
 A job runs in a child of a warm server process (`job_server`) that has imported the simulator once, so it
-starts in some ten milliseconds, can be stopped at any moment, and gives all of its memory back. Results are
-shared by all sessions and kept as bytes, so that the memory of the cache is known and bounded.
+starts in about ten milliseconds, can be stopped at any moment, and gives all of its memory back. Results are
+shared by all sessions and stored as bytes, so that the memory of the cache is known and bounded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from moesim.hwmodels.errors import InfeasibleError, InputError, MoesimError
 
 CACHE_BYTES = 64_000_000
 MOST_WAITING = 64
-"""Jobs of one lane that may wait for a free place; one more is refused."""
+"""Most jobs of one lane that may wait for a free place; further ones are refused."""
 
 log = logging.getLogger("moesim.app")
 
@@ -41,17 +41,17 @@ class JobError(MoesimError):
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """How far a job is: a share from 0 to 1 (None: unknown) and what it does."""
+    """Progress of a job: a share from 0 to 1 (None where unknown) and what it is doing."""
 
     share: float | None = None
     text: str = "waiting for a free processor"
 
 
 class Cache:
-    """The most recently used values, together at most `limit_bytes` of pickled bytes."""
+    """A cache of the most recently used values, bounded by `limit_bytes` of pickled bytes."""
 
     def __init__(self, limit_bytes: int) -> None:
-        """Empty."""
+        """Start empty."""
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self._values: OrderedDict[str, bytes] = OrderedDict()
@@ -66,12 +66,12 @@ class Cache:
         return None if data is None else pickle.loads(data)
 
     def __contains__(self, key: str) -> bool:
-        """Whether there is a value."""
+        """Whether the cache has a value for the key."""
         with self._lock:
             return key in self._values
 
     def put(self, key: str, data: bytes) -> None:
-        """Keep pickled bytes; those not used for longest go. What is larger than the cache is not kept."""
+        """Store pickled bytes and drop the least recently used; a value above the limit is not stored."""
         with self._lock:
             self.used_bytes -= len(self._values.pop(key, b""))
             if len(data) > self.limit_bytes:
@@ -86,7 +86,7 @@ class Job:
     """One computation, shared by everybody who asked for the same key."""
 
     def __init__(self, key: str, budget_s: float) -> None:
-        """Wanted once, not started."""
+        """A job that one caller wants and that has not started."""
         self.key, self.budget_s = key, budget_s
         self.progress = JobProgress()
         self.started: float | None = None
@@ -98,16 +98,16 @@ class Job:
 
     @property
     def done(self) -> bool:
-        """Whether a value or an error is there."""
+        """Whether the job has ended with a value or an error."""
         return self._done.is_set()
 
     @property
     def cancelled(self) -> bool:
-        """Whether nobody wants it any more."""
+        """Whether every caller has given up the job."""
         return self._stop.is_set()
 
     def cancel(self) -> None:
-        """Give up one claim; the process ends when nobody is left who wants the result."""
+        """Give up one caller's claim; the process ends when no caller wants the result any more."""
         with _lock:
             self._wanted -= 1
             if self._wanted <= 0:
@@ -115,11 +115,11 @@ class Job:
                 _running.pop(self.key, None)
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it is done within so many seconds."""
+        """Wait at most `timeout_s`; return whether the job is done."""
         return self._done.wait(timeout_s)
 
     def result(self, timeout_s: float | None = None) -> Any:
-        """The value. Raises what the job raised; JobError where it was stopped or is not done in time."""
+        """The value. Raises what the job raised, or JobError where it was stopped or is not done in time."""
         if not self._done.wait(timeout_s):
             raise JobError("the computation is not done yet")
         if self._error is not None:
@@ -138,10 +138,10 @@ cache = Cache(CACHE_BYTES)
 
 
 class Lane:
-    """Places for jobs of one kind, taken in the order in which they were asked for."""
+    """A limited number of places for jobs of one kind, taken in the order of request."""
 
     def __init__(self, places: int, niceness: int) -> None:
-        """All places are free."""
+        """Start with all places free."""
         self.niceness, self.waiting = niceness, 0
         self._free, self._changed = places, threading.Condition()
         self._queue: deque[Job] = deque()
@@ -167,9 +167,9 @@ class Lane:
 
 _cores = os.cpu_count() or 1
 _lanes = {
-    "read": Lane(max(2, _cores), 0),  # what a link or an upload says: before anything else of a page
+    "read": Lane(max(2, _cores), 0),  # reads a link or an upload, before anything else of a page
     "short": Lane(max(2, _cores), 0),  # a page waits for it
-    "beside": Lane(1, 5),  # some seconds, beside a page
+    "beside": Lane(1, 5),  # takes some seconds while the page is already shown
     "long": Lane(max(1, _cores // 2), 10),
 }
 
@@ -190,8 +190,8 @@ def submit(
 
     `key` names the result: a finished value with the same key is returned from the cache, a running job is
     shared. `function` must be importable by name. With `with_progress` it gets a keyword `progress`, to be
-    called with a share from 0 to 1 (or None) and a text. A job that is started `ahead` of its need is kept by
-    nobody until it is submitted again. Raises JobError where too many jobs wait.
+    called with a share from 0 to 1 (or None) and a text. A job that is started `ahead` of its need has no
+    claim on it until it is submitted again. Raises JobError where too many jobs wait.
     """
     seconds = budget_s or _BUDGETS[lane]
     known = cache.get(key)
@@ -216,7 +216,7 @@ def submit(
 
 
 def running(key: str) -> Job | None:
-    """The job of this key that runs or waits; the caller wants its result from now on, as with `submit`."""
+    """The running or waiting job of this key, or None; it adds the caller's claim, as `submit` does."""
     with _lock:
         found = _running.get(key)
         if found is None or found.done or found.cancelled:
@@ -226,7 +226,7 @@ def running(key: str) -> Job | None:
 
 
 def known(key: str) -> bool:
-    """Whether a result of this key is there, or is being computed."""
+    """Whether the result of this key is cached or being computed."""
     with _lock:
         found = _running.get(key)
     return key in cache or (found is not None and not found.done and not found.cancelled)
@@ -340,7 +340,7 @@ _server: _Server | None = None
 
 
 def _started() -> _Server:
-    """The server, started where there is none or it has died."""
+    """The running server, started first where there is none or it has died."""
     global _server
     with _lock:
         if _server is None or not _server.alive:

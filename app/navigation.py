@@ -1,4 +1,4 @@
-"""What all pages share: navigation, the scenario's headline, and errors as one sentence."""
+"""Parts of every page: navigation, the scenario's headline, and errors as one sentence."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from moesim.app.escaping import escaped
 from moesim.simulator.common.key_values import overridden_key
 
 ICON = Path(__file__).resolve().parent / "icon.png"
-"""Without one of our own the browser fetches a page's icon from a font server."""
+"""The page's icon; without it the browser would fetch one from a font server."""
 
 SIDEBAR: Any = 210
-"""Width in pixels: at 1280 the charts need the rest."""
+"""Width in pixels; on a window 1280 pixels wide the charts need the rest."""
 
 START = "start"
-"""Path that the framework wants for the start page and does not serve."""
+"""Path that the framework demands for the start page but does not serve."""
 
 STYLE = """<style>
 [data-testid=stMainBlockContainer] {padding-left: 2.5rem; padding-right: 2.5rem; padding-bottom: 3rem}
@@ -32,12 +32,12 @@ STYLE = """<style>
 [data-testid=stMultiSelect] :is([data-tag], [data-baseweb=tag])
   {color: light-dark(#ffffff, #0e1117)}
 </style>"""
-"""Less room at the edges than the framework leaves: at 1280 the content needs it. And dark words on the dark
-theme's light blue: no blue stands out both from white words on it and from the dark page below it."""
+"""Narrower margins than the framework's, because the content needs the width at 1280 pixels. Dark text on the
+dark theme's light blue, because no blue contrasts both with white text and with the dark page."""
 
 
 def run(pages_of: Sequence[tuple[str, str, str]]) -> None:
-    """Draw the page that the address names. `pages_of`: module below `app/views`, title, icon."""
+    """Draw the page that the address names; `pages_of` lists (module below `app/views`, title, icon)."""
     st.set_page_config(page_title="moesim", page_icon=str(ICON), layout="wide", initial_sidebar_state=SIDEBAR)
     jobs.warm_up()
     hidden = "visibility" in inspect.signature(st.Page).parameters  # not in every release
@@ -60,7 +60,7 @@ def run(pages_of: Sequence[tuple[str, str, str]]) -> None:
 
 
 def failed(error: Exception) -> bool:
-    """One sentence in the place of a page that broke; the framework has logged the traceback on stderr."""
+    """Show one sentence in place of a page that failed; the framework has logged the traceback on stderr."""
     st.error(
         f"This page could not be drawn ({type(error).__name__}): that is a fault of the program, and the log "
         "of the server says where. Open the page again, or go back to the preset.",
@@ -70,7 +70,7 @@ def failed(error: Exception) -> bool:
 
 
 def _current() -> None:
-    """What the numbers of every page are of."""
+    """Show which scenario the numbers of every page belong to."""
     with st.sidebar:
         st.caption("Scenario")
         st.text(state.title())
@@ -84,7 +84,7 @@ def _current() -> None:
 
 
 def _by_name(name: str, title: str, icon: str) -> Any:
-    """The start page once more, for a link that names it: the framework serves it at the root only."""
+    """The start page again, for a link that names it, because the framework serves it at the root only."""
     return st.Page(_guarded(name, title), title=title, icon=icon, url_path=name, visibility="hidden")
 
 

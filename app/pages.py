@@ -1,7 +1,7 @@
 """The pages of the dashboard, and the scenario that it starts with."""
 
 HOME = "deepseek-v3-2048xh800"
-"""The scenario that is there when nothing was chosen."""
+"""The scenario that is shown until a visitor chooses another, called the home case."""
 
 # Module below `app/views`, title, icon; the first is the start page.
 PAGES = [

@@ -1,4 +1,4 @@
-"""What job processes run: functions of plain arguments, found by name, over the public API."""
+"""Functions that job processes run; they take plain arguments, are found by name and use the public API."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class Drawing:
 
 
 def read_scenario(folder: str, name: str, texts: tuple[str, ...]) -> Scenario:
-    """The scenario of a link, with uploads kept in `folder`; refused where the dashboard will not run it."""
+    """The scenario of a link, with uploads in `folder`; raises InputError above the dashboard's limits."""
     _read_below(folder)
     return budget.admit(uploads.scenario_of(name, texts))
 
 
 def read_upload(folder: str, kind: str, name: str, data: bytes) -> uploads.Kept:
-    """An upload, checked and kept in `folder`."""
+    """Check an upload and store it in `folder`."""
     _read_below(folder)
     kept_file = uploads.accept(kind, name, data)
     if isinstance(kept_file.content, Scenario):
@@ -61,44 +61,44 @@ def read_upload(folder: str, kind: str, name: str, data: bytes) -> uploads.Kept:
 
 
 def _read_below(folder: str) -> None:
-    """From here on this process reads nothing by path but uploads."""
+    """From now on this process reads no file by path except uploads."""
     os.environ[READ_BELOW] = folder
 
 
 def topology(scenario: Scenario) -> Drawing:
-    """The cluster as it is drawn, and what it is made of."""
+    """The picture of the cluster and its parts."""
     found = scenario.machine.topology()
     found.check_size(budget.DRAWN_PARTS)
     return Drawing(picture(found), found.inventory(), found.kind, found.n_gpus)
 
 
 def simulate(scenario: Scenario) -> Result:
-    """One predicted step, without prices; kept on disk, where the command line finds it."""
+    """One predicted step, without prices; it is stored on disk, where the command line finds it."""
     return result_cache.predict_unpriced(budget.admit(scenario))
 
 
 def check(scenario: Scenario) -> Check:
-    """Legality and memory."""
+    """Check whether the plan is legal and fits into memory."""
     return moesim.check(budget.admit(scenario))
 
 
 def timeline(scenario: Scenario, rank: int) -> Timeline:
-    """What ran when."""
+    """The timeline of a step, with one pipeline rank in detail."""
     return moesim.timeline(budget.admit(scenario), rank=rank)
 
 
 def trace(scenario: Scenario) -> bytes:
-    """A Perfetto trace."""
+    """A Perfetto trace of the step."""
     return trace_bytes(budget.admit(scenario, trace=True))
 
 
 def neighbours(scenario: Scenario, result: Result, progress: Progress) -> tuple[Neighbour, ...]:
-    """What to try next."""
+    """Single changes to try next, each simulated."""
     return moesim.neighbours(budget.admit(scenario), result, progress)
 
 
 def profiles(cluster: str) -> tuple[str, list[str]]:
-    """The best shipped calibration profile for a cluster, and all that fit it."""
+    """(best shipped calibration profile for a cluster, all that fit it)."""
     accelerator = load_cluster(cluster).accelerator
     return best_profile(accelerator)[1], fitting_profiles(accelerator.name)
 
@@ -109,12 +109,12 @@ def interval(scenario: Scenario) -> Result:
 
 
 def relative_draws(scenario: Scenario) -> FloatArray:
-    """Draws of the step time over the predicted one."""
+    """Random draws of the step time, each divided by the predicted step time."""
     return moesim.simulator.studies.compare.relative_draws(scenario)
 
 
 def sensitivity(scenario: Scenario) -> Sensitivity:
-    """The tornado."""
+    """The step time with each uncertain input alone at its low and high end (the tornado chart)."""
     return moesim.sensitivity(budget.admit(scenario))
 
 

@@ -1,4 +1,4 @@
-"""What job processes run for the pages Run & cost and Evidence: functions of plain arguments."""
+"""The functions of plain arguments that job processes run for the pages Run & cost and Evidence."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from moesim.simulator.scoring.published_collectives import CollectiveRow, score_
 __all__ = ["Scoreboards", "evidence", "run_report", "trace_bytes"]
 
 STEPS = 4 * len(PROFILES) + 1
-"""Messages of a scoreboard: four for each profile, and the collectives."""
+"""Number of progress messages of a scoreboard: four for each profile, and one for the collectives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Scoreboards:
 
 
 def run_report(scenario: Scenario, step_time_s: float) -> RunReport:
-    """The whole run of a scenario whose step takes so many seconds, its uncertainty included."""
+    """The whole run of a scenario whose step takes `step_time_s`, its uncertainty included."""
     return moesim.run(budget.admit(scenario), step_time_s=step_time_s, uncertainty=True)
 
 

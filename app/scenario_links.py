@@ -1,4 +1,4 @@
-"""A scenario as a preset and short `key=value` changes, and these as a link: pure functions both ways."""
+"""Pure functions that write a scenario as a preset with short `key=value` changes, and these as a link."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from moesim.simulator.common.key_values import overridden_key, split_key_value
 from moesim.simulator.scenario import Scenario
 
 MOST_LINK_CHARACTERS = 2_000
-"""Of a scenario's link; browsers, mail and chat programs carry as much. A longer one becomes an upload."""
+"""Limit on a scenario's link that browsers, mail and chat programs handle; a longer one becomes an upload."""
 
 _SHIPPED: Mapping[str, tuple[Callable[[], Sequence[str]], Callable[[str], BaseModel]]] = {
     "cluster": (list_clusters, load_cluster),
@@ -29,11 +29,11 @@ _SHIPPED: Mapping[str, tuple[Callable[[], Sequence[str]], Callable[[str], BaseMo
     "network": (list_networks, load_network),
     "accelerator": (list_accelerators, load_accelerator),
 }
-"""Keys whose description may be written as the name of a shipped one, with changes by dotted keys below."""
+"""Keys whose value may be written as the name of a shipped description, with changes by dotted keys below."""
 
 
 def overrides_between(first: Scenario, other: Scenario) -> tuple[str, ...]:
-    """Short overrides that make `other` out of `first`; uploads stand in them by their tokens."""
+    """Short overrides that turn `first` into `other`; uploads appear in them by their tokens."""
     before, after = (item.model_dump(mode="json", exclude_none=True) for item in (first, other))
     return tuple(
         f"{key}={text_of(uploads.portable_data(value))}" for key, value in _differences(before, after, "")
@@ -71,12 +71,12 @@ def _shipped_name(key: str, value: Mapping[str, Any]) -> str | None:
 
 
 def _goes_below(value: Mapping[str, Any]) -> bool:
-    """Whether its keys can be written behind dots."""
+    """Whether every key of the mapping can be written as part of a dotted key."""
     return bool(value) and not any("." in str(key) or "=" in str(key) for key in value)
 
 
 def _is_stated(value: Mapping[str, Any]) -> bool:
-    """Whether it is a figure that a plain value in an override becomes."""
+    """Whether this is the stated figure that a plain value in an override would become."""
     return (
         value.get("kind") == "assumed"
         and str(value.get("source")).startswith((STATED_IN, OWN))
@@ -85,7 +85,7 @@ def _is_stated(value: Mapping[str, Any]) -> bool:
 
 
 def text_of(value: Any) -> str:
-    """A value as an override writes it: plain where YAML reads it back the same, JSON elsewhere."""
+    """The text of a value in an override: plain where YAML reads it back unchanged, otherwise JSON."""
     plain = isinstance(value, str) and re.fullmatch(r"\$?[A-Za-z0-9][\w ./$-]*", value) is not None
     text = json.dumps(value, separators=(",", ":"))
     if plain and parse_mapping(f"value: {value}", "value")["value"] == value:
@@ -109,14 +109,14 @@ def link(name: str, texts: Sequence[str]) -> str:
 
 
 def readable(text: str) -> str:
-    """An override for people: uploads by their names, and no nested data."""
+    """An override for display: uploads appear by their names and nested data is left out."""
     key, value = split_key_value(text)
     nested = "{" in (value or "")
     return f"{key}: described in full" if nested else uploads.with_names(text)[:100]
 
 
 def only_here(name: str, texts: Sequence[str]) -> str | None:
-    """What to say where a link works on this server only; None where it works anywhere."""
+    """The warning for a link that works on this server only; None where the link works anywhere."""
     names = {overridden_key(text) for text in texts if uploads.TOKEN.search(text)}
     if uploads.TOKEN.fullmatch(name):
         names.add("the scenario itself")

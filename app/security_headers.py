@@ -59,14 +59,14 @@ def security_headers(index_page: str) -> dict[str, str]:
 
 
 MESSAGE_BYTES = 1_000_000
-"""Of what a page may send at once beside uploads: its address and the state of its inputs."""
+"""Limit on one message of a page other than an upload: its address and the state of its inputs."""
 
 
 class SecurityHeaders:
-    """ASGI middleware that adds them (one that is there already is replaced) and ends a flood of input."""
+    """ASGI middleware that adds or replaces the security headers and closes connections that flood input."""
 
     def __init__(self, app: App, index_page: Path) -> None:
-        """`index_page`: the HTML file that the framework answers every page's address with."""
+        """Wrap `app`; `index_page` is the HTML file that the framework serves at every page's address."""
         self.app = app
         found = security_headers(index_page.read_text("utf-8"))
         self.headers = [(name.lower().encode(), value.encode()) for name, value in found.items()]
@@ -91,7 +91,7 @@ class SecurityHeaders:
 
 
 def _limited(receive: Receive) -> Receive:
-    """The same, but a message above the limit ends the connection (code 1009, too big)."""
+    """Wrap `receive` so that a message above the limit ends the connection (code 1009, too big)."""
 
     async def receive_limited() -> Message:
         message = await receive()

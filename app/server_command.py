@@ -1,4 +1,4 @@
-"""How the dashboard's server is started: the one list of its settings, for the command, tests and scripts."""
+"""Starts the dashboard's server, with one list of settings for the command, tests and scripts."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from moesim.hwmodels.files import READ_BELOW
 
 ADDRESS = "127.0.0.1"
 MAX_UPLOAD_MB = 4
-"""Of one file; `uploads` holds a lower limit for most kinds."""
+"""Limit on one uploaded file; `uploads` has a lower limit for most kinds."""
 MAX_MESSAGE_MB = 32
-"""Of one message between page and server; the largest chart of ours is about 1 MB."""
+"""Limit on one message between page and server; the dashboard's largest chart is about 1 MB."""
 
 SETTINGS: Mapping[str, str | int | bool] = {
     "server.address": ADDRESS,
@@ -43,17 +43,17 @@ SETTINGS: Mapping[str, str | int | bool] = {
     "logger.enableRich": False,  # a failed page is logged on stderr, not printed on stdout
     "global.developmentMode": False,
 }
-"""Outrank environment variables and every config.toml of the machine."""
+"""Settings of the server; they outrank environment variables and every config.toml of the machine."""
 
 NEWER_SETTINGS: Mapping[str, object] = {"server.allowedHosts": [ADDRESS, "localhost"]}
-"""Settings that releases before them do not know: against DNS rebinding."""
+"""Settings against DNS rebinding that older releases of the framework do not know."""
 
 ENVIRONMENT: Mapping[str, str] = {"MALLOC_ARENA_MAX": "2"}
-"""Memory that many threads give back is given to the system, not kept by each of them."""
+"""Makes the allocator return memory that threads free to the system instead of caching it per thread."""
 
 
 def check_extra() -> None:
-    """Raise InputError where what the dashboard needs is not installed."""
+    """Raise InputError where a package that the dashboard needs is not installed."""
     missing = [name for name in ("streamlit", "plotly") if find_spec(name) is None]
     if missing:
         raise InputError(
@@ -63,7 +63,7 @@ def check_extra() -> None:
 
 
 def chosen_port(port: int) -> int:
-    """`port` if it is free on this machine, any free one for 0; raises InputError where it is taken."""
+    """`port` if it is free on this machine, or any free port for 0; raises InputError where it is taken."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         if os.name != "nt":  # a port that is only waiting out its last connection counts as free
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -83,13 +83,13 @@ def command(port: int) -> list[str]:
 
 
 def url(port: int) -> str:
-    """Where the dashboard of this machine is."""
+    """The address of the dashboard on this machine."""
     return f"http://{ADDRESS}:{port}"
 
 
 def healthy(port: int) -> bool:
     """Whether the server answers."""
-    # Straight to this machine, whatever proxy the environment names.
+    # Connect directly, whatever proxy the environment names.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(f"{url(port)}/_stcore/health", timeout=2.0) as answer:
@@ -100,11 +100,11 @@ def healthy(port: int) -> bool:
 
 @contextmanager
 def running(port: int, *, quiet: bool = True) -> Iterator[subprocess.Popen[bytes]]:
-    """The server as a child process with a folder of its own for uploads; stopped and removed at the end.
+    """Run the server as a child process with its own upload folder; stop it and remove the folder at the end.
 
-    Its files are readable for this user only. `quiet` keeps the framework's greeting off the screen; what
-    goes wrong is on stderr all the same. The server also stops when this process ends in any other way: its
-    standard input is then closed.
+    Its files are readable for this user only. `quiet` hides the framework's greeting; errors still appear on
+    stderr. The server also stops when this process ends in any other way, because its standard input is then
+    closed.
     """
     folder = tempfile.mkdtemp(prefix="moesim-uploads-")
     process = subprocess.Popen(
@@ -132,7 +132,7 @@ def wait_until_healthy(process: subprocess.Popen[bytes], port: int, limit_s: flo
 
 
 def stop(process: subprocess.Popen[bytes], limit_s: float = 10.0) -> None:
-    """End the server: asked first, then made to."""
+    """End the server: send SIGTERM first, then kill it after `limit_s`."""
     if process.poll() is None:
         process.terminate()
         try:

@@ -1,8 +1,8 @@
-"""The server process: everything imported and the home case started before the first visitor is let in.
+"""The server process; it imports everything and starts the home case before it accepts the first visitor.
 
-Started by `server_command` as `python -m moesim.app.server_process PORT`. The process that jobs are forked
+`server_command` starts it as `python -m moesim.app.server_process PORT`. The process that jobs are forked
 from starts first and imports the simulator on another core. The server ends when its standard input is
-closed, that is when the process that started it has ended in whatever way.
+closed, which happens however the process that started it ends.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ NEEDED = (
     "pyarrow.pandas_compat",
     "pyarrow.parquet",
 )
-"""Modules that the framework or a page imports only when something is drawn. Two visitors who draw first
-would import them in two threads at once, and a module that is half imported fails."""
+"""Modules that the framework or a page imports only when it draws. The first two visitors would import them
+in two threads at once, and using a half-imported module fails."""
 
 
 def serve(port: int) -> None:
@@ -68,7 +68,7 @@ def settings(port: int) -> dict[str, object]:
 
 
 def application() -> Any:
-    """The dashboard as the framework's ASGI application, with our headers and our words for a failed page."""
+    """The dashboard as the framework's ASGI application, with our headers and message for a failed page."""
     import streamlit as st
     from starlette.middleware import Middleware
 
@@ -82,7 +82,7 @@ def application() -> Any:
 
 
 def prepare() -> None:
-    """Import all that any page needs, and start solving what the first one shows."""
+    """Import everything that any page needs, and start simulating what the first page shows."""
     for name in NEEDED:
         with suppress(ImportError):  # what is optional is missing for every visitor alike
             importlib.import_module(name)
@@ -95,12 +95,12 @@ def prepare() -> None:
     try:
         first_page.begin(state.build(pages.HOME, ()))
         first_page.confidences()
-    except Exception:  # the first visit meets it again, and says it
+    except Exception:  # the first visit meets the error again and shows it
         log.exception("the home case could not be started ahead")
 
 
 def _draw_once() -> None:
-    """Make one chart and one table with all that ours have: their libraries import the parts on first use."""
+    """Build one chart and one table that use all features, since libraries import them on first use."""
     import pandas
     from PIL import Image
     from plotly import graph_objects as go
@@ -121,7 +121,7 @@ def _draw_once() -> None:
 
 
 def _end_with_parent() -> None:
-    """Stop at once when nobody holds the other end of standard input any more."""
+    """Stop at once when the other end of standard input is closed."""
     while os.read(sys.stdin.fileno(), 4096):
         pass
     folder = os.environ.get(READ_BELOW)

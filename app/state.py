@@ -1,4 +1,4 @@
-"""The current scenario: a preset and overrides, held in the URL, so that a scenario is a link.
+"""The current scenario, held in the URL as a preset and overrides, so that a link opens it.
 
 The address carries `preset` once and `set` for every override (`?preset=...&set=parallel.ep=32`); leaving
 them out means the home case. The session keeps a copy, because changing the page may empty the address.
@@ -30,10 +30,10 @@ from moesim.simulator.studies.point import key_of
 from moesim.simulator.studies.reprice import without_prices
 
 MOST_PUBLISHED = 20
-"""Addresses that a session remembers having written."""
+"""Number of written addresses that a session remembers."""
 
 Address = tuple[str | None, tuple[str, ...], tuple[str, ...]]
-"""Preset, changes and fields of forms, as the address has them."""
+"""(preset, changes, form fields) as the address holds them."""
 
 
 # -- the scenario --------------------------------------------------------------------------------------
@@ -45,7 +45,7 @@ def preset() -> str:
 
 
 def overrides() -> tuple[str, ...]:
-    """The `key=value` texts that make the current scenario out of its preset, in order."""
+    """The `key=value` texts that turn the preset into the current scenario, in order."""
     return tuple(st.session_state.get("overrides", ()))
 
 
@@ -55,9 +55,9 @@ def current() -> Scenario:
 
 
 def build(name: str, texts: Sequence[str]) -> Scenario:
-    """A scenario from what a visitor may send; names of files on the server are refused (InputError).
+    """Build a scenario from untrusted text; raises InputError for names of files on the server.
 
-    Read in a process of its own, within its limits of time and memory, unless it is a shipped one.
+    A shipped scenario is read here, any other in a process with limits on time and memory.
     """
     budget.check_link([name, *texts])
     return _built(name, tuple(texts), str(uploads.folder()))
@@ -75,7 +75,7 @@ def _built(name: str, texts: tuple[str, ...], folder: str) -> Scenario:
 
 
 def accept(kind: str, name: str, data: bytes) -> uploads.Kept:
-    """An upload, checked and kept by a process of its own; raises InputError, or JobError at its limits."""
+    """Check and store an upload in a process of its own; raises InputError, or JobError at its limits."""
     key = hashlib.sha256(f"{kind}/{name}/".encode() + data).hexdigest()
     found: uploads.Kept = jobs.submit(
         f"upload/{key}", predictions.read_upload, str(uploads.folder()), kind, name, data, lane="read"
@@ -84,9 +84,9 @@ def accept(kind: str, name: str, data: bytes) -> uploads.Kept:
 
 
 def open_upload(name: str, data: bytes) -> None:
-    """Make an uploaded scenario the current one, as changes of the home case where its link stays short.
+    """Make an uploaded scenario the current one, as changes of the home case if the link stays short.
 
-    Raises InputError for anything that is no scenario.
+    Raises InputError for a file that is not a scenario.
     """
     kept = accept("scenario", name, data).content
     assert isinstance(kept, Scenario)
@@ -94,7 +94,7 @@ def open_upload(name: str, data: bytes) -> None:
 
 
 def set_override(key: str, value: object) -> None:
-    """Set one key, or take it back to the preset's with None; overrides below the key go."""
+    """Set one key, or restore the preset's value with None; overrides below the key are removed."""
     rest = tuple(t for t in overrides() if not changes.is_below(t, key))
     if (
         value is not None
@@ -107,7 +107,7 @@ def set_override(key: str, value: object) -> None:
 
 
 def _same(scenario: Scenario, key: str, value: object) -> bool:
-    """Whether a scenario has this value already."""
+    """Whether the scenario already has this value."""
     found: Any = scenario.model_dump(mode="json", exclude_none=True)
     for part in key.split("."):
         found = found.get(part) if isinstance(found, Mapping) else None
@@ -117,17 +117,17 @@ def _same(scenario: Scenario, key: str, value: object) -> bool:
 
 
 def override(key: str) -> str | None:
-    """The text given for a key, or None where it is the preset's."""
+    """The override text of a key, or None where the preset's value holds."""
     return next((split_key_value(t)[1] for t in reversed(overrides()) if overridden_key(t) == key), None)
 
 
 def open_scenario(name: str, texts: Sequence[str] = (), known: Scenario | None = None) -> None:
-    """Make this the current scenario; one whose link would be too long is kept as an upload.
+    """Make this the current scenario; a scenario whose link would be too long is stored as an upload.
 
-    `known`: the scenario itself, where it is at hand.
+    `known` is the scenario itself, where the caller has built it.
     """
     if len(changes.link(name, texts)) > changes.MOST_LINK_CHARACTERS:
-        with suppress(MoesimError):  # what cannot be built stays as it is, and the page says why
+        with suppress(MoesimError):  # a scenario that cannot be built stays, and the page says why
             kept = uploads.keep(build(name, texts) if known is None else known)
             build(kept, ())
             name, texts = kept, ()
@@ -144,17 +144,17 @@ def adopt(scenario: Scenario) -> None:
 
 
 def overrides_of(scenario: Scenario, base: str = HOME) -> tuple[str, ...]:
-    """Short overrides that make `scenario` out of the preset `base`."""
+    """Short overrides that turn the preset `base` into `scenario`."""
     return changes.overrides_between(moesim.load(base), scenario)
 
 
 def accepted() -> tuple[Scenario, tuple[str, ...]]:
-    """The nearest scenario to the current one that can be built, and the changes it leaves out.
+    """(the nearest scenario to the current one that can be built, the changes it leaves out).
 
     Raises InputError where not even the preset can be built.
     """
     texts = overrides()
-    for first in (texts, texts[:-1]):  # mostly it is the last change that is refused
+    for first in (texts, texts[:-1]):  # usually the last change is the refused one
         with suppress(MoesimError):
             return _usable(first), texts[len(first) :]
     kept: tuple[str, ...] = ()
@@ -166,14 +166,14 @@ def accepted() -> tuple[Scenario, tuple[str, ...]]:
 
 
 def _usable(texts: Sequence[str]) -> Scenario:
-    """A scenario whose names all stand for something, as a form needs it; raises InputError otherwise."""
+    """A scenario whose names can all be resolved, as a form needs it; raises InputError otherwise."""
     scenario = build(preset(), texts)
     assert scenario.shape and scenario.machine and scenario.recipe and scenario.calibration
     return scenario
 
 
 def form() -> Scenario:
-    """The scenario whose values a form shows; changes that it refuses stay in their widgets (`refused`).
+    """The scenario whose values a form shows; refused changes stay in their widgets (see `refused`).
 
     Raises InputError where not even the preset can be built.
     """
@@ -183,7 +183,7 @@ def form() -> Scenario:
 
 
 def refused(key: str) -> Any:
-    """The value of a change that the scenario of `form` leaves out; None where it took the key's."""
+    """The value of a change that the scenario of `form` leaves out; None where it accepted the change."""
     texts = [t for t in st.session_state.get("refused", ()) if overridden_key(t) == key]
     with suppress(MoesimError):
         return value_of(texts[-1], key) if texts else None
@@ -191,18 +191,18 @@ def refused(key: str) -> Any:
 
 
 def undo() -> None:
-    """Take the last change back."""
+    """Undo the last change."""
     open_scenario(preset(), overrides()[:-1])
 
 
 def reset() -> None:
-    """The preset as it ships; the home case where there is no such preset."""
+    """Return to the preset as shipped, or to the home case where the preset does not exist."""
     known = preset() in moesim.presets() or uploads.TOKEN.fullmatch(preset()) is not None
     open_scenario(preset() if known and overrides() else HOME)
 
 
 def title() -> str:
-    """What the current scenario is called."""
+    """The name of the current scenario."""
     name = override("name")
     if name is None:
         name = uploads.name_of(preset()) if uploads.TOKEN.fullmatch(preset()) else preset()
@@ -210,11 +210,11 @@ def title() -> str:
 
 
 def follow(model_changed: bool = False) -> None:
-    """Call the current scenario after its model and cluster where they are not the preset's.
+    """Name the current scenario after its model and cluster where they differ from the preset's.
 
-    Another model brings the run that a rule chooses for it: the preset's was for its own.
+    Another model also gets the run that a rule chooses for it, because the preset's run was for its model.
     """
-    with suppress(MoesimError):  # what cannot be built keeps its name, and the page says what is wrong
+    with suppress(MoesimError):  # a scenario that cannot be built keeps its name, and the page says why
         now, first = current(), build(preset(), ())
         same_model = now.model == first.model
         same = same_model and (now.machine.name, now.machine.nodes) == (
@@ -234,9 +234,9 @@ def follow(model_changed: bool = False) -> None:
 
 
 def synchronise() -> None:
-    """Take over a link that was just opened, else write the current state into the address.
+    """Take over a link that was just opened; otherwise write the current state into the address.
 
-    The address of a page that was just chosen may be empty: the session's copy holds.
+    The address of a page that was just chosen may be empty; then the session's copy counts.
     """
     shown = _address()
     if any(shown) and _was_opened(shown):
@@ -277,18 +277,18 @@ def _published() -> list[Address]:
 def _was_opened(shown: Address) -> bool:
     """Whether the visitor opened this address, by a link or by Back.
 
-    An address that this session wrote before, and that comes again without Back, is late: the visitor was
-    quicker than the browser, which had not heard of the newest.
+    An address that this session wrote earlier and that returns without Back is outdated: the visitor acted
+    before the browser received the newest address.
     """
     published = _published()
     if published and shown == published[-1]:
         return False
-    by_back: bool = getattr(get_script_run_ctx(), "is_history_navigation", True)  # not told by every release
+    by_back: bool = getattr(get_script_run_ctx(), "is_history_navigation", True)  # some releases lack it
     return by_back or shown not in published
 
 
 def kept_of(text: str) -> tuple[str, tuple[str, ...]]:
-    """(preset, overrides) of a scenario as a link of Compare holds it; or InputError."""
+    """(preset, overrides) of a scenario in a link of the page Compare; raises InputError if malformed."""
     try:
         data = json.loads(text[: changes.MOST_LINK_CHARACTERS])
     except (ValueError, RecursionError):
@@ -302,12 +302,12 @@ def kept_of(text: str) -> tuple[str, tuple[str, ...]]:
 
 
 def cache_key(scenario: Scenario) -> str:
-    """Scenario hash, calibration hash, version: the key of a sweep's store; equal keys mean equal results."""
+    """Scenario hash, calibration hash and version, as in a sweep's store; equal keys mean equal results."""
     return key_of(scenario).text
 
 
 def result() -> Result | None:
-    """The current scenario's result, from the cache or computed beside the page.
+    """The current scenario's result, from the cache or computed in a job.
 
     Raises InputError, InfeasibleError or JobError, which the shell shows as one sentence.
     """
@@ -315,7 +315,7 @@ def result() -> Result | None:
 
 
 def result_of(scenario: Scenario, label: str = "Simulating one step") -> Result:
-    """The result of any scenario; other prices do not simulate again."""
+    """The result of any scenario; a change of prices does not cause another simulation."""
     plain = without_prices(scenario)
     found: Result = compute(f"result/{cache_key(plain)}", label, predictions.simulate, scenario)
     return moesim.reprice(found, scenario)
@@ -336,7 +336,7 @@ def trace_of(scenario: Scenario) -> bytes:
 
 
 def compute(key: str, label: str, function: Callable[..., Any], *args: Any) -> Any:
-    """`function(*args)` as a job, waited for with its time shown; the cached value where there is one."""
+    """The value of `function(*args)`, cached or computed in a job while the page shows the elapsed time."""
     job = jobs.submit(key, function, *args)
     if job.wait(0.15):
         return job.result()
@@ -344,7 +344,7 @@ def compute(key: str, label: str, function: Callable[..., Any], *args: Any) -> A
     began = time.monotonic()
     try:
         while not job.wait(0.2):
-            # Writing to the page is also what lets a newer interaction end this wait.
+            # Writing to the page also lets a newer interaction end this wait.
             place.caption(f":material/hourglass_top: {escaped(label)}: {time.monotonic() - began:.0f} s")
     finally:
         if not job.done:

@@ -1,7 +1,7 @@
-"""The one place through which all of a visitor's goes: uploaded bytes, and text that could name a file.
+"""Checks all untrusted input: uploaded bytes, and text that could name a file.
 
-An upload is checked by the reader of its kind and kept under a name made from its content; a scenario refers
-to it by that name. Nothing else is read by path: not from a text box, a link or an uploaded scenario.
+The reader of its kind checks an upload, which is then stored under a name made from its content; a scenario
+refers to it by that name. No other path is read, be it from a text box, a link or an uploaded scenario.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario, load_scenario, with_overrides
 
 MAX_BYTES = {"scenario": 1_000_000, "model": 1_000_000, "profile": 1_000_000, "topology": 4_000_000}
-"""Of an unpacked upload, by kind; the readers have their own limits as well."""
+"""Limit on an unpacked upload, by kind; the readers have their own limits as well."""
 MAX_BYTES_HISTOGRAM = 16_000_000
 MAX_KEPT_BYTES = 256_000_000
-"""Of all uploads together; the oldest go first."""
+"""Limit on all uploads together; the oldest are removed first."""
 
 ENDINGS: Mapping[str, tuple[str, ...]] = {
     "scenario": (".yaml", ".yml", ".json"),
@@ -44,7 +44,7 @@ ENDINGS: Mapping[str, tuple[str, ...]] = {
     "topology": (".xml", ".txt", ".edges"),
     "histogram": (".csv", ".npy", ".json"),
 }
-"""What a file of each kind may be called; `.gz` may follow."""
+"""Allowed file name endings of each kind; `.gz` may follow."""
 
 TOKEN = re.compile(r"upload-[0-9a-f]{32}\.(?:yaml|yml|json|csv|npy|xml|txt|edges)")
 _NAME = re.compile(r'^(?:\{?\s{0,4}"name"|name)\s*:\s*("(?:[^"\\]|\\.)*"|[^,\n}]+)', re.MULTILINE)
@@ -61,7 +61,7 @@ _PROSE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """An accepted upload. `token` stands for it in a scenario and in a link; `content` is what it holds."""
+    """An accepted upload: the token that names it in scenarios and links, and its parsed content."""
 
     token: str
     name: str
@@ -69,11 +69,11 @@ class Kept:
 
 
 def accept(kind: str, name: str, data: bytes, **options: Any) -> Kept:
-    """Check an upload of a kind (see ENDINGS) and keep it; `options` go to `import_topology`.
+    """Check an upload of a kind (see ENDINGS) and store it; `options` go to `import_topology`.
 
-    A topology is kept as the cluster file that it is read into. Raises InputError in one sentence that calls
-    the file by the visitor's name for it, for anything that is too large, malformed, hostile or not of its
-    kind; nothing of a refused file is kept.
+    A topology is stored as the cluster file that it is converted to. Raises InputError, naming the file as
+    the visitor did, for a file that is too large, malformed, hostile or of another kind; nothing of a refused
+    file is stored.
     """
     shown = Path(name.replace("\\", "/")).name[:80] or "the file"
     plain = shown[:-3] if shown.lower().endswith(".gz") else shown
@@ -93,7 +93,7 @@ def accept(kind: str, name: str, data: bytes, **options: Any) -> Kept:
         content = _READERS[kind](path, **options)
         if isinstance(content, ModelShape):
             content = _named(content, path, plain)
-        if isinstance(content, ImportedTopology | ModelShape):  # what was understood is kept instead
+        if isinstance(content, ImportedTopology | ModelShape):  # the parsed content is stored instead
             kept, _ = _store(_text_of(content).replace(path.name, plain).encode(), ".yaml")
         else:
             kept = path
@@ -124,15 +124,15 @@ def scenario_of(name: str, overrides: Sequence[str] = ()) -> Scenario:
 
 
 def keep(scenario: Scenario) -> str:
-    """Keep a scenario as if it had been uploaded; its token. Other uploads stand in it by their tokens."""
+    """Store a scenario as if it had been uploaded and return its token; it names other uploads by token."""
     data = portable_data(scenario.to_dict())
     return _store(json.dumps(data).encode(), ".json")[0].name
 
 
 def written_out(scenario: Scenario) -> Scenario:
-    """The same scenario with every uploaded description written into it: it can be read anywhere.
+    """The scenario with every uploaded description written into it, so that it can be read anywhere.
 
-    Recorded expert counts and schedules have no place inside a scenario: they stay names.
+    Recorded expert counts and schedules cannot be written into a scenario; they stay names.
     """
     fleet = scenario.fleet
     if fleet is not None:
@@ -159,7 +159,7 @@ def _is_upload(value: object) -> bool:
 
 
 def name_of(token: str) -> str:
-    """What an upload calls itself: the name of its model, cluster, profile or scenario."""
+    """The name inside an upload: that of its model, cluster, profile or scenario."""
     try:
         return _name_in(str(path_of(token)))
     except InputError:
@@ -168,14 +168,14 @@ def name_of(token: str) -> str:
 
 @lru_cache(maxsize=256)
 def _name_in(path: str) -> str:
-    """From the head of the file alone: reading all of it is work for a process with limits."""
+    """The name at the head of a file; only a process with limits reads whole uploads."""
     with Path(path).open("rb") as file:
         found = _NAME.search(file.read(4000).decode("utf-8", "replace"))
     return found[1].strip().strip("\"'")[:80] if found else "unnamed"
 
 
 def with_names(text: str) -> str:
-    """A text for people: uploads by their own names, without tokens and folders."""
+    """A text for display, with uploads by their own names instead of tokens and folders."""
     return TOKEN.sub(lambda found: f"{name_of(found[0])} (uploaded)", portable(text))
 
 
@@ -189,7 +189,7 @@ def profile_of(name: str) -> CalibrationProfile:
 
 
 def path_of(token: str) -> Path:
-    """Where an upload is kept; raises InputError for what is no token, or whose file is gone."""
+    """The path of an upload; raises InputError for a malformed token, or where the file is gone."""
     path = folder() / token
     if not TOKEN.fullmatch(token) or not path.is_file():
         raise InputError(
@@ -199,12 +199,12 @@ def path_of(token: str) -> Path:
 
 
 def portable(text: str) -> str:
-    """A text without the folder that uploads are kept in: their tokens stand alone."""
+    """A text with the paths of uploads replaced by their tokens."""
     return text.replace(f"{folder()}{os.sep}", "")
 
 
 def portable_data(value: Any) -> Any:
-    """Plain data with every text as `portable` makes it."""
+    """Plain data with `portable` applied to every text."""
     if isinstance(value, str):
         return portable(value)
     if isinstance(value, Mapping):
@@ -213,7 +213,7 @@ def portable_data(value: Any) -> Any:
 
 
 def folder() -> Path:
-    """Where uploads are kept: the server's folder, or one of this process where there is no server."""
+    """The folder of uploads: the server's, or one of this process where there is no server."""
     below = os.environ.get(READ_BELOW)
     return Path(below) if below else Path(_own_folder())
 
@@ -224,7 +224,7 @@ def _own_folder() -> str:
 
 
 def _store(data: bytes, ending: str) -> tuple[Path, bool]:
-    """(file, whether it is new), named after the content: equal uploads are one, and none can be guessed."""
+    """(file, whether it is new); it is named by hash, so equal uploads share it and none can be guessed."""
     path = folder() / f"upload-{hashlib.sha256(data).hexdigest()[:32]}{ending}"
     if path.exists():
         return path, False
@@ -247,7 +247,7 @@ def _forget_oldest(newest: Path) -> None:
 
 
 def _unpacked(data: bytes, name: str, most: int) -> bytes:
-    """gzip undone up to `most` bytes: a bomb is refused before it is unpacked."""
+    """Unpack gzip up to `most` bytes, so that a decompression bomb is refused before it unpacks."""
     unzip = zlib.decompressobj(wbits=31)
     try:
         found = unzip.decompress(data, most + 1)
@@ -269,7 +269,7 @@ def _text_of(content: ImportedTopology | ModelShape) -> str:
 
 
 def _named(shape: ModelShape, path: Path, name: str) -> ModelShape:
-    """A shape without a name of its own is called like its file, or like its family for a config.json."""
+    """Name a nameless shape after its file, or after its family for a config.json."""
     if not shape.name.startswith("upload-"):
         return shape
     own = re.sub(r"[^A-Za-z0-9.-]+", "-", Path(name).stem).strip("-")
@@ -319,7 +319,7 @@ _READERS: Mapping[str, Callable[..., Any]] = {
 
 
 def _checked_override(text: str) -> str:
-    """One `key=value`, its values checked and tokens of uploads replaced by where they are kept."""
+    """One `key=value` with its values checked and tokens of uploads replaced by their paths."""
     key, value = split_key_value(text)
     if value is None:
         return text  # the loader says what is wrong with it
@@ -331,7 +331,7 @@ def _checked_override(text: str) -> str:
 
 
 def _with_paths(value: Any) -> Any:
-    """Plain data with tokens of uploads replaced by where they are kept; prose stays as it is."""
+    """Plain data with tokens of uploads replaced by their paths; prose keys stay unchanged."""
     if isinstance(value, str):
         return TOKEN.sub(lambda found: str(path_of(found[0])), value) if TOKEN.fullmatch(value) else value
     if isinstance(value, Mapping):
@@ -340,12 +340,12 @@ def _with_paths(value: Any) -> Any:
 
 
 def _refuse_paths(value: object, where: str) -> None:
-    """Raise InputError at the first text that could be the path of a file and is no token."""
+    """Raise InputError at the first text that could be a file path and is not a token."""
     if isinstance(value, str):
         for part in value.split("=")[-1:] if where.endswith(".override") else [value]:
             _refuse_path(part, where)
     elif isinstance(value, Mapping) and where.split(".")[-1] == "profile":
-        _check_includes(value, where)  # the units and kernels' names in a profile are no paths
+        _check_includes(value, where)  # units and kernel names in a profile are not paths
     elif isinstance(value, Mapping):
         for key, inner in value.items():
             if key not in _PROSE and key != "edges":

@@ -1,4 +1,4 @@
-"""Inputs that hold one scenario key each, and the parts that several pages draw alike."""
+"""Inputs for one scenario key each, and parts that several pages share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from moesim.simulator.scenario.outline import ClusterOutline
 
 
 def value_of(scenario: Scenario, key: str) -> Any:
-    """The value of a dotted key: what was chosen last, even where the scenario refuses it."""
+    """The value of a dotted key that was chosen last, even where the scenario refuses it."""
     refused = state.refused(key)
     if refused is not None:
         return refused
@@ -29,14 +29,14 @@ def value_of(scenario: Scenario, key: str) -> Any:
 
 
 def place(key: str, value: object) -> str:
-    """The widget's own key, holding what the scenario says; a change goes to the scenario first."""
+    """Set a widget to the scenario's value and return the widget's key."""
     name = f"input {key}"
     st.session_state[name] = value
     return name
 
 
 def _between(value: object, least: float, most: float) -> float:
-    """A number within limits; what is no number (a refused text) counts as the least."""
+    """A number clamped to limits; a value that is not a number (a refused text) counts as the least."""
     plain = isinstance(value, int | float) and not isinstance(value, bool) and value == value
     return min(max(float(value), least), most) if plain else least  # type: ignore[arg-type]
 
@@ -48,7 +48,7 @@ def _changed(key: str, name: str, convert: Callable[[Any], object]) -> None:
 def number(
     scenario: Scenario, key: str, label: str, least: int = 1, most: int = 1_000_000, note: str | None = None
 ) -> None:
-    """An integer."""
+    """Draw an input for an integer."""
     name = place(key, int(_between(value_of(scenario, key), least, most)))
     st.number_input(
         label, least, most, step=1, key=name, help=note, on_change=_changed, args=(key, name, int)
@@ -56,7 +56,7 @@ def number(
 
 
 def slider(scenario: Scenario, key: str, label: str, least: int, most: int, note: str | None = None) -> None:
-    """An integer between two limits."""
+    """Draw a slider for an integer between two limits."""
     name = place(key, int(_between(value_of(scenario, key), least, most)))
     st.slider(label, least, most, step=1, key=name, help=note, on_change=_changed, args=(key, name, int))
 
@@ -64,7 +64,7 @@ def slider(scenario: Scenario, key: str, label: str, least: int, most: int, note
 def fraction(
     scenario: Scenario, key: str, label: str, most: float, step: float, note: str | None = None
 ) -> None:
-    """A sourced fraction as a slider; what is set here counts as assumed, stated in the scenario."""
+    """Draw a slider for a sourced fraction; its value counts as an assumption stated in the scenario."""
     value = value_of(scenario, key)
     name = place(key, _between(getattr(value, "value", value), 0.0, most))
     st.slider(label, 0.0, most, step=step, key=name, help=note, on_change=_changed, args=(key, name, float))
@@ -78,7 +78,7 @@ def choice(
     note: str | None = None,
     on_change: Callable[[str, str], None] | None = None,
 ) -> None:
-    """One of several names; a value that is none of them (a description written out) is kept."""
+    """Draw a choice of names; a value that is not among them (a description written out) is preserved."""
     value = value_of(scenario, key)
     if isinstance(value, ClusterOutline):
         value = scenario.machine
@@ -97,13 +97,13 @@ def choice(
 
 
 def toggle(scenario: Scenario, key: str, label: str, note: str | None = None) -> None:
-    """Yes or no."""
+    """Draw a yes-or-no input."""
     name = place(key, bool(value_of(scenario, key)))
     st.checkbox(label, key=name, help=note, on_change=_changed, args=(key, name, bool))
 
 
 def complain(error: MoesimError) -> None:
-    """What is wrong in one sentence, with the nearest legal values and the way back as buttons."""
+    """Show an error as one sentence, with buttons for the nearest legal values and for undoing."""
     st.error(escaped(error), icon=":material/error:")
     with st.container(horizontal=True):
         if isinstance(error, InputError) and error.key is not None:
@@ -123,7 +123,7 @@ def complain(error: MoesimError) -> None:
 
 
 def guard(show: Callable[[], None]) -> None:
-    """Run part of a page; what a visitor can cause is said in one sentence."""
+    """Run part of a page; an error that a visitor can cause is shown as one sentence."""
     try:
         show()
     except MoesimError as error:
@@ -136,7 +136,7 @@ def _has_alt() -> bool:
 
 
 def figure(chart: Any, alt: str, key: str | None = None, **options: Any) -> Any:
-    """A Plotly figure over the whole width with a text for those who do not see it."""
+    """Draw a Plotly figure over the whole width, with an alternative text for screen readers."""
     extra: dict[str, Any] = {"alt": alt} if _has_alt() else {}
     config = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d"]}
     return st.plotly_chart(chart, width="stretch", config=config, key=key, **extra, **options)
@@ -150,11 +150,11 @@ def long_work(
     *args: Any,
     with_progress: bool = False,
 ) -> Any:
-    """The value of long work, or None while it was not asked for or still runs.
+    """The value of long work, or None while it was not requested or still runs.
 
-    Shows a button that starts it, then its progress with a way to stop it; work that runs already, as after
-    a reload, is taken up again. `name` is its place on the page, `key` that of its result. Raises what the
-    work raised, once.
+    Shows a button that starts it, then its progress with a stop button; work that already runs, for example
+    after a reload, is picked up again. `name` names the place on the page and `key` the result. Raises what
+    the work raised, once.
     """
     known = jobs.cache.get(key)
     if known is not None:
@@ -164,7 +164,7 @@ def long_work(
     if job is not None and job.key != key:  # the scenario has changed
         _forget(place, job)
         job = None
-    stopped = st.session_state.get(f"stopped {name}") == key  # it may go on for somebody else
+    stopped = st.session_state.get(f"stopped {name}") == key  # it may continue for another visitor
     if job is None and not stopped and (job := jobs.running(key)) is not None:
         st.session_state[place] = job
     if job is None:
@@ -180,7 +180,7 @@ def long_work(
 
 
 def start(name: str, key: str, function: Callable[..., Any], *args: Any, with_progress: bool = False) -> None:
-    """Begin the long work of a place on a page; what ran there before is not wanted any more."""
+    """Start the long work of a place on a page and give up what ran there before."""
     before = st.session_state.get(f"job {name}")
     if before is not None and before.key != key:
         _forget(f"job {name}", before)
@@ -198,7 +198,7 @@ def _forget(place: str, job: jobs.Job) -> None:
 
 @st.fragment(run_every=0.5)
 def _progress(name: str, job: jobs.Job) -> None:
-    """How far a job is; draws the page again at its end."""
+    """Show the progress of a job; redraw the page when it ends."""
     if job.done:
         st.rerun(scope="app")
     left, right = st.columns([5, 1])

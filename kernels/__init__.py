@@ -1,4 +1,4 @@
-"""Measurement: hand-written PTX kernels and what runs them (needs a GPU to run, not to import)."""
+"""Hand-written PTX kernels and the code that runs and times them; importing it needs no GPU."""
 
 from __future__ import annotations
 

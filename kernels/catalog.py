@@ -1,4 +1,4 @@
-"""What kernels exist, as data: file, entry, parameters, launch rule, limits, bytes they must move."""
+"""The catalog of kernels as data: file, entry, parameters, launch rule, limits, bytes they must move."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 SHARED_MEMORY_LIMIT_BYTES = 227 * 1024  # opt-in limit of a CTA on compute capability 9.0
-HEADER_BYTES = 128  # what a queue entry of the two-hop dispatch adds to the side record
+HEADER_BYTES = 128  # header of a two-hop dispatch queue entry, beside the side record
 Sizes = Mapping[str, int]
 
 
@@ -18,8 +18,8 @@ class Kernel:
 
     Parameters are (name, PTX type) in order. `block` is the allowed range of threads; `shared_bytes` maps the
     launch's sizes to dynamic shared memory; `moved_bytes` maps them to (read, written) bytes on one rank.
-    Rows in sizes: `copies` for (token, rank) pairs; over virtual nodes `sent` for (token, other node) pairs,
-    `kept` for own tokens that stay in the own node.
+    Among the sizes, `copies` counts (token, rank) pairs; over virtual nodes `sent` counts (token, other node)
+    pairs, and `kept` counts own tokens that stay in the own node.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Kernel:
         return files("moesim.kernels").joinpath("ptx", self.file).read_text(encoding="utf-8")
 
     def digest(self) -> str:
-        """SHA-256 of the PTX text: identifies the kernel in a profile."""
+        """SHA-256 of the PTX text, which identifies the kernel in a profile."""
         return hashlib.sha256(self.source().encode()).hexdigest()
 
 
@@ -109,12 +109,12 @@ def _combined_2hop(sizes: Sizes) -> tuple[int, int]:
 
 
 def hop_stage_bytes(row_bytes: int, side_bytes: int) -> int:
-    """Shared memory of a row of the two-hop dispatch: row, side record with header, on 128-byte lines."""
+    """Shared-memory bytes of a two-hop dispatch row and its side record with header, on 128-byte lines."""
     return (row_bytes + 127) // 128 * 128 + (side_bytes + HEADER_BYTES + 127) // 128 * 128
 
 
 def dispatch_stage_bytes(row_bytes: int, side_bytes: int) -> int:
-    """Shared memory of one stage of the dispatch: both parts on 128-byte lines, addresses, mbarriers."""
+    """Shared-memory bytes of a dispatch stage: both parts on 128-byte lines, addresses and mbarriers."""
     return (row_bytes + 127) // 128 * 128 + (side_bytes + 127) // 128 * 128 + 32
 
 

@@ -1,4 +1,4 @@
-"""Launchers of the copy kernels."""
+"""Launches the copy kernels."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from moesim.kernels.launch import GpuGroup, address, check_multiple
 
 @dataclass(frozen=True, slots=True)
 class BulkShape:
-    """How copy_bulk uses an SM: a ring a warp, its stages of chunk_bytes, stores in flight.
+    """How copy_bulk uses an SM: warps with a ring each, its stages of chunk_bytes, stores in flight.
 
-    The default carried most towards one peer on 8 SMs of an H200 (push 98 %, pull 99 % of the best rate).
-    `spread_log2`: consecutive chunks come from 2^spread_log2 distant blocks, where they divide a buffer.
+    The default was best towards one peer on 8 SMs of an H200 (push 98 %, pull 99 % of the best rate).
+    Consecutive chunks come from 2^spread_log2 distant blocks, where these divide a buffer.
     """
 
     warps: int = 4
@@ -28,7 +28,7 @@ class BulkShape:
     spread_log2: int = 0
 
     def __post_init__(self) -> None:
-        """Check against the kernel's header."""
+        """Check the values against the kernel's header."""
         check_multiple("copy_bulk", "chunk_bytes", self.chunk_bytes, 128)
         if self.depth not in (1, 2, 4, 8) or self.stages <= self.depth:
             raise InputError(
@@ -57,7 +57,7 @@ class Pairs:
 
 
 def make_pairs(group: GpuGroup, rank: int, pairs: Sequence[tuple[Any, Any]]) -> Pairs:
-    """Check equal sizes and alignment, and put the table on the rank's GPU."""
+    """Check that sizes are equal and addresses aligned, and put the table on the rank's GPU."""
     sizes = {a.nbytes for pair in pairs for a in pair}
     if len(sizes) != 1:
         raise InputError(f"copy: all sources and targets must have one size, got {sorted(sizes)} bytes")

@@ -1,4 +1,4 @@
-"""Plain CUDA C++ counterparts of copy, dispatch and combine (NVRTC), to measure what PTX buys."""
+"""Plain CUDA C++ counterparts of copy, dispatch and combine (NVRTC), to measure the gain from PTX."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from moesim.kernels.launch import GpuGroup, address
 from moesim.kernels.loader import GpuUnavailableError, cupy
 
 ENTRIES = {"copy": "copy_cuda_v1", "dispatch": "dispatch_cuda_v1", "combine": "combine_cuda_v1"}
-CYCLES_PER_NS = 2  # of the waits' time limits: clocks stay below 2 GHz on Hopper, so limits are not shorter
+CYCLES_PER_NS = 2  # converts time limits; Hopper clocks stay below 2 GHz, so no limit gets shorter
 
 
 def source(name: str) -> str:
@@ -60,7 +60,7 @@ def copy_cuda(group: GpuGroup, rank: int, pairs: Pairs, ctas: int, threads: int 
 
 
 def dispatch_cuda(ep: ExpertParallel, sms: int, threads: int = 1024) -> None:
-    """Queue the dispatch on every rank, on `sms` SMs each; notify must have run as for the PTX."""
+    """Queue the dispatch on every rank, on `sms` SMs each; notify must have run, as for the PTX kernel."""
     expected, group, s = ep.next_arrivals(sms), ep.group, ep.shape
     for rank in range(group.ranks):
         pointers = _pointers(

@@ -1,4 +1,4 @@
-"""Dispatch and combine of expert-parallel tokens inside a node: buffers and launchers."""
+"""Buffers and launchers for dispatch and combine of expert-parallel tokens inside a node."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ COMBINE_PART_LIMIT_BYTES = 14336  # two 16-byte vectors for each of 448 reducing
 
 @dataclass(frozen=True, slots=True)
 class DispatchTuning:
-    """How the dispatch kernel uses an SM: sending warps, rows of the ring, stores in flight a warp, order.
+    """How the dispatch kernel uses an SM: sending warps, ring rows, stores in flight per warp, and order.
 
-    `phased`: destination after destination instead of a row for each in turn.
+    `phased` sends to one destination after another instead of one row to each in turn.
     """
 
     warps: int
@@ -26,7 +26,7 @@ class DispatchTuning:
     phased: bool = False
 
     def __post_init__(self) -> None:
-        """Check against the kernel's header."""
+        """Check the values against the kernel's header."""
         if not 1 <= self.warps <= 7:
             raise InputError(f"dispatch: warps={self.warps} must be 1 to 7")
         least = self.depth * self.warps + max(self.warps, 2)
@@ -38,7 +38,7 @@ class DispatchTuning:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of one expert-parallel group. `fp8`: rows travel as E4M3 with FP32 scales of 1x128 tiles."""
+    """Sizes of one expert-parallel group; with `fp8` rows travel as E4M3 with FP32 scales per 1x128 tile."""
 
     tokens: int
     hidden: int
@@ -58,25 +58,26 @@ class Shape:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a token's row on the wire."""
+        """Bytes of a token's row on the link."""
         return self.hidden * (1 if self.fp8 else 2)
 
     @property
     def scale_bytes(self) -> int:
-        """Bytes of a token's scales: the first part of its side record."""
+        """Bytes of a token's scales, the first part of its side record."""
         return self.hidden // 128 * 4 if self.fp8 else 0
 
     @property
     def side_bytes(self) -> int:
         """Bytes of a side record: scales, k ids, k weights, token index, padded to 128.
 
-        128-byte lines that lie alike in shared memory and at the receiver cross the link as whole packets.
+        128-byte lines that are aligned alike in shared memory and at the receiver cross the link as whole
+        packets.
         """
         return (self.scale_bytes + 8 * self.k + 4 + 127) // 128 * 128
 
     @property
     def dispatch_tuning(self) -> DispatchTuning:
-        """A ring that fills an SM's shared memory, half of it with stores where it is long enough."""
+        """A ring that fills an SM's shared memory, with stores in half of it where it is long enough."""
         rows = SHARED_MEMORY_LIMIT_BYTES // dispatch_stage_bytes(self.row_bytes, self.side_bytes)
         for warps, depth in ((2, 8), (1, 8), (1, 4), (1, 2), (1, 1)):
             if rows >= depth * warps + 4:
@@ -86,7 +87,7 @@ class Shape:
         )
 
     def combine_parts(self, ranks: int) -> tuple[int, int, int]:
-        """Pieces of a result row, bytes of a piece, stages of the combine kernel's ring (>= ranks)."""
+        """(pieces of a result row, bytes of a piece, stages of the combine kernel's ring, at least ranks)."""
         row, parts = 2 * self.hidden, 1
         while row % parts or row // parts % 16 or row // parts > COMBINE_PART_LIMIT_BYTES:
             parts += 1
@@ -102,12 +103,12 @@ class ExpertParallel:
     Per rank: `x` rows [tokens, row_bytes] u8, `topk_idx`, `topk_w`, `side`; after notify `bases`, `received`,
     `experts_received`; after dispatch `recv_x`, `recv_side`; combine reads `results` bf16 bits [capacity,
     hidden] and `weights` f32 [tokens, ranks] and writes `out` bf16 bits [tokens, hidden]. Steps are queued on
-    the ranks' streams; Group.synchronize reports errors. capacity = rows of a receive buffer (default: enough
-    for any routing, ranks x tokens).
+    the ranks' streams; GpuGroup.synchronize reports errors. `capacity` is the number of rows of a receive
+    buffer; the default, ranks x tokens, is enough for any routing.
     """
 
     def __init__(self, group: GpuGroup, shape: Shape, capacity: int | None = None) -> None:
-        """Allocate everything; InputError where the sizes cannot work."""
+        """Allocate all buffers; raises InputError where the kernels cannot serve the sizes."""
         shape.check(group.ranks)
         self.group, self.shape = group, shape
         self.capacity = capacity if capacity is not None else group.ranks * shape.tokens
@@ -139,16 +140,16 @@ class ExpertParallel:
         self._notified = self._arrivals = self._combined = 0
 
     def _ranks(self, only: Sequence[int] | None) -> Sequence[int]:
-        """The ranks to launch; fewer than all makes the others' waits time out (tests)."""
+        """The ranks to launch; tests launch fewer than all, so that the other ranks' waits time out."""
         return range(self.group.ranks) if only is None else only
 
     def next_arrivals(self, sms: int) -> int:
-        """Count a dispatch on `sms` CTAs; the value that every arrival counter has after it."""
+        """Count a dispatch on `sms` CTAs and return the value of every arrival counter after it."""
         self._arrivals += sms
         return self._arrivals
 
     def next_combine(self) -> int:
-        """Count a combine; its epoch."""
+        """Count a combine and return its epoch."""
         self._combined += 1
         return self._combined
 
@@ -158,10 +159,10 @@ class ExpertParallel:
         self.layout_over(self.group.ranks, outputs, self.side)
 
     def layout_over(self, targets: int, outputs: Sequence[Sequence[Any]], side: Sequence[Any] | None) -> None:
-        """Queue a layout over `targets` equal groups of experts: ranks, or virtual nodes.
+        """Queue a layout over `targets` equal groups of experts, which are ranks or virtual nodes.
 
-        `outputs`: slots [tokens, targets], lists [targets, tokens], counts [targets], counts by expert, each
-        by rank; `side`: side records to write, or None.
+        `outputs` are slots [tokens, targets], lists [targets, tokens], counts [targets] and counts by expert,
+        each by rank; `side` holds the side records to write, or None.
         """
         s = self.shape
         for rank in range(self.group.ranks):
@@ -226,6 +227,6 @@ class ExpertParallel:
             self.group.launch(rank, "combine", sms, 480, arguments, shared)
 
     def copies(self) -> list[list[int]]:
-        """Rows sent, [source][rank], after layout has run (reads back from the GPUs)."""
+        """Rows sent as [source][rank], read back from the GPUs after layout has run."""
         self.group.synchronize()
         return [[int(n) for n in counts.get()] for counts in self.rank_counts]

@@ -1,6 +1,6 @@
-"""Measured curves to a calibration profile file: provenance on every entry, the same bytes every time.
+"""Writes measured curves to a calibration profile file, reproducibly and with provenance on every entry.
 
-The schema is `moesim.hwmodels.calibration`; nothing is written that it does not load back unchanged.
+The schema is `moesim.hwmodels.calibration`; a profile is written only if it loads back unchanged.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import dump_mapping, parse_mapping
 
 SIGNIFICANT_DIGITS = 5
-"""Kept of a measured number: far below any spread, and the file stays readable."""
+"""Digits of a measured number in the file: finer than any spread, and still readable."""
 
 _FLOW_KEYS = frozenset({"residual", "conditions", "include", "used_for", "also_for", "in_situ_groups"})
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where measurements come from; goes into the source and conditions of every entry."""
+    """The origin of measurements, which goes into the source and conditions of every entry."""
 
     title: str
-    """"moesim calibrate on 8x NVIDIA H200", "nccl-tests all_gather_perf on 8x ..." and the like."""
+    """The measurement, such as "moesim calibrate on 8x NVIDIA H200" or "nccl-tests all_gather_perf"."""
     date: str
     kind: Kind = "measured"
     device: str | None = None
@@ -111,9 +111,9 @@ def curve(
     used_for: Sequence[str] = (),
     note: str | None = None,
 ) -> MeasuredCurve:
-    """A measured curve; `x` and `y` are (name, unit), points in these units (see `si_factor`).
+    """A measured curve; `x` and `y` are (name, unit), and points are in these units (see `si_factor`).
 
-    Raises InputError for points that are no function of x, or a unit that the schema does not know.
+    Raises InputError for points that are not a function of x, or a unit that the schema does not know.
     """
     rounded = tuple((significant(px, 8), significant(py)) for px, py in sorted(points))
     try:
@@ -176,7 +176,7 @@ def gemm_table(
     error: Residual,
     conditions: Conditions,
 ) -> GemmTable:
-    """Rates of products: rows are (m, n, k, groups, FLOP/s). Raises InputError as `curve` does."""
+    """A table of GEMM rates with rows (m, n, k, groups, FLOP/s); raises InputError as `curve` does."""
     table: list[GemmRow] = [(m, n, k, g, significant(rate / 1e12)) for m, n, k, g, rate in rows]
     try:
         return GemmTable(
@@ -197,13 +197,13 @@ def gemm_table(
 
 
 def carried(entry: Entry, profile_name: str) -> Entry:
-    """An entry of another profile, unchanged but for a note that says where it stood."""
+    """An entry of another profile, unchanged except for a note that names that profile."""
     text = f"carried unchanged from the profile {profile_name}"
     return entry.model_copy(update={"note": f"{entry.note}; {text}" if entry.note else text})
 
 
 def profile_mapping(profile: CalibrationProfile) -> dict[str, Any]:
-    """Plain data of a profile as a file holds it: defaults left out, times as text with their unit."""
+    """Plain data of a profile as a file holds it, without defaults and with times as text with units."""
     data = profile.model_dump(exclude_defaults=True)
     for key in ("launch_gap", "kernel_floor"):
         if key in data:
@@ -220,8 +220,7 @@ def _microseconds(seconds: float) -> str:
 def profile_text(profile: CalibrationProfile, *, as_json: bool = False) -> str:
     """The file's text; equal profiles give equal text, and the text reads back to an equal profile.
 
-    Raises InputError where it would not, which is a fault in the entries (a number beyond the text's
-    precision, say).
+    Raises InputError where it would not, for example because a number exceeds the text's precision.
     """
     data = profile_mapping(profile)
     if as_json:
@@ -236,7 +235,7 @@ def profile_text(profile: CalibrationProfile, *, as_json: bool = False) -> str:
 
 
 def write_profile(profile: CalibrationProfile, path: Path) -> Path:
-    """Write a .yaml, .yml or .json profile; an interrupted write leaves the old file as it was.
+    """Write a .yaml, .yml or .json profile; an interrupted write leaves the old file unchanged.
 
     Raises InputError for another extension or a folder that cannot be written.
     """
@@ -254,7 +253,7 @@ def _unusable(what: str, problem: ValidationError) -> InputError:
 
 
 def _plain(value: Any) -> Any:
-    """Tuples as lists, whole floats as ints: as a person would write them."""
+    """Convert tuples to lists and whole floats to ints, as a person would write them."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -265,7 +264,7 @@ def _plain(value: Any) -> Any:
 
 
 def _styled(key: str, value: Any) -> Any:
-    """Short things on one line (rows of points, residuals, conditions), the rest as blocks."""
+    """Mark short values (rows of points, residuals, conditions) for one line, and the rest for blocks."""
     if isinstance(value, dict):
         styled = CommentedMap({name: _styled(name, item) for name, item in value.items()})
         if key in _FLOW_KEYS:

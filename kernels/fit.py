@@ -1,7 +1,7 @@
-"""Measurements to curves: pure functions from rows of numbers to parameters with residuals.
+"""Fits curves to measurements: pure functions from rows of numbers to parameters with stated errors.
 
 Every fit works on relative (log) errors, weighs outliers down (Cauchy weights on the median absolute
-deviation), and states a leave-one-out error: each x is left out in turn and predicted from the others.
+deviation), and states a leave-one-out error, for which each x in turn is predicted from the others.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ def fit_latency_bandwidth(rows: Iterable[Pair], what: str = "transfer") -> Laten
 
 
 def fit_piecewise(rows: Iterable[Pair], what: str = "transfer", max_pieces: int = 3) -> Piecewise:
-    """The fewest ranges of sizes, up to `max_pieces` of three sizes or more, that explain (bytes, seconds).
+    """Latency and bandwidth of (bytes, seconds) rows by range of sizes, each range with three sizes or more.
 
-    A further piece is taken when it lowers the Bayesian information criterion of the log errors. Raises
-    InputError as `fit_latency_bandwidth` does.
+    A further range, up to `max_pieces`, is added when it lowers the Bayesian information criterion of the log
+    errors. Raises InputError as `fit_latency_bandwidth` does.
     """
     rows = list(rows)
     points, spread = medians(rows)
@@ -116,8 +116,8 @@ def fit_saturating(rows: Iterable[Pair], what: str = "rate against SMs") -> Satu
 def fit_transfer(rows: Iterable[tuple[float, float, float]], what: str = "dispatch") -> TransferFit:
     """Latency and saturating rate of (bytes, SMs, seconds) rows.
 
-    Left out in turn: every (bytes, SMs) point. Raises InputError for fewer than six points, two sizes or
-    three numbers of SMs.
+    The leave-one-out error omits every (bytes, SMs) point in turn. Raises InputError for fewer than six
+    points, two sizes or three numbers of SMs.
     """
     rows = list(rows)
     cells: dict[tuple[float, float], list[float]] = defaultdict(list)
@@ -145,9 +145,9 @@ def fit_transfer(rows: Iterable[tuple[float, float, float]], what: str = "dispat
 def fit_slow_down(rows: Iterable[Pair], *, falling: bool = False, what: str = "slow-down") -> SlowDownFit:
     """Medians of (SMs, time over time alone), pooled until monotone in the SMs (isotonic regression).
 
-    Fewer free SMs are never faster for compute (rising); more of its own SMs never slow communication more
-    (`falling`, then no point (0, 1)). Left out in turn: every inner number of SMs, predicted from its
-    neighbours. Raises InputError without a row at 1 SM or more.
+    Compute is never faster with fewer free SMs, so its slow-down rises; communication is never slowed more
+    with more SMs of its own, so with `falling` it falls, without a point (0, 1). The leave-one-out error
+    predicts every inner number of SMs from its neighbours. Raises InputError without a row at 1 SM or more.
     """
     rows = [(x, y) for x, y in rows if x > 0]
     points, spread = medians(rows)
@@ -210,7 +210,7 @@ def _line_predictor(points: Sequence[Pair], what: str) -> Callable[[float], floa
 
 
 def _best_pieces(points: Sequence[Pair], what: str, max_pieces: int) -> tuple[Piece, ...]:
-    """Exhaustive choice of break points (sizes are few), judged by the information criterion."""
+    """The best break points by the information criterion; the search is exhaustive, as sizes are few."""
     n = len(points)
     segments: dict[tuple[int, int], tuple[float, Piece]] = {}
     for i in range(n - 2):
@@ -284,7 +284,7 @@ def _transfer(
 def _left_out(
     points: Sequence[Pair], needed: int, refit: Callable[[Sequence[Pair]], Callable[[float], float]]
 ) -> list[float]:
-    """Relative errors of every inner point, predicted without it (the ends would be extrapolated)."""
+    """Relative errors of every inner point predicted from the others; ends would be extrapolated."""
     errors: list[float] = []
     if len(points) < needed:
         return errors

@@ -1,4 +1,4 @@
-"""What a fit yields: plain data with a prediction and its stated quality."""
+"""Results of the fits: plain data that predict values and state their quality."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Pair = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """How well a fit stands: relative errors, 0.04 is 4 %.
+    """Relative errors of a fit (0.04 is 4 %).
 
-    `median`/`worst` of the rows it was fitted on, `left_out_median`/`left_out_worst` of predictions of each
-    x from a fit without it (NaN where there are too few points to leave one out), `spread` within equal x.
+    `median` and `worst` are over the fitted rows, `left_out_median` and `left_out_worst` over predictions of
+    each x from a fit without it (NaN where the points are too few), and `spread` is measured within equal x.
     """
 
     rows: int
@@ -30,13 +30,13 @@ class Quality:
 
     @property
     def relative(self) -> float:
-        """One figure for a profile: the worst of left-out median, row median and spread, below 0.95."""
+        """The error for a profile: the largest of left-out median, row median and spread, at most 0.95."""
         shown = [v for v in (self.median, self.left_out_median, self.spread) if math.isfinite(v)]
         return min(0.95, max(shown, default=0.0))
 
 
 NO_QUALITY = Quality(0, math.nan, math.nan, math.nan, math.nan)
-"""Of a fit that is only a step towards another."""
+"""Quality of a fit that is only an intermediate step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Piecewise:
-    """Latency and bandwidth by range of sizes (protocol changes); below the first piece it is held."""
+    """Latency and bandwidth by range of sizes (protocol changes); the first also serves smaller sizes."""
 
     pieces: tuple[Piece, ...]
     quality: Quality
@@ -79,7 +79,7 @@ class Piecewise:
 
 @dataclass(frozen=True, slots=True)
 class Saturating:
-    """y(n) = ((slope n)^-p + limit^-p)^(-1/p): linear in n until a limit, `sharpness` p of the knee."""
+    """y(n) = ((slope n)^-p + limit^-p)^(-1/p), linear in n up to a limit; `sharpness` p shapes the knee."""
 
     slope: float
     limit: float
@@ -111,17 +111,17 @@ class TransferFit:
 
 @dataclass(frozen=True, slots=True)
 class SlowDownFit:
-    """Points (n, time over time alone), from (0, 1), monotone in n; `raw` are the medians before pooling."""
+    """Slow-down as points (n, time over time alone), monotone in n; `raw` are unpooled medians."""
 
     points: tuple[Pair, ...]
     raw: tuple[Pair, ...]
     quality: Quality
 
     def at(self, n: float) -> float:
-        """Slow-down beside n communication SMs, linear between points, held beyond them."""
+        """Slow-down with n communication SMs; linear between points and constant beyond them."""
         return interpolate(self.points, n)
 
 
 def interpolate(points: Sequence[Pair], x: float) -> float:
-    """Piecewise linear value of increasing points, held beyond both ends."""
+    """Piecewise linear interpolation of points with increasing x, constant beyond both ends."""
     return float(np.interp(x, [p[0] for p in points], [p[1] for p in points]))

@@ -10,7 +10,7 @@ import numpy as np
 from moesim.hwmodels.arrays import FloatArray
 
 MIN_SCALE = 1e-3
-"""Relative noise below which a measurement is not worth weighing down."""
+"""Relative noise below which no measurement is weighed down."""
 
 _ITERATIONS = 60
 _STEP = 1e-6

@@ -13,10 +13,11 @@ ROUTINGS = ("balanced", "skewed", "some ranks idle", "all on one rank", "dropped
 def routing(
     kind: str, tokens: int, k: int, experts: int, ranks: int, rng: np.random.Generator
 ) -> NDArray[np.int32]:
-    """Expert ids [tokens, k], distinct in a row except -1: the top k of random scores.
+    """Expert ids [tokens, k] as the top k of random scores; ids are distinct in a row except -1.
 
-    balanced: independent normal scores; skewed: low ids win more; some ranks idle: only the upper half of the
-    experts; all on one rank: only rank 0's; dropped choices: balanced with 60 % replaced by -1.
+    "balanced" draws independent normal scores, "skewed" favours low ids, "some ranks idle" uses only the
+    upper half of the experts, "all on one rank" only those of rank 0, and "dropped choices" replaces 60 % of
+    a balanced routing by -1.
     """
     scores = rng.standard_normal((tokens, experts), dtype=np.float32)
     if kind == "skewed":
@@ -34,7 +35,7 @@ def routing(
 
 
 def bf16_rows(rows: int, columns: int, rng: np.random.Generator) -> NDArray[np.uint16]:
-    """Random finite BF16 bits, normal with a power of two of its own in each row (2^-6 to 2^6)."""
+    """Random finite BF16 bits: normal values, each row scaled by its own power of two (2^-6 to 2^6)."""
     values = rng.standard_normal((rows, columns), dtype=np.float32)
     values *= np.exp2(rng.integers(-6, 7, (rows, 1))).astype(np.float32)
     bits: NDArray[np.uint16] = (values.view(np.uint32) >> 16).astype(np.uint16)

@@ -1,4 +1,4 @@
-"""Ranks of one process: streams, peer access, symmetric buffers, launches, and device errors in words."""
+"""Ranks of one process: streams, peer access, symmetric buffers, launches, and readable device errors."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _CODES = {
 
 
 class DeviceTimeoutError(MoesimError):
-    """A wait on the device ended without what it waited for; kernel, rank, peer, expected, found are set."""
+    """A wait on the device failed; the attributes kernel, rank, peer, expected and found say which."""
 
     def __init__(self, words: Sequence[int]) -> None:
-        """From the status block {code, rank, peer, expected, found, ...}."""
+        """Read the status block {code, rank, peer, expected, found, ...}."""
         code, self.rank, self.peer, self.expected, self.found = (int(w) for w in words[:5])
         self.kernel, what, unit = _CODES.get(code, (f"status code {code:#x}", "unknown wait", "value"))
         super().__init__(
@@ -44,7 +44,7 @@ class DeviceTimeoutError(MoesimError):
 
 
 def check_launch(name: str, grid: int, block: int, shared_bytes: int) -> None:
-    """Raise InputError if a launch breaks the catalog's rule."""
+    """Raise InputError if a launch breaks the catalog's launch rule."""
     low, high = KERNELS[name].block
     if grid < 1:
         raise InputError(f"{name}: {grid} CTAs; at least 1 is needed")
@@ -58,14 +58,14 @@ def check_launch(name: str, grid: int, block: int, shared_bytes: int) -> None:
 
 
 def check_multiple(name: str, what: str, value: int, of: int) -> None:
-    """Raise InputError unless value is a positive multiple."""
+    """Raise InputError unless `value` is a positive multiple of `of`."""
     if value <= 0 or value % of:
         near = max(of, value // of * of)
         raise InputError(f"{name}: {what}={value} must be a positive multiple of {of}; nearest: {near}")
 
 
 def address(array: Any, alignment: int = 16) -> int:
-    """Device address of a CuPy array; InputError where it is not C-contiguous or not aligned."""
+    """Device address of a CuPy array; raises InputError where it is not C-contiguous or not aligned."""
     if not array.flags.c_contiguous:
         raise InputError(f"array of shape {array.shape} is not contiguous: pass cupy.ascontiguousarray(...)")
     if array.data.ptr % alignment:
@@ -74,7 +74,7 @@ def address(array: Any, alignment: int = 16) -> int:
 
 
 def pack(name: str, arguments: Sequence[int]) -> tuple[Any, ...]:
-    """Arguments as the types of the catalog; InputError for a wrong number or a value that does not fit."""
+    """Arguments in the catalog's types; raises InputError for a wrong number or values that do not fit."""
     parameters = KERNELS[name].parameters
     if len(arguments) != len(parameters):
         raise InputError(f"{name} takes {len(parameters)} arguments, got {len(arguments)}")
@@ -125,7 +125,7 @@ class GpuGroup:
         return part
 
     def symmetric(self, shape: tuple[int, ...], dtype: str, fill: int = 0) -> list[Any]:
-        """One array a rank, filled with the byte `fill`."""
+        """Allocate one array per rank, filled with the byte `fill`."""
         cp, arrays = cupy(), []
         for device, stream in zip(self.devices, self.streams, strict=True):
             with cp.cuda.Device(device), stream:
@@ -149,21 +149,21 @@ class GpuGroup:
         return [self.put(rank, array) for rank, array in enumerate(arrays)]
 
     def fill(self, arrays: Sequence[Any], byte: int) -> None:
-        """Set every byte of symmetric buffers (to poison outputs), and wait for it."""
+        """Set every byte of symmetric buffers (to poison outputs) and wait until it is done."""
         for device, stream, array in zip(self.devices, self.streams, arrays, strict=True):
             with cupy().cuda.Device(device):
                 array.data.memset_async(byte, array.nbytes, stream)
             stream.synchronize()
 
     def write(self, arrays: Sequence[Any], values: Sequence[Any]) -> None:
-        """Host values into symmetric buffers of the same shape, and wait for it."""
+        """Copy host values into symmetric buffers of the same shape and wait until it is done."""
         for rank, (array, value) in enumerate(zip(arrays, values, strict=True)):
             with cupy().cuda.Device(self.devices[rank]):
                 array.set(np.ascontiguousarray(value), stream=self.streams[rank])
             self.streams[rank].synchronize()
 
     def table(self, kinds: Sequence[Sequence[Any]]) -> list[Any]:
-        """The address table of symmetric buffers, [kinds][ranks] u64, on each rank's GPU."""
+        """Put the address table of symmetric buffers, [kinds][ranks] u64, on each rank's GPU."""
         rows = np.array([[address(a) for a in kind] for kind in kinds], dtype=np.uint64)
         return self.to_ranks([rows] * self.ranks)
 
@@ -187,12 +187,12 @@ class GpuGroup:
             )
 
     def post(self, rank: int, flag: int, value: int) -> None:
-        """Queue: set the u32 at device or pinned host address `flag` once the rank's stream is that far."""
+        """Queue a write of `value` to the u32 at device or pinned host address `flag`, in stream order."""
         status = address(self.status[rank])
         self.launch(rank, "signal", 1, 32, (flag, value, 0, self.timeout_ns, status, rank, rank))
 
     def wait(self, rank: int, flag: int, value: int, peer: int, timeout_s: float | None = None) -> None:
-        """Queue: hold the rank's stream until the u32 at address `flag` has reached value."""
+        """Queue a wait of the rank's stream until the u32 at address `flag` has reached `value`."""
         limit = self.timeout_ns if timeout_s is None else int(timeout_s * 1e9)
         self.launch(rank, "signal", 1, 32, (flag, value, 1, limit, address(self.status[rank]), rank, peer))
 
@@ -206,7 +206,7 @@ class GpuGroup:
 
 
 def _enable_peers(devices: Sequence[int]) -> None:
-    """Peer access between all ordered pairs; InputError names the first pair without it."""
+    """Enable peer access between all ordered pairs; InputError names the first pair without it."""
     cp, distinct = cupy(), sorted(set(devices))
     for a in distinct:
         for b in distinct:

@@ -1,4 +1,4 @@
-"""Load PTX kernels through CuPy, lazily, with errors in words."""
+"""Loads PTX kernels lazily through CuPy, with readable errors."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Any
 from moesim.hwmodels.errors import InputError
 from moesim.kernels.catalog import KERNELS, SHARED_MEMORY_LIMIT_BYTES, Kernel
 
-# First CUDA version (as the driver reports it) that reads a PTX version: NVIDIA, PTX ISA, release notes.
+# First CUDA version (as the driver reports it) that reads a PTX version (NVIDIA, PTX ISA, release notes).
 CUDA_FOR_PTX = {(8, 0): 12000, (8, 1): 12010, (8, 2): 12020, (8, 3): 12030, (8, 4): 12040}
 
 
 class GpuUnavailableError(InputError):
-    """No usable GPU, CuPy or driver; the text says which and what still works."""
+    """There is no usable GPU, CuPy or driver; the text says which is missing and what still works."""
 
 
 @lru_cache(maxsize=1)
@@ -28,7 +28,7 @@ def cupy() -> Any:
 
     Raises GpuUnavailableError with a remedy where CuPy, the driver or a GPU is missing.
     """
-    # Read once at context creation: ranks of one process need queues that do not wait for each other.
+    # CUDA reads this once at context creation; ranks of one process need queues that do not block each other.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     try:
         import cupy as module
@@ -58,7 +58,7 @@ def ptx_version(source: str) -> tuple[int, int]:
 
 
 def check_driver(version: tuple[int, int], driver_cuda: int) -> None:
-    """Raise GpuUnavailableError if the driver (CUDA version as 12040 = 12.4) is too old for PTX `version`."""
+    """Raise GpuUnavailableError if the driver (12040 for CUDA 12.4) is too old for the PTX `version`."""
     needed = CUDA_FOR_PTX.get(version, max(CUDA_FOR_PTX.values()))
     if driver_cuda < needed:
         raise GpuUnavailableError(
@@ -91,7 +91,7 @@ def _module(path: str) -> Any:
 
 @lru_cache(maxsize=1024)
 def _prepared(path: str, entry: str, device: int) -> Any:
-    """The function on one device, with its shared-memory limit raised (both are kept per device)."""
+    """The function on one device, with its shared-memory limit raised; both are cached per device."""
     with cupy().cuda.Device(device):
         function = _module(path).get_function(entry)
         function.max_dynamic_shared_size_bytes = SHARED_MEMORY_LIMIT_BYTES - function.shared_size_bytes
@@ -100,7 +100,7 @@ def _prepared(path: str, entry: str, device: int) -> Any:
 
 @lru_cache(maxsize=256)
 def _checked_path(name: str, device: int) -> str:
-    """Content-hashed copy of the PTX (CuPy caches modules by path), after the driver and GPU checks."""
+    """Path of a content-hashed PTX copy (CuPy caches modules by path), after the driver and GPU checks."""
     kernel, cp = KERNELS[name], cupy()
     check_driver(ptx_version(kernel.source()), cp.cuda.runtime.driverGetVersion())
     properties = cp.cuda.runtime.getDeviceProperties(device)

@@ -1,4 +1,4 @@
-"""Low-latency dispatch and combine of decode-sized batches: no layout, no exchange of counts."""
+"""Low-latency dispatch and combine of decode-sized batches, without layout or exchange of counts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_TOKENS, MOST_HIDDEN = 2048, 8192
 
 
 class LowLatency:
-    """Buffers of one group and shape (fp8), and two steps: dispatch, combine.
+    """Buffers of one group and shape (fp8), and the two steps dispatch and combine.
 
     Per rank: `x` bf16 bits [tokens, hidden], `topk_idx`, `topk_w`; dispatch writes `recv_x` e4m3 [2, ranks x
     tokens, hidden], `recv_side`, `recv_counts` i32 [2, ranks] (half `half`, block of source s from row s x
@@ -22,7 +22,7 @@ class LowLatency:
     """
 
     def __init__(self, group: GpuGroup, shape: Shape) -> None:
-        """Allocate everything; InputError where the kernel cannot serve the shape."""
+        """Allocate all buffers; raises InputError where the kernel cannot serve the shape."""
         shape.check(group.ranks)
         if not shape.fp8 or shape.tokens > MOST_TOKENS or shape.hidden > MOST_HIDDEN:
             raise InputError(
@@ -50,7 +50,7 @@ class LowLatency:
         return self._epoch % 2
 
     def dispatch(self, sms: int, only: Sequence[int] | None = None) -> None:
-        """Queue the dispatch on every rank, on `sms` SMs each (best: one a token)."""
+        """Queue the dispatch on every rank, on `sms` SMs each (best is one per token)."""
         s, r = self.shape, self.group.ranks
         self._epoch += 1
         self._arrivals += sms
@@ -66,7 +66,7 @@ class LowLatency:
             self.group.launch(rank, "dispatch_ll", sms, 512, arguments, shared)
 
     def combine(self, sms: int, weighted: bool = True, only: Sequence[int] | None = None) -> None:
-        """Queue the combine on every rank, on `sms` SMs each (best: 32 or more)."""
+        """Queue the combine on every rank, on `sms` SMs each (best is 32 or more)."""
         s, r = self.shape, self.group.ranks
         self._combined += 1
         for rank in range(r) if only is None else only:

@@ -1,6 +1,6 @@
 """Facts of this machine's GPUs from NVML (package nvidia-ml-py, optional): kind, load, peers, clocks.
 
-Importing this module needs nothing; every reader says in one sentence what is missing.
+Importing this module needs no package; every reader says in one sentence what is missing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from moesim.hwmodels.errors import InputError
 
 BUSY_UTILISATION = 0.05
 BUSY_MEMORY_BYTES = 1 << 30
-"""More than this, held by others, marks a GPU as busy; a driver alone holds a few hundred MB."""
+"""Memory in use above which a GPU counts as busy; a driver alone takes a few hundred MB."""
 
 _P2P_READ, _P2P_WRITE = 0, 1  # nvmlGpuP2PCapsIndex_t
 _CORES_PER_SM = 128  # Ampere GA102 and later; GA100 has 64
@@ -33,7 +33,7 @@ _ACCELERATORS = (
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU; None where the driver does not say."""
+    """One GPU; a field is None where the driver does not report it."""
 
     index: int
     name: str
@@ -50,7 +50,7 @@ class Gpu:
 
     @property
     def busy(self) -> str:
-        """Why measurements on it would not count, or nothing."""
+        """Why measurements on this GPU would not count; empty where they would."""
         reasons = []
         if self.utilisation > BUSY_UTILISATION:
             reasons.append(f"{self.utilisation:.0%} utilised")
@@ -63,7 +63,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredMachine:
-    """The GPUs of one machine. `peers[i][j]`: GPU i can read and write GPU j's memory directly."""
+    """The GPUs of one machine; `peers[i][j]` is true where GPU i can access GPU j's memory directly."""
 
     gpus: tuple[Gpu, ...]
     driver: str
@@ -72,18 +72,18 @@ class MeasuredMachine:
 
     @property
     def title(self) -> str:
-        """ "8x NVIDIA H200"."""
+        """Number and name of the GPUs, such as "8x NVIDIA H200"."""
         names = sorted({gpu.name for gpu in self.gpus})
         return f"{len(self.gpus)}x {' and '.join(names)}"
 
     @property
     def accelerator(self) -> str | None:
-        """Name of the shipped accelerator that these GPUs are, or None."""
+        """Name of the shipped accelerator of these GPUs, or None."""
         found = {accelerator_name(gpu.name) for gpu in self.gpus}
         return found.pop() if len(found) == 1 else None
 
     def subset(self, indices: Sequence[int]) -> MeasuredMachine:
-        """Only some GPUs, in the given order; raises InputError for an index that there is not."""
+        """The machine with only some GPUs, in this order; raises InputError for an index out of range."""
         bad = [i for i in indices if not 0 <= i < len(self.gpus)]
         if bad or not indices or len(set(indices)) != len(indices):
             raise InputError(
@@ -102,7 +102,7 @@ class MeasuredMachine:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A GPU's clock, power and temperature at one moment; None where the driver does not say."""
+    """A GPU's clock, power and temperature at one moment; None where the driver does not report it."""
 
     sm_clock_hz: float | None
     power_w: float | None
@@ -111,9 +111,9 @@ class State:
 
 
 def accelerator_name(gpu_name: str) -> str | None:
-    """The shipped accelerator that a driver's GPU name means, or None.
+    """The shipped accelerator for the GPU name that a driver reports, or None.
 
-    A PCIe or NVL board of the same family is not the SXM part: other clocks, power and links.
+    A PCIe or NVL board of the same family is not the SXM part; its clocks, power and links differ.
     """
     words = gpu_name.upper().replace("-", " ").split()
     if any(word in ("PCIE", "NVL", "GH200", "GB200") for word in words):
@@ -155,12 +155,12 @@ def read_state(bus_id: str, nvml: Any = None) -> State:
             sm_clock_hz=None if clock is None else clock * 1e6,
             power_w=None if power is None else power / 1e3,
             temperature_c=_ask(lambda: api.nvmlDeviceGetTemperature(handle, api.NVML_TEMPERATURE_GPU)),
-            throttled=bool(reasons & ~0x3),  # idle and set application clocks are no throttling
+            throttled=bool(reasons & ~0x3),  # idle and application clocks do not count as throttling
         )
 
 
 def refusals(machine: MeasuredMachine, *, allow_busy: bool = False) -> list[str]:
-    """Why this machine cannot be measured, each with its remedy; empty when it can."""
+    """The reasons why this machine cannot be measured, each with its remedy; empty when it can."""
     found = []
     for gpu in machine.gpus:
         if gpu.mig:
@@ -180,7 +180,7 @@ def refusals(machine: MeasuredMachine, *, allow_busy: bool = False) -> list[str]
 
 
 class _Nvml:
-    """NVML initialised while used."""
+    """Context manager that initialises NVML and shuts it down."""
 
     def __init__(self, api: Any) -> None:
         self.api = api
@@ -244,7 +244,7 @@ def _reaches(api: Any, a: Any, b: Any) -> bool:
 
 
 def _ask(question: Callable[[], Any]) -> Any:
-    """The answer, or None where this driver or board does not support the question (NVMLError)."""
+    """The answer, or None where this driver or board does not support the query (NVMLError)."""
     try:
         return question()
     except Exception:

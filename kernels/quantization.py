@@ -1,4 +1,4 @@
-"""Launchers of quantize and dequantize."""
+"""Launches the kernels quantize and dequantize."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _check(name: str, wide: Any, narrow: Any, scales: Any, scale_stride: int | N
 def quantize(
     group: GpuGroup, rank: int, x: Any, q: Any, scales: Any, ctas: int, scale_stride: int | None = None
 ) -> None:
-    """Queue bf16 x [rows, columns] -> e4m3 q and f32 scales (scale_stride: bytes between rows of scales)."""
+    """Queue bf16 x [rows, columns] -> e4m3 q and f32 scales; scale rows are `scale_stride` bytes apart."""
     rows, columns, stride = _check("quantize", x, q, scales, scale_stride)
     arguments = (address(x), address(q), address(scales, 4), rows, columns, stride)
     group.launch(rank, "quantize", ctas, 1024, arguments)

@@ -1,4 +1,4 @@
-"""NumPy meaning of every kernel. BF16 and E4M3 are carried as bits (uint16, uint8): NumPy has neither."""
+"""NumPy reference of every kernel, with BF16 and E4M3 as bits (uint16, uint8) since NumPy has neither."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def f32_to_bf16(values: F32) -> U16:
 
 
 def _e4m3_values() -> F32:
-    """The value of each E4M3 byte: bias 7, subnormals of 2^-9, 0x7f and 0xff NaN, no infinity."""
+    """The value of each E4M3 byte: bias 7, subnormals of 2^-9, NaN for 0x7f and 0xff, no infinity."""
     byte = np.arange(256)
     sign, exponent, mantissa = byte >> 7, (byte >> 3) & 15, byte & 7
     size = np.where(
@@ -49,7 +49,7 @@ def f32_to_e4m3(values: F32) -> U8:
     sizes = E4M3[:127].astype(np.float64)
     middles = (sizes[:-1] + sizes[1:]) / 2
     magnitude = np.abs(values.astype(np.float64))
-    index = np.searchsorted(middles, magnitude, side="left")  # a tie stays below
+    index = np.searchsorted(middles, magnitude, side="left")  # a tie goes to the lower value
     tie = (index < 126) & (magnitude == middles[np.minimum(index, 125)])
     index = np.where(tie & (index % 2 == 1), index + 1, index)
     signed = index.astype(np.uint8) | (np.signbit(values).astype(np.uint8) << 7)
@@ -79,7 +79,7 @@ def dequantize_e4m3(q: U8, scales: F32) -> U16:
 
 @dataclass(frozen=True, slots=True)
 class ReceiveLayout:
-    """What one source sends: slots [tokens, ranks] (-1 = nothing), rows by rank, choices by expert."""
+    """The rows that one source sends: slots [tokens, ranks] (-1 for none), and counts by rank and expert."""
 
     slots: I32
     rank_counts: I32
@@ -87,7 +87,7 @@ class ReceiveLayout:
 
 
 def layout(topk_idx: I32, ranks: int, experts_per_rank: int) -> ReceiveLayout:
-    """Slots and counts of one source (layout.ptx). Id -1 = none; expert e is on rank e // per rank."""
+    """Slots and counts of one source (layout.ptx). Id -1 means none; expert e is on rank e // per rank."""
     experts = ranks * experts_per_rank
     valid = (topk_idx >= 0) & (topk_idx < experts)
     target = np.where(valid, topk_idx // experts_per_rank, ranks)
@@ -127,7 +127,7 @@ def combine(results: Sequence[U16], slots: I32, bases: I32, weights: F32 | None)
     """Combined rows of one owner (combine.ptx): BF16 bits [tokens, hidden], and a bound of the f32 error.
 
     results[r]: BF16 bits of rank r in receive order; slots [tokens, ranks] and bases [ranks] of the owner.
-    Each step is an f64 multiply-add rounded to f32: the GPU's fused f32 step but for double rounding.
+    Each step is an f64 multiply-add rounded to f32, which is the GPU's fused f32 step up to double rounding.
     """
     tokens, ranks = slots.shape
     hidden = results[0].shape[1]
@@ -145,9 +145,9 @@ def combine(results: Sequence[U16], slots: I32, bases: I32, weights: F32 | None)
 def combine_2hop(
     results: Sequence[U16], slots: I32, bases: I32, weights: F32 | None, node_size: int
 ) -> tuple[U16, F32]:
-    """As `combine`, over virtual nodes of `node_size` ranks (combine_2hop.ptx): each node's sum is BF16.
+    """`combine` over virtual nodes of `node_size` ranks (combine_2hop.ptx), with each node's sum in BF16.
 
-    The bound holds a last-bit difference of each node's rounding too.
+    The bound also covers a last-bit difference in each node's rounding.
     """
     tokens, ranks = slots.shape
     nodes = [slice(first, first + node_size) for first in range(0, ranks, node_size)]

@@ -1,4 +1,4 @@
-"""Time device work: warm-up, CUDA events on every rank, repeats, medians and spread."""
+"""Times device work, with warm-up, CUDA events on every rank, repeats, medians and spread."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Summary:
 
 
 def summarize(times_s: Sequence[float]) -> Summary:
-    """Median, quartiles and least of at least one time."""
+    """Median, quartiles and minimum of one or more times."""
     if not times_s:
         raise InputError("no measurement was kept: nothing to summarize")
     low, high = np.percentile(times_s, [25, 75])
@@ -40,13 +40,13 @@ def summarize(times_s: Sequence[float]) -> Summary:
 
 
 class StartGate:
-    """Holds every rank's stream until opened, so that queued work starts together and launches are free.
+    """Holds every rank's stream until opened, so that queued work starts together and no launch is timed.
 
-    A word in pinned host memory that one waiting thread a GPU polls; a stream is held for at most limit_s.
+    One waiting thread per GPU polls a word in pinned host memory; a stream is held for at most `limit_s`.
     """
 
     def __init__(self, group: GpuGroup, limit_s: float = 20.0) -> None:
-        """Closed."""
+        """Create a closed gate."""
         self._group, self._limit_s, self._turn = group, limit_s, 0
         self._memory = cupy().cuda.alloc_pinned_memory(64)
         self._word = np.frombuffer(self._memory, dtype=np.uint32, count=1)
@@ -59,7 +59,7 @@ class StartGate:
             self._group.wait(rank, self._memory.ptr, self._turn, rank, self._limit_s)
 
     def open(self) -> None:
-        """Let all held streams go."""
+        """Release all held streams."""
         self._word[0] = self._turn
 
 
@@ -75,7 +75,7 @@ def time_group(
     """Seconds of each repeat on each rank, [repeat][rank], for work(i) queued on the ranks' streams.
 
     All launches are queued behind a gate, then run back to back; events around work(i) exclude before(i).
-    For a collective take the largest of the ranks. Raises DeviceTimeoutError where a wait failed.
+    The time of a collective is the largest over its ranks. Raises DeviceTimeoutError where a wait failed.
     """
     used = list(range(group.ranks)) if ranks is None else list(ranks)
     hold = gate or StartGate(group)
@@ -100,7 +100,7 @@ def time_group(
 
 
 def time_collective(group: GpuGroup, work: Callable[[int], None], **options: Any) -> Summary:
-    """Summary of the slowest rank's time of each repeat."""
+    """Summary of the slowest rank's times over the repeats."""
     return summarize([max(row) for row in time_group(group, work, **options)])
 
 

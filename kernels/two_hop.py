@@ -1,8 +1,8 @@
-"""Dispatch and combine over virtual nodes: along rails to the same-index GPU, then inside the node.
+"""Dispatch and combine over virtual nodes, along rails to the same-index GPU and then inside the node.
 
-The inter-node path of expert parallelism on one host: a token goes once to each target node, to the GPU with
-the sender's local index (the relay), which forwards it to each target GPU there; combine runs backwards and
-reduces at the relay. Both hops of a direction run in one kernel, at the same time.
+This is the inter-node path of expert parallelism on one host. A token goes once to each target node, to the
+GPU with the sender's local index (the relay), which forwards it to each target GPU there; combine runs
+backwards and reduces at the relay. One kernel runs both hops of a direction at the same time.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _MOST_CHUNK, _MOST_STAGES, _MOST_RELAY_STAGES = 16, 64, 8
 
 @dataclass(frozen=True, slots=True)
 class HopTuning:
-    """How a dispatch CTA uses its SM: rows of a chunk, forwarding warps, entries of the forwarders' ring."""
+    """How a dispatch CTA uses its SM: rows per chunk, forwarding warps, entries of the forwarders' ring."""
 
     chunk: int
     forwarders: int
     stages: int
 
     def __post_init__(self) -> None:
-        """Check against the kernel's header."""
+        """Check the values against the kernel's header."""
         least = 2 * self.forwarders + max(self.chunk, self.forwarders)
         if not 1 <= self.chunk <= 8 or not 1 <= self.forwarders <= 4 or self.stages < least:
             raise InputError(
@@ -39,7 +39,10 @@ class HopTuning:
 
 
 def dispatch_tuning(shape: Shape, node_size: int) -> HopTuning:
-    """The largest chunk of at most six whose rings fit, one forwarding warp; InputError where none does."""
+    """The largest chunk of at most six rows whose rings fit an SM, with one forwarding warp.
+
+    Raises InputError where none fits.
+    """
     row = hop_stage_bytes(shape.row_bytes, shape.side_bytes)
     for chunk in range(min(6, 32 // node_size), 0, -1):
         stages = (SHARED_MEMORY_LIMIT_BYTES - 24 - 3 * chunk * row) // (row + 20)
@@ -50,7 +53,7 @@ def dispatch_tuning(shape: Shape, node_size: int) -> HopTuning:
 
 @dataclass(frozen=True, slots=True)
 class CombineTuning:
-    """Bytes of a piece and pieces in the ring, of the relay and of the owner; entries of a chunk."""
+    """Bytes per piece and pieces in the ring, for the relay and for the owner, and entries per chunk."""
 
     relay_part: int
     owner_part: int
@@ -60,9 +63,10 @@ class CombineTuning:
 
 
 def combine_tuning(shape: Shape, node_size: int, nodes: int) -> CombineTuning:
-    """A quarter of the room for the owner, which reads less; InputError where the rings do not fit.
+    """The rings of the combine; the owner gets a quarter of the shared memory, as it reads less.
 
-    More than eight pieces under way at a relay slow the partial rows that leave it over the same links.
+    More than eight pieces in flight at a relay slow the partial rows that leave it over the same links.
+    Raises InputError where the rings do not fit.
     """
     row, room, parts = 2 * shape.hidden, SHARED_MEMORY_LIMIT_BYTES - 32, 1
     while row % (16 * parts) == 0:
@@ -80,7 +84,7 @@ def combine_tuning(shape: Shape, node_size: int, nodes: int) -> CombineTuning:
 
 
 def _piece(row: int, limit: int, parts: int) -> int:
-    """Bytes of a row cut into equal multiples of 16 within `limit`, into at least `parts` of them."""
+    """Bytes of one of at least `parts` equal pieces of a row, a multiple of 16 within `limit`."""
     while row % (16 * parts) or row // parts > limit:
         parts += 1
     return row // parts
@@ -96,7 +100,7 @@ class TwoHop:
     """
 
     def __init__(self, group: GpuGroup, shape: Shape, node_size: int) -> None:
-        """Allocate everything; InputError where nodes do not divide ranks or a row does not fit."""
+        """Allocate all buffers; raises InputError where nodes do not divide ranks or a row does not fit."""
         if not 1 <= node_size <= MOST_NODE_SIZE or group.ranks % node_size:
             raise InputError(
                 f"two hops: {group.ranks} ranks are no multiple of node_size={node_size}, or it is not 1 to "
@@ -178,7 +182,7 @@ class TwoHop:
             self.group.launch(rank, "combine_2hop", sms, 768, arguments, shared)
 
     def forwarded(self) -> list[list[int]]:
-        """[relay] = (rows it sent on to GPUs of its node, rows it received over the rail), after a layout."""
+        """By relay, [rows sent on to GPUs of its node, rows received over the rail], after a layout."""
         self.group.synchronize()
         copies = self.ep.copies()
         rails = [[int(n) for n in counts.get()] for counts in self.node_counts]

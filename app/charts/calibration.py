@@ -1,4 +1,4 @@
-"""Charts of a calibration profile: rates over SMs, slow-down beside communication, stated errors, drift."""
+"""Charts of a calibration profile: rates over SMs, slow-down under communication, stated errors, drift."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KINDS: Mapping[str, str] = dict(
 
 
 def sm_curves(profile: CalibrationProfile, unit: str) -> list[MeasuredCurve]:
-    """Curves of a profile over a number of SMs whose values have a unit ("GB/s", "1")."""
+    """Curves of a profile over a number of SMs whose values are in `unit` ("GB/s", "1")."""
     return [curve for curve in profile.curves if curve.x_unit == "SMs" and curve.y_unit == unit]
 
 
@@ -42,7 +42,7 @@ def over_sms(curves: Sequence[MeasuredCurve], title: str) -> go.Figure:
 
 
 def slow_downs(lines: Mapping[str, Sequence[tuple[int, float]]]) -> go.Figure:
-    """Time over time alone against busy communication SMs, one line a group of operators."""
+    """Slow-down against the number of busy communication SMs, one line per group of operators."""
     chart = go.Figure()
     for number, (name, points) in enumerate(lines.items()):
         chart.add_scatter(
@@ -60,7 +60,7 @@ def slow_downs(lines: Mapping[str, Sequence[tuple[int, float]]]) -> go.Figure:
 
 
 MOST = 30
-"""Stated errors that are drawn."""
+"""Number of stated errors that are drawn."""
 
 
 def residuals(entries: Sequence[Entry], most: int = MOST) -> go.Figure:
@@ -85,7 +85,7 @@ def residuals(entries: Sequence[Entry], most: int = MOST) -> go.Figure:
 
 
 def drift(rows: Sequence[Drift]) -> go.Figure:
-    """Median change of common entries and each point that changed, beside what the stated errors allow."""
+    """Median change of common entries and each changed point, beside the change that stated errors allow."""
     shown = [row for row in rows if row.points][::-1]
     chart = go.Figure()
     moved = [(row.id, key, change) for row in shown for key, change in row.changed]

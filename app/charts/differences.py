@@ -1,4 +1,4 @@
-"""Differences: waterfall between two scenarios, tornado of one, Pareto front of many plans."""
+"""Charts of differences: waterfall between two scenarios, tornado of one, Pareto front of many plans."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def waterfall(
     most: int = 9,
     sure: bool = True,
 ) -> go.Figure:
-    """From one step time to another, cause by cause; `changes` in seconds.
+    """Waterfall from one step time to another, cause by cause; `changes` in seconds.
 
-    Small causes stand together, and what no digit would show is left out. `sure`: whether the difference goes
-    beyond its own uncertainty; otherwise its causes are grey.
+    Small causes are summed into one bar, and causes too small for any shown digit are left out. `sure` says
+    whether the difference exceeds its own uncertainty; otherwise its causes are grey.
     """
     ordered = sorted(changes, key=lambda change: -abs(change[1]))
     digits = _digits(abs(ordered[0][1]) if ordered else 0.0)
@@ -66,7 +66,10 @@ def _digits(largest: float) -> int:
 
 
 def tornado(rows: Sequence[tuple[str, str, float, float]], now_s: float, most: int = 12) -> go.Figure:
-    """Step time with each source alone at its low and high end: (source, ends in words, low s, high s)."""
+    """Step time with each uncertain source alone at its low and high end.
+
+    A row is (source, its two ends in words, step time at the low end in s, at the high end in s).
+    """
     shown = sorted(rows, key=lambda row: abs(row[3] - row[2]))[-most:]
     chart = go.Figure()
     for name, place, colour in (("low end", 2, ORANGE), ("high end", 3, BLUE)):
@@ -92,7 +95,7 @@ def side_by_side(
     label: str,
     intervals: Sequence[tuple[float, float]] | None = None,
 ) -> go.Figure:
-    """One figure of several scenarios, the first on top; `intervals`: P10 and P90 of each."""
+    """Bars of one figure for several scenarios, the first on top; `intervals` holds P10 and P90 of each."""
     chart = go.Figure(
         go.Bar(
             x=list(values)[::-1],
@@ -124,7 +127,10 @@ def side_by_side(
 def pareto(
     points: Sequence[tuple[str, float, float]], own: tuple[str, float, float] | None, value_label: str
 ) -> go.Figure:
-    """Plans of which none is better in both: (plan, step time in s, other value)."""
+    """The Pareto front: plans that no other plan beats in both figures.
+
+    A point is (plan, step time in s, other value); `own` is the present plan.
+    """
     chart = go.Figure()
     chart.add_scatter(
         name="best trade-offs",

@@ -1,4 +1,4 @@
-"""Charts of the scoreboards: every error between what was published or measured and what is predicted."""
+"""Charts of the scoreboards: the error of every prediction against its published or measured value."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from moesim.simulator.scoring.published import Row
 from moesim.simulator.scoring.published_collectives import CollectiveRow
 
 MOST = 30
-"""Errors that are drawn."""
+"""Number of errors that are drawn."""
 
 
 def errors(rows: Sequence[Row], most: int = MOST) -> go.Figure:
-    """Relative errors, the largest first; what a profile was calibrated on is hollow and grey."""
+    """Relative errors, the largest first; figures that a profile was calibrated on are hollow and grey."""
     shown = sorted(rows, key=lambda row: -abs(row.relative_error))[:most][::-1]
     chart = go.Figure()
     for name, calibrated, colour, symbol in (
@@ -41,7 +41,7 @@ def errors(rows: Sequence[Row], most: int = MOST) -> go.Figure:
 
 
 def collectives(rows: Sequence[CollectiveRow]) -> go.Figure:
-    """Predicted against measured times of collectives, logarithmic, with the line where they are equal."""
+    """Predicted against measured times of collectives on logarithmic axes, with the line of equality."""
     timed = [row for row in rows if row.unit == "s"]
     chart = go.Figure()
     if timed:

@@ -54,11 +54,11 @@ WORDS = {
 """Schedule actions in the words of the field."""
 
 HOVER = "<b>%{customdata[0]}</b>%{customdata[1]}<br>%{customdata[2]}<extra></extra>"
-"""All in words: the x of a bar that has a base is its end, not its length."""
+"""The hover text uses prepared words, because Plotly's x of a bar with a base is its end, not its length."""
 
 
 def window(bars: Sequence[Bar], begin_s: float, end_s: float, most: int = MOST_BARS) -> tuple[list[Bar], int]:
-    """Bars that touch a window, the longest where there are too many, and how many were left out."""
+    """(bars that overlap a window, how many were left out); where there are too many, the longest stay."""
     found = [bar for bar in bars if bar.end_s > begin_s and bar.start_s < end_s]
     if len(found) <= most:
         return found, 0
@@ -69,7 +69,7 @@ def window(bars: Sequence[Bar], begin_s: float, end_s: float, most: int = MOST_B
 def gantt(
     bars: Sequence[Bar], rows: Sequence[str], row_title: str, begin_s: float, end_s: float
 ) -> go.Figure:
-    """Bars on their rows; the first row is on top, what is empty is idle."""
+    """Bars on their rows; the first row is on top and gaps are idle time."""
     chart = go.Figure()
     for kind in dict.fromkeys(bar.kind for bar in bars):
         mine = [bar for bar in bars if bar.kind == kind]
@@ -79,7 +79,7 @@ def gantt(
             base=[bar.start_s for bar in mine],
             x=[bar.end_s - bar.start_s for bar in mine],
             y=[bar.row for bar in mine],
-            customdata=[_told(bar) for bar in mine],
+            customdata=[_hover_texts(bar) for bar in mine],
             marker={"color": colour(kind), "line": {"width": 0.5, "color": "rgba(0,0,0,0.35)"}},
             hovertemplate=HOVER,
         )
@@ -94,8 +94,8 @@ def gantt(
     return styled(chart, 130 + 24 * max(4, len(rows)))
 
 
-def _told(bar: Bar) -> list[str]:
-    """What it is, of which stage and micro-batch, and how long from when to when."""
+def _hover_texts(bar: Bar) -> list[str]:
+    """Hover texts of a bar: its kind, its stage and micro-batch, its duration with begin and end."""
     length = format_quantity(bar.end_s - bar.start_s, "s")
     which = "" if bar.detail in ("", bar.kind) else f"<br>{bar.detail}"
     times = f"{length} long, from {bar.start_s:.6f} s to {bar.end_s:.6f} s"

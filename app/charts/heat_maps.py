@@ -1,4 +1,4 @@
-"""Heat maps, and the cluster as people draw it."""
+"""Heat maps, and the picture of a cluster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KINDS = {"gpu": (BLUE, "square"), "leaf": (ORANGE, "diamond"), "spine": (PURPLE,
 
 
 def heat_map(data: HeatMap) -> go.Figure:
-    """One table of figures; empty cells stay empty."""
+    """A table of figures as a heat map; cells without a value stay blank."""
     chart = go.Figure(
         go.Heatmap(
             z=[list(row) for row in data.values],
@@ -29,7 +29,7 @@ def heat_map(data: HeatMap) -> go.Figure:
 
 
 def picture(data: Picture) -> go.Figure:
-    """Part of a cluster in layers: switches above the GPUs, scale-up switches below them."""
+    """Draw part of a cluster in layers, with network switches above the GPUs and scale-up switches below."""
     chart = go.Figure()
     for kind in dict.fromkeys(cable.kind for cable in data.cables):
         mine = [cable for cable in data.cables if cable.kind == kind]

@@ -1,4 +1,4 @@
-"""Charts of a whole run: where its GPU-hours go, what stops it, when it ends, what it is paid for."""
+"""Charts of a whole run: overhead GPU-hours, causes of interruption, finish date and cost by part."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OVERHEADS: Mapping[str, tuple[str, str]] = {
     "restart": ("restart", PURPLE),
     "waiting_for_spares": ("waiting for spares", GREY),
 }
-"""Parts of the job's GPU-hours that are no training that counts: name and colour."""
+"""Name and colour of each part of the job's GPU-hours that is not productive training."""
 
 STOPS: Mapping[str, tuple[str, str]] = {
     "lost_gpu_hours": ("done again", RED),
@@ -26,7 +26,7 @@ STOPS: Mapping[str, tuple[str, str]] = {
 
 
 def overheads(hours: GpuHours) -> go.Figure:
-    """GPU-hours that are paid for and do not count as training, a bar a part."""
+    """GPU-hours that are paid for but are not productive training, one bar per part."""
     parts = [(name, getattr(hours, key), colour) for key, (name, colour) in OVERHEADS.items()]
     shown = [part for part in parts if part[1] > 0.0][::-1]
     chart = go.Figure(
@@ -67,7 +67,10 @@ def causes(rows: Sequence[CauseReport], most: int = 10) -> go.Figure:
 
 
 def outlook(rows: Sequence[OutlookRow]) -> go.Figure:
-    """Chance that the run is over by a day, with the bill of that day; dates where the plan has a start."""
+    """Probability that the run is done by each day, with the bill of that day.
+
+    The hover text shows dates where the plan has a start date.
+    """
     told = [f"{row.days:.1f} days" if row.finish is None else row.finish for row in rows]
     bills = ["" if row.cost_usd is None else f", ${row.cost_usd:,.0f}" for row in rows]
     chart = go.Figure(
@@ -91,7 +94,7 @@ def outlook(rows: Sequence[OutlookRow]) -> go.Figure:
 
 
 def cost_parts(parts_usd: Mapping[str, float]) -> go.Figure:
-    """Dollars by part, as predicted."""
+    """Predicted cost of each part in dollars."""
     names = list(parts_usd)[::-1]
     chart = go.Figure(
         go.Bar(

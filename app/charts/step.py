@@ -1,4 +1,4 @@
-"""Where a step goes: breakdown by rank, critical path, memory, bounds, inside a pair."""
+"""Charts of one step: breakdown by rank, critical path, memory, bounds, overlapped pairs, busy shares."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from moesim.simulator.predict.result_parts import Breakdown, CauseRow, MemoryRes
 
 
 def breakdown(ranks: Sequence[Breakdown]) -> go.Figure:
-    """Seconds of a step by part, stacked, for every pipeline rank; waiting for communication as a line."""
+    """Seconds of a step by part, stacked per pipeline rank; exposed communication is drawn as a line."""
     names = [str(number) for number in range(len(ranks))]
     chart = go.Figure()
     for key, (label, colour) in CATEGORIES.items():
@@ -68,7 +68,7 @@ def critical_path(rows: Sequence[CauseRow], most: int = 10) -> go.Figure:
 
 
 def memory(part: MemoryResult) -> go.Figure:
-    """Bytes of the fullest GPU by kind, against what it has."""
+    """Bytes of the fullest GPU by kind, against its capacity."""
     chart = go.Figure()
     kinds = sorted(part.by_kind_bytes.items(), key=lambda item: (-item[1], item[0]))
     for number, (kind, size) in enumerate(kinds):
@@ -93,7 +93,7 @@ def memory(part: MemoryResult) -> go.Figure:
 
 
 def bounds(step: StepResult, band: tuple[float, float] | None = None) -> go.Figure:
-    """The step time between its lower and upper bound; `band`: its 10 % and 90 % points, where known."""
+    """The step time between its lower and upper bound; `band` holds its P10 and P90, where known."""
     chart = go.Figure()
     chart.add_scatter(
         x=[step.lower_bound_s, step.upper_bound_s],
@@ -127,7 +127,7 @@ def bounds(step: StepResult, band: tuple[float, float] | None = None) -> go.Figu
 
 
 def pair_phases(rows: Sequence[PhaseSpan]) -> go.Figure:
-    """Mean duration of each phase inside an overlapped pair, and the wait at its barrier."""
+    """Mean duration of each phase inside an overlapped pair, and the mean wait at the phase's barrier."""
     names = [row.phase for row in rows]
     chart = go.Figure()
     for name, values, colour in (

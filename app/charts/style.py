@@ -1,4 +1,4 @@
-"""Colours and layout that all charts share: colour-blind-safe, and colour is never the only cue."""
+"""Colours and layout that all charts share; the colours are colour-blind-safe and never the only cue."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import plotly.graph_objects as go
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 SKY, RED, YELLOW, GREY = "#56B4E9", "#D55E00", "#F0E442", "#999999"
 SERIES = (BLUE, ORANGE, GREEN, PURPLE, SKY, RED, YELLOW, GREY)
-"""Okabe and Ito's palette."""
+"""The palette of Okabe and Ito."""
 TEAL, WINE, OLIVE, INDIGO, INK = "#44AA99", "#AA3377", "#999933", "#8C80E0", "#6B6B6B"
-"""More where a chart has many kinds; from Tol's palettes, readable on light and dark."""
+"""Further colours for charts with many kinds; from Tol's palettes, readable on light and dark."""
 
 SCALE = "Cividis"
-"""Sequential, readable with every kind of colour vision and in grey."""
+"""Sequential colour scale that is readable with every kind of colour vision and in grey."""
 
 ACTIONS: Mapping[str, str] = {
     "F": BLUE,
@@ -39,17 +39,17 @@ CATEGORIES: Mapping[str, tuple[str, str]] = {
     "bubble": ("bubble", GREY),
     "optimizer": ("gradients and optimizer", PURPLE),
 }
-"""Parts of a step in the order that they are stacked in: name and colour."""
+"""Name and colour of each part of a step, in stacking order."""
 
 
 def rows_axis(names: Sequence[str]) -> dict[str, Any]:
-    """A y axis of names, the last on top, without the room that a browser leaves beside categories."""
+    """A y axis of names, the last on top, without the margin that Plotly leaves around categories."""
     order = {"categoryorder": "array", "categoryarray": list(names)}
     return {"type": "category", "range": [-0.7, len(names) - 0.3], **order}
 
 
 def styled(figure: go.Figure, height: int, title: str | None = None) -> go.Figure:
-    """Margins, legend and height; fonts and background are those of the page.
+    """Set margins, legend and height; fonts and background come from the page.
 
     The legend stands at the bottom: the browser's toolbar lies over the upper right corner.
     """

@@ -1,4 +1,4 @@
-"""The page Calibration: curves of a profile, what each entry states about itself, drift between two."""
+"""The page Calibration: curves of a profile, the evidence and error of each entry, drift between two."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from moesim.hwmodels.law_groups import LawGroup
 from moesim.simulator.cost.laws import SmLaws
 
 GROUPS: dict[LawGroup, str] = {
-    "gemm_sm_aware": "GEMMs aware of the SMs",
-    "gemm_sm_unaware": "GEMMs unaware of the SMs",
+    "gemm_sm_aware": "SM-aware GEMMs",
+    "gemm_sm_unaware": "SM-unaware GEMMs",
     "attention": "attention",
     "memory_bound": "memory-bound",
     "communication": "communication",
 }
 MOST_SMS = 48
-"""As far as the slow-down is drawn; DeepEP uses 20 to 24."""
+"""Largest number of SMs for which the slow-down is drawn; DeepEP uses 20 to 24."""
 
 
 def show() -> None:
@@ -74,7 +74,7 @@ def _upload() -> None:
 
 
 def _accelerator(profile: CalibrationProfile, current: Accelerator) -> Accelerator:
-    """The one that the profile is for; for a generic profile the scenario's."""
+    """The accelerator that the profile is for; the scenario's for a generic profile."""
     try:
         return load_accelerator(profile.accelerator)
     except InputError:
@@ -108,7 +108,7 @@ def _curves(profile: CalibrationProfile, accelerator: Accelerator) -> None:
         if lines:
             widgets.figure(charts.slow_downs(lines), "Slow-down against communication SMs", key="laws")
             st.caption(
-                f"On {escaped(accelerator.name)}; a GEMM kernel aware of the SMs leaves those free that "
+                f"On {escaped(accelerator.name)}; an SM-aware GEMM kernel leaves those SMs free that "
                 "communication holds."
             )
         else:

@@ -1,4 +1,4 @@
-"""What makes two predictions hard to compare, in sentences."""
+"""Sentences on why two predictions are hard to compare."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ STANDS_ON = {
     "published": "published or derived rates",
     "peak-only": "datasheet peaks and an assumed efficiency",
 }
-"""What a confidence means for the matrix products."""
+"""The evidence behind the GEMM rates, by confidence."""
 
 
 def price(scenario: Scenario) -> str:
-    """The price of a GPU-hour that the cost is of."""
+    """The price of a GPU-hour behind the predicted cost, in words."""
     stated = scenario.machine.price_per_gpu_hour
     return "no price" if stated is None else stated.text
 
 
 def unlike(sides: Sequence[Side]) -> list[str]:
-    """Sentences about what the scenarios do not share and their totals depend on; A is the first."""
+    """Sentences on the differences that make totals hard to compare; the first scenario is A."""
     found = []
     gpus = [f"{scenario.machine.n_gpus:,}" for scenario, _ in sides]
     if len(set(gpus)) > 1:
@@ -50,5 +50,5 @@ def unlike(sides: Sequence[Side]) -> list[str]:
 
 
 def _each(words: Sequence[str]) -> str:
-    """A has 1,024, B has 2,048: one clause a scenario."""
+    """One clause per scenario, such as "A has 1,024, B has 2,048"."""
     return ", ".join(f"{letter} has {word}" for letter, word in zip("ABCD", words, strict=False))

@@ -1,4 +1,4 @@
-"""Compare: two to four scenarios side by side, their differences and where these come from."""
+"""The page Compare: two to four scenarios side by side, their differences and the causes of these."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _kept() -> list[Kept]:
 
 
 def _from_address() -> None:
-    """A shared link brings its scenarios along; a changed list is written back."""
+    """Take the scenarios of a shared link over, and write a changed list back into the address."""
     given = st.query_params.get_all(PARAMETER)
     if given and not _kept():
         for text in given[: MOST - 1]:
@@ -159,7 +159,7 @@ def _table(sides: Sides, known: list[Any] | None) -> None:
 
 
 PER = {"tokens_per_usd": "Tokens per $", "gpu_hours_per_billion_tokens": "GPU-hours per B tokens"}
-"""Totals over what they are paid with: comparable where GPUs, prices or tokens differ."""
+"""Figures per dollar or per token, which stay comparable where GPUs, prices or tokens differ."""
 
 
 def _fit(result: Result) -> str:
@@ -177,7 +177,7 @@ def _row(label: str, words: Sequence[str], sides: Sides) -> dict[str, str]:
 def _figure(
     label: str, name: str, words: Sequence[str], sides: Sides, differ: Sequence[dict[str, Band] | None]
 ) -> dict[str, str]:
-    """A row of the table: a figure of every scenario, and how it differs from A's."""
+    """A row of the table with a figure of every scenario and its difference from A's."""
     row = _row(label, words, sides)
     for number in range(1, len(sides)):
         by = changes(sides[0][2], sides[number][2]).get(name)

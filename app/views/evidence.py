@@ -1,4 +1,4 @@
-"""The page Evidence: every published figure beside its prediction, and where every number comes from."""
+"""The page Evidence: every published figure beside its prediction, and the source of every number."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def show() -> None:
 
 
 def _scores(draw: Callable[[runs_and_scores.Scoreboards], None]) -> None:
-    """Draw the scoreboards, or compute them beside the page: some twenty simulations, a good minute."""
+    """Draw the scoreboards, or compute them in a job of about twenty simulations (more than a minute)."""
     found = jobs.cache.get(KEY)
     if found is not None:
         draw(found)
@@ -72,7 +72,7 @@ def _stop() -> None:
 
 @st.fragment(run_every=1.0)
 def _wait() -> None:
-    """Progress and cancel; the rest of the page is drawn again when it is done."""
+    """Show progress and a cancel button; redraw the rest of the page when the work is done."""
     job = st.session_state.get("evidence job")
     if job is None:
         return

@@ -21,7 +21,7 @@ def money(value: float | None) -> str:
 
 
 def compact(value: float) -> str:
-    """A large number for people, three digits: 2.50 M."""
+    """A large number with three digits and a metric prefix, such as "2.50 M"."""
     for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:#.3g}".rstrip(".") + f" {unit}"
@@ -29,7 +29,7 @@ def compact(value: float) -> str:
 
 
 def written(name: str, value: float) -> str:
-    """A figure (a name of `tiles`) as its tile shows it: 18.703 s, $5.01 M."""
+    """A figure (a name of `tiles`) as its tile shows it, such as "18.703 s" or "$5.01 M"."""
     forms = {
         "step_time_s": f"{value:.3f} s",
         "tokens_per_s_per_gpu": f"{value:,.0f}",
@@ -42,7 +42,7 @@ def written(name: str, value: float) -> str:
 
 
 def change(name: str, value: float) -> str:
-    """A difference of a figure as its tile is written: -0.534 s, +$120 k; `SAME` where no digit shows it."""
+    """A difference in a figure, such as "-0.534 s" or "+$120 k"; `SAME` where no shown digit differs."""
     if written(name, abs(value)) == written(name, 0.0):
         return SAME
     points = " points" if name.startswith("mfu") else ""
@@ -53,19 +53,19 @@ SAME = "the same"
 
 
 def ends(name: str, band: Band) -> str:
-    """P10 and P90 of a figure as its tile is written: 16.1 s to 21.3 s."""
+    """P10 and P90 of a figure, such as "16.1 s to 21.3 s"."""
     return f"{written(name, band.p10)} to {written(name, band.p90)}"
 
 
 def interval(name: str, band: Band) -> str:
-    """The interval of a figure: P10 to P90: 16.1 s to 21.3 s."""
+    """The labelled interval of a figure, such as "P10 to P90: 16.1 s to 21.3 s"."""
     return f"P10 to P90: {ends(name, band)}"
 
 
 def sure(name: str, bands: Mapping[str, Band] | None) -> tuple[bool, str]:
-    """Whether a difference goes beyond its own uncertainty, and its interval in words.
+    """(whether a difference exceeds its own uncertainty, its interval in words).
 
-    `bands`: of `study.compare.bands_of_changes`; None while they are not known, and nothing is sure then.
+    `bands` come from `studies.compare.bands_of_changes`; while they are None, no difference counts as sure.
     """
     if bands is None or name not in bands:
         return False, ""
@@ -77,14 +77,14 @@ def sure(name: str, bands: Mapping[str, Band] | None) -> tuple[bool, str]:
 
 
 def colour(name: str, bands: Mapping[str, Band] | None, more_is_better: bool) -> DeltaColour:
-    """How a tile colours a difference: grey where it is not known to go beyond its uncertainty."""
+    """The colour of a difference on a tile; grey where it is not known to exceed its uncertainty."""
     if bands is None or name not in bands or not bands[name].has_sign:
         return "off"
     return "normal" if more_is_better else "inverse"
 
 
 def shortage(result: Result) -> None:
-    """Say, before any figure, that a plan does not fit and that its figures are those of such a plan."""
+    """Warn, before any figure, that the plan does not fit and cannot run as it is."""
     words = result.memory.shortage
     if words is not None:
         st.error(
@@ -95,7 +95,7 @@ def shortage(result: Result) -> None:
 
 DOES_NOT_FIT = "of a plan that does not fit"
 PRICED = frozenset({"days", "gpu_hours", "cost_usd"})
-"""Figures of a run: marked where the plan does not fit."""
+"""Figures of a run that are marked where the plan does not fit."""
 
 
 def tiles(result: Result) -> list[tuple[str, str, str]]:
@@ -123,7 +123,7 @@ def show(
     intervals: Mapping[str, str] | None = None,
     columns: int = 4,
 ) -> None:
-    """Tiles in rows; below each its interval and its distance from what was published, where known."""
+    """Draw tiles in rows, each with its interval and its distance from the published value, where known."""
     if scenario.stages.blocks is not None:
         st.info(
             "Only a part of the model is simulated: throughput, MFU and cost of a run have no meaning here."
@@ -162,7 +162,7 @@ def beside(rows: Sequence[Row]) -> dict[str, str]:
 
 
 def as_tile(name: str, row: Row) -> str:
-    """A published value written as the tile beside it is."""
+    """A published value in the format of the tile beside it."""
     if name.startswith("mfu"):
         return f"{row.published:.1%}"
     form = {"1": "{}", "kh": "{} k", "M$": "${} M", "G": "{} B"}.get(row.unit, "{} " + row.unit)
@@ -177,4 +177,4 @@ FIGURES = {
     "pre-training GPU-hours for 14.8T tokens": "gpu_hours",
     "pre-training cost at $2 per GPU-hour": "cost_usd",
 }
-"""Published quantities (simulator/data/published) by the figure that they are about."""
+"""The figure that each published quantity (simulator/data/published) belongs to."""

@@ -1,4 +1,4 @@
-"""Planner: search for better plans; every plan found opens as a scenario."""
+"""The page Planner: searches for better plans, each of which opens as a scenario."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ KEPT = {
     "zero_stage": "ZeRO stage",
     "sms": "communication SMs",
 }
-"""Keys of a space that may stay as the scenario has them."""
+"""Keys of a plan space that may keep the scenario's value."""
 
 
 SEARCH = "plan.search"
-"""Field with the name of the search whose answer is shown: it outlives the scenario that it began with."""
+"""Form field with the name of the search whose answer is shown; it outlives the scenario it began with."""
 
 
 _KEY = re.compile(r"plan/[0-9a-f]{32}")
@@ -53,7 +53,7 @@ def show() -> None:
         SEARCH, key, lambda found: isinstance(found, str) and _KEY.fullmatch(found) is not None
     )
     if shown != key and not jobs.known(shown):
-        shown = key  # an answer that is not kept any more
+        shown = key  # the answer is no longer in the cache
     work_args = (predictions.plan, scenario, space, options)
     if shown != key:
         left, right = st.columns([5, 2], vertical_alignment="center")
@@ -162,7 +162,7 @@ def _point(row: PlanRow) -> tuple[str, float, float]:
 
 
 def _table(rows: Sequence[PlanRow], name: str) -> PlanRow | None:
-    """Plans as a table; the row that is chosen."""
+    """Draw plans as a table and return the chosen row."""
     event: Any = st.dataframe(
         [
             {

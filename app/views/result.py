@@ -1,4 +1,4 @@
-"""Result: how long, how much, how sure, where it goes, and what to try next."""
+"""The page Result: main figures, breakdown of the step, published values, advice and downloads."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def show() -> None:
 
 
 def _bands(scenario: Scenario, result: Result) -> dict[str, Band]:
-    """Intervals where they are known; else they are computed beside the page, which draws itself again."""
+    """The known intervals; where there are none, a job computes them and the page is redrawn."""
     if scenario.stages.blocks is not None:
         return {}
     key = f"interval/{state.cache_key(without_prices(scenario))}"

@@ -123,7 +123,7 @@ def _inputs(scenario: Scenario) -> None:
 
 
 def _hold(key: str, value: object) -> str:
-    """The widget's own key, holding what the scenario says; a change goes to the scenario first."""
+    """Set a widget to the scenario's value and return the widget's key."""
     name = f"run input {key}"
     st.session_state[name] = value
     return name
@@ -165,7 +165,7 @@ def _rate(name: str) -> None:
 
 
 def _changed(key: str, name: str) -> None:
-    """Write what was chosen into the scenario; parts that only make sense together are set together."""
+    """Write a choice into the scenario; parts that depend on each other are set together."""
     value = st.session_state[name]
     run = state.current().run
     if key == "run":
@@ -185,12 +185,12 @@ def _changed(key: str, name: str) -> None:
 
 
 def _failures(run: RunPlan, value: str) -> None:
-    """A failure rate needs a restart time and checkpoints: they come with it, as published elsewhere."""
+    """Set a failure rate, with the restart time and checkpoints that it needs from published systems."""
     if value == NONE:
         for key in ("run.failures", "run.restart", "run.spares"):
             state.set_override(key, "null")
         if run.checkpoint is not None and run.checkpoint.interval == INTERVALS[0]:
-            _checkpoint(run, {"interval": INTERVALS[3]})  # there is no optimum without failures
+            _checkpoint(run, {"interval": INTERVALS[3]})  # without failures no interval is optimal
         return
     if run.restart is None:
         state.set_override("run.restart", list_restarts()[0])
@@ -220,7 +220,7 @@ def _price(way: str) -> object:
 
 
 def _computed(scenario: Scenario) -> tuple[Result, RunReport]:
-    """The step once, the run once for every plan, the bill at every price: three caches, not one."""
+    """The step's result and the run's report; prices are applied last, so that a new price reuses both."""
     plain = without_prices(scenario)
     step_only = plain.model_copy(update={"run": RunPlan(tokens=plain.run.tokens)})
     result = state.result_of(step_only)
@@ -257,7 +257,10 @@ def _headline(report: RunReport, fits: bool) -> None:
 
 
 def _between(spread: RunSpread | None, form: str | None) -> tuple[str, str]:
-    """(predicted, percentiles in words); `form` None: three digits and a letter. No spread is unknown."""
+    """(predicted, percentiles in words); `form` None gives three digits and a metric prefix.
+
+    Without a spread the value is "unknown".
+    """
     if spread is None:
         return "unknown", "no price or no energy site is known"
 

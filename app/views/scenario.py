@@ -1,4 +1,4 @@
-"""Scenario: what is trained on what and how; legality and memory at once."""
+"""The page Scenario: model, cluster and plan, with an immediate check of legality and memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from moesim.simulator.scenario.stated import is_stated
 from moesim.simulator.schedules import SCHEDULES
 
 REFUSED = "refused upload"
-"""Why the last upload was refused; stays until the next one."""
+"""Session key with the reason why the last upload was refused; it stays until the next upload."""
 
 MOST_NODES = 100_000
 RECOMPUTE = ("none", "selective", "full", "deepseek-v3")
@@ -37,7 +37,7 @@ def show() -> None:
     with inputs:
         _open()
         scenario = state.form()
-        with suppress(MoesimError):  # told beside the form
+        with suppress(MoesimError):  # the form shows the error
             begin(state.current())  # computed while the inputs are drawn
         _inputs(scenario)
     with verdict:
@@ -47,7 +47,7 @@ def show() -> None:
 
 
 def begin(scenario: Scenario) -> None:
-    """Start what the page will show of a scenario, without waiting for it."""
+    """Start the jobs whose results the page will show, without waiting for them."""
     state.begin(scenario)
     jobs.submit(_check_key(scenario), predictions.check, scenario, ahead=True)
 
@@ -67,13 +67,13 @@ def _open() -> None:
         _upload("profile", "Use a calibration profile (YAML or JSON)")
         with suppress(MoesimError):  # the page says what is wrong
             _save()
-    if REFUSED in st.session_state:  # outside of the popover, which closes
+    if REFUSED in st.session_state:  # outside the popover, because it closes
         st.error(escaped(st.session_state[REFUSED]), icon=":material/error:")
 
 
 @lru_cache(maxsize=1)
 def confidences() -> dict[str, str]:
-    """What the matrix products of every shipped scenario stand on, by its name (a second, once)."""
+    """The evidence behind the GEMM rates of every shipped scenario, by name; takes a second, once."""
     return {row.preset: row.confidence for row in shipped_presets()}
 
 
@@ -138,7 +138,7 @@ def _inputs(scenario: Scenario) -> None:
     degrees = (
         ("pp", "Pipeline (PP)", "Pipeline ranks"),
         ("ep", "Expert (EP)", "Ranks that share the experts of a layer"),
-        ("tp", "Tensor (TP)", "Ranks that share the products of a layer"),
+        ("tp", "Tensor (TP)", "Ranks that share the GEMMs of a layer"),
         ("cp", "Context (CP)", "Ranks that share a sequence"),
         ("vpp", "Virtual (VPP)", "Stages a rank of the interleaved schedules"),
         ("microbatch", "Micro-batch", "Sequences in one micro-batch of one data-parallel rank"),
@@ -156,7 +156,7 @@ def _inputs(scenario: Scenario) -> None:
     with left:
         widgets.choice(scenario, "schedule", "Schedule", list(SCHEDULES))
     with middle:
-        widgets.choice(scenario, "recompute", "Recompute", RECOMPUTE, "What backward forms again")
+        widgets.choice(scenario, "recompute", "Recompute", RECOMPUTE, "What the backward pass recomputes")
     with right:
         widgets.choice(scenario, "precision", "Precision", list(PRECISIONS))
     nodes, network, left, right = st.columns(4)
@@ -226,7 +226,7 @@ def _model_chosen(key: str, name: str) -> None:
 
 
 def _nodes(scenario: Scenario) -> None:
-    """How large the cluster is; a cluster given by name starts with its own number of nodes."""
+    """Inputs for the size of the cluster; a cluster given by name starts with its own number of nodes."""
     machine = scenario.machine
     name = widgets.place("cluster.nodes", _wanted_nodes(machine.nodes))
     st.number_input(
@@ -255,7 +255,7 @@ def _nodes_chosen(name: str) -> None:
 
 
 def _network(scenario: Scenario) -> None:
-    """What joins the nodes, where something does."""
+    """Input for the network between the nodes, where there is one."""
     network = scenario.machine.network
     name = widgets.place("cluster.network", state.refused("cluster.network") or network.name)
     options = list_networks()
@@ -277,7 +277,7 @@ def _network_chosen(name: str, before: str) -> None:
 
 
 def _cluster_chosen(key: str, name: str) -> None:
-    """Another cluster needs rates of its accelerator."""
+    """Change the cluster, and choose a calibration profile for its accelerator."""
     chosen = st.session_state[name]
     state.set_override(key, chosen)
     with suppress(MoesimError):  # the page says what does not fit together
@@ -300,7 +300,7 @@ def _check_key(scenario: Scenario) -> str:
 
 
 def _profiles(scenario: Scenario) -> list[str]:
-    """Profiles that fit the accelerator, once they are known; the page does not wait for them."""
+    """Profiles that fit the accelerator, as soon as they are known; the page does not wait for them."""
     known = jobs.cache.get(_profiles_key(str(scenario.cluster)))
     return [] if known is None else list(known[1])
 

@@ -1,4 +1,4 @@
-"""Timeline: what every pipeline rank does when, and what happens inside one action."""
+"""The page Timeline: the actions of every pipeline rank over the step, and the phases inside one action."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from moesim.simulator.predict.result import Result
 from moesim.simulator.scenario import Scenario
 
 RANK = "timeline.rank"
-"""Field with the pipeline rank that is shown in detail."""
+"""Form field with the pipeline rank that is shown in detail."""
 
 
 def show() -> None:

@@ -1,4 +1,4 @@
-"""Topology: the cluster as people draw it, and the load of its links, ranks and experts."""
+"""The page Topology: a picture of the cluster, and the load of its links, ranks and experts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ FAULTS: dict[str, tuple[str, str, float | None]] = {
     "a GPU computes slower": ("slow-gpu", "gpu", 0.8),
     "a node is lost": ("node-loss", "node", None),
 }
-"""What can fail: its kind in a scenario, what is numbered, the part that is left to begin with."""
+"""Faults by their label: (kind in a scenario, numbered part, initial fraction that is left or None)."""
 
 
 def _loads(scenario: Scenario) -> None:
@@ -58,7 +58,7 @@ def _loads(scenario: Scenario) -> None:
 
 
 def _faults(scenario: Scenario) -> list[str]:
-    """What the visitor breaks, as an override; nothing where the scenario states faults itself."""
+    """The faults that the visitor chose, as overrides; empty where the scenario states faults itself."""
     if scenario.faults:
         st.caption(f"The scenario states {len(scenario.faults)} faults.")
         return []
@@ -162,7 +162,7 @@ def _fault_costs(causes: Sequence[FaultEffect]) -> None:
 
 
 def _sure(result: Result) -> str:
-    """The interval in words; nothing where a part of the model is simulated."""
+    """The interval in words; empty where only a part of the model is simulated."""
     if result.uncertainty is None:
         return ""
     band = result.uncertainty.bands["step_time_s"]

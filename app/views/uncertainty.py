@@ -1,4 +1,4 @@
-"""How sure figures and differences between scenarios are; computed beside the page."""
+"""Uncertainty of figures and of differences between scenarios, computed in jobs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ Side = tuple[Scenario, Result]
 
 
 def draws(place: str, scenarios: Sequence[Scenario]) -> list[Any] | None:
-    """Draws of every scenario's step time, shared where their sources are; None while one is computed.
+    """Random draws of every scenario's step time; None while one is computed.
 
-    Scenarios that differ in prices only have the same draws.
+    Scenarios share the draws of the sources that they have in common. Scenarios that differ only in prices
+    have the same draws.
     """
     found = []
     for number, scenario in enumerate(scenarios):

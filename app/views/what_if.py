@@ -1,4 +1,4 @@
-"""What if: sliders on top of the current scenario, and what matters most."""
+"""The page What if: sliders that change the current scenario, and the tornado of its uncertain inputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from moesim.simulator.studies.faster_links import faster_links
 from moesim.simulator.studies.sensitivity import Sensitivity
 
 SHOWN = {"step_time_s": False, "tokens_per_s_per_gpu": True, "days": False, "cost_usd": False}
-"""Figures of the page, and whether more of it is better."""
+"""Figures of the page, and whether a larger value is better."""
 FACTORS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0)
 
 
@@ -35,7 +35,7 @@ def show() -> None:
 
 @st.fragment
 def _explore(scenario: Scenario, base: Result) -> None:
-    """Sliders and what they do; only this part of the page is drawn again when one moves."""
+    """Draw the sliders and their effect; only this part of the page is redrawn when one moves."""
     left, right = st.columns([4, 7], gap="large")
     with left:
         moved = [*_kernels(scenario), *_links(scenario), *_load(scenario)]

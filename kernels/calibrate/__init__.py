@@ -1,4 +1,4 @@
-"""Measuring a machine: `calibrate` writes its profile, `transfer` makes a sibling's.
+"""Measures a machine: `calibrate` writes its profile, and `transfer` derives one for a sibling accelerator.
 
 Importing this package needs no GPU and no GPU library.
 """

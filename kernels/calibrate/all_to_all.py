@@ -1,4 +1,4 @@
-"""Expert-parallel dispatch and combine, and a plain all-to-all push of as many bytes, by SMs and tokens."""
+"""Measures expert-parallel dispatch and combine, and a plain push of as many bytes, by SMs and tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from moesim.kernels.calibrate.protocol import Facts, Grid, Parameter, Sample
 
 HIDDEN, TOP_K, EXPERTS = 7168, 8, 256
 TOKENS = 4096
-"""Tokens a rank of the reference point, which the profile's rate against SMs is read at."""
+"""Tokens per rank of the reference point, at which the profile's rate against SMs is taken."""
 SMS = (1, 2, 4, 6, 8, 12, 16, 20, 24, 32)
 QUICK_SMS = (2, 4, 8, 16, 20, 24)
 OTHER_TOKENS = (128, 512, 1024, 2048, 8192)
@@ -45,9 +45,9 @@ def _on_gpu(session: Any, p: Mapping[str, Any]) -> Sample:
 
 
 def _set_up(session: Any, tokens: int, ranks: int, fp8: bool) -> tuple[Any, float]:
-    """Buffers with random data and a random balanced routing, after one dispatch; mean bytes received.
+    """(buffers after one dispatch of random data with random balanced routing, mean bytes received).
 
-    Received bytes count every row once with its scales, those from the own rank included.
+    Received bytes count every row once with its scales, rows from the own rank included.
     """
     from moesim.kernels.expert_parallel import ExpertParallel, Shape
     from moesim.kernels.loader import cupy
@@ -74,7 +74,7 @@ def _set_up(session: Any, tokens: int, ranks: int, fp8: bool) -> tuple[Any, floa
 
 
 def fill_numbers(session: Any, rank: int, array: Any) -> None:
-    """Random bits of ordinary numbers: as BF16 between 1e-9 and 2, never infinite or NaN."""
+    """Fill with random bits that read as BF16 between 1e-9 and 2, never infinite or NaN."""
     from moesim.kernels.loader import cupy
 
     cp = cupy()
@@ -85,7 +85,7 @@ def fill_numbers(session: Any, rank: int, array: Any) -> None:
 
 
 def _push(session: Any, p: Mapping[str, Any]) -> Sample:
-    """Every rank copies to all its peers at once: the bytes of an FP8 dispatch without its logic."""
+    """Time every rank copying to all its peers at once: the bytes of an FP8 dispatch without its logic."""
     from moesim.kernels.copy import copy_ldst, make_pairs
 
     ranks = p["ranks"]

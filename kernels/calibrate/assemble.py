@@ -1,7 +1,7 @@
-"""Rows of a calibration to the entries of a profile.
+"""Turns the rows of a calibration into the entries of a profile.
 
-What the simulator reads by id (ep.*, p2p.*, collective.*) keeps these ids; the rest is named
-`<profile>.<what>` or by measurement. Nothing is filled in by hand: an entry appears only where rows are.
+Entries that the simulator reads by id (ep.*, p2p.*, collective.*) have these ids; the others are named
+`<profile>.<what>` or by measurement. Nothing is filled in by hand; an entry appears only if rows support it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from moesim.hwmodels.calibration import CalibrationProfile, Entry, GemmTable, Law, MeasuredCurve
 from moesim.hwmodels.errors import InputError
 from moesim.kernels.calibrate.entries_common import Rows
-from moesim.kernels.calibrate.entries_compute import attention, interference, memory, products, small
+from moesim.kernels.calibrate.entries_compute import attention, gemms, interference, memory, small
 from moesim.kernels.calibrate.entries_links import collectives, expert_parallel, forwarding, point_to_point
 
 
@@ -22,7 +22,7 @@ def entries(rows: Rows) -> list[Entry]:
         forwarding,
         point_to_point,
         collectives,
-        products,
+        gemms,
         attention,
         memory,
         interference,

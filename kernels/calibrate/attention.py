@@ -1,4 +1,4 @@
-"""Core attention, forward and backward, by length of the sequence."""
+"""Measures core attention, forward and backward, by sequence length."""
 
 from __future__ import annotations
 

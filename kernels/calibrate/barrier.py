@@ -1,4 +1,4 @@
-"""Latency of a barrier between GPUs, by ranks."""
+"""Measures the latency of a barrier between GPUs, by number of ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from moesim.kernels.calibrate.protocol import Facts, Grid, Parameter, Sample
 
 IN_A_ROW = 20
-"""Barriers timed together: a single one is shorter than the events around it are exact."""
+"""Barriers timed together, because a single one is shorter than the resolution of CUDA events."""
 
 
 def _grid(facts: Facts, quick: bool) -> Sequence[Mapping[str, Parameter]]:

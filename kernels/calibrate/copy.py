@@ -1,4 +1,4 @@
-"""Copies between two GPUs: rate against SMs, threads, size and peer, by push, pull and bulk engine."""
+"""Measures copies between two GPUs by push, pull and bulk copy engine, over SMs, threads, size and peer."""
 
 from __future__ import annotations
 

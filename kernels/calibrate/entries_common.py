@@ -1,4 +1,4 @@
-"""What the makers of profile entries share: rows with their machine, a rate over SMs, spreads."""
+"""Shared by the makers of profile entries: rows with their machine, curves over SMs, spreads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from moesim.kernels.export import Origin, curve, residual
 from moesim.kernels.fit import Quality, fit_saturating, medians
 
 FLOOR = 0.02
-"""Relative error that every entry states at least: two runs on one machine differ by so much."""
+"""Smallest relative error that an entry states, because two runs on one machine differ by this much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Rows:
 
 
 def sm_curve(rows: Rows, found: Sequence[TimedRow], id_: str, parameter: str, what: str) -> MeasuredCurve:
-    """Rate over SMs with the parameters of the saturating fit in its note, where there are enough points."""
+    """Rate over SMs; its note holds the parameters of the saturating fit where there are enough points."""
     pairs = [(float(r.parameters[parameter]), r.values["bytes"] / r.seconds) for r in found]
     points, _ = medians(pairs)
     note, error = None, spread(found)
@@ -63,11 +63,11 @@ def sm_curve(rows: Rows, found: Sequence[TimedRow], id_: str, parameter: str, wh
 
 
 def stated_quality(quality: Quality) -> str:
-    """The left-out errors in words."""
+    """The leave-one-out errors in words."""
     left = f"left-out median {quality.left_out_median:.1%}, worst {quality.left_out_worst:.1%}"
     return left if quality.left_out_median == quality.left_out_median else "too few points to leave one out"
 
 
 def spread(found: Sequence[TimedRow]) -> float:
-    """Median relative half-width of the quartiles."""
+    """Median over rows of half the inter-quartile range, relative to the median time."""
     return statistics.median((r.high_s - r.low_s) / 2 / r.seconds for r in found)

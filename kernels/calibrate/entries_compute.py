@@ -1,4 +1,4 @@
-"""Entries about compute: products, attention, memory, interference, and small rates for people. All pure."""
+"""Pure makers of compute entries: GEMMs, attention, memory, interference, and rates for information."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from moesim.kernels.fit import fit_slow_down
 _LAW_GROUP: dict[str, LawGroup] = {"attention": "attention", "memory": "memory_bound"}
 
 
-def products(rows: Rows) -> Iterable[GemmTable]:
-    """Tables of dense and grouped products. Scaled FP8 products take a number of SMs, BF16 ones do not."""
+def gemms(rows: Rows) -> Iterable[GemmTable]:
+    """Tables of dense and grouped GEMMs. Scaled FP8 GEMMs are SM-aware; BF16 GEMMs are SM-unaware."""
     for cls, dtype in (("gemm", "bf16"), ("gemm", "fp8"), ("grouped_gemm", "fp8")):
         found = [
             r
@@ -45,11 +45,11 @@ def products(rows: Rows) -> Iterable[GemmTable]:
 
 
 def attention(rows: Rows) -> Iterable[MeasuredCurve]:
-    """Causal rates over the length of the sequence.
+    """Rates of causal attention over the sequence length.
 
     A library's backward contains two memory-bound kernels around its core (row sums before, conversion of
-    the query gradient after), which the simulator prices apart: they are taken out at the bandwidth of a
-    copy, 4 v + 10 q bytes a head and token (q, v: head sizes), where that was measured.
+    the query gradient after), which the simulator prices separately. Their time, 4 v + 10 q bytes per head
+    and token (q, v: head sizes) at the bandwidth of a copy, is subtracted where that bandwidth was measured.
     """
     copies = rows.of("hbm", size_bytes=1 << 30)
     bandwidth = max((r.values["bytes"] / r.seconds for r in copies), default=0.0)
@@ -80,7 +80,7 @@ def attention(rows: Rows) -> Iterable[MeasuredCurve]:
 
 
 def memory(rows: Rows) -> Iterable[MeasuredCurve]:
-    """Effective bandwidth of a copy and of the FP8 cast on all SMs, over the bytes they move."""
+    """Effective bandwidth of a copy and of the FP8 cast on all SMs, over the bytes that they move."""
     for measurement, select, id_, used_for, what in (
         ("hbm", {}, "copy", ("copy", "attention_pre_post"), "copy inside one GPU"),
         ("quantise", {"operation": "quantise"}, "cast", ("cast",), "cast of BF16 to E4M3 with 1x128 scales"),
@@ -103,9 +103,9 @@ def memory(rows: Rows) -> Iterable[MeasuredCurve]:
 
 
 def interference(rows: Rows) -> Iterable[Law]:
-    """The five laws: medians over the operators of a group, made monotone in the SMs.
+    """The five slow-down laws: medians over the operators of a group, made monotone in the SMs.
 
-    For an SM-aware operator, the margin that serves it best counts, as a tuned library would set it.
+    For an SM-aware operator the best margin counts, as a tuned library would set it.
     """
     found = rows.of("interference")
     groups: dict[LawGroup, list[tuple[float, float]]] = defaultdict(list)
@@ -139,7 +139,7 @@ def interference(rows: Rows) -> Iterable[Law]:
 
 
 def small(rows: Rows) -> Iterable[MeasuredCurve]:
-    """Barrier latency by ranks, casts and memory by SMs: for people and for later models."""
+    """Barrier latency by ranks, and cast and memory rates by SMs, for information and for later models."""
     found = rows.of("barrier")
     if found:
         yield curve(

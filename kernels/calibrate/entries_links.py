@@ -1,4 +1,4 @@
-"""Entries about links: expert parallelism, point-to-point copies, collectives. All pure."""
+"""Pure makers of link entries: expert parallelism, point-to-point copies, collectives."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from moesim.kernels.export import curve, residual
 from moesim.kernels.fit import fit_latency_bandwidth, fit_saturating, fit_transfer, medians
 
 LINK_SMS = 20
-"""From here on the link share is read (fewer SMs limit themselves)."""
+"""Fewest SMs at which the link share is read; with fewer, the SMs limit the rate and not the link."""
 
 
 def expert_parallel(rows: Rows) -> Iterable[MeasuredCurve]:
-    """ep.<operation>.sm_rate, .scale_up_fraction, and the fitted latency of all sizes together."""
+    """ep.<operation>.sm_rate and .scale_up_fraction; their notes hold the latency fitted over all sizes."""
     for operation, measured in (("dispatch", ("dispatch_fp8", "dispatch_bf16")), ("combine", ("combine",))):
         found = next((r for name in measured if (r := rows.of("all_to_all", operation=name))), [])
         if not found:
@@ -61,7 +61,7 @@ def expert_parallel(rows: Rows) -> Iterable[MeasuredCurve]:
 
 
 def forwarding(rows: Rows) -> Iterable[MeasuredCurve]:
-    """ep.forward.<operation>.sm_rate: what a relay forwards, or reduces, both hops running at once."""
+    """ep.forward.<operation>.sm_rate: the rate at which a relay forwards or reduces while both hops run."""
     for operation, verb in (("dispatch", "forwarded to"), ("combine", "reduced from")):
         found = rows.of("two_hop", operation=f"{operation}_2hop")
         if found:
@@ -75,7 +75,7 @@ def forwarding(rows: Rows) -> Iterable[MeasuredCurve]:
 
 
 def point_to_point(rows: Rows) -> Iterable[MeasuredCurve]:
-    """copy.<variant>.sm_rate and, from the push by size, p2p.scale_up_fraction without its latency."""
+    """copy.<variant>.sm_rate and, from the push by size, p2p.scale_up_fraction with the latency removed."""
     for variant in ("push", "pull", "bulk"):
         threads = 0 if variant == "bulk" else 1024
         found = rows.of("copy", variant=variant, peer=1, threads=threads)
@@ -157,7 +157,7 @@ def collectives(rows: Rows) -> Iterable[MeasuredCurve]:
 
 
 def _transfer_quality(found: Sequence[TimedRow], points: Sequence[tuple[float, float]]) -> tuple[float, str]:
-    """(stated error, note) of the fit over tokens and SMs, else over SMs, else the spread alone."""
+    """(stated error, note) of the fit over tokens and SMs; failing that over SMs, or of the spread alone."""
     repeats = spread(found)
     try:
         fit = fit_transfer([(r.values["bytes"], float(r.parameters["sms"]), r.seconds) for r in found])
@@ -175,7 +175,7 @@ def _transfer_quality(found: Sequence[TimedRow], points: Sequence[tuple[float, f
 
 
 def _reference_tokens(found: Sequence[TimedRow]) -> int:
-    """The number of tokens that was measured with the most SM counts; the larger one of equals."""
+    """The number of tokens measured with the most SM counts; of equals, the larger number."""
     counts: dict[int, int] = defaultdict(int)
     for row in found:
         counts[int(row.parameters["tokens"])] += 1
@@ -183,7 +183,7 @@ def _reference_tokens(found: Sequence[TimedRow]) -> int:
 
 
 def _bus_bytes_per_s(row: TimedRow) -> float:
-    """Bus bandwidth of a collective; `bytes` is what a rank contributes."""
+    """Bus bandwidth of a collective in bytes/s; the row's `bytes` are those that one rank contributes."""
     n, size = int(row.parameters["ranks"]), row.values["bytes"]
     total = size * n if row.parameters["operation"] == "all_gather" else size
     factor = 2.0 if row.parameters["operation"] == "all_reduce" else 1.0

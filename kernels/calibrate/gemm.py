@@ -1,4 +1,4 @@
-"""Matrix products by shape and format, and the clock and power that a GPU holds under them."""
+"""Measures GEMMs by shape and format, and the clock and power that a GPU sustains under them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHAPES = (
     (64, 7168, 16384),
 )
 GROUPED = ((32768, 4096, 7168, 8), (32768, 7168, 2048, 8))
-"""m (all groups), n, k, groups."""
+"""Grouped GEMMs as (m over all groups, n, k, groups)."""
 SUSTAINED_S = 2.0
 
 
@@ -40,10 +40,10 @@ def _grid(facts: Facts, quick: bool) -> Sequence[Mapping[str, Parameter]]:
 
 
 def _on_gpu(session: Any, p: Mapping[str, Any]) -> Sample:
-    from moesim.kernels.calibrate.torch_graphs import Graphs, product
+    from moesim.kernels.calibrate.torch_graphs import Graphs, gemm
 
     shape = (p["dtype"], p["m"], p["n"], p["k"], p["groups"])
-    graphs = session.keep(("gemm", *shape), lambda: Graphs(session.devices[0], lambda: product(*shape)))
+    graphs = session.keep(("gemm", *shape), lambda: Graphs(session.devices[0], lambda: gemm(*shape)))
     if p["kind"] == "sustained":
         return _sustained(session, graphs)
     times = tuple(graphs.seconds() for _ in range(session.repeats))
@@ -51,7 +51,7 @@ def _on_gpu(session: Any, p: Mapping[str, Any]) -> Sample:
 
 
 def _sustained(session: Any, graphs: Any) -> Sample:
-    """Products without a pause; clock and power of the second half, when both have settled."""
+    """Run GEMMs without a pause; read clock and power in the second half, when both have settled."""
     from moesim.kernels.loader import cupy
     from moesim.kernels.machine import read_state
 

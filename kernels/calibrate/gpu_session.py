@@ -1,4 +1,4 @@
-"""The GPUs as measurements use them: groups of ranks, random buffers larger than L2, one set-up at a time."""
+"""Gives measurements their GPUs: groups of ranks, random buffers larger than L2, one set-up at a time."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from moesim.kernels.machine import MeasuredMachine, read_state
 from moesim.kernels.timing import StartGate, time_group
 
 BEYOND_L2_BYTES = 300_000_000
-"""Rotated buffers hold at least this much together: five times the L2 of a Hopper GPU."""
+"""Least total size of rotated buffers, five times the L2 cache of a Hopper GPU."""
 
 _MAX_SETS = 64
 
 
 class Session:
-    """GPUs of one process, with what measurements share. `devices[0]` does what needs one GPU."""
+    """The GPUs of one process, with the set-ups that measurements share; `devices[0]` does one-GPU tasks."""
 
     def __init__(self, devices: Sequence[int], quick: bool) -> None:
-        """Nothing is touched before a measurement asks."""
+        """Record the devices; no GPU is touched before a measurement needs it."""
         self.devices, self.quick = tuple(devices), quick
         self._groups: dict[int, tuple[GpuGroup, StartGate]] = {}
         self._kept: tuple[object, Any] | None = None
@@ -40,7 +40,7 @@ class Session:
         return self._group(ranks)[0]
 
     def keep(self, key: object, build: Callable[[], Any]) -> Any:
-        """The set-up of a key, built once; the set-up of another key is let go first."""
+        """The set-up of a key, built once; the set-up of another key is released first."""
         if self._kept is None or self._kept[0] != key:
             if self._kept is not None and hasattr(self._kept[1], "close"):
                 self._kept[1].close()
@@ -54,7 +54,7 @@ class Session:
         return self._kept[1]
 
     def random(self, rank: int, size_bytes: int) -> Any:
-        """Random bytes on a rank's GPU: zeros can run faster than data."""
+        """Random bytes on a rank's GPU, because kernels can run faster on zeros than on data."""
         cp = cupy()
         with cp.cuda.Device(self.devices[rank]):
             array = cp.random.randint(0, 2**31 - 1, size=-(-size_bytes // 4), dtype=cp.int32)
@@ -62,7 +62,7 @@ class Session:
             return array.view(cp.uint8)[:size_bytes]
 
     def sets(self, size_bytes: int) -> int:
-        """How many buffers of this size go round so that together they exceed the L2."""
+        """How many buffers of this size to rotate so that together they exceed the L2 cache."""
         return max(2, min(_MAX_SETS, math.ceil(BEYOND_L2_BYTES / size_bytes)))
 
     def time(
@@ -74,7 +74,7 @@ class Session:
         before: Callable[[int], None] | None = None,
         each: int = 1,
     ) -> tuple[float, ...]:
-        """Seconds of each repeat (the slowest rank's), after a warm-up; `each`: operations in one `work`."""
+        """Seconds per operation of each repeat on the slowest rank; `work` queues `each` operations."""
         group, gate = self._group(ranks)
         rows = time_group(group, work, repeats=self.repeats, warm_up=3, ranks=on, gate=gate, before=before)
         return tuple(max(row) / each for row in rows)
@@ -87,7 +87,7 @@ class Session:
 
 
 class GpuContext:
-    """Runs tasks on the GPUs of this machine; a failed wait makes new groups and fails that task only."""
+    """Runs tasks on the GPUs of this machine; a failed wait fails that task only and makes new groups."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class GpuContext:
         self.facts = Facts(usable_gpus(machine), libraries(), machine.gpus[0].sms or 132)
 
     def wanted(self, task: TimingTask) -> bool:
-        """Whether this task still has to be done."""
+        """Whether this task is still to be done."""
         return self._wanted(task)
 
     def sample(self, measurement: Measurement, task: TimingTask) -> Sample:
@@ -128,7 +128,7 @@ class GpuContext:
 
 
 def libraries() -> frozenset[str]:
-    """Which optional libraries can be imported; nothing is imported here."""
+    """Names of the optional libraries that can be imported; nothing is imported here."""
     found = {name for name in ("cupy", "torch") if importlib.util.find_spec(name) is not None}
     if "cupy" in found:
         from moesim.kernels.calibrate.nccl_library import find_library
@@ -138,7 +138,7 @@ def libraries() -> frozenset[str]:
 
 
 def usable_gpus(machine: MeasuredMachine) -> int:
-    """How many of the chosen GPUs, from the first, all reach each other (at most 8)."""
+    """The largest number of chosen GPUs, from the first on and at most 8, that all reach each other."""
     count = 1
     while count < min(8, len(machine.gpus)) and machine.reachable(count + 1):
         count += 1
@@ -146,7 +146,7 @@ def usable_gpus(machine: MeasuredMachine) -> int:
 
 
 def cuda_devices(machine: MeasuredMachine) -> list[int]:
-    """CUDA's numbers of the machine's GPUs (the driver numbers by bus, CUDA by what is visible).
+    """CUDA's numbers of the machine's GPUs; the driver counts by PCI bus, CUDA counts visible GPUs.
 
     Raises InputError for a GPU that CUDA does not see.
     """

@@ -1,4 +1,4 @@
-"""Copies inside one GPU: memory bandwidth by size, and by SMs."""
+"""Measures memory bandwidth by copies inside one GPU, by size and by SMs."""
 
 from __future__ import annotations
 

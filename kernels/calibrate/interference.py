@@ -1,10 +1,10 @@
-"""Compute beside communication SMs, and what the communication still carries beside compute.
+"""Measures the slow-down of compute overlapped with communication, and of the communication itself.
 
 A persistent PTX copy (copy.ptx, n CTAs, each alone on its SM) pushes from GPU 0 to GPU 1 while an operator
-runs on GPU 0. Windows alone and beside alternate and the GPU rests before each, so that neither drift nor
-the power limit favours one; a beside window counts only if the copy ran before it and did not reach its time
-limit. An SM-aware operator can leave more SMs free than the copy takes, because kernels that run in clusters
-of two may not fit exactly the rest, and a tuned library would leave a margin.
+runs on GPU 0. Windows with and without the copy alternate, and the GPU rests before each, so that neither
+drift nor the power limit favours one. An overlapped window counts only if the copy ran before it and did not
+reach its time limit. An SM-aware operator can leave more SMs free than the copy takes, because kernels in
+clusters of two may not fit the remaining SMs exactly, and a tuned library would leave a margin.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def _build(operator: str) -> Any:
     if operator == "memory":
         return torch_graphs.memory_copy(1 << 30)
     if operator == "bf16":
-        return torch_graphs.product("bf16", 4096, 4096, 7168)
+        return torch_graphs.gemm("bf16", 4096, 4096, 7168)
     m, n, k, groups = {
         "fp8_wide": (4096, 24576, 1536, 1),
         "fp8_deep": (4096, 4096, 7168, 1),
         "fp8_grouped": (32768, 4096, 7168, 8),
     }[operator]
-    return torch_graphs.product("fp8", m, n, k, groups)
+    return torch_graphs.gemm("fp8", m, n, k, groups)
 
 
 def _on_gpu(session: Any, p: Mapping[str, Any]) -> Sample:

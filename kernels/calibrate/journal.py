@@ -1,4 +1,4 @@
-"""Rows on disk as they are measured: an interrupted run keeps what it has, the next one goes on."""
+"""Writes rows to disk as they are measured, so that an interrupted run can be resumed."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ MAX_BYTES = 64_000_000
 
 
 class Journal:
-    """An append-only JSONL file: a header line with the machine, a line a row, a line at the end.
+    """An append-only JSONL file with a header line (the machine), one line per row, and an end line.
 
-    Each line is flushed to the disk before the next task begins. A line that was cut off by a crash is
-    dropped. A finished journal is set aside as `<name>.previous` and a new one begun.
+    Each line is flushed to disk before the next task begins. A line that a crash cut off is dropped. A
+    finished journal is renamed to `<name>.previous` and a new one is begun.
     """
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
-        """Open or begin; raises InputError for a file of another machine, or one that is no journal."""
+        """Open or begin a journal; raises InputError for another machine's file or one that is no journal."""
         self.path = path
         self.header = {"format": FORMAT, **header}
         self.rows: dict[str, TimedRow] = {}
@@ -39,11 +39,11 @@ class Journal:
 
     @property
     def resumed(self) -> int:
-        """Rows that an earlier, interrupted run left."""
+        """Number of rows that an earlier, interrupted run left."""
         return len(self.rows)
 
     def append(self, row: TimedRow) -> None:
-        """Keep a row for good."""
+        """Write a row to disk."""
         self._write(row.to_json())
         self.rows[row.task.key] = row
 
@@ -58,7 +58,7 @@ class Journal:
             os.fsync(file.fileno())
 
     def _read(self) -> bool:
-        """Whether the file holds an unfinished run of this machine, now loaded."""
+        """Load the file; return whether it holds an unfinished run of this machine."""
         data = self.path.read_bytes()
         if len(data) > MAX_BYTES:
             raise InputError(f"{self.path}: larger than {MAX_BYTES // 10**6} MB, so not a calibration's rows")
@@ -83,7 +83,7 @@ class Journal:
             self.path.replace(self.path.with_name(self.path.name + ".previous"))
             return False
         self._same_machine(header)
-        if len(whole) < len(data):  # a cut last line: end the file behind the last whole one
+        if len(whole) < len(data):  # the last line was cut off: truncate the file after the last whole one
             os.truncate(self.path, len(whole))
         return True
 

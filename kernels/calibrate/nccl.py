@@ -1,4 +1,4 @@
-"""NCCL collectives inside a node by size and ranks, alone and beside matrix products."""
+"""Measures NCCL collectives inside a node by size and ranks, alone and overlapped with GEMMs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from moesim.kernels.calibrate.protocol import Facts, Grid, Parameter, Sample
 
 OPERATIONS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 SIZES = tuple(1 << k for k in (28, 26, 24, 22, 20, 16))
-"""Bytes that a rank contributes."""
+"""Message sizes in bytes that one rank contributes."""
 COMPUTE_S = 0.04
-"""Matrix products queued on every GPU before a collective that runs beside them."""
+"""Seconds of GEMMs queued on every GPU before a collective that overlaps them."""
 
 
 @dataclass(slots=True)
 class _Ring:
-    """A communicator with its buffers, and graphs of products where they run beside it."""
+    """A communicator with its buffers, and graphs of GEMMs where these overlap the collectives."""
 
     comm: Any
     send: list[int] = field(default_factory=list)
@@ -27,7 +27,7 @@ class _Ring:
     graphs: list[Any] = field(default_factory=list)
 
     def close(self) -> None:
-        """Give the communicator back before its buffers go."""
+        """Destroy the communicator before its buffers are freed."""
         self.comm.close()
 
 
@@ -62,7 +62,7 @@ def _on_gpu(session: Any, p: Mapping[str, Any]) -> Sample:
 
 
 def _beside(session: Any, group: Any, work: Any, graphs: list[Any]) -> tuple[float, ...]:
-    """Seconds of each collective while every GPU works on products that began before it."""
+    """Seconds of each collective while every GPU runs GEMMs that began before it."""
     from moesim.kernels.loader import cupy
 
     cp, times = cupy(), []
@@ -103,15 +103,15 @@ def _set_up(session: Any, ranks: int, beside: str) -> _Ring:
         ring.send.append(int(words.data.ptr))
         ring.receive.append(int(out.data.ptr))
     if beside == "gemm":
-        from moesim.kernels.calibrate.torch_graphs import Graphs, product
+        from moesim.kernels.calibrate.torch_graphs import Graphs, gemm
 
         devices = session.devices[:ranks]
-        ring.graphs = [Graphs(d, lambda: product("bf16", 4096, 4096, 7168)) for d in devices]
+        ring.graphs = [Graphs(d, lambda: gemm("bf16", 4096, 4096, 7168)) for d in devices]
     return ring
 
 
 def settings() -> str:
-    """NCCL's own settings that change what it does, as far as they are set; goes into the conditions."""
+    """The set NCCL environment variables that change its behaviour, as text for an entry's conditions."""
     names = ("NCCL_ALGO", "NCCL_PROTO", "NCCL_NVLS_ENABLE", "NCCL_MAX_CTAS", "NCCL_MIN_CTAS")
     return ", ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ)
 

@@ -1,4 +1,4 @@
-"""NCCL through its C interface, all ranks in one process: whatever library PyTorch or the system brings."""
+"""Calls NCCL of PyTorch or the system through its C interface, with all ranks in one process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SUM = 0
 
 
 def find_library() -> str:
-    """Path or name of libnccl.so.2: PyTorch's package nvidia-nccl, else the system's; or nothing."""
+    """Path or name of libnccl.so.2, from the package nvidia-nccl or else the system; empty without one."""
     spec = importlib.util.find_spec("nvidia")
     for place in spec.submodule_search_locations or () if spec else ():
         path = Path(place) / "nccl" / "lib" / "libnccl.so.2"
@@ -26,10 +26,10 @@ def find_library() -> str:
 
 
 class Communicator:
-    """One communicator over `devices`, a rank each. Buffers are device addresses, sizes in bytes."""
+    """A communicator with one rank per device. Buffers are device addresses; sizes are in bytes."""
 
     def __init__(self, devices: Sequence[int]) -> None:
-        """Raises TaskFailed where NCCL does not start."""
+        """Start NCCL; raises TaskFailed where it does not start."""
         try:
             self._library = ctypes.CDLL(find_library(), mode=ctypes.RTLD_GLOBAL)
         except OSError as error:
@@ -40,7 +40,7 @@ class Communicator:
 
     @property
     def version(self) -> str:
-        """ "2.28.7"."""
+        """The version of NCCL, such as "2.28.7"."""
         code = ctypes.c_int()
         self._call("ncclGetVersion", ctypes.byref(code))
         return f"{code.value // 10000}.{code.value % 10000 // 100}.{code.value % 100}"
@@ -53,7 +53,7 @@ class Communicator:
         size_bytes: int,
         streams: Sequence[int],
     ) -> None:
-        """Queue one collective. `size_bytes`: what a rank contributes (all_reduce: its whole buffer)."""
+        """Queue one collective; one rank contributes `size_bytes` (for all_reduce its whole buffer)."""
         part = size_bytes // self.ranks // 2 * 2
         self._call("ncclGroupStart")
         for rank in range(self.ranks):
@@ -74,7 +74,7 @@ class Communicator:
         self._call("ncclGroupEnd")
 
     def close(self) -> None:
-        """Give the communicator back."""
+        """Destroy the communicator."""
         for rank in range(self.ranks):
             self._call("ncclCommDestroy", self._comm(rank))
 

@@ -1,4 +1,4 @@
-"""The wire load of a communication kernel: a PTX push to a peer that runs on n SMs until it is stopped."""
+"""A PTX push to a peer on n SMs until it is stopped; it loads the link as a communication kernel does."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _STOP, _ISSUED, _LATE, _PLACES = 0, 1, 2, 8  # words of the control block, see c
 
 
 class PersistentCopy:
-    """The copy from one GPU's memory to another's; at most one runs at a time."""
+    """The persistent copy from one GPU's memory to another's; at most one runs at a time."""
 
     def __init__(self, source: int, target: int) -> None:
-        """Load the kernel, enable peer access, fill the source with random words."""
+        """Load the kernel, enable peer access and fill the source with random words."""
         cp = cupy()
         with as_file(files("moesim.kernels").joinpath("ptx", "copy.ptx")) as path, cp.cuda.Device(source):
             self._kernel = cp.RawModule(path=str(path)).get_function("copy_sys_v1")
@@ -40,9 +40,9 @@ class PersistentCopy:
             cp.cuda.Device(target).synchronize()
 
     def start(self, sms: int) -> None:
-        """Launch on `sms` CTAs (an even number: clusters of two take both SMs of a TPC, as libraries do).
+        """Launch `sms` CTAs, an even number: clusters of two take both SMs of a TPC, as in libraries.
 
-        Raises TaskFailed unless each has begun on an SM of its own.
+        Raises TaskFailed unless each CTA has begun on an SM of its own.
         """
         with self._device:
             self._control.data.memset_async(0, self._control.nbytes, self._aside)
@@ -67,7 +67,7 @@ class PersistentCopy:
             raise TaskFailed(f"the {sms} CTAs of the copy do not each have an SM of their own")
 
     def stop(self) -> bool:
-        """End it; False if it had reached its time limit before (the window then does not count)."""
+        """End the copy; False if it had already reached its time limit, so that the window does not count."""
         with self._device:
             self._control[_STOP : _STOP + 1].data.copy_from_host_async(self._word.ctypes.data, 8, self._aside)
             self._aside.synchronize()
@@ -75,7 +75,7 @@ class PersistentCopy:
         return int(self._read()[_LATE]) == 0
 
     def alone(self, sms: int, seconds: float = 0.03) -> float:
-        """Bytes a second with nothing beside it, by the host's clock."""
+        """Bytes per second of the copy alone, by the host's clock."""
         self.start(sms)
         first, begin = int(self._read()[_ISSUED]), time.perf_counter()
         time.sleep(seconds)
@@ -88,7 +88,7 @@ class PersistentCopy:
         return torch.as_tensor(self._control, device=f"cuda:{self._device.id}")[_ISSUED : _ISSUED + 1]
 
     def _read(self) -> Any:
-        """The control words now, while the kernel runs."""
+        """Read the control words while the kernel runs."""
         with self._device:
             self._control.data.copy_to_host_async(self._host.ctypes.data, self._control.nbytes, self._aside)
             self._aside.synchronize()

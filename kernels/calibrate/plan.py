@@ -1,4 +1,4 @@
-"""Which measurements to run, in which order, how long they take, and what cannot be measured here."""
+"""Plans a calibration: which measurements run in which order, for how long, and which cannot run here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from moesim.kernels.calibrate import (
 from moesim.kernels.calibrate.protocol import Facts, Measurement, TimingTask
 
 QUICK_BUDGET_S, BUDGET_S = 115.0, 350.0
-"""A run begins no further task after this long; the rest is reported, and measured by a resumed run."""
+"""Seconds after which a run begins no further task; it reports the rest, which a resumed run measures."""
 
 MEASUREMENTS: tuple[Measurement, ...] = (
     copy.MEASUREMENT,
@@ -36,12 +36,12 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     quantise.MEASUREMENT,
     barrier.MEASUREMENT,
 )
-"""In order of importance: what a time budget cuts off is the end."""
+"""Measurements in order of importance, because a time budget cuts off the last ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrationPlan:
-    """Measurements that can run here, and why others cannot."""
+    """The measurements that can run here, and the reasons why others cannot."""
 
     measurements: tuple[Measurement, ...]
     facts: Facts
@@ -55,12 +55,12 @@ class CalibrationPlan:
 
     @property
     def estimate_s(self) -> float:
-        """Seconds of the whole run, about."""
+        """Estimated seconds of the whole run."""
         return sum(m.estimate_s(self.facts, self.quick) for m in self.measurements)
 
     @property
     def task_s(self) -> dict[str, float]:
-        """Seconds of one task of each measurement, about, its share of the set-up included."""
+        """Estimated seconds of one task of each measurement, its share of the set-up included."""
         facts, quick = self.facts, self.quick
         return {m.name: m.estimate_s(facts, quick) / len(m.tasks(facts, quick)) for m in self.measurements}
 
@@ -71,7 +71,7 @@ class CalibrationPlan:
 
 
 def measurement_names() -> list[str]:
-    """Words for `only`."""
+    """Names that `only` accepts."""
     return [m.name for m in MEASUREMENTS]
 
 

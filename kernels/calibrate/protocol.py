@@ -1,4 +1,4 @@
-"""What a measurement is: a list of tasks, a way to do one on a GPU, and rows of plain numbers."""
+"""Interfaces of measurements: each lists its tasks, does one on a GPU, and yields rows of plain numbers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from moesim.hwmodels.errors import InputError
 Parameter = int | float | str
 
 FORMER_KEYS = {"told": "left_free", "told_alone_ratio": "aware_alone_ratio"}
-"""Names of parameters and values in rows of earlier releases, with those that took their place."""
+"""Names of parameters and values in rows of earlier releases, with their present names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a plan may count on: GPUs that all reach each other, and importable libraries."""
+    """The resources that a plan can use: GPUs that all reach each other, and importable libraries."""
 
     gpus: int
     libraries: frozenset[str]
@@ -35,30 +35,30 @@ class TimingTask:
 
     @property
     def key(self) -> str:
-        """Identity in the journal."""
+        """The task's identity in the journal."""
         return json.dumps([self.measurement, dict(sorted(self.parameters.items()))], separators=(",", ":"))
 
     @property
     def text(self) -> str:
-        """What is being measured, for the progress display."""
+        """The task in words, for the progress display."""
         return f"{self.measurement} " + " ".join(f"{k}={v}" for k, v in self.parameters.items())
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Timings of one task in seconds, and what else was counted (`values`, SI units in the keys)."""
+    """Timings of one task in seconds, and other measured `values` (SI units in the keys)."""
 
     times_s: tuple[float, ...]
     values: Mapping[str, float] = field(default_factory=dict)
 
 
 class TaskFailed(Exception):  # noqa: N818 - a result, not a fault of the program
-    """A task that this machine cannot do; the reason is kept as a row and the run goes on."""
+    """A task that this machine cannot do; a row records the reason and the run continues."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimedRow:
-    """A finished task: median and quartiles of its times, or the reason why there are none."""
+    """A finished task with the median and quartiles of its times, or the reason why there are none."""
 
     measurement: str
     parameters: Mapping[str, Parameter]
@@ -71,12 +71,12 @@ class TimedRow:
 
     @property
     def ok(self) -> bool:
-        """Whether it holds a time."""
+        """Whether the row holds a time."""
         return not self.failed
 
     @property
     def task(self) -> TimingTask:
-        """What was asked."""
+        """The task that the row answers."""
         return TimingTask(self.measurement, self.parameters)
 
     def to_json(self) -> str:
@@ -109,38 +109,38 @@ class TimedRow:
 
 
 def _renamed(value: Any) -> Any:
-    """Parameters or values under the names that they have now."""
+    """Parameters or values under their present names."""
     return {FORMER_KEYS.get(k, k): v for k, v in value.items()} if isinstance(value, dict) else value
 
 
 class Context(Protocol):
-    """Where measurements run: the GPUs, or a stand-in that returns synthetic samples."""
+    """The place where measurements run: the GPUs, or a stand-in that returns synthetic samples."""
 
     @property
     def facts(self) -> Facts:
-        """What there is to measure on."""
+        """The GPUs and libraries that can be used."""
 
     @property
     def quick(self) -> bool:
-        """Fewer points and repeats."""
+        """Whether to measure fewer points and repeats."""
 
     def wanted(self, task: TimingTask) -> bool:
-        """Whether this task still has to be done (not in the journal, time left)."""
+        """Whether this task is still to be done: not in the journal, and with time left."""
 
     def sample(self, measurement: Measurement, task: TimingTask) -> Sample:
         """Do one task; raises TaskFailed where this machine cannot."""
 
 
 class Measurement(Protocol):
-    """One kind of measurement. Implementations are data (`Grid`), so that a plan costs nothing."""
+    """One kind of measurement. Implementations are data (`Grid`), so that planning is cheap."""
 
     @property
     def name(self) -> str:
-        """Its word on the command line and in the journal."""
+        """Its name on the command line and in the journal."""
 
     @property
     def title(self) -> str:
-        """What it measures, for people."""
+        """What it measures, in words."""
 
     def needs(self, facts: Facts) -> str:
         """What is missing to run it at all, or nothing."""
@@ -149,17 +149,17 @@ class Measurement(Protocol):
         """Its tasks, the most important first."""
 
     def estimate_s(self, facts: Facts, quick: bool) -> float:
-        """Seconds that it takes, about."""
+        """Estimated seconds of the measurement."""
 
     def run(self, context: Context) -> Iterator[TimedRow]:
-        """Do every wanted task; a row each, as it is done."""
+        """Do every wanted task and yield its row when it is done."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
     """A measurement over a grid of parameters; `on_gpu` does one task with a `gpu_session.Session`.
 
-    `task_s` and `setup_s` are what a task and the set-up take on 8 H200, for the estimate.
+    `task_s` and `setup_s` are the seconds of a task and of the set-up on 8 H200, for the estimate.
     """
 
     name: str
@@ -180,7 +180,7 @@ class Grid:
         return ""
 
     def tasks(self, facts: Facts, quick: bool) -> list[TimingTask]:
-        """Its tasks, each once, the most important first."""
+        """Its tasks without duplicates, the most important first."""
         seen: dict[str, TimingTask] = {}
         for parameters in self.grid(facts, quick):
             task = TimingTask(self.name, parameters)
@@ -188,7 +188,7 @@ class Grid:
         return list(seen.values())
 
     def estimate_s(self, facts: Facts, quick: bool) -> float:
-        """Seconds that it takes, about; quick runs repeat half as often."""
+        """Estimated seconds of the measurement; quick runs repeat half as often."""
         if self.needs(facts):
             return 0.0
         return self.setup_s + self.task_s * len(self.tasks(facts, quick)) * (0.5 if quick else 1.0)

@@ -1,4 +1,4 @@
-"""Casts between BF16 and E4M3 with 1x128 scales, as communication SMs do them: rate against SMs."""
+"""Measures casts between BF16 and E4M3 with 1x128 scales, as communication kernels do them, over SMs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from moesim.kernels.calibrate.protocol import Facts, Grid, Parameter, Sample
 
 COLUMNS = 7168
 ROWS = 32768
-"""470 MB of BF16: eight times the L2."""
+"""Rows of the input, which is 470 MB of BF16 and eight times the L2 cache."""
 
 
 def _grid(facts: Facts, quick: bool) -> Sequence[Mapping[str, Parameter]]:

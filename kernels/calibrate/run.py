@@ -1,4 +1,4 @@
-"""A calibration from start to end: plan, measure into the journal, fit, write the profile."""
+"""Runs a calibration from start to end: plans, measures into the journal, fits and writes the profile."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ from moesim.kernels.export import Origin, carried, write_profile
 from moesim.kernels.machine import MeasuredMachine, read_machine, refusals
 
 LINKS_FROM = "hopper-communication"
-"""Curves that one machine cannot show (NICs), or that were not measured, are carried from here."""
+"""Profile that supplies the curves that one machine cannot measure (NICs) or that were not measured."""
 LAWS_FROM = "hopper-interference"
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line says. `output`: the profile; its rows go beside it as `<stem>.rows.jsonl`."""
+    """Options of the command; the rows are written beside the profile `output` as `<stem>.rows.jsonl`."""
 
     output: Path
     quick: bool = False
     gpus: tuple[int, ...] = ()
-    """Driver numbers of the GPUs; empty = all."""
+    """Driver numbers of the GPUs; empty for all."""
     only: tuple[str, ...] = ()
     accelerator: str | None = None
-    """Name or file of the accelerator; None = what the driver says the GPUs are."""
+    """Name or file of the accelerator; None takes the one that the driver reports."""
     allow_busy: bool = False
     command: str = "moesim calibrate"
     budget_s: float | None = None
 
     @property
     def rows_path(self) -> Path:
-        """Where the rows are kept."""
+        """Path of the file with the rows."""
         return self.output.with_name(f"{self.output.stem}.rows.jsonl")
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrationProgress:
-    """State of a run for a progress bar: seconds by estimate, and what is being measured or was said."""
+    """Progress of a run: estimated seconds done and in total, the present task, and a message."""
 
     done_s: float
     total_s: float
@@ -64,7 +64,7 @@ ProgressCallback = Callable[[CalibrationProgress], None]
 
 
 class ContextFactory(Protocol):
-    """Makes the context once the machine is known (tests give a stand-in)."""
+    """Makes the context once the machine is known; tests pass a stand-in."""
 
     def __call__(
         self, machine: MeasuredMachine, /, *, quick: bool, wanted: Callable[[TimingTask], bool]
@@ -74,14 +74,14 @@ class ContextFactory(Protocol):
 
 @dataclass(slots=True)
 class _CalibrationRun:
-    """What happens around the tasks: the journal, the clock, the progress."""
+    """The state around the tasks: journal, clock and progress."""
 
     journal: Journal
     progress: ProgressCallback
     budget_s: float
     total_s: float
     task_s: Mapping[str, float]
-    """Seconds of one task by measurement, about."""
+    """Estimated seconds of one task by measurement."""
     begin: float = field(default_factory=lambda: time.monotonic())
     done_s: float = 0.0
     out_of_time: int = 0
@@ -112,9 +112,9 @@ def calibrate(
 ) -> Path:
     """Measure this machine and write its calibration profile; returns the profile's path.
 
-    Interrupted (Ctrl-C, a crash), every finished task is on disk, and the same call goes on from there.
+    After an interruption (Ctrl-C, a crash) every finished task is on disk, and the same call resumes there.
     Raises InputError where nothing can be measured: no GPU, no driver, a busy or split GPU, an unknown
-    accelerator, an unwritable output. The keyword arguments replace the machine in tests.
+    accelerator, an unwritable output. Tests replace the machine by the keyword arguments.
     """
     tell = progress or (lambda _: None)
     _check_output(options.output)
@@ -159,9 +159,9 @@ def make_profile(
     date: str,
     not_measured: Sequence[str] = (),
 ) -> CalibrationProfile:
-    """The profile of a calibration's rows; raises InputError where no row supports an entry. Pure.
+    """The profile of a calibration's rows, as a pure function; raises InputError where no row has an entry.
 
-    What was not measured is carried from the shipped Hopper profiles, each entry with its own source.
+    Entries that were not measured are carried from the shipped Hopper profiles, each with its own source.
     """
     name = options.output.stem
     origin = Origin(
@@ -201,7 +201,7 @@ def make_profile(
 
 
 def clocks_text(rows: Sequence[TimedRow], machine: MeasuredMachine) -> str:
-    """The clocks that the figures stand for."""
+    """The clocks that the GPUs ran at during the measurements, in words."""
     parts = []
     if (limit := machine.gpus[0].sm_clock_max_hz) is not None:
         parts.append(f"at most {limit / 1e6:.0f} MHz")
@@ -217,7 +217,7 @@ def clocks_text(rows: Sequence[TimedRow], machine: MeasuredMachine) -> str:
 
 
 def kernels_hash() -> str:
-    """Twelve digits over the text of every PTX kernel: equal means equal kernels."""
+    """Twelve hexadecimal digits that identify the text of all PTX kernels."""
     digest = hashlib.sha256()
     for name in sorted(KERNELS):
         digest.update(f"{name} {KERNELS[name].digest()}\n".encode())
@@ -225,7 +225,7 @@ def kernels_hash() -> str:
 
 
 def _marks(machine: MeasuredMachine, options: Options) -> str:
-    """What a reader must know about this run."""
+    """Caveats of this run, in words: busy GPUs, a quick run, NCCL settings."""
     marks = [f"busy: {gpu.busy}" for gpu in machine.gpus if gpu.busy]
     marks += ["quick run"] if options.quick else []
     marks += [settings()] if settings() else []
@@ -233,7 +233,7 @@ def _marks(machine: MeasuredMachine, options: Options) -> str:
 
 
 def _missing(plan: CalibrationPlan, rows: Sequence[TimedRow], out_of_time: int) -> list[str]:
-    """What the profile lacks and why."""
+    """The measurements that the profile lacks, with the reasons."""
     missing = list(plan.not_measured)
     failed = [row for row in rows if not row.ok]
     reasons: dict[str, list[TimedRow]] = {}
@@ -246,7 +246,7 @@ def _missing(plan: CalibrationPlan, rows: Sequence[TimedRow], out_of_time: int) 
 
 
 def _header(machine: MeasuredMachine, accelerator: Accelerator, plan: CalibrationPlan) -> dict[str, Any]:
-    """What must be equal for rows to belong together."""
+    """The conditions that must be equal for rows to belong to one run."""
     return {
         "machine": machine.title,
         "driver": machine.driver,

@@ -1,4 +1,4 @@
-"""Matrix products, attention and a copy from PyTorch as repeatable graphs over inputs larger than L2."""
+"""GEMMs, attention and a copy from PyTorch as repeatable CUDA graphs over inputs larger than L2."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GRAPH_S = 6e-3
 
 @dataclass(slots=True)
 class TorchWork:
-    """A call `run(i)` on input set i of `sets`; FLOPs and the bytes it must move through memory."""
+    """A call `run(i)` on input set i of `sets`, with its FLOPs and the bytes that it must move."""
 
     run: Callable[[int], Any]
     sets: int
@@ -34,8 +34,8 @@ def torch() -> Any:
     return module
 
 
-def product(dtype: str, m: int, n: int, k: int, groups: int = 1) -> TorchWork:
-    """A = [m, k] times B = [k, n]: "bf16" (cuBLAS), "fp8" (row-wise scales); grouped over rows for fp8."""
+def gemm(dtype: str, m: int, n: int, k: int, groups: int = 1) -> TorchWork:
+    """A GEMM of [m, k] and [k, n] in "bf16" (cuBLAS) or "fp8" (row-wise scales, optionally grouped)."""
     t = torch()
     size = 1 if dtype == "fp8" else 2
     sets = _sets(size * (m * k + groups * n * k) + 2 * m * n)
@@ -71,7 +71,7 @@ def product(dtype: str, m: int, n: int, k: int, groups: int = 1) -> TorchWork:
 
 
 def attention(heads: int, length: int, dqk: int, dv: int, *, backward: bool) -> TorchWork:
-    """Causal attention of one sequence; FLOPs of the causal half, five products backward."""
+    """Causal attention of one sequence; its FLOPs count the causal half, with five GEMMs in backward."""
     t = torch()
     functional = t.nn.functional
     data = []
@@ -88,8 +88,8 @@ def attention(heads: int, length: int, dqk: int, dv: int, *, backward: bool) -> 
         return t.autograd.grad(out, (q, k, v), grad, retain_graph=True)
 
     pairs = heads * length * length / 2
-    products = 3 * dqk + 2 * dv if backward else dqk + dv
-    return TorchWork(gradients if backward else forward, 2, flop=2.0 * pairs * products)
+    gemm_sides = 3 * dqk + 2 * dv if backward else dqk + dv
+    return TorchWork(gradients if backward else forward, 2, flop=2.0 * pairs * gemm_sides)
 
 
 def memory_copy(size_bytes: int) -> TorchWork:
@@ -103,10 +103,10 @@ def memory_copy(size_bytes: int) -> TorchWork:
 
 
 class Graphs:
-    """CUDA graphs of one work, on all SMs and leaving some of them free, replayed in timed windows."""
+    """CUDA graphs of one operator, on all SMs and with some left free, replayed in timed windows."""
 
     def __init__(self, device: int, build: Callable[[], TorchWork], left_free: tuple[int, ...] = ()) -> None:
-        """Warm up and capture; `left_free`: numbers of SMs to leave free, each in a graph of its own."""
+        """Warm up and capture one graph on all SMs and one for each number of SMs in `left_free`."""
         t = torch()
         t.cuda.set_device(device)
         self.stream = t.cuda.Stream(device)
@@ -126,11 +126,11 @@ class Graphs:
             self._graphs[left_free].replay()
 
     def seconds(self, left_free: int = 0, at_least_s: float = GRAPH_S) -> float:
-        """Seconds of one call, over graphs for at least so long (two more graphs run before)."""
+        """Seconds of one call, timed over graphs of at least `at_least_s` after two untimed graphs."""
         return self.window(left_free, at_least_s, None)[0]
 
     def window(self, left_free: int, at_least_s: float, counter: Any) -> tuple[float, float]:
-        """Seconds of one call, and how fast a device word (int64 tensor, or None) grew, in 1/s."""
+        """(seconds of one call, growth of a device word in 1/s); `counter` is an int64 tensor or None."""
         t, graph = torch(), self._graphs[left_free]
         self._counts.zero_()
 
@@ -173,7 +173,7 @@ class Graphs:
 
 @contextmanager
 def _carve_out(t: Any, sms: int) -> Iterator[None]:
-    """PyTorch's scaled products leave `sms` SMs free; raises TaskFailed where this PyTorch cannot."""
+    """Make PyTorch's scaled GEMMs leave `sms` SMs free; raises TaskFailed where this PyTorch cannot."""
     tell = getattr(t._C, "_set_sm_carveout_experimental", None)
     if sms and tell is None:
         raise TaskFailed("this PyTorch cannot leave SMs free (2.6 and later can)")

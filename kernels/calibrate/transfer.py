@@ -1,7 +1,7 @@
-"""From a profile measured on one accelerator to one for a sibling: what carries over, scales, or cannot.
+"""Derives a profile for a sibling accelerator: each measured entry carries over, scales or is left out.
 
-Nothing here is fitted: factors are ratios of the two accelerators' published figures, and every entry
-states what was assumed and by how much its error grows.
+Nothing here is fitted. Factors are ratios of the two accelerators' published figures, and every entry
+states the assumption and by how much its error grows.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from moesim.kernels.export import residual
 Verdict = Literal["carries over", "scales", "cannot"]
 
 SAME_DIE_ERROR = 0.05
-"""Same SMs, peak and nominal clock: sustained clocks of two boards under one power limit still differ."""
+"""Error added on the same die, because two boards under one power limit sustain different clocks."""
 LINK_ERROR = 0.08
-"""Share of the nominal link rate on a link of another width: protocol overhead stays, the switch may not."""
+"""Error added to a share of the nominal link rate on a link of another width, whose switch may differ."""
 MEMORY_ERROR = 0.10
-"""Share of the nominal memory bandwidth on another memory generation."""
+"""Error added to a share of the nominal memory bandwidth on another memory generation."""
 INTERFERENCE_ERROR = 0.10
-"""Slow-downs beside communication that loads another memory and another link."""
+"""Error added to slow-downs under communication that loads another memory and another link."""
 CLOCK_TOLERANCE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """What becomes of an entry; `factor` multiplies its values, `error` adds to its stated error."""
+    """The transfer of one entry: `factor` multiplies its values, `error` adds to its stated error."""
 
     id: str
     verdict: Verdict
@@ -76,7 +76,7 @@ def transfer(
 
 
 def statements(profile: CalibrationProfile, source: Accelerator, target: Accelerator) -> list[Statement]:
-    """What becomes of every entry, in the profile's order; raises InputError as `transfer` does."""
+    """The transfer statement of every entry, in the profile's order; raises InputError as `transfer` does."""
     _same_die(source, target)
     if profile.accelerator not in (source.name, "any") and source.name not in profile.also_for:
         raise InputError(
@@ -164,7 +164,7 @@ def _judge(entry: Entry, source: Accelerator, target: Accelerator) -> Statement:
 
 
 def _of_another_device(entry: Entry, source: Accelerator) -> bool:
-    """Whether its conditions name a device of another family: a fact carried from elsewhere."""
+    """Whether the entry's conditions name a device of another family than `source`."""
     device = (entry.conditions.device or "").upper()
     family = source.name.split("-")[0].upper()
     return bool(device) and family not in device
@@ -191,7 +191,7 @@ def _applied(entry: Entry, statement: Statement, source: Accelerator, target: Ac
 
 
 def _scaled(entry: MeasuredCurve, point: Any, factor: float) -> float:
-    """A point of a curve that scales; over SMs only its limit does: few SMs limit themselves."""
+    """A scaled point of a curve; over SMs only the limit scales, because few SMs limit their own rate."""
     if entry.id.endswith(".sm_rate"):
         limit = max(p[1] for p in entry.points) * factor
         return float(min(point[1], limit))
@@ -199,10 +199,10 @@ def _scaled(entry: MeasuredCurve, point: Any, factor: float) -> float:
 
 
 def _memory_bounded(table: GemmTable, source: Accelerator, target: Accelerator) -> Iterator[tuple[Any, ...]]:
-    """Rows at the source's rate, or slower where their bytes take longer in the target's memory.
+    """Rows at the source's rate, or slower where the target's memory limits them.
 
-    Bytes: both operands once in the table's format, the result in BF16; at the share of the nominal
-    bandwidth that the row itself reached on the source where it was bound by it (at most 1).
+    The bytes are both operands once in the table's format and the result in BF16. A row that memory bound
+    on the source keeps the share of nominal bandwidth that it reached there (at most 1).
     """
     size = {"fp8": 1.0, "bf16": 2.0, "fp32": 4.0}[table.dtype]
     for row in table.points:
@@ -210,8 +210,8 @@ def _memory_bounded(table: GemmTable, source: Accelerator, target: Accelerator) 
         grouped = table.cls == "wgrad_gemm"
         moved = size * (m * k + (k * n if grouped else groups * k * n)) + 2.0 * m * n
         seconds = 2.0 * m * n * k / table.flop_per_s(row)
-        share = moved / seconds / source.hbm_bytes_per_s  # of the source's memory, by these bytes
-        if share > 0.5:  # bound by memory: time grows with the ratio of the bandwidths
+        share = moved / seconds / source.hbm_bytes_per_s  # share of the source bandwidth
+        if share > 0.5:  # memory-bound, so the time grows with the ratio of the bandwidths
             seconds *= max(1.0, source.hbm_bytes_per_s / target.hbm_bytes_per_s)
             value = 2.0 * m * n * k / seconds / 1e12 if table.unit == "TFLOP/s" else seconds * 1e6
             yield (*row[:4], float(f"{value:.5g}"), *row[5:])

@@ -1,4 +1,4 @@
-"""Dispatch and combine over two virtual nodes: what a relay forwards and reduces, by number of SMs."""
+"""Measures dispatch and combine over two virtual nodes: the rates of a relay, by number of SMs."""
 
 from __future__ import annotations
 
@@ -41,9 +41,10 @@ def _on_gpu(session: Any, p: Mapping[str, Any]) -> Sample:
 
 
 def _set_up(session: Any, tokens: int, ranks: int, node_size: int) -> tuple[Any, float, float]:
-    """FP8 buffers, random data and routing, after one dispatch; mean rows forwarded and taken from the rail.
+    """(buffers after one dispatch, mean rows that a relay forwards, mean rows that it takes from the rail).
 
-    Forwarded: from a relay to the GPUs of its node, itself included; the combine reduces as many.
+    The rows are FP8 with random data and routing. A relay forwards rows to the GPUs of its node, itself
+    included; the combine reduces as many.
     """
     from moesim.kernels.expert_parallel import Shape
     from moesim.kernels.loader import cupy

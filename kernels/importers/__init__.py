@@ -1,4 +1,4 @@
-"""Other people's measurements to calibration-profile entries."""
+"""Turns measurements of other tools into entries of a calibration profile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the importers share: bounded reading, the accelerator that is meant, the profile around entries."""
+"""Shared by the importers: bounded reading, identification of the accelerator, the profile of the entries."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from moesim.hwmodels.files import read_text
 from moesim.kernels.machine import accelerator_name
 
 MAX_BYTES = 4_000_000
-"""A log of a full sweep is well below a megabyte."""
+"""Size limit of a log; that of a full sweep is well below a megabyte."""
 MOST_LINE = 500
-"""Characters of a line that a tool prints; longer ones hold no result."""
+"""Most characters of a line with a result; longer lines are ignored."""
 
 
 def read_log(path: Path) -> str:
@@ -24,9 +24,9 @@ def read_log(path: Path) -> str:
 
 
 def meant_accelerator(named: str | None, device: str | None, place: str) -> Accelerator:
-    """The accelerator that was named, or that the log's device is.
+    """The accelerator that the user named, or the one of the device in the log.
 
-    Raises InputError when neither says it, or when they contradict each other.
+    Raises InputError where neither identifies it, or where they contradict each other.
     """
     seen = accelerator_name(device) if device else None
     if named is None and seen is None:
@@ -42,14 +42,14 @@ def meant_accelerator(named: str | None, device: str | None, place: str) -> Acce
 
 
 def file_date(path: Path) -> str:
-    """Day of the file's last change: when a log carries no date of its own."""
+    """Day of the file's last change, for a log that carries no date."""
     return datetime.datetime.fromtimestamp(path.stat().st_mtime, tz=datetime.UTC).date().isoformat()
 
 
 def imported_profile(
     name: str, accelerator: Accelerator, curves: Iterable[MeasuredCurve], *, software: str, description: str
 ) -> CalibrationProfile:
-    """A profile that holds imported curves only; another profile includes it, or it is merged by hand."""
+    """A profile of imported curves only, which another profile includes or which is merged into one."""
     return CalibrationProfile(
         name=name,
         accelerator=accelerator.name,

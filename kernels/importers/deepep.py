@@ -1,8 +1,8 @@
-"""What DeepEP's own tests print (first and second generation) to expert-parallel curves.
+"""Turns the output of DeepEP's own tests (first and second generation) into expert-parallel curves.
 
-Formats: deepseek-ai/DeepEP tests/test_intranode.py and tests/legacy/test_internode.py ("[tuning] Best ...")
-and tests/elastic/test_ep.py ("EP: rank/ranks | dispatch: ..."). The bandwidths count rows that stay on the
-own rank or node (logical); the shares of a link written here do not.
+The formats are those of deepseek-ai/DeepEP tests/test_intranode.py and tests/legacy/test_internode.py
+("[tuning] Best ...") and tests/elastic/test_ep.py ("EP: rank/ranks | dispatch: ..."). The printed bandwidths
+are logical, that is they count rows that stay on the own rank or node; link shares written here do not.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ _TOKENS = re.compile(r"(?:num_tokens=|> Tokens: )(\d+)\D.*?hidden[=:] ?(\d+)")
 MOST_RANKS = 65_536
 MOST_DIGITS = 15
 MOST_FIGURE = 1e15
-"""Microseconds or GB/s."""
+"""Largest accepted figure, in microseconds or GB/s."""
 
 Operation = Literal["dispatch", "combine"]
 
 
 @dataclass(frozen=True, slots=True)
 class EpRecord:
-    """One printed figure. Rates are logical, in bytes/s; `scale_out` is 0 inside a node."""
+    """One printed figure; rates are logical, in bytes/s, and `scale_out` is 0 inside a node."""
 
     generation: int
     operation: str
@@ -78,11 +78,11 @@ def deepep_profile(
     local_traffic_counted: bool = True,
     dispatch_dtype: Literal["FP8", "BF16"] = "FP8",
 ) -> CalibrationProfile:
-    """A profile of DeepEP outputs, one or several runs (numbers of SMs) of one machine.
+    """A profile of DeepEP outputs of one machine, from one or several runs (numbers of SMs).
 
-    Inside a node: `ep.<operation>.sm_rate` and `.scale_up_fraction`; across nodes, with the nominal NIC
-    rate: `ep.nic_fraction.<kernels>`. `ranks` must be stated for the first generation, which does not
-    print it. Raises InputError for a file without results or facts that nobody states.
+    Runs inside a node give `ep.<operation>.sm_rate` and `.scale_up_fraction`; runs across nodes, with the
+    nominal NIC rate, give `ep.nic_fraction.<kernels>`. The first generation does not print `ranks`, which
+    must then be stated. Raises InputError for a file without results or with missing facts.
     """
     paths = list(paths)
     records: list[EpRecord] = []
@@ -118,7 +118,7 @@ def deepep_profile(
 
 
 def parse(text: str, place: str, ranks: int | None = None) -> list[EpRecord]:
-    """Every best figure (first generation) or figure of every rank (second) in an output.
+    """The best figures (first generation) or the figures of every rank (second generation) of an output.
 
     Raises InputError where there is none, or where the number of ranks is neither printed nor stated.
     """
@@ -179,7 +179,7 @@ def _second(
     match: re.Match[str], shape: tuple[int, int], sms: int, dtype: str, tokens: int | None, where: str
 ) -> list[EpRecord]:
     if match["operation"] not in ("dispatch", "combine"):
-        return []  # cached, expanded and reduced variants answer another question
+        return []  # cached, expanded and reduced variants measure other operations
     ranks = _whole(match["ranks"], where)
     if shape[0] * shape[1] != ranks or not sms:
         raise InputError(
@@ -209,7 +209,7 @@ def _second(
 
 
 def _with_local(record: EpRecord) -> EpRecord:
-    """Add the rows that stay at home to a rate that leaves them out (--ignore-local-traffic)."""
+    """Add the rows that stay on the own rank or node to a rate without them (--ignore-local-traffic)."""
     inside = record.ranks // record.nodes
     up = record.scale_up_bytes_per_s * (inside / (inside - 1) if inside > 1 else 1.0)
     out = record.scale_out_bytes_per_s * (record.nodes / (record.nodes - 1) if record.nodes > 1 else 1.0)

@@ -1,4 +1,4 @@
-"""Imported entries into a profile of one's own: what one machine cannot show, from other tools' logs."""
+"""Merges imported entries into another profile, to add what one machine cannot measure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ def merge(
 ) -> CalibrationProfile:
     """`base` with the entries of `added` before its own; an entry of the same id is replaced.
 
-    A replaced entry's source stays readable in the note of the new one. Raises InputError where the two
-    describe different accelerators, or `added` holds nothing.
+    The note of a new entry names the source of the entry that it replaces. Raises InputError where the two
+    profiles describe different accelerators, or `added` is empty.
     """
     if added.accelerator not in (base.accelerator, "any") and base.accelerator != "any":
         raise InputError(
@@ -27,8 +27,8 @@ def merge(
     for kind in ("gemm_tables", "curves", "laws", "priors"):
         fresh = tuple(_replacing(entry, old.get(entry.id)) for entry in getattr(added, kind))
         fields[kind] = fresh + tuple(entry for entry in getattr(base, kind) if entry.id not in new)
-    # The entries of the includes are in both profiles already: a file that includes them again would
-    # define the replaced ones twice.
+    # Both profiles already hold the entries of their includes; including these again would define the
+    # replaced entries twice.
     fields |= {"name": name or base.name, "include": ()}
     fields["evidence"] = f"{base.evidence} Merged from {added.name}: {', '.join(new)}."
     return CalibrationProfile.model_validate(fields)

@@ -1,8 +1,8 @@
-"""nccl-tests results (JSON of -J, or the printed table) to collective curves.
+"""Turns nccl-tests results (the JSON of -J, or the printed table) into curves of collectives.
 
-Formats: NVIDIA/nccl-tests@0fdb00a3f433 src/util.cu and doc/PERFORMANCE.md. The JSON carries the whole
-environment of the run, secrets included: only the keys named here are ever looked at, and host names are
-counted, not kept.
+The formats are those of NVIDIA/nccl-tests@0fdb00a3f433 src/util.cu and doc/PERFORMANCE.md. The JSON holds the
+whole environment of the run, secrets included, so only the keys named here are read, and host names are
+counted but not stored.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _OPERATION = re.compile(rf"\b({'|'.join(OPERATIONS)})(?:_perf)?\b")
 
 @dataclass(frozen=True, slots=True)
 class NcclRow:
-    """One message size: total bytes of the array and median-like seconds (mean of the run)."""
+    """One message size: total bytes of the array and mean seconds of the run."""
 
     size_bytes: int
     seconds: float
     spread: float
-    """Relative half-difference of out-of-place and in-place."""
+    """Half the relative difference between out-of-place and in-place times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +57,12 @@ class NcclRun:
     rows: tuple[NcclRow, ...]
 
     def bus_bytes_per_s(self, row: NcclRow) -> float:
-        """Bytes/s that every rank's link carries: algorithm bandwidth times nccl-tests' factor."""
+        """Bytes/s on every rank's link: the algorithm bandwidth times the factor of nccl-tests."""
         return row.size_bytes / row.seconds * bus_factor(self.operation, self.ranks)
 
 
 def bus_factor(operation: str, ranks: int) -> float:
-    """busbw over algbw (doc/PERFORMANCE.md of nccl-tests)."""
+    """Ratio of busbw to algbw (doc/PERFORMANCE.md of nccl-tests)."""
     share = (ranks - 1) / ranks
     return {"all_reduce": 2 * share, "all_gather": share, "reduce_scatter": share, "alltoall": share}.get(
         operation, 1.0
@@ -76,11 +76,11 @@ def nccl_tests_profile(
     operation: str | None = None,
     nic_bytes_per_s: float | None = None,
 ) -> CalibrationProfile:
-    """A profile of one nccl-tests file (JSON by its extension, else the printed table).
+    """A profile of one nccl-tests file, which is JSON by its extension or else the printed table.
 
     An all-gather inside a node gives `collective.scale_up_fraction`; across nodes (with the nominal NIC
     rate) `collective.nic_fraction`; every operation gives `nccl.<operation>.busbw`. Raises InputError for
-    a file that is neither format, wrong results, or facts that it does not carry and nobody stated.
+    a file in neither format, for wrong results, and for facts that are neither in the file nor stated.
     """
     text = read_log(path)
     json_file = path.suffix.lower() == ".json"
@@ -132,7 +132,7 @@ def parse_json(text: str, place: str, operation: str | None = None) -> NcclRun:
 
 
 def parse_text(text: str, place: str, operation: str | None = None) -> NcclRun:
-    """The run in a printed table, read by its header; raises InputError where there is no such table."""
+    """The run in a printed table with a known header; raises InputError where there is no such table."""
     header: list[str] = []
     devices: dict[int, tuple[str, str | None]] = {}
     rows: list[NcclRow | None] = []
@@ -171,7 +171,7 @@ def parse_text(text: str, place: str, operation: str | None = None) -> NcclRun:
 
 
 def _device(words: list[str]) -> tuple[int, str, str | None] | None:
-    """(rank, host, GPU) of a line "# Rank 0 Group 0 Pid 1 on HOST device 0 [0000:00:00] GPU"; else None."""
+    """(rank, host, GPU) of a line "# Rank 0 Group 0 Pid 1 on HOST device 0 [0000:00:00] GPU", or None."""
     if words[:2] != ["#", "Rank"] or len(words) < 3 or not (words[2].isdecimal() and len(words[2]) < 10):
         return None
     try:
@@ -197,7 +197,7 @@ def _run(
 ) -> NcclRun:
     if operation not in OPERATIONS:
         raise InputError(
-            f"{place}: which collective was measured is not said ({operation!r}); "
+            f"{place}: the collective that was measured is unknown ({operation!r}); "
             f"state one of {', '.join(OPERATIONS)} (--operation)"
         )
     if ranks < 2:
@@ -315,7 +315,7 @@ def _operation(text: str) -> str | None:
 
 
 def _version(value: object) -> str | None:
-    """NCCL's version code 22703 is 2.27.3."""
+    """The version of a code of NCCL, such as 2.27.3 for 22703."""
     if not isinstance(value, int) or value < 10_000:
         return None
     return f"{value // 10000}.{value % 10000 // 100}.{value % 100}"

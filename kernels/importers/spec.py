@@ -1,4 +1,4 @@
-"""What an importer of measurements registers: its name, its reader, and the facts that its logs may lack."""
+"""The record that an importer registers: its name, its reader, and the facts that its logs may lack."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from moesim.hwmodels.units import parse_quantity
 
 @dataclass(frozen=True, slots=True)
 class ImportOption:
-    """A fact that a log may not state: the parameter of the reader that takes it, and its help.
+    """A fact that a log may lack: the reader's parameter for it, and its help text.
 
-    `flag` is the option of the command line ("" for `--` and the parameter). `dimension` is that of a
+    `flag` is the option of the command line; "" means `--` and the parameter. `dimension` is that of a
     quantity with a unit, such as bytes_per_s; `choices` are the only values, where there are few.
     """
 
@@ -31,11 +31,11 @@ class ImportOption:
 
     @property
     def option(self) -> str:
-        """As it is written on the command line."""
+        """The option as it is written on the command line."""
         return self.flag or f"--{self.parameter.replace('_', '-')}"
 
     def value(self, given: str | int | None) -> Any:
-        """What the reader gets; raises InputError, with the option, for a value that it cannot be."""
+        """The value for the reader; raises InputError, with the option, for an unusable value."""
         if given is None:
             return None
         if self.choices and given not in self.choices:
@@ -54,17 +54,17 @@ class ImportOption:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationImporter:
-    """One kind of log: `read` turns it into a profile, `options` become its keyword arguments.
+    """One kind of log: `read` turns it into a profile and takes `options` as keyword arguments.
 
-    `several`: `read` takes a list of paths in place of one. `read` raises InputError for a file that is no
+    With `several`, `read` takes a list of paths instead of one. It raises InputError for a file that is no
     such log.
     """
 
     name: str
-    """The command: `moesim import NAME`."""
+    """Name of the command `moesim import NAME`."""
     help: str
     log: str
-    """What the file is, for the help."""
+    """Help text on the log file."""
     read: Callable[..., CalibrationProfile]
     options: tuple[ImportOption, ...] = ()
     several: bool = False
@@ -76,4 +76,4 @@ NIC = ImportOption(
     flag="--nic",
     dimension="bytes_per_s",
 )
-"""A fact that several importers need."""
+"""The option for the NIC rate, which several importers need."""

@@ -1,4 +1,4 @@
-"""Measurements of single questions on GPUs, each a script of its own; what they measured is in profiles.
+"""Scripts that each measure a single question on GPUs; shipped profiles and data use their results.
 
-Their results are in `benchmarks/gpu/results`, where the sources of the shipped data say that they are.
+The results are in `benchmarks/gpu/results`, to which the sources of the shipped data refer.
 """

@@ -1,10 +1,10 @@
-"""How far kernels fall behind beside an NCCL ring collective, and the collective beside them (eq. O5).
+"""Slow-down of kernels overlapped with an NCCL ring collective, and of the collective (eq. O5).
 
     torchrun --nproc-per-node 4 -m moesim.kernels.calibrate.studies.beside_nccl -o beside-nccl.json
 
-Every GPU runs one operator over and over; beside it, on a stream of its own, one collective after the other.
-The collective moves the parameters or gradients of a layer, as ZeRO-3 does. A window counts only if the
-collectives, or for the other ratio the operators, ran from its begin past its end.
+Every GPU runs one operator over and over and, on another stream, one collective after the other. The
+collective moves the parameters or gradients of a layer, as ZeRO-3 does. A window counts only if the other
+work (the collectives, or for the collective's slow-down the operators) ran from its begin past its end.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def seconds(call: Call, count: int, stream: torch.cuda.Stream) -> float:
 
 
 def beside(timed: Call, n: int, at: torch.cuda.Stream, other: Call, m: int, on: torch.cuda.Stream) -> float:
-    """Seconds of one `timed` while `other` runs the whole window; raises RuntimeError if it did not."""
+    """Seconds of one call of `timed` while `other` runs; RuntimeError if `other` ended inside the window."""
     started, finished, begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(4))
     with torch.cuda.stream(on):
         started.record()
@@ -111,7 +111,7 @@ def beside(timed: Call, n: int, at: torch.cuda.Stream, other: Call, m: int, on: 
 
 
 def agreed(value: float, device: torch.device) -> float:
-    """The largest of all ranks' values, so that every rank launches the same number of collectives."""
+    """The maximum over all ranks, so that every rank launches the same number of collectives."""
     tensor = torch.tensor([value], device=device, dtype=torch.float64)
     dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
     return float(tensor.item())

@@ -1,6 +1,6 @@
-"""GPU time of PyTorch's operators in a layer with experts, and what a whole block of them keeps and launches.
+"""GPU time of PyTorch's operators in a MoE layer, and the memory and launches of a whole MoE block.
 
-Two parts of host_launch.py.
+These are two parts of host_launch.py.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ def randn(*shape: int, grad: bool = False, dtype: torch.dtype = BF16) -> torch.T
 
 
 def gpu_seconds(run: Callable[[], Any], repeats: int = 7) -> float:
-    """GPU seconds of `run`: events around three calls, a write through L2 before; median."""
+    """Median GPU seconds of `run`, by events around three calls after a write that flushes the L2 cache."""
     flush = torch.empty(128 * 2**20, device=DEV, dtype=torch.uint8)
     run()
     times = []
     for _ in range(repeats):
         flush.zero_()
-        torch.cuda._sleep(400_000)  # the host gets ahead
+        torch.cuda._sleep(400_000)  # lets the host run ahead
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         for _ in range(3):
@@ -44,7 +44,7 @@ def gpu_seconds(run: Callable[[], Any], repeats: int = 7) -> float:
 
 
 def both(function: Callable[..., torch.Tensor], *leaves: torch.Tensor) -> dict[str, float]:
-    """GPU microseconds of forward and of backward of a piece, from its leaves."""
+    """GPU microseconds of the forward and the backward of a piece with these leaf tensors."""
     forward = gpu_seconds(lambda: function(*leaves))
     y = function(*leaves)
     g = torch.randn_like(y)
@@ -79,7 +79,7 @@ def kernels_part() -> list[dict[str, Any]]:
 
 
 def routing(tokens: int, k: int, experts: int, hidden: int) -> dict[str, Any]:
-    """Pieces of a MoE layer written with PyTorch's own operators."""
+    """GPU microseconds of pieces of a MoE layer that are written with PyTorch's own operators."""
     out: dict[str, Any] = {}
     rows = tokens * k
     logits = randn(tokens, experts, grad=True)
@@ -164,7 +164,7 @@ def routing(tokens: int, k: int, experts: int, hidden: int) -> dict[str, Any]:
 
 @torch.library.custom_op("moesim_bench::exchange", mutates_args=())
 def exchange(x: torch.Tensor) -> torch.Tensor:
-    """Stand-in of the all-to-all: as many rows come as go."""
+    """Stand-in for the all-to-all, which receives as many rows as it sends."""
     return x.clone()
 
 
@@ -177,7 +177,7 @@ exchange.register_autograd(lambda ctx, g: g.clone())
 
 
 def block_part() -> dict[str, Any]:
-    """Bytes kept and at the peak, host and GPU time, kernels of a block of routed and shared experts."""
+    """Saved and peak bytes, host and GPU time, and kernels of a block of routed and shared experts."""
     out: dict[str, Any] = {}
     for tokens, k, experts, here, hidden, width, shared in (
         (8192, 6, 64, 8, 2048, 1408, 2816),
@@ -197,7 +197,7 @@ def block_part() -> dict[str, Any]:
 def moe_block(
     tokens: int, k: int, experts: int, here: int, hidden: int, width: int, shared: int, mode: str
 ) -> dict[str, Any]:
-    """One block: bytes kept and at the peak, host and GPU time, launches; medians of seven."""
+    """Saved and peak bytes, host and GPU time, and launches of one block, as medians of seven."""
     from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
     rows = tokens * k

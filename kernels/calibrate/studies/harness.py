@@ -1,4 +1,4 @@
-"""Launching .ptx and .cubin kernels, the persistent copy to a peer, and timed windows of CUDA graphs."""
+"""Launches .ptx and .cubin kernels and the persistent copy to a peer, and times windows of CUDA graphs."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Kernels:
     """The kernels of a .cubin or .ptx file, launched on the current torch stream."""
 
     def __init__(self, path: str) -> None:
-        """Load lazily, per GPU, at the first launch."""
+        """Record the path; each GPU loads the file at the first launch."""
         self.module = cupy.RawModule(path=path)
 
     def __call__(self, name: str, grid: tuple[int, ...], block: tuple[int, ...], *arguments: Any) -> None:
-        """Tensors become pointers, ints 64-bit; pass numpy scalars for other widths."""
+        """Launch a kernel; tensors become pointers, ints 64-bit, and numpy scalars keep their width."""
         plain = tuple(
             np.uint64(a.data_ptr()) if isinstance(a, torch.Tensor) else np.int64(a) if type(a) is int else a
             for a in arguments
@@ -49,11 +49,11 @@ class Copy:
     """The persistent push copy from one GPU to another."""
 
     def __init__(self, source: int, target: int, size_bytes: int = 1 << 30) -> None:
-        """Random source, poisoned target, and the streams to launch and to talk on."""
+        """Allocate a random source, a poisoned target, and the streams for launches and control words."""
         self.chunks = size_bytes // CHUNK_BYTES
         self.kernels = {"pairs": Kernels(str(COPY_PTX)), "singles": Kernels(without_clusters(COPY_PTX))}
         self.places: dict[str, list[int]] = {}
-        """SMs that the last launch of each placement and size took."""
+        """The SMs that the last launch of each placement and size occupied."""
         with cupy.cuda.Device(source):
             try:
                 cupy.cuda.runtime.deviceEnablePeerAccess(target)
@@ -70,7 +70,7 @@ class Copy:
             torch.cuda.synchronize(device)
 
     def read(self) -> torch.Tensor:
-        """The control words now, while the kernel runs."""
+        """Read the control words while the kernel runs."""
         with torch.cuda.stream(self.aside):
             self.host.copy_(self.control, non_blocking=True)
         self.aside.synchronize()
@@ -113,7 +113,7 @@ class Copy:
         return int(self.read()[2]) == 0
 
     def verify(self, placement: str) -> float:
-        """Fraction of words that arrived, from poison, once every CTA must have made a whole pass."""
+        """Fraction of a poisoned target that holds the source's words after each CTA made a whole pass."""
         self.dst.fill_(-1)
         torch.cuda.synchronize(self.dst.device)
         self.start(20, placement)
@@ -172,7 +172,7 @@ class Bench:
             stream.synchronize()
 
     def window(self, left_free: int, window_ms: float, copies: list[Copy]) -> tuple[float, float]:
-        """Seconds a call, and bytes a second that the first copy issued meanwhile (0 without)."""
+        """(seconds per call, bytes/s that the first copy issued meanwhile, or 0 without a copy)."""
         graph, counter = self.graphs[left_free], copies[0].control[1:2] if copies else None
         self.count.zero_()
         with torch.cuda.stream(self.stream):

@@ -1,4 +1,4 @@
-"""Host time of PyTorch collectives through NCCL, tiny payloads, one process a GPU.
+"""Host time of PyTorch collectives through NCCL with tiny payloads and one process per GPU.
 
 torchrun --nproc-per-node 2 -m moesim.kernels.calibrate.studies.host_collectives --out DIR
 """
@@ -23,7 +23,7 @@ CALLS, REPEATS = 20, 9
 
 
 def host_us(run: Callable[[], Any]) -> dict[str, float]:
-    """Host microseconds of one call, GPUs idle before; median over repeats of this rank."""
+    """Host microseconds of one call that starts on idle GPUs; the median over this rank's repeats."""
     for _ in range(3):
         run()
     times = []

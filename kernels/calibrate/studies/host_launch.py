@@ -2,7 +2,7 @@
 
     python -m moesim.kernels.calibrate.studies.host_launch --out DIR [--part host|kernels|block]
 
-Writes host_launch.json. Every part runs by itself; a part that fails says so and the others go on.
+The script writes host_launch.json. A part that fails is reported and the other parts continue.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ CHAIN, REPEATS = 60, 9
 
 
 def _chain(call: Callable[[], Any]) -> list[Any]:
-    """Results of a chain of calls; all are kept, so that none is freed between two calls."""
+    """Results of a chain of calls, all held so that no tensor is freed between two calls."""
     return [call() for _ in range(CHAIN)]
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers were taken on."""
+    """The hardware and software of the measurement."""
     cpu = next(
         (
             line.split(":")[1].strip()
@@ -73,7 +73,7 @@ def machine() -> dict[str, Any]:
 
 
 def host_seconds(run: Callable[[], Any], per: int) -> dict[str, float]:
-    """Host seconds of one of `per` calls inside `run`, median of repeats; the GPU is idle before each."""
+    """Host seconds of one of the `per` calls in `run`, the median of repeats that start on an idle GPU."""
     run()
     run()
     times = []
@@ -91,7 +91,7 @@ def forward_backward(
     start: Callable[[], torch.Tensor],
     parameters: list[torch.Tensor],
 ) -> dict[str, Any]:
-    """Host time of forward and backward of one operator, from a chain of CHAIN of them."""
+    """Host time of the forward and backward of one operator, measured on a chain of CHAIN operators."""
     forward, backward = [], []
     for i in range(REPEATS + 2):
         for p in parameters:
@@ -121,7 +121,7 @@ def forward_backward(
 
 
 def host_part() -> dict[str, Any]:
-    """Host microseconds of single operators, from chains of the same one."""
+    """Host microseconds of single operators, measured on chains of the same operator."""
     out: dict[str, Any] = {}
     n = 128
     weights = [randn(n, n, grad=True) for _ in range(CHAIN)]
@@ -226,7 +226,7 @@ def host_part() -> dict[str, Any]:
 
 
 def bare_launch() -> dict[str, Any]:
-    """cuLaunchKernel of an empty kernel, and cudaMemsetAsync, without the framework."""
+    """Host time of cuLaunchKernel with an empty kernel and of cudaMemsetAsync, without the framework."""
     import ctypes
 
     import cupy
@@ -251,7 +251,7 @@ def bare_launch() -> dict[str, Any]:
 
 
 def graphs() -> dict[str, Any]:
-    """Host time of a replay of a graph of CHAIN and of 10 * CHAIN tiny kernels, GPU time of a node."""
+    """Host time to replay a CUDA graph of CHAIN or 10 * CHAIN tiny kernels, and GPU time per node."""
     out = {}
     b = torch.zeros(1024, device=DEV)
     for nodes in (CHAIN, 10 * CHAIN):
@@ -271,7 +271,7 @@ def graphs() -> dict[str, Any]:
 
 
 def compiled() -> dict[str, Any]:
-    """Host time of one call of a compiled graph of two pointwise operators, and of a norm with a product."""
+    """Host time of one compiled call: two pointwise operators, or a norm with a GEMM and an addition."""
     weight, gain = randn(128, 128, grad=True), randn(128, grad=True)
     pointwise = torch.compile(lambda x: F.silu(x) * x)
     block = torch.compile(lambda x: F.linear(F.rms_norm(x, (128,), gain), weight) + x)
@@ -286,7 +286,7 @@ def compiled() -> dict[str, Any]:
 
 
 def checkpointed() -> dict[str, Any]:
-    """A chain of silu and linear inside checkpoints: none, full, and selective by operator."""
+    """Host time of a chain of silu and linear with no, full and per-operator selective checkpointing."""
     from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
     weights = [randn(128, 128, grad=True) for _ in range(CHAIN)]

@@ -82,7 +82,7 @@ def steps(events: list[torch.cuda.Event]) -> list[float]:
 
 
 def spread_operators() -> dict[str, Callable[[], Callable[[], Any]]]:
-    """Builders, called with a GPU current, of what all GPUs run at the same time."""
+    """Builders of the operators that all GPUs run at the same time, each called with its GPU current."""
 
     def bf16() -> Callable[[], Any]:
         a, b, c = ops.normal(8192, 8192), ops.normal(8192, 8192), ops.normal(8192, 8192)
@@ -110,7 +110,7 @@ def spread_operators() -> dict[str, Callable[[], Callable[[], Any]]]:
 
 
 def spread(options: argparse.Namespace, _: Kernels, result: dict[str, Any]) -> None:
-    """Each operator on all GPUs at once, sustained: per-GPU medians and their coefficient of variation."""
+    """Run each operator on all GPUs at once; store per-GPU medians and their coefficient of variation."""
     gpus = range(torch.cuda.device_count())
     for name, build in spread_operators().items():
         calls = {}
@@ -127,7 +127,7 @@ def spread(options: argparse.Namespace, _: Kernels, result: dict[str, Any]) -> N
 
 
 def _spread_of(calls: dict[int, Callable[[], Any]], warm_s: float, monitor: Monitor) -> dict[str, Any]:
-    """Warm up, then 300 timed calls a GPU, all GPUs busy throughout; a batch is queued ahead of the GPUs."""
+    """Warm up and time 300 calls per GPU; a batch is queued ahead so that all GPUs stay busy."""
     events: dict[int, list[torch.cuda.Event]] = {gpu: [] for gpu in calls}
     begin, position = time.monotonic(), None
     waiting: list[torch.cuda.Event] = []
@@ -166,7 +166,7 @@ def _spread_of(calls: dict[int, Callable[[], Any]], warm_s: float, monitor: Moni
 
 
 def _batch(calls: dict[int, Callable[[], Any]], count: int) -> list[torch.cuda.Event]:
-    """Queue `count` calls on every GPU, interleaved; an event after the last on each."""
+    """Queue `count` calls on every GPU, interleaved, and return each GPU's event after its last call."""
     marks = []
     for _ in range(count):
         for gpu, call in calls.items():
@@ -180,7 +180,7 @@ def _batch(calls: dict[int, Callable[[], Any]], count: int) -> list[torch.cuda.E
 
 
 def jitter(options: argparse.Namespace, kernels: Kernels, result: dict[str, Any]) -> None:
-    """Repetition-to-repetition variation of a fixed block of about 5 ms on one GPU, others idle."""
+    """Measure the variation between repetitions of a fixed 5 ms block on one GPU while others are idle."""
     stream = torch.cuda.Stream(0)
     with torch.cuda.stream(stream):
         gemm = ops.fp8_rowwise(4096, 7168, 16384)
@@ -226,7 +226,7 @@ def jitter(options: argparse.Namespace, kernels: Kernels, result: dict[str, Any]
 
 
 def memory(options: argparse.Namespace, kernels: Kernels, result: dict[str, Any]) -> None:
-    """Memory-bound operators alone on all SMs: time and fraction of the nominal HBM bandwidth."""
+    """Time memory-bound operators alone on all SMs; store the fraction of the nominal HBM bandwidth."""
     stream, out = torch.cuda.Stream(0), result.setdefault("memory_bound", {})
     with torch.cuda.stream(stream):
         operators = list(mem.memory_bound(kernels))
@@ -259,7 +259,7 @@ def memory(options: argparse.Namespace, kernels: Kernels, result: dict[str, Any]
 
 
 def environment() -> dict[str, Any]:
-    """What was measured, on what, when."""
+    """The date, hardware and software of the measurement."""
     query = [
         "nvidia-smi",
         "--query-gpu=name,driver_version,power.limit,clocks.max.sm,ecc.mode.current",
@@ -279,7 +279,7 @@ def environment() -> dict[str, Any]:
 
 
 def run_all(options: argparse.Namespace, stages: dict[str, Callable[..., None]]) -> None:
-    """Run the named stages in order; the result file is rewritten after each, failures are kept in it."""
+    """Run the named stages in order; rewrite the result file, failures included, after each."""
     torch.cuda.set_device(0)
     torch.manual_seed(20261120)
     cubin = Path(tempfile.mkdtemp()) / "memory_bound.cubin"

@@ -1,16 +1,17 @@
-"""What a communication kernel costs the compute beside it, and how much GPUs of one host differ.
+"""Slow-down of compute that overlaps a communication kernel, and the spread between GPUs of one host.
 
-Stages, each on its own if named: interference, sustained, jitter, memory, spread, kernels, margin. Needs two
-or more Hopper GPUs of one host with peer access, PyTorch, CuPy, pynvml and nvcc; nothing of moesim.
+Stages, each of which can run alone: interference, sustained, jitter, memory, spread, kernels, margin. They
+need two or more Hopper GPUs of one host with peer access, PyTorch, CuPy, pynvml and nvcc.
 
     python -m moesim.kernels.calibrate.studies.interference --out results.json
 
-Interference: a persistent PTX copy (kernels/ptx/copy.ptx, n CTAs, each alone on its SM) pushes from GPU 0
-to GPU 1 while an operator runs on GPU 0. An operator is captured as a CUDA graph of about 6 ms; a window is
-the graph untimed, then as often as fills `--window-ms`, timed by events. The windows of an operator (alone,
-told only, beside, beside and told, every n) are shuffled within a round and the GPU rests before each, so
-that neither drift nor the power limit favours one; a beside window counts only if the copy was running
-before it and was stopped after it. "told" is PyTorch's SM carve-out (cuBLAS SM count target, CUTLASS grid).
+In the stage interference, a persistent PTX copy (kernels/ptx/copy.ptx, n CTAs, each alone on its SM) pushes
+from GPU 0 to GPU 1 while an operator runs on GPU 0. An operator is captured as a CUDA graph of about 6 ms; a
+window replays the graph once untimed and then, timed by events, until `--window-ms` is filled. The windows of
+an operator (alone, SM-aware, beside the copy, both, for every n) are shuffled within a round and the GPU
+rests before each, so that neither drift nor the power limit favours one. An overlapped window counts only if
+the copy was running before it and was stopped after it. "told" in a name of a condition means SM-aware
+through PyTorch's SM carve-out (cuBLAS SM count target, CUTLASS grid).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from moesim.kernels.calibrate.studies import operators as ops
 from moesim.kernels.calibrate.studies.harness import Bench, Copy, Kernels, cv
 
 Sample = tuple[float, float]
-"""Seconds a call, and bytes a second that the copy carried."""
+"""(seconds per call, bytes/s that the copy carried)."""
 
 COPY_SMS = (4, 8, 12, 16, 20, 24, 32)
 SINGLE_SMS = (8, 20, 32)
@@ -49,7 +50,7 @@ GEMM_SHAPES = (
 def beside(
     bench: Bench, left_free: int, copies: list[Copy], sms: int, placement: str, ms: float
 ) -> Sample | None:
-    """A window beside the copies, or None where a copy ended before it."""
+    """A window overlapped with the copies, or None where a copy ended before the window did."""
     for copy in copies:
         copy.start(sms, placement)
     value = bench.window(left_free, ms, copies)
@@ -70,7 +71,7 @@ def conditions(counts: list[int]) -> list[tuple[str, int, int, int, str]]:
 def measure(
     bench: Bench, copies: list[Copy], options: argparse.Namespace, rng: random.Random
 ) -> dict[str, Any]:
-    """All conditions of one operator, shuffled within each round, the GPU idle before each window."""
+    """Measure all conditions of one operator, shuffled within each round, with a rest before each window."""
     plan = conditions([n for n in bench.graphs if n])
     found: dict[str, list[Sample]] = {}
     ratios: dict[str, list[float]] = {}
@@ -91,7 +92,7 @@ def measure(
 
 
 def summary(samples: list[Sample], ratios: list[float]) -> dict[str, float]:
-    """Medians and spread of one condition; `ratio` is the time over alone in the same round."""
+    """Medians and spread of one condition; `ratio` is the time over that alone in the same round."""
     times, rates = zip(*samples, strict=True)
     return {
         "time_us": round(statistics.median(times) * 1e6, 2),
@@ -106,7 +107,7 @@ def summary(samples: list[Sample], ratios: list[float]) -> dict[str, float]:
 
 
 def tested_operators(kernels: Kernels) -> list[Any]:
-    """Builders of the operators measured beside the copy, each called inside the measuring stream."""
+    """Builders of the operators that overlap the copy, each called inside the measuring stream."""
     gemms = [partial(ops.fp8_rowwise, *s) for s in GEMM_SHAPES]
     gemms += [partial(ops.fp8_blockwise, *s) for s in ((4096, 4096, 7168), (4096, 7168, 16384))]
     gemms += [partial(ops.fp8_grouped, 32768, *sides, 8) for sides in ((4096, 7168), (7168, 2048))]
@@ -123,7 +124,7 @@ def tested_operators(kernels: Kernels) -> list[Any]:
 
 
 def interference(options: argparse.Namespace, kernels: Kernels, result: dict[str, Any]) -> None:
-    """Every tested operator beside the copy, and the copy alone."""
+    """Measure every tested operator overlapped with the copy, and the copy alone."""
     copies = [Copy(0, 1), Copy(1, 0)]
     result["copied_words_right"] = [copy.verify(p) for copy in copies for p in ("pairs", "singles")]
     stream, rng = torch.cuda.Stream(0), random.Random(20261120)
@@ -155,7 +156,7 @@ def interference(options: argparse.Namespace, kernels: Kernels, result: dict[str
 
 
 def sustained(options: argparse.Namespace, _: Kernels, result: dict[str, Any]) -> None:
-    """Seconds-long runs at the power limit, 20 copy SMs: clocks may rise where the copy takes SMs away."""
+    """Measure seconds-long runs at the power limit, where clocks may rise because the copy takes 20 SMs."""
     copy, stream = Copy(0, 1), torch.cuda.Stream(0)
     copy.verify("pairs")
     builders = [
@@ -191,7 +192,7 @@ def sustained(options: argparse.Namespace, _: Kernels, result: dict[str, Any]) -
 
 
 def margin(options: argparse.Namespace, _: Kernels, result: dict[str, Any]) -> None:
-    """Carve-outs larger than the copy, on two GPUs: does a kernel in clusters fit into exactly the rest?"""
+    """Measure carve-outs larger than the copy on two GPUs, as clusters may not fit the rest exactly."""
     builders = [lambda: ops.fp8_rowwise(4096, 7168, 16384), lambda: ops.fp8_rowwise(32768, 7168, 2048)]
     builders += [lambda: ops.fp8_grouped(32768, 4096, 7168, 8)]
     for gpu in (0, 1):
@@ -216,7 +217,7 @@ def margin(options: argparse.Namespace, _: Kernels, result: dict[str, Any]) -> N
 
 
 def kernel_names(_: argparse.Namespace, kernels: Kernels, result: dict[str, Any]) -> None:
-    """Which GPU kernels each operator of the interference stage launches."""
+    """Store which GPU kernels each operator of the stage interference launches."""
     from torch.profiler import ProfilerActivity, profile
 
     out = result.setdefault("kernels", {})

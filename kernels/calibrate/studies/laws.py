@@ -1,11 +1,11 @@
-"""Turn a result file of interference.py into the laws of a calibration profile.
+"""Turns a result file of interference.py into the slow-down laws of a calibration profile.
 
     python -m moesim.kernels.calibrate.studies.laws RESULT.json > profile.yaml
 
-A law's value at n is the median over the operators of its group of the ratio measured in clusters of two
-copy CTAs; its residual is half the range over the operators, relative, at the n where that is largest.
-Where a median falls with n (rises, for communication), neighbours are pooled to their mean (isotonic
-regression); the raw medians stand in the note. No operator is left out.
+A law's value at n is the median, over the operators of its group, of the ratio measured beside clusters of
+two copy CTAs. Its residual is half the relative range over the operators at the n where that is largest.
+Where a median falls with n (for communication, rises), isotonic regression pools neighbours to their mean;
+the note holds the raw medians. No operator is left out.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Products of a linear layer as Transformer Engine calls them: forward, input gradient, weight gradient.
+"""GEMMs of a linear layer as Transformer Engine calls them: forward, input gradient, weight gradient.
 
-cuBLASLt through ctypes, first heuristic with a workspace of 32 MiB, as TransformerEngine v2 calls it
-(`transformer_engine/common/gemm/cublaslt_gemm.cu`): FP8 with one scale a tensor in the one layout that Hopper
-has, forward with fast accumulation, both gradients without (`split_accumulator`), gradients in E5M2; weight
-gradients add into an FP32 buffer (beta = 1). Random normal inputs, input sets beyond the L2 cache.
+It calls cuBLASLt through ctypes with the first heuristic and a workspace of 32 MiB, as TransformerEngine v2
+does (`transformer_engine/common/gemm/cublaslt_gemm.cu`). FP8 uses one scale per tensor in the one layout that
+Hopper has; the forward accumulates fast, both gradients do not (`split_accumulator`); gradients are in E5M2,
+and weight gradients add into an FP32 buffer (beta = 1). Inputs are random normal sets beyond the L2 cache.
 
 Usage: python -m moesim.kernels.calibrate.studies.layer_products OUT.json [rounds]
 """
@@ -43,7 +43,7 @@ LAYERS = [  # (n, k) of a weight [n, k], token rows
 
 
 class HeuristicResult(c.Structure):
-    """cublasLtMatmulHeuristicResult_t."""
+    """The C structure cublasLtMatmulHeuristicResult_t."""
 
     _fields_ = [("algo", c.c_uint64 * 8), ("workspace", c.c_size_t), ("state", c.c_int),
                 ("waves", c.c_float), ("reserved", c.c_int * 4)]  # fmt: skip
@@ -63,8 +63,8 @@ def call(status: int, what: str) -> None:
         raise RuntimeError(f"{what}: cuBLASLt status {status}")
 
 
-class Product:
-    """D [m, n] = A^T or A times B, column-major; `beta` 1 adds into D."""
+class Gemm:
+    """One GEMM D [m, n] = A^T B or A B, column-major; `beta` 1 adds into D."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Product:
         beta: float,
         fast: bool,
     ) -> None:
-        """Describe the product and take the first heuristic."""
+        """Describe the GEMM and take the first heuristic."""
         self.lt, self.handle = lt, handle
         self.alpha, self.beta = c.c_float(1.0), c.c_float(beta)
         self.desc = c.c_void_p()
@@ -128,7 +128,7 @@ class Product:
         return layout
 
     def run(self, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> None:
-        """One product on the current stream."""
+        """Queue the GEMM on the current stream."""
         stream = c.c_void_p(torch.cuda.current_stream().cuda_stream)
         pointers = [c.c_void_p(t.data_ptr()) for t in (a, b, d, self.workspace)]
         call(
@@ -147,7 +147,7 @@ def normal(rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def case(lt: c.CDLL, handle: c.c_void_p, kind: str, dtype: str, n: int, k: int, t: int) -> dict[str, Any]:
-    """A product of y[t, n] = x[t, k] W[n, k]^T or of its gradients, ready to time."""
+    """The GEMM y[t, n] = x[t, k] W[n, k]^T or one of its gradients, ready to time."""
     low, wide = torch.float8_e4m3fn, torch.float8_e5m2
     fp8 = dtype == "fp8"
     first, second = (low, low if kind == "forward" else wide) if fp8 else (torch.bfloat16,) * 2
@@ -157,7 +157,7 @@ def case(lt: c.CDLL, handle: c.c_void_p, kind: str, dtype: str, n: int, k: int, 
     trans = {"forward": (True, False), "dgrad": (False, False), "wgrad": (False, True)}[kind]
     trans = (True, False) if fp8 else trans
     beta = 1.0 if kind == "wgrad" else 0.0
-    product = Product(lt, handle, m, cols, inner, a=first, b=second, d=out, trans=trans, beta=beta,
+    gemm = Gemm(lt, handle, m, cols, inner, a=first, b=second, d=out, trans=trans, beta=beta,
                       fast=kind == "forward")  # fmt: skip
     moved = m * inner * first.itemsize + cols * inner * second.itemsize + m * cols * out.itemsize
     sets = max(2, -(-int(SET_BYTES) // moved))
@@ -171,33 +171,33 @@ def case(lt: c.CDLL, handle: c.c_void_p, kind: str, dtype: str, n: int, k: int, 
         )
         for _ in range(sets)
     ]
-    product.run(*data[0])
+    gemm.run(*data[0])
     a, b, d = (x.float() for x in data[0])
     a, b = (a if trans[0] else a.t()), (b.t() if trans[1] else b)
     want = b[:64] @ a.t()
     error = float((d[:64] - want).norm() / want.norm())
-    return {"kind": kind, "dtype": dtype, "n": n, "k": k, "tokens": t, "error": error, "product": product,
-            "data": data, "flop": 2.0 * m * cols * inner, "waves": float(product.found.waves)}  # fmt: skip
+    return {"kind": kind, "dtype": dtype, "n": n, "k": k, "tokens": t, "error": error, "product": gemm,
+            "data": data, "flop": 2.0 * m * cols * inner, "waves": float(gemm.found.waves)}  # fmt: skip
 
 
 def seconds(one: dict[str, Any]) -> float:
-    """Seconds a product: warm for WARM_S, then a window of WINDOW_S between two events."""
-    product, data = one["product"], one["data"]
+    """Seconds per GEMM in a window of WINDOW_S between two events, after a warm-up of WARM_S."""
+    gemm, data = one["product"], one["data"]
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
     guess = one["flop"] / (800e12 if one["dtype"] == "fp8" else 500e12)
     warm, calls = (max(len(data), round(s / guess)) for s in (WARM_S, WINDOW_S))
     for i in range(warm):
-        product.run(*data[i % len(data)])
+        gemm.run(*data[i % len(data)])
     marks[0].record()
     for i in range(calls):
-        product.run(*data[i % len(data)])
+        gemm.run(*data[i % len(data)])
     marks[1].record()
     torch.cuda.synchronize()
     return marks[0].elapsed_time(marks[1]) * 1e-3 / calls
 
 
 def main() -> None:
-    """Measure every layer, kind and format in rounds; rows with their repeats are written after each."""
+    """Measure every layer, kind and format in rounds, and write the rows after each round."""
     out, rounds = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 3
     torch.manual_seed(1)
     lt, handle = library(), c.c_void_p()

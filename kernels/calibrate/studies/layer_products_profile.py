@@ -1,8 +1,8 @@
 """Writes the calibration profiles `h200-products` and `h100-products` from a result of `layer_products.py`.
 
-A weight gradient took flop / r + 8 B n k / B_add from 2,048 tokens on: r and B_add are fitted to these kernel
-times (relative least squares over both formats, one B_add); its table holds what is left of every row
-without the second term. `h100-products` follows by the rule of `moesim transfer`.
+From 2,048 tokens on, a weight gradient took flop / r + 8 B n k / B_add; r and one B_add are fitted to these
+kernel times (relative least squares over both formats). Its table holds the time of every row without the
+second term. `h100-products` follows by the rules of `moesim transfer`.
 
 Usage: python -m moesim.kernels.calibrate.studies.layer_products_profile RESULT.json FOLDER
 """
@@ -21,7 +21,7 @@ from moesim.kernels.calibrate.transfer import transfer
 from moesim.kernels.export import write_profile
 
 LONG = 2048
-"""Fewer tokens leave the product of a weight gradient too short to be told from its buffer's traffic."""
+"""Fewest tokens of the fit; with fewer, a weight gradient's GEMM cannot be separated from buffer traffic."""
 SHORTEST = 1024
 CONDITIONS = {
     "compute_sms": 132,
@@ -39,18 +39,18 @@ FAMILIES = {
 
 
 def seconds(row: dict[str, Any]) -> float:
-    """Median over the rounds."""
+    """Median seconds over the rounds."""
     return statistics.median(row["us"]) * 1e-6
 
 
 def buffer_bytes(row: dict[str, Any]) -> float:
-    """Read and write of the FP32 buffer of a weight gradient."""
+    """Bytes read and written in the FP32 buffer of a weight gradient."""
     return 8.0 * float(row["n"]) * float(row["k"])
 
 
 def fitted_rate(rows: list[dict[str, Any]]) -> float:
-    """Bytes of the buffer per second of what they add; the rates r of both formats are free."""
-    # Unknowns: seconds a FLOP in FP8, in BF16, and seconds a byte; every row divided by its time.
+    """Bytes/s of the FP32 buffer, fitted together with one GEMM rate r for each format."""
+    # Unknowns are seconds per FLOP in FP8 and in BF16 and seconds per byte; each row is divided by its time.
     normal = [[0.0] * 4 for _ in range(3)]
     for row in rows:
         t, fp8 = seconds(row), row["dtype"] == "fp8"
@@ -66,7 +66,7 @@ def fitted_rate(rows: list[dict[str, Any]]) -> float:
 
 
 def points(kind: str, dtype: str, rows: list[dict[str, Any]], add: float) -> list[list[float]]:
-    """m, n, k, groups, TFLOP/s, shaped as the simulator's operators are."""
+    """Rows (m, n, k, groups, TFLOP/s) with the shapes of the simulator's operators."""
     out = []
     for row in rows:
         if row["dtype"] != dtype or row["kind"] not in ((kind,) if kind != "both" else ("forward", "dgrad")):
@@ -83,7 +83,7 @@ def points(kind: str, dtype: str, rows: list[dict[str, Any]], add: float) -> lis
 
 
 def profile_of(meta: dict[str, Any], rows: list[dict[str, Any]]) -> CalibrationProfile:
-    """The tables of every kernel family and the one rate of accumulation."""
+    """The profile with a table for every kernel family and the rate of accumulation."""
     long = [r for r in rows if r["kind"] == "wgrad" and r["tokens"] >= LONG]
     add = fitted_rate(long)
     sizes = sorted(buffer_bytes(r) / 1e6 for r in long)
@@ -141,7 +141,7 @@ def profile_of(meta: dict[str, Any], rows: list[dict[str, Any]]) -> CalibrationP
 
 
 def main() -> None:
-    """Read the result and write both profiles, each over the rest that is known of its accelerator."""
+    """Read the result and write both profiles, each on top of its accelerator's other entries."""
     result, folder = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
     here = profile_of(result["meta"], result["rows"])
     h200, h100 = load_accelerator("h200-sxm"), load_accelerator("h100-sxm")

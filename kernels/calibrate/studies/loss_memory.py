@@ -1,4 +1,4 @@
-"""Peak bytes an element of BF16 logits, of a cross-entropy in FP32 forward and backward, on one GPU."""
+"""Peak bytes per BF16 logit of a cross-entropy in FP32, forward and backward, on one GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 
 
 def measure(tokens: int, vocabulary: int, hidden: int) -> dict[str, float]:
-    """Bytes over those before the head, per element of the logits."""
+    """Bytes above those allocated before the head, per element of the logits."""
     h = torch.randn(1, tokens, hidden, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     w = torch.randn(vocabulary, hidden, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     labels = torch.randint(0, vocabulary, (tokens,), device="cuda")

@@ -37,7 +37,7 @@ def memory_bound(k: Kernels) -> Iterator[TimedOperator]:
 
 
 def cast(k: Kernels, rows: int, columns: int) -> TimedOperator:
-    """bf16 to fp8 with 1 x 128 scales."""
+    """Cast of bf16 to fp8 with 1 x 128 scales."""
     size = rows * columns
     sets = sets_for(3 * size)
     data = [
@@ -105,7 +105,7 @@ def rmsnorm(k: Kernels, rows: int, columns: int) -> Iterator[TimedOperator]:
 
 
 def swiglu(k: Kernels, rows: int, width: int) -> Iterator[TimedOperator]:
-    """silu(gate) * up, forward and backward."""
+    """SwiGLU, silu(gate) * up, forward and backward."""
     size, vectors = rows * width, rows * width // 8
     sets = sets_for(6 * size)
     empty = lambda columns: torch.empty(rows, columns, device="cuda", dtype=BF16)  # noqa: E731
@@ -137,7 +137,7 @@ def swiglu(k: Kernels, rows: int, width: int) -> Iterator[TimedOperator]:
 
 
 def gather(k: Kernels, rows: int, columns: int) -> TimedOperator:
-    """Rows in a random order (token permutation)."""
+    """Gather of rows in a random order (token permutation)."""
     size = rows * columns
     sets = sets_for(4 * size)
     data = [
@@ -160,7 +160,7 @@ def gather(k: Kernels, rows: int, columns: int) -> TimedOperator:
 
 
 def combine(k: Kernels, tokens: int, columns: int) -> TimedOperator:
-    """Weighted sum of eight rows a token (local combine of the routed experts)."""
+    """Weighted sum of eight rows per token (local combine of the routed experts)."""
     x, y = normal(8 * tokens, columns), torch.empty(tokens, columns, device="cuda", dtype=BF16)
     index = torch.randperm(8 * tokens, device="cuda").int()
     weight = torch.rand(tokens, 8, device="cuda")
@@ -179,7 +179,7 @@ def combine(k: Kernels, tokens: int, columns: int) -> TimedOperator:
 
 
 def transpose(k: Kernels, rows: int, columns: int) -> TimedOperator:
-    """bf16 matrix transposed."""
+    """Transpose of a bf16 matrix."""
     size = rows * columns
     sets = sets_for(4 * size)
     data = [
@@ -197,7 +197,7 @@ def transpose(k: Kernels, rows: int, columns: int) -> TimedOperator:
 
 
 def rope(k: Kernels, tokens: int, heads: int) -> TimedOperator:
-    """Rotary embedding in place, 64 columns a head."""
+    """Rotary embedding in place, 64 columns per head."""
     size = tokens * heads * 64
     data = [normal(tokens, heads, 64) for _ in range(sets_for(2 * size))]
     angle = torch.rand(tokens, 32, device="cuda") * 6

@@ -1,6 +1,6 @@
 """Operators of a DeepSeek-V3 layer as repeatable calls over input sets larger than the L2 cache.
 
-Matrix products and attention come from PyTorch. `operator.run(i)` runs input set i on the current stream.
+GEMMs and attention come from PyTorch. `operator.run(i)` runs input set i on the current stream.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 SET_BYTES = 300e6
-"""Input sets of one operator hold at least this much together (the L2 holds 60 MB)."""
+"""Least total bytes of an operator's input sets (the L2 cache holds 60 MB)."""
 
 FP8 = torch.float8_e4m3fn
 BF16 = torch.bfloat16
@@ -22,7 +22,7 @@ BF16 = torch.bfloat16
 
 @dataclass
 class TimedOperator:
-    """A repeatable call; `bytes` is what it must move through HBM, `flop` what it must compute."""
+    """A repeatable call with the bytes that it must move through HBM and the FLOPs that it must compute."""
 
     name: str
     group: str
@@ -41,12 +41,12 @@ def normal(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
 
 
 def sets_for(size_bytes: float) -> int:
-    """How many input sets of this size exceed the L2 cache several times."""
+    """The number of input sets of this size that together exceed the L2 cache several times."""
     return max(2, math.ceil(SET_BYTES / size_bytes))
 
 
 def fp8_rowwise(m: int, n: int, k: int) -> TimedOperator:
-    """FP8 product with one scale a row of A and a column of B; PyTorch passes the carve-out on."""
+    """FP8 GEMM with one scale per row of A and column of B; it is SM-aware through PyTorch's carve-out."""
     sets = sets_for(m * k + n * k + 2 * m * n)
     data = [
         (
@@ -68,7 +68,7 @@ def fp8_rowwise(m: int, n: int, k: int) -> TimedOperator:
 
 
 def fp8_blockwise(m: int, n: int, k: int) -> TimedOperator:
-    """FP8 product with 1 x 128 scales of A and 128 x 128 scales of B (cuBLAS), as DeepSeek-V3 trains."""
+    """FP8 GEMM with 1 x 128 scales of A and 128 x 128 scales of B (cuBLAS), as DeepSeek-V3 trains."""
     sets = sets_for(m * k + n * k + 2 * m * n)
     data = [
         (
@@ -90,7 +90,7 @@ def fp8_blockwise(m: int, n: int, k: int) -> TimedOperator:
 
 
 def fp8_grouped(m: int, n: int, k: int, groups: int) -> TimedOperator:
-    """Grouped FP8 product (row-wise scales), `groups` experts of m / groups rows each."""
+    """Grouped FP8 GEMM (row-wise scales) over `groups` experts of m / groups rows each."""
     data = [
         (
             normal(m, k, dtype=FP8),
@@ -112,7 +112,7 @@ def fp8_grouped(m: int, n: int, k: int, groups: int) -> TimedOperator:
 
 
 def bf16_gemm(m: int, n: int, k: int, library: str) -> TimedOperator:
-    """BF16 product through cuBLAS, or cuBLASLt (which PyTorch tells of the carve-out)."""
+    """BF16 GEMM through cuBLAS, or through cuBLASLt, to which PyTorch passes the SM carve-out."""
     sets = sets_for(2 * (m * k + n * k + m * n))
     data = [(normal(m, k), normal(n, k).t()) for _ in range(sets)]
 
@@ -126,7 +126,7 @@ def bf16_gemm(m: int, n: int, k: int, library: str) -> TimedOperator:
 
 
 def attention(heads: int, length: int, dqk: int, dv: int, backward: bool) -> TimedOperator:
-    """Causal attention of one sequence through PyTorch's own choice of backend."""
+    """Causal attention of one sequence; PyTorch chooses the backend."""
     stream = torch.cuda.current_stream()
     data = []
     for _ in range(2):

@@ -1,10 +1,10 @@
-"""How much longer the expert-parallel kernels take beside each kind of compute, one hop and two.
+"""Slow-down of the expert-parallel kernels overlapped with each kind of compute, over one hop and two.
 
     PYTHONPATH=src python -m moesim.kernels.calibrate.studies.relay_interference -o relay-interference.json
 
 Every GPU runs the same operator over and over while dispatch and combine run on n SMs of each (FP8 rows
-out, BF16 back; 4,096 tokens of 7,168, top-8 of 256 experts). Two hops go over two virtual nodes. Operators
-that is aware of the SMs leaves n SMs free. A window counts only if compute was still running at its end.
+out, BF16 back; 4,096 tokens of 7,168, top-8 of 256 experts). Two hops go over two virtual nodes. An SM-aware
+operator ("told" in its name) leaves n SMs free. A window counts only if compute still ran at its end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from moesim.kernels.calibrate.gpu_session import Session
-from moesim.kernels.calibrate.torch_graphs import Graphs, attention, memory_copy, product, torch
+from moesim.kernels.calibrate.torch_graphs import Graphs, attention, gemm, memory_copy, torch
 from moesim.kernels.calibrate.two_hop import _set_up
 from moesim.kernels.launch import GpuGroup
 from moesim.kernels.loader import cupy
@@ -34,14 +34,14 @@ WINDOWS = 3
 OPERATORS: dict[str, tuple[Callable[[], Any], bool]] = {
     "attention forward": (lambda: attention(128, 4096, 192, 128, backward=False), False),
     "attention backward": (lambda: attention(128, 4096, 192, 128, backward=True), False),
-    "fp8 product, told": (lambda: product("fp8", 4096, 4096, 7168), True),
-    "fp8 grouped product, told": (lambda: product("fp8", 32768, 4096, 7168, 8), True),
+    "fp8 product, told": (lambda: gemm("fp8", 4096, 4096, 7168), True),
+    "fp8 grouped product, told": (lambda: gemm("fp8", 32768, 4096, 7168, 8), True),
     "memory copy": (lambda: memory_copy(1 << 30), False),
 }
 
 
 def main() -> None:
-    """Measure, print a table, write JSON."""
+    """Measure, print a table and write JSON."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -114,7 +114,7 @@ def main() -> None:
 
 
 def _prefer(group: GpuGroup) -> None:
-    """Streams whose waiting CTAs go before those of compute, as DeepEP and NCCL ask for."""
+    """Use streams whose waiting CTAs start before those of compute, as DeepEP and NCCL request."""
     for rank, device in enumerate(group.devices):
         with cupy().cuda.Device(device):
             group.streams[rank] = cupy().cuda.Stream(non_blocking=True, priority=HIGHEST)
