@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -309,6 +310,20 @@ def test_version_and_help(run: Run) -> None:
     ):
         assert command in out
         assert run(*(("import", "hf") if command == "import" else (command,)), "--help").code == 0
+
+
+def test_progress_goes_to_stderr_after_two_seconds(
+    run: Run, small: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from moesim.cli import console as cli_console
+
+    assert run("simulate", small, "--json").err == ""
+    monkeypatch.setattr(cli_console, "QUIET_S", 0.01)
+    with cli_console.working("counting") as say:
+        time.sleep(0.2)
+        say("still counting")
+    out, err = capsys.readouterr()
+    assert out == "" and "counting" in err and "still counting" in err
 
 
 def test_help_loads_no_simulator() -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,12 +18,6 @@ from moesim.hwmodels.errors import InputError
 SMALL_SCENARIO = Path(__file__).parents[1] / "golden" / "scenario-small.yaml"
 
 Run = Callable[..., Any]
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> str:
-    shutil.copy(SMALL_SCENARIO, tmp_path / "small.yaml")
-    return "small.yaml"
 
 
 @pytest.mark.parametrize(
@@ -57,20 +49,6 @@ def test_an_internal_error_is_one_line_and_a_traceback_on_demand(
     assert "internal error (ZeroDivisionError: of ours)" in err and moesim.__version__ in err
     with pytest.raises(ZeroDivisionError):
         main(["--debug", "doctor"])
-
-
-def test_progress_goes_to_stderr_after_two_seconds(
-    run: Run, small: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from moesim.cli import console as cli_console
-
-    assert run("simulate", small, "--json").err == ""
-    monkeypatch.setattr(cli_console, "QUIET_S", 0.01)
-    with cli_console.working("counting") as say:
-        time.sleep(0.2)
-        say("still counting")
-    out, err = capsys.readouterr()
-    assert out == "" and "counting" in err and "still counting" in err
 
 
 def _shell(command: str) -> subprocess.CompletedProcess[str]:
