@@ -119,7 +119,7 @@ def parse(arguments: list[str]) -> int:
 
 
 def emptied(command: Any) -> None:
-    """Leave a command its options and take what it does; a group may make its commands when asked for them."""
+    """Leave a command its options and take what it does, also where a group makes its commands when asked."""
     command.callback = None
     if not hasattr(command, "list_commands"):
         return
