@@ -16,21 +16,19 @@ from moesim.simulator.cost.communication import Links
 from moesim.simulator.cost.compute import OperatorCost, SmContext, operator_seconds
 from moesim.simulator.cost.price_evidence import combined
 from moesim.simulator.cost.table import Mode, PhaseCost
-from moesim.simulator.layout.job import ResolvedJob
-from moesim.simulator.layout.parallel import Layout, tokens_per_gpu
+from moesim.simulator.layout.job import OfJob, ResolvedJob
+from moesim.simulator.layout.parallel import tokens_per_gpu
 from moesim.simulator.layout.routing import Gate, TargetStatistics, expected_targets
 from moesim.simulator.model.counts import block_parameters, expert_parameters
 from moesim.simulator.model.framework import apply_framework
 from moesim.simulator.model.operator import BlockKind, Operator, Phase
 from moesim.simulator.model.operators import block_operators
-from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.scenario import Scenario
 
 Operators = Mapping[Phase, tuple[Operator, ...]]
 
 
 @dataclass(frozen=True)
-class Pricer:
+class Pricer(OfJob):
     """Operators and prices of a job; every method is a pure function of the job with a cached result."""
 
     job: ResolvedJob
@@ -51,33 +49,6 @@ class Pricer:
     ) -> Pricer:
         """Pricer of the same job at other rates (see `ResolvedJob.with_rates`), with shared operators."""
         return Pricer(self.job.with_rates(profile=profile, cluster=cluster), self._operators)
-
-    # -- the job ---------------------------------------------------------------------------------------
-
-    @property
-    def scenario(self) -> Scenario:
-        """The scenario of the job."""
-        return self.job.scenario
-
-    @property
-    def shape(self) -> ModelShape:
-        """The model of the job."""
-        return self.job.shape
-
-    @property
-    def cluster(self) -> Cluster:
-        """The cluster of the job."""
-        return self.job.cluster
-
-    @property
-    def profile(self) -> CalibrationProfile:
-        """The calibration profile of the job."""
-        return self.job.profile
-
-    @property
-    def layout(self) -> Layout:
-        """Placement of the ranks of the job on GPUs."""
-        return self.job.layout
 
     @property
     def tokens(self) -> int:

@@ -55,6 +55,38 @@ class ResolvedJob:
         return job
 
 
+class OfJob:
+    """A part of a prediction that is made from one job, and gives what the job holds."""
+
+    __slots__ = ()
+    job: ResolvedJob
+
+    @property
+    def scenario(self) -> Scenario:
+        """The scenario of the job."""
+        return self.job.scenario
+
+    @property
+    def shape(self) -> ModelShape:
+        """The model of the job."""
+        return self.job.shape
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster of the job."""
+        return self.job.cluster
+
+    @property
+    def profile(self) -> CalibrationProfile:
+        """The calibration profile of the job."""
+        return self.job.profile
+
+    @property
+    def layout(self) -> Layout:
+        """Placement of the ranks of the job on GPUs."""
+        return self.job.layout
+
+
 def resolve(
     scenario: Scenario, profile: CalibrationProfile | None = None, *, shape: ModelShape | None = None
 ) -> ResolvedJob:

@@ -88,18 +88,22 @@ def scenario_of(
 def closed_form_memory(
     scenario: Scenario,
     shape: ModelShape,
+    cluster: Cluster,
     candidates: Candidates,
     number: int,
     placement: int | None = None,
 ) -> PlanStep:
-    """Memory by kind of a plan that was not simulated, with its own placement or another one."""
+    """Memory by kind of a plan that was not simulated, with its own placement or another one.
+
+    `shape` and `cluster` are what the scenario names, loaded once for all plans.
+    """
     frame = candidates.axes(number)[0]
     assignment = candidates.assignment(number, placement)
     ranks = frame.pattern.in_flight[-1]
     if ranks != frame.pattern.in_flight[0]:  # memory grows with the micro-batches, so count all of them
         schedule = build(frame.schedule, frame.plan.pp, frame.microbatches, frame.plan.vpp)
         ranks = tuple(rank_stages(schedule))
-    report = memory_of(scenario, shape, scenario.machine, assignment, ranks, frame.microbatches)
+    report = memory_of(scenario, shape, cluster, assignment, ranks, frame.microbatches)
     return PlanStep(
         None,
         report.total_bytes,

@@ -90,7 +90,7 @@ class VariantSearch:
         scenario = scenario_of(self.scenario, c, number, placement)
         tried = {which: seconds for seconds, _, which in c.others.get(number, ())}
         seconds = c.time_s[number] if placement is None else tried.get(placement, c.time_s[number])
-        found = simulated or closed_form_memory(scenario, self.shape, c, number, placement)
+        found = simulated or closed_form_memory(scenario, self.shape, self.cluster, c, number, placement)
         family = int((c.family == c.family[number]).sum())
         known = Estimates(
             float(seconds), float(c.bound[number]), c.assignment(number, placement), family, self.changed

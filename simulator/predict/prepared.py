@@ -11,7 +11,7 @@ from moesim.simulator.engine.full_resolution.groups import ClusterPrograms
 from moesim.simulator.engine.program import Program
 from moesim.simulator.engine.protocol import Engine
 from moesim.simulator.layout.expert_load import RankLoads
-from moesim.simulator.layout.job import ResolvedJob
+from moesim.simulator.layout.job import OfJob, ResolvedJob
 from moesim.simulator.layout.memory import MemoryReport
 from moesim.simulator.layout.parallel import Layout
 from moesim.simulator.layout.pools import PoolSlice
@@ -25,7 +25,7 @@ from moesim.simulator.schedules import Schedule
 
 
 @dataclass(frozen=True, slots=True)
-class PreparedPool:
+class PreparedPool(OfJob):
     """A pool of accelerators of one kind, prepared as if the whole pipeline ran on it. A cluster is one pool.
 
     `part`: the pool's own GPUs and pipeline ranks. `job`: the whole job, as if all GPUs were of its kind.
@@ -42,26 +42,6 @@ class PreparedPool:
     memory_by_rank: MemoryReport
     whole: ClusterPrograms | None = None
     """Programs and GPUs of all groups in full resolution; None in folded resolution."""
-
-    @property
-    def scenario(self) -> Scenario:
-        """The scenario of the pool's job."""
-        return self.job.scenario
-
-    @property
-    def shape(self) -> ModelShape:
-        """The model."""
-        return self.job.shape
-
-    @property
-    def cluster(self) -> Cluster:
-        """The cluster of the pool's job, with the GPUs of all pools as if they were of this pool's kind."""
-        return self.job.cluster
-
-    @property
-    def profile(self) -> CalibrationProfile:
-        """The calibration profile."""
-        return self.job.profile
 
     @property
     def memory(self) -> MemoryResult:

@@ -79,7 +79,7 @@ def test_memory_and_time_are_those_of_simulate_whatever_the_framework_does(softw
         label = f"{found.axes(number)[0].label} {chosen.recompute} {chosen.parallel.zero_stage}"
         report = prepare(chosen).memory
         assert found.memory[number] == pytest.approx(report.total_bytes, rel=1e-9), label
-        alone = closed_form_memory(chosen, study.shape, found, number)
+        alone = closed_form_memory(chosen, study.shape, chosen.machine, found, number)
         assert alone.by_kind == report.by_kind_bytes
         assert found.bound[number] <= found.time_s[number] * (1.0 + 1e-9), label
     for number in numbers[:2]:
