@@ -167,7 +167,7 @@ def memory_by_kind(
         fits=total <= capacity_bytes,
         fullest_rank=fullest,
         by_rank=tuple(by_rank),
-        notes=(plan.note,) if plan.note and any(assignment.stages_with_routed_layers) else (),
+        notes=(plan.note,) if plan.note and assignment.stages_with_routed_layers else (),
     )
 
 

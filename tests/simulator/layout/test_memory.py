@@ -67,6 +67,15 @@ def test_home_case_fits() -> None:
     assert report.notes == ()
 
 
+def test_experts_on_the_first_stage_alone_keep_the_note_on_their_buffers() -> None:
+    layout = Layout(ParallelPlan(ep=256), 256, 8)  # no pipeline, and more ranks than any published ring size
+    inputs = MemoryInputs(V3, layout, PRECISIONS["fp8"], "full", 4096, 20, "deepep-2025-02")
+    report = memory_by_kind(inputs, StageAssignment((blocks_of(V3),)), [RankStages((0,), ({0: 1},))], 80e9)
+    assert report.notes == (
+        "communication buffers of EP256 use the ring sizes of EP160, the largest that are published",
+    )
+
+
 def test_home_case_needs_its_recompute_policy() -> None:
     report = home(policy="none")
     assert not report.fits
