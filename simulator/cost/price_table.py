@@ -14,13 +14,12 @@ from moesim.simulator.cost.table import CostTable, Mode, PhaseCost, TransferCost
 from moesim.simulator.layout.groups import sends_on_a_link
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.operator import BlockKind, Phase
-from moesim.simulator.schedules import Overlap, Schedule
+from moesim.simulator.schedules import Schedule
 
 
 def cost_table(pricer: Pricer, schedule: Schedule, stages: StageAssignment) -> CostTable:
     """Prices of all phases, transfers, sends and ends of step of a schedule and its stages."""
-    paired = any(isinstance(step, Overlap) for rank in schedule.ranks for step in rank)
-    modes: tuple[Mode, ...] = ("alone", "sms_reserved", "overlapped") if paired else ("alone",)
+    modes: tuple[Mode, ...] = ("alone", "sms_reserved", "overlapped") if schedule.paired else ("alone",)
     compute: dict[tuple[BlockKind, Phase, Mode], PhaseCost] = {}
     transfer: dict[tuple[BlockKind, Phase, Mode], TransferCost] = {}
     for kind in sorted({block.kind for stage in stages.stages for block in stage}):

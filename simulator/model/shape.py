@@ -118,17 +118,21 @@ class ModelShape(ModelPart):
         known = list(self.attentions.root)
         if self.attention_layers is None:
             raise ValueError(f"attention_layers is missing: say which layers have {' and '.join(known)}")
-        listed = list(_expanded(self.attention_layers))
+        counts = [_counted(entry) for entry in self.attention_layers]
+        total = sum(
+            times for _, times in counts
+        )  # added up before any list is built: a file may ask for much
+        if total and self.n_layers % total:
+            raise ValueError(
+                f"attention_layers has {total} entries, which do not repeat to {self.n_layers} layers"
+            )
+        listed = dict.fromkeys(name for name, _ in counts)
         unknown = [name for name in listed if name not in known]
         if unknown:
             raise ValueError(f"attention_layers names {unknown[0]!r}; attentions has {', '.join(known)}")
         unused = [name for name in known if name not in listed]
         if unused:
             raise ValueError(f"no layer of attention_layers has the attention {unused[0]!r}")
-        if self.n_layers % len(listed):
-            raise ValueError(
-                f"attention_layers has {len(listed)} entries, which do not repeat to {self.n_layers} layers"
-            )
 
     @model_serializer(mode="wrap")
     def _used_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -220,7 +224,15 @@ class ModelShape(ModelPart):
 def _expanded(names: tuple[str, ...]) -> Iterator[str]:
     """Repeat every name by its count; raises ValueError for an illegal count."""
     for entry in names:
-        name, star, times = entry.partition("*")
-        if star and not (times.isascii() and times.isdigit() and 0 < int(times) <= MAX_LAYERS):
-            raise ValueError(f"attention_layers: {entry!r} is no name with a count such as linear*3")
-        yield from [name] * int(times or 1)
+        name, times = _counted(entry)
+        yield from [name] * times
+
+
+def _counted(entry: str) -> tuple[str, int]:
+    """Name and count of an entry such as "linear*3"; raises ValueError for an illegal count."""
+    name, star, times = entry.partition("*")
+    if not star:
+        return entry, 1
+    if not (times.isascii() and times.isdigit() and len(times) <= 4 and 0 < int(times) <= MAX_LAYERS):
+        raise ValueError(f"attention_layers: {entry!r} is no name with a count such as linear*3")
+    return name, int(times)

@@ -10,7 +10,7 @@ import numpy as np
 
 from moesim.simulator.engine.program import MemberVariation
 from moesim.simulator.layout.expert_load import LoadSpec, RankLoads, draw_rank_loads
-from moesim.simulator.layout.groups import MOST_MEMBERS
+from moesim.simulator.layout.groups import members_per_program
 from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.model.block import may_route
 from moesim.simulator.model.operator import BlockKind
@@ -66,7 +66,7 @@ class Draws:
         scenario, layout, folded = self.job.scenario, self.job.layout, members is None
         plan, spread = scenario.parallel, scenario.variation
         if members is None:
-            members = plan.ep if plan.ep > 1 else min(layout.dp, MOST_MEMBERS)
+            members = members_per_program(layout)
         clock_cv, jitter_cv = spread.clock_cv.value, spread.jitter_cv.value
         own = [group] if group else []
         rng = np.random.default_rng([scenario.seed, 1, *own])

@@ -9,7 +9,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import read_text
 from moesim.hwmodels.provenance import sourced_numbers
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.schedules import Overlap, Schedule, build, from_csv, validate
+from moesim.simulator.schedules import Schedule, build, from_csv, validate
 
 MAX_SCHEDULE_BYTES = 2_000_000
 RANGED_KEYS = ("routing.expert_load_cv", "variation.clock_cv", "variation.jitter_cv")
@@ -79,8 +79,7 @@ def check_ranges(scenario: Scenario) -> None:
 
 def check_combination(scenario: Scenario, schedule: Schedule) -> None:
     """Raise InputError for choices that are legal on their own but not modelled together."""
-    overlapped = any(isinstance(step, Overlap) for rank in schedule.ranks for step in rank)
-    if scenario.parallel.zero_stage == 3 and overlapped:
+    if scenario.parallel.zero_stage == 3 and schedule.paired:
         raise InputError(
             f"parallel.zero_stage=3 with schedule={schedule.name}: parameter gathers have no slot in an "
             "overlapped pair; use zero_stage 0 to 2, or a schedule without pairs such as 1f1b",

@@ -163,6 +163,7 @@ def test_a_module_for_further_tokens_has_the_attention_of_the_last_layer() -> No
         ({"attention_layers": ["narrow"]}, "'full'"),
         ({"attention_layers": ["narrow", "wide"]}, "names 'wide'"),
         ({"attention_layers": ["narrow*2", "full"]}, "3 entries, which do not repeat to 32 layers"),
+        ({"attention_layers": ["narrow*1000"] * 1000}, "1000000 entries, which do not repeat to 32 layers"),
         ({"attention_layers": ["narrow*x", "full"]}, r"'narrow*x' is no name with a count"),
         ({"attention_layers": ["narrow*0", "full"]}, r"'narrow*0'"),
         ({"attentions": {"nar/row": NARROW}}, "nar/row"),
