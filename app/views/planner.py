@@ -15,9 +15,9 @@ from moesim.app.escaping import escaped
 from moesim.app.views import headline
 from moesim.hwmodels.units import in_unit
 from moesim.simulator.planner.result import PlanResult, PlanRow
-from moesim.simulator.planner.trainers.megatron import megatron_arguments
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import SCHEDULES
+from moesim.simulator.trainers.megatron.arguments import megatron_arguments
 
 OBJECTIVES = {
     "time": "shortest step",

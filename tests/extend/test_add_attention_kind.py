@@ -45,10 +45,10 @@ from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.model.software import Software
 from moesim.simulator.model.work import Work
 from moesim.simulator.planner.prices import PriceBook
-from moesim.simulator.planner.trainers.megatron import megatron_arguments
 from moesim.simulator.predict.compile import prepare
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.scenario.parallel import ParallelPlan
+from moesim.simulator.trainers.megatron.arguments import megatron_arguments
 
 # -- the new kind: simulator/model/attention/linear.py, and a line "linear": LinearAttention ------------
 

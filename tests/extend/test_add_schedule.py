@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 import moesim
 from moesim.hwmodels import InputError
 from moesim.simulator.planner import pattern
-from moesim.simulator.planner.trainers.torchtitan import torchtitan_snippet
 from moesim.simulator.schedules import SCHEDULES, Action, Schedule, ScheduleSpec, build, register, validate
 from moesim.simulator.schedules.schedule import loop_route
 from moesim.simulator.schedules.sizes import check_microbatches
+from moesim.simulator.trainers.torchtitan.snippet import torchtitan_snippet
 
 ROOT = Path(__file__).parents[2]
 NAME = "two-by-two"

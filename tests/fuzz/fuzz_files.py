@@ -21,13 +21,13 @@ import moesim
 from moesim.hwmodels import load_cluster
 from moesim.hwmodels.importers import import_topology
 from moesim.kernels.importers import deepep_profile, nccl_tests_profile
-from moesim.simulator.planner.trainers.megatron import megatron_arguments
-from moesim.simulator.planner.trainers.megatron_read import import_megatron
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.schedules.text import from_csv
 from moesim.simulator.studies import result_cache
 from moesim.simulator.studies.point import PointOutcome, key_of
 from moesim.simulator.studies.store import Store
+from moesim.simulator.trainers.megatron.arguments import megatron_arguments
+from moesim.simulator.trainers.megatron.read import import_megatron
 
 
 def read_scenario(case: File, folder: Path, rng: random.Random) -> None:

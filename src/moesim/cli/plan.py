@@ -13,8 +13,8 @@ from moesim.hwmodels.errors import InputError
 
 if TYPE_CHECKING:
     from moesim.simulator.planner.result import PlanResult, PlanRow
-    from moesim.simulator.planner.trainers.megatron_read import MegatronImport
     from moesim.simulator.scenario import Scenario
+    from moesim.simulator.trainers.megatron.read import MegatronImport
 
 GIB = 2**30
 
@@ -53,9 +53,9 @@ def plan(
     from moesim.hwmodels.files import check_writable, write_atomically
     from moesim.simulator.planner.search import plan as search
     from moesim.simulator.planner.space import load_space
-    from moesim.simulator.planner.trainers.megatron import megatron_arguments
-    from moesim.simulator.planner.trainers.torchtitan import torchtitan_snippet
     from moesim.simulator.scenario import load_scenario
+    from moesim.simulator.trainers.megatron.arguments import megatron_arguments
+    from moesim.simulator.trainers.torchtitan.snippet import torchtitan_snippet
 
     if arguments not in (None, "megatron", "torchtitan"):
         raise InputError(f"--arguments {arguments!r} is not one of megatron, torchtitan")
@@ -184,8 +184,8 @@ def import_megatron(
     """Read the plan of a Megatron-LM launch script, and list the arguments without effect here."""
     from moesim.cli.console import print_json, say_written
     from moesim.hwmodels.files import check_writable, write_atomically
-    from moesim.simulator.planner.trainers.megatron_read import import_megatron as read
     from moesim.simulator.scenario import load_scenario, with_overrides
+    from moesim.simulator.trainers.megatron.read import import_megatron as read
 
     if output is not None:
         check_writable(output, "output file")

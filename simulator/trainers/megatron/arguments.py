@@ -6,9 +6,9 @@ import shlex
 from dataclasses import dataclass
 
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.planner.trainers.megatron_layout import layout_text
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import SCHEDULES
+from moesim.simulator.trainers.megatron.layout import layout_text
 
 LISTS = {"--recompute-modules"}
 """Flags whose value is several words, each its own argument."""

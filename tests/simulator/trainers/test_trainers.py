@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.model.library import load_model
-from moesim.simulator.planner.trainers.megatron import frequency_text, megatron_arguments
-from moesim.simulator.planner.trainers.megatron_layout import (
+from moesim.simulator.scenario import Scenario, load_scenario, with_overrides
+from moesim.simulator.schedules import SCHEDULES
+from moesim.simulator.trainers.megatron.arguments import frequency_text, megatron_arguments
+from moesim.simulator.trainers.megatron.layout import (
     expand_layout,
     layers_of_layout,
     layout_text,
     parse_frequency,
 )
-from moesim.simulator.planner.trainers.megatron_read import MegatronImport, import_megatron, read_script
-from moesim.simulator.planner.trainers.torchtitan import torchtitan_snippet
-from moesim.simulator.scenario import Scenario, load_scenario, with_overrides
-from moesim.simulator.schedules import SCHEDULES
+from moesim.simulator.trainers.megatron.read import MegatronImport, import_megatron, read_script
+from moesim.simulator.trainers.torchtitan.snippet import torchtitan_snippet
 
 HOME = "deepseek-v3-2048xh800"
 LAYERS = (4,) * 15 + (1,)

@@ -14,10 +14,10 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import read_text
 from moesim.hwmodels.yaml_io import load_mapping
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.planner.trainers.megatron import MODULES, megatron_arguments
-from moesim.simulator.planner.trainers.megatron_layout import layers_of_layout, parse_frequency
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import name_from
+from moesim.simulator.trainers.megatron.arguments import MODULES, megatron_arguments
+from moesim.simulator.trainers.megatron.layout import layers_of_layout, parse_frequency
 
 MOST_BYTES = 300_000
 MOST_LINE = 30_000

@@ -1,1 +1,0 @@
-"""Writes plans as arguments of training frameworks, and reads them back."""

@@ -1,0 +1,64 @@
+"""What a launch file says: its arguments in order, with their places, and the machine that it asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+Value = str | bool | int | float | None | tuple["Value", ...]
+"""A value as the file writes it: text from a shell, typed scalars and lists from YAML, TOML or Python."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """A value that the file does not state by itself, such as the output of a command.
+
+    `text` is what the file says, and `reason` a sentence on why it has no value ("the variable DATA_PATH is
+    not set", "the output of a command, which is never run").
+    """
+
+    text: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument as the trainer would receive it.
+
+    `name` is the trainer's own word: `--num-layers` of a command line, `model.num_layers` of a configuration
+    file. `value` is None for a flag without a value, a tuple for several words. `place` is file and line.
+    """
+
+    name: str
+    value: Value | Unknown
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Nodes and GPUs that a launcher asks for (torchrun, srun, #SBATCH); None where it does not say.
+
+    `places` says for each of the two where it was read.
+    """
+
+    nodes: int | Unknown | None = None
+    gpus_per_node: int | Unknown | None = None
+    places: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A launch file as it was understood, before any argument is given a meaning.
+
+    `trainer` is the registered name of the training framework, or None where the file does not tell.
+    `program` is the script or recipe that is started (`pretrain_gpt.py`). `environment` holds the variables
+    that the program sees and the file sets. `notes` are sentences on what was taken as it is, such as the
+    branch of a condition, or a default that replaced an unset variable.
+    """
+
+    trainer: str | None
+    program: str | None
+    arguments: tuple[Argument, ...]
+    machine: Machine = Machine()
+    environment: Mapping[str, str | Unknown] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()

@@ -1,0 +1,1 @@
+"""Megatron-LM: writes its arguments, reads its launch scripts."""

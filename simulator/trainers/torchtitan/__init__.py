@@ -1,0 +1,1 @@
+"""torchtitan: writes its configuration."""
