@@ -80,7 +80,21 @@ def _common(r: Reader) -> dict[str, Any]:
         "hidden": r.integer("hidden_size", meaning="hidden size"),
         "vocab": r.integer("vocab_size", meaning="vocabulary"),
         "tied_embeddings": r.flag("tie_word_embeddings", "the head shares the embedding table"),
+        **_numerics(r),
     }
+
+
+def _numerics(r: Reader) -> dict[str, Any]:
+    """Read the numbers that only a trainer needs, where the file states them."""
+    numbers = {
+        "rope_theta": r.positive("rope_theta", "base of the rotary embedding; for trainers only"),
+        "norm_epsilon": r.positive("rms_norm_eps", "epsilon of RMSNorm; for trainers only"),
+        "router_scale": r.positive(
+            "routed_scaling_factor", "factor on the experts' weights; for trainers only"
+        ),
+    }
+    stated = {name: value for name, value in numbers.items() if value is not None}
+    return {"numerics": stated} if stated else {}
 
 
 def _layers(r: Reader) -> int:

@@ -75,6 +75,15 @@ class Reader:
             )
         return value
 
+    def positive(self, key: str, meaning: str) -> float | None:
+        """Read a positive number; None where the key is absent or null."""
+        value = self.take((key,), meaning, None)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
+            raise InputError(f"{self.place}: {self.prefix}{key}={value!r} must be above 0 ({meaning})")
+        return float(value)
+
     def flag(self, key: str, meaning: str, absent: Any = _MISSING) -> bool:
         """Read a boolean."""
         value = self.take((key,), meaning, absent)

@@ -35,6 +35,7 @@ from moesim.simulator.model.block import (
 from moesim.simulator.model.feed_forward.dense import DenseFFN
 from moesim.simulator.model.feed_forward.moe import MoE
 from moesim.simulator.model.feed_forward.protocol import FeedForward
+from moesim.simulator.model.numerics import Numerics
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.part import ModelPart
 
@@ -42,8 +43,8 @@ MAX_LAYERS = 1000
 """Most layers of a model, far above any real one; lists of layers are built, so a mistyped number must not
 exhaust the memory."""
 
-_BY_LAYER = ("attention", "attentions", "attention_layers")
-"""Keys that describe the attention of the layers; those that a model does not use are not written."""
+_LEFT_OUT = ("attention", "attentions", "attention_layers", "numerics")
+"""Keys that are not written where a model does not have them."""
 
 
 class ShapeSource(ModelPart):
@@ -95,6 +96,8 @@ class ModelShape(ModelPart):
     mtp_layers: NonNegativeInt = 0
     tied_embeddings: bool
     norm: Literal["rmsnorm"] = "rmsnorm"
+    numerics: Numerics | None = None
+    """Numbers that a trainer needs and that change no prediction; absent: not known."""
     not_modelled: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """What the original model has and the simulator leaves out, in words for the result."""
 
@@ -137,7 +140,7 @@ class ModelShape(ModelPart):
     @model_serializer(mode="wrap")
     def _used_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         data: dict[str, Any] = handler(self)
-        return {key: value for key, value in data.items() if key not in _BY_LAYER or value is not None}
+        return {key: value for key, value in data.items() if key not in _LEFT_OUT or value is not None}
 
     # -- layers --------------------------------------------------------------------------------------
 

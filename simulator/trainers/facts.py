@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.recompute import RecomputePolicy
@@ -10,6 +11,8 @@ from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.model.software import Software
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.parallel import ParallelPlan
+from moesim.simulator.schedules import SCHEDULES
+from moesim.simulator.schedules.spec import Project
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,63 @@ class PlanFacts:
     def microbatches(self) -> int:
         """Micro-batches that each data-parallel replica runs in one step; 0 where the batch is too small."""
         return self.sequences // max(self.replicas * self.parallel.microbatch, 1)
+
+    def values(self, project: Project) -> dict[str, Any]:
+        """The facts by the names that the rules of a trainer use; `project` is its name in the registries."""
+        return {
+            **plan_values(self.shape, self.parallel, self.schedule, project),
+            "dp": self.replicas,
+            "microbatches": self.microbatches,
+            **model_values(self.shape),
+            **recipe_values(self.recipe),
+            **recompute_values(self.recompute),
+            "zero_stage": self.parallel.zero_stage,
+            "sms": self.sms,
+            "sms_odd": self.sms % 2 == 1,
+            "experts_in_order": self.placement_in_order,
+            **{f"software.{key}": value for key, value in self.software},
+        }
+
+
+def plan_values(shape: ModelShape, plan: ParallelPlan, schedule: str, project: Project) -> dict[str, Any]:
+    """Facts of the degrees of parallelism and of the schedule, with its name in a project or None."""
+    spec, kv_heads = SCHEDULES.get(schedule), getattr(shape.attention, "kv_heads", plan.tp)
+    return {
+        "tp": plan.tp,
+        "pp": plan.pp,
+        "ep": plan.ep,
+        "cp": plan.cp,
+        "vpp": plan.vpp,
+        "etp": plan.expert_tp,
+        "microbatch": plan.microbatch,
+        "sequence_parallel": plan.sequence_parallel,
+        "kv_heads_divide": kv_heads % plan.tp == 0,
+        "schedule_there": None if spec is None else spec.names_elsewhere.get(project),
+    }
+
+
+def model_values(shape: ModelShape) -> dict[str, Any]:
+    """Facts of the model."""
+    moe, attention = shape.moe, shape.attention
+    return {
+        "moe": moe is not None,
+        "experts": moe.experts if moe else 0,
+        "mtp_layers": shape.mtp_layers,
+        "dense_layers": shape.n_layers - sum(shape.is_moe_layer(n) for n in range(shape.n_layers)),
+        "attention_in_megatron": attention is not None and attention.megatron_arguments() is not None,
+        "output_bias": bool(getattr(attention, "o_bias", False)),
+        "gated": shape.ffn_gated,
+    }
+
+
+def recipe_values(recipe: Precision) -> dict[str, Any]:
+    """Facts of the precision recipe: its fields."""
+    return dict(recipe)
+
+
+def recompute_values(recompute: RecomputePolicy) -> dict[str, Any]:
+    """Facts of what the backward computes again: a policy's name, or modules."""
+    return {"recompute": recompute, "recompute_modules": ()}
 
 
 def facts_of(scenario: Scenario) -> PlanFacts:

@@ -126,4 +126,6 @@ class GQA(SoftmaxAttention):
             "--group-query-attention": None,
             "--num-query-groups": str(self.kv_heads),
             "--kv-channels": str(self.head_dim),
+            **({"--add-qkv-bias": None} if self.qkv_bias else {}),
+            **({"--qk-layernorm": None} if self.qk_norm else {}),
         }

@@ -228,6 +228,9 @@ class MLA(SoftmaxAttention):
             "--qk-head-dim": str(self.qk_nope_dim),
             "--qk-pos-emb-head-dim": str(self.qk_rope_dim),
             "--v-head-dim": str(self.v_dim),
+            "--qk-layernorm": None,
+            "--rope-type": "rope",
+            "--no-rope-fusion": None,  # the fused kernel knows YaRN's rotation only
         }
 
 

@@ -1,180 +1,141 @@
-"""Writes a plan as Megatron-LM arguments, and lists the parts that Megatron-LM cannot express."""
+"""A plan as Megatron-LM arguments: exactly the plan that was priced, with what they cannot express."""
 
 from __future__ import annotations
 
-import shlex
-from dataclasses import dataclass
-
 from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.predict.compile import prepare
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.schedules import SCHEDULES
+from moesim.simulator.trainers.export import Export, Words
+from moesim.simulator.trainers.facts import facts_of
 from moesim.simulator.trainers.megatron.layout import layout_text
+from moesim.simulator.trainers.megatron.model_arguments import ROTARY_BASE, expert_arguments, model_arguments
+from moesim.simulator.trainers.megatron.plan_arguments import (
+    dispatcher_arguments,
+    parallel_arguments,
+    precision_arguments,
+    recompute_arguments,
+    software_arguments,
+)
+from moesim.simulator.trainers.trainer import build_trainer
 
-LISTS = {"--recompute-modules"}
-"""Flags whose value is several words, each its own argument."""
-
-MODULES = {"attention": "core_attn", "selective": "layernorm mla_up_proj moe_act"}
-"""Value of Megatron-LM's `--recompute-modules` for a recompute policy."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spelled:
-    """Arguments by flag (None for a flag without a value), and sentences on what they cannot express."""
-
-    arguments: dict[str, str | None]
-    unspelled: tuple[str, ...]
-
-    def text(self) -> str:
-        """One argument a line with shell continuations, below comments on what is not expressed."""
-        lines = [
-            flag if value is None else f"{flag} {_quoted(flag, value)}"
-            for flag, value in self.arguments.items()
-        ]
-        comments = "".join(f"# not spelled: {sentence}\n" for sentence in self.unspelled)
-        return comments + " \\\n".join(lines) + "\n"
+VARIABLES = {
+    "LEARNING_RATE": "the peak learning rate",
+    "DATA_PATH": "prefix of the tokenised training data",
+    "TOKENIZER_MODEL": "folder or name of the Hugging Face tokenizer",
+    "CHECKPOINT_DIR": "folder for checkpoints",
+}
+"""Shell variables of every export, with what they must hold."""
 
 
-def _quoted(flag: str, value: str) -> str:
-    return " ".join(map(shlex.quote, value.split())) if flag in LISTS else shlex.quote(value)
+def megatron_arguments(scenario: Scenario, version: str = "0.20") -> Export:
+    """Arguments of Megatron-LM's `pretrain_gpt.py` for a scenario's model, batch and plan.
 
-
-def megatron_arguments(scenario: Scenario) -> Spelled:
-    """Arguments of Megatron-LM's pretraining script for a scenario's model and plan.
-
-    Flags: NVIDIA/Megatron-LM `megatron/training/arguments.py` and yanring/Megatron-MoE-ModelZoo@e865051.
-    Raises InputError for a model that cannot be loaded.
+    Stages are always written out, as they were priced. `unspelled` has a sentence for everything in which
+    the run would differ from the prediction. Flags: `megatron/training/arguments.py` of the version. Raises
+    InputError for a model that cannot be loaded, a plan that cannot be simulated and an unknown version.
     """
-    shape = scenario.shape
-    found: dict[str, str | None] = {}
-    missing: list[str] = []
-    _parallel(scenario, shape, found, missing)
-    _precision(scenario, found, missing)
-    _recompute(scenario, found, missing)
-    if scenario.routing.eplb is not None:
-        missing.append("placement of experts and their replicas: Megatron-LM trains with experts in order")
-    _model(shape, found, missing)
-    return Spelled(found, tuple(missing))
+    trainer = build_trainer("megatron", version, megatron_arguments)
+    shape, facts = scenario.shape, facts_of(scenario)
+    runs_schedule = facts.values(trainer.project)["schedule_there"] is not None
+    adapted, changes = trainer.adapted(scenario)
+    unspelled = [*trainer.problems_of(adapted), *changes]
+    if scenario.routing.capacity is not None:
+        unspelled.append("rows above a capacity are dropped: its DeepEP dispatcher drops none")
+    groups: dict[str, dict[str, Words]] = {
+        "model": model_arguments(shape),
+        "experts": {} if shape.moe is None else expert_arguments(shape, shape.moe),
+        "parallel": parallel_arguments(scenario.parallel, shape),
+        "dispatcher": dispatcher_arguments(scenario, shape, trainer.version),
+        "precision": precision_arguments(scenario.recipe, scenario.parallel.zero_stage),
+        "recompute": recompute_arguments(scenario.recompute, shape),
+        "software": software_arguments(scenario.software, scenario.parallel, shape),
+        "batch": _batch(scenario),
+        "optimizer": _optimizer(),
+        "data": _data(scenario.parallel.zero_stage),
+    }
+    if runs_schedule and scenario.parallel.pp > 1:
+        groups["parallel"]["--pipeline-model-parallel-layout"] = _layout(scenario, shape)
+    used = {word[1:] for group in groups.values() for word in group.values() if _is_variable(word)}
+    variables = {name: text for name, text in VARIABLES.items() if name in used}
+    if ROTARY_BASE in used:
+        variables[ROTARY_BASE] = "rope_theta of the model's config.json"
+    return Export(
+        trainer.label,
+        f"{scenario.name}, {_plan(scenario)}",
+        {name: group for name, group in groups.items() if group},
+        variables,
+        _environment(scenario),
+        facts.n_gpus,
+        tuple(unspelled),
+        (
+            f"{facts.n_gpus:,} GPUs, {facts.replicas} data-parallel replicas, {facts.microbatches} micro-batches",
+            "Learning-rate schedule, weight decay, betas and clipping do not change the time: set your own.",
+        ),
+    )
 
 
-def _parallel(
-    scenario: Scenario, shape: ModelShape, found: dict[str, str | None], missing: list[str]
-) -> None:
+def _is_variable(word: Words) -> bool:
+    return isinstance(word, str) and word.startswith("$")
+
+
+def _plan(scenario: Scenario) -> str:
     plan = scenario.parallel
-    found["--tensor-model-parallel-size"] = str(plan.tp)
-    found["--pipeline-model-parallel-size"] = str(plan.pp)
-    found["--context-parallel-size"] = str(plan.cp)
-    if shape.moe is not None:
-        found["--expert-model-parallel-size"] = str(plan.ep)
-        found["--expert-tensor-parallel-size"] = str(plan.expert_tp)
-    if plan.sequence_parallel:
-        found["--sequence-parallel"] = None
-    found["--micro-batch-size"] = str(plan.microbatch)
-    found["--global-batch-size"] = str(scenario.batch.sequences)
-    found["--seq-length"] = str(scenario.batch.sequence_length)
-    names = {spec.name: spec.names_elsewhere.get("megatron-lm") for spec in SCHEDULES.values()}
-    runs = {name: theirs for name, theirs in names.items() if theirs is not None}
-    if scenario.schedule not in runs:
-        missing.append(
-            f"schedule {scenario.schedule}: Megatron-LM runs {' and '.join(runs.values())} only"
-            + (", so its stages are left out too" if plan.pp > 1 else "")
-        )
-    elif plan.pp > 1:
-        if plan.vpp > 1:
-            found["--num-virtual-stages-per-pipeline-rank"] = str(plan.vpp)
-        if scenario.stages.layers is not None:
-            text = layout_text(scenario.stages.layers, shape.mtp_layers)
-            found["--pipeline-model-parallel-layout"] = text
-        else:
-            missing.append("stage layout: the scenario leaves it to moesim's balance; state stages.layers")
-    if shape.moe is not None and plan.ep > 1:
-        found["--moe-token-dispatcher-type"] = "flex"
-        found["--moe-flex-dispatcher-backend"] = "deepep"
-        found["--moe-deepep-num-sms"] = str(scenario.communication.sms)
-    if plan.zero_stage == 1:
-        found["--use-distributed-optimizer"] = None
-    elif plan.zero_stage > 1:
-        found["--use-megatron-fsdp"] = None
-        strategy = {2: "optim_grads", 3: "optim_grads_params"}[plan.zero_stage]
-        found["--data-parallel-sharding-strategy"] = strategy
+    return f"TP{plan.tp} PP{plan.pp} EP{plan.ep} CP{plan.cp} VPP{plan.vpp} {scenario.schedule}"
 
 
-def _precision(scenario: Scenario, found: dict[str, str | None], missing: list[str]) -> None:
-    recipe = scenario.recipe
-    found["--bf16"] = None
-    if recipe.linear == "fp8":
-        found["--fp8-format"] = "e4m3"
-        found["--fp8-recipe"] = "blockwise"
-    if recipe.moments == "bf16":
-        found["--use-precision-aware-optimizer"] = None
-        found["--exp-avg-dtype"] = "bf16"
-        found["--exp-avg-sq-dtype"] = "bf16"
-    if recipe.gradient_reduce == "fp32":
-        found["--accumulate-allreduce-grads-in-fp32"] = None
-    if recipe.dispatch == "fp8":
-        missing.append(
-            "dispatch of tokens in FP8: the DeepEP backend of Megatron-LM sends what the layer gives"
-        )
-    if recipe.head == "fp32" or "fp8" in (
-        recipe.combine,
-        recipe.moments,
-        recipe.gradients,
-        recipe.parameters,
-    ):
-        missing.append("formats of head, combine, moments, gradients or parameters other than the usual ones")
+def _layout(scenario: Scenario, shape: ModelShape) -> str:
+    """The stages as they were priced: stated, or balanced as the prediction balances them."""
+    layers = scenario.stages.layers or prepare(scenario).stages.layers_per_stage
+    return layout_text(layers, shape.mtp_layers)
 
 
-def _recompute(scenario: Scenario, found: dict[str, str | None], missing: list[str]) -> None:
-    policy = scenario.recompute
-    if policy == "full":
-        found["--recompute-granularity"] = "full"
-        found["--recompute-method"] = "uniform"
-        found["--recompute-num-layers"] = "1"
-    elif policy != "none":
-        found["--recompute-granularity"] = "selective"
-        found["--recompute-modules"] = MODULES.get(policy, MODULES["selective"])
-    if policy == "op":
-        missing.append("recompute=op, torchtitan's choice of operators: the nearest modules stand for it")
-    if policy == "deepseek-v3":
-        missing.append("attention output kept in 12 bits (E5M6), a part of recompute=deepseek-v3")
+def _batch(scenario: Scenario) -> dict[str, Words]:
+    batch, run = scenario.batch, scenario.run
+    steps = -(-round(run.tokens) // (batch.sequences * batch.sequence_length))
+    return {
+        "--micro-batch-size": str(scenario.parallel.microbatch),
+        "--global-batch-size": str(batch.sequences),
+        "--seq-length": str(batch.sequence_length),
+        "--max-position-embeddings": str(batch.sequence_length),
+        "--train-samples": str(steps * batch.sequences),
+    }
 
 
-def _model(shape: ModelShape, found: dict[str, str | None], missing: list[str]) -> None:
-    attention, moe = shape.attention, shape.moe
-    found["--num-layers"] = str(shape.n_layers)
-    found["--hidden-size"] = str(shape.hidden)
-    if shape.dense_ffn is not None:
-        found["--ffn-hidden-size"] = str(shape.dense_ffn)
-    spelled = None if attention is None else attention.megatron_arguments()
-    if spelled is None:
-        missing.append("attention: Megatron-LM has no arguments for its kind, or for several in one model")
-    found |= spelled or {}
-    found["--padded-vocab-size"] = str(shape.vocab)
-    found["--swiglu"] = None
-    found["--normalization"] = "RMSNorm"
-    if not shape.tied_embeddings:
-        found["--untie-embeddings-and-output-weights"] = None
-    if shape.mtp_layers:
-        found["--mtp-num-layers"] = str(shape.mtp_layers)
-    if moe is None:
-        return
-    found["--num-experts"] = str(moe.experts)
-    found["--moe-router-topk"] = str(moe.top_k)
-    found["--moe-ffn-hidden-size"] = str(moe.expert_ffn)
-    found["--moe-grouped-gemm"] = None
-    if moe.shared_experts:
-        found["--moe-shared-expert-intermediate-size"] = str(moe.shared_experts * moe.shared_ffn)
-    if moe.group_limited:
-        found["--moe-router-num-groups"] = str(moe.groups)
-        found["--moe-router-group-topk"] = str(moe.groups_per_token)
-    found["--moe-layer-freq"] = frequency_text([int(shape.is_moe_layer(i)) for i in range(shape.n_layers)])
+def _optimizer() -> dict[str, Words]:
+    return {
+        "--optimizer": "adam",
+        "--lr": "$LEARNING_RATE",
+        "--lr-decay-style": "cosine",
+        "--lr-warmup-fraction": "0.01",
+        "--weight-decay": "0.1",
+        "--adam-beta1": "0.9",
+        "--adam-beta2": "0.95",
+        "--clip-grad": "1.0",
+        "--init-method-std": "0.02",
+    }
 
 
-def frequency_text(flags: list[int]) -> str:
-    """The flags as a --moe-layer-freq list with repeats, such as "([0]*3+[1]*58)"."""
-    runs: list[tuple[int, int]] = []
-    for flag in flags:
-        if runs and runs[-1][0] == flag:
-            runs[-1] = (flag, runs[-1][1] + 1)
-        else:
-            runs.append((flag, 1))
-    return "(" + "+".join(f"[{flag}]*{count}" for flag, count in runs) + ")"
+def _data(zero_stage: int) -> dict[str, Words]:
+    return {
+        "--tokenizer-type": "HuggingFaceTokenizer",
+        "--tokenizer-model": "$TOKENIZER_MODEL",
+        "--data-path": "$DATA_PATH",
+        "--split": "99,1,0",
+        "--no-create-attention-mask-in-dataloader": None,
+        "--save": "$CHECKPOINT_DIR",
+        "--load": "$CHECKPOINT_DIR",
+        "--save-interval": "500",
+        "--ckpt-format": "fsdp_dtensor" if zero_stage > 1 else "torch_dist",
+        "--log-interval": "1",
+        "--log-throughput": None,
+        "--eval-iters": "0",
+        "--distributed-timeout-minutes": "60",
+    }
+
+
+def _environment(scenario: Scenario) -> dict[str, str]:
+    """Environment that Megatron-LM checks for: one connection orders tensor-parallel kernels up to Hopper."""
+    plan = scenario.parallel
+    if (plan.tp > 1 or plan.cp > 1) and plan.zero_stage < 2:
+        return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    return {}

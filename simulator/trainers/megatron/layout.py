@@ -120,3 +120,9 @@ def parse_frequency(text: str, layers: int) -> tuple[int, ...]:
             raise InputError(f"--moe-layer-freq {text[:80]!r}: more than {MOST_ITEMS:,} entries")
         found += entries * times
     return tuple(found)
+
+
+def frequency_text(flags: list[int]) -> str:
+    """The flags as a --moe-layer-freq list with repeats, such as "([0]*3+[1]*58)"."""
+    runs = [(flag, len(list(run))) for flag, run in groupby(flags)]
+    return "(" + "+".join(f"[{flag}]*{count}" for flag, count in runs) + ")"

@@ -1,0 +1,18 @@
+"""Numbers of a model that a trainer must know but that change neither time nor memory."""
+
+from __future__ import annotations
+
+from pydantic import PositiveFloat
+
+from moesim.simulator.model.part import ModelPart
+
+
+class Numerics(ModelPart):
+    """Numbers that a trainer needs beside the shape; none of them changes a prediction."""
+
+    rope_theta: PositiveFloat | None = None
+    """Base of the rotary position embedding."""
+    norm_epsilon: PositiveFloat | None = None
+    """Added to the mean square in RMSNorm."""
+    router_scale: PositiveFloat | None = None
+    """Factor on the weights of a token's routed experts."""

@@ -1,0 +1,133 @@
+"""Parallelism, dispatcher, precision, recompute and kernels as Megatron-LM arguments."""
+
+from __future__ import annotations
+
+from moesim.simulator.model.precision import Precision
+from moesim.simulator.model.recompute import RecomputePolicy
+from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.model.software import GraphPart, Software
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario.parallel import ParallelPlan
+from moesim.simulator.trainers.export import Words
+
+STRATEGIES = {2: "optim_grads", 3: "optim_grads_params"}
+"""Value of `--data-parallel-sharding-strategy` for a ZeRO stage of Megatron-FSDP."""
+
+GRAPH_MODULES: dict[GraphPart, str] = {"attention": "attn", "router": "moe_router", "experts": "moe"}
+"""Value of `--cuda-graph-modules` for a part of a layer."""
+
+
+def parallel_arguments(plan: ParallelPlan, shape: ModelShape) -> dict[str, Words]:
+    """Degrees of parallelism and the sharding of parameters, gradients and optimizer states."""
+    spelled: dict[str, Words] = {
+        "--tensor-model-parallel-size": str(plan.tp),
+        "--pipeline-model-parallel-size": str(plan.pp),
+        "--context-parallel-size": str(plan.cp),
+    }
+    if shape.moe is not None:
+        spelled["--expert-model-parallel-size"] = str(plan.ep)
+        spelled["--expert-tensor-parallel-size"] = str(plan.expert_tp)
+    if plan.sequence_parallel:
+        spelled["--sequence-parallel"] = None
+    if plan.zero_stage:
+        spelled["--use-distributed-optimizer"] = None
+    if plan.zero_stage > 1:
+        spelled["--use-megatron-fsdp"] = None
+        spelled["--data-parallel-sharding-strategy"] = STRATEGIES[plan.zero_stage]
+    return spelled
+
+
+def dispatcher_arguments(scenario: Scenario, shape: ModelShape, version: str) -> dict[str, Words]:
+    """The dispatcher of tokens to experts: DeepEP's kernels, as they are priced.
+
+    Experts on one GPU need no dispatch between GPUs.
+    """
+    if shape.moe is None:
+        return {}
+    plan = scenario.parallel
+    fused: dict[str, Words] = {} if scenario.software.kernels == "eager" else {"--moe-permute-fusion": None}
+    if plan.ep == 1:
+        return {"--moe-token-dispatcher-type": "alltoall", **fused}
+    sms = str(scenario.communication.sms)
+    spelled: dict[str, Words] = {"--moe-token-dispatcher-type": "flex"}
+    if version == "0.14":
+        spelled |= {"--moe-enable-deepep": None, "--moe-deepep-num-sms": sms}
+    else:
+        spelled |= {"--moe-flex-dispatcher-backend": "deepep", "--moe-flex-dispatcher-num-sms": sms}
+    return spelled | fused
+
+
+def precision_arguments(recipe: Precision, zero_stage: int) -> dict[str, Words]:
+    """Formats of GEMMs, parameters, gradients and moments."""
+    spelled: dict[str, Words] = {"--bf16": None}
+    if recipe.linear == "fp8":
+        blockwise = recipe.scaling == "tile"
+        spelled["--fp8-format"] = "e4m3" if blockwise else "hybrid"
+        spelled["--fp8-recipe"] = "blockwise" if blockwise else "delayed"
+        if recipe.parameters == "fp8" or (zero_stage and recipe.parameter_gather == "fp8"):
+            spelled["--fp8-param-gather"] = None
+    small_gradients = recipe.gradients == "bf16"
+    if recipe.moments != "fp32" or small_gradients:
+        spelled["--use-precision-aware-optimizer"] = None
+        spelled["--exp-avg-dtype"] = recipe.moments
+        spelled["--exp-avg-sq-dtype"] = recipe.moments
+    if small_gradients:
+        spelled["--main-grads-dtype"] = "bf16"
+        spelled["--grad-reduce-in-bf16"] = None
+    else:
+        spelled["--accumulate-allreduce-grads-in-fp32"] = None
+    return spelled
+
+
+def recompute_arguments(recompute: RecomputePolicy, shape: ModelShape) -> dict[str, Words]:
+    """What the backward pass computes again: whole layers, or modules."""
+    if recompute == "full":
+        return {
+            "--recompute-granularity": "full",
+            "--recompute-method": "uniform",
+            "--recompute-num-layers": "1",
+        }
+    modules = recomputed_modules(recompute, shape)
+    if not modules:
+        return {}
+    return {"--recompute-granularity": "selective", "--recompute-modules": modules}
+
+
+def recomputed_modules(recompute: RecomputePolicy, shape: ModelShape) -> tuple[str, ...]:
+    """Megatron-LM's modules for a policy, among those that the model has."""
+    if recompute == "attention":
+        return ("core_attn",)
+    if recompute not in ("selective", "deepseek-v3", "op"):
+        return ()
+    attention = shape.attention
+    arguments = {} if attention is None else (attention.megatron_arguments() or {})
+    latent = ("mla_up_proj",) if "--multi-latent-attention" in arguments else ()
+    return ("layernorm", *latent, *(("moe_act",) if shape.moe is not None else ()))
+
+
+def software_arguments(software: Software, plan: ParallelPlan, shape: ModelShape) -> dict[str, Words]:
+    """Attention kernel, dropout, loss, overlap of collectives, CUDA graphs."""
+    dropout = "0.1" if software.dropout else "0.0"
+    spelled: dict[str, Words] = {
+        "--transformer-impl": "transformer_engine",
+        "--attention-dropout": dropout,
+        "--hidden-dropout": dropout,
+    }
+    if software.attention == "unfused":
+        spelled["--attention-backend"] = "unfused"
+    if software.loss != "chain":
+        spelled["--cross-entropy-loss-fusion"] = None
+        spelled["--cross-entropy-fusion-impl"] = "te" if software.loss == "fused" else "native"
+    if software.overlap_data_parallel:
+        spelled["--overlap-grad-reduce"] = None
+        if plan.zero_stage:
+            spelled["--overlap-param-gather"] = None
+    if plan.tp > 1 and software.overlap_tensor_parallel == "full":
+        spelled["--tp-comm-overlap"] = None
+    modules = tuple(GRAPH_MODULES[part] for part in software.cuda_graphs if part in GRAPH_MODULES)
+    if "all" in software.cuda_graphs:
+        spelled["--cuda-graph-impl"] = "full_iteration"
+    elif modules:
+        spelled["--cuda-graph-impl"] = "transformer_engine"
+        spelled["--cuda-graph-modules"] = modules
+    return spelled

@@ -1,0 +1,166 @@
+"""Description of a training framework: what it can run, what it runs in another way, how plans are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.validation import nearest, validate_model
+from moesim.hwmodels.yaml_io import parse_mapping
+from moesim.simulator.model.precision import Precision
+from moesim.simulator.model.software import Software
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.schedules.spec import Project
+from moesim.simulator.trainers.export import Export
+from moesim.simulator.trainers.facts import PlanFacts, facts_of
+from moesim.simulator.trainers.rules import Exclusion, check_words, holds, of_version
+
+FOLDER = "data/trainers"
+
+_Texts = Annotated[tuple[str, ...], Field(strict=False)]
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    versions: _Texts = ()
+    because: str
+
+
+class Replacement(_Entry):
+    """A key of a scenario that the trainer runs in another way than the scenario says."""
+
+    key: str
+    is_: Any = Field(alias="is")
+    by: Any
+    where: dict[str, Any] = Field(default_factory=dict)
+    """Conditions on a plan for which the key matters."""
+
+
+class _ExclusionEntry(_Entry):
+    when: dict[str, Any]
+
+    @field_validator("when")
+    @classmethod
+    def _known_words(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for name, condition in value.items():
+            check_words(condition, name)
+        return value
+
+
+class Description(BaseModel):
+    """Data file of a trainer."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    title: str
+    project: Project
+    versions: _Texts
+    """Newest first; the first is the default."""
+    search: dict[str, _Texts] = Field(default_factory=dict)
+    """Values that a plan search tries by key, where the user leaves them to defaults."""
+    replacements: tuple[Replacement, ...] = ()
+    exclusions: tuple[_ExclusionEntry, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Trainer:
+    """One version of a training framework."""
+
+    name: str
+    title: str
+    version: str
+    project: Project
+    search: Mapping[str, tuple[str, ...]]
+    replacements: tuple[Replacement, ...]
+    exclusions: tuple[Exclusion, ...]
+    export: Callable[[Scenario, str], Export]
+    """Writes a scenario's plan for a version."""
+
+    @property
+    def label(self) -> str:
+        """Name and version, such as "Megatron-LM 0.20"."""
+        return f"{self.title} {self.version}"
+
+    def problems(self, plan: PlanFacts) -> tuple[str, ...]:
+        """Reasons why it cannot run a plan, as clauses; none where it can."""
+        values = plan.values(self.project)
+        return tuple(entry.because for entry in self.exclusions if entry.applies(values))
+
+    def problems_of(self, scenario: Scenario) -> tuple[str, ...]:
+        """As `problems`, for a scenario's plan. Raises InputError for a model that cannot be loaded."""
+        return self.problems(facts_of(scenario))
+
+    def arguments(self, scenario: Scenario) -> Export:
+        """The scenario's plan as this version's arguments; what they cannot express is in `unspelled`."""
+        return self.export(scenario, self.version)
+
+    def adapted(self, scenario: Scenario, any_plan: bool = False) -> tuple[Scenario, tuple[str, ...]]:
+        """The scenario as the trainer would run it, with a sentence for each key that differs.
+
+        `any_plan`: the plan is still to be chosen, so that keys count which do not matter for this one.
+        """
+        values = None if any_plan else facts_of(scenario).values(self.project)
+        recipe, changed = self._recipe(scenario.recipe, values)
+        software, more = self._adapted("software", scenario.software, values)
+        if not changed and not more:
+            return scenario, ()
+        update: dict[str, Any] = {"software": Software.model_validate(software)} if more else {}
+        if changed:
+            update["precision"] = recipe
+        return scenario.model_copy(update=update), (*changed, *more)
+
+    def adapted_recipe(self, recipe: Precision) -> tuple[Precision, tuple[str, ...]]:
+        """A precision recipe as the trainer would run it, with a sentence for each field that differs."""
+        return self._recipe(recipe, None)
+
+    def _recipe(
+        self, recipe: Precision, values: Mapping[str, Any] | None
+    ) -> tuple[Precision, tuple[str, ...]]:
+        fields, changed = self._adapted("precision", recipe, values)
+        return (Precision.model_validate(fields) if changed else recipe), changed
+
+    def _adapted(
+        self, section: str, part: BaseModel, values: Mapping[str, Any] | None
+    ) -> tuple[dict[str, Any], tuple[str, ...]]:
+        fields, changed = part.model_dump(), []
+        for entry in self.replacements:
+            place, _, key = entry.key.partition(".")
+            matters = values is None or all(holds(c, values[name]) for name, c in entry.where.items())
+            if place == section and fields[key] == entry.is_ and matters:
+                fields[key] = entry.by
+                changed.append(f"{entry.key}={_word(entry.by)} instead of {_word(entry.is_)}: {entry.because}")
+        return fields, tuple(changed)
+
+
+def _word(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@cache
+def description(name: str) -> Description:
+    """The data file of a trainer."""
+    text = resources.files("moesim.simulator").joinpath(FOLDER, f"{name}.yaml").read_text("utf-8")
+    return validate_model(Description, parse_mapping(text, f"trainer {name}"), f"trainer {name}")
+
+
+def build_trainer(name: str, version: str | None, export: Callable[[Scenario, str], Export]) -> Trainer:
+    """One version of a trainer, by default the newest; raises InputError for a version that is not known."""
+    data = description(name)
+    chosen = version or data.versions[0]
+    if chosen not in data.versions:
+        raise InputError(
+            f"trainer {name}: version {chosen!r} is not known{nearest(chosen, list(data.versions))}; known: "
+            f"{', '.join(data.versions)}"
+        )
+    entries = tuple(Exclusion(e.when, e.because, e.versions) for e in data.exclusions)
+    replacements = tuple(r for r in data.replacements if not r.versions or chosen in r.versions)
+    return Trainer(
+        name, data.title, chosen, data.project, data.search, replacements, of_version(entries, chosen), export
+    )
