@@ -27,6 +27,7 @@ from moesim.simulator.planner.prices import LayerSplit, PriceBook
 from moesim.simulator.planner.progress import OnProgress, no_progress, scaled
 from moesim.simulator.planner.refusals import TOO_SLOW, Refusals
 from moesim.simulator.planner.space import Space
+from moesim.simulator.planner.trainer_limits import TrainerLimits
 
 LAYOUTS = 2
 """Stage layouts tried for each number of stages, those that balance most of the priced plans."""
@@ -43,16 +44,19 @@ def find_candidates(
     fixed_layers: tuple[int, ...] | None = None,
     most_s: float = inf,
     say: OnProgress = no_progress,
+    limits: TrainerLimits | None = None,
 ) -> Candidates:
     """Enumerate the plans of a space on one cluster, count their memory and compute their lower bounds.
 
     `fixed_layers`: layers of every stage, None to balance them. Plans that are illegal, do not fit or have a
-    lower bound above `most_s` seconds are refused. Raises InputError if the profile prices none of the
+    lower bound above `most_s` seconds are refused, and with `limits` those that a trainer cannot run. Raises InputError if the profile prices none of the
     precisions.
     """
     batch = job.scenario.batch
     say(0.0, "counting legal plans")
     frames, refused = legal_frames(space, job.shape, job.cluster, batch.sequences, batch.sequence_length)
+    if limits is not None:
+        frames = limits.frames(frames, space.per_frame, refused)
     say(
         0.2,
         f"{len(frames) * space.per_frame:,} of {space.size:,} plans divide GPUs, model, batch and schedule",
@@ -63,7 +67,7 @@ def find_candidates(
         books.setdefault(price_key(placement), PriceBook(placed, job.shape, job.cluster, job.profile))
     book = books[min(books)]
     space = _priceable(book, frames, space, refused)
-    gathering = _Gathering(job, space, book, most_s, refused)
+    gathering = _Gathering(job, space, book, most_s, refused, limits)
     layouts = _layouts(
         job.shape, gathering.bounds, frames, fixed_layers, refused, space, scaled(say, 0.2, 0.5)
     )
@@ -98,9 +102,15 @@ class _Gathering:
     """Collects the plans of all groups of frames that are legal, fit and may be fast enough."""
 
     def __init__(
-        self, job: ResolvedJob, space: Space, book: PriceBook, most_s: float, refused: Refusals
+        self,
+        job: ResolvedJob,
+        space: Space,
+        book: PriceBook,
+        most_s: float,
+        refused: Refusals,
+        limits: TrainerLimits | None,
     ) -> None:
-        self.space, self.most_s, self.refused = space, most_s, refused
+        self.space, self.most_s, self.refused, self.limits = space, most_s, refused, limits
         self.loads = ExpertLoads(job.scenario, job.shape)
         self.bounds = BoundBook(
             book, space.recipes, space.recompute, space.sms, space.zero_stage, self.loads, space.placement
@@ -121,6 +131,8 @@ class _Gathering:
         The bound is that of the fewest replicas, which holds with any placement.
         """
         legal = _combinations(group.frames, group.pattern, self.space, self.refused)
+        if self.limits is not None:
+            legal &= self.limits.combinations(group.frames, self.space, self.refused)
         counted = self._counted(group, legal.shape)
         places = _placed(group.frames, legal, self.space, self.loads, self.replicas, self.refused)
         slow = legal & (counted.bound[0] > self.most_s) & np.isfinite(counted.bound[0])

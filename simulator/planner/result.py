@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from moesim.hwmodels.errors import InputError
@@ -136,6 +136,28 @@ class FleetVerdict:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainerVerdict:
+    """What limiting a search to one trainer costs.
+
+    `replaced`: sentences on keys that the trainer runs in another way than the scenario says, priced as it
+    runs them. `best_of_all`: the best plan of a search without the trainer's limits, for the scenario as it
+    is written; None if no such plan fits. `reasons`: why the trainer cannot run it; empty where it can.
+    """
+
+    trainer: str
+    replaced: tuple[str, ...]
+    best_of_all: PlanRow | None
+    reasons: tuple[str, ...]
+    gain: float
+    """Share of the objective that the best of all saves against the best that the trainer can run."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        best = None if self.best_of_all is None else self.best_of_all.to_dict()
+        return {**asdict(replace(self, best_of_all=None)), "best_of_all": best}
+
+
+@dataclass(frozen=True, slots=True)
 class PlanResult:
     """The best plans of a space, its Pareto front, and the reasons why other plans were refused.
 
@@ -170,6 +192,8 @@ class PlanResult:
     """Seconds of wall time by part of the search; not part of `to_dict`."""
     fleet: FleetVerdict | None = None
     """Comparison of a fleet with each of its pools alone; None for a single cluster."""
+    trainer: TrainerVerdict | None = None
+    """What limiting the search to a trainer costs; None for a search over all plans."""
 
     @property
     def best(self) -> PlanRow:
@@ -191,6 +215,7 @@ class PlanResult:
             **{key: getattr(self, key) for key in counts},
             "notes": list(self.notes),
             **({} if self.fleet is None else {"fleet": self.fleet.to_dict()}),
+            **({} if self.trainer is None else {"trainer": self.trainer.to_dict()}),
         }
 
     def to_pandas(self) -> pd.DataFrame:

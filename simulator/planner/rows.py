@@ -10,7 +10,7 @@ from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from moesim.simulator.layout.in_flight import rank_stages
 from moesim.simulator.layout.stages import StageAssignment
-from moesim.simulator.model.precision import PRECISIONS
+from moesim.simulator.model.precision import PRECISIONS, Precision
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.placements import placement_name, with_placement
 from moesim.simulator.planner.plan_arrays import Candidates
@@ -168,8 +168,18 @@ def make_row(
 
 
 def precision_name(scenario: Scenario) -> str:
-    """Name of the recipe, or its fields as JSON if it has no name."""
+    """Name of the recipe; one without a name is described by the nearest that has one."""
     if isinstance(scenario.precision, str):
         return scenario.precision
-    known = next((name for name, recipe in PRECISIONS.items() if recipe == scenario.precision), None)
-    return known or scenario.precision.model_dump_json(exclude_defaults=True)
+    return nearest_recipe(scenario.precision)
+
+
+def nearest_recipe(recipe: Precision) -> str:
+    """Name of the recipe that differs in the fewest fields, with those fields, such as "fp8 dispatch=bf16"."""
+    fields = dict(recipe)
+    differing = {
+        name: [f"{key}={fields[key]}" for key, value in known if fields[key] != value]
+        for name, known in PRECISIONS.items()
+    }
+    name = min(differing, key=lambda known: len(differing[known]))
+    return " ".join([name, *differing[name]])

@@ -19,11 +19,13 @@ from moesim.simulator.planner.pareto import front
 from moesim.simulator.planner.processes import engine_processes
 from moesim.simulator.planner.progress import OnProgress, equal_part, no_progress, scaled, with_progress
 from moesim.simulator.planner.refusals import Refusals
-from moesim.simulator.planner.result import PlanResult, PlanRow
+from moesim.simulator.planner.result import PlanResult, PlanRow, TrainerVerdict
 from moesim.simulator.planner.rows import PlanStep, scenario_of, simulate_plan
 from moesim.simulator.planner.space import PlanSpace, load_space
 from moesim.simulator.planner.variant_search import VariantSearch
 from moesim.simulator.scenario import Scenario, load_scenario, with_overrides
+from moesim.simulator.trainers.registry import trainer_of
+from moesim.simulator.trainers.trainer import Trainer
 
 BOUNDED, ESTIMATED = 0.5, 0.65
 """Shares of the progress bar at which the bounds, and then the closed forms, are done."""
@@ -38,6 +40,7 @@ def plan(
     budget_usd: float | None = None,
     progress: OnProgress | None = None,
     workers: int = 1,
+    trainer: str | None = None,
 ) -> PlanResult:
     """Find the best plans for a scenario's model and batch on its cluster or fleet (docs/planner.md).
 
@@ -46,7 +49,9 @@ def plan(
     if the cluster has no price). `top`: number of families that are ranked and simulated; plans of one
     family differ only in precision, recompute, SMs and ZeRO stage. `workers`: processes that run the engine
     (1 = this process); the result does not depend on it, and a script that asks for more than one must guard
-    its main module, as multiprocessing demands. `progress` is called with the share of the work that is done
+    its main module, as multiprocessing demands. `trainer`: a training framework, such as "megatron" or
+    "megatron@0.14"; only plans that it can run are searched, priced as it runs them, and `result.trainer` says
+    what the best of all plans would gain. `progress` is called with the share of the work that is done
     (0 to 1) and a text. Raises InputError for a malformed or empty space and for contradictory limits, and
     InfeasibleError, with counts by reason, if no plan is legal, fits and keeps the limits.
     """
@@ -55,20 +60,52 @@ def plan(
     say = progress or no_progress
     wanted, goal = load_space(space), Goal(objective, top, deadline_days, budget_usd)
     goal.check(scenario)
+    framework = None if trainer is None else trainer_of(trainer)
+    if framework is not None and scenario.fleet is not None:
+        raise InputError(f"trainer={trainer}: no trainer splits layers over the pools of a fleet; give a cluster")
     with engine_processes(workers) as pool:
+        if framework is not None:
+            return _plan_for_trainer(framework, scenario, wanted, goal, say, pool)
         if scenario.fleet is not None:
             return plan_fleet(scenario, wanted, goal, say, pool, _fastest_alone)
         return _plan_cluster(scenario, wanted, goal, say, pool)
 
 
+def _plan_for_trainer(
+    trainer: Trainer, scenario: Scenario, wanted: PlanSpace, goal: Goal, say: OnProgress, pool: Executor | None
+) -> PlanResult:
+    """The best plans that a trainer can run, with the best of all beside them."""
+    alone = replace(goal, top=1)
+    started = None if pool is None else pool.submit(_best_of_all, scenario, wanted, alone)
+    adapted, replaced = trainer.adapted(scenario, any_plan=True)
+    result = _plan_cluster(adapted, wanted, goal, say, pool, trainer)
+    best = _best_of_all(scenario, wanted, alone) if started is None else started.result()
+    gain = 0.0 if best is None else 1.0 - goal.value(best) / goal.value(result.best)
+    reasons = () if best is None else trainer.problems_of(best.scenario)
+    return replace(result, trainer=TrainerVerdict(trainer.label, replaced, best, reasons, gain))
+
+
+def _best_of_all(scenario: Scenario, wanted: PlanSpace, goal: Goal) -> PlanRow | None:
+    """The best plan of a space whatever the trainer (in a worker process); None if none fits."""
+    try:
+        return _plan_cluster(scenario, wanted, goal, no_progress, None).best
+    except InfeasibleError:
+        return None
+
+
 def _plan_cluster(
-    scenario: Scenario, wanted: PlanSpace, goal: Goal, say: OnProgress, pool: Executor | None
+    scenario: Scenario,
+    wanted: PlanSpace,
+    goal: Goal,
+    say: OnProgress,
+    pool: Executor | None,
+    trainer: Trainer | None = None,
 ) -> PlanResult:
     """The best plans for a scenario on one cluster, over all variants of the space."""
     start = time.perf_counter()
     plain = not wanted.variants
     started = pool.submit(_simulate_own, scenario) if pool is not None and plain else None
-    searches = _searches(scenario, wanted, goal, say)
+    searches = _searches(scenario, wanted, goal, say, trainer)
     refused = Refusals()
     for search in searches:
         refused.merge(search.candidates.refused)
@@ -114,7 +151,9 @@ def _plan_cluster(
     )
 
 
-def _searches(scenario: Scenario, wanted: PlanSpace, goal: Goal, say: OnProgress) -> list[VariantSearch]:
+def _searches(
+    scenario: Scenario, wanted: PlanSpace, goal: Goal, say: OnProgress, trainer: Trainer | None
+) -> list[VariantSearch]:
     """One search for every variant of the space, with its candidates."""
     variants = list(_variants(wanted))
     return [
@@ -124,6 +163,7 @@ def _searches(scenario: Scenario, wanted: PlanSpace, goal: Goal, say: OnProgress
             wanted,
             goal,
             scaled(say, *equal_part(number, len(variants), 0.0, BOUNDED)),
+            trainer,
         )
         for number, (changed, texts) in enumerate(variants)
     ]
@@ -232,7 +272,7 @@ def _key(row: PlanRow) -> str:
 
 
 def _notes(searches: list[VariantSearch], objective: str, own: PlanStep | str) -> list[str]:
-    notes = []
+    notes = list(dict.fromkeys(note for search in searches for note in search.notes))
     if isinstance(own, str) and own:
         notes.append(f"the scenario's own plan is not among them: {own}")
     if any(search.study.capped for search in searches):

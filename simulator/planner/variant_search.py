@@ -15,8 +15,10 @@ from moesim.simulator.planner.progress import OnProgress
 from moesim.simulator.planner.result import PlanRow
 from moesim.simulator.planner.rows import Estimates, PlanStep, closed_form_memory, make_row, scenario_of
 from moesim.simulator.planner.space import PlanSpace, with_defaults
+from moesim.simulator.planner.trainer_limits import TrainerLimits
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import SCHEDULES
+from moesim.simulator.trainers.trainer import Trainer
 
 NEAR_BEST = 1.05
 """The scenario's own plan gets a rank if its time is at most this multiple of the best; the search then
@@ -30,7 +32,13 @@ class VariantSearch:
     """One variant of a scenario, with its candidates and those chosen for simulation."""
 
     def __init__(
-        self, changed: dict[str, Any], scenario: Scenario, wanted: PlanSpace, goal: Goal, say: OnProgress
+        self,
+        changed: dict[str, Any],
+        scenario: Scenario,
+        wanted: PlanSpace,
+        goal: Goal,
+        say: OnProgress,
+        trainer: Trainer | None = None,
     ) -> None:
         """`changed`: the variant's scenario keys and values. Raises InputError for an unusable space."""
         self.changed, self.scenario = changed, scenario
@@ -39,10 +47,14 @@ class VariantSearch:
         fixed = scenario.stages.layers if wanted.layout == "scenario" else None
         if wanted.layout == "scenario" and fixed is None:
             raise InputError("layout=scenario, but the scenario has no stages.layers; use layout=balanced")
-        space = with_defaults(wanted, scenario, self.shape, self.cluster)
+        self.notes: tuple[str, ...] = ()
+        space, limits = with_defaults(wanted, scenario, self.shape, self.cluster), None
+        if trainer is not None:
+            limits = TrainerLimits(trainer, scenario)
+            space, self.notes = limits.chosen(wanted, space)
         usd = None if goal.budget_usd is None else self.cluster.usd_per_gpu_hour * self.cluster.n_gpus
         self.goal, self.most_s = goal, goal.most_step_s(scenario, usd)
-        self.candidates = find_candidates(job, space, fixed, self.most_s, say)
+        self.candidates = find_candidates(job, space, fixed, self.most_s, say, limits)
         self.study = CandidateSearch(scenario, self.shape, self.candidates)
         self.proven_s = inf
         self.chosen: list[int] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 Words = str | tuple[str, ...] | None
 """Value of an argument: one word, several, or None for an argument without a value. A word such as
@@ -45,6 +46,17 @@ class Export:
             values = () if value is None else (value,) if isinstance(value, str) else value
             found += [flag, *(variables[v[1:]] if v.startswith("$") else v for v in values)]
         return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "trainer": self.trainer,
+            "groups": {name: dict(group) for name, group in self.groups.items()},
+            "variables": dict(self.variables),
+            "environment": dict(self.environment),
+            "gpus": self.gpus,
+            "unspelled": list(self.unspelled),
+        }
 
     def text(self) -> str:
         """A shell fragment: comments, the variables that must be set, and the array MODEL_ARGS and others.

@@ -62,14 +62,12 @@ class PlanFacts:
         """The facts by the names that the rules of a trainer use; `project` is its name in the registries."""
         return {
             **plan_values(self.shape, self.parallel, self.schedule, project),
-            "dp": self.replicas,
-            "microbatches": self.microbatches,
+            **batch_values(self.parallel, self.replicas, self.microbatches),
             **model_values(self.shape),
             **recipe_values(self.recipe),
             **recompute_values(self.recompute),
+            **sms_values(self.sms),
             "zero_stage": self.parallel.zero_stage,
-            "sms": self.sms,
-            "sms_odd": self.sms % 2 == 1,
             "experts_in_order": self.placement_in_order,
             **{f"software.{key}": value for key, value in self.software},
         }
@@ -77,7 +75,7 @@ class PlanFacts:
 
 def plan_values(shape: ModelShape, plan: ParallelPlan, schedule: str, project: Project) -> dict[str, Any]:
     """Facts of the degrees of parallelism and of the schedule, with its name in a project or None."""
-    spec, kv_heads = SCHEDULES.get(schedule), getattr(shape.attention, "kv_heads", plan.tp)
+    kv_heads = getattr(shape.attention, "kv_heads", plan.tp)
     return {
         "tp": plan.tp,
         "pp": plan.pp,
@@ -88,8 +86,24 @@ def plan_values(shape: ModelShape, plan: ParallelPlan, schedule: str, project: P
         "microbatch": plan.microbatch,
         "sequence_parallel": plan.sequence_parallel,
         "kv_heads_divide": kv_heads % plan.tp == 0,
-        "schedule_there": None if spec is None else spec.names_elsewhere.get(project),
+        **schedule_values(schedule, project),
     }
+
+
+def batch_values(plan: ParallelPlan, replicas: int, microbatches: int) -> dict[str, Any]:
+    """Facts of the data-parallel replicas and their micro-batches."""
+    return {"dp": replicas, "microbatches": microbatches, "fills_pipeline": microbatches >= plan.pp}
+
+
+def schedule_values(schedule: str, project: Project) -> dict[str, Any]:
+    """The name of the schedule in a project; None where the project does not have it."""
+    spec = SCHEDULES.get(schedule)
+    return {"schedule_there": None if spec is None else spec.names_elsewhere.get(project)}
+
+
+def sms_values(sms: int) -> dict[str, Any]:
+    """Facts of the SMs that communication kernels reserve."""
+    return {"sms": sms, "sms_odd": sms % 2 == 1}
 
 
 def model_values(shape: ModelShape) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from moesim.simulator.layout.job import resolve
+from moesim.simulator.model.precision import PRECISIONS, Precision
 from moesim.simulator.planner.frames import legal_frames
 from moesim.simulator.planner.space import PlanSpace, with_defaults
 from moesim.simulator.scenario import Scenario, load_scenario
@@ -51,7 +52,7 @@ def drawn(trainer: Trainer, model: str, count: int, seed: int) -> Iterator[Scena
     """`count` random plans that the trainer can run, with random sizes of the stages; they need not fit."""
     scenario, _ = trainer.adapted(job_of(model), any_plan=True)
     job = resolve(scenario)
-    precision = tuple(trainer.adapted_recipe(r)[0] for r in _recipes(scenario))
+    precision = tuple(trainer.adapted_recipe(r)[0] for r in _recipes())
     wanted = PlanSpace(precision=precision, expert_tp=(1, 2), recompute=trainer.search.get("recompute"))
     space = with_defaults(wanted, scenario, job.shape, job.cluster)
     frames, _ = legal_frames(
@@ -79,9 +80,7 @@ def drawn(trainer: Trainer, model: str, count: int, seed: int) -> Iterator[Scena
             yield changed
 
 
-def _recipes(scenario: Scenario) -> list:
-    from moesim.simulator.model.precision import PRECISIONS
-
+def _recipes() -> list[Precision]:
     tensor = PRECISIONS["fp8"].model_copy(
         update={"scaling": "tensor", "moments": "fp32", "parameter_gather": "fp8"}
     )

@@ -43,7 +43,7 @@ PERMUTE_KERNELS = (
 def prepare() -> None:
     """State what a machine with GPUs would answer, and load Megatron-LM once for all plans."""
     if not hasattr(typing, "override"):  # the newest tree wants Python 3.12
-        typing.override = typing_extensions.override
+        setattr(typing, "override", typing_extensions.override)  # noqa: B010 - unknown to mypy here
     torch.cuda.get_device_capability = lambda *_: CAPABILITY
     torch.cuda.get_device_properties = lambda *_: type("P", (), {"major": 9, "minor": 0})()
     import megatron.core.utils as utils
@@ -60,7 +60,7 @@ def prepare() -> None:
                 setattr(module, name, prepare)
 
 
-def judged(plan: dict) -> dict:
+def judged(plan: dict[str, Any]) -> dict[str, Any]:
     """Verdict on one plan: accepted or not, the message, and what Megatron-LM makes of the arguments."""
     os.environ.update({"WORLD_SIZE": str(plan["gpus"]), "RANK": "0", "LOCAL_RANK": "0"})
     os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
@@ -79,7 +79,7 @@ def judged(plan: dict) -> dict:
     return {"accepted": True, "message": "", "facts": facts}
 
 
-def understood() -> dict:
+def understood() -> dict[str, Any]:
     """Parse and validate `sys.argv`, build the configuration, and return what it says of the plan."""
     from megatron.training.arguments import core_transformer_config_from_args, parse_args, validate_args
 
@@ -98,6 +98,7 @@ def understood() -> dict:
         "microbatches": args.global_batch_size // (args.micro_batch_size * args.data_parallel_size),
         "vpp": vpp,
         "stages": stages,
+        "microbatch_group": config.microbatch_group_size_per_vp_stage if vpp > 1 else None,
         "expert_parallel": config.expert_model_parallel_size,
         "expert_tensor_parallel": config.expert_tensor_parallel_size,
         "sequence_parallel": config.sequence_parallel,

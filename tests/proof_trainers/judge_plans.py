@@ -24,6 +24,7 @@ from draw_plans import MODELS, drawn
 from moesim.simulator.model.counts import parameters_mtp, parameters_total
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.schedules.interleaved import per_round
 from moesim.simulator.trainers.export import Export
 from moesim.simulator.trainers.registry import trainer_of
 
@@ -67,6 +68,9 @@ def expected(scenario: Scenario) -> dict[str, Any]:
         "microbatches": scenario.batch.sequences // (replicas * plan.microbatch),
         "vpp": plan.vpp,
         "stages": stages if plan.pp > 1 else None,
+        "microbatch_group": per_round(plan.pp, scenario.batch.sequences // (replicas * plan.microbatch))
+        if plan.vpp > 1
+        else None,
         "sequence_parallel": plan.sequence_parallel,
         "expert_parallel": plan.ep,
         "distributed_optimizer": plan.zero_stage > 0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.predict.compile import prepare
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.schedules.interleaved import per_round
 from moesim.simulator.trainers.export import Export, Words
 from moesim.simulator.trainers.facts import facts_of
 from moesim.simulator.trainers.megatron.layout import layout_text
@@ -55,7 +56,11 @@ def megatron_arguments(scenario: Scenario, version: str = "0.20") -> Export:
     }
     if runs_schedule and scenario.parallel.pp > 1:
         groups["parallel"]["--pipeline-model-parallel-layout"] = _layout(scenario, shape)
-    used = {word[1:] for group in groups.values() for word in group.values() if _is_variable(word)}
+        if scenario.parallel.vpp > 1:
+            group = per_round(scenario.parallel.pp, facts.microbatches)
+            groups["parallel"]["--microbatch-group-size-per-virtual-pipeline-stage"] = str(group)
+    words = [word for group in groups.values() for word in group.values() if isinstance(word, str)]
+    used = {word[1:] for word in words if word.startswith("$")}
     variables = {name: text for name, text in VARIABLES.items() if name in used}
     if ROTARY_BASE in used:
         variables[ROTARY_BASE] = "rope_theta of the model's config.json"
@@ -72,10 +77,6 @@ def megatron_arguments(scenario: Scenario, version: str = "0.20") -> Export:
             "Learning-rate schedule, weight decay, betas and clipping do not change the time: set your own.",
         ),
     )
-
-
-def _is_variable(word: Words) -> bool:
-    return isinstance(word, str) and word.startswith("$")
 
 
 def _plan(scenario: Scenario) -> str:

@@ -12,7 +12,7 @@ import typer
 from moesim.hwmodels.errors import InputError
 
 if TYPE_CHECKING:
-    from moesim.simulator.planner.result import PlanResult, PlanRow
+    from moesim.simulator.planner.result import PlanResult, PlanRow, TrainerVerdict
     from moesim.simulator.scenario import Scenario
     from moesim.simulator.trainers.megatron.read import MegatronImport
 
@@ -43,8 +43,19 @@ def plan(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the best plan's scenario to this YAML file.")
     ] = None,
+    trainer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME[@VERSION]",
+            help="Search only what this training framework can run (megatron, megatron@0.14, ...), and say "
+            "what the best of all plans would gain.",
+        ),
+    ] = None,
     arguments: Annotated[
-        str | None, typer.Option(metavar="megatron|torchtitan", help="Print the best plan for that trainer.")
+        str | None,
+        typer.Option(
+            metavar="NAME[@VERSION]", help="As --trainer, and print its arguments for the best plan."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
@@ -54,28 +65,28 @@ def plan(
     from moesim.simulator.planner.search import plan as search
     from moesim.simulator.planner.space import load_space
     from moesim.simulator.scenario import load_scenario
-    from moesim.simulator.trainers.megatron.arguments import megatron_arguments
-    from moesim.simulator.trainers.torchtitan.snippet import torchtitan_snippet
+    from moesim.simulator.trainers.registry import trainer_of
 
-    if arguments not in (None, "megatron", "torchtitan"):
-        raise InputError(f"--arguments {arguments!r} is not one of megatron, torchtitan")
+    writes = None if arguments is None else trainer_of(arguments)
+    if trainer is not None and arguments not in (None, trainer):
+        raise InputError(f"--trainer {trainer} and --arguments {arguments} differ; give one of them")
     if output is not None:
         check_writable(output, "output file")
     processes = min(os.cpu_count() or 1, 4) if workers is None else workers
     with working(f"planning {scenario}") as say:
         loaded = load_scenario(scenario, overrides or [])
-        if loaded.fleet is not None and arguments == "torchtitan":
-            raise InputError("--arguments torchtitan: torchtitan splits no layers over pools; use megatron")
+        limit = trainer or (arguments if loaded.fleet is None else None)
         result = search(
-            loaded, load_space(space), objective, top, deadline_days, budget_usd, _tenths(say), processes
+            loaded, load_space(space), objective, top, deadline_days, budget_usd, _tenths(say), processes, limit
         )
     if as_json:
-        print_json(result.to_dict())
+        more = {} if writes is None else {"arguments": writes.arguments(result.best.scenario).to_dict()}
+        print_json({**result.to_dict(), **more})
     else:
         _print(result)
     best = result.best.scenario
-    if arguments is not None:
-        print_raw(megatron_arguments(best).text() if arguments == "megatron" else torchtitan_snippet(best))
+    if writes is not None and not as_json:
+        print_raw("\n" + writes.arguments(best).text())
     if output is not None:
         write_atomically(output, [scenario_yaml(best)])
         say_written(str(output), "simulate it, or start another search from it")
@@ -123,6 +134,8 @@ def _print(result: PlanResult) -> None:
             f"every other plan that fits needs at least {result.proven_s:.2f} s a step (lower bound); "
             f"{result.rivals} families were not simulated though within the closed form's error of the best"
         )
+    if result.trainer is not None:
+        _print_trainer(result.trainer, result.best)
     print_text("")
     rows = [_cells(row) for row in result.ranked]
     headers = ("plan", "precision", "recompute", "SMs", "ZeRO", "step s", "over best", "GiB", "days", "M$")
@@ -152,6 +165,27 @@ def _print(result: PlanResult) -> None:
     )
     for note in result.notes:
         print_text(f"note: {note}")
+
+
+def _print_trainer(verdict: TrainerVerdict, best: PlanRow) -> None:
+    """What the search was limited to, and what the best of all plans would gain."""
+    from moesim.cli.console import print_text
+
+    print_text(f"searched what {verdict.trainer} can run, priced as it runs it")
+    for sentence in verdict.replaced:
+        print_text(f"  {sentence}")
+    other = verdict.best_of_all
+    if other is None:
+        return
+    if not verdict.reasons:
+        print_text(f"no plan at all is better than its best by more than {max(0.0, verdict.gain):.1%}")
+        return
+    print_text(
+        f"the best of all plans, {other.label}, takes {other.time_s:.2f} s a step instead of {best.time_s:.2f} "
+        f"({verdict.gain:+.1%} of the objective saved); {verdict.trainer} cannot run it:"
+    )
+    for reason in verdict.reasons:
+        print_text(f"  {reason}")
 
 
 def _cells(row: PlanRow) -> tuple[str, ...]:
