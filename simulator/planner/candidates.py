@@ -49,8 +49,8 @@ def find_candidates(
     """Enumerate the plans of a space on one cluster, count their memory and compute their lower bounds.
 
     `fixed_layers`: layers of every stage, None to balance them. Plans that are illegal, do not fit or have a
-    lower bound above `most_s` seconds are refused, and with `limits` those that a trainer cannot run. Raises InputError if the profile prices none of the
-    precisions.
+    lower bound above `most_s` seconds are refused, and with `limits` those that a trainer cannot run. Raises
+    InputError if the profile prices none of the precisions.
     """
     batch = job.scenario.batch
     say(0.0, "counting legal plans")

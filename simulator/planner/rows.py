@@ -175,7 +175,7 @@ def precision_name(scenario: Scenario) -> str:
 
 
 def nearest_recipe(recipe: Precision) -> str:
-    """Name of the recipe that differs in the fewest fields, with those fields, such as "fp8 dispatch=bf16"."""
+    """Name of the nearest recipe, with the fields that differ, such as "fp8 dispatch=bf16"."""
     fields = dict(recipe)
     differing = {
         name: [f"{key}={fields[key]}" for key, value in known if fields[key] != value]

@@ -50,8 +50,8 @@ def plan(
     family differ only in precision, recompute, SMs and ZeRO stage. `workers`: processes that run the engine
     (1 = this process); the result does not depend on it, and a script that asks for more than one must guard
     its main module, as multiprocessing demands. `trainer`: a training framework, such as "megatron" or
-    "megatron@0.14"; only plans that it can run are searched, priced as it runs them, and `result.trainer` says
-    what the best of all plans would gain. `progress` is called with the share of the work that is done
+    "megatron@0.14"; only plans that it can run are searched, priced as it runs them, and `result.trainer`
+    says what the best of all plans would gain. `progress` is called with the share of the work that is done
     (0 to 1) and a text. Raises InputError for a malformed or empty space and for contradictory limits, and
     InfeasibleError, with counts by reason, if no plan is legal, fits and keeps the limits.
     """
@@ -62,7 +62,9 @@ def plan(
     goal.check(scenario)
     framework = None if trainer is None else trainer_of(trainer)
     if framework is not None and scenario.fleet is not None:
-        raise InputError(f"trainer={trainer}: no trainer splits layers over the pools of a fleet; give a cluster")
+        raise InputError(
+            f"trainer={trainer}: no trainer splits layers over the pools of a fleet; give a cluster"
+        )
     with engine_processes(workers) as pool:
         if framework is not None:
             return _plan_for_trainer(framework, scenario, wanted, goal, say, pool)
@@ -72,7 +74,12 @@ def plan(
 
 
 def _plan_for_trainer(
-    trainer: Trainer, scenario: Scenario, wanted: PlanSpace, goal: Goal, say: OnProgress, pool: Executor | None
+    trainer: Trainer,
+    scenario: Scenario,
+    wanted: PlanSpace,
+    goal: Goal,
+    say: OnProgress,
+    pool: Executor | None,
 ) -> PlanResult:
     """The best plans that a trainer can run, with the best of all beside them."""
     alone = replace(goal, top=1)
@@ -118,6 +125,7 @@ def _plan_cluster(
         say(BOUNDED, "simulating the scenario's own plan")
         mine = _simulate_own(scenario) if started is None else started.result()
     own = None if isinstance(mine, str) else searches[0].own(mine)
+    reasons = _against_own(trainer, scenario) if plain and own is not None else ()
     for number, search in enumerate(alive):
         search.explore(own, scaled(say, *equal_part(number, len(alive), BOUNDED, ESTIMATED)))
     estimated = time.perf_counter()
@@ -136,7 +144,7 @@ def _plan_cluster(
         pareto=tuple(pareto),
         refused=refused.rows(),
         own=None if own is None else replace(own, margin=goal.value(own) / goal.value(rows[0]) - 1),
-        own_rank=None if own is None else alive[0].rank_of(own),
+        own_rank=None if own is None or reasons else alive[0].rank_of(own),
         considered=considered,
         legal=sum(s.candidates.legal for s in searches),
         fitting=sum(s.candidates.fitting for s in searches),
@@ -145,10 +153,18 @@ def _plan_cluster(
         price_tables=sum(s.candidates.priced for s in searches),
         proven_s=proven if isfinite(proven) else None,
         rivals=0 if goal.objective == "memory" else sum(s.rivals(rows) for s in alive),
-        notes=(*_notes(alive, goal.objective, mine), *problems),
+        notes=(*_notes(alive, goal.objective, mine), *reasons, *problems),
         evaluated_per_s=considered / (bounded - start),
         seconds={"bounds": bounded - start, "closed form": estimated - bounded, "engine": end - estimated},
     )
+
+
+def _against_own(trainer: Trainer | None, scenario: Scenario) -> tuple[str, ...]:
+    """A sentence on why the trainer cannot run the scenario's own plan; none where it can."""
+    problems = () if trainer is None else trainer.problems_of(scenario)
+    if trainer is None or not problems:
+        return ()
+    return (f"{trainer.label} cannot run the scenario's own plan: {'; '.join(problems)}",)
 
 
 def _searches(

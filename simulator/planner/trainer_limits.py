@@ -17,7 +17,6 @@ from moesim.simulator.planner.plan_arrays import inner_axes
 from moesim.simulator.planner.refusals import Refusals
 from moesim.simulator.planner.space import PlanSpace, Space
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.schedules import SCHEDULES
 from moesim.simulator.trainers.facts import (
     batch_values,
     facts_of,
@@ -136,8 +135,7 @@ class TrainerLimits:
         entries = [
             entry
             for entry in self.trainer.exclusions
-            if entry.reads & self._of_frame_names
-            and entry.reads <= self._given.keys() | self._of_frame_names
+            if entry.reads & self._of_frame_names and entry.reads <= self._given.keys() | self._of_frame_names
         ]
         kept = []
         for frame in frames:
@@ -158,7 +156,9 @@ class TrainerLimits:
             if axes and not (len(axes) == 1 and entry.reads <= self._given.keys() | self._axes[axes[0]]):
                 excluded = self._excluded(entry, frames, space, known)
                 refused.add(
-                    self._text(entry.because), int((runs & excluded).sum()) * len(space.placement), frames[0].label
+                    self._text(entry.because),
+                    int((runs & excluded).sum()) * len(space.placement),
+                    frames[0].label,
                 )
                 runs &= ~excluded
         return runs

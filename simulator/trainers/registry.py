@@ -1,4 +1,4 @@
-"""Registry of the training frameworks. A new one is a data file, a module that writes plans, and a line here."""
+"""Registry of the training frameworks. A new one is a data file, a module that writes plans and a line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Description of a training framework: what it can run, what it runs in another way, how plans are written."""
+"""Description of a training framework: what it can run, and what it runs in another way."""
 
 from __future__ import annotations
 
@@ -135,7 +135,9 @@ class Trainer:
             matters = values is None or all(holds(c, values[name]) for name, c in entry.where.items())
             if place == section and fields[key] == entry.is_ and matters:
                 fields[key] = entry.by
-                changed.append(f"{entry.key}={_word(entry.by)} instead of {_word(entry.is_)}: {entry.because}")
+                changed.append(
+                    f"{entry.key}={_word(entry.by)} instead of {_word(entry.is_)}: {entry.because}"
+                )
         return fields, tuple(changed)
 
 

@@ -1,4 +1,4 @@
-"""Draws random plans for the judges of exported arguments: legal, of every dimension that a trainer can spell."""
+"""Draws random legal plans for the judges of exported arguments."""
 
 from __future__ import annotations
 

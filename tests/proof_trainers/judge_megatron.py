@@ -1,12 +1,13 @@
-"""Lets Megatron-LM's own parser judge exported plans; runs in an environment of its own, not in the project's.
+"""Lets Megatron-LM's own parser judge exported plans, in an environment of its own.
 
-    python -m venv judge && judge/bin/pip install torch==2.13.0 triton==3.4.0 numpy einops transformers six omegaconf
+    python -m venv judge
+    judge/bin/pip install torch==2.13.0 triton==3.4.0 numpy einops transformers six omegaconf hydra-core
     PYTHONPATH=<unpacked Megatron-LM tree> judge/bin/python judge_megatron.py plans.json verdicts.json
 
-Every plan goes through the tree's `parse_args`, `validate_args` and `core_transformer_config_from_args`, each in a
-process of its own. Nothing is fetched and nothing is trained. As there is no GPU and no Transformer Engine, three answers
-are stated instead of asked for: the compute capability (9.0, Hopper), the version of Transformer Engine (2.9.0), and
-that its kernels for rotation and permutation are there.
+Every plan goes through the tree's `parse_args`, `validate_args` and `core_transformer_config_from_args`, each
+in a process of its own. Nothing is fetched and nothing is trained. As there is no GPU and no Transformer
+Engine, three answers are stated instead of asked for: the compute capability (9.0, Hopper), the version of
+Transformer Engine (2.9.0), and that its kernels for rotation and permutation are there.
 """
 
 from __future__ import annotations
@@ -91,7 +92,9 @@ def understood() -> dict[str, Any]:
     stages = None
     if layout is not None:
         stages = [
-            [layer.name for layer in layout.layout[rank][chunk]] for chunk in range(vpp) for rank in range(args.pipeline_model_parallel_size)
+            [layer.name for layer in layout.layout[rank][chunk]]
+            for chunk in range(vpp)
+            for rank in range(args.pipeline_model_parallel_size)
         ]
     return {
         "data_parallel": args.data_parallel_size,
@@ -117,7 +120,9 @@ def billions(args: Any) -> list[str]:
     report = io.StringIO()
     with contextlib.redirect_stdout(report):
         compute_weight_and_optimizer_memory(args, verbose=True)
-    lines = (line.rpartition(":") for line in report.getvalue().splitlines() if line.startswith("Total number"))
+    lines = (
+        line.rpartition(":") for line in report.getvalue().splitlines() if line.startswith("Total number")
+    )
     return [number.strip() for _, _, number in lines]
 
 

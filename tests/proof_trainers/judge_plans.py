@@ -1,8 +1,9 @@
 """Writes random plans as arguments, has Megatron-LM's own parser judge them, and keeps the verdicts.
 
-    python tests/proof_trainers/judge_plans.py --python judge/bin/python --tree 0.20=<unpacked tree> [--tree 0.14=...]
+    python tests/proof_trainers/judge_plans.py --python judge/bin/python --tree 0.20=<tree> --tree 0.14=<tree>
 
-`docs/proof/megatron-verdicts.json` is written anew; a fast test checks that today's exports are those that were judged.
+`docs/proof/megatron-verdicts.json` is written anew; a fast test checks that today's exports are those that
+were judged. Controls are plans with one argument spoilt, which the parser must refuse.
 """
 
 from __future__ import annotations
@@ -30,6 +31,22 @@ from moesim.simulator.trainers.registry import trainer_of
 
 HERE = Path(__file__).parent
 VERDICTS = HERE.parents[1] / "docs" / "proof" / "megatron-verdicts.json"
+LAYOUT = "--pipeline-model-parallel-layout"
+CONTROLS = {
+    "virtual stages beside a layout": ("mixtral-8x7b", ["--num-virtual-stages-per-pipeline-rank", "2"]),
+    "a module of another attention": (
+        "qwen3-30b-a3b",
+        ["--recompute-granularity", "selective", "--recompute-modules", "mla_up_proj"],
+    ),
+    "a layer more than the layout has": ("llama-3-70b", ["--num-layers", "81"]),
+    "Megatron-FSDP without its checkpoints": (
+        "deepseek-v3",
+        ["--use-megatron-fsdp", "--ckpt-format", "torch_dist"],
+    ),
+    "an argument that does not exist": ("mixtral-8x22b", ["--expert-parallel", "8"]),
+    "more tensor-parallel ranks than GPUs": ("qwen3-235b-a22b", ["--tensor-model-parallel-size", "4096"]),
+}
+"""Plans that must be refused: a drawn plan of a model (`_is_plain`) with more arguments."""
 FILLED = {
     "LEARNING_RATE": "0.0001",
     "DATA_PATH": "/data/text_document",
@@ -84,6 +101,11 @@ def judge(version: str, tree: Path, python: Path, count: int) -> dict[str, Any]:
         {"id": name, "gpus": e.gpus, "environment": dict(e.environment), "arguments": e.words(FILLED)}
         for name, (_, e) in exports.items()
     ]
+    todo += [
+        {**plan, "id": name, "arguments": [*plan["arguments"], *more]}
+        for name, (model, more) in CONTROLS.items()
+        for plan in [next(p for p in todo if p["id"].startswith(model) and _is_plain(p))]
+    ]
     with tempfile.TemporaryDirectory() as folder:
         asked, answered = Path(folder, "plans.json"), Path(folder, "verdicts.json")
         asked.write_text(json.dumps(todo))
@@ -92,17 +114,27 @@ def judge(version: str, tree: Path, python: Path, count: int) -> dict[str, Any]:
         subprocess.run(command, env=environment, check=True)
         answer = json.loads(answered.read_text())
     verdicts = {}
+    controls = {name: answer["verdicts"][name]["message"] or "accepted" for name in CONTROLS}
     for name, (scenario, export) in exports.items():
         verdict = answer["verdicts"][name]
         message = verdict["message"] or _differs(verdict["facts"], expected(scenario))
         message = message or _another_model(verdict["facts"]["billions"], scenario.shape)
-        verdicts[name] = [digest(export), "accepted" if not message else message]
+        verdicts[name] = [digest(export), message or "accepted"]
     head = {key: answer[key] for key in ("megatron_core", "torch", "python")}
-    return {**head, "date": datetime.date.today().isoformat(), "plans_a_model": count, "verdicts": verdicts}
+    head |= {"date": datetime.date.today().isoformat(), "plans_a_model": count}
+    return {**head, "controls": controls, "verdicts": verdicts}
+
+
+def _is_plain(plan: dict[str, Any]) -> bool:
+    """Whether a plan has a layout, and neither recompute nor a variable that excludes Megatron-FSDP."""
+    words = plan["arguments"]
+    return LAYOUT in words and "--recompute-granularity" not in words and not plan["environment"]
 
 
 def _differs(facts: dict[str, Any], wanted: dict[str, Any]) -> str:
-    wrong = [f"{key}={facts[key]!r} instead of {value!r}" for key, value in wanted.items() if facts[key] != value]
+    wrong = [
+        f"{key}={facts[key]!r} instead of {value!r}" for key, value in wanted.items() if facts[key] != value
+    ]
     return "; ".join(wrong)[:400]
 
 
@@ -124,7 +156,9 @@ def _another_model(billions: list[str], shape: ModelShape) -> str:
 
 def main() -> None:
     """Judge the plans with every tree, and write the verdicts."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--python", type=Path, required=True, help="Python of the judges' environment")
     parser.add_argument("--tree", action="append", required=True, metavar="VERSION=FOLDER")
     parser.add_argument("--count", type=int, default=200, help="plans a model")
@@ -135,7 +169,9 @@ def main() -> None:
         version, _, folder = text.partition("=")
         found[version] = judge(version, Path(folder), given.python, given.count)
         refused = [name for name, (_, verdict) in found[version]["verdicts"].items() if verdict != "accepted"]
-        print(f"{version}: {len(found[version]['verdicts'])} plans, {len(refused)} not accepted: {refused[:5]}")
+        print(
+            f"{version}: {len(found[version]['verdicts'])} plans, {len(refused)} not accepted: {refused[:5]}"
+        )
         for name in refused[:5]:
             print("   ", name, found[version]["verdicts"][name][1])
     given.output.write_text(json.dumps(found, indent=0) + "\n")

@@ -73,7 +73,7 @@ def megatron_arguments(scenario: Scenario, version: str = "0.20") -> Export:
         facts.n_gpus,
         tuple(unspelled),
         (
-            f"{facts.n_gpus:,} GPUs, {facts.replicas} data-parallel replicas, {facts.microbatches} micro-batches",
+            f"{facts.n_gpus:,} GPUs, {facts.replicas} replicas, {facts.microbatches} micro-batches",
             "Learning-rate schedule, weight decay, betas and clipping do not change the time: set your own.",
         ),
     )

@@ -13,7 +13,7 @@ ROTARY_BASE = "ROTARY_BASE"
 
 
 def model_arguments(shape: ModelShape) -> dict[str, Words]:
-    """Arguments of the model apart from its experts; empty attention where Megatron-LM has no words for it."""
+    """Arguments of the model apart from its experts; none for attention that Megatron-LM does not have."""
     attention, numerics = shape.attention, shape.numerics or Numerics()
     moe = shape.moe
     spelled: dict[str, Words] = {

@@ -77,7 +77,15 @@ def plan(
         loaded = load_scenario(scenario, overrides or [])
         limit = trainer or (arguments if loaded.fleet is None else None)
         result = search(
-            loaded, load_space(space), objective, top, deadline_days, budget_usd, _tenths(say), processes, limit
+            loaded,
+            load_space(space),
+            objective,
+            top,
+            deadline_days,
+            budget_usd,
+            _tenths(say),
+            processes,
+            limit,
         )
     if as_json:
         more = {} if writes is None else {"arguments": writes.arguments(result.best.scenario).to_dict()}
@@ -142,9 +150,11 @@ def _print(result: PlanResult) -> None:
     print_table(headers, rows, right=range(3, 10))
     if result.own is not None:
         place = (
-            "not among those that were estimated" if result.own_rank is None else f"place {result.own_rank}"
+            "not among those that were estimated"
+            if result.own_rank is None
+            else f"place {result.own_rank} by closed form"
         )
-        print_text(f"\nthe scenario's own plan, {place} by closed form")
+        print_text(f"\nthe scenario's own plan, {place}")
         print_table([""] * 10, [_cells(result.own)], right=range(3, 10))
         print_text("\nseconds that it takes more than the best, by mechanism")
         gaps = difference(result.own.causes_s, result.best.causes_s)
@@ -181,8 +191,8 @@ def _print_trainer(verdict: TrainerVerdict, best: PlanRow) -> None:
         print_text(f"no plan at all is better than its best by more than {max(0.0, verdict.gain):.1%}")
         return
     print_text(
-        f"the best of all plans, {other.label}, takes {other.time_s:.2f} s a step instead of {best.time_s:.2f} "
-        f"({verdict.gain:+.1%} of the objective saved); {verdict.trainer} cannot run it:"
+        f"the best of all plans, {other.label}, takes {other.time_s:.2f} s a step instead of "
+        f"{best.time_s:.2f} ({verdict.gain:+.1%} of the objective saved); {verdict.trainer} cannot run it:"
     )
     for reason in verdict.reasons:
         print_text(f"  {reason}")

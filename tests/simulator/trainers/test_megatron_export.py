@@ -1,0 +1,126 @@
+"""Plans as Megatron-LM arguments: complete, and exactly the plan that was priced."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from moesim.simulator.predict.compile import prepare
+from moesim.simulator.scenario import Scenario, load_scenario
+from moesim.simulator.trainers.export import Export
+from moesim.simulator.trainers.megatron.arguments import megatron_arguments
+from moesim.simulator.trainers.megatron.layout import expand_layout
+from moesim.simulator.trainers.registry import trainer_of
+
+HOME = "deepseek-v3-2048xh800"
+FILLED = {
+    "LEARNING_RATE": "2.2e-4",
+    "DATA_PATH": "/data/with space/text",
+    "TOKENIZER_MODEL": "/models/tokenizer",
+    "CHECKPOINT_DIR": "/checkpoints",
+}
+
+
+def runnable(*overrides: str) -> Scenario:
+    scenario = load_scenario(HOME, ["schedule=1f1b", "recompute=full", "precision=bf16", *overrides])
+    return trainer_of("megatron").adapted(scenario)[0]
+
+
+def test_nothing_is_unspelled_for_a_plan_that_megatron_runs() -> None:
+    export = megatron_arguments(runnable())
+    assert export.unspelled == ()
+    assert export.gpus == 2048
+    assert export.trainer == "Megatron-LM 0.20"
+
+
+def test_what_differs_from_the_priced_plan_is_said() -> None:
+    text = " ".join(megatron_arguments(load_scenario(HOME)).unspelled)
+    for reason in ("1F1B and interleaved 1F1B only", "no such recompute policy", "precision.dispatch=bf16"):
+        assert reason in text
+    assert "--pipeline-model-parallel-layout" not in megatron_arguments(load_scenario(HOME)).arguments
+
+
+def test_an_interleaved_plan_has_its_layout_and_no_second_spelling() -> None:
+    scenario = runnable(
+        "schedule=interleaved-1f1b", "parallel.vpp=2", "parallel.pp=4", "batch.sequences=16384"
+    )
+    arguments = megatron_arguments(scenario).arguments
+    assert "--num-virtual-stages-per-pipeline-rank" not in arguments
+    layout = expand_layout(str(arguments["--pipeline-model-parallel-layout"])).split("|")
+    assert tuple(stage.count("t") for stage in layout) == prepare(scenario).stages.layers_per_stage
+    assert arguments["--microbatch-group-size-per-virtual-pipeline-stage"] == "4"
+
+
+def test_modules_fit_the_model() -> None:
+    grouped = runnable("model=qwen3-235b-a22b", "recompute=selective", "parallel={tp: 1, pp: 1, ep: 8}")
+    assert megatron_arguments(grouped).arguments["--recompute-modules"] == ("layernorm", "moe_act")
+    latent = runnable("recompute=selective")
+    assert megatron_arguments(latent).arguments["--recompute-modules"] == (
+        "layernorm",
+        "mla_up_proj",
+        "moe_act",
+    )
+
+
+def test_the_model_is_complete() -> None:
+    arguments = megatron_arguments(runnable()).arguments
+    expected = {
+        "--qk-layernorm": None, "--disable-bias-linear": None, "--swiglu": None, "--rotary-base": "10000",
+        "--max-position-embeddings": "4096", "--norm-epsilon": "1e-06", "--mtp-num-layers": "1",
+        "--moe-router-topk-scaling-factor": "2.5", "--moe-router-enable-expert-bias": None,
+    }  # fmt: skip
+    assert expected.items() <= arguments.items()
+    qwen = megatron_arguments(runnable("model=qwen3-30b-a3b", "parallel={ep: 8}")).arguments
+    assert "--qk-layernorm" in qwen and "--mtp-num-layers" not in qwen
+
+
+def test_a_model_file_without_its_rotary_base_asks_for_it() -> None:
+    shape = load_scenario(HOME).shape.model_copy(update={"numerics": None})
+    export = megatron_arguments(runnable().model_copy(update={"model": shape}))
+    assert export.arguments["--rotary-base"] == "$ROTARY_BASE"
+    assert "rope_theta" in export.variables["ROTARY_BASE"]
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_sharding(zero_stage: int) -> None:
+    export = megatron_arguments(
+        runnable(f"parallel.zero_stage={zero_stage}", "parallel.tp=2", "parallel.sequence_parallel=true")
+    )
+    arguments = export.arguments
+    assert ("--use-distributed-optimizer" in arguments) == (zero_stage > 0)
+    assert ("--use-megatron-fsdp" in arguments) == (zero_stage > 1)
+    assert arguments["--ckpt-format"] == ("fsdp_dtensor" if zero_stage > 1 else "torch_dist")
+    assert export.environment == ({} if zero_stage > 1 else {"CUDA_DEVICE_MAX_CONNECTIONS": "1"})
+
+
+def test_versions_spell_the_dispatcher_in_their_own_words() -> None:
+    new, old = (megatron_arguments(runnable(), version).arguments for version in ("0.20", "0.14"))
+    assert new["--moe-flex-dispatcher-num-sms"] == old["--moe-deepep-num-sms"] == "20"
+    assert "--moe-enable-deepep" in old and "--moe-enable-deepep" not in new
+
+
+def received(export: Export) -> list[str]:
+    """What a program receives that a shell starts with the printed arguments."""
+    script = export.text() + 'printf "%s\\0" "${TRAINING_ARGS[@]}"'
+    run = subprocess.run(
+        ["bash", "-c", script], env={**FILLED, "PATH": "/usr/bin:/bin"}, capture_output=True, check=True
+    )
+    return run.stdout.decode().split("\0")[:-1]
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_a_shell_passes_on_exactly_the_arguments() -> None:
+    export = megatron_arguments(runnable())
+    assert received(export) == export.words(FILLED)
+    assert "([0]*3+[1]*58)" in received(export)
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_a_variable_that_is_not_set_stops_the_shell() -> None:
+    text = megatron_arguments(runnable()).text()
+    run = subprocess.run(["bash", "-c", text], env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True)
+    assert run.returncode != 0
+    assert re.search(r"LEARNING_RATE: the peak learning rate", run.stderr)
