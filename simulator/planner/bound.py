@@ -189,7 +189,8 @@ class BoundBook:
                 held = [block.kind for block in assignment.stages[max(forward, backward)]]
                 routed = sum(k in self.book.routed for k in held)
                 for use in ACTIONS_OF[kind]:
-                    moved = sum((price[:, :, kinds.index(k), ACTIONS.index(use)] for k in held), np.zeros(()))
+                    one = (price[:, :, kinds.index(k), ACTIONS.index(use)] for k in held)
+                    moved = sum(one, np.zeros(price.shape[:2]))
                     total = total + often * moved[:, :, None]
                     if use != "W":
                         total = total + often * routed * transfer[:, :, :, ACTIONS.index(use)]
@@ -241,7 +242,8 @@ class _Stages:
         """Seconds of compute (part 0) or transfers' small kernels (part 1) [frames, precisions, classes]."""
         each = self.compute[:, :, :, :, ACTIONS.index(action), part]
         counts = self.counts[stage]
-        return sum((each[..., k] * counts[k] for k in range(len(counts)) if counts[k]), np.zeros(()))
+        held = (each[..., k] * counts[k] for k in range(len(counts)) if counts[k])
+        return sum(held, np.zeros(each.shape[:-1]))
 
     def _moved(self, action: str, stage: int) -> FloatArray:
         blocks = float((self.counts[stage] * self.routed).sum())

@@ -37,7 +37,7 @@ def assign_stages(scenario: Scenario, pricer: Pricer, schedule: Schedule) -> Sta
                 f"stages.layers has {len(scenario.stages.layers)} entries, but {schedule.name} with "
                 f"parallel.pp={scenario.parallel.pp} has {schedule.n_stages} stages"
             )
-        return from_layers_per_stage(blocks, scenario.stages.layers)
+        return from_layers_per_stage(blocks, scenario.stages.layers, scenario.stages.mtp)
     weight = {kind: block_seconds(pricer, kind) for kind in sorted({block.kind for block in blocks})}
     return balanced(blocks, [weight[block.kind] for block in blocks], schedule.n_stages)
 
