@@ -83,6 +83,7 @@ def balanced(
     n_stages: int,
     first_stage_layers: int | None = None,
     last_stage_layers: int | None = None,
+    ends_alone: bool = True,
 ) -> StageAssignment:
     """Return the contiguous assignment whose heaviest stage is lightest (docs/model.md, eq. S2).
 
@@ -90,7 +91,8 @@ def balanced(
     stays on the first stage, heads and MTP modules stay on the last, where they share their tables
     (DeepSeek-V3 report, section 3.2.3). Ties go to the smallest sum of squared stage weights, then to the
     smallest stage sizes from the first stage on, so that the result does not depend on the machine.
-    Inner stages hold a layer at least; the first and the last may go without. `first_stage_layers` and
+    Inner stages hold a layer at least; with `ends_alone`, or where layers are too few, the first and the last
+    may go without. `first_stage_layers` and
     `last_stage_layers` fix the transformer layers of those stages. Raises InputError for illegal weights and
     for more stages than these rules can fill.
     """
@@ -105,7 +107,8 @@ def balanced(
     extra = [0] * n_stages
     extra[0] += first
     extra[-1] += last
-    return from_layers_per_stage(blocks, best_sizes([sums] * n_stages, extra, fixed))
+    least = 0 if ends_alone or n_stages > len(body) else 1
+    return from_layers_per_stage(blocks, best_sizes([sums] * n_stages, extra, fixed, least_at_ends=least))
 
 
 def balanced_by_stage(
@@ -231,15 +234,16 @@ def best_sizes(
     extra: Sequence[int],
     fixed: Mapping[int, int],
     most: Sequence[Sequence[int]] | None = None,
+    least_at_ends: int = 0,
 ) -> list[int]:
     """Choose the numbers of layers on each stage by two passes of dynamic programming.
 
     The first pass finds the least cost of the heaviest stage, the second the least sum of squares with it.
     `sums[stage][i]` is the cost of the first i layers on that stage and `extra[stage]` that of its other
-    blocks; `most` is as in `balanced_by_stage`. Raises InputError where no sizes respect `fixed` and `most`.
+    blocks; `most` is as in `balanced_by_stage`; `least_at_ends` layers stay on the first and last stage. Raises InputError where no sizes respect `fixed` and `most`.
     """
     n, k = len(sums[0]) - 1, len(extra)
-    costs = _costs(sums, extra, fixed, most)
+    costs = _costs(sums, extra, fixed, most, least_at_ends)
     least = [np.full(n + 1, _NEVER)] * k + [np.where(np.arange(n + 1) == n, 0, _NEVER)]
     for stage in range(k - 1, -1, -1):  # first pass: the least maximum from each stage and layer on
         least[stage] = np.maximum(costs[stage], least[stage + 1][None, :]).min(axis=1)
@@ -280,6 +284,7 @@ def _costs(
     extra: Sequence[int],
     fixed: Mapping[int, int],
     most: Sequence[Sequence[int]] | None,
+    least_at_ends: int,
 ) -> list[IntArray]:
     """Cost of a run of layers on each stage, by its first layer and the one after its last [starts, ends]."""
     place = np.arange(len(sums[0]))
@@ -288,7 +293,7 @@ def _costs(
     for stage, own in enumerate(sums):
         line = np.array(own, dtype=np.int64)
         inner = 0 < stage < len(sums) - 1
-        legal = size == fixed[stage] if stage in fixed else size >= int(inner)
+        legal = size == fixed[stage] if stage in fixed else size >= (1 if inner else least_at_ends)
         if most is not None:
             legal &= size <= np.array(most[stage])[:, None]
         costs.append(np.where(legal, line[None, :] - line[:, None] + extra[stage], _NEVER))
