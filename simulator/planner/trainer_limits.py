@@ -11,6 +11,8 @@ import numpy as np
 
 from moesim.hwmodels.arrays import BoolArray
 from moesim.hwmodels.errors import InfeasibleError
+from moesim.simulator.model.recompute import Recompute, parse_recompute, recompute_label
+from moesim.simulator.model.repeated import modules_of_model
 from moesim.simulator.planner.frames import Frame
 from moesim.simulator.planner.placements import placement_name
 from moesim.simulator.planner.plan_arrays import inner_axes
@@ -82,9 +84,15 @@ class TrainerLimits:
         recipes = [self.trainer.adapted_recipe(recipe)[0] for recipe in space.recipes]
         update: dict[str, Any] = {"precision": tuple(dict.fromkeys(recipes))}
         if wanted.recompute is None and "recompute" in self.trainer.search:
-            update["recompute"] = self.trainer.search["recompute"]
+            update["recompute"] = self._recompute_choices()
         narrow, sentences = self.narrowed(replace(space, **update))
         return narrow, tuple(s for s in sentences if getattr(wanted, s.partition("=")[0]) is not None)
+
+    def _recompute_choices(self) -> tuple[Recompute, ...]:
+        """The trainer's choices whose modules the model has."""
+        have = modules_of_model(self.scenario.shape)
+        choices = map(parse_recompute, self.trainer.search["recompute"])
+        return tuple(choice for choice in choices if isinstance(choice, str) or have.issuperset(choice))
 
     def narrowed(self, space: Space) -> tuple[Space, tuple[str, ...]]:
         """The space without values that the trainer has no words for, with a sentence on each of them.
@@ -204,6 +212,8 @@ INNER = ("precision", "recompute", "sms", "zero_stage")
 def _shown(axis: str, value: Any) -> str:
     if axis == "placement":
         return placement_name(value)
+    if axis == "recompute":
+        return recompute_label(value)
     if axis == "precision" and not isinstance(value, str):
         return str(value.model_dump_json(exclude_defaults=True))
     return str(value)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moesim.simulator.model.precision import Precision
-from moesim.simulator.model.recompute import RecomputePolicy
+from moesim.simulator.model.recompute import Recompute, modules_of
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.model.software import Software
 from moesim.simulator.scenario import Scenario
@@ -33,7 +33,7 @@ class PlanFacts:
     """A schedule's name, or a CSV file in PyTorch's notation."""
     layers: tuple[int, ...] | None
     """Decoder layers per pipeline stage; None where they are balanced by compute."""
-    recompute: RecomputePolicy
+    recompute: Recompute
     """What the backward computes again."""
     recipe: Precision
     """Formats of tensors and GEMMs."""
@@ -125,9 +125,10 @@ def recipe_values(recipe: Precision) -> dict[str, Any]:
     return dict(recipe)
 
 
-def recompute_values(recompute: RecomputePolicy) -> dict[str, Any]:
-    """Facts of what the backward computes again: a policy's name, or modules."""
-    return {"recompute": recompute, "recompute_modules": ()}
+def recompute_values(recompute: Recompute) -> dict[str, Any]:
+    """Facts of what the backward computes again: a policy's name ("modules" for a list), and modules."""
+    modules = tuple(sorted(modules_of(recompute)))
+    return {"recompute": recompute if isinstance(recompute, str) else "modules", "recompute_modules": modules}
 
 
 def facts_of(scenario: Scenario) -> PlanFacts:

@@ -10,6 +10,7 @@ from moesim.simulator.layout.job import resolve
 from moesim.simulator.model.precision import PRECISIONS, Precision
 from moesim.simulator.planner.frames import legal_frames
 from moesim.simulator.planner.space import PlanSpace, with_defaults
+from moesim.simulator.planner.trainer_limits import TrainerLimits
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.scenario.sections import Stages
 from moesim.simulator.trainers.facts import facts_of
@@ -53,8 +54,9 @@ def drawn(trainer: Trainer, model: str, count: int, seed: int) -> Iterator[Scena
     scenario, _ = trainer.adapted(job_of(model), any_plan=True)
     job = resolve(scenario)
     precision = tuple(trainer.adapted_recipe(r)[0] for r in _recipes())
-    wanted = PlanSpace(precision=precision, expert_tp=(1, 2), recompute=trainer.search.get("recompute"))
+    wanted = PlanSpace(precision=precision, expert_tp=(1, 2))
     space = with_defaults(wanted, scenario, job.shape, job.cluster)
+    space, _ = TrainerLimits(trainer, scenario).chosen(wanted, space)
     frames, _ = legal_frames(
         space, job.shape, job.cluster, scenario.batch.sequences, scenario.batch.sequence_length
     )
@@ -91,5 +93,8 @@ def _recipes() -> list[Precision]:
 
 
 def _split(draw: random.Random, layers: int, stages: int) -> tuple[int, ...]:
-    cuts = sorted(draw.sample(range(1, layers), stages - 1))
+    """Random sizes of the stages; some have no layer."""
+    cuts = sorted(draw.choices(range(layers + 1), k=stages - 1))
+    if draw.random() < 0.5 and stages <= layers:
+        cuts = sorted(draw.sample(range(1, layers), stages - 1))
     return tuple(b - a for a, b in pairwise([0, *cuts, layers]))

@@ -97,7 +97,7 @@ def expected(scenario: Scenario) -> dict[str, Any]:
 def judge(version: str, tree: Path, python: Path, count: int) -> dict[str, Any]:
     """Verdicts of one tree on the plans of one version."""
     exports = plans(version, count)
-    todo = [
+    todo: list[dict[str, Any]] = [
         {"id": name, "gpus": e.gpus, "environment": dict(e.environment), "arguments": e.words(FILLED)}
         for name, (_, e) in exports.items()
     ]

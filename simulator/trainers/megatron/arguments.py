@@ -87,7 +87,7 @@ def _plan(scenario: Scenario) -> str:
 def _layout(scenario: Scenario, shape: ModelShape) -> str:
     """The stages as they were priced: stated, or balanced as the prediction balances them."""
     layers = scenario.stages.layers or prepare(scenario).stages.layers_per_stage
-    return layout_text(layers, shape.mtp_layers)
+    return layout_text(layers, shape.mtp_layers, scenario.stages.mtp)
 
 
 def _batch(scenario: Scenario) -> dict[str, Words]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from moesim.simulator.model.precision import Precision
-from moesim.simulator.model.recompute import RecomputePolicy
+from moesim.simulator.model.recompute import Module, Recompute
+from moesim.simulator.model.repeated import modules_of_model
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.model.software import GraphPart, Software
 from moesim.simulator.scenario import Scenario
@@ -15,6 +16,9 @@ STRATEGIES = {2: "optim_grads", 3: "optim_grads_params"}
 
 GRAPH_MODULES: dict[GraphPart, str] = {"attention": "attn", "router": "moe_router", "experts": "moe"}
 """Value of `--cuda-graph-modules` for a part of a layer."""
+
+NEAREST: tuple[Module, ...] = ("layernorm", "mla_up_proj", "moe_act")
+"""Modules that come nearest to the policy `selective`."""
 
 
 def parallel_arguments(plan: ParallelPlan, shape: ModelShape) -> dict[str, Words]:
@@ -79,7 +83,7 @@ def precision_arguments(recipe: Precision, zero_stage: int) -> dict[str, Words]:
     return spelled
 
 
-def recompute_arguments(recompute: RecomputePolicy, shape: ModelShape) -> dict[str, Words]:
+def recompute_arguments(recompute: Recompute, shape: ModelShape) -> dict[str, Words]:
     """What the backward pass computes again: whole layers, or modules."""
     if recompute == "full":
         return {
@@ -93,16 +97,15 @@ def recompute_arguments(recompute: RecomputePolicy, shape: ModelShape) -> dict[s
     return {"--recompute-granularity": "selective", "--recompute-modules": modules}
 
 
-def recomputed_modules(recompute: RecomputePolicy, shape: ModelShape) -> tuple[str, ...]:
-    """Megatron-LM's modules for a policy, among those that the model has."""
+def recomputed_modules(recompute: Recompute, shape: ModelShape) -> tuple[Module, ...]:
+    """Megatron-LM's modules for a choice of recompute; for a policy the nearest that the model has."""
+    if not isinstance(recompute, str):
+        return recompute
     if recompute == "attention":
         return ("core_attn",)
     if recompute not in ("selective", "deepseek-v3", "op"):
         return ()
-    attention = shape.attention
-    arguments = {} if attention is None else (attention.megatron_arguments() or {})
-    latent = ("mla_up_proj",) if "--multi-latent-attention" in arguments else ()
-    return ("layernorm", *latent, *(("moe_act",) if shape.moe is not None else ()))
+    return tuple(module for module in NEAREST if module in modules_of_model(shape))
 
 
 def software_arguments(software: Software, plan: ParallelPlan, shape: ModelShape) -> dict[str, Words]:

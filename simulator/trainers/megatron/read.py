@@ -17,7 +17,7 @@ from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import name_from
 from moesim.simulator.trainers.megatron.arguments import MODULES, megatron_arguments
-from moesim.simulator.trainers.megatron.layout import layers_of_layout, parse_frequency
+from moesim.simulator.trainers.megatron.layout import layers_of_layout, mtp_stage_of_layout, parse_frequency
 
 MOST_BYTES = 300_000
 MOST_LINE = 30_000
@@ -215,11 +215,12 @@ def import_megatron(path: Path, base: Scenario, shape: ModelShape) -> MegatronIm
                 f"--pipeline-model-parallel-layout has {stages} stages, not a multiple of pp={pp}"
             )
         if layers is not None:
-            keys["stages"] = {"layers": list(layers)}
+            mtp = mtp_stage_of_layout(layout)
+            keys["stages"] = {"layers": list(layers)} | ({} if mtp is None else {"mtp": mtp})
         else:
             notes.append(
                 f"--pipeline-model-parallel-layout {layout}: moesim keeps the embedding on the first stage, "
-                f"MTP and loss on the last, and a layer on the others; its {stages} stages are balanced"
+                f"the loss on the last and all MTP modules on one; its {stages} stages are balanced"
             )
         if stages > pp:
             keys["parallel.vpp"] = stages // pp

@@ -54,15 +54,15 @@ def test_an_interleaved_plan_has_its_layout_and_no_second_spelling() -> None:
     assert arguments["--microbatch-group-size-per-virtual-pipeline-stage"] == "4"
 
 
-def test_modules_fit_the_model() -> None:
+def test_modules_are_words_of_their_own() -> None:
+    arguments = megatron_arguments(runnable("recompute=[moe_act, layernorm]")).arguments
+    assert arguments["--recompute-modules"] == ("layernorm", "moe_act")
+    assert arguments["--recompute-granularity"] == "selective"
+    near = megatron_arguments(runnable("recompute=selective"))
+    assert near.arguments["--recompute-modules"] == ("layernorm", "mla_up_proj", "moe_act")
+    assert "name modules" in near.unspelled[0]
     grouped = runnable("model=qwen3-235b-a22b", "recompute=selective", "parallel={tp: 1, pp: 1, ep: 8}")
     assert megatron_arguments(grouped).arguments["--recompute-modules"] == ("layernorm", "moe_act")
-    latent = runnable("recompute=selective")
-    assert megatron_arguments(latent).arguments["--recompute-modules"] == (
-        "layernorm",
-        "mla_up_proj",
-        "moe_act",
-    )
 
 
 def test_the_model_is_complete() -> None:

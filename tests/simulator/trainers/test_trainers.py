@@ -21,6 +21,7 @@ from moesim.simulator.trainers.megatron.layout import (
     expand_layout,
     layers_of_layout,
     layout_text,
+    mtp_stage_of_layout,
     parse_frequency,
 )
 from moesim.simulator.trainers.megatron.read import MegatronImport, import_megatron, read_script
@@ -193,8 +194,8 @@ def test_a_model_zoo_file(tmp_path: Path) -> None:
     found = import_megatron(path, scenario, load_model("deepseek-v3"))
     assert found.keys["parallel.vpp"] == 2 and found.keys["schedule"] == "interleaved-1f1b"
     assert found.keys["parallel.zero_stage"] == 1 and found.keys["parallel.sequence_parallel"] is False
-    assert "stages" not in found.keys
-    assert any("32 stages are balanced" in note for note in found.notes)
+    assert found.keys["stages"] == {"layers": [3, *[2] * 29, 0, 0], "mtp": -2}
+    assert not any("balanced" in note for note in found.notes)
 
 
 @pytest.mark.parametrize(
@@ -247,12 +248,43 @@ def test_a_model_zoo_file_of_another_shape(text: str, tmp_path: Path) -> None:
         read_script(path)
 
 
-@given(st.lists(st.integers(1, 12), min_size=1, max_size=40), st.integers(0, 2))
-def test_layouts_are_written_as_they_are_read(layers: list[int], mtp: int) -> None:
-    text = layout_text(layers, mtp)
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=40), st.integers(0, 2), st.integers(1, 3))
+def test_layouts_are_written_as_they_are_read(layers: list[int], mtp: int, behind: int) -> None:
+    layers = [*layers, *[0] * (behind - 1)]
+    text = layout_text(layers, mtp, -behind)
     assert layers_of_layout(text) == (len(layers), tuple(layers))
+    assert mtp_stage_of_layout(text) == (-behind if mtp and behind > 1 else None)
     stages = expand_layout(text).split("|")
-    assert stages[0].startswith("E") and stages[-1].endswith("m" * mtp + "L")
+    assert stages[0].startswith("E") and stages[-1].endswith("L")
+    assert stages[-behind].removesuffix("L").endswith("m" * mtp)
+
+
+@pytest.mark.parametrize(
+    ("text", "layers", "mtp"),
+    [
+        ("Et*3|(tt|)*29,m|L", (3, *(2,) * 29, 0, 0), -2),
+        ("E|(t|)*94L", (0, *(1,) * 94, 0), None),
+        ("Ettt|(tt|)*28t|mL", (3, *(2,) * 28, 1, 0), None),
+        ("E||tttt|tm|L", (0, 0, 4, 1, 0), -2),
+    ],
+)
+def test_published_layouts_are_read(text: str, layers: tuple[int, ...], mtp: int | None) -> None:
+    assert layers_of_layout(text) == (len(layers), layers)
+    assert mtp_stage_of_layout(text) == mtp
+    again = layout_text(layers, text.count("m"), mtp)
+    assert expand_layout(again) == expand_layout(text)
+
+
+@pytest.mark.parametrize("text", ["t|EL", "Et|L|t", "Em|tL", "Etm|mL", "Et|t", "tL"])
+def test_layouts_out_of_order_are_left_out(text: str) -> None:
+    assert layers_of_layout(text)[1] is None
+
+
+def test_a_layout_with_mtp_alone_is_imported(tmp_path: Path) -> None:
+    layout = "--pipeline-model-parallel-layout 'Et*3|(tt|)*29,m|L'"
+    found = read(f"torchrun pretrain.py --pipeline-model-parallel-size 8 {layout}\n", tmp_path)
+    assert found.keys["stages"] == {"layers": [3, *[2] * 29, 0, 0], "mtp": -2}
+    assert found.keys["parallel.vpp"] == 4
 
 
 @given(st.text(alphabet="EtmL|()*,0123456789 ", max_size=30))
