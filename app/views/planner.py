@@ -17,7 +17,7 @@ from moesim.hwmodels.units import in_unit
 from moesim.simulator.planner.result import PlanResult, PlanRow
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import SCHEDULES
-from moesim.simulator.trainers.megatron.arguments import megatron_arguments
+from moesim.simulator.trainers.registry import EXPORTS, trainer_of
 
 OBJECTIVES = {
     "time": "shortest step",
@@ -26,6 +26,8 @@ OBJECTIVES = {
     "memory": "most free memory",
     "energy": "least energy",
 }
+ANY = "any"
+"""Choice of no training framework."""
 KEPT = {
     "precision": "precision",
     "recompute": "recompute",
@@ -98,6 +100,13 @@ def _question(scenario: Scenario) -> tuple[dict[str, Any], dict[str, Any]]:
             **forms.some_of("plan.schedules", list(SCHEDULES), key="schedules"),
         )
     with right:
+        trainer = st.selectbox(
+            "Training framework",
+            [ANY, *EXPORTS],
+            format_func=lambda name: name if name == ANY else trainer_of(name).label,
+            help="Only plans that it can run are searched, priced as it runs them",
+            **forms.one_of("plan.trainer", [ANY, *EXPORTS], ANY, "framework"),
+        )
         kept = st.multiselect(
             "Keep as it is",
             list(KEPT),
@@ -116,6 +125,8 @@ def _question(scenario: Scenario) -> tuple[dict[str, Any], dict[str, Any]]:
     if schedules:
         space["schedule"] = tuple(schedules)
     options: dict[str, Any] = {"objective": objective, "top": 6}
+    if trainer != ANY:
+        options["trainer"] = trainer
     if days is not None:
         options["deadline_days"] = days
     return space, options
@@ -127,6 +138,8 @@ def _answer(found: PlanResult) -> None:
     counts[1].metric("Legal and fitting", f"{found.fitting:,}")
     counts[2].metric("Simulated", f"{found.simulated:,}")
     counts[3].metric("The present plan's place", "-" if found.own_rank is None else f"{found.own_rank:,}")
+    if found.trainer is not None:
+        st.caption(escaped(" ".join((*found.trainer.replaced, *found.trainer.sentences))))
     st.subheader("The best plans")
     row = _table(found.ranked, "ranked")
     if row is not None:
@@ -198,8 +211,9 @@ def _offer(row: PlanRow, name: str) -> None:
     st.button(
         "Open as the scenario", key=f"open {name}", on_click=state.adopt, args=(row.scenario,), type="primary"
     )
-    with st.expander("Megatron-LM arguments"):
-        st.code(megatron_arguments(row.scenario).text(), language="bash")
+    for trainer in map(trainer_of, EXPORTS):
+        with st.expander(f"{trainer.label}: its arguments for this plan"):
+            st.code(trainer.arguments(row.scenario).text(), language="bash")
 
 
 def _refused(found: PlanResult) -> None:

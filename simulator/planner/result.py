@@ -151,6 +151,20 @@ class TrainerVerdict:
     gain: float
     """Share of the objective that the best of all saves against the best that the trainer can run."""
 
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """What the best of all plans would gain, and why the trainer cannot run it."""
+        other = self.best_of_all
+        if other is None:
+            return ()
+        if not self.reasons:
+            return (f"no other plan saves more than {max(0.0, self.gain):.1%} of the objective",)
+        return (
+            f"the best of all plans, {other.label} at {other.time_s:.2f} s a step, would save {self.gain:.1%} "
+            f"of the objective; {self.trainer} cannot run it:",
+            *self.reasons,
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         best = None if self.best_of_all is None else self.best_of_all.to_dict()

@@ -363,6 +363,19 @@ def test_the_planner_searches_offers_and_says_what_it_refused() -> None:
     assert len(app.dataframe) >= 3
 
 
+def test_the_planner_searches_what_a_framework_can_run() -> None:
+    small = ("cluster.nodes=16", "parallel.pp=8", "parallel.ep=8", "batch.sequences=512", "schedule=1f1b")
+    app = session("planner", *small, "model=qwen3-30b-a3b", "precision=bf16", "recompute=full")
+    app.multiselect(key="schedules").set_value(["1f1b", "dualpipe"])
+    app.multiselect(key="kept keys").set_value(["precision", "recompute", "microbatch", "zero_stage", "sms"])
+    app.selectbox(key="framework").set_value("megatron").run()
+    app.button(key="start plan").click().run()
+    until(app, lambda page: "Plans considered" in metrics(page) or bool(page.error))
+    captions = " ".join(caption.value for caption in app.caption)
+    assert "software.loss=compiled" in captions
+    assert "schedule=dualpipe is not searched" in captions
+
+
 def test_a_failed_part_is_chosen_and_its_cost_is_told() -> None:
     small = ("cluster.nodes=64", "batch.sequences=1024", "parallel.ep=32")
     app = session("topology", *small)

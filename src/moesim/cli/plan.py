@@ -143,7 +143,7 @@ def _print(result: PlanResult) -> None:
             f"{result.rivals} families were not simulated though within the closed form's error of the best"
         )
     if result.trainer is not None:
-        _print_trainer(result.trainer, result.best)
+        _print_trainer(result.trainer)
     print_text("")
     rows = [_cells(row) for row in result.ranked]
     headers = ("plan", "precision", "recompute", "SMs", "ZeRO", "step s", "over best", "GiB", "days", "M$")
@@ -177,24 +177,16 @@ def _print(result: PlanResult) -> None:
         print_text(f"note: {note}")
 
 
-def _print_trainer(verdict: TrainerVerdict, best: PlanRow) -> None:
+def _print_trainer(verdict: TrainerVerdict) -> None:
     """What the search was limited to, and what the best of all plans would gain."""
     from moesim.cli.console import print_text
 
     print_text(f"searched what {verdict.trainer} can run, priced as it runs it")
     for sentence in verdict.replaced:
         print_text(f"  {sentence}")
-    other = verdict.best_of_all
-    if other is None:
-        return
-    if not verdict.reasons:
-        print_text(f"no plan at all is better than its best by more than {max(0.0, verdict.gain):.1%}")
-        return
-    print_text(
-        f"the best of all plans, {other.label}, takes {other.time_s:.2f} s a step instead of "
-        f"{best.time_s:.2f} ({verdict.gain:+.1%} of the objective saved); {verdict.trainer} cannot run it:"
-    )
-    for reason in verdict.reasons:
+    first, *reasons = verdict.sentences or ("no plan of other frameworks fits",)
+    print_text(first)
+    for reason in reasons:
         print_text(f"  {reason}")
 
 
