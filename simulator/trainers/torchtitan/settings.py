@@ -9,6 +9,9 @@ from moesim.simulator.trainers.facts import PlanFacts
 from moesim.simulator.trainers.torchtitan.releases import Release
 from moesim.simulator.trainers.torchtitan.rules import torch_name
 
+UNCOMPILED = frozenset({"InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"})
+"""Schedules of torch 2.13 that refuse compiled stages, because they split the backward."""
+
 Setting = bool | int | str | list[list[str]]
 """Value of one field."""
 
@@ -70,6 +73,12 @@ def uses_deepep(plan: PlanFacts, family: str | None, release: Release) -> bool:
     return plan.parallel.ep > 1 and plan.parallel.expert_tp == 1 and family in release.deepep
 
 
+def compiles_layers(plan: PlanFacts) -> bool:
+    """Whether torch.compile fuses the kernels of the layers, as the prediction assumes where it can."""
+    split = plan.parallel.pp > 1 and torch_name(plan.schedule) in UNCOMPILED
+    return plan.software.kernels == "fused" and not split
+
+
 def unspelled(plan: PlanFacts, release: Release, family: str | None) -> list[str]:
     """Sentences on what no field expresses, besides the problems of the plan."""
     p = plan.parallel
@@ -94,5 +103,10 @@ def unspelled(plan: PlanFacts, release: Release, family: str | None) -> list[str
     if p.pp > 1 and p.zero_stage > 0:
         found.append(
             "ZeRO stage 1: FSDP with parameters kept gathered comes to the same under torch's pipeline stages"
+        )
+    if plan.software.kernels == "fused" and not compiles_layers(plan):
+        found.append(
+            f"fused kernels: torch's {torch_name(plan.schedule)} refuses stages that torch.compile made, so "
+            "pointwise kernels run one by one"
         )
     return found

@@ -11,6 +11,7 @@ from moesim.simulator.trainers.torchtitan.releases import NEWEST, release_of
 from moesim.simulator.trainers.torchtitan.rules import problems, recompute_mode
 from moesim.simulator.trainers.torchtitan.settings import (
     Setting,
+    compiles_layers,
     local_batch,
     parallelism,
     training_steps,
@@ -61,7 +62,7 @@ def torchtitan_snippet(scenario: Scenario) -> str:
         *(f"            {name}={_literal(value)}," for name, value in _training(scenario, plan).items()),
         "        ),",
         f"        activation_checkpoint={_ACTIVATIONS[recompute_mode(plan) or 'op']},",
-        f"        compile=CompileConfig(enable={plan.software.kernels == 'fused'}),",
+        f"        compile=CompileConfig({_compile(plan)}),",
         "    )",
         "    config.parallelism = ParallelismConfig(",
         *(f"        {name}={_literal(value)}," for name, value in parallelism(plan, release).items()),
@@ -99,6 +100,12 @@ def _model_arguments(plan: PlanFacts, family: str | None, flavor: str | None, mt
     if mtp:
         words.append(f"num_mtp_layers={mtp}")
     return ", ".join(words)
+
+
+def _compile(plan: PlanFacts) -> str:
+    if compiles_layers(plan):
+        return "enable=True"
+    return f'enable={plan.software.kernels == "fused"}, components=["loss"]'
 
 
 def _loss(mtp: int) -> list[str]:

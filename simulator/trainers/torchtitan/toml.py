@@ -13,6 +13,7 @@ from moesim.simulator.trainers.torchtitan.releases import WITH_TOML, release_of
 from moesim.simulator.trainers.torchtitan.rules import problems, recompute_mode
 from moesim.simulator.trainers.torchtitan.settings import (
     Setting,
+    compiles_layers,
     local_batch,
     parallelism,
     training_steps,
@@ -66,7 +67,10 @@ def torchtitan_toml(scenario: Scenario) -> Configuration:
         "parallelism": _parallelism(plan, family),
         "checkpoint": {"enable": True},
         "activation_checkpoint": _activations(plan),
-        "compile": {"enable": plan.software.kernels == "fused", "components": ["model", "loss"]},
+        "compile": {
+            "enable": plan.software.kernels == "fused",
+            "components": ["model", "loss"] if compiles_layers(plan) else ["loss"],
+        },
     }
     if plan.recipe.linear == "fp8":
         tables |= _quantized(plan)
