@@ -66,7 +66,9 @@ def _expected(scenario: Scenario) -> dict[str, int | str]:
 def _parameters(shape: ModelShape) -> int:
     """Parameters without the balance biases, which torchtitan keeps as buffers."""
     moe = shape.moe
-    biased = moe.experts * (shape.n_layers - len(moe.dense_layers)) if moe is not None and moe.score_bias else 0
+    biased = (
+        moe.experts * (shape.n_layers - len(moe.dense_layers)) if moe is not None and moe.score_bias else 0
+    )
     return parameters_total(shape) + parameters_mtp(shape) - biased
 
 

@@ -101,7 +101,12 @@ def main(exports, verdicts):
         print(row["file"], row["verdict"], row.get("reason", row.get("found", "")), flush=True)
         rows.append(row)
     versions = {name: version(name) for name in ("torchtitan", "torch")}
-    document = {"reader": "torchtitan 0.2.2", "python": platform.python_version(), "versions": versions, "exports": rows}
+    document = {
+        "reader": "torchtitan 0.2.2",
+        "python": platform.python_version(),
+        "versions": versions,
+        "exports": rows,
+    }
     verdicts.write_text(json.dumps(document, indent=1) + "\n")
 
 

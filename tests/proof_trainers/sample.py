@@ -16,7 +16,9 @@ PER_MODEL = 8
 """Plans of each model."""
 
 
-def _model(name: str, layers: int, hidden: int, vocab: int, attention: dict[str, Any], **rest: Any) -> dict[str, Any]:
+def _model(
+    name: str, layers: int, hidden: int, vocab: int, attention: dict[str, Any], **rest: Any
+) -> dict[str, Any]:
     source = {"kind": "published", "reference": "torchtitan 0.2.2, torchtitan/models", "date": "2026-11-24"}
     sizes = {"n_layers": layers, "hidden": hidden, "vocab": vocab, "tied_embeddings": False}
     return {"name": name, "source": source, **sizes, "attention": attention, **rest}
@@ -130,7 +132,9 @@ def _draw(generator: random.Random, name: str, model: str | dict[str, Any]) -> S
         "schedule": schedule,
         "recompute": choose(["none", "attention", "op", "full"]),
         "batch": {
-            "sequences": max(1, replicas * parallel["microbatch"] * (rounds * max(2 * pp, 1) if pp > 1 else rounds)),
+            "sequences": max(
+                1, replicas * parallel["microbatch"] * (rounds * max(2 * pp, 1) if pp > 1 else rounds)
+            ),
             "sequence_length": choose([2048, 4096, 8192]),
         },
     }
