@@ -8,19 +8,27 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from sample import plans
+from sample import build, draw_plans
 
+from moesim.simulator.model.attention.gqa import GQA
+from moesim.simulator.model.attention.mla import MLA
 from moesim.simulator.model.counts import parameters_mtp, parameters_total
 from moesim.simulator.model.shape import ModelShape
-from moesim.simulator.scenario import Scenario
+from moesim.simulator.scenario import Scenario, load_scenario, preset_names
+from moesim.simulator.trainers.bridge import overrides as bridge
+from moesim.simulator.trainers.deepspeed import configuration as deepspeed
 from moesim.simulator.trainers.facts import PlanFacts, facts_of
+from moesim.simulator.trainers.jobs import JobTemplate, job_text
 from moesim.simulator.trainers.torchtitan import rules
 from moesim.simulator.trainers.torchtitan.flavors import flavor_of
 from moesim.simulator.trainers.torchtitan.snippet import torchtitan_snippet
 from moesim.simulator.trainers.torchtitan.toml import torchtitan_toml
 
 SEED = 20261124
+PLANS = Path(__file__).with_name("plans.json")
+"""The sample: scenario data by trainer and name, drawn once by `python exports.py --draw`."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +37,7 @@ class Export:
 
     file: str
     text: str
-    expected: dict[str, int | str]
+    expected: dict[str, Any]
 
     @property
     def sha256(self) -> str:
@@ -37,7 +45,28 @@ class Export:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
-def _runnable(version: str) -> Callable[[PlanFacts], tuple[str, ...]]:
+def _plans(trainer: str) -> Iterator[tuple[str, Scenario]]:
+    for name, data in json.loads(PLANS.read_text("utf-8"))[trainer].items():
+        yield name, build(name, data)
+
+
+def draw() -> None:
+    """Draw the sample anew; plans that a trainer cannot run are left out."""
+    rules = {
+        "torchtitan 0.2.2": runnable("0.2.2"),
+        "torchtitan 0.3.0": runnable("0.3.0"),
+        "Megatron-Bridge": bridge.problems,
+        "DeepSpeed": deepspeed.problems,
+    }
+    sample = {trainer: dict(draw_plans(SEED, problems)) for trainer, problems in rules.items()}
+    blocks = []
+    for trainer, plans in sample.items():
+        rows = ",\n".join(f"{json.dumps(name)}: {json.dumps(data)}" for name, data in plans.items())
+        blocks.append(f"{json.dumps(trainer)}: {{\n{rows}\n}}")
+    PLANS.write_text("{\n" + ",\n".join(blocks) + "\n}\n", encoding="utf-8")
+
+
+def runnable(version: str) -> Callable[[PlanFacts], tuple[str, ...]]:
     """Problems of a plan in one release of torchtitan, of which a missing flavor is one."""
 
     def problems(plan: PlanFacts) -> tuple[str, ...]:
@@ -48,7 +77,7 @@ def _runnable(version: str) -> Callable[[PlanFacts], tuple[str, ...]]:
     return problems
 
 
-def _expected(scenario: Scenario) -> dict[str, int | str]:
+def _expected(scenario: Scenario) -> dict[str, Any]:
     plan, p = facts_of(scenario), scenario.parallel
     return {
         "parameters": _parameters(plan.shape),
@@ -60,6 +89,9 @@ def _expected(scenario: Scenario) -> dict[str, int | str]:
         "ep": p.ep,
         "schedule": (rules.torch_name(plan.schedule) or "") if p.pp > 1 else "",
         "stages": 0 if plan.layers is None else len(plan.layers),
+        "sequences": plan.sequences,
+        "microbatch": p.microbatch,
+        "zero": p.zero_stage,
     }
 
 
@@ -74,11 +106,90 @@ def _parameters(shape: ModelShape) -> int:
 
 def torchtitan_exports() -> Iterator[Export]:
     """TOML files for 0.2.2 and Python modules for 0.3.0."""
-    for name, scenario in plans(SEED, _runnable("0.2.2")):
+    for name, scenario in _plans("torchtitan 0.2.2"):
         yield Export(f"{name}.toml", torchtitan_toml(scenario).text, _expected(scenario))
-    for name, scenario in plans(SEED, _runnable("0.3.0")):
+    for name, scenario in _plans("torchtitan 0.3.0"):
         module = f"plan_{name.replace('-', '_')}.py"
         yield Export(module, torchtitan_snippet(scenario), _expected(scenario))
+
+
+def bridge_exports() -> Iterator[Export]:
+    """Python modules that set a plan in Megatron-Bridge's configuration."""
+    for name, scenario in _plans("Megatron-Bridge"):
+        expected = _expected(scenario) | {"model": _core_model(scenario.shape)}
+        yield Export(
+            f"bridge_{name.replace('-', '_')}.py", bridge.bridge_overrides(scenario).text(), expected
+        )
+
+
+def _core_model(shape: ModelShape) -> dict[str, Any]:
+    """Sizes that Megatron-Core's TransformerConfig needs beside the plan; `latent` chooses its class."""
+    attention, moe = shape.attention, shape.moe
+    assert isinstance(attention, GQA | MLA)
+    sizes: dict[str, Any] = {
+        "latent": isinstance(attention, MLA),
+        "num_layers": shape.n_layers,
+        "hidden_size": shape.hidden,
+        "num_attention_heads": attention.heads,
+        "num_query_groups": attention.kv_heads if isinstance(attention, GQA) else attention.heads,
+        "gated_linear_unit": True,
+        "add_bias_linear": False,
+    }
+    if moe is not None:
+        sizes |= {"num_moe_experts": moe.experts, "moe_router_topk": moe.top_k}
+        sizes |= {"moe_ffn_hidden_size": moe.expert_ffn, "moe_router_pre_softmax": moe.top_k == 1}
+    return sizes
+
+
+def deepspeed_exports() -> Iterator[Export]:
+    """JSON configurations of DeepSpeed."""
+    for name, scenario in _plans("DeepSpeed"):
+        text = deepspeed.deepspeed_plan(scenario).text()
+        yield Export(f"deepspeed_{name.replace('-', '_')}.json", text, _expected(scenario))
+
+
+COMMAND = (
+    "${MEGATRON_PATH}/pretrain_gpt.py",
+    *("--pipeline-model-parallel-layout", "Et*3|(tt|)*29,m|L", "--moe-layer-freq", "([0]*3+[1]*58)"),
+    *("--data-path", "${DATA_PATH}", "--save", "${CHECKPOINT_DIR}"),
+)
+SITE = JobTemplate.model_validate(
+    {
+        "partition": "gpu",
+        "account": "research",
+        "image": "registry.example/megatron:25.09",
+        "namespace": "training",
+        "rdma_resource": "rdma/hca_shared_devices_a",
+        "rdma_count": 8,
+        "claims": {"corpus": "/data"},
+        "gpus_per_host": 4,
+        "cpus_per_gpu": 12,
+        "socket_interface": "=eth0",
+        "paths": {
+            "DATA_PATH": "/data/corpus",
+            "CHECKPOINT_DIR": "/data/run",
+            "MEGATRON_PATH": "/opt/megatron",
+        },
+    }
+)
+
+
+def job_exports() -> Iterator[Export]:
+    """Job files of the shipped scenarios, without and with a site's template."""
+    for preset in preset_names():
+        scenario = load_scenario(preset)
+        for site in (None, SITE):
+            if site is None and scenario.machine.node.n_gpus > 8:
+                continue  # the hosts of a scale-up domain are known from a template only
+            for kind, ending in (("slurm", "sh"), ("kubernetes", "yaml")):
+                text = job_text(kind, scenario, COMMAND, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, site, 86_400.0)
+                name = f"job_{preset.replace('-', '_')}_{'plain' if site is None else 'site'}.{ending}"
+                yield Export(name, text, {"gpus": scenario.machine.n_gpus})
+
+
+def all_exports() -> list[Export]:
+    """Every export of the proof."""
+    return [*torchtitan_exports(), *bridge_exports(), *deepspeed_exports(), *job_exports()]
 
 
 def index(exports: list[Export]) -> str:
@@ -90,11 +201,11 @@ def index(exports: list[Export]) -> str:
 def write(folder: Path) -> None:
     """Write the exports and their index into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    exports = list(torchtitan_exports())
+    exports = all_exports()
     for export in exports:
         (folder / export.file).write_text(export.text, encoding="utf-8")
     (folder / "index.json").write_text(index(exports), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]))
+    draw() if sys.argv[1] == "--draw" else write(Path(sys.argv[1]))

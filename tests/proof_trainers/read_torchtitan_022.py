@@ -1,6 +1,6 @@
 """Lets torchtitan 0.2.2 read the TOML exports and build what they describe, on a CPU.
 
-Run it in an environment of its own, as docs/trainers.md says: `python read_torchtitan_022.py EXPORTS VERDICTS`.
+Run it in an environment of its own (docs/trainers.md): `python read_torchtitan_022.py EXPORTS VERDICTS`.
 It imports nothing of moesim. For every export it lets torchtitan parse the file with its `ConfigManager`,
 check the degrees with `ParallelDims` on a process group without members, build the flavor on the meta device,
 apply the parallelisms and cut the stages with the flavor's own functions, and build the pipeline schedule.
@@ -8,6 +8,7 @@ apply the parallelisms and cut the stages with the flavor's own functions, and b
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import json
 import os
@@ -16,23 +17,26 @@ import sys
 import types
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any, cast
 
 os.environ.setdefault("LOCAL_RANK", "0")
 
 import torch
+import torch._utils
 import torch.distributed as dist
 
-# The proof needs neither GPU nor DeepEP: groups of processes are made on the CPU, and DeepEP is only imported.
+# The proof needs neither GPU nor DeepEP: groups of processes are on the CPU, and DeepEP is only imported.
 torch._utils._get_available_device_type = lambda: "cpu"
-sys.modules["deep_ep"] = types.SimpleNamespace(Buffer=object)
-sys.modules["deep_ep.utils"] = types.SimpleNamespace(EventHandle=object, EventOverlap=object)
+sys.modules["deep_ep"] = cast(Any, types.SimpleNamespace(Buffer=object, ElasticBuffer=object))
+_EVENTS = types.SimpleNamespace(EventHandle=object, EventOverlap=object)
+sys.modules["deep_ep.utils"] = cast(Any, _EVENTS)
 
 from torchtitan.config import ConfigManager
 from torchtitan.distributed import ParallelDims
 from torchtitan.protocols.train_spec import get_train_spec
 
 
-def read(path, expected):
+def read(path: Path, expected: dict[str, Any]) -> tuple[dict[str, Any], int]:
     """What torchtitan made of one file; raises whatever torchtitan raises."""
     config = ConfigManager().parse_args([f"--job.config_file={path}"])
     p, world = config.parallelism, expected["world_size"]
@@ -62,7 +66,7 @@ def read(path, expected):
         stages, schedule, microbatches = 0, "", accumulated
         if dims.pp_enabled:
             assert spec.pipelining_fn is not None, "the family has no pipelining function"
-            built, parts, first, last = spec.pipelining_fn(
+            built, _, first, _ = spec.pipelining_fn(
                 model, dims, config, torch.device("meta"), args, spec.parallelize_fn, lambda *a: None
             )
             names = p.module_fqns_per_model_part
@@ -79,7 +83,7 @@ def read(path, expected):
         dist.destroy_process_group()
 
 
-def main(exports, verdicts):
+def main(exports: Path, verdicts: Path) -> None:
     """Read every TOML file of the index and write the verdicts."""
     rows = []
     for entry in json.loads((exports / "index.json").read_text()):
@@ -101,9 +105,11 @@ def main(exports, verdicts):
         print(row["file"], row["verdict"], row.get("reason", row.get("found", "")), flush=True)
         rows.append(row)
     versions = {name: version(name) for name in ("torchtitan", "torch")}
+    python = platform.python_version()
     document = {
         "reader": "torchtitan 0.2.2",
-        "python": platform.python_version(),
+        "date": datetime.date.today().isoformat(),
+        "python": python,
         "versions": versions,
         "exports": rows,
     }

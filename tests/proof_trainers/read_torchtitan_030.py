@@ -1,6 +1,6 @@
 """Lets torchtitan 0.3.0 read the exported Python configurations and build their models, on a CPU.
 
-Run it in an environment of its own, as docs/trainers.md says: `python read_torchtitan_030.py EXPORTS VERDICTS`.
+Run it in an environment of its own (docs/trainers.md): `python read_torchtitan_030.py EXPORTS VERDICTS`.
 It imports nothing of moesim. For every export it lets torchtitan load the function with its `ConfigManager`
 (whose `Trainer.Config` checks itself), check the degrees with `ParallelDims`, build the model on the meta
 device, and find the pipeline schedule by its name.
@@ -8,6 +8,7 @@ device, and find the pipeline schedule by its name.
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import json
 import platform
@@ -15,21 +16,23 @@ import sys
 import types
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 import torch._utils
 
 # The proof needs neither GPU nor DeepEP: meshes are of the CPU, and DeepEP is only imported.
 torch._utils._get_available_device_type = lambda: "cpu"
-sys.modules["deep_ep"] = types.SimpleNamespace(Buffer=object, ElasticBuffer=object)
-sys.modules["deep_ep.utils"] = types.SimpleNamespace(EventHandle=object, EventOverlap=object)
+sys.modules["deep_ep"] = cast(Any, types.SimpleNamespace(Buffer=object, ElasticBuffer=object))
+_EVENTS = types.SimpleNamespace(EventHandle=object, EventOverlap=object)
+sys.modules["deep_ep.utils"] = cast(Any, _EVENTS)
 
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 from torchtitan.config.manager import ConfigManager
 from torchtitan.distributed.parallel_dims import ParallelDims
 
 
-def read(module, expected):
+def read(module: str, expected: dict[str, Any]) -> tuple[dict[str, Any], int]:
     """What torchtitan made of one file; raises whatever torchtitan raises."""
     config = ConfigManager().parse_args(["--module", module, "--config", "moesim_plan"])
     p, training = config.parallelism, config.training
@@ -63,7 +66,7 @@ def read(module, expected):
     return found | {"microbatches": microbatches, "schedule": schedule, "stages": stages}, parameters
 
 
-def main(exports, verdicts):
+def main(exports: Path, verdicts: Path) -> None:
     """Read every Python file of the index and write the verdicts."""
     rows = []
     sys.path.insert(0, str(exports))
@@ -85,9 +88,11 @@ def main(exports, verdicts):
         print(row["file"], row["verdict"], row.get("reason", row.get("found", "")), flush=True)
         rows.append(row)
     versions = {name: version(name) for name in ("torchtitan", "torch", "spmd_types")}
+    python = platform.python_version()
     document = {
         "reader": "torchtitan 0.3.0",
-        "python": platform.python_version(),
+        "date": datetime.date.today().isoformat(),
+        "python": python,
         "versions": versions,
         "exports": rows,
     }

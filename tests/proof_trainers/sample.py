@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from moesim.hwmodels.errors import InputError
@@ -83,24 +83,39 @@ MODELS: dict[str, str | dict[str, Any]] = {
 _FP8 = {"linear": "fp8", "scaling": "tensor"}
 
 
-def plans(
+def draw_plans(
     seed: int, problems: Callable[[PlanFacts], tuple[str, ...]], per_model: int = PER_MODEL
-) -> Iterator[tuple[str, Scenario]]:
-    """Name and scenario of plans that a trainer can run, `per_model` of each model that has any.
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Name and scenario data of plans that a trainer can run, `per_model` of each model that has any.
 
-    A model of which 4,000 draws give no further plan has fewer.
+    A model of which 2,000 draws give no further plan has fewer.
     """
     for model, shape in MODELS.items():
         generator = random.Random(f"{seed} {model}")
         count = 0
-        for _ in range(4000):
+        for _ in range(2000):
             scenario = _draw(generator, model, shape)
             if scenario is None or problems(facts_of(scenario)):
                 continue
             count += 1
-            yield f"{model}-{count:02d}", scenario
+            yield f"{model}-{count:02d}", _data(scenario)
             if count == per_model:
                 break
+
+
+def _data(scenario: Scenario) -> dict[str, Any]:
+    """What the draw decided, without the model, which `MODELS` has."""
+    data = scenario.to_dict()
+    kept = {key: data[key] for key in ("profile", "precision", "parallel", "schedule", "recompute", "batch")}
+    layers = scenario.stages.layers
+    cluster = {"accelerator": "h100-sxm", "nodes": scenario.machine.nodes}
+    return {"cluster": cluster, **kept} | ({} if layers is None else {"stages": {"layers": list(layers)}})
+
+
+def build(name: str, data: Mapping[str, Any]) -> Scenario:
+    """The scenario of one entry of the sample."""
+    model = name.rpartition("-")[0]
+    return Scenario.model_validate({"name": model, "model": MODELS[model], **data})
 
 
 def _draw(generator: random.Random, name: str, model: str | dict[str, Any]) -> Scenario | None:
@@ -122,15 +137,19 @@ def _draw(generator: random.Random, name: str, model: str | dict[str, Any]) -> S
         "expert_tp": choose([1, tp]),
     }
     nodes, rounds = choose([1, 2, 8, 32, 128]), choose([1, 2, 3, 4])
+    divides = 8 * nodes % (tp * parallel["cp"] * pp) == 0
+    if not divides or 8 * nodes // pp % (parallel["ep"] * parallel["expert_tp"]):
+        return None  # found out early, because a scenario takes long to build
     replicas = nodes * 8 // (tp * parallel["cp"] * pp)
     data = {
         "name": name,
         "model": model,
         "cluster": {"accelerator": "h100-sxm", "nodes": nodes},
+        "profile": "h100-layers",
         "precision": choose(["bf16", "bf16", "bf16", _FP8]),
         "parallel": parallel,
         "schedule": schedule,
-        "recompute": choose(["none", "attention", "op", "full"]),
+        "recompute": choose(["none", "attention", "selective", "op", "full"]),
         "batch": {
             "sequences": max(
                 1, replicas * parallel["microbatch"] * (rounds * max(2 * pp, 1) if pp > 1 else rounds)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 
 from moesim.simulator.trainers.jobs.placement import references, split_references
 from moesim.simulator.trainers.jobs.template import PATHS, JobTemplate
+
+_PLAIN = re.compile(r"[A-Za-z0-9_@%+:,./-][A-Za-z0-9_@%+=:,./-]*", re.ASCII)
 
 
 def quoted(word: str) -> str:
@@ -14,7 +17,12 @@ def quoted(word: str) -> str:
     pieces = split_references(word)
     if not pieces:
         return "''"
-    return "".join(f'"${{{text}}}"' if is_name else shlex.quote(text) for is_name, text in pieces)
+    return "".join(f'"${{{text}}}"' if is_name else _literal(text) for is_name, text in pieces)
+
+
+def _literal(text: str) -> str:
+    """The text in single quotes where it needs them; a leading = does, for shellcheck."""
+    return text if _PLAIN.fullmatch(text) else "'" + text.replace("'", "'\"'\"'") + "'"
 
 
 def path_lines(words: Sequence[str], template: JobTemplate) -> list[str]:

@@ -28,6 +28,8 @@ class Release:
     """Tensor parallelism can run without sequence parallelism."""
     replicates_with_tensor_parallel: bool
     """Parameters may be replicated over data parallelism where tensor or pipeline parallelism is on."""
+    experts_need_shards: bool
+    """Expert parallelism needs at least two ranks that parameters are sharded over."""
     overlapped_pairs: bool
     """DualPipeV overlaps the exchange of tokens of one micro-batch with the compute of another."""
     fp8_scales: frozenset[str]
@@ -47,6 +49,7 @@ _V0_2_2 = Release(
     expert_tensor_parallel=True,
     sequence_parallel_optional=False,
     replicates_with_tensor_parallel=False,
+    experts_need_shards=True,
     overlapped_pairs=True,
     fp8_scales=frozenset({"tensor"}),
     output_module="output",
@@ -62,6 +65,7 @@ _V0_3_0 = Release(
     expert_tensor_parallel=False,
     sequence_parallel_optional=True,
     replicates_with_tensor_parallel=True,
+    experts_need_shards=False,
     overlapped_pairs=False,
     fp8_scales=frozenset(),
     output_module="lm_head",

@@ -26,6 +26,7 @@ def problems(plan: PlanFacts, version: str = NEWEST) -> tuple[str, ...]:
         _schedule,
         _stages,
         _sharding,
+        _expert_shards,
         _experts,
         _tensor_parallel,
         _sequence,
@@ -121,6 +122,21 @@ def _sharding(plan: PlanFacts, release: Release) -> Iterator[str]:
         )
 
 
+def _expert_shards(plan: PlanFacts, release: Release) -> Iterator[str]:
+    """FSDP cuts experts by their number, or by their width where there are fewer experts than ranks."""
+    p, moe = plan.parallel, plan.shape.moe
+    if moe is None or p.zero_stage == 0:
+        return
+    ranks = plan.replicas * p.cp if p.ep == 1 else plan.replicas * p.cp * p.tp // (p.ep * p.expert_tp)
+    split = p.tp if p.ep == 1 else p.expert_tp
+    for width, what in ((moe.expert_ffn // split, "expert_ffn"), (plan.shape.hidden, "hidden")):
+        if ranks * p.ep > moe.experts and width % ranks:
+            yield (
+                f"experts of {what}={width} on {ranks} data-parallel ranks: FSDP cuts them evenly only; "
+                "choose parallel.ep so that the ranks divide it"
+            )
+
+
 def _replicated(plan: PlanFacts, release: Release) -> Iterator[str]:
     p = plan.parallel
     if p.cp > 1:
@@ -148,6 +164,12 @@ def _experts(plan: PlanFacts, release: Release) -> Iterator[str]:
         yield (
             f"parallel.expert_tp={p.expert_tp}: without expert parallelism torchtitan splits experts over "
             f"the {p.tp} tensor-parallel ranks; use parallel.expert_tp: {p.tp}"
+        )
+    shards = p.cp * (plan.replicas if p.zero_stage > 0 else 1)
+    if p.ep > 1 and shards == 1 and release.experts_need_shards:
+        yield (
+            f"parallel.ep={p.ep} on one data-parallel rank: torchtitan {release.version} wraps experts in "
+            "FSDP, which then has no ranks to shard over"
         )
     if p.ep > 1 and p.expert_tp > 1 and not release.expert_tensor_parallel:
         yield f"parallel.expert_tp={p.expert_tp}: torchtitan {release.version} does not split experts; use 1"
