@@ -10,7 +10,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.yaml_io import dump_mapping
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.trainers.jobs.placement import (
-    Placement,
+    JobHosts,
     Variable,
     check_words,
     job_name,
@@ -69,7 +69,7 @@ def kubernetes_text(
 def _comments(
     scenario: Scenario,
     site: JobTemplate,
-    placement: Placement,
+    placement: JobHosts,
     exports: Sequence[Variable],
     command: Sequence[str],
     template: JobTemplate | None,
@@ -97,7 +97,7 @@ def _script(command: Sequence[str], exports: Sequence[Variable], site: JobTempla
     return "\n".join(lines).replace("$(", "$$(") + "\n"
 
 
-def _pod(site: JobTemplate, placement: Placement, exports: Sequence[Variable], script: str) -> dict[str, Any]:
+def _pod(site: JobTemplate, placement: JobHosts, exports: Sequence[Variable], script: str) -> dict[str, Any]:
     resources: dict[str, Any] = {placement.resource: placement.gpus}
     if site.rdma_resource is not None and placement.hosts > 1:
         resources[site.rdma_resource] = site.rdma_count

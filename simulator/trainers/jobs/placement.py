@@ -34,7 +34,7 @@ _REFERENCE = re.compile(r"\$\{(" + "|".join(PATHS) + r")\}")
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class JobHosts:
     """Hosts of a job, GPUs (ranks) of each, and hosts of one scale-up domain."""
 
     hosts: int
@@ -52,7 +52,7 @@ class Variable:
     reason: str
 
 
-def placement_of(scenario: Scenario, template: JobTemplate) -> Placement:
+def placement_of(scenario: Scenario, template: JobTemplate) -> JobHosts:
     """Hosts and GPUs of the job.
 
     Raises InputError for a fleet, for accelerators that torchrun does not start processes on, and for nodes
@@ -78,7 +78,7 @@ def placement_of(scenario: Scenario, template: JobTemplate) -> Placement:
             f"job template: gpus_per_host={gpus} does not divide the {per_node} GPUs of a node of "
             f"{cluster.name}; nearest: {', '.join(map(str, nearest_divisors(gpus, per_node)))}"
         )
-    return Placement(cluster.n_gpus // gpus, gpus, per_node // gpus, RESOURCES[vendor])
+    return JobHosts(cluster.n_gpus // gpus, gpus, per_node // gpus, RESOURCES[vendor])
 
 
 def variables(
@@ -147,7 +147,7 @@ def one_line(text: str) -> str:
     return "".join(char if char.isprintable() else " " for char in text)
 
 
-def summary(scenario: Scenario, placement: Placement) -> tuple[str, ...]:
+def summary(scenario: Scenario, placement: JobHosts) -> tuple[str, ...]:
     """Sentences on the plan and on which ranks are neighbours, for the comments of a job file."""
     p = scenario.parallel
     inner = p.tp * p.cp

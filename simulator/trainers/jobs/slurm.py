@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.trainers.jobs.placement import (
-    Placement,
+    JobHosts,
     check_words,
     job_name,
     placement_of,
@@ -68,7 +68,7 @@ def slurm_text(
 
 
 def _options(
-    scenario: Scenario, site: JobTemplate, placement: Placement, predicted_s: float | None
+    scenario: Scenario, site: JobTemplate, placement: JobHosts, predicted_s: float | None
 ) -> list[str]:
     options = {
         "job-name": job_name(scenario, site),
