@@ -30,7 +30,7 @@ export MASTER_PORT={port}
 _LAUNCH = """\
 # One task a host; torchrun starts one process a GPU. The words after `torchrun` reach it unchanged.
 # shellcheck disable=SC2016  # the variables in single quotes are for the shell on each host
-srun --ntasks-per-node=1 --kill-on-bad-exit=1 "${{container[@]}}" \\
+srun --ntasks-per-node=1 --cpus-per-task={cpus} --kill-on-bad-exit=1 "${{container[@]}}" \\
   bash -c 'exec torchrun --nnodes="$SLURM_NNODES" --node-rank="$SLURM_NODEID" \\
     --nproc-per-node={gpus} --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" "$@"' torchrun \\
 """
@@ -62,7 +62,9 @@ def slurm_text(
         "\n".join(f"export {v.name}={quoted(v.value)}  # {v.reason}" for v in exports),
         _START.format(port=site.port) + _container_lines(site).rstrip("\n"),
     ]
-    launch = _LAUNCH.format(gpus=placement.gpus)
+    # srun takes no number of cores over from the job: without one a task would get a single core.
+    cpus = '"$SLURM_CPUS_ON_NODE"' if site.cpus_per_gpu is None else str(site.cpus_per_gpu * placement.gpus)
+    launch = _LAUNCH.format(gpus=placement.gpus, cpus=cpus)
     arguments = " \\\n".join(f"  {quoted(word)}" for word in command)
     return "\n\n".join(section for section in sections if section) + "\n\n" + launch + arguments + "\n"
 

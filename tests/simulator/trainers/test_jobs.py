@@ -92,6 +92,7 @@ def run(text: str, tools: Path, paths: dict[str, str], **more: str) -> subproces
         "LOG": str(log),
         "SLURM_JOB_NODELIST": "node[7,9]",
         "SLURM_NNODES": "2",
+        "SLURM_CPUS_ON_NODE": "112",
     }
     return subprocess.run(
         ["bash", str(script)], env=environment | paths | more, capture_output=True, text=True, timeout=60
@@ -148,6 +149,14 @@ def test_a_path_that_is_not_set_stops_the_job_before_it_starts(name: str, tools:
     assert not (tools.parent / "log").exists()
 
 
+@pytest.mark.parametrize(("cpus_per_gpu", "cores"), [(None, 112), (12, 96)])
+def test_a_task_has_the_cores_of_its_host(cpus_per_gpu: int | None, cores: int, tools: Path) -> None:
+    template = JobTemplate(cpus_per_gpu=cpus_per_gpu)
+    assert run(job_text("slurm", scenario(), ["train.py"], {}, template), tools, {}).returncode == 0
+    options = Path(str(tools.parent / "log") + ".srun").read_text().splitlines()
+    assert f"--cpus-per-task={cores}" in options
+
+
 def test_paths_of_the_template_need_no_variables(tools: Path) -> None:
     template = JobTemplate.model_validate({"paths": PATHS})
     done = run(job_text("slurm", scenario(), COMMAND, {}, template), tools, {})
@@ -162,11 +171,11 @@ def test_a_container_is_optional(image: str | None, tools: Path) -> None:
     assert run(text, tools, {}).returncode == 0
     options = Path(str(tools.parent / "log") + ".srun").read_text().splitlines()
     mounts = "--container-mounts=/data:/data,/ck:/ck:ro"
-    assert options[2:] == ([] if image is None else [f"--container-image={image}", mounts])
+    assert options[3:] == ([] if image is None else [f"--container-image={image}", mounts])
     if image is None:
         assert run(text, tools, {}, CONTAINER="a b").returncode == 0
         options = Path(str(tools.parent / "log") + ".srun").read_text().splitlines()
-        assert options[2:] == ["--container-image=a b", mounts]
+        assert options[3:] == ["--container-image=a b", mounts]
 
 
 @pytest.mark.parametrize(
