@@ -19,7 +19,7 @@ PER_MODEL = 8
 def _model(
     name: str, layers: int, hidden: int, vocab: int, attention: dict[str, Any], **rest: Any
 ) -> dict[str, Any]:
-    source = {"kind": "published", "reference": "torchtitan 0.2.2, torchtitan/models", "date": "2026-11-24"}
+    source = {"kind": "published", "reference": "torchtitan 0.2.2, torchtitan/models", "date": "2026-11-22"}
     sizes = {"n_layers": layers, "hidden": hidden, "vocab": vocab, "tied_embeddings": False}
     return {"name": name, "source": source, **sizes, "attention": attention, **rest}
 
