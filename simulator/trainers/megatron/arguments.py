@@ -8,6 +8,7 @@ from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules.interleaved import per_round
 from moesim.simulator.trainers.export import Export, Words
 from moesim.simulator.trainers.facts import facts_of
+from moesim.simulator.trainers.megatron.environment import megatron_environment
 from moesim.simulator.trainers.megatron.layout import layout_text
 from moesim.simulator.trainers.megatron.model_arguments import ROTARY_BASE, expert_arguments, model_arguments
 from moesim.simulator.trainers.megatron.plan_arguments import (
@@ -69,7 +70,7 @@ def megatron_arguments(scenario: Scenario, version: str = "0.20") -> Export:
         f"{scenario.name}, {_plan(scenario)}",
         {name: group for name, group in groups.items() if group},
         variables,
-        _environment(scenario),
+        megatron_environment(facts, scenario.machines[0].accelerator),
         facts.n_gpus,
         tuple(unspelled),
         (
@@ -132,11 +133,3 @@ def _data(zero_stage: int) -> dict[str, Words]:
         "--eval-iters": "0",
         "--distributed-timeout-minutes": "60",
     }
-
-
-def _environment(scenario: Scenario) -> dict[str, str]:
-    """Environment that Megatron-LM checks for: one connection orders tensor-parallel kernels up to Hopper."""
-    plan = scenario.parallel
-    if (plan.tp > 1 or plan.cp > 1) and plan.zero_stage < 2:
-        return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-    return {}

@@ -1,97 +1,140 @@
-"""Writes a plan as a torchtitan configuration snippet, and lists the parts that have no field."""
+"""Writes a plan as a configuration function of torchtitan 0.3.0, whose configurations are Python."""
 
 from __future__ import annotations
 
-from moesim.simulator.model.recompute import recompute_label
-from moesim.simulator.model.shape import ModelShape
+import json
+
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.schedules import SCHEDULES
+from moesim.simulator.trainers.facts import PlanFacts, facts_of
+from moesim.simulator.trainers.torchtitan.flavors import flavor_of
+from moesim.simulator.trainers.torchtitan.releases import NEWEST, release_of
+from moesim.simulator.trainers.torchtitan.rules import problems, recompute_mode
+from moesim.simulator.trainers.torchtitan.settings import (
+    Setting,
+    compiles_layers,
+    local_batch,
+    parallelism,
+    training_steps,
+    unspelled,
+    uses_deepep,
+)
+
+FUNCTION = "moesim_plan"
+"""Name of the function, for `--config`."""
+
+_HEADER = f"""\
+# Configuration of torchtitan {NEWEST}, written by moesim. Save it as a module on PYTHONPATH, such as plan.py:
+#   torchrun ... -m torchtitan.train --module plan --config {FUNCTION}
+# Paths and the learning rate are no part of a plan: change them where the comments say so.
+"""
+
+_ACTIVATIONS = {"none": "None", "full": "FullAC.Config()", "op": "SelectiveAC.Config()"}
 
 
 def torchtitan_snippet(scenario: Scenario) -> str:
-    """Python lines that set a `Trainer.Config` to the plan, below comments on what has no field.
+    """A Python module with a function that returns torchtitan's `Trainer.Config` for the plan.
 
-    Field names: pytorch/torchtitan@0014ac2ca45a `torchtitan/config/configs.py`. Raises InputError for a
-    model that cannot be loaded.
+    Comments on top say what torchtitan cannot do. Names: pytorch/torchtitan 0.3.0, config/configs.py,
+    trainer.py and models/*/config_registry.py. Raises InputError for a model or cluster that cannot be
+    loaded, and for a fleet.
     """
-    shape = scenario.shape
-    plan, batch = scenario.parallel, scenario.batch
-    replicas = scenario.machine.n_gpus // (plan.tp * plan.cp * plan.pp)
-    sharded = plan.zero_stage > 0
-    fields: list[tuple[str, str]] = [
-        ("data_parallel_replicate_degree", str(1 if sharded else replicas)),
-        ("data_parallel_shard_degree", str(replicas if sharded else 1)),
-        ("tensor_parallel_degree", str(plan.tp)),
-        ("enable_sequence_parallel", str(plan.sequence_parallel)),
-        ("context_parallel_degree", str(plan.cp)),
-        ("expert_parallel_degree", str(plan.ep)),
-        ("pipeline_parallel_degree", str(plan.pp)),
-        ("fsdp_reshard_after_forward", '"always"' if plan.zero_stage == 3 else '"never"'),
+    if scenario.fleet is not None:
+        raise scenario.needs_one_cluster()
+    plan, release = facts_of(scenario), release_of(NEWEST)
+    flavor = flavor_of(plan.shape, NEWEST)
+    family = None if flavor is None else flavor.family
+    missing = (*problems(plan, NEWEST), *unspelled(plan, release, family))
+    comments = "".join(f"# not spelled: {sentence}\n" for sentence in missing)
+    mtp = plan.shape.mtp_layers if family in release.mtp and plan.parallel.pp == 1 else 0
+    package = family or "a_model_of_your_own"
+    arguments = _model_arguments(plan, family, None if flavor is None else flavor.name, mtp)
+    lines = [
+        f"def {FUNCTION}() -> Trainer.Config:",
+        f"    model_spec = model_registry({arguments})",
+        *_loss(mtp),
+        "    config = Trainer.Config(",
+        "        loss=loss,",
+        "        model_spec=model_spec,",
+        '        hf_assets_path="./assets/hf",  # tokenizer; not part of the plan',
+        '        dataloader=HuggingFaceTextDataLoader.Config(dataset="c4"),  # not part of the plan',
+        "        optimizer=default_adamw(lr=8e-4),  # learning rate not part of the plan",
+        "        training=TrainingConfig(",
+        *(f"            {name}={_literal(value)}," for name, value in _training(scenario, plan).items()),
+        "        ),",
+        f"        activation_checkpoint={_ACTIVATIONS[recompute_mode(plan) or 'op']},",
+        f"        compile=CompileConfig({_compile(plan)}),",
+        "    )",
+        "    config.parallelism = ParallelismConfig(",
+        *(f"        {name}={_literal(value)}," for name, value in parallelism(plan, release).items()),
+        "    )",
+        "    return config",
     ]
-    missing = _unspelled(scenario, shape)
-    order = _torch_name(scenario)
-    if plan.pp > 1 and order is not None:
-        fields.append(("pipeline_parallel_schedule", f'"{order}"'))
-        fields.append(("pipeline_parallel_microbatch_size", str(plan.microbatch)))
-        if scenario.stages.layers is not None:
-            fields.append(("module_fqns_per_model_part", _parts(scenario.stages.layers)))
-    local = batch.sequences // replicas if plan.pp > 1 else plan.microbatch
-    modes = {"none": "none", "full": "full"}
-    lines = [f"# not spelled: {sentence}" for sentence in missing]
-    lines.append("config.parallelism = ParallelismConfig(")
-    lines += [f"    {name}={value}," for name, value in fields]
-    lines.append(")")
-    lines.append(f"config.training.local_batch_size = {local}")
-    lines.append(f"config.training.global_batch_size = {batch.sequences}")
-    lines.append(f"config.training.seq_len = {batch.sequence_length}")
-    lines.append(
-        f'config.activation_checkpoint.mode = "{modes.get(recompute_label(scenario.recompute), "selective")}"'
+    return f"{_HEADER}{comments}{_imports(package, mtp)}\n\n" + "\n".join(lines) + "\n"
+
+
+def _imports(package: str, mtp: int) -> str:
+    loss = (
+        "from torchtitan.models.deepseek_v3.mtp import MTPLoss"
+        if mtp
+        else "from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss"
     )
-    return "\n".join(lines) + "\n"
+    return "\n".join(
+        [
+            loss,
+            "from torchtitan.components.optimizer import default_adamw",
+            "from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig",
+            "from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC",
+            "from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader",
+            "from torchtitan.models.common.config_utils import decoder_vocab_size",
+            f"from torchtitan.models.{package} import model_registry",
+            "from torchtitan.trainer import Trainer",
+            "",
+        ]
+    )
 
 
-def _torch_name(scenario: Scenario) -> str | None:
-    """The schedule's name in torch.distributed.pipelining (2.13)."""
-    spec = SCHEDULES.get(scenario.schedule)
-    return None if spec is None else spec.names_elsewhere.get("torch")
+def _model_arguments(plan: PlanFacts, family: str | None, flavor: str | None, mtp: int) -> str:
+    words = [_literal(flavor or "a-flavor-of-your-own")]
+    if uses_deepep(plan, family, release_of(NEWEST)):
+        words.append('moe_comm_backend="deepep"')
+    if mtp:
+        words.append(f"num_mtp_layers={mtp}")
+    return ", ".join(words)
 
 
-def _parts(layers: tuple[int, ...]) -> str:
-    """Modules of every stage, with the embedding on the first and norm and output on the last."""
-    parts, start = [], 0
-    for number, count in enumerate(layers):
-        names = [f"layers.{n}" for n in range(start, start + count)]
-        start += count
-        if number == 0:
-            names.insert(0, "tok_embeddings")
-        if number == len(layers) - 1:
-            names += ["norm", "output"]
-        parts.append("[" + ", ".join(f'"{name}"' for name in names) + "]")
-    return "[\n        " + ",\n        ".join(parts) + ",\n    ]"
+def _compile(plan: PlanFacts) -> str:
+    if compiles_layers(plan):
+        return "enable=True"
+    return f'enable={plan.software.kernels == "fused"}, components=["loss"]'
 
 
-def _unspelled(scenario: Scenario, shape: ModelShape) -> list[str]:
-    plan, found = scenario.parallel, []
-    if plan.pp > 1 and _torch_name(scenario) is None:
-        found.append(f"schedule {scenario.schedule}: torch.distributed.pipelining has none of this name")
-    if plan.zero_stage in (1, 2):
-        found.append(
-            f"ZeRO stage {plan.zero_stage}: FSDP shards parameters as well; kept gathered, it is nearest"
-        )
-    if plan.expert_tp > 1:
-        found.append(f"expert tensor parallelism of {plan.expert_tp}: there is no such degree any more")
-    if scenario.recipe.linear == "fp8":
-        found.append("FP8 GEMMs: a model converter of the model's own configuration, not a field")
-    if plan.ep > 1:
-        found.append(
-            f"{scenario.communication.sms} communication SMs: the library of the token dispatcher sets them"
-        )
-    if shape.mtp_layers:
-        found.append("MTP modules: torchtitan's model has none")
-    if not isinstance(scenario.recompute, str):
-        found.append(f"recompute={recompute_label(scenario.recompute)}: torchtitan has no list of modules")
-    if scenario.recompute == "deepseek-v3":
-        found.append("attention output kept in 12 bits (E5M6), a part of recompute=deepseek-v3")
-    if scenario.routing.eplb is not None:
-        found.append("placement of experts and their replicas: torchtitan trains with experts in order")
-    return found
+def _loss(mtp: int) -> list[str]:
+    vocabulary = "global_vocab_size=decoder_vocab_size(model_spec)"
+    if mtp:
+        return [f"    loss = MTPLoss.Config({vocabulary})"]
+    return [
+        f"    cross_entropy = CrossEntropyLoss.Config({vocabulary})",
+        "    loss = ChunkedLossWrapper.Config(loss_fn=cross_entropy)",
+    ]
+
+
+def _training(scenario: Scenario, plan: PlanFacts) -> dict[str, Setting]:
+    return {
+        "local_batch_size": local_batch(plan),
+        "global_batch_size": plan.sequences,
+        "seq_len": plan.sequence_length,
+        "steps": training_steps(scenario),
+        "disable_cuda_graphs": "all" not in plan.software.cuda_graphs or plan.parallel.pp > 1,
+        "dtype": "float32",
+        "mixed_precision_param": "bfloat16",
+    }
+
+
+def _literal(value: Setting) -> str:
+    """A value in Python; stages are written one a line."""
+    if isinstance(value, bool | int):
+        return repr(value)
+    if isinstance(value, str):
+        return json.dumps(value)
+    rows = "".join(f"            {json.dumps(part)},\n" for part in value)
+    return f"[\n{rows}        ]"

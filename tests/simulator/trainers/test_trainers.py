@@ -308,16 +308,18 @@ def test_torchtitan_snippets_are_python(name: str) -> None:
     layers = str([4] * 15 + [1]) if name not in ("zbv", "dualpipev") else str([2] * 30 + [1])
     scenario = spellable(**{"schedule": name, "parallel.vpp": vpp, "stages.layers": layers})
     text = torchtitan_snippet(scenario)
-    assigned = {ast.unparse(node.targets[0]) for node in ast.parse(text).body if isinstance(node, ast.Assign)}
-    assert "config.parallelism" in assigned and "config.training.seq_len" in assigned
+    calls = {ast.unparse(n.func): n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Call)}
+    fields = {k.arg: k.value for k in calls["ParallelismConfig"].keywords}
+    assert any(k.arg == "seq_len" for k in calls["TrainingConfig"].keywords)
     theirs = SCHEDULES[name].names_elsewhere.get("torch")
-    assert f"schedule {name}: torch.distributed.pipelining has none" in text or f'"{theirs}"' in text
     assert (theirs is None) == (name in ("zb-h1", "dualpipe"))
-    if theirs is not None:
-        parts = ast.literal_eval(text[text.index("[\n") : text.index("    ],\n") + 5])
-        assert [len([n for n in part if n.startswith("layers.")]) for part in parts] == ast.literal_eval(
-            layers
-        )
+    if theirs is None:
+        assert f"schedule {name}: torch.distributed.pipelining has none" in text
+        return
+    assert ast.literal_eval(fields["pipeline_parallel_schedule"]) == theirs
+    parts = ast.literal_eval(fields["module_fqns_per_model_part"])
+    counts = [len([module for module in part if module.startswith("layers.")]) for part in parts]
+    assert counts == ast.literal_eval(layers)
 
 
 def test_arguments_are_quoted_for_the_shell() -> None:

@@ -1,0 +1,272 @@
+"""Says why torchtitan cannot run a plan, in one sentence for each reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from moesim.simulator.layout.parallel import nearest_divisors
+from moesim.simulator.model.attention.gqa import GQA
+from moesim.simulator.model.recompute import recompute_label
+from moesim.simulator.schedules import SCHEDULES
+from moesim.simulator.trainers.facts import PlanFacts
+from moesim.simulator.trainers.torchtitan.flavors import flavor_of
+from moesim.simulator.trainers.torchtitan.releases import NEWEST, Release, release_of
+
+MODES = {"none": "none", "full": "full", "op": "op"}
+"""Recompute policies that torchtitan has under these names."""
+
+
+def problems(plan: PlanFacts, version: str = NEWEST) -> tuple[str, ...]:
+    """Reasons why a release of torchtitan cannot run the plan as predicted; none where it can.
+
+    A model that torchtitan does not ship is no reason by itself, since a flavor can be added. Raises
+    InputError for a release that is not supported.
+    """
+    release = release_of(version)
+    rules = (
+        _schedule,
+        _stages,
+        _sharding,
+        _expert_shards,
+        _experts,
+        _tensor_parallel,
+        _sequence,
+        _recompute,
+        _formats,
+        _model,
+    )
+    return tuple(sentence for rule in rules for sentence in rule(plan, release))
+
+
+def torch_name(schedule: str) -> str | None:
+    """The schedule's name in torch.distributed.pipelining (2.13); None where torch has it not."""
+    spec = SCHEDULES.get(schedule)
+    return None if spec is None else spec.names_elsewhere.get("torch")
+
+
+def recompute_mode(plan: PlanFacts) -> str | None:
+    """Torchtitan's word for the recompute policy ("none", "op", "full"); None where it has none.
+
+    Flash attention recomputes its scores in any case, so the policy `attention` adds nothing to it.
+    """
+    if plan.recompute == "attention" and plan.software.attention == "flash":
+        return "none"
+    return MODES.get(plan.recompute) if isinstance(plan.recompute, str) else None
+
+
+def _schedule(plan: PlanFacts, release: Release) -> Iterator[str]:
+    pp, microbatches = plan.parallel.pp, plan.microbatches
+    if pp == 1:
+        return
+    name = torch_name(plan.schedule)
+    if name is None:
+        known = sorted(n for spec in SCHEDULES.values() if (n := spec.names_elsewhere.get("torch")))
+        yield (
+            f"schedule {plan.schedule}: torch.distributed.pipelining has none of this name; it has "
+            f"{', '.join(known)}"
+        )
+        return
+    rounds = max(1, microbatches // pp)
+    if name in ("Interleaved1F1B", "InterleavedZeroBubble") and microbatches % rounds:
+        yield (
+            f"{microbatches} micro-batches: torch's {name} needs a multiple of its {rounds} rounds of "
+            f"micro-batches on {pp} pipeline ranks"
+        )
+    if name == "DualPipeV" and microbatches < 2 * pp:
+        yield f"{microbatches} micro-batches: torch's DualPipeV needs one for each of its {2 * pp} stages"
+    if SCHEDULES[plan.schedule].overlapped_pairs and plan.parallel.ep > 1 and not release.overlapped_pairs:
+        yield (
+            f"schedule {plan.schedule}: torchtitan {release.version} no longer overlaps the exchange of "
+            "tokens inside its pairs; 0.2.2 does"
+        )
+
+
+def _stages(plan: PlanFacts, release: Release) -> Iterator[str]:
+    if plan.parallel.pp == 1:
+        return
+    flavor = flavor_of(plan.shape, release.version)
+    if flavor is not None and flavor.family not in release.pipelined:
+        yield f"pipeline parallelism: torchtitan {release.version} cannot cut {flavor.family} into stages"
+    if plan.shape.tied_embeddings:
+        yield "tied embeddings: the first and the last pipeline stage of torchtitan would each train a copy"
+    inner = () if plan.layers is None else plan.layers[1:-1]
+    if 0 in inner:
+        number = inner.index(0) + 1
+        yield f"pipeline stage {number} has no layer: stages of torchtitan hold at least one module"
+
+
+def _sharding(plan: PlanFacts, release: Release) -> Iterator[str]:
+    """Torchtitan shards with FSDP (parameters, gradients and optimizer alike) or replicates with DDP.
+
+    Under a pipeline, torch's stages reduce gradients and free parameters once, after the last micro-batch
+    (torch 2.13, distributed/pipelining/stage.py): this is ZeRO stage 1.
+    """
+    p, stage = plan.parallel, plan.parallel.zero_stage
+    if stage == 0:
+        yield from _replicated(plan, release)
+    elif plan.replicas == 1 and p.cp == 1 and p.ep == 1:
+        return
+    elif p.pp > 1 and stage > 1:
+        yield (
+            f"ZeRO stage {stage} with pipeline parallelism: torch's pipeline stages keep gathered parameters "
+            "and whole gradients until the last micro-batch, as ZeRO stage 1 does; use parallel.zero_stage: 1"
+        )
+    elif p.pp == 1 and stage == 1:
+        yield (
+            "ZeRO stage 1 without pipeline parallelism: FSDP shards gradients as well; nearest: "
+            f"parallel.zero_stage: {2 if plan.microbatches == 1 else 3}"
+        )
+    elif stage == 2 and plan.microbatches > 1:
+        yield (
+            f"ZeRO stage 2 with {plan.microbatches} micro-batches: FSDP gathers the parameters again for "
+            "every micro-batch; nearest: parallel.zero_stage: 3, or one micro-batch"
+        )
+
+
+def _expert_shards(plan: PlanFacts, release: Release) -> Iterator[str]:
+    """FSDP cuts experts by their number, or by their width where there are fewer experts than ranks."""
+    p, moe = plan.parallel, plan.shape.moe
+    if moe is None or p.zero_stage == 0:
+        return
+    ranks = plan.replicas * p.cp if p.ep == 1 else plan.replicas * p.cp * p.tp // (p.ep * p.expert_tp)
+    split = p.tp if p.ep == 1 else p.expert_tp
+    for width, what in ((moe.expert_ffn // split, "expert_ffn"), (plan.shape.hidden, "hidden")):
+        if ranks * p.ep > moe.experts and width % ranks:
+            yield (
+                f"experts of {what}={width} on {ranks} data-parallel ranks: FSDP cuts them evenly only; "
+                "choose parallel.ep so that the ranks divide it"
+            )
+
+
+def _replicated(plan: PlanFacts, release: Release) -> Iterator[str]:
+    p = plan.parallel
+    if p.cp > 1:
+        yield "ZeRO stage 0 with context parallelism: FSDP shards parameters over the context-parallel ranks"
+    if p.ep > 1 and p.ep != p.tp * p.cp:
+        yield (
+            f"ZeRO stage 0 with parallel.ep={p.ep}: expert parallelism takes its ranks from those that FSDP "
+            "shards over; use parallel.zero_stage: 1 or 3"
+        )
+    several = p.tp > 1 or p.pp > 1 or p.ep > 1
+    if plan.replicas > 1 and several and not release.replicates_with_tensor_parallel:
+        yield (
+            f"ZeRO stage 0: DDP of torchtitan {release.version} goes with no other parallelism; use "
+            f"parallel.zero_stage: {1 if p.pp > 1 else 3}"
+        )
+
+
+def _experts(plan: PlanFacts, release: Release) -> Iterator[str]:
+    p, moe = plan.parallel, plan.shape.moe
+    if not plan.placement_in_order:
+        yield "placement of experts and their replicas: torchtitan trains with experts in order"
+    if moe is None:
+        return
+    if p.ep == 1 and p.expert_tp != p.tp:
+        yield (
+            f"parallel.expert_tp={p.expert_tp}: without expert parallelism torchtitan splits experts over "
+            f"the {p.tp} tensor-parallel ranks; use parallel.expert_tp: {p.tp}"
+        )
+    shards = p.cp * (plan.replicas if p.zero_stage > 0 else 1)
+    if p.ep > 1 and shards == 1 and release.experts_need_shards:
+        yield (
+            f"parallel.ep={p.ep} on one data-parallel rank: torchtitan {release.version} wraps experts in "
+            "FSDP, which then has no ranks to shard over"
+        )
+    if p.ep > 1 and p.expert_tp > 1 and not release.expert_tensor_parallel:
+        yield f"parallel.expert_tp={p.expert_tp}: torchtitan {release.version} does not split experts; use 1"
+    elif p.ep > 1 and p.expert_tp not in (1, p.tp):
+        yield f"parallel.expert_tp={p.expert_tp}: torchtitan allows 1 and parallel.tp={p.tp} only"
+    if p.ep > 1 and p.expert_tp == 1 and release.expert_tensor_parallel and p.ep % p.tp:
+        yield (
+            f"parallel.ep={p.ep} with parallel.tp={p.tp}: expert parallelism takes all tensor-parallel "
+            f"ranks, so ep must be a multiple of {p.tp}"
+        )
+
+
+def _tensor_parallel(plan: PlanFacts, release: Release) -> Iterator[str]:
+    p = plan.parallel
+    if p.tp > 1 and not p.sequence_parallel and not release.sequence_parallel_optional:
+        yield "tensor parallelism without sequence parallelism: torchtitan always runs both together"
+    for attention in plan.shape.attention_by_name.values():
+        if isinstance(attention, GQA) and attention.kv_heads % p.tp:
+            near = ", ".join(map(str, nearest_divisors(p.tp, attention.kv_heads)))
+            yield (
+                f"parallel.tp={p.tp}: torchtitan gives every rank whole key and value heads, of which there "
+                f"are {attention.kv_heads}; nearest: {near}"
+            )
+
+
+def _sequence(plan: PlanFacts, release: Release) -> Iterator[str]:
+    p = plan.parallel
+    unit = 2 * p.cp * p.tp
+    if plan.sequence_length % unit:
+        near = nearest_divisors(p.tp, plan.sequence_length // (2 * p.cp) or 1)
+        yield (
+            f"sequence length {plan.sequence_length}: torchtitan needs a multiple of 2 x cp x tp = {unit}; "
+            f"nearest parallel.tp: {', '.join(map(str, near))}"
+        )
+    flavor = flavor_of(plan.shape, release.version)
+    if p.cp > 1 and flavor is not None and flavor.family not in release.context_parallel:
+        yield (
+            f"context parallelism: {flavor.family} of torchtitan {release.version} attends with "
+            "FlexAttention, which context parallelism does not support"
+        )
+
+
+def _recompute(plan: PlanFacts, release: Release) -> Iterator[str]:
+    mode = recompute_mode(plan)
+    if mode is None:
+        yield (
+            f"recompute={recompute_label(plan.recompute)}: torchtitan checkpoints whole layers (full) or by operator (op); it "
+            "has no list of modules"
+        )
+    elif (
+        mode != "none"
+        and plan.parallel.pp > 1
+        and plan.parallel.ep > 1
+        and torch_name(plan.schedule) == "DualPipeV"
+        and release.overlapped_pairs
+    ):
+        yield f"recompute={recompute_label(plan.recompute)} with DualPipeV and experts: torchtitan refuses the two together"
+
+
+def _formats(plan: PlanFacts, release: Release) -> Iterator[str]:
+    recipe = plan.recipe
+    if recipe.linear == "fp8" and recipe.scaling not in release.fp8_scales:
+        known = " and ".join(sorted(release.fp8_scales)) or "rows, which no recipe of ours has"
+        yield (
+            f"FP8 GEMMs with scales by {recipe.scaling}: FP8 layers of torchtitan {release.version} have "
+            f"scales by {known}"
+        )
+    elif recipe.linear == "fp8" and plan.parallel.tp > 1 and plan.shape.moe is not None:
+        yield "FP8 GEMMs with scales by tensor and tensor parallelism: not available for models with experts"
+    wanted = {
+        "head": "bf16",
+        "parameters": "bf16",
+        "master_weights": "fp32",
+        "gradients": "fp32",
+        "gradient_reduce": "fp32",
+        "moments": "fp32",
+        "dispatch": "bf16",
+        "combine": "bf16",
+        "activation_cache": "bf16",
+        "parameter_gather": "bf16",
+    }
+    if recipe.linear == "fp8" and release.fp8_scales:
+        del wanted["parameter_gather"]  # FSDP of FP8 layers can gather in FP8
+    for key, only in wanted.items():
+        if getattr(recipe, key) != only:
+            yield f"precision.{key}={getattr(recipe, key)}: torchtitan has {only} only"
+
+
+def _model(plan: PlanFacts, release: Release) -> Iterator[str]:
+    if plan.shape.mtp_layers:
+        flavor = flavor_of(plan.shape, release.version)
+        if flavor is None or flavor.family not in release.mtp:
+            yield f"MTP modules: the models of torchtitan {release.version} have none; use mtp_layers: 0"
+        elif plan.parallel.pp > 1:
+            yield "MTP modules with pipeline parallelism: torchtitan supports them without it only"
+    if plan.software.dropout:
+        yield "dropout: the models of torchtitan have none"
+    if plan.software.attention == "unfused":
+        yield "unfused attention: torchtitan attends with fused kernels only"

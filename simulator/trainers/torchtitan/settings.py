@@ -1,0 +1,112 @@
+"""The settings of a plan that all releases of torchtitan share, before they are written in a language."""
+
+from __future__ import annotations
+
+import math
+
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.trainers.facts import PlanFacts
+from moesim.simulator.trainers.torchtitan.releases import Release
+from moesim.simulator.trainers.torchtitan.rules import torch_name
+
+UNCOMPILED = frozenset({"InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"})
+"""Schedules of torch 2.13 that refuse compiled stages, because they split the backward."""
+
+Setting = bool | int | str | list[list[str]]
+"""Value of one field."""
+
+
+def parallelism(plan: PlanFacts, release: Release) -> dict[str, Setting]:
+    """Fields of the section `parallelism`; the pipeline's only where there is one and torch has it.
+
+    The data-parallel degrees leave context parallelism out; torchtitan shards over both.
+    """
+    p = plan.parallel
+    shards = p.zero_stage > 0
+    fields: dict[str, Setting] = {
+        "data_parallel_replicate_degree": 1 if shards else plan.replicas,
+        "data_parallel_shard_degree": plan.replicas if shards else 1,
+        "fsdp_reshard_after_forward": "always" if p.zero_stage == 3 else "never",
+        "tensor_parallel_degree": p.tp,
+        "context_parallel_degree": p.cp,
+        "expert_parallel_degree": p.ep,
+        "pipeline_parallel_degree": p.pp,
+    }
+    if release.sequence_parallel_optional:
+        fields["enable_sequence_parallel"] = p.tp > 1 and p.sequence_parallel
+    name = torch_name(plan.schedule)
+    if p.pp == 1 or name is None:
+        return fields
+    fields["pipeline_parallel_schedule"] = name
+    fields["pipeline_parallel_microbatch_size"] = p.microbatch
+    if plan.layers is not None:
+        fields["module_fqns_per_model_part"] = stage_modules(plan.layers, release.output_module)
+    return fields
+
+
+def stage_modules(layers: tuple[int, ...], output: str) -> list[list[str]]:
+    """Modules of every stage, with the embedding on the first, and norm and output head on the last."""
+    parts, start = [], 0
+    for number, count in enumerate(layers):
+        names = [f"layers.{n}" for n in range(start, start + count)]
+        start += count
+        if number == 0:
+            names.insert(0, "tok_embeddings")
+        if number == len(layers) - 1:
+            names += ["norm", output]
+        parts.append(names)
+    return parts
+
+
+def local_batch(plan: PlanFacts) -> int:
+    """Sequences of one forward and backward call: all micro-batches of a pipeline, else one micro-batch."""
+    return plan.sequences // max(plan.replicas, 1) if plan.parallel.pp > 1 else plan.parallel.microbatch
+
+
+def training_steps(scenario: Scenario) -> int:
+    """Steps of the run's main phase, rounded up."""
+    return math.ceil(scenario.run.tokens / (scenario.batch.sequences * scenario.batch.sequence_length))
+
+
+def uses_deepep(plan: PlanFacts, family: str | None, release: Release) -> bool:
+    """Whether the experts exchange their tokens with DeepEP, as the prediction assumes."""
+    return plan.parallel.ep > 1 and plan.parallel.expert_tp == 1 and family in release.deepep
+
+
+def compiles_layers(plan: PlanFacts) -> bool:
+    """Whether torch.compile fuses the kernels of the layers, as the prediction assumes where it can."""
+    split = plan.parallel.pp > 1 and torch_name(plan.schedule) in UNCOMPILED
+    return plan.software.kernels == "fused" and not split
+
+
+def unspelled(plan: PlanFacts, release: Release, family: str | None) -> list[str]:
+    """Sentences on what no field expresses, besides the problems of the plan."""
+    p = plan.parallel
+    found = []
+    if family is None:
+        found.append(
+            f"model {plan.shape.name}: torchtitan {release.version} ships no flavor of these sizes; add one, "
+            "and name it in place of the one that is missing"
+        )
+    if p.pp > 1 and plan.layers is None:
+        found.append(
+            "stage layout: the scenario leaves it to moesim's balance, and torchtitan balances in its own way"
+            + (f", with 2 stages a rank in place of {p.vpp}" if p.vpp > 2 else "")
+            + "; state stages.layers"
+        )
+    if p.ep > 1 and not uses_deepep(plan, family, release):
+        found.append(
+            "exchange of tokens with DeepEP: this model of torchtitan exchanges them with NCCL's all-to-all"
+        )
+    elif p.ep > 1:
+        found.append(f"{plan.sms} communication SMs: DeepEP chooses their number inside torchtitan")
+    if p.pp > 1 and p.zero_stage > 0:
+        found.append(
+            "ZeRO stage 1: FSDP with parameters kept gathered comes to the same under torch's pipeline stages"
+        )
+    if plan.software.kernels == "fused" and not compiles_layers(plan):
+        found.append(
+            f"fused kernels: torch's {torch_name(plan.schedule)} refuses stages that torch.compile made, so "
+            "pointwise kernels run one by one"
+        )
+    return found

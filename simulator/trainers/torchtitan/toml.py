@@ -1,0 +1,149 @@
+"""Writes a plan as a job configuration of torchtitan 0.2.2 in TOML."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.trainers.facts import PlanFacts, facts_of
+from moesim.simulator.trainers.torchtitan.flavors import flavor_of
+from moesim.simulator.trainers.torchtitan.releases import WITH_TOML, release_of
+from moesim.simulator.trainers.torchtitan.rules import problems, recompute_mode
+from moesim.simulator.trainers.torchtitan.settings import (
+    Setting,
+    compiles_layers,
+    local_batch,
+    parallelism,
+    training_steps,
+    unspelled,
+    uses_deepep,
+)
+
+NO_FLAVOR = "a-flavor-of-your-own"
+"""Stands for the flavor of a model that torchtitan does not ship; torchtitan stops at this name."""
+
+HEADER = f"""\
+# Job configuration of torchtitan {WITH_TOML}, the last release that reads TOML, written by moesim.
+# Paths, and the learning rate with its schedule, are no part of a plan. Give them on the command line:
+#   --model.hf_assets_path --training.dataset --training.dataset_path --checkpoint.folder --optimizer.lr
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """The text of a configuration file, and sentences on what it cannot express (comments of the text)."""
+
+    text: str
+    unspelled: tuple[str, ...]
+
+
+def torchtitan_toml(scenario: Scenario) -> Configuration:
+    """The job configuration of torchtitan 0.2.2 for a scenario's model, plan and run.
+
+    Its first comments say what torchtitan cannot do. Raises InputError for a model or cluster that cannot be
+    loaded, and for a fleet.
+    """
+    if scenario.fleet is not None:
+        raise scenario.needs_one_cluster()
+    plan, release = facts_of(scenario), release_of(WITH_TOML)
+    flavor = flavor_of(plan.shape, WITH_TOML)
+    family = None if flavor is None else flavor.family
+    missing = (*problems(plan, WITH_TOML), *unspelled(plan, release, family))
+    tables: dict[str, Mapping[str, Setting | Sequence[str]]] = {
+        "job": {"description": f"moesim plan of {scenario.name}"},
+        "model": _model(plan, family, None if flavor is None else flavor.name),
+        "optimizer": {"name": "AdamW", "implementation": "fused"},
+        "training": {
+            "local_batch_size": local_batch(plan),
+            "global_batch_size": plan.sequences,
+            "seq_len": plan.sequence_length,
+            "steps": training_steps(scenario),
+            "dtype": "float32",
+            "mixed_precision_param": "bfloat16",
+            "mixed_precision_reduce": "float32",
+        },
+        "parallelism": _parallelism(plan, family),
+        "checkpoint": {"enable": True},
+        "activation_checkpoint": _activations(plan),
+        "compile": {
+            "enable": plan.software.kernels == "fused",
+            "components": ["model", "loss"] if compiles_layers(plan) else ["loss"],
+        },
+    }
+    if plan.recipe.linear == "fp8":
+        tables |= _quantized(plan)
+    comments = "".join(f"# not spelled: {sentence}\n" for sentence in missing)
+    body = "\n".join(
+        f"[{name}]\n" + "".join(f"{key} = {_value(value)}\n" for key, value in table.items())
+        for name, table in tables.items()
+    )
+    return Configuration(f"{HEADER}{comments}\n{body}", missing)
+
+
+def _model(plan: PlanFacts, family: str | None, flavor: str | None) -> dict[str, Setting | Sequence[str]]:
+    model: dict[str, Setting | Sequence[str]] = {
+        "name": family or _nearest_family(plan),
+        "flavor": flavor or NO_FLAVOR,
+    }
+    if plan.recipe.linear == "fp8":
+        grouped = ["quantize.grouped_mm.float8"] if plan.shape.moe is not None else []
+        model["converters"] = ["quantize.linear.float8", *grouped]
+    return model
+
+
+def _nearest_family(plan: PlanFacts) -> str:
+    """The package whose architecture is nearest to a model that has no flavor."""
+    if plan.shape.moe is None:
+        return "llama3"
+    attention = plan.shape.attention
+    return "deepseek_v3" if attention is not None and attention.kind == "mla" else "qwen3"
+
+
+def _parallelism(plan: PlanFacts, family: str | None) -> dict[str, Setting | Sequence[str]]:
+    release = release_of(WITH_TOML)
+    fields: dict[str, Setting | Sequence[str]] = dict(parallelism(plan, release))
+    if plan.shape.moe is not None and plan.parallel.ep > 1:
+        fields["expert_tensor_parallel_degree"] = plan.parallel.expert_tp
+        deepep = uses_deepep(plan, family, release)
+        fields["expert_parallel_comm_backend"] = "deepep" if deepep else "standard"
+    return fields
+
+
+def _activations(plan: PlanFacts) -> dict[str, Setting | Sequence[str]]:
+    mode = recompute_mode(plan)
+    if mode in ("none", "full"):
+        return {"mode": mode}
+    return {"mode": "selective", "selective_ac_option": "op"}
+
+
+def _quantized(plan: PlanFacts) -> dict[str, Mapping[str, Setting | Sequence[str]]]:
+    linear: dict[str, Setting | Sequence[str]] = {
+        "enable_fsdp_float8_all_gather": plan.recipe.parameter_gather == "fp8",
+        "precompute_float8_dynamic_scale_for_fsdp": plan.recipe.parameter_gather == "fp8",
+        "filter_fqns": ["output", "router.gate"],
+    }
+    tables: dict[str, Mapping[str, Setting | Sequence[str]]] = {"quantize.linear.float8": linear}
+    if plan.shape.moe is not None:
+        tables["quantize.grouped_mm.float8"] = {"fqns": ["experts"]}
+    return tables
+
+
+def _value(value: Setting | Sequence[str]) -> str:
+    """A value in TOML; strings of JSON are basic strings of TOML, apart from the delete character."""
+    if isinstance(value, list) and value and isinstance(value[0], list):
+        return "[\n" + "".join(f"    {json.dumps(part)},\n" for part in value) + "]"
+    return json.dumps(value).replace("\x7f", "\\u007f")
+
+
+def torchtitan_command(config_file: str) -> tuple[str, ...]:
+    """Words after `torchrun` that start torchtitan 0.2.2; the job file fills in the variables of paths."""
+    return (
+        "-m",
+        "torchtitan.train",
+        f"--job.config_file={config_file}",
+        "--model.hf_assets_path=${TOKENIZER_MODEL}",
+        "--training.dataset_path=${DATA_PATH}",
+        "--checkpoint.folder=${CHECKPOINT_DIR}",
+    )
