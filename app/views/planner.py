@@ -17,7 +17,7 @@ from moesim.hwmodels.units import in_unit
 from moesim.simulator.planner.result import PlanResult, PlanRow
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import SCHEDULES
-from moesim.simulator.trainers.registry import EXPORTS, trainer_of
+from moesim.simulator.trainers.registry import TRAINERS, trainer_of
 
 OBJECTIVES = {
     "time": "shortest step",
@@ -102,10 +102,10 @@ def _question(scenario: Scenario) -> tuple[dict[str, Any], dict[str, Any]]:
     with right:
         trainer = st.selectbox(
             "Training framework",
-            [ANY, *EXPORTS],
+            [ANY, *TRAINERS],
             format_func=lambda name: name if name == ANY else trainer_of(name).label,
             help="Only plans that it can run are searched, priced as it runs them",
-            **forms.one_of("plan.trainer", [ANY, *EXPORTS], ANY, "framework"),
+            **forms.one_of("plan.trainer", [ANY, *TRAINERS], ANY, "framework"),
         )
         kept = st.multiselect(
             "Keep as it is",
@@ -211,7 +211,7 @@ def _offer(row: PlanRow, name: str) -> None:
     st.button(
         "Open as the scenario", key=f"open {name}", on_click=state.adopt, args=(row.scenario,), type="primary"
     )
-    for trainer in map(trainer_of, EXPORTS):
+    for trainer in map(trainer_of, TRAINERS):
         with st.expander(f"{trainer.label}: its arguments for this plan"):
             st.code(trainer.arguments(row.scenario).text(), language="bash")
 

@@ -160,8 +160,8 @@ class TrainerVerdict:
         if not self.reasons:
             return (f"no other plan saves more than {max(0.0, self.gain):.1%} of the objective",)
         return (
-            f"the best of all plans, {other.label} at {other.time_s:.2f} s a step, would save {self.gain:.1%} "
-            f"of the objective; {self.trainer} cannot run it:",
+            f"the best of all plans, {other.label} at {other.time_s:.2f} s a step, would save "
+            f"{self.gain:.1%} of the objective; {self.trainer} cannot run it:",
             *self.reasons,
         )
 

@@ -4,8 +4,39 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from moesim.hwmodels.errors import InputError
+
+
+class Export(Protocol):
+    """A plan as the input of a trainer."""
+
+    @property
+    def trainer(self) -> str:
+        """Name and version of the trainer."""
+
+    @property
+    def unspelled(self) -> tuple[str, ...]:
+        """What it cannot express, in sentences; none where the run is exactly the priced plan."""
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Variables that the trainer must find in its environment."""
+
+    def command(self) -> tuple[str, ...]:
+        """Words after `torchrun` that start the run, with paths as ${NAME}.
+
+        Raises InputError where the trainer is not started by torchrun alone.
+        """
+
+    def text(self) -> str:
+        """What a user copies or saves."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+
 
 Words = str | tuple[str, ...] | None
 """Value of an argument: one word, several, or None for an argument without a value. A word such as
@@ -13,7 +44,7 @@ Words = str | tuple[str, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Export:
+class Arguments:
     """Arguments of a trainer for one plan, by group ("model", "parallelism", ...) and flag.
 
     `variables` maps the shell variables that the arguments use to what each must hold. `environment` holds
@@ -28,6 +59,7 @@ class Export:
     variables: Mapping[str, str]
     environment: Mapping[str, str]
     gpus: int
+    program: str
     unspelled: tuple[str, ...] = ()
     comments: tuple[str, ...] = ()
 
@@ -46,6 +78,10 @@ class Export:
             values = () if value is None else (value,) if isinstance(value, str) else value
             found += [flag, *(variables[v[1:]] if v.startswith("$") else v for v in values)]
         return found
+
+    def command(self) -> tuple[str, ...]:
+        """The training script with its arguments, and paths as ${NAME}."""
+        return self.program, *self.words({name: f"${{{name}}}" for name in self.variables})
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -76,6 +112,34 @@ class Export:
             lines.append(")")
         joined = " ".join(f'"${{{name}[@]}}"' for name in names)
         return "\n".join([*lines, f"TRAINING_ARGS=({joined})"]) + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigurationFile:
+    """A plan as the configuration file of a trainer; `words` start it under torchrun, if that is enough."""
+
+    trainer: str
+    body: str
+    unspelled: tuple[str, ...]
+    words: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def command(self) -> tuple[str, ...]:
+        """The words after `torchrun`; raises InputError where the file belongs to a script of the user."""
+        if not self.words:
+            raise InputError(
+                f"{self.trainer} is started by a script of your own that reads the exported configuration: "
+                "no job file can name it; write the job for megatron, or for torchtitan@0.2.2"
+            )
+        return self.words
+
+    def text(self) -> str:
+        """The file; its own comments say what it cannot express."""
+        return self.body
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"trainer": self.trainer, "text": self.body, "unspelled": list(self.unspelled)}
 
 
 def quoted(value: Words) -> list[str]:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import nearest
-from moesim.simulator.scenario import Scenario
-from moesim.simulator.trainers.export import Export
+from moesim.simulator.trainers.bridge.export import bridge_export, bridge_problems
+from moesim.simulator.trainers.deepspeed.export import deepspeed_export, deepspeed_problems
 from moesim.simulator.trainers.megatron.arguments import megatron_arguments
-from moesim.simulator.trainers.trainer import Trainer, build_trainer
+from moesim.simulator.trainers.torchtitan.export import torchtitan_export
+from moesim.simulator.trainers.torchtitan.rules import problems as torchtitan_problems
+from moesim.simulator.trainers.trainer import Trainer, Writer, build_trainer
 
-EXPORTS: Mapping[str, Callable[[Scenario, str], Export]] = {"megatron": megatron_arguments}
-"""What writes a scenario's plan for a version of a trainer, by the trainer's name."""
+TRAINERS: Mapping[str, Writer] = {
+    "megatron": Writer(megatron_arguments),
+    "bridge": Writer(bridge_export, bridge_problems),
+    "torchtitan": Writer(torchtitan_export, torchtitan_problems),
+    "deepspeed": Writer(deepspeed_export, deepspeed_problems),
+}
+"""Code of every trainer by its name, which is also that of its data file."""
 
 
 def trainer_of(text: str) -> Trainer:
@@ -21,9 +28,9 @@ def trainer_of(text: str) -> Trainer:
     Raises InputError, with the known names, for any other text.
     """
     name, _, version = text.partition("@")
-    if name not in EXPORTS:
+    if name not in TRAINERS:
         raise InputError(
-            f"trainer {name!r} is not known{nearest(name, list(EXPORTS))}; known: {', '.join(EXPORTS)}, each "
-            "with a version after @ if wanted"
+            f"trainer {name[:60]!r} is not known{nearest(name, list(TRAINERS))}; known: "
+            f"{', '.join(TRAINERS)}, each with a version after @ if wanted"
         )
-    return build_trainer(name, version or None, EXPORTS[name])
+    return build_trainer(name, version or None, TRAINERS[name])

@@ -70,6 +70,15 @@ class Description(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
+class Writer:
+    """Code of a trainer: what writes a scenario's plan for a version, and rules that need arithmetic."""
+
+    export: Callable[[Scenario, str], Export]
+    problems: Callable[[PlanFacts, str], tuple[str, ...]] | None = None
+    """Reasons why a version cannot run a plan; None where the exclusions of the data file say all."""
+
+
+@dataclass(frozen=True, slots=True)
 class Trainer:
     """One version of a training framework."""
 
@@ -80,8 +89,7 @@ class Trainer:
     search: Mapping[str, tuple[str, ...]]
     replacements: tuple[Replacement, ...]
     exclusions: tuple[Exclusion, ...]
-    export: Callable[[Scenario, str], Export]
-    """Writes a scenario's plan for a version."""
+    writer: Writer
 
     @property
     def label(self) -> str:
@@ -91,7 +99,9 @@ class Trainer:
     def problems(self, plan: PlanFacts) -> tuple[str, ...]:
         """Reasons why it cannot run a plan, as clauses; none where it can."""
         values = plan.values(self.project)
-        return tuple(entry.because for entry in self.exclusions if entry.applies(values))
+        excluded = tuple(entry.because for entry in self.exclusions if entry.applies(values))
+        more = () if self.writer.problems is None else self.writer.problems(plan, self.version)
+        return (*excluded, *more)
 
     def problems_of(self, scenario: Scenario) -> tuple[str, ...]:
         """As `problems`, for a scenario's plan. Raises InputError for a model that cannot be loaded."""
@@ -99,7 +109,7 @@ class Trainer:
 
     def arguments(self, scenario: Scenario) -> Export:
         """The scenario's plan as this version's arguments; what they cannot express is in `unspelled`."""
-        return self.export(scenario, self.version)
+        return self.writer.export(scenario, self.version)
 
     def adapted(self, scenario: Scenario, any_plan: bool = False) -> tuple[Scenario, tuple[str, ...]]:
         """The scenario as the trainer would run it, with a sentence for each key that differs.
@@ -152,7 +162,7 @@ def description(name: str) -> Description:
     return validate_model(Description, parse_mapping(text, f"trainer {name}"), f"trainer {name}")
 
 
-def build_trainer(name: str, version: str | None, export: Callable[[Scenario, str], Export]) -> Trainer:
+def build_trainer(name: str, version: str | None, writer: Writer) -> Trainer:
     """One version of a trainer, by default the newest; raises InputError for a version that is not known."""
     data = description(name)
     chosen = version or data.versions[0]
@@ -164,5 +174,5 @@ def build_trainer(name: str, version: str | None, export: Callable[[Scenario, st
     entries = tuple(Exclusion(e.when, e.because, e.versions) for e in data.exclusions)
     replacements = tuple(r for r in data.replacements if not r.versions or chosen in r.versions)
     return Trainer(
-        name, data.title, chosen, data.project, data.search, replacements, of_version(entries, chosen), export
+        name, data.title, chosen, data.project, data.search, replacements, of_version(entries, chosen), writer
     )

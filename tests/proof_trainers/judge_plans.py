@@ -26,7 +26,8 @@ from moesim.simulator.model.counts import parameters_mtp, parameters_total
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules.interleaved import per_round
-from moesim.simulator.trainers.export import Export
+from moesim.simulator.trainers.export import Arguments
+from moesim.simulator.trainers.megatron.arguments import megatron_arguments
 from moesim.simulator.trainers.registry import trainer_of
 
 HERE = Path(__file__).parent
@@ -56,17 +57,17 @@ FILLED = {
 }
 
 
-def plans(version: str, count: int, seed: int = 0) -> dict[str, tuple[Scenario, Export]]:
+def plans(version: str, count: int, seed: int = 0) -> dict[str, tuple[Scenario, Arguments]]:
     """Drawn plans with their exports, by name."""
     trainer = trainer_of(f"megatron@{version}")
     found = {}
     for model in MODELS:
         for number, scenario in enumerate(drawn(trainer, model, count, seed)):
-            found[f"{model}-{number}"] = (scenario, trainer.arguments(scenario))
+            found[f"{model}-{number}"] = (scenario, megatron_arguments(scenario, version))
     return found
 
 
-def digest(export: Export) -> str:
+def digest(export: Arguments) -> str:
     """Hash of what is judged: GPUs, environment and arguments."""
     judged = [export.gpus, dict(export.environment), export.words(FILLED)]
     return hashlib.sha256(json.dumps(judged).encode()).hexdigest()[:16]

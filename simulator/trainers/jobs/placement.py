@@ -10,7 +10,8 @@ from moesim.hwmodels.cluster import Cluster
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.layout.parallel import nearest_divisors
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.trainers.jobs.template import PATHS, JobTemplate
+from moesim.simulator.trainers.jobs.template import JobTemplate
+from moesim.simulator.trainers.variables import VARIABLES
 
 MOST_GPUS_OF_A_HOST = 8
 """A described node with more GPUs is taken for a scale-up domain of several hosts."""
@@ -30,7 +31,7 @@ RAILS: Mapping[str, str] = {
 """Kinds of network on which NCCL_CROSS_NIC must be 0, with the reason."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,200}")
-_REFERENCE = re.compile(r"\$\{(" + "|".join(PATHS) + r")\}")
+_REFERENCE = re.compile(r"\$\{(" + "|".join(VARIABLES) + r")\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +124,9 @@ def check_text(text: str, what: str) -> None:
 
 
 def references(texts: Sequence[str]) -> tuple[str, ...]:
-    """Names of the path variables that texts refer to as ${NAME}, in the order of `PATHS`."""
+    """Names of the path variables that texts refer to as ${NAME}, in the order of `VARIABLES`."""
     named = {name for text in texts for name in _REFERENCE.findall(text)}
-    return tuple(name for name in PATHS if name in named)
+    return tuple(name for name in VARIABLES if name in named)
 
 
 def split_references(text: str) -> list[tuple[bool, str]]:

@@ -7,7 +7,8 @@ import shlex
 from collections.abc import Sequence
 
 from moesim.simulator.trainers.jobs.placement import references, split_references
-from moesim.simulator.trainers.jobs.template import PATHS, JobTemplate
+from moesim.simulator.trainers.jobs.template import JobTemplate
+from moesim.simulator.trainers.variables import VARIABLES
 
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+:,./-][A-Za-z0-9_@%+=:,./-]*", re.ASCII)
 
@@ -32,5 +33,5 @@ def path_lines(words: Sequence[str], template: JobTemplate) -> list[str]:
         if name in template.paths:
             lines.append(f"export {name}={shlex.quote(template.paths[name])}")
         else:
-            lines.append(f': "${{{name}:?set {name} to {PATHS[name]}}}"')
+            lines.append(f': "${{{name}:?set {name} to {VARIABLES[name]}}}"')
     return lines

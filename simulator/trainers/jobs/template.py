@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,14 +12,6 @@ from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import load_mapping
 
 PathName = Literal["DATA_PATH", "TOKENIZER_MODEL", "CHECKPOINT_DIR", "MEGATRON_PATH"]
-
-PATHS: Mapping[str, str] = {
-    "DATA_PATH": "the training data",
-    "TOKENIZER_MODEL": "the tokenizer",
-    "CHECKPOINT_DIR": "the folder of the checkpoints",
-    "MEGATRON_PATH": "the checkout of Megatron-LM",
-}
-"""Variables that a command may name as ${NAME}, and what each must point to."""
 
 Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,200}$")]
 Image = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9/][A-Za-z0-9._/:@#+-]{0,400}$")]

@@ -6,11 +6,11 @@ from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.predict.compile import prepare
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules.interleaved import per_round
-from moesim.simulator.trainers.export import Export, Words
+from moesim.simulator.trainers.export import Arguments, Words
 from moesim.simulator.trainers.facts import facts_of
 from moesim.simulator.trainers.megatron.environment import megatron_environment
 from moesim.simulator.trainers.megatron.layout import layout_text
-from moesim.simulator.trainers.megatron.model_arguments import ROTARY_BASE, expert_arguments, model_arguments
+from moesim.simulator.trainers.megatron.model_arguments import expert_arguments, model_arguments
 from moesim.simulator.trainers.megatron.plan_arguments import (
     dispatcher_arguments,
     parallel_arguments,
@@ -18,25 +18,18 @@ from moesim.simulator.trainers.megatron.plan_arguments import (
     recompute_arguments,
     software_arguments,
 )
-from moesim.simulator.trainers.trainer import build_trainer
-
-VARIABLES = {
-    "LEARNING_RATE": "the peak learning rate",
-    "DATA_PATH": "prefix of the tokenised training data",
-    "TOKENIZER_MODEL": "folder or name of the Hugging Face tokenizer",
-    "CHECKPOINT_DIR": "folder for checkpoints",
-}
-"""Shell variables of every export, with what they must hold."""
+from moesim.simulator.trainers.trainer import Writer, build_trainer
+from moesim.simulator.trainers.variables import VARIABLES
 
 
-def megatron_arguments(scenario: Scenario, version: str = "0.20") -> Export:
+def megatron_arguments(scenario: Scenario, version: str = "0.20") -> Arguments:
     """Arguments of Megatron-LM's `pretrain_gpt.py` for a scenario's model, batch and plan.
 
     Stages are always written out, as they were priced. `unspelled` has a sentence for everything in which
     the run would differ from the prediction. Flags: `megatron/training/arguments.py` of the version. Raises
     InputError for a model that cannot be loaded, a plan that cannot be simulated and an unknown version.
     """
-    trainer = build_trainer("megatron", version, megatron_arguments)
+    trainer = build_trainer("megatron", version, Writer(megatron_arguments))
     shape, facts = scenario.shape, facts_of(scenario)
     runs_schedule = facts.values(trainer.project)["schedule_there"] is not None
     adapted, changes = trainer.adapted(scenario)
@@ -63,15 +56,14 @@ def megatron_arguments(scenario: Scenario, version: str = "0.20") -> Export:
     words = [word for group in groups.values() for word in group.values() if isinstance(word, str)]
     used = {word[1:] for word in words if word.startswith("$")}
     variables = {name: text for name, text in VARIABLES.items() if name in used}
-    if ROTARY_BASE in used:
-        variables[ROTARY_BASE] = "rope_theta of the model's config.json"
-    return Export(
+    return Arguments(
         trainer.label,
         f"{scenario.name}, {_plan(scenario)}",
         {name: group for name, group in groups.items() if group},
         variables,
         megatron_environment(facts, scenario.machines[0].accelerator),
         facts.n_gpus,
+        "${MEGATRON_PATH}/pretrain_gpt.py",
         tuple(unspelled),
         (
             f"{facts.n_gpus:,} GPUs, {facts.replicas} replicas, {facts.microbatches} micro-batches",

@@ -8,9 +8,6 @@ from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.trainers.export import Words
 from moesim.simulator.trainers.megatron.layout import frequency_text
 
-ROTARY_BASE = "ROTARY_BASE"
-"""Shell variable for the base of the rotary embedding, where the model file does not state it."""
-
 
 def model_arguments(shape: ModelShape) -> dict[str, Words]:
     """Arguments of the model apart from its experts; none for attention that Megatron-LM does not have."""
@@ -28,7 +25,7 @@ def model_arguments(shape: ModelShape) -> dict[str, Words]:
         spelled["--norm-epsilon"] = _number(numerics.norm_epsilon)
     spelled["--position-embedding-type"] = "rope"
     base = numerics.rope_theta
-    spelled["--rotary-base"] = f"${ROTARY_BASE}" if base is None else _number(base)
+    spelled["--rotary-base"] = "$ROTARY_BASE" if base is None else _number(base)
     if shape.ffn_gated:
         spelled["--swiglu"] = None
     spelled["--disable-bias-linear"] = None

@@ -217,8 +217,8 @@ def _recompute(plan: PlanFacts, release: Release) -> Iterator[str]:
     mode = recompute_mode(plan)
     if mode is None:
         yield (
-            f"recompute={recompute_label(plan.recompute)}: torchtitan checkpoints whole layers (full) or by operator (op); it "
-            "has no list of modules"
+            f"recompute={recompute_label(plan.recompute)}: torchtitan checkpoints whole layers (full) or by "
+            "operator (op); it has no list of modules"
         )
     elif (
         mode != "none"
@@ -227,7 +227,10 @@ def _recompute(plan: PlanFacts, release: Release) -> Iterator[str]:
         and torch_name(plan.schedule) == "DualPipeV"
         and release.overlapped_pairs
     ):
-        yield f"recompute={recompute_label(plan.recompute)} with DualPipeV and experts: torchtitan refuses the two together"
+        yield (
+            f"recompute={recompute_label(plan.recompute)} with DualPipeV and experts: torchtitan refuses the "
+            "two together"
+        )
 
 
 def _formats(plan: PlanFacts, release: Release) -> Iterator[str]:

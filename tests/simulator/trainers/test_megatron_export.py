@@ -10,7 +10,7 @@ import pytest
 
 from moesim.simulator.predict.compile import prepare
 from moesim.simulator.scenario import Scenario, load_scenario
-from moesim.simulator.trainers.export import Export
+from moesim.simulator.trainers.export import Arguments
 from moesim.simulator.trainers.megatron.arguments import megatron_arguments
 from moesim.simulator.trainers.megatron.layout import expand_layout
 from moesim.simulator.trainers.registry import trainer_of
@@ -102,7 +102,7 @@ def test_versions_spell_the_dispatcher_in_their_own_words() -> None:
     assert "--moe-enable-deepep" in old and "--moe-enable-deepep" not in new
 
 
-def received(export: Export) -> list[str]:
+def received(export: Arguments) -> list[str]:
     """What a program receives that a shell starts with the printed arguments."""
     script = export.text() + 'printf "%s\\0" "${TRAINING_ARGS[@]}"'
     run = subprocess.run(

@@ -7,7 +7,7 @@ import pytest
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.trainers.facts import facts_of
-from moesim.simulator.trainers.registry import EXPORTS, trainer_of
+from moesim.simulator.trainers.registry import TRAINERS, trainer_of
 from moesim.simulator.trainers.rules import Exclusion, check_words, holds
 from moesim.simulator.trainers.trainer import description
 
@@ -49,7 +49,7 @@ def test_all_conditions_of_an_entry_must_hold() -> None:
 
 def test_every_condition_of_every_trainer_reads_a_fact_that_exists() -> None:
     known = facts_of(load_scenario(HOME)).values("megatron-lm")
-    for name in EXPORTS:
+    for name in TRAINERS:
         data = description(name)
         for entry in data.exclusions:
             assert set(entry.when) <= known.keys(), entry.because
