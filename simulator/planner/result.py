@@ -7,7 +7,9 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.common.tables import html_table
 from moesim.simulator.planner.refusals import Refusal
+from moesim.simulator.planner.result_text import PLAN_COLUMNS, plan_cells, result_text, row_text
 from moesim.simulator.predict.result_parts import PoolResult
 from moesim.simulator.scenario import Scenario
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 Source = Literal["simulated", "closed form"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class PlanRow:
     """One plan with its step time, memory and cost.
 
@@ -84,6 +86,10 @@ class PlanRow:
             f"MBS{self.microbatch} {self.schedule}{placed}"
         )
 
+    def __repr__(self) -> str:
+        """The plan with its step time, memory and cost."""
+        return row_text(self)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values; the scenario becomes a mapping that can be saved as a scenario file."""
         values = {f: getattr(self, f) for f in self.__dataclass_fields__ if f != "scenario"}
@@ -135,7 +141,7 @@ class FleetVerdict:
         return {**asdict(self), "alone": rows, "sentences": list(self.sentences)}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class PlanResult:
     """The best plans of a space, its Pareto front, and the reasons why other plans were refused.
 
@@ -175,6 +181,14 @@ class PlanResult:
     def best(self) -> PlanRow:
         """The first ranked plan."""
         return self.ranked[0]
+
+    def __repr__(self) -> str:
+        """The first ranked plans and what the search counted, in about ten lines."""
+        return result_text(self)
+
+    def _repr_html_(self) -> str:
+        """The ranked plans as a table, for notebooks."""
+        return html_table([dict(zip(PLAN_COLUMNS, plan_cells(row), strict=True)) for row in self.ranked])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values without wall times, so that equal inputs give equal values."""

@@ -24,6 +24,7 @@ from moesim.simulator.predict.result_parts import (
     StepResult,
     Utilisation,
 )
+from moesim.simulator.predict.result_text import result_text
 from moesim.simulator.scenario.defaults import Default
 
 SCHEMA_VERSION = 1
@@ -82,6 +83,10 @@ class Result(TableResult):
     def breakdown_alternative_s(self) -> Breakdown:
         """The old name of `breakdown_split_w_s` in JSON, kept for one version."""
         return self.breakdown_split_w_s
+
+    def __str__(self) -> str:
+        """The main figures with their units, in about ten lines."""
+        return result_text(self)
 
     def rows(self) -> list[Row]:
         """One row with the main figures."""

@@ -93,6 +93,16 @@ class RunResult(Finite):
     cost_usd: float | None
     report: RunReport | None = None
 
+    def __str__(self) -> str:
+        """Duration, GPU-hours and cost, and those of the whole run with its interruptions where reported."""
+        from moesim.simulator.predict.result_text import run_text
+
+        return run_text(self)
+
+    def __repr__(self) -> str:
+        """The text of `str`."""
+        return str(self)
+
 
 class Utilisation(Finite):
     """Busy fractions over the step, averaged over pipeline ranks; for links, carried over nominal bytes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from moesim.hwmodels.frozen import Frozen
 from moesim.simulator.common.tables import Row, TableResult
+from moesim.simulator.run.report_text import report_text
 
 
 class RunSpread(Frozen):
@@ -130,6 +131,10 @@ class RunReport(TableResult):
     """Step time of the replicas over the predicted one; None where only interruptions are uncertain."""
     outlook: tuple[OutlookRow, ...] = ()
     """21 points from 1 to 99 % of the distribution of finish and cost."""
+
+    def __str__(self) -> str:
+        """The predicted figures of the whole run with their percentiles and units, in about ten lines."""
+        return report_text(self)
 
     def rows(self) -> list[Row]:
         """One row for each point of the outlook."""

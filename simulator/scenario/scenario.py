@@ -46,6 +46,7 @@ from moesim.simulator.scenario.overrides import override, plain, put
 from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.scenario.run_plan import RunPlan, RunPlanRef
 from moesim.simulator.scenario.sections import Batch, Communication, Routing, Stages, Variation
+from moesim.simulator.scenario.scenario_text import scenario_text
 from moesim.simulator.scenario.stated import as_stated, fill_defaults, is_stated, list_defaults, without_nulls
 
 __all__ = ["Batch", "Communication", "Routing", "Scenario", "Stages", "Variation"]
@@ -153,6 +154,14 @@ class Scenario(Section):
     def _as_stated(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
         data: dict[str, Any] = handler(self)
         return as_stated(self, data, resolved=bool((info.context or {}).get("resolved")))
+
+    def __str__(self) -> str:
+        """Model, machines, plan, batch and profile, in about ten lines; nothing is loaded for it."""
+        return scenario_text(self)
+
+    def __repr__(self) -> str:
+        """The text of `str`; `to_dict` gives all stated keys."""
+        return str(self)
 
     @property
     def defaults(self) -> tuple[Default, ...]:

@@ -18,11 +18,18 @@ from moesim.simulator.predict.figures import POWERS, figures
 from moesim.simulator.predict.result import Result
 from moesim.simulator.predict.simulate import simulate
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.studies.comparison_text import comparison_text
 from moesim.simulator.studies.effects import entry_effects
 from moesim.simulator.studies.uncertainty import samples_of
 
 MOST = 4
 """Most scenarios in one comparison."""
+
+MOST_CHANGES = 3
+"""Differing keys that the name of a scenario in a comparison states."""
+
+MOST_VALUE = 30
+"""Most characters of a value in such a name."""
 
 OTHER = "other"
 """Cause of the seconds that the critical path does not cover; 0 s if the path reaches back to the start."""
@@ -56,6 +63,10 @@ class Comparison(TableResult):
     sides: tuple[Side, ...]
     waterfall: tuple[Waterfall, ...]
 
+    def __str__(self) -> str:
+        """The main figures of every scenario, what differs, and the largest differences by cause."""
+        return comparison_text(self)
+
     def rows(self) -> list[Row]:
         """One row for each figure, with every scenario's value and its change against the first."""
         table: list[Row] = []
@@ -88,17 +99,23 @@ def label(number: int, side: Side) -> str:
 
 
 def compare(
-    scenarios: Sequence[Scenario], *, names: Sequence[str] | None = None, uncertainty: bool = False
+    scenarios: Sequence[Scenario], *, names: Sequence[str | None] | None = None, uncertainty: bool = False
 ) -> Comparison:
     """Predict two to four scenarios and split the differences of their step times by cause.
 
-    `names`: their names in the result. `uncertainty`: add bands of the differences, from draws that the
-    scenarios share. Raises InputError for another number of scenarios.
+    `names`: their names in the result, kept as given; None stands for the scenario's own name. Scenarios
+    that would have the same name of their own are told apart by the keys that differ (`own_names`).
+    `uncertainty`: add bands of the differences, from draws that the scenarios share. Raises InputError for
+    another number of scenarios.
     """
     if not 2 <= len(scenarios) <= MOST:
         raise InputError(f"compare takes 2 to {MOST} scenarios, not {len(scenarios)}; use sweep for more")
     if names is not None and len(names) != len(scenarios):
         raise InputError(f"compare: {len(names)} names for {len(scenarios)} scenarios")
+    named = [
+        name if name is not None else own
+        for name, own in zip(names or [None] * len(scenarios), own_names(scenarios), strict=True)
+    ]
     results, draws = [], []
     for scenario in scenarios:
         if uncertainty:
@@ -114,13 +131,41 @@ def compare(
             delta = bands_of_changes(results[0], draws[0], result, draws[number])["step_time_s"]
         sides.append(
             Side(
-                name=names[number] if names else scenario.name,
+                name=named[number],
                 figures=figures(result),
                 differs=_differs(scenarios[0], scenario),
                 delta_s=delta,
             )
         )
     return Comparison(sides=tuple(sides), waterfall=waterfall(results))
+
+
+def own_names(scenarios: Sequence[Scenario]) -> list[str]:
+    """Names of scenarios, each told apart from an earlier one of the same name by its differing keys.
+
+    `Scenario.replace` keeps the name, so a changed copy would otherwise be called like its original: a copy
+    with communication.sms=8 is called "NAME, communication.sms=8".
+    """
+    names: list[str] = []
+    first: dict[str, Scenario] = {}
+    for scenario in scenarios:
+        original = first.setdefault(scenario.name, scenario)
+        names.append(_told_apart(original, scenario))
+    return names
+
+
+def _told_apart(original: Scenario, scenario: Scenario) -> str:
+    """The name of a scenario with its keys that differ from those of `original`."""
+    changes = [f"{key}={_short_value(new)}" for key, (_, new) in _differs(original, scenario).items()]
+    more = len(changes) - MOST_CHANGES
+    shown = changes[:MOST_CHANGES] + ([f"{more} more keys"] if more > 0 else [])
+    return ", ".join([scenario.name, *shown])
+
+
+def _short_value(value: object) -> str:
+    """A value of a key in a name: null for an absent key, cut where it is long."""
+    text = "null" if value is None else str(value)
+    return text if len(text) <= MOST_VALUE else f"{text[: MOST_VALUE - 3]}..."
 
 
 def relative_draws(scenario: Scenario) -> FloatArray:

@@ -27,6 +27,7 @@ from moesim.simulator.studies.pool import (
 )
 from moesim.simulator.studies.space import Space, points
 from moesim.simulator.studies.store import Store
+from moesim.simulator.studies.sweep_text import sweep_text
 from moesim.version import __version__
 
 MOST_WORKERS = 1024
@@ -75,6 +76,10 @@ class Sweep(TableResult):
     reused: int = Field(0, exclude=True)
     work_s: float = Field(0.0, exclude=True)
     """Seconds of computing, summed over the workers."""
+
+    def __str__(self) -> str:
+        """The number of points by status, the fastest point, and the first points."""
+        return sweep_text(self)
 
     def rows(self) -> list[Row]:
         """One row for each point, with its values, status, figures and reason."""

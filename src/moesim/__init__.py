@@ -199,11 +199,15 @@ def explain(what: Scenario | Result | str) -> Explanation:
 
 
 def compare(
-    scenarios: Sequence[Scenario | str], *, names: Sequence[str] | None = None, uncertainty: bool = False
+    scenarios: Sequence[Scenario | str],
+    *,
+    names: Sequence[str | None] | None = None,
+    uncertainty: bool = False,
 ) -> Comparison:
     """Compare two to four scenarios, and split the differences of their step times exactly by cause.
 
-    `names`: their names in the result. `uncertainty`: add bands of the differences. Raises InputError for an
+    `names`: their names in the result; None stands for the scenario's own, to which the keys that differ
+    are added where two scenarios have the same name. `uncertainty`: add bands of the differences. Raises InputError for an
     illegal scenario and for another number of scenarios.
     """
     from moesim.simulator.studies.compare import compare as run
@@ -307,3 +311,8 @@ def __getattr__(name: str) -> object:
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'moesim' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Every public name, also those that are not loaded yet, so that completion offers them."""
+    return sorted({*globals(), *__all__})
