@@ -93,9 +93,11 @@ def split(text: str, key: str) -> list[str]:
 def _parts(text: str, key: str) -> list[str]:
     """The parts of an expression, also where one pair of brackets surrounds them."""
     parts = split(text, key)
-    if len(parts) == 1 and parts[0].startswith("[") and parts[0].endswith("]"):
-        return split(parts[0][1:-1], key)
-    return parts
+    if len(parts) > 1 or not (parts[0].startswith("[") and parts[0].endswith("]")):
+        return parts
+    if not parts[0][1:-1].strip():
+        raise InputError(f"{key}={text!r} is an empty list of values; {_FORMS}")
+    return split(parts[0][1:-1], key)
 
 
 def _scalar(part: str, text: str, key: str) -> Any:

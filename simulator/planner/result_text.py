@@ -46,7 +46,8 @@ def result_text(result: PlanResult) -> str:
         *table_lines([list(PLAN_COLUMNS), *map(plan_cells, result.ranked)], MOST_PLANS),
     ]
     if result.own is not None:
-        lines.append(f"  the scenario's own plan has rank {result.own_rank}: {row_text(result.own)}")
+        rank = "" if result.own_rank is None else f" (rank {result.own_rank})"
+        lines.append(f"  the scenario's own plan{rank}: {row_text(result.own)}")
     if result.rivals:
         lines.append(f"  {result.rivals:,} further families are within the error of the closed form")
     lines += [f"  note: {note}" for note in result.notes[:2]]

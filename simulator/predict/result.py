@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field, computed_field, model_validator
+from pydantic import ConfigDict, Field, computed_field, model_validator
 
 from moesim.hwmodels.confidence import Confidence
 from moesim.simulator.common.tables import Row, TableResult
@@ -31,33 +31,54 @@ SCHEMA_VERSION = 1
 
 
 class Result(TableResult):
-    """The result of a prediction."""
+    """The result of a prediction; its fields are the keys that `simulate --json` prints."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
 
     scenario: str
+    """Name of the scenario."""
     step: StepResult
+    """Time, rates, MFU and bounds of one step."""
     breakdown_s: Breakdown
+    """Seconds of pipeline rank 0 by category."""
     breakdown_by_rank_s: tuple[Breakdown, ...]
+    """Seconds by category for every pipeline rank."""
     breakdown_split_w_s: Breakdown
     """Mean over pipeline ranks, with the weight gradients of a full B moved to `backward_weight`."""
     forward_backward_pair_s: float | None
+    """Mean seconds of the overlapped pairs; null where the schedule has no pairs."""
     pair_phases: tuple[PhaseSpan, ...]
+    """Mean duration of each phase of MoE blocks inside overlapped pairs."""
     utilisation: Utilisation
+    """Busy fractions of SMs and links over the step."""
     critical_path_s: tuple[CauseRow, ...]
+    """Seconds of the critical path by cause, largest first."""
     memory: MemoryResult
+    """Memory of the fullest GPU, and whether the plan fits."""
     run: RunResult
+    """Duration and cost of the run that consists of such steps."""
     stages: tuple[str, ...]
+    """Blocks of every pipeline stage, in words."""
     profile: str
+    """Name of the calibration profile."""
     profile_hash: str
+    """Hash of the profile's content."""
     confidence: Confidence
     """Level of the evidence behind the GEMM rates (`moesim.hwmodels.confidence`)."""
     confidence_reason: str
+    """Why the confidence has this level."""
     warnings: tuple[str, ...]
+    """What makes the prediction less reliable, in sentences."""
     provenance: tuple[ProvenanceEntry, ...]
+    """Every number and curve behind the prediction, with its source."""
     extrapolated: tuple[str, ...]
+    """Inputs that were assumed, or read outside the range of their source."""
     seed: int
+    """Seed of every random draw."""
     version: str
+    """Version of moesim."""
     full: FullResult | None = None
-    """Figures of every GPU in full resolution; None in folded resolution."""
+    """Figures of every GPU in full resolution; null in folded resolution."""
     host: HostReport | None = Field(None, exclude_if=lambda value: value is None)
     """Launch stalls of the step, where the scenario names a host."""
     uncertainty: Uncertainty | None = Field(None, exclude_if=lambda value: value is None)
@@ -67,6 +88,7 @@ class Result(TableResult):
     pools: tuple[PoolResult, ...] = Field((), exclude_if=lambda value: not value)
     """Results of each pool of a fleet; left out of the output of a single cluster."""
     schema_version: int = SCHEMA_VERSION
+    """Version of these keys."""
 
     @model_validator(mode="before")
     @classmethod

@@ -45,8 +45,8 @@ from moesim.simulator.scenario.outline import AnyCluster, ClusterOutline
 from moesim.simulator.scenario.overrides import override, plain, put
 from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.scenario.run_plan import RunPlan, RunPlanRef
-from moesim.simulator.scenario.sections import Batch, Communication, Routing, Stages, Variation
 from moesim.simulator.scenario.scenario_text import scenario_text
+from moesim.simulator.scenario.sections import Batch, Communication, Routing, Stages, Variation
 from moesim.simulator.scenario.stated import as_stated, fill_defaults, is_stated, list_defaults, without_nulls
 
 __all__ = ["Batch", "Communication", "Routing", "Scenario", "Stages", "Variation"]
@@ -94,7 +94,7 @@ class Scenario(Section):
     schedule: str = "1f1b"
     """A name, or a CSV file in PyTorch's pipelining notation (sends awaited if bidirectional)."""
     batch: Batch
-    """Global batch of one step."""
+    """Sequences of one step over the whole cluster, and their length."""
     stages: Stages = Stages()
     """Which layers each pipeline stage holds."""
     communication: Communication = Communication()

@@ -207,8 +207,8 @@ def compare(
     """Compare two to four scenarios, and split the differences of their step times exactly by cause.
 
     `names`: their names in the result; None stands for the scenario's own, to which the keys that differ
-    are added where two scenarios have the same name. `uncertainty`: add bands of the differences. Raises InputError for an
-    illegal scenario and for another number of scenarios.
+    are added where two scenarios have the same name. `uncertainty`: add bands of the differences. Raises
+    InputError for an illegal scenario and for another number of scenarios.
     """
     from moesim.simulator.studies.compare import compare as run
 

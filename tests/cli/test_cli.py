@@ -76,7 +76,6 @@ def test_a_plan_that_does_not_fit_is_printed_and_exits_with_3(run: Run, small: s
 
 
 def test_traces_are_written(run: Run, small: str, tmp_path: Path) -> None:
-    (tmp_path / "ranks").mkdir()
     command = (
         "simulate",
         small,

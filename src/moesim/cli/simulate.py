@@ -37,7 +37,9 @@ def simulate(
     trace_per_rank: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Write one trace file a GPU, as Holistic Trace Analysis reads them."
+            metavar="DIR",
+            help="Write one trace file a GPU into this folder, which is created, as Holistic Trace Analysis "
+            "reads them.",
         ),
     ] = None,
     ranks: Annotated[
@@ -127,15 +129,12 @@ def _check_options(shown: _Shown, picture: Path | None) -> None:
     """Raise InputError for unusable options before the simulation starts."""
     from moesim.cli.console import chosen_numbers
     from moesim.cli.picture import picture_path
-    from moesim.hwmodels.files import is_folder
-    from moesim.simulator.predict.trace import trace_path
+    from moesim.simulator.predict.trace import check_trace_folder, trace_path
 
     if shown.trace is not None:
         trace_path(shown.trace)
-    if shown.folder is not None and not is_folder(shown.folder):
-        raise InputError(
-            f"--trace-per-rank {str(shown.folder)[:80]}: the folder does not exist; create it first"
-        )
+    if shown.folder is not None:
+        check_trace_folder(shown.folder)
     for option, text in (("--ranks", shown.ranks), ("--members", shown.members)):
         if text is not None:
             chosen_numbers(option, text)
