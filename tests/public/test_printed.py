@@ -11,6 +11,7 @@ from moesim.simulator.scenario import Scenario
 
 MOST_LINES = 13
 MOST_LETTERS = 1500
+FIVE_LINES = Path(__file__).parents[2] / "examples" / "five-lines.yaml"
 FLEET = Path(__file__).parents[2] / "examples" / "mixed.yaml"
 
 
@@ -73,9 +74,9 @@ def test_studies_print_their_first_rows(small: Scenario) -> None:
     check_short(moesim.sensitivity(small), "model.left_out", "rows")
 
 
-def test_a_plan_search_prints_its_best_plans(small: Scenario) -> None:
-    space = moesim.PlanSpace(pp="4", tp="1", cp="1", vpp="1", ep="8", schedule=("1f1b", "zb-h1", "dualpipe"))
-    found = moesim.plan(small, space)
+def test_a_plan_search_prints_its_best_plans() -> None:
+    space = moesim.PlanSpace(pp="1,2,4", tp="1", cp="1", vpp="1", ep="8", schedule=("1f1b", "zb-h1"))
+    found = moesim.plan(str(FIVE_LINES), space)
     text = check_short(found, found.best.label, f"{found.best.time_s:.3f}", "considered", "simulated")
     assert "rank None" not in text
     assert len(check_short(found.best, found.best.label, "GiB", "days").splitlines()) == 1
