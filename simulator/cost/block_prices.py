@@ -55,7 +55,7 @@ def with_collectives(
     if _cuts(pricer, kind):
         collectives = LayerCollectives(pricer.scenario, pricer.links, pricer.profile)
         exposed = collectives.exposed(pricer.shape, kind, pricer.tokens, bare.core_s)
-        evidence = collectives.evidence(experts=experts)
+        evidence = collectives.evidence(pricer.shape, kind, pricer.tokens)
     if experts and pricer.scenario.recompute == "full":
         repeated = _repeated_transfers(pricer)
         exposed["mlp I"] = exposed.get("mlp I", 0.0) + fsum(t.launch_s + t.payload_s for t in repeated)

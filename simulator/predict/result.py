@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import ConfigDict, Field, computed_field, model_validator
 
 from moesim.hwmodels.confidence import Confidence
+from moesim.simulator.common.summary_text import count, gib, percent, short, titled
 from moesim.simulator.common.tables import Row, TableResult
 from moesim.simulator.engine.full_resolution.result import FullResult
 from moesim.simulator.predict.band import Uncertainty
@@ -24,10 +25,12 @@ from moesim.simulator.predict.result_parts import (
     StepResult,
     Utilisation,
 )
-from moesim.simulator.predict.result_text import result_text
 from moesim.simulator.scenario.defaults import Default
 
 SCHEMA_VERSION = 1
+
+MOST_CAUSES = 4
+"""Causes of the critical path that a printed result names."""
 
 
 class Result(TableResult):
@@ -108,7 +111,7 @@ class Result(TableResult):
 
     def __str__(self) -> str:
         """The main figures with their units, in about ten lines."""
-        return result_text(self)
+        return _text(self)
 
     def rows(self) -> list[Row]:
         """One row with the main figures."""
@@ -116,3 +119,36 @@ class Result(TableResult):
         for name, band in self.uncertainty.bands.items() if self.uncertainty else ():
             row |= {f"{name}_p10": band.p10, f"{name}_p50": band.p50, f"{name}_p90": band.p90}
         return [row]
+
+
+def _text(result: Result) -> str:
+    """The main figures of a prediction with their units, in about ten lines."""
+    step, memory = result.step, result.memory
+    tight = memory.verdict == "tight"
+    fits = ("fits, tightly" if tight else "fits") if memory.fits else "does not fit"
+    causes = ", ".join(f"{row.cause} {row.seconds:.2f}" for row in result.critical_path_s[:MOST_CAUSES])
+    split, bands = result.breakdown_s, result.uncertainty.bands if result.uncertainty else {}
+    band = bands.get("step_time_s")
+    counted = [
+        count(len(result.warnings), "warning"),
+        f"{count(len(result.extrapolated), 'input')} assumed or extrapolated",
+    ]
+    return titled(
+        f"{result.scenario} (profile {result.profile}, confidence {result.confidence})",
+        {
+            "step time": f"{step.time_s:.3f} s, between the bounds {step.lower_bound_s:.3f} s and "
+            f"{step.upper_bound_s:.3f} s",
+            "interval": f"P10 {band.p10:.3f} s, P50 {band.p50:.3f} s, P90 {band.p90:.3f} s" if band else "",
+            "throughput": f"{short(step.tokens_per_s)} tokens/s, {step.tokens_per_s_per_gpu:,.0f} "
+            "tokens/s/GPU",
+            "MFU": f"{percent(step.mfu_causal)} causal, {percent(step.mfu_noncausal)} non-causal",
+            "memory": f"{gib(memory.total_bytes)} of {gib(memory.capacity_bytes)} GiB on the fullest GPU: "
+            f"{fits}",
+            "run": str(result.run).replace("\n", "; "),
+            "rank 0": f"bubble {split.bubble:.2f} s, waiting for communication "
+            f"{split.exposed_communication:.2f} s",
+            "longest": f"{causes} s on the critical path",
+            "evidence": ", ".join(counted),
+            "more": ".to_dict(), .to_pandas(), moesim.explain(result)",
+        },
+    )

@@ -157,7 +157,18 @@ class Scenario(Section):
 
     def __str__(self) -> str:
         """Model, machines, plan, batch and profile, in about ten lines; nothing is loaded for it."""
-        return scenario_text(self)
+        return scenario_text(
+            self.name,
+            model=self.model,
+            machines=[self.cluster] if self.fleet is None else [pool.cluster for pool in self.fleet.pools],
+            parallel=self.parallel,
+            order=f"{self.schedule}, recompute={self.recompute}",
+            batch=self.batch,
+            rates=(self.profile, self.precision),
+            communication=self.communication,
+            mode=f"{self.resolution}, seed {self.seed}, {len(self.faults)} faults",
+            chosen=len(self._defaults),
+        )
 
     def __repr__(self) -> str:
         """The text of `str`; `to_dict` gives all stated keys."""

@@ -2,42 +2,48 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from moesim.simulator.common.summary_text import count, titled
+from moesim.simulator.scenario.parallel import ParallelPlan
+from moesim.simulator.scenario.sections import Batch, Communication
 
-if TYPE_CHECKING:
-    from moesim.simulator.scenario.scenario import Scenario
 
+def scenario_text(
+    name: str,
+    *,
+    model: object,
+    machines: Sequence[object],
+    parallel: ParallelPlan,
+    order: str,
+    batch: Batch,
+    rates: tuple[object, object],
+    communication: Communication,
+    mode: str,
+    chosen: int,
+) -> str:
+    """The main keys of a scenario, in about ten lines; an inline description is named, not printed.
 
-def scenario_text(scenario: Scenario) -> str:
-    """The main keys of a scenario, in about ten lines; an inline description is named, not printed."""
-    plan, batch = scenario.parallel, scenario.batch
-    degrees = [(name, getattr(plan, name)) for name in ("tp", "cp", "pp", "vpp", "ep", "expert_tp")]
-    shown = " ".join(f"{name}={degree}" for name, degree in degrees if degree > 1)
-    chosen = len(scenario._defaults)
+    `rates`: profile and precision. `chosen`: number of keys that rules chose.
+    """
+    degrees = [(key, getattr(parallel, key)) for key in ("tp", "cp", "pp", "vpp", "ep", "expert_tp")]
+    shown = " ".join(f"{key}={degree}" for key, degree in degrees if degree > 1) or "no parallelism"
+    joined = ", ".join(map(_name, machines))
     return titled(
-        f"Scenario {scenario.name}",
+        f"Scenario {name}",
         {
-            "model": _name(scenario.model),
-            "machines": _machines(scenario),
-            "plan": f"{shown or 'no parallelism'} microbatch={plan.microbatch} zero_stage={plan.zero_stage}",
-            "schedule": f"{scenario.schedule}, recompute={scenario.recompute}",
+            "model": _name(model),
+            "machines": joined if len(machines) == 1 else f"fleet of {joined}",
+            "plan": f"{shown} microbatch={parallel.microbatch} zero_stage={parallel.zero_stage}",
+            "schedule": order,
             "batch": f"{count(batch.sequences, 'sequence')} of {batch.sequence_length:,} tokens",
-            "profile": f"{_name(scenario.profile)}, precision {_name(scenario.precision)}",
-            "kernels": f"{scenario.communication.kernels}, {count(scenario.communication.sms, 'SM')}",
-            "resolution": f"{scenario.resolution}, seed {scenario.seed}"
-            + (f", {count(len(scenario.faults), 'fault')}" if scenario.faults else ""),
+            "profile": f"{_name(rates[0])}, precision {_name(rates[1])}",
+            "kernels": f"{communication.kernels}, {count(communication.sms, 'SM')}",
+            "resolution": mode.removesuffix(", 0 faults"),
             "defaults": f"{count(chosen, 'key')} chosen by rule: .defaults" if chosen else "",
             "more": ".to_dict(), .resolved(), .replace(...)",
         },
     )
-
-
-def _machines(scenario: Scenario) -> str:
-    if scenario.fleet is None:
-        return _name(scenario.cluster)
-    return "fleet of " + ", ".join(_name(pool.cluster) for pool in scenario.fleet.pools)
 
 
 def _name(value: object) -> str:

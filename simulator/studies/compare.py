@@ -11,6 +11,7 @@ import numpy as np
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.frozen import Frozen
+from moesim.simulator.common.summary_text import gib, percent, short, table_lines
 from moesim.simulator.common.tables import Row, TableResult
 from moesim.simulator.predict.band import Band
 from moesim.simulator.predict.driver import predict
@@ -18,18 +19,15 @@ from moesim.simulator.predict.figures import POWERS, figures
 from moesim.simulator.predict.result import Result
 from moesim.simulator.predict.simulate import simulate
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.studies.comparison_text import comparison_text
+from moesim.simulator.studies.differing_keys import differing_keys, own_names
 from moesim.simulator.studies.effects import entry_effects
 from moesim.simulator.studies.uncertainty import samples_of
 
 MOST = 4
 """Most scenarios in one comparison."""
 
-MOST_CHANGES = 3
-"""Differing keys that the name of a scenario in a comparison states."""
-
-MOST_VALUE = 30
-"""Most characters of a value in such a name."""
+MOST_PRINTED = 3
+"""Causes of the differences that a printed comparison shows."""
 
 OTHER = "other"
 """Cause of the seconds that the critical path does not cover; 0 s if the path reaches back to the start."""
@@ -65,7 +63,7 @@ class Comparison(TableResult):
 
     def __str__(self) -> str:
         """The main figures of every scenario, what differs, and the largest differences by cause."""
-        return comparison_text(self)
+        return _text(self)
 
     def rows(self) -> list[Row]:
         """One row for each figure, with every scenario's value and its change against the first."""
@@ -133,39 +131,11 @@ def compare(
             Side(
                 name=named[number],
                 figures=figures(result),
-                differs=_differs(scenarios[0], scenario),
+                differs=differing_keys(scenarios[0], scenario),
                 delta_s=delta,
             )
         )
     return Comparison(sides=tuple(sides), waterfall=waterfall(results))
-
-
-def own_names(scenarios: Sequence[Scenario]) -> list[str]:
-    """Names of scenarios, each told apart from an earlier one of the same name by its differing keys.
-
-    `Scenario.replace` keeps the name, so a changed copy would otherwise be called like its original: a copy
-    with communication.sms=8 is called "NAME, communication.sms=8".
-    """
-    names: list[str] = []
-    first: dict[str, Scenario] = {}
-    for scenario in scenarios:
-        original = first.setdefault(scenario.name, scenario)
-        names.append(_told_apart(original, scenario))
-    return names
-
-
-def _told_apart(original: Scenario, scenario: Scenario) -> str:
-    """The name of a scenario with its keys that differ from those of `original`."""
-    changes = [f"{key}={_short_value(new)}" for key, (_, new) in _differs(original, scenario).items()]
-    more = len(changes) - MOST_CHANGES
-    shown = changes[:MOST_CHANGES] + ([f"{more} more keys"] if more > 0 else [])
-    return ", ".join([scenario.name, *shown])
-
-
-def _short_value(value: object) -> str:
-    """A value of a key in a name: null for an absent key, cut where it is long."""
-    text = "null" if value is None else str(value)
-    return text if len(text) <= MOST_VALUE else f"{text[: MOST_VALUE - 3]}..."
 
 
 def relative_draws(scenario: Scenario) -> FloatArray:
@@ -244,24 +214,29 @@ def causes(result: Result) -> dict[str, float]:
     return {**found, OTHER: rest_ns / 1e9} if rest_ns else found
 
 
-def _differs(first: Scenario, other: Scenario) -> dict[str, tuple[Any, Any]]:
-    """Keys whose values differ, defaults included; for a key with a default in both, only `.value` counts."""
-    chosen = {item.key for item in first.defaults} & {item.key for item in other.defaults}
-    found = differences(first.resolved(), other.resolved())
-    return {
-        key: values
-        for key, values in found.items()
-        if key.endswith(".value") or key.rpartition(".")[0] not in chosen
-    }
+def _text(comparison: Comparison) -> str:
+    """The main figures of every scenario and the causes that differ most, in about ten lines."""
+    sides = comparison.sides
+    rows = [["scenario", "step (s)", "change (s)", "MFU", "memory (GiB)", "days", "cost"]]
+    rows += [_printed_row(side, sides[0]) for side in sides]
+    lines = [f"comparison of {len(sides)} scenarios with {sides[0].name}", *table_lines(rows)]
+    differing = [w for w in comparison.waterfall if max(w.seconds) != min(w.seconds)][:MOST_PRINTED]
+    if differing:
+        lines.append("  largest differences on the critical path, seconds:")
+        lines += [f"    {w.cause}: {' -> '.join(f'{s:.3f}' for s in w.seconds)}" for w in differing]
+    return "\n".join([*lines, "  more: .rows(), .waterfall_rows(), .to_pandas()"])
 
 
-def differences(first: dict[str, Any], other: dict[str, Any], at: str = "") -> dict[str, tuple[Any, Any]]:
-    """(first, other) values by dotted key, for all keys that differ; None for an absent key."""
-    found: dict[str, tuple[Any, Any]] = {}
-    for key in [*first, *(k for k in other if k not in first)]:
-        a, b = first.get(key), other.get(key)
-        if isinstance(a, dict) and isinstance(b, dict):
-            found |= differences(a, b, f"{at}{key}.")
-        elif a != b:
-            found[f"{at}{key}"] = (a, b)
-    return found
+def _printed_row(side: Side, first: Side) -> list[str]:
+    figure = side.figures
+    step, base = figure["step_time_s"] or 0.0, first.figures["step_time_s"] or 0.0
+    cost = figure["cost_usd"]
+    return [
+        side.name,
+        f"{step:.3f}",
+        "" if side is first else f"{step - base:+.3f}",
+        percent(figure["mfu_causal"] or 0.0),
+        gib(figure["memory_bytes"] or 0.0) + ("" if figure["fits"] else ", does not fit"),
+        f"{figure['days'] or 0.0:.1f}",
+        "no price" if cost is None else f"${short(cost)}",
+    ]

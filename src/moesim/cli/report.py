@@ -246,6 +246,8 @@ def print_explanation(prepared: Prepared, result: Result) -> None:
     for line in result.stages:
         print_text(f"  {line}")
     _print_footing(result)
+    if not prepared.of_fleet:
+        _print_imported(prepared)
     if result.pools:
         from moesim.cli.fleet import print_pools
 
@@ -259,6 +261,28 @@ def _rank_rows(result: Result) -> list[tuple[str, ...]]:
 
     rows = [cells(str(rank), row) for rank, row in enumerate(result.breakdown_by_rank_s)]
     return [*rows, cells("mean*", result.breakdown_split_w_s)]
+
+
+def _print_imported(prepared: Prepared) -> None:
+    """Print the imported curves with what they replaced, and the old and new values where they were read."""
+    from moesim.simulator.predict.imported_curves import imported_readings
+
+    readings = imported_readings(prepared)
+    if not readings:
+        return
+    print_text("\nimported curves: what they replaced, at the sizes of this plan")
+    rows = [
+        (
+            r.entry,
+            "not read" if r.at is None else f"{r.at:.4g} {r.at_unit}",
+            "" if r.old is None else f"{r.old:.4g}",
+            "" if r.new is None else f"{r.new:.4g} {'' if r.unit == '1' else r.unit}".strip(),
+            r.replaced,
+            r.source,
+        )
+        for r in readings
+    ]
+    print_table(("entry", "at", "old", "new", "replaced", "source"), rows, right=(1, 2, 3))
 
 
 def _print_footing(result: Result) -> None:
