@@ -8,10 +8,10 @@
     >>> moesim.sweep(home, {"communication.sms": "4..32:4"}, store="sms.sqlite").to_pandas()
 
 `load` reads a scenario by preset name or path and applies overrides such as "parallel.ep=32";
-`Scenario.replace` changes keys. `simulate`, `explain`, `compare`, `sweep`, `sensitivity` and `interval` take
-a `Scenario`, a preset name or a file. Results have `to_dict()` and `to_pandas()`, and notebooks show them as
-tables. `plan` searches plans; `run` predicts the whole run with its failures and cost; `score` compares the
-home case with every published figure.
+`Scenario.replace` changes keys. `simulate`, `estimate` (closed form, a fraction of a second), `explain`,
+`compare`, `sweep`, `sensitivity` and `interval` take a `Scenario`, a preset name or a file. Results have
+`to_dict()` and `to_pandas()`, and notebooks show them as tables. `plan` searches plans; `run` predicts
+the whole run with its failures and cost; `score` compares the home case with every published figure.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from moesim.version import __version__
 
 if TYPE_CHECKING:
     from moesim.hwmodels.errors import InfeasibleError, InputError, MoesimError
+    from moesim.simulator.planner.estimate import Estimate
     from moesim.simulator.planner.result import PlanResult
     from moesim.simulator.planner.search import plan
     from moesim.simulator.planner.space import PlanSpace
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Check",
     "Comparison",
+    "Estimate",
     "Explanation",
     "InfeasibleError",
     "InputError",
@@ -62,6 +64,7 @@ __all__ = [
     "__version__",
     "check",
     "compare",
+    "estimate",
     "explain",
     "interval",
     "load",
@@ -81,6 +84,7 @@ __all__ = [
 _LAZY = {
     "Check": "moesim.simulator.predict.check",
     "Comparison": "moesim.simulator.studies.compare",
+    "Estimate": "moesim.simulator.planner.estimate",
     "Explanation": "moesim.simulator.studies.explain",
     "InfeasibleError": "moesim.hwmodels.errors",
     "InputError": "moesim.hwmodels.errors",
@@ -186,6 +190,19 @@ def simulate(scenario: Scenario | str, *overrides: str, uncertainty: bool = Fals
     from moesim.simulator.predict.simulate import simulate as run
 
     return run(chosen)
+
+
+def estimate(scenario: Scenario | str, *overrides: str) -> Estimate:
+    """Estimate one training step in closed form, without running the engine.
+
+    The estimate has step time, lower bound, memory and cost, and states the error of the closed form; it has
+    no breakdown, trace or interval. The arguments are those of `simulate`. Raises InputError for an illegal
+    scenario, and for what the closed form cannot price: a fleet, full resolution, faults, a schedule from a
+    file and a part of the model.
+    """
+    from moesim.simulator.planner.estimate import estimate as run
+
+    return run(_scenario(scenario, *overrides))
 
 
 def explain(what: Scenario | Result | str) -> Explanation:

@@ -10,6 +10,7 @@ from moesim.cli.console import percent, print_table, print_text, short
 from moesim.cli.full_resolution import full_text
 
 if TYPE_CHECKING:
+    from moesim.simulator.planner.estimate import Estimate
     from moesim.simulator.predict.prepared import Prepared
     from moesim.simulator.predict.result import Result
     from moesim.simulator.predict.result_parts import Breakdown, MemoryResult, ProvenanceEntry
@@ -191,7 +192,7 @@ def footing_lines(result: Result) -> list[str]:
     return lines + [f"warning: {text}" for text in result.warnings]
 
 
-def default_lines(result: Result) -> list[str]:
+def default_lines(result: Result | Estimate) -> list[str]:
     """The keys that the scenario left out, one on each line, with their values and the reasons."""
     if not result.defaults:
         return []

@@ -66,13 +66,23 @@ def simulate(
     uncertainty: Annotated[
         bool, typer.Option("--uncertainty", help="Add P10, P50 and P90 from the calibration's errors.")
     ] = False,
+    fast: Annotated[
+        bool,
+        typer.Option("--fast", help="Estimate in closed form instead: step time, bound, memory, cost."),
+    ] = False,
 ) -> None:
     """Predict one training step and the run made of it."""
+    shown = _Shown(trace, trace_per_rank, ranks, members)
+    if fast:
+        from moesim.cli.fast import print_estimate
+
+        beside = {**shown.options(), "--picture": picture, "--uncertainty": uncertainty}
+        print_estimate(_loaded(scenario, overrides, seed, resolution), scenario, beside, as_json=as_json)
+        return
     from moesim.cli.console import print_text
     from moesim.cli.picture import draw_heat_maps
     from moesim.cli.report import summary
 
-    shown = _Shown(trace, trace_per_rank, ranks, members)
     _check_options(shown, picture)
     loaded = _loaded(scenario, overrides, seed, resolution)
     if loaded.fleet is not None:
