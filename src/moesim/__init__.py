@@ -292,7 +292,7 @@ def interval(
     *,
     left_out: float | None = None,
 ) -> tuple[float, float, float]:
-    """(low, mid, high) of a figure: the interval that holds it with probability `level`, and its median.
+    """The interval that holds a figure with probability `level`, and its median, as (low, mid, high).
 
     `metric`: step_time_s, tokens_per_s, mfu_causal, days or cost_usd. `left_out`: standard deviation of the
     relative error that no calibration entry carries (None: the default of docs/model.md, section 16; 0: the
