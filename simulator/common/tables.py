@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.frozen import Frozen
-from moesim.simulator.common.summary_text import count, table_lines
+from moesim.hwmodels.summary_text import count, table_lines
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.common.summary_text import gib, percent, short, table_lines
+from moesim.hwmodels.summary_text import gib, percent, short, table_lines
 from moesim.simulator.common.tables import html_table
 from moesim.simulator.planner.refusals import Refusal
 from moesim.simulator.predict.result_parts import PoolResult

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ConfigDict, Field, computed_field, model_validator
 
 from moesim.hwmodels.confidence import Confidence
-from moesim.simulator.common.summary_text import count, gib, percent, short, titled
+from moesim.hwmodels.summary_text import count, gib, percent, short, titled
 from moesim.simulator.common.tables import Row, TableResult
 from moesim.simulator.engine.full_resolution.result import FullResult
 from moesim.simulator.predict.band import Uncertainty

@@ -6,8 +6,8 @@ from typing import Literal
 
 from moesim.hwmodels.confidence import Confidence
 from moesim.hwmodels.frozen import Frozen
+from moesim.hwmodels.summary_text import short
 from moesim.hwmodels.units import in_unit
-from moesim.simulator.common.summary_text import short
 from moesim.simulator.run.report import RunReport
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from moesim.hwmodels.frozen import Frozen
-from moesim.simulator.common.summary_text import count, percent, short, titled
+from moesim.hwmodels.summary_text import count, percent, short, titled
 from moesim.simulator.common.tables import Row, TableResult
 
 

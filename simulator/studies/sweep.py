@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.common.summary_text import count, gib, percent, short, table_lines
+from moesim.hwmodels.summary_text import count, gib, percent, short, table_lines
 from moesim.simulator.common.tables import Row, TableResult
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.studies.point import Key, PointOutcome, Status, key_of

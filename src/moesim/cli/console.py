@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.common.summary_text import percent, short
+from moesim.hwmodels.summary_text import percent, short
 
 __all__ = [
     "chosen_numbers",

@@ -103,7 +103,10 @@ def simulate(
     if as_json:
         typer.echo(result.model_dump_json(indent=2))
     else:
-        print_text(summary(prepared or _prepared(loaded, scenario), result))
+        from moesim.simulator.predict.plan_summary import summary_of_kept, summary_of_prepared
+
+        plan = summary_of_kept(loaded) if prepared is None else summary_of_prepared(prepared)
+        print_text(summary(plan, result))
         if result.uncertainty is not None:
             from moesim.cli.sensitivity import print_bands
 
