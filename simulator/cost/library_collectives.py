@@ -132,7 +132,7 @@ def all_to_all_transfer(
     curve = measured or profile.curve("collective.scale_up_fraction")
     reading = curve.curve.at(sent_bytes)
     scale_up_s = scale_up / (reading.value * (1.0 if measured else links.scale_up_bytes_per_s))
-    nic_s = 0.0
+    nic_s, residual = 0.0, curve.residual.relative
     evidence = PriceEvidence.of(
         [curve.id], [reading.note] if reading.extrapolated else [], [(curve.id, sent_bytes)]
     )
@@ -144,6 +144,7 @@ def all_to_all_transfer(
     if whole is not None:  # a curve of the whole group includes all of its links
         scale_up_s, nic_s = (whole.seconds, 0.0) if nodes == 1 else (0.0, whole.seconds)
         evidence = whole.evidence
+        residual = max(profile.curve(id_).residual.relative for id_ in evidence.entries)
     return TransferCost(
         launch_s=notify_seconds(links, nodes),
         nic_s=nic_s,
@@ -151,7 +152,7 @@ def all_to_all_transfer(
         nic_bytes=nic,
         scale_up_bytes=scale_up,
         best_s=max(scale_up / links.scale_up_bytes_per_s, nic / links.nic_bytes_per_s if nic else 0.0),
-        worst_s=max(nic_s, scale_up_s) * (1.0 + curve.residual.relative),
+        worst_s=max(nic_s, scale_up_s) * (1.0 + residual),
         evidence=evidence,
     )
 
