@@ -33,16 +33,16 @@ class ImportedReading:
 
 def imported_readings(prepared: Prepared) -> list[ImportedReading]:
     """Every imported curve of a cluster's profile at every place where its prices read it."""
-    found: list[ImportedReading] = []
+    readings: list[ImportedReading] = []
     reads = prepared.program.costs.evidence.reads
     for entry in prepared.profile.curves:
         if entry.replaces is None and not is_imported(entry):
             continue
         places = sorted(x for id_, x in reads if id_ == entry.id)
-        found += [_reading(prepared, entry, x) for x in places]
+        readings += [_reading(prepared, entry, x) for x in places]
         if not places:
-            found.append(ImportedReading(entry.id, entry.source, _unused(entry)))
-    return found
+            readings.append(ImportedReading(entry.id, entry.source, _unused(entry)))
+    return readings
 
 
 def unread_curves(prepared: Prepared) -> list[str]:

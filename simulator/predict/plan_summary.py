@@ -36,11 +36,11 @@ class PlanSummary:
     def headline(self) -> str:
         """Model, GPUs, schedule and degrees in one line."""
         plan = self.scenario.parallel
-        held = " + ".join(f"{c.n_gpus:,} x {c.accelerator.title}" for c in self.clusters)
+        machines = " + ".join(f"{c.n_gpus:,} x {c.accelerator.title}" for c in self.clusters)
         degrees = (("tp", plan.tp), ("cp", plan.cp), ("pp", plan.pp), ("ep", plan.ep), ("dp", self.dp))
         shown = " ".join(f"{name}{degree}" for name, degree in degrees if degree > 1)
         return (
-            f"{self.scenario.name}: {self.model} on {held}, {self.schedule}, {shown or 'no parallelism'}, "
+            f"{self.scenario.name}: {self.model} on {machines}, {self.schedule}, {shown or 'no parallelism'}, "
             f"{self.microbatches} micro-batches"
         )
 
