@@ -40,8 +40,8 @@ class PlanSummary:
         degrees = (("tp", plan.tp), ("cp", plan.cp), ("pp", plan.pp), ("ep", plan.ep), ("dp", self.dp))
         shown = " ".join(f"{name}{degree}" for name, degree in degrees if degree > 1)
         return (
-            f"{self.scenario.name}: {self.model} on {machines}, {self.schedule}, {shown or 'no parallelism'}, "
-            f"{self.microbatches} micro-batches"
+            f"{self.scenario.name}: {self.model} on {machines}, {self.schedule}, "
+            f"{shown or 'no parallelism'}, {self.microbatches} micro-batches"
         )
 
 
