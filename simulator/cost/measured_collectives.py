@@ -56,9 +56,9 @@ def curve_of_group(
     Inside a node of `switched` links the bus bandwidth hardly depends on the ranks: that is what it is
     defined for (doc/PERFORMANCE.md of nccl-tests). None without such a curve.
     """
-    best = None
+    best, prefix = None, f"nccl.{operation}.busbw"
     for entry in profile.curves:
-        if entry.conditions.nodes != nodes or operation_of(entry.id) != operation:
+        if not entry.id.startswith(prefix) or entry.conditions.nodes != nodes:
             continue
         measured = entry.conditions.ranks or 0
         if measured == ranks:
