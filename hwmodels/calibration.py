@@ -23,6 +23,7 @@ from moesim.hwmodels.files import is_there, resolved
 from moesim.hwmodels.frozen import Frozen
 from moesim.hwmodels.law_groups import SM_AWARE, AnyLawGroup, with_former_names
 from moesim.hwmodels.provenance import DateText, Kind, Source, SourcedFraction, SourcedSeconds
+from moesim.hwmodels.replaced_curve import ReplacedCurve
 from moesim.hwmodels.units import DIMENSIONS
 from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import load_mapping
@@ -70,6 +71,9 @@ class Residual(_Plain):
         return other if other is not None and other.architecture != architecture else self
 
 
+_Group = Annotated[int | None, Field(ge=1, exclude_if=lambda value: value is None)]
+
+
 class Conditions(_Plain):
     """Conditions of a measurement; None where the source does not state one."""
 
@@ -80,6 +84,9 @@ class Conditions(_Plain):
     driver: str | None = None
     clocks: str | None = None
     note: str | None = None
+    ranks: _Group = None
+    """GPUs of the group that ran a collective, with the nodes that they are on."""
+    nodes: _Group = None
 
 
 class Entry(_Plain):
@@ -141,6 +148,8 @@ class MeasuredCurve(Entry):
     interpolation: Literal["linear", "log"] = "linear"
     used_for: tuple[str, ...] = ()
     overlapped: bool | None = None
+    replaces: Annotated[ReplacedCurve | None, Field(exclude_if=lambda value: value is None)] = None
+    """What an import replaced in the profile that it was merged into."""
 
     @model_validator(mode="after")
     def _is_a_curve(self) -> Self:

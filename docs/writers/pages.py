@@ -1,5 +1,6 @@
 """Writes what pages show from fresh runs: docs/validation.md, the README's answer, the tables of keys in
-docs/scenario.md, the registries in docs/extend.md, the searches in docs/planner.md and the examples' outputs.
+docs/scenario.md, the registries in docs/extend.md, the searches in docs/planner.md, docs/api.md and the
+examples' outputs.
 
     python docs/writers/pages.py [--check] [--scoreboard]
 
@@ -18,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from pathlib import Path
 
+from api_page import page as api_page
 from extend_page import filled as with_registries
 from key_tables import filled
 from planner_page import search_all, section
@@ -55,6 +57,7 @@ NOTES = ROOT / "docs" / "validation-notes.md"
 README = ROOT / "README.md"
 SCENARIO = ROOT / "docs" / "scenario.md"
 EXTEND = ROOT / "docs" / "extend.md"
+API = ROOT / "docs" / "api.md"
 PLANNER = ROOT / "docs" / "planner.md"
 BEGIN, END = "<!-- answer -->\n", "<!-- end of answer -->"
 ANSWER_ENDS = "where the step goes"
@@ -311,6 +314,7 @@ def main() -> None:
             PLANNER: planner.replace(searches_on(planner), searches),
             SCENARIO: filled(SCENARIO.read_text("utf-8")),
             EXTEND: with_registries(EXTEND.read_text("utf-8")),
+            API: api_page(),
             **dict(zip(commands, outputs, strict=True)),
         }
     stale = [path for path, text in pages.items() if not path.is_file() or path.read_text("utf-8") != text]

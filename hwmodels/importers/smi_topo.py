@@ -53,6 +53,7 @@ def read_smi_topo(text: str, name: str, host_bytes_per_s: float, most_links: int
         switch_links=(links,) * gpus if switched else (),
         nics=nics,
         edges=tuple(_edges(cells, gpus, host_bytes_per_s)),
+        notes=("the matrix states no rates: those of the node it is like",),
     )
 
 

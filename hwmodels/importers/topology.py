@@ -57,7 +57,7 @@ def import_topology(
         raise InputError(f"--network {network!r}: the edge list {path} is the network already")
     else:
         parts = _from_edges(text, base, nodes, (str(path), day))
-    return _finish(parts, name, path, nodes)
+    return _finish(parts, name, path, nodes, base.name, day)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,11 @@ class _Parts:
 
 def _figure(value: Any, place: tuple[str, str], kind: str = "measured") -> dict[str, Any]:
     return {"value": value, "kind": kind, "source": f"read from {place[0]}", "date": place[1]}
+
+
+def _derived(value: Any, how: str, place: tuple[str, str]) -> dict[str, Any]:
+    """A figure that the file does not state, computed from what it states and from the node it is like."""
+    return {"value": value, "kind": "derived", "source": f"{how} in {place[0]}", "date": place[1]}
 
 
 def _base_node(base: Node, gpus: int, place: tuple[str, str]) -> dict[str, Any]:
@@ -109,6 +114,8 @@ def _from_machine(
         node["scale_up_switch"] = "as its edge list says"
         understood.append(f"a graph of {len(edges)} links")
         assumed.append("PCIe sockets joined at the rate of their fastest link")
+        if machine.pair_links:
+            assumed.append(f"rates of scale-up links from the scale-up rate of {base.accelerator.name}")
     if nodes > 1 and joined is None:
         raise InputError(f"--nodes {nodes}: name the network that joins them, such as --network mrft-ib-400g")
     understood += _nics(node, machine, base, place)
@@ -119,13 +126,14 @@ def _mesh(node: dict[str, Any], machine: ImportedMachine, base: Node, place: tup
     """Gives every pair an equal part of a GPU's scale-up bandwidth."""
     pair = base.scale_up_bytes_per_s / (machine.gpus - 1)
     effective = base.scale_up_achievable_bytes_per_s / (machine.gpus - 1)
+    rate = f"scale-up rate of {base.accelerator.name} over the {machine.gpus - 1} links of a GPU"
     node["scale_up_switch"] = "none: a link for every pair"
     node["scale_up"] = {
         "kind": FULLY_CONNECTED.kind,
         "title": "a link for every pair of GPUs",
         "fabric": {
-            "link_bandwidth": _figure(f"{pair / 1e9:.6g} GB/s", place, "derived"),
-            "link_bandwidth_effective": _figure(f"{effective / 1e9:.6g} GB/s", place, "derived"),
+            "link_bandwidth": _derived(f"{pair / 1e9:.6g} GB/s", rate, place),
+            "link_bandwidth_effective": _derived(f"{effective / 1e9:.6g} GB/s", rate, place),
         },
     }
 
@@ -144,15 +152,40 @@ def _nics(node: dict[str, Any], machine: ImportedMachine, base: Node, place: tup
     if not machine.nics:
         return ["no NIC in the file: those of the node it is like"]
     each, rest = divmod(machine.nics, machine.gpus)
-    rate = machine.nic_bytes_per_s or base.scale_out_bytes_per_s / base.n_nics_per_gpu
     share = 1.0
     if each == 0 or rest:  # some are storage NICs, or GPUs share them: count whole NICs per GPU
         each, share = max(1, each), min(1.0, machine.nics / machine.gpus)
     node["nics_per_gpu"] = _figure(each, place)
+    rate, node["nic_bandwidth"] = _nic_rate(machine, base, share, place)
     payload = base.scale_out_effective_bytes_per_s / base.scale_out_bytes_per_s
-    node["nic_bandwidth"] = _figure(f"{rate * share * 8 / 1e9:.6g} Gb/s", place)
-    node["nic_bandwidth_effective"] = _figure(f"{rate * share * payload / 1e9:.6g} GB/s", place, "derived")
-    return [f"{each} NIC a GPU of {rate * share * 8 / 1e9:g} Gb/s"]
+    how = f"payload share {payload:.3g} of a NIC of node {base.name}, times nic_bandwidth of the NICs"
+    node["nic_bandwidth_effective"] = _derived(f"{rate * payload / 1e9:.6g} GB/s", how, place)
+    whence = "" if machine.nic_bytes_per_s else f", the rate of node {base.name!r}: the file states none"
+    return [f"{each} NIC a GPU of {rate * 8 / 1e9:g} Gb/s{whence}"]
+
+
+def _nic_rate(
+    machine: ImportedMachine, base: Node, share: float, place: tuple[str, str]
+) -> tuple[float, dict[str, Any]]:
+    """Bytes/s of a NIC as one GPU has it, and the figure with its provenance.
+
+    The figure is read from the file only if the file states the rate; otherwise it keeps the provenance of
+    the node that the machine is like. `share`: NICs of a GPU where GPUs share them, else 1.
+    """
+    like = base.nic_bandwidth
+    if machine.nic_bytes_per_s is None and like is None:
+        raise InputError(f"node {base.name!r} has no figure nic_bandwidth: name a node that has one")
+    rate = machine.nic_bytes_per_s if machine.nic_bytes_per_s or like is None else like.value
+    assert rate is not None
+    value = f"{rate * share * 8 / 1e9:.6g} Gb/s"
+    if share < 1.0:
+        whose = "" if machine.nic_bytes_per_s else f" of node {base.name} (--like)"
+        shared = f"nic_bandwidth{whose}, shared: {machine.nics} NICs for {machine.gpus} GPUs"
+        return rate * share, _derived(value, shared, place)
+    if machine.nic_bytes_per_s is not None or like is None:
+        return rate, _figure(value, place)
+    source = f"as node {base.name} (--like), not stated in {place[0]}: {like.source}"
+    return rate, {"value": value, "kind": like.kind, "source": source, "date": like.date}
 
 
 def _from_edges(text: str, base: Node, nodes: int, place: tuple[str, str]) -> _Parts:
@@ -198,10 +231,13 @@ def _edge_network(edges: list[str], base: Node, form: str, place: str) -> dict[s
     }
 
 
-def _finish(parts: _Parts, name: str, path: Path, nodes: int) -> ImportedTopology:
+def _finish(parts: _Parts, name: str, path: Path, nodes: int, like: str, day: str) -> ImportedTopology:
     data = {
         "name": name,
         "title": f"imported from {path.name}",
+        "kind": "derived",
+        "source": f"moesim import topology: {path.name} like node {like}, {nodes} node(s) as stated",
+        "date": day,
         "node": parts.node,
         "nodes": nodes,
         "network": parts.network,

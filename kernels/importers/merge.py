@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from moesim.hwmodels.calibration import CalibrationProfile, Entry
+from typing import Any
+
+from moesim.hwmodels.calibration import CalibrationProfile, Entry, MeasuredCurve
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.replaced_curve import ReplacedCurve
 
 
 def merge(
@@ -11,8 +14,9 @@ def merge(
 ) -> CalibrationProfile:
     """`base` with the entries of `added` before its own; an entry of the same id is replaced.
 
-    The note of a new entry names the source of the entry that it replaces. Raises InputError where the two
-    profiles describe different accelerators, or `added` is empty.
+    The note of a new entry names the source of the entry that it replaces, and a new curve keeps the
+    points of the old one. Raises InputError where the two profiles describe different accelerators, or
+    `added` is empty.
     """
     if added.accelerator not in (base.accelerator, "any") and base.accelerator != "any":
         raise InputError(
@@ -25,7 +29,7 @@ def merge(
     old = {entry.id: entry for entry in base.entries()}
     fields = {key: getattr(base, key) for key in type(base).model_fields}
     for kind in ("gemm_tables", "curves", "laws", "priors"):
-        fresh = tuple(_replacing(entry, old.get(entry.id)) for entry in getattr(added, kind))
+        fresh = tuple(_replacing(entry, old.get(entry.id), base.name) for entry in getattr(added, kind))
         fields[kind] = fresh + tuple(entry for entry in getattr(base, kind) if entry.id not in new)
     # Both profiles already hold the entries of their includes; including these again would define the
     # replaced entries twice.
@@ -34,8 +38,17 @@ def merge(
     return CalibrationProfile.model_validate(fields)
 
 
-def _replacing(entry: Entry, old: Entry | None) -> Entry:
+def _replacing(entry: Entry, old: Entry | None, profile: str) -> Entry:
+    """The new entry with the source, and for a curve also the points, of the one that it replaces."""
     if old is None or old == entry:
         return entry
     text = f"replaces the entry from {old.source}"
-    return entry.model_copy(update={"note": f"{entry.note}; {text}" if entry.note else text})
+    update: dict[str, Any] = {"note": f"{entry.note}; {text}" if entry.note else text}
+    if isinstance(entry, MeasuredCurve) and isinstance(old, MeasuredCurve) and _same_units(entry, old):
+        before = ReplacedCurve(profile=profile, source=old.source, date=old.date, points=old.points)
+        update["replaces"] = before
+    return entry.model_copy(update=update)
+
+
+def _same_units(entry: MeasuredCurve, old: MeasuredCurve) -> bool:
+    return (entry.x_unit, entry.y_unit) == (old.x_unit, old.y_unit)

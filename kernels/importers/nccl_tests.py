@@ -29,6 +29,10 @@ from moesim.kernels.importers.common import (
 from moesim.kernels.importers.spec import NIC, CalibrationImporter, ImportOption
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast", "reduce", "sendrecv")
+"""Names of the programs of nccl-tests, without `_perf`."""
+
+ENTRY_NAMES = {"alltoall": "all_to_all"}
+"""Operations that profiles call by another name than nccl-tests does."""
 MIB = float(2**20)
 
 _OPERATION = re.compile(rf"\b({'|'.join(OPERATIONS)})(?:_perf)?\b")
@@ -79,7 +83,8 @@ def nccl_tests_profile(
     """A profile of one nccl-tests file, which is JSON by its extension or else the printed table.
 
     An all-gather inside a node gives `collective.scale_up_fraction`; across nodes (with the nominal NIC
-    rate) `collective.nic_fraction`; every operation gives `nccl.<operation>.busbw`. Raises InputError for
+    rate) `collective.nic_fraction`; every operation gives
+    `nccl.<operation>.busbw.<group>`, which prices of that operation read (eq. X16). Raises InputError for
     a file in neither format, for wrong results, and for facts that are neither in the file nor stated.
     """
     text = read_log(path)
@@ -264,15 +269,19 @@ def _curves(
     spread = statistics.median(row.spread for row in rows)
     error = residual(max(0.02, spread), "half-difference of out-of-place and in-place, at least 2 %")
     what = f"{run.operation} over {run.ranks} ranks on {run.nodes} node(s)"
+    # An all-gather's size is the array of all ranks together; that of the others is one rank's.
+    parts = run.ranks if run.operation == "all_gather" else 1
+    group = origin.conditions().model_copy(update={"ranks": run.ranks, "nodes": run.nodes})
     curves = [
         curve(
-            f"nccl.{run.operation}.busbw",
-            [(size / MIB, run.bus_bytes_per_s(row) / 1e9) for size, row in by_size.items()],
-            x=("bytes of the whole array", "MiB"),
+            f"nccl.{ENTRY_NAMES.get(run.operation, run.operation)}.busbw.{_group(run)}",
+            [(size / parts / MIB, run.bus_bytes_per_s(row) / 1e9) for size, row in by_size.items()],
+            x=("bytes that a rank contributes", "MiB"),
             y=("bus bandwidth", "GB/s"),
             origin=origin,
             what=what,
             error=error,
+            conditions=group,
             interpolation="log",
         )
     ]
@@ -307,6 +316,11 @@ def _curves(
         interpolation="log" if run.nodes == 1 else "linear",
     )
     return [extra, *curves]
+
+
+def _group(run: NcclRun) -> str:
+    """The group of a run in an entry's id, so that curves of several groups stand beside each other."""
+    return f"{run.ranks}-ranks-{run.nodes}-node{'' if run.nodes == 1 else 's'}"
 
 
 def _operation(text: str) -> str | None:

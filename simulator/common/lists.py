@@ -24,10 +24,12 @@ def parse_values(text: str, key: str) -> tuple[Any, ...]:
     Parts are separated by commas. A part is a value as in a scenario file ("7", "fp8", "50 GB/s",
     "{kind: uniform}") or a range: "1..8" (every whole number), "0..48:4" or "0..48:+4" (in steps of four),
     "8..256:x2" or "8..256:2x" (doubling). Steps are added in decimals, so "0..1:0.1" has eleven values.
-    Raises InputError, naming `key`, for anything else and for more than `MOST_VALUES` values.
+    One list in brackets, as YAML writes it, is the list of the values: "[8, 16]" is "8,16". The values of a
+    key whose values are lists are a list of lists: "[[1, 2], [2, 1]]". Raises InputError, naming `key`, for
+    anything else and for more than `MOST_VALUES` values.
     """
     all_values: list[Any] = []
-    for part in split(text, key):
+    for part in _parts(text, key):
         match = _RANGE.fullmatch(part)
         if match is None and ".." in part and re.match(r"-?\d", part):
             raise InputError(f"{key}={text!r}: cannot read {part!r}; {_FORMS}")
@@ -86,6 +88,16 @@ def split(text: str, key: str) -> list[str]:
     if not all(parts):
         raise InputError(f"{key}={text!r} has an empty part; {_FORMS}")
     return parts
+
+
+def _parts(text: str, key: str) -> list[str]:
+    """The parts of an expression, also where one pair of brackets surrounds them."""
+    parts = split(text, key)
+    if len(parts) > 1 or not (parts[0].startswith("[") and parts[0].endswith("]")):
+        return parts
+    if not parts[0][1:-1].strip():
+        raise InputError(f"{key}={text!r} is an empty list of values; {_FORMS}")
+    return split(parts[0][1:-1], key)
 
 
 def _scalar(part: str, text: str, key: str) -> Any:

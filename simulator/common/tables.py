@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.frozen import Frozen
+from moesim.hwmodels.summary_text import count, table_lines
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Row = dict[str, Any]
+
+MOST_COLUMNS = 8
+"""Most columns of the table that a result without a text of its own prints."""
 
 
 class TableResult(Frozen):
@@ -29,6 +33,20 @@ class TableResult(Frozen):
     def to_pandas(self) -> pd.DataFrame:
         """The rows as a pandas frame; raises InputError where pandas is not installed."""
         return frame(self.rows())
+
+    def __str__(self) -> str:
+        """About ten lines with the main figures and their units; here the first rows of the table."""
+        rows = self.rows()
+        columns = list(dict.fromkeys(key for row in rows for key in row))[:MOST_COLUMNS]
+        title = f"{type(self).__name__}: {count(len(rows), 'row')}"
+        if not rows:
+            return title
+        shown = [columns, *([cell(row.get(name)) for name in columns] for row in rows)]
+        return "\n".join([title, *table_lines(shown)])
+
+    def __repr__(self) -> str:
+        """The text of `str`: a result has thousands of figures, which `to_dict` gives."""
+        return str(self)
 
     def _repr_html_(self) -> str:
         return html_table(self.rows())

@@ -50,13 +50,12 @@ def with_collectives(
     pricer: Pricer, kind: BlockKind, bare: BarePrices
 ) -> dict[tuple[BlockKind, Phase, Mode], PhaseCost]:
     """Compute of a block with its tensor- and context-parallel collectives (eq. X6, X14, X15, O2, O3)."""
-    experts = pricer.shape.block(kind).routed
     exposed: dict[Phase, float] = {}
     evidence = NO_EVIDENCE
     if _cuts(pricer, kind):
         collectives = LayerCollectives(pricer.scenario, pricer.links, pricer.profile)
         exposed = collectives.exposed(pricer.shape, kind, pricer.tokens, bare.core_s)
-        evidence = collectives.evidence(experts=experts)
+        evidence = collectives.evidence(pricer.shape, kind, pricer.tokens)
     if repeated_communication(pricer.shape.block(kind), pricer.scenario.recompute).experts:
         repeated = _repeated_transfers(pricer)
         exposed["mlp I"] = exposed.get("mlp I", 0.0) + fsum(t.launch_s + t.payload_s for t in repeated)

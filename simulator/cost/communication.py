@@ -11,10 +11,8 @@ from typing import Literal
 from moesim.hwmodels.calibration import CalibrationProfile, MeasuredCurve
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.scale_up_shares import SWITCHED, ScaleUpShares
-from moesim.simulator.cost.collectives.library import load_library
-from moesim.simulator.cost.collectives.ring import closed_form_seconds
 from moesim.simulator.cost.laws import NO_SLOW_DOWN, SlowDown
-from moesim.simulator.cost.price_evidence import NO_EVIDENCE, PricedSeconds, PriceEvidence
+from moesim.simulator.cost.price_evidence import PriceEvidence
 from moesim.simulator.cost.table import TransferCost
 from moesim.simulator.layout.routing import LinkBytes
 
@@ -92,7 +90,9 @@ def ep_transfer(
         best_s=max(best_nic, traffic.nvlink_bytes / links.scale_up_bytes_per_s),
         worst_s=max(nic_s, scale_up_s) * slow_down.factor * (1.0 + residual),
         evidence=PriceEvidence.of(
-            [*curves.used, slow_down.id], [*curves.notes, slow_down.extrapolated, slow_down.assumed]
+            [*curves.used, slow_down.id],
+            [*curves.notes, slow_down.extrapolated, slow_down.assumed],
+            curves.reads,
         ),
     )
 
@@ -103,6 +103,7 @@ class _CurveReader:
     def __init__(self, profile: CalibrationProfile, generation: str) -> None:
         self.profile, self.generation = profile, generation
         self.used: list[str] = []
+        self.reads: list[tuple[str, float]] = []
         self.notes: list[str] = []
 
     def curve(self, curve_id: str) -> MeasuredCurve:
@@ -114,6 +115,7 @@ class _CurveReader:
         curve = self.curve(curve_id)
         reading = curve.curve.at(x)
         self.used.append(curve.id)
+        self.reads.append((curve.id, x))
         if reading.extrapolated:
             self.notes.append(note or reading.note)
         return reading.value, curve.residual.relative
@@ -177,38 +179,6 @@ def engine_transfer(
     )
 
 
-def all_to_all_transfer(
-    sent_bytes: float, ranks: int, nodes: int, links: Links, profile: CalibrationProfile
-) -> TransferCost:
-    """NCCL's all-to-all of `sent_bytes` a rank, spread evenly over `ranks` on `nodes` (eq. O6).
-
-    Inside a node it runs at the profile's bus bandwidth for this size (nccl.all_to_all.busbw, or that of an
-    all-gather), between nodes at the share of the NIC rate that collectives reach.
-    """
-    local = ranks // nodes
-    scale_up = sent_bytes * (local - 1) / ranks
-    nic = sent_bytes * (ranks - local) / ranks
-    measured = next((c for c in profile.curves if c.id == "nccl.all_to_all.busbw"), None)
-    curve = measured or profile.curve("collective.scale_up_fraction")
-    reading = curve.curve.at(sent_bytes)
-    rate = reading.value * (1.0 if measured else links.scale_up_bytes_per_s)
-    used, nic_s = [curve.id], 0.0
-    if nic:
-        share = profile.curve("collective.nic_fraction")
-        nic_s = nic / (share.curve.at(nodes).value * links.nic_bytes_per_s)
-        used.append(share.id)
-    return TransferCost(
-        launch_s=notify_seconds(links, nodes),
-        nic_s=nic_s,
-        scale_up_s=scale_up / rate,
-        nic_bytes=nic,
-        scale_up_bytes=scale_up,
-        best_s=max(scale_up / links.scale_up_bytes_per_s, nic / links.nic_bytes_per_s if nic else 0.0),
-        worst_s=max(nic_s, scale_up / rate) * (1.0 + curve.residual.relative),
-        evidence=PriceEvidence.of(used, [reading.note] if reading.extrapolated else []),
-    )
-
-
 def curve_of_generation(profile: CalibrationProfile, curve_id: str, kernels: str) -> MeasuredCurve:
     """The curve `<curve_id>.<kernels>` or, without it, `curve_id`; raises InputError without either."""
     own = f"{curve_id}.{kernels}"
@@ -237,59 +207,3 @@ def send_seconds(
     )
     share = profile.curve(f"{links.curves}p2p.{kind}_fraction").curve.at(payload_bytes).value
     return latency + payload_bytes * shared / (share * rate)
-
-
-def ring_seconds(
-    total_bytes: float, ranks: int, ranks_per_node: int, links: Links, profile: CalibrationProfile
-) -> float:
-    """Seconds of a reduce-scatter or all-gather of `total_bytes` over `ranks`, `ranks_per_node` a node.
-
-    Bytes, steps and protocols are those of `collectives.ring` (docs/model.md, eq. X5). The rates are those
-    of the profile's collectives with their largest buffers; the steps account for the lower rates of small
-    buffers.
-    """
-    if ranks <= 1 or total_bytes <= 0.0:
-        return 0.0
-    nodes = -(-ranks // ranks_per_node)
-    up_points = profile.curve(f"{links.curves}collective.scale_up_fraction").curve.points
-    scale_up = max(y for _, y in up_points) * links.wiring.ring(ranks_per_node)
-    nic = 0.0
-    if nodes > 1:
-        nic = profile.curve(f"{links.curves}collective.nic_fraction").curve.at(nodes).value
-    return closed_form_seconds(
-        "all_gather",
-        total_bytes,
-        ranks,
-        ranks_per_node,
-        load_library(),
-        scale_up_bytes_per_s=scale_up * links.scale_up_bytes_per_s,
-        nic_bytes_per_s=nic * links.nic_bytes_per_s,
-    )
-
-
-def ring_evidence(total_bytes: float, ranks: int, ranks_per_node: int, links: Links) -> PriceEvidence:
-    """Curves that `ring_seconds` reads for the same arguments."""
-    if ranks <= 1 or total_bytes <= 0.0:
-        return NO_EVIDENCE
-    paths = ("scale_up",) * (ranks_per_node > 1) + ("nic",) * (ranks > ranks_per_node)
-    return PriceEvidence.of(f"{links.curves}collective.{path}_fraction" for path in paths)
-
-
-def overlap_delay(
-    name: str, total_bytes: float, ranks: int, ranks_per_node: int, links: Links, profile: CalibrationProfile
-) -> PricedSeconds:
-    """Additional seconds of an NCCL ring beside GEMMs; 0 where the profile has not measured them.
-
-    The measured ratio (curve nccl.<name>.beside_compute) multiplies the scale-up part of `ring_seconds`; the
-    delay is the excess of the result over the whole ring alone (eq. O8).
-    """
-    measured = [c for c in profile.curves if c.id == f"nccl.{name}.beside_compute"]
-    if not measured or ranks <= 1 or total_bytes <= 0.0:
-        return PricedSeconds()
-    reading = measured[0].curve.at(total_bytes / ranks)
-    inside = ring_seconds(total_bytes, ranks, ranks, links, profile)
-    alone = ring_seconds(total_bytes, ranks, ranks_per_node, links, profile)
-    longer = max(0.0, reading.value * inside - alone)
-    if not longer:
-        return PricedSeconds()
-    return PricedSeconds(longer, PriceEvidence.of([measured[0].id], [reading.note]))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import fsum
 from typing import NamedTuple
 
-from moesim.simulator.cost.communication import overlap_delay, ring_evidence, ring_seconds
+from moesim.simulator.cost.library_collectives import RingOperation, overlap_delay, ring_price
 from moesim.simulator.cost.price_evidence import PricedSeconds, PriceEvidence, combined
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.model.operator import BlockKind
@@ -35,35 +35,41 @@ def rings(pricer: Pricer, copies: int) -> tuple[Ring, Ring]:
     return Ring(dense_ranks * copies, per_node), Ring(layout.expert_dp * copies, expert_per_node)
 
 
-def data_parallel(pricer: Pricer, dense_bytes: float, expert_bytes: float, copies: int) -> PricedSeconds:
-    """A reduce-scatter or all-gather over the dense and then the expert data-parallel group, alone.
+def data_parallel(
+    pricer: Pricer, operation: RingOperation, dense_bytes: float, expert_bytes: float, copies: int
+) -> PricedSeconds:
+    """A collective over the dense and then the expert data-parallel group, alone.
 
     `copies`: see `rings`.
     """
-    moved = tuple(zip((dense_bytes, expert_bytes), rings(pricer, copies), strict=True))
-    dense_s, expert_s = (ring_seconds(size, *ring, pricer.links, pricer.profile) for size, ring in moved)
-    evidence = combined((ring_evidence(size, *ring, pricer.links), 1.0) for size, ring in moved)
-    return PricedSeconds(dense_s + expert_s, evidence)
+    moved = zip((dense_bytes, expert_bytes), rings(pricer, copies), strict=True)
+    dense, expert = (ring_price(operation, size, *ring, pricer.links, pricer.profile) for size, ring in moved)
+    return PricedSeconds(dense.seconds + expert.seconds, dense.evidence | expert.evidence)
 
 
 def slow_down_by_compute(
-    pricer: Pricer, names: Sequence[str], kinds: Sequence[BlockKind], element_bytes: float, copies: int
+    pricer: Pricer,
+    names: Sequence[RingOperation],
+    kinds: Sequence[BlockKind],
+    element_bytes: float,
+    copies: int,
 ) -> tuple[float, PriceEvidence]:
     """Factor by which data-parallel collectives, block by block, take longer beside compute (eq. O8).
 
     The factor is 1 where the profile has not measured it; only rings of dense parameters were measured.
     """
     ring = rings(pricer, copies)[0]
-    of_kind: dict[BlockKind, tuple[PricedSeconds, PricedSeconds]] = {}
+    of_kind: dict[BlockKind, tuple[tuple[PricedSeconds, ...], PricedSeconds]] = {}
     for kind in dict.fromkeys(kinds):
         dense, expert = (held * element_bytes for held in pricer.block_parameters(kind))
         delays = [overlap_delay(name, dense, *ring, pricer.links, pricer.profile) for name in names]
         delay = PricedSeconds(fsum(d.seconds for d in delays), combined((d.evidence, 1.0) for d in delays))
-        of_kind[kind] = data_parallel(pricer, dense, expert, copies), delay
+        own = tuple(data_parallel(pricer, name, dense, expert, copies) for name in names)
+        of_kind[kind] = own, delay
     alone = longer = 0.0
     for kind in kinds:
-        collective, delay = of_kind[kind]
-        alone += len(names) * collective.seconds
+        collectives, delay = of_kind[kind]
+        alone += fsum(collective.seconds for collective in collectives)
         longer += delay.seconds
-    evidence = combined((priced.evidence, 1.0) for both in of_kind.values() for priced in both)
+    evidence = combined((priced.evidence, 1.0) for own, delay in of_kind.values() for priced in (*own, delay))
     return 1.0 + longer / alone if alone else 1.0, evidence

@@ -7,6 +7,7 @@ from math import ceil, fsum, log2
 
 from moesim.simulator.cost.communication import notify_seconds
 from moesim.simulator.cost.data_parallel import data_parallel, slow_down_by_compute
+from moesim.simulator.cost.library_collectives import RingOperation
 from moesim.simulator.cost.overlap import OverlapSlowDown, exposed_behind_window
 from moesim.simulator.cost.price_evidence import NO_EVIDENCE, PricedSeconds, combined
 from moesim.simulator.cost.pricing import Pricer
@@ -64,11 +65,13 @@ def _collectives(
     plan, copies = pricer.scenario.parallel, len(schedule.routes)
     if plan.zero_stage == 3:
         return PricedSeconds(), PricedSeconds()
-    reduction, gather = (
-        data_parallel(pricer, dense * size, expert * size, copies) for size in _element_bytes(pricer)
-    )
+    reduced, gathered = _element_bytes(pricer)
+    gather = PricedSeconds()
     if plan.zero_stage == 0:  # an all-reduce, which also gathers the gradients before the optimizer
-        reduction, gather = PricedSeconds(2.0 * reduction.seconds, reduction.evidence), PricedSeconds()
+        reduction = data_parallel(pricer, "all_reduce", dense * reduced, expert * reduced, copies)
+    else:
+        reduction = data_parallel(pricer, "reduce_scatter", dense * reduced, expert * reduced, copies)
+        gather = data_parallel(pricer, "all_gather", dense * gathered, expert * gathered, copies)
     if pricer.scenario.software.overlap_data_parallel:
         return exposed_behind_compute(pricer, kinds, schedule, reduction, gather)
     return reduction, gather
@@ -91,12 +94,15 @@ def exposed_behind_compute(
     passes = min(schedule.pp, schedule.microbatches) if plan.vpp > 1 else 1
     forward_s, backward_s = (passes * fsum(seconds[kind][i] for kind in kinds) for i in (0, 1))
     # Without ZeRO the reduction is an all-reduce, which runs both rings over the gradients.
-    reductions = ("reduce_scatter", "all_gather") if plan.zero_stage == 0 else ("reduce_scatter",)
+    reductions: tuple[RingOperation, ...] = ("reduce_scatter",)
+    if plan.zero_stage == 0:
+        reductions = ("reduce_scatter", "all_gather")
+    gathers: tuple[RingOperation, ...] = ("all_gather",)
     left = []
     for collective, window_s, names, element_bytes in zip(
         (reduction, gather),
         (backward_s, forward_s),
-        (reductions, ("all_gather",)),
+        (reductions, gathers),
         _element_bytes(pricer),
         strict=True,
     ):

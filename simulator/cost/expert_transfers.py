@@ -5,11 +5,11 @@ from __future__ import annotations
 from moesim.simulator.cost.communication import (
     EpKernels,
     EpOperation,
-    all_to_all_transfer,
     engine_transfer,
     ep_transfer,
 )
 from moesim.simulator.cost.laws import NO_SLOW_DOWN, SlowDown
+from moesim.simulator.cost.library_collectives import all_to_all_transfer
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.profile_use import communication_law
 from moesim.simulator.cost.table import Mode, TransferCost

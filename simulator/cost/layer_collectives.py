@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from moesim.hwmodels.calibration import CalibrationProfile
-from moesim.simulator.cost.communication import Links, ring_evidence, ring_seconds
+from moesim.simulator.cost.communication import Links
+from moesim.simulator.cost.library_collectives import ring_price
 from moesim.simulator.cost.overlap import (
     HalfLayerGemms,
     OverlapSlowDown,
@@ -15,7 +16,7 @@ from moesim.simulator.cost.overlap import (
     exposed_forward,
     exposed_pipelined,
 )
-from moesim.simulator.cost.price_evidence import PriceEvidence, combined
+from moesim.simulator.cost.price_evidence import PricedSeconds, PriceEvidence, combined
 from moesim.simulator.model.attention.protocol import Attention
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.model.repeated import repeated_communication
@@ -66,7 +67,7 @@ class LayerCollectives:
         for first, second, third in HALVES:
             gemms = HalfLayerGemms(*(seconds.get(ph, _NO_CORE).gemms_s for ph in (first, second, third)))
             overlap = self.scenario.software.overlap_tensor_parallel
-            gather = self._gather_s(shape, tokens)
+            gather = self._gather(shape, tokens).seconds
             # Routed experts take each rank's own tokens; a shared expert is split like an FFN.
             routed = experts and first == "mlp F" and not (shape.moe and shape.moe.shared_experts)
             if plan.tp > 1 and not routed:
@@ -82,7 +83,7 @@ class LayerCollectives:
         again = repeated_communication(block, self.scenario.recompute)
         if again.feed_forward:
             out["mlp I"] += forward["mlp F"]
-        context = self._context_s(block.layer.attention, tokens)
+        context = self._context(block.layer.attention, tokens).seconds
         if context:
             attention = [seconds.get(phase, _NO_CORE).attention_s for phase in ("attn F", "attn I")]
             exposed = self._overlapped_with_attention(context, attention[0])
@@ -90,7 +91,7 @@ class LayerCollectives:
             out["attn I"] += self._overlapped_with_attention(context, attention[1])
             out["attn I"] += again.context * exposed
         if experts and plan.expert_tp > 1:
-            rows = 2.0 * self._rows_s(shape, tokens)
+            rows = 2.0 * self._rows(shape, tokens).seconds
             forward["mlp F"] += rows
             out["mlp I"] += rows * (1 + (again.experts and not again.layer))
         out["attn F"], out["mlp F"] = forward["attn F"], forward["mlp F"]
@@ -98,38 +99,53 @@ class LayerCollectives:
             out["mlp I"] += forward["attn F"] + forward["mlp F"]
         return out
 
-    def evidence(self, *, experts: bool = False) -> PriceEvidence:
-        """Curves behind the exposed seconds."""
-        plan, node = self.scenario.parallel, self.links.gpus_per_node
-        groups = [(plan.tp, min(plan.tp, node)), (plan.cp, self._context_ranks_per_node())]
-        if experts:
-            groups.append((plan.expert_tp, min(plan.expert_tp, node)))
-        return combined((ring_evidence(1.0, *group, self.links), 1.0) for group in groups)
+    def evidence(self, shape: ModelShape, kind: BlockKind, tokens: int) -> PriceEvidence:
+        """Curves behind the exposed seconds of a block."""
+        block = shape.block(kind)
+        assert block.layer is not None, "collectives are inside layers"
+        priced = [self._gather(shape, tokens), self._context(block.layer.attention, tokens)]
+        if block.routed:
+            priced.append(self._rows(shape, tokens))
+        return combined((price.evidence, 1.0) for price in priced)
 
     @property
     def _slow_down(self) -> OverlapSlowDown:
         """Slow-down of compute; that of these collectives beside GEMMs was not measured."""
         return OverlapSlowDown(self.profile.lost_beside_nccl.value)
 
-    def _gather_s(self, shape: ModelShape, tokens: int) -> float:
-        """Seconds of one all-gather or reduce-scatter of a micro-batch's activations."""
+    def _gather(self, shape: ModelShape, tokens: int) -> PricedSeconds:
+        """One of the two collectives of a micro-batch's activations around a half layer: half of both.
+
+        With sequence parallelism they are an all-gather and a reduce-scatter, without it one all-reduce.
+        """
         plan, node = self.scenario.parallel, self.links.gpus_per_node
         activation = tokens / plan.cp * shape.hidden * 2.0
-        return ring_seconds(activation, plan.tp, min(plan.tp, node), self.links, self.profile)
+        group = (plan.tp, min(plan.tp, node))
+        return self._half(activation, group, split=plan.sequence_parallel)
 
-    def _rows_s(self, shape: ModelShape, tokens: int) -> float:
-        """Seconds of one all-gather or reduce-scatter of the rows that a split expert's ranks received."""
+    def _rows(self, shape: ModelShape, tokens: int) -> PricedSeconds:
+        """One all-gather or reduce-scatter, as the mean of both, of the rows of a split expert's ranks."""
         assert shape.moe is not None
         plan, node = self.scenario.parallel, self.links.gpus_per_node
         rows = tokens / (plan.cp * plan.tp) * shape.moe.top_k * plan.expert_tp
-        ranks = plan.expert_tp
-        return ring_seconds(rows * shape.hidden * 2.0, ranks, min(ranks, node), self.links, self.profile)
+        group = (plan.expert_tp, min(plan.expert_tp, node))
+        return self._half(rows * shape.hidden * 2.0, group, split=True)
 
-    def _context_s(self, attention: Attention, tokens: int) -> float:
-        """Seconds of a ring over the context-parallel group with the keys and values of one micro-batch."""
+    def _half(self, total_bytes: float, group: tuple[int, int], *, split: bool) -> PricedSeconds:
+        """Half of an all-gather and a reduce-scatter (`split`), or of an all-reduce; group as in eq. X5."""
+        args = (total_bytes, *group, self.links, self.profile)
+        if not split:
+            both = ring_price("all_reduce", *args)
+            return PricedSeconds(both.seconds / 2.0, both.evidence)
+        gather, scatter = ring_price("all_gather", *args), ring_price("reduce_scatter", *args)
+        return PricedSeconds((gather.seconds + scatter.seconds) / 2.0, gather.evidence | scatter.evidence)
+
+    def _context(self, attention: Attention, tokens: int) -> PricedSeconds:
+        """A ring over the context-parallel group with the keys and values of one micro-batch."""
         plan, per_node = self.scenario.parallel, self._context_ranks_per_node()
         width = attention.context_elements(self.scenario.batch.sequence_length) / plan.tp
-        return ring_seconds(tokens * width * 2.0, plan.cp, per_node, self.links, self.profile)
+        size = tokens * width * 2.0
+        return ring_price("all_gather", size, plan.cp, per_node, self.links, self.profile)
 
     def _context_ranks_per_node(self) -> int:
         plan, node = self.scenario.parallel, self.links.gpus_per_node

@@ -26,11 +26,17 @@ class PriceEvidence:
     notes: frozenset[str] = frozenset()
     """Assumptions, and readings outside the measured range."""
     readings: tuple[EntryReading, ...] = ()
+    reads: frozenset[tuple[str, float]] = frozenset()
+    """(entry, x in SI units) at which curves of transfers were read."""
 
     @classmethod
-    def of(cls, entries: Iterable[str], notes: Iterable[str] = ()) -> PriceEvidence:
+    def of(
+        cls, entries: Iterable[str], notes: Iterable[str] = (), reads: Iterable[tuple[str, float]] = ()
+    ) -> PriceEvidence:
         """Evidence without readings of compute; empty texts are left out."""
-        return cls(frozenset(e for e in entries if e), frozenset(n for n in notes if n))
+        return cls(
+            frozenset(e for e in entries if e), frozenset(n for n in notes if n), reads=frozenset(reads)
+        )
 
     def __or__(self, other: PriceEvidence) -> PriceEvidence:
         """The evidence of the sum of two prices."""
@@ -51,11 +57,14 @@ def combined(parts: Iterable[tuple[PriceEvidence, float]]) -> PriceEvidence:
     """
     entries: set[str] = set()
     notes: set[str] = set()
+    reads: set[tuple[str, float]] = set()
     sums: dict[str, tuple[float, float]] = {}
     for part, times in parts:
         entries |= part.entries
         if part.notes:
             notes |= part.notes
+        if part.reads:
+            reads |= part.reads
         for entry, seconds, error_s in part.readings:
             known = sums.get(entry)
             if known is None:
@@ -63,7 +72,7 @@ def combined(parts: Iterable[tuple[PriceEvidence, float]]) -> PriceEvidence:
             else:
                 sums[entry] = known[0] + times * seconds, known[1] + times * error_s
     readings = tuple([EntryReading(entry, *both) for entry, both in sums.items()])
-    return PriceEvidence(frozenset(entries), frozenset(notes), readings)
+    return PriceEvidence(frozenset(entries), frozenset(notes), readings, frozenset(reads))
 
 
 @dataclass(frozen=True, slots=True)

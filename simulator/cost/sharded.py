@@ -7,8 +7,8 @@ from dataclasses import replace
 from math import fsum
 
 from moesim.simulator.cost.collectives.ring import busiest_bytes
-from moesim.simulator.cost.communication import overlap_delay
 from moesim.simulator.cost.data_parallel import data_parallel, rings
+from moesim.simulator.cost.library_collectives import RingOperation, overlap_delay
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.table import Mode, PhaseCost, TransferCost
 from moesim.simulator.model.operator import BlockKind, Phase
@@ -29,9 +29,9 @@ def sharded_phases(pricer: Pricer, kind: BlockKind) -> tuple[dict[Phase, Transfe
         held = ((dense, dense_ring), (expert, expert_ring))
         moved = [busiest_bytes("all_gather", count * size, *ring) for count, ring in held]
         nic, scale_up = (fsum(bytes_[i] for bytes_ in moved) for i in (0, 1))
-        name = "reduce_scatter" if scatter else "all_gather"
+        name: RingOperation = "reduce_scatter" if scatter else "all_gather"
         delay = overlap_delay(name, dense * size, *dense_ring, links, profile)
-        collective = data_parallel(pricer, dense * size, expert * size, 1)
+        collective = data_parallel(pricer, name, dense * size, expert * size, 1)
         alone[phase] = collective.seconds
         both = collective.seconds + delay.seconds
         evidence = collective.evidence | delay.evidence

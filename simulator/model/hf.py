@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,12 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import resolved
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import dump_mapping, load_mapping
+from moesim.simulator.model.counts import parameters_total
 from moesim.simulator.model.hf_reader import Reader, Understood
 from moesim.simulator.model.shape import MAX_LAYERS, ModelShape
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,79}")
+"""Names that a configuration may give its model; anything else, such as a path, is no name."""
 
 NESTED = ("text_config", "llm_config")
 """Keys under which the files of multimodal models describe the language model."""
@@ -29,13 +35,22 @@ class ImportedModel:
     ignored: tuple[str, ...]
 
 
-def import_hf(path: str | Path) -> ImportedModel:
+def import_hf(path: str | Path, name: str | None = None) -> ImportedModel:
     """Read a Hugging Face config.json of a known family.
 
+    `name`: the model's; None takes it from the file, or else writes the family and the parameters.
     Raises InputError naming file and key for an unknown `model_type`, a missing key, a value of the
     wrong type, and a feature that would change the shape in a way that is not modelled.
     """
-    return shape_from_config(load_mapping(path), str(path))
+    imported = shape_from_config(load_mapping(path), str(path))
+    if name is None:
+        return imported
+    if not _NAME.fullmatch(name):
+        raise InputError(
+            f"name {name[:80]!r}: write 2 to 80 letters, digits, dots, dashes and underscores, beginning "
+            "with a letter or digit"
+        )
+    return replace(imported, shape=imported.shape.model_copy(update={"name": name}))
 
 
 def shape_from_config(data: dict[str, Any], place: str) -> ImportedModel:
@@ -57,13 +72,17 @@ def shape_from_config(data: dict[str, Any], place: str) -> ImportedModel:
     left_out = list(fields.pop("not_modelled", ()))
     if prefix:
         left_out.append(f"everything outside {prefix[:-1]} (the file describes a multimodal model)")
-    stem = Path(place).stem
-    fields["name"] = stem if stem != "config" else resolved(Path(place)).parent.name or family
+    stated = _stated_name(data, place)
+    fields["name"] = stated or family
     fields["source"] = {
         "kind": "published",
         "reference": f"Hugging Face config {Path(place).name} ({family})",
     }
     shape = validate_model(ModelShape, fields | {"not_modelled": left_out}, place)
+    if stated is None:
+        size = parameters_total(shape)
+        counted = f"{size / 1e12:.3g}t" if size >= 1e12 else f"{size / 1e9:.3g}b"
+        shape = shape.model_copy(update={"name": f"{family}-{counted}"})
     outside = [key for key in data if prefix and f"{key}." != prefix]
     return ImportedModel(shape, tuple(reader.understood), (*outside, *reader.unread()))
 
@@ -71,6 +90,22 @@ def shape_from_config(data: dict[str, Any], place: str) -> ImportedModel:
 def to_yaml(shape: ModelShape) -> str:
     """Write a model file from which `load_model` reads an equal shape; absent parts are left out."""
     return dump_mapping(shape.model_dump(mode="json", exclude_none=True))
+
+
+def _stated_name(data: Mapping[str, Any], place: str) -> str | None:
+    """The name of a model: its file's, that in the file, or that of Hugging Face's download folder.
+
+    None where only the name of some folder is known, which need not be the model's.
+    """
+    path = Path(place)
+    if path.stem != "config":
+        return path.stem
+    written = data.get("_name_or_path")
+    last = written.rstrip("/").rpartition("/")[2] if isinstance(written, str) else ""
+    if _NAME.fullmatch(last):
+        return last
+    cached = next((part for part in resolved(path).parts if part.startswith("models--")), "")
+    return cached.rpartition("--")[2] or None
 
 
 def _common(r: Reader) -> dict[str, Any]:

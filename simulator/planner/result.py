@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.summary_text import gib, percent, short, table_lines
+from moesim.simulator.common.tables import html_table
 from moesim.simulator.planner.refusals import Refusal
 from moesim.simulator.predict.result_parts import PoolResult
 from moesim.simulator.scenario import Scenario
@@ -14,10 +16,15 @@ from moesim.simulator.scenario import Scenario
 if TYPE_CHECKING:
     import pandas as pd
 
+MOST_PLANS = 4
+"""Ranked plans that a printed search shows."""
+
+PLAN_COLUMNS = ("plan", "step (s)", "from", "behind", "memory (GiB)", "days", "cost")
+
 Source = Literal["simulated", "closed form"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class PlanRow:
     """One plan with its step time, memory and cost.
 
@@ -83,6 +90,10 @@ class PlanRow:
             f"TP{self.tp} PP{self.pp} EP{self.ep} CP{self.cp} VPP{self.vpp} DP{self.dp}{etp} "
             f"MBS{self.microbatch} {self.schedule}{placed}"
         )
+
+    def __repr__(self) -> str:
+        """The plan with its step time, memory and cost."""
+        return _row_text(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; the scenario becomes a mapping that can be saved as a scenario file."""
@@ -171,7 +182,7 @@ class TrainerVerdict:
         return {**asdict(replace(self, best_of_all=None)), "best_of_all": best}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class PlanResult:
     """The best plans of a space, its Pareto front, and the reasons why other plans were refused.
 
@@ -214,6 +225,14 @@ class PlanResult:
         """The first ranked plan."""
         return self.ranked[0]
 
+    def __repr__(self) -> str:
+        """The first ranked plans and what the search counted, in about ten lines."""
+        return _text(self)
+
+    def _repr_html_(self) -> str:
+        """The ranked plans as a table, for notebooks."""
+        return html_table([dict(zip(PLAN_COLUMNS, _cells(row), strict=True)) for row in self.ranked])
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values without wall times, so that equal inputs give equal values."""
         counts = (
@@ -240,3 +259,42 @@ class PlanResult:
             raise InputError("to_pandas() needs pandas: pip install pandas") from None
         rows = [row.to_dict() for row in self.ranked]
         return pd.DataFrame([{k: v for k, v in row.items() if k != "scenario"} for row in rows])
+
+
+def _row_text(row: PlanRow) -> str:
+    """One plan in a line: step time with its source, memory, duration and cost."""
+    figures = dict(zip(PLAN_COLUMNS, _cells(row), strict=True))
+    return (
+        f"{figures['plan']}, {row.recompute}, {row.precision}, {row.sms} SMs, ZeRO {row.zero_stage}: "
+        f"{figures['step (s)']} s ({row.source}), {figures['memory (GiB)']} GiB, {figures['days']} days, "
+        f"{figures['cost']}"
+    )
+
+
+def _cells(row: PlanRow) -> list[str]:
+    """The cells of a plan below `PLAN_COLUMNS`."""
+    return [
+        row.label,
+        f"{row.time_s:.3f}",
+        row.source,
+        percent(row.margin),
+        f"{gib(row.memory_bytes)} of {gib(row.capacity_bytes)}",
+        f"{row.days:.1f}",
+        "no price" if row.cost_usd is None else f"${short(row.cost_usd)}",
+    ]
+
+
+def _text(result: PlanResult) -> str:
+    """The best plans, the scenario's own, and what the search counted, in about ten lines."""
+    lines = [
+        f"plans by {result.objective}: {result.considered:,} considered, {result.legal:,} legal, "
+        f"{result.fitting:,} fit, {result.simulated:,} simulated",
+        *table_lines([list(PLAN_COLUMNS), *map(_cells, result.ranked)], MOST_PLANS),
+    ]
+    if result.own is not None:
+        rank = "" if result.own_rank is None else f" (rank {result.own_rank})"
+        lines.append(f"  the scenario's own plan{rank}: {_row_text(result.own)}")
+    if result.rivals:
+        lines.append(f"  {result.rivals:,} further families are within the error of the closed form")
+    lines += [f"  note: {note}" for note in result.notes[:2]]
+    return "\n".join([*lines, "  more: .best, .ranked, .pareto, .refused, .to_pandas()"])

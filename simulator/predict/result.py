@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field, computed_field, model_validator
+from pydantic import ConfigDict, Field, computed_field, model_validator
 
 from moesim.hwmodels.confidence import Confidence
+from moesim.hwmodels.summary_text import count, gib, percent, short, titled
 from moesim.simulator.common.tables import Row, TableResult
 from moesim.simulator.engine.full_resolution.result import FullResult
 from moesim.simulator.predict.band import Uncertainty
@@ -28,35 +29,59 @@ from moesim.simulator.scenario.defaults import Default
 
 SCHEMA_VERSION = 1
 
+MOST_CAUSES = 4
+"""Causes of the critical path that a printed result names."""
+
 
 class Result(TableResult):
-    """The result of a prediction."""
+    """The result of a prediction; its fields are the keys that `simulate --json` prints."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
 
     scenario: str
+    """Name of the scenario."""
     step: StepResult
+    """Time, rates, MFU and bounds of one step."""
     breakdown_s: Breakdown
+    """Seconds of pipeline rank 0 by category."""
     breakdown_by_rank_s: tuple[Breakdown, ...]
+    """Seconds by category for every pipeline rank."""
     breakdown_split_w_s: Breakdown
     """Mean over pipeline ranks, with the weight gradients of a full B moved to `backward_weight`."""
     forward_backward_pair_s: float | None
+    """Mean seconds of the overlapped pairs; null where the schedule has no pairs."""
     pair_phases: tuple[PhaseSpan, ...]
+    """Mean duration of each phase of MoE blocks inside overlapped pairs."""
     utilisation: Utilisation
+    """Busy fractions of SMs and links over the step."""
     critical_path_s: tuple[CauseRow, ...]
+    """Seconds of the critical path by cause, largest first."""
     memory: MemoryResult
+    """Memory of the fullest GPU, and whether the plan fits."""
     run: RunResult
+    """Duration and cost of the run that consists of such steps."""
     stages: tuple[str, ...]
+    """Blocks of every pipeline stage, in words."""
     profile: str
+    """Name of the calibration profile."""
     profile_hash: str
+    """Hash of the profile's content."""
     confidence: Confidence
     """Level of the evidence behind the GEMM rates (`moesim.hwmodels.confidence`)."""
     confidence_reason: str
+    """Why the confidence has this level."""
     warnings: tuple[str, ...]
+    """What makes the prediction less reliable, in sentences."""
     provenance: tuple[ProvenanceEntry, ...]
+    """Every number and curve behind the prediction, with its source."""
     extrapolated: tuple[str, ...]
+    """Inputs that were assumed, or read outside the range of their source."""
     seed: int
+    """Seed of every random draw."""
     version: str
+    """Version of moesim."""
     full: FullResult | None = None
-    """Figures of every GPU in full resolution; None in folded resolution."""
+    """Figures of every GPU in full resolution; null in folded resolution."""
     host: HostReport | None = Field(None, exclude_if=lambda value: value is None)
     """Launch stalls of the step, where the scenario names a host."""
     uncertainty: Uncertainty | None = Field(None, exclude_if=lambda value: value is None)
@@ -66,6 +91,7 @@ class Result(TableResult):
     pools: tuple[PoolResult, ...] = Field((), exclude_if=lambda value: not value)
     """Results of each pool of a fleet; left out of the output of a single cluster."""
     schema_version: int = SCHEMA_VERSION
+    """Version of these keys."""
 
     @model_validator(mode="before")
     @classmethod
@@ -83,9 +109,46 @@ class Result(TableResult):
         """The old name of `breakdown_split_w_s` in JSON, kept for one version."""
         return self.breakdown_split_w_s
 
+    def __str__(self) -> str:
+        """The main figures with their units, in about ten lines."""
+        return _text(self)
+
     def rows(self) -> list[Row]:
         """One row with the main figures."""
         row: Row = {"scenario": self.scenario, **figures(self)}
         for name, band in self.uncertainty.bands.items() if self.uncertainty else ():
             row |= {f"{name}_p10": band.p10, f"{name}_p50": band.p50, f"{name}_p90": band.p90}
         return [row]
+
+
+def _text(result: Result) -> str:
+    """The main figures of a prediction with their units, in about ten lines."""
+    step, memory = result.step, result.memory
+    tight = memory.verdict == "tight"
+    fits = ("fits, tightly" if tight else "fits") if memory.fits else "does not fit"
+    causes = ", ".join(f"{row.cause} {row.seconds:.2f}" for row in result.critical_path_s[:MOST_CAUSES])
+    split, bands = result.breakdown_s, result.uncertainty.bands if result.uncertainty else {}
+    band = bands.get("step_time_s")
+    counted = [
+        count(len(result.warnings), "warning"),
+        f"{count(len(result.extrapolated), 'input')} assumed or extrapolated",
+    ]
+    return titled(
+        f"{result.scenario} (profile {result.profile}, confidence {result.confidence})",
+        {
+            "step time": f"{step.time_s:.3f} s, between the bounds {step.lower_bound_s:.3f} s and "
+            f"{step.upper_bound_s:.3f} s",
+            "interval": f"P10 {band.p10:.3f} s, P50 {band.p50:.3f} s, P90 {band.p90:.3f} s" if band else "",
+            "throughput": f"{short(step.tokens_per_s)} tokens/s, {step.tokens_per_s_per_gpu:,.0f} "
+            "tokens/s/GPU",
+            "MFU": f"{percent(step.mfu_causal)} causal, {percent(step.mfu_noncausal)} non-causal",
+            "memory": f"{gib(memory.total_bytes)} of {gib(memory.capacity_bytes)} GiB on the fullest GPU: "
+            f"{fits}",
+            "run": str(result.run).replace("\n", "; "),
+            "rank 0": f"bubble {split.bubble:.2f} s, waiting for communication "
+            f"{split.exposed_communication:.2f} s",
+            "longest": f"{causes} s on the critical path",
+            "evidence": ", ".join(counted),
+            "more": ".to_dict(), .to_pandas(), moesim.explain(result)",
+        },
+    )

@@ -6,6 +6,7 @@ from typing import Literal
 
 from moesim.hwmodels.confidence import Confidence
 from moesim.hwmodels.frozen import Frozen
+from moesim.hwmodels.summary_text import short
 from moesim.hwmodels.units import in_unit
 from moesim.simulator.run.report import RunReport
 
@@ -92,6 +93,27 @@ class RunResult(Finite):
     gpu_hours: float
     cost_usd: float | None
     report: RunReport | None = None
+
+    def __str__(self) -> str:
+        """Duration, GPU-hours and cost, and those of the whole run with its interruptions where reported."""
+        lines = [
+            f"{short(self.tokens)} tokens in {self.steps:,} steps: {self.days:.1f} days, "
+            f"{short(self.gpu_hours)} GPU-hours{_dollars(self.cost_usd)}"
+        ]
+        if self.report is not None:
+            days, cost = self.report.days, self.report.cost_usd
+            lines.append(
+                f"with interruptions {days.predicted:.1f} days{_dollars(cost.predicted if cost else None)}"
+            )
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        """The text of `str`."""
+        return str(self)
+
+
+def _dollars(value: float | None) -> str:
+    return ", no price known" if value is None else f", ${short(value)}"
 
 
 class Utilisation(Finite):

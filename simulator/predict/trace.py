@@ -149,14 +149,27 @@ def write_trace(path: str | Path, shown: Sequence[ShownGpus]) -> None:
     write_atomically(path, _chunks(chrome_trace(shown)))
 
 
+def check_trace_folder(folder: Path) -> None:
+    """Raise InputError where the folder of traces is a file, or where no folder can have its name."""
+    try:
+        exists = folder.exists()
+    except (OSError, ValueError) as error:
+        raise InputError(f"trace folder {str(folder)[:80]}: cannot be a folder: {error}") from None
+    if exists and not is_folder(folder):
+        raise InputError(f"trace folder {str(folder)[:80]}: this is a file; give a folder")
+
+
 def write_trace_per_gpu(folder: str | Path, shown: Sequence[ShownGpus]) -> list[Path]:
     """Write one `rank-NNNNN.json.gz` a GPU, the layout that Holistic Trace Analysis reads; return the paths.
 
-    The folder must exist. Raises InputError as `write_trace` does.
+    A missing folder is created. Raises InputError as `write_trace` does, and where the folder cannot be made.
     """
     folder = Path(folder)
-    if not is_folder(folder):
-        raise InputError(f"trace folder {folder}: does not exist; create it first")
+    check_trace_folder(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"trace folder {folder}: cannot be created: {error.strerror or error}") from None
     written = []
     for part in shown:
         for rank, member in part.places:

@@ -45,6 +45,7 @@ from moesim.simulator.scenario.outline import AnyCluster, ClusterOutline
 from moesim.simulator.scenario.overrides import override, plain, put
 from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.scenario.run_plan import RunPlan, RunPlanRef
+from moesim.simulator.scenario.scenario_text import scenario_text
 from moesim.simulator.scenario.sections import Batch, Communication, Routing, Stages, Variation
 from moesim.simulator.scenario.stated import as_stated, fill_defaults, is_stated, list_defaults, without_nulls
 
@@ -93,7 +94,7 @@ class Scenario(Section):
     schedule: str = "1f1b"
     """A name, or a CSV file in PyTorch's pipelining notation (sends awaited if bidirectional)."""
     batch: Batch
-    """Global batch of one step."""
+    """Sequences of one step over the whole cluster, and their length."""
     stages: Stages = Stages()
     """Which layers each pipeline stage holds."""
     communication: Communication = Communication()
@@ -154,6 +155,25 @@ class Scenario(Section):
     def _as_stated(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
         data: dict[str, Any] = handler(self)
         return as_stated(self, data, resolved=bool((info.context or {}).get("resolved")))
+
+    def __str__(self) -> str:
+        """Model, machines, plan, batch and profile, in about ten lines; nothing is loaded for it."""
+        return scenario_text(
+            self.name,
+            model=self.model,
+            machines=[self.cluster] if self.fleet is None else [pool.cluster for pool in self.fleet.pools],
+            parallel=self.parallel,
+            order=f"{self.schedule}, recompute={self.recompute}",
+            batch=self.batch,
+            rates=(self.profile, self.precision),
+            communication=self.communication,
+            mode=f"{self.resolution}, seed {self.seed}, {len(self.faults)} faults",
+            chosen=len(self._defaults),
+        )
+
+    def __repr__(self) -> str:
+        """The text of `str`; `to_dict` gives all stated keys."""
+        return str(self)
 
     @property
     def defaults(self) -> tuple[Default, ...]:

@@ -11,6 +11,7 @@ import numpy as np
 from moesim.hwmodels.arrays import FloatArray
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.frozen import Frozen
+from moesim.hwmodels.summary_text import gib, percent, short, table_lines
 from moesim.simulator.common.tables import Row, TableResult
 from moesim.simulator.predict.band import Band
 from moesim.simulator.predict.driver import predict
@@ -18,11 +19,15 @@ from moesim.simulator.predict.figures import POWERS, figures
 from moesim.simulator.predict.result import Result
 from moesim.simulator.predict.simulate import simulate
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.studies.differing_keys import differing_keys, own_names
 from moesim.simulator.studies.effects import entry_effects
 from moesim.simulator.studies.uncertainty import samples_of
 
 MOST = 4
 """Most scenarios in one comparison."""
+
+MOST_PRINTED = 3
+"""Causes of the differences that a printed comparison shows."""
 
 OTHER = "other"
 """Cause of the seconds that the critical path does not cover; 0 s if the path reaches back to the start."""
@@ -56,6 +61,10 @@ class Comparison(TableResult):
     sides: tuple[Side, ...]
     waterfall: tuple[Waterfall, ...]
 
+    def __str__(self) -> str:
+        """The main figures of every scenario, what differs, and the largest differences by cause."""
+        return _text(self)
+
     def rows(self) -> list[Row]:
         """One row for each figure, with every scenario's value and its change against the first."""
         table: list[Row] = []
@@ -88,17 +97,23 @@ def label(number: int, side: Side) -> str:
 
 
 def compare(
-    scenarios: Sequence[Scenario], *, names: Sequence[str] | None = None, uncertainty: bool = False
+    scenarios: Sequence[Scenario], *, names: Sequence[str | None] | None = None, uncertainty: bool = False
 ) -> Comparison:
     """Predict two to four scenarios and split the differences of their step times by cause.
 
-    `names`: their names in the result. `uncertainty`: add bands of the differences, from draws that the
-    scenarios share. Raises InputError for another number of scenarios.
+    `names`: their names in the result, kept as given; None stands for the scenario's own name. Scenarios
+    that would have the same name of their own are told apart by the keys that differ (`own_names`).
+    `uncertainty`: add bands of the differences, from draws that the scenarios share. Raises InputError for
+    another number of scenarios.
     """
     if not 2 <= len(scenarios) <= MOST:
         raise InputError(f"compare takes 2 to {MOST} scenarios, not {len(scenarios)}; use sweep for more")
     if names is not None and len(names) != len(scenarios):
         raise InputError(f"compare: {len(names)} names for {len(scenarios)} scenarios")
+    named = [
+        name if name is not None else own
+        for name, own in zip(names or [None] * len(scenarios), own_names(scenarios), strict=True)
+    ]
     results, draws = [], []
     for scenario in scenarios:
         if uncertainty:
@@ -114,9 +129,9 @@ def compare(
             delta = bands_of_changes(results[0], draws[0], result, draws[number])["step_time_s"]
         sides.append(
             Side(
-                name=names[number] if names else scenario.name,
+                name=named[number],
                 figures=figures(result),
-                differs=_differs(scenarios[0], scenario),
+                differs=differing_keys(scenarios[0], scenario),
                 delta_s=delta,
             )
         )
@@ -199,24 +214,29 @@ def causes(result: Result) -> dict[str, float]:
     return {**found, OTHER: rest_ns / 1e9} if rest_ns else found
 
 
-def _differs(first: Scenario, other: Scenario) -> dict[str, tuple[Any, Any]]:
-    """Keys whose values differ, defaults included; for a key with a default in both, only `.value` counts."""
-    chosen = {item.key for item in first.defaults} & {item.key for item in other.defaults}
-    found = differences(first.resolved(), other.resolved())
-    return {
-        key: values
-        for key, values in found.items()
-        if key.endswith(".value") or key.rpartition(".")[0] not in chosen
-    }
+def _text(comparison: Comparison) -> str:
+    """The main figures of every scenario and the causes that differ most, in about ten lines."""
+    sides = comparison.sides
+    rows = [["scenario", "step (s)", "change (s)", "MFU", "memory (GiB)", "days", "cost"]]
+    rows += [_printed_row(side, sides[0]) for side in sides]
+    lines = [f"comparison of {len(sides)} scenarios with {sides[0].name}", *table_lines(rows)]
+    differing = [w for w in comparison.waterfall if max(w.seconds) != min(w.seconds)][:MOST_PRINTED]
+    if differing:
+        lines.append("  largest differences on the critical path, seconds:")
+        lines += [f"    {w.cause}: {' -> '.join(f'{s:.3f}' for s in w.seconds)}" for w in differing]
+    return "\n".join([*lines, "  more: .rows(), .waterfall_rows(), .to_pandas()"])
 
 
-def differences(first: dict[str, Any], other: dict[str, Any], at: str = "") -> dict[str, tuple[Any, Any]]:
-    """(first, other) values by dotted key, for all keys that differ; None for an absent key."""
-    found: dict[str, tuple[Any, Any]] = {}
-    for key in [*first, *(k for k in other if k not in first)]:
-        a, b = first.get(key), other.get(key)
-        if isinstance(a, dict) and isinstance(b, dict):
-            found |= differences(a, b, f"{at}{key}.")
-        elif a != b:
-            found[f"{at}{key}"] = (a, b)
-    return found
+def _printed_row(side: Side, first: Side) -> list[str]:
+    figure = side.figures
+    step, base = figure["step_time_s"] or 0.0, first.figures["step_time_s"] or 0.0
+    cost = figure["cost_usd"]
+    return [
+        side.name,
+        f"{step:.3f}",
+        "" if side is first else f"{step - base:+.3f}",
+        percent(figure["mfu_causal"] or 0.0),
+        gib(figure["memory_bytes"] or 0.0) + ("" if figure["fits"] else ", does not fit"),
+        f"{figure['days'] or 0.0:.1f}",
+        "no price" if cost is None else f"${short(cost)}",
+    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import fsum
@@ -14,6 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.summary_text import count, gib, percent, short, table_lines
 from moesim.simulator.common.tables import Row, TableResult
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.studies.point import Key, PointOutcome, Status, key_of
@@ -75,6 +77,10 @@ class Sweep(TableResult):
     reused: int = Field(0, exclude=True)
     work_s: float = Field(0.0, exclude=True)
     """Seconds of computing, summed over the workers."""
+
+    def __str__(self) -> str:
+        """The number of points by status, the fastest point, and the first points."""
+        return _text(self)
 
     def rows(self) -> list[Row]:
         """One row for each point, with its values, status, figures and reason."""
@@ -230,3 +236,37 @@ class _Run:
         failed = sum(outcome.status == "failed" for outcome in self.outcomes.values())
         eta = left / rate if self.computed else None
         self.progress(Progress(len(self.outcomes), len(self.design), self.reused, failed, rate, eta))
+
+
+def _text(sweep: Sweep) -> str:
+    """Points by status, the fastest point, and the first points with their figures, in about ten lines."""
+    by_status = Counter(point.status for point in sweep.points)
+    counted = ", ".join(f"{number:,} {status}" for status, number in by_status.items())
+    lines = [f"sweep of {sweep.scenario}: {count(len(sweep.points), 'point')} ({counted})"]
+    timed = [point for point in sweep.points if point.status == "ok"]
+    if timed:
+        best = min(timed, key=lambda point: float(point.figures["step_time_s"] or 0.0))
+        values = ", ".join(f"{key}={value}" for key, value in best.values.items())
+        lines.append(f"  fastest: {values}: {best.figures['step_time_s']:.3f} s")
+    keys = list(dict.fromkeys(key for point in sweep.points for key in point.values))
+    rows = [[*keys, "status", "step (s)", "MFU", "memory (GiB)", "days", "cost"]]
+    rows += [
+        [*(str(point.values.get(key, "")) for key in keys), *_printed_figures(point)]
+        for point in sweep.points
+    ]
+    return "\n".join([*lines, *table_lines(rows), "  more: .rows(), .best(), .to_pandas()"])
+
+
+def _printed_figures(point: SweepPoint) -> list[str]:
+    figure = point.figures
+    if figure.get("step_time_s") is None:
+        return [point.status, "", "", "", "", ""]
+    cost = figure.get("cost_usd")
+    return [
+        point.status,
+        f"{figure['step_time_s']:.3f}",
+        percent(figure["mfu_causal"] or 0.0),
+        gib(figure["memory_bytes"] or 0.0),
+        f"{figure['days'] or 0.0:.1f}",
+        "no price" if cost is None else f"${short(cost)}",
+    ]

@@ -8,10 +8,10 @@
     >>> moesim.sweep(home, {"communication.sms": "4..32:4"}, store="sms.sqlite").to_pandas()
 
 `load` reads a scenario by preset name or path and applies overrides such as "parallel.ep=32";
-`Scenario.replace` changes keys. `simulate`, `explain`, `compare`, `sweep`, `sensitivity` and `interval` take
-a `Scenario`, a preset name or a file. Results have `to_dict()` and `to_pandas()`, and notebooks show them as
-tables. `plan` searches plans; `run` predicts the whole run with its failures and cost; `score` compares the
-home case with every published figure.
+`Scenario.replace` changes keys. `simulate`, `estimate` (closed form, a fraction of a second), `explain`,
+`compare`, `sweep`, `sensitivity` and `interval` take a `Scenario`, a preset name or a file. Results have
+`to_dict()` and `to_pandas()`, and notebooks show them as tables. `plan` searches plans; `run` predicts
+the whole run with its failures and cost; `score` compares the home case with every published figure.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from moesim.version import __version__
 
 if TYPE_CHECKING:
     from moesim.hwmodels.errors import InfeasibleError, InputError, MoesimError
+    from moesim.simulator.planner.estimate import Estimate
     from moesim.simulator.planner.result import PlanResult
     from moesim.simulator.planner.search import plan
     from moesim.simulator.planner.space import PlanSpace
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Check",
     "Comparison",
+    "Estimate",
     "Explanation",
     "InfeasibleError",
     "InputError",
@@ -62,6 +64,7 @@ __all__ = [
     "__version__",
     "check",
     "compare",
+    "estimate",
     "explain",
     "interval",
     "load",
@@ -81,6 +84,7 @@ __all__ = [
 _LAZY = {
     "Check": "moesim.simulator.predict.check",
     "Comparison": "moesim.simulator.studies.compare",
+    "Estimate": "moesim.simulator.planner.estimate",
     "Explanation": "moesim.simulator.studies.explain",
     "InfeasibleError": "moesim.hwmodels.errors",
     "InputError": "moesim.hwmodels.errors",
@@ -188,6 +192,19 @@ def simulate(scenario: Scenario | str, *overrides: str, uncertainty: bool = Fals
     return run(chosen)
 
 
+def estimate(scenario: Scenario | str, *overrides: str) -> Estimate:
+    """Estimate one training step in closed form, without running the engine.
+
+    The estimate has step time, lower bound, memory and cost, and states the error of the closed form; it has
+    no breakdown, trace or interval. The arguments are those of `simulate`. Raises InputError for an illegal
+    scenario, and for what the closed form cannot price: a fleet, full resolution, faults, a schedule from a
+    file and a part of the model.
+    """
+    from moesim.simulator.planner.estimate import estimate as run
+
+    return run(_scenario(scenario, *overrides))
+
+
 def explain(what: Scenario | Result | str) -> Explanation:
     """Explain where the step time of a scenario, or of a finished prediction, goes and why.
     Raises InputError for an illegal scenario.
@@ -199,12 +216,16 @@ def explain(what: Scenario | Result | str) -> Explanation:
 
 
 def compare(
-    scenarios: Sequence[Scenario | str], *, names: Sequence[str] | None = None, uncertainty: bool = False
+    scenarios: Sequence[Scenario | str],
+    *,
+    names: Sequence[str | None] | None = None,
+    uncertainty: bool = False,
 ) -> Comparison:
     """Compare two to four scenarios, and split the differences of their step times exactly by cause.
 
-    `names`: their names in the result. `uncertainty`: add bands of the differences. Raises InputError for an
-    illegal scenario and for another number of scenarios.
+    `names`: their names in the result; None stands for the scenario's own, to which the keys that differ
+    are added where two scenarios have the same name. `uncertainty`: add bands of the differences. Raises
+    InputError for an illegal scenario and for another number of scenarios.
     """
     from moesim.simulator.studies.compare import compare as run
 
@@ -271,7 +292,7 @@ def interval(
     *,
     left_out: float | None = None,
 ) -> tuple[float, float, float]:
-    """(low, mid, high) of a figure: the interval that holds it with probability `level`, and its median.
+    """The interval that holds a figure with probability `level`, and its median, as (low, mid, high).
 
     `metric`: step_time_s, tokens_per_s, mfu_causal, days or cost_usd. `left_out`: standard deviation of the
     relative error that no calibration entry carries (None: the default of docs/model.md, section 16; 0: the
@@ -307,3 +328,8 @@ def __getattr__(name: str) -> object:
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'moesim' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Every public name, also those that are not loaded yet, so that completion offers them."""
+    return sorted({*globals(), *__all__})

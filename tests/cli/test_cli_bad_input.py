@@ -194,8 +194,8 @@ def test_bad_schedule_files(run: Run, tmp_path: Path, csv: str, words: tuple[str
     [
         (("--trace", "t.txt"), ("t.txt", ".json.gz")),
         (("--trace", "absent/t.json"), ("absent", "does not exist")),
-        (("--trace-per-rank", "absent"), ("absent", "does not exist")),
-        (("--trace-per-rank", "x" * 5000), ("xxx", "does not exist")),
+        (("--trace-per-rank", "small.yaml"), ("small.yaml", "this is a file")),
+        (("--trace-per-rank", "x" * 5000), ("xxx", "cannot be a folder")),
         (("--trace", "t.json", "--ranks", "4"), ("ranks=4", "0 to 3")),
         (("--trace", "t.json", "--members", "0,9"), ("members=9", "0 to 7")),
         (("--ranks", "first"), ("--ranks", "'first'")),

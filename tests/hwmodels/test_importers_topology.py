@@ -10,6 +10,8 @@ import pytest
 from moesim.hwmodels import InputError, load_cluster
 from moesim.hwmodels.importers import ImportedTopology, import_topology
 from moesim.hwmodels.importers.safe_xml import MAX_DEPTH, parse_xml
+from moesim.hwmodels.node import load_node
+from moesim.hwmodels.provenance import Sourced
 from moesim.hwmodels.topologies.base import Topology
 
 
@@ -80,6 +82,40 @@ def test_nccl_xml_behind_switches(tmp_path: Path) -> None:
     assert cluster.node.nic_bandwidth.kind == "measured" and "My Machine.txt" in cluster.node.gpus.source
     assert "all GPUs behind switches, 18 links each" in imported.understood
     assert [link.kind for link in cluster.topology().route(0, 7)] == ["nvlink", "nvlink"]
+
+
+def test_figures_that_the_file_does_not_state_keep_their_own_provenance(tmp_path: Path) -> None:
+    """A matrix shows how many NICs there are, but no rate: that is the figure of the node it is like."""
+    matrix = MATRIX.replace("@a", "NV18").replace("@b", "NV18")
+    like = load_node("hgx-h200").nic_bandwidth
+    four = matrix.replace("\tNIC0\tNIC1\t", "\tNIC0\tNIC1\tNIC2\tNIC3\t").replace(
+        "\tPXB\tSYS\t", "\tPXB\tSYS" * 2 + "\t"
+    )
+    four = four.replace("\tSYS\tPXB\t48", "\tSYS\tPXB\tSYS\tPXB\t48")
+    node = read(tmp_path, four).cluster.node
+    rate = node.nic_bandwidth
+    assert like is not None and rate is not None and node.n_nics_per_gpu == 1
+    assert (rate.value, rate.kind, rate.date) == (like.value, like.kind, like.date)
+    assert rate.source.startswith("as node hgx-h200 (--like), not stated in") and like.source in rate.source
+    shared = read(tmp_path, matrix).cluster.node.nic_bandwidth
+    assert shared is not None and (shared.value, shared.kind) == (like.value / 2, "derived")
+    assert "node hgx-h200 (--like)" in shared.source and "2 NICs for 4 GPUs" in shared.source
+
+
+@pytest.mark.parametrize("net", [400000, 200000])
+def test_no_figure_claims_to_be_read_from_a_file_that_does_not_state_it(tmp_path: Path, net: int) -> None:
+    imported = read(tmp_path, nccl(links=SWITCHED, net=net))
+    node = imported.cluster.node
+    figures = {
+        name: figure for name in type(node).model_fields if isinstance(figure := getattr(node, name), Sourced)
+    }
+    measured = {name for name, figure in figures.items() if figure.kind == "measured"}
+    assert {name for name in measured if "My Machine" in figures[name].source} == {
+        "gpus", "nics_per_gpu", "nic_bandwidth",
+    }  # fmt: skip
+    effective = figures["nic_bandwidth_effective"]
+    assert effective.kind == "derived" and "payload share 0.8 of a NIC of node hgx-h200" in effective.source
+    assert imported.cluster.source.startswith("moesim import topology: My Machine.txt like node hgx-h200")
 
 
 def test_nccl_xml_with_slower_nics(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_both_forms_of_nccl_tests_give_the_same_shares(tmp_path: Path, name: str
     assert share.curve.at(256 * 2**20).value == pytest.approx(expected, rel=1e-3)
     assert [p[0] for p in share.points] == [1, 4, 16, 64, 256]
     assert share.interpolation == "log" and share.conditions.note == "NCCL 2.28.7"
-    assert profile.curve("nccl.all_gather.busbw").y_unit == "GB/s"
+    assert profile.curve("nccl.all_gather.busbw.8-ranks-1-node").y_unit == "GB/s"
 
 
 def test_the_environment_of_the_run_never_reaches_the_profile(tmp_path: Path) -> None:

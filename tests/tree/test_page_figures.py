@@ -39,7 +39,7 @@ class Home:
         pricer, blocks = self.prepared.pricer, 8
         dense, expert = pricer.block_parameters("moe")
         amounts = (0.0, 4.0 * blocks * expert) if experts else (4.0 * blocks * dense, 0.0)
-        return data_parallel(pricer, *amounts, copies=2).seconds
+        return data_parallel(pricer, "reduce_scatter", *amounts, copies=2).seconds
 
     def payload(self, phase: Any) -> float:
         """Seconds of an overlapped transfer of a MoE layer with even loads."""

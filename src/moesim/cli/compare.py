@@ -45,7 +45,8 @@ def compare(
     common, own = _assigned(overrides or [], len(scenarios))
     sets = [[*common, *own.get(number, [])] for number in range(1, len(scenarios) + 1)]
     loaded = [moesim.load(name, *extra) for name, extra in zip(scenarios, sets, strict=True)]
-    names = list(scenarios)
+    # A scenario that is given twice is told apart by the keys that differ.
+    names: list[str | None] = [name if scenarios.count(name) == 1 else None for name in scenarios]
     for variant in variants or []:
         keys = [text.strip() for text in variant.split(";") if text.strip()]
         loaded.append(moesim.load(scenarios[0], *sets[0], *keys))

@@ -13,6 +13,21 @@ from rich.table import Table
 from rich.text import Text
 
 from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.summary_text import percent, short
+
+__all__ = [
+    "chosen_numbers",
+    "note",
+    "percent",
+    "print_json",
+    "print_pairs",
+    "print_raw",
+    "print_table",
+    "print_text",
+    "say_written",
+    "short",
+    "working",
+]
 
 MOST_NUMBERS = 1_000_000
 """Most numbers that an option such as --ranks may list."""
@@ -98,19 +113,6 @@ def working(what: str) -> Iterator[Callable[[str], None]]:
         timer.cancel()
         timer.join()
         status.stop()
-
-
-def short(value: float, digits: int = 3) -> str:
-    """A number with a few significant digits and a letter for its thousands, such as 2.66 M."""
-    for scale, letter in ((1e12, " T"), (1e9, " B"), (1e6, " M")):
-        if abs(value) >= scale:
-            return f"{value / scale:.{digits}g}{letter}"
-    return f"{value:,.0f}"
-
-
-def percent(fraction: float) -> str:
-    """A fraction as a percentage."""
-    return f"{100 * fraction:.1f} %"
 
 
 def chosen_numbers(option: str, text: str) -> list[int] | None:

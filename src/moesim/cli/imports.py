@@ -83,9 +83,10 @@ def _parameters(spec: CalibrationImporter) -> Sequence[inspect.Parameter]:
 
 def _keep(found: CalibrationProfile, into: str | None, output: Path, force: bool) -> None:
     """Write an imported profile, alone or merged into another, and print its entries."""
-    from moesim.cli.console import print_table
+    from moesim.cli.console import note, print_table, print_text
     from moesim.hwmodels.calibration import load_profile
     from moesim.kernels.importers import merge
+    from moesim.simulator.cost.measured_collectives import use_of
 
     imported = {entry.id for entry in found.entries()}
     profile = found if into is None else merge(load_profile(into), found, name=output.stem)
@@ -94,3 +95,11 @@ def _keep(found: CalibrationProfile, into: str | None, output: Path, force: bool
         (e.id, e.kind, f"{e.residual.relative:.1%}", e.source) for e in profile.entries() if e.id in imported
     ]
     print_table(("entry", "kind", "residual", "source"), rows, right=(2,))
+    for entry in profile.entries():
+        if entry.id not in imported or not entry.id.startswith("nccl."):
+            continue
+        use = use_of(entry)
+        if use is None:
+            note(f"no price reads {entry.id}: the profile keeps it, and it changes no prediction")
+        else:
+            print_text(f"{entry.id} is read by {use}")

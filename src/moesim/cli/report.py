@@ -10,28 +10,31 @@ from moesim.cli.console import percent, print_table, print_text, short
 from moesim.cli.full_resolution import full_text
 
 if TYPE_CHECKING:
+    from moesim.simulator.planner.estimate import Estimate
+    from moesim.simulator.predict.plan_summary import PlanSummary
     from moesim.simulator.predict.prepared import Prepared
     from moesim.simulator.predict.result import Result
     from moesim.simulator.predict.result_parts import Breakdown, MemoryResult, ProvenanceEntry
+    from moesim.simulator.scenario import Scenario
 
 
 def _gib(size: float) -> str:
     return f"{size / 2**30:.1f}"
 
 
-def summary(prepared: Prepared, result: Result) -> str:
+def summary(plan: PlanSummary, result: Result) -> str:
     """Summary of a prediction in about 25 lines: figures, breakdown, critical path and evidence."""
     return "\n".join(
         [
-            _headline(prepared, result),
+            plan.headline,
             "",
-            *_figures(prepared, result),
+            *_figures(plan, result),
             "",
             *_pools(result),
             *breakdown_lines(result),
             "",
             *_run_report(result),
-            *_published(prepared, result),
+            *_published(plan.scenario, result),
             *reason_lines(result),
             "",
             *_full(result),
@@ -53,24 +56,9 @@ def _full(result: Result) -> list[str]:
     return [] if result.full is None else [*full_text(result.full), ""]
 
 
-def _headline(prepared: Prepared, result: Result) -> str:
-    plan = prepared.scenario.parallel
-    clusters = [pool.part.cluster for pool in prepared.pools]
-    held = " + ".join(f"{cluster.n_gpus:,} x {cluster.accelerator.title}" for cluster in clusters)
-    degrees = [("tp", plan.tp), ("cp", plan.cp), ("pp", plan.pp), ("ep", plan.ep), ("dp", prepared.layout.dp)]
-    shown = " ".join(f"{name}{degree}" for name, degree in degrees if degree > 1)
-    return (
-        f"{result.scenario}: {prepared.shape.name} on {held}, {prepared.schedule.name}, "
-        f"{shown or 'no parallelism'}, {prepared.schedule.microbatches} micro-batches"
-    )
-
-
-def _figures(prepared: Prepared, result: Result) -> list[str]:
-    from moesim.simulator.predict.pools import mean_per_gpu
-
-    peak = mean_per_gpu(prepared, lambda p: p.part.cluster.accelerator.peak_flop_per_s("bf16")) / 1e12
-    rows = _named_figures(result, peak)
-    if prepared.scenario.stages.blocks is not None:  # a part of the model has no cost of a token or a run
+def _figures(plan: PlanSummary, result: Result) -> list[str]:
+    rows = _named_figures(result, plan.peak_flop_per_s / 1e12)
+    if plan.scenario.stages.blocks is not None:  # a part of the model has no cost of a token or a run
         rows = {name: rows[name] for name in ("step time", "memory")}
     return [f"{name:<12}{text}" for name, text in rows.items()]
 
@@ -141,11 +129,11 @@ def _run_report(result: Result) -> list[str]:
     return [*report_lines(result.run.report), ""]
 
 
-def _published(prepared: Prepared, result: Result) -> list[str]:
+def _published(scenario: Scenario, result: Result) -> list[str]:
     """The published figures of this job with the prediction and its errors; no line for another job."""
     from moesim.simulator.scoring.published import beside_published
 
-    rows = beside_published(prepared.scenario, result)
+    rows = beside_published(scenario, result)
     if not rows:
         return []
     lines = [f"{'against what was published':<58}{'published':>10}{'predicted':>11}{'error':>9}"]
@@ -191,7 +179,7 @@ def footing_lines(result: Result) -> list[str]:
     return lines + [f"warning: {text}" for text in result.warnings]
 
 
-def default_lines(result: Result) -> list[str]:
+def default_lines(result: Result | Estimate) -> list[str]:
     """The keys that the scenario left out, one on each line, with their values and the reasons."""
     if not result.defaults:
         return []
@@ -215,7 +203,9 @@ def _named(entry: ProvenanceEntry) -> str:
 
 def print_explanation(prepared: Prepared, result: Result) -> None:
     """Print the details of a prediction that the summary only counts."""
-    headline = _headline(prepared, result)
+    from moesim.simulator.predict.plan_summary import summary_of_prepared
+
+    headline = summary_of_prepared(prepared).headline
     step, time_s = result.step, result.step.time_s
     print_text(f"{headline}\nstep time {time_s:.3f} s\n\ncritical path: what the step waits for")
     causes = [
@@ -246,6 +236,8 @@ def print_explanation(prepared: Prepared, result: Result) -> None:
     for line in result.stages:
         print_text(f"  {line}")
     _print_footing(result)
+    if not prepared.of_fleet:
+        _print_imported(prepared)
     if result.pools:
         from moesim.cli.fleet import print_pools
 
@@ -259,6 +251,28 @@ def _rank_rows(result: Result) -> list[tuple[str, ...]]:
 
     rows = [cells(str(rank), row) for rank, row in enumerate(result.breakdown_by_rank_s)]
     return [*rows, cells("mean*", result.breakdown_split_w_s)]
+
+
+def _print_imported(prepared: Prepared) -> None:
+    """Print the imported curves with what they replaced, and the old and new values where they were read."""
+    from moesim.simulator.predict.imported_curves import imported_readings
+
+    readings = imported_readings(prepared)
+    if not readings:
+        return
+    print_text("\nimported curves: what they replaced, at the sizes of this plan")
+    rows = [
+        (
+            r.entry,
+            "not read" if r.at is None else f"{r.at:.4g} {r.at_unit}",
+            "" if r.old is None else f"{r.old:.4g}",
+            "" if r.new is None else f"{r.new:.4g} {'' if r.unit == '1' else r.unit}".strip(),
+            r.replaced,
+            r.source,
+        )
+        for r in readings
+    ]
+    print_table(("entry", "at", "old", "new", "replaced", "source"), rows, right=(1, 2, 3))
 
 
 def _print_footing(result: Result) -> None:

@@ -56,6 +56,9 @@ simulate.register(app)
 sweep.register(app)
 topology.register(app, importers)
 
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+"""The version of JSON Schema that the printed schemas are written in."""
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
@@ -88,9 +91,10 @@ def schedule(
 ) -> None:
     """Draw a pipeline schedule, or print it as CSV or JSON.
 
-    The CSV is the notation of torch.distributed.pipelining.
+    The CSV is the notation of torch.distributed.pipelining, whose runtime refuses bidirectional schedules
+    such as dualpipe.
     """
-    from moesim.cli.console import print_raw
+    from moesim.cli.console import note, print_raw
     from moesim.cli.tables import schedule_text
     from moesim.hwmodels.validation import nearest
     from moesim.simulator import schedules
@@ -105,6 +109,11 @@ def schedule(
         print_raw(schedule_text(built, width))
     else:
         print_raw(formats[format_](built))
+    if format_ == "csv" and len(built.routes) > 1:
+        note(
+            f"torch.distributed.pipelining refuses this CSV: {built.name} is bidirectional, so two ranks "
+            "hold each stage, and its runtime gives every stage to one rank; it runs dualpipev instead"
+        )
 
 
 @app.command()
@@ -192,11 +201,11 @@ def schema(what: Annotated[str, typer.Argument(help="scenario or result.")]) -> 
     if what == "scenario":
         from moesim.simulator.scenario import Scenario
 
-        print_json(Scenario.model_json_schema())
+        print_json({"$schema": DIALECT, **Scenario.model_json_schema()})
     else:
         from moesim.simulator.predict.result import Result
 
-        print_json(Result.model_json_schema(mode="serialization"))
+        print_json({"$schema": DIALECT, **Result.model_json_schema(mode="serialization")})
 
 
 @app.command()
@@ -222,6 +231,9 @@ def _list_families(wanted: bool) -> None:
 def import_hf(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A Hugging Face config.json.")],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the model file here.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the model; default: the file's, else family and parameters.")
+    ] = None,
     as_json: AsJson = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     families: Annotated[
@@ -245,7 +257,7 @@ def import_hf(
             raise InputError(
                 f"output file {output}: exists already; give another name, or --force to replace it"
             )
-    imported = hf.import_hf(config)
+    imported = hf.import_hf(config, name)
     if output is not None:
         write_atomically(output, [hf.to_yaml(imported.shape)])
     print_import(imported, as_json)

@@ -37,7 +37,9 @@ def simulate(
     trace_per_rank: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Write one trace file a GPU, as Holistic Trace Analysis reads them."
+            metavar="DIR",
+            help="Write one trace file a GPU into this folder, which is created, as Holistic Trace Analysis "
+            "reads them.",
         ),
     ] = None,
     ranks: Annotated[
@@ -64,13 +66,23 @@ def simulate(
     uncertainty: Annotated[
         bool, typer.Option("--uncertainty", help="Add P10, P50 and P90 from the calibration's errors.")
     ] = False,
+    fast: Annotated[
+        bool,
+        typer.Option("--fast", help="Estimate in closed form instead: step time, bound, memory, cost."),
+    ] = False,
 ) -> None:
     """Predict one training step and the run made of it."""
+    shown = _Shown(trace, trace_per_rank, ranks, members)
+    if fast:
+        from moesim.cli.fast import print_estimate
+
+        beside = {**shown.options(), "--picture": picture, "--uncertainty": uncertainty}
+        print_estimate(_loaded(scenario, overrides, seed, resolution), scenario, beside, as_json=as_json)
+        return
     from moesim.cli.console import print_text
     from moesim.cli.picture import draw_heat_maps
     from moesim.cli.report import summary
 
-    shown = _Shown(trace, trace_per_rank, ranks, members)
     _check_options(shown, picture)
     loaded = _loaded(scenario, overrides, seed, resolution)
     if loaded.fleet is not None:
@@ -91,7 +103,10 @@ def simulate(
     if as_json:
         typer.echo(result.model_dump_json(indent=2))
     else:
-        print_text(summary(prepared or _prepared(loaded, scenario), result))
+        from moesim.simulator.predict.plan_summary import summary_of_kept, summary_of_prepared
+
+        plan = summary_of_kept(loaded) if prepared is None else summary_of_prepared(prepared)
+        print_text(summary(plan, result))
         if result.uncertainty is not None:
             from moesim.cli.sensitivity import print_bands
 
@@ -127,15 +142,12 @@ def _check_options(shown: _Shown, picture: Path | None) -> None:
     """Raise InputError for unusable options before the simulation starts."""
     from moesim.cli.console import chosen_numbers
     from moesim.cli.picture import picture_path
-    from moesim.hwmodels.files import is_folder
-    from moesim.simulator.predict.trace import trace_path
+    from moesim.simulator.predict.trace import check_trace_folder, trace_path
 
     if shown.trace is not None:
         trace_path(shown.trace)
-    if shown.folder is not None and not is_folder(shown.folder):
-        raise InputError(
-            f"--trace-per-rank {str(shown.folder)[:80]}: the folder does not exist; create it first"
-        )
+    if shown.folder is not None:
+        check_trace_folder(shown.folder)
     for option, text in (("--ranks", shown.ranks), ("--members", shown.members)):
         if text is not None:
             chosen_numbers(option, text)

@@ -22,7 +22,8 @@ def sweep(
         list[str],
         typer.Option(
             metavar="KEY=VALUES",
-            help="A scenario key and its values: 8,16,24 or 0..48:4 or 8..256:x2; repeatable.",
+            help="A scenario key and its values: 8,16,24 or [8,16,24] or 0..48:4 or 8..256:x2; repeatable. "
+            "Values that are lists are a list of lists: [[1,2],[2,1]].",
         ),
     ],
     overrides: Overrides = None,

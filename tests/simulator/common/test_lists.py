@@ -31,7 +31,8 @@ from moesim.simulator.common.lists import MOST_VALUES, parse_integers, parse_int
         ("'a,b',c", ("a,b", "c")),
         ("4,2,4,8..9", (4, 2, 8, 9)),
         ("true,1", (True, 1)),
-        ("[1, 2]", ([1, 2],)),
+        ("[1, 2]", (1, 2)),
+        ("[[1, 2]]", ([1, 2],)),
     ],
 )
 def test_forms(text: str, values: tuple[object, ...]) -> None:

@@ -15,10 +15,10 @@ from moesim.simulator.cost.communication import (
     engine_transfer,
     ep_transfer,
     notify_seconds,
-    ring_seconds,
     send_seconds,
 )
 from moesim.simulator.cost.laws import NO_SLOW_DOWN, SlowDown
+from moesim.simulator.cost.library_collectives import ring_seconds
 from moesim.simulator.cost.table import TransferCost
 from moesim.simulator.layout.routing import Gate, LinkBytes, expected_targets, transfer_bytes
 

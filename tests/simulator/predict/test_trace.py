@@ -234,8 +234,10 @@ def test_a_bad_target_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
             write_trace(tmp_path / name, shown_places(execution, INFO))
     with pytest.raises(InputError, match="ranks"):
         write_trace(tmp_path / "trace.json", shown_places(execution, INFO, ranks=[9]))
-    with pytest.raises(InputError, match="does not exist"):
-        write_trace_per_gpu(tmp_path / "absent", shown_places(execution, INFO))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="this is a file"):
+        write_trace_per_gpu(tmp_path / "file", shown_places(execution, INFO))
+    (tmp_path / "file").unlink()
     assert [p.name for p in tmp_path.iterdir()] == ["folder.json"]
 
 

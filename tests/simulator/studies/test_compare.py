@@ -15,9 +15,9 @@ from moesim.simulator.studies.compare import (
     bands_of_changes,
     bands_of_draws,
     compare,
-    differences,
     relative_draws,
 )
+from moesim.simulator.studies.differing_keys import differences
 from moesim.simulator.studies.explain import explain
 
 

@@ -1,0 +1,182 @@
+"""Prices a library's collectives on the links of a job: rings, all-to-all, rings beside compute.
+
+Pure functions of bytes, links and a calibration profile. A collective is priced from an imported curve of its
+group where the profile has one (eq. X16), else from the steps of its ring (eq. X5).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from moesim.hwmodels.calibration import CalibrationProfile
+from moesim.hwmodels.scale_up_shares import SWITCHED
+from moesim.simulator.cost.collectives.library import load_library
+from moesim.simulator.cost.collectives.ring import closed_form_seconds
+from moesim.simulator.cost.communication import Links, notify_seconds
+from moesim.simulator.cost.measured_collectives import curve_of_group, measured_seconds
+from moesim.simulator.cost.price_evidence import PricedSeconds, PriceEvidence
+from moesim.simulator.cost.table import TransferCost
+
+RingOperation = Literal["all_gather", "reduce_scatter", "all_reduce"]
+
+
+def ring_price(
+    operation: RingOperation,
+    total_bytes: float,
+    ranks: int,
+    ranks_per_node: int,
+    links: Links,
+    profile: CalibrationProfile,
+) -> PricedSeconds:
+    """Seconds of a collective of `total_bytes` over `ranks`, `ranks_per_node` a node, with their evidence.
+
+    An imported curve of the group decides (eq. X16); without one, bytes, steps and protocols are those of
+    `collectives.ring` (docs/model.md, eq. X5), and an all-reduce is a reduce-scatter and an all-gather.
+    """
+    if ranks <= 1 or total_bytes <= 0.0:
+        return PricedSeconds()
+    measured = _measured(operation, total_bytes, ranks, ranks_per_node, links, profile)
+    if measured is not None:
+        return measured
+    if operation == "all_reduce":
+        half = (total_bytes, ranks, ranks_per_node, links, profile)
+        scatter, gather = ring_price("reduce_scatter", *half), ring_price("all_gather", *half)
+        return PricedSeconds(scatter.seconds + gather.seconds, scatter.evidence | gather.evidence)
+    return PricedSeconds(
+        _steps_seconds(total_bytes, ranks, ranks_per_node, links, profile),
+        _steps_evidence(ranks, ranks_per_node, links, profile),
+    )
+
+
+def ring_seconds(
+    total_bytes: float,
+    ranks: int,
+    ranks_per_node: int,
+    links: Links,
+    profile: CalibrationProfile,
+    operation: RingOperation = "all_gather",
+) -> float:
+    """Seconds of `ring_price`."""
+    return ring_price(operation, total_bytes, ranks, ranks_per_node, links, profile).seconds
+
+
+def _measured(
+    operation: str,
+    total_bytes: float,
+    ranks: int,
+    ranks_per_node: int,
+    links: Links,
+    profile: CalibrationProfile,
+) -> PricedSeconds | None:
+    """The price from an imported curve, which NCCL's kernels on switched links give."""
+    if links.curves:
+        return None
+    nodes = -(-ranks // ranks_per_node)
+    switched = links.wiring == SWITCHED
+    return measured_seconds(profile, operation, total_bytes, ranks, nodes, switched=switched)
+
+
+def _steps_seconds(
+    total_bytes: float, ranks: int, ranks_per_node: int, links: Links, profile: CalibrationProfile
+) -> float:
+    """Seconds of a reduce-scatter or all-gather from the steps of its ring (eq. X5).
+
+    The rates are those of the profile's collectives with their largest buffers; the steps account for the
+    lower rates of small buffers.
+    """
+    nodes = -(-ranks // ranks_per_node)
+    up_points = profile.curve(f"{links.curves}collective.scale_up_fraction").curve.points
+    scale_up = max(y for _, y in up_points) * links.wiring.ring(ranks_per_node)
+    nic = 0.0
+    if nodes > 1:
+        nic = profile.curve(f"{links.curves}collective.nic_fraction").curve.at(nodes).value
+    return closed_form_seconds(
+        "all_gather",
+        total_bytes,
+        ranks,
+        ranks_per_node,
+        load_library(),
+        scale_up_bytes_per_s=scale_up * links.scale_up_bytes_per_s,
+        nic_bytes_per_s=nic * links.nic_bytes_per_s,
+    )
+
+
+def _steps_evidence(
+    ranks: int, ranks_per_node: int, links: Links, profile: CalibrationProfile
+) -> PriceEvidence:
+    """Curves that `_steps_seconds` reads for the same arguments."""
+    reads = []
+    if ranks_per_node > 1:
+        curve = profile.curve(f"{links.curves}collective.scale_up_fraction").curve
+        reads.append((curve.id, max(curve.points, key=lambda point: point[1])[0]))
+    if ranks > ranks_per_node:
+        reads.append((f"{links.curves}collective.nic_fraction", float(-(-ranks // ranks_per_node))))
+    return PriceEvidence.of((id_ for id_, _ in reads), reads=reads)
+
+
+def all_to_all_transfer(
+    sent_bytes: float, ranks: int, nodes: int, links: Links, profile: CalibrationProfile
+) -> TransferCost:
+    """NCCL's all-to-all of `sent_bytes` a rank, spread evenly over `ranks` on `nodes` (eq. O6).
+
+    An imported curve of this group decides (eq. X16). Without one, it runs inside a node at the profile's bus
+    bandwidth for this size (nccl.all_to_all.busbw, or that of an all-gather), and between nodes at the share
+    of the NIC rate that collectives reach.
+    """
+    local = ranks // nodes
+    scale_up = sent_bytes * (local - 1) / ranks
+    nic = sent_bytes * (ranks - local) / ranks
+    measured = curve_of_group(profile, "all_to_all", local, 1, switched=links.wiring == SWITCHED) or next(
+        (c for c in profile.curves if c.id == "nccl.all_to_all.busbw"), None
+    )
+    curve = measured or profile.curve("collective.scale_up_fraction")
+    reading = curve.curve.at(sent_bytes)
+    scale_up_s = scale_up / (reading.value * (1.0 if measured else links.scale_up_bytes_per_s))
+    nic_s, residual = 0.0, curve.residual.relative
+    evidence = PriceEvidence.of(
+        [curve.id], [reading.note] if reading.extrapolated else [], [(curve.id, sent_bytes)]
+    )
+    if nic:
+        share = profile.curve("collective.nic_fraction")
+        nic_s = nic / (share.curve.at(nodes).value * links.nic_bytes_per_s)
+        evidence |= PriceEvidence.of([share.id], reads=[(share.id, float(nodes))])
+    whole = _measured("all_to_all", sent_bytes, ranks, local, links, profile)
+    if whole is not None:  # a curve of the whole group includes all of its links
+        scale_up_s, nic_s = (whole.seconds, 0.0) if nodes == 1 else (0.0, whole.seconds)
+        evidence = whole.evidence
+        residual = max(profile.curve(id_).residual.relative for id_ in evidence.entries)
+    return TransferCost(
+        launch_s=notify_seconds(links, nodes),
+        nic_s=nic_s,
+        scale_up_s=scale_up_s,
+        nic_bytes=nic,
+        scale_up_bytes=scale_up,
+        best_s=max(scale_up / links.scale_up_bytes_per_s, nic / links.nic_bytes_per_s if nic else 0.0),
+        worst_s=max(nic_s, scale_up_s) * (1.0 + residual),
+        evidence=evidence,
+    )
+
+
+def overlap_delay(
+    name: RingOperation,
+    total_bytes: float,
+    ranks: int,
+    ranks_per_node: int,
+    links: Links,
+    profile: CalibrationProfile,
+) -> PricedSeconds:
+    """Additional seconds of an NCCL ring beside GEMMs; 0 where the profile has not measured them.
+
+    The measured ratio (curve nccl.<name>.beside_compute) multiplies the scale-up part of `ring_seconds`; the
+    delay is the excess of the result over the whole ring alone (eq. O8).
+    """
+    measured = [c for c in profile.curves if c.id == f"nccl.{name}.beside_compute"]
+    if not measured or ranks <= 1 or total_bytes <= 0.0:
+        return PricedSeconds()
+    reading = measured[0].curve.at(total_bytes / ranks)
+    inside = ring_seconds(total_bytes, ranks, ranks, links, profile, name)
+    alone = ring_seconds(total_bytes, ranks, ranks_per_node, links, profile, name)
+    longer = max(0.0, reading.value * inside - alone)
+    if not longer:
+        return PricedSeconds()
+    return PricedSeconds(longer, PriceEvidence.of([measured[0].id], [reading.note]))

@@ -1,0 +1,91 @@
+"""Results and scenarios print themselves in about ten lines, with the headline figures and their units."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import moesim
+from moesim.simulator.scenario import Scenario
+
+MOST_LINES = 13
+MOST_LETTERS = 1500
+FIVE_LINES = Path(__file__).parents[2] / "examples" / "five-lines.yaml"
+FLEET = Path(__file__).parents[2] / "examples" / "mixed.yaml"
+
+
+def check_short(thing: object, *words: str) -> str:
+    text = repr(thing)
+    assert str(thing) == text, "print and the prompt show the same"
+    assert 1 <= len(text.splitlines()) <= MOST_LINES
+    assert len(text) < MOST_LETTERS
+    for word in words:
+        assert word in text
+    return text
+
+
+@pytest.fixture(scope="module")
+def result(small: Scenario) -> moesim.Result:
+    return moesim.simulate(small, uncertainty=True)
+
+
+def test_a_result_prints_its_headline_figures(result: moesim.Result) -> None:
+    step, memory = result.step, result.memory
+    text = check_short(
+        result,
+        result.scenario,
+        f"{step.time_s:.3f} s, between the bounds {step.lower_bound_s:.3f} s and {step.upper_bound_s:.3f} s",
+        f"P90 {result.uncertainty.bands['step_time_s'].p90:.3f} s" if result.uncertainty else "",
+        f"{100 * step.mfu_causal:.1f} % causal",
+        f"{memory.total_bytes / 2**30:.1f} of {memory.capacity_bytes / 2**30:.1f} GiB",
+        str(result.run),
+    )
+    assert f"profile {result.profile}, confidence {result.confidence}" in text.splitlines()[0]
+
+
+def test_a_result_that_does_not_fit_says_so(result: moesim.Result) -> None:
+    full = result.memory.model_copy(update={"fits": False})
+    assert "GiB on the fullest GPU: does not fit" in repr(result.model_copy(update={"memory": full}))
+
+
+def test_a_run_prints_days_hours_and_cost(result: moesim.Result, small: Scenario) -> None:
+    run = result.run
+    text = check_short(run, f"{run.days:.1f} days", "GPU-hours", "tokens in", "$")
+    assert len(text.splitlines()) == 1
+    report = moesim.run(small, step_time_s=result.step.time_s)
+    check_short(report, f"{report.days.predicted:.1f}", "GPU-hours", "$", "goodput")
+    both = run.model_copy(update={"report": report})
+    assert f"with interruptions {report.days.predicted:.1f} days" in repr(both)
+
+
+def test_studies_print_their_first_rows(small: Scenario) -> None:
+    few = small.replace(**{"communication.sms": 8})
+    comparison = moesim.compare([small, few])
+    change = comparison.sides[1].figures["step_time_s"] or 0.0
+    first = comparison.sides[0].figures["step_time_s"] or 0.0
+    check_short(comparison, f"{change - first:+.3f}", "communication.sms=8", "critical path, seconds")
+    swept = moesim.sweep(small, {"communication.sms": [8, 12, 16, 20, 24, 28, 32, 36]}, workers=1)
+    best = swept.best()
+    text = check_short(
+        swept, "8 points (8 ok)", f"fastest: communication.sms={best.values['communication.sms']}"
+    )
+    assert "... and 2 more" in text
+    check_short(moesim.sensitivity(small), "model.left_out", "rows")
+
+
+def test_a_plan_search_prints_its_best_plans() -> None:
+    space = moesim.PlanSpace(pp="1,2,4", tp="1", cp="1", vpp="1", ep="8", schedule=("1f1b", "zb-h1"))
+    found = moesim.plan(str(FIVE_LINES), space)
+    text = check_short(found, found.best.label, f"{found.best.time_s:.3f}", "considered", "simulated")
+    assert "rank None" not in text
+    assert len(check_short(found.best, found.best.label, "GiB", "days").splitlines()) == 1
+    assert f"<td>{found.best.label}</td>" in found._repr_html_()
+
+
+def test_scenarios_print_model_machines_and_plan_without_loading(small: Scenario, tmp_path: Path) -> None:
+    check_short(small, small.name, small.schedule, f"pp={small.parallel.pp}")
+    check_short(moesim.load("deepseek-v3-2048xh800"), "deepseek-h800-2048", "h800-trace", "20 SMs")
+    check_short(moesim.load(str(FLEET)), "fleet of")
+    absent = small.replace(model="no-such-model")
+    assert "no-such-model" in repr(absent), "printing must not read the files that a scenario names"

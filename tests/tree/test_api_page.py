@@ -1,0 +1,58 @@
+"""docs/api.md lists every public name with a sentence, and has a directive for each."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import moesim
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def writer() -> Iterator[ModuleType]:
+    sys.path.insert(0, str(ROOT / "docs" / "writers"))
+    import api_page  # type: ignore[import-not-found, unused-ignore]
+
+    yield api_page
+    sys.path.remove(str(ROOT / "docs" / "writers"))
+
+
+def test_every_public_name_has_its_place_on_the_page(writer: ModuleType) -> None:
+    listed = writer.names()
+    assert len(listed) == len(set(listed))
+    assert set(listed) == set(moesim.__all__) - {"__version__"}
+
+
+def test_the_page_is_current(writer: ModuleType) -> None:
+    text = (ROOT / "docs" / "api.md").read_text("utf-8")
+    assert text == writer.page(), "run: python docs/writers/api_page.py"
+    assert re.findall(r"^::: moesim\.(\w+)$", text, re.MULTILINE) == writer.names()
+
+
+def test_every_public_name_has_a_sentence(writer: ModuleType) -> None:
+    for name in writer.names():
+        sentence = writer.sentence(name)
+        assert 15 < len(sentence) < 200 and sentence[0].isupper() and sentence.endswith("."), name
+
+
+def test_the_page_is_linked() -> None:
+    assert "api.md" in (ROOT / "mkdocs.yml").read_text("utf-8")
+    assert "(docs/api.md)" in (ROOT / "README.md").read_text("utf-8")
+
+
+def test_the_figures_of_the_readme_are_those_of_the_example() -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    printed = (ROOT / "examples" / "read_a_result.out").read_text("utf-8")
+    block = next(
+        text for text in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "print(result)" in text
+    )
+    figures = re.findall(r"\d+\.\d+", "\n".join(re.findall(r"# (\d.*)", block)))
+    assert len(figures) == 5
+    assert [figure for figure in figures if figure not in printed] == []
