@@ -26,6 +26,17 @@ def _literal(text: str) -> str:
     return text if _PLAIN.fullmatch(text) else "'" + text.replace("'", "'\"'\"'") + "'"
 
 
+def one_argument_a_line(command: Sequence[str]) -> list[str]:
+    """The quoted words, with the values of an argument on its line."""
+    lines: list[str] = []
+    for word in command:
+        if lines and not word.startswith("--") and lines[-1].startswith("--"):
+            lines[-1] += f" {quoted(word)}"
+        else:
+            lines.append(quoted(word))
+    return lines
+
+
 def path_lines(words: Sequence[str], template: JobTemplate) -> list[str]:
     """Lines that set the paths which the words name, or stop with a message where one is not set."""
     lines = []

@@ -14,7 +14,7 @@ from moesim.simulator.trainers.jobs.placement import (
     summary,
     variables,
 )
-from moesim.simulator.trainers.jobs.shell import path_lines, quoted
+from moesim.simulator.trainers.jobs.shell import one_argument_a_line, path_lines, quoted
 from moesim.simulator.trainers.jobs.template import JobTemplate
 
 DAY_S, HOUR_S, MINUTE_S = 86_400, 3_600, 60
@@ -65,7 +65,7 @@ def slurm_text(
     # srun takes no number of cores over from the job: without one a task would get a single core.
     cpus = '"$SLURM_CPUS_ON_NODE"' if site.cpus_per_gpu is None else str(site.cpus_per_gpu * placement.gpus)
     launch = _LAUNCH.format(gpus=placement.gpus, cpus=cpus)
-    arguments = " \\\n".join(f"  {quoted(word)}" for word in command)
+    arguments = " \\\n".join(f"  {line}" for line in one_argument_a_line(command))
     return "\n\n".join(section for section in sections if section) + "\n\n" + launch + arguments + "\n"
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from moesim.cli.plan_exports import Wanted
 from moesim.hwmodels.errors import InputError
 
 if TYPE_CHECKING:
@@ -57,25 +58,34 @@ def plan(
             metavar="NAME[@VERSION]", help="As --trainer, and print its arguments for the best plan."
         ),
     ] = None,
+    job: Annotated[
+        str | None,
+        typer.Option(
+            metavar="slurm|k8s", help="Write a job file that starts the best plan with the trainer."
+        ),
+    ] = None,
+    job_template: Annotated[
+        Path | None, typer.Option(help="YAML with the site's part of the job: partition, image, paths, ...")
+    ] = None,
+    job_file: Annotated[
+        Path | None, typer.Option(help="Where the job file goes; absent: it is printed.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Find the best plans that are legal and fit: bound all, estimate some, simulate the best."""
-    from moesim.cli.console import print_json, print_raw, say_written, working
+    from moesim.cli.console import print_json, say_written, working
     from moesim.hwmodels.files import check_writable, write_atomically
     from moesim.simulator.planner.search import plan as search
     from moesim.simulator.planner.space import load_space
     from moesim.simulator.scenario import load_scenario
-    from moesim.simulator.trainers.registry import trainer_of
 
-    writes = None if arguments is None else trainer_of(arguments)
-    if trainer is not None and arguments not in (None, trainer):
-        raise InputError(f"--trainer {trainer} and --arguments {arguments} differ; give one of them")
+    wanted = Wanted.checked(trainer, arguments, job, job_template, job_file)
     if output is not None:
         check_writable(output, "output file")
     processes = min(os.cpu_count() or 1, 4) if workers is None else workers
     with working(f"planning {scenario}") as say:
         loaded = load_scenario(scenario, overrides or [])
-        limit = trainer or (arguments if loaded.fleet is None else None)
+        limit = trainer or (wanted.trainer if loaded.fleet is None else None)
         result = search(
             loaded,
             load_space(space),
@@ -87,14 +97,13 @@ def plan(
             processes,
             limit,
         )
+    best = result.best.scenario
     if as_json:
-        more = {} if writes is None else {"arguments": writes.arguments(result.best.scenario).to_dict()}
-        print_json({**result.to_dict(), **more})
+        print_json({**result.to_dict(), **wanted.plain(best)})
     else:
         _print(result)
-    best = result.best.scenario
-    if writes is not None and not as_json:
-        print_raw("\n" + writes.arguments(best).text())
+        wanted.show(best)
+    wanted.write(result.best)
     if output is not None:
         write_atomically(output, [scenario_yaml(best)])
         say_written(str(output), "simulate it, or start another search from it")
