@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from moesim.simulator.model.repeated import modules_of_model
 from moesim.simulator.planner.frames import Frame
 from moesim.simulator.planner.placements import placement_name
 from moesim.simulator.planner.plan_arrays import inner_axes
-from moesim.simulator.planner.refusals import Refusals
+from moesim.simulator.planner.refusals import Refusals, reason_of
 from moesim.simulator.planner.space import PlanSpace, Space
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.trainers.facts import (
@@ -157,7 +158,7 @@ class TrainerLimits:
 
     def combinations(self, frames: Sequence[Frame], space: Space, refused: Refusals) -> BoolArray:
         """Whether the trainer can run each plan [frames, precisions, policies, sms, ZeRO stages]."""
-        runs = np.ones((len(frames), *inner_axes(space)), dtype=bool)
+        runs = self._by_rules(frames, space, refused)
         known = self._given.keys() | self._of_frame_names
         for entry in self.trainer.exclusions:
             axes = [axis for axis in INNER if entry.reads & self._axes[axis]]
@@ -169,6 +170,31 @@ class TrainerLimits:
                     frames[0].label,
                 )
                 runs &= ~excluded
+        return runs
+
+    def _by_rules(self, frames: Sequence[Frame], space: Space, refused: Refusals) -> BoolArray:
+        """Whether the trainer's rules in code allow each plan; they do not depend on the SMs."""
+        runs = np.ones((len(frames), *inner_axes(space)), dtype=bool)
+        rules = self.trainer.writer.problems
+        if rules is None:
+            return runs
+        given, weight = facts_of(self.scenario), len(space.sms) * len(space.placement)
+        axes = (enumerate(space.recipes), enumerate(space.recompute), enumerate(space.zero_stage))
+        choices = list(product(*axes))
+        for number, frame in enumerate(frames):
+            for (p, recipe), (r, recompute), (z, stage) in choices:
+                plan = replace(
+                    given,
+                    parallel=frame.plan.model_copy(update={"zero_stage": stage}),
+                    schedule=frame.schedule,
+                    layers=None,
+                    recipe=recipe,
+                    recompute=recompute,
+                )
+                problems = rules(plan, self.trainer.version)
+                if problems:
+                    runs[number, p, r, :, z] = False
+                    refused.add(self._text(reason_of(problems[0])), weight, frame.label)
         return runs
 
     def _excluded(

@@ -75,7 +75,8 @@ class Writer:
 
     export: Callable[[Scenario, str], Export]
     problems: Callable[[PlanFacts, str], tuple[str, ...]] | None = None
-    """Reasons why a version cannot run a plan; None where the exclusions of the data file say all."""
+    """Reasons why a version cannot run a plan, whatever `sms` and `layers` are; None where the exclusions of
+    the data file say all. With rules, exclusions only spare a search what the rules refuse anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +99,10 @@ class Trainer:
 
     def problems(self, plan: PlanFacts) -> tuple[str, ...]:
         """Reasons why it cannot run a plan, as clauses; none where it can."""
+        if self.writer.problems is not None:
+            return self.writer.problems(plan, self.version)
         values = plan.values(self.project)
-        excluded = tuple(entry.because for entry in self.exclusions if entry.applies(values))
-        more = () if self.writer.problems is None else self.writer.problems(plan, self.version)
-        return (*excluded, *more)
+        return tuple(entry.because for entry in self.exclusions if entry.applies(values))
 
     def problems_of(self, scenario: Scenario) -> tuple[str, ...]:
         """As `problems`, for a scenario's plan. Raises InputError for a model that cannot be loaded."""
