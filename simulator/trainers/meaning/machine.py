@@ -1,0 +1,105 @@
+"""Number of GPUs of a launch file, and the base's cluster with as many."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from moesim.hwmodels.errors import InputError
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.trainers.launch import Launch, Unknown
+from moesim.simulator.trainers.meaning.given import Given, unknown_value
+from moesim.simulator.trainers.meaning.rows import Row
+
+WORLD_SIZE = "WORLD_SIZE"
+"""Environment variable with the number of processes."""
+
+MOST_GPUS = 10_000_000
+
+
+def read_machine(given: Given, launch: Launch, base: Scenario) -> int:
+    """Number of GPUs that the file asks for, or the base's; sets `cluster` where the base has others.
+
+    Raises InputError where the file contradicts itself, and where the base's cluster cannot have as many.
+    """
+    sizes = [(machine.nodes, machine.node.n_gpus) for machine in base.machines]
+    own = sum(nodes * gpus for nodes, gpus in sizes)
+    asked, place = _asked(launch)
+    if asked is None or asked == own:
+        text = f"{own} GPUs" + ("" if asked is None else ", as the base has")
+        reason = "" if asked is not None else ": the file does not say how many"
+        given.rows.append(Row("GPUs", "", "base", f"cluster of {text}, from the base{reason}", place))
+        return own
+    if base.fleet is not None:
+        raise InputError(f"{place}: asks for {asked} GPUs, and the base's fleet has {own}; give another --base")
+    per_node = sizes[0][1]
+    if asked % per_node and asked > per_node:
+        raise InputError(
+            f"{place}: asks for {asked} GPUs, no multiple of the {per_node} of a node of the base's cluster "
+            f"{base.machine.name}; give another --base"
+        )
+    if asked < per_node:
+        raise InputError(
+            f"{place}: asks for {asked} GPUs, fewer than the {per_node} of one node of the base's cluster "
+            f"{base.machine.name}; give another --base"
+        )
+    given.keys["cluster"] = cluster_with(base, asked // per_node, f"{place}: asks for {asked} GPUs")
+    nodes = asked // per_node
+    given.rows.append(Row("GPUs", str(asked), "key", f"cluster.nodes = {nodes} (the base has {own} GPUs)", place))
+    return asked
+
+
+def cluster_with(base: Scenario, nodes: int, asked: str) -> Any:
+    """Data of the base's cluster with another number of nodes, on a larger network if it needs one."""
+    first: InputError | None = None
+    for other in (_same_network, _other_network):
+        try:
+            changed = other(base, nodes)
+            changed.machine.topology()
+        except InputError as error:
+            first = first or error
+        else:
+            return changed.to_dict()["cluster"]
+    raise InputError(f"{asked}, which the base's cluster {base.machine.name} cannot have: {first}")
+
+
+def _same_network(base: Scenario, nodes: int) -> Scenario:
+    return base.overridden(f"cluster.nodes={nodes}")
+
+
+def _other_network(base: Scenario, nodes: int) -> Scenario:
+    machine = base.machine
+    price = machine.price_per_gpu_hour
+    outline: dict[str, Any] = {"node": machine.node.model_dump(mode="json", exclude_none=True), "nodes": nodes}
+    if price is not None:
+        outline["price_per_gpu_hour"] = price.model_dump(mode="json", exclude_none=True)
+    return base.replace(cluster=outline)
+
+
+def _asked(launch: Launch) -> tuple[int | None, str]:
+    """GPUs that launcher and environment ask for, and where; None where they do not say."""
+    machine, answers = launch.machine, []
+    nodes, gpus = _whole(machine.nodes), _whole(machine.gpus_per_node)
+    if nodes is not None and gpus is not None:
+        places = [machine.places[key] for key in ("nodes", "gpus_per_node") if key in machine.places]
+        answers.append((nodes * gpus, " and ".join(dict.fromkeys(places)) or "the launcher"))
+    elif isinstance(machine.nodes, Unknown):
+        raise InputError(unknown_value("the number of nodes", machine.nodes, machine.places.get("nodes", "launcher")))
+    elif isinstance(machine.gpus_per_node, Unknown):
+        place = machine.places.get("gpus_per_node", "launcher")
+        raise InputError(unknown_value("the number of GPUs of a node", machine.gpus_per_node, place))
+    world = launch.environment.get(WORLD_SIZE)
+    if isinstance(world, str) and world.isascii() and world.isdigit() and len(world) < 9:
+        answers.append((int(world), WORLD_SIZE))
+    if len({count for count, _ in answers}) > 1:
+        parts = " and ".join(f"{place} {count}" for count, place in answers)
+        raise InputError(f"the file asks for different numbers of GPUs: {parts}; correct one")
+    if not answers:
+        return None, ""
+    count, place = answers[0]
+    if not 0 < count <= MOST_GPUS:
+        raise InputError(f"{place}: {count} GPUs are outside the limits 1 to {MOST_GPUS}")
+    return count, place
+
+
+def _whole(value: int | Unknown | None) -> int | None:
+    return value if isinstance(value, int) else None

@@ -1,0 +1,97 @@
+"""Meaning of the arguments on activation recomputation."""
+
+from __future__ import annotations
+
+from moesim.hwmodels.errors import InputError
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.trainers.meaning.given import Given
+
+MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
+"""Values of --recompute-modules that moesim knows."""
+
+POLICIES = {
+    frozenset({"core_attn"}): "attention",
+    frozenset({"layernorm", "mla_up_proj", "moe_act"}): "selective",
+}
+"""Modules whose recomputation is exactly a policy of moesim."""
+
+_NAMES = (
+    "recompute-granularity", "recompute-modules", "recompute-activations", "moe-layer-recompute",
+    "recompute-policy",
+)  # fmt: skip
+
+
+def read_recompute(given: Given, base: Scenario, latent: bool, like_base: bool) -> None:
+    """Set the recompute policy; `latent` says that the attention has up-projections to recompute.
+
+    Raises InputError for unknown granularities and modules.
+    """
+    names = [name for name in _NAMES if given.has(name)]
+    if not names and like_base:
+        given.set("recompute", base.recompute, _NAMES[0])
+        return
+    if given.has("recompute-policy"):
+        policy = given.text("recompute-policy", "none", ("none", "op", "full"))
+        given.set("recompute", policy, "recompute-policy")
+        return
+    default = "selective" if given.flag("recompute-activations") else ""
+    granularity = given.text("recompute-granularity", default, ("full", "selective", "none"))
+    modules = set(given.words("recompute-modules")) or {"core_attn"}
+    if given.flag("moe-layer-recompute"):
+        modules |= {"moe"}
+        granularity = granularity or "selective"
+    if granularity == "full":
+        _full(given)
+        return
+    if granularity in ("", "none"):
+        given.set("recompute", "none", "recompute-granularity", *names)
+        return
+    unknown = sorted(modules - set(MODULES))
+    if unknown:
+        raise InputError(
+            f"{given.place('recompute-modules')}: {unknown[0][:40]!r} is not modelled; modules are "
+            f"{', '.join(MODULES)}"
+        )
+    policy, note = policy_of(frozenset(modules), latent)
+    given.set("recompute", policy, *names)
+    if note:
+        given.explain("recompute-modules" if given.has("recompute-modules") else names[0], "not priced", note)
+
+
+def _full(given: Given) -> None:
+    method = given.text("recompute-method", "uniform", ("uniform", "block"))
+    layers = given.integer("recompute-num-layers", 1)
+    given.set("recompute", "full", "recompute-granularity")
+    if method == "block":
+        text = (
+            f"the real step is faster and it needs more memory: only {layers} layers of every stage are "
+            "recomputed, and moesim recomputes all"
+        )
+        given.explain("recompute-method", "not priced", text)
+    elif given.has("recompute-method"):
+        given.explain("recompute-method", "key", "recompute = full (every layer)")
+    if given.has("recompute-num-layers"):
+        if method == "uniform" and layers > 1:
+            text = (
+                f"the direction is unknown: inputs of every {layers}th layer are kept, and moesim keeps those "
+                "of every layer"
+            )
+            given.explain("recompute-num-layers", "not priced", text)
+        else:
+            given.explain("recompute-num-layers", "key", "recompute = full")
+
+
+def policy_of(modules: frozenset[str], latent: bool) -> tuple[str, str]:
+    """The policy that recomputes these modules or comes nearest, and a note where it is not exact."""
+    known = frozenset(modules) | (frozenset() if latent else {"mla_up_proj"})
+    for exact, policy in POLICIES.items():
+        if modules == exact or (policy == "selective" and known == exact):
+            return policy, ""
+    large = {"moe", "mlp", "shared_experts"} & modules
+    direction = (
+        "the real step is slower and it needs less memory" if large else "the direction is unknown"
+    )
+    return "selective", (
+        f"{direction}: {' '.join(sorted(modules))} are recomputed, and the nearest policy, selective, "
+        "recomputes layernorm, mla_up_proj and moe_act"
+    )
