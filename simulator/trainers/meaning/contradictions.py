@@ -40,7 +40,10 @@ def check_contradictions(given: Given) -> None:
     for one, other, reason in EXCLUSIVE:
         if _on(given, one) and _on(given, other):
             raise _both(given, one, other, reason)
-    if _on(given, "recompute-activations") and given.text("recompute-granularity", "selective") != "selective":
+    if (
+        _on(given, "recompute-activations")
+        and given.text("recompute-granularity", "selective") != "selective"
+    ):
         raise _both(
             given, "recompute-activations", "recompute-granularity", "the former means selective granularity"
         )

@@ -56,7 +56,9 @@ def read_degrees(given: Given, base: Scenario, n_gpus: int, experts: bool, like_
         given.set("parallel.expert_tp", expert_tp, "expert-tensor-parallel-size", note=note)
         _check_experts(given, sizes, expert_tp, dp)
     elif sizes["ep"] > 1:
-        raise InputError(f"{given.place('expert-model-parallel-size')}: the model has no experts (--num-experts)")
+        raise InputError(
+            f"{given.place('expert-model-parallel-size')}: the model has no experts (--num-experts)"
+        )
     _sequence_parallel(given, sizes["tp"], base, like_base)
     microbatch = _batch(given, base, sizes["pp"], dp, like_base)
     _sharding(given, base, like_base)
@@ -77,8 +79,8 @@ def _check_experts(given: Given, sizes: dict[str, int], expert_tp: int, dp: int)
     share = sizes["tp"] * sizes["cp"] * dp
     if share % (sizes["ep"] * expert_tp):
         raise InputError(
-            f"--expert-model-parallel-size {sizes['ep']} x --expert-tensor-parallel-size {expert_tp} does not "
-            f"divide the {share} GPUs of a pipeline rank (tp x cp x dp); change one, or the number of GPUs"
+            f"--expert-model-parallel-size {sizes['ep']} x --expert-tensor-parallel-size {expert_tp} does "
+            f"not divide the {share} GPUs of a pipeline rank (tp x cp x dp); change one of them"
         )
 
 
@@ -108,8 +110,8 @@ def _batch(given: Given, base: Scenario, pp: int, dp: int, like_base: bool) -> i
     if batch % (microbatch * dp):
         stated = [given.place(one) for one in ("global-batch-size", name) if given.has(one)]
         raise InputError(
-            f"the global batch of {batch} sequences is no multiple of micro-batch {microbatch} x data-parallel "
-            f"degree {dp} ({'; '.join(stated) or 'the base'}); change the batch or the number of GPUs"
+            f"the global batch of {batch} sequences is no multiple of micro-batch {microbatch} x "
+            f"data-parallel degree {dp} ({'; '.join(stated) or 'the base'}); change the batch or the GPUs"
         )
     return microbatch
 
@@ -123,11 +125,15 @@ def _microbatch_argument(given: Given, pp: int) -> str:
 
 def _global_batch(given: Given, base: Scenario, microbatch: int, dp: int, like_base: bool) -> int:
     one = microbatch * dp
-    default, names, note = one, ("global-batch-size",), "one micro-batch for every pipeline"
+    default, note = one, "one micro-batch for every pipeline"
+    names: tuple[str, ...] = ("global-batch-size",)
     if like_base:
         default, note = base.batch.sequences, ""
     if given.has("gradient-accumulation-steps"):
-        names, default = (*names, "gradient-accumulation-steps"), one * given.integer("gradient-accumulation-steps", 1)
+        names, default = (
+            (*names, "gradient-accumulation-steps"),
+            one * given.integer("gradient-accumulation-steps", 1),
+        )
     elif given.has("local-batch-size"):
         names, default = (*names, "local-batch-size"), dp * given.integer("local-batch-size", 1)
     batch = given.integer("global-batch-size", default)
@@ -137,7 +143,9 @@ def _global_batch(given: Given, base: Scenario, microbatch: int, dp: int, like_b
 
 def _from_base(given: Given, name: str, key: str, value: int) -> None:
     given.keys[key] = value
-    given.explain(name, "base", f"{key} = {value}, from the base: Megatron-LM has no default and the file none")
+    given.explain(
+        name, "base", f"{key} = {value}, from the base: Megatron-LM has no default and the file none"
+    )
 
 
 def _sharding(given: Given, base: Scenario, like_base: bool) -> None:

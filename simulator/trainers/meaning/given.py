@@ -17,6 +17,7 @@ MOST_ARGUMENTS = 5000
 """Most arguments of a launch file."""
 
 _VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w{0,60})")
+_NUMBER = re.compile(r"-?\d{0,20}\.?\d{0,20}([eE][+-]?\d{1,2})?")
 _OFF = {"false", "0", "off", "no", "none", "null"}
 
 
@@ -33,12 +34,13 @@ class Stated:
 class Given:
     """The stated arguments, and the keys and rows that grow as they are given a meaning.
 
-    `trainer_default` is how rows call the value of an argument that the file does not state.
+    `default_from` is what rows say about a value that the file does not state.
     """
 
     def __init__(
         self, stated: Mapping[str, Stated], rows: Sequence[Row], default_from: str = "Megatron-LM's default"
     ) -> None:
+        """Start from the stated arguments and the rows on those that are not used."""
         self.stated = dict(stated)
         self.keys: dict[str, Any] = {}
         self.rows = list(rows)
@@ -91,7 +93,9 @@ class Given:
         if name not in self.stated:
             return default
         value = self.value(name)
-        if isinstance(value, bool) or not re.fullmatch(r"-?\d{0,20}\.?\d{0,20}([eE][+-]?\d{1,2})?", str(value)):
+        if isinstance(value, bool) or not re.fullmatch(
+            r"-?\d{0,20}\.?\d{0,20}([eE][+-]?\d{1,2})?", str(value)
+        ):
             raise InputError(f"{self.place(name)}: is not a number")
         try:
             return float(str(value))

@@ -73,7 +73,9 @@ def read_routing(given: Given, experts: bool) -> None:
         text = "the real step is slower: without it the experts of a GPU run one after another, not grouped"
         given.explain("moe-grouped-gemm", "not priced", text)
     elif given.has("moe-grouped-gemm"):
-        given.explain("moe-grouped-gemm", "key", "experts of a GPU run as grouped GEMMs, as moesim prices them")
+        given.explain(
+            "moe-grouped-gemm", "key", "experts of a GPU run as grouped GEMMs, as moesim prices them"
+        )
 
 
 def fused_loss(given: Given) -> str:
@@ -87,7 +89,9 @@ def fused_loss(given: Given) -> str:
 def read_software(given: Given, base: Scenario, tp: int, cp: int, like_base: bool) -> None:
     """Set the keys of the section software."""
     if not like_base or given.has("cross-entropy-loss-fusion"):
-        given.set("software.loss", fused_loss(given), "cross-entropy-loss-fusion", "cross-entropy-fusion-impl")
+        given.set(
+            "software.loss", fused_loss(given), "cross-entropy-loss-fusion", "cross-entropy-fusion-impl"
+        )
     _attention(given, like_base)
     _data_parallel(given, like_base)
     unfused = "no-gradient-accumulation-fusion"
@@ -104,7 +108,8 @@ def read_software(given: Given, base: Scenario, tp: int, cp: int, like_base: boo
         kinds = set(given.words(ring)) or {"p2p"}
         given.set("software.overlap_context_parallel", kinds == {"p2p"}, ring)
         if kinds != {"p2p"}:
-            text = f"the direction is unknown: {' '.join(sorted(kinds))} is priced as an exposed ring of keys and values"
+            words = " ".join(sorted(kinds))
+            text = f"the direction is unknown: {words} is priced as an exposed ring of keys and values"
             given.explain(ring, "not priced", text)
     _graphs(given)
     if base.software.host is not None and not like_base:
@@ -115,7 +120,9 @@ def read_software(given: Given, base: Scenario, tp: int, cp: int, like_base: boo
 def _attention(given: Given, like_base: bool) -> None:
     names = ("attention-backend", "use-flash-attn", "transformer-impl")
     if not like_base or given.has(*names):
-        implementation = given.text(names[2], "transformer_engine", ("local", "transformer_engine", "inference_optimized"))
+        implementation = given.text(
+            names[2], "transformer_engine", ("local", "transformer_engine", "inference_optimized")
+        )
         backend = given.text(names[0], "auto").rpartition(".")[2]
         if backend not in ("flash", "fused", "unfused", "local", "auto"):
             raise InputError(f"{given.place(names[0])}: is not one of flash, fused, unfused, local, auto")

@@ -30,7 +30,9 @@ def read_machine(given: Given, launch: Launch, base: Scenario) -> int:
         given.rows.append(Row("GPUs", "", "base", f"cluster of {text}, from the base{reason}", place))
         return own
     if base.fleet is not None:
-        raise InputError(f"{place}: asks for {asked} GPUs, and the base's fleet has {own}; give another --base")
+        raise InputError(
+            f"{place}: asks for {asked} GPUs, and the base's fleet has {own}; give another --base"
+        )
     per_node = sizes[0][1]
     if asked % per_node and asked > per_node:
         raise InputError(
@@ -44,7 +46,9 @@ def read_machine(given: Given, launch: Launch, base: Scenario) -> int:
         )
     given.keys["cluster"] = cluster_with(base, asked // per_node, f"{place}: asks for {asked} GPUs")
     nodes = asked // per_node
-    given.rows.append(Row("GPUs", str(asked), "key", f"cluster.nodes = {nodes} (the base has {own} GPUs)", place))
+    given.rows.append(
+        Row("GPUs", str(asked), "key", f"cluster.nodes = {nodes} (the base has {own} GPUs)", place)
+    )
     return asked
 
 
@@ -69,7 +73,10 @@ def _same_network(base: Scenario, nodes: int) -> Scenario:
 def _other_network(base: Scenario, nodes: int) -> Scenario:
     machine = base.machine
     price = machine.price_per_gpu_hour
-    outline: dict[str, Any] = {"node": machine.node.model_dump(mode="json", exclude_none=True), "nodes": nodes}
+    outline: dict[str, Any] = {
+        "node": machine.node.model_dump(mode="json", exclude_none=True),
+        "nodes": nodes,
+    }
     if price is not None:
         outline["price_per_gpu_hour"] = price.model_dump(mode="json", exclude_none=True)
     return base.replace(cluster=outline)
@@ -83,7 +90,9 @@ def _asked(launch: Launch) -> tuple[int | None, str]:
         places = [machine.places[key] for key in ("nodes", "gpus_per_node") if key in machine.places]
         answers.append((nodes * gpus, " and ".join(dict.fromkeys(places)) or "the launcher"))
     elif isinstance(machine.nodes, Unknown):
-        raise InputError(unknown_value("the number of nodes", machine.nodes, machine.places.get("nodes", "launcher")))
+        raise InputError(
+            unknown_value("the number of nodes", machine.nodes, machine.places.get("nodes", "launcher"))
+        )
     elif isinstance(machine.gpus_per_node, Unknown):
         place = machine.places.get("gpus_per_node", "launcher")
         raise InputError(unknown_value("the number of GPUs of a node", machine.gpus_per_node, place))

@@ -30,8 +30,8 @@ def read_precision(given: Given, fused_loss: bool, like_base: bool) -> None:
         return
     if not given.flag("bf16") and not given.flag("fp16") and not given.has("fp8-format"):
         raise InputError(
-            "the file states neither --bf16 nor --fp16, so Megatron-LM trains in FP32, which is not modelled; "
-            "add one of them"
+            "the file states neither --bf16 nor --fp16, so Megatron-LM trains in FP32, which is not "
+            "modelled; add one of them"
         )
     if not like_base and not given.flag("bf16") and not given.flag("fp16"):
         raise InputError(

@@ -73,8 +73,8 @@ def _full(given: Given) -> None:
     if given.has("recompute-num-layers"):
         if method == "uniform" and layers > 1:
             text = (
-                f"the direction is unknown: inputs of every {layers}th layer are kept, and moesim keeps those "
-                "of every layer"
+                f"the direction is unknown: inputs of every {layers}th layer are kept, and moesim keeps "
+                "those of every layer"
             )
             given.explain("recompute-num-layers", "not priced", text)
         else:
@@ -88,9 +88,7 @@ def policy_of(modules: frozenset[str], latent: bool) -> tuple[str, str]:
         if modules == exact or (policy == "selective" and known == exact):
             return policy, ""
     large = {"moe", "mlp", "shared_experts"} & modules
-    direction = (
-        "the real step is slower and it needs less memory" if large else "the direction is unknown"
-    )
+    direction = "the real step is slower and it needs less memory" if large else "the direction is unknown"
     return "selective", (
         f"{direction}: {' '.join(sorted(modules))} are recomputed, and the nearest policy, selective, "
         "recomputes layernorm, mla_up_proj and moe_act"

@@ -35,8 +35,5 @@ def shown(value: Any) -> str:
     """A value as one short text: words separated by blanks, long texts cut."""
     if value is None or value is True:
         return ""
-    if isinstance(value, list | tuple):
-        text = " ".join(shown(part) for part in value)
-    else:
-        text = str(value)
+    text = " ".join(map(shown, value)) if isinstance(value, list | tuple) else str(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

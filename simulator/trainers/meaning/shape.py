@@ -8,10 +8,11 @@ from typing import Any
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import validate_model
 from moesim.simulator.model.attention import GQA, MLA
-from moesim.simulator.model.library import load_model, shipped_models
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.trainers.meaning.given import Given
+from moesim.simulator.trainers.meaning.known_models import as_data, known_model
+from moesim.simulator.trainers.meaning.partial_model import PATHS, changed_model
 from moesim.simulator.trainers.meaning.vocabulary import VOCABULARY, read_vocabulary
 from moesim.simulator.trainers.megatron.layout import parse_frequency
 
@@ -19,66 +20,65 @@ NEEDED = ("num-layers", "hidden-size", "num-attention-heads")
 """Arguments without which Megatron-LM builds no model."""
 
 MODEL_ARGUMENTS = (
-    *NEEDED, "encoder-num-layers", "ffn-hidden-size", "group-query-attention", "num-query-groups", "kv-channels",
-    "multi-latent-attention", "q-lora-rank", "kv-lora-rank", "qk-head-dim", "qk-pos-emb-head-dim", "v-head-dim",
-    "qk-layernorm", "num-experts", "moe-ffn-hidden-size", "moe-shared-expert-intermediate-size",
-    "moe-shared-expert-gate", "moe-layer-freq", "moe-router-topk", "moe-router-score-function",
-    "moe-router-enable-expert-bias", "moe-router-num-groups", "moe-router-group-topk",
-    "untie-embeddings-and-output-weights", "swiglu", "quick-geglu", "squared-relu", "openai-gelu",
-    "normalization", "position-embedding-type", "use-rotary-position-embeddings", "no-position-embedding",
-    "disable-bias-linear", "add-qkv-bias", "mtp-num-layers",
+    *NEEDED, "encoder-num-layers", "ffn-hidden-size", "group-query-attention", "num-query-groups",
+    "kv-channels", "multi-latent-attention", "q-lora-rank", "kv-lora-rank", "qk-head-dim",
+    "qk-pos-emb-head-dim", "v-head-dim", "qk-layernorm", "num-experts", "moe-ffn-hidden-size",
+    "moe-shared-expert-intermediate-size", "moe-shared-expert-gate", "moe-layer-freq",
+    "moe-router-topk", "moe-router-score-function", "moe-router-enable-expert-bias",
+    "moe-router-num-groups", "moe-router-group-topk", "untie-embeddings-and-output-weights", "swiglu",
+    "quick-geglu", "squared-relu", "openai-gelu", "normalization", "position-embedding-type",
+    "use-rotary-position-embeddings", "no-position-embedding", "disable-bias-linear", "add-qkv-bias",
+    "mtp-num-layers",
 )  # fmt: skip
 """Arguments that describe the model, apart from its vocabulary."""
 
-_UNCOMPARED = ("name", "source", "not_modelled")
 
-
-def read_shape(given: Given, base: Scenario, name: str, reference: str, tp: int, vocab: int | None) -> ModelShape:
+def read_shape(
+    given: Given, base: Scenario, name: str, tp: int, vocab: int | None, like_base: bool
+) -> ModelShape:
     """Set the scenario's model to the one that the arguments describe, and return its shape.
 
     The model is the base's where the arguments say nothing about it. `vocab` is a vocabulary that the user
     states. Raises InputError for a model that is described in part, and for one that is not modelled.
     """
-    stated = [argument for argument in MODEL_ARGUMENTS if given.has(argument)]
-    if not any(given.has(argument) for argument in (*NEEDED, "encoder-num-layers")):
-        for argument in (*stated, *(name for name in VOCABULARY if given.has(name))):
-            given.explain(argument, "base", "the file does not describe the whole model, so the base's counts")
+    stated = [argument for argument in (*MODEL_ARGUMENTS, *VOCABULARY) if given.has(argument)]
+    missing = [argument for argument in NEEDED if not given.has(argument)]
+    if given.has("encoder-num-layers") and NEEDED[0] in missing:
+        missing.remove(NEEDED[0])
+    if missing and like_base:
+        return _with_changes(given, base, name, stated)
+    if len(missing) == len(NEEDED):
+        for argument in stated:
+            given.explain(argument, "base", "the file does not describe the whole model; the base's counts")
         given.explain("num-layers", "base", f"model = {base.shape.name}: the file describes none")
         given.keys["model"] = base.to_dict()["model"]
         return base.shape
-    missing = [n for n in NEEDED if not given.has(n) and not (n == NEEDED[0] and given.has("encoder-num-layers"))]
     if missing:
-        raise InputError(f"--{missing[0]} is missing: the file describes a model, and Megatron-LM needs it; add it")
-    data = _described(given, name, reference)
+        raise InputError(
+            f"--{missing[0]} is missing: the file describes a model, and Megatron-LM needs it; add it"
+        )
+    data = _described(given, name, f"arguments of {name}")
     size = read_vocabulary(given, data, base, tp, vocab)
     shape = validate_model(ModelShape, {**data, "vocab": size}, "the model of the launch file")
-    known = _known(shape, base)
-    given.keys["model"] = known or _plain(shape)
-    what = f"model = {known}, which has these sizes" if isinstance(known, str) else "part of the model (model: ...)"
+    known = known_model(shape, base)
+    given.keys["model"] = known or as_data(shape)
+    what = "part of the model (model: ...)"
+    if isinstance(known, str):
+        what = f"model = {known}, which has these sizes"
     for argument in stated:
-        given.explain(argument, "key", what)
+        if argument not in VOCABULARY:
+            given.explain(argument, "key", what)
     return shape
 
 
-def _plain(shape: ModelShape) -> dict[str, Any]:
-    data: dict[str, Any] = shape.model_dump(mode="json", exclude_none=True)
-    return data
-
-
-def _known(shape: ModelShape, base: Scenario) -> Any:
-    """The base's model or a shipped one, if it has the same sizes; else None."""
-    if same_sizes(shape, base.shape):
-        return base.to_dict()["model"]
-    return next((name for name in shipped_models() if same_sizes(shape, load_model(name))), None)
-
-
-def same_sizes(one: ModelShape, other: ModelShape, but: tuple[str, ...] = ()) -> bool:
-    """Whether two shapes are the same model, whatever their names, sources and keys in `but`."""
-    return _sizes(one, but) == _sizes(other, but)
-
-
-def _sizes(shape: ModelShape, but: tuple[str, ...]) -> dict[str, Any]:
-    return {key: value for key, value in _plain(shape).items() if key not in (*_UNCOMPARED, *but)}
+def _with_changes(given: Given, base: Scenario, name: str, stated: list[str]) -> ModelShape:
+    if not any(argument in PATHS for argument in stated):
+        given.explain("num-layers", "base", f"model = {base.shape.name}: the file describes none")
+        given.keys["model"] = base.to_dict()["model"]
+        return base.shape
+    shape = changed_model(given, base.shape, name)
+    given.keys["model"] = known_model(shape, base) or as_data(shape)
+    return shape
 
 
 def _described(given: Given, name: str, reference: str) -> dict[str, Any]:
@@ -94,8 +94,8 @@ def _described(given: Given, name: str, reference: str) -> dict[str, Any]:
         not_modelled.append("biases of the feed-forward layers (no --disable-bias-linear)")
     if moe is not None and not gated:
         raise InputError(
-            "the experts have no gate (--swiglu is missing), and experts of two projections are not modelled; "
-            "add --swiglu"
+            "the experts have no gate (--swiglu is missing), and experts of two projections are not "
+            "modelled; add --swiglu"
         )
     dense = moe is None or bool(moe["dense_layers"])
     data: dict[str, Any] = {
@@ -120,7 +120,9 @@ def _norm_and_positions(given: Given) -> tuple[str, ...]:
     notes = []
     norm = given.text("normalization", "LayerNorm", ("LayerNorm", "RMSNorm"))
     if norm != "RMSNorm":
-        given.explain("normalization", "not priced", "the real step is slower: LayerNorm is priced as RMSNorm")
+        given.explain(
+            "normalization", "not priced", "the real step is slower: LayerNorm is priced as RMSNorm"
+        )
         notes.append("LayerNorm, which is priced as RMSNorm")
     if position_embedding(given) == "learned_absolute":
         given.explain(
@@ -159,7 +161,9 @@ def _attention(given: Given, hidden: int, biases: bool) -> dict[str, Any]:
     if heads % groups:
         raise InputError(f"{given.place('num-query-groups')}: does not divide --num-attention-heads {heads}")
     if given.has("num-query-groups") and not grouped:
-        text = "Megatron-LM reads it only with --group-query-attention, so every head has its own keys and values"
+        text = (
+            "Megatron-LM reads it only with --group-query-attention; every head has its own keys and values"
+        )
         given.explain("num-query-groups", "irrelevant", text)
     attention = GQA(
         heads=heads,

@@ -38,8 +38,8 @@ def read_stages(given: Given, shape: ModelShape, pp: int) -> None:
         name = next(name for name in (LAYOUT, STAGES, LAYERS) if given.has(name))
         raise InputError(f"{given.place(name)}: virtual stages need --pipeline-model-parallel-size above 1")
     if not given.has("schedule"):
-        names = ("pipeline-model-parallel-size", STAGES, LAYERS)
-        given.set("schedule", name_from("megatron-lm", free_vpp=vpp > 1), *names)
+        arguments = ("pipeline-model-parallel-size", STAGES, LAYERS)
+        given.set("schedule", name_from("megatron-lm", free_vpp=vpp > 1), *arguments)
 
 
 def read_schedule(given: Given) -> None:
@@ -67,8 +67,8 @@ def _virtual_stages(given: Given, n_layers: int, pp: int) -> int:
     each, total = given.integer(LAYERS, 1, most=1000), n_layers + sum(_accounted(given))
     if total % (pp * each):
         raise InputError(
-            f"{given.place(LAYERS)}: {total} layers over {pp} pipeline ranks do not divide into virtual stages "
-            f"of {each}; Megatron-LM refuses this"
+            f"{given.place(LAYERS)}: {total} layers over {pp} pipeline ranks do not divide into virtual "
+            f"stages of {each}; Megatron-LM refuses this"
         )
     return total // (pp * each)
 

@@ -85,7 +85,7 @@ def _read(
 ) -> None:
     n_gpus = read_machine(given, launch, base)
     tp = given.integer("tensor-model-parallel-size", base.parallel.tp if like_base else 1, most=1_000_000)
-    shape = read_shape(given, base, name, f"arguments of {name}", tp, vocab)
+    shape = read_shape(given, base, name, tp, vocab, like_base)
     degrees = read_degrees(given, base, n_gpus, shape.moe is not None, like_base)
     if like_base and not given.has("pipeline-model-parallel-size", "num-virtual-stages-per-pipeline-rank"):
         kept = base.to_dict()

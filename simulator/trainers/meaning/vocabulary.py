@@ -11,6 +11,7 @@ from moesim.simulator.model.library import load_model, shipped_models
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.trainers.meaning.given import Given
+from moesim.simulator.trainers.meaning.known_models import same_sizes
 
 VOCABULARY = (
     "vocab-size", "padded-vocab-size", "make-vocab-size-divisible-by", "no-pad-vocab-size",
@@ -38,13 +39,15 @@ def read_vocabulary(
     if given.has("vocab-size"):
         return _padded(given, given.integer("vocab-size", 0), tp)
     if _is(model, base.shape):
-        text = f"vocab = {base.shape.vocab}: the file names only a tokenizer, and the rest is the base's model"
+        text = (
+            f"vocab = {base.shape.vocab}: the file names only a tokenizer, and the rest is the base's model"
+        )
         given.explain("vocab-size", "base", text)
         return base.shape.vocab
     alike = [name for name in shipped_models() if _is(model, load_model(name))]
     hint = f" (the rest is {alike[0]}: --vocab-size {load_model(alike[0]).vocab})" if alike else ""
     raise InputError(
-        "the size of the vocabulary is unknown: the file states neither --vocab-size nor --padded-vocab-size, "
+        "the size of the vocabulary is unknown: the file has neither --vocab-size nor --padded-vocab-size, "
         f"and tokenizers are not read; give --vocab-size N{hint}, or a --base with this model"
     )
 
@@ -57,7 +60,6 @@ def _padded(given: Given, size: int, tp: int) -> int:
 
 
 def _is(model: Mapping[str, Any], other: ModelShape) -> bool:
-    from moesim.simulator.trainers.meaning.shape import same_sizes
-
+    """Whether the model has the sizes of another one, whose vocabulary it may then have."""
     shape = validate_model(ModelShape, {**model, "vocab": other.vocab}, "the model of the launch file")
-    return same_sizes(shape, other)
+    return same_sizes(shape, other, but=("mtp_layers",))
