@@ -12,6 +12,7 @@ from moesim.simulator.cost.price_evidence import NO_EVIDENCE, PriceEvidence
 from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.table import Mode, PhaseCost, TransferCost
 from moesim.simulator.model.operator import GEMM_CLASSES, BlockKind, Phase
+from moesim.simulator.model.repeated import repeated_communication
 from moesim.simulator.schedules.template import EP_PHASES
 
 
@@ -56,7 +57,7 @@ def with_collectives(
         collectives = LayerCollectives(pricer.scenario, pricer.links, pricer.profile)
         exposed = collectives.exposed(pricer.shape, kind, pricer.tokens, bare.core_s)
         evidence = collectives.evidence(experts=experts)
-    if experts and pricer.scenario.recompute == "full":
+    if repeated_communication(pricer.shape.block(kind), pricer.scenario.recompute).experts:
         repeated = _repeated_transfers(pricer)
         exposed["mlp I"] = exposed.get("mlp I", 0.0) + fsum(t.launch_s + t.payload_s for t in repeated)
         for transfer in repeated:
@@ -85,7 +86,7 @@ def _later(cost: PhaseCost, exposed_s: float, evidence: PriceEvidence) -> PhaseC
 
 
 def _repeated_transfers(pricer: Pricer) -> tuple[TransferCost, ...]:
-    """Dispatch and combine of the forward, which full recompute repeats without overlap (eq. X15)."""
+    """Dispatch and combine of the forward, which recompute repeats without overlap (eq. X15)."""
     if pricer.scenario.parallel.ep == 1:
         return ()
     twice: tuple[Phase, ...] = ("dispatch F", "combine F")

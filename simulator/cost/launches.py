@@ -19,6 +19,7 @@ from moesim.simulator.cost.pricing import Pricer
 from moesim.simulator.cost.table import Mode, PhaseCost, TransferCost
 from moesim.simulator.model.calls import calls_of
 from moesim.simulator.model.operator import BlockKind, Operator, Phase
+from moesim.simulator.model.repeated import checkpoints
 from moesim.simulator.model.software import GraphPart, Software
 from moesim.simulator.schedules.template import EP_PHASES
 
@@ -66,13 +67,14 @@ def pass_launches(
     routed = "gate" in {op.name for op in operators.get("attn F", ())}
     drains = routed and (plan.ep > 1 or software.modules == "transformer-engine")
     layer = pricer.shape.block(kind).layer is not None
+    wrapped = checkpoints(pricer.shape.block(kind), scenario.recompute)
     passes = []
     for forward, phases in ((True, FORWARD), (False, BACKWARD)):
         launches: list[Launch] = []
         if drains and forward:
             launches.append(Launch(host.call_s("counts", True), 0.0))
-        if layer and scenario.recompute == "full":
-            launches.append(Launch(host.call_s("checkpoint", forward), 0.0))
+        if wrapped:
+            launches.append(Launch(wrapped * host.call_s("checkpoint", forward), 0.0))
         if plan.zero_stage == 3:
             own = host.call_s("collective", True) + (0.0 if forward else host.call_s("collective", False))
             launches.append(Launch(own, 0.0))

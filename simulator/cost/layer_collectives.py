@@ -18,6 +18,7 @@ from moesim.simulator.cost.overlap import (
 from moesim.simulator.cost.price_evidence import PriceEvidence, combined
 from moesim.simulator.model.attention.protocol import Attention
 from moesim.simulator.model.operator import BlockKind, Phase
+from moesim.simulator.model.repeated import repeated_communication
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario
 
@@ -53,9 +54,9 @@ class LayerCollectives:
         Tensor parallelism runs an all-gather and a reduce-scatter (or one all-reduce) of the activations
         around attention and around the FFN, in the forward and for the input gradient. Context parallelism
         gathers keys and values of the whole sequence before attention and scatters their gradients after it.
-        Full recompute repeats the forward's collectives before the backward. Experts with their own tensor
-        parallelism gather received rows before the experts and scatter the results after them; the backward
-        does the reverse (eq. X14).
+        Recompute repeats those of the forward that lie inside what it runs again. Experts with their own
+        tensor parallelism gather received rows before the experts and scatter the results after them; the
+        backward does the reverse (eq. X14).
         """
         out = {phase: 0.0 for half in HALVES for phase in half[:2]}
         plan, block = self.scenario.parallel, shape.block(kind)
@@ -78,17 +79,22 @@ class LayerCollectives:
                     self._slow_down,
                     sequence_parallel=plan.sequence_parallel,
                 )
+        again = repeated_communication(block, self.scenario.recompute)
+        if again.feed_forward:
+            out["mlp I"] += forward["mlp F"]
         context = self._context_s(block.layer.attention, tokens)
         if context:
             attention = [seconds.get(phase, _NO_CORE).attention_s for phase in ("attn F", "attn I")]
-            forward["attn F"] += self._overlapped_with_attention(context, attention[0])
+            exposed = self._overlapped_with_attention(context, attention[0])
+            forward["attn F"] += exposed
             out["attn I"] += self._overlapped_with_attention(context, attention[1])
+            out["attn I"] += again.context * exposed
         if experts and plan.expert_tp > 1:
             rows = 2.0 * self._rows_s(shape, tokens)
             forward["mlp F"] += rows
-            out["mlp I"] += rows
+            out["mlp I"] += rows * (1 + (again.experts and not again.layer))
         out["attn F"], out["mlp F"] = forward["attn F"], forward["mlp F"]
-        if self.scenario.recompute == "full":
+        if again.layer:
             out["mlp I"] += forward["attn F"] + forward["mlp F"]
         return out
 

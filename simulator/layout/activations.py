@@ -1,4 +1,4 @@
-"""Tensors that a block keeps from its forward to its backward pass, for each recompute policy."""
+"""Tensors that a block keeps from its forward to its backward pass, for each choice of recompute."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from moesim.simulator.model.block import BlockShape
 from moesim.simulator.model.cached import CachedTensor, Role
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.precision import Precision, row_bytes
-from moesim.simulator.model.recompute import RecomputePolicy
+from moesim.simulator.model.recompute import Module, Recompute, RecomputePolicy
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.model.software import PLAIN, Software
 from moesim.simulator.scenario.parallel import ParallelPlan
@@ -38,20 +38,24 @@ def cached_tensors(
     shape: ModelShape,
     kind: BlockKind,
     precision: Precision,
-    policy: RecomputePolicy,
+    policy: Recompute,
     unfused: bool = False,
 ) -> tuple[CachedTensor, ...]:
     """Return the tensors of one block that stay in memory between its forward and its backward pass.
 
     Attention scores are never listed: flash attention does not store them, and for `unfused` attention
     `activation_bytes` adds them. The loss overwrites the logits with their gradient, so they are one tensor,
-    in the head's format. The policy `full` recomputes layers only; embedding and head keep their tensors.
+    in the head's format. The policy `full` and lists of modules recompute layers only; embedding and head
+    keep their tensors.
     """
     block = shape.block(kind)
     if policy == "op" and block.layer is not None:
         return tuple(_kept_by_op(shape, block, precision, unfused))
+    tensors = _tensors(shape, block, precision, policy, unfused)
+    if not isinstance(policy, str):
+        return tuple(t for t in tensors if t.modules.isdisjoint(policy))
     dropped = frozenset() if block.is_head and policy in ("full", "op") else RECOMPUTED[policy]
-    return tuple(t for t in _tensors(shape, block, precision, policy, unfused) if t.role not in dropped)
+    return tuple(t for t in tensors if t.role not in dropped)
 
 
 def _kept_by_op(
@@ -76,7 +80,7 @@ def activation_bytes(
     shape: ModelShape,
     kind: BlockKind,
     precision: Precision,
-    policy: RecomputePolicy,
+    policy: Recompute,
     plan: ParallelPlan,
     sequence: int,
     software: Software = PLAIN,
@@ -100,13 +104,17 @@ def activation_bytes(
         kept += tokens * MASK_BYTES * shape.hidden * _masks(block, policy) / cut["tokens"]
     if software.kernels == "eager":
         kept += tokens * _eager_bytes(shape, block, precision, policy) / plan.tp
-    if unfused and block.layer is not None and "scores" not in RECOMPUTED[policy]:
+    if unfused and block.layer is not None and not _drops_scores(policy):
         score = SCORE_BYTES + DROPPED_SCORE_BYTES * software.dropout
         kept += tokens * score * block.layer.attention.unfused_scores(sequence) / plan.tp
     return kept
 
 
-def _masks(block: BlockShape, policy: RecomputePolicy) -> int:
+def _drops_scores(policy: Recompute) -> bool:
+    return "scores" in RECOMPUTED[policy] if isinstance(policy, str) else "core_attn" in policy
+
+
+def _masks(block: BlockShape, policy: Recompute) -> int:
     """Number of dropout masks as wide as the hidden state.
 
     The embedding has one and a layer two (after attention and after the FFN). Policies that recompute
@@ -117,9 +125,7 @@ def _masks(block: BlockShape, policy: RecomputePolicy) -> int:
     return 0 if policy in ("op", "full") else 2
 
 
-def _eager_bytes(
-    shape: ModelShape, block: BlockShape, precision: Precision, policy: RecomputePolicy
-) -> float:
+def _eager_bytes(shape: ModelShape, block: BlockShape, precision: Precision, policy: Recompute) -> float:
     """Extra bytes per token that eager operators keep where their layer is not recomputed (eq. M8).
 
     In its backward pass the head holds the log-softmax and two gradients in FP32, but no longer the 16-bit
@@ -128,10 +134,11 @@ def _eager_bytes(
     if block.is_head and precision.loss == "fp32":
         more = 3 * row_bytes(shape.vocab, "fp32") - row_bytes(shape.vocab, precision.head)
         return more - 2 * row_bytes(shape.vocab, "fp32")
-    if block.layer is None or policy not in ("none", "attention"):
+    repeated: frozenset[Module] = frozenset(() if isinstance(policy, str) else policy)
+    if block.layer is None or (isinstance(policy, str) and policy not in ("none", "attention")):
         return 0.0
     attention, feed_forward = block.layer
-    narrow, wide = feed_forward.eager_elements(shape.hidden)
+    narrow, wide = feed_forward.eager_elements(shape.hidden, repeated)
     return row_bytes(attention.eager_elements() + narrow, "bf16") + row_bytes(wide, "fp32")
 
 
@@ -149,7 +156,7 @@ def working_bytes(
 
 
 def _tensors(
-    shape: ModelShape, block: BlockShape, precision: Precision, policy: RecomputePolicy, unfused: bool
+    shape: ModelShape, block: BlockShape, precision: Precision, policy: Recompute, unfused: bool
 ) -> Iterator[CachedTensor]:
     h, cache = shape.hidden, precision.activation_cache
     if block.layer is None:
@@ -159,12 +166,13 @@ def _tensors(
         norm_inputs = 2 * row_bytes(h, "bf16")
         yield CachedTensor("MTP norm inputs", norm_inputs, "residual", "tokens", kept_by_op=True)
         yield CachedTensor("projection input", row_bytes(2 * h, cache), "norm output", "tokens")
+    normalised, inside = row_bytes(h, cache), frozenset[Module]({"layernorm"})
     attention, feed_forward = block.layer
     yield CachedTensor("attention norm input", row_bytes(h, "bf16"), "residual", "tokens", kept_by_op=True)
-    yield CachedTensor("attention input", row_bytes(h, cache), "norm output", "tokens")
+    yield CachedTensor("attention input", normalised, "norm output", "tokens", modules=inside)
     yield from attention.cached_tensors(precision, policy, unfused)
     yield CachedTensor("FFN norm input", row_bytes(h, "bf16"), "kept", "tokens")
-    yield CachedTensor("FFN input", row_bytes(h, cache), "norm output", "tokens")
+    yield CachedTensor("FFN input", normalised, "norm output", "tokens", modules=inside)
     yield from feed_forward.cached_tensors(h, precision)
 
 

@@ -26,7 +26,7 @@ from moesim.simulator.layout.rank_bytes import (
 from moesim.simulator.layout.stages import Block, StageAssignment
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.precision import Precision
-from moesim.simulator.model.recompute import RecomputePolicy
+from moesim.simulator.model.recompute import Recompute
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.model.software import PLAIN, Software
 
@@ -120,7 +120,7 @@ class MemoryInputs:
     shape: ModelShape
     layout: Layout
     precision: Precision
-    recompute: RecomputePolicy
+    recompute: Recompute
     sequence: int
     """Tokens of a sequence."""
     communication_sms: int

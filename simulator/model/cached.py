@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from moesim.simulator.model.recompute import Module
+
 Role = Literal[
     "residual", "norm output", "latent", "expanded", "kept", "linear input", "swiglu output", "scores"
 ]  # fmt: skip
@@ -24,6 +26,8 @@ class CachedTensor:
     sharding: Sharding
     kept_by_op: bool = False
     """Whether the recompute policy `op` keeps the tensor although it is not the output of a counted GEMM."""
+    modules: frozenset[Module] = frozenset()
+    """Modules of which the recompute of any one frees the tensor."""
 
 
 @dataclass(frozen=True, slots=True)

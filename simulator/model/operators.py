@@ -19,13 +19,15 @@ from moesim.simulator.model.mtp import mtp_projection
 from moesim.simulator.model.operator import COUNTED_GEMM_CLASSES, BlockKind, Operator, Phase
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.primitives import recomputed
+from moesim.simulator.model.recompute import Module
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.model.work import Work
 
 RECOMPUTE = ("none", "attention", "selective", "op", "full")
-"""Recompute policies of the operators. `attention` repeats the core attention where its scores go through
-memory; `selective` repeats norms, MLA up-projections and SwiGLU outputs (DeepSeek-V3 report 3.2.3); `op`
-repeats all but the core attention and every second dense GEMM; `full` repeats the whole block.
+"""Recompute policies of the operators, besides lists of modules. `attention` repeats the core attention where
+its scores go through memory; `selective` repeats norms, MLA up-projections and SwiGLU outputs (DeepSeek-V3
+report 3.2.3); `op` repeats all but the core attention and every second dense GEMM; `full` repeats the whole
+block.
 
 `full` repeats the compute of the forward in the input gradient, but not the dispatch."""
 
@@ -43,7 +45,7 @@ def block_operators(
     ep: int = 1,
     received_rows: float = 0.0,
     received_tokens: float | None = None,
-    recompute: str = "selective",
+    recompute: str | tuple[Module, ...] = "selective",
     redundant_experts: int = 0,
     unfused_attention: bool = False,
     dropout: bool = False,
@@ -160,8 +162,10 @@ def model_flop(operators: Iterable[Operator]) -> float:
     return fsum(op.flop - op.uncounted_flop for op in operators if op.cls in counted and not op.recompute)
 
 
-def _checked(shape: ModelShape, kind: BlockKind, tp: int, rows: float, recompute: str) -> BlockShape:
-    if recompute not in RECOMPUTE:
+def _checked(
+    shape: ModelShape, kind: BlockKind, tp: int, rows: float, recompute: str | tuple[Module, ...]
+) -> BlockShape:
+    if isinstance(recompute, str) and recompute not in RECOMPUTE:
         raise InputError(f"recompute={recompute!r} is not one of {', '.join(RECOMPUTE)}")
     block = shape.block(kind)
     if block.routed and not rows > 0:

@@ -1,8 +1,13 @@
-"""Recompute policies, which choose what the backward pass computes again instead of keeping it."""
+"""Choices of recompute: what the backward pass computes again instead of keeping it."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal, TypeAlias, get_args
+
+from pydantic import BeforeValidator
+
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.validation import nearest
 
 RecomputePolicy = Literal["none", "attention", "selective", "op", "full", "deepseek-v3"]
 """Tensors that the backward pass computes again.
@@ -17,3 +22,83 @@ RecomputePolicy = Literal["none", "attention", "selective", "op", "full", "deeps
 - deepseek-v3: as selective, with the attention output kept in the 12-bit format E5M6 (DeepSeek-V3 report,
   sections 3.2.3 and 3.3.3).
 """
+
+Module = Literal["core_attn", "layernorm", "mla_up_proj", "moe_act", "mlp", "moe", "shared_experts"]
+"""Part of a layer that the backward pass computes again, by Megatron-Core's names (`recompute_modules` in
+NVIDIA/Megatron-LM, `megatron/core/transformer/transformer_config.py`).
+
+- core_attn: the core attention, also where it is one flash kernel.
+- layernorm: the norms before the attention and before the FFN.
+- mla_up_proj: the norms of the latents of MLA, its up-projections, rotation and packing.
+- moe_act: the activation between both grouped GEMMs of the routed experts.
+- mlp: the FFN of a dense layer.
+- moe: the whole MoE layer: router, shared and routed experts, dispatch and combine.
+- shared_experts: the shared experts of a MoE layer.
+"""
+
+POLICIES: tuple[RecomputePolicy, ...] = get_args(RecomputePolicy)
+MODULES: tuple[Module, ...] = get_args(Module)
+
+Recompute: TypeAlias = RecomputePolicy | tuple[Module, ...]
+"""A policy, or a list of modules in the order of `MODULES` without repeats."""
+
+_POLICY_MODULES: dict[str, frozenset[Module]] = {"selective": frozenset({"layernorm", "mla_up_proj"})}
+"""Modules whose operators a policy repeats, whatever the kind of kernels."""
+
+
+def modules_of(recompute: str | tuple[Module, ...]) -> frozenset[Module]:
+    """Modules whose operators the backward pass repeats one by one.
+
+    `full` and `op` repeat layers as a whole and have none; `attention` has none where the core attention is
+    fused.
+    """
+    if isinstance(recompute, str):
+        return _POLICY_MODULES.get(recompute, frozenset())
+    return frozenset(recompute)
+
+
+def recompute_label(recompute: Recompute) -> str:
+    """Name of a choice: that of the policy, or its modules joined by `+`."""
+    return recompute if isinstance(recompute, str) else "+".join(recompute)
+
+
+def parse_recompute(value: Any) -> Recompute:
+    """Read a policy, a list of modules, or a label such as `layernorm+moe_act`.
+
+    Modules come back in the order of `MODULES` without repeats. Raises InputError for an unknown name and for
+    an empty list.
+    """
+    if isinstance(value, str):
+        if value in POLICIES:
+            return value
+        names: list[Any] = value.split("+")
+        if len(names) == 1 and value not in MODULES:
+            known: list[str] = [*POLICIES, *MODULES]
+            raise InputError(
+                f"{value[:60]!r} is not one of {', '.join(POLICIES)}, nor a list of {', '.join(MODULES)}"
+                f"{nearest(value, known)}"
+            )
+    elif isinstance(value, list | tuple):
+        names = list(value)
+    else:
+        raise InputError(
+            f"{str(value)[:60]!r} is neither a policy ({', '.join(POLICIES)}) nor a list of modules"
+        )
+    if not names:
+        raise InputError("an empty list of modules recomputes nothing: write none")
+    for name in names:
+        if name not in MODULES:
+            hint = nearest(str(name), list(MODULES))
+            raise InputError(f"the module {str(name)[:60]!r} is not one of {', '.join(MODULES)}{hint}")
+    return tuple(module for module in MODULES if module in names)
+
+
+def _parsed(value: Any) -> Recompute:
+    try:
+        return parse_recompute(value)
+    except InputError as error:
+        raise ValueError(str(error)) from None
+
+
+RecomputeKey = Annotated[RecomputePolicy | tuple[Module, ...], BeforeValidator(_parsed)]
+"""A choice of recompute as a key of a scenario, written as a name or as a list of modules."""

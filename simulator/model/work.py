@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moesim.simulator.model.operator import ONE_SCALE, ONE_SCALE_SPLIT, Direction, Dtype
+from moesim.simulator.model.recompute import Module, modules_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class Work:
     """Rows that the experts of this rank compute (one row per token and chosen expert)."""
     received_tokens: float
     """Distinct tokens among `rows`; a token that chose two experts of this rank is sent once."""
-    recompute: str
+    recompute: str | tuple[Module, ...]
     redundant_experts: int = 0
     """Replicas of experts beyond one each, over all ranks."""
     unfused: bool = False
@@ -53,7 +54,6 @@ class Work:
             return ""
         return ONE_SCALE_SPLIT if direction == "I" else ONE_SCALE
 
-    @property
-    def selective(self) -> bool:
-        """Whether the backward computes norms, MLA up-projections and SwiGLU outputs again."""
-        return self.recompute == "selective"
+    def repeats(self, module: Module) -> bool:
+        """Whether the backward computes a module of the layer again, one by one."""
+        return module in modules_of(self.recompute)

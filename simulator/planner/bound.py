@@ -11,7 +11,7 @@ from moesim.hwmodels.arrays import FloatArray
 from moesim.simulator.layout.groups import members_per_program
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.precision import Precision
-from moesim.simulator.model.recompute import RecomputePolicy
+from moesim.simulator.model.recompute import Recompute
 from moesim.simulator.planner.expert_loads import ExpertLoads
 from moesim.simulator.planner.frames import Frame
 from moesim.simulator.planner.pattern import Key, Pattern
@@ -32,7 +32,7 @@ class BoundBook:
 
     book: PriceBook
     recipes: Sequence[Precision]
-    policies: Sequence[RecomputePolicy]
+    policies: Sequence[Recompute]
     sms: Sequence[int]
     zero_stages: Sequence[int]
     loads: ExpertLoads
@@ -41,7 +41,7 @@ class BoundBook:
     _transfer: dict[tuple[LayerSplit, float], FloatArray] = field(default_factory=dict)
 
     @property
-    def classes(self) -> tuple[RecomputePolicy, ...]:
+    def classes(self) -> tuple[Recompute, ...]:
         """One policy of each class of recompute policies with equal arithmetic."""
         return tuple(dict.fromkeys(self.book.arithmetic(p) for p in self.policies))
 
@@ -49,6 +49,11 @@ class BoundBook:
     def class_of(self) -> list[int]:
         """Position of each policy's class in `classes`."""
         return [self.classes.index(self.book.arithmetic(p)) for p in self.policies]
+
+    @property
+    def _longest(self) -> tuple[Recompute, ...]:
+        """Choices of recompute among which is the one with the most compute."""
+        return ("full", *(policy for policy in self.classes if not isinstance(policy, str)))
 
     def least_kept(self, frame: Frame) -> float:
         """Least share of the routed rows that capacity keeps, over all placements of the experts."""
@@ -63,10 +68,19 @@ class BoundBook:
         if cell not in self._compute:
             rows = []
             for recipe in self.recipes:
-                tables = [self.book.alone(plan, recipe, policy) for policy in self.classes]
+                tables = [
+                    self.book.alone(plan, recipe, policy, self._fastest(plan, recipe, policy))
+                    for policy in self.classes
+                ]
                 rows.append([[_actions(action_seconds(t, k, kept)) for k in self.book.kinds] for t in tables])
             self._compute[cell] = np.array(rows)
         return self._compute[cell]
+
+    def _fastest(self, plan: ParallelPlan, recipe: Precision, policy: Recompute) -> int | None:
+        """The number of SMs with the fastest transfers, where the recompute repeats transfers."""
+        if not self.book.repeats_transfers(plan, policy):
+            return None
+        return min(self.sms, key=lambda sms: self.book.transfer_s(plan, recipe, sms)[0])
 
     def transfer(self, plan: ParallelPlan, kept: float = 1.0) -> FloatArray:
         """Seconds of the transfers of a MoE block that runs alone [precisions, sms, F or I]."""
@@ -120,7 +134,8 @@ class BoundBook:
         The first is the reduction [frames, precisions, ZeRO stages, ranks]; the second is norm, optimizer
         and gather of the slowest rank. Without ZeRO the gradients are all-reduced. ZeRO-2 costs the same as
         ZeRO-1, and ZeRO-3 costs 0 s here, as its traffic is inside the step. If collectives hide behind
-        compute, the longest compute hides them: that with full recompute and copied parameters.
+        compute, the longest compute hides them: that with copied parameters and full recompute, or a list
+        of modules, whose nested checkpoints may repeat more than a layer.
         """
         layers = assignment.layers_per_stage
         software = self.book.scenario.software
@@ -140,9 +155,14 @@ class BoundBook:
                         continue
                     plan = frame.plan.model_copy(update={"zero_stage": zero})
                     for r, recipe in enumerate(self.recipes):
-                        costs = self.book.sync(plan, recipe, "full", pattern, layers, assignment)
-                        reduce[r, s] = [c.reduce_s for c in costs]
-                        update[r, s] = [c.norm_s + c.optimizer_s + c.gather_s for c in costs]
+                        ends = [
+                            self.book.sync(plan, recipe, policy, pattern, layers, assignment)
+                            for policy in self._longest
+                        ]
+                        reduce[r, s] = np.min([[c.reduce_s for c in end] for end in ends], axis=0)
+                        update[r, s] = np.min(
+                            [[c.norm_s + c.optimizer_s + c.gather_s for c in end] for end in ends], axis=0
+                        )
                 seen[key] = reduce, update.max(axis=-1)
         return np.array([seen[key][0] for key in keys]), np.array([seen[key][1] for key in keys])
 

@@ -21,7 +21,8 @@ from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.attention.protocol import Attention
 from moesim.simulator.model.operator import BlockKind, Phase
 from moesim.simulator.model.precision import Precision
-from moesim.simulator.model.recompute import RecomputePolicy
+from moesim.simulator.model.recompute import Recompute
+from moesim.simulator.model.repeated import repeated_communication
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.pattern import Pattern
 from moesim.simulator.scenario import Scenario
@@ -89,7 +90,7 @@ class PriceBook:
         self.kinds = self.shape.block_kinds
         self.routed = tuple(kind for kind in self.kinds if self.shape.block(kind).routed)
 
-    def arithmetic(self, policy: RecomputePolicy) -> RecomputePolicy:
+    def arithmetic(self, policy: Recompute) -> Recompute:
         """The policy that stands for all policies with the same compute.
 
         deepseek-v3 differs from selective only in the bytes that it keeps. Flash attention keeps no scores
@@ -108,7 +109,7 @@ class PriceBook:
         return plan.zero_stage, layout.dp * plan.cp > 1, layout.expert_dp > 1
 
     def pricer(
-        self, plan: ParallelPlan, recipe: Precision, policy: RecomputePolicy, sms: int | None = None
+        self, plan: ParallelPlan, recipe: Precision, policy: Recompute, sms: int | None = None
     ) -> Pricer:
         """The pricer of one plan."""
         communication = self.scenario.communication
@@ -128,7 +129,7 @@ class PriceBook:
         self,
         plan: ParallelPlan,
         recipe: Precision,
-        policy: RecomputePolicy,
+        policy: Recompute,
         modes: tuple[Mode, ...],
         sms: int | None = None,
     ) -> dict[PhaseKey, PhaseCost]:
@@ -180,12 +181,23 @@ class PriceBook:
             found = self._bare[key] = bare_prices(pricer, kind, modes, only)
         return found
 
-    def alone(self, plan: ParallelPlan, recipe: Precision, policy: RecomputePolicy) -> CostTable:
-        """Cost table of compute outside overlapped pairs, without transfers."""
-        return CostTable(self.compute(plan, recipe, policy, ("alone",)), {}, 0.0, 0.0, ())
+    def alone(
+        self, plan: ParallelPlan, recipe: Precision, policy: Recompute, sms: int | None = None
+    ) -> CostTable:
+        """Cost table of compute outside overlapped pairs, without transfers.
+
+        `sms`: communication SMs of transfers that recompute repeats; None for the scenario's.
+        """
+        return CostTable(self.compute(plan, recipe, policy, ("alone",), sms), {}, 0.0, 0.0, ())
+
+    def repeats_transfers(self, plan: ParallelPlan, policy: Recompute) -> bool:
+        """Whether the backward dispatches tokens again, so that compute depends on the communication SMs."""
+        return plan.ep > 1 and any(
+            repeated_communication(self.shape.block(kind), policy).experts for kind in self.routed
+        )
 
     def table(
-        self, plan: ParallelPlan, recipe: Precision, policy: RecomputePolicy, sms: int, paired: bool
+        self, plan: ParallelPlan, recipe: Precision, policy: Recompute, sms: int, paired: bool
     ) -> CostTable:
         """Cost table with `sms` communication SMs; `paired` adds the prices inside overlapped pairs.
 
@@ -199,9 +211,8 @@ class PriceBook:
         table = self._tables.get(key)
         if table is not None:
             return table
-        # Full recompute dispatches tokens again, so its compute depends on the communication SMs.
-        sends = policy == "full" and plan.ep > 1
-        compute = dict(self.compute(plan, recipe, policy, ("alone",), sms if sends else None))
+        own_sms = sms if self.repeats_transfers(plan, policy) else None
+        compute = dict(self.compute(plan, recipe, policy, ("alone",), own_sms))
         transfer = self.transfers(plan, recipe, sms, "alone")
         if paired:
             compute |= self.compute(plan, recipe, policy, ("sms_reserved", "overlapped"), sms)
@@ -258,7 +269,7 @@ class PriceBook:
         self,
         plan: ParallelPlan,
         recipe: Precision,
-        policy: RecomputePolicy,
+        policy: Recompute,
         shape: Pattern,
         layers: tuple[int, ...],
         stages: StageAssignment,

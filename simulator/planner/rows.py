@@ -11,6 +11,7 @@ from moesim.hwmodels.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from moesim.simulator.layout.in_flight import rank_stages
 from moesim.simulator.layout.stages import StageAssignment
 from moesim.simulator.model.precision import PRECISIONS
+from moesim.simulator.model.recompute import recompute_label
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.placements import placement_name, with_placement
 from moesim.simulator.planner.plan_arrays import Candidates
@@ -143,7 +144,7 @@ def make_row(
         microbatches=found.microbatches,
         schedule=scenario.schedule,
         zero_stage=plan.zero_stage,
-        recompute=scenario.recompute,
+        recompute=recompute_label(scenario.recompute),
         precision=precision_name(scenario),
         sms=scenario.communication.sms,
         placement=placement_name(scenario.routing.eplb),

@@ -16,7 +16,8 @@ from moesim.hwmodels.yaml_io import load_mapping
 from moesim.simulator.common.lists import parse_integers
 from moesim.simulator.layout.activations import RECOMPUTED
 from moesim.simulator.model.precision import PRECISIONS, Precision
-from moesim.simulator.model.recompute import RecomputePolicy
+from moesim.simulator.model.recompute import MODULES, Recompute, RecomputeKey
+from moesim.simulator.model.repeated import check_recompute
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.placements import Placement, default_placements, parse_placement
 from moesim.simulator.scenario import Scenario
@@ -36,6 +37,18 @@ def _expanded(value: Any, info: ValidationInfo) -> Any:
 
 def _listed(value: Any) -> Any:
     return (value,) if isinstance(value, str | dict | Precision | Eplb) else value
+
+
+def _choices(value: Any) -> Any:
+    """A list of policies and lists of modules; modules that stand in it on their own are refused."""
+    listed = _listed(value)
+    for name in listed if isinstance(listed, list | tuple) else ():
+        if isinstance(name, str) and name in MODULES:
+            raise ValueError(
+                f"{name} is a module, not a policy: write every choice as a list of modules, such as "
+                f"[[{name}]], or join them as in layernorm+moe_act"
+            )
+    return listed
 
 
 Count = Annotated[int, Field(ge=1, le=1_000_000, strict=True)]
@@ -64,7 +77,7 @@ class PlanSpace(BaseModel):
         tuple[Annotated[int, Field(ge=0, le=3, strict=True)], ...] | None, BeforeValidator(_expanded)
     ] = None
     schedule: Names = None
-    recompute: Annotated[tuple[RecomputePolicy, ...] | None, BeforeValidator(_listed)] = None
+    recompute: Annotated[tuple[RecomputeKey, ...] | None, BeforeValidator(_choices)] = None
     precision: Annotated[tuple[str | Precision, ...] | None, BeforeValidator(_listed)] = None
     sms: Annotated[
         tuple[Annotated[int, Field(ge=0, le=1_000_000, strict=True)], ...] | None, BeforeValidator(_expanded)
@@ -126,7 +139,7 @@ class Space:
     microbatch: tuple[int, ...]
     zero_stage: tuple[int, ...]
     schedule: tuple[str, ...]
-    recompute: tuple[RecomputePolicy, ...]
+    recompute: tuple[Recompute, ...]
     precision: tuple[str | Precision, ...]
     sms: tuple[int, ...]
     placement: tuple[Placement, ...]
@@ -165,10 +178,12 @@ def with_defaults(space: PlanSpace, scenario: Scenario, shape: ModelShape, clust
 
     tp: powers of two inside a node. pp: divisors of the number of GPUs, at most the number of layers. ep:
     divisors of the number of experts. cp: 1, 2, 4 and 8. vpp and microbatch: 1, 2 and 4. schedule and
-    zero_stage: all. recompute: every policy that changes compute or memory. precision: the scenario's, bf16,
-    and fp8 if the accelerator has it. sms: the scenario's and six values from 8 to 32 (only the scenario's
-    for a dense model, and 0 if a dedicated engine moves collectives). placement: see `default_placements`.
-    Raises InputError if communication would take every SM, or any SM beside a dedicated engine.
+    zero_stage: all. recompute: every policy that changes compute or memory, and the scenario's modules.
+    precision: the scenario's, bf16, and fp8 if the accelerator has it. sms: the scenario's and six values
+    from 8 to 32 (only the scenario's for a dense model, and 0 if a dedicated engine moves collectives).
+    placement: see `default_placements`.
+    Raises InputError if communication would take every SM, or any SM beside a dedicated engine, and for a
+    module to recompute that the model does not have.
     """
     n = cluster.n_gpus
     own = scenario.precision
@@ -193,7 +208,10 @@ def with_defaults(space: PlanSpace, scenario: Scenario, shape: ModelShape, clust
         "microbatch": (1, 2, 4),
         "zero_stage": (0, 1, 2, 3),
         "schedule": tuple(SCHEDULES),
-        "recompute": tuple(p for p in RECOMPUTED if p != "attention" or in_memory),
+        "recompute": (
+            *(p for p in RECOMPUTED if p != "attention" or in_memory),
+            *(() if isinstance(scenario.recompute, str) else (scenario.recompute,)),
+        ),
         "precision": (own, *(p for p in hardware if p != own and PRECISIONS[str(p)] != scenario.recipe)),
         "placement": default_placements(scenario, shape),
         "sms": tuple(sorted(sms)),
@@ -202,6 +220,8 @@ def with_defaults(space: PlanSpace, scenario: Scenario, shape: ModelShape, clust
     if space.placement:
         wanted["placement"] = tuple(map(parse_placement, space.placement))
     chosen = {key: tuple(dict.fromkeys(wanted[key] or defaults[key])) for key in LISTS}
+    for choice in chosen["recompute"]:
+        check_recompute(shape, choice)
     taken = max(chosen["sms"])
     if engine is None and taken and taken >= cluster.accelerator.n_sms:
         most = cluster.accelerator.n_sms

@@ -16,6 +16,7 @@ from moesim.simulator.layout.job import ResolvedJob, resolve
 from moesim.simulator.layout.parallel import Layout, check_against_model, microbatches
 from moesim.simulator.layout.pools import PoolSlice, check_schedule, pool_of_ranks, split_over_pools
 from moesim.simulator.layout.stages import StageAssignment
+from moesim.simulator.model.repeated import check_recompute
 from moesim.simulator.predict.draws import Draws, routed_layers
 from moesim.simulator.predict.fleet_compile import balanced, joined_program, naming_pool
 from moesim.simulator.predict.placement import assign_stages
@@ -93,6 +94,7 @@ def _pool(
     check_against_model(
         scenario.parallel, shape, scenario.batch.sequence_length, 1 if in_part else schedule.n_stages
     )
+    check_recompute(shape, scenario.recompute)
     check_combination(scenario, schedule)
     pricer = Pricer(job)
     if stages is None:

@@ -33,7 +33,7 @@ from moesim.hwmodels.yaml_io import EXTENSIONS, load_mapping, parse_mapping
 from moesim.simulator.common.key_values import overridden_key
 from moesim.simulator.model.library import load_model
 from moesim.simulator.model.precision import PRECISIONS, Precision
-from moesim.simulator.model.recompute import RecomputePolicy
+from moesim.simulator.model.recompute import RecomputeKey
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.model.software import Software
 from moesim.simulator.scenario import defaults as rules
@@ -98,8 +98,9 @@ class Scenario(Section):
     """Which layers each pipeline stage holds."""
     communication: Communication = Communication()
     """Communication kernels."""
-    recompute: RecomputePolicy = "none"
-    """What the backward recomputes; `deepseek-v3` is `selective` with the attention output cached in E5M6."""
+    recompute: RecomputeKey = "none"
+    """What the backward computes again: a policy (none, attention, selective, op, full, deepseek-v3), or a
+    list of modules by Megatron-Core's names, such as [layernorm, moe_act]."""
     routing: Routing = Field(
         default_factory=Routing, description="Which experts tokens go to, and how uneven the load is."
     )

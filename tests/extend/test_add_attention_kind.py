@@ -40,7 +40,7 @@ from moesim.simulator.model.operator import Operator
 from moesim.simulator.model.operators import RECOMPUTE, block_operators, model_flop
 from moesim.simulator.model.precision import PRECISIONS, Precision, row_bytes
 from moesim.simulator.model.primitives import gemm, linear_forward, linear_input_gradient, weight_gradient
-from moesim.simulator.model.recompute import RecomputePolicy
+from moesim.simulator.model.recompute import Recompute
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.model.software import Software
 from moesim.simulator.model.work import Work
@@ -95,7 +95,7 @@ class LinearAttention(Attention):
         return [output_projection_weight_gradient(w, self.width // w.tp), qkv]
 
     def cached_tensors(
-        self, precision: Precision, policy: RecomputePolicy, unfused: bool
+        self, precision: Precision, policy: Recompute, unfused: bool
     ) -> Iterator[CachedTensor]:
         yield CachedTensor("q, k, v", row_bytes(3 * self.width, "bf16"), "kept", "width")
         yield CachedTensor(
@@ -220,7 +220,7 @@ def test_operators_do_the_model_flops_and_touch_every_parameter_once(hybrid: Mod
 
 
 def test_memory_of_both_kinds(hybrid: ModelShape) -> None:
-    def kept(kind: str, policy: RecomputePolicy = "none", **software: Any) -> float:
+    def kept(kind: str, policy: Recompute = "none", **software: Any) -> float:
         plan = ParallelPlan()
         return activation_bytes(hybrid, kind, BF16, policy, plan, 4096, Software(**software))
 
@@ -258,7 +258,7 @@ def test_parts_of_the_hybrid_are_named_by_their_kind(path: str) -> None:
 
 
 @pytest.mark.parametrize("policy", RECOMPUTE)
-def test_the_planner_prices_both_kinds_as_the_engine_does(path: str, policy: RecomputePolicy) -> None:
+def test_the_planner_prices_both_kinds_as_the_engine_does(path: str, policy: Recompute) -> None:
     own = scenario(path, f"recompute={policy}", "parallel={pp: 2, ep: 8, tp: 2, sequence_parallel: true}")
     pricer = prepare(own).pricer
     book = PriceBook(own, pricer.shape, pricer.cluster, pricer.profile)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from moesim.simulator.model.attention.heads import HeadSizes
 from moesim.simulator.model.attention.unfused import unfused_backward, unfused_forward
 from moesim.simulator.model.operator import GemmShape, Operator
-from moesim.simulator.model.primitives import BF16, FP32, move
+from moesim.simulator.model.primitives import BF16, FP32, move, recomputed
 from moesim.simulator.model.work import Work
 
 
@@ -28,6 +28,15 @@ def core_forward(w: Work, sizes: HeadSizes) -> list[Operator]:
         gemm=GemmShape(w.tokens, w.sequence, qk, heads),
     )
     return [core]
+
+
+def recomputed_core(w: Work, sizes: HeadSizes) -> list[Operator]:
+    """The core attention run again before its backward, where a checkpoint dropped what it computed.
+
+    Policies repeat it only where the scores go through memory.
+    """
+    by_policy = w.unfused and w.recompute in ("attention", "selective")
+    return recomputed(core_forward(w, sizes)) if by_policy or w.repeats("core_attn") else []
 
 
 def core_backward(w: Work, sizes: HeadSizes) -> list[Operator]:

@@ -29,6 +29,7 @@ from moesim.simulator.model.primitives import (
     recomputed,
     weight_gradient,
 )
+from moesim.simulator.model.recompute import Module
 from moesim.simulator.model.work import Work
 
 
@@ -57,6 +58,11 @@ class MLA(SoftmaxAttention):
     def sizes(self) -> HeadSizes:
         """Head sizes after the up-projections, which give every head its own keys and values."""
         return HeadSizes(self.heads, self.heads, self.qk_nope_dim + self.qk_rope_dim, self.v_dim)
+
+    @property
+    def modules(self) -> frozenset[Module]:
+        """The core attention and the up-projections."""
+        return super().modules | {"mla_up_proj"}
 
     @property
     def _kv_width(self) -> int:
@@ -108,7 +114,9 @@ class MLA(SoftmaxAttention):
 
     def recomputed_inputs(self, w: Work) -> list[Operator]:
         """Norms of the latents, and up-projections."""
-        return recomputed([*self._latents(w, with_key_slice=False), *self._up(w)]) if w.selective else []
+        if not w.repeats("mla_up_proj"):
+            return []
+        return recomputed([*self._latents(w, with_key_slice=False), *self._up(w)])
 
     def _latents(self, w: Work, with_key_slice: bool = True) -> list[Operator]:
         t = w.tokens
@@ -203,9 +211,11 @@ class MLA(SoftmaxAttention):
         latents = (self.q_lora_rank or 0) + self.kv_lora_rank
         cache = precision.activation_cache
         yield CachedTensor("latents", row_bytes(latents + self.qk_rope_dim, "bf16"), "latent", "none")
-        yield CachedTensor("normalised latents", row_bytes(latents, cache), "norm output", "none")
+        inside: frozenset[Module] = frozenset({"mla_up_proj"})
+        normalised = row_bytes(latents, cache)
+        yield CachedTensor("normalised latents", normalised, "norm output", "none", modules=inside)
         expanded = row_bytes(heads * (2 * qk_head_dim + v_head_dim), "bf16")
-        yield CachedTensor("q, k, v", expanded, "expanded", "width")
+        yield CachedTensor("q, k, v", expanded, "expanded", "width", modules=inside)
 
     def inputs_gemm_outputs(self) -> Iterator[GemmOutput]:
         """Outputs of the down- and up-projections."""

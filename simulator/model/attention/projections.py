@@ -42,7 +42,7 @@ def output_projection_weight_gradient(w: Work, width: int) -> Operator:
 
 def recomputed_attention_norm(w: Work) -> list[Operator]:
     """Recompute the norm before the attention, where the policy does not keep its output."""
-    if not w.selective:
+    if not w.repeats("layernorm"):
         return []
     return recomputed([norm("attn_norm", "F", w.norm_tokens, w.hidden, residual=True)])
 

@@ -9,7 +9,7 @@ from moesim.simulator.model.cached import CachedTensor, GemmOutput
 from moesim.simulator.model.operator import Operator
 from moesim.simulator.model.part import ModelPart
 from moesim.simulator.model.precision import Precision
-from moesim.simulator.model.recompute import RecomputePolicy
+from moesim.simulator.model.recompute import Module, Recompute
 from moesim.simulator.model.work import Work
 
 
@@ -69,7 +69,7 @@ class Attention(ModelPart, ABC):
 
     @abstractmethod
     def cached_tensors(
-        self, precision: Precision, policy: RecomputePolicy, unfused: bool
+        self, precision: Precision, policy: Recompute, unfused: bool
     ) -> Iterable[CachedTensor]:
         """Tensors kept for the backward, from behind the attention's input to its output.
 
@@ -87,6 +87,21 @@ class Attention(ModelPart, ABC):
     def eager_elements(self) -> int:
         """Further BF16 elements per token that PyTorch's eager operators keep."""
         return 0
+
+    # -- recompute -----------------------------------------------------------------------------------
+
+    @property
+    def modules(self) -> frozenset[Module]:
+        """Modules of the attention that the backward can compute again.
+
+        `cached_tensors` marks what each of them frees, `input_gradient` runs it where `Work.repeats` says so.
+        """
+        return frozenset()
+
+    @property
+    def context_modules(self) -> frozenset[Module]:
+        """Modules that exchange keys and values between context-parallel ranks."""
+        return frozenset()
 
     # -- parallelism ---------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from pydantic import PositiveInt
 
-from moesim.simulator.model.attention.core import core_backward, core_forward
+from moesim.simulator.model.attention.core import core_backward, core_forward, recomputed_core
 from moesim.simulator.model.attention.heads import HeadSizes
 from moesim.simulator.model.attention.projections import (
     output_projection,
@@ -18,7 +18,7 @@ from moesim.simulator.model.attention.protocol import Attention
 from moesim.simulator.model.cached import CachedTensor, GemmOutput
 from moesim.simulator.model.operator import Operator
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision, row_bytes
-from moesim.simulator.model.recompute import RecomputePolicy
+from moesim.simulator.model.recompute import Module, Recompute
 from moesim.simulator.model.work import Work
 
 E5M6_BYTES = 1.5
@@ -74,6 +74,7 @@ class SoftmaxAttention(Attention):
         return [
             *output_projection_gradient(w, self._width(w)),
             *self.recomputed_inputs(w),
+            *recomputed_core(w, self.sizes),
             *core_backward(w, self.sizes),
             *self.inputs_gradient(w),
         ]
@@ -87,7 +88,7 @@ class SoftmaxAttention(Attention):
         return self.heads * self.sizes.v_head_dim // w.tp
 
     def cached_tensors(
-        self, precision: Precision, policy: RecomputePolicy, unfused: bool
+        self, precision: Precision, policy: Recompute, unfused: bool
     ) -> Iterator[CachedTensor]:
         """Inputs and output of the core attention and, with flash attention, an FP32 log-sum-exp per head."""
         yield from self.inputs_cached(precision)
@@ -96,7 +97,8 @@ class SoftmaxAttention(Attention):
         yield CachedTensor("attention output", out_bytes, "kept", "width", kept_by_op=True)
         if not unfused:
             lse = self.heads * BYTES_PER_ELEMENT["fp32"]
-            yield CachedTensor("log-sum-exp", lse, "kept", "width", kept_by_op=True)
+            inside: frozenset[Module] = frozenset({"core_attn"})
+            yield CachedTensor("log-sum-exp", lse, "kept", "width", kept_by_op=True, modules=inside)
 
     def gemm_outputs(self, hidden: int) -> Iterator[GemmOutput]:
         """Outputs of the projections into queries, keys and values, then of the output projection."""
@@ -111,6 +113,16 @@ class SoftmaxAttention(Attention):
         """Elements of the copies that repeat keys and values for all query heads."""
         heads, kv_heads, qk_head_dim, v_head_dim = self.sizes
         return (heads - kv_heads) * (qk_head_dim + v_head_dim)
+
+    @property
+    def modules(self) -> frozenset[Module]:
+        """The core attention."""
+        return frozenset({"core_attn"})
+
+    @property
+    def context_modules(self) -> frozenset[Module]:
+        """The core attention, which reads the keys and values of all ranks."""
+        return frozenset({"core_attn"})
 
     def tp_limits(self, tp: int) -> tuple[tuple[int, str], ...]:
         """Limit of the heads, each of which stays on one rank."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from moesim.simulator.model.attention.heads import HeadSizes
 from moesim.simulator.model.operator import Direction, GemmShape, Operator
-from moesim.simulator.model.primitives import BF16, move, recomputed
+from moesim.simulator.model.primitives import BF16, move
 from moesim.simulator.model.work import Work
 
 MASK_BYTES = 1.0
@@ -27,12 +27,10 @@ def unfused_forward(w: Work, sizes: HeadSizes) -> list[Operator]:
 
 
 def unfused_backward(w: Work, sizes: HeadSizes) -> list[Operator]:
-    """Four GEMMs and the backward of dropout and softmax, after any recomputed forward."""
+    """Four GEMMs and the backward of dropout and softmax."""
     qk, v = sizes.qk_head_dim, sizes.v_head_dim
     scores = _scores(w, sizes)
-    repeated = recomputed(unfused_forward(w, sizes)) if w.recompute in ("attention", "selective") else []
     return [
-        *repeated,
         _gemm(w, sizes, "attention.values.dscores", "I", v, writes=scores),
         _gemm(w, sizes, "attention.values.dv", "I", v, reads=scores),
         *([_dropout(scores, "attention.dropout.backward", "I")] if w.dropout else []),

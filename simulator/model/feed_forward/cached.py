@@ -6,15 +6,28 @@ from collections.abc import Iterator
 
 from moesim.simulator.model.cached import CachedTensor, GemmOutput, Sharding
 from moesim.simulator.model.precision import Precision, row_bytes
+from moesim.simulator.model.recompute import Module
 
 
 def swiglu_tensors(
-    name: str, rows: float, width: int, precision: Precision, sharding: Sharding, branches: int = 2
+    name: str,
+    rows: float,
+    width: int,
+    precision: Precision,
+    sharding: Sharding,
+    branches: int = 2,
+    *,
+    modules: frozenset[Module],
+    activation: frozenset[Module] = frozenset(),
 ) -> Iterator[CachedTensor]:
-    """Outputs of the branches and of the activation, for `rows` rows per token."""
-    cache = precision.activation_cache
-    yield CachedTensor(f"{name} gate and up", rows * row_bytes(branches * width, cache), "kept", sharding)
-    yield CachedTensor(f"{name} SwiGLU output", rows * row_bytes(width, cache), "swiglu output", sharding)
+    """Outputs of the branches and of the activation, for `rows` rows per token.
+
+    The recompute of any of `modules` frees both outputs, that of `activation` frees the second only.
+    """
+    up = rows * row_bytes(branches * width, precision.activation_cache)
+    out = rows * row_bytes(width, precision.activation_cache)
+    yield CachedTensor(f"{name} gate and up", up, "kept", sharding, modules=modules)
+    yield CachedTensor(f"{name} SwiGLU output", out, "swiglu output", sharding, modules=modules | activation)
 
 
 def swiglu_outputs(width: int, hidden: int, branches: int = 2) -> Iterator[GemmOutput]:

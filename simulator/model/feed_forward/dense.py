@@ -17,7 +17,8 @@ from moesim.simulator.model.feed_forward.swiglu import (
 from moesim.simulator.model.operator import Operator, Phase
 from moesim.simulator.model.parameters import Parameters
 from moesim.simulator.model.precision import Precision
-from moesim.simulator.model.primitives import cast
+from moesim.simulator.model.primitives import cast, recomputed
+from moesim.simulator.model.recompute import Module
 from moesim.simulator.model.work import Work
 
 
@@ -62,9 +63,10 @@ class DenseFFN:
         return [*up, *down, *cache]
 
     def input_gradient(self, w: Work) -> list[Operator]:
-        """Input gradients of the projections; the norm and its cast run again where the policy says so."""
+        """Input gradients of the projections; norm and FFN run again where the recompute says so."""
         width = self.width // w.tp
         return [
+            *(recomputed(self.forward(w)) if w.repeats("mlp") else []),
             *swiglu_input_gradient_down(w, "ffn", width, self.branches),
             *recomputed_ffn_norm(w),
             *swiglu_input_gradient_up(w, "ffn", width, self.branches),
@@ -80,7 +82,8 @@ class DenseFFN:
 
     def cached_tensors(self, hidden: int, precision: Precision) -> Iterator[CachedTensor]:
         """Outputs of the branches and of the activation."""
-        return swiglu_tensors("FFN", 1.0, self.width, precision, "width", self.branches)
+        width, inside = self.width, self.modules
+        return swiglu_tensors("FFN", 1.0, width, precision, "width", self.branches, modules=inside)
 
     def gemm_outputs(self, hidden: int) -> Iterator[GemmOutput]:
         """Outputs of the branches, then of the down projection."""
@@ -90,6 +93,21 @@ class DenseFFN:
         """No further tensors."""
         return ()
 
-    def eager_elements(self, hidden: int) -> tuple[int, int]:
+    def eager_elements(self, hidden: int, repeated: frozenset[Module] = frozenset()) -> tuple[int, int]:
         """Elements of the SiLU of the gate, in BF16."""
-        return self.width * self.gated, 0
+        return 0 if "mlp" in repeated else self.width * self.gated, 0
+
+    @property
+    def modules(self) -> frozenset[Module]:
+        """The FFN as a whole."""
+        return frozenset({"mlp"})
+
+    @property
+    def collective_modules(self) -> frozenset[Module]:
+        """The FFN as a whole."""
+        return self.modules
+
+    @property
+    def transfer_modules(self) -> frozenset[Module]:
+        """No modules."""
+        return frozenset()

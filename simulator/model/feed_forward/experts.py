@@ -25,6 +25,7 @@ from moesim.simulator.model.primitives import (
     gemm,
     move,
     per_row_bytes,
+    recomputed,
     scale_transpose,
     weight_transpose,
 )
@@ -125,11 +126,18 @@ def experts_input_gradient(x: ExpertWork) -> list[Operator]:
     w, h, e = x.work, x.work.hidden, x.local_experts
     f, rows, fp8 = x.width, x.rows, w.fp8
     element = per_row_bytes(x.expert_ffn, False)
-    out = swiglu_input_gradient_down(w, "shared", x.shared_width) if x.shared_width else []
+    out: list[Operator] = []
+    if w.repeats("shared_experts"):
+        before, after = _shared_forward(x)
+        out += recomputed([*before, *after])
+    if x.shared_width:
+        out += swiglu_input_gradient_down(w, "shared", x.shared_width)
     if fp8:
         out.append(cast("experts.restore", "I", rows, 2 * f, "back", per_row=True))
     out += _expand(w, "experts.expand_gradient", "I", fp8)
     out.append(_grouped(x, "experts.down.dgrad", "I", f, h, e))
+    if w.repeats("moe_act"):
+        out += recomputed([swiglu_kernel("experts.swiglu", rows, f, fp8, per_row=True)])
     # Reads gate, up and the gradient; writes the output again and the gradients of gate and up.
     out.append(
         _expert_move(

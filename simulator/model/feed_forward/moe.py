@@ -22,7 +22,8 @@ from moesim.simulator.model.operator import Operator, Phase
 from moesim.simulator.model.parameters import Parameters
 from moesim.simulator.model.part import ModelPart
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision, row_bytes
-from moesim.simulator.model.primitives import cast
+from moesim.simulator.model.primitives import cast, recomputed
+from moesim.simulator.model.recompute import Module
 from moesim.simulator.model.work import Work
 
 GroupScore = Literal["best", "top2-sum"]
@@ -118,8 +119,15 @@ class MoE(ModelPart):
         return experts_forward(self._on_gpu(w))
 
     def input_gradient(self, w: Work) -> list[Operator]:
-        """Input gradients of shared and routed experts, between the two transfers of the backward."""
-        return experts_input_gradient(self._on_gpu(w))
+        """Input gradients of shared and routed experts, between the two transfers of the backward.
+
+        Modules that the recompute names run again before.
+        """
+        gradient = experts_input_gradient(self._on_gpu(w))
+        if not w.repeats("moe"):
+            return gradient
+        prepared = dispatch_operators(self._on_gpu(w)) if w.ep > 1 else []
+        return [*recomputed([*self.after_attention(w), *prepared, *self.forward(w)]), *gradient]
 
     def weight_gradient(self, w: Work) -> list[Operator]:
         """Weight gradients of shared and routed experts."""
@@ -155,13 +163,21 @@ class MoE(ModelPart):
         tensors shrink with the tokens only.
         """
         fp32 = BYTES_PER_ELEMENT["fp32"]
-        yield CachedTensor("gate scores", self.experts * fp32, "kept", "tokens")
-        yield CachedTensor("chosen experts and weights", self.top_k * 2 * fp32, "kept", "tokens")
+        layer: frozenset[Module] = frozenset({"moe"})
+        yield CachedTensor("gate scores", self.experts * fp32, "kept", "tokens", modules=layer)
+        chosen = self.top_k * 2 * fp32
+        yield CachedTensor("chosen experts and weights", chosen, "kept", "tokens", modules=layer)
         rows = self.top_k * row_bytes(hidden, precision.activation_cache)
-        yield CachedTensor("dispatched rows", rows, "linear input", "tokens")
-        yield from swiglu_tensors("experts", self.top_k, self.expert_ffn, precision, "tokens")
+        yield CachedTensor("dispatched rows", rows, "linear input", "tokens", modules=layer)
+        yield from swiglu_tensors(
+            "experts", self.top_k, self.expert_ffn, precision, "tokens",
+            modules=layer, activation=frozenset({"moe_act"}),
+        )  # fmt: skip
         if self.shared_experts:
-            yield from swiglu_tensors("shared experts", 1.0, self.shared_width, precision, "width")
+            inside: frozenset[Module] = layer | {"shared_experts"}
+            yield from swiglu_tensors(
+                "shared experts", 1.0, self.shared_width, precision, "width", modules=inside
+            )
 
     def gemm_outputs(self, hidden: int) -> Iterator[GemmOutput]:
         """Outputs of the router, then of the shared experts; grouped GEMMs do not count."""
@@ -174,6 +190,28 @@ class MoE(ModelPart):
         rows = 2 * self.top_k * row_bytes(hidden, "bf16")
         return (CachedTensor("rows after dispatch and combine", rows, "kept", "tokens"),)
 
-    def eager_elements(self, hidden: int) -> tuple[int, int]:
+    def eager_elements(self, hidden: int, repeated: frozenset[Module] = frozenset()) -> tuple[int, int]:
         """Elements of the SiLU of the gates in BF16, and of the rows that the weighted sum reads in FP32."""
-        return self.top_k * self.expert_ffn + self.shared_width, self.top_k * hidden
+        if "moe" in repeated:
+            return 0, 0
+        routed = 0 if "moe_act" in repeated else self.top_k * self.expert_ffn
+        shared = 0 if "shared_experts" in repeated else self.shared_width
+        return routed + shared, self.top_k * hidden
+
+    # -- recompute -----------------------------------------------------------------------------------
+
+    @property
+    def modules(self) -> frozenset[Module]:
+        """The whole layer, the activation of the routed experts, and any shared experts."""
+        shared: frozenset[Module] = frozenset({"shared_experts"} if self.shared_experts else ())
+        return shared | {"moe", "moe_act"}
+
+    @property
+    def collective_modules(self) -> frozenset[Module]:
+        """The whole layer and the shared experts, which tensor parallelism splits."""
+        return self.modules - {"moe_act"}
+
+    @property
+    def transfer_modules(self) -> frozenset[Module]:
+        """The whole layer."""
+        return frozenset({"moe"})

@@ -9,6 +9,7 @@ from moesim.simulator.model.cached import CachedTensor, GemmOutput
 from moesim.simulator.model.operator import Operator, Phase
 from moesim.simulator.model.parameters import Parameters
 from moesim.simulator.model.precision import Precision
+from moesim.simulator.model.recompute import Module
 from moesim.simulator.model.work import Work
 
 
@@ -52,5 +53,23 @@ class FeedForward(Protocol):
     def kept_by_op(self, hidden: int) -> Iterable[CachedTensor]:
         """Tensors that the policy `op` keeps besides these outputs."""
 
-    def eager_elements(self, hidden: int) -> tuple[int, int]:
-        """Further elements per token that eager operators keep, in BF16 and in FP32 (eq. M8)."""
+    def eager_elements(self, hidden: int, repeated: frozenset[Module] = frozenset()) -> tuple[int, int]:
+        """Further elements per token that eager operators keep, in BF16 and in FP32 (eq. M8).
+
+        Those inside `repeated` modules, which the backward computes again, do not count.
+        """
+
+    @property
+    def modules(self) -> frozenset[Module]:
+        """Modules of this half that the backward can compute again.
+
+        `cached_tensors` marks what each of them frees, `input_gradient` runs it where `Work.repeats` says so.
+        """
+
+    @property
+    def collective_modules(self) -> frozenset[Module]:
+        """Modules with the tensor-parallel collectives of this half inside them."""
+
+    @property
+    def transfer_modules(self) -> frozenset[Module]:
+        """Modules with the expert-parallel transfers inside them."""

@@ -90,7 +90,7 @@ def swiglu_weight_gradient(w: Work, name: str, width: int, branches: int = 2) ->
 
 def recomputed_ffn_norm(w: Work) -> list[Operator]:
     """Recompute the FFN norm and its cast, where the policy does not keep their outputs."""
-    if not w.selective:
+    if not w.repeats("layernorm"):
         return []
     forward = [norm("ffn_norm", "F", w.norm_tokens, w.hidden, residual=True)]
     if w.fp8:

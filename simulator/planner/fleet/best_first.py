@@ -14,6 +14,7 @@ from moesim.simulator.layout.memory import RankStages
 from moesim.simulator.layout.pools import PoolSlice, pool_of_ranks
 from moesim.simulator.layout.stages import StageAssignment, blocks_of, from_layers_per_stage
 from moesim.simulator.model.block import is_layer
+from moesim.simulator.model.recompute import recompute_label
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.bound import BoundBook
 from moesim.simulator.planner.closed_form import PricedPlan, step_seconds_by_rank
@@ -221,7 +222,9 @@ class FleetSearch:
         return self._lean[key]
 
     def _label(self, node: _Node) -> str:
-        return f"{self.frames[node.frame].label} recompute={self.space.recompute[node.policy]}"
+        return (
+            f"{self.frames[node.frame].label} recompute={recompute_label(self.space.recompute[node.policy])}"
+        )
 
     def _stages(self, pools: Sequence[PoolSeconds], node: _Node, zero: int) -> StageAssignment | None:
         """The layout of eq. S3 if it fits, else the best layout that fits; None if none does."""

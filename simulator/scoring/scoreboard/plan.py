@@ -7,7 +7,7 @@ from typing import Literal
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.provenance import SourcedFraction
 from moesim.simulator.model.precision import Precision
-from moesim.simulator.model.recompute import RecomputePolicy
+from moesim.simulator.model.recompute import Recompute
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.model.software import Software
 from moesim.simulator.scenario import Scenario
@@ -30,11 +30,11 @@ BALANCED = SourcedFraction(
 EVEN = SourcedFraction(
     value=0.0, kind="assumed", source="spread of GPUs not published with the rows", date="2026-11-20"
 )
-LEAST_RECOMPUTE: tuple[RecomputePolicy, ...] = ("none", "selective", "full")
+LEAST_RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 """Policies to try in order if neither a row nor its configuration states one; the first that fits is used."""
 
 
-def policies_of(row: OpenRow) -> tuple[RecomputePolicy, ...]:
+def policies_of(row: OpenRow) -> tuple[Recompute, ...]:
     """Recompute policies to try in order; only one if the row or its configuration states it."""
     published = published_of(row)
     stated, _ = recompute_of(row)
@@ -70,7 +70,7 @@ def unstated_of(row: OpenRow) -> str:
     return "" if stated and row.complete == "partial" else "the source describes the run in part"
 
 
-def scenario_of(row: OpenRow, recompute: RecomputePolicy) -> Scenario:
+def scenario_of(row: OpenRow, recompute: Recompute) -> Scenario:
     """The scenario of a row with one recompute policy. Raises InputError for a row that has none."""
     missing = missing_from(row)
     if missing:

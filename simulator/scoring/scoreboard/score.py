@@ -13,6 +13,7 @@ from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.frozen import Frozen
 from moesim.simulator.engine.records import Execution
 from moesim.simulator.layout.memory import FRAMEWORK_BYTES
+from moesim.simulator.model.recompute import recompute_label
 from moesim.simulator.predict.compile import prepare
 from moesim.simulator.predict.driver import Prediction, finish
 from moesim.simulator.predict.prepared import Prepared
@@ -161,7 +162,7 @@ def score_row(row: OpenRow, interval: Interval | None = step_interval) -> Scored
         lower_bound_s=result.step.lower_bound_s,
         upper_bound_s=result.step.upper_bound_s,
         interval_s=interval(prepared, executions, result) if interval else None,
-        recompute=str(prepared.scenario.recompute),
+        recompute=recompute_label(prepared.scenario.recompute),
         fits=result.memory.fits,
         needed_bytes=result.memory.total_bytes,
         capacity_bytes=result.memory.capacity_bytes,

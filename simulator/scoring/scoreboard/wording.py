@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.model.recompute import RecomputePolicy
+from moesim.simulator.model.recompute import MODULES, Recompute, parse_recompute
 from moesim.simulator.schedules import SCHEDULES, name_from
 from moesim.simulator.scoring.scoreboard.rows import OpenRow
 
@@ -53,9 +53,10 @@ def sharding_of(row: OpenRow) -> Sharding:
     raise InputError(f"{row.id}: the sharding {row.zero_or_fsdp!r} is not known")
 
 
-def recompute_of(row: OpenRow) -> tuple[RecomputePolicy | None, tuple[str, ...]]:
-    """(policy that a table states, notes on what it does not express); None if it states none.
+def recompute_of(row: OpenRow) -> tuple[Recompute | None, tuple[str, ...]]:
+    """(recompute that a table states, notes on what it does not express); None if it states none.
 
+    Megatron-Core's names of modules are taken as a list; other words stand for the nearest policy.
     Raises InputError for unknown words.
     """
     text = row.recompute.lower().strip()
@@ -71,6 +72,8 @@ def recompute_of(row: OpenRow) -> tuple[RecomputePolicy | None, tuple[str, ...]]
     if named is None:
         raise InputError(f"{row.id}: the recompute policy {row.recompute!r} is not known")
     modules = [word.strip() for word in (named.group(1) or "").split(",") if word.strip()]
+    if modules and all(word in MODULES for word in modules):
+        return parse_recompute(modules), ()
     other = [word for word in modules if word not in EXPRESSED]
     if not other:
         return "selective", ()

@@ -130,8 +130,9 @@ def _recompute(scenario: Scenario, found: dict[str, str | None], missing: list[s
         found["--recompute-method"] = "uniform"
         found["--recompute-num-layers"] = "1"
     elif policy != "none":
+        modules = MODULES.get(policy, MODULES["selective"]) if isinstance(policy, str) else " ".join(policy)
         found["--recompute-granularity"] = "selective"
-        found["--recompute-modules"] = MODULES.get(policy, MODULES["selective"])
+        found["--recompute-modules"] = modules
     if policy == "op":
         missing.append("recompute=op, torchtitan's choice of operators: the nearest modules stand for it")
     if policy == "deepseek-v3":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from moesim.simulator.model.recompute import recompute_label
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.schedules import SCHEDULES
@@ -43,7 +44,9 @@ def torchtitan_snippet(scenario: Scenario) -> str:
     lines.append(f"config.training.local_batch_size = {local}")
     lines.append(f"config.training.global_batch_size = {batch.sequences}")
     lines.append(f"config.training.seq_len = {batch.sequence_length}")
-    lines.append(f'config.activation_checkpoint.mode = "{modes.get(scenario.recompute, "selective")}"')
+    lines.append(
+        f'config.activation_checkpoint.mode = "{modes.get(recompute_label(scenario.recompute), "selective")}"'
+    )
     return "\n".join(lines) + "\n"
 
 
@@ -85,6 +88,8 @@ def _unspelled(scenario: Scenario, shape: ModelShape) -> list[str]:
         )
     if shape.mtp_layers:
         found.append("MTP modules: torchtitan's model has none")
+    if not isinstance(scenario.recompute, str):
+        found.append(f"recompute={recompute_label(scenario.recompute)}: torchtitan has no list of modules")
     if scenario.recompute == "deepseek-v3":
         found.append("attention output kept in 12 bits (E5M6), a part of recompute=deepseek-v3")
     if scenario.routing.eplb is not None:
