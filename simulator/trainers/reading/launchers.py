@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
 from moesim.simulator.trainers.launch import Machine, Unknown
 from moesim.simulator.trainers.reading import slurm
 from moesim.simulator.trainers.reading.shell_reading import Command, Reading
-from moesim.simulator.trainers.reading.unknowns import Choice, Unknowns, is_known
+from moesim.simulator.trainers.reading.unknowns import is_known
 
 _PYTHON = re.compile(r"python[\d.]*|pypy3?")
 _TORCH_MODULES = ("torch.distributed.run", "torch.distributed.launch")
@@ -25,6 +25,11 @@ _FLAGS = {
     },
 }  # fmt: skip
 """The options of each launcher that take no value."""
+_RUNNERS = frozenset("uv coverage poetry conda pixi ray torchx".split())
+"""Programs that run another one without options that matter here."""
+_OTHERS = frozenset("docker podman curl wget pip pip3 srun sbatch salloc singularity apptainer aws gcloud rsync".split())
+_FEW_FLAGS = 5
+"""A program that is not known counts as a launch from this many flags on."""
 _NODES = {"torchrun": ("nnodes",), "deepspeed": ("num_nodes",), "accelerate": ("num_machines",)}
 _GPUS = {"torchrun": ("nproc_per_node",), "deepspeed": ("num_gpus",), "accelerate": ()}
 
@@ -38,25 +43,31 @@ class Started:
     words: list[str]
     options: dict[str, str] = field(default_factory=dict)
     unread: list[str] = field(default_factory=list)
+    is_guess: bool = False
 
 
 def started(command: Command) -> Started | None:
     """The program that a command starts, or None for a command that is no training program."""
     words = list(command.words)
     name = PurePosixPath(words[0]).name if is_known(words[0]) else words[0]
-    if name in ("torchrun", "deepspeed"):
-        return _launched(name, words[1:])
+    if name in ("torchrun", "deepspeed", "ft_launcher"):
+        return _launched("torchrun" if name == "ft_launcher" else name, words[1:])
     if name == "accelerate" and words[1:2] == ["launch"]:
         return _launched("accelerate", words[2:])
     if _PYTHON.fullmatch(name):
         return _python(words[1:])
     if name.endswith((".py", ".sh", ".slurm", ".sub")):
         return Started(None, words[0], words[1:])
-    if name == "ray" and "--" in words:
-        return _python(words[words.index("--") + 2 :])
-    script = next((n for n, word in enumerate(words) if word.endswith(".py")), None)
-    if script is not None and not is_known(words[0]):
-        return Started(None, words[script], words[script + 1 :], unread=words[:script])
+    if not is_known(words[0]) or name in _RUNNERS:
+        for at, word in enumerate(words[1:], start=1):
+            if re.fullmatch(r"(.*/)?(torchrun|deepspeed|accelerate|python[\d.]*)|.*\.py", word):
+                inner = started(replace(command, words=tuple(words[at:])))
+                if inner is not None:
+                    inner.unread = [*(text for text in words[:at] if not is_known(text)), *inner.unread]
+                    return inner
+    flags = sum(word.startswith("--") for word in words)
+    if is_known(words[0]) and flags >= _FEW_FLAGS and name not in _OTHERS:
+        return Started(None, words[0], words[1:], is_guess=True)
     return None
 
 
@@ -138,6 +149,9 @@ def machine_of(command: Command, program: Started, reading: Reading) -> Machine:
             reading.notes[
                 f"{command.place}: the options {' '.join(map(unknowns.shown, unread))[:80]} of {launcher} are not known"
             ] = None
+    elif program.unread:
+        shown = " ".join(map(unknowns.shown, program.unread))[:80]
+        reading.notes[f"{command.place}: the launcher {shown} is not known"] = None
     tasks: list[tuple[str, str]] = []
     headers = [(slurm.asked(slurm.header_words(text)), place) for text, place in reading.headers]
     wrappers = [(_wrapper(words), command.place) for words in reversed(command.wrappers)]
@@ -177,7 +191,7 @@ def _chosen(
     name: str, candidates: list[tuple[str, str]], reading: Reading, places: dict[str, str]
 ) -> int | Unknown | None:
     """The first known of several values; the others are noted where they differ."""
-    numbers = [(slurm.whole_number(_value(text, reading.unknowns), name), place) for text, place in candidates]
+    numbers = [(slurm.whole_number(reading.unknowns.value(text), name), place) for text, place in candidates]
     if not numbers:
         return None
     known = [(number, place) for number, place in numbers if isinstance(number, int)]
@@ -192,12 +206,3 @@ def _chosen(
             f"{name} is {first.text!r} at {numbers[0][1]}, which is not known; {chosen} at {place} is taken"
         ] = None
     return chosen
-
-
-def _value(text: str, unknowns: Unknowns) -> str | Unknown:
-    return unknowns.value(text)
-
-
-def shown_choice(entry: Choice) -> list[str]:
-    """The words of every alternative of a choice."""
-    return [word for option in entry.alternatives for text in option for word in text.split()]

@@ -58,8 +58,7 @@ class Budget:
                 "itself cannot be read"
             )
 
-    def file_read(self, place: str) -> None:
-        """Count one more file that `place` includes."""
+    def may_read_file(self) -> bool:
+        """Count one more file; False where that is more than the limit."""
         self._files -= 1
-        if self._files < 0:
-            raise InputError(f"{place}: more than {MOST_FILES} files are included, the limit")
+        return self._files >= 0

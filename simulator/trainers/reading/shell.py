@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import read_text
 from moesim.hwmodels.yaml_io import parse_mapping
-from moesim.simulator.trainers.launch import Argument, Launch, Unknown
+from moesim.simulator.trainers.launch import Argument, Launch, Machine
 from moesim.simulator.trainers.reading import slurm
 from moesim.simulator.trainers.reading.arguments import arguments_of
 from moesim.simulator.trainers.reading.flatten import flattened
@@ -51,6 +50,7 @@ def read_shell_text(
     given = {name: Variable(value, exported=True) for name, value in environment.items()}
     scope = Scope(given, file, tuple(parameters), bool(parameters))
     shell = Statements(reading, scope, folder)
+    shell.following += [folder / file] if folder is not None else []
     reading.headers += slurm.header_options(text, file)
     if reading.headers:
         asked: dict[str, str] = {}
@@ -63,10 +63,10 @@ def read_shell_text(
         shell.run_text(text, file, 1)
     except RecursionError:
         raise InputError(f"{file}: nested too deeply; write the arguments out") from None
-    return _launch(reading, given, file)
+    return _launch(reading, given, file, shell.scope)
 
 
-def _launch(reading: Reading, given: Mapping[str, Variable], file: str) -> Launch:
+def _launch(reading: Reading, given: Mapping[str, Variable], file: str, scope: Scope) -> Launch:
     candidates: list[tuple[Command, Started, tuple[Argument, ...]]] = []
     seen = set()
     for command in reading.commands:
@@ -75,18 +75,10 @@ def _launch(reading: Reading, given: Mapping[str, Variable], file: str) -> Launc
         if program is not None and key not in seen and len(candidates) < 200:
             seen.add(key)
             candidates.append((command, program, arguments_of(program.words, command, reading)))
-    if not candidates:
-        raise InputError(
-            f"{file}: starts no program that is known (torchrun, deepspeed, accelerate, python, a .py or .sh "
-            "file); give the script that starts the training"
-        )
+    if not any(arguments for _, _, arguments in candidates):
+        return _variables_only(reading, given, file, scope)
     best = max(range(len(candidates)), key=lambda n: _rank(*candidates[n][1:], -n))
     command, program, arguments = candidates[best]
-    if not arguments:
-        raise InputError(
-            f"{command.place}: {_name(program, reading.unknowns)!r} is started without arguments; give the script that "
-            "starts the training with its arguments"
-        )
     machine = machine_of(command, program, reading)
     name = _name(program, reading.unknowns)
     arguments += _written_configuration(program, command, reading)
@@ -108,11 +100,42 @@ def _launch(reading: Reading, given: Mapping[str, Variable], file: str) -> Launc
     return Launch(trainer, name, arguments, machine, environment, shown)
 
 
+def _variables_only(reading: Reading, given: Mapping[str, Variable], file: str, scope: Scope) -> Launch:
+    """The launch of a file that only sets variables with arguments, such as a model's configuration."""
+    command = Command((), (), {}, {}, file, 1, 1, "", len(reading.followed))
+    words: list[str] = []
+    names: list[str] = []
+    for name, variable in scope.variables.items():
+        if given.get(name) == variable or variable.value is None or isinstance(variable.value, dict):
+            continue
+        value = variable.value
+        parts = list(value) if isinstance(value, tuple) else value.split()
+        if any(part.startswith("--") for part in parts) and " ".join(parts) not in " ".join(words):
+            if words and " ".join(words) in " ".join(parts):
+                words, names = [], []
+            words += parts
+            names.append(name)
+    if not words:
+        raise InputError(
+            f"{file}: starts no program with arguments (torchrun, deepspeed, accelerate, python, a .py or .sh "
+            "file) and sets no variable with arguments; give the script that starts the training"
+        )
+    arguments = arguments_of(words, command, reading)
+    note = f"{file} starts no training; the arguments of its variables {', '.join(names)} were read"
+    environment = {
+        key: reading.unknowns.value(_text(variable))
+        for key, variable in scope.variables.items()
+        if variable.exported and given.get(key) != variable
+    }
+    notes = tuple(MARK.sub("...", text) for text in [note, *list(reading.notes)[:_MOST_NOTES]])
+    return Launch(trainer_of("", arguments), None, arguments, Machine(), environment, notes)
+
+
 def _rank(program: Started, arguments: tuple[Argument, ...], earlier: int) -> tuple[int, int, int]:
     name = PurePosixPath(program.program).name
     flags = sum(bool(argument.name) for argument in arguments)
     is_training = bool(program.launcher) or bool(_TRAINING.search(name))
-    return (int(is_training and flags > 0), flags, earlier)
+    return (-1 if program.is_guess else int(is_training and flags > 0), flags, earlier)
 
 
 def _name(program: Started, unknowns: Unknowns) -> str:
@@ -173,5 +196,3 @@ def _entries(text: str, name: str, place: str, reading: Reading) -> tuple[Argume
         for entry in entries
     )
 
-
-_ = (json, Unknown)

@@ -54,7 +54,7 @@ class Conditions:
             return None
         try:
             return self.expander.integer(expanded) != 0
-        except UnknownNumber:
+        except (UnknownNumber, ShellTextError):
             return None
 
     # -- grammar -------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ class Conditions:
             self._at += 1
             result = self._not()
             return None if result is None else not result
-        if self._peek() == "(" and self._peek(2) not in ("=", "==", "!="):
+        if self._peek() == "(" and (self._raw or self._peek(2) not in ("=", "==", "!=")):
             self._at += 1
             result = self._or()
             if self._peek() != ")":
@@ -169,7 +169,7 @@ class Conditions:
             return False  # the shell reports an error, which counts as false
         try:
             a, b = (self.expander.integer(text) for text in (left, right))
-        except UnknownNumber:
+        except (UnknownNumber, ShellTextError):
             return None
         return {"-eq": a == b, "-ne": a != b, "-lt": a < b, "-le": a <= b, "-gt": a > b, "-ge": a >= b}[operator]
 

@@ -168,6 +168,8 @@ class Expander:
             value = self.scope.text(name)
             reason = f"the variable {name} is not set" if value is None else self.unknowns.reason(value)
             return self._unknown(self.unknowns.shown(shown), reason)
+        except ShellTextError as error:
+            return self._unknown(self.unknowns.shown(shown), str(error))
 
     def integer(self, expression: str) -> int:
         """The value of an arithmetic expression; raises UnknownNumber where it has none."""

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from moesim.simulator.trainers.reading.shell_statements import Statements
 
 _MOST_SHOWN = 100
+_MOST_TURNS = 200
+"""Most turns of a `while` loop; one that runs longer waits for something that no text decides."""
 
 
 def _shown(shell: Statements, nodes: Sequence[Node]) -> str:
@@ -282,10 +284,12 @@ def _while(shell: Statements, node: Node) -> None:
     until = node.children[0].type == "until"
     body = next(child for child in node.children if child.type == "do_group")
     conditions = [child for child in node.children if child.is_named and child is not body and child != body]
+    turns = 0
     while True:
         shell.budget.step(shell.place)
+        turns += 1
         status, assumed = shell.status_of(conditions)
-        if status is None:
+        if status is None or turns > _MOST_TURNS:
             label = f"the loop while {_shown(shell, conditions)} ({shell.source.place(node)})"
             shell.notes[f"{label} is not followed, since its end is not known"] = None
             _uncertain(shell, label, lambda: shell.statement(body))
@@ -355,22 +359,33 @@ def _document(shell: Statements, node: Node) -> str:
 
 
 def beside(shell: Statements, name: str) -> Path | None:
-    """The file beside the script that a path of the script names, or None where there is none.
+    """The file that a path of the script names, relative to the script's folder, or None where there is none.
 
-    A path counts where its last part, or its last two parts, name a file in the script's own folder.
+    A path whose folder is unknown (`$SCRIPT_DIR/run.sh`, `$(dirname $0)/run.sh`) counts as beside the script.
     """
     if shell.folder is None:
         return None
-    shown = shell.unknowns.shown(name) if not is_known(name) else name
-    parts = PurePosixPath(shown.replace("\\", "/")).parts
-    tails = [parts[-1:]] if not is_known(name) or len(parts) < 2 else [parts, parts[-1:]]
-    for tail in tails:
-        if not tail or ".." in tail or tail[0] == "/" or not re.fullmatch(r"[\w.+/-]+", "/".join(tail)):
-            continue
-        path = shell.folder.joinpath(*tail)
-        if is_there(path) and path.is_file():
-            return path
-    return None
+    if not is_known(name):
+        match = re.fullmatch("\ue000\\d+\ue001/([^/\ue000]+)", name)
+        if match is None:
+            return None
+        name = match[1]
+    parts = PurePosixPath(name).parts
+    if not parts or parts[0] == "/" or ".." in parts or not re.fullmatch(r"[\w.+/-]{1,300}", name):
+        return None
+    path = shell.folder.joinpath(*parts)
+    if not is_there(path) or not path.is_file() or path in shell.following or not shell.budget.may_read_file():
+        return None
+    return path
+
+
+def read_file(shell: Statements, path: Path, follow: Callable[[str], None]) -> None:
+    """Follow the text of another file of the script's folder, which is noted."""
+    text = check_text(read_text(path, MOST_BYTES, "shell script", strict=False), str(path))
+    shell.notes[f"{shell.place}: {path.name} is read from the script's folder"] = None
+    shell.following.append(path)
+    follow(text)
+    shell.following.pop()
 
 
 def include(shell: Statements, words: list[str]) -> None:
@@ -390,12 +405,10 @@ def include(shell: Statements, words: list[str]) -> None:
             "sets counts as not set"
         ] = None
         return
-    shell.budget.file_read(shell.place)
-    text = check_text(read_text(path, MOST_BYTES, "shell script", strict=False), str(path))
     kept = shell.scope.parameters, shell.scope.given
     if len(words) > 1:
         shell.scope.parameters, shell.scope.given = tuple(words[1:]), True
-    shell.run_text(text, path.name, 1)
+    read_file(shell, path, lambda text: shell.run_text(text, path.name, 1))
     shell.scope.parameters, shell.scope.given = kept
     if shell.scope.stopped == "return":
         shell.scope.stopped = ""

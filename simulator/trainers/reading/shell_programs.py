@@ -6,14 +6,11 @@ import re
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from moesim.hwmodels.files import read_text
 from moesim.simulator.trainers.launch import Unknown
 from moesim.simulator.trainers.reading import shell_flow
-from moesim.simulator.trainers.reading.limits import MOST_BYTES
 from moesim.simulator.trainers.reading.shell_commands import NOT_RUN
 from moesim.simulator.trainers.reading.shell_reading import QUERIES, Command
 from moesim.simulator.trainers.reading.shell_scope import Scope, Variable
-from moesim.simulator.trainers.reading.shell_syntax import check_text
 from moesim.simulator.trainers.reading.shell_words import ASSIGNMENT
 from moesim.simulator.trainers.reading.slurm import header_options
 from moesim.simulator.trainers.reading.unknowns import is_known
@@ -62,7 +59,7 @@ def start(shell: Statements, words: list[str], wrappers: list[tuple[str, ...]]) 
         _tee(shell, words[1:])
     elif name in _COMPUTED:
         _computed(shell, name, words[1:])
-    elif words[0] in shell.scope.files or (name.endswith((".sh", ".slurm")) and shell_flow.beside(shell, words[0])):
+    elif words[0] in shell.scope.files or words[0].endswith((".sh", ".slurm")):
         _script(shell, words, wrappers)
     else:
         _record(shell, words, wrappers)
@@ -171,10 +168,12 @@ def _script(shell: Statements, words: list[str], wrappers: list[tuple[str, ...]]
     if path is None:
         _record(shell, words, wrappers)
         return
-    shell.budget.file_read(shell.place)
-    text = check_text(read_text(path, MOST_BYTES, "shell script", strict=False), str(path))
-    _headers(shell, text, path.name)
-    _inside(shell, text, path.name, 1, words[1:], wrappers, named=False, derived=False)
+
+    def follow(text: str) -> None:
+        _headers(shell, text, path.name)
+        _inside(shell, text, path.name, 1, words[1:], wrappers, named=False, derived=False)
+
+    shell_flow.read_file(shell, path, follow)
 
 
 def _headers(shell: Statements, text: str, file: str) -> None:

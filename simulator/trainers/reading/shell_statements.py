@@ -38,6 +38,7 @@ class Statements:
         self.stdin: str | None = None
         self.line = self.last_line = 1
         self.depth = 0
+        self.following: list[Path] = []
         self.outer_wrappers: list[list[tuple[str, ...]]] = []
         self._locals: list[dict[str, Variable | None]] = []
 
@@ -109,9 +110,16 @@ class Statements:
             result = conditions.bracket(text[2:-2])
         else:
             words = [field for raw in scan(text[1:-1]).words for field in self.expander.fields(raw)]
-            result = conditions.test(words)
+            result = self.tested_words(conditions, words)
         self.assumed = conditions.assumed + (["the script has no parameters"] if self._counts(text) else [])
         return result
+
+    def tested_words(self, conditions: Conditions, words: list[str]) -> bool | None:
+        try:
+            return conditions.test(words)
+        except ShellTextError as error:  # the shell reports it and goes on; the condition counts as false
+            self.notes[f"{self.place}: {error} and counts as false"] = None
+            return False
 
     def _counts(self, text: str) -> bool:
         return not self.scope.given and bool(re.search(r"\$#|\$\{#\}|\$\{#[@*]\}|\$[@*]", text))
@@ -350,7 +358,7 @@ def _set(shell: Statements, words: list[str]) -> None:
 
 def _test(shell: Statements, words: list[str]) -> None:
     conditions = Conditions(shell.expander)
-    shell.scope.status = conditions.test(words[:-1] if words[-1:] == ["]"] else words)
+    shell.scope.status = shell.tested_words(conditions, words[:-1] if words[-1:] == ["]"] else words)
     shell.assumed = conditions.assumed
 
 
