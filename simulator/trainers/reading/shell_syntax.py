@@ -1,0 +1,103 @@
+"""Parses shell text into a syntax tree; tree-sitter finds the statements, and nothing is run."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from moesim.hwmodels.errors import InputError
+from moesim.simulator.trainers.reading.unknowns import PRIVATE
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+_PLACEHOLDER = re.compile(r"^([ \t]*(?:export[ \t]+)?[A-Za-z_]\w*=)(<[^<>\n]*>[^\n]*)", re.MULTILINE | re.ASCII)
+_TRAILING = re.compile(r"\\[ \t]*(\r?\n[ \t]*)*\Z|\\(?=\r?\n[ \t]*\r?\n)")
+PLACEHOLDER = "\ue002"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A shell text and where it stands: `file` is its name, `line` the line of its first character.
+
+    `placeholders` are texts such as `<path of the data>` which a user fills in, by the line they stand on. A
+    `derived` text was made by the script (`bash -c "$TEXT"`), and all of it counts as the line that made it.
+    """
+
+    data: bytes
+    file: str
+    line: int
+    placeholders: Mapping[int, str]
+    derived: bool = False
+
+    def text(self, node: Node) -> str:
+        """The text of a node."""
+        return self.data[node.start_byte : node.end_byte].decode(errors="replace")
+
+    def place(self, node: Node) -> str:
+        """File and line of a node."""
+        return f"{self.file}, line {self.lines(node)[0]}"
+
+    def lines(self, node: Node) -> tuple[int, int]:
+        """The first and last line of a node."""
+        if self.derived:
+            return self.line, self.line
+        return self.line + node.start_point[0], self.line + node.end_point[0]
+
+
+def parse(text: str, file: str, line: int = 1, *, derived: bool = False) -> tuple[Source, Node]:
+    """The source and the root node of a shell text.
+
+    Raises InputError, naming the line, for text that the grammar of bash does not allow.
+    """
+    text = text.replace("\r\n", "\n")
+    placeholders: dict[int, str] = {}
+
+    def hide(match: re.Match[str]) -> str:
+        placeholders[line + text.count("\n", 0, match.start(2))] = match[2].split("#")[0].strip().rstrip("\\").strip()
+        kept = " \\" if match[2].endswith("\\") else ""
+        return match[1] + PLACEHOLDER + kept
+
+    text = _PLACEHOLDER.sub(hide, text)
+    text = _TRAILING.sub(lambda match: match[0].replace("\\", " "), text)
+    data = text.encode()
+    tree = _parser().parse(data)
+    source = Source(data, file, line, placeholders, derived)
+    if tree.root_node.has_error:
+        raise _refused(source, tree.root_node)
+    return source, tree.root_node
+
+
+def check_text(text: str, file: str) -> str:
+    """The text, which must not hold the private characters that mark unknown values."""
+    match = PRIVATE.search(text)
+    if match:
+        line = text.count("\n", 0, match.start()) + 1
+        raise InputError(f"{file}, line {line}: holds the private character {match[0]!a}; delete it")
+    return text
+
+
+def _refused(source: Source, root: Node) -> InputError:
+    node = root
+    while True:
+        inner = [child for child in node.children if child.has_error or child.is_missing]
+        if not inner or node.is_error and not any(c.is_error or c.is_missing for c in inner):
+            break
+        node = inner[0]
+    near = source.text(node).strip().splitlines()
+    shown = f" near {near[0][:60]!r}" if near else ""
+    return InputError(
+        f"{source.place(node)}: the shell text cannot be parsed{shown}; close its quotes and brackets, or keep "
+        "only the part that starts the training"
+    )
+
+
+@functools.cache
+def _parser() -> Any:
+    import tree_sitter_bash
+    from tree_sitter import Language, Parser
+
+    return Parser(Language(tree_sitter_bash.language()))
