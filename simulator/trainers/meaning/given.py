@@ -9,12 +9,9 @@ from typing import Any
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import nearest
-from moesim.simulator.trainers.launch import Argument, Unknown, Value
+from moesim.simulator.trainers.launch import Unknown, Value
 from moesim.simulator.trainers.meaning.rows import Kind, Row, shown
 from moesim.simulator.trainers.meaning.table import Entry, Table
-
-MOST_ARGUMENTS = 5000
-"""Most arguments of a launch file."""
 
 _VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w{0,60})")
 _NUMBER = re.compile(r"-?\d{0,20}\.?\d{0,20}([eE][+-]?\d{1,2})?")
@@ -165,35 +162,6 @@ def unknown_value(written: str, value: Unknown, place: str) -> str:
 def shown_value(value: Value | Unknown) -> str:
     """A value as one short text, also where it is unknown."""
     return shown(value.text if isinstance(value, Unknown) else value)
-
-
-def collect(
-    arguments: Sequence[Argument], table: Table, ignore: Collection[str] = ()
-) -> tuple[dict[str, Stated], list[Row]]:
-    """Arguments by full name, the last of several values, and rows on what is irrelevant or not priced.
-
-    Raises InputError for unknown, ambiguous and refused arguments, and for those in `ignore` that the file
-    does not have.
-    """
-    if len(arguments) > MOST_ARGUMENTS:
-        raise InputError(f"the file has {len(arguments)} arguments, above the limit of {MOST_ARGUMENTS}")
-    rows: list[Row] = []
-    stated: dict[str, Stated] = {}
-    skipped = {_dashed(name) for name in ignore}
-    for name in sorted(skipped - {argument.name for argument in arguments}):
-        raise InputError(f"--ignore {name}: the file does not have this argument; leave it out")
-    for argument in arguments:
-        if argument.name in skipped:
-            row = Row(argument.name, shown_value(argument.value), "ignored", "you said so", argument.place)
-            rows.append(row)
-            continue
-        entry = table.entry(argument.name, argument.place)
-        before = stated.get(entry.name)
-        if before is not None and before.value != argument.value:
-            text = f"given twice, the last counts: {shown_value(argument.value)} in {argument.place}"
-            rows.append(Row(before.written, shown_value(before.value), "ignored", text, before.place))
-        stated[entry.name] = Stated(argument.name, argument.value, argument.place, entry)
-    return stated, rows + [row for one in stated.values() for row in row_of(one, table)]
 
 
 def row_of(stated: Stated, table: Table) -> list[Row]:

@@ -3,17 +3,9 @@
 from __future__ import annotations
 
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.model.recompute import MODULES
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.trainers.meaning.given import Given
-
-MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
-"""Values of --recompute-modules that moesim knows."""
-
-POLICIES = {
-    frozenset({"core_attn"}): "attention",
-    frozenset({"layernorm", "mla_up_proj", "moe_act"}): "selective",
-}
-"""Modules whose recomputation is exactly a policy of moesim."""
 
 _NAMES = (
     "recompute-granularity", "recompute-modules", "recompute-activations", "moe-layer-recompute",
@@ -22,13 +14,13 @@ _NAMES = (
 
 
 def read_recompute(given: Given, base: Scenario, latent: bool, like_base: bool) -> None:
-    """Set the recompute policy; `latent` says that the attention has up-projections to recompute.
+    """Set what the backward recomputes; `latent` says that the attention has up-projections to recompute.
 
     Raises InputError for unknown granularities and modules.
     """
     names = [name for name in _NAMES if given.has(name)]
     if not names and like_base:
-        given.set("recompute", base.recompute, _NAMES[0])
+        given.set("recompute", base.to_dict().get("recompute", "none"), _NAMES[0])
         return
     if given.has("recompute-policy"):
         policy = given.text("recompute-policy", "none", ("none", "op", "full"))
@@ -52,10 +44,11 @@ def read_recompute(given: Given, base: Scenario, latent: bool, like_base: bool) 
             f"{given.place('recompute-modules')}: {unknown[0][:40]!r} is not modelled; modules are "
             f"{', '.join(MODULES)}"
         )
-    policy, note = policy_of(frozenset(modules), latent)
-    given.set("recompute", policy, *names)
-    if note:
-        given.explain("recompute-modules" if given.has("recompute-modules") else names[0], "not priced", note)
+    if "mla_up_proj" in modules and not latent:
+        raise InputError(
+            f"{given.place('recompute-modules')}: mla_up_proj needs --multi-latent-attention; leave it out"
+        )
+    given.set("recompute", [module for module in MODULES if module in modules], *names)
 
 
 def _full(given: Given) -> None:
@@ -79,17 +72,3 @@ def _full(given: Given) -> None:
             given.explain("recompute-num-layers", "not priced", text)
         else:
             given.explain("recompute-num-layers", "key", "recompute = full")
-
-
-def policy_of(modules: frozenset[str], latent: bool) -> tuple[str, str]:
-    """The policy that recomputes these modules or comes nearest, and a note where it is not exact."""
-    known = frozenset(modules) | (frozenset() if latent else {"mla_up_proj"})
-    for exact, policy in POLICIES.items():
-        if modules == exact or (policy == "selective" and known == exact):
-            return policy, ""
-    large = {"moe", "mlp", "shared_experts"} & modules
-    direction = "the real step is slower and it needs less memory" if large else "the direction is unknown"
-    return "selective", (
-        f"{direction}: {' '.join(sorted(modules))} are recomputed, and the nearest policy, selective, "
-        "recomputes layernorm, mla_up_proj and moe_act"
-    )

@@ -11,12 +11,12 @@ from typing import Any
 from moesim.hwmodels.validation import validate_model
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.trainers.launch import Launch
+from moesim.simulator.trainers.meaning.arguments import NAMED_TRAINERS, collect
 from moesim.simulator.trainers.meaning.contradictions import check_contradictions
 from moesim.simulator.trainers.meaning.degrees import read_degrees
-from moesim.simulator.trainers.meaning.given import Given, collect
+from moesim.simulator.trainers.meaning.given import Given
 from moesim.simulator.trainers.meaning.kernels import fused_loss, read_dispatcher, read_routing, read_software
 from moesim.simulator.trainers.meaning.machine import read_machine
-from moesim.simulator.trainers.meaning.other_trainers import NAMED_TRAINERS, translate
 from moesim.simulator.trainers.meaning.precision import read_precision
 from moesim.simulator.trainers.meaning.recomputation import read_recompute
 from moesim.simulator.trainers.meaning.rows import Row
@@ -65,14 +65,9 @@ def understand(
     argument and place, for unknown, refused and contradictory arguments and for values that matter and are
     missing.
     """
-    table = megatron_table()
     like_base = launch.trainer in NAMED_TRAINERS
-    arguments = launch.arguments
-    if like_base:
-        stated, rows = translate(launch, table, ignore)
-        given = Given(stated, rows, "as the base has it: the file does not state it")
-    else:
-        given = Given(*collect(arguments, table, ignore))
+    default_from = "as the base has it: the file does not state it" if like_base else "Megatron-LM's default"
+    given = Given(*collect(launch, megatron_table(), ignore), default_from)
     check_contradictions(given)
     _read(given, launch, base, _model_name(name), vocab, like_base)
     for argument in given.unexplained():

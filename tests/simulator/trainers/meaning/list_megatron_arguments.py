@@ -40,9 +40,7 @@ def main() -> None:
     """Print a header with the commits, and every name with the trees that have it."""
     trees = [text.partition("=") for text in sys.argv[1:]]
     found = [names_of(folder) for _, _, folder in trees]
-    print(
-        "# Arguments of NVIDIA/Megatron-LM's parser, written by list_megatron_arguments.py from these commits:"
-    )
+    print("# Arguments of NVIDIA/Megatron-LM, by list_megatron_arguments.py from these commits:")
     for number, ((commit, _, _), names) in enumerate(zip(trees, found, strict=True), start=1):
         print(f"# {number}: {commit} ({len(names)} names)")
     for name in sorted(set().union(*found)):

@@ -1,7 +1,8 @@
 """Plans with the values of published launch files, and the scenarios that they mean.
 
 The command lines are our own; their values are those of the named sources. ModelZoo is
-yanring/Megatron-MoE-ModelZoo@e8650517: model_configs/benchmarking, and runtime.conf or best_practice for degrees.
+yanring/Megatron-MoE-ModelZoo@e8650517: model_configs/benchmarking, and runtime.conf or best_practice for
+degrees.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ ZOO = "--bf16 --use-distributed-optimizer --overlap-grad-reduce --overlap-param-
 ZOO += "--attention-dropout 0.0 --hidden-dropout 0.0 --disable-bias-linear --swiglu --normalization RMSNorm\n"
 ZOO += "--position-embedding-type rope --untie-embeddings-and-output-weights --moe-grouped-gemm\n"
 ZOO += "--expert-tensor-parallel-size 1 --micro-batch-size 1 --seq-length 4096 --use-flash-attn\n"
-MLA = "--multi-latent-attention --q-lora-rank 1536 --kv-lora-rank 512 --qk-head-dim 128 --qk-pos-emb-head-dim 64\n"
-MLA += "--v-head-dim 128 --qk-layernorm --kv-channels 128 --num-attention-heads 128\n"
+MLA = "--multi-latent-attention --q-lora-rank 1536 --kv-lora-rank 512 --qk-head-dim 128\n"
+MLA += (
+    "--qk-pos-emb-head-dim 64 --v-head-dim 128 --qk-layernorm --kv-channels 128 --num-attention-heads 128\n"
+)
 V3 = ZOO + MLA + "--num-layers 61 --hidden-size 7168 --ffn-hidden-size 18432 --num-experts 256\n"
 V3 += (
     "--moe-layer-freq ([0]*3+[1]*58) --moe-ffn-hidden-size 2048 --moe-shared-expert-intermediate-size 2048\n"
 )
 V3 += "--moe-router-topk 8 --moe-router-group-topk 4 --moe-router-num-groups 8\n"
-V3 += "--moe-router-score-function sigmoid --moe-router-enable-expert-bias --make-vocab-size-divisible-by 3232\n"
+V3 += "--moe-router-score-function sigmoid --moe-router-enable-expert-bias\n"
+V3 += "--make-vocab-size-divisible-by 3232\n"
 V3 += "--cross-entropy-loss-fusion --cross-entropy-fusion-impl native\n"
 DEEPEP = "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend deepep\n"
 FP8 = "--fp8-recipe blockwise --fp8-format e4m3 --fp8-param-gather --use-precision-aware-optimizer\n"
@@ -42,7 +46,8 @@ V2 += "--moe-layer-freq ([0]+[1]*59) --moe-ffn-hidden-size 1536 --moe-shared-exp
 V2 += "--moe-router-topk 6 --moe-router-group-topk 3 --moe-router-num-groups 8 --moe-router-pre-softmax\n"
 LLAMA = """
 --use-mcore-models --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32
---group-query-attention --num-query-groups 8 --kv-channels 128 --seq-length 8192 --max-position-embeddings 8192
+--group-query-attention --num-query-groups 8 --kv-channels 128 --seq-length 8192
+--max-position-embeddings 8192
 --position-embedding-type rope --rotary-base 1000000 --attention-dropout 0.0 --hidden-dropout 0.0 --swiglu
 --normalization RMSNorm --attention-backend fused --apply-layernorm-1p --untie-embeddings-and-output-weights
 --disable-bias-linear --micro-batch-size 1 --global-batch-size 128 --bf16 --grad-reduce-in-bf16
@@ -75,7 +80,8 @@ PLANS: dict[str, tuple[str, int, str, dict[str, Any]]] = {
     # ModelZoo runtime.conf, Mixtral-8x7B
     "mixtral-8x7b zoo": (
         MIXTRAL + "--num-virtual-stages-per-pipeline-rank 8\n--sequence-parallel\n", 64, MIXTRAL_BASE,
-        {"model": "mixtral-8x7b", "pp": 4, "ep": 8, "vpp": 8, "layers": (1,) * 32, "schedule": "interleaved-1f1b"},
+        {"model": "mixtral-8x7b", "pp": 4, "ep": 8, "vpp": 8, "layers": (1,) * 32,
+         "schedule": "interleaved-1f1b"},
     ),
     # ModelZoo runtime.conf, Mixtral-8x22B
     "mixtral-8x22b zoo": (
@@ -99,7 +105,8 @@ PLANS: dict[str, tuple[str, int, str, dict[str, Any]]] = {
         + "--recompute-granularity selective --recompute-modules mla_up_proj mlp\n"
         "--pipeline-model-parallel-layout Et|(tt|)*30mL\n",
         1024, DEEPSEEK,
-        {"tp": 2, "pp": 8, "ep": 64, "vpp": 4, "layers": (1, *(2,) * 30, 0), "linear": "fp8", "scaling": "tile",
+        {"tp": 2, "pp": 8, "ep": 64, "vpp": 4, "recompute": ("mla_up_proj", "mlp"),
+         "layers": (1, *(2,) * 30, 0), "linear": "fp8", "scaling": "tile",
          "parameters": "fp8", "moments": "bf16", "sequence_parallel": True, "model": "deepseek-v3", "dp": 64},
     ),
     # the same file, 256 B200
@@ -120,7 +127,7 @@ PLANS: dict[str, tuple[str, int, str, dict[str, Any]]] = {
         {"tp": 4, "pp": 8, "ep": 32, "vpp": 4, "sequence_length": 16384, "sequences": 3840, "dp": 8,
          "layers": (2, *(2,) * 22, 1, *(2,) * 7, 0), "parameters": "bf16", "nodes": 32},
     ),
-    # ModelZoo runtime.conf, Qwen3-235B-A22B: embedding and loss count as layers, 96 / 8 / 4 = 3 a virtual stage
+    # ModelZoo runtime.conf, Qwen3-235B-A22B: embedding and loss count as layers (96 / 8 / 4 = 3)
     "qwen3-235b zoo": (
         QWEN_235B + DEEPEP + degrees(2, 8, 32, 256) + "--num-layers-per-virtual-pipeline-stage 3\n"
         "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split\n",
@@ -136,7 +143,8 @@ PLANS: dict[str, tuple[str, int, str, dict[str, Any]]] = {
         "--moe-router-force-load-balancing --cuda-graph-impl transformer_engine\n"
         "--cuda-graph-scope moe_router moe_preprocess\n",
         256, "qwen3-235b-a22b-256xh100",
-        {"recompute": "selective", "cuda_graphs": ("router",), "sequences": 2048, "expert_load_cv": 0.0},
+        {"recompute": ("layernorm", "moe_act"), "cuda_graphs": ("router",), "sequences": 2048,
+         "expert_load_cv": 0.0},
     ),
     # ModelZoo runtime.conf, DeepSeek-V2: 2 layers on the first and on the last stage
     "deepseek-v2 zoo": (
@@ -144,7 +152,8 @@ PLANS: dict[str, tuple[str, int, str, dict[str, Any]]] = {
         "--decoder-first-pipeline-num-layers 2 --decoder-last-pipeline-num-layers 2\n"
         "--moe-token-dispatcher-type alltoall --moe-shared-expert-overlap\n",
         256, DEEPSEEK,
-        {"pp": 16, "vpp": 2, "layers": (1, *(2,) * 14, 1) * 2, "n_layers": 60, "experts": 160, "shared_experts": 2,
+        {"pp": 16, "vpp": 2, "layers": (1, *(2,) * 14, 1) * 2, "n_layers": 60, "experts": 160,
+         "shared_experts": 2,
          "group_score": "top2-sum", "dense_layers": (0,), "kernels": "nccl", "vocab": 102400},
     ),
     # NVIDIA/Megatron-LM@d98e8a64 examples/llama/train_llama3_8b_h100_fp8.sh
@@ -155,7 +164,8 @@ PLANS: dict[str, tuple[str, int, str, dict[str, Any]]] = {
     # NVIDIA/Megatron-LM@d98e8a64 examples/gpt3/train_gpt3_175b_distributed.sh, on 128 nodes
     "gpt-3 175b": (GPT3 + "--vocab-size 50257\n", 1024, DEEPSEEK, {
         "tp": 8, "pp": 16, "layers": (6,) * 16, "vocab": 51200, "hidden": 12288, "zero_stage": 0, "dp": 8,
-        "dropout": True, "gradients": "bf16", "overlap_tensor_parallel": "weight-gradient", "dense_ffn": 49152,
+        "dropout": True, "gradients": "bf16", "overlap_tensor_parallel": "weight-gradient",
+        "dense_ffn": 49152,
         "sequence_parallel": False, "overlap_data_parallel": False, "tied_embeddings": True,
     }),
 }  # fmt: skip

@@ -106,7 +106,7 @@ def test_given_twice_the_last_counts() -> None:
     understanding = read(MIXTRAL + "--micro-batch-size 2\n", 64, HOME)
     assert understanding.scenario.parallel.microbatch == 2
     first = row(understanding, "--micro-batch-size", "ignored")
-    assert first.value == "1" and "given twice, the last counts: 2" in first.meaning
+    assert first.value == "1" and "given twice, the last counts: --micro-batch-size 2" in first.meaning
     same = read(MIXTRAL + "--micro-batch-size 1\n", 64, HOME)
     assert not [r for r in same.rows if r.kind == "ignored"]
 
@@ -279,12 +279,13 @@ def test_training_in_fp32_is_refused() -> None:
         ("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1", "full", ""),
         ("--recompute-granularity full --recompute-method block --recompute-num-layers 4", "full",
          "--recompute-method"),
-        ("--recompute-activations", "attention", ""),
-        ("--recompute-granularity selective", "attention", ""),
-        ("--recompute-granularity selective --recompute-modules moe_act layernorm", "selective", ""),
+        ("--recompute-activations", ("core_attn",), ""),
+        ("--recompute-granularity selective", ("core_attn",), ""),
+        ("--recompute-granularity selective --recompute-modules moe_act layernorm",
+         ("layernorm", "moe_act"), ""),
     ],
 )  # fmt: skip
-def test_recomputation(text: str, policy: str, not_priced: str) -> None:
+def test_recomputation(text: str, policy: str | tuple[str, ...], not_priced: str) -> None:
     understanding = read(MIXTRAL + text + "\n", 64, HOME)
     assert understanding.scenario.recompute == policy
     unpriced = [
