@@ -63,8 +63,8 @@ def import_launch(
     from moesim.cli.plan import scenario_yaml
     from moesim.hwmodels.files import check_writable, write_atomically
     from moesim.simulator.scenario import load_scenario
-    from moesim.simulator.trainers.megatron.temporary_reader import read_launch
     from moesim.simulator.trainers.meaning.understand import understand
+    from moesim.simulator.trainers.megatron.temporary_reader import read_launch
 
     if output is not None:
         check_writable(output, "output file")
@@ -98,7 +98,7 @@ def _variables(texts: list[str]) -> dict[str, str]:
 def _print(understanding: Understanding, name: str, base: str) -> None:
     from moesim.cli.console import print_table, print_text
 
-    counts = Counter(row.kind for row in understanding.rows)
+    counts = Counter[str](row.kind for row in understanding.rows)
     print_text(f"what {name} says, with {base} as the base")
     rows = sorted(understanding.rows, key=lambda row: ORDER.index(row.kind))
     cells = [(row.argument, row.value, PREFIX.get(row.kind, "") + row.meaning, row.place) for row in rows]
