@@ -48,7 +48,7 @@ def read_shell_text(
     """The launch of a shell text, whose messages call it `file`; scripts that it calls lie in `folder`."""
     reading = Reading(Budget(file))
     given = {name: Variable(value, exported=True) for name, value in environment.items()}
-    scope = Scope(given, file, tuple(parameters), bool(parameters))
+    scope = Scope(dict(given), file, tuple(parameters), bool(parameters))
     shell = Statements(reading, scope, folder)
     shell.following += [folder / file] if folder is not None else []
     reading.headers += slurm.header_options(text, file)
@@ -71,7 +71,7 @@ def _launch(reading: Reading, given: Mapping[str, Variable], file: str, scope: S
     seen = set()
     for command in reading.commands:
         program = started(command)
-        key = (command.words, command.condition)
+        key = (command.words, command.condition, str(command.environment))
         if program is not None and key not in seen and len(candidates) < 200:
             seen.add(key)
             candidates.append((command, program, arguments_of(program.words, command, reading)))
