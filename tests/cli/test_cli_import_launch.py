@@ -40,7 +40,7 @@ def test_the_table_says_what_every_argument_means(run: Callable[..., Any], tmp_p
         "not priced: the real step is faster",
         "from the base: vocab = 32000",
         "cluster.nodes = 16",
-        "run.sh:",
+        "run.sh, line 4",
     ):
         assert text in out.out, text
     mine = load_scenario(str(tmp_path / "mine.yaml"))

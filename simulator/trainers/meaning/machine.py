@@ -16,18 +16,21 @@ WORLD_SIZE = "WORLD_SIZE"
 MOST_GPUS = 10_000_000
 
 
-def read_machine(given: Given, launch: Launch, base: Scenario) -> int:
+def read_machine(given: Given, launch: Launch, base: Scenario, gpus: int | None = None) -> int:
     """Number of GPUs that the file asks for, or the base's; sets `cluster` where the base has others.
+
+    `gpus` replaces the file's number.
 
     Raises InputError where the file contradicts itself, and where the base's cluster cannot have as many.
     """
     sizes = [(machine.nodes, machine.node.n_gpus) for machine in base.machines]
     own = sum(nodes * gpus for nodes, gpus in sizes)
-    asked, place = _asked(launch)
+    asked, place = _asked(launch) if gpus is None else (gpus, "--gpus of this command")
     if asked is None or asked == own:
-        text = f"{own} GPUs" + ("" if asked is None else ", as the base has")
-        reason = "" if asked is not None else ": the file does not say how many"
-        given.rows.append(Row("GPUs", "", "base", f"cluster of {text}, from the base{reason}", place))
+        text = f"{own} GPUs: " + (
+            "the file does not say how many" if asked is None else "as many as asked for"
+        )
+        given.rows.append(Row("GPUs", "" if asked is None else str(asked), "base", text, place))
         return own
     if base.fleet is not None:
         raise InputError(

@@ -56,12 +56,13 @@ def understand(
     base: Scenario,
     name: str = "launch",
     vocab: int | None = None,
+    gpus: int | None = None,
     ignore: Collection[str] = (),
 ) -> Understanding:
     """Give every argument of a launch file a meaning, and build the scenario.
 
     `base` gives cluster, profile, prices and run; `name` is the name of the file; `vocab` is the size of the
-    vocabulary where the file does not state it; `ignore` are arguments to skip. Raises InputError, naming
+    vocabulary where the file does not state it; `gpus` replaces the number that it asks for; `ignore` are arguments to skip. Raises InputError, naming
     argument and place, for unknown, refused and contradictory arguments and for values that matter and are
     missing.
     """
@@ -69,16 +70,14 @@ def understand(
     default_from = "as the base has it: the file does not state it" if like_base else "Megatron-LM's default"
     given = Given(*collect(launch, megatron_table(), ignore), default_from)
     check_contradictions(given)
-    _read(given, launch, base, _model_name(name), vocab, like_base)
+    n_gpus = read_machine(given, launch, base, gpus)
+    _read(given, base, n_gpus, _model_name(name), vocab, like_base)
     for argument in given.unexplained():
         given.explain(argument, "irrelevant", "changes nothing here beside the other arguments of the file")
     return Understanding(given.keys, tuple(given.rows), launch.notes, scenario_of(given.keys, base, name))
 
 
-def _read(
-    given: Given, launch: Launch, base: Scenario, name: str, vocab: int | None, like_base: bool
-) -> None:
-    n_gpus = read_machine(given, launch, base)
+def _read(given: Given, base: Scenario, n_gpus: int, name: str, vocab: int | None, like_base: bool) -> None:
     tp = given.integer("tensor-model-parallel-size", base.parallel.tp if like_base else 1, most=1_000_000)
     shape = read_shape(given, base, name, tp, vocab, like_base)
     degrees = read_degrees(given, base, n_gpus, shape.moe is not None, like_base)

@@ -50,6 +50,9 @@ def import_launch(
     vocab_size: Annotated[
         int | None, typer.Option(help="Vocabulary, where the file names a tokenizer only.")
     ] = None,
+    gpus: Annotated[
+        int | None, typer.Option(help="Number of GPUs, in the place of what the file asks for.")
+    ] = None,
     ignore: Annotated[
         list[str] | None,
         typer.Option(metavar="ARGUMENT", help="An argument of the file that is to be skipped."),
@@ -64,7 +67,7 @@ def import_launch(
     from moesim.hwmodels.files import check_writable, write_atomically
     from moesim.simulator.scenario import load_scenario
     from moesim.simulator.trainers.meaning.understand import understand
-    from moesim.simulator.trainers.megatron.temporary_reader import read_launch
+    from moesim.simulator.trainers.reading import read_launch
 
     if output is not None:
         check_writable(output, "output file")
@@ -74,8 +77,12 @@ def import_launch(
             )
     if vocab_size is not None and not 0 < vocab_size < 10**8:
         raise InputError(f"--vocab-size {vocab_size}: is outside the limits 1 to 100,000,000")
+    if gpus is not None and not 0 < gpus < 10**7:
+        raise InputError(f"--gpus {gpus}: is outside the limits 1 to 10,000,000")
     launch = read_launch(script, _variables(environment or []), recipe, tuple(parameters or ()))
-    understanding = understand(launch, load_scenario(base), script.name, vocab_size, tuple(ignore or ()))
+    understanding = understand(
+        launch, load_scenario(base), script.name, vocab_size, gpus, tuple(ignore or ())
+    )
     if as_json:
         print_json(understanding.to_dict())
     else:

@@ -99,7 +99,7 @@ def scenario_yaml(scenario: Scenario) -> str:
 
     data = scenario.model_dump(mode="json", exclude_none=True)
     for key in ("model", "profile"):  # paths relative to the old file become absolute
-        if isinstance(data[key], str) and is_there(path := Path(scenario.path(data[key]))):
+        if isinstance(data.get(key), str) and is_there(path := Path(scenario.path(data[key]))):
             data[key] = str(path.resolve())
     for pool in data.get("fleet", {}).get("pools", ()):
         path = Path(scenario.path(pool.get("profile", "")))
