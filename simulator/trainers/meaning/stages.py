@@ -15,8 +15,10 @@ EMBEDDING = "account-for-embedding-in-pipeline-split"
 LOSS = "account-for-loss-in-pipeline-split"
 
 
-def read_stages(given: Given, shape: ModelShape, pp: int) -> None:
+def read_stages(given: Given, shape: ModelShape, pp: int, in_part: bool = False) -> None:
     """Set parallel.vpp, schedule and stages as Megatron-LM spreads the layers over the pipeline.
+
+    `in_part` says that the file holds a part of the arguments: layers that do not divide are balanced then.
 
     Raises InputError where layers do not divide as Megatron-LM needs it.
     """
@@ -29,9 +31,14 @@ def read_stages(given: Given, shape: ModelShape, pp: int) -> None:
     else:
         vpp = _virtual_stages(given, shape.n_layers, pp)
         given.set("parallel.vpp", vpp, STAGES, LAYERS)
-        if pp > 1:
+        names = [name for name in (FIRST, LAST, EMBEDDING, LOSS) if given.has(name)]
+        if in_part and not names and shape.n_layers % (pp * vpp):
+            text = (
+                "the direction is unknown: the file does not say which layers a stage has; they are balanced"
+            )
+            given.explain(FIRST, "not priced", text)
+        elif pp > 1:
             layers = list(_uneven(given, shape.n_layers, pp, vpp))
-            names = [name for name in (FIRST, LAST, EMBEDDING, LOSS) if given.has(name)]
             note = "" if names else "Megatron-LM spreads layers evenly"
             _set_stages(given, {"layers": layers}, tuple(names) or (FIRST,), note)
     if vpp > 1 and pp == 1:

@@ -23,6 +23,7 @@ from moesim.simulator.trainers.meaning.rows import Row
 from moesim.simulator.trainers.meaning.shape import read_shape
 from moesim.simulator.trainers.meaning.stages import read_schedule, read_stages
 from moesim.simulator.trainers.meaning.table import megatron_table
+from moesim.simulator.trainers.meaning.wrapper import read_variables, starts_another_script, with_nodes
 
 KEPT = ("cluster", "fleet", "profile", "variation", "run", "resolution", "spreading", "faults", "seed")
 """Keys of the base that a scenario keeps unless the launch file sets them."""
@@ -62,13 +63,19 @@ def understand(
     """Give every argument of a launch file a meaning, and build the scenario.
 
     `base` gives cluster, profile, prices and run; `name` is the name of the file; `vocab` is the size of the
-    vocabulary where the file does not state it; `gpus` replaces the number that it asks for; `ignore` are arguments to skip. Raises InputError, naming
-    argument and place, for unknown, refused and contradictory arguments and for values that matter and are
-    missing.
+    vocabulary where the file does not state it; `gpus` replaces the number that it asks for; `ignore` are
+    arguments to skip. Raises InputError, naming argument and place, for unknown, refused and contradictory
+    arguments and for values that matter and are missing.
     """
-    like_base = launch.trainer in NAMED_TRAINERS
+    in_part = starts_another_script(launch)
+    like_base = in_part or launch.trainer in NAMED_TRAINERS
     default_from = "as the base has it: the file does not state it" if like_base else "Megatron-LM's default"
-    given = Given(*collect(launch, megatron_table(), ignore), default_from)
+    table = megatron_table()
+    stated, rows = collect(launch, table, ignore)
+    if in_part:
+        rows += read_variables(launch, stated, table)
+        launch = with_nodes(launch, base)
+    given = Given(stated, rows, default_from)
     check_contradictions(given)
     n_gpus = read_machine(given, launch, base, gpus)
     _read(given, base, n_gpus, _model_name(name), vocab, like_base)
@@ -88,7 +95,7 @@ def _read(given: Given, base: Scenario, n_gpus: int, name: str, vocab: int | Non
         if "stages" in kept:
             given.keys["stages"] = kept["stages"]
     else:
-        read_stages(given, shape, degrees.pp)
+        read_stages(given, shape, degrees.pp, like_base)
     read_schedule(given)
     latent = any(attention.kind == "mla" for attention in shape.attention_by_name.values())
     read_recompute(given, base, latent, like_base)

@@ -146,3 +146,28 @@ def test_a_deepspeed_file_beside_megatrons_arguments() -> None:
 def test_an_unknown_name_is_refused_with_its_place(trainer: str) -> None:
     with pytest.raises(InputError, match=r"file, line 0: 'flux\.capacitor' is not known"):
         read(trainer, {"flux.capacitor": 1})
+
+
+def test_the_variables_of_a_wrapper_count_and_the_rest_is_the_bases() -> None:
+    # Values: yanring/Megatron-MoE-ModelZoo@e8650517 best_practice/qwen3/run_h100_235b.sh
+    text = "--recompute-granularity selective --recompute-modules moe_act layernorm\n"
+    variables = {
+        "TP": "2",
+        "PP": "8",
+        "VPP": "4",
+        "EP": "32",
+        "NNODES": "32",
+        "GBS": "2048",
+        "PR": "bf16",
+        "X": "",
+    }
+    launch = Launch(None, "./sbatch_benchmarking.sh", launch_of(text).arguments, Machine(), variables)
+    base = load_scenario("qwen3-235b-a22b-256xh100")
+    understanding = understand(launch, base, "run.sh")
+    plan = understanding.scenario.parallel
+    assert (plan.tp, plan.pp, plan.vpp, plan.ep) == (2, 8, 4, 32)
+    assert plan.zero_stage == base.parallel.zero_stage and plan.expert_tp == base.parallel.expert_tp
+    assert understanding.scenario.batch.sequences == 2048 and understanding.scenario.machine.n_gpus == 256
+    assert understanding.scenario.recompute == ("layernorm", "moe_act")
+    kinds = {row.argument: row.kind for row in understanding.rows}
+    assert kinds["TP"] == "key" and kinds["PR"] == "not priced" and "X" not in kinds
