@@ -33,6 +33,9 @@ OWN = (
 MOST_ARGUMENTS = 5000
 """Most arguments of a launch file."""
 
+MOST_SHOWN = 4
+"""Most unknown arguments that one message names."""
+
 MEGATRONS_COMPANION = "deepspeed"
 """Whose names may stand beside Megatron-LM's arguments: Megatron-DeepSpeed reads a DeepSpeed file too."""
 
@@ -88,8 +91,13 @@ def collect(
     trainer = _names()[launch.trainer if launch.trainer in NAMED_TRAINERS else MEGATRONS_COMPANION]
     stated: dict[str, Stated] = {}
     rows: list[Row] = []
+    refused: list[str] = []
     for argument in launch.arguments:
-        one, row = _read(argument, trainer, table, ignore)
+        try:
+            one, row = _read(argument, trainer, table, ignore)
+        except InputError as error:
+            refused.append(str(error))
+            continue
         rows += [row] if row is not None else []
         if one is None:
             continue
@@ -98,6 +106,9 @@ def collect(
             text = f"given twice, the last counts: {one.written} {shown_value(one.value)} in {one.place}"
             rows.append(Row(before.written, shown_value(before.value), "ignored", text, before.place))
         stated[one.entry.name] = one
+    if refused:
+        left = len(refused) - MOST_SHOWN
+        raise InputError("; ".join(refused[:MOST_SHOWN]) + (f"; and {left} more" if left > 0 else ""))
     for name, default in trainer.defaults.items():
         place = f"default of {launch.trainer}"
         stated.setdefault(name, Stated(name, default, place, _entry(name, table)))
@@ -118,6 +129,8 @@ def _read(
     if not argument.name:
         return row("ignored", "a word that belongs to no argument")
     name = _plain_name(argument.name)
+    if isinstance(argument.value, Unknown) and "another file" in argument.value.reason:
+        return row("base", f"the base's counts, because {argument.value.reason}, which is not read")
     known = trainer.arguments.get(name)
     if known is not None:
         value = _value(known, argument.value)

@@ -38,6 +38,8 @@ EXCLUSIVE = (
 def check_contradictions(given: Given) -> None:
     """Raise InputError for arguments that contradict each other, and for ones that need another."""
     for one, other, reason in EXCLUSIVE:
+        if given.in_part and (one, other) == (STAGES, LAYOUT):
+            continue  # Megatron-Bridge states both
         if _on(given, one) and _on(given, other):
             raise _both(given, one, other, reason)
     if (
@@ -54,7 +56,7 @@ def check_contradictions(given: Given) -> None:
         )
     for flag in ("overlap-param-gather", "tp-comm-overlap"):
         needed = {"overlap-param-gather": "overlap-grad-reduce", "tp-comm-overlap": "sequence-parallel"}[flag]
-        if given.flag(flag) and not given.flag(needed):
+        if given.flag(flag) and not given.flag(needed) and not given.in_part:
             raise InputError(f"{given.place(flag)}: needs --{needed} too; add it")
 
 

@@ -31,17 +31,16 @@ class Stated:
 class Given:
     """The stated arguments, and the keys and rows that grow as they are given a meaning.
 
-    `default_from` is what rows say about a value that the file does not state.
+    `in_part` says that the file states a part of the arguments, and that the base has all others; else what
+    it does not state has Megatron-LM's default.
     """
 
-    def __init__(
-        self, stated: Mapping[str, Stated], rows: Sequence[Row], default_from: str = "Megatron-LM's default"
-    ) -> None:
+    def __init__(self, stated: Mapping[str, Stated], rows: Sequence[Row], in_part: bool = False) -> None:
         """Start from the stated arguments and the rows on those that are not used."""
         self.stated = dict(stated)
         self.keys: dict[str, Any] = {}
         self.rows = list(rows)
-        self.default_from = default_from
+        self.in_part = in_part
         self._explained: set[str] = set()
 
     def has(self, *names: str) -> bool:
@@ -124,7 +123,7 @@ class Given:
     def set(self, key: str, value: Any, *names: str, note: str = "") -> None:
         """Set a scenario key, and explain it by the stated ones among the arguments `names`.
 
-        Where the file states none of them, the row says that the trainer's default counts.
+        Where the file states none of them, the row says whose value counts.
         """
         self.keys[key] = value
         stated = [name for name in names if name in self.stated]
@@ -132,7 +131,9 @@ class Given:
         for name in stated:
             self.explain(name, "key", meaning)
         if not stated:
-            self.rows.append(Row(_dashed(names[0]), "", "default", f"{meaning}; {self.default_from}"))
+            kind: Kind = "base" if self.in_part else "default"
+            text = meaning if self.in_part else f"{meaning}; Megatron-LM's default"
+            self.rows.append(Row(_dashed(names[0]), "", kind, text))
 
     def explain(self, name: str, kind: Kind, meaning: str) -> None:
         """Add a row for an argument, stated or not."""

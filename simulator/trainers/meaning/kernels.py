@@ -69,7 +69,7 @@ def read_routing(given: Given, experts: bool) -> None:
     balanced = "moe-router-force-load-balancing"
     if given.flag(balanced) and experts:
         given.set("routing.expert_load_cv", 0.0, balanced, note="every expert gets the same number of tokens")
-    if experts and not given.flag("moe-grouped-gemm") and given.default_from.startswith("Megatron"):
+    if experts and not given.flag("moe-grouped-gemm") and not given.in_part:
         text = "the real step is slower: without it the experts of a GPU run one after another, not grouped"
         given.explain("moe-grouped-gemm", "not priced", text)
     elif given.has("moe-grouped-gemm"):

@@ -41,7 +41,9 @@ def changed_model(given: Given, base: ModelShape, name: str) -> ModelShape:
                 raise InputError(f"{given.place(argument)}: the base's model {base.name} has no {part}")
             section = section[part]
         if path[-1] not in section:
-            raise InputError(f"{given.place(argument)}: the base's model {base.name} has no {'.'.join(path)}")
+            text = f"the base's model {base.name} has no {'.'.join(path)}"
+            given.explain(argument, "irrelevant", text)
+            continue
         section[path[-1]] = given.integer(argument, 0, least=0)
         given.explain(argument, "key", f"model.{'.'.join(path)} = {section[path[-1]]}")
     _shortened(data)

@@ -26,7 +26,10 @@ def read_precision(given: Given, fused_loss: bool, like_base: bool) -> None:
 
     Raises InputError for training in FP32 and for unknown formats.
     """
-    if like_base and not given.has(*_ARGUMENTS):
+    if like_base and not given.has("bf16", "fp16", "fp8-format"):
+        for name in _ARGUMENTS:
+            if given.has(name):
+                given.explain(name, "base", "the file does not state the precision, so the base's counts")
         return
     if not given.flag("bf16") and not given.flag("fp16") and not given.has("fp8-format"):
         raise InputError(

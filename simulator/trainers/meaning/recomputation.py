@@ -26,7 +26,8 @@ def read_recompute(given: Given, base: Scenario, latent: bool, like_base: bool) 
         policy = given.text("recompute-policy", "none", ("none", "op", "full"))
         given.set("recompute", policy, "recompute-policy")
         return
-    default = "selective" if given.flag("recompute-activations") else ""
+    in_part = like_base and given.has("recompute-modules")  # the granularity is in a part that is not read
+    default = "selective" if given.flag("recompute-activations") or in_part else ""
     granularity = given.text("recompute-granularity", default, ("full", "selective", "none"))
     modules = set(given.words("recompute-modules")) or {"core_attn"}
     if given.flag("moe-layer-recompute"):

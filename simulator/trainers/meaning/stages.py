@@ -26,7 +26,12 @@ def read_stages(given: Given, shape: ModelShape, pp: int, in_part: bool = False)
     if given.has(LAYOUT):
         text = given.text(LAYOUT, "")
         vpp, stages, note = _of_layout(given, shape, pp, text)
-        given.set("parallel.vpp", vpp, LAYOUT)
+        if given.integer(STAGES, vpp) != vpp:
+            raise InputError(
+                f"{given.place(STAGES)} and {given.place(LAYOUT)} contradict each other: the layout has {vpp} "
+                "stages a rank; correct one"
+            )
+        given.set("parallel.vpp", vpp, LAYOUT, STAGES)
         _set_stages(given, stages, (LAYOUT,), note)
     else:
         vpp = _virtual_stages(given, shape.n_layers, pp)

@@ -69,13 +69,12 @@ def understand(
     """
     in_part = starts_another_script(launch)
     like_base = in_part or launch.trainer in NAMED_TRAINERS
-    default_from = "as the base has it: the file does not state it" if like_base else "Megatron-LM's default"
     table = megatron_table()
     stated, rows = collect(launch, table, ignore)
     if in_part:
         rows += read_variables(launch, stated, table)
         launch = with_nodes(launch, base)
-    given = Given(stated, rows, default_from)
+    given = Given(stated, rows, like_base)
     check_contradictions(given)
     n_gpus = read_machine(given, launch, base, gpus)
     _read(given, base, n_gpus, _model_name(name), vocab, like_base)

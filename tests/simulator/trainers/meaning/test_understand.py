@@ -136,7 +136,7 @@ def test_what_is_not_priced_says_the_direction() -> None:
         ("--experimental-attention-variant gated_delta_net", "linear attention"),
         ("--batch-size 4", "--micro-batch-size"),
         ("--use-checkpoint-args", "another file"),
-        ("--patch-tokenizer-type x", "--ignore --patch-tokenizer-type"),
+        ("--fancy-tokens x", "--ignore --fancy-tokens"),
         ("--recompute-granularity some", "full, selective"),
         ("--recompute-granularity selective --recompute-modules core_atn", "core_attn"),
         ("--use-megatron-fsdp --data-parallel-sharding-strategy all", "optim_grads_params"),
@@ -146,23 +146,24 @@ def test_what_is_not_priced_says_the_direction() -> None:
         ("--global-batch-size 100", "no multiple"),
         ("--moe-layer-freq ([0]*3+[1]*20)", "23 entries"),
         ("--micro-batch-size two", "whole number"),
-        ("--tp-comm-overlap", "whole"),
         ("--num-query-groups 5", "does not divide"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_with_its_place(text: str, named: str) -> None:
-    if text == "--tp-comm-overlap":
-        assert read(MIXTRAL + text + "\n", 64, HOME).scenario.parallel.tp == 1
-        return
     with pytest.raises(InputError) as caught:
         read(MIXTRAL + text + "\n", 64, HOME)
     assert named in str(caught.value)
 
 
+def test_all_unknown_arguments_are_named_at_once() -> None:
+    with pytest.raises(InputError, match=r"(?s)'--one-a'.*'--one-b'.*'--one-d'.*; and 1 more"):
+        read(MIXTRAL + " ".join(f"--one-{letter} 1" for letter in "abcde") + "\n", 64, HOME)
+
+
 def test_an_argument_is_skipped_where_the_user_says_so() -> None:
-    text = MIXTRAL + "--patch-tokenizer-type Qwen\n"
-    understanding = read(text, 64, HOME, ignore=("--patch-tokenizer-type",))
-    assert row(understanding, "--patch-tokenizer-type").kind == "ignored"
+    text = MIXTRAL + "--fancy-tokens Qwen\n"
+    understanding = read(text, 64, HOME, ignore=("--fancy-tokens",))
+    assert row(understanding, "--fancy-tokens").kind == "ignored"
     with pytest.raises(InputError, match="does not have this argument"):
         read(MIXTRAL, 64, HOME, ignore=("--no-such",))
 
