@@ -111,7 +111,7 @@ def collect(
         raise InputError("; ".join(refused[:MOST_SHOWN]) + (f"; and {left} more" if left > 0 else ""))
     for name, default in trainer.defaults.items():
         place = f"default of {launch.trainer}"
-        stated.setdefault(name, Stated(name, default, place, _entry(name, table)))
+        stated.setdefault(name, Stated(name, default, place, _entry(name, table), is_default=True))
     return stated, rows + [row for one in stated.values() for row in row_of(one, table)]
 
 
@@ -136,7 +136,7 @@ def _read(
         value = _value(known, argument.value)
         if value is None or text == "auto":
             return row("base", "the file leaves it open, so the base's counts")
-        return Stated(argument.name, value, argument.place, _entry(known.argument, table)), None
+        return Stated(argument.name, value, argument.place, _entry(known.argument, table), text), None
     alike = _like_megatron(name, trainer, table)
     if alike is not None:
         if argument.value is None:

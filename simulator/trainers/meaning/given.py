@@ -20,12 +20,18 @@ _OFF = {"false", "0", "off", "no", "none", "null"}
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """An argument that the file states: as it is written, with its value, its place and its table entry."""
+    """An argument that the file states: as it is written, with its value, its place and its table entry.
+
+    `text` is the value as the file writes it, where a table of names changed it; `is_default` says that the
+    trainer's default stands for an argument that the file does not state.
+    """
 
     written: str
     value: Value | Unknown
     place: str
     entry: Entry
+    text: str | None = None
+    is_default: bool = False
 
 
 class Given:
@@ -142,7 +148,9 @@ class Given:
         if stated is None:
             self.rows.append(Row(_dashed(name), "", kind, meaning))
         else:
-            self.rows.append(Row(stated.written, shown_value(stated.value), kind, meaning, stated.place))
+            text = shown_value(stated.value) if stated.text is None else stated.text
+            kind = "default" if stated.is_default and kind == "key" else kind
+            self.rows.append(Row(stated.written, text, kind, meaning, stated.place))
 
     def unexplained(self) -> tuple[str, ...]:
         """Used arguments that are stated but have no row yet."""

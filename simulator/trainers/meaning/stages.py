@@ -28,8 +28,8 @@ def read_stages(given: Given, shape: ModelShape, pp: int, in_part: bool = False)
         vpp, stages, note = _of_layout(given, shape, pp, text)
         if given.integer(STAGES, vpp) != vpp:
             raise InputError(
-                f"{given.place(STAGES)} and {given.place(LAYOUT)} contradict each other: the layout has {vpp} "
-                "stages a rank; correct one"
+                f"{given.place(STAGES)} and {given.place(LAYOUT)} contradict each other: the layout has "
+                f"{vpp} stages a rank; correct one"
             )
         given.set("parallel.vpp", vpp, LAYOUT, STAGES)
         _set_stages(given, stages, (LAYOUT,), note)

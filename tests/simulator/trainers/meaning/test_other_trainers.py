@@ -106,7 +106,10 @@ def test_torchtitan() -> None:
     }
     scenario = read("torchtitan", pipeline, base="llama-3-70b-64xh100", gpus=64).scenario
     assert (scenario.parallel.microbatch, scenario.batch.sequences, scenario.schedule) == (1, 4 * 16, "1f1b")
-    assert {row.argument: row.kind for row in understanding.rows}["compile.enable"] == "not priced"
+    rows = {row.argument: row for row in understanding.rows}
+    assert rows["compile.enable"].kind == "not priced"
+    assert rows["parallelism.data_parallel_shard_degree"].value == "-1"
+    assert rows["context-parallel-size"].kind == "default"
 
 
 def test_deepspeed() -> None:
