@@ -68,7 +68,7 @@ class Expander:
 
     def within(self, body: str) -> str:
         """The text of a here-document or an arithmetic expression, where quotes are plain characters."""
-        text = "".join(" " if p.between else p.text for p in self._quoted(body, document=True))
+        text = "".join(" " if p.between else p.text for p in self.quoted(body, document=True))
         self.budget.text(len(text), body[:40])
         return text
 
@@ -92,10 +92,10 @@ class Expander:
             elif char == "'":
                 parts.append(Piece(raw[at + 1 : end - 1], quoted=True))
             elif char == '"':
-                parts += self._quoted(raw[at + 1 : end - 1]) or ()
+                parts += self.quoted(raw[at + 1 : end - 1]) or ()
             elif raw.startswith(('$"',), at):
                 at, end = at + 1, skip_piece(raw, at + 1)
-                parts += self._quoted(raw[at + 1 : end - 1])
+                parts += self.quoted(raw[at + 1 : end - 1])
             elif raw.startswith("$'", at):
                 parts.append(Piece(_unescaped(raw[at + 2 : end - 1]), quoted=True))
             elif char in "$`":
@@ -114,7 +114,7 @@ class Expander:
         self.depth -= 1
         return parts
 
-    def _quoted(self, body: str, *, document: bool = False) -> list[Piece]:
+    def quoted(self, body: str, *, document: bool = False) -> list[Piece]:
         """The parts of text between double quotes; empty quotes are one empty part."""
         parts: list[Piece] = []
         at = plain = 0
@@ -282,6 +282,11 @@ def _brace(raw: str, at: int) -> tuple[list[str] | None, int]:
         return None, at
     if len(options) > 1:
         return options, end + 1
+    letters = re.fullmatch(r"([A-Za-z])\.\.([A-Za-z])", options[0])
+    if letters and letters[1].isupper() == letters[2].isupper():
+        codes = ord(letters[1]), ord(letters[2])
+        way = 1 if codes[0] <= codes[1] else -1
+        return [chr(code) for code in range(codes[0], codes[1] + way, way)], end + 1
     match = _BRACE_RANGE.fullmatch(options[0])
     if not match:
         return None, at

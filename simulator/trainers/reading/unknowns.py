@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from moesim.simulator.trainers.launch import Unknown
 
 OPEN, CLOSE = "\ue000", "\ue001"
-PRIVATE = re.compile("[\ue000\ue001\ue002]")
+PRIVATE = re.compile("[\ue000\ue001]")
 """Characters that a file must not hold, because marks are made of them."""
 MARK = re.compile("\ue000(\\d{1,7})\ue001")
 _MOST_SHOWN = 160
