@@ -174,6 +174,9 @@ def _operated(
         if many:
             return ()
         return (_missing(expander, name, raw),)
+    variable = expander.scope.variables.get(name)
+    if variable is not None and variable.value is None:
+        return () if many else ("",)
     if not is_known(*values):
         changed = tuple(
             value if is_known(value) else expander.unknowns.mark(Unknown(raw, expander.unknowns.reason(value)))
@@ -302,9 +305,11 @@ def _transformed(expander: Expander, value: str, rest: str, raw: str) -> str:
     if len(value) > patterns.MOST_MATCHED:
         return expander.unknowns.mark(Unknown(raw, f"the text has more than {patterns.MOST_MATCHED} characters"))
     if kind in ("/#", "/%"):
-        cut = patterns.without_prefix if kind == "/#" else patterns.without_suffix
-        left = cut(pattern, value, longest=True)
-        return value if left == value else by + left if kind == "/#" else left + by
+        at_start = kind == "/#"
+        lengths = patterns.ends(pattern if at_start else pattern[::-1], value if at_start else value[::-1])
+        if not lengths:
+            return value
+        return by + value[lengths[-1] :] if at_start else value[: len(value) - lengths[-1]] + by
     return patterns.replaced(pattern, value, by, every=kind == "//")
 
 

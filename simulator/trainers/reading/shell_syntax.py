@@ -15,9 +15,7 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 _PLACEHOLDER = re.compile(r"(?<![<\w&])<[A-Za-z][^<>\n|;&${}\"'`]{0,200}(?<![\s])>(?![>&(])")
-_TRAILING = re.compile(r"(?<!\\)\\(?:(?:\n[ \t]*)*\Z|(?=\n[ \t]*\n))")
-PLACEHOLDER = re.compile(r"^([ \t]*(?:export[ \t]+)?[A-Za-z_]\w*=)(<[^<>\n]*>[^\n]*)", re.MULTILINE | re.ASCII)
-_TRAILING = re.compile(r"\\[ \t]*(\r?\n[ \t]*)*\Z|\\(?=\r?\n[ \t]*\r?\n)")
+_TRAILING = re.compile(r"(?<!\\)\\(?:\n[ \t\n]*\Z|\Z|(?=\n[ \t]*\n))")
 
 
 @dataclass(frozen=True, slots=True)

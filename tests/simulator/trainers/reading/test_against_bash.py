@@ -98,7 +98,7 @@ def words_of_ours(text: str) -> list[str | Unknown]:
 
 
 @needs_bash
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(_command)
 def test_random_words_are_those_of_bash(words: list[str]) -> None:
     text = " ".join(words)
