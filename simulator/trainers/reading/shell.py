@@ -75,7 +75,10 @@ def _launch(reading: Reading, given: Mapping[str, Variable], file: str, scope: S
         if program is not None and key not in seen and len(candidates) < 200:
             seen.add(key)
             candidates.append((command, program, arguments_of(program.words, command, reading)))
-    if not any(arguments for _, _, arguments in candidates):
+    started_scripts = [one for one in candidates if one[1].program.endswith(".sh") and _set_variables(one[0], given)]
+    if not any(arguments for _, _, arguments in candidates) and started_scripts:
+        candidates = started_scripts[-1:]
+    elif not any(arguments for _, _, arguments in candidates):
         return _variables_only(reading, given, file, scope)
     best = max(range(len(candidates)), key=lambda n: _rank(*candidates[n][1:], -n))
     command, program, arguments = candidates[best]
@@ -83,10 +86,10 @@ def _launch(reading: Reading, given: Mapping[str, Variable], file: str, scope: S
     name = _name(program, reading.unknowns)
     arguments += _written_configuration(program, command, reading)
     environment = {
-        key: reading.unknowns.value(_text(variable))
-        for key, variable in command.environment.items()
-        if given.get(key) != variable
+        key: reading.unknowns.value(_text(variable)) for key, variable in _set_variables(command, given).items()
     }
+    if name.endswith((".sh", ".slurm")):
+        reading.notes[f"{command.place}: {name} is a script of its own, which was not read"] = None
     notes = list(reading.notes)
     if command.condition:
         notes.insert(0, f"{command.place}: {name} is started only where {reading.unknowns.shown(command.condition)}")
@@ -102,6 +105,11 @@ def _launch(reading: Reading, given: Mapping[str, Variable], file: str, scope: S
 
 def _variables_only(reading: Reading, given: Mapping[str, Variable], file: str, scope: Scope) -> Launch:
     """The launch of a file that only sets variables with arguments, such as a model's configuration."""
+    if scope.stopped == "exit":
+        raise InputError(
+            f"{scope.left_at}: the script ends here with exit and starts no training before; give the variables "
+            "and parameters with which it goes on"
+        )
     command = Command((), (), {}, {}, file, 1, 1, "", len(reading.followed))
     words: list[str] = []
     names: list[str] = []
@@ -129,6 +137,11 @@ def _variables_only(reading: Reading, given: Mapping[str, Variable], file: str, 
     }
     notes = tuple(MARK.sub("...", text) for text in [note, *list(reading.notes)[:_MOST_NOTES]])
     return Launch(trainer_of("", arguments), None, arguments, Machine(), environment, notes)
+
+
+def _set_variables(command: Command, given: Mapping[str, Variable]) -> dict[str, Variable]:
+    """The variables that a program sees and the file sets."""
+    return {key: variable for key, variable in command.environment.items() if given.get(key) != variable}
 
 
 def _rank(program: Started, arguments: tuple[Argument, ...], earlier: int) -> tuple[int, int, int]:

@@ -20,6 +20,9 @@ from moesim.simulator.trainers.reading.unknowns import Unknowns, is_known
 
 _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"', "r": "\r", "a": "\a", "b": "\b", "e": "\x1b"}
 _BRACE_RANGE = re.compile(r"(-?\d{1,6})\.\.(-?\d{1,6})(?:\.\.(-?\d{1,6}))?", re.ASCII)
+_ASSIGNED = re.compile(
+    r"([A-Za-z_]\w*)\s*(?:[-+*/%&|^]|<<|>>)?=(?!=)|([A-Za-z_]\w*)\s*(?:\+\+|--)|(?:\+\+|--)\s*([A-Za-z_]\w*)", re.ASCII
+)
 _MOST_BRACES = 1_000
 SPACES = " \t\n"
 
@@ -160,11 +163,13 @@ class Expander:
         """The value of an arithmetic expression as text, or the mark of an unknown one."""
         text = self.within(expression)
         if not is_known(text):
+            self.spoil(text)
             return self._unknown(self.unknowns.shown(shown), self.unknowns.reason(text))
         try:
             return str(self.integer(text))
         except UnknownNumber as error:
             name = str(error)
+            self.spoil(text)
             value = self.scope.text(name)
             reason = f"the variable {name} is not set" if value is None else self.unknowns.reason(value)
             return self._unknown(self.unknowns.shown(shown), reason)
@@ -174,6 +179,14 @@ class Expander:
     def integer(self, expression: str) -> int:
         """The value of an arithmetic expression; raises UnknownNumber where it has none."""
         return arithmetic(expression, self._number_text, lambda name, value: self.scope.set(name, str(value)))
+
+    def spoil(self, expression: str) -> None:
+        """Make the variables unknown that an expression assigns, where it has no value itself."""
+        reason = "it is computed from a value that is not known"
+        for match in _ASSIGNED.finditer(expression):
+            name = match[1] or match[2] or match[3]
+            shown = self.unknowns.shown(f"$(({expression.strip()}))")
+            self.scope.set(name, self._unknown(shown[:200], reason))
 
     def _number_text(self, name: str) -> str | None:
         variable = self.scope.variables.get(name)

@@ -212,10 +212,7 @@ class Statements:
                     raise UnknownNumber(expression)
                 value = self.expander.integer(expression)
             except UnknownNumber:
-                name = re.match(r"\w+", expression)
-                if name:
-                    reason = "it is computed from a value that is not known"
-                    self.scope.set(name[0], self.unknowns.mark(Unknown(f"$(({expression}))", reason)))
+                self.expander.spoil(expression)
                 return None
         return value != 0
 
@@ -329,6 +326,7 @@ class Statements:
 def _leave(kind: str) -> Callable[[Statements, list[str]], None]:
     def leave(shell: Statements, words: list[str]) -> None:
         shell.scope.stopped = kind
+        shell.scope.left_at = shell.place
         shell.scope.status = not words or words[0] == "0"
 
     return leave
