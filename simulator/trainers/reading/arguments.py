@@ -63,7 +63,7 @@ def _is_list(entry: Choice) -> bool:
     """Whether a choice is about whole arguments, so that it does not belong to the flag before it."""
     texts = [text.strip() for option in entry.alternatives for text in option]
     return any(len(option) != 1 for option in entry.alternatives) or any(
-        text.startswith("--") or _PAIR.fullmatch(text) is not None for text in texts
+        _FLAG.match(text) is not None or _PAIR.fullmatch(text) is not None for text in texts
     )
 
 

@@ -24,7 +24,8 @@ from moesim.simulator.trainers.reading.trainer_names import trainer_of
 from moesim.simulator.trainers.reading.unknowns import MARK, Unknowns, is_known
 
 _MOST_NOTES = 100
-_TRAINING = re.compile(r"pretrain|train|finetune|run_")
+_TRAINING = re.compile(r"train|finetune|recipe|sft")
+_OTHER_WORK = re.compile(r"conver|parity|eval|generat|infer|process|check|export|test|bench_|download|import")
 _CONFIGURED = re.compile(r"config|deepspeed|job")
 
 
@@ -145,10 +146,10 @@ def _set_variables(command: Command, given: Mapping[str, Variable]) -> dict[str,
 
 
 def _rank(program: Started, arguments: tuple[Argument, ...], earlier: int) -> tuple[int, int, int]:
-    name = PurePosixPath(program.program).name
+    name = "/".join(PurePosixPath(program.program).parts[-2:])
     flags = sum(bool(argument.name) for argument in arguments)
-    is_training = bool(program.launcher) or bool(_TRAINING.search(name))
-    return (-1 if program.is_guess else int(is_training and flags > 0), flags, earlier)
+    likely = 2 * bool(_TRAINING.search(name)) + bool(program.launcher) - 2 * bool(_OTHER_WORK.search(name))
+    return (-9 if program.is_guess or not flags else likely, flags, earlier)
 
 
 def _name(program: Started, unknowns: Unknowns) -> str:
