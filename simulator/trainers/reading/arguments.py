@@ -13,6 +13,7 @@ from moesim.simulator.trainers.reading.unknowns import Choice, Unknowns
 _FLAG = re.compile(r"--?[A-Za-z][\w.+-]*(\[[^\]=]*\])?(=.*)?", re.DOTALL)
 _PAIR = re.compile(r"(\+{1,2}|~)?([A-Za-z_][\w.@/-]*)=(.*)", re.DOTALL)
 _TOKEN = re.compile(r"(?<![\w-])(--?[A-Za-z][\w.-]*)|(?:^|[\s\"'(])(?:\+{0,2})([A-Za-z_][\w.@/-]*)=")
+_MOST_NESTED = 5
 _OPTIONAL = re.compile(r"args|opts|option|flag|extra|config|param|cmd", re.IGNORECASE)
 
 
@@ -62,7 +63,7 @@ def _is_list(entry: Choice) -> bool:
     """Whether a choice is about whole arguments, so that it does not belong to the flag before it."""
     texts = [text.strip() for option in entry.alternatives for text in option]
     return any(len(option) != 1 for option in entry.alternatives) or any(
-        text.startswith("--") or _PAIR.fullmatch(text) is not None for text in texts
+        _FLAG.match(text) is not None or _PAIR.fullmatch(text) is not None for text in texts
     )
 
 
@@ -70,34 +71,35 @@ def _is_optional(entry: Unknown, is_open: bool) -> bool:
     return bool(_OPTIONAL.search(entry.text)) and entry.text.startswith("$") or not is_open
 
 
-def _optional(entry: Choice, unknowns: Unknowns) -> list[tuple[str, list[str | Unknown]]]:
-    """One unknown argument for each flag that some alternative holds."""
+def _optional(entry: Choice, unknowns: Unknowns, depth: int = 0) -> list[tuple[str, list[str | Unknown]]]:
+    """One unknown argument for each flag that some alternative holds, with the values that it may have."""
     by_name: dict[str, dict[str, None]] = {}
-    for option in entry.alternatives:
-        words = [word for text in option for word in unknowns.shown(text).split()]
-        name = ""
-        for word in words:
+    nested: list[tuple[str, list[str | Unknown]]] = []
+    holders: dict[str, set[int]] = defaultdict(set)
+    for n, option in enumerate(entry.alternatives):
+        name, value = "", ""
+        for word in [word for text in option for word in text.split()]:
+            inner = unknowns.entry(word)
+            if isinstance(inner, Choice) and _is_list(inner):
+                nested += _optional(inner, unknowns, depth + 1) if depth < _MOST_NESTED else []
+                name, value = "", ""
+                continue
             if _FLAG.fullmatch(word):
-                name, _, value = word.partition("=")
-                by_name.setdefault(name, {})[word] = None
+                name, value = word.partition("=")[0], word
             elif match := _PAIR.fullmatch(word):
-                by_name.setdefault(match[2], {})[word] = None
-                name = ""
+                name, value = match[2], word
             else:
-                last = by_name.setdefault(name, {})
-                latest = next(reversed(last), "")
-                last.pop(latest, None)
-                last[f"{latest} {word}".strip()] = None
+                by_name.get(name, {}).pop(value, None)
+                value = f"{value} {unknowns.shown(word)}".strip()
+            by_name.setdefault(name, {})[value] = None
+            holders[name].add(n)
     reason = f"depends on {entry.condition}"
-    always = len(entry.alternatives) > 1
-    return [
-        (name, [Unknown(" or ".join(texts) + _unless(entry, name, always), reason)]) for name, texts in by_name.items()
-    ]
-
-
-def _unless(entry: Choice, name: str, several: bool) -> str:
-    every = all(any(name in text for text in option) for option in entry.alternatives)
-    return " or nothing" if several and not every else ""
+    every = len(entry.alternatives)
+    pairs: list[tuple[str, list[str | Unknown]]] = []
+    for name, texts in by_name.items():
+        shown = " or ".join([*texts, *(["nothing"] if len(holders[name]) < every else [])])
+        pairs.append((name, [Unknown(shown, reason)]))
+    return pairs + nested
 
 
 def _joined(values: list[str | Unknown]) -> Value | Unknown:

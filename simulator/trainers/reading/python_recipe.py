@@ -85,6 +85,7 @@ class Recipe:
         self.depth = 0
         self._calls = 0
         self._uncertain: list[str] = []
+        self._outside = 0
 
     def place(self, node: ast.AST) -> str:
         """File and line of a node."""
@@ -213,7 +214,8 @@ class Recipe:
         self._calls += 1
         self.depth += 1
         self.budget.depth(self.depth, self.place(call))
-        outer = self.locals
+        outer, outside = self.locals, self._outside
+        self._outside = len(self._uncertain)
         self.locals = self._bound(node, positional, keywords)
         value: Any = None
         try:
@@ -221,7 +223,7 @@ class Recipe:
                 self._statement(statement)
         except _Return as returned:
             value = returned.value
-        self.locals = outer
+        self.locals, self._outside = outer, outside
         self.depth -= 1
         return value
 
@@ -257,7 +259,7 @@ class Recipe:
             self._assign(node.target, evaluate(self, ast.copy_location(combined, node)), node)
         elif isinstance(node, ast.Return):
             value = None if node.value is None else evaluate(self, node.value)
-            if self._uncertain:
+            if len(self._uncertain) > self._outside:
                 self.notes[f"{self.place(node)}: this return depends on {self._uncertain[-1]} and is not followed"] = None
                 return
             raise _Return(value)
@@ -278,7 +280,8 @@ class Recipe:
 
     def _assign(self, target: ast.expr, value: Any, node: ast.stmt) -> None:
         if isinstance(target, ast.Name):
-            self.locals[target.id] = self._maybe(value, self.locals.get(target.id))
+            inside = len(self._uncertain) > self._outside
+            self.locals[target.id] = self._maybe(value, self.locals.get(target.id)) if inside else value
         elif isinstance(target, ast.Attribute):
             owner = self._owner(target.value)
             if owner is not None:

@@ -52,10 +52,10 @@ def arguments_of_tree(tree: Tree, file: str, above: str = "", depth: int = 0) ->
         dotted = f"{above}.{name}" if above else name
         place = f"{file}, line {line}"
         if isinstance(value, Tree):
-            if value.is_open and value.call and not value.entries:
+            if value.is_open and value.call:
                 arguments.append(Argument(dotted, Unknown(value.call, "it is made by code of another file"), place))
-            elif depth < 20:
-                if value.call and not value.entries:
+            if depth < 20:
+                if value.call and not value.entries and not value.is_open:
                     arguments.append(Argument(dotted, value.call, place))
                 arguments += arguments_of_tree(value, file, dotted, depth + 1)
         elif isinstance(value, dict) and value and all(isinstance(key, str) for key in value):

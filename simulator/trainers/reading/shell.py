@@ -24,7 +24,8 @@ from moesim.simulator.trainers.reading.trainer_names import trainer_of
 from moesim.simulator.trainers.reading.unknowns import MARK, Unknowns, is_known
 
 _MOST_NOTES = 100
-_TRAINING = re.compile(r"pretrain|train|finetune|run_")
+_TRAINING = re.compile(r"train|finetune|recipe|sft")
+_OTHER_WORK = re.compile(r"conver|parity|eval|generat|infer|process|check|export|test|bench_|download|import")
 _CONFIGURED = re.compile(r"config|deepspeed|job")
 
 
@@ -75,7 +76,10 @@ def _launch(reading: Reading, given: Mapping[str, Variable], file: str, scope: S
         if program is not None and key not in seen and len(candidates) < 200:
             seen.add(key)
             candidates.append((command, program, arguments_of(program.words, command, reading)))
-    if not any(arguments for _, _, arguments in candidates):
+    started_scripts = [one for one in candidates if one[1].program.endswith(".sh") and _set_variables(one[0], given)]
+    if not any(arguments for _, _, arguments in candidates) and started_scripts:
+        candidates = started_scripts[-1:]
+    elif not any(arguments for _, _, arguments in candidates):
         return _variables_only(reading, given, file, scope)
     best = max(range(len(candidates)), key=lambda n: _rank(*candidates[n][1:], -n))
     command, program, arguments = candidates[best]
@@ -83,10 +87,10 @@ def _launch(reading: Reading, given: Mapping[str, Variable], file: str, scope: S
     name = _name(program, reading.unknowns)
     arguments += _written_configuration(program, command, reading)
     environment = {
-        key: reading.unknowns.value(_text(variable))
-        for key, variable in command.environment.items()
-        if given.get(key) != variable
+        key: reading.unknowns.value(_text(variable)) for key, variable in _set_variables(command, given).items()
     }
+    if name.endswith((".sh", ".slurm")):
+        reading.notes[f"{command.place}: {name} is a script of its own, which was not read"] = None
     notes = list(reading.notes)
     if command.condition:
         notes.insert(0, f"{command.place}: {name} is started only where {reading.unknowns.shown(command.condition)}")
@@ -102,6 +106,11 @@ def _launch(reading: Reading, given: Mapping[str, Variable], file: str, scope: S
 
 def _variables_only(reading: Reading, given: Mapping[str, Variable], file: str, scope: Scope) -> Launch:
     """The launch of a file that only sets variables with arguments, such as a model's configuration."""
+    if scope.stopped == "exit":
+        raise InputError(
+            f"{scope.left_at}: the script ends here with exit and starts no training before; give the variables "
+            "and parameters with which it goes on"
+        )
     command = Command((), (), {}, {}, file, 1, 1, "", len(reading.followed))
     words: list[str] = []
     names: list[str] = []
@@ -131,11 +140,16 @@ def _variables_only(reading: Reading, given: Mapping[str, Variable], file: str, 
     return Launch(trainer_of("", arguments), None, arguments, Machine(), environment, notes)
 
 
+def _set_variables(command: Command, given: Mapping[str, Variable]) -> dict[str, Variable]:
+    """The variables that a program sees and the file sets."""
+    return {key: variable for key, variable in command.environment.items() if given.get(key) != variable}
+
+
 def _rank(program: Started, arguments: tuple[Argument, ...], earlier: int) -> tuple[int, int, int]:
-    name = PurePosixPath(program.program).name
+    name = "/".join(PurePosixPath(program.program).parts[-2:])
     flags = sum(bool(argument.name) for argument in arguments)
-    is_training = bool(program.launcher) or bool(_TRAINING.search(name))
-    return (-1 if program.is_guess else int(is_training and flags > 0), flags, earlier)
+    likely = 2 * bool(_TRAINING.search(name)) + bool(program.launcher) - 2 * bool(_OTHER_WORK.search(name))
+    return (-9 if program.is_guess or not flags else likely, flags, earlier)
 
 
 def _name(program: Started, unknowns: Unknowns) -> str:

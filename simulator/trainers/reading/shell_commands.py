@@ -9,7 +9,6 @@ from moesim.simulator.trainers.launch import Unknown
 from moesim.simulator.trainers.reading.shell_arithmetic import UnknownNumber
 from moesim.simulator.trainers.reading.shell_expansion import split_fields
 from moesim.simulator.trainers.reading.shell_scope import Value
-from moesim.simulator.trainers.reading.shell_syntax import PLACEHOLDER
 from moesim.simulator.trainers.reading.shell_words import ASSIGNMENT, ShellTextError, scan
 from moesim.simulator.trainers.reading.unknowns import is_known
 
@@ -29,10 +28,6 @@ def assign(shell: Statements, raw: str, *, export: bool | None = None, options: 
     text = raw[match.end() :]
     scope, expander = shell.scope, shell.expander
     before = scope.variables.get(name)
-    if PLACEHOLDER in text:
-        shown = shell.placeholder()
-        scope.set(name, shell.unknowns.mark(Unknown(shown, "a placeholder that the user fills in")), export=export)
-        return
     value: Value
     if text.startswith("(") and index is None:
         value = _array(shell, text[1:-1], "A" in options or (before is not None and isinstance(before.value, dict)))

@@ -50,11 +50,12 @@ class Conditions:
     def arithmetic(self, text: str) -> bool | None:
         """The result of `(( text ))`."""
         expanded = self.expander.within(text)
-        if not is_known(expanded):
-            return None
         try:
+            if not is_known(expanded):
+                raise UnknownNumber(expanded)
             return self.expander.integer(expanded) != 0
         except (UnknownNumber, ShellTextError):
+            self.expander.spoil(expanded)
             return None
 
     # -- grammar -------------------------------------------------------------------------------------

@@ -20,6 +20,9 @@ from moesim.simulator.trainers.reading.unknowns import Unknowns, is_known
 
 _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"', "r": "\r", "a": "\a", "b": "\b", "e": "\x1b"}
 _BRACE_RANGE = re.compile(r"(-?\d{1,6})\.\.(-?\d{1,6})(?:\.\.(-?\d{1,6}))?", re.ASCII)
+_ASSIGNED = re.compile(
+    r"([A-Za-z_]\w*)\s*(?:[-+*/%&|^]|<<|>>)?=(?!=)|([A-Za-z_]\w*)\s*(?:\+\+|--)|(?:\+\+|--)\s*([A-Za-z_]\w*)", re.ASCII
+)
 _MOST_BRACES = 1_000
 SPACES = " \t\n"
 
@@ -68,7 +71,7 @@ class Expander:
 
     def within(self, body: str) -> str:
         """The text of a here-document or an arithmetic expression, where quotes are plain characters."""
-        text = "".join(" " if p.between else p.text for p in self._quoted(body, document=True))
+        text = "".join(" " if p.between else p.text for p in self.quoted(body, document=True))
         self.budget.text(len(text), body[:40])
         return text
 
@@ -92,10 +95,10 @@ class Expander:
             elif char == "'":
                 parts.append(Piece(raw[at + 1 : end - 1], quoted=True))
             elif char == '"':
-                parts += self._quoted(raw[at + 1 : end - 1]) or ()
+                parts += self.quoted(raw[at + 1 : end - 1]) or ()
             elif raw.startswith(('$"',), at):
                 at, end = at + 1, skip_piece(raw, at + 1)
-                parts += self._quoted(raw[at + 1 : end - 1])
+                parts += self.quoted(raw[at + 1 : end - 1])
             elif raw.startswith("$'", at):
                 parts.append(Piece(_unescaped(raw[at + 2 : end - 1]), quoted=True))
             elif char in "$`":
@@ -114,7 +117,7 @@ class Expander:
         self.depth -= 1
         return parts
 
-    def _quoted(self, body: str, *, document: bool = False) -> list[Piece]:
+    def quoted(self, body: str, *, document: bool = False) -> list[Piece]:
         """The parts of text between double quotes; empty quotes are one empty part."""
         parts: list[Piece] = []
         at = plain = 0
@@ -160,11 +163,13 @@ class Expander:
         """The value of an arithmetic expression as text, or the mark of an unknown one."""
         text = self.within(expression)
         if not is_known(text):
+            self.spoil(text)
             return self._unknown(self.unknowns.shown(shown), self.unknowns.reason(text))
         try:
             return str(self.integer(text))
         except UnknownNumber as error:
             name = str(error)
+            self.spoil(text)
             value = self.scope.text(name)
             reason = f"the variable {name} is not set" if value is None else self.unknowns.reason(value)
             return self._unknown(self.unknowns.shown(shown), reason)
@@ -174,6 +179,14 @@ class Expander:
     def integer(self, expression: str) -> int:
         """The value of an arithmetic expression; raises UnknownNumber where it has none."""
         return arithmetic(expression, self._number_text, lambda name, value: self.scope.set(name, str(value)))
+
+    def spoil(self, expression: str) -> None:
+        """Make the variables unknown that an expression assigns, where it has no value itself."""
+        reason = "it is computed from a value that is not known"
+        for match in _ASSIGNED.finditer(expression):
+            name = match[1] or match[2] or match[3]
+            shown = self.unknowns.shown(f"$(({expression.strip()}))")
+            self.scope.set(name, self._unknown(shown[:200], reason))
 
     def _number_text(self, name: str) -> str | None:
         variable = self.scope.variables.get(name)
@@ -282,6 +295,11 @@ def _brace(raw: str, at: int) -> tuple[list[str] | None, int]:
         return None, at
     if len(options) > 1:
         return options, end + 1
+    letters = re.fullmatch(r"([A-Za-z])\.\.([A-Za-z])", options[0])
+    if letters and letters[1].isupper() == letters[2].isupper():
+        codes = ord(letters[1]), ord(letters[2])
+        way = 1 if codes[0] <= codes[1] else -1
+        return [chr(code) for code in range(codes[0], codes[1] + way, way)], end + 1
     match = _BRACE_RANGE.fullmatch(options[0])
     if not match:
         return None, at

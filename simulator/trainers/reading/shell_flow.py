@@ -324,11 +324,11 @@ def _redirected(shell: Statements, node: Node) -> None:
             document = _document(shell, child)
             for part in child.children:
                 if part.type == "file_redirect":
-                    redirects += scan(shell.source.text(part)).redirects
+                    redirects += _redirects(shell, part)
                 elif part.is_named and part.type not in ("heredoc_start", "heredoc_body", "heredoc_end"):
                     tails.append(part)
         elif child.type in ("file_redirect", "herestring_redirect"):
-            redirects += scan(shell.source.text(child)).redirects
+            redirects += _redirects(shell, child)
     before = shell.stdin
 
     def action() -> None:
@@ -342,6 +342,15 @@ def _redirected(shell: Statements, node: Node) -> None:
     for tail in tails:
         if tail.type in ("command", "pipeline", "list", "redirected_statement"):
             shell.notes[f"{shell.place}: what follows the here-document on its line is not followed"] = None
+
+
+def _redirects(shell: Statements, node: Node) -> tuple[tuple[str, str], ...]:
+    scanned = scan(shell.source.text(node))
+    if scanned.words or scanned.rest:
+        raise InputError(
+            f"{shell.source.place(node)}: words follow a redirection ({' '.join(scanned.words)[:60]}); put them before it"
+        )
+    return scanned.redirects
 
 
 def _document(shell: Statements, node: Node) -> str:

@@ -9,7 +9,7 @@ from moesim.simulator.trainers.launch import Unknown
 from moesim.simulator.trainers.reading import shell_patterns as patterns
 from moesim.simulator.trainers.reading.shell_arithmetic import UnknownNumber
 from moesim.simulator.trainers.reading.shell_expansion import BETWEEN, Piece
-from moesim.simulator.trainers.reading.shell_words import ShellTextError, skip_piece
+from moesim.simulator.trainers.reading.shell_words import ShellTextError, skip_dollar, skip_piece
 from moesim.simulator.trainers.reading.unknowns import is_known
 
 if TYPE_CHECKING:
@@ -174,6 +174,9 @@ def _operated(
         if many:
             return ()
         return (_missing(expander, name, raw),)
+    variable = expander.scope.variables.get(name)
+    if variable is not None and variable.value is None:
+        return () if many else ("",)
     if not is_known(*values):
         changed = tuple(
             value if is_known(value) else expander.unknowns.mark(Unknown(raw, expander.unknowns.reason(value)))
@@ -234,10 +237,23 @@ def _conditional(
 def _word(expander: Expander, word: str, quoted: bool) -> list[Piece]:
     """The parts of the word of an operator; where it is not quoted, its plain text is split as well."""
     if quoted:
-        return expander._quoted(word)
+        return expander.quoted(_without_quotes(word))
     return [
         part if part.quoted or part.between else Piece(part.text, False, True) for part in expander.pieces(word)
     ]
+
+
+def _without_quotes(word: str) -> str:
+    """The word of an operator inside double quotes, without the double quotes of its own."""
+    kept, at = "", 0
+    while at < len(word):
+        if word[at] == '"':
+            at += 1
+            continue
+        end = skip_dollar(word, at, quoted=True) if word[at] == "$" else at + 1
+        end = skip_piece(word, at) if word[at] in "\\`" else end
+        kept, at = kept + word[at:end], end
+    return kept
 
 
 def _sliced(
@@ -289,9 +305,11 @@ def _transformed(expander: Expander, value: str, rest: str, raw: str) -> str:
     if len(value) > patterns.MOST_MATCHED:
         return expander.unknowns.mark(Unknown(raw, f"the text has more than {patterns.MOST_MATCHED} characters"))
     if kind in ("/#", "/%"):
-        cut = patterns.without_prefix if kind == "/#" else patterns.without_suffix
-        left = cut(pattern, value, longest=True)
-        return value if left == value else by + left if kind == "/#" else left + by
+        at_start = kind == "/#"
+        lengths = patterns.ends(pattern if at_start else pattern[::-1], value if at_start else value[::-1])
+        if not lengths:
+            return value
+        return by + value[lengths[-1] :] if at_start else value[: len(value) - lengths[-1]] + by
     return patterns.replaced(pattern, value, by, every=kind == "//")
 
 

@@ -126,6 +126,8 @@ def without_suffix(pattern: Pattern, text: str, *, longest: bool) -> str:
 
 def replaced(pattern: Pattern, text: str, by: str, *, every: bool) -> str:
     """`${text/pattern/by}`, or `${text//pattern/by}` with `every`; the longest match is replaced."""
+    if not text:
+        return by if matches(pattern, text) and pattern else text
     done, at = "", 0
     while at < len(text):
         lengths = ends(pattern, text[at:])

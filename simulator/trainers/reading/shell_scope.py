@@ -37,6 +37,9 @@ class Scope:
     stopped: str = ""
     """"exit", "return", "break" or "continue" where the statements that follow are not reached."""
 
+    left_at: str = ""
+    """The place of the statement that left, where `stopped` is set."""
+
     def copy(self) -> Scope:
         """A scope whose changes do not reach this one."""
         return replace(

@@ -32,7 +32,7 @@ class Statements:
         self.unknowns, self.budget, self.notes = reading.unknowns, reading.budget, reading.notes
         self.scope = scope
         self.expander = Expander(scope, self.unknowns, self.budget, self._substitute, self.notes)
-        self.source = Source(b"", reading.budget.file, 1, {})
+        self.source = Source(b"", reading.budget.file, 1)
         self.conditions: list[str] = []
         self.output: list[str] | None = None
         self.stdin: str | None = None
@@ -47,11 +47,6 @@ class Statements:
         """File and line of the statement that is being followed."""
         return f"{self.source.file}, line {self.line}"
 
-    def placeholder(self) -> str:
-        """The text between `<` and `>` which a user fills in, of the statement that is being followed."""
-        lines = range(self.line, self.last_line + 1)
-        return next((self.source.placeholders[n] for n in lines if n in self.source.placeholders), "<...>")
-
     def use(self, scope: Scope) -> None:
         """Go on in another scope."""
         self.scope = self.expander.scope = scope
@@ -64,7 +59,7 @@ class Statements:
         self.budget.depth(self.depth, self.place)
         before = self.source, self.line, self.last_line
         try:
-            self.source, root = parse(text, file, line, derived=derived)
+            self.source, root = parse(text, file, self.unknowns, line, derived=derived)
             self.block(root.children)
         except ShellTextError as error:
             raise InputError(f"{self.place}: {error}") from None
@@ -88,6 +83,7 @@ class Statements:
         kind = node.type
         text = self.source.text(node)
         if kind in _SIMPLE:
+            self._check_end(node)
             self.simple(text)
         elif kind == "test_command" or (kind == "compound_statement" and text.startswith("((")):
             self.scope.status = self.tested(text)
@@ -98,6 +94,15 @@ class Statements:
                 f"{self.place}: the shell construct {kind.replace('_', ' ')!r} is not read; leave it out"
             )
         self.depth -= 1
+
+    def _check_end(self, node: Node) -> None:
+        """Check that the tree gives a whole command, since a word that it leaves out would be lost in silence."""
+        after = self.source.data[node.end_byte : node.end_byte + 400].decode(errors="replace")
+        if not _COMMAND_END.match(after):
+            near = after.strip().splitlines()[0][:60]
+            raise InputError(
+                f"{self.place}: the words of this command cannot be told apart near {near!r}; put the words in quotes"
+            )
 
     # -- conditions ----------------------------------------------------------------------------------
 
@@ -207,10 +212,7 @@ class Statements:
                     raise UnknownNumber(expression)
                 value = self.expander.integer(expression)
             except UnknownNumber:
-                name = re.match(r"\w+", expression)
-                if name:
-                    reason = "it is computed from a value that is not known"
-                    self.scope.set(name[0], self.unknowns.mark(Unknown(f"$(({expression}))", reason)))
+                self.expander.spoil(expression)
                 return None
         return value != 0
 
@@ -324,6 +326,7 @@ class Statements:
 def _leave(kind: str) -> Callable[[Statements, list[str]], None]:
     def leave(shell: Statements, words: list[str]) -> None:
         shell.scope.stopped = kind
+        shell.scope.left_at = shell.place
         shell.scope.status = not words or words[0] == "0"
 
     return leave
@@ -389,6 +392,7 @@ def _read(shell: Statements, words: list[str]) -> None:
     shell.scope.status = shell_commands.read(shell, words)
 
 
+_COMMAND_END = re.compile(r"(?:[ \t]|\\\n)*(?:\Z|[\n;&|)}#`]|\d*[<>]|-[ \t]*<<)|(?:[ \t]|\\\n)+in\b")
 _SIMPLE = frozenset("command variable_assignment variable_assignments declaration_command unset_command".split())
 _BUILTINS: dict[str, Callable[[Statements, list[str]], None]] = {
     "exit": _leave("exit"), "return": _leave("return"), "break": _leave("break"), "continue": _leave("continue"),

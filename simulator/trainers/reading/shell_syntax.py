@@ -4,33 +4,30 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.trainers.reading.unknowns import PRIVATE
+from moesim.simulator.trainers.launch import Unknown
+from moesim.simulator.trainers.reading.unknowns import PRIVATE, Unknowns
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-_PLACEHOLDER = re.compile(r"^([ \t]*(?:export[ \t]+)?[A-Za-z_]\w*=)(<[^<>\n]*>[^\n]*)", re.MULTILINE | re.ASCII)
-_TRAILING = re.compile(r"\\[ \t]*(\r?\n[ \t]*)*\Z|\\(?=\r?\n[ \t]*\r?\n)")
-PLACEHOLDER = "\ue002"
+_PLACEHOLDER = re.compile(r"(?<![<\w&])<[A-Za-z][^<>\n|;&${}\"'`]{0,200}(?<![\s])>(?![>&(])")
+_TRAILING = re.compile(r"(?<!\\)\\(?:\n[ \t\n]*\Z|\Z|(?=\n[ \t]*\n))")
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """A shell text and where it stands: `file` is its name, `line` the line of its first character.
 
-    `placeholders` are texts such as `<path of the data>` which a user fills in, by the line they stand on. A
-    `derived` text was made by the script (`bash -c "$TEXT"`), and all of it counts as the line that made it.
+    A `derived` text was made by the script (`bash -c "$TEXT"`), and all of it counts as the line that made it.
     """
 
     data: bytes
     file: str
     line: int
-    placeholders: Mapping[int, str]
     derived: bool = False
 
     def text(self, node: Node) -> str:
@@ -48,24 +45,21 @@ class Source:
         return self.line + node.start_point[0], self.line + node.end_point[0]
 
 
-def parse(text: str, file: str, line: int = 1, *, derived: bool = False) -> tuple[Source, Node]:
+def parse(text: str, file: str, unknowns: Unknowns, line: int = 1, *, derived: bool = False) -> tuple[Source, Node]:
     """The source and the root node of a shell text.
 
-    Raises InputError, naming the line, for text that the grammar of bash does not allow.
+    Texts such as `<path of the data>`, which a user fills in, become unknown values. Raises InputError, naming
+    the line, for text that the grammar of bash does not allow.
     """
-    text = text.replace("\r\n", "\n")
-    placeholders: dict[int, str] = {}
 
     def hide(match: re.Match[str]) -> str:
-        placeholders[line + text.count("\n", 0, match.start(2))] = match[2].split("#")[0].strip().rstrip("\\").strip()
-        kept = " \\" if match[2].endswith("\\") else ""
-        return match[1] + PLACEHOLDER + kept
+        return unknowns.mark(Unknown(match[0], "a placeholder that the user fills in"))
 
-    text = _PLACEHOLDER.sub(hide, text)
+    text = _PLACEHOLDER.sub(hide, text.replace("\r\n", "\n"))
     text = _TRAILING.sub(lambda match: match[0].replace("\\", " "), text)
     data = text.encode()
     tree = _parser().parse(data)
-    source = Source(data, file, line, placeholders, derived)
+    source = Source(data, file, line, derived)
     if tree.root_node.has_error:
         raise _refused(source, tree.root_node)
     return source, tree.root_node

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from moesim.simulator.trainers.launch import Unknown
 
 OPEN, CLOSE = "\ue000", "\ue001"
-PRIVATE = re.compile("[\ue000\ue001\ue002]")
+PRIVATE = re.compile("[\ue000\ue001]")
 """Characters that a file must not hold, because marks are made of them."""
 MARK = re.compile("\ue000(\\d{1,7})\ue001")
 _MOST_SHOWN = 160
@@ -104,10 +104,12 @@ def merged_text(ours: str, theirs: str, condition: str, unknowns: Unknowns) -> s
         return ours
     most = min(len(ours), len(theirs))
     start = next((n for n in range(most) if ours[n] != theirs[n]), most)
-    while start and not (ours[start - 1].isspace() and (ours + theirs)[start - 1 : start].isspace()):
-        start -= 1
-    rest = ((ours[start:],), (theirs[start:],))
-    return ours[:start] + unknowns.mark(Choice(_flat(rest, condition, unknowns), condition))
+    longer = ours if len(ours) > len(theirs) else theirs
+    if not (start == most and longer[start].isspace()):
+        while start and not ours[start - 1].isspace():
+            start -= 1
+    rest = ((ours[start:].strip(),), (theirs[start:].strip(),)) if start else ((ours,), (theirs,))
+    return ours[:start] + (" " if start == most and start else "") + unknowns.mark(Choice(_flat(rest, condition, unknowns), condition))
 
 
 def _flat(options: Iterable[tuple[str, ...]], condition: str, unknowns: Unknowns) -> tuple[tuple[str, ...], ...]:
