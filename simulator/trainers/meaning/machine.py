@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from moesim.hwmodels.errors import InputError
@@ -14,6 +15,9 @@ WORLD_SIZE = "WORLD_SIZE"
 """Environment variable with the number of processes."""
 
 MOST_GPUS = 10_000_000
+
+_DISAGREES = re.compile(r"(nodes|gpus_per_node) is (\d+ at .+?), but (\d+ at .+); the first is taken")
+"""Note of the reader on two places that ask for different machines."""
 
 
 def read_machine(given: Given, launch: Launch, base: Scenario, gpus: int | None = None) -> int:
@@ -87,6 +91,13 @@ def _other_network(base: Scenario, nodes: int) -> Scenario:
 
 def _asked(launch: Launch) -> tuple[int | None, str]:
     """GPUs that launcher and environment ask for, and where; None where they do not say."""
+    for note in launch.notes:
+        if disagreement := _DISAGREES.fullmatch(note):
+            what = {"nodes": "nodes", "gpus_per_node": "GPUs of a node"}[disagreement[1]]
+            raise InputError(
+                f"the file asks for different numbers of {what}: {disagreement[2]} and {disagreement[3]}; "
+                "correct one, or give --gpus"
+            )
     machine, answers = launch.machine, []
     nodes, gpus = _whole(machine.nodes), _whole(machine.gpus_per_node)
     if nodes is not None and gpus is not None:
