@@ -37,7 +37,9 @@ def read_launch(
     """
     suffix = path.suffix.lower()
     if recipe is not None and suffix != ".py":
-        raise InputError(f"{path}: recipe={recipe!r} names a function, but only a .py file has functions; leave it out")
+        raise InputError(
+            f"{path}: recipe={recipe!r} names a function, but only a .py file has functions; leave it out"
+        )
     if suffix in (".yaml", ".yml"):
         return read_yaml(path, environment)
     if suffix == ".toml":

@@ -25,9 +25,11 @@ _FLAGS = {
     },
 }  # fmt: skip
 """The options of each launcher that take no value."""
-_RUNNERS = frozenset("uv coverage poetry conda pixi ray torchx".split())
+_RUNNERS = frozenset(["uv", "coverage", "poetry", "conda", "pixi", "ray", "torchx"])
 """Programs that run another one without options that matter here."""
-_OTHERS = frozenset("docker podman curl wget pip pip3 srun sbatch salloc singularity apptainer aws gcloud rsync".split())
+_OTHERS = frozenset(
+    ["docker", "podman", "curl", "wget", "pip", "pip3", "srun", "sbatch", "salloc", "singularity", "apptainer", "aws", "gcloud", "rsync"]
+)
 _FEW_FLAGS = 5
 """A program that is not known counts as a launch from this many flags on."""
 _NODES = {"torchrun": ("nnodes",), "deepspeed": ("num_nodes",), "accelerate": ("num_machines",)}
@@ -199,7 +201,9 @@ def _chosen(
     places[name] = place
     for other, elsewhere in numbers:
         if isinstance(other, int) and other != chosen:
-            reading.notes[f"{name} is {chosen} at {place}, but {other} at {elsewhere}; the first is taken"] = None
+            reading.notes[
+                f"{name} is {chosen} at {place}, but {other} at {elsewhere}; the first is taken"
+            ] = None
     if isinstance(chosen, int) and isinstance(numbers[0][0], Unknown):
         first = numbers[0][0]
         reading.notes[

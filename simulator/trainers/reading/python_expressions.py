@@ -67,7 +67,9 @@ def _attribute(recipe: Recipe, node: ast.Attribute) -> Any:
         if node.attr in base.entries:
             return base.entries[node.attr][0]
         return unknown(node, "the file does not set it")
-    return unknown(node, base.reason if isinstance(base, Unknown) and base.reason == OTHER_FILE else "it is not computed")
+    return unknown(
+        node, base.reason if isinstance(base, Unknown) and base.reason == OTHER_FILE else "it is not computed"
+    )
 
 
 def _list(recipe: Recipe, node: ast.List | ast.Tuple | ast.Set) -> Any:
@@ -125,7 +127,11 @@ def _binary(recipe: Recipe, node: ast.BinOp) -> Any:
     sizes = [len(value) if isinstance(value, str | list | tuple) else value for value in (left, right)]
     if function is None or not (
         numbers
-        or (isinstance(node.op, ast.Add) and type(left) is type(right) and isinstance(left, str | list | tuple))
+        or (
+            isinstance(node.op, ast.Add)
+            and type(left) is type(right)
+            and isinstance(left, str | list | tuple)
+        )
         or (
             isinstance(node.op, ast.Mult)
             and isinstance(right if isinstance(left, str | list) else left, int)
@@ -133,7 +139,10 @@ def _binary(recipe: Recipe, node: ast.BinOp) -> Any:
         )
     ):
         return unknown(node, "it is not computed")
-    if not numbers and (sizes[0] * max(sizes[1], 1) if isinstance(node.op, ast.Mult) else sum(sizes)) > _MOST_ITEMS:
+    if (
+        not numbers
+        and (sizes[0] * max(sizes[1], 1) if isinstance(node.op, ast.Mult) else sum(sizes)) > _MOST_ITEMS
+    ):
         return unknown(node, f"it has more than {_MOST_ITEMS} parts")
     try:
         return function(left, right)
@@ -214,7 +223,9 @@ def _subscript(recipe: Recipe, node: ast.Subscript) -> Any:
 
 def _constant(recipe: Recipe, node: ast.Constant) -> Any:
     value = node.value
-    return value if isinstance(value, str | int | float | bool | None) else unknown(node, "it is not computed")
+    return (
+        value if isinstance(value, str | int | float | bool | None) else unknown(node, "it is not computed")
+    )
 
 
 def _call(recipe: Recipe, node: ast.Call) -> Any:

@@ -39,7 +39,11 @@ def read_recipe(path: Path, recipe: str | None, parameters: Mapping[str, str] | 
             f"{path.name}: {name} makes no configuration that can be read ({str(value)[:80]}); name another of "
             f"{', '.join(reader.recipes()[:_MOST_LISTED])}"
         )
-    tree = value if isinstance(value, Tree) else Tree(entries={str(key): (item, 1) for key, item in value.items()})
+    tree = (
+        value
+        if isinstance(value, Tree)
+        else Tree(entries={str(key): (item, 1) for key, item in value.items()})
+    )
     arguments = tuple(arguments_of_tree(tree, path.name))
     if not arguments:
         raise InputError(f"{path.name}: {name} sets no value; name the function that configures the training")
@@ -104,9 +108,13 @@ class Recipe:
 
     def recipes(self) -> list[str]:
         """The functions that may be recipes, and the variables that hold a configuration."""
-        public = [name for name, node in self.functions.items() if not name.startswith("_") and _configures(node)]
+        public = [
+            name for name, node in self.functions.items() if not name.startswith("_") and _configures(node)
+        ]
         variables = [
-            name for name, value in self.globals.items() if isinstance(value, Tree) and value.entries and name[0] != "_"
+            name
+            for name, value in self.globals.items()
+            if isinstance(value, Tree) and value.entries and name[0] != "_"
         ]
         return public + variables
 
@@ -120,7 +128,11 @@ class Recipe:
         elif len(names) == 1:
             return names[0]
         else:
-            problem = f"there are {len(names)} recipes and none is named" if names else "no function sets a configuration"
+            problem = (
+                f"there are {len(names)} recipes and none is named"
+                if names
+                else "no function sets a configuration"
+            )
         listed = ", ".join(names[:_MOST_LISTED]) + (", ..." if len(names) > _MOST_LISTED else "")
         raise InputError(f"{self.file}: {problem}; name one of {listed or 'its functions'}")
 
@@ -137,7 +149,9 @@ class Recipe:
         """The value of a call: of a function of the file, of a class with keywords, or an unknown one."""
         name = node.func.id if isinstance(node.func, ast.Name) else ""
         if name in self.functions and name not in self.locals:
-            positional = [evaluate(self, argument) for argument in node.args if not isinstance(argument, ast.Starred)]
+            positional = [
+                evaluate(self, argument) for argument in node.args if not isinstance(argument, ast.Starred)
+            ]
             return self._function(self.functions[name], positional, self._keywords(node), node)
         if isinstance(node.func, ast.Attribute):
             handled, value = self._method(node, node.func)
@@ -150,7 +164,9 @@ class Recipe:
         last = node.func.attr if isinstance(node.func, ast.Attribute) else name
         values = [evaluate(self, argument) for argument in node.args if not isinstance(argument, ast.Starred)]
         if any(isinstance(value, Tree) for value in [*values, *keywords.values()]) and not last[:1].isupper():
-            self.notes[f"{self.place(node)}: {shown(node)[:100]} is in another file and may change values; not read"] = None
+            self.notes[
+                f"{self.place(node)}: {shown(node)[:100]} is in another file and may change values; not read"
+            ] = None
         if not last[:1].isupper():
             return Tree(shown(node), is_open=True)
         entries = {key: (value, _line(node, key)) for key, value in keywords.items()}
@@ -166,33 +182,61 @@ class Recipe:
             elif isinstance(value, dict):
                 keywords |= {str(key): item for key, item in value.items()}
             else:
-                self.notes[f"{self.place(node)}: **{shown(keyword.value)} is not known and was left out"] = None
+                self.notes[f"{self.place(node)}: **{shown(keyword.value)} is not known and was left out"] = (
+                    None
+                )
         return keywords
 
     def _method(self, node: ast.Call, function: ast.Attribute) -> tuple[bool, Any]:
         """Calls of the methods of known lists and mappings."""
         base = evaluate(self, function.value)
-        arguments = [evaluate(self, argument) for argument in node.args if not isinstance(argument, ast.Starred)]
+        arguments = [
+            evaluate(self, argument) for argument in node.args if not isinstance(argument, ast.Starred)
+        ]
         if isinstance(base, list) and function.attr in ("append", "extend") and len(arguments) == 1:
             added = [arguments[0]] if function.attr == "append" else arguments[0]
             if isinstance(added, list | tuple):
                 base += added
                 return True, None
-        if isinstance(base, dict) and function.attr in ("get", "pop") and arguments and is_plain(arguments[0]):
+        if (
+            isinstance(base, dict)
+            and function.attr in ("get", "pop")
+            and arguments
+            and is_plain(arguments[0])
+        ):
             return True, base.get(arguments[0], arguments[1] if len(arguments) > 1 else None)
-        if isinstance(base, dict) and function.attr == "update" and len(arguments) == 1 and isinstance(arguments[0], dict):
+        if (
+            isinstance(base, dict)
+            and function.attr == "update"
+            and len(arguments) == 1
+            and isinstance(arguments[0], dict)
+        ):
             base |= arguments[0]
             return True, None
         if isinstance(base, str) and function.attr in ("lower", "upper", "strip") and not arguments:
             return True, getattr(base, function.attr)()
         if isinstance(base, Tree) and not function.attr[:1].isupper():
-            self.notes[f"{self.place(node)}: {shown(node)[:100]} may change values; it is not followed"] = None
+            self.notes[f"{self.place(node)}: {shown(node)[:100]} may change values; it is not followed"] = (
+                None
+            )
             return True, unknown(node, "the result of a method, which is not followed")
         return False, None
 
     def _builtin(self, name: str, node: ast.Call) -> tuple[Any] | None:
         """The value of some functions of Python itself, as a tuple of one."""
-        if name not in ("dict", "list", "tuple", "int", "float", "str", "bool", "min", "max", "len", "deepcopy"):
+        if name not in (
+            "dict",
+            "list",
+            "tuple",
+            "int",
+            "float",
+            "str",
+            "bool",
+            "min",
+            "max",
+            "len",
+            "deepcopy",
+        ):
             return None
         if name == "dict" and not node.args:
             return (self._keywords(node),)
@@ -210,7 +254,9 @@ class Recipe:
         except (TypeError, ValueError, OverflowError) as error:
             return (unknown(node, str(error)[:100]),)
 
-    def _function(self, node: ast.FunctionDef, positional: list[Any], keywords: dict[str, Any], call: ast.AST) -> Any:
+    def _function(
+        self, node: ast.FunctionDef, positional: list[Any], keywords: dict[str, Any], call: ast.AST
+    ) -> Any:
         self._calls += 1
         self.depth += 1
         self.budget.depth(self.depth, self.place(call))
@@ -227,7 +273,9 @@ class Recipe:
         self.depth -= 1
         return value
 
-    def _bound(self, node: ast.FunctionDef, positional: list[Any], keywords: dict[str, Any]) -> dict[str, Any]:
+    def _bound(
+        self, node: ast.FunctionDef, positional: list[Any], keywords: dict[str, Any]
+    ) -> dict[str, Any]:
         """The parameters of a function: given ones, defaults, and unknown ones."""
         names = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args)]
         defaults: dict[str, ast.expr] = dict(zip(reversed(names), reversed(node.args.defaults), strict=False))
@@ -241,7 +289,9 @@ class Recipe:
         bound |= dict(zip(names, positional, strict=False))
         bound |= {name: value for name, value in keywords.items() if name in names}
         if node.args.kwarg is not None:
-            bound[node.args.kwarg.arg] = {name: value for name, value in keywords.items() if name not in names}
+            bound[node.args.kwarg.arg] = {
+                name: value for name, value in keywords.items() if name not in names
+            }
         return bound
 
     # -- statements ----------------------------------------------------------------------------------
@@ -260,7 +310,9 @@ class Recipe:
         elif isinstance(node, ast.Return):
             value = None if node.value is None else evaluate(self, node.value)
             if len(self._uncertain) > self._outside:
-                self.notes[f"{self.place(node)}: this return depends on {self._uncertain[-1]} and is not followed"] = None
+                self.notes[
+                    f"{self.place(node)}: this return depends on {self._uncertain[-1]} and is not followed"
+                ] = None
                 return
             raise _Return(value)
         elif isinstance(node, ast.Expr):
@@ -275,8 +327,12 @@ class Recipe:
                 self._statement(statement)
         elif isinstance(node, ast.FunctionDef):
             self.functions.setdefault(node.name, node)
-        elif not isinstance(node, ast.Assert | ast.Pass | ast.Import | ast.ImportFrom | ast.Raise | ast.Delete | ast.AnnAssign):
-            self.notes[f"{self.place(node)}: a {type(node).__name__.lower()} statement is not followed"] = None
+        elif not isinstance(
+            node, ast.Assert | ast.Pass | ast.Import | ast.ImportFrom | ast.Raise | ast.Delete | ast.AnnAssign
+        ):
+            self.notes[f"{self.place(node)}: a {type(node).__name__.lower()} statement is not followed"] = (
+                None
+            )
 
     def _assign(self, target: ast.expr, value: Any, node: ast.stmt) -> None:
         if isinstance(target, ast.Name):
@@ -298,7 +354,11 @@ class Recipe:
         elif isinstance(target, ast.Tuple | ast.List):
             parts = value if isinstance(value, list | tuple) and len(value) == len(target.elts) else None
             for n, element in enumerate(target.elts):
-                part = parts[n] if parts is not None else Unknown(shown(element), "a part of a value that is not known")
+                part = (
+                    parts[n]
+                    if parts is not None
+                    else Unknown(shown(element), "a part of a value that is not known")
+                )
                 self._assign(element, part, node)
 
     def _owner(self, node: ast.expr) -> Tree | None:
@@ -319,8 +379,13 @@ class Recipe:
         """A value that is set where a condition is not decided."""
         if not self._uncertain:
             return value
-        texts = [v.text if isinstance(v, Unknown) else v.call if isinstance(v, Tree) else repr(v) for v in (value, before)]
-        return Unknown(" or ".join(dict.fromkeys(text[:80] for text in texts)), f"depends on {self._uncertain[-1]}")
+        texts = [
+            v.text if isinstance(v, Unknown) else v.call if isinstance(v, Tree) else repr(v)
+            for v in (value, before)
+        ]
+        return Unknown(
+            " or ".join(dict.fromkeys(text[:80] for text in texts)), f"depends on {self._uncertain[-1]}"
+        )
 
     def _if(self, node: ast.If) -> None:
         truth = true_or_false(evaluate(self, node.test))
@@ -350,7 +415,8 @@ def _configures(node: ast.FunctionDef) -> bool:
     """Whether a function may make a configuration: it returns something, and sets or calls something."""
     returns = any(isinstance(inner, ast.Return) and inner.value is not None for inner in ast.walk(node))
     sets = any(
-        isinstance(inner, ast.keyword) or (isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store))
+        isinstance(inner, ast.keyword)
+        or (isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store))
         for inner in ast.walk(node)
     )
     return returns and sets
@@ -372,5 +438,3 @@ def _literal(text: str) -> Any:
     if text in ("True", "False", "None"):
         return {"True": True, "False": False, "None": None}[text]
     return int(text) if re.fullmatch(r"-?\d{1,18}", text) else text
-
-

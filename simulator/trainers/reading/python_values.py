@@ -53,7 +53,9 @@ def arguments_of_tree(tree: Tree, file: str, above: str = "", depth: int = 0) ->
         place = f"{file}, line {line}"
         if isinstance(value, Tree):
             if value.is_open and value.call:
-                arguments.append(Argument(dotted, Unknown(value.call, "it is made by code of another file"), place))
+                arguments.append(
+                    Argument(dotted, Unknown(value.call, "it is made by code of another file"), place)
+                )
             if depth < 20:
                 if value.call and not value.entries and not value.is_open:
                     arguments.append(Argument(dotted, value.call, place))

@@ -76,7 +76,9 @@ def _launch(reading: Reading, given: Mapping[str, Variable], file: str, scope: S
         if program is not None and key not in seen and len(candidates) < 200:
             seen.add(key)
             candidates.append((command, program, arguments_of(program.words, command, reading)))
-    started_scripts = [one for one in candidates if one[1].program.endswith(".sh") and _set_variables(one[0], given)]
+    started_scripts = [
+        one for one in candidates if one[1].program.endswith(".sh") and _set_variables(one[0], given)
+    ]
     if not any(arguments for _, _, arguments in candidates) and started_scripts:
         candidates = started_scripts[-1:]
     elif not any(arguments for _, _, arguments in candidates):
@@ -87,15 +89,20 @@ def _launch(reading: Reading, given: Mapping[str, Variable], file: str, scope: S
     name = _name(program, reading.unknowns)
     arguments += _written_configuration(program, command, reading)
     environment = {
-        key: reading.unknowns.value(_text(variable)) for key, variable in _set_variables(command, given).items()
+        key: reading.unknowns.value(_text(variable))
+        for key, variable in _set_variables(command, given).items()
     }
     if name.endswith((".sh", ".slurm")):
         reading.notes[f"{command.place}: {name} is a script of its own, which was not read"] = None
     notes = list(reading.notes)
     if command.condition:
-        notes.insert(0, f"{command.place}: {name} is started only where {reading.unknowns.shown(command.condition)}")
+        notes.insert(
+            0, f"{command.place}: {name} is started only where {reading.unknowns.shown(command.condition)}"
+        )
     notes += _others(candidates, best, reading.unknowns)
-    notes += [f"{place}: #SBATCH {text} is not read" for text, place in reading.headers if not _is_machine(text)]
+    notes += [
+        f"{place}: #SBATCH {text} is not read" for text, place in reading.headers if not _is_machine(text)
+    ]
     if len(notes) > _MOST_NOTES:
         notes = [*notes[:_MOST_NOTES], f"{len(notes) - _MOST_NOTES} more notes are left out"]
     shown = tuple(MARK.sub("...", note) for note in notes)
@@ -188,8 +195,8 @@ def _written_configuration(program: Started, command: Command, reading: Reading)
     for n, word in enumerate(words):
         name = word.partition("=")[2] if word.startswith("-") and "=" in word else word
         flag = word if "=" in word else words[n - 1] if n else ""
-        if name in command.files and _CONFIGURED.search(flag):
-            text, place = command.files[name]
+        if name.removeprefix("./") in command.files and _CONFIGURED.search(flag):
+            text, place = command.files[name.removeprefix("./")]
             return _entries(text, name, place, reading)
     return ()
 
@@ -209,4 +216,3 @@ def _entries(text: str, name: str, place: str, reading: Reading) -> tuple[Argume
         else entry
         for entry in entries
     )
-

@@ -13,7 +13,7 @@ from moesim.simulator.trainers.reading.unknowns import MARK, is_known
 
 _COMPARED = ("-eq", "-ne", "-lt", "-le", "-gt", "-ge")
 _BINARY = (*_COMPARED, "==", "=", "!=", "=~", "<", ">", "-nt", "-ot", "-ef")
-_FILE_TESTS = frozenset("-a -b -c -d -e -f -g -h -k -p -r -s -t -u -w -x -G -L -N -O -S".split())
+_FILE_TESTS = frozenset(["-a", "-b", "-c", "-d", "-e", "-f", "-g", "-h", "-k", "-p", "-r", "-s", "-t", "-u", "-w", "-x", "-G", "-L", "-N", "-O", "-S"])
 _SAFE_REGEX = re.compile(r"\^?(?:[\w ,:/@%=-]|\\\.|(?:\[\^?[\w. :/-]+\]|\.)[+*?]?|[\w-]\+)*\$?")
 _MOST_REGEX = 200
 _MOST_NESTED = 20
@@ -128,7 +128,9 @@ class Conditions:
             filled = self._filled(text)
             return None if filled is None else filled == (operator == "-n")
         if operator in _FILE_TESTS:
-            return True if operator in ("-e", "-f", "-s", "-r") and text in self.expander.scope.files else None
+            return (
+                True if operator in ("-e", "-f", "-s", "-r") and self.expander.scope.written(text) else None
+            )
         raise ShellTextError(f"the test {operator!r} of a condition is not known")
 
     def _filled(self, text: str) -> bool | None:
@@ -172,7 +174,9 @@ class Conditions:
             a, b = (self.expander.integer(text) for text in (left, right))
         except (UnknownNumber, ShellTextError):
             return None
-        return {"-eq": a == b, "-ne": a != b, "-lt": a < b, "-le": a <= b, "-gt": a > b, "-ge": a >= b}[operator]
+        return {"-eq": a == b, "-ne": a != b, "-lt": a < b, "-le": a <= b, "-gt": a > b, "-ge": a >= b}[
+            operator
+        ]
 
     def _regex(self, text: str, rule: str) -> bool | None:
         """The result of `=~` for rules that are short and without groups; others are not decided."""

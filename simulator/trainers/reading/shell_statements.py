@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.trainers.launch import Unknown
-from moesim.simulator.trainers.reading import shell_commands, shell_flow
+from moesim.simulator.trainers.reading import shell_commands, shell_files, shell_flow
 from moesim.simulator.trainers.reading.shell_arithmetic import UnknownNumber
 from moesim.simulator.trainers.reading.shell_branches import merged_scope
 from moesim.simulator.trainers.reading.shell_conditions import Conditions
@@ -23,6 +23,7 @@ from moesim.simulator.trainers.reading.unknowns import is_known
 
 if TYPE_CHECKING:
     from tree_sitter import Node
+
 
 class Statements:
     """Follows statements in a scope; every method may raise InputError for text beyond the limits."""
@@ -194,7 +195,9 @@ class Statements:
         if not prefix:
             self.command(words)
             return
-        before = {match[1]: self.scope.variables.get(match[1]) for raw in prefix if (match := ASSIGNMENT.match(raw))}
+        before = {
+            match[1]: self.scope.variables.get(match[1]) for raw in prefix if (match := ASSIGNMENT.match(raw))
+        }
         for raw in prefix:
             shell_commands.assign(self, raw, export=True)
         self.command(words)
@@ -287,7 +290,8 @@ class Statements:
                 self.stdin = self.expander.text(raw) + "\n"
             elif operator in ("<", "0<"):
                 name = self.expander.text(raw)
-                self.stdin = self.scope.files[name][0] if name in self.scope.files else None
+                written = self.scope.written(name)
+                self.stdin = None if written is None else written[0]
             elif operator in (">", ">>", "1>", "1>>", ">|"):
                 target = (operator.endswith(">>"), self.expander.text(raw))
         if target is None:
@@ -295,22 +299,26 @@ class Statements:
         else:
             text = self.captured(action)
             more, name = target
-            old = self.scope.files.get(name, ("", ""))[0] if more else ""
+            old = (self.scope.written(name) or ("", ""))[0] if more else ""
             if is_known(name):
-                self.scope.files[name] = (old + text, self.place)
+                self.scope.write_file(name, old + text, self.place)
         self.stdin = before
 
     def _substitute(self, text: str) -> str:
         """The output of the command of `$( )`."""
         stripped = text.strip()
         if stripped.startswith("<") and not stripped.startswith("<("):
-            return self.unknowns.mark(Unknown(f"$({stripped})", "the text of another file, which is not read"))
+            return self.unknowns.mark(
+                Unknown(f"$({stripped})", "the text of another file, which is not read")
+            )
         self.depth += 1
         self.budget.depth(self.depth, self.place)
         commands = len(self.reading.commands)
         before = self.line, self.last_line
         try:
-            output = self.captured(lambda: self.subshell(lambda: self.run_text(text, self.source.file, self.line, derived=True)))
+            output = self.captured(
+                lambda: self.subshell(lambda: self.run_text(text, self.source.file, self.line, derived=True))
+            )
         except InputError as error:
             if "limit" in str(error):
                 raise
@@ -334,7 +342,7 @@ def _leave(kind: str) -> Callable[[Statements, list[str]], None]:
 
 def _unset(shell: Statements, words: list[str]) -> None:
     for word in words:
-        if not word.startswith("-") and word in shell.scope.variables:
+        if re.fullmatch(r"[A-Za-z_]\w*", word):
             shell.scope.set(word, None)
     shell.scope.status = True
 
@@ -377,7 +385,7 @@ def _done(status: bool | None) -> Callable[[Statements, list[str]], None]:
 
 
 def _source(shell: Statements, words: list[str]) -> None:
-    shell_flow.include(shell, words)
+    shell_files.include(shell, words)
 
 
 def _written(action: Callable[[Statements, list[str]], None]) -> Callable[[Statements, list[str]], None]:
@@ -393,12 +401,14 @@ def _read(shell: Statements, words: list[str]) -> None:
 
 
 _COMMAND_END = re.compile(r"(?:[ \t]|\\\n)*(?:\Z|[\n;&|)}#`]|\d*[<>]|-[ \t]*<<)|(?:[ \t]|\\\n)+in\b")
-_SIMPLE = frozenset("command variable_assignment variable_assignments declaration_command unset_command".split())
+_SIMPLE = frozenset(
+    ["command", "variable_assignment", "variable_assignments", "declaration_command", "unset_command"]
+)
 _BUILTINS: dict[str, Callable[[Statements, list[str]], None]] = {
     "exit": _leave("exit"), "return": _leave("return"), "break": _leave("break"), "continue": _leave("continue"),
     "unset": _unset, "shift": _shift, "set": _set, "test": _test, "[": _test, "eval": _eval, "read": _read,
     "echo": _written(shell_commands.echo), "printf": _written(shell_commands.printf),
     "source": _source, ".": _source, "true": _done(True), ":": _done(True), "false": _done(False),
-    **{name: _done(True) for name in "cd pushd popd shopt trap ulimit umask wait sleep mkdir jobs".split()},
+    **{name: _done(True) for name in ["cd", "pushd", "popd", "shopt", "trap", "ulimit", "umask", "wait", "sleep", "mkdir", "jobs"]},
     "mapfile": _done(None), "readarray": _done(None), "getopts": _done(False),
 }  # fmt: skip

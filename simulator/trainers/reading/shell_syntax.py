@@ -45,7 +45,9 @@ class Source:
         return self.line + node.start_point[0], self.line + node.end_point[0]
 
 
-def parse(text: str, file: str, unknowns: Unknowns, line: int = 1, *, derived: bool = False) -> tuple[Source, Node]:
+def parse(
+    text: str, file: str, unknowns: Unknowns, line: int = 1, *, derived: bool = False
+) -> tuple[Source, Node]:
     """The source and the root node of a shell text.
 
     Texts such as `<path of the data>`, which a user fills in, become unknown values. Raises InputError, naming
@@ -78,7 +80,7 @@ def _refused(source: Source, root: Node) -> InputError:
     node = root
     while True:
         inner = [child for child in node.children if child.has_error or child.is_missing]
-        if not inner or node.is_error and not any(c.is_error or c.is_missing for c in inner):
+        if not inner or (node.is_error and not any(c.is_error or c.is_missing for c in inner)):
             break
         node = inner[0]
     near = source.text(node).strip().splitlines()

@@ -30,7 +30,9 @@ set -- first 'second one'
 """
 NAMES = ("A", "B", "N", "P", "L", "UNSET")
 _word = st.text("abXZ09._,:/=+@-", min_size=1, max_size=5)
-_pattern = st.sampled_from(["*", "?", "*.*", "/*", "x*", "*[0-9]", "m[a-o]d", "*.", "[!/]*", "a", "\\*", '"*"', "[[:digit:]]"])
+_pattern = st.sampled_from(
+    ["*", "?", "*.*", "/*", "x*", "*[0-9]", "m[a-o]d", "*.", "[!/]*", "a", "\\*", '"*"', "[[:digit:]]"]
+)
 
 
 def _parameter(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
@@ -61,7 +63,13 @@ def _parameter(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     )  # fmt: skip
 
 
-_plain = st.one_of(_word, _word.map(lambda w: f"'{w} $A'"), _word.map(lambda w: f'"{w} \\$ \\" \'"'), st.just("\\ "), st.just('""'))
+_plain = st.one_of(
+    _word,
+    _word.map(lambda w: f"'{w} $A'"),
+    _word.map(lambda w: f'"{w} \\$ \\" \'"'),
+    st.just("\\ "),
+    st.just('""'),
+)
 _piece = st.recursive(
     _plain,
     lambda inner: st.one_of(_parameter(inner), _parameter(inner).map(lambda text: f'"{text}"'), inner),
@@ -79,7 +87,9 @@ def words_of_bash(text: str) -> list[str] | None:
     """The words that bash makes of a command's text, or None where bash refuses it."""
     assert BASH is not None
     script = f"set -f\n{SETUP}\nprintf '%s\\0' count {text}"
-    done = subprocess.run([BASH, "--norc", "-c", script], capture_output=True, env=_blank(), timeout=10, check=False)
+    done = subprocess.run(
+        [BASH, "--norc", "-c", script], capture_output=True, env=_blank(), timeout=10, check=False
+    )
     return None if done.returncode or done.stderr else done.stdout.decode().split("\0")[1:-1]
 
 
