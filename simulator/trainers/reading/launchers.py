@@ -1,4 +1,4 @@
-"""Tells the launcher's own options (torchrun, deepspeed, accelerate, srun) from the program and its arguments."""
+"""Tells the options of a launcher (torchrun, deepspeed, srun) from the program and its arguments."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _TORCH_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _FLAGS = {
     "torchrun": {"standalone", "no_python", "run_path", "use_env", "enable_elastic"},
     "deepspeed": {
-        "no_python", "no_local_rank", "no_ssh", "no_ssh_check", "force_multi", "save_pid", "bind_cores_to_rank",
-        "elastic_training", "enable_elastic_training",
+        "no_python", "no_local_rank", "no_ssh", "no_ssh_check", "force_multi", "save_pid",
+        "bind_cores_to_rank", "elastic_training", "enable_elastic_training",
     },
     "accelerate": {
         "multi_gpu", "use_deepspeed", "use_fsdp", "use_megatron_lm", "cpu", "tpu", "same_network", "debug",
@@ -28,7 +28,22 @@ _FLAGS = {
 _RUNNERS = frozenset(["uv", "coverage", "poetry", "conda", "pixi", "ray", "torchx"])
 """Programs that run another one without options that matter here."""
 _OTHERS = frozenset(
-    ["docker", "podman", "curl", "wget", "pip", "pip3", "srun", "sbatch", "salloc", "singularity", "apptainer", "aws", "gcloud", "rsync"]
+    [
+        "docker",
+        "podman",
+        "curl",
+        "wget",
+        "pip",
+        "pip3",
+        "srun",
+        "sbatch",
+        "salloc",
+        "singularity",
+        "apptainer",
+        "aws",
+        "gcloud",
+        "rsync",
+    ]
 )
 _FEW_FLAGS = 5
 """A program that is not known counts as a launch from this many flags on."""
@@ -149,7 +164,8 @@ def machine_of(command: Command, program: Started, reading: Reading) -> Machine:
         unread = program.unread
         if unread:
             reading.notes[
-                f"{command.place}: the options {' '.join(map(unknowns.shown, unread))[:80]} of {launcher} are not known"
+                f"{command.place}: the options {' '.join(map(unknowns.shown, unread))[:80]} of {launcher} "
+                "are not known"
             ] = None
     elif program.unread:
         shown = " ".join(map(unknowns.shown, program.unread))[:80]

@@ -12,7 +12,7 @@ from moesim.simulator.trainers.reading.limits import MOST_LINE
 from moesim.simulator.trainers.reading.python_values import Tree, shown, unknown
 
 if TYPE_CHECKING:
-    from moesim.simulator.trainers.reading.python_recipe import Recipe
+    from moesim.simulator.trainers.reading.python_statements import Recipe
 
 _MOST_NUMBER = 10**18
 _MOST_ITEMS = 5_000

@@ -115,8 +115,8 @@ def _variables_only(reading: Reading, given: Mapping[str, Variable], file: str, 
     """The launch of a file that only sets variables with arguments, such as a model's configuration."""
     if scope.stopped == "exit":
         raise InputError(
-            f"{scope.left_at}: the script ends here with exit and starts no training before; give the variables "
-            "and parameters with which it goes on"
+            f"{scope.left_at}: the script ends here with exit and starts no training before; give the "
+            "variables and parameters with which it goes on"
         )
     command = Command((), (), {}, {}, file, 1, 1, "", len(reading.followed))
     words: list[str] = []
@@ -133,8 +133,8 @@ def _variables_only(reading: Reading, given: Mapping[str, Variable], file: str, 
             names.append(name)
     if not words:
         raise InputError(
-            f"{file}: starts no program with arguments (torchrun, deepspeed, accelerate, python, a .py or .sh "
-            "file) and sets no variable with arguments; give the script that starts the training"
+            f"{file}: starts no program with arguments (torchrun, deepspeed, accelerate, python, a .py or "
+            ".sh file) and sets no variable with arguments; give the script that starts the training"
         )
     arguments = arguments_of(words, command, reading)
     note = f"{file} starts no training; the arguments of its variables {', '.join(names)} were read"
@@ -183,8 +183,8 @@ def _others(
         if n != best and arguments:
             only = f", only where {unknowns.shown(command.condition)}" if command.condition else ""
             notes.append(
-                f"{command.place}: {_name(program, unknowns)} is started as well, with {len(arguments)} arguments{only}; "
-                "it is not the launch that was read"
+                f"{command.place}: {_name(program, unknowns)} is started as well, with {len(arguments)} "
+                f"arguments{only}; it is not the launch that was read"
             )
     return notes
 

@@ -1,4 +1,4 @@
-"""The commands of the shell itself: assignments, export, declare, read, echo and others without outside effect."""
+"""The commands of the shell itself: assignments, export, declare, read, echo and printf."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Expands raw words of the shell into fields: quotes, parameters, substitutions, word splitting and braces."""
+"""Expands raw words of the shell into fields: quotes, substitutions, word splitting and braces."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ BETWEEN = Piece("", between=True)
 
 
 class Expander:
-    """Expands words in a scope; `substitute` gives the output of commands, `notes` collects what was assumed."""
+    """Expands words in a scope; `substitute` gives the output of commands, `notes` gets what was assumed."""
 
     def __init__(
         self,
@@ -65,6 +65,7 @@ class Expander:
         substitute: Substitution,
         notes: dict[str, None],
     ) -> None:
+        """Takes the scope, and what collects unknown values, work, output and notes."""
         self.scope, self.unknowns, self.budget = scope, unknowns, budget
         self.substitute, self.notes = substitute, notes
         self.depth = 0

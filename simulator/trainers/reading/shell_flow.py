@@ -1,4 +1,4 @@
-"""Follows the control flow of a shell script: lists, pipelines, if, case, loops, functions and here-documents."""
+"""Follows the control flow of a shell script: lists, pipelines, if, case and here-documents."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _assumed(
     chosen: Callable[[], None],
     other: Callable[[], None],
 ) -> None:
-    """Follow the branch that a condition chose; one that ends the script is left where it was only assumed."""
+    """Follow the branch that a condition chose; one that ends the script is left if it was only assumed."""
     if not assumed:
         chosen()
         return
@@ -58,17 +58,15 @@ def _assumed(
     shell.use(before.copy())
     commands = len(shell.reading.commands)
     chosen()
-    label = f"{described(shell, condition)} is taken as {str(status).lower()}, since {', '.join(dict.fromkeys(assumed))}"
+    since = ", ".join(dict.fromkeys(assumed))
+    label = f"{described(shell, condition)} is taken as {str(status).lower()}, since {since}"
     if (
         shell.scope.stopped
         and len(shell.reading.commands) == commands
         and shell.scope.stopped in ("exit", "return")
     ):
         shell.use(before)
-        label = (
-            f"{described(shell, condition)} would end the script, since {', '.join(dict.fromkeys(assumed))}; it is "
-            "taken as given"
-        )
+        label = f"{described(shell, condition)} would end the script, since {since}; it is taken as given"
         other()
     shell.notes[label] = None
 
@@ -235,7 +233,8 @@ def _redirects(shell: Statements, node: Node) -> tuple[tuple[str, str], ...]:
     scanned = scan(shell.source.text(node))
     if scanned.words or scanned.rest:
         raise InputError(
-            f"{shell.source.place(node)}: words follow a redirection ({' '.join(scanned.words)[:60]}); put them before it"
+            f"{shell.source.place(node)}: words follow a redirection ({' '.join(scanned.words)[:60]}); "
+            "put them before it"
         )
     return scanned.redirects
 
@@ -256,7 +255,8 @@ def _document(shell: Statements, node: Node) -> str:
 
 HANDLERS: dict[str, Callable[[Statements, Node], None]] = {
     "program": _body, "list": _list, "pipeline": _pipeline, "negated_command": _negated, "if_statement": _if,
-    "case_statement": _case, "for_statement": shell_loops.for_loop, "c_style_for_statement": shell_loops.c_loop, "while_statement": shell_loops.while_loop,
+    "case_statement": _case, "for_statement": shell_loops.for_loop,
+    "c_style_for_statement": shell_loops.c_loop, "while_statement": shell_loops.while_loop,
     "function_definition": _function, "compound_statement": _body, "do_group": _body, "subshell": _subshell,
     "redirected_statement": _redirected,
 }  # fmt: skip

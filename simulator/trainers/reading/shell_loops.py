@@ -21,15 +21,18 @@ _MOST_TURNS = 200
 
 
 def shown(shell: Statements, nodes: Sequence[Node]) -> str:
+    """The source text of statements on one line, cut at a limit."""
     text = " ".join(" ".join(shell.source.text(node) for node in nodes).split()).rstrip("; ")
     return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 3] + "..."
 
 
 def described(shell: Statements, nodes: Sequence[Node]) -> str:
+    """A condition and its place, for notes and reasons."""
     return f"the condition {shown(shell, nodes)} ({shell.source.place(nodes[0])})"
 
 
 def for_loop(shell: Statements, node: Node) -> None:
+    """Follow `for NAME in WORDS`."""
     variable = node.child_by_field_name("variable")
     assert variable is not None
     name = shell.source.text(variable)
@@ -89,6 +92,7 @@ def _uncertain(shell: Statements, label: str, turn: Callable[[], None]) -> None:
 
 
 def c_loop(shell: Statements, node: Node) -> None:
+    """Follow `for ((a; b; c))`."""
     text = shell.source.text(node)
     match = re.match(r"for\s*\(\((.*?)\)\)\s*;?\s*(?:do\b|\{)", text, re.DOTALL)
     parts = match[1].split(";") if match else []
@@ -111,6 +115,7 @@ def c_loop(shell: Statements, node: Node) -> None:
 
 
 def while_loop(shell: Statements, node: Node) -> None:
+    """Follow `while` and `until`."""
     until = node.children[0].type == "until"
     body = next(child for child in node.children if child.type == "do_group")
     conditions = [child for child in node.children if child.is_named and child is not body and child != body]
@@ -126,7 +131,8 @@ def while_loop(shell: Statements, node: Node) -> None:
             return
         if assumed:
             shell.notes[
-                f"{described(shell, conditions)} is taken as {str(status).lower()}, since {', '.join(assumed)}"
+                f"{described(shell, conditions)} is taken as {str(status).lower()}, "
+                f"since {', '.join(assumed)}"
             ] = None
         if status == until:
             shell.scope.status = True

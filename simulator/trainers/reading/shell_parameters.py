@@ -20,7 +20,7 @@ _MOST_INDEX = 10_000
 
 
 def parameter(expander: Expander, body: str, raw: str, quoted: bool) -> list[Piece]:
-    """The parts of a parameter expansion, whose text between braces is `body` and which is written as `raw`."""
+    """The parts of a parameter expansion, which is written as `raw` and has `body` between its braces."""
     if body.startswith("#") and len(body) > 1 and body[1] not in ":%+=?/-":
         return [Piece(_length(expander, body[1:], raw), quoted, True)]
     if body.startswith("!") and len(body) > 1:
@@ -36,9 +36,10 @@ def parameter(expander: Expander, body: str, raw: str, quoted: bool) -> list[Pie
     values = _values(expander, name, index)
     many = name in "@*" or index in ("@", "*")
     if rest:
-        values = _operated(expander, name, values, rest, raw, quoted, many)
-        if not isinstance(values, tuple):
-            return values
+        result = _operated(expander, name, values, rest, raw, quoted, many)
+        if isinstance(result, list):
+            return result
+        values = result
     elif values is None:
         values = () if many else (_missing(expander, name, raw),)
     return _joined(expander, values, quoted, many, star=name == "*" or index == "*")

@@ -1,4 +1,4 @@
-"""Takes the programs that a script starts out of their wrappers: env, srun, docker, bash -c, other scripts."""
+"""Takes the programs that a script starts out of their wrappers: env, srun, docker and bash -c."""
 
 from __future__ import annotations
 
@@ -20,17 +20,73 @@ if TYPE_CHECKING:
 
 SHELLS = frozenset(["bash", "sh", "zsh", "dash", "ash"])
 PLAIN = frozenset(
-    ["nohup", "exec", "time", "sudo", "command", "builtin", "nice", "ionice", "setsid", "stdbuf", "unbuffer", "timeout", "numactl", "taskset", "strace", "nsys", "ncu", "rocprof", "rocprofv3", "catchsegv", "env", "chrt"]
+    [
+        "nohup",
+        "exec",
+        "time",
+        "sudo",
+        "command",
+        "builtin",
+        "nice",
+        "ionice",
+        "setsid",
+        "stdbuf",
+        "unbuffer",
+        "timeout",
+        "numactl",
+        "taskset",
+        "strace",
+        "nsys",
+        "ncu",
+        "rocprof",
+        "rocprofv3",
+        "catchsegv",
+        "env",
+        "chrt",
+    ]
 )
 CLUSTER = frozenset(
-    ["srun", "salloc", "mpirun", "mpiexec", "docker", "podman", "singularity", "apptainer", "enroot", "kubectl", "ssh", "pdsh", "xargs"]
+    [
+        "srun",
+        "salloc",
+        "mpirun",
+        "mpiexec",
+        "docker",
+        "podman",
+        "singularity",
+        "apptainer",
+        "enroot",
+        "kubectl",
+        "ssh",
+        "pdsh",
+        "xargs",
+    ]
 )
 INNER = re.compile(
-    r"(?:.*/)?(?:bash|sh|zsh|torchrun|python[\d.]*|deepspeed|accelerate|env|nohup|numactl|nsys|ncu|timeout|exec|time)"
+    r"(?:.*/)?(?:bash|sh|zsh|torchrun|python[\d.]*|deepspeed|accelerate|env|nohup|numactl|nsys|ncu|timeout)"
+    r"|exec|time"
     r"|.*\.(?:py|sh|slurm)"
 )
 _SILENT = frozenset(
-    ["mkdir", "cp", "mv", "rm", "ln", "chmod", "touch", "export", "cd", "wait", "kill", "sleep", "date", "module", "conda", "git", "pip"]
+    [
+        "mkdir",
+        "cp",
+        "mv",
+        "rm",
+        "ln",
+        "chmod",
+        "touch",
+        "export",
+        "cd",
+        "wait",
+        "kill",
+        "sleep",
+        "date",
+        "module",
+        "conda",
+        "git",
+        "pip",
+    ]
 )
 
 

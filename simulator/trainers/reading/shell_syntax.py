@@ -22,7 +22,7 @@ _TRAILING = re.compile(r"(?<!\\)\\(?:\n[ \t\n]*\Z|\Z|(?=\n[ \t]*\n))")
 class Source:
     """A shell text and where it stands: `file` is its name, `line` the line of its first character.
 
-    A `derived` text was made by the script (`bash -c "$TEXT"`), and all of it counts as the line that made it.
+    All of a `derived` text, which the script made (`bash -c "$TEXT"`), counts as the line that made it.
     """
 
     data: bytes
@@ -50,8 +50,8 @@ def parse(
 ) -> tuple[Source, Node]:
     """The source and the root node of a shell text.
 
-    Texts such as `<path of the data>`, which a user fills in, become unknown values. Raises InputError, naming
-    the line, for text that the grammar of bash does not allow.
+    Texts such as `<path of the data>`, which a user fills in, become unknown values. Raises InputError,
+    naming the line, for text that the grammar of bash does not allow.
     """
 
     def hide(match: re.Match[str]) -> str:
@@ -86,8 +86,8 @@ def _refused(source: Source, root: Node) -> InputError:
     near = source.text(node).strip().splitlines()
     shown = f" near {near[0][:60]!r}" if near else ""
     return InputError(
-        f"{source.place(node)}: the shell text cannot be parsed{shown}; close its quotes and brackets, or keep "
-        "only the part that starts the training"
+        f"{source.place(node)}: the shell text cannot be parsed{shown}; close its quotes and brackets, or "
+        "keep only the part that starts the training"
     )
 
 

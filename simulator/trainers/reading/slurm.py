@@ -23,7 +23,7 @@ ASKED = (
 
 
 def header_options(text: str, file: str) -> list[tuple[str, str]]:
-    """The `#SBATCH` options of a batch script, each with its place; those after the first command do not count."""
+    """The `#SBATCH` options of a batch script before its first command, each with its place."""
     options: list[tuple[str, str]] = []
     for number, line in enumerate(text.splitlines(), start=1):
         stripped = line.strip()

@@ -20,7 +20,7 @@ _MOST_BRACKETS = 40
 
 
 def read_toml(path: Path) -> Launch:
-    """The launch of a TOML file; raises InputError for text that is no TOML, is nested deeply, or is empty."""
+    """The launch of a TOML file; raises InputError for text that is no TOML, too deep, or empty."""
     text = read_text(path, MOST_BYTES, "TOML launch file")
     if _deepest(text) > _MOST_BRACKETS:
         raise InputError(

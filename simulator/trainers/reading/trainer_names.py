@@ -8,7 +8,16 @@ from collections.abc import Sequence
 from moesim.simulator.trainers.launch import Argument
 
 _MEGATRON_FLAGS = frozenset(
-    ["--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--num-layers", "--micro-batch-size", "--expert-model-parallel-size", "--model-parallel-size", "--num-attention-heads", "--seq-length"]
+    [
+        "--tensor-model-parallel-size",
+        "--pipeline-model-parallel-size",
+        "--num-layers",
+        "--micro-batch-size",
+        "--expert-model-parallel-size",
+        "--model-parallel-size",
+        "--num-attention-heads",
+        "--seq-length",
+    ]
 )
 _NEMO_PROGRAM = re.compile(
     r"nemo_launcher|launcher_scripts/main\.py|/nemo/|megatron_gpt_|megatron_\w+_pretraining", re.IGNORECASE
@@ -61,7 +70,7 @@ def trainer_of_keys(names: Sequence[str], text: str) -> str | None:
         return "torchtitan"
     if re.search(r"megatron\.bridge", text) or any(
         re.match(
-            r"(model|ddp|train|dist|mixed_precision|comm_overlap|optimizer)\.\w*(parallel|global_batch|micro_batch)",
+            r"(model|ddp|train|dist|mixed_precision|optimizer)\.\w*(parallel|global_batch|micro_batch)",
             name,
         )
         for name in every

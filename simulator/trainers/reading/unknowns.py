@@ -31,6 +31,7 @@ class Unknowns:
     """The unknown values of one reading; a mark in a text is an index into them."""
 
     def __init__(self) -> None:
+        """Begins without an unknown value."""
         self._entries: list[Unknown | Choice] = []
         self._index: dict[Unknown | Choice, int] = {}
 

@@ -1,4 +1,4 @@
-"""Reads YAML launch files: MODEL_ARGS of Megatron-LM scripts, and nested configurations of NeMo and Bridge."""
+"""Reads YAML launch files: MODEL_ARGS of Megatron-LM, and nested configurations of NeMo and Bridge."""
 
 from __future__ import annotations
 

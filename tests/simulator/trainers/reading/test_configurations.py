@@ -95,7 +95,11 @@ def test_interpolations_are_resolved_inside_the_file(tmp_path: Path) -> None:
     assert found["model.data.path"] == "/data" and found["model.data.other"] == "/d"
     assert found["model.data.lost"] == "?${data_dir}/x"
     assert found["model.data.splits"] == (900, 50, 50)
-    assert [found[f"model.data.{name}"] for name in ("todo", "log", "loop")] == ["????", "?${fancy:1,2}", "?${.loop}"]
+    assert [found[f"model.data.{name}"] for name in ("todo", "log", "loop")] == [
+        "????",
+        "?${fancy:1,2}",
+        "?${.loop}",
+    ]
     assert (launch.machine.nodes, launch.machine.gpus_per_node) == (16, 8)
     assert launch.machine.places == {"nodes": "c.yaml, line 6", "gpus_per_node": "c.yaml, line 7"}
     assert launch.trainer == "nemo" and "defaults of other files" in launch.notes[0]
@@ -141,7 +145,11 @@ def test_json_of_deepspeed(tmp_path: Path) -> None:
         ("m.yaml", "MODEL_ARGS: 3\n", "must be a mapping"),
         ("m.yaml", "MODEL_ARGS:\n  --a: false\n", "holds no argument"),
         ("m.yaml", "a: &x 1\nb: *x\n", "alias"),
-        ("m.yaml", "a: " + "x" * 100 + "\n" + "".join(f"b{n}: ${{a}}${{a}}\n" for n in range(3)) + "c: ${b0\n", None),
+        (
+            "m.yaml",
+            "a: " + "x" * 100 + "\n" + "".join(f"b{n}: ${{a}}${{a}}\n" for n in range(3)) + "c: ${b0\n",
+            None,
+        ),
         ("t.toml", "a = " + "[" * 5000, "brackets are open"),
         ("t.toml", "a = \n", "not valid TOML"),
         ("d.json", "[1]", "top level"),

@@ -111,7 +111,10 @@ def test_what_is_not_literal_is_unknown_and_other_files_are_noted(tmp_path: Path
 
 def test_attributes_of_a_call_of_another_file_keep_the_call(tmp_path: Path) -> None:
     text = "def recipe():\n    r = Partial(x, trainer=make(tp=1, nodes=4))\n    r.trainer.strategy.tp = 2\n    return r\n"
-    assert values(launch_of(tmp_path, text, "r.py")) == {"trainer": "?make(tp=1, nodes=4)", "trainer.strategy.tp": 2}
+    assert values(launch_of(tmp_path, text, "r.py")) == {
+        "trainer": "?make(tp=1, nodes=4)",
+        "trainer.strategy.tp": 2,
+    }
 
 
 # The constructs of torchtitan/models/*/config_registry.py of pytorch/torchtitan.

@@ -143,7 +143,9 @@ def started_by_bash(script: str, folder: Path) -> list[list[str]]:
 
 @pytest.mark.skipif(BASH is None, reason="bash is not on this machine")
 @pytest.mark.parametrize(
-    "script", [ARRAYS, STRINGS, EXPORTED, EVALUATED, LOOPS], ids=["arrays", "strings", "exported", "evaluated", "loops"]
+    "script",
+    [ARRAYS, STRINGS, EXPORTED, EVALUATED, LOOPS],
+    ids=["arrays", "strings", "exported", "evaluated", "loops"],
 )
 def test_programs_and_words_are_those_of_bash(tmp_path: Path, script: str) -> None:
     theirs = started_by_bash(script, tmp_path)
