@@ -22,8 +22,9 @@ _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
 }  # fmt: skip
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
-    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
-    ast.GtE: operator.ge, ast.Is: lambda a, b: a is b or a == b, ast.IsNot: lambda a, b: not (a is b or a == b),
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
+    ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Is: lambda a, b: a is b or a == b,
+    ast.IsNot: lambda a, b: not (a is b or a == b),
     ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b,
 }  # fmt: skip
 
@@ -233,7 +234,8 @@ def _call(recipe: Recipe, node: ast.Call) -> Any:
 
 
 _HANDLERS: dict[type[ast.expr], Callable[[Recipe, Any], Any]] = {
-    ast.Name: _name, ast.Attribute: _attribute, ast.List: _list, ast.Tuple: _list, ast.Set: _list, ast.Dict: _dict,
+    ast.Name: _name, ast.Attribute: _attribute, ast.List: _list, ast.Tuple: _list, ast.Set: _list,
+    ast.Dict: _dict,
     ast.UnaryOp: _unary, ast.BinOp: _binary, ast.Compare: _compare, ast.BoolOp: _boolean, ast.IfExp: _if,
     ast.JoinedStr: _joined, ast.Subscript: _subscript, ast.Constant: _constant, ast.Call: _call,
 }  # fmt: skip

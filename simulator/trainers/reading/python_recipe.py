@@ -44,8 +44,8 @@ def read_recipe(path: Path, recipe: str | None, parameters: Mapping[str, str] | 
         raise InputError(f"{path.name}: {name} sets no value; name the function that configures the training")
     if tree.is_open and tree.call:
         reader.notes[
-            f"{path.name}: {name} starts from {tree.call[:100]}, which is in another file; what this file does "
-            "not set has that file's value"
+            f"{path.name}: {name} starts from {tree.call[:100]}, which is in another file; what this file "
+            "does not set has that file's value"
         ] = None
     trainer = trainer_of_keys([argument.name for argument in arguments], text)
     return Launch(trainer, name, arguments, machine_of_keys(arguments), {}, tuple(reader.notes))

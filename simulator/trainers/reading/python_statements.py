@@ -193,7 +193,8 @@ class Recipe:
         if node.keywords or not values or not is_plain(*values):
             return (unknown(node, "one of its values is not known"),)
         functions: dict[str, Any] = {
-            "list": list, "tuple": tuple, "int": int, "float": float, "str": str, "bool": bool, "min": min, "max": max,
+            "list": list, "tuple": tuple, "int": int, "float": float, "str": str, "bool": bool, "min": min,
+            "max": max,
             "len": len, "dict": dict, "deepcopy": copy.deepcopy,
         }  # fmt: skip
         if name in ("int", "float") and isinstance(values[0], str) and len(values[0]) > 30:

@@ -65,8 +65,8 @@ def include(shell: Statements, words: list[str]) -> None:
     if path is None:
         shown = shell.unknowns.shown(name)[:80]
         shell.notes[
-            f"{shell.place}: the file {shown} does not lie beside the script and was not read; a variable that "
-            "it sets counts as not set"
+            f"{shell.place}: the file {shown} does not lie beside the script and was not read; a variable "
+            "that it sets counts as not set"
         ] = None
         return
     kept = shell.scope.parameters, shell.scope.given

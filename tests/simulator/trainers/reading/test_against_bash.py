@@ -1,4 +1,4 @@
-"""The words of random safe commands are those that bash itself makes; bash runs `printf` on our own text only."""
+"""The words of random safe commands are those of bash, which runs `printf` on our own text only."""
 
 from __future__ import annotations
 
@@ -35,14 +35,21 @@ _pattern = st.sampled_from(
 )
 
 
+_OPERANDS = ["N", "$N", "3", "(N-2)"]
+
+
+def _braced(parts: tuple[str, ...]) -> str:
+    return f"${{{''.join(parts)}}}"
+
+
 def _parameter(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     name = st.sampled_from(NAMES)
     return st.one_of(
         name.map("${}".format).map(lambda text: text + "."),
         name.map(lambda n: f"${{{n}}}"),
         name.map(lambda n: f"${{#{n}}}"),
-        st.tuples(name, st.sampled_from([":-", "-", ":+", "+"]), inner).map(lambda t: f"${{{t[0]}{t[1]}{t[2]}}}"),
-        st.tuples(name, st.sampled_from(["#", "##", "%", "%%"]), _pattern).map(lambda t: f"${{{t[0]}{t[1]}{t[2]}}}"),
+        st.tuples(name, st.sampled_from([":-", "-", ":+", "+"]), inner).map(_braced),
+        st.tuples(name, st.sampled_from(["#", "##", "%", "%%"]), _pattern).map(_braced),
         st.tuples(name, st.sampled_from(["/", "//", "/#", "/%"]), _pattern, _word).map(
             lambda t: f"${{{t[0]}{t[1]}{t[2].replace('/', 'e')}/{t[3].replace('/', '_')}}}"
         ),
@@ -51,13 +58,15 @@ def _parameter(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
             lambda t: f"${{{t[0]}: {t[1]}:{t[2]}}}"
         ),
         st.sampled_from(
-            ["${L[@]}", "${L[*]}", "${L[1]}", "${L[-1]}", "${#L[@]}", "${E[@]}", "$1", "${2}", "$@", "$*", "$#", "${3:-d}",
-             "${!L[@]}", "${L[@]:1:2}", "${@:2}", "${L[@]%e}"]
+            ["${L[@]}", "${L[*]}", "${L[1]}", "${L[-1]}", "${#L[@]}", "${E[@]}", "$1", "${2}", "$@",
+             "$*", "$#",
+             "${3:-d}", "${!L[@]}", "${L[@]:1:2}", "${@:2}", "${L[@]%e}"]
         ),
-        st.tuples(st.integers(-20, 20), st.sampled_from("+-*"), st.sampled_from(["N", "$N", "3", "(N-2)"])).map(
+        st.tuples(st.integers(-20, 20), st.sampled_from("+-*"), st.sampled_from(_OPERANDS)).map(
             lambda t: f"$(({t[0]} {t[1]} {t[2]}))"
         ),
-        st.sampled_from(["$((N / 5 * 2 % 7))", "$((N > 3 && N < 20 ? N << 2 : 0))", "$((2 ** 3 ** 2))", "$((0x1f | 010))"]),
+        st.sampled_from(["$((N / 5 * 2 % 7))", "$((N > 3 && N < 20 ? N << 2 : 0))", "$((2 ** 3 ** 2))",
+             "$((0x1f | 010))"]),
         _word.map(lambda w: f"$(echo {w} $N)"),
         _word.map(lambda w: f"`echo {w}  \"$A\"`"),
     )  # fmt: skip

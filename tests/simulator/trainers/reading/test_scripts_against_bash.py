@@ -58,7 +58,7 @@ torchrun --nnodes 1 p.py \\
     --last x \\
 """
 
-# A command text in an exported variable, run by bash -c (as train/tr11-176B-ml of bigscience-workshop/bigscience).
+# A command text in an exported variable, run by bash -c (as tr11-176B-ml of bigscience-workshop/bigscience).
 EXPORTED = r"""
 N=4; CONFIG=./ds.$N.json
 cat <<EOT > /dev/null
@@ -79,7 +79,7 @@ srun --jobid=1 -l bash -c '$LAUNCHER --node_rank 0 $CMD' 2>&1 | tee -a log
 srun bash -c "$LAUNCHER $CMD --x $HIDDEN"
 """
 
-# Positional parameters, chains of conditions and eval (as examples/deepseek_v3 of alibaba/Pai-Megatron-Patch).
+# Positional parameters, conditions and eval (as deepseek_v3 of alibaba/Pai-Megatron-Patch).
 EVALUATED = r"""
 set -- A37B 4 true
 SIZE=$1; TP=$2; SP=${3}

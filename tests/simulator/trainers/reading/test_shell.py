@@ -19,8 +19,10 @@ END = "\npython pretrain_gpt.py $A\n"
     ("script", "expected"),
     [
         # Multi-line strings, which the old reader refused (as in examples/t5 of NVIDIA/Megatron-LM).
-        ('A="\n    --num-layers 12 \\\n    --bf16\n    --lr 1e-4 \\\n"', {"--num-layers": "12", "--bf16": None, "--lr": "1e-4"}),
-        ("A=(--x 1 # a comment with 'quote\n  # --y 2\n  --z \"a b\")\nset -- \"${A[@]}\"\nA=\"$*\"", {"--x": "1", "--z": ("a", "b")}),
+        ('A="\n    --num-layers 12 \\\n    --bf16\n    --lr 1e-4 \\\n"',
+         {"--num-layers": "12", "--bf16": None, "--lr": "1e-4"}),
+        ("A=(--x 1 # a comment with 'quote\n  # --y 2\n  --z \"a b\")\nset -- \"${A[@]}\"\nA=\"$*\"",
+         {"--x": "1", "--z": ("a", "b")}),
         ("N=8\nA=\"--world $((N * 1)) --half $((N/2 + 1))\"", {"--world": "8", "--half": "5"}),
         ("TP=2\nlet PP=TP*4\n((EP = PP * 8, EP += 1))\nA=\"--pp $PP --ep $EP\"", {"--pp": "8", "--ep": "65"}),
         ("M=llama-3.1-8b\nA=\"--a ${M%%-*} --b ${M##*-} --c ${M/llama/x} --d ${#M} --e ${M^^}\"",
@@ -28,12 +30,15 @@ END = "\npython pretrain_gpt.py $A\n"
         ("B=A1; A1=--x; A=${!B}", {"--x": None}),
         ("A=--x=1; A+=' --y=2'; A=\"$A --no-z\"", {"--x": "1", "--y": "2", "--no-z": None}),
         ("declare -A C=([s]=1 [l]=\"8 9\")\nA=\"--n ${C[l]}\"", {"--n": ("8", "9")}),
-        ("f() { local x=$1; A=\"--f $x --n $#\"; x=2; }\nx=7\nf one two\nA=\"$A --x $x\"", {"--f": "one", "--n": "2", "--x": "7"}),
+        ("f() { local x=$1; A=\"--f $x --n $#\"; x=2; }\nx=7\nf one two\nA=\"$A --x $x\"",
+         {"--f": "one", "--n": "2", "--x": "7"}),
         ("g() { echo $(($1 * 2)); }\nA=\"--g $(g 4) --h `echo hi`\"", {"--g": "8", "--h": "hi"}),
         ("A=; for i in 1 2 3; do A=\"$A --l$i $i\"; done", {"--l1": "1", "--l2": "2", "--l3": "3"}),
         ("for ((i = 0; i < 2; i++)); do A+=\" --l$i\"; done", {"--l0": None, "--l1": None}),
-        ("n=3\nwhile [ $n -gt 0 ]; do A+=\" --n$n\"; n=$((n - 1)); [ $n = 1 ] && break; done", {"--n3": None, "--n2": None}),
-        ("S=7B\nif [ $S = 1B ]; then A='--a 1'; elif [[ $S == 7* && -n $S ]]; then A='--b 2'; else A='--c'; fi", {"--b": "2"}),
+        ("n=3\nwhile [ $n -gt 0 ]; do A+=\" --n$n\"; n=$((n - 1)); [ $n = 1 ] && break; done",
+         {"--n3": None, "--n2": None}),
+        ("S=7B\nif [ $S = 1B ]; then A='--a 1'; elif [[ $S == 7* && -n $S ]]; then A='--b 2'; else A=; fi",
+         {"--b": "2"}),
         ("S=xl\ncase $S in s|m) A=--small;; x*) A=--large;; *) A=--other;; esac", {"--large": None}),
         ("test 3 -lt 10 && A=--yes || A=--no", {"--yes": None}),
         ("read -r -d '' A <<EOF || true\n--x 1\n--y $((2+3))\nEOF", {"--x": "1", "--y": "5"}),
@@ -50,7 +55,10 @@ def test_arguments_of_known_text(tmp_path: Path, script: str, expected: dict[str
 
 
 def test_places_are_the_lines_of_the_flags(tmp_path: Path) -> None:
-    text = 'N=4\nARGS=(\n  --num-layers $N\n  # --num-layers 9\n  --bf16\n)\ntorchrun p.py \\\n  "${ARGS[@]}" \\\n  --lr 1\n'
+    text = (
+        "N=4\nARGS=(\n  --num-layers $N\n  # --num-layers 9\n  --bf16\n)\ntorchrun p.py \\\n"
+        '  "${ARGS[@]}" \\\n  --lr 1\n'
+    )
     places = {argument.name: argument.place for argument in launch_of(tmp_path, text).arguments}
     assert places == {"--num-layers": "run.sh, line 3", "--bf16": "run.sh, line 5", "--lr": "run.sh, line 9"}
 
@@ -79,7 +87,8 @@ def test_a_comment_between_continued_lines_ends_the_command(tmp_path: Path) -> N
         ("D=<path to the data>/x\npython p.py --x $D", "<path to the data>/x", "placeholder"),
         ("X=${Y:?set it}\npython p.py --x $X", "${Y:?set it}", "the variable Y is not set"),
         ("for f in $(ls); do N=$f; done\npython p.py --x $N", "$N ($(ls))", "it is set in the loop over f"),
-        ("M=1\nwhile read -r l; do M=2; done < list\npython p.py --x $M", "$M (2)", "the loop while read -r l"),
+        ("M=1\nwhile read -r l; do M=2; done < list\npython p.py --x $M", "$M (2)",
+         "the loop while read -r l"),
         ("if [ $S = a ]; then N=1; else N=2; fi\npython p.py --x $N", "1 or 2", "the condition [ $S = a ]"),
         ("N=1\n[ -f data.bin ] && N=2\npython p.py --x $N", "2 or 1", "the condition [ -f data.bin ]"),
     ],
@@ -93,7 +102,8 @@ def test_what_no_text_decides_is_unknown(tmp_path: Path, script: str, value: str
 
 def test_optional_arguments_of_an_undecided_branch_are_unknown_and_the_others_known(tmp_path: Path) -> None:
     text = (
-        "ARGS=(--a 1 --b 2)\nS='--s 1'\nif [ $FP8 = true ]; then ARGS+=(--fp8-format e4m3); S=\"$S --extra\"; fi\n"
+        "ARGS=(--a 1 --b 2)\nS='--s 1'\nif [ $FP8 = true ]; then ARGS+=(--fp8-format e4m3); "
+        'S="$S --extra"; fi\n'
         "python p.py ${ARGS[@]} --c 3 $S\n"
     )
     assert values(launch_of(tmp_path, text)) == {
@@ -109,7 +119,10 @@ def test_optional_arguments_of_an_undecided_branch_are_unknown_and_the_others_kn
 
 
 def test_defaults_and_assumptions_are_noted(tmp_path: Path) -> None:
-    text = 'TP=${TP:-2}\n: ${PP:=4}\nif [ -z "$EP" ]; then EP=8; fi\npython p.py --tp $TP --pp $PP --ep $EP ${Q:+--q}\n'
+    text = (
+        'TP=${TP:-2}\n: ${PP:=4}\nif [ -z "$EP" ]; then EP=8; fi\n'
+        "python p.py --tp $TP --pp $PP --ep $EP ${Q:+--q}\n"
+    )
     launch = launch_of(tmp_path, text)
     assert values(launch) == {"--tp": "2", "--pp": "4", "--ep": "8"}
     assert any("TP is not set: its default '2'" in note for note in launch.notes)
@@ -137,7 +150,10 @@ def test_sourced_and_called_scripts_are_read_beside_the_file_only(tmp_path: Path
     (tmp_path / "inner.sh").write_text(
         'python p.py --tp ${TP:-1} --first $1 --hidden "$UNEXPORTED" ${MODEL[@]}\n'
     )
-    text = 'UNEXPORTED=7\nsource $(dirname $0)/model.sh arg\nTP=8 bash inner.sh "${MODEL[@]}"\nsource ../model.sh\n'
+    text = (
+        'UNEXPORTED=7\nsource $(dirname $0)/model.sh arg\nTP=8 bash inner.sh "${MODEL[@]}"\n'
+        "source ../model.sh\n"
+    )
     launch = launch_of(tmp_path, text)
     assert values(launch)["--tp"] == "8"
     assert values(launch)["--hidden"] == "?$UNEXPORTED"
