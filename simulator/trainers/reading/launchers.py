@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from moesim.simulator.trainers.launch import Machine, Unknown
 from moesim.simulator.trainers.reading import slurm
 from moesim.simulator.trainers.reading.shell_reading import Command, Reading
-from moesim.simulator.trainers.reading.unknowns import is_known
+from moesim.simulator.trainers.reading.unknowns import Unknowns, is_known
 
 _PYTHON = re.compile(r"python[\d.]*|pypy3?")
 _TORCH_MODULES = ("torch.distributed.run", "torch.distributed.launch")
@@ -63,7 +63,7 @@ class Started:
     is_guess: bool = False
 
 
-def started(command: Command) -> Started | None:
+def started(command: Command, unknowns: Unknowns) -> Started | None:
     """The program that a command starts, or None for a command that is no training program."""
     words = list(command.words)
     name = PurePosixPath(words[0]).name if is_known(words[0]) else words[0]
@@ -73,12 +73,12 @@ def started(command: Command) -> Started | None:
         return _launched("accelerate", words[2:])
     if _PYTHON.fullmatch(name):
         return _python(words[1:])
-    if name.endswith((".py", ".sh", ".slurm", ".sub")):
+    if unknowns.shown(words[0]).endswith((".py", ".sh", ".slurm", ".sub")):
         return Started(None, words[0], words[1:])
     if not is_known(words[0]) or name in _RUNNERS:
         for at, word in enumerate(words[1:], start=1):
-            if re.fullmatch(r"(.*/)?(torchrun|deepspeed|accelerate|python[\d.]*)|.*\.py", word):
-                inner = started(replace(command, words=tuple(words[at:])))
+            if re.fullmatch(r"(.*/)?(torchrun|deepspeed|accelerate|python[\d.]*)|.*\.py", unknowns.shown(word)):
+                inner = started(replace(command, words=tuple(words[at:])), unknowns)
                 if inner is not None:
                     inner.unread = [*(text for text in words[:at] if not is_known(text)), *inner.unread]
                     return inner

@@ -71,7 +71,7 @@ def _launch(reading: Reading, given: Mapping[str, Variable], file: str, scope: S
     candidates: list[tuple[Command, Started, tuple[Argument, ...]]] = []
     seen = set()
     for command in reading.commands:
-        program = started(command)
+        program = started(command, reading.unknowns)
         key = (command.words, command.condition, str(command.environment))
         if program is not None and key not in seen and len(candidates) < 200:
             seen.add(key)

@@ -97,29 +97,17 @@ def _negated(shell: Statements, node: Node) -> None:
 
 def _if(shell: Statements, node: Node) -> None:
     clauses: list[tuple[list[Node], list[Node]]] = []
-
-    def add(children: Sequence[Node]) -> None:
+    parts = [node, *(child for child in node.children if child.type in ("elif_clause", "else_clause"))]
+    for part in parts:
         conditions: list[Node] = []
         body: list[Node] = []
-        into = conditions
-        for child in children:
+        into = body if part.type == "else_clause" else conditions
+        for child in part.children:
             if child.type == "then":
                 into = body
-            elif child.type == "elif_clause":
-                clauses.append((conditions, body))
-                conditions, body, into = [], [], []
-                add(child.children)
-            elif child.type == "else_clause":
-                if conditions:
-                    clauses.append((conditions, body))
-                conditions, body, into = [], [], []
-                clauses.append(([], list(child.children)))
-            elif child.is_named and child.type != "comment":
+            elif child.is_named and child.type not in ("comment", "elif_clause", "else_clause"):
                 into.append(child)
-        if conditions:
-            clauses.append((conditions, body))
-
-    add(node.children)
+        clauses.append((conditions, body))
     shell.scope.status = True
     _clauses(shell, clauses, 0)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from moesim.simulator.trainers.reading.shell_expansion import Expander
 
 _PARAMETER = re.compile(r"([A-Za-z_]\w*|\d+|[@*#?$!_-])", re.ASCII)
-_MOST_INDEX = 10_000
+_REFERENCE = re.compile(r"[A-Za-z_]\w*(\[[\w@*]+\])?", re.ASCII)
 
 
 def parameter(expander: Expander, body: str, raw: str, quoted: bool) -> list[Piece]:
@@ -155,14 +155,9 @@ def _indirect(expander: Expander, body: str, raw: str, quoted: bool) -> list[Pie
     match = re.match(r"[A-Za-z_]\w*|\d+", body, re.ASCII)
     name = _values(expander, match[0], None) if match else None
     rest = body[match.end() :] if match else ""
-    if (
-        match
-        and name
-        and is_known(name[0])
-        and re.fullmatch(r"[A-Za-z_]\w*(\[[\w@*]+\])?", name[0], re.ASCII)
-    ):
-        if not rest.startswith(("*", "@")):
-            return parameter(expander, name[0] + rest, raw, quoted)
+    is_name = name is not None and is_known(name[0]) and _REFERENCE.fullmatch(name[0]) is not None
+    if name is not None and is_name and not rest.startswith(("*", "@")):
+        return parameter(expander, name[0] + rest, raw, quoted)
     reason = "the name of the variable that it refers to is not known"
     return [Piece(expander.unknowns.mark(Unknown(raw, reason)), quoted, True)]
 

@@ -39,6 +39,10 @@ END = "\npython pretrain_gpt.py $A\n"
          {"--n3": None, "--n2": None}),
         ("S=7B\nif [ $S = 1B ]; then A='--a 1'; elif [[ $S == 7* && -n $S ]]; then A='--b 2'; else A=; fi",
          {"--b": "2"}),
+        ("S=4\nif [ $S = 1 ]; then A=--a; elif [ $S = 2 ]; then A=--b; elif [ $S = 3 ]; then A=--c\n"
+         "elif [ $S = 4 ]; then # four\n A=--d; else A=--e; fi", {"--d": None}),
+        ("S=9\nif false; then A=--a; elif [ $S = 2 ]; then A=--b; elif [ $S = 3 ]; then A=--c; else A=--e; fi",
+         {"--e": None}),
         ("S=xl\ncase $S in s|m) A=--small;; x*) A=--large;; *) A=--other;; esac", {"--large": None}),
         ("test 3 -lt 10 && A=--yes || A=--no", {"--yes": None}),
         ("read -r -d '' A <<EOF || true\n--x 1\n--y $((2+3))\nEOF", {"--x": "1", "--y": "5"}),
@@ -116,6 +120,16 @@ def test_optional_arguments_of_an_undecided_branch_are_unknown_and_the_others_kn
     }
     known = values(launch_of(tmp_path, text, environment={"FP8": "true"}))
     assert known["--fp8-format"] == "e4m3" and known["--extra"] is None
+
+
+def test_every_branch_of_an_undecided_chain_is_named(tmp_path: Path) -> None:
+    text = (
+        "if [ $S = 1 ]; then N=10; O=' '; elif [ $S = 2 ]; then N=20; O=' '; elif [ $S = 3 ]; then N=30; O='--x 3'\n"
+        "else N=40; fi\npython p.py --n $N $O\n"
+    )
+    expected = {"--n": "?10 or 20 or 30 or 40", "--x": "?--x 3 or nothing"}
+    assert values(launch_of(tmp_path, text)) == expected
+    assert values(launch_of(tmp_path, text, environment={"S": "3"})) == {"--n": "30", "--x": "3"}
 
 
 def test_defaults_and_assumptions_are_noted(tmp_path: Path) -> None:
