@@ -25,12 +25,17 @@ MANIFEST = Path(__file__).resolve().parents[2] / "docs" / "proof" / "published_l
 
 def main() -> None:
     """Read every file of the manifest that has a copy, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--copies", type=Path, required=True)
     parser.add_argument("--dump", type=Path)
     parser.add_argument("--table", type=Path)
     options = parser.parse_args()
-    rows = ["| file | trainer | arguments | unknown | nodes x GPUs | notes | refused |", "|---|---|---|---|---|---|---|"]
+    rows = [
+        "| file | trainer | arguments | unknown | nodes x GPUs | notes | refused |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for entry in load_mapping(MANIFEST)["launches"]:
         path = options.copies / entry["repository"].replace("/", "+") / entry["path"]
         rows.append(judged(entry, path, options.dump))

@@ -30,14 +30,16 @@ def read_launch(
 ) -> Launch:
     """What a launch file says: a shell script, a YAML, TOML or JSON configuration, or a Python recipe.
 
-    `environment` gives the variables of the file that it does not set itself, `recipe` the function of a
-    Python file, and `parameters` the positional parameters of a script, or `name=value` parameters of a recipe.
-    Nothing of the file is run. Raises InputError, naming file and line, for a file that cannot be read, that is
-    beyond the limits, or that starts no training.
+    `environment` gives the variables that the file does not set itself, `recipe` names the function of a
+    Python file, and `parameters` are the positional parameters of a script, or `name=value` parameters of a
+    recipe. Nothing of the file is run. Raises InputError, naming file and line, for a file that cannot be
+    read, that is beyond the limits, or that starts no training.
     """
     suffix = path.suffix.lower()
     if recipe is not None and suffix != ".py":
-        raise InputError(f"{path}: recipe={recipe!r} names a function, but only a .py file has functions; leave it out")
+        raise InputError(
+            f"{path}: recipe={recipe!r} names a function, but only a .py file has functions; leave it out"
+        )
     if suffix in (".yaml", ".yml"):
         return read_yaml(path, environment)
     if suffix == ".toml":

@@ -29,7 +29,7 @@ def arguments_of(words: Iterable[str], command: Command, reading: Reading) -> tu
     is_open = False
     for word in words:
         entry = unknowns.entry(word)
-        if isinstance(entry, Choice) and (_is_list(entry) or not is_open):
+        if isinstance(entry, Choice) and (_is_list(entry, unknowns) or not is_open):
             pairs += _optional(entry, unknowns)
             is_open = False
         elif isinstance(entry, Unknown) and _is_optional(entry, is_open):
@@ -59,16 +59,22 @@ def _first(values: list[str | Unknown]) -> str:
     return (values[0].text if isinstance(values[0], Unknown) else values[0])[:200]
 
 
-def _is_list(entry: Choice) -> bool:
+def _is_list(entry: Choice, unknowns: Unknowns, depth: int = 0) -> bool:
     """Whether a choice is about whole arguments, so that it does not belong to the flag before it."""
-    texts = [text.strip() for option in entry.alternatives for text in option]
-    return any(len(option) != 1 for option in entry.alternatives) or any(
-        _FLAG.match(text) is not None or _PAIR.fullmatch(text) is not None for text in texts
-    )
+    if any(len(option) != 1 for option in entry.alternatives):
+        return True
+    words = [word for option in entry.alternatives for text in option for word in text.split()[:1]]
+    for word in words:
+        inner = unknowns.entry(word)
+        if isinstance(inner, Choice) and depth < _MOST_NESTED and _is_list(inner, unknowns, depth + 1):
+            return True
+        if inner is None and (_FLAG.fullmatch(word) or _PAIR.fullmatch(word)):
+            return True
+    return False
 
 
 def _is_optional(entry: Unknown, is_open: bool) -> bool:
-    return bool(_OPTIONAL.search(entry.text)) and entry.text.startswith("$") or not is_open
+    return (bool(_OPTIONAL.search(entry.text)) and entry.text.startswith("$")) or not is_open
 
 
 def _optional(entry: Choice, unknowns: Unknowns, depth: int = 0) -> list[tuple[str, list[str | Unknown]]]:
@@ -80,7 +86,7 @@ def _optional(entry: Choice, unknowns: Unknowns, depth: int = 0) -> list[tuple[s
         name, value = "", ""
         for word in [word for text in option for word in text.split()]:
             inner = unknowns.entry(word)
-            if isinstance(inner, Choice) and _is_list(inner):
+            if isinstance(inner, Choice) and _is_list(inner, unknowns):
                 nested += _optional(inner, unknowns, depth + 1) if depth < _MOST_NESTED else []
                 name, value = "", ""
                 continue
@@ -137,7 +143,9 @@ class _Places:
     def of(self, name: str, value: str) -> str:
         """The place of the next argument of this name; of several, one whose line holds the value as well."""
         lines = self._lines.get(name.removeprefix("~"), [])
-        exact = [line for line in lines if value and re.search(rf"(?<![\w-]){re.escape(value)}(?!\w)", line[1])]
+        exact = [
+            line for line in lines if value and re.search(rf"(?<![\w-]){re.escape(value)}(?!\w)", line[1])
+        ]
         left = self._left[name]
         self._left[name] -= 1
         if left == 1 and exact:

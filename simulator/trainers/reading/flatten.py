@@ -41,9 +41,10 @@ def plain(value: Any) -> Value | Unknown:
 
 
 class YamlLines:
-    """Finds the line of a dotted name in YAML, TOML or JSON text; a name that is not found counts as line 1."""
+    """Finds the line of a dotted name in YAML or JSON text, or of what holds it."""
 
     def __init__(self, text: str, file: str) -> None:
+        """Takes the text of a file and its name."""
         self._file = file
         self._lines = self._indented(text)
 

@@ -1,4 +1,4 @@
-"""Resolves the interpolations of OmegaConf (`${a.b}`, `${multiply:a,b}`, `${oc.env:NAME}`) inside one file."""
+"""Resolves OmegaConf interpolations (`${a.b}`, `${multiply:a,b}`, `${oc.env:NAME}`) inside one file."""
 
 from __future__ import annotations
 

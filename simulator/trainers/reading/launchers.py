@@ -1,4 +1,4 @@
-"""Tells the launcher's own options (torchrun, deepspeed, accelerate, srun) from the program and its arguments."""
+"""Tells the options of a launcher (torchrun, deepspeed, srun) from the program and its arguments."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import PurePosixPath
 from moesim.simulator.trainers.launch import Machine, Unknown
 from moesim.simulator.trainers.reading import slurm
 from moesim.simulator.trainers.reading.shell_reading import Command, Reading
-from moesim.simulator.trainers.reading.unknowns import is_known
+from moesim.simulator.trainers.reading.unknowns import Unknowns, is_known
 
 _PYTHON = re.compile(r"python[\d.]*|pypy3?")
 _TORCH_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _FLAGS = {
     "torchrun": {"standalone", "no_python", "run_path", "use_env", "enable_elastic"},
     "deepspeed": {
-        "no_python", "no_local_rank", "no_ssh", "no_ssh_check", "force_multi", "save_pid", "bind_cores_to_rank",
-        "elastic_training", "enable_elastic_training",
+        "no_python", "no_local_rank", "no_ssh", "no_ssh_check", "force_multi", "save_pid",
+        "bind_cores_to_rank", "elastic_training", "enable_elastic_training",
     },
     "accelerate": {
         "multi_gpu", "use_deepspeed", "use_fsdp", "use_megatron_lm", "cpu", "tpu", "same_network", "debug",
@@ -25,9 +25,26 @@ _FLAGS = {
     },
 }  # fmt: skip
 """The options of each launcher that take no value."""
-_RUNNERS = frozenset("uv coverage poetry conda pixi ray torchx".split())
+_RUNNERS = frozenset(["uv", "coverage", "poetry", "conda", "pixi", "ray", "torchx"])
 """Programs that run another one without options that matter here."""
-_OTHERS = frozenset("docker podman curl wget pip pip3 srun sbatch salloc singularity apptainer aws gcloud rsync".split())
+_OTHERS = frozenset(
+    [
+        "docker",
+        "podman",
+        "curl",
+        "wget",
+        "pip",
+        "pip3",
+        "srun",
+        "sbatch",
+        "salloc",
+        "singularity",
+        "apptainer",
+        "aws",
+        "gcloud",
+        "rsync",
+    ]
+)
 _FEW_FLAGS = 5
 """A program that is not known counts as a launch from this many flags on."""
 _NODES = {"torchrun": ("nnodes",), "deepspeed": ("num_nodes",), "accelerate": ("num_machines",)}
@@ -46,7 +63,7 @@ class Started:
     is_guess: bool = False
 
 
-def started(command: Command) -> Started | None:
+def started(command: Command, unknowns: Unknowns) -> Started | None:
     """The program that a command starts, or None for a command that is no training program."""
     words = list(command.words)
     name = PurePosixPath(words[0]).name if is_known(words[0]) else words[0]
@@ -56,12 +73,12 @@ def started(command: Command) -> Started | None:
         return _launched("accelerate", words[2:])
     if _PYTHON.fullmatch(name):
         return _python(words[1:])
-    if name.endswith((".py", ".sh", ".slurm", ".sub")):
+    if unknowns.shown(words[0]).endswith((".py", ".sh", ".slurm", ".sub")):
         return Started(None, words[0], words[1:])
     if not is_known(words[0]) or name in _RUNNERS:
         for at, word in enumerate(words[1:], start=1):
-            if re.fullmatch(r"(.*/)?(torchrun|deepspeed|accelerate|python[\d.]*)|.*\.py", word):
-                inner = started(replace(command, words=tuple(words[at:])))
+            if re.fullmatch(r"(.*/)?(torchrun|deepspeed|accelerate|python[\d.]*)|.*\.py", unknowns.shown(word)):
+                inner = started(replace(command, words=tuple(words[at:])), unknowns)
                 if inner is not None:
                     inner.unread = [*(text for text in words[:at] if not is_known(text)), *inner.unread]
                     return inner
@@ -147,7 +164,8 @@ def machine_of(command: Command, program: Started, reading: Reading) -> Machine:
         unread = program.unread
         if unread:
             reading.notes[
-                f"{command.place}: the options {' '.join(map(unknowns.shown, unread))[:80]} of {launcher} are not known"
+                f"{command.place}: the options {' '.join(map(unknowns.shown, unread))[:80]} of {launcher} "
+                "are not known"
             ] = None
     elif program.unread:
         shown = " ".join(map(unknowns.shown, program.unread))[:80]
@@ -199,7 +217,9 @@ def _chosen(
     places[name] = place
     for other, elsewhere in numbers:
         if isinstance(other, int) and other != chosen:
-            reading.notes[f"{name} is {chosen} at {place}, but {other} at {elsewhere}; the first is taken"] = None
+            reading.notes[
+                f"{name} is {chosen} at {place}, but {other} at {elsewhere}; the first is taken"
+            ] = None
     if isinstance(chosen, int) and isinstance(numbers[0][0], Unknown):
         first = numbers[0][0]
         reading.notes[

@@ -1,4 +1,4 @@
-"""Limits of everything that is read from a launch file, whose text is hostile until it is shown to be small."""
+"""Limits of everything that is read from a launch file, whose text may be hostile."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ MOST_FILES = 20
 
 
 class Budget:
-    """Counts the work of one reading and raises InputError where it exceeds a limit; `file` is for messages."""
+    """Counts the work of one reading and raises InputError where it exceeds a limit."""
 
     def __init__(self, file: str) -> None:
+        """Takes the name of the file, for messages."""
         self.file = file
         self._characters, self._steps, self._files = MOST_EXPANDED, MOST_STEPS, MOST_FILES
 
@@ -41,8 +42,8 @@ class Budget:
         self._steps -= 1
         if self._steps < 0:
             raise InputError(
-                f"{place}: more than {MOST_STEPS:,} statements were followed, the limit; shorten the loops of "
-                "the script or write the arguments out"
+                f"{place}: more than {MOST_STEPS:,} statements were followed, the limit; shorten the loops "
+                "of the script or write the arguments out"
             )
 
     def words(self, count: int, place: str) -> None:
@@ -54,8 +55,8 @@ class Budget:
         """Check the levels of nesting at `place`."""
         if levels > MOST_DEPTH:
             raise InputError(
-                f"{place}: nested more than {MOST_DEPTH} levels deep, the limit; a function or file that calls "
-                "itself cannot be read"
+                f"{place}: nested more than {MOST_DEPTH} levels deep, the limit; a function or file that "
+                "calls itself cannot be read"
             )
 
     def may_read_file(self) -> bool:

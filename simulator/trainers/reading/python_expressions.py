@@ -12,7 +12,7 @@ from moesim.simulator.trainers.reading.limits import MOST_LINE
 from moesim.simulator.trainers.reading.python_values import Tree, shown, unknown
 
 if TYPE_CHECKING:
-    from moesim.simulator.trainers.reading.python_recipe import Recipe
+    from moesim.simulator.trainers.reading.python_statements import Recipe
 
 _MOST_NUMBER = 10**18
 _MOST_ITEMS = 5_000
@@ -22,8 +22,9 @@ _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
 }  # fmt: skip
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
-    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
-    ast.GtE: operator.ge, ast.Is: lambda a, b: a is b or a == b, ast.IsNot: lambda a, b: not (a is b or a == b),
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
+    ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Is: lambda a, b: a is b or a == b,
+    ast.IsNot: lambda a, b: not (a is b or a == b),
     ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b,
 }  # fmt: skip
 
@@ -67,7 +68,9 @@ def _attribute(recipe: Recipe, node: ast.Attribute) -> Any:
         if node.attr in base.entries:
             return base.entries[node.attr][0]
         return unknown(node, "the file does not set it")
-    return unknown(node, base.reason if isinstance(base, Unknown) and base.reason == OTHER_FILE else "it is not computed")
+    return unknown(
+        node, base.reason if isinstance(base, Unknown) and base.reason == OTHER_FILE else "it is not computed"
+    )
 
 
 def _list(recipe: Recipe, node: ast.List | ast.Tuple | ast.Set) -> Any:
@@ -125,7 +128,11 @@ def _binary(recipe: Recipe, node: ast.BinOp) -> Any:
     sizes = [len(value) if isinstance(value, str | list | tuple) else value for value in (left, right)]
     if function is None or not (
         numbers
-        or (isinstance(node.op, ast.Add) and type(left) is type(right) and isinstance(left, str | list | tuple))
+        or (
+            isinstance(node.op, ast.Add)
+            and type(left) is type(right)
+            and isinstance(left, str | list | tuple)
+        )
         or (
             isinstance(node.op, ast.Mult)
             and isinstance(right if isinstance(left, str | list) else left, int)
@@ -133,7 +140,10 @@ def _binary(recipe: Recipe, node: ast.BinOp) -> Any:
         )
     ):
         return unknown(node, "it is not computed")
-    if not numbers and (sizes[0] * max(sizes[1], 1) if isinstance(node.op, ast.Mult) else sum(sizes)) > _MOST_ITEMS:
+    if (
+        not numbers
+        and (sizes[0] * max(sizes[1], 1) if isinstance(node.op, ast.Mult) else sum(sizes)) > _MOST_ITEMS
+    ):
         return unknown(node, f"it has more than {_MOST_ITEMS} parts")
     try:
         return function(left, right)
@@ -214,7 +224,9 @@ def _subscript(recipe: Recipe, node: ast.Subscript) -> Any:
 
 def _constant(recipe: Recipe, node: ast.Constant) -> Any:
     value = node.value
-    return value if isinstance(value, str | int | float | bool | None) else unknown(node, "it is not computed")
+    return (
+        value if isinstance(value, str | int | float | bool | None) else unknown(node, "it is not computed")
+    )
 
 
 def _call(recipe: Recipe, node: ast.Call) -> Any:
@@ -222,7 +234,8 @@ def _call(recipe: Recipe, node: ast.Call) -> Any:
 
 
 _HANDLERS: dict[type[ast.expr], Callable[[Recipe, Any], Any]] = {
-    ast.Name: _name, ast.Attribute: _attribute, ast.List: _list, ast.Tuple: _list, ast.Set: _list, ast.Dict: _dict,
+    ast.Name: _name, ast.Attribute: _attribute, ast.List: _list, ast.Tuple: _list, ast.Set: _list,
+    ast.Dict: _dict,
     ast.UnaryOp: _unary, ast.BinOp: _binary, ast.Compare: _compare, ast.BoolOp: _boolean, ast.IfExp: _if,
     ast.JoinedStr: _joined, ast.Subscript: _subscript, ast.Constant: _constant, ast.Call: _call,
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""The values of a Python recipe while it is read: configurations as trees of attributes, and what is unknown."""
+"""The values of a Python recipe while it is read: trees of attributes, and what is unknown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_SHOWN = 200
 
 @dataclass(slots=True)
 class Tree:
-    """An object of a recipe: the attributes that the file sets, each with its line, and the call that made it.
+    """An object of a recipe: the attributes that the file sets, with their lines, and the call that made it.
 
     `is_open` says that the call is of another file, so that attributes which are not set here have other
     values than none.
@@ -53,7 +53,9 @@ def arguments_of_tree(tree: Tree, file: str, above: str = "", depth: int = 0) ->
         place = f"{file}, line {line}"
         if isinstance(value, Tree):
             if value.is_open and value.call:
-                arguments.append(Argument(dotted, Unknown(value.call, "it is made by code of another file"), place))
+                arguments.append(
+                    Argument(dotted, Unknown(value.call, "it is made by code of another file"), place)
+                )
             if depth < 20:
                 if value.call and not value.entries and not value.is_open:
                     arguments.append(Argument(dotted, value.call, place))

@@ -71,12 +71,14 @@ def _launch(reading: Reading, given: Mapping[str, Variable], file: str, scope: S
     candidates: list[tuple[Command, Started, tuple[Argument, ...]]] = []
     seen = set()
     for command in reading.commands:
-        program = started(command)
+        program = started(command, reading.unknowns)
         key = (command.words, command.condition, str(command.environment))
         if program is not None and key not in seen and len(candidates) < 200:
             seen.add(key)
             candidates.append((command, program, arguments_of(program.words, command, reading)))
-    started_scripts = [one for one in candidates if one[1].program.endswith(".sh") and _set_variables(one[0], given)]
+    started_scripts = [
+        one for one in candidates if one[1].program.endswith(".sh") and _set_variables(one[0], given)
+    ]
     if not any(arguments for _, _, arguments in candidates) and started_scripts:
         candidates = started_scripts[-1:]
     elif not any(arguments for _, _, arguments in candidates):
@@ -87,15 +89,20 @@ def _launch(reading: Reading, given: Mapping[str, Variable], file: str, scope: S
     name = _name(program, reading.unknowns)
     arguments += _written_configuration(program, command, reading)
     environment = {
-        key: reading.unknowns.value(_text(variable)) for key, variable in _set_variables(command, given).items()
+        key: reading.unknowns.value(_text(variable))
+        for key, variable in _set_variables(command, given).items()
     }
     if name.endswith((".sh", ".slurm")):
         reading.notes[f"{command.place}: {name} is a script of its own, which was not read"] = None
     notes = list(reading.notes)
     if command.condition:
-        notes.insert(0, f"{command.place}: {name} is started only where {reading.unknowns.shown(command.condition)}")
+        notes.insert(
+            0, f"{command.place}: {name} is started only where {reading.unknowns.shown(command.condition)}"
+        )
     notes += _others(candidates, best, reading.unknowns)
-    notes += [f"{place}: #SBATCH {text} is not read" for text, place in reading.headers if not _is_machine(text)]
+    notes += [
+        f"{place}: #SBATCH {text} is not read" for text, place in reading.headers if not _is_machine(text)
+    ]
     if len(notes) > _MOST_NOTES:
         notes = [*notes[:_MOST_NOTES], f"{len(notes) - _MOST_NOTES} more notes are left out"]
     shown = tuple(MARK.sub("...", note) for note in notes)
@@ -108,8 +115,8 @@ def _variables_only(reading: Reading, given: Mapping[str, Variable], file: str, 
     """The launch of a file that only sets variables with arguments, such as a model's configuration."""
     if scope.stopped == "exit":
         raise InputError(
-            f"{scope.left_at}: the script ends here with exit and starts no training before; give the variables "
-            "and parameters with which it goes on"
+            f"{scope.left_at}: the script ends here with exit and starts no training before; give the "
+            "variables and parameters with which it goes on"
         )
     command = Command((), (), {}, {}, file, 1, 1, "", len(reading.followed))
     words: list[str] = []
@@ -126,8 +133,8 @@ def _variables_only(reading: Reading, given: Mapping[str, Variable], file: str, 
             names.append(name)
     if not words:
         raise InputError(
-            f"{file}: starts no program with arguments (torchrun, deepspeed, accelerate, python, a .py or .sh "
-            "file) and sets no variable with arguments; give the script that starts the training"
+            f"{file}: starts no program with arguments (torchrun, deepspeed, accelerate, python, a .py or "
+            ".sh file) and sets no variable with arguments; give the script that starts the training"
         )
     arguments = arguments_of(words, command, reading)
     note = f"{file} starts no training; the arguments of its variables {', '.join(names)} were read"
@@ -176,8 +183,8 @@ def _others(
         if n != best and arguments:
             only = f", only where {unknowns.shown(command.condition)}" if command.condition else ""
             notes.append(
-                f"{command.place}: {_name(program, unknowns)} is started as well, with {len(arguments)} arguments{only}; "
-                "it is not the launch that was read"
+                f"{command.place}: {_name(program, unknowns)} is started as well, with {len(arguments)} "
+                f"arguments{only}; it is not the launch that was read"
             )
     return notes
 
@@ -188,8 +195,8 @@ def _written_configuration(program: Started, command: Command, reading: Reading)
     for n, word in enumerate(words):
         name = word.partition("=")[2] if word.startswith("-") and "=" in word else word
         flag = word if "=" in word else words[n - 1] if n else ""
-        if name in command.files and _CONFIGURED.search(flag):
-            text, place = command.files[name]
+        if name.removeprefix("./") in command.files and _CONFIGURED.search(flag):
+            text, place = command.files[name.removeprefix("./")]
             return _entries(text, name, place, reading)
     return ()
 
@@ -209,4 +216,3 @@ def _entries(text: str, name: str, place: str, reading: Reading) -> tuple[Argume
         else entry
         for entry in entries
     )
-

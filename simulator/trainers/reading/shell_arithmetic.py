@@ -1,4 +1,4 @@
-"""Computes the integer arithmetic of the shell: `$((a * 2))`, `((a += 1))`, `let`, and numbers in conditions."""
+"""Computes the integer arithmetic of the shell: `$((a * 2))`, `((a += 1))` and `let`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands of the shell itself: assignments, export, declare, read, echo and others without outside effect."""
+"""The commands of the shell itself: assignments, export, declare, read, echo and printf."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def assign(shell: Statements, raw: str, *, export: bool | None = None, options: 
     before = scope.variables.get(name)
     value: Value
     if text.startswith("(") and index is None:
-        value = _array(shell, text[1:-1], "A" in options or (before is not None and isinstance(before.value, dict)))
+        value = _array(
+            shell, text[1:-1], "A" in options or (before is not None and isinstance(before.value, dict))
+        )
         if plus and isinstance(value, dict):
             value = {**(before.value if before and isinstance(before.value, dict) else {}), **value}
         elif plus and not isinstance(value, dict) and value is not None:
@@ -91,7 +93,11 @@ def _indexed(shell: Statements, name: str, index: str, value: str, plus: bool) -
     except (UnknownNumber, ShellTextError):
         at = -1
     if not 0 <= at < _MOST_INDEX:
-        return (shell.unknowns.mark(Unknown(f"${{{name}[@]}}", f"its element {index[:40]!r} is set by an unknown index")),)
+        return (
+            shell.unknowns.mark(
+                Unknown(f"${{{name}[@]}}", f"its element {index[:40]!r} is set by an unknown index")
+            ),
+        )
     elements += [""] * (at + 1 - len(elements))
     elements[at] = (elements[at] if plus else "") + value
     return tuple(elements)
@@ -170,7 +176,9 @@ def _formatted(rule: str, words: list[str]) -> str | None:
     rule = rule.replace("\\n", "\n").replace("\\t", "\t")
     parts = re.split(r"(%[a-zA-Z%0-9.-]+?(?<=[a-zA-Z%]))", rule)
     wanted = sum(part.startswith("%") and part != "%%" for part in parts)
-    if any(part.startswith("%") and part not in ("%s", "%d", "%%") for part in parts) or "%" in "".join(parts[::2]):
+    if any(part.startswith("%") and part not in ("%s", "%d", "%%") for part in parts) or "%" in "".join(
+        parts[::2]
+    ):
         return None
     done, left = "", list(words)
     while True:
@@ -204,7 +212,7 @@ def read(shell: Statements, words: list[str]) -> bool | None:
             names.append(word)
         at += 1
     text = shell.stdin
-    if text is None or not raw and "\\" in text:
+    if text is None or (not raw and "\\" in text):
         reason = "it is read from input that the file does not hold"
         for name in [*names, *([array] if array else [])]:
             shell.scope.set(name, shell.unknowns.mark(Unknown(f"${name}", reason)))

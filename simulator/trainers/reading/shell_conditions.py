@@ -13,7 +13,31 @@ from moesim.simulator.trainers.reading.unknowns import MARK, is_known
 
 _COMPARED = ("-eq", "-ne", "-lt", "-le", "-gt", "-ge")
 _BINARY = (*_COMPARED, "==", "=", "!=", "=~", "<", ">", "-nt", "-ot", "-ef")
-_FILE_TESTS = frozenset("-a -b -c -d -e -f -g -h -k -p -r -s -t -u -w -x -G -L -N -O -S".split())
+_FILE_TESTS = frozenset(
+    [
+        "-a",
+        "-b",
+        "-c",
+        "-d",
+        "-e",
+        "-f",
+        "-g",
+        "-h",
+        "-k",
+        "-p",
+        "-r",
+        "-s",
+        "-t",
+        "-u",
+        "-w",
+        "-x",
+        "-G",
+        "-L",
+        "-N",
+        "-O",
+        "-S",
+    ]
+)
 _SAFE_REGEX = re.compile(r"\^?(?:[\w ,:/@%=-]|\\\.|(?:\[\^?[\w. :/-]+\]|\.)[+*?]?|[\w-]\+)*\$?")
 _MOST_REGEX = 200
 _MOST_NESTED = 20
@@ -26,13 +50,16 @@ class Conditions:
     """
 
     def __init__(self, expander: Expander) -> None:
+        """Takes what expands the words of the conditions."""
         self.expander = expander
         self.assumed: list[str] = []
-        self._nested = 0
+        self._nested = self._at = 0
+        self._words: list[str] = []
+        self._raw = False
 
     def test(self, words: list[str]) -> bool | None:
         """The result of `[ words ]`, whose words are expanded."""
-        self._words, self._raw, self._at = words, None, 0
+        self._words, self._raw, self._at = words, False, 0
         result = self._or() if words else False
         if self._at != len(words):
             raise ShellTextError(f"the condition [ {' '.join(words)[:60]} ] cannot be read")
@@ -40,8 +67,7 @@ class Conditions:
 
     def bracket(self, text: str) -> bool | None:
         """The result of `[[ text ]]`, whose words are not expanded yet."""
-        self._words, self._at = _tokens(text), 0
-        self._raw = True
+        self._words, self._raw, self._at = _tokens(text), True, 0
         result = self._or()
         if self._at != len(self._words):
             raise ShellTextError(f"the condition [[ {text[:60]} ]] cannot be read")
@@ -128,7 +154,9 @@ class Conditions:
             filled = self._filled(text)
             return None if filled is None else filled == (operator == "-n")
         if operator in _FILE_TESTS:
-            return True if operator in ("-e", "-f", "-s", "-r") and text in self.expander.scope.files else None
+            return (
+                True if operator in ("-e", "-f", "-s", "-r") and self.expander.scope.written(text) else None
+            )
         raise ShellTextError(f"the test {operator!r} of a condition is not known")
 
     def _filled(self, text: str) -> bool | None:
@@ -172,7 +200,9 @@ class Conditions:
             a, b = (self.expander.integer(text) for text in (left, right))
         except (UnknownNumber, ShellTextError):
             return None
-        return {"-eq": a == b, "-ne": a != b, "-lt": a < b, "-le": a <= b, "-gt": a > b, "-ge": a >= b}[operator]
+        return {"-eq": a == b, "-ne": a != b, "-lt": a < b, "-le": a <= b, "-gt": a > b, "-ge": a >= b}[
+            operator
+        ]
 
     def _regex(self, text: str, rule: str) -> bool | None:
         """The result of `=~` for rules that are short and without groups; others are not decided."""

@@ -1,4 +1,4 @@
-"""Expands raw words of the shell into fields: quotes, parameters, substitutions, word splitting and braces."""
+"""Expands raw words of the shell into fields: quotes, substitutions, word splitting and braces."""
 
 from __future__ import annotations
 
@@ -18,10 +18,21 @@ from moesim.simulator.trainers.reading.shell_words import (
 )
 from moesim.simulator.trainers.reading.unknowns import Unknowns, is_known
 
-_ESCAPES = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"', "r": "\r", "a": "\a", "b": "\b", "e": "\x1b"}
+_ESCAPES = {
+    "n": "\n",
+    "t": "\t",
+    "\\": "\\",
+    "'": "'",
+    '"': '"',
+    "r": "\r",
+    "a": "\a",
+    "b": "\b",
+    "e": "\x1b",
+}
 _BRACE_RANGE = re.compile(r"(-?\d{1,6})\.\.(-?\d{1,6})(?:\.\.(-?\d{1,6}))?", re.ASCII)
 _ASSIGNED = re.compile(
-    r"([A-Za-z_]\w*)\s*(?:[-+*/%&|^]|<<|>>)?=(?!=)|([A-Za-z_]\w*)\s*(?:\+\+|--)|(?:\+\+|--)\s*([A-Za-z_]\w*)", re.ASCII
+    r"([A-Za-z_]\w*)\s*(?:[-+*/%&|^]|<<|>>)?=(?!=)|([A-Za-z_]\w*)\s*(?:\+\+|--)|(?:\+\+|--)\s*([A-Za-z_]\w*)",
+    re.ASCII,
 )
 _MOST_BRACES = 1_000
 SPACES = " \t\n"
@@ -44,11 +55,17 @@ BETWEEN = Piece("", between=True)
 
 
 class Expander:
-    """Expands words in a scope; `substitute` gives the output of commands, `notes` collects what was assumed."""
+    """Expands words in a scope; `substitute` gives the output of commands, `notes` gets what was assumed."""
 
     def __init__(
-        self, scope: Scope, unknowns: Unknowns, budget: Budget, substitute: Substitution, notes: dict[str, None]
+        self,
+        scope: Scope,
+        unknowns: Unknowns,
+        budget: Budget,
+        substitute: Substitution,
+        notes: dict[str, None],
     ) -> None:
+        """Takes the scope, and what collects unknown values, work, output and notes."""
         self.scope, self.unknowns, self.budget = scope, unknowns, budget
         self.substitute, self.notes = substitute, notes
         self.depth = 0
@@ -109,7 +126,9 @@ class Expander:
             elif char == "~" and at == 0 and raw[1:2] in ("", "/"):
                 home = self.scope.text("HOME")
                 parts.append(
-                    Piece(home if home is not None else self._unknown("~", "the variable HOME is not set"), True)
+                    Piece(
+                        home if home is not None else self._unknown("~", "the variable HOME is not set"), True
+                    )
                 )
             else:
                 parts.append(Piece(char))
@@ -147,7 +166,7 @@ class Expander:
         """The parts of one `$...` or backtick substitution."""
         if raw == "$":
             return [Piece("$", quoted=quoted)]
-        if raw.startswith("$((") and raw.endswith("))") or raw.startswith("$["):
+        if (raw.startswith("$((") and raw.endswith("))")) or raw.startswith("$["):
             inner = raw[3:-2] if raw.startswith("$((") else raw[2:-1]
             return [Piece(self.number(inner, raw), quoted, True)]
         if raw.startswith("$("):
@@ -307,7 +326,11 @@ def _brace(raw: str, at: int) -> tuple[list[str] | None, int]:
     numbers = range(first, last + 1, step) if first <= last else range(first, last - 1, -step)
     if len(numbers) > _MOST_BRACES:
         raise ShellTextError(f"braces make more than {_MOST_BRACES} words")
-    width = max(len(match[1]), len(match[2])) if re.match(r"-?0\d", match[1]) or re.match(r"-?0\d", match[2]) else 0
+    width = (
+        max(len(match[1]), len(match[2]))
+        if re.match(r"-?0\d", match[1]) or re.match(r"-?0\d", match[2])
+        else 0
+    )
     return [str(number).zfill(width) for number in numbers], end + 1
 
 

@@ -1,19 +1,15 @@
-"""Follows the control flow of a shell script: lists, pipelines, if, case, loops, functions and here-documents."""
+"""Follows the control flow of a shell script: lists, pipelines, if, case and here-documents."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.files import is_there, read_text
-from moesim.simulator.trainers.launch import Unknown
+from moesim.simulator.trainers.reading import shell_loops
 from moesim.simulator.trainers.reading import shell_patterns as patterns
-from moesim.simulator.trainers.reading.limits import MOST_BYTES
-from moesim.simulator.trainers.reading.shell_branches import changed_variables
-from moesim.simulator.trainers.reading.shell_syntax import check_text
+from moesim.simulator.trainers.reading.shell_loops import described
 from moesim.simulator.trainers.reading.shell_words import scan
 from moesim.simulator.trainers.reading.unknowns import is_known
 
@@ -21,19 +17,6 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
     from moesim.simulator.trainers.reading.shell_statements import Statements
-
-_MOST_SHOWN = 100
-_MOST_TURNS = 200
-"""Most turns of a `while` loop; one that runs longer waits for something that no text decides."""
-
-
-def _shown(shell: Statements, nodes: Sequence[Node]) -> str:
-    text = " ".join(" ".join(shell.source.text(node) for node in nodes).split()).rstrip("; ")
-    return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 3] + "..."
-
-
-def _described(shell: Statements, nodes: Sequence[Node]) -> str:
-    return f"the condition {_shown(shell, nodes)} ({shell.source.place(nodes[0])})"
 
 
 def _body(shell: Statements, node: Node) -> None:
@@ -49,7 +32,7 @@ def _list(shell: Statements, node: Node) -> None:
     if shell.scope.stopped:
         return
     if status is None:
-        condition = _described(shell, [left])
+        condition = described(shell, [left])
         first = lambda: shell.statement(right)  # noqa: E731
         if operator == "&&":
             shell.either(condition, first, lambda: None)
@@ -67,7 +50,7 @@ def _assumed(
     chosen: Callable[[], None],
     other: Callable[[], None],
 ) -> None:
-    """Follow the branch that a condition chose; one that ends the script is left where it was only assumed."""
+    """Follow the branch that a condition chose; one that ends the script is left if it was only assumed."""
     if not assumed:
         chosen()
         return
@@ -75,13 +58,15 @@ def _assumed(
     shell.use(before.copy())
     commands = len(shell.reading.commands)
     chosen()
-    label = f"{_described(shell, condition)} is taken as {str(status).lower()}, since {', '.join(dict.fromkeys(assumed))}"
-    if shell.scope.stopped and len(shell.reading.commands) == commands and shell.scope.stopped in ("exit", "return"):
+    since = ", ".join(dict.fromkeys(assumed))
+    label = f"{described(shell, condition)} is taken as {str(status).lower()}, since {since}"
+    if (
+        shell.scope.stopped
+        and len(shell.reading.commands) == commands
+        and shell.scope.stopped in ("exit", "return")
+    ):
         shell.use(before)
-        label = (
-            f"{_described(shell, condition)} would end the script, since {', '.join(dict.fromkeys(assumed))}; it is "
-            "taken as given"
-        )
+        label = f"{described(shell, condition)} would end the script, since {since}; it is taken as given"
         other()
     shell.notes[label] = None
 
@@ -112,29 +97,17 @@ def _negated(shell: Statements, node: Node) -> None:
 
 def _if(shell: Statements, node: Node) -> None:
     clauses: list[tuple[list[Node], list[Node]]] = []
-
-    def add(children: Sequence[Node]) -> None:
+    parts = [node, *(child for child in node.children if child.type in ("elif_clause", "else_clause"))]
+    for part in parts:
         conditions: list[Node] = []
         body: list[Node] = []
-        into = conditions
-        for child in children:
+        into = body if part.type == "else_clause" else conditions
+        for child in part.children:
             if child.type == "then":
                 into = body
-            elif child.type == "elif_clause":
-                clauses.append((conditions, body))
-                conditions, body, into = [], [], []
-                add(child.children)
-            elif child.type == "else_clause":
-                if conditions:
-                    clauses.append((conditions, body))
-                conditions, body, into = [], [], []
-                clauses.append(([], list(child.children)))
-            elif child.is_named and child.type != "comment":
+            elif child.is_named and child.type not in ("comment", "elif_clause", "else_clause"):
                 into.append(child)
-        if conditions:
-            clauses.append((conditions, body))
-
-    add(node.children)
+        clauses.append((conditions, body))
     shell.scope.status = True
     _clauses(shell, clauses, 0)
 
@@ -157,7 +130,7 @@ def _clauses(shell: Statements, clauses: list[tuple[list[Node], list[Node]]], at
         return
     status, assumed = shell.status_of(conditions)
     if status is None:
-        shell.either(_described(shell, conditions), this, others)
+        shell.either(described(shell, conditions), this, others)
     elif status:
         _assumed(shell, conditions, assumed, True, this, others)
     else:
@@ -185,7 +158,10 @@ def _items(shell: Statements, node: Node, value: str, items: list[Node], at: int
     for text in texts:
         pieces = shell.expander.pattern(text)
         everything = text == "*"
-        if everything or (is_known(value, *(part for part, _ in pieces)) and patterns.matches(patterns.pattern_of(pieces), value)):
+        if everything or (
+            is_known(value, *(part for part, _ in pieces))
+            and patterns.matches(patterns.pattern_of(pieces), value)
+        ):
             result = True
             break
         if not is_known(value, *(part for part, _ in pieces)):
@@ -199,109 +175,6 @@ def _items(shell: Statements, node: Node, value: str, items: list[Node], at: int
         shell.block(body)
     else:
         _items(shell, node, value, items, at + 1)
-
-
-def _for(shell: Statements, node: Node) -> None:
-    variable = node.child_by_field_name("variable")
-    assert variable is not None
-    name = shell.source.text(variable)
-    nodes = node.children_by_field_name("value")
-    body = node.child_by_field_name("body")
-    assert body is not None
-    if nodes:
-        text = shell.source.data[nodes[0].start_byte : nodes[-1].end_byte].decode(errors="replace")
-        words = [field for raw in scan(text).words for field in shell.expander.fields(raw)]
-    elif any(child.type == "in" for child in node.children):
-        words = []
-    else:
-        words = list(shell.scope.parameters)
-    if any(shell.unknowns.entry(word) is not None for word in words) and len(words) == 1:
-        shell.notes[f"{shell.place}: the loop runs over {shell.unknowns.shown(words[0])[:60]}, which is not known"] = None
-        _uncertain(shell, f"the loop over {name} ({shell.place})", lambda: _turn(shell, name, words[0], body))
-        return
-    for word in words:
-        _turn(shell, name, word, body)
-        if _left(shell):
-            break
-
-
-def _turn(shell: Statements, name: str, word: str, body: Node) -> None:
-    shell.scope.set(name, word)
-    shell.budget.step(shell.place)
-    shell.statement(body)
-
-
-def _left(shell: Statements) -> bool:
-    """Whether the statements in a loop's turn left the loop."""
-    if shell.scope.stopped == "continue":
-        shell.scope.stopped = ""
-    if shell.scope.stopped == "break":
-        shell.scope.stopped = ""
-        return True
-    return bool(shell.scope.stopped)
-
-
-def _uncertain(shell: Statements, label: str, turn: Callable[[], None]) -> None:
-    """Follow a turn that may run any number of times: what it changes is not known afterwards."""
-    before = shell.scope
-    shell.use(before.copy())
-    shell.conditions.append(label)
-    turn()
-    shell.conditions.pop()
-    after = shell.scope
-    after.stopped = ""
-    for name in changed_variables(before, after):
-        text = after.text(name)
-        shown = shell.unknowns.shown(text)[:80] if text else name
-        after.set(name, shell.unknowns.mark(Unknown(f"${name} ({shown})", f"it is set in {label}")))
-    after.parameters = before.parameters
-    after.status = None
-
-
-def _c_for(shell: Statements, node: Node) -> None:
-    text = shell.source.text(node)
-    match = re.match(r"for\s*\(\((.*?)\)\)\s*;?\s*(?:do\b|\{)", text, re.DOTALL)
-    parts = match[1].split(";") if match else []
-    body = node.child_by_field_name("body")
-    if len(parts) != 3 or body is None:
-        raise InputError(f"{shell.place}: this loop is not read; write `for ((a; b; c)); do`")
-    shell.tested(f"(({parts[0]}))")
-    while True:
-        goes_on = True if not parts[1].strip() else shell.tested(f"(({parts[1]}))")
-        if goes_on is None:
-            _uncertain(shell, f"the loop at {shell.place}", lambda: shell.statement(body))
-            return
-        if not goes_on:
-            return
-        shell.budget.step(shell.place)
-        shell.statement(body)
-        if _left(shell):
-            return
-        shell.tested(f"(({parts[2]}))")
-
-
-def _while(shell: Statements, node: Node) -> None:
-    until = node.children[0].type == "until"
-    body = next(child for child in node.children if child.type == "do_group")
-    conditions = [child for child in node.children if child.is_named and child is not body and child != body]
-    turns = 0
-    while True:
-        shell.budget.step(shell.place)
-        turns += 1
-        status, assumed = shell.status_of(conditions)
-        if status is None or turns > _MOST_TURNS:
-            label = f"the loop while {_shown(shell, conditions)} ({shell.source.place(node)})"
-            shell.notes[f"{label} is not followed, since its end is not known"] = None
-            _uncertain(shell, label, lambda: shell.statement(body))
-            return
-        if assumed:
-            shell.notes[f"{_described(shell, conditions)} is taken as {str(status).lower()}, since {', '.join(assumed)}"] = None
-        if status == until:
-            shell.scope.status = True
-            return
-        shell.statement(body)
-        if _left(shell):
-            return
 
 
 def _function(shell: Statements, node: Node) -> None:
@@ -348,7 +221,8 @@ def _redirects(shell: Statements, node: Node) -> tuple[tuple[str, str], ...]:
     scanned = scan(shell.source.text(node))
     if scanned.words or scanned.rest:
         raise InputError(
-            f"{shell.source.place(node)}: words follow a redirection ({' '.join(scanned.words)[:60]}); put them before it"
+            f"{shell.source.place(node)}: words follow a redirection ({' '.join(scanned.words)[:60]}); "
+            "put them before it"
         )
     return scanned.redirects
 
@@ -367,65 +241,10 @@ def _document(shell: Statements, node: Node) -> str:
     return text if re.search(r"[\"'\\]", delimiter) else shell.expander.within(text)
 
 
-def beside(shell: Statements, name: str) -> Path | None:
-    """The file that a path of the script names, relative to the script's folder, or None where there is none.
-
-    A path whose folder is unknown (`$SCRIPT_DIR/run.sh`, `$(dirname $0)/run.sh`) counts as beside the script.
-    """
-    if shell.folder is None:
-        return None
-    if not is_known(name):
-        match = re.fullmatch("\ue000\\d+\ue001/([^/\ue000]+)", name)
-        if match is None:
-            return None
-        name = match[1]
-    parts = PurePosixPath(name).parts
-    if not parts or parts[0] == "/" or ".." in parts or not re.fullmatch(r"[\w.+/-]{1,300}", name):
-        return None
-    path = shell.folder.joinpath(*parts)
-    if not is_there(path) or not path.is_file() or path in shell.following or not shell.budget.may_read_file():
-        return None
-    return path
-
-
-def read_file(shell: Statements, path: Path, follow: Callable[[str], None]) -> None:
-    """Follow the text of another file of the script's folder, which is noted."""
-    text = check_text(read_text(path, MOST_BYTES, "shell script", strict=False), str(path))
-    shell.notes[f"{shell.place}: {path.name} is read from the script's folder"] = None
-    shell.following.append(path)
-    follow(text)
-    shell.following.pop()
-
-
-def include(shell: Statements, words: list[str]) -> None:
-    """`source FILE`: follow it where it lies beside the script, else note that it was not read."""
-    shell.scope.status = True
-    if not words:
-        return
-    name = words[0]
-    if name in shell.scope.files:
-        shell.run_text(shell.scope.files[name][0], name, 1)
-        return
-    path = beside(shell, name)
-    if path is None:
-        shown = shell.unknowns.shown(name)[:80]
-        shell.notes[
-            f"{shell.place}: the file {shown} does not lie beside the script and was not read; a variable that it "
-            "sets counts as not set"
-        ] = None
-        return
-    kept = shell.scope.parameters, shell.scope.given
-    if len(words) > 1:
-        shell.scope.parameters, shell.scope.given = tuple(words[1:]), True
-    read_file(shell, path, lambda text: shell.run_text(text, path.name, 1))
-    shell.scope.parameters, shell.scope.given = kept
-    if shell.scope.stopped == "return":
-        shell.scope.stopped = ""
-
-
 HANDLERS: dict[str, Callable[[Statements, Node], None]] = {
     "program": _body, "list": _list, "pipeline": _pipeline, "negated_command": _negated, "if_statement": _if,
-    "case_statement": _case, "for_statement": _for, "c_style_for_statement": _c_for, "while_statement": _while,
+    "case_statement": _case, "for_statement": shell_loops.for_loop,
+    "c_style_for_statement": shell_loops.c_loop, "while_statement": shell_loops.while_loop,
     "function_definition": _function, "compound_statement": _body, "do_group": _body, "subshell": _subshell,
     "redirected_statement": _redirected,
 }  # fmt: skip

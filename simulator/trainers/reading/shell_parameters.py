@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from moesim.simulator.trainers.reading.shell_expansion import Expander
 
 _PARAMETER = re.compile(r"([A-Za-z_]\w*|\d+|[@*#?$!_-])", re.ASCII)
-_MOST_INDEX = 10_000
+_REFERENCE = re.compile(r"[A-Za-z_]\w*(\[[\w@*]+\])?", re.ASCII)
 
 
 def parameter(expander: Expander, body: str, raw: str, quoted: bool) -> list[Piece]:
-    """The parts of a parameter expansion, whose text between braces is `body` and which is written as `raw`."""
+    """The parts of a parameter expansion, which is written as `raw` and has `body` between its braces."""
     if body.startswith("#") and len(body) > 1 and body[1] not in ":%+=?/-":
         return [Piece(_length(expander, body[1:], raw), quoted, True)]
     if body.startswith("!") and len(body) > 1:
@@ -36,9 +36,10 @@ def parameter(expander: Expander, body: str, raw: str, quoted: bool) -> list[Pie
     values = _values(expander, name, index)
     many = name in "@*" or index in ("@", "*")
     if rest:
-        values = _operated(expander, name, values, rest, raw, quoted, many)
-        if not isinstance(values, tuple):
-            return values
+        result = _operated(expander, name, values, rest, raw, quoted, many)
+        if isinstance(result, list):
+            return result
+        values = result
     elif values is None:
         values = () if many else (_missing(expander, name, raw),)
     return _joined(expander, values, quoted, many, star=name == "*" or index == "*")
@@ -145,14 +146,18 @@ def _indirect(expander: Expander, body: str, raw: str, quoted: bool) -> list[Pie
         if variable is None or variable.value is None:
             return []
         value = variable.value
-        keys = tuple(value) if isinstance(value, dict) else tuple(map(str, range(len(expander.scope.elements(match[1]) or ()))))
+        keys = (
+            tuple(value)
+            if isinstance(value, dict)
+            else tuple(map(str, range(len(expander.scope.elements(match[1]) or ()))))
+        )
         return _joined(expander, keys, quoted, True, star=False)
     match = re.match(r"[A-Za-z_]\w*|\d+", body, re.ASCII)
     name = _values(expander, match[0], None) if match else None
     rest = body[match.end() :] if match else ""
-    if match and name and is_known(name[0]) and re.fullmatch(r"[A-Za-z_]\w*(\[[\w@*]+\])?", name[0], re.ASCII):
-        if not rest.startswith(("*", "@")):
-            return parameter(expander, name[0] + rest, raw, quoted)
+    is_name = name is not None and is_known(name[0]) and _REFERENCE.fullmatch(name[0]) is not None
+    if name is not None and is_name and not rest.startswith(("*", "@")):
+        return parameter(expander, name[0] + rest, raw, quoted)
     reason = "the name of the variable that it refers to is not known"
     return [Piece(expander.unknowns.mark(Unknown(raw, reason)), quoted, True)]
 
@@ -179,17 +184,21 @@ def _operated(
         return () if many else ("",)
     if not is_known(*values):
         changed = tuple(
-            value if is_known(value) else expander.unknowns.mark(Unknown(raw, expander.unknowns.reason(value)))
+            value
+            if is_known(value)
+            else expander.unknowns.mark(Unknown(raw, expander.unknowns.reason(value)))
             for value in values
         )
         if rest[0] == ":" and many:
             return changed[:1]
         return changed
-    if rest[0] == ":" :
+    if rest[0] == ":":
         return _sliced(expander, name, values, rest[1:], raw, many)
     if rest[0] == "@":
-        return values if rest == "@Q" and all(re.fullmatch(r"[\w./:=-]+", v) for v in values) else (
-            expander.unknowns.mark(Unknown(raw, "this form of a parameter is not computed")),
+        return (
+            values
+            if rest == "@Q" and all(re.fullmatch(r"[\w./:=-]+", v) for v in values)
+            else (expander.unknowns.mark(Unknown(raw, "this form of a parameter is not computed")),)
         )
     return tuple(_transformed(expander, value, rest, raw) for value in values)
 
@@ -239,7 +248,8 @@ def _word(expander: Expander, word: str, quoted: bool) -> list[Piece]:
     if quoted:
         return expander.quoted(_without_quotes(word))
     return [
-        part if part.quoted or part.between else Piece(part.text, False, True) for part in expander.pieces(word)
+        part if part.quoted or part.between else Piece(part.text, False, True)
+        for part in expander.pieces(word)
     ]
 
 
@@ -303,7 +313,9 @@ def _transformed(expander: Expander, value: str, rest: str, raw: str) -> str:
         cut = patterns.without_prefix if kind[0] == "#" else patterns.without_suffix
         return cut(pattern, value, longest=len(kind) == 2)
     if len(value) > patterns.MOST_MATCHED:
-        return expander.unknowns.mark(Unknown(raw, f"the text has more than {patterns.MOST_MATCHED} characters"))
+        return expander.unknowns.mark(
+            Unknown(raw, f"the text has more than {patterns.MOST_MATCHED} characters")
+        )
     if kind in ("/#", "/%"):
         at_start = kind == "/#"
         lengths = patterns.ends(pattern if at_start else pattern[::-1], value if at_start else value[::-1])

@@ -1,4 +1,4 @@
-"""Takes the programs that a script starts out of their wrappers: env, srun, docker, bash -c, other scripts."""
+"""Takes the programs that a script starts out of their wrappers: env, srun, docker and bash -c."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from moesim.simulator.trainers.launch import Unknown
-from moesim.simulator.trainers.reading import shell_flow
+from moesim.simulator.trainers.reading import shell_files
 from moesim.simulator.trainers.reading.shell_commands import NOT_RUN
 from moesim.simulator.trainers.reading.shell_reading import QUERIES, Command
 from moesim.simulator.trainers.reading.shell_scope import Scope, Variable
@@ -18,17 +18,76 @@ from moesim.simulator.trainers.reading.unknowns import is_known
 if TYPE_CHECKING:
     from moesim.simulator.trainers.reading.shell_statements import Statements
 
-SHELLS = frozenset("bash sh zsh dash ash".split())
+SHELLS = frozenset(["bash", "sh", "zsh", "dash", "ash"])
 PLAIN = frozenset(
-    "nohup exec time sudo command builtin nice ionice setsid stdbuf unbuffer timeout numactl taskset strace nsys "
-    "ncu rocprof rocprofv3 catchsegv env chrt".split()
+    [
+        "nohup",
+        "exec",
+        "time",
+        "sudo",
+        "command",
+        "builtin",
+        "nice",
+        "ionice",
+        "setsid",
+        "stdbuf",
+        "unbuffer",
+        "timeout",
+        "numactl",
+        "taskset",
+        "strace",
+        "nsys",
+        "ncu",
+        "rocprof",
+        "rocprofv3",
+        "catchsegv",
+        "env",
+        "chrt",
+    ]
 )
-CLUSTER = frozenset("srun salloc mpirun mpiexec docker podman singularity apptainer enroot kubectl ssh pdsh xargs".split())
+CLUSTER = frozenset(
+    [
+        "srun",
+        "salloc",
+        "mpirun",
+        "mpiexec",
+        "docker",
+        "podman",
+        "singularity",
+        "apptainer",
+        "enroot",
+        "kubectl",
+        "ssh",
+        "pdsh",
+        "xargs",
+    ]
+)
 INNER = re.compile(
-    r"(?:.*/)?(?:bash|sh|zsh|torchrun|python[\d.]*|deepspeed|accelerate|env|nohup|numactl|nsys|ncu|timeout|exec|time)"
+    r"(?:.*/)?(?:bash|sh|zsh|torchrun|python[\d.]*|deepspeed|accelerate|env|nohup|numactl|nsys|ncu|timeout)"
+    r"|exec|time"
     r"|.*\.(?:py|sh|slurm)"
 )
-_SILENT = frozenset("mkdir cp mv rm ln chmod touch export cd wait kill sleep date module conda git pip".split())
+_SILENT = frozenset(
+    [
+        "mkdir",
+        "cp",
+        "mv",
+        "rm",
+        "ln",
+        "chmod",
+        "touch",
+        "export",
+        "cd",
+        "wait",
+        "kill",
+        "sleep",
+        "date",
+        "module",
+        "conda",
+        "git",
+        "pip",
+    ]
+)
 
 
 def start(shell: Statements, words: list[str], wrappers: list[tuple[str, ...]]) -> None:
@@ -59,7 +118,7 @@ def start(shell: Statements, words: list[str], wrappers: list[tuple[str, ...]]) 
         _tee(shell, words[1:])
     elif name in _COMPUTED:
         _computed(shell, name, words[1:])
-    elif words[0] in shell.scope.files or words[0].endswith((".sh", ".slurm")):
+    elif shell.scope.written(words[0]) is not None or words[0].endswith((".sh", ".slurm")):
         _script(shell, words, wrappers)
     else:
         _record(shell, words, wrappers)
@@ -161,10 +220,11 @@ def _inside(
 def _script(shell: Statements, words: list[str], wrappers: list[tuple[str, ...]]) -> None:
     """`bash SCRIPT ...`: follow a script that the file wrote itself or that lies beside it."""
     name = words[0]
-    if name in shell.scope.files and is_known(shell.scope.files[name][0]):
-        _inside(shell, shell.scope.files[name][0], name, 1, words[1:], wrappers, named=False)
+    written = shell.scope.written(name)
+    if written is not None and is_known(written[0]):
+        _inside(shell, written[0], name, 1, words[1:], wrappers, named=False)
         return
-    path = shell_flow.beside(shell, name)
+    path = shell_files.beside(shell, name)
     if path is None:
         _record(shell, words, wrappers)
         return
@@ -173,7 +233,7 @@ def _script(shell: Statements, words: list[str], wrappers: list[tuple[str, ...]]
         _headers(shell, text, path.name)
         _inside(shell, text, path.name, 1, words[1:], wrappers, named=False, derived=False)
 
-    shell_flow.read_file(shell, path, follow)
+    shell_files.read_file(shell, path, follow)
 
 
 def _headers(shell: Statements, text: str, file: str) -> None:
@@ -199,7 +259,13 @@ def _sbatch(shell: Statements, words: list[str], wrappers: list[tuple[str, ...]]
 
 
 def _takes_value(word: str) -> bool:
-    return bool(re.fullmatch(r"-[A-Za-z]|--[a-z-]+", word)) and word not in ("-W", "--wait", "-H", "--hold", "--parsable")
+    return bool(re.fullmatch(r"-[A-Za-z]|--[a-z-]+", word)) and word not in (
+        "-W",
+        "--wait",
+        "-H",
+        "--hold",
+        "--parsable",
+    )
 
 
 def _record(shell: Statements, words: list[str], wrappers: list[tuple[str, ...]]) -> None:
@@ -228,8 +294,9 @@ def _cat(shell: Statements, words: list[str]) -> None:
         shell.write(shell.stdin if shell.stdin is not None else shell.unknowns.mark(Unknown("cat", NOT_RUN)))
         return
     for word in words:
-        if word in shell.scope.files:
-            shell.write(shell.scope.files[word][0])
+        written = shell.scope.written(word)
+        if written is not None:
+            shell.write(written[0])
         elif not word.startswith("-"):
             reason = "the text of another file, which is not read"
             shell.write(shell.unknowns.mark(Unknown(f"$(cat {shell.unknowns.shown(word)})", reason)))
@@ -239,12 +306,12 @@ def _tee(shell: Statements, words: list[str]) -> None:
     text = shell.stdin if shell.stdin is not None else shell.unknowns.mark(Unknown("tee", NOT_RUN))
     for word in words:
         if not word.startswith("-") and is_known(word):
-            old = shell.scope.files.get(word, ("", ""))[0] if "-a" in words else ""
-            shell.scope.files[word] = (old + text, shell.place)
+            old = (shell.scope.written(word) or ("", ""))[0] if "-a" in words else ""
+            shell.scope.write_file(word, old + text, shell.place)
     shell.write(text)
 
 
-_COMPUTED = frozenset("basename dirname expr seq".split())
+_COMPUTED = frozenset(["basename", "dirname", "expr", "seq"])
 
 
 def _computed(shell: Statements, name: str, words: list[str]) -> None:
@@ -279,4 +346,3 @@ def _result(name: str, words: list[str]) -> str | None:
             return None
         return "\n".join(map(str, range(first, numbers[-1] + (1 if step > 0 else -1), step)))
     return None
-

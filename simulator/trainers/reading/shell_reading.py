@@ -8,7 +8,25 @@ from moesim.simulator.trainers.reading.limits import Budget
 from moesim.simulator.trainers.reading.shell_scope import Variable
 from moesim.simulator.trainers.reading.unknowns import Unknowns
 
-QUERIES = frozenset("grep egrep test [ which type hash diff cmp command nvidia-smi pgrep id read ping".split())
+QUERIES = frozenset(
+    [
+        "grep",
+        "egrep",
+        "test",
+        "[",
+        "which",
+        "type",
+        "hash",
+        "diff",
+        "cmp",
+        "command",
+        "nvidia-smi",
+        "pgrep",
+        "id",
+        "read",
+        "ping",
+    ]
+)
 """Commands whose result says something about the machine, so that it cannot be taken as success."""
 
 

@@ -56,6 +56,14 @@ class Scope:
             export = self.everything_exported or (before is not None and before.exported)
         self.variables[name] = Variable(value, export)
 
+    def written(self, name: str) -> tuple[str, str] | None:
+        """The text of a file that the script has written, and where; None for any other file."""
+        return self.files.get(name.removeprefix("./"))
+
+    def write_file(self, name: str, text: str, place: str) -> None:
+        """Keep the text of a file that the script writes."""
+        self.files[name.removeprefix("./")] = (text, place)
+
     def text(self, name: str) -> str | None:
         """The text of a variable (of an array, its first element), or None where it has none."""
         variable = self.variables.get(name)

@@ -1,4 +1,4 @@
-"""Follows the statements of a shell script without running anything, and collects the commands it would start."""
+"""Follows the statements of a shell script, running nothing, and collects what it would start."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from moesim.simulator.trainers.launch import Unknown
 from moesim.simulator.trainers.reading import shell_commands, shell_flow
 from moesim.simulator.trainers.reading.shell_arithmetic import UnknownNumber
 from moesim.simulator.trainers.reading.shell_branches import merged_scope
+from moesim.simulator.trainers.reading.shell_builtins import BUILTINS
 from moesim.simulator.trainers.reading.shell_conditions import Conditions
 from moesim.simulator.trainers.reading.shell_expansion import Expander
 from moesim.simulator.trainers.reading.shell_programs import start
@@ -24,10 +25,17 @@ from moesim.simulator.trainers.reading.unknowns import is_known
 if TYPE_CHECKING:
     from tree_sitter import Node
 
+_COMMAND_END = re.compile(r"(?:[ \t]|\\\n)*(?:\Z|[\n;&|)}#`]|\d*[<>]|-[ \t]*<<)|(?:[ \t]|\\\n)+in\b")
+_SIMPLE = frozenset(
+    ["command", "variable_assignment", "variable_assignments", "declaration_command", "unset_command"]
+)
+
+
 class Statements:
     """Follows statements in a scope; every method may raise InputError for text beyond the limits."""
 
     def __init__(self, reading: Reading, scope: Scope, folder: Path | None) -> None:
+        """Takes what collects the results, the variables, and the folder of the script."""
         self.reading, self.folder = reading, folder
         self.unknowns, self.budget, self.notes = reading.unknowns, reading.budget, reading.notes
         self.scope = scope
@@ -54,7 +62,7 @@ class Statements:
     # -- texts ---------------------------------------------------------------------------------------
 
     def run_text(self, text: str, file: str, line: int, *, derived: bool = False) -> None:
-        """Follow a whole shell text, which stands in `file` from `line` on, or was made there if `derived`."""
+        """Follow a whole shell text, which stands in `file` from `line` on or, `derived`, was made there."""
         self.depth += 1
         self.budget.depth(self.depth, self.place)
         before = self.source, self.line, self.last_line
@@ -96,12 +104,13 @@ class Statements:
         self.depth -= 1
 
     def _check_end(self, node: Node) -> None:
-        """Check that the tree gives a whole command, since a word that it leaves out would be lost in silence."""
+        """Check that the tree gives a whole command: a word that it leaves out would be lost in silence."""
         after = self.source.data[node.end_byte : node.end_byte + 400].decode(errors="replace")
         if not _COMMAND_END.match(after):
             near = after.strip().splitlines()[0][:60]
             raise InputError(
-                f"{self.place}: the words of this command cannot be told apart near {near!r}; put the words in quotes"
+                f"{self.place}: the words of this command cannot be told apart near {near!r}; put the "
+                "words in quotes"
             )
 
     # -- conditions ----------------------------------------------------------------------------------
@@ -120,6 +129,7 @@ class Statements:
         return result
 
     def tested_words(self, conditions: Conditions, words: list[str]) -> bool | None:
+        """The result of `[ words ]`; one that the shell refuses counts as false, which is noted."""
         try:
             return conditions.test(words)
         except ShellTextError as error:  # the shell reports it and goes on; the condition counts as false
@@ -165,7 +175,8 @@ class Statements:
             first = scanned.rest.strip().splitlines()[0]
             if not first.startswith("#"):
                 self.notes[
-                    f"{self.place}: a comment or empty line ends the command, so {first[:60]!r} is not part of it"
+                    f"{self.place}: a comment or empty line ends the command, so {first[:60]!r} is not "
+                    "part of it"
                 ] = None
             line = self.line + text[: len(text) - len(scanned.rest)].count("\n")
             self.run_text(scanned.rest, self.source.file, line, derived=self.source.derived)
@@ -194,7 +205,9 @@ class Statements:
         if not prefix:
             self.command(words)
             return
-        before = {match[1]: self.scope.variables.get(match[1]) for raw in prefix if (match := ASSIGNMENT.match(raw))}
+        before = {
+            match[1]: self.scope.variables.get(match[1]) for raw in prefix if (match := ASSIGNMENT.match(raw))
+        }
         for raw in prefix:
             shell_commands.assign(self, raw, export=True)
         self.command(words)
@@ -221,8 +234,8 @@ class Statements:
         name = words[0]
         if name in self.scope.functions:
             self.call(name, words[1:])
-        elif name in _BUILTINS:
-            _BUILTINS[name](self, words[1:])
+        elif name in BUILTINS:
+            BUILTINS[name](self, words[1:])
         else:
             start(self, words, [])
 
@@ -287,7 +300,8 @@ class Statements:
                 self.stdin = self.expander.text(raw) + "\n"
             elif operator in ("<", "0<"):
                 name = self.expander.text(raw)
-                self.stdin = self.scope.files[name][0] if name in self.scope.files else None
+                written = self.scope.written(name)
+                self.stdin = None if written is None else written[0]
             elif operator in (">", ">>", "1>", "1>>", ">|"):
                 target = (operator.endswith(">>"), self.expander.text(raw))
         if target is None:
@@ -295,22 +309,26 @@ class Statements:
         else:
             text = self.captured(action)
             more, name = target
-            old = self.scope.files.get(name, ("", ""))[0] if more else ""
+            old = (self.scope.written(name) or ("", ""))[0] if more else ""
             if is_known(name):
-                self.scope.files[name] = (old + text, self.place)
+                self.scope.write_file(name, old + text, self.place)
         self.stdin = before
 
     def _substitute(self, text: str) -> str:
         """The output of the command of `$( )`."""
         stripped = text.strip()
         if stripped.startswith("<") and not stripped.startswith("<("):
-            return self.unknowns.mark(Unknown(f"$({stripped})", "the text of another file, which is not read"))
+            return self.unknowns.mark(
+                Unknown(f"$({stripped})", "the text of another file, which is not read")
+            )
         self.depth += 1
         self.budget.depth(self.depth, self.place)
         commands = len(self.reading.commands)
         before = self.line, self.last_line
         try:
-            output = self.captured(lambda: self.subshell(lambda: self.run_text(text, self.source.file, self.line, derived=True)))
+            output = self.captured(
+                lambda: self.subshell(lambda: self.run_text(text, self.source.file, self.line, derived=True))
+            )
         except InputError as error:
             if "limit" in str(error):
                 raise
@@ -321,84 +339,3 @@ class Statements:
         if not is_known(output):
             return self.unknowns.mark(Unknown(f"$({stripped[:120]})", self.unknowns.reason(output)))
         return output.rstrip("\n")
-
-
-def _leave(kind: str) -> Callable[[Statements, list[str]], None]:
-    def leave(shell: Statements, words: list[str]) -> None:
-        shell.scope.stopped = kind
-        shell.scope.left_at = shell.place
-        shell.scope.status = not words or words[0] == "0"
-
-    return leave
-
-
-def _unset(shell: Statements, words: list[str]) -> None:
-    for word in words:
-        if not word.startswith("-") and word in shell.scope.variables:
-            shell.scope.set(word, None)
-    shell.scope.status = True
-
-
-def _shift(shell: Statements, words: list[str]) -> None:
-    count = int(words[0]) if words and words[0].isdigit() and len(words[0]) < 6 else 1
-    shell.scope.status = count <= len(shell.scope.parameters)
-    if shell.scope.status:
-        shell.scope.parameters = shell.scope.parameters[count:]
-
-
-def _set(shell: Statements, words: list[str]) -> None:
-    if "--" in words:
-        shell.scope.parameters = tuple(words[words.index("--") + 1 :])
-        shell.scope.given = True
-    flags = [word for word in words if re.fullmatch(r"[-+][A-Za-z]+", word)]
-    for flag in flags:
-        if "a" in flag:
-            shell.scope.everything_exported = flag[0] == "-"
-    if "allexport" in words:
-        shell.scope.everything_exported = "-o" in words
-    shell.scope.status = True
-
-
-def _test(shell: Statements, words: list[str]) -> None:
-    conditions = Conditions(shell.expander)
-    shell.scope.status = shell.tested_words(conditions, words[:-1] if words[-1:] == ["]"] else words)
-    shell.assumed = conditions.assumed
-
-
-def _eval(shell: Statements, words: list[str]) -> None:
-    shell.run_text(" ".join(words), shell.source.file, shell.line, derived=True)
-
-
-def _done(status: bool | None) -> Callable[[Statements, list[str]], None]:
-    def done(shell: Statements, words: list[str]) -> None:
-        shell.scope.status = status
-
-    return done
-
-
-def _source(shell: Statements, words: list[str]) -> None:
-    shell_flow.include(shell, words)
-
-
-def _written(action: Callable[[Statements, list[str]], None]) -> Callable[[Statements, list[str]], None]:
-    def written(shell: Statements, words: list[str]) -> None:
-        action(shell, words)
-        shell.scope.status = True
-
-    return written
-
-
-def _read(shell: Statements, words: list[str]) -> None:
-    shell.scope.status = shell_commands.read(shell, words)
-
-
-_COMMAND_END = re.compile(r"(?:[ \t]|\\\n)*(?:\Z|[\n;&|)}#`]|\d*[<>]|-[ \t]*<<)|(?:[ \t]|\\\n)+in\b")
-_SIMPLE = frozenset("command variable_assignment variable_assignments declaration_command unset_command".split())
-_BUILTINS: dict[str, Callable[[Statements, list[str]], None]] = {
-    "exit": _leave("exit"), "return": _leave("return"), "break": _leave("break"), "continue": _leave("continue"),
-    "unset": _unset, "shift": _shift, "set": _set, "test": _test, "[": _test, "eval": _eval, "read": _read,
-    "echo": _written(shell_commands.echo), "printf": _written(shell_commands.printf),
-    "source": _source, ".": _source, "true": _done(True), ":": _done(True), "false": _done(False),
-    **{name: _done(True) for name in "cd pushd popd shopt trap ulimit umask wait sleep mkdir jobs".split()},
-    "mapfile": _done(None), "readarray": _done(None), "getopts": _done(False),
-}  # fmt: skip

@@ -22,7 +22,7 @@ _TRAILING = re.compile(r"(?<!\\)\\(?:\n[ \t\n]*\Z|\Z|(?=\n[ \t]*\n))")
 class Source:
     """A shell text and where it stands: `file` is its name, `line` the line of its first character.
 
-    A `derived` text was made by the script (`bash -c "$TEXT"`), and all of it counts as the line that made it.
+    All of a `derived` text, which the script made (`bash -c "$TEXT"`), counts as the line that made it.
     """
 
     data: bytes
@@ -45,11 +45,13 @@ class Source:
         return self.line + node.start_point[0], self.line + node.end_point[0]
 
 
-def parse(text: str, file: str, unknowns: Unknowns, line: int = 1, *, derived: bool = False) -> tuple[Source, Node]:
+def parse(
+    text: str, file: str, unknowns: Unknowns, line: int = 1, *, derived: bool = False
+) -> tuple[Source, Node]:
     """The source and the root node of a shell text.
 
-    Texts such as `<path of the data>`, which a user fills in, become unknown values. Raises InputError, naming
-    the line, for text that the grammar of bash does not allow.
+    Texts such as `<path of the data>`, which a user fills in, become unknown values. Raises InputError,
+    naming the line, for text that the grammar of bash does not allow.
     """
 
     def hide(match: re.Match[str]) -> str:
@@ -78,14 +80,14 @@ def _refused(source: Source, root: Node) -> InputError:
     node = root
     while True:
         inner = [child for child in node.children if child.has_error or child.is_missing]
-        if not inner or node.is_error and not any(c.is_error or c.is_missing for c in inner):
+        if not inner or (node.is_error and not any(c.is_error or c.is_missing for c in inner)):
             break
         node = inner[0]
     near = source.text(node).strip().splitlines()
     shown = f" near {near[0][:60]!r}" if near else ""
     return InputError(
-        f"{source.place(node)}: the shell text cannot be parsed{shown}; close its quotes and brackets, or keep "
-        "only the part that starts the training"
+        f"{source.place(node)}: the shell text cannot be parsed{shown}; close its quotes and brackets, or "
+        "keep only the part that starts the training"
     )
 
 

@@ -1,4 +1,4 @@
-"""Splits shell text into raw words and redirections, with quotes and substitutions left as they are written."""
+"""Splits shell text into raw words and redirections, whose quotes are left as they are written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ShellTextError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Scanned:
-    """The raw words of a simple command, its redirections as operator and raw target, and the text behind it."""
+    """The raw words of a simple command, its redirections (operator, raw target), and the text behind it."""
 
     words: tuple[str, ...]
     redirects: tuple[tuple[str, str], ...]
@@ -194,7 +194,7 @@ def _skip_brace(text: str, at: int, depth: int, quoted: bool) -> int:
 
 
 def _skip_arithmetic(text: str, at: int, depth: int) -> int | None:
-    """The position after the `))` of an arithmetic expansion whose text begins at `at`; None if it is none."""
+    """The position after the `))` of an arithmetic expansion whose text begins at `at`, or None."""
     level = 0
     while at < len(text):
         if text[at] == "(":

@@ -9,17 +9,28 @@ from collections.abc import Iterable
 from moesim.simulator.trainers.launch import Unknown
 
 _SHORT = {"N": "nodes", "n": "ntasks", "G": "gpus", "c": "cpus-per-task"}
-ASKED = ("nodes", "ntasks-per-node", "gpus-per-node", "gres", "ntasks", "gpus", "gpus-per-task", "cpus-per-task")
+ASKED = (
+    "nodes",
+    "ntasks-per-node",
+    "gpus-per-node",
+    "gres",
+    "ntasks",
+    "gpus",
+    "gpus-per-task",
+    "cpus-per-task",
+)
 """The options that say something about the machine."""
 
 
 def header_options(text: str, file: str) -> list[tuple[str, str]]:
-    """The `#SBATCH` options of a batch script, each with its place; those after the first command do not count."""
+    """The `#SBATCH` options of a batch script before its first command, each with its place."""
     options: list[tuple[str, str]] = []
     for number, line in enumerate(text.splitlines(), start=1):
         stripped = line.strip()
         if stripped.startswith("#SBATCH"):
-            options.append((re.split(r"\s#", stripped[len("#SBATCH") :].strip())[0].strip(), f"{file}, line {number}"))
+            options.append(
+                (re.split(r"\s#", stripped[len("#SBATCH") :].strip())[0].strip(), f"{file}, line {number}")
+            )
         elif stripped and not stripped.startswith("#"):
             break
     return options

@@ -20,10 +20,12 @@ _MOST_BRACKETS = 40
 
 
 def read_toml(path: Path) -> Launch:
-    """The launch of a TOML file; raises InputError for text that is no TOML, is nested deeply, or is empty."""
+    """The launch of a TOML file; raises InputError for text that is no TOML, too deep, or empty."""
     text = read_text(path, MOST_BYTES, "TOML launch file")
     if _deepest(text) > _MOST_BRACKETS:
-        raise InputError(f"{path.name}: more than {_MOST_BRACKETS} brackets are open at once; write the lists out")
+        raise InputError(
+            f"{path.name}: more than {_MOST_BRACKETS} brackets are open at once; write the lists out"
+        )
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -79,5 +81,3 @@ class _Lines:
                 return f"{self._file}, line {self._lines['.'.join(parts)]}"
             parts.pop()
         return self._file
-
-

@@ -31,6 +31,7 @@ class Unknowns:
     """The unknown values of one reading; a mark in a text is an index into them."""
 
     def __init__(self) -> None:
+        """Begins without an unknown value."""
         self._entries: list[Unknown | Choice] = []
         self._index: dict[Unknown | Choice, int] = {}
 
@@ -86,7 +87,9 @@ def is_known(*texts: str) -> bool:
     return not any(OPEN in text for text in texts)
 
 
-def merged_words(ours: tuple[str, ...], theirs: tuple[str, ...], condition: str, unknowns: Unknowns) -> tuple[str, ...]:
+def merged_words(
+    ours: tuple[str, ...], theirs: tuple[str, ...], condition: str, unknowns: Unknowns
+) -> tuple[str, ...]:
     """The words of two branches: what they share, and one choice for the part where they differ."""
     if ours == theirs:
         return ours
@@ -109,10 +112,16 @@ def merged_text(ours: str, theirs: str, condition: str, unknowns: Unknowns) -> s
         while start and not ours[start - 1].isspace():
             start -= 1
     rest = ((ours[start:].strip(),), (theirs[start:].strip(),)) if start else ((ours,), (theirs,))
-    return ours[:start] + (" " if start == most and start else "") + unknowns.mark(Choice(_flat(rest, condition, unknowns), condition))
+    return (
+        ours[:start]
+        + (" " if start == most and start else "")
+        + unknowns.mark(Choice(_flat(rest, condition, unknowns), condition))
+    )
 
 
-def _flat(options: Iterable[tuple[str, ...]], condition: str, unknowns: Unknowns) -> tuple[tuple[str, ...], ...]:
+def _flat(
+    options: Iterable[tuple[str, ...]], condition: str, unknowns: Unknowns
+) -> tuple[tuple[str, ...], ...]:
     """Alternatives without those that are a choice of the same condition themselves, and without repeats."""
     flat: list[tuple[str, ...]] = []
     for option in options:

@@ -1,4 +1,4 @@
-"""Reads YAML launch files: MODEL_ARGS of Megatron-LM scripts, and nested configurations of NeMo and Bridge."""
+"""Reads YAML launch files: MODEL_ARGS of Megatron-LM, and nested configurations of NeMo and Bridge."""
 
 from __future__ import annotations
 
@@ -56,7 +56,11 @@ def _model_args(data: Mapping[str, Any], text: str, file: str, environment: Mapp
     if not arguments:
         raise InputError(f"{file}: MODEL_ARGS holds no argument; list the flags of the training under it")
     seen = {key: filled(value, lines(f"ENV_VARS.{key}")) for key, value in own.items()}
-    notes |= {f"{file}: the section {key} is not read": None for key in data if key not in ("ENV_VARS", "MODEL_ARGS")}
+    notes |= {
+        f"{file}: the section {key} is not read": None
+        for key in data
+        if key not in ("ENV_VARS", "MODEL_ARGS")
+    }
     return Launch("megatron-lm", None, tuple(arguments), Machine(), seen, tuple(notes))
 
 
@@ -132,10 +136,15 @@ def configuration(data: Mapping[str, Any], text: str, file: str, environment: Ma
     notes: dict[str, None] = {}
     entries = flattened({key: value for key, value in data.items() if key != "defaults"}, lines)
     if "defaults" in data:
-        shown = ", ".join(str(plain(item)) for item in data["defaults"] or ()) if isinstance(data["defaults"], list) else ""
+        shown = (
+            ", ".join(str(plain(item)) for item in data["defaults"] or ())
+            if isinstance(data["defaults"], list)
+            else ""
+        )
         notes[f"{lines('defaults')}: the defaults of other files are not read ({shown[:200]})"] = None
     arguments = tuple(
-        replace(entry, value=resolved(entry.value, entry.name, data, environment, budget)) for entry in entries
+        replace(entry, value=resolved(entry.value, entry.name, data, environment, budget))
+        for entry in entries
     )
     if not arguments:
         raise InputError(f"{file}: holds no entry; give the file that configures the training")

@@ -1,4 +1,4 @@
-"""The words of random safe commands are those that bash itself makes; bash runs `printf` on our own text only."""
+"""The words of random safe commands are those of bash, which runs `printf` on our own text only."""
 
 from __future__ import annotations
 
@@ -30,7 +30,16 @@ set -- first 'second one'
 """
 NAMES = ("A", "B", "N", "P", "L", "UNSET")
 _word = st.text("abXZ09._,:/=+@-", min_size=1, max_size=5)
-_pattern = st.sampled_from(["*", "?", "*.*", "/*", "x*", "*[0-9]", "m[a-o]d", "*.", "[!/]*", "a", "\\*", '"*"', "[[:digit:]]"])
+_pattern = st.sampled_from(
+    ["*", "?", "*.*", "/*", "x*", "*[0-9]", "m[a-o]d", "*.", "[!/]*", "a", "\\*", '"*"', "[[:digit:]]"]
+)
+
+
+_OPERANDS = ["N", "$N", "3", "(N-2)"]
+
+
+def _braced(parts: tuple[str, ...]) -> str:
+    return f"${{{''.join(parts)}}}"
 
 
 def _parameter(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
@@ -39,8 +48,8 @@ def _parameter(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
         name.map("${}".format).map(lambda text: text + "."),
         name.map(lambda n: f"${{{n}}}"),
         name.map(lambda n: f"${{#{n}}}"),
-        st.tuples(name, st.sampled_from([":-", "-", ":+", "+"]), inner).map(lambda t: f"${{{t[0]}{t[1]}{t[2]}}}"),
-        st.tuples(name, st.sampled_from(["#", "##", "%", "%%"]), _pattern).map(lambda t: f"${{{t[0]}{t[1]}{t[2]}}}"),
+        st.tuples(name, st.sampled_from([":-", "-", ":+", "+"]), inner).map(_braced),
+        st.tuples(name, st.sampled_from(["#", "##", "%", "%%"]), _pattern).map(_braced),
         st.tuples(name, st.sampled_from(["/", "//", "/#", "/%"]), _pattern, _word).map(
             lambda t: f"${{{t[0]}{t[1]}{t[2].replace('/', 'e')}/{t[3].replace('/', '_')}}}"
         ),
@@ -49,19 +58,27 @@ def _parameter(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
             lambda t: f"${{{t[0]}: {t[1]}:{t[2]}}}"
         ),
         st.sampled_from(
-            ["${L[@]}", "${L[*]}", "${L[1]}", "${L[-1]}", "${#L[@]}", "${E[@]}", "$1", "${2}", "$@", "$*", "$#", "${3:-d}",
-             "${!L[@]}", "${L[@]:1:2}", "${@:2}", "${L[@]%e}"]
+            ["${L[@]}", "${L[*]}", "${L[1]}", "${L[-1]}", "${#L[@]}", "${E[@]}", "$1", "${2}", "$@",
+             "$*", "$#",
+             "${3:-d}", "${!L[@]}", "${L[@]:1:2}", "${@:2}", "${L[@]%e}"]
         ),
-        st.tuples(st.integers(-20, 20), st.sampled_from("+-*"), st.sampled_from(["N", "$N", "3", "(N-2)"])).map(
+        st.tuples(st.integers(-20, 20), st.sampled_from("+-*"), st.sampled_from(_OPERANDS)).map(
             lambda t: f"$(({t[0]} {t[1]} {t[2]}))"
         ),
-        st.sampled_from(["$((N / 5 * 2 % 7))", "$((N > 3 && N < 20 ? N << 2 : 0))", "$((2 ** 3 ** 2))", "$((0x1f | 010))"]),
+        st.sampled_from(["$((N / 5 * 2 % 7))", "$((N > 3 && N < 20 ? N << 2 : 0))", "$((2 ** 3 ** 2))",
+             "$((0x1f | 010))"]),
         _word.map(lambda w: f"$(echo {w} $N)"),
         _word.map(lambda w: f"`echo {w}  \"$A\"`"),
     )  # fmt: skip
 
 
-_plain = st.one_of(_word, _word.map(lambda w: f"'{w} $A'"), _word.map(lambda w: f'"{w} \\$ \\" \'"'), st.just("\\ "), st.just('""'))
+_plain = st.one_of(
+    _word,
+    _word.map(lambda w: f"'{w} $A'"),
+    _word.map(lambda w: f'"{w} \\$ \\" \'"'),
+    st.just("\\ "),
+    st.just('""'),
+)
 _piece = st.recursive(
     _plain,
     lambda inner: st.one_of(_parameter(inner), _parameter(inner).map(lambda text: f'"{text}"'), inner),
@@ -79,7 +96,9 @@ def words_of_bash(text: str) -> list[str] | None:
     """The words that bash makes of a command's text, or None where bash refuses it."""
     assert BASH is not None
     script = f"set -f\n{SETUP}\nprintf '%s\\0' count {text}"
-    done = subprocess.run([BASH, "--norc", "-c", script], capture_output=True, env=_blank(), timeout=10, check=False)
+    done = subprocess.run(
+        [BASH, "--norc", "-c", script], capture_output=True, env=_blank(), timeout=10, check=False
+    )
     return None if done.returncode or done.stderr else done.stdout.decode().split("\0")[1:-1]
 
 
