@@ -63,7 +63,7 @@ class ActionBook:
     def _walk(
         self, kind: ActionKind, template: Template, sides: tuple[Sequence[BlockKind], Sequence[BlockKind]]
     ) -> ActionTimes:
-        """Walk both streams in order; every transfer waits for all of its group (eqs. E1, E2, P3 and P5).
+        """Walk all streams in order; every transfer waits for all of its group (eqs. E1, E2, P3 and P5).
 
         Times are [members, plans]. The first member is the mean one. If load lasts, one more member for each
         block has the most rows there and falls behind in all its compute.
@@ -71,7 +71,7 @@ class ActionBook:
         mode: Mode = "overlapped" if "&" in kind else "alone"
         hot = self._hot_members(template)
         zero = np.zeros((1 + len(hot), len(self.tables)))
-        free = {"compute": zero, "communication": zero}
+        free = {"compute": zero, "communication": zero, "sharding": zero}
         ends: list[FloatArray] = []
         lags: list[FloatArray] = []
         # Lags of each side and block since its last barrier: (squares of run lags, row lags), summed.
@@ -102,7 +102,7 @@ class ActionBook:
             free[task.stream] = end
             ends.append(end)
             lags.append(lag)
-        whole = np.maximum(free["compute"], free["communication"])
+        whole = np.maximum(np.maximum(free["compute"], free["communication"]), free["sharding"])
         out = [whole if n is None else ends[n] for n in (template.forward_out, template.backward_out)]
         return ActionTimes(whole.max(axis=0), out[0].max(axis=0), out[1].max(axis=0))
 
