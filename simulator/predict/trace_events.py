@@ -61,9 +61,14 @@ def microseconds(ns: int) -> float:
     return value if int(value * 1000.0) == ns else math.nextafter(value, math.inf)
 
 
-def name_events(gpu: int, rank: int, member: int, lanes: int) -> list[Event]:
-    """Metadata events that name and order a GPU's process and threads; `lanes` threads are for sends."""
+def name_events(gpu: int, rank: int, member: int, lanes: int, sharded: bool = False) -> list[Event]:
+    """Metadata events that name and order a GPU's process and threads.
+
+    `lanes` threads are for sends; with `sharded` there is one for the collectives of ZeRO-3.
+    """
     threads = {**THREADS, **{FIRST_SEND + n: f"pipeline send {n}" for n in range(lanes)}}
+    if not sharded:
+        del threads[SHARDING]
     rows: list[tuple[int, str, Event]] = [
         (0, "process_name", {"name": f"GPU {gpu} (pipeline rank {rank}, member {member})"}),
         (0, "process_sort_index", {"sort_index": gpu}),
