@@ -203,6 +203,8 @@ def import_megatron(path: Path, base: Scenario, shape: ModelShape) -> MegatronIm
     for flag, key in INTEGERS.items():
         if flag in found:
             keys[key] = _integer(flag, found[flag])
+    if shape.moe is not None:  # as Megatron-LM's own default
+        keys.setdefault("parallel.expert_tp", keys.get("parallel.tp", 1))
     keys["parallel.sequence_parallel"] = "--sequence-parallel" in found
     keys["parallel.zero_stage"] = _zero(found)
     pp, vpp = keys.get("parallel.pp", 1), keys.get("parallel.vpp", 1)

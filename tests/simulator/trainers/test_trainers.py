@@ -293,6 +293,20 @@ def test_any_layout_is_read_or_refused(text: str) -> None:
         assert set(expand_layout(text)) <= set("EtmL|")
 
 
+def test_experts_are_split_like_the_rest_unless_the_script_says_otherwise(tmp_path: Path) -> None:
+    """Megatron-LM's default for the tensor parallelism of experts is that of the other layers."""
+    found = read("torchrun pretrain.py --tensor-model-parallel-size 4\n", tmp_path)
+    assert found.keys["parallel.expert_tp"] == 4
+    found = read(
+        "torchrun pretrain.py --tensor-model-parallel-size 4 --expert-tensor-parallel-size 1\n", tmp_path
+    )
+    assert found.keys["parallel.expert_tp"] == 1
+    dense = load_scenario(HOME, ["model=llama-3-8b", "parallel.ep=1"])
+    path = tmp_path / "dense.sh"
+    path.write_text("torchrun pretrain.py --tensor-model-parallel-size 4\n")
+    assert "parallel.expert_tp" not in import_megatron(path, dense, dense.shape).keys
+
+
 @given(st.lists(st.integers(0, 1), min_size=1, max_size=80))
 def test_frequencies_are_written_as_they_are_read(flags: list[int]) -> None:
     assert parse_frequency(frequency_text(flags), len(flags)) == tuple(flags)
