@@ -45,8 +45,8 @@ def cached_tensors(
 
     Attention scores are never listed: flash attention does not store them, and for `unfused` attention
     `activation_bytes` adds them. The loss overwrites the logits with their gradient, so they are one tensor,
-    in the head's format. The policy `full` and lists of modules recompute layers only; embedding and head
-    keep their tensors.
+    in the head's format. The policy `full` and lists of modules (eq. M11) recompute layers only; embedding
+    and head keep their tensors.
     """
     block = shape.block(kind)
     if policy == "op" and block.layer is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.layout.stages import MOST_WITHOUT_LAYERS
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario.parallel import ParallelPlan
 
@@ -138,7 +139,8 @@ class Layout:
 def check_against_model(plan: ParallelPlan, shape: ModelShape, sequence: int, n_stages: int) -> None:
     """Raise InputError where the plan does not divide the model or the sequence.
 
-    `n_stages` is the number of pipeline stages of the schedule (pp, pp x vpp, or 2 pp for the V shapes).
+    `n_stages` is the number of pipeline stages of the schedule (pp, pp x vpp, or 2 pp for the V shapes) that
+    layers, embedding and head must fill.
     """
     moe = shape.moe
     for attention in shape.attention_by_name.values():
@@ -174,10 +176,12 @@ def check_against_model(plan: ParallelPlan, shape: ModelShape, sequence: int, n_
         )
     if plan.sequence_parallel:
         check_divides("parallel.tp", plan.tp, sequence // plan.cp, f"sequence / cp = {sequence // plan.cp}")
-    if n_stages > shape.n_layers:
+    most = shape.n_layers + MOST_WITHOUT_LAYERS
+    if n_stages > most:
         raise InputError(
             f"{n_stages} pipeline stages (parallel.pp={plan.pp}, vpp={plan.vpp}) are more than the "
-            f"{shape.n_layers} layers of {shape.name}; use at most {shape.n_layers} stages"
+            f"{shape.n_layers} layers of {shape.name} fill with embedding and head alone on two; use at most "
+            f"{most} stages, or give stages.layers with zeros"
         )
 
 

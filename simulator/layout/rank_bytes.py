@@ -181,6 +181,8 @@ def _state_bytes(
     duplicates = all_other - plan.parameters(kinds).other
     elements: dict[int, Amount] = dict.fromkeys((1, 2, 3), 0.0)
     for stage, part in zip(stages, parts, strict=True):
+        if not stage.kinds:
+            continue  # a stage that only passes activations on holds nothing
         other = part.other - duplicates * part.other / all_other
         replicas_expert, replicas_other = (n * stage.copies for n in plan.replicas)
         cut, whole = part.experts / replicas_expert + other / replicas_other, part.experts + other

@@ -15,6 +15,9 @@ from moesim.simulator.model.block import EMBEDDING, HEAD, MTP, is_layer, is_rout
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.shape import ModelShape
 
+MOST_WITHOUT_LAYERS = 2
+"""Balanced stages that may go without a layer: the first, with the embedding, and the last, with the head."""
+
 RESOLUTION_BITS = 40
 """Bits of the integers that weights are rounded to, so that ties do not depend on floating-point errors."""
 
@@ -80,6 +83,7 @@ def balanced(
     n_stages: int,
     first_stage_layers: int | None = None,
     last_stage_layers: int | None = None,
+    ends_alone: bool = True,
 ) -> StageAssignment:
     """Return the contiguous assignment whose heaviest stage is lightest (docs/model.md, eq. S2).
 
@@ -87,8 +91,10 @@ def balanced(
     stays on the first stage, heads and MTP modules stay on the last, where they share their tables
     (DeepSeek-V3 report, section 3.2.3). Ties go to the smallest sum of squared stage weights, then to the
     smallest stage sizes from the first stage on, so that the result does not depend on the machine.
-    `first_stage_layers` and `last_stage_layers` fix the transformer layers of those stages. Raises
-    InputError for illegal weights and for more stages than layers.
+    Inner stages hold a layer at least; with `ends_alone`, or where layers are too few, the first and the last
+    may go without. `first_stage_layers` and
+    `last_stage_layers` fix the transformer layers of those stages. Raises InputError for illegal weights and
+    for more stages than these rules can fill.
     """
     head, body, tail = _split(blocks)
     costs = _integer_costs(blocks, weights)
@@ -101,7 +107,8 @@ def balanced(
     extra = [0] * n_stages
     extra[0] += first
     extra[-1] += last
-    return from_layers_per_stage(blocks, best_sizes([sums] * n_stages, extra, fixed))
+    least = 0 if ends_alone or n_stages > len(body) else 1
+    return from_layers_per_stage(blocks, best_sizes([sums] * n_stages, extra, fixed, least_at_ends=least))
 
 
 def balanced_by_stage(
@@ -110,7 +117,7 @@ def balanced_by_stage(
     """Balance as `balanced` does, with `weights` of the blocks for every stage (docs/model.md, eq. S3).
 
     `most[stage][start]` is the number of layers that fit on a stage which begins at layer `start`; None sets
-    no limit. Raises InputError for more stages than layers and where no assignment stays within `most`.
+    no limit. Raises InputError for too many stages and where no assignment stays within `most`.
     """
     head, body, tail = _split(blocks)
     _check_stage_count(len(weights), len(body))
@@ -123,11 +130,15 @@ def balanced_by_stage(
     return from_layers_per_stage(blocks, best_sizes(sums, extra, {}, most))
 
 
-def from_layers_per_stage(blocks: Sequence[Block], layers_per_stage: Sequence[int]) -> StageAssignment:
+def from_layers_per_stage(
+    blocks: Sequence[Block], layers_per_stage: Sequence[int], mtp_stage: int | None = None
+) -> StageAssignment:
     """Return the assignment with the given number of transformer layers on each stage.
 
-    The first stage also gets the embedding, the last one the heads and MTP modules. Raises InputError where
-    the numbers do not add up.
+    The first stage also gets the embedding, the last one the heads and MTP modules. An inner stage without
+    layers only passes activations and gradients on. `mtp_stage` holds the MTP modules instead of the last
+    stage; a negative number counts from the end. Raises InputError where the numbers do not add up, or the
+    modules would come before a layer.
     """
     head, body, tail = _split(blocks)
     if not layers_per_stage or any(n < 0 for n in layers_per_stage) or sum(layers_per_stage) != len(body):
@@ -135,23 +146,44 @@ def from_layers_per_stage(blocks: Sequence[Block], layers_per_stage: Sequence[in
             f"layers_per_stage={list(layers_per_stage)} adds up to {sum(layers_per_stage)}; the model has "
             f"{len(body)} layers, and every entry must be 0 or more"
         )
-    empty = [i for i, n in enumerate(layers_per_stage[1:-1], start=1) if n == 0]
-    if empty:
-        raise InputError(f"layers_per_stage leaves stage {empty[0]} empty; give every inner stage a layer")
     ends = list(accumulate(layers_per_stage))
     stages = [tuple(body[end - n : end]) for n, end in zip(layers_per_stage, ends, strict=True)]
     stages[0] = (*head, *stages[0])
+    place = _mtp_place(tail, layers_per_stage, mtp_stage)
+    if place != len(stages) - 1:
+        modules = [block for block in tail if not block.is_head]
+        stages[place] = (*stages[place], *modules)
+        tail = [block for block in tail if block.is_head]
     stages[-1] = (*stages[-1], *tail)
     return StageAssignment(tuple(stages))
 
 
+def _mtp_place(tail: Sequence[Block], layers_per_stage: Sequence[int], mtp_stage: int | None) -> int:
+    """Number of the stage that holds the MTP modules."""
+    n = len(layers_per_stage)
+    if mtp_stage is None:
+        return n - 1
+    place = mtp_stage + n if mtp_stage < 0 else mtp_stage
+    last_layer = max((i for i, count in enumerate(layers_per_stage) if count), default=0)
+    if not last_layer <= place < n:
+        raise InputError(
+            f"stages.mtp={mtp_stage} is not one of the stages {last_layer} to {n - 1}, from the one with the "
+            "last layer to the one with the loss",
+            key="stages.mtp",
+            nearest=(last_layer, n - 1),
+        )
+    if all(block.is_head for block in tail):
+        raise InputError(f"stages.mtp={mtp_stage}, but the model has no MTP modules: leave the key out")
+    return place
+
+
 def describe(assignment: StageAssignment) -> str:
-    """Describe every stage on a line such as `stage 0: embedding + 3 dense + 1 moe`."""
+    """Describe every stage on a line such as `stage 0: embedding + 3 dense + 1 moe`; an empty one is `-`."""
     lines = []
     for i, stage in enumerate(assignment.stages):
         runs = [(kind, len(list(run))) for kind, run in groupby(block.kind for block in stage)]
         parts = [kind if n == 1 and not is_layer(kind) else f"{n} {kind}" for kind, n in runs]
-        lines.append(f"stage {i}: {' + '.join(parts)}")
+        lines.append(f"stage {i}: {' + '.join(parts) or '-'}")
     return "\n".join(lines)
 
 
@@ -177,8 +209,11 @@ def _split(blocks: Sequence[Block]) -> tuple[list[Block], list[Block], list[Bloc
 
 
 def _check_stage_count(n_stages: int, n_layers: int) -> None:
-    if not 1 <= n_stages <= n_layers:
-        raise InputError(f"{n_stages} pipeline stages: the {n_layers} layers can fill from 1 to {n_layers}")
+    most = n_layers + MOST_WITHOUT_LAYERS
+    if not 1 <= n_stages <= most:
+        raise InputError(
+            f"{n_stages} pipeline stages: the {n_layers} layers with embedding and head fill from 1 to {most}"
+        )
 
 
 def _integer_costs(
@@ -199,15 +234,17 @@ def best_sizes(
     extra: Sequence[int],
     fixed: Mapping[int, int],
     most: Sequence[Sequence[int]] | None = None,
+    least_at_ends: int = 0,
 ) -> list[int]:
     """Choose the numbers of layers on each stage by two passes of dynamic programming.
 
     The first pass finds the least cost of the heaviest stage, the second the least sum of squares with it.
     `sums[stage][i]` is the cost of the first i layers on that stage and `extra[stage]` that of its other
-    blocks; `most` is as in `balanced_by_stage`. Raises InputError where no sizes respect `fixed` and `most`.
+    blocks; `most` is as in `balanced_by_stage`; `least_at_ends` layers stay on the first and last stage.
+    Raises InputError where no sizes respect `fixed` and `most`.
     """
     n, k = len(sums[0]) - 1, len(extra)
-    costs = _costs(sums, extra, fixed, most)
+    costs = _costs(sums, extra, fixed, most, least_at_ends)
     least = [np.full(n + 1, _NEVER)] * k + [np.where(np.arange(n + 1) == n, 0, _NEVER)]
     for stage in range(k - 1, -1, -1):  # first pass: the least maximum from each stage and layer on
         least[stage] = np.maximum(costs[stage], least[stage + 1][None, :]).min(axis=1)
@@ -215,7 +252,7 @@ def best_sizes(
     if score >= _NEVER:
         what = f"the fixed stage sizes {fixed}" if fixed else "the memory of the stages' accelerators"
         raise InputError(
-            f"{what} leave no way to place {n} layers on {k} stages with at least one layer each"
+            f"{what} leave no way to place {n} layers on {k} stages with at least one layer on inner ones"
         )
     ends = [{0}]
     choices: list[dict[int, list[int]]] = []
@@ -248,6 +285,7 @@ def _costs(
     extra: Sequence[int],
     fixed: Mapping[int, int],
     most: Sequence[Sequence[int]] | None,
+    least_at_ends: int,
 ) -> list[IntArray]:
     """Cost of a run of layers on each stage, by its first layer and the one after its last [starts, ends]."""
     place = np.arange(len(sums[0]))
@@ -255,7 +293,8 @@ def _costs(
     costs = []
     for stage, own in enumerate(sums):
         line = np.array(own, dtype=np.int64)
-        legal = size == fixed[stage] if stage in fixed else size >= 1
+        inner = 0 < stage < len(sums) - 1
+        legal = size == fixed[stage] if stage in fixed else size >= (1 if inner else least_at_ends)
         if most is not None:
             legal &= size <= np.array(most[stage])[:, None]
         costs.append(np.where(legal, line[None, :] - line[:, None] + extra[stage], _NEVER))

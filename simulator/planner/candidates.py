@@ -300,19 +300,24 @@ def _layouts(
     order = sorted(seen, key=lambda weights: (-seen[weights], weights))
     found = {}
     for n in counts:
-        distinct: dict[StageAssignment, int] = {}
-        for weights in order[: 8 * LAYOUTS]:
-            by_kind = dict(zip(kinds, weights, strict=True))
-            layout = _balanced(blocks, tuple(float(by_kind[b.kind]) for b in blocks), n)
-            distinct[layout] = distinct.get(layout, 0) + seen[weights]
-        best = sorted(distinct, key=lambda item: (-distinct[item], item.layers_per_stage))
-        found[n] = tuple(best[:LAYOUTS])
+        kept: list[StageAssignment] = []
+        for ends_alone in (False, True):  # bidirectional pipelines are faster with a layer on both ends
+            distinct: dict[StageAssignment, int] = {}
+            for weights in order[: 8 * LAYOUTS]:
+                by_kind = dict(zip(kinds, weights, strict=True))
+                layout = _balanced(blocks, tuple(float(by_kind[b.kind]) for b in blocks), n, ends_alone)
+                distinct[layout] = distinct.get(layout, 0) + seen[weights]
+            best = sorted(distinct, key=lambda item: (-distinct[item], item.layers_per_stage))
+            kept += best[:LAYOUTS]
+        found[n] = tuple(dict.fromkeys(kept))
     return found
 
 
 @lru_cache(maxsize=4096)
-def _balanced(blocks: tuple[object, ...], weights: tuple[float, ...], n: int) -> StageAssignment:
-    return balanced(blocks, weights, n)  # type: ignore[arg-type]
+def _balanced(
+    blocks: tuple[object, ...], weights: tuple[float, ...], n: int, ends_alone: bool
+) -> StageAssignment:
+    return balanced(blocks, weights, n, ends_alone=ends_alone)  # type: ignore[arg-type]
 
 
 def _priceable(book: PriceBook, frames: Sequence[Frame], space: Space, refused: Refusals) -> Space:

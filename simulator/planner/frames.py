@@ -73,7 +73,7 @@ def legal_frames(
 def _frame(
     plan: ParallelPlan, name: str, count: int, layout: Layout, shape: ModelShape, sequence: int
 ) -> Frame | str:
-    """A frame, or the reason why its schedule cannot be built or has more stages than the model layers."""
+    """A frame, or the reason why its schedule cannot be built or has more stages than the model can fill."""
     try:
         shaped = pattern(name, plan.pp, count, plan.vpp)
         if shaped.n_stages > shape.n_layers:

@@ -15,10 +15,12 @@ from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import load_mapping
 from moesim.simulator.common.lists import parse_integers
 from moesim.simulator.layout.activations import RECOMPUTED
+from moesim.simulator.layout.stages import MOST_WITHOUT_LAYERS
 from moesim.simulator.model.precision import PRECISIONS, Precision
 from moesim.simulator.model.recompute import MODULES, Recompute, RecomputeKey
 from moesim.simulator.model.repeated import check_recompute
 from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.planner.kernel_sms import published_sms
 from moesim.simulator.planner.placements import Placement, default_placements, parse_placement
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.routing import Eplb
@@ -176,11 +178,11 @@ class Space:
 def with_defaults(space: PlanSpace, scenario: Scenario, shape: ModelShape, cluster: Cluster) -> Space:
     """Fill in the defaults for a model on a cluster (docs/planner.md lists them).
 
-    tp: powers of two inside a node. pp: divisors of the number of GPUs, at most the number of layers. ep:
+    tp: powers of two inside a node. pp: divisors of the number of GPUs, at most two more than the layers. ep:
     divisors of the number of experts. cp: 1, 2, 4 and 8. vpp and microbatch: 1, 2 and 4. schedule and
     zero_stage: all. recompute: every policy that changes compute or memory, and the scenario's modules.
-    precision: the scenario's, bf16, and fp8 if the accelerator has it. sms: the scenario's and six values
-    from 8 to 32 (only the scenario's for a dense model, and 0 if a dedicated engine moves collectives).
+    precision: the scenario's, bf16, and fp8 if the accelerator has it. sms: the scenario's, and
+    for a MoE those with which its communication kernels were published; 0 if a dedicated engine moves them.
     placement: see `default_placements`.
     Raises InputError if communication would take every SM, or any SM beside a dedicated engine, and for a
     module to recompute that the model does not have.
@@ -191,8 +193,10 @@ def with_defaults(space: PlanSpace, scenario: Scenario, shape: ModelShape, clust
     hardware: list[str | Precision] = ["bf16"]
     if "fp8" in cluster.accelerator.peak:
         hardware.insert(0, "fp8")
+    most_stages = shape.n_layers + MOST_WITHOUT_LAYERS
     moe, engine = shape.moe, cluster.accelerator.communication_engine
-    sms = {8, 12, 16, 20, 24, 32, scenario.communication.sms} if moe else {scenario.communication.sms}
+    published = published_sms(scenario.communication.kernels) if moe else None
+    sms = {scenario.communication.sms, *(published.tried if published else ())}
     if engine is None:
         most = cluster.accelerator.n_sms
         sms = {s for s in sms if 0 < s < most} or {scenario.communication.sms}
@@ -200,7 +204,7 @@ def with_defaults(space: PlanSpace, scenario: Scenario, shape: ModelShape, clust
         sms = {0}
     defaults: dict[str, tuple[Any, ...]] = {
         "tp": _powers(cluster.node.n_gpus),
-        "pp": tuple(d for d in range(1, min(n, shape.n_layers) + 1) if n % d == 0),
+        "pp": tuple(d for d in range(1, min(n, most_stages) + 1) if n % d == 0),
         "ep": _divisors(moe.experts) if moe else (1,),
         "cp": _powers(8),
         "vpp": (1, 2, 4),
@@ -222,7 +226,13 @@ def with_defaults(space: PlanSpace, scenario: Scenario, shape: ModelShape, clust
     chosen = {key: tuple(dict.fromkeys(wanted[key] or defaults[key])) for key in LISTS}
     for choice in chosen["recompute"]:
         check_recompute(shape, choice)
-    taken = max(chosen["sms"])
+    _check_sms(max(chosen["sms"]), cluster)
+    return Space(**chosen, headroom=space.headroom)
+
+
+def _check_sms(taken: int, cluster: Cluster) -> None:
+    """Raise InputError if communication takes every SM, or any SM beside a dedicated engine."""
+    engine = cluster.accelerator.communication_engine
     if engine is None and taken and taken >= cluster.accelerator.n_sms:
         most = cluster.accelerator.n_sms
         raise InputError(
@@ -234,7 +244,6 @@ def with_defaults(space: PlanSpace, scenario: Scenario, shape: ModelShape, clust
             f"sms={taken}: on {cluster.accelerator.name} a dedicated engine ({engine.name}) moves "
             "collectives; use sms: 0, or leave it out"
         )
-    return Space(**chosen, headroom=space.headroom)
 
 
 def _powers(most: int) -> tuple[int, ...]:

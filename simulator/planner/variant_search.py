@@ -37,6 +37,8 @@ class VariantSearch:
         job = resolve(scenario)
         self.shape, self.cluster = job.shape, job.cluster
         fixed = scenario.stages.layers if wanted.layout == "scenario" else None
+        if fixed is not None and scenario.stages.mtp is not None:
+            raise InputError("a search keeps MTP modules on the last stage: leave out stages.mtp")
         if wanted.layout == "scenario" and fixed is None:
             raise InputError("layout=scenario, but the scenario has no stages.layers; use layout=balanced")
         space = with_defaults(wanted, scenario, self.shape, self.cluster)
@@ -51,7 +53,7 @@ class VariantSearch:
     def own(self, simulated: PlanStep) -> PlanRow:
         """The row of the scenario's own plan."""
         scenario, estimate = self.scenario, None
-        if scenario.schedule in SCHEDULES:
+        if scenario.schedule in SCHEDULES and scenario.stages.mtp is None:
             estimate = self.study.seconds_of(scenario, simulated.layers, simulated.microbatches)
         return make_row(scenario, self.cluster, simulated, Estimates(estimate, changed=self.changed))
 

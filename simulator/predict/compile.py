@@ -90,9 +90,9 @@ def _pool(
     count = microbatches(layout, scenario.batch.sequences)
     check_size(scenario, shape, [job.cluster], own_machine())
     schedule = schedule or load_schedule(scenario, count)
-    in_part = scenario.stages.blocks is not None
+    stated = scenario.stages.blocks is not None or scenario.stages.layers is not None
     check_against_model(
-        scenario.parallel, shape, scenario.batch.sequence_length, 1 if in_part else schedule.n_stages
+        scenario.parallel, shape, scenario.batch.sequence_length, 1 if stated else schedule.n_stages
     )
     check_recompute(shape, scenario.recompute)
     check_combination(scenario, schedule)

@@ -37,9 +37,12 @@ def assign_stages(scenario: Scenario, pricer: Pricer, schedule: Schedule) -> Sta
                 f"stages.layers has {len(scenario.stages.layers)} entries, but {schedule.name} with "
                 f"parallel.pp={scenario.parallel.pp} has {schedule.n_stages} stages"
             )
-        return from_layers_per_stage(blocks, scenario.stages.layers)
+        return from_layers_per_stage(blocks, scenario.stages.layers, scenario.stages.mtp)
     weight = {kind: block_seconds(pricer, kind) for kind in sorted({block.kind for block in blocks})}
-    return balanced(blocks, [weight[block.kind] for block in blocks], schedule.n_stages)
+    # Both ends of a bidirectional pipeline are on one rank, where an end without layers hides no transfers.
+    ends_alone = len(schedule.routes) == 1
+    weights = [weight[block.kind] for block in blocks]
+    return balanced(blocks, weights, schedule.n_stages, ends_alone=ends_alone)
 
 
 def block_seconds(pricer: Pricer, kind: BlockKind) -> float:

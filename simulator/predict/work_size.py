@@ -114,10 +114,13 @@ def _on(scenario: Scenario, shape: ModelShape, machine: Cluster, n_gpus: int) ->
 
 
 def _blocks(scenario: Scenario, shape: ModelShape) -> int:
-    """Number of blocks of the model, or of the part that the scenario states; "moe*4" counts as four."""
+    """Number of blocks of the model, or of the part that the scenario states; "moe*4" counts as four.
+
+    A stage without blocks counts as one, as its actions are simulated too.
+    """
     stated = scenario.stages.blocks
     if stated is None:
-        return shape.n_layers + shape.mtp_layers + 2
+        return max(shape.n_layers + shape.mtp_layers + 2, len(scenario.stages.layers or ()))
     count = 0
     for text in stated:
         for word in text.split():

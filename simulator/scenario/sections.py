@@ -57,12 +57,21 @@ class Stages(Section):
     """Which layers each pipeline stage holds.
 
     `layers`: decoder layers per stage, embedding on the first and MTP and head on the last; absent =
-    balanced by the stages' compute. `blocks`: explicit block kinds per stage ("moe*4"), which may be
+    balanced by the stages' compute. An inner stage with 0 layers only passes activations on. `mtp`: the
+    stage of the MTP modules. `blocks`: explicit block kinds per stage ("moe*4"), which may be
     only a part of the model, as for a kernel-level test.
     """
 
     layers: tuple[int, ...] | None = None
-    """Decoder layers per stage; embedding on the first, MTP and head on the last; absent: balanced."""
+    """Decoder layers per stage, 0 allowed; embedding on the first, MTP and head on the last; absent:
+    balanced."""
+    mtp: int | None = Field(
+        None,
+        ge=-10_000,
+        le=10_000,
+        description="With `layers`: the stage that holds the MTP modules, negative from the end (-2: the one "
+        "before the loss). Absent: the last.",
+    )
     blocks: tuple[str, ...] | None = None
     """Block kinds per stage ("moe*4") of embedding, dense, moe, mtp, head; may be a part of the model."""
 
@@ -70,6 +79,8 @@ class Stages(Section):
     def _one_way(self) -> Stages:
         if self.layers is not None and self.blocks is not None:
             raise ValueError("stages.layers and stages.blocks exclude each other: give one")
+        if self.mtp is not None and self.layers is None:
+            raise ValueError("stages.mtp needs stages.layers: give the layers of every stage")
         return self
 
 

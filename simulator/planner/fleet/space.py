@@ -18,6 +18,7 @@ from moesim.simulator.layout.pools import (
     pricing_scenario,
     rank_unit,
 )
+from moesim.simulator.layout.stages import MOST_WITHOUT_LAYERS
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.frames import Frame, legal_frames
 from moesim.simulator.planner.refusals import Refusals
@@ -88,9 +89,10 @@ def fleet_space(wanted: PlanSpace, scenario: Scenario, pools: FleetPools, shape:
             raise InputError(f"{key} is not searched for a fleet; it has {', '.join(SEARCHED)}")
     node = min(part.cluster.node.n_gpus for part in pools.parts)
     plan = scenario.parallel
+    most_stages = shape.n_layers + MOST_WITHOUT_LAYERS
     defaults: dict[str, Any] = {
         "tp": tuple(d for d in (1, 2, 4, 8) if d <= node),
-        "pp": tuple(d for d in range(pools.unit, shape.n_layers + 1, pools.unit) if pools.total % d == 0),
+        "pp": tuple(d for d in range(pools.unit, most_stages + 1, pools.unit) if pools.total % d == 0),
         "cp": (1,),
         "vpp": (2,),
         "microbatch": (1, 2),

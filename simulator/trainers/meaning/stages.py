@@ -9,7 +9,7 @@ from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.schedules import SCHEDULES, name_from
 from moesim.simulator.trainers.meaning.contradictions import FIRST, LAST, LAYERS, LAYOUT, STAGES
 from moesim.simulator.trainers.meaning.given import Given
-from moesim.simulator.trainers.megatron.layout import expand_layout, layers_of_layout
+from moesim.simulator.trainers.megatron.layout import expand_layout, layers_of_layout, mtp_stage_of_layout
 
 EMBEDDING = "account-for-embedding-in-pipeline-split"
 LOSS = "account-for-loss-in-pipeline-split"
@@ -132,10 +132,11 @@ def _of_layout(given: Given, shape: ModelShape, pp: int, text: str) -> tuple[int
             )
     vpp = n_stages // pp
     if layers is not None:
-        return vpp, {"layers": list(layers)}, ""
+        mtp = mtp_stage_of_layout(text)
+        return vpp, {"layers": list(layers)} | ({} if mtp is None else {"mtp": mtp}), ""
     note = (
-        "moesim keeps the embedding on the first stage, MTP and loss on the last and a layer on every other, "
-        f"so the {n_stages} stages are balanced instead"
+        "moesim keeps the embedding on the first stage, the loss on the last and all MTP modules on one "
+        f"behind the layers, so the {n_stages} stages are balanced instead"
     )
     given.explain(LAYOUT, "not priced", f"the direction is unknown: {note}")
     return vpp, {}, ""

@@ -82,7 +82,7 @@ def _parallel(
         if plan.vpp > 1:
             found["--num-virtual-stages-per-pipeline-rank"] = str(plan.vpp)
         if scenario.stages.layers is not None:
-            text = layout_text(scenario.stages.layers, shape.mtp_layers)
+            text = layout_text(scenario.stages.layers, shape.mtp_layers, scenario.stages.mtp)
             found["--pipeline-model-parallel-layout"] = text
         else:
             missing.append("stage layout: the scenario leaves it to moesim's balance; state stages.layers")

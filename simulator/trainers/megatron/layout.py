@@ -71,22 +71,36 @@ def _wrong(text: str, position: int, what: str) -> InputError:
 def layers_of_layout(text: str) -> tuple[int, tuple[int, ...] | None]:
     """Number of stages, and decoder layers of each stage; the latter is None for an unsupported layout.
 
-    moesim keeps the embedding on the first stage, MTP modules and loss on the last, and at least one layer on
-    the others. Raises InputError for a text that cannot be read.
+    moesim keeps the embedding on the first stage, the loss on the last, and all MTP modules on one stage
+    behind the layers (`mtp_stage_of_layout`). Raises InputError for a text that cannot be read.
     """
     stages = expand_layout(text).split("|")
-    misplaced = "E" in "".join(stages[1:]) or any(n in "".join(stages[:-1]) for n in "mL")
-    inner_empty = any("t" not in stage for stage in stages[1:-1])
-    if misplaced or inner_empty:
+    order = "".join(stages)
+    in_order = re.fullmatch("Et*m*L", order) and stages[0].startswith("E") and stages[-1].endswith("L")
+    if not in_order or sum("m" in stage for stage in stages) > 1:
         return len(stages), None
     return len(stages), tuple(stage.count("t") for stage in stages)
 
 
-def layout_text(layers: Sequence[int], mtp_layers: int) -> str:
-    """Write decoder layers by stage as a layout with repeats, such as "Et*4|(tt|)*2tmL"."""
+def mtp_stage_of_layout(text: str) -> int | None:
+    """Stage of the MTP modules as `stages.mtp` counts it, from the end; None for the last stage or none.
+
+    Raises InputError for a text that cannot be read.
+    """
+    stages = expand_layout(text).split("|")
+    found = [number - len(stages) for number, stage in enumerate(stages) if "m" in stage]
+    return found[0] if found and found[0] != -1 else None
+
+
+def layout_text(layers: Sequence[int], mtp_layers: int, mtp_stage: int | None = None) -> str:
+    """Write decoder layers by stage as a layout with repeats, such as "Et*4|(tt|)*2tmL".
+
+    `mtp_stage`: the stage of the MTP modules, negative from the end; None for the last.
+    """
     stages = ["t" * n for n in layers]
     stages[0] = "E" + stages[0]
-    stages[-1] += "m" * mtp_layers + "L"
+    stages[-1 if mtp_stage is None else mtp_stage] += "m" * mtp_layers
+    stages[-1] += "L"
     runs = [(stage, len(list(run))) for stage, run in groupby(stages[:-1])]
     parts = [f"({_short(s)}|)*{n}" if n > 1 else f"{_short(s)}|" for s, n in runs]
     return "".join(parts) + _short(stages[-1])

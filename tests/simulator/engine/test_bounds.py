@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from moesim.simulator.engine.contention import LinkContention
 from moesim.simulator.engine.program import Program
 from moesim.simulator.engine.records import Execution
 from moesim.simulator.engine.registry import engine_of
+from moesim.simulator.model.library import load_model
 from moesim.simulator.predict.compile import prepare
 from moesim.simulator.predict.simulate import simulate
 from moesim.simulator.scenario import Scenario, load_scenario
@@ -54,14 +56,20 @@ def scenarios(draw: st.DrawFn) -> list[str]:
     plan = f"tp: {tp}, pp: {pp}, ep: {ep}, cp: 1, vpp: {vpp}"
     more = ", sequence_parallel: true" if tp > 1 else ""
     spread = st.sampled_from([0.0, 0.01, 0.1])
+    recompute = ["none", "selective", "full", "[core_attn, layernorm]", "mlp" if ep == 1 else "moe_act+moe"]
+    stages = pp * (2 if vpp == 2 or schedule in ("zbv", "dualpipev") else 1)
+    layers = load_model(model).n_layers
+    cuts = sorted(draw(st.lists(st.integers(0, layers), min_size=stages - 1, max_size=stages - 1)))
+    sizes = [after - before for before, after in pairwise([0, *cuts, layers])]
     return [
+        *([f"stages.layers={sizes}"] if draw(st.booleans()) else []),
         f"model={model}",
         f"cluster={{node: hgx-h800, nodes: {nodes}, network: mpft-ib-400g, name: small}}",
         f"parallel={{{plan}, microbatch: 1, zero_stage: {zero}{more}}}",
         f"schedule={schedule}",
         f"profile={profile}",
         f"precision={draw(st.sampled_from(['fp8', 'bf16']))}",
-        f"recompute={draw(st.sampled_from(['none', 'selective', 'full']))}",
+        f"recompute={draw(st.sampled_from(recompute))}",
         f"batch={{sequences: {sequences}, sequence_length: {length}}}",
         f"communication.sms={draw(st.sampled_from([4, 16, 20, 24, 40]))}",
         f"communication.kernels={draw(st.sampled_from(['deepep-2025-02', 'deepep-2025-04']))}",

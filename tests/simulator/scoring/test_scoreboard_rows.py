@@ -226,11 +226,11 @@ def test_parameters_kept_after_forward_reach_the_plan() -> None:
     [
         ("", None, ""), ("none", "none", ""), ("full", "full", ""), ("selective", "selective", ""),
         ("selective (RMSNorm, MLA up-proj)", "selective", ""),
-        ("selective (mla_up_proj, moe)", "selective", "moe"),
+        ("selective (mla_up_proj, moe)", ("mla_up_proj", "moe"), ""),
         ("op", "op", ""), ("selective (op)", "op", ""),
     ],
 )  # fmt: skip
-def test_words_of_recompute(text: str, policy: str | None, rest: str) -> None:
+def test_words_of_recompute(text: str, policy: str | tuple[str, ...] | None, rest: str) -> None:
     found, notes = recompute_of(changed("dgxc-001", recompute=text))
     assert found == policy
     assert (f"recompute of {rest} " in "".join(notes)) == bool(rest)

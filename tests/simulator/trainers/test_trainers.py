@@ -20,6 +20,7 @@ from moesim.simulator.trainers.megatron.layout import (
     expand_layout,
     layers_of_layout,
     layout_text,
+    mtp_stage_of_layout,
     parse_frequency,
 )
 from moesim.simulator.trainers.torchtitan.snippet import torchtitan_snippet
@@ -147,18 +148,57 @@ def test_malformed_layouts_and_lists_are_refused(argument: str, named: str) -> N
     assert named in str(caught.value)
 
 
-@given(st.lists(st.integers(1, 12), min_size=1, max_size=40), st.integers(0, 2))
-def test_layouts_are_written_as_they_are_read(layers: list[int], mtp: int) -> None:
-    text = layout_text(layers, mtp)
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=40), st.integers(0, 2), st.integers(1, 3))
+def test_layouts_are_written_as_they_are_read(layers: list[int], mtp: int, behind: int) -> None:
+    layers = [*layers, *[0] * (behind - 1)]
+    text = layout_text(layers, mtp, -behind)
     assert layers_of_layout(text) == (len(layers), tuple(layers))
+    assert mtp_stage_of_layout(text) == (-behind if mtp and behind > 1 else None)
     stages = expand_layout(text).split("|")
-    assert stages[0].startswith("E") and stages[-1].endswith("m" * mtp + "L")
+    assert stages[0].startswith("E") and stages[-1].endswith("L")
+    assert stages[-behind].removesuffix("L").endswith("m" * mtp)
+
+
+@pytest.mark.parametrize(
+    ("text", "layers", "mtp"),
+    [
+        ("Et*3|(tt|)*29,m|L", (3, *(2,) * 29, 0, 0), -2),
+        ("E|(t|)*94L", (0, *(1,) * 94, 0), None),
+        ("Ettt|(tt|)*28t|mL", (3, *(2,) * 28, 1, 0), None),
+        ("E||tttt|tm|L", (0, 0, 4, 1, 0), -2),
+    ],
+)
+def test_published_layouts_are_read(text: str, layers: tuple[int, ...], mtp: int | None) -> None:
+    assert layers_of_layout(text) == (len(layers), layers)
+    assert mtp_stage_of_layout(text) == mtp
+    again = layout_text(layers, text.count("m"), mtp)
+    assert expand_layout(again) == expand_layout(text)
+
+
+@pytest.mark.parametrize("text", ["t|EL", "Et|L|t", "Em|tL", "Etm|mL", "Et|t", "tL"])
+def test_layouts_out_of_order_are_left_out(text: str) -> None:
+    assert layers_of_layout(text)[1] is None
+
+
+def test_a_layout_with_mtp_alone_is_imported() -> None:
+    layout = "--pipeline-model-parallel-layout 'Et*3|(tt|)*29,m|L'"
+    scenario = launches.read(f"--pipeline-model-parallel-size 8 --bf16 {layout}\n", base=HOME).scenario
+    assert scenario.stages.layers == (3, *[2] * 29, 0, 0) and scenario.stages.mtp == -2
+    assert scenario.parallel.vpp == 4
 
 
 @given(st.text(alphabet="EtmL|()*,0123456789 ", max_size=30))
 def test_any_layout_is_read_or_refused(text: str) -> None:
     with suppress(InputError):
         assert set(expand_layout(text)) <= set("EtmL|")
+
+
+def test_experts_are_split_like_the_rest_unless_the_script_says_otherwise() -> None:
+    """Megatron-LM's default for the tensor parallelism of experts is that of the other layers."""
+    text = "--tensor-model-parallel-size 4 --sequence-parallel --bf16\n"
+    assert launches.read(text, base=HOME).scenario.parallel.expert_tp == 4
+    text += "--expert-tensor-parallel-size 1\n"
+    assert launches.read(text, base=HOME).scenario.parallel.expert_tp == 1
 
 
 @given(st.lists(st.integers(0, 1), min_size=1, max_size=80))
