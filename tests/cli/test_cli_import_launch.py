@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launches import MIXTRAL
+from megatron_launches import MIXTRAL
 
 from moesim.simulator.scenario import load_scenario
 

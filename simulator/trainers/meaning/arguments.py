@@ -14,9 +14,9 @@ from moesim.hwmodels.frozen import Section
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.trainers.launch import Argument, Launch, Unknown, Value
-from moesim.simulator.trainers.meaning.given import Stated, row_of, shown_value
-from moesim.simulator.trainers.meaning.rows import Kind, Row
-from moesim.simulator.trainers.meaning.table import Entry, Table
+from moesim.simulator.trainers.meaning.given import StatedArgument, row_of, shown_value
+from moesim.simulator.trainers.meaning.rows import Kind, MeaningRow
+from moesim.simulator.trainers.meaning.table import Table, TableEntry
 
 FILE = "data/trainers/names.yaml"
 
@@ -62,7 +62,7 @@ class _Trainer(Section):
     defaults: Annotated[dict[str, Any], Field(default_factory=dict)]
 
 
-class _File(Section):
+class _NamesFile(Section):
     """All trainers by name."""
 
     trainers: dict[str, _Trainer]
@@ -71,12 +71,12 @@ class _File(Section):
 @lru_cache(maxsize=1)
 def _names() -> Mapping[str, _Trainer]:
     text = (resources.files("moesim.simulator") / FILE).read_text("utf-8")
-    return validate_model(_File, {"trainers": parse_mapping(text, FILE)}, FILE).trainers
+    return validate_model(_NamesFile, {"trainers": parse_mapping(text, FILE)}, FILE).trainers
 
 
 def collect(
     launch: Launch, table: Table, ignore: Collection[str] = ()
-) -> tuple[dict[str, Stated], list[Row]]:
+) -> tuple[dict[str, StatedArgument], list[MeaningRow]]:
     """Arguments by Megatron-LM's names, the last of several values, and rows on those that are not used.
 
     Raises InputError for unknown, ambiguous and refused arguments, and for those in `ignore` that the file
@@ -89,8 +89,8 @@ def collect(
     for name in sorted(set(ignore) - {argument.name for argument in launch.arguments}):
         raise InputError(f"--ignore {name[:80]}: the file does not have this argument; leave it out")
     trainer = _names()[launch.trainer if launch.trainer in NAMED_TRAINERS else MEGATRONS_COMPANION]
-    stated: dict[str, Stated] = {}
-    rows: list[Row] = []
+    stated: dict[str, StatedArgument] = {}
+    rows: list[MeaningRow] = []
     refused: list[str] = []
     for argument in launch.arguments:
         try:
@@ -104,25 +104,25 @@ def collect(
         before = stated.get(one.entry.name)
         if before is not None and shown_value(before.value) != shown_value(one.value):
             text = f"given twice, the last counts: {one.written} {shown_value(one.value)} in {one.place}"
-            rows.append(Row(before.written, shown_value(before.value), "ignored", text, before.place))
+            rows.append(MeaningRow(before.written, shown_value(before.value), "ignored", text, before.place))
         stated[one.entry.name] = one
     if refused:
         left = len(refused) - MOST_SHOWN
         raise InputError("; ".join(refused[:MOST_SHOWN]) + (f"; and {left} more" if left > 0 else ""))
     for name, default in trainer.defaults.items():
         place = f"default of {launch.trainer}"
-        stated.setdefault(name, Stated(name, default, place, _entry(name, table), is_default=True))
+        stated.setdefault(name, StatedArgument(name, default, place, _entry(name, table), is_default=True))
     return stated, rows + [row for one in stated.values() for row in row_of(one, table)]
 
 
 def _read(
     argument: Argument, trainer: _Trainer, table: Table, ignore: Collection[str]
-) -> tuple[Stated | None, Row | None]:
+) -> tuple[StatedArgument | None, MeaningRow | None]:
     """The argument by Megatron-LM's name, or a row on why it has none."""
     text = shown_value(argument.value)
 
-    def row(kind: Kind, meaning: str) -> tuple[None, Row]:
-        return None, Row(argument.name, text, kind, meaning, argument.place)
+    def row(kind: Kind, meaning: str) -> tuple[None, MeaningRow]:
+        return None, MeaningRow(argument.name, text, kind, meaning, argument.place)
 
     if argument.name in ignore:
         return row("ignored", "you said so")
@@ -136,12 +136,12 @@ def _read(
         value = _value(known, argument.value)
         if value is None or text == "auto":
             return row("base", "the file leaves it open, so the base's counts")
-        return Stated(argument.name, value, argument.place, _entry(known.argument, table), text), None
+        return StatedArgument(argument.name, value, argument.place, _entry(known.argument, table), text), None
     alike = _like_megatron(name, trainer, table)
     if alike is not None:
         if argument.value is None:
             return row("base", "the file leaves it open, so the base's counts")
-        return Stated(argument.name, argument.value, argument.place, alike), None
+        return StatedArgument(argument.name, argument.value, argument.place, alike), None
     for section in _sections(name):
         if section in trainer.irrelevant:
             return row("irrelevant", trainer.irrelevant[section])
@@ -149,7 +149,7 @@ def _read(
             return row("not priced", f"the direction is unknown: {trainer.not_priced[section]}")
     if name.startswith("--"):
         entry = table.entry(name, argument.place)
-        return Stated(argument.name, argument.value, argument.place, entry), None
+        return StatedArgument(argument.name, argument.value, argument.place, entry), None
     hint = nearest(name, list(trainer.arguments))
     raise InputError(
         f"{argument.place}: {name[:80]!r} is not known{hint}; correct it, or give --ignore {name[:80]} if it "
@@ -168,8 +168,8 @@ def _plain_name(name: str) -> str:
 _PREFIXED = ("training.trainer.", "training.model.", "training.exp_manager.", "training.run.")
 
 
-def _entry(name: str, table: Table) -> Entry:
-    return Entry(name, "used") if name in OWN else table.entries[name]
+def _entry(name: str, table: Table) -> TableEntry:
+    return TableEntry(name, "used") if name in OWN else table.entries[name]
 
 
 def _value(known: _Name, value: Value | Unknown) -> Value | Unknown:
@@ -187,7 +187,7 @@ def _value(known: _Name, value: Value | Unknown) -> Value | Unknown:
     return value
 
 
-def _like_megatron(name: str, trainer: _Trainer, table: Table) -> Entry | None:
+def _like_megatron(name: str, trainer: _Trainer, table: Table) -> TableEntry | None:
     section, dot, last = name.rpartition(".")
     if not dot or section not in trainer.like_megatron:
         return None

@@ -10,8 +10,8 @@ from typing import Any
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import nearest
 from moesim.simulator.trainers.launch import Unknown, Value
-from moesim.simulator.trainers.meaning.rows import Kind, Row, shown
-from moesim.simulator.trainers.meaning.table import Entry, Table
+from moesim.simulator.trainers.meaning.rows import Kind, MeaningRow, shown
+from moesim.simulator.trainers.meaning.table import Table, TableEntry
 
 _VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w{0,60})")
 _NUMBER = re.compile(r"-?\d{0,20}\.?\d{0,20}([eE][+-]?\d{1,2})?")
@@ -19,7 +19,7 @@ _OFF = {"false", "0", "off", "no", "none", "null"}
 
 
 @dataclass(frozen=True, slots=True)
-class Stated:
+class StatedArgument:
     """An argument that the file states: as it is written, with its value, its place and its table entry.
 
     `text` is the value as the file writes it, where a table of names changed it; `is_default` says that the
@@ -29,7 +29,7 @@ class Stated:
     written: str
     value: Value | Unknown
     place: str
-    entry: Entry
+    entry: TableEntry
     text: str | None = None
     is_default: bool = False
 
@@ -41,7 +41,9 @@ class Given:
     it does not state has Megatron-LM's default.
     """
 
-    def __init__(self, stated: Mapping[str, Stated], rows: Sequence[Row], in_part: bool = False) -> None:
+    def __init__(
+        self, stated: Mapping[str, StatedArgument], rows: Sequence[MeaningRow], in_part: bool = False
+    ) -> None:
         """Start from the stated arguments and the rows on those that are not used."""
         self.stated = dict(stated)
         self.keys: dict[str, Any] = {}
@@ -139,18 +141,18 @@ class Given:
         if not stated:
             kind: Kind = "base" if self.in_part else "default"
             text = meaning if self.in_part else f"{meaning}; Megatron-LM's default"
-            self.rows.append(Row(_dashed(names[0]), "", kind, text))
+            self.rows.append(MeaningRow(_dashed(names[0]), "", kind, text))
 
     def explain(self, name: str, kind: Kind, meaning: str) -> None:
         """Add a row for an argument, stated or not."""
         stated = self.stated.get(name)
         self._explained.add(name)
         if stated is None:
-            self.rows.append(Row(_dashed(name), "", kind, meaning))
+            self.rows.append(MeaningRow(_dashed(name), "", kind, meaning))
         else:
             text = shown_value(stated.value) if stated.text is None else stated.text
             kind = "default" if stated.is_default and kind == "key" else kind
-            self.rows.append(Row(stated.written, text, kind, meaning, stated.place))
+            self.rows.append(MeaningRow(stated.written, text, kind, meaning, stated.place))
 
     def unexplained(self) -> tuple[str, ...]:
         """Used arguments that are stated but have no row yet."""
@@ -173,20 +175,20 @@ def shown_value(value: Value | Unknown) -> str:
     return shown(value.text if isinstance(value, Unknown) else value)
 
 
-def row_of(stated: Stated, table: Table) -> list[Row]:
+def row_of(stated: StatedArgument, table: Table) -> list[MeaningRow]:
     """Rows of an argument that is not used; raises InputError for one that is refused."""
     entry, value = stated.entry, shown_value(stated.value)
     if entry.status == "used":
         return []
     if stated.value is False or table.harmless.get(entry.name) == value:
-        row = Row(stated.written, value, "irrelevant", "changes nothing with this value", stated.place)
+        row = MeaningRow(stated.written, value, "irrelevant", "changes nothing with this value", stated.place)
     elif entry.status == "refused":
         raise InputError(f"{stated.place}: {stated.written} {value}: {entry.reason}".replace(" :", ":"))
     elif entry.status == "irrelevant" or entry.direction == "no effect":
-        row = Row(stated.written, value, "irrelevant", entry.reason, stated.place)
+        row = MeaningRow(stated.written, value, "irrelevant", entry.reason, stated.place)
     else:
         text = f"{entry.direction}: {entry.reason}"
-        row = Row(stated.written, value, "not priced", text, stated.place)
+        row = MeaningRow(stated.written, value, "not priced", text, stated.place)
     return [row]
 
 

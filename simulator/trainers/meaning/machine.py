@@ -9,7 +9,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.trainers.launch import Launch, Unknown
 from moesim.simulator.trainers.meaning.given import Given, unknown_value
-from moesim.simulator.trainers.meaning.rows import Row
+from moesim.simulator.trainers.meaning.rows import MeaningRow
 
 WORLD_SIZE = "WORLD_SIZE"
 """Environment variable with the number of processes."""
@@ -34,7 +34,7 @@ def read_machine(given: Given, launch: Launch, base: Scenario, gpus: int | None 
         text = f"{own} GPUs: " + (
             "the file does not say how many" if asked is None else "as many as asked for"
         )
-        given.rows.append(Row("GPUs", "" if asked is None else str(asked), "base", text, place))
+        given.rows.append(MeaningRow("GPUs", "" if asked is None else str(asked), "base", text, place))
         return own
     if base.fleet is not None:
         raise InputError(
@@ -54,7 +54,7 @@ def read_machine(given: Given, launch: Launch, base: Scenario, gpus: int | None 
     given.keys["cluster"] = cluster_with(base, asked // per_node, f"{place}: asks for {asked} GPUs")
     nodes = asked // per_node
     given.rows.append(
-        Row("GPUs", str(asked), "key", f"cluster.nodes = {nodes} (the base has {own} GPUs)", place)
+        MeaningRow("GPUs", str(asked), "key", f"cluster.nodes = {nodes} (the base has {own} GPUs)", place)
     )
     return asked
 

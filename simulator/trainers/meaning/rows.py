@@ -11,7 +11,7 @@ nothing, it has an effect that is not priced, or the user said that it is to be 
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class MeaningRow:
     """One line of the summary. `place` is file and line; empty where the file does not say it."""
 
     argument: str

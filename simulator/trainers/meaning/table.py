@@ -36,7 +36,7 @@ class _NotPriced(_Group):
     memory: MemoryEffect
 
 
-class _File(Section):
+class _MeaningsFile(Section):
     """The keys of the data file."""
 
     used: tuple[str, ...]
@@ -47,7 +47,7 @@ class _File(Section):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TableEntry:
     """What one argument means. `time` and `memory` compare the real run with the predicted one."""
 
     name: str
@@ -72,10 +72,10 @@ class Entry:
 class Table:
     """All entries by name without dashes, and values with which an argument changes nothing."""
 
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, TableEntry]
     harmless: Mapping[str, str] = field(default_factory=dict)
 
-    def entry(self, argument: str, place: str) -> Entry:
+    def entry(self, argument: str, place: str) -> TableEntry:
         """The entry of an argument such as `--num-layers`; abbreviations count where they are unique.
 
         Raises InputError for an unknown argument, with the nearest name, and for an ambiguous abbreviation.
@@ -105,18 +105,18 @@ def megatron_table() -> Table:
     """The table of the shipped data file; raises InputError if an argument is listed twice."""
     text = (resources.files("moesim.simulator") / FILE).read_text("utf-8")
     data: dict[str, Any] = parse_mapping(text, FILE)
-    read = validate_model(_File, data, FILE)
-    entries = [Entry(name, "used") for name in read.used]
+    read = validate_model(_MeaningsFile, data, FILE)
+    entries = [TableEntry(name, "used") for name in read.used]
     for group, part in read.irrelevant.items():
-        entries += [Entry(name, "irrelevant", group, part.reason) for name in part.arguments]
+        entries += [TableEntry(name, "irrelevant", group, part.reason) for name in part.arguments]
     for group, unpriced in read.not_priced.items():
         entries += [
-            Entry(name, "not priced", group, unpriced.reason, unpriced.time, unpriced.memory)
+            TableEntry(name, "not priced", group, unpriced.reason, unpriced.time, unpriced.memory)
             for name in unpriced.arguments
         ]
     for group, part in read.refused.items():
-        entries += [Entry(name, "refused", group, part.reason) for name in part.arguments]
-    by_name: dict[str, Entry] = {}
+        entries += [TableEntry(name, "refused", group, part.reason) for name in part.arguments]
+    by_name: dict[str, TableEntry] = {}
     for entry in entries:
         if entry.name in by_name:
             raise InputError(f"{FILE}: {entry.name} is listed twice; keep one")

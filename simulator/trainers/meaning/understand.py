@@ -19,7 +19,7 @@ from moesim.simulator.trainers.meaning.kernels import fused_loss, read_dispatche
 from moesim.simulator.trainers.meaning.machine import read_machine
 from moesim.simulator.trainers.meaning.precision import read_precision
 from moesim.simulator.trainers.meaning.recomputation import read_recompute
-from moesim.simulator.trainers.meaning.rows import Row
+from moesim.simulator.trainers.meaning.rows import MeaningRow
 from moesim.simulator.trainers.meaning.shape import read_shape
 from moesim.simulator.trainers.meaning.stages import read_schedule, read_stages
 from moesim.simulator.trainers.meaning.table import megatron_table
@@ -38,7 +38,7 @@ class Understanding:
     """
 
     keys: Mapping[str, Any]
-    rows: tuple[Row, ...]
+    rows: tuple[MeaningRow, ...]
     notes: tuple[str, ...]
     scenario: Scenario
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.trainers.launch import Launch, Machine
-from moesim.simulator.trainers.meaning.given import Stated, shown_value
-from moesim.simulator.trainers.meaning.rows import Row
+from moesim.simulator.trainers.meaning.given import StatedArgument, shown_value
+from moesim.simulator.trainers.meaning.rows import MeaningRow
 from moesim.simulator.trainers.meaning.table import Table
 
 SHORTHAND = {
@@ -48,7 +48,7 @@ def with_nodes(launch: Launch, base: Scenario) -> Launch:
     return replace(launch, machine=Machine(int(value), gpus, {"nodes": f"the variable {NODES}"}))
 
 
-def read_variables(launch: Launch, stated: dict[str, Stated], table: Table) -> list[Row]:
+def read_variables(launch: Launch, stated: dict[str, StatedArgument], table: Table) -> list[MeaningRow]:
     """Add the arguments that variables stand for to `stated`, and return rows on all other variables."""
     rows = []
     for name, value in launch.environment.items():
@@ -58,7 +58,7 @@ def read_variables(launch: Launch, stated: dict[str, Stated], table: Table) -> l
         argument = SHORTHAND.get(name)
         if argument is None:
             meaning = f"the direction is unknown: a variable for {launch.program}, which is not read"
-            rows.append(Row(name, text, "not priced", meaning, "environment"))
+            rows.append(MeaningRow(name, text, "not priced", meaning, "environment"))
         elif argument not in stated:
-            stated[argument] = Stated(name, value, "environment", table.entries[argument])
+            stated[argument] = StatedArgument(name, value, "environment", table.entries[argument])
     return rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -64,21 +65,14 @@ def import_launch(
     """Read a trainer's launch file, say what every argument means, and write the scenario."""
     from moesim.cli.console import print_json, say_written
     from moesim.cli.plan import scenario_yaml
-    from moesim.hwmodels.files import check_writable, write_atomically
+    from moesim.hwmodels.files import write_atomically
     from moesim.simulator.scenario import load_scenario
     from moesim.simulator.trainers.meaning.understand import understand
     from moesim.simulator.trainers.reading import read_launch
 
     if output is not None:
-        check_writable(output, "output file")
-        if output.exists() and not force:
-            raise InputError(
-                f"output file {output}: exists already; give another name, or --force to replace it"
-            )
-    if vocab_size is not None and not 0 < vocab_size < 10**8:
-        raise InputError(f"--vocab-size {vocab_size}: is outside the limits 1 to 100,000,000")
-    if gpus is not None and not 0 < gpus < 10**7:
-        raise InputError(f"--gpus {gpus}: is outside the limits 1 to 10,000,000")
+        _check_new(output, force)
+    _check_limits({"--vocab-size": (vocab_size, 10**8), "--gpus": (gpus, 10**7)})
     launch = read_launch(script, _variables(environment or []), recipe, tuple(parameters or ()))
     understanding = understand(
         launch, load_scenario(base), script.name, vocab_size, gpus, tuple(ignore or ())
@@ -90,6 +84,22 @@ def import_launch(
     if output is not None:
         write_atomically(output, [scenario_yaml(understanding.scenario)])
         say_written(str(output), "simulate it, or let `moesim plan` look for a better one")
+
+
+def _check_new(output: Path, force: bool) -> None:
+    """Raise InputError for a file that cannot be written, or that exists and is not to be replaced."""
+    from moesim.hwmodels.files import check_writable
+
+    check_writable(output, "output file")
+    if output.exists() and not force:
+        raise InputError(f"output file {output}: exists already; give another name, or --force to replace it")
+
+
+def _check_limits(options: Mapping[str, tuple[int | None, int]]) -> None:
+    """Raise InputError for a number below 1 or above its limit; None stands for an option left out."""
+    for option, (value, most) in options.items():
+        if value is not None and not 0 < value <= most:
+            raise InputError(f"{option} {value}: is outside the limits 1 to {most:,}")
 
 
 def _variables(texts: list[str]) -> dict[str, str]:

@@ -7,7 +7,7 @@ import random
 import shlex
 from contextlib import suppress
 
-import launches
+import megatron_launches as launches
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

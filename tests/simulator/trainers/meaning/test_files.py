@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from launches import DEEPSEEK, MIXTRAL
+from megatron_launches import DEEPSEEK, MIXTRAL
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.scenario import load_scenario

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from launches import DEEPSEEK, launch_of
+from megatron_launches import DEEPSEEK, launch_of
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.scenario import load_scenario

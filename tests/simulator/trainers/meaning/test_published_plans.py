@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from launches import DEEPSEEK, MIXTRAL, read
+from megatron_launches import DEEPSEEK, MIXTRAL, read
 
 MIXTRAL_BASE = "mixtral-8x7b-64xh100"
 ZOO = "--bf16 --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather --sequence-parallel\n"
@@ -155,6 +155,13 @@ PLANS: dict[str, tuple[str, int, str, dict[str, Any]]] = {
         {"pp": 16, "vpp": 2, "layers": (1, *(2,) * 14, 1) * 2, "n_layers": 60, "experts": 160,
          "shared_experts": 2,
          "group_score": "top2-sum", "dense_layers": (0,), "kernels": "nccl", "vocab": 102400},
+    ),
+    # ModelZoo model_configs/benchmarking/Qwen3-235B-A22B.yaml with PP32 and VPP3 on its 94 layers: 96 stages
+    "qwen3-235b pp32": (
+        QWEN_235B + DEEPEP + degrees(1, 32, 8, 256) + "--num-layers-per-virtual-pipeline-stage 1\n"
+        "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split\n",
+        256, "qwen3-235b-a22b-256xh100",
+        {"model": "qwen3-235b-a22b", "pp": 32, "vpp": 3, "layers": (0, *(1,) * 94, 0)},
     ),
     # NVIDIA/Megatron-LM@d98e8a64 examples/llama/train_llama3_8b_h100_fp8.sh
     "llama-3-8b fp8": (LLAMA, 8, "llama-3-70b-64xh100", {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from launches import DEEPSEEK, MIXTRAL, launch_of, read, row
+from megatron_launches import DEEPSEEK, MIXTRAL, launch_of, read, row
 
 import moesim
 from moesim.hwmodels.errors import InputError

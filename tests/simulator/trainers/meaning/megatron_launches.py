@@ -7,7 +7,7 @@ from typing import Any
 
 from moesim.simulator.scenario import load_scenario
 from moesim.simulator.trainers.launch import Argument, Launch, Machine, Unknown
-from moesim.simulator.trainers.meaning.rows import Row
+from moesim.simulator.trainers.meaning.rows import MeaningRow
 from moesim.simulator.trainers.meaning.understand import Understanding, understand
 
 PLACE = "run.sh, line {}"
@@ -71,7 +71,7 @@ def read(text: str, gpus: int | None = None, base: str = DEEPSEEK, **options: An
     return understand(launch_of(text, gpus), load_scenario(base), "run.sh", **options)
 
 
-def row(understanding: Understanding, argument: str, kind: str | None = None) -> Row:
+def row(understanding: Understanding, argument: str, kind: str | None = None) -> MeaningRow:
     """The only row of an argument (of a kind)."""
     rows = [r for r in understanding.rows if r.argument == argument and kind in (None, r.kind)]
     assert len(rows) == 1, (argument, [r for r in understanding.rows if r.argument == argument])
