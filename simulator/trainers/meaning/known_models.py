@@ -9,7 +9,8 @@ from moesim.simulator.model.library import load_model, shipped_models
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario
 
-_UNCOMPARED = ("name", "source", "not_modelled")
+_UNCOMPARED = ("name", "source", "not_modelled", "numerics")
+"""Keys of a model file that change neither sizes nor prices."""
 
 
 def as_data(shape: ModelShape) -> dict[str, Any]:

@@ -57,7 +57,8 @@ def _linear(given: Given, notes: list[str]) -> dict[str, Any]:
         recipe = given.text("fp8-recipe", "delayed", (*SCALING, "custom"))
         if recipe == "custom":
             raise InputError(f"{given.place('fp8-recipe')}: a recipe in code is not read; choose a named one")
-        fields |= {"linear": "fp8", "scaling": SCALING[recipe]}
+        # Transformer Engine keeps the quantised inputs of its linear layers for the weight gradients.
+        fields |= {"linear": "fp8", "scaling": SCALING[recipe], "activation_cache": "fp8"}
         if recipe == "mxfp8":
             notes.append("mxfp8 is priced as scales of 1x128 elements")
         if not given.has("fp8-recipe"):

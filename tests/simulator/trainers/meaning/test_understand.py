@@ -255,7 +255,7 @@ def test_gpus_that_do_not_fit_are_refused() -> None:
     [
         ("", {"linear": "bf16", "gradients": "fp32", "gradient_reduce": "fp32", "moments": "fp32"}),
         ("--grad-reduce-in-bf16", {"gradients": "bf16", "gradient_reduce": "bf16"}),
-        ("--fp8-format hybrid", {"linear": "fp8", "scaling": "tensor", "parameters": "bf16"}),
+        ("--fp8-format hybrid", {"linear": "fp8", "scaling": "tensor", "activation_cache": "fp8"}),
         ("--fp8-format e4m3 --fp8-recipe blockwise --fp8-param-gather",
          {"linear": "fp8", "scaling": "tile", "parameters": "fp8", "parameter_gather": "fp8"}),
         ("--use-precision-aware-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16", {"moments": "bf16"}),
