@@ -50,6 +50,8 @@ def test_the_table_says_what_every_argument_means(run: Callable[..., Any], tmp_p
         8,
         "mixtral-8x7b",
     )
+    simulated = run("simulate", "mine.yaml", "--json")
+    assert simulated.code == 0 and json.loads(simulated.out)["step"]["time_s"] > 0
     again = run("import", "launch", path, "--base", BASE, "-o", "mine.yaml")
     assert again.code == 2 and "--force" in again.err
 
