@@ -132,6 +132,17 @@ def test_every_branch_of_an_undecided_chain_is_named(tmp_path: Path) -> None:
     assert values(launch_of(tmp_path, text, environment={"S": "3"})) == {"--n": "30", "--x": "3"}
 
 
+def test_words_beside_an_undecided_part_stay_apart(tmp_path: Path) -> None:
+    text = (
+        'X="--a 1 "\nif [ $S = 1 ]; then X+="--b 2 "; fi\nif [ $S = 2 ]; then X+=" -c 3 "; fi\n'
+        'X+="--d 4"\nif [ $S = 3 ]; then Y=" --e"; fi\npython p.py "--z" $X$Y --f x\n'
+    )
+    assert values(launch_of(tmp_path, text)) == {
+        "--z": None, "--a": "1", "--b": "?--b 2 or nothing", "-c": "?-c 3 or nothing", "--d": "4",
+        "--e": "?--e or nothing", "--f": "x",
+    }  # fmt: skip
+
+
 def test_defaults_and_assumptions_are_noted(tmp_path: Path) -> None:
     text = (
         'TP=${TP:-2}\n: ${PP:=4}\nif [ -z "$EP" ]; then EP=8; fi\n'
