@@ -42,6 +42,9 @@ def arguments_of(words: Iterable[str], command: Command, reading: Reading) -> tu
         elif match := _PAIR.fullmatch(word):
             pairs.append((("~" if match[1] == "~" else "") + match[2], [unknowns.value(match[3])]))
             is_open = False
+        elif word == "--":
+            pairs.append(("--", []))
+            is_open = False
         elif is_open:
             pairs[-1][1].append(unknowns.value(word))
         elif re.fullmatch(r"~[A-Za-z_][\w.@/-]*", word):

@@ -185,7 +185,9 @@ def _function(shell: Statements, node: Node) -> None:
 
 def _subshell(shell: Statements, node: Node) -> None:
     text = shell.source.text(node)
-    if text.startswith("((") and text.endswith("))"):  # after `!`, the tree takes arithmetic for two subshells
+    if text.startswith("((") and text.endswith(
+        "))"
+    ):  # after `!`, the tree takes arithmetic for two subshells
         shell.scope.status = shell.tested(text)
         return
     shell.subshell(lambda: shell.block(node.children))

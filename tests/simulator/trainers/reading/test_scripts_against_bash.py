@@ -163,7 +163,9 @@ _value = st.sampled_from(["1", "2", "ab", "a b", ""])
 _name = st.sampled_from(["A", "B", "C"])
 _test = st.one_of(
     st.tuples(_name, _value).map(lambda t: f'[ "${t[0]}" = "{t[1]}" ]'),
-    st.tuples(_name, st.sampled_from(["a*", "[0-9]", '"a b"', "?"])).map(lambda t: f"[[ ${t[0]} == {t[1]} ]]"),
+    st.tuples(_name, st.sampled_from(["a*", "[0-9]", '"a b"', "?"])).map(
+        lambda t: f"[[ ${t[0]} == {t[1]} ]]"
+    ),
     _name.map(lambda name: f'[ -n "${name}" ]'),
     _name.map(lambda name: f"[[ -z ${name} || ${name} != 1 && ! ${name} == 2 ]]"),
     st.tuples(_name, st.sampled_from(["-lt", "-eq", "-ge"])).map(lambda t: f'[ "${{#{t[0]}}}" {t[1]} 2 ]'),
@@ -184,7 +186,9 @@ def _blocks(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     return st.one_of(
         st.tuples(_test, body).map(lambda t: f"if {t[0]}; then {t[1]}\nfi"),
         st.tuples(_test, body, _test, body, _test, body, body).map(
-            lambda t: f"if {t[0]}; then\n{t[1]}\nelif {t[2]}\nthen {t[3]}\nelif {t[4]}; then {t[5]}\nelse {t[6]}\nfi"
+            lambda t: (
+                f"if {t[0]}; then\n{t[1]}\nelif {t[2]}\nthen {t[3]}\nelif {t[4]}; then {t[5]}\nelse {t[6]}\nfi"
+            )
         ),
         st.tuples(_name, body, body).map(
             lambda t: f"case ${t[0]} in 1|ab) {t[1]};; a*)\n;; *) {t[2]} ;;\nesac"
@@ -194,7 +198,7 @@ def _blocks(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
         st.tuples(_test, _simple).map(lambda t: f"! {t[0]} && {t[1]}"),
         body.map(lambda text: f"( {text} )"),
         body.map(lambda text: f"{{ {text}\n}}"),
-        st.tuples(_name, body).map(lambda t: f"while [ \"${t[0]}\" != 22 ]; do {t[0]}=22; {t[1]}\nbreak; done"),
+        st.tuples(_name, body).map(lambda t: f'while [ "${t[0]}" != 22 ]; do {t[0]}=22; {t[1]}\nbreak; done'),
     )
 
 
