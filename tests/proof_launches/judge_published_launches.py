@@ -26,9 +26,9 @@ MANIFEST = Path(__file__).resolve().parents[2] / "docs" / "proof" / "published_l
 _HEAD = """# Published launch files
 
 What `python tests/proof_launches/judge_published_launches.py --copies FOLDER` says of the files that
-`published_launches.yaml` lists. The files are not part of moesim. `unknown` counts the arguments whose value the
-file does not state by itself, given the variables and parameters of the list; each is an unknown value with its
-reason, never a guess.
+`published_launches.yaml` lists. The files are not part of moesim. `unknown` counts the arguments whose value
+the file does not state by itself, given the variables and parameters of the list; each is an unknown value
+with its reason, never a guess.
 """
 
 

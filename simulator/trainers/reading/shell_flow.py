@@ -31,6 +31,8 @@ def _list(shell: Statements, node: Node) -> None:
     status, assumed = shell.scope.status, shell.assumed
     if shell.scope.stopped:
         return
+    if status is None and shell.presumed:
+        status = True
     if status is None:
         condition = described(shell, [left])
         first = lambda: shell.statement(right)  # noqa: E731

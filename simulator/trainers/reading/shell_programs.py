@@ -95,7 +95,7 @@ def start(shell: Statements, words: list[str], wrappers: list[tuple[str, ...]]) 
     name = PurePosixPath(words[0]).name if is_known(words[0]) else ""
     shell.depth += 1
     shell.budget.depth(shell.depth, shell.place)
-    shell.scope.status = None if name in QUERIES else True
+    shell.scope.status, shell.presumed = None, name not in QUERIES
     if name in SHELLS:
         _shell(shell, words, wrappers)
     elif name == "sbatch":

@@ -9,13 +9,28 @@ from moesim.simulator.trainers.launch import Argument
 
 _MEGATRON_FLAGS = frozenset(
     "--" + flag
-    for flag in (
-        "tensor-model-parallel-size pipeline-model-parallel-size num-layers micro-batch-size seq-length "
-        "expert-model-parallel-size model-parallel-size num-attention-heads global-batch-size num-experts "
-        "context-parallel-size sequence-parallel use-distributed-optimizer recompute-granularity "
-        "recompute-modules pipeline-model-parallel-layout mtp-num-layers moe-router-topk "
-        "moe-token-dispatcher-type moe-flex-dispatcher-backend"
-    ).split()
+    for flag in [
+        "tensor-model-parallel-size",
+        "pipeline-model-parallel-size",
+        "num-layers",
+        "micro-batch-size",
+        "seq-length",
+        "expert-model-parallel-size",
+        "model-parallel-size",
+        "num-attention-heads",
+        "global-batch-size",
+        "num-experts",
+        "context-parallel-size",
+        "sequence-parallel",
+        "use-distributed-optimizer",
+        "recompute-granularity",
+        "recompute-modules",
+        "pipeline-model-parallel-layout",
+        "mtp-num-layers",
+        "moe-router-topk",
+        "moe-token-dispatcher-type",
+        "moe-flex-dispatcher-backend",
+    ]
 )
 _NEMO_PROGRAM = re.compile(
     r"nemo_launcher|launcher_scripts/main\.py|/nemo/|megatron_gpt_|megatron_\w+_pretraining", re.IGNORECASE
