@@ -187,7 +187,8 @@ def _blocks(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
         st.tuples(_test, body).map(lambda t: f"if {t[0]}; then {t[1]}\nfi"),
         st.tuples(_test, body, _test, body, _test, body, body).map(
             lambda t: (
-                f"if {t[0]}; then\n{t[1]}\nelif {t[2]}\nthen {t[3]}\nelif {t[4]}; then {t[5]}\nelse {t[6]}\nfi"
+                f"if {t[0]}; then\n{t[1]}\nelif {t[2]}\nthen {t[3]}\n"
+                f"elif {t[4]}; then {t[5]}\nelse {t[6]}\nfi"
             )
         ),
         st.tuples(_name, body, body).map(
