@@ -76,7 +76,9 @@ def judged(entry: Mapping[str, Any], path: Path, dump: Path | None) -> str:
 
 
 def _count(value: int | Unknown | None) -> str:
-    return value.text if isinstance(value, Unknown) else "-" if value is None else str(value)
+    return (
+        value.text.replace("|", "\\|") if isinstance(value, Unknown) else "-" if value is None else str(value)
+    )
 
 
 def described(launch: Launch) -> str:

@@ -100,7 +100,7 @@ def _python(words: list[str]) -> Started | None:
                 return _launched("accelerate", words[2:])
             if words[1] in ("deepspeed", "deepspeed.launcher.runner"):
                 return _launched("deepspeed", words[2:])
-            return Started(None, words[1], words[2:])
+            return None if words[1] in _OTHERS else Started(None, words[1], words[2:])
         if word in ("-X", "-W") and len(words) > 1:
             words = words[2:]
         elif word == "-c":

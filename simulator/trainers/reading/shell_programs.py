@@ -223,7 +223,7 @@ def _script(shell: Statements, words: list[str], wrappers: list[tuple[str, ...]]
     name = words[0]
     written = shell.scope.written(name)
     if written is not None and is_known(written[0]):
-        _inside(shell, written[0], name, 1, words[1:], wrappers, named=False)
+        _inside(shell, written[0], shell.unknowns.shown(name), 1, words[1:], wrappers, named=False)
         return
     path = shell_files.beside(shell, name)
     if path is None:

@@ -312,8 +312,7 @@ class Statements:
             text = self.captured(action)
             more, name = target
             old = (self.scope.written(name) or ("", ""))[0] if more else ""
-            if is_known(name):
-                self.scope.write_file(name, old + text, self.place)
+            self.scope.write_file(name, old + text, self.place)
         self.stdin = before
 
     def _substitute(self, text: str) -> str:

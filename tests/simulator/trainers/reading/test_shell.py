@@ -148,6 +148,16 @@ def test_words_beside_an_undecided_part_stay_apart(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_unknown_parts_of_names_and_files_are_shown_as_they_are_written(tmp_path: Path) -> None:
+    text = (
+        "cat > $D/run.sh <<'EOF'\npython train.py --a 1 $*\nEOF\nif [ $J ]; then X=--job=$J; fi\n"
+        "if [ -f x ]; then Y=--id=$I; fi\nbash $D/run.sh $X --$N 3 $Y\n"
+    )
+    launch = launch_of(tmp_path, text)
+    assert values(launch) == {"--a": "?1 $X", "--$N": "3", "--id": "?--id=$I or nothing"}
+    assert launch.arguments[0].place == "$D/run.sh, line 1"
+
+
 def test_defaults_and_assumptions_are_noted(tmp_path: Path) -> None:
     text = (
         'TP=${TP:-2}\n: ${PP:=4}\nif [ -z "$EP" ]; then EP=8; fi\n'
