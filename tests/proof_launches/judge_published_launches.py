@@ -23,6 +23,15 @@ from moesim.simulator.trainers.reading import read_launch
 MANIFEST = Path(__file__).resolve().parents[2] / "docs" / "proof" / "published_launches.yaml"
 
 
+_HEAD = """# Published launch files
+
+What `python tests/proof_launches/judge_published_launches.py --copies FOLDER` says of the files that
+`published_launches.yaml` lists. The files are not part of moesim. `unknown` counts the arguments whose value
+the file does not state by itself, given the variables and parameters of the list; each is an unknown value
+with its reason, never a guess.
+"""
+
+
 def main() -> None:
     """Read every file of the manifest that has a copy, and print the table."""
     parser = argparse.ArgumentParser(
@@ -42,7 +51,7 @@ def main() -> None:
     table = "\n".join(rows)
     print(table)
     if options.table is not None:
-        options.table.write_text(table + "\n")
+        options.table.write_text(f"{_HEAD}\n{table}\n")
 
 
 def judged(entry: Mapping[str, Any], path: Path, dump: Path | None) -> str:
@@ -67,7 +76,9 @@ def judged(entry: Mapping[str, Any], path: Path, dump: Path | None) -> str:
 
 
 def _count(value: int | Unknown | None) -> str:
-    return value.text if isinstance(value, Unknown) else "-" if value is None else str(value)
+    return (
+        value.text.replace("|", "\\|") if isinstance(value, Unknown) else "-" if value is None else str(value)
+    )
 
 
 def described(launch: Launch) -> str:

@@ -10,7 +10,7 @@ from moesim.simulator.trainers.launch import Argument, Unknown, Value
 from moesim.simulator.trainers.reading.shell_reading import Command, Reading
 from moesim.simulator.trainers.reading.unknowns import Choice, Unknowns
 
-_FLAG = re.compile(r"--?[A-Za-z][\w.+-]*(\[[^\]=]*\])?(=.*)?", re.DOTALL)
+_FLAG = re.compile(r"(?:--?[A-Za-z]|--(?=\ue000))[\w.+\ue000\ue001-]*(\[[^\]=]*\])?(=.*)?", re.DOTALL)
 _PAIR = re.compile(r"(\+{1,2}|~)?([A-Za-z_][\w.@/-]*)=(.*)", re.DOTALL)
 _TOKEN = re.compile(r"(?<![\w-])(--?[A-Za-z][\w.-]*)|(?:^|[\s\"'(])(?:\+{0,2})([A-Za-z_][\w.@/-]*)=")
 _MOST_NESTED = 5
@@ -41,6 +41,9 @@ def arguments_of(words: Iterable[str], command: Command, reading: Reading) -> tu
             is_open = not equals
         elif match := _PAIR.fullmatch(word):
             pairs.append((("~" if match[1] == "~" else "") + match[2], [unknowns.value(match[3])]))
+            is_open = False
+        elif word == "--":
+            pairs.append(("--", []))
             is_open = False
         elif is_open:
             pairs[-1][1].append(unknowns.value(word))
@@ -91,9 +94,9 @@ def _optional(entry: Choice, unknowns: Unknowns, depth: int = 0) -> list[tuple[s
                 name, value = "", ""
                 continue
             if _FLAG.fullmatch(word):
-                name, value = word.partition("=")[0], word
+                name, value = unknowns.shown(word.partition("=")[0]), unknowns.shown(word)
             elif match := _PAIR.fullmatch(word):
-                name, value = match[2], word
+                name, value = match[2], unknowns.shown(word)
             else:
                 by_name.get(name, {}).pop(value, None)
                 value = f"{value} {unknowns.shown(word)}".strip()

@@ -106,6 +106,8 @@ def _entry(
     dots = len(key) - len(key.lstrip("."))
     above = name.split(".")[: -dots or None] if dots else []
     path = ".".join([*above, key.lstrip(".")])
+    if path.startswith("training.") and "training" not in data:  # NeMo's launcher mounts the file there
+        path = path.removeprefix("training.")
     value: Any = data
     for part in path.split("."):
         if not isinstance(value, Mapping) or part not in value:

@@ -77,7 +77,9 @@ def started(command: Command, unknowns: Unknowns) -> Started | None:
         return Started(None, words[0], words[1:])
     if not is_known(words[0]) or name in _RUNNERS:
         for at, word in enumerate(words[1:], start=1):
-            if re.fullmatch(r"(.*/)?(torchrun|deepspeed|accelerate|python[\d.]*)|.*\.py", unknowns.shown(word)):
+            if re.fullmatch(
+                r"(.*/)?(torchrun|deepspeed|accelerate|python[\d.]*)|.*\.py", unknowns.shown(word)
+            ):
                 inner = started(replace(command, words=tuple(words[at:])), unknowns)
                 if inner is not None:
                     inner.unread = [*(text for text in words[:at] if not is_known(text)), *inner.unread]
@@ -98,7 +100,7 @@ def _python(words: list[str]) -> Started | None:
                 return _launched("accelerate", words[2:])
             if words[1] in ("deepspeed", "deepspeed.launcher.runner"):
                 return _launched("deepspeed", words[2:])
-            return Started(None, words[1], words[2:])
+            return None if words[1] in _OTHERS else Started(None, words[1], words[2:])
         if word in ("-X", "-W") and len(words) > 1:
             words = words[2:]
         elif word == "-c":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -26,9 +27,12 @@ def read_recipe(path: Path, recipe: str | None, parameters: Mapping[str, str] | 
     """
     text = read_text(path, MOST_BYTES, "Python recipe")
     reader = Recipe(_parsed(text, path.name), path.name)
-    reader.module()
-    name = reader.chosen(recipe)
-    value = reader.start(name, parameters or {})
+    try:
+        reader.module()
+        name = reader.chosen(recipe)
+        value = reader.start(name, parameters or {})
+    except RecursionError:
+        raise InputError(f"{path.name}: nested too deeply; write the values out") from None
     if not isinstance(value, Tree | dict):
         raise InputError(
             f"{path.name}: {name} makes no configuration that can be read ({str(value)[:80]}); name another "
@@ -59,7 +63,9 @@ def _parsed(text: str, file: str) -> ast.Module:
     if deepest > _NESTED_BRACKETS + text.count("'") + text.count('"'):
         raise InputError(f"{file}: nested too deeply, more than {_NESTED_BRACKETS} brackets")
     try:
-        return ast.parse(text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what the file's text looks like is not the user's concern here
+            return ast.parse(text)
     except SyntaxError as error:
         raise InputError(f"{file}, line {error.lineno}: not valid Python: {error.msg}") from None
     except (ValueError, RecursionError, MemoryError) as error:

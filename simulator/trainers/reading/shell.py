@@ -207,9 +207,12 @@ def _entries(text: str, name: str, place: str, reading: Reading) -> tuple[Argume
     try:
         data = parse_mapping(quoted, kind)
     except InputError as error:
-        reading.notes[f"{place}: the text that is written to {name} was not read ({error})"] = None
+        reading.notes[
+            f"{place}: the text that is written to {reading.unknowns.shown(name)} was not read ({error})"
+        ] = None
         return ()
-    entries = flattened(data, lambda _: f"{place} (written to {name})")
+    written = reading.unknowns.shown(name)
+    entries = flattened(data, lambda _: f"{place} (written to {written})")
     return tuple(
         replace(entry, value=reading.unknowns.value(entry.value))
         if isinstance(entry.value, str) and not is_known(entry.value)

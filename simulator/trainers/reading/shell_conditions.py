@@ -163,8 +163,9 @@ class Conditions:
         """Whether a text is not empty; a variable that is not set is taken as empty, which is noted."""
         if is_known(text):
             return bool(text)
-        if MARK.sub("", text):
-            return True
+        rest = MARK.sub("", text)
+        if rest:
+            return True if rest.strip() else None
         entries = [self.expander.unknowns.entry(mark[0]) for mark in MARK.finditer(text)]
         if all(is_unset(entry) for entry in entries):
             self.assumed += [f"{entry.reason}" for entry in entries if isinstance(entry, Unknown)]

@@ -59,7 +59,7 @@ def include(shell: Statements, words: list[str]) -> None:
     name = words[0]
     written = shell.scope.written(name)
     if written is not None:
-        shell.run_text(written[0], name, 1)
+        shell.run_text(written[0], shell.unknowns.shown(name), 1)
         return
     path = beside(shell, name)
     if path is None:

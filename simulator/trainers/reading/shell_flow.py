@@ -31,6 +31,8 @@ def _list(shell: Statements, node: Node) -> None:
     status, assumed = shell.scope.status, shell.assumed
     if shell.scope.stopped:
         return
+    if status is None and shell.presumed:
+        status = True
     if status is None:
         condition = described(shell, [left])
         first = lambda: shell.statement(right)  # noqa: E731
@@ -184,6 +186,12 @@ def _function(shell: Statements, node: Node) -> None:
 
 
 def _subshell(shell: Statements, node: Node) -> None:
+    text = shell.source.text(node)
+    if text.startswith("((") and text.endswith(
+        "))"
+    ):  # after `!`, the tree takes arithmetic for two subshells
+        shell.scope.status = shell.tested(text)
+        return
     shell.subshell(lambda: shell.block(node.children))
 
 

@@ -46,6 +46,7 @@ class Statements:
         self.stdin: str | None = None
         self.line = self.last_line = 1
         self.depth = 0
+        self.presumed = False  # whether the last command is a program that counts as successful in a list
         self.following: list[Path] = []
         self.outer_wrappers: list[list[tuple[str, ...]]] = []
         self._locals: list[dict[str, Variable | None]] = []
@@ -87,6 +88,7 @@ class Statements:
         self.depth += 1
         self.line, self.last_line = self.source.lines(node)
         self.budget.step(self.place)
+        self.presumed = False
         self.budget.depth(self.depth, self.place)
         kind = node.type
         text = self.source.text(node)
@@ -310,8 +312,7 @@ class Statements:
             text = self.captured(action)
             more, name = target
             old = (self.scope.written(name) or ("", ""))[0] if more else ""
-            if is_known(name):
-                self.scope.write_file(name, old + text, self.place)
+            self.scope.write_file(name, old + text, self.place)
         self.stdin = before
 
     def _substitute(self, text: str) -> str:

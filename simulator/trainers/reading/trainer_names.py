@@ -8,21 +8,33 @@ from collections.abc import Sequence
 from moesim.simulator.trainers.launch import Argument
 
 _MEGATRON_FLAGS = frozenset(
-    [
-        "--tensor-model-parallel-size",
-        "--pipeline-model-parallel-size",
-        "--num-layers",
-        "--micro-batch-size",
-        "--expert-model-parallel-size",
-        "--model-parallel-size",
-        "--num-attention-heads",
-        "--seq-length",
+    "--" + flag
+    for flag in [
+        "tensor-model-parallel-size",
+        "pipeline-model-parallel-size",
+        "num-layers",
+        "micro-batch-size",
+        "seq-length",
+        "expert-model-parallel-size",
+        "model-parallel-size",
+        "num-attention-heads",
+        "global-batch-size",
+        "num-experts",
+        "context-parallel-size",
+        "sequence-parallel",
+        "use-distributed-optimizer",
+        "recompute-granularity",
+        "recompute-modules",
+        "pipeline-model-parallel-layout",
+        "mtp-num-layers",
+        "moe-router-topk",
+        "moe-token-dispatcher-type",
+        "moe-flex-dispatcher-backend",
     ]
 )
 _NEMO_PROGRAM = re.compile(
     r"nemo_launcher|launcher_scripts/main\.py|/nemo/|megatron_gpt_|megatron_\w+_pretraining", re.IGNORECASE
 )
-_TITAN_KEYS = ("parallelism.", "job.", "training.", "model.flavor", "activation_checkpoint.")
 
 
 def trainer_of(program: str, arguments: Sequence[Argument], launcher: str | None = None) -> str | None:

@@ -111,12 +111,14 @@ def merged_text(ours: str, theirs: str, condition: str, unknowns: Unknowns) -> s
     if not (start == most and longer[start].isspace()):
         while start and not ours[start - 1].isspace():
             start -= 1
-    rest = ((ours[start:].strip(),), (theirs[start:].strip(),)) if start else ((ours,), (theirs,))
-    return (
-        ours[:start]
-        + (" " if start == most and start else "")
-        + unknowns.mark(Choice(_flat(rest, condition, unknowns), condition))
-    )
+    rests = (ours[start:], theirs[start:])
+    some = [rest for rest in rests if rest]
+    before = " " if all(rest[0].isspace() for rest in some) else ""
+    after = " " if all(rest[-1].isspace() for rest in some) else ""
+    options = _flat(((rest.strip(),) for rest in rests), condition, unknowns)
+    if len(options) == 1:
+        return ours[:start] + before + options[0][0] + after
+    return ours[:start] + before + unknowns.mark(Choice(options, condition)) + after
 
 
 def _flat(

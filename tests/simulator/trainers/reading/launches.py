@@ -13,7 +13,9 @@ def launch_of(folder: Path, text: str, name: str = "run.sh", **options: Any) -> 
     """The launch of a text that is written to a file of this name."""
     path = folder / name
     path.write_text(text)
-    return read_launch(path, **options)
+    launch = read_launch(path, **options)
+    assert "\\ue00" not in ascii(launch), "a mark of an unknown value is left in the launch"
+    return launch
 
 
 def values(launch: Launch) -> dict[str, Any]:

@@ -76,6 +76,7 @@ model:
   data:
     path: ${oc.env:DATA}
     other: ${oc.env:OTHER,/d}
+    mounted: ${training.model.tp}
     lost: ${data_dir}/x
     splits: [900, 50, 50]
     todo: ???
@@ -93,6 +94,7 @@ def test_interpolations_are_resolved_inside_the_file(tmp_path: Path) -> None:
     assert found["model.layers"] == 8
     assert found["model.name"] == "gpt3_x_tp8"
     assert found["model.data.path"] == "/data" and found["model.data.other"] == "/d"
+    assert found["model.data.mounted"] == 8
     assert found["model.data.lost"] == "?${data_dir}/x"
     assert found["model.data.splits"] == (900, 50, 50)
     assert [found[f"model.data.{name}"] for name in ("todo", "log", "loop")] == [

@@ -93,15 +93,23 @@ def test_hydra_words_are_arguments_of_their_own(tmp_path: Path) -> None:
     assert launch.trainer == "nemo"
 
 
+def test_two_dashes_end_the_words_of_a_flag(tmp_path: Path) -> None:
+    launch = launch_of(tmp_path, "python train.py -N 1 -- sub --config c -- x\n")
+    pairs = [(argument.name, argument.value) for argument in launch.arguments]
+    assert pairs == [("-N", "1"), ("--", None), ("", "sub"), ("--config", "c"), ("--", None), ("", "x")]
+
+
 def test_a_configuration_that_the_script_writes_is_read(tmp_path: Path) -> None:
     text = (
-        'Z=1\nC="./ds.json"\ncat <<EOT > $C\n{"zero_optimization": {"stage": $Z}, "bf16": {"enabled": $B}}\n'
+        'Z=1\nC="./ds.$SLURM_JOB_ID.json"\ncat <<EOT > $C\n'
+        '{"zero_optimization": {"stage": $Z}, "bf16": {"enabled": $B}}\n'
         "EOT\n"
         "deepspeed --num_gpus 2 train.py --lr 1 --deepspeed_config ${C}\n"
     )
     launch = launch_of(tmp_path, text)
     assert values(launch) == {
-        "--lr": "1", "--deepspeed_config": "./ds.json", "zero_optimization.stage": 1, "bf16.enabled": "?$B",
+        "--lr": "1", "--deepspeed_config": "?./ds.$SLURM_JOB_ID.json",
+        "zero_optimization.stage": 1, "bf16.enabled": "?$B",
     }  # fmt: skip
     assert launch.trainer == "deepspeed"
 

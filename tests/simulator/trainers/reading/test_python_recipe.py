@@ -159,6 +159,9 @@ def test_a_dictionary_of_the_file_can_be_named(tmp_path: Path) -> None:
         ("def f():\n    return g(x=1)\ndef g(x):\n    return f()\n", "nested more than"),
         ("def f():\n    return " + "(" * 500 + "1" + ")" * 500 + "\n", "nested too deeply"),
         ("def f(n=1):\n    c = C(a=1)\n    return 3\n", "makes no configuration"),
+        ("def f():\n    return C(x=" + "-" * 3000 + "1)\n", "nested|cannot be read"),
+        ("def f():\n    return C(x=a" + ".b" * 3000 + ")\n", "nested|cannot be read"),
+        ("def f():\n    return C(x=" + "1+" * 3000 + "1)\n", "nested|cannot be read"),
         ("x = 1\n", "no function sets a configuration"),
     ],
 )  # fmt: skip

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from moesim.simulator.trainers.reading.limits import Budget
 from moesim.simulator.trainers.reading.shell_reading import Reading
@@ -153,4 +156,65 @@ def test_programs_and_words_are_those_of_bash(tmp_path: Path, script: str) -> No
     shell = Statements(reading, Scope({"KEY": Variable(None)}), None)
     shell.run_text(script, "run.sh", 1)
     assert theirs
+    assert [list(command.words) for command in reading.commands] == theirs
+
+
+_value = st.sampled_from(["1", "2", "ab", "a b", ""])
+_name = st.sampled_from(["A", "B", "C"])
+_test = st.one_of(
+    st.tuples(_name, _value).map(lambda t: f'[ "${t[0]}" = "{t[1]}" ]'),
+    st.tuples(_name, st.sampled_from(["a*", "[0-9]", '"a b"', "?"])).map(
+        lambda t: f"[[ ${t[0]} == {t[1]} ]]"
+    ),
+    _name.map(lambda name: f'[ -n "${name}" ]'),
+    _name.map(lambda name: f"[[ -z ${name} || ${name} != 1 && ! ${name} == 2 ]]"),
+    st.tuples(_name, st.sampled_from(["-lt", "-eq", "-ge"])).map(lambda t: f'[ "${{#{t[0]}}}" {t[1]} 2 ]'),
+    _name.map(lambda name: f"(( ${{#{name}}} > 1 ))"),
+    st.sampled_from(["true", "false"]),
+)
+_simple = st.one_of(
+    st.tuples(_name, _value).map(lambda t: f"{t[0]}='{t[1]}'"),
+    st.tuples(_name, _name).map(lambda t: f"{t[0]}=${t[1]}${{{t[0]}:-x}}"),
+    st.tuples(_name, _value).map(lambda t: f"{t[0]}+='{t[1]}'"),
+    st.tuples(_name, _name).map(lambda t: f'python p.py --{t[0]} ${t[0]} "${t[1]}"'),
+    _name.map(lambda name: f"f ${name} 7"),
+)
+
+
+def _blocks(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    body = st.lists(inner, min_size=1, max_size=2).map("\n".join)
+    return st.one_of(
+        st.tuples(_test, body).map(lambda t: f"if {t[0]}; then {t[1]}\nfi"),
+        st.tuples(_test, body, _test, body, _test, body, body).map(
+            lambda t: (
+                f"if {t[0]}; then\n{t[1]}\nelif {t[2]}\nthen {t[3]}\n"
+                f"elif {t[4]}; then {t[5]}\nelse {t[6]}\nfi"
+            )
+        ),
+        st.tuples(_name, body, body).map(
+            lambda t: f"case ${t[0]} in 1|ab) {t[1]};; a*)\n;; *) {t[2]} ;;\nesac"
+        ),
+        st.tuples(_name, body).map(lambda t: f"for {t[0]} in 1 'a b'; do {t[1]}\ndone"),
+        st.tuples(_test, _simple, _simple).map(lambda t: f"{t[0]} && {t[1]} || {t[2]}"),
+        st.tuples(_test, _simple).map(lambda t: f"! {t[0]} && {t[1]}"),
+        body.map(lambda text: f"( {text} )"),
+        body.map(lambda text: f"{{ {text}\n}}"),
+        st.tuples(_name, body).map(lambda t: f'while [ "${t[0]}" != 22 ]; do {t[0]}=22; {t[1]}\nbreak; done'),
+    )
+
+
+_program = st.lists(st.recursive(_simple, _blocks, max_leaves=6), min_size=1, max_size=4).map("\n".join)
+_FUNCTION = 'A=1; B=; C="a b"\nf() { local A=$1; B=$A$2; if [ -n "$A" ]; then return; fi; C=none; }\n'
+
+
+@pytest.mark.skipif(BASH is None, reason="bash is not on this machine")
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(_program)
+def test_random_control_flow_is_that_of_bash(program: str) -> None:
+    script = f'{_FUNCTION}{program}\npython end.py "$A" "$B" "$C"'
+    with tempfile.TemporaryDirectory() as folder:
+        theirs = started_by_bash(script, Path(folder))
+    reading = Reading(Budget("run.sh"))
+    shell = Statements(reading, Scope(), None)
+    shell.run_text(script, "run.sh", 1)
     assert [list(command.words) for command in reading.commands] == theirs

@@ -41,7 +41,8 @@ END = "\npython pretrain_gpt.py $A\n"
          {"--b": "2"}),
         ("S=4\nif [ $S = 1 ]; then A=--a; elif [ $S = 2 ]; then A=--b; elif [ $S = 3 ]; then A=--c\n"
          "elif [ $S = 4 ]; then # four\n A=--d; else A=--e; fi", {"--d": None}),
-        ("S=9\nif false; then A=--a; elif [ $S = 2 ]; then A=--b; elif [ $S = 3 ]; then A=--c; else A=--e; fi",
+        ("S=9\nif false; then A=--a; elif [ $S = 2 ]; then A=--b; elif [ $S = 3 ]; then A=--c\n"
+         "else A=--e; fi",
          {"--e": None}),
         ("S=xl\ncase $S in s|m) A=--small;; x*) A=--large;; *) A=--other;; esac", {"--large": None}),
         ("test 3 -lt 10 && A=--yes || A=--no", {"--yes": None}),
@@ -52,6 +53,7 @@ END = "\npython pretrain_gpt.py $A\n"
         ("A=; ( A=--inner ); A=\"$A --outer\"", {"--outer": None}),
         ("A=--x\nA='--y' true\nunset B; A=\"$A --b [${B}]\"", {"--x": None, "--b": "[]"}),
         ("A='--a \\'; B=1", {"--a": "\\"}),
+        ("mkdir -p out && cp a b && A=--copied || A=--lost", {"--copied": None}),
     ],
 )  # fmt: skip
 def test_arguments_of_known_text(tmp_path: Path, script: str, expected: dict[str, Any]) -> None:
@@ -94,6 +96,9 @@ def test_a_comment_between_continued_lines_ends_the_command(tmp_path: Path) -> N
         ("M=1\nwhile read -r l; do M=2; done < list\npython p.py --x $M", "$M (2)",
          "the loop while read -r l"),
         ("if [ $S = a ]; then N=1; else N=2; fi\npython p.py --x $N", "1 or 2", "the condition [ $S = a ]"),
+        ("N=1\nif python check.py; then N=2; fi\npython p.py --x $N", "2 or 1",
+         "the condition python check.py"),
+        ("N=1\necho a | grep -q b && N=2\npython p.py --x $N", "2 or 1", "the condition echo a | grep -q b"),
         ("N=1\n[ -f data.bin ] && N=2\npython p.py --x $N", "2 or 1", "the condition [ -f data.bin ]"),
     ],
 )  # fmt: skip
@@ -124,12 +129,33 @@ def test_optional_arguments_of_an_undecided_branch_are_unknown_and_the_others_kn
 
 def test_every_branch_of_an_undecided_chain_is_named(tmp_path: Path) -> None:
     text = (
-        "if [ $S = 1 ]; then N=10; O=' '; elif [ $S = 2 ]; then N=20; O=' '; elif [ $S = 3 ]; then N=30; O='--x 3'\n"
-        "else N=40; fi\npython p.py --n $N $O\n"
+        "if [ $S = 1 ]; then N=10; O=' '; elif [ $S = 2 ]; then N=20; O=' '; elif [ $S = 3 ]; then "
+        "N=30; O='--x 3'\nelse N=40; fi\npython p.py --n $N $O\n"
     )
     expected = {"--n": "?10 or 20 or 30 or 40", "--x": "?--x 3 or nothing"}
     assert values(launch_of(tmp_path, text)) == expected
     assert values(launch_of(tmp_path, text, environment={"S": "3"})) == {"--n": "30", "--x": "3"}
+
+
+def test_words_beside_an_undecided_part_stay_apart(tmp_path: Path) -> None:
+    text = (
+        'X="--a 1 "\nif [ $S = 1 ]; then X+="--b 2 "; fi\nif [ $S = 2 ]; then X+=" -c 3 "; fi\n'
+        'X+="--d 4"\nif [ $S = 3 ]; then Y=" --e"; fi\npython p.py "--z" $X$Y --f x\n'
+    )
+    assert values(launch_of(tmp_path, text)) == {
+        "--z": None, "--a": "1", "--b": "?--b 2 or nothing", "-c": "?-c 3 or nothing", "--d": "4",
+        "--e": "?--e or nothing", "--f": "x",
+    }  # fmt: skip
+
+
+def test_unknown_parts_of_names_and_files_are_shown_as_they_are_written(tmp_path: Path) -> None:
+    text = (
+        "cat > $D/run.sh <<'EOF'\npython train.py --a 1 $*\nEOF\nif [ $J ]; then X=--job=$J; fi\n"
+        "if [ -f x ]; then Y=--id=$I; fi\nbash $D/run.sh $X --$N 3 $Y\n"
+    )
+    launch = launch_of(tmp_path, text)
+    assert values(launch) == {"--a": "?1 $X", "--$N": "3", "--id": "?--id=$I or nothing"}
+    assert launch.arguments[0].place == "$D/run.sh, line 1"
 
 
 def test_defaults_and_assumptions_are_noted(tmp_path: Path) -> None:
