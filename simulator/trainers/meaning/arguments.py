@@ -127,6 +127,9 @@ def _read(
     if argument.name in ignore:
         return row("ignored", "you said so")
     if not argument.name:
+        if isinstance(argument.value, Unknown):
+            reason = f"it may hold more arguments, and {argument.value.reason}"
+            return row("not priced", f"the direction is unknown: {reason}")
         return row("ignored", "a word that belongs to no argument")
     name = _plain_name(argument.name)
     if isinstance(argument.value, Unknown) and "another file" in argument.value.reason:

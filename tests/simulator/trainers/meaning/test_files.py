@@ -75,3 +75,10 @@ def test_header_and_torchrun_that_disagree_are_refused(tmp_path: Path) -> None:
         InputError, match=r"different numbers of nodes: 8 at run\.sh, line 4 and 16 at run\.sh, line 2"
     ):
         read_file(tmp_path, text)
+
+
+def test_arguments_that_are_not_known_are_listed(tmp_path: Path) -> None:
+    text = f"torchrun pretrain_gpt.py {ONE_LINE} $EXTRA_ARGS\n"
+    row = next(row for row in read_file(tmp_path, text).rows if "EXTRA_ARGS" in row.value)
+    assert row.kind == "not priced" and "may hold more arguments" in row.meaning
+    assert read_file(tmp_path, text, EXTRA_ARGS="--micro-batch-size 2").scenario.parallel.microbatch == 2
