@@ -7,15 +7,16 @@ the step. They therefore hold for every scenario (docs/model.md, eq. B1 to B4).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray
 from moesim.simulator.engine.contention import LinkContention
-from moesim.simulator.engine.program import NS, CompiledTask, CompiledTemplate, Program
+from moesim.simulator.engine.program import NS, TRANSFER_STREAMS, CompiledTask, CompiledTemplate, Program
 from moesim.simulator.schedules import Step, longest_path, makespan
+from moesim.simulator.schedules.template import Stream
 
 ROUNDING_NS = 1.0
 """The engine rounds to whole nanoseconds, so a transfer may end this much earlier or later than priced."""
@@ -25,7 +26,7 @@ def lower_bound_s(programs: Sequence[Program]) -> float:
     """Seconds that the busiest resource needs at its best-case rates (docs/model.md, eq. B1).
 
     `programs`: the programs of all groups. The resources are every GPU's compute and every rank's
-    communication stream, over all actions; the slowest optimizer at its best-case rate follows.
+    streams of transfers, over all actions; the slowest optimizer at its best-case rate follows.
     """
     busiest = max(_busiest_ns(program) for program in programs)
     return (busiest + max(_optimizer_ns(program) for program in programs)) / NS
@@ -53,15 +54,15 @@ class _Least:
 
     compute: FloatArray
     """[micro-batches, members]"""
-    stream: FloatArray
-    """Communication stream [micro-batches]."""
+    streams: Mapping[Stream, FloatArray]
+    """Each stream of transfers [micro-batches]."""
 
 
 def _busiest_ns(program: Program) -> float:
     by_template: dict[int, tuple[_Least, _Least]] = {}
     most = 0.0
     for steps in program.ranks:
-        compute, stream = np.zeros(program.members), 0.0
+        compute, streams = np.zeros(program.members), dict.fromkeys(TRANSFER_STREAMS, 0.0)
         for step in steps:
             sides = by_template.get(id(step.code))
             if sides is None:
@@ -72,14 +73,16 @@ def _busiest_ns(program: Program) -> float:
             for side, microbatch in zip(sides, step.microbatches, strict=True):
                 if microbatch >= 0:
                     compute += side.compute[microbatch]
-                    stream += float(side.stream[microbatch])
-        most = max(most, float(compute.max()), stream)
+                    for name, least in side.streams.items():
+                        streams[name] += float(least[microbatch])
+        most = max(most, float(compute.max()), *streams.values())
     return most
 
 
 def _least(program: Program, code: CompiledTemplate, side: int) -> _Least:
     count = program.schedule.microbatches
-    compute, stream = np.zeros((count, program.members)), np.zeros(count)
+    compute = np.zeros((count, program.members))
+    streams: dict[Stream, FloatArray] = {name: np.zeros(count) for name in TRANSFER_STREAMS}
     for task in code.tasks:
         if task.side != side:
             continue
@@ -91,8 +94,8 @@ def _least(program: Program, code: CompiledTemplate, side: int) -> _Least:
         cost = task.transfer.cost
         share = _share(cost.best_s, max(cost.nic_s, cost.scale_up_s))
         payload = np.maximum(np.array(task.transfer.payload_ns) * share - ROUNDING_NS, 0.0)
-        stream += own.min(axis=1) + task.transfer.launch_ns + payload
-    return _Least(compute, stream)
+        streams[task.stream] += own.min(axis=1) + task.transfer.launch_ns + payload
+    return _Least(compute, streams)
 
 
 def _best_share(task: CompiledTask) -> float:

@@ -15,7 +15,7 @@ import numpy as np
 
 from moesim.hwmodels.arrays import FloatArray, IntArray
 from moesim.simulator.cost.table import TransferCost
-from moesim.simulator.engine.program import NS, Program, TransferRows
+from moesim.simulator.engine.program import NS, TRANSFER_STREAMS, Program, TransferRows
 from moesim.simulator.model.operator import Phase
 
 Hop = tuple[int, int]
@@ -42,7 +42,7 @@ class LinkContention:
     capacity: FloatArray
     """Bytes per nanosecond of every link."""
     streams: IntArray
-    """Number of communication streams (one a rank and group) that have transfers on each link."""
+    """Number of streams (up to two a rank and group) that have transfers on each link."""
     sends: list[Counter[Hop]] = field(default_factory=list)
     """Number of sends of each group, by hop."""
     _own: list[IntArray] = field(default_factory=list)
@@ -59,13 +59,15 @@ class LinkContention:
         for number, program in enumerate(programs):
             used = np.zeros(len(capacity), dtype=bool)
             for rank, steps in enumerate(program.ranks):
-                stream = np.zeros(len(capacity), dtype=bool)
+                streams = {name: np.zeros(len(capacity), dtype=bool) for name in TRANSFER_STREAMS}
                 for code in {id(step.code): step.code for step in steps}.values():
                     for task in code.tasks:
                         if task.transfer is not None:
-                            stream[made._of(number, rank, task.phase, task.transfer.cost).links] = True
-                made.streams += stream
-                used |= stream
+                            links = made._of(number, rank, task.phase, task.transfer.cost).links
+                            streams[task.stream][links] = True
+                for stream in streams.values():
+                    made.streams += stream
+                    used |= stream
             made.sends.append(
                 Counter(
                     hop

@@ -125,9 +125,8 @@ class _Walker:
     @staticmethod
     def _stream_before(record: StepRecord, number: int) -> list[int]:
         """The previous task on the same stream, if there is one."""
-        tasks = record.step.code.tasks
-        own = tasks[number].transfer is None
-        return next(([n] for n in range(number - 1, -1, -1) if (tasks[n].transfer is None) == own), [])
+        before = record.step.code.before[number]
+        return [] if before is None else [before]
 
     def _before(
         self, rank: int, position: int, record: StepRecord, member: int, time: int

@@ -6,6 +6,7 @@ pipeline rank. Folded resolution runs one program, full resolution one for every
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import get_args
 
@@ -25,8 +26,11 @@ from moesim.simulator.schedules.template import (
     WEIGHT_OF,
     ActionKind,
     OverlapOrder,
+    Stream,
     build_template,
 )
+
+TRANSFER_STREAMS: tuple[Stream, ...] = ("communication", "sharding")
 
 LONGEST_PHASE_S = 1e5
 """Longest phase in seconds; ninety thousand of them in series still fit into 64 bits of nanoseconds."""
@@ -87,6 +91,8 @@ class CompiledTask:
     rows_ns: IntArray
     """Compute in nanoseconds [micro-batches, members]; for a transfer, the small kernels before it."""
     transfer: TransferRows | None
+    stream: Stream = "compute"
+    """In-order stream that the task runs on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +107,8 @@ class CompiledTemplate:
     """Task after which the gradient is sent; None sends it at the end of the action."""
     transfers: tuple[int, ...]
     """Positions of the transfer tasks."""
+    before: tuple[int | None, ...]
+    """Position of the previous task on the stream of each task; None for the first."""
     compute_ns: tuple[FloatArray, FloatArray]
     """Compute of each side per micro-batch, averaged over the members, without exposed collectives."""
     weight_ns: FloatArray
@@ -246,6 +254,7 @@ class _Compiler:
                     price,
                     rows,
                     transfer,
+                    "compute" if transfer is None else task.stream,
                 )
             )
         late = self.schedule.awaits_sends  # outputs are posted when the whole action has ended
@@ -255,6 +264,7 @@ class _Compiler:
             None if late else template.forward_out,
             None if late else template.backward_out,
             tuple(n for n, task in enumerate(tasks) if task.transfer is not None),
+            _before_on_stream(tasks),
             *self._totals(tasks),
         )
 
@@ -342,6 +352,15 @@ def whole_ns(seconds: FloatArray) -> IntArray:
     if not 0.0 <= float(seconds.min(initial=0.0)) <= longest:
         raise OverflowError(f"durations from {seconds.min():.6g} to {longest:.6g} s are not durations")
     return np.rint(seconds * NS).astype(np.int64)
+
+
+def _before_on_stream(tasks: Sequence[CompiledTask]) -> tuple[int | None, ...]:
+    last: dict[Stream, int] = {}
+    before = []
+    for number, task in enumerate(tasks):
+        before.append(last.get(task.stream))
+        last[task.stream] = number
+    return tuple(before)
 
 
 def _sides(step: Action) -> tuple[Action | None, Action | None]:

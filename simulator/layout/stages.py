@@ -240,8 +240,8 @@ def best_sizes(
 
     The first pass finds the least cost of the heaviest stage, the second the least sum of squares with it.
     `sums[stage][i]` is the cost of the first i layers on that stage and `extra[stage]` that of its other
-    blocks; `most` is as in `balanced_by_stage`; `least_at_ends` layers stay on the first and the last. Raises
-    InputError where no sizes respect `fixed` and `most`.
+    blocks; `most` is as in `balanced_by_stage`; `least_at_ends` layers stay on the first and last stage.
+    Raises InputError where no sizes respect `fixed` and `most`.
     """
     n, k = len(sums[0]) - 1, len(extra)
     costs = _costs(sums, extra, fixed, most, least_at_ends)

@@ -41,7 +41,8 @@ class Software(BaseModel):
     overlap_context_parallel: bool = False
     """Ring attention: keys and values travel beside the attention over those that have arrived."""
     overlap_data_parallel: bool = False
-    """Gradients are reduced behind the last backward and parameters gathered behind the first forward."""
+    """Gradients are reduced behind the last backward and parameters gathered behind the first forward. ZeRO-3
+    needs no such key: its collectives always run beside the compute of other blocks."""
     host: str | None = None
     """Host (`hwmodels/data/hosts`, or a file) whose launches the GPU may have to wait for; none: never."""
     modules: Literal["torch", "transformer-engine"] = "torch"

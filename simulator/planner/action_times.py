@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 import numpy as np
 
@@ -19,6 +20,12 @@ ROUTED: frozenset[Phase] = frozenset({"mlp F", "mlp I", "mlp W"})
 """Phases whose compute grows with the received rows."""
 
 _NOTHING = PhaseCost(0.0)
+
+
+def _slowed(filled: FloatArray, other: FloatArray) -> FloatArray:
+    """Time of a transfer over its time alone, beside one that fills `other` of both ports [plans]."""
+    room = np.maximum(0.5, 1.0 - other)
+    return np.asarray(np.maximum(1.0, (filled / room).max(axis=0)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +47,8 @@ class ActionBook:
     tables: Sequence[CostTable]
     spreads: Sequence[MemberLag]
     order: OverlapOrder
+    ports: tuple[float, float] = (inf, inf)
+    """Bytes/s of a GPU's ports, scale-out and scale-up, which concurrent transfers share."""
     _times: dict[object, ActionTimes] = field(default_factory=dict)
     _read: dict[object, tuple[FloatArray, FloatArray]] = field(default_factory=dict)
     _computed: dict[object, tuple[FloatArray, FloatArray, FloatArray]] = field(default_factory=dict)
@@ -63,7 +72,7 @@ class ActionBook:
     def _walk(
         self, kind: ActionKind, template: Template, sides: tuple[Sequence[BlockKind], Sequence[BlockKind]]
     ) -> ActionTimes:
-        """Walk both streams in order; every transfer waits for all of its group (eqs. E1, E2, P3 and P5).
+        """Walk all streams in order; every transfer waits for all of its group (eqs. E1, E2, P3 and P5).
 
         Times are [members, plans]. The first member is the mean one. If load lasts, one more member for each
         block has the most rows there and falls behind in all its compute.
@@ -71,9 +80,10 @@ class ActionBook:
         mode: Mode = "overlapped" if "&" in kind else "alone"
         hot = self._hot_members(template)
         zero = np.zeros((1 + len(hot), len(self.tables)))
-        free = {"compute": zero, "communication": zero}
+        free = {"compute": zero, "communication": zero, "sharding": zero}
         ends: list[FloatArray] = []
         lags: list[FloatArray] = []
+        beside: list[tuple[int, BlockKind, Phase]] = []  # collectives of the sharding stream, in order
         # Lags of each side and block since its last barrier: (squares of run lags, row lags), summed.
         late: dict[tuple[int, int], tuple[FloatArray, FloatArray]] = {}
         for task in template.tasks:
@@ -97,14 +107,60 @@ class ActionBook:
                     ready = np.maximum(ready, ends[dep] + lags[dep])
                 lag = np.sqrt(from_run * from_run + from_rows * from_rows)
                 meet = (ready + own + lag).max(axis=0)
-                end = np.broadcast_to(meet + self._transfer(block, task.phase, mode), zero.shape)
+                took = self._transfer(block, task.phase, mode)
+                if task.stream == "sharding":
+                    beside.append((len(ends), block, task.phase))
+                elif beside:
+                    took = self._share(meet, took, (block, task.phase), beside, ends)
+                    free["sharding"] = ends[beside[-1][0]]
+                end = np.broadcast_to(meet + took, zero.shape)
                 lag, late[place] = zero[0], (zero[0], zero[0])
             free[task.stream] = end
             ends.append(end)
             lags.append(lag)
-        whole = np.maximum(free["compute"], free["communication"])
+        whole = np.maximum(np.maximum(free["compute"], free["communication"]), free["sharding"])
         out = [whole if n is None else ends[n] for n in (template.forward_out, template.backward_out)]
         return ActionTimes(whole.max(axis=0), out[0].max(axis=0), out[1].max(axis=0))
+
+    def _share(
+        self,
+        meet: FloatArray,
+        took: FloatArray,
+        transfer: tuple[BlockKind, Phase],
+        beside: Sequence[tuple[int, BlockKind, Phase]],
+        ends: list[FloatArray],
+    ) -> FloatArray:
+        """Seconds of a transfer from `meet` on beside the collectives of the sharding stream (eq. P3).
+
+        Each of two transfers gets half of a port that they fill together, or what the other leaves. The ends
+        of the collectives that it delays move in `ends`.
+        """
+        for place, (number, block, phase) in enumerate(beside):
+            left = np.maximum(0.0, ends[number].max(axis=0) - meet)
+            began = ends[beside[place - 1][0]].max(axis=0) <= meet if place else True
+            if not (left > 0.0).any():
+                continue
+            mine, theirs = self._filled(*transfer), self._filled(block, phase)
+            slow, slows = _slowed(mine, theirs), _slowed(theirs, mine)
+            shared = np.where(began, np.minimum(took * slow, left * slows), 0.0)
+            delay = shared - shared / slows
+            took = took + (shared - shared / slow)
+            for later, _, _ in beside[place:]:
+                ends[later] = np.where(ends[later] > meet, ends[later] + delay, ends[later])
+        return took
+
+    def _filled(self, kind: BlockKind, phase: Phase) -> FloatArray:
+        """Shares of the scale-out and the scale-up port that a transfer alone fills [ports, plans]."""
+        key = (kind, phase, "ports", "filled")
+        if key not in self._read:
+            costs = [table.transfer[kind, phase, "alone"] for table in self.tables]
+            out, up = self.ports
+            busy = [
+                ((c.nic_bytes / out, c.scale_up_bytes / up) if c.payload_s else (0.0, 0.0)) for c in costs
+            ]
+            shares = np.array(busy).T / np.array([c.payload_s or 1.0 for c in costs])
+            self._read[key] = shares, shares
+        return self._read[key][0]
 
     def _hot_members(self, template: Template) -> dict[tuple[int, int], int]:
         """Member with the most rows of each routed (side, block); empty if load does not last."""

@@ -167,9 +167,9 @@ class BoundBook:
         return np.array([seen[key][0] for key in keys]), np.array([seen[key][1] for key in keys])
 
     def sharded(self, frames: Sequence[Frame], pattern: Pattern, assignment: StageAssignment) -> FloatArray:
-        """Least seconds of ZeRO-3's gathers and scatters and all transfers [frames, precisions, sms].
+        """Least seconds of ZeRO-3's gathers and scatters [frames, precisions, sms].
 
-        They run one after the other on the communication stream of a GPU.
+        They run one after the other on a stream of their own.
         """
         kinds = self.book.kinds
         plans = {(f.plan.tp, f.plan.ep, f.plan.expert_tp): f.plan for f in frames}  # all of one schedule
@@ -178,7 +178,6 @@ class BoundBook:
             for key, plan in plans.items()
         }
         price = np.array([each[f.plan.tp, f.plan.ep, f.plan.expert_tp] for f in frames])
-        transfer = np.array([self.transfer(f.plan, self.least_kept(f)) for f in frames])
         count = np.array([f.microbatches for f in frames], dtype=np.float64)
         most = np.zeros((len(frames), len(self.recipes), len(self.sms)))
         for first, last in zip(pattern.counts[0], pattern.counts[-1], strict=True):
@@ -187,13 +186,10 @@ class BoundBook:
                 key = (kind, forward, backward)
                 often = pattern.along(first.get(key, 0), last.get(key, 0), count)[:, None, None]
                 held = [block.kind for block in assignment.stages[max(forward, backward)]]
-                routed = sum(k in self.book.routed for k in held)
                 for use in ACTIONS_OF[kind]:
                     one = (price[:, :, kinds.index(k), ACTIONS.index(use)] for k in held)
                     moved = sum(one, np.zeros(price.shape[:2]))
                     total = total + often * moved[:, :, None]
-                    if use != "W":
-                        total = total + often * routed * transfer[:, :, :, ACTIONS.index(use)]
             most = np.maximum(most, total)
         return most
 

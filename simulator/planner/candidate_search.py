@@ -84,6 +84,7 @@ class CandidateSearch:
             c.loads.spread(frame, c.space.placement[placement]),
             book.send_s(plan, frame.pattern),
             book.sync(plan, recipe, policy, frame.pattern, self._layers_of(layout), layout),
+            book.ports,
         )
 
     def _layers_of(self, layout: StageAssignment) -> tuple[int, ...]:
@@ -109,6 +110,7 @@ class CandidateSearch:
             self.candidates.loads.spread(frame, placement),
             book.send_s(plan, shaped),
             book.sync(plan, scenario.recipe, scenario.recompute, shaped, layers, stages),
+            book.ports,
         )
         return float(step_seconds([priced], shaped, stages, scenario.communication.order)[0])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
@@ -34,6 +35,8 @@ class PricedPlan:
     send_s: tuple[float, float]
     """Seconds of a pipeline send alone, and of two that leave together (eq. E7)."""
     sync: tuple[SyncCost, ...]
+    ports: tuple[float, float] = (inf, inf)
+    """Bytes/s of a GPU's ports, scale-out and scale-up."""
 
 
 def step_seconds(
@@ -81,7 +84,10 @@ def _done(
     order: OverlapOrder,
 ) -> FloatArray:
     """Seconds at which every rank ends its last action [ranks, plans]."""
-    books = [ActionBook([p.table for p in plans], [p.spread for p in plans], order) for plans in pools]
+    books = [
+        ActionBook([p.table for p in plans], [p.spread for p in plans], order, plans[0].ports)
+        for plans in pools
+    ]
     blocks = [[block.kind for block in stage] for stage in assignment.stages]
     send = np.max([[p.send_s for p in plans] for plans in pools], axis=0).T
     ends = [_replay(sample, [books[o] for o in owners], blocks, send) for sample in pattern.orders]

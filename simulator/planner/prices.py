@@ -90,6 +90,12 @@ class PriceBook:
         self.kinds = self.shape.block_kinds
         self.routed = tuple(kind for kind in self.kinds if self.shape.block(kind).routed)
 
+    @property
+    def ports(self) -> tuple[float, float]:
+        """Bytes/s of a GPU's ports, scale-out (1 where a single node has none) and scale-up."""
+        pricer = self.pricer(self.scenario.parallel, self.scenario.recipe, "none")
+        return pricer.nic_bytes_per_s or 1.0, self.cluster.node.scale_up_bytes_per_s
+
     def arithmetic(self, policy: Recompute) -> Recompute:
         """The policy that stands for all policies with the same compute.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from itertools import product
@@ -15,6 +15,7 @@ from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.simulator.planner.candidates import GIB
 from moesim.simulator.planner.fleet.simulate import plan_fleet
 from moesim.simulator.planner.goal import Goal
+from moesim.simulator.planner.kernel_sms import RISK, published_sms
 from moesim.simulator.planner.pareto import front
 from moesim.simulator.planner.processes import engine_processes
 from moesim.simulator.planner.progress import OnProgress, equal_part, no_progress, scaled, with_progress
@@ -153,7 +154,12 @@ def _plan_cluster(
         price_tables=sum(s.candidates.priced for s in searches),
         proven_s=proven if isfinite(proven) else None,
         rivals=0 if goal.objective == "memory" else sum(s.rivals(rows) for s in alive),
-        notes=(*_notes(alive, goal.objective, mine), *reasons, *problems),
+        notes=(
+            *_notes(alive, goal.objective, mine),
+            *_saved_sms(alive, rows[0], wanted),
+            *reasons,
+            *problems,
+        ),
         evaluated_per_s=considered / (bounded - start),
         seconds={"bounds": bounded - start, "closed form": estimated - bounded, "engine": end - estimated},
     )
@@ -298,6 +304,23 @@ def _notes(searches: list[VariantSearch], objective: str, own: PlanStep | str) -
     if objective == "energy":
         notes.append("energy counts every accelerator at its board's power limit, whatever it does")
     return notes
+
+
+def _saved_sms(searches: Sequence[VariantSearch], best: PlanRow, wanted: PlanSpace) -> list[str]:
+    """A note on what fewer communication SMs than were ever published would gain the best plan."""
+    kernels = best.scenario.communication.kernels
+    published = published_sms(kernels)
+    if published is None or wanted.sms is not None or best.ep == 1 or best.sms <= published.fewer:
+        return []
+    search = next(s for s in searches if s.changed == dict(best.changed))
+    few = best.scenario.communication.model_copy(update={"sms": published.fewer})
+    scenarios = best.scenario, best.scenario.model_copy(update={"communication": few})
+    now_s, then_s = (search.study.seconds_of(s, best.layers, best.microbatches) for s in scenarios)
+    return [
+        f"{kernels} was published with {published.least_sms.n} to {published.most_sms.n} SMs, and no fewer "
+        f"are tried: {published.fewer} would change the step of the best plan by "
+        f"{then_s / now_s - 1.0:+.1%} (closed form); {RISK}"
+    ]
 
 
 def _nothing(refused: Refusals, first: str = "no plan of the space is legal and fits") -> str:

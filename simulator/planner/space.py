@@ -20,6 +20,7 @@ from moesim.simulator.model.precision import PRECISIONS, Precision
 from moesim.simulator.model.recompute import MODULES, Recompute, RecomputeKey
 from moesim.simulator.model.repeated import check_recompute
 from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.planner.kernel_sms import published_sms
 from moesim.simulator.planner.placements import Placement, default_placements, parse_placement
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.routing import Eplb
@@ -180,8 +181,8 @@ def with_defaults(space: PlanSpace, scenario: Scenario, shape: ModelShape, clust
     tp: powers of two inside a node. pp: divisors of the number of GPUs, at most two more than the layers. ep:
     divisors of the number of experts. cp: 1, 2, 4 and 8. vpp and microbatch: 1, 2 and 4. schedule and
     zero_stage: all. recompute: every policy that changes compute or memory, and the scenario's modules.
-    precision: the scenario's, bf16, and fp8 if the accelerator has it. sms: the scenario's and six values
-    from 8 to 32 (only the scenario's for a dense model, and 0 if a dedicated engine moves collectives).
+    precision: the scenario's, bf16, and fp8 if the accelerator has it. sms: the scenario's, and
+    for a MoE those with which its communication kernels were published; 0 if a dedicated engine moves them.
     placement: see `default_placements`.
     Raises InputError if communication would take every SM, or any SM beside a dedicated engine, and for a
     module to recompute that the model does not have.
@@ -194,7 +195,8 @@ def with_defaults(space: PlanSpace, scenario: Scenario, shape: ModelShape, clust
         hardware.insert(0, "fp8")
     most_stages = shape.n_layers + MOST_WITHOUT_LAYERS
     moe, engine = shape.moe, cluster.accelerator.communication_engine
-    sms = {8, 12, 16, 20, 24, 32, scenario.communication.sms} if moe else {scenario.communication.sms}
+    published = published_sms(scenario.communication.kernels) if moe else None
+    sms = {scenario.communication.sms, *(published.tried if published else ())}
     if engine is None:
         most = cluster.accelerator.n_sms
         sms = {s for s in sms if 0 < s < most} or {scenario.communication.sms}

@@ -98,7 +98,7 @@ def balanced_over_pools(
     """The layout with the shortest slowest stage (docs/model.md, eq. S3), if possible among those that fit.
 
     `seconds[p]`: compute in s of a block of each kind on pool p. `owners[stage]`: the pool of a stage.
-    Returns the layout and whether it fits. Raises InputError for more stages than layers.
+    Returns the layout and whether it fits. Raises InputError for too many stages.
     """
     weights = tuple(tuple(sorted(own.items())) for own in seconds)
     fastest = _fastest(blocks_of(memory.shape), weights, tuple(owners))
@@ -113,12 +113,15 @@ def balanced_over_pools(
 
 
 def _places_all(most: Sequence[Sequence[int]]) -> bool:
-    """Whether contiguous stages of at least one layer can respect `most`; every stage takes all it can."""
+    """Whether contiguous stages can respect `most`; every stage takes all it can.
+
+    Inner stages need a layer at least.
+    """
     start, n = 0, len(most[0]) - 1
     for stage, room in enumerate(most):
-        after = len(most) - 1 - stage
-        take = min(room[start], n - start - after)
-        if take < 1:
+        inner_after = max(0, len(most) - 2 - stage)
+        take = min(room[start], n - start - inner_after)
+        if take < int(0 < stage < len(most) - 1):
             return False
         start += take
     return start == n

@@ -130,7 +130,8 @@ def _add_phases(records: list[StepRecord], total: dict[str, list[float]]) -> Non
             entry[0] += float(task.rows_ns[micro].mean(axis=1).sum())
             continue
         ready = np.array([record.start for record in records])
-        for dep in (*task.deps, *[n for n in code.transfers if n < number][-1:]):
+        before = code.before[number]
+        for dep in (*task.deps, *([] if before is None else [before])):
             ready = np.maximum(ready, np.array([record.ends[dep] for record in records]))
         ready = ready + task.rows_ns[micro]
         launch = np.array([record.begins[number] for record in records]) + task.transfer.launch_ns

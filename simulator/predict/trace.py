@@ -24,6 +24,7 @@ from moesim.simulator.predict.trace_events import (
     send_arrows,
     send_lanes,
 )
+from moesim.simulator.schedules.template import SHARDING_PHASES
 
 if TYPE_CHECKING:
     from moesim.simulator.predict.prepared import Prepared
@@ -112,7 +113,9 @@ def chrome_trace(shown: Sequence[ShownGpus]) -> dict[str, Any]:
         }
         for rank, member in part.places:
             gpu, own = info.gpus[rank][member], lanes[rank]
-            metadata += name_events(gpu, rank, member, 1 + max((lane for _, lane in own), default=-1))
+            sharded = bool(SHARDING_PHASES & {phase for _, phase, _ in execution.program.costs.transfer})
+            sends = 1 + max((lane for _, lane in own), default=-1)
+            metadata += name_events(gpu, rank, member, sends, sharded)
             gpu_events = GpuEvents(execution, info, rank, member, gpu)
             events += [*gpu_events.steps(), *gpu_events.sends(own), *gpu_events.end_of_step()]
         arrow_events = list(send_arrows(part, arrows))

@@ -14,7 +14,7 @@ from moesim.simulator.engine.records import Execution, SendRecord, StepRecord
 
 Event = dict[str, Any]
 
-SCHEDULE, COMPUTE, COMMUNICATION, INSIDE, DATA_PARALLEL, FIRST_SEND = 0, 1, 2, 3, 4, 8
+SCHEDULE, COMPUTE, COMMUNICATION, INSIDE, DATA_PARALLEL, SHARDING, FIRST_SEND = 0, 1, 2, 3, 4, 5, 8
 """Numbers of threads and of the streams on them; sends use FIRST_SEND and higher numbers."""
 
 THREADS = {
@@ -22,6 +22,7 @@ THREADS = {
     COMPUTE: "compute stream",
     COMMUNICATION: "communication stream",
     INSIDE: "tensor and context parallel",
+    SHARDING: "sharded parameters",
     DATA_PARALLEL: "data parallel",
 }
 
@@ -60,9 +61,14 @@ def microseconds(ns: int) -> float:
     return value if int(value * 1000.0) == ns else math.nextafter(value, math.inf)
 
 
-def name_events(gpu: int, rank: int, member: int, lanes: int) -> list[Event]:
-    """Metadata events that name and order a GPU's process and threads; `lanes` threads are for sends."""
+def name_events(gpu: int, rank: int, member: int, lanes: int, sharded: bool = False) -> list[Event]:
+    """Metadata events that name and order a GPU's process and threads.
+
+    `lanes` threads are for sends; with `sharded` there is one for the collectives of ZeRO-3.
+    """
     threads = {**THREADS, **{FIRST_SEND + n: f"pipeline send {n}" for n in range(lanes)}}
+    if not sharded:
+        del threads[SHARDING]
     rows: list[tuple[int, str, Event]] = [
         (0, "process_name", {"name": f"GPU {gpu} (pipeline rank {rank}, member {member})"}),
         (0, "process_sort_index", {"sort_index": gpu}),
@@ -133,16 +139,17 @@ class GpuEvents:
         ready = self._ready(record, number) + row
         launch = min(end, record.begins[number] + task.transfer.launch_ns)
         name, args = _word(task.phase), {**args, **self._collective(task.phase)}
-        yield from self._slice(COMMUNICATION, f"ncclDevKernel_prepare_{name}", ready - row, ready, args)
-        yield from self._slice(COMMUNICATION, f"ncclDevKernel_notify_{name}", ready, launch, args)
+        thread = SHARDING if task.stream == "sharding" else COMMUNICATION
+        yield from self._slice(thread, f"ncclDevKernel_prepare_{name}", ready - row, ready, args)
+        yield from self._slice(thread, f"ncclDevKernel_notify_{name}", ready, launch, args)
         payload = {**args, "nic bytes": round(price.nic_bytes), "scale-up bytes": round(price.scale_up_bytes)}
-        yield from self._slice(COMMUNICATION, f"ncclDevKernel_{name}", launch, end, payload)
+        yield from self._slice(thread, f"ncclDevKernel_{name}", launch, end, payload)
 
     def _ready(self, record: StepRecord, number: int) -> int:
-        """When this GPU can begin a transfer: its communication stream is free, and its inputs are there."""
-        tasks, ends = record.step.code.tasks, record.ends
-        before = [n for n in range(number) if tasks[n].transfer is not None][-1:]
-        times = [int(ends[n][self.member]) for n in (*tasks[number].deps, *before)]
+        """When this GPU can begin a transfer: its stream is free, and its inputs are there."""
+        tasks, ends, before = record.step.code.tasks, record.ends, record.step.code.before[number]
+        waits = [*tasks[number].deps, *([] if before is None else [before])]
+        times = [int(ends[n][self.member]) for n in waits]
         return max([int(record.start[self.member]), *times])
 
     def _collective(self, phase: str) -> dict[str, Any]:

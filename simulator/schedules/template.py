@@ -1,7 +1,8 @@
 """The phases inside one schedule action as plain data, with their streams, order and dependencies.
 
-A pipeline action (F, B, I, W or an overlapped F&B pair) becomes a `Template`: a list of `Task`s on two
-in-order streams, `compute` and `communication`. The engine walks the template; nothing here knows time.
+A pipeline action (F, B, I, W or an overlapped F&B pair) becomes a `Template`: a list of `Task`s on in-order
+streams: `compute`, `communication` for expert-parallel transfers, and `sharding` for the collectives of
+ZeRO-3. The engine walks the template; nothing here knows time.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.model.operator import Phase
 
-Stream = Literal["compute", "communication"]
+Stream = Literal["compute", "communication", "sharding"]
 ActionKind = Literal["F", "B", "I", "W", "F&B", "F&I"]
 
 EP_PHASES: frozenset[str] = frozenset({"dispatch F", "combine F", "combine B", "dispatch B"})
-COMMUNICATION_PHASES: frozenset[str] = EP_PHASES | {"gather F", "gather B", "scatter W"}
+SHARDING_PHASES: frozenset[str] = frozenset({"gather F", "gather B", "scatter W"})
+"""ZeRO-3's parameter gathers and gradient scatters, which have a communicator and a stream of their own."""
+COMMUNICATION_PHASES: frozenset[str] = EP_PHASES | SHARDING_PHASES
 
 FORWARD_CHAIN: tuple[Phase, ...] = ("attn F", "dispatch F", "mlp F", "combine F")
 INPUT_CHAIN: tuple[Phase, ...] = ("combine B", "mlp I", "dispatch B", "attn I")
@@ -84,7 +87,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """Tasks in an order that respects both streams and every dependency.
+    """Tasks in an order that respects every stream and every dependency.
 
     `forward_out` is the position of the task after which the activation leaves for the next stage, and
     `backward_out` that of the task after which the input gradient leaves; None where the action produces
@@ -110,7 +113,8 @@ def build_template(
     """Return the task template of an action.
 
     Actions outside of pairs run serially: every task waits for the one before it, except ZeRO-3's parameter
-    gathers, which run one block ahead, and its gradient scatters, for which no task waits. In an overlapped
+    gathers, which run one block ahead, and its gradient scatters, for which no task waits. Both run in order
+    on a stream of their own, beside compute and expert-parallel transfers. In an overlapped
     pair the two streams run concurrently in `order`, and only data dependencies join them. Source: order
     of the slots in DeepSeek's published H800 profile; docs/model.md, section "Inside an action". Raises
     InputError for an order that deadlocks, ValueError for a pair without an order or with ZeRO-3 phases.
@@ -133,49 +137,40 @@ _SERIAL: dict[str, tuple[Phase, ...]] = {
 
 
 def _serial(kind: ActionKind, blocks: BlockPhases) -> Template:
-    order = range(len(blocks)) if kind == "F" else range(len(blocks) - 1, -1, -1)
+    order = list(range(len(blocks)) if kind == "F" else range(len(blocks) - 1, -1, -1))
+    gather = next((phase for phase in _SERIAL[kind] if phase.startswith("gather")), None)
+    side = 0 if kind == "F" else 1
     tasks: list[Task] = []
+    gathered: dict[int, int] = {}
+
+    def add(phase: Phase, block: int, *waits: int | None) -> int:
+        deps = tuple(sorted(d for d in waits if d is not None))
+        tasks.append(Task(phase, _stream(phase), side, block, deps))
+        return len(tasks) - 1
+
+    def prefetch(position: int, after: int | None) -> None:
+        if gather is not None and position < len(order) and gather in blocks[order[position]]:
+            gathered[order[position]] = add(gather, order[position], after)
+
     chain: int | None = None
-    before: list[int | None] = [None, None]  # last chain task of the two blocks before this one
     out: int | None = None
-    late: Task | None = None  # a scatter is queued behind the next block's gather, which must not wait for it
-    for block in order:
-        if late is not None and not any(p.startswith("gather") for p in blocks[block] & set(_SERIAL[kind])):
-            tasks.append(late)
-            late = None
-        gathered: int | None = None
-        waits: tuple[int | None, ...]
-        for phase in (p for p in _SERIAL[kind] if p in blocks[block]):
-            if phase.startswith("gather"):
-                waits = (before[0],)
-            elif phase == "scatter W":
-                waits = (chain,)
-            else:
-                waits = (chain, gathered)
-            deps = tuple(sorted(d for d in waits if d is not None))
-            task = Task(phase, _stream(phase), 0 if kind == "F" else 1, block, deps)
-            if phase == "scatter W":
-                late = task
-                continue
-            tasks.append(task)
-            if phase.startswith("gather"):
-                gathered = len(tasks) - 1
-                if late is not None:
-                    tasks.append(late)
-                    late = None
-            else:
-                chain = len(tasks) - 1
-                out = chain if kind == "F" or phase in INPUT_CHAIN else out
-        before = [before[1], chain]
-    if late is not None:
-        tasks.append(late)
+    prefetch(0, None)
+    for position, block in enumerate(order):
+        prefetch(position + 1, chain)
+        for phase in (p for p in _SERIAL[kind] if p in blocks[block] and p not in SHARDING_PHASES):
+            chain = add(phase, block, chain, gathered.get(block))
+            out = chain if kind == "F" or phase in INPUT_CHAIN else out
+        if "scatter W" in _SERIAL[kind] and "scatter W" in blocks[block]:
+            add("scatter W", block, chain)
     if kind == "B":
         out = chain  # autograd passes the gradient on when the whole chunk has ended
     return Template(kind, tuple(tasks), out if kind == "F" else None, out if kind in ("B", "I") else None)
 
 
 def _stream(phase: Phase) -> Stream:
-    return "communication" if phase in COMMUNICATION_PHASES else "compute"
+    if phase in SHARDING_PHASES:
+        return "sharding"
+    return "communication" if phase in EP_PHASES else "compute"
 
 
 @dataclass(frozen=True, slots=True)

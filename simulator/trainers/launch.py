@@ -26,7 +26,8 @@ class Argument:
     """One argument as the trainer would receive it.
 
     `name` is the trainer's own word: `--num-layers` of a command line, `model.num_layers` of a configuration
-    file. `value` is None for a flag without a value, a tuple for several words. `place` is file and line.
+    file. It is "" for a word that belongs to no flag: a positional argument, or an unknown `$EXTRA_ARGS`.
+    `value` is None for a flag without a value, a tuple for several words. `place` is file and line.
     """
 
     name: str

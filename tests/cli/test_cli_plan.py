@@ -1,4 +1,4 @@
-"""The commands `plan` and `import megatron`."""
+"""The command `plan`."""
 
 from __future__ import annotations
 
@@ -79,27 +79,3 @@ def test_plan_refuses_in_one_paragraph(
     assert out.code == code
     assert named in out.err and "Traceback" not in out.err
     assert len(out.err.strip().splitlines()) == 1
-
-
-def test_import_megatron_lists_what_it_ignores(run: Callable[..., Any], tmp_path: Path) -> None:
-    script = tmp_path / "run.sh"
-    script.write_text(
-        "torchrun pretrain_gpt.py --pipeline-model-parallel-size 8 \\\n"
-        "  --expert-model-parallel-size 32 --fancy 3 --hidden-size 4096\n"
-    )
-    out = run("import", "megatron", str(script), "-o", "mine.yaml")
-    assert out.code == 0, out.err
-    for text in ("parallel.pp", "ignored", "--fancy 3", "another", "--hidden-size"):
-        assert text in out.out
-    mine = load_scenario(str(tmp_path / "mine.yaml"))
-    assert (mine.parallel.pp, mine.parallel.ep, mine.schedule) == (8, 32, "1f1b")
-    again = run("import", "megatron", str(script), "-o", "mine.yaml")
-    assert again.code == 2 and "--force" in again.err
-    assert json.loads(run("import", "megatron", str(script), "--json").out)["ignored"] == ["--fancy 3"]
-
-
-def test_import_megatron_refuses_what_it_cannot_read(run: Callable[..., Any], tmp_path: Path) -> None:
-    script = tmp_path / "bad.sh"
-    script.write_text("x --tensor-model-parallel-size $TP\n")
-    out = run("import", "megatron", str(script))
-    assert out.code == 2 and "--tensor-model-parallel-size" in out.err

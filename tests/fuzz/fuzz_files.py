@@ -26,8 +26,9 @@ from moesim.simulator.schedules.text import from_csv
 from moesim.simulator.studies import result_cache
 from moesim.simulator.studies.point import PointOutcome, key_of
 from moesim.simulator.studies.store import Store
+from moesim.simulator.trainers.meaning.understand import understand
 from moesim.simulator.trainers.megatron.arguments import megatron_arguments
-from moesim.simulator.trainers.megatron.read import import_megatron
+from moesim.simulator.trainers.reading import read_launch
 
 
 def read_scenario(case: File, folder: Path, rng: random.Random) -> None:
@@ -102,9 +103,37 @@ def read_deepep(path: Path) -> None:
 
 
 @lru_cache(maxsize=1)
+def titan_texts() -> tuple[str, ...]:
+    """A configuration of torchtitan."""
+    return (
+        '[model]\nname = "deepseek_v3"\n[training]\nlocal_batch_size = 4\nseq_len = 4096\n[parallelism]\n'
+        "data_parallel_shard_degree = -1\nexpert_parallel_degree = 8\npipeline_parallel_degree = 4\n"
+        'pipeline_parallel_schedule = "1F1B"\n[activation_checkpoint]\nmode = "full"\n',
+    )
+
+
+def deepspeed_json(m: Mutator) -> File:
+    """A configuration of DeepSpeed, mutated."""
+    data = {
+        "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, "train_batch_size": "auto",
+        "zero_optimization": {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 5e8},
+        "bf16": {"enabled": True}, "gradient_clipping": 1.0,
+    }  # fmt: skip
+    return File(".json", m.bytes_of(m.text_of(m.data(data)) if m.rng.random() < 0.95 else m.hostile()))
+
+
+@lru_cache(maxsize=1)
 def script_texts() -> tuple[str, ...]:
     base = load_scenario("deepseek-v3-2048xh800", ["schedule=1f1b", "parallel.pp=16"])
     spelled = megatron_arguments(base).text()
+    whole = (
+        '#!/bin/bash\nNNODES=16\nVPP=${VPP:-2}\nARGS="--num-layers 32 --hidden-size 4096 --swiglu \\\n'
+        '  --num-attention-heads 32 --group-query-attention --num-query-groups 8 --vocab-size 32000"\n'
+        "torchrun --nnodes $NNODES --nproc_per_node 8 pretrain_gpt.py $ARGS --bf16 --micro-batch-size 1 \\\n"
+        "  --global-batch-size 256 --seq-length 4096 --num-experts 8 --expert-model-parallel-size 8 \\\n"
+        "  --pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank $VPP \\\n"
+        "  --recompute-granularity selective --recompute-modules layernorm moe_act --fp8-format e4m3\n"
+    )
     shell = (
         "#!/bin/bash\nexport TP=2\nPP=${PP:-8}\n"
         'MODEL_ARGS=(\n  --seq-length 4096\n  --hidden-size "7168"\n)\n'
@@ -112,7 +141,7 @@ def script_texts() -> tuple[str, ...]:
         "  --tensor-model-parallel-size $TP --pipeline-model-parallel-size $PP --bf16 \\\n"
         "  --moe-layer-freq ([0]*3+[1]*58) --pipeline-model-parallel-layout 'Et*3|(tt|)*29mL' && echo done\n"
     )
-    return "torchrun x.py \\\n" + spelled, shell
+    return "torchrun x.py \\\n" + spelled, shell, whole
 
 
 def megatron_yaml(m: Mutator) -> File:
@@ -125,8 +154,9 @@ def megatron_yaml(m: Mutator) -> File:
     return File(".yaml", m.bytes_of(m.text_of(m.data(data)) if m.rng.random() < 0.95 else m.hostile()))
 
 
-def read_megatron(path: Path) -> None:
-    import_megatron(path, home(), home().shape)
+def read_trainer_file(path: Path) -> None:
+    understanding = understand(read_launch(path), home(), path.name, vocab=129280)
+    assert understanding.to_dict()
 
 
 @lru_cache(maxsize=1)

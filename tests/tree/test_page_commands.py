@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import typer
+from megatron_launches import MIXTRAL
 
 from moesim.cli import app, main
 from moesim.hwmodels.validation import validate_model
@@ -149,6 +150,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "torchrun pretrain_gpt.py --tensor-model-parallel-size 1 --pipeline-model-parallel-size 4 "
         "--expert-model-parallel-size 8 --micro-batch-size 1 --global-batch-size 64 --seq-length 4096 "
         "--bf16\n"
+    )
+    (place / "train.sh").write_text(
+        "torchrun --nproc_per_node 8 --nnodes $NNODES pretrain_gpt.py " + " ".join(MIXTRAL.split()) + "\n"
+    )
+    (place / "zoo.yaml").write_text(
+        "ENV_VARS: {NCCL_DEBUG: VERSION}\nMODEL_ARGS:\n  --tensor-model-parallel-size: ${TP}\n"
+        "  --pipeline-model-parallel-size: ${PP}\n  --expert-model-parallel-size: 64\n"
+        "  --sequence-parallel: true\n  --use-distributed-optimizer: true\n  --bf16: true\n"
+        "  --expert-tensor-parallel-size: 1\n  --decoder-last-pipeline-num-layers: 1\n"
     )
     return place
 

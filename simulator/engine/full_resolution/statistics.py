@@ -47,17 +47,16 @@ def barriers(records: Sequence[StepRecord]) -> Iterator[Barrier]:
     for same in alike.values():
         code = same[0].step.code
         seen: defaultdict[str, int] = defaultdict(int)
-        before: int | None = None
         for number in code.transfers:
             task = code.tasks[number]
             ready = np.array([record.start for record in same])
+            before = code.before[number]
             for dep in (*task.deps, *([] if before is None else [before])):
                 ready = np.maximum(ready, np.array([record.ends[dep] for record in same]))
             rows = task.rows_ns[[record.step.microbatches[task.side] for record in same]]
             meet = np.array([record.begins[number] for record in same], dtype=np.int64)
             yield Barrier(code.kind, task.phase, seen[task.phase], ready + rows, meet)
             seen[task.phase] += 1
-            before = number
 
 
 @dataclass(frozen=True, slots=True)

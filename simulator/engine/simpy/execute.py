@@ -123,51 +123,76 @@ class _GroupRun:
     def _run_tasks(self, rank: int, step: PlacedStep, record: StepRecord) -> Process:
         code: CompiledTemplate = step.code
         ends, begins, finishes = record.ends, record.begins, record.finishes
-        maximum, transfer_on_links = np.maximum, self.links.transfer
+        maximum = np.maximum
         compute = communication = record.start
-        micro = step.microbatches
-        env, link_map = self.env, self.program.link_map
+        beside: dict[int, simpy.Event] = {}  # collectives of the sharding stream, which other tasks may await
+        last: simpy.Event | None = None
         for number, task in enumerate(code.tasks):
-            mb = micro[task.side]
-            transfer = task.transfer
-            end = compute if transfer is None else communication
+            own = task.transfer is not None and task.stream == "sharding"
+            end = record.start if own else compute if task.transfer is None else communication
             for dep in task.deps:
+                if dep in beside and not beside[dep].processed:
+                    yield beside[dep]
                 if ends[dep] is not end:
                     end = maximum(end, ends[dep])
-            end = end + task.rows_ns[mb]
-            if transfer is None:
-                compute = end
-                meet = finish = -1
-            else:
-                # Barrier: all members wait for the slowest one, then the payload starts.
-                meet = int(end.max())
-                launch = meet + transfer.launch_ns
-                if launch > env.now:
-                    yield env.timeout(launch - int(env.now))
-                begin = int(env.now)
-                alone = transfer.payload_ns[mb]
-                if alone > 0.0:  # a group of one has nothing to move
-                    demand = transfer.demand
-                    if demand is None:
-                        row = mb % len(transfer.load)
-                        demand = link_map.transfer(
-                            rank, task.phase, transfer.cost, transfer.load[row], transfer.node_load[row]
-                        )
-                    yield from transfer_on_links(demand, alone)
-                finish = int(env.now)
-                end = transfer.member_ns[mb]
-                if finish - begin != round(alone):  # other flows shared its links: stretch every member alike
-                    end = np.rint(end * ((finish - begin) / alone)).astype(np.int64)
-                end = end + begin
-                communication = end
-            begins.append(meet)
-            finishes.append(finish)
+            end = end + task.rows_ns[step.microbatches[task.side]]
+            begins.append(-1)
+            finishes.append(-1)
             ends.append(end)
+            if own:
+                last = beside[number] = self.env.process(self._beside(rank, number, record, last))
+            elif task.transfer is None:
+                compute = end
+            else:
+                yield from self._transfer(rank, number, record)
+                communication = ends[number]
             if number == code.forward_out:
-                self.send(rank, "F", step.stages[0], micro[0], end)
+                self.send(rank, "F", step.stages[0], step.microbatches[0], ends[number])
             if number == code.backward_out:
-                self.send(rank, "B", step.stages[1], micro[1], end)
-        record.end = compute if compute is communication else np.maximum(compute, communication)
+                self.send(rank, "B", step.stages[1], step.microbatches[1], ends[number])
+        record.end = compute if compute is communication else maximum(compute, communication)
+        for number, collective in beside.items():
+            if not collective.processed:
+                yield collective
+            record.end = maximum(record.end, ends[number])
+
+    def _beside(self, rank: int, number: int, record: StepRecord, before: simpy.Event | None) -> Process:
+        """Run a collective of the sharding stream after the one before it, beside the rank's other work."""
+        if before is not None:
+            if not before.processed:
+                yield before
+            previous = record.step.code.before[number]
+            assert previous is not None
+            record.ends[number] = np.maximum(record.ends[number], record.ends[previous])
+        yield from self._transfer(rank, number, record)
+
+    def _transfer(self, rank: int, number: int, record: StepRecord) -> Process:
+        """Run a transfer whose inputs are ready at `record.ends[number]`, and write down its times.
+
+        All members wait for the slowest one, then the payload starts.
+        """
+        env, link_map, task = self.env, self.program.link_map, record.step.code.tasks[number]
+        transfer, mb = task.transfer, record.step.microbatches[task.side]
+        assert transfer is not None
+        meet = record.begins[number] = int(record.ends[number].max())
+        launch = meet + transfer.launch_ns
+        if launch > env.now:
+            yield env.timeout(launch - int(env.now))
+        begin = int(env.now)
+        alone = transfer.payload_ns[mb]
+        if alone > 0.0:  # a group of one has nothing to move
+            demand = transfer.demand
+            if demand is None:
+                row = mb % len(transfer.load)
+                demand = link_map.transfer(
+                    rank, task.phase, transfer.cost, transfer.load[row], transfer.node_load[row]
+                )
+            yield from self.links.transfer(demand, alone)
+        finish = record.finishes[number] = int(env.now)
+        end = transfer.member_ns[mb]
+        if finish - begin != round(alone):  # other flows shared its links: stretch every member alike
+            end = np.rint(end * ((finish - begin) / alone)).astype(np.int64)
+        record.ends[number] = end + begin
 
     def _post(self, rank: int, step: PlacedStep, record: StepRecord) -> list[simpy.Event]:
         """Start the sends that leave at the end of an action; return the events of those that take time."""

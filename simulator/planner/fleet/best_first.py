@@ -285,6 +285,7 @@ class FleetSearch:
                 self._loads.spread(frame, self.scenario.routing.eplb),
                 book.send_s(plan, frame.pattern),
                 book.sync(plan, chosen, recompute, frame.pattern, layers, stages),
+                book.ports,
             )
             for book, part in zip(self.books, self.pools.parts, strict=True)
         ]

@@ -1,4 +1,4 @@
-"""The commands `plan` and `import megatron`."""
+"""The command `plan`."""
 
 from __future__ import annotations
 
@@ -10,20 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moesim.cli.plan_exports import Wanted
-from moesim.hwmodels.errors import InputError
 
 if TYPE_CHECKING:
     from moesim.simulator.planner.result import PlanResult, PlanRow, TrainerVerdict
     from moesim.simulator.scenario import Scenario
-    from moesim.simulator.trainers.megatron.read import MegatronImport
 
 GIB = 2**30
 
 
-def register(app: typer.Typer, importers: typer.Typer) -> None:
-    """Add the commands to the console script's application."""
+def register(app: typer.Typer) -> None:
+    """Add the command to the console script's application."""
     app.command(name="plan")(plan)
-    importers.command(name="megatron")(import_megatron)
 
 
 def plan(
@@ -129,7 +126,7 @@ def scenario_yaml(scenario: Scenario) -> str:
 
     data = scenario.model_dump(mode="json", exclude_none=True)
     for key in ("model", "profile"):  # paths relative to the old file become absolute
-        if isinstance(data[key], str) and is_there(path := Path(scenario.path(data[key]))):
+        if isinstance(data.get(key), str) and is_there(path := Path(scenario.path(data[key]))):
             data[key] = str(path.resolve())
     for pool in data.get("fleet", {}).get("pools", ()):
         path = Path(scenario.path(pool.get("profile", "")))
@@ -213,54 +210,3 @@ def _cells(row: PlanRow) -> tuple[str, ...]:
         f"{row.days:.1f}",
         "" if row.cost_usd is None else f"{row.cost_usd / 1e6:.2f}",
     )
-
-
-def import_megatron(
-    script: Annotated[
-        Path, typer.Argument(metavar="SCRIPT", help="A shell script, or YAML with MODEL_ARGS.")
-    ],
-    base: Annotated[
-        str, typer.Option(help="Scenario for keys that the script does not state, such as model and cluster.")
-    ] = "deepseek-v3-2048xh800",
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write a scenario file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
-) -> None:
-    """Read the plan of a Megatron-LM launch script, and list the arguments without effect here."""
-    from moesim.cli.console import print_json, say_written
-    from moesim.hwmodels.files import check_writable, write_atomically
-    from moesim.simulator.scenario import load_scenario, with_overrides
-    from moesim.simulator.trainers.megatron.read import import_megatron as read
-
-    if output is not None:
-        check_writable(output, "output file")
-        if output.exists() and not force:
-            raise InputError(
-                f"output file {output}: exists already; give another name, or --force to replace it"
-            )
-    loaded = load_scenario(base)
-    found = read(script, loaded, loaded.shape)
-    changed = with_overrides(loaded, found.overrides)
-    if as_json:
-        keys = ("keys", "differs", "ignored", "notes")
-        print_json({key: getattr(found, key) for key in keys})
-    else:
-        _print_import(found, base)
-    if output is not None:
-        write_atomically(output, [scenario_yaml(changed)])
-        say_written(str(output), "simulate it, or let `moesim plan` look for a better one")
-
-
-def _print_import(found: MegatronImport, base: str) -> None:
-    from moesim.cli.console import print_pairs, print_text
-
-    print_text(f"understood (the rest as in {base})")
-    print_pairs({f"  {key}": str(value) for key, value in found.keys.items()})
-    for title, lines in (
-        ("the script's model is another", found.differs),
-        ("notes", found.notes),
-        ("ignored: changes nothing here", found.ignored),
-    ):
-        if lines:
-            print_text(f"\n{title}")
-            print_text("\n".join(f"  {line}" for line in lines))

@@ -20,6 +20,7 @@ from moesim.cli import (
     compare,
     dashboard,
     eplb,
+    import_launch,
     plan,
     run,
     sensitivity,
@@ -49,7 +50,8 @@ dashboard.register(app)
 calibrate.register(app)
 compare.register(app)
 eplb.register(app)
-plan.register(app, importers)
+plan.register(app)
+import_launch.register(importers)
 run.register(app)
 sensitivity.register(app)
 simulate.register(app)

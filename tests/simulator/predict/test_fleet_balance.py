@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
+from itertools import accumulate, product
 
 import pytest
 from hypothesis import given
@@ -19,9 +19,9 @@ from moesim.simulator.schedules import build
 
 
 def splits(n: int, parts: int) -> list[tuple[int, ...]]:
-    if parts == 1:
-        return [(n,)]
-    return [(first, *rest) for first in range(1, n - parts + 2) for rest in splits(n - first, parts - 1)]
+    """All sizes of contiguous stages, of which the first and the last may be empty."""
+    found = product(range(n + 1), repeat=parts)
+    return [sizes for sizes in found if sum(sizes) == n and all(sizes[1:-1])]
 
 
 @given(st.lists(st.integers(1, 50), min_size=3, max_size=7), st.integers(2, 3), st.data())

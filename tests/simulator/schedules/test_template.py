@@ -12,7 +12,6 @@ from pydantic import ValidationError
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.model.operator import Phase
 from moesim.simulator.schedules.template import (
-    COMMUNICATION_PHASES,
     EP_PHASES,
     FORWARD_CHAIN,
     INPUT_CHAIN,
@@ -59,7 +58,8 @@ def check_common(template: Template) -> None:
     assert len(set(seen)) == len(seen)
     for number, task in enumerate(template.tasks):
         assert all(0 <= dep < number for dep in task.deps)
-        assert (task.stream == "communication") == (task.phase in COMMUNICATION_PHASES)
+        assert (task.stream == "communication") == (task.phase in EP_PHASES)
+        assert (task.stream == "sharding") == (task.phase in SHARDING)
 
 
 def check_chains(template: Template, n_forward: int, n_backward: int) -> None:
@@ -104,6 +104,28 @@ def test_unoverlapped_actions_are_a_single_chain(kind: ActionKind, stage: Stage)
         assert template.forward_out == len(template.tasks) - 1
     if template.tasks and kind == "B":  # autograd hands on when the whole chunk is done
         assert template.backward_out == len(template.tasks) - 1
+
+
+def test_parameters_travel_beside_expert_parallel_transfers() -> None:
+    """No gather or scatter waits for a transfer of the block beside it, and none of its transfers waits."""
+    stage = [MOE | SHARDING] * 3
+    for kind in ("F", "B"):
+        name = cast(ActionKind, kind)
+        template = build_template(
+            name, forward=stage if kind == "F" else (), backward=stage if kind == "B" else ()
+        )
+        graph, tasks = graph_of(template), template.tasks
+        at = {(task.block, task.phase): n for n, task in enumerate(tasks)}
+        first, second = (0, 1) if kind == "F" else (2, 1)
+        gather: Phase = "gather F" if kind == "F" else "gather B"
+        moved = [at[first, phase] for phase in EP_PHASES if (first, phase) in at]
+        assert len(moved) == 2
+        assert at[second, gather] < min(moved) and not set(moved) & nx.ancestors(graph, at[second, gather])
+        assert at[second, gather] not in set().union(*(nx.ancestors(graph, n) for n in moved))
+        issued = [(task.block, task.phase) for task in tasks if task.stream == "sharding"]
+        if kind == "B":  # the order in which FSDP2 issues them
+            gathers, scatters = [(b, "gather B") for b in (2, 1, 0)], [(b, "scatter W") for b in (2, 1, 0)]
+            assert issued == [*gathers[:2], scatters[0], gathers[2], *scatters[1:]]
 
 
 def test_parameter_gathers_run_one_block_ahead_and_nobody_waits_for_scatters() -> None:

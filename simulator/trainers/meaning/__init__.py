@@ -1,0 +1,1 @@
+"""Gives every argument of a launch file a meaning, and turns the file into a scenario."""

@@ -1,0 +1,204 @@
+"""Reads the arguments of every trainer as arguments of Megatron-LM, through a table of names."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from functools import lru_cache
+from importlib import resources
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.frozen import Section
+from moesim.hwmodels.validation import nearest, validate_model
+from moesim.hwmodels.yaml_io import parse_mapping
+from moesim.simulator.trainers.launch import Argument, Launch, Unknown, Value
+from moesim.simulator.trainers.meaning.given import StatedArgument, row_of, shown_value
+from moesim.simulator.trainers.meaning.rows import Kind, MeaningRow
+from moesim.simulator.trainers.meaning.table import Table, TableEntry
+
+FILE = "data/trainers/names.yaml"
+
+NAMED_TRAINERS = ("megatron-bridge", "nemo", "torchtitan", "deepspeed")
+"""Trainers whose files have names of their own; what such a file does not state is the base's."""
+
+OWN = (
+    "zero-stage", "local-batch-size", "pipeline-microbatch-size", "recompute-policy", "schedule",
+    "gradient-accumulation-steps",
+)  # fmt: skip
+"""Arguments that Megatron-LM does not have, and that names of other trainers stand for."""
+
+
+MOST_ARGUMENTS = 5000
+"""Most arguments of a launch file."""
+
+MOST_SHOWN = 4
+"""Most unknown arguments that one message names."""
+
+MEGATRONS_COMPANION = "deepspeed"
+"""Whose names may stand beside Megatron-LM's arguments: Megatron-DeepSpeed reads a DeepSpeed file too."""
+
+
+class _Name(Section):
+    """The argument of Megatron-LM that a name stands for."""
+
+    argument: str
+    opposite: bool = False
+    values: Annotated[dict[str, Any], Field(default_factory=dict)]
+
+
+def _short(value: object) -> object:
+    return {"argument": value} if isinstance(value, str) else value
+
+
+class _Trainer(Section):
+    """Names of one trainer."""
+
+    like_megatron: tuple[str, ...]
+    arguments: dict[str, Annotated[_Name, BeforeValidator(_short)]]
+    irrelevant: dict[str, str]
+    not_priced: dict[str, str]
+    defaults: Annotated[dict[str, Any], Field(default_factory=dict)]
+
+
+class _NamesFile(Section):
+    """All trainers by name."""
+
+    trainers: dict[str, _Trainer]
+
+
+@lru_cache(maxsize=1)
+def _names() -> Mapping[str, _Trainer]:
+    text = (resources.files("moesim.simulator") / FILE).read_text("utf-8")
+    return validate_model(_NamesFile, {"trainers": parse_mapping(text, FILE)}, FILE).trainers
+
+
+def collect(
+    launch: Launch, table: Table, ignore: Collection[str] = ()
+) -> tuple[dict[str, StatedArgument], list[MeaningRow]]:
+    """Arguments by Megatron-LM's names, the last of several values, and rows on those that are not used.
+
+    Raises InputError for unknown, ambiguous and refused arguments, and for those in `ignore` that the file
+    does not have.
+    """
+    if len(launch.arguments) > MOST_ARGUMENTS:
+        raise InputError(
+            f"the file has {len(launch.arguments)} arguments, above the limit of {MOST_ARGUMENTS:,}"
+        )
+    for name in sorted(set(ignore) - {argument.name for argument in launch.arguments}):
+        raise InputError(f"--ignore {name[:80]}: the file does not have this argument; leave it out")
+    trainer = _names()[launch.trainer if launch.trainer in NAMED_TRAINERS else MEGATRONS_COMPANION]
+    stated: dict[str, StatedArgument] = {}
+    rows: list[MeaningRow] = []
+    refused: list[str] = []
+    for argument in launch.arguments:
+        try:
+            one, row = _read(argument, trainer, table, ignore)
+        except InputError as error:
+            refused.append(str(error))
+            continue
+        rows += [row] if row is not None else []
+        if one is None:
+            continue
+        before = stated.get(one.entry.name)
+        if before is not None and shown_value(before.value) != shown_value(one.value):
+            text = f"given twice, the last counts: {one.written} {shown_value(one.value)} in {one.place}"
+            rows.append(MeaningRow(before.written, shown_value(before.value), "ignored", text, before.place))
+        stated[one.entry.name] = one
+    if refused:
+        left = len(refused) - MOST_SHOWN
+        raise InputError("; ".join(refused[:MOST_SHOWN]) + (f"; and {left} more" if left > 0 else ""))
+    for name, default in trainer.defaults.items():
+        place = f"default of {launch.trainer}"
+        stated.setdefault(name, StatedArgument(name, default, place, _entry(name, table), is_default=True))
+    return stated, rows + [row for one in stated.values() for row in row_of(one, table)]
+
+
+def _read(
+    argument: Argument, trainer: _Trainer, table: Table, ignore: Collection[str]
+) -> tuple[StatedArgument | None, MeaningRow | None]:
+    """The argument by Megatron-LM's name, or a row on why it has none."""
+    text = shown_value(argument.value)
+
+    def row(kind: Kind, meaning: str) -> tuple[None, MeaningRow]:
+        return None, MeaningRow(argument.name, text, kind, meaning, argument.place)
+
+    if argument.name in ignore:
+        return row("ignored", "you said so")
+    if not argument.name:
+        if isinstance(argument.value, Unknown):
+            reason = f"it may hold more arguments, and {argument.value.reason}"
+            return row("not priced", f"the direction is unknown: {reason}")
+        return row("ignored", "a word that belongs to no argument")
+    name = _plain_name(argument.name)
+    if isinstance(argument.value, Unknown) and "another file" in argument.value.reason:
+        return row("base", f"the base's counts, because {argument.value.reason}, which is not read")
+    known = trainer.arguments.get(name)
+    if known is not None:
+        value = _value(known, argument.value)
+        if value is None or text == "auto":
+            return row("base", "the file leaves it open, so the base's counts")
+        return StatedArgument(argument.name, value, argument.place, _entry(known.argument, table), text), None
+    alike = _like_megatron(name, trainer, table)
+    if alike is not None:
+        if argument.value is None:
+            return row("base", "the file leaves it open, so the base's counts")
+        return StatedArgument(argument.name, argument.value, argument.place, alike), None
+    for section in _sections(name):
+        if section in trainer.irrelevant:
+            return row("irrelevant", trainer.irrelevant[section])
+        if section in trainer.not_priced:
+            return row("not priced", f"the direction is unknown: {trainer.not_priced[section]}")
+    if name.startswith("--"):
+        entry = table.entry(name, argument.place)
+        return StatedArgument(argument.name, argument.value, argument.place, entry), None
+    hint = nearest(name, list(trainer.arguments))
+    raise InputError(
+        f"{argument.place}: {name[:80]!r} is not known{hint}; correct it, or give --ignore {name[:80]} if it "
+        "changes neither time nor memory"
+    )
+
+
+def _plain_name(name: str) -> str:
+    """A name of a configuration as its file writes it: without dashes, Hydra's signs and NeMo's prefix."""
+    plain = name.lstrip("+~")
+    if plain.startswith("--") and "." in plain:
+        plain = plain[2:].replace("-", "_")
+    return plain.removeprefix("training.") if plain.startswith(_PREFIXED) else plain
+
+
+_PREFIXED = ("training.trainer.", "training.model.", "training.exp_manager.", "training.run.")
+
+
+def _entry(name: str, table: Table) -> TableEntry:
+    return TableEntry(name, "used") if name in OWN else table.entries[name]
+
+
+def _value(known: _Name, value: Value | Unknown) -> Value | Unknown:
+    """The value as Megatron-LM's argument has it; None where the file leaves it open."""
+    if isinstance(value, Unknown):
+        return value
+    if value is None:
+        return None
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    if known.values:
+        changed: Value = known.values.get(text, known.values.get("*", value))
+        return changed
+    if known.opposite:
+        return text.lower() not in ("true", "1")
+    return value
+
+
+def _like_megatron(name: str, trainer: _Trainer, table: Table) -> TableEntry | None:
+    section, dot, last = name.rpartition(".")
+    if not dot or section not in trainer.like_megatron:
+        return None
+    return table.entries.get(last.replace("_", "-"))
+
+
+def _sections(name: str) -> Iterator[str]:
+    """The name itself and the sections that hold it, the narrowest first."""
+    while name:
+        yield name
+        name = name.rpartition(".")[0]

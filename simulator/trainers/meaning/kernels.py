@@ -1,0 +1,180 @@
+"""Meaning of the arguments on kernels and overlap: dispatcher, attention, loss, CUDA graphs, routing."""
+
+from __future__ import annotations
+
+from moesim.hwmodels.errors import InputError
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.trainers.meaning.given import Given
+
+DEEPEP = "deepep-2025-04"
+"""Generation of DeepEP that stands for Megatron-LM's, unless the base names another."""
+
+GRAPH_PARTS = {
+    "attn": "attention",
+    "moe_router": "router",
+    "moe_preprocess": "router",
+    "moe": "experts",
+    "full": "layer",
+    "full_iteration": "all",
+}
+"""Part of `software.cuda_graphs` for each module of --cuda-graph-modules."""
+
+
+def read_dispatcher(given: Given, base: Scenario, ep: int, like_base: bool) -> None:
+    """Set the kernels that move tokens to experts on other GPUs, and their SMs."""
+    kind, backend = "moe-token-dispatcher-type", "moe-flex-dispatcher-backend"
+    sms = [name for name in SM_ARGUMENTS if given.has(name)]
+    if ep == 1 or (like_base and not given.has(kind, backend, "moe-enable-deepep")):
+        for name in (kind, backend, "moe-enable-deepep", *sms):
+            if given.has(name):
+                given.explain(name, "irrelevant", "no tokens leave the GPU with expert-parallel size 1")
+        return
+    chosen = given.text(kind, "flex" if like_base else "allgather", ("allgather", "alltoall", "flex"))
+    if chosen != "flex":
+        note = "moesim prices an all-to-all" if chosen == "allgather" else ""
+        given.set("communication.kernels", "nccl", kind, note=note)
+        if chosen == "allgather":
+            given.explain(kind, "not priced", "the real step is slower and it needs more memory: every GPU "
+                          "gathers the tokens of all, and moesim prices an all-to-all")  # fmt: skip
+        for name in (backend, *sms):
+            if given.has(name):
+                given.explain(name, "irrelevant", f"Megatron-LM does not read it with --{kind} {chosen}")
+        return
+    kernels = base.communication.kernels if base.communication.kernels.startswith("deepep") else DEEPEP
+    given.set("communication.kernels", kernels, kind, backend, "moe-enable-deepep")
+    engine = given.text(backend, "deepep", ("deepep", "hybridep", "ncclep"))
+    if engine != "deepep":
+        given.explain(backend, "not priced", f"the direction is unknown: {engine} is priced as DeepEP")
+    own = {"deepep": SM_ARGUMENTS[:2], "hybridep": SM_ARGUMENTS[1:], "ncclep": SM_ARGUMENTS[1:2]}[engine]
+    stated = [name for name in own if given.has(name)]
+    if stated or not like_base:
+        number = given.integer(stated[0], 20, least=0, most=10_000) if stated else 20
+        given.set("communication.sms", number, *(stated or own))
+
+
+SM_ARGUMENTS = ("moe-deepep-num-sms", "moe-flex-dispatcher-num-sms", "moe-hybridep-num-sms")
+
+
+def read_routing(given: Given, experts: bool) -> None:
+    """Set what the arguments say about the load of experts; placement of replicas is not Megatron-LM's."""
+    per = {"moe-expert-capacity-factor": "expert", "moe-expert-rank-capacity-factor": "rank"}
+    for name, unit in per.items():
+        if not given.has(name):
+            continue
+        factor = given.number(name, 0.0)
+        if factor < 0:
+            given.explain(name, "irrelevant", "a negative factor drops nothing")
+        else:
+            given.set("routing.capacity", {"factor": factor, "per": unit}, name)
+    balanced = "moe-router-force-load-balancing"
+    if given.flag(balanced) and experts:
+        given.set("routing.expert_load_cv", 0.0, balanced, note="every expert gets the same number of tokens")
+    if experts and not given.flag("moe-grouped-gemm") and not given.in_part:
+        text = "the real step is slower: without it the experts of a GPU run one after another, not grouped"
+        given.explain("moe-grouped-gemm", "not priced", text)
+    elif given.has("moe-grouped-gemm"):
+        given.explain(
+            "moe-grouped-gemm", "key", "experts of a GPU run as grouped GEMMs, as moesim prices them"
+        )
+
+
+def fused_loss(given: Given) -> str:
+    """The scenario's software.loss: fused, compiled or chain."""
+    if not given.flag("cross-entropy-loss-fusion"):
+        return "chain"
+    kind = given.text("cross-entropy-fusion-impl", "native", ("native", "te"))
+    return "fused" if kind == "te" else "compiled"
+
+
+def read_software(given: Given, base: Scenario, tp: int, cp: int, like_base: bool) -> None:
+    """Set the keys of the section software."""
+    if not like_base or given.has("cross-entropy-loss-fusion"):
+        given.set(
+            "software.loss", fused_loss(given), "cross-entropy-loss-fusion", "cross-entropy-fusion-impl"
+        )
+    _attention(given, like_base)
+    _data_parallel(given, like_base)
+    unfused = "no-gradient-accumulation-fusion"
+    if given.flag("use-torch-fsdp2"):
+        given.set("software.weight_gradients", "written", "use-torch-fsdp2")
+        given.set("software.parameters_copied", True, "use-torch-fsdp2")
+    elif given.flag(unfused):
+        half = given.flag("grad-reduce-in-bf16")
+        given.set("software.weight_gradients", "added" if half else "added-fp32", unfused)
+    if tp > 1:
+        _tensor_parallel(given, like_base)
+    ring = "cp-comm-type"
+    if cp > 1 and (given.has(ring) or not like_base):
+        kinds = set(given.words(ring)) or {"p2p"}
+        given.set("software.overlap_context_parallel", kinds == {"p2p"}, ring)
+        if kinds != {"p2p"}:
+            words = " ".join(sorted(kinds))
+            text = f"the direction is unknown: {words} is priced as an exposed ring of keys and values"
+            given.explain(ring, "not priced", text)
+    _graphs(given)
+    if base.software.host is not None and not like_base:
+        local = given.text("transformer-impl", "transformer_engine") == "local"
+        given.set("software.modules", "torch" if local else "transformer-engine", "transformer-impl")
+
+
+def _attention(given: Given, like_base: bool) -> None:
+    names = ("attention-backend", "use-flash-attn", "transformer-impl")
+    if not like_base or given.has(*names):
+        implementation = given.text(
+            names[2], "transformer_engine", ("local", "transformer_engine", "inference_optimized")
+        )
+        backend = given.text(names[0], "auto").rpartition(".")[2]
+        if backend not in ("flash", "fused", "unfused", "local", "auto"):
+            raise InputError(f"{given.place(names[0])}: is not one of flash, fused, unfused, local, auto")
+        local = implementation == "local" and not given.flag(names[1])
+        kind = "unfused" if backend in ("unfused", "local") or local else "flash"
+        given.set("software.attention", kind, *names)
+    hidden, attention = "hidden-dropout", "attention-dropout"
+    if not like_base or given.has(hidden, attention):
+        rate = given.number(hidden, 0.1), given.number(attention, 0.1)
+        unfused = given.keys.get("software.attention") == "unfused"
+        given.set("software.dropout", rate[0] > 0 or (rate[1] > 0 and unfused), hidden, attention)
+        if rate[0] == 0 and rate[1] > 0 and not unfused:
+            text = "the real step is slower: dropout inside fused attention is not priced"
+            given.explain(attention, "not priced", text)
+
+
+def _data_parallel(given: Given, like_base: bool) -> None:
+    reduce, gather = "overlap-grad-reduce", "overlap-param-gather"
+    if given.flag("use-torch-fsdp2"):
+        given.set("software.overlap_data_parallel", True, "use-torch-fsdp2", note="FSDP2 always overlaps")
+        return
+    if like_base and not given.has(reduce, gather):
+        return
+    sharded = given.keys.get("parallel.zero_stage", 0) > 0
+    both = given.flag(reduce) and (given.flag(gather) or not sharded)
+    given.set("software.overlap_data_parallel", both, reduce, gather)
+    if given.flag(reduce) and not both:
+        text = "the real step is faster: without --overlap-param-gather, moesim overlaps gradients neither"
+        given.explain(reduce, "not priced", text)
+
+
+def _tensor_parallel(given: Given, like_base: bool) -> None:
+    full, off = "tp-comm-overlap", "no-async-tensor-model-parallel-allreduce"
+    if like_base and not given.has(full, off):
+        return
+    value = "full" if given.flag(full) else "none" if given.flag(off) else "weight-gradient"
+    given.set("software.overlap_tensor_parallel", value, full, off)
+
+
+def _graphs(given: Given) -> None:
+    names = ("cuda-graph-impl", "enable-cuda-graph", "external-cuda-graph")
+    if not given.has(*names):
+        return
+    modules = tuple(word for name in ("cuda-graph-modules", "cuda-graph-scope") for word in given.words(name))
+    implementation = given.text(names[0], "local" if given.flag(names[1]) or given.flag(names[2]) else "none")
+    parts = [GRAPH_PARTS.get(module) for module in modules]
+    if implementation == "none":
+        parts = []
+    elif implementation == "full_iteration" or "all" in parts:
+        parts = ["all"]
+    elif not modules or "layer" in parts:
+        parts = ["attention", "router", "experts"]
+    chosen = list(dict.fromkeys(part for part in parts if part is not None))
+    stated = [name for name in (*names, "cuda-graph-modules", "cuda-graph-scope") if given.has(name)]
+    given.set("software.cuda_graphs", chosen, *stated, note="counts only where the base states software.host")

@@ -1,0 +1,230 @@
+"""Builds the model that the arguments describe, and recognises shipped models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.validation import validate_model
+from moesim.simulator.model.attention import GQA, MLA
+from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.trainers.meaning.given import Given
+from moesim.simulator.trainers.meaning.known_models import as_data, known_model
+from moesim.simulator.trainers.meaning.partial_model import PATHS, changed_model
+from moesim.simulator.trainers.meaning.vocabulary import VOCABULARY, read_vocabulary
+from moesim.simulator.trainers.megatron.layout import parse_frequency
+
+NEEDED = ("num-layers", "hidden-size", "num-attention-heads")
+"""Arguments without which Megatron-LM builds no model."""
+
+MODEL_ARGUMENTS = (
+    *NEEDED, "encoder-num-layers", "ffn-hidden-size", "group-query-attention", "num-query-groups",
+    "kv-channels", "multi-latent-attention", "q-lora-rank", "kv-lora-rank", "qk-head-dim",
+    "qk-pos-emb-head-dim", "v-head-dim", "qk-layernorm", "num-experts", "moe-ffn-hidden-size",
+    "moe-shared-expert-intermediate-size", "moe-shared-expert-gate", "moe-layer-freq",
+    "moe-router-topk", "moe-router-score-function", "moe-router-enable-expert-bias",
+    "moe-router-num-groups", "moe-router-group-topk", "untie-embeddings-and-output-weights", "swiglu",
+    "quick-geglu", "squared-relu", "openai-gelu", "normalization", "position-embedding-type",
+    "use-rotary-position-embeddings", "no-position-embedding", "disable-bias-linear", "add-qkv-bias",
+    "mtp-num-layers",
+)  # fmt: skip
+"""Arguments that describe the model, apart from its vocabulary."""
+
+
+def read_shape(
+    given: Given, base: Scenario, name: str, tp: int, vocab: int | None, like_base: bool
+) -> ModelShape:
+    """Set the scenario's model to the one that the arguments describe, and return its shape.
+
+    The model is the base's where the arguments say nothing about it. `vocab` is a vocabulary that the user
+    states. Raises InputError for a model that is described in part, and for one that is not modelled.
+    """
+    stated = [argument for argument in (*MODEL_ARGUMENTS, *VOCABULARY) if given.has(argument)]
+    missing = [argument for argument in NEEDED if not given.has(argument)]
+    if given.has("encoder-num-layers") and NEEDED[0] in missing:
+        missing.remove(NEEDED[0])
+    if missing and like_base:
+        return _with_changes(given, base, name, stated)
+    if len(missing) == len(NEEDED):
+        for argument in stated:
+            given.explain(argument, "base", "the file does not describe the whole model; the base's counts")
+        given.explain("num-layers", "base", f"model = {base.shape.name}: the file describes none")
+        given.keys["model"] = base.to_dict()["model"]
+        return base.shape
+    if missing:
+        raise InputError(
+            f"--{missing[0]} is missing: the file describes a model, and Megatron-LM needs it; add it"
+        )
+    data = _described(given, name, f"arguments of {name}")
+    size = read_vocabulary(given, data, base, tp, vocab)
+    shape = validate_model(ModelShape, {**data, "vocab": size}, "the model of the launch file")
+    known = known_model(shape, base)
+    given.keys["model"] = known or as_data(shape)
+    what = "part of the model (model: ...)"
+    if isinstance(known, str):
+        what = f"model = {known}, which has these sizes"
+    for argument in stated:
+        if argument not in VOCABULARY:
+            given.explain(argument, "key", what)
+    return shape
+
+
+def _with_changes(given: Given, base: Scenario, name: str, stated: list[str]) -> ModelShape:
+    if not any(argument in PATHS for argument in stated):
+        given.explain("num-layers", "base", f"model = {base.shape.name}: the file describes none")
+        given.keys["model"] = base.to_dict()["model"]
+        return base.shape
+    shape = changed_model(given, base.shape, name)
+    given.keys["model"] = known_model(shape, base) or as_data(shape)
+    return shape
+
+
+def _described(given: Given, name: str, reference: str) -> dict[str, Any]:
+    """Keys of the model without its vocabulary."""
+    layers = given.integer("num-layers" if given.has("num-layers") else "encoder-num-layers", 0, most=1000)
+    hidden = given.integer("hidden-size", 0, most=10**7)
+    gated = given.flag("swiglu") or given.flag("quick-geglu")
+    ffn = given.integer("ffn-hidden-size", int((4 * hidden * 2 / 3) / 64) * 64 if gated else 4 * hidden)
+    not_modelled = list(_norm_and_positions(given))
+    moe = _experts(given, layers, ffn)
+    biases = not given.flag("disable-bias-linear")
+    if biases:
+        not_modelled.append("biases of the feed-forward layers (no --disable-bias-linear)")
+    if moe is not None and not gated:
+        raise InputError(
+            "the experts have no gate (--swiglu is missing), and experts of two projections are not "
+            "modelled; add --swiglu"
+        )
+    dense = moe is None or bool(moe["dense_layers"])
+    data: dict[str, Any] = {
+        "name": name,
+        "source": {"kind": "derived", "reference": reference},
+        "n_layers": layers,
+        "hidden": hidden,
+        "attention": _attention(given, hidden, biases),
+        "ffn_gated": gated or not dense,
+        "mtp_layers": given.integer("mtp-num-layers", 0, least=0, most=100),
+        "tied_embeddings": not given.flag("untie-embeddings-and-output-weights"),
+        "not_modelled": not_modelled,
+    }
+    if dense:
+        data["dense_ffn"] = ffn
+    if moe is not None:
+        data["moe"] = moe
+    return data
+
+
+def _norm_and_positions(given: Given) -> tuple[str, ...]:
+    notes = []
+    norm = given.text("normalization", "LayerNorm", ("LayerNorm", "RMSNorm"))
+    if norm != "RMSNorm":
+        given.explain(
+            "normalization", "not priced", "the real step is slower: LayerNorm is priced as RMSNorm"
+        )
+        notes.append("LayerNorm, which is priced as RMSNorm")
+    if position_embedding(given) == "learned_absolute":
+        given.explain(
+            "position-embedding-type", "not priced",
+            "the real step is slower and it needs more memory: the table of learned positions is not priced",
+        )  # fmt: skip
+        notes.append("learned position embeddings")
+    return tuple(notes)
+
+
+def position_embedding(given: Given) -> str:
+    """The kind of position embedding that Megatron-LM takes."""
+    if given.flag("use-rotary-position-embeddings"):
+        return "rope"
+    kinds = ("learned_absolute", "rope", "mrope", "yarn", "relative", "none")
+    return given.text("position-embedding-type", "learned_absolute", kinds)
+
+
+def _attention(given: Given, hidden: int, biases: bool) -> dict[str, Any]:
+    heads = given.integer("num-attention-heads", 0, most=10**6)
+    if given.flag("multi-latent-attention"):
+        rank = given.integer("q-lora-rank", 0) if given.has("q-lora-rank") else None
+        latent = MLA(
+            heads=heads,
+            q_lora_rank=rank,
+            kv_lora_rank=given.integer("kv-lora-rank", 32),
+            qk_nope_dim=given.integer("qk-head-dim", 128),
+            qk_rope_dim=given.integer("qk-pos-emb-head-dim", 64),
+            v_dim=given.integer("v-head-dim", 128),
+        )
+        return latent.model_dump(mode="json", exclude_none=True)
+    if not given.has("kv-channels") and hidden % heads:
+        raise InputError(f"{given.place('num-attention-heads')}: does not divide --hidden-size {hidden}")
+    grouped = given.flag("group-query-attention")
+    groups = given.integer("num-query-groups", 1) if grouped else heads
+    if heads % groups:
+        raise InputError(f"{given.place('num-query-groups')}: does not divide --num-attention-heads {heads}")
+    if given.has("num-query-groups") and not grouped:
+        text = (
+            "Megatron-LM reads it only with --group-query-attention; every head has its own keys and values"
+        )
+        given.explain("num-query-groups", "irrelevant", text)
+    attention = GQA(
+        heads=heads,
+        kv_heads=groups,
+        head_dim=given.integer("kv-channels", hidden // heads),
+        qkv_bias=biases or given.flag("add-qkv-bias"),
+        o_bias=biases,
+        qk_norm=given.flag("qk-layernorm"),
+        rotary=position_embedding(given) in ("rope", "mrope", "yarn"),
+    )
+    return attention.model_dump(mode="json", exclude_none=True)
+
+
+def _experts(given: Given, layers: int, ffn: int) -> dict[str, Any] | None:
+    experts = given.integer("num-experts", 0, least=0, most=10**6)
+    if not experts:
+        return None
+    width = given.integer("moe-ffn-hidden-size", ffn)
+    top_k = given.integer("moe-router-topk", 2)
+    shared = given.integer("moe-shared-expert-intermediate-size", 0, least=0)
+    parts = shared // width if shared and shared % width == 0 else int(shared > 0)
+    return {
+        "experts": experts,
+        "top_k": top_k,
+        "expert_ffn": width,
+        "shared_experts": parts,
+        "shared_ffn": shared // parts if parts else 0,
+        "shared_gate": given.flag("moe-shared-expert-gate"),
+        "scoring": given.text("moe-router-score-function", "softmax", ("softmax", "sigmoid")),
+        "score_bias": given.flag("moe-router-enable-expert-bias"),
+        "dense_layers": _dense_layers(given, layers),
+        **_groups(given, top_k),
+    }
+
+
+def _dense_layers(given: Given, layers: int) -> list[int]:
+    if not given.has("moe-layer-freq"):
+        return []
+    value = given.value("moe-layer-freq")
+    text = str(list(value)) if isinstance(value, tuple) else str(value)
+    flags = parse_frequency(text, layers)
+    if len(flags) != layers:
+        raise InputError(
+            f"{given.place('moe-layer-freq')}: has {len(flags)} entries, and the model {layers} layers"
+        )
+    if not any(flags):
+        raise InputError(f"{given.place('moe-layer-freq')}: leaves no layer with experts; drop --num-experts")
+    return [number for number, flag in enumerate(flags) if not flag]
+
+
+def _groups(given: Given, top_k: int) -> Mapping[str, Any]:
+    """Groups of the gate. Megatron-LM ranks a group by the sum of its best top_k / group_topk scores."""
+    if not given.has("moe-router-num-groups"):
+        return {}
+    groups = given.integer("moe-router-num-groups", 1)
+    reached = given.integer("moe-router-group-topk", 0) if given.has("moe-router-group-topk") else groups
+    if reached >= groups:
+        return {"groups": 1, "groups_per_token": 1}
+    best = top_k // reached
+    if best not in (1, 2):
+        text = f"the direction is unknown: a group counts by its {best} best scores, and by two of them here"
+        given.explain("moe-router-group-topk", "not priced", text)
+    score = "best" if best <= 1 else "top2-sum"
+    return {"groups": groups, "groups_per_token": reached, "group_score": score}

@@ -1,0 +1,124 @@
+"""The table of Megatron-LM's arguments: which are used, irrelevant, not priced or refused, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib import resources
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from moesim.hwmodels.errors import InputError
+from moesim.hwmodels.frozen import Section
+from moesim.hwmodels.validation import nearest, validate_model
+from moesim.hwmodels.yaml_io import parse_mapping
+
+Status = Literal["used", "irrelevant", "not priced", "refused"]
+TimeEffect = Literal["faster", "slower", "none", "unknown"]
+MemoryEffect = Literal["less", "more", "none", "unknown"]
+
+FILE = "data/trainers/megatron-arguments.yaml"
+
+
+class _Group(Section):
+    """Arguments that share a reason."""
+
+    reason: str
+    arguments: tuple[str, ...]
+
+
+class _NotPriced(_Group):
+    """Arguments whose effect on the real run is known by direction only."""
+
+    time: TimeEffect
+    memory: MemoryEffect
+
+
+class _MeaningsFile(Section):
+    """The keys of the data file."""
+
+    used: tuple[str, ...]
+    irrelevant: dict[str, _Group]
+    not_priced: dict[str, _NotPriced]
+    refused: dict[str, _Group]
+    harmless: Annotated[dict[str, str], Field(default_factory=dict)]
+
+
+@dataclass(frozen=True, slots=True)
+class TableEntry:
+    """What one argument means. `time` and `memory` compare the real run with the predicted one."""
+
+    name: str
+    status: Status
+    group: str = ""
+    reason: str = ""
+    time: TimeEffect = "none"
+    memory: MemoryEffect = "none"
+
+    @property
+    def direction(self) -> str:
+        """The effect of an argument that is not priced, in words."""
+        time = {"faster": "the real step is faster", "slower": "the real step is slower"}.get(self.time)
+        memory = {"less": "it needs less memory", "more": "it needs more memory"}.get(self.memory)
+        parts = [part for part in (time, memory) if part]
+        if not parts:
+            return "no effect" if self.time == self.memory == "none" else "the direction is unknown"
+        return " and ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """All entries by name without dashes, and values with which an argument changes nothing."""
+
+    entries: Mapping[str, TableEntry]
+    harmless: Mapping[str, str] = field(default_factory=dict)
+
+    def entry(self, argument: str, place: str) -> TableEntry:
+        """The entry of an argument such as `--num-layers`; abbreviations count where they are unique.
+
+        Raises InputError for an unknown argument, with the nearest name, and for an ambiguous abbreviation.
+        """
+        name = argument.removeprefix("--")
+        if name in self.entries:
+            return self.entries[name]
+        longer = sorted(other for other in self.entries if other.startswith(name)) if name else []
+        if len(longer) == 1:
+            return self.entries[longer[0]]
+        if longer:
+            few = ", ".join(f"--{other}" for other in longer[:4])
+            more = f" and {len(longer) - 4} more" if len(longer) > 4 else ""
+            raise InputError(
+                f"{place}: {argument[:80]!r} is short for several arguments of Megatron-LM ({few}{more}); "
+                "write the whole name"
+            )
+        hint = nearest(name, list(self.entries))
+        raise InputError(
+            f"{place}: {argument[:80]!r} is no argument that Megatron-LM knows{hint}; correct it, or give "
+            f"--ignore {argument[:80]} if it changes neither time nor memory"
+        )
+
+
+@lru_cache(maxsize=1)
+def megatron_table() -> Table:
+    """The table of the shipped data file; raises InputError if an argument is listed twice."""
+    text = (resources.files("moesim.simulator") / FILE).read_text("utf-8")
+    data: dict[str, Any] = parse_mapping(text, FILE)
+    read = validate_model(_MeaningsFile, data, FILE)
+    entries = [TableEntry(name, "used") for name in read.used]
+    for group, part in read.irrelevant.items():
+        entries += [TableEntry(name, "irrelevant", group, part.reason) for name in part.arguments]
+    for group, unpriced in read.not_priced.items():
+        entries += [
+            TableEntry(name, "not priced", group, unpriced.reason, unpriced.time, unpriced.memory)
+            for name in unpriced.arguments
+        ]
+    for group, part in read.refused.items():
+        entries += [TableEntry(name, "refused", group, part.reason) for name in part.arguments]
+    by_name: dict[str, TableEntry] = {}
+    for entry in entries:
+        if entry.name in by_name:
+            raise InputError(f"{FILE}: {entry.name} is listed twice; keep one")
+        by_name[entry.name] = entry
+    return Table(by_name, read.harmless)

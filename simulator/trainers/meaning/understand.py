@@ -1,0 +1,133 @@
+"""Turns a launch file into scenario keys and a table of what every argument means."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from moesim.hwmodels.validation import validate_model
+from moesim.simulator.scenario import Scenario
+from moesim.simulator.trainers.launch import Launch
+from moesim.simulator.trainers.meaning.arguments import NAMED_TRAINERS, collect
+from moesim.simulator.trainers.meaning.contradictions import check_contradictions
+from moesim.simulator.trainers.meaning.degrees import read_degrees
+from moesim.simulator.trainers.meaning.given import Given
+from moesim.simulator.trainers.meaning.kernels import fused_loss, read_dispatcher, read_routing, read_software
+from moesim.simulator.trainers.meaning.machine import read_machine
+from moesim.simulator.trainers.meaning.precision import read_precision
+from moesim.simulator.trainers.meaning.recomputation import read_recompute
+from moesim.simulator.trainers.meaning.rows import MeaningRow
+from moesim.simulator.trainers.meaning.shape import read_shape
+from moesim.simulator.trainers.meaning.stages import read_schedule, read_stages
+from moesim.simulator.trainers.meaning.table import megatron_table
+from moesim.simulator.trainers.meaning.wrapper import read_variables, starts_another_script, with_nodes
+
+KEPT = ("cluster", "fleet", "profile", "variation", "run", "resolution", "spreading", "faults", "seed")
+"""Keys of the base that a scenario keeps unless the launch file sets them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Understanding:
+    """A launch file with a meaning for every argument.
+
+    `keys` are the scenario keys that follow from the file, by dotted path; `rows` explain every argument in
+    the order of the file's groups; `notes` are the reader's sentences; `scenario` is valid and complete.
+    """
+
+    keys: Mapping[str, Any]
+    rows: tuple[MeaningRow, ...]
+    notes: tuple[str, ...]
+    scenario: Scenario
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain data."""
+        return {
+            "keys": json.loads(json.dumps(self.keys)),
+            "arguments": [row.to_dict() for row in self.rows],
+            "notes": list(self.notes),
+            "scenario": self.scenario.to_dict(),
+        }
+
+
+def understand(
+    launch: Launch,
+    base: Scenario,
+    name: str = "launch",
+    vocab: int | None = None,
+    gpus: int | None = None,
+    ignore: Collection[str] = (),
+) -> Understanding:
+    """Give every argument of a launch file a meaning, and build the scenario.
+
+    `base` gives cluster, profile, prices and run; `name` is the name of the file; `vocab` is the size of the
+    vocabulary where the file does not state it; `gpus` replaces the number that it asks for; `ignore` are
+    arguments to skip. Raises InputError, naming argument and place, for unknown, refused and contradictory
+    arguments and for values that matter and are missing.
+    """
+    in_part = starts_another_script(launch)
+    like_base = in_part or launch.trainer in NAMED_TRAINERS
+    table = megatron_table()
+    stated, rows = collect(launch, table, ignore)
+    if in_part:
+        rows += read_variables(launch, stated, table)
+        launch = with_nodes(launch, base)
+    given = Given(stated, rows, like_base)
+    check_contradictions(given)
+    n_gpus = read_machine(given, launch, base, gpus)
+    _read(given, base, n_gpus, _model_name(name), vocab, like_base)
+    for argument in given.unexplained():
+        given.explain(argument, "irrelevant", "changes nothing here beside the other arguments of the file")
+    return Understanding(given.keys, tuple(given.rows), launch.notes, scenario_of(given.keys, base, name))
+
+
+def _read(given: Given, base: Scenario, n_gpus: int, name: str, vocab: int | None, like_base: bool) -> None:
+    tp = given.integer("tensor-model-parallel-size", base.parallel.tp if like_base else 1, most=1_000_000)
+    shape = read_shape(given, base, name, tp, vocab, like_base)
+    degrees = read_degrees(given, base, n_gpus, shape.moe is not None, like_base)
+    if like_base and not given.has("pipeline-model-parallel-size", "num-virtual-stages-per-pipeline-rank"):
+        kept = base.to_dict()
+        given.set("schedule", base.schedule, "pipeline-model-parallel-size")
+        given.keys["parallel.vpp"] = base.parallel.vpp
+        if "stages" in kept:
+            given.keys["stages"] = kept["stages"]
+    else:
+        read_stages(given, shape, degrees.pp, like_base)
+    read_schedule(given)
+    latent = any(attention.kind == "mla" for attention in shape.attention_by_name.values())
+    read_recompute(given, base, latent, like_base)
+    read_precision(given, fused_loss(given) == "fused", like_base)
+    read_dispatcher(given, base, degrees.ep, like_base)
+    read_routing(given, shape.moe is not None)
+    read_software(given, base, degrees.tp, degrees.cp, like_base)
+
+
+def scenario_of(keys: Mapping[str, Any], base: Scenario, name: str) -> Scenario:
+    """The scenario with `keys` by dotted path, and the base's cluster, profile, prices and run."""
+    kept = base.to_dict()
+    data: dict[str, Any] = {key: kept[key] for key in KEPT if key in kept}
+    data["description"] = f"Imported from {name}"
+    for section, stay in (
+        ("communication", ("sms", "kernels", "overlap")),
+        ("routing", ("expert_load_cv", "load")),
+        ("software", ("host",)),
+    ):
+        data[section] = {key: kept[section][key] for key in stay if key in kept.get(section, {})}
+    for whole in ("precision", "recompute"):
+        if whole in kept:
+            data[whole] = kept[whole]
+    if "cluster" in keys:
+        data.pop("fleet", None)
+    for key, value in keys.items():
+        section, dot, inner = key.partition(".")
+        if dot:
+            data.setdefault(section, {})[inner] = value
+        else:
+            data[section] = value
+    return validate_model(Scenario, data, f"the scenario from {name}", base._base)
+
+
+def _model_name(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")[:60] or "launch"

@@ -1,0 +1,98 @@
+"""The command `import launch`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from megatron_launches import MIXTRAL
+
+from moesim.simulator.scenario import load_scenario
+
+BASE = "mixtral-8x7b-64xh100"
+
+
+def script(folder: Path, *added: str) -> str:
+    """A launch script on 16 nodes with Mixtral's arguments and others; returns its path."""
+    path = folder / "run.sh"
+    lines = " \\\n  ".join([*MIXTRAL.strip().splitlines(), *added])
+    path.write_text(
+        "#!/bin/bash\nNNODES=16\n"
+        f"torchrun --nproc_per_node 8 --nnodes $NNODES pretrain_gpt.py \\\n  {lines}\n"
+    )
+    return str(path)
+
+
+def test_the_table_says_what_every_argument_means(run: Callable[..., Any], tmp_path: Path) -> None:
+    path = script(tmp_path, "--overlap-moe-expert-parallel-comm", "--pipeline-model-parallel-size ${PP:-4}")
+    out = run("import", "launch", path, "--base", BASE, "-o", "mine.yaml")
+    assert out.code == 0, out.err
+    lines = out.out.splitlines()
+    assert lines[0] == f"what run.sh says, with {BASE} as the base"
+    assert lines[1].split() == ["argument", "value", "meaning", "place"]
+    for text in (
+        "parallel.pp = 4",
+        "parallel.cp = 1; Megatron-LM's default",
+        "irrelevant: Turns text into tokens",
+        "not priced: the real step is faster",
+        "from the base: vocab = 32000",
+        "cluster.nodes = 16",
+        "run.sh, line 4",
+    ):
+        assert text in out.out, text
+    mine = load_scenario(str(tmp_path / "mine.yaml"))
+    assert (mine.machine.n_gpus, mine.parallel.pp, mine.parallel.ep, mine.model) == (
+        128,
+        4,
+        8,
+        "mixtral-8x7b",
+    )
+    simulated = run("simulate", "mine.yaml", "--json")
+    assert simulated.code == 0 and json.loads(simulated.out)["step"]["time_s"] > 0
+    again = run("import", "launch", path, "--base", BASE, "-o", "mine.yaml")
+    assert again.code == 2 and "--force" in again.err
+
+
+def test_variables_come_from_the_command_line(run: Callable[..., Any], tmp_path: Path) -> None:
+    path = script(tmp_path, "--num-layers-per-virtual-pipeline-stage $LAYERS")
+    refused = run("import", "launch", path, "--base", BASE)
+    assert refused.code == 2 and "--env LAYERS=VALUE" in refused.err and "Traceback" not in refused.err
+    out = run("import", "launch", path, "--base", BASE, "--env", "LAYERS=2", "--json")
+    assert out.code == 0, out.err
+    data = json.loads(out.out)
+    assert data["keys"]["parallel.vpp"] == 4 and data["scenario"]["schedule"] == "interleaved-1f1b"
+    assert {"argument", "value", "kind", "meaning", "place"} == set(data["arguments"][0])
+
+
+def test_the_former_name_still_works(run: Callable[..., Any], tmp_path: Path) -> None:
+    assert run("import", "megatron", script(tmp_path), "--base", BASE).code == 0
+
+
+@pytest.mark.parametrize(
+    ("added", "options", "named"),
+    [
+        ("--fancy 3", [], "--fancy"),
+        ("--fp16", [], "contradict"),
+        ("", ["--env", "TP"], "NAME=VALUE"),
+        ("", ["--vocab-size", "0"], "--vocab-size"),
+        ("", ["--ignore", "--no-such"], "--no-such"),
+        ("", ["-o", "no/such/folder.yaml"], "no/such"),
+    ],
+)
+def test_refusals_are_one_paragraph(
+    run: Callable[..., Any], tmp_path: Path, added: str, options: list[str], named: str
+) -> None:
+    out = run("import", "launch", script(tmp_path, added), "--base", BASE, *options)
+    assert out.code == 2
+    assert named in out.err and "Traceback" not in out.err
+    assert len(out.err.strip().splitlines()) == 1
+
+
+def test_an_argument_is_skipped_and_the_vocabulary_stated(run: Callable[..., Any], tmp_path: Path) -> None:
+    path = script(tmp_path, "--fancy 3")
+    out = run("import", "launch", path, "--base", BASE, "--ignore", "--fancy", "--vocab-size", "40000")
+    assert out.code == 0, out.err
+    assert "you said so" in out.out and "vocab 40000" in out.out

@@ -1,0 +1,84 @@
+"""Launch files from text to scenario: what an earlier import misread in silence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from megatron_launches import DEEPSEEK, MIXTRAL
+
+from moesim.hwmodels.errors import InputError
+from moesim.simulator.scenario import load_scenario
+from moesim.simulator.trainers.meaning.understand import Understanding, understand
+from moesim.simulator.trainers.reading import read_launch
+
+BASE = "mixtral-8x7b-64xh100"
+ONE_LINE = " ".join(MIXTRAL.split())
+
+
+def read_file(
+    folder: Path, text: str, name: str = "run.sh", base: str = BASE, **environment: str
+) -> Understanding:
+    """The meaning of a file with this text."""
+    path = folder / name
+    path.write_text(text)
+    return understand(read_launch(path, environment), load_scenario(base), name)
+
+
+def test_a_string_over_several_lines_is_a_list_of_arguments(tmp_path: Path) -> None:
+    text = f'ARGS="\n{MIXTRAL}"\ntorchrun --nproc_per_node 8 --nnodes 8 pretrain_gpt.py $ARGS\n'
+    scenario = read_file(tmp_path, text).scenario
+    assert (scenario.model, scenario.parallel.pp, scenario.parallel.ep) == ("mixtral-8x7b", 4, 8)
+
+
+def test_arithmetic_has_a_value(tmp_path: Path) -> None:
+    text = f"DP=$((64 / 4))\ntorchrun pretrain_gpt.py {ONE_LINE} --global-batch-size $((DP * 32))\n"
+    assert read_file(tmp_path, text).scenario.batch.sequences == 512
+
+
+def test_variables_of_a_model_zoo_file_come_from_the_environment(tmp_path: Path) -> None:
+    text = (
+        "ENV_VARS:\n  NCCL_DEBUG: VERSION\nMODEL_ARGS:\n  --tensor-model-parallel-size: ${TP}\n"
+        "  --pipeline-model-parallel-size: ${PP}\n  --expert-model-parallel-size: 64\n"
+        "  --sequence-parallel: true\n  --use-distributed-optimizer: true\n  --bf16: true\n"
+        "  --finetune: false\n  --decoder-last-pipeline-num-layers: 1\n  --micro-batch-size: 1\n"
+    )
+    scenario = read_file(tmp_path, text, "v3.yaml", DEEPSEEK, TP="2", PP="16").scenario
+    assert (scenario.parallel.tp, scenario.parallel.pp, scenario.parallel.zero_stage) == (2, 16, 1)
+    assert scenario.parallel.sequence_parallel
+    with pytest.raises(InputError, match=r"v3\.yaml.*--tensor-model-parallel-size.*--env TP=VALUE"):
+        read_file(tmp_path, text, "v3.yaml", DEEPSEEK, PP="16")
+
+
+def test_the_prefix_of_a_wrapper_counts(tmp_path: Path) -> None:
+    text = "TP=2 PP=8 EP=64 VPP=1 GBS=8192 NNODES=128 bash ./sbatch.sh --recompute-granularity full\n"
+    understanding = read_file(tmp_path, text, base=DEEPSEEK)
+    plan = understanding.scenario.parallel
+    assert (plan.tp, plan.pp, plan.ep, plan.zero_stage) == (2, 8, 64, 1)
+    assert understanding.scenario.recompute == "full" and understanding.scenario.machine.nodes == 128
+
+
+def test_the_width_of_mixtrals_experts_and_both_overlaps_are_used(tmp_path: Path) -> None:
+    text = f"torchrun pretrain_gpt.py {ONE_LINE}\n"
+    rows = {row.argument: row for row in read_file(tmp_path, text).rows}
+    assert "mixtral-8x7b" in rows["--ffn-hidden-size"].meaning
+    assert "overlap_data_parallel = true" in rows["--overlap-grad-reduce"].meaning
+    assert "overlap_data_parallel = true" in rows["--overlap-param-gather"].meaning
+
+
+def test_header_and_torchrun_that_disagree_are_refused(tmp_path: Path) -> None:
+    text = (
+        "#!/bin/bash\n#SBATCH --nodes=16\n#SBATCH --gpus-per-node=8\n"
+        f"torchrun --nnodes 8 --nproc_per_node 8 pretrain_gpt.py {ONE_LINE}\n"
+    )
+    with pytest.raises(
+        InputError, match=r"different numbers of nodes: 8 at run\.sh, line 4 and 16 at run\.sh, line 2"
+    ):
+        read_file(tmp_path, text)
+
+
+def test_arguments_that_are_not_known_are_listed(tmp_path: Path) -> None:
+    text = f"torchrun pretrain_gpt.py {ONE_LINE} $EXTRA_ARGS\n"
+    row = next(row for row in read_file(tmp_path, text).rows if "EXTRA_ARGS" in row.value)
+    assert row.kind == "not priced" and "may hold more arguments" in row.meaning
+    assert read_file(tmp_path, text, EXTRA_ARGS="--micro-batch-size 2").scenario.parallel.microbatch == 2
