@@ -66,7 +66,9 @@ class CandidateSearch:
             times = step_seconds(priced, group.pattern, layout, order)
             self.estimated += len(chosen)
             for (number, p), seconds in zip(chosen, times, strict=True):
-                tried.setdefault(number, []).append((float(seconds), c.bytes_with(number, p), p))
+                # Extrapolated from short samples, a time may fall a little below what is proven.
+                at_least = max(float(seconds), float(c.bound[number]))
+                tried.setdefault(number, []).append((at_least, c.bytes_with(number, p), p))
         for number, all_ in tried.items():
             c.time_s[number], c.memory[number], c.placement[number] = best = min(all_)
             if len(all_) > 1:

@@ -19,7 +19,13 @@ from moesim.simulator.scoring.scoreboard.launching import launching_of
 from moesim.simulator.scoring.scoreboard.machines import left_out_of_machine, machine_of
 from moesim.simulator.scoring.scoreboard.rows import OpenRow
 from moesim.simulator.scoring.scoreboard.shapes import shape_of
-from moesim.simulator.scoring.scoreboard.wording import recompute_of, said_in_notes, schedule_of, sharding_of
+from moesim.simulator.scoring.scoreboard.wording import (
+    expert_tp_of,
+    recompute_of,
+    said_in_notes,
+    schedule_of,
+    sharding_of,
+)
 
 BALANCED = SourcedFraction(
     value=0.0,
@@ -121,7 +127,7 @@ def plan_of(row: OpenRow) -> ParallelPlan:
         microbatch=row.mbs,
         zero_stage=zero,
         sequence_parallel=row.tp > 1 and split is not False,
-        expert_tp=published.expert_tp or (4 if "ETP=4" in row.notes else 1),
+        expert_tp=published.expert_tp or expert_tp_of(row),
     )
 
 

@@ -83,6 +83,13 @@ def recompute_of(row: OpenRow) -> tuple[Recompute | None, tuple[str, ...]]:
     )
 
 
+def expert_tp_of(row: OpenRow) -> int:
+    """Tensor parallelism of the experts as the notes of a row state it; 1 if they do not."""
+    if "ETP==TP" in row.notes:
+        return row.tp
+    return 4 if "ETP=4" in row.notes else 1
+
+
 def schedule_of(row: OpenRow) -> str:
     """The pipeline schedule of a row. Raises InputError for an unknown one."""
     text = row.schedule.lower()

@@ -103,7 +103,7 @@ def test_an_override_may_create_a_section_and_hold_any_yaml() -> None:
         ("parallel.ep=", ["parallel.ep"]),
         ("parallel.zero_stage=4", ["parallel.zero_stage=4", "3"]),
         ("communication.sms=-1", ["communication.sms=-1", "0"]),
-        ("recompute=all", ["recompute='all'", "none, attention, selective, op, full, deepseek-v3"]),
+        ("recompute=all", ["recompute: 'all'", "none, attention, selective, op, full, deepseek-v3"]),
         ("routing.gate=best2", ["routing.gate='best2'", "nearest: 'best'"]),
         ("variation.clock_cv=1.01 s", ["variation.clock_cv"]),
         ("run.tokens=-1", ["run.tokens=-1"]),

@@ -32,7 +32,7 @@ from moesim.simulator.scoring.scoreboard.score import (
     totals,
 )
 from moesim.simulator.scoring.scoreboard.shapes import shape_of
-from moesim.simulator.scoring.scoreboard.wording import recompute_of, schedule_of, sharding_of
+from moesim.simulator.scoring.scoreboard.wording import expert_tp_of, recompute_of, schedule_of, sharding_of
 
 ROWS = {row.id: row for row in open_rows()}
 
@@ -234,6 +234,12 @@ def test_words_of_recompute(text: str, policy: str | tuple[str, ...] | None, res
     found, notes = recompute_of(changed("dgxc-001", recompute=text))
     assert found == policy
     assert (f"recompute of {rest} " in "".join(notes)) == bool(rest)
+
+
+def test_words_of_split_experts() -> None:
+    assert expert_tp_of(changed("dgxc-001", notes="method=TP+EP+DP; ETP==TP; ...", tp=4)) == 4
+    assert expert_tp_of(changed("dgxc-001", notes="method=MCore w/ Folding; ETP=1", tp=4)) == 1
+    assert expert_tp_of(changed("dgxc-001", notes="", tp=2)) == 1
 
 
 def test_words_of_schedules() -> None:
