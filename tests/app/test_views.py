@@ -3,60 +3,22 @@
 from __future__ import annotations
 
 import json
-import time
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("streamlit", reason="the dashboard extra is not installed")
 
+from app_sessions import HOME, metrics, session, until
 from streamlit.testing import v1 as testing
 
 import moesim
 from moesim.app import jobs, server_command, uploads
 
-HOME = "deepseek-v3-2048xh800"
 MAIN = str(Path(__file__).resolve().parents[2] / "app" / "main.py")
 SMALL = ("batch.sequences=4096",)
 """The home case with fewer micro-batches: quicker, and legal."""
-
-
-def session(page: str, *overrides: str) -> testing.AppTest:
-    """A visitor who opens one page with a link."""
-    script = f"""
-from moesim.app import state, widgets
-from moesim.app.views import {page}
-state.synchronise()
-widgets.guard({page}.show)
-state.publish()
-"""
-    app = testing.AppTest.from_string(script, default_timeout=120)
-    if overrides:
-        app.query_params["preset"] = HOME
-        app.query_params["set"] = list(overrides)
-    return app.run()
-
-
-def metrics(app: testing.AppTest) -> dict[str, str]:
-    return {metric.label: metric.value for metric in app.metric}
-
-
-def until(
-    app: testing.AppTest,
-    ready: Callable[[testing.AppTest], bool],
-    seconds: float = 180.0,
-    errors: int = 0,
-) -> None:
-    """Draw the page again until something is there, as its own refresh does in a browser."""
-    end = time.monotonic() + seconds
-    while not ready(app):
-        assert time.monotonic() < end, "the page never got there"
-        time.sleep(0.3)
-        app.run()
-        assert not app.exception
-        assert len(app.error) == errors, [error.value for error in app.error]
 
 
 def test_the_dashboard_opens_with_the_home_case_solved() -> None:
@@ -347,33 +309,6 @@ def test_faster_links_are_a_change_that_can_be_kept() -> None:
     app.button(key="adopt").click().run()
     assert not app.exception
     assert any("nic_bandwidth" in text for text in app.query_params["set"])
-
-
-def test_the_planner_searches_offers_and_says_what_it_refused() -> None:
-    small = ("cluster.nodes=16", "parallel.pp=8", "parallel.ep=8", "batch.sequences=512", "schedule=1f1b")
-    app = session("planner", *small, "model=qwen3-30b-a3b", "precision=bf16", "recompute=full")
-    assert not app.exception
-    app.multiselect(key="schedules").set_value(["1f1b", "dualpipe"])
-    app.multiselect(key="kept keys").set_value(["precision", "recompute", "microbatch", "zero_stage", "sms"])
-    app.run()
-    app.button(key="start plan").click().run()
-    until(app, lambda page: "Plans considered" in metrics(page) or bool(page.error))
-    assert [error.value for error in app.error] == []
-    assert int(metrics(app)["Plans considered"].replace(",", "")) > 100
-    assert len(app.dataframe) >= 3
-
-
-def test_the_planner_searches_what_a_framework_can_run() -> None:
-    small = ("cluster.nodes=16", "parallel.pp=8", "parallel.ep=8", "batch.sequences=512", "schedule=1f1b")
-    app = session("planner", *small, "model=qwen3-30b-a3b", "precision=bf16", "recompute=full")
-    app.multiselect(key="schedules").set_value(["1f1b", "dualpipe"])
-    app.multiselect(key="kept keys").set_value(["precision", "recompute", "microbatch", "zero_stage", "sms"])
-    app.selectbox(key="framework").set_value("megatron").run()
-    app.button(key="start plan").click().run()
-    until(app, lambda page: "Plans considered" in metrics(page) or bool(page.error))
-    captions = " ".join(caption.value for caption in app.caption)
-    assert "software.loss=compiled" in captions
-    assert "schedule=dualpipe is not searched" in captions
 
 
 def test_a_failed_part_is_chosen_and_its_cost_is_told() -> None:
