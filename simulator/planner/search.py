@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from itertools import product
@@ -111,8 +111,7 @@ def _plan_cluster(
 ) -> PlanResult:
     """The best plans for a scenario on one cluster, over all variants of the space."""
     start = time.perf_counter()
-    plain = not wanted.variants
-    started = pool.submit(_simulate_own, scenario) if pool is not None and plain else None
+    own_plan = _start_own(scenario, pool) if not wanted.variants else lambda: ""
     searches = _searches(scenario, wanted, goal, say, trainer)
     refused = Refusals()
     for search in searches:
@@ -121,12 +120,10 @@ def _plan_cluster(
     alive = [search for search in searches if len(search.candidates.bound)]
     if not alive:
         raise InfeasibleError(_nothing(refused))
-    mine: PlanStep | str = ""
-    if plain:
-        say(BOUNDED, "simulating the scenario's own plan")
-        mine = _simulate_own(scenario) if started is None else started.result()
+    say(BOUNDED, "waiting for the scenario's own plan")
+    mine = own_plan()
     own = None if isinstance(mine, str) else searches[0].own(mine)
-    reasons = _against_own(trainer, scenario) if plain and own is not None else ()
+    reasons = () if own is None else _against_own(trainer, scenario)
     for number, search in enumerate(alive):
         search.explore(own, scaled(say, *equal_part(number, len(alive), BOUNDED, ESTIMATED)))
     estimated = time.perf_counter()
@@ -155,7 +152,7 @@ def _plan_cluster(
         proven_s=proven if isfinite(proven) else None,
         rivals=0 if goal.objective == "memory" else sum(s.rivals(rows) for s in alive),
         notes=(
-            *_notes(alive, goal.objective, mine),
+            *_notes(alive, goal, mine),
             *_saved_sms(alive, rows[0], wanted),
             *reasons,
             *problems,
@@ -163,6 +160,13 @@ def _plan_cluster(
         evaluated_per_s=considered / (bounded - start),
         seconds={"bounds": bounded - start, "closed form": estimated - bounded, "engine": end - estimated},
     )
+
+
+def _start_own(scenario: Scenario, pool: Executor | None) -> Callable[[], PlanStep | str]:
+    """Start simulating the scenario's own plan where there are processes; the call waits for its result."""
+    if pool is None:
+        return lambda: _simulate_own(scenario)
+    return pool.submit(_simulate_own, scenario).result
 
 
 def _against_own(trainer: Trainer | None, scenario: Scenario) -> tuple[str, ...]:
@@ -293,7 +297,7 @@ def _key(row: PlanRow) -> str:
     return json.dumps(row.scenario.model_dump(mode="json"), sort_keys=True)
 
 
-def _notes(searches: list[VariantSearch], objective: str, own: PlanStep | str) -> list[str]:
+def _notes(searches: list[VariantSearch], goal: Goal, own: PlanStep | str) -> list[str]:
     notes = list(dict.fromkeys(note for search in searches for note in search.notes))
     if isinstance(own, str) and own:
         notes.append(f"the scenario's own plan is not among them: {own}")
@@ -301,7 +305,7 @@ def _notes(searches: list[VariantSearch], objective: str, own: PlanStep | str) -
         notes.append(
             "the closed form stopped at its limit of plans: a plan beyond it might be among the best"
         )
-    if objective == "energy":
+    if goal.objective == "energy":
         notes.append("energy counts every accelerator at its board's power limit, whatever it does")
     return notes
 

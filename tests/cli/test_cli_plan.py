@@ -39,10 +39,30 @@ def test_plan_prints_counts_plans_reasons_and_arguments(
     run: Callable[..., Any], small: tuple[str, str]
 ) -> None:
     scenario, space = small
-    out = run("plan", scenario, "--space", space, "--top", "2", "--workers", "1", "--arguments", "megatron")
+    out = run("plan", scenario, "--space", space, "--top", "2", "--workers", "1")
     assert out.code == 0, out.err
-    for text in ("8 plans", "own plan", "by mechanism", "refused", "--pipeline-model-parallel-size", "PP2"):
+    for text in ("8 plans", "own plan", "by mechanism", "refused", "PP2"):
         assert text in out.out, text
+    out = run("plan", scenario, "--space", space, "--top", "2", "--workers", "1", "--arguments", "megatron")
+    for text in ("2 plans", "recompute=selective is not searched", "--pipeline-model-parallel-size"):
+        assert text in out.out, text
+
+
+def test_a_plan_for_a_trainer_has_its_arguments_and_a_job_file(
+    run: Callable[..., Any], small: tuple[str, str], tmp_path: Path
+) -> None:
+    scenario, space = small
+    common = ("plan", scenario, "--space", space, "--top", "1", "--workers", "1")
+    out = run(*common, "--trainer", "megatron@0.14", "--job", "slurm", "--job-file", "job.sh")
+    assert out.code == 0, out.err
+    for text in ("searched what Megatron-LM 0.14 can run", "schedule=zbv is not searched", "the best of all"):
+        assert text in out.out, text
+    job = (tmp_path / "job.sh").read_text()
+    assert "#SBATCH --nodes=" in job and "--moe-enable-deepep" in job and "pretrain_gpt.py" in job
+    out = run(*common, "--arguments", "megatron", "--job", "k8s", "--json")
+    data = json.loads(out.out)
+    assert data["trainer"]["trainer"] == "Megatron-LM 0.20" and data["arguments"]["unspelled"] == []
+    assert "PyTorchJob" in data["job"]
 
 
 def test_plan_writes_json_and_a_scenario_that_simulates(
@@ -63,7 +83,13 @@ def test_plan_writes_json_and_a_scenario_that_simulates(
     ("extra", "code", "named"),
     [
         (["--objective", "speed"], 2, "speed"),
-        (["--arguments", "deepspeed"], 2, "deepspeed"),
+        (["--arguments", "megatorn"], 2, "megatron"),
+        (["--trainer", "megatron@0.3"], 2, "0.14"),
+        (["--trainer", "megatron", "--arguments", "torchtitan"], 2, "differ"),
+        (["--job", "slurm"], 2, "--trainer"),
+        (["--job", "pbs", "--trainer", "megatron"], 2, "pbs"),
+        (["--job-file", "job.sh"], 2, "--job slurm"),
+        (["--trainer", "megatron", "--job", "slurm", "--job-template", "missing.yaml"], 2, "missing.yaml"),
         (["--space", "missing.yaml"], 2, "missing.yaml"),
         (["--deadline-days", "-3"], 2, "deadline_days"),
         (["--deadline-days", "1e-6"], 3, "too slow"),

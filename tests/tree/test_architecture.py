@@ -32,6 +32,7 @@ LONG_FUNCTIONS: dict[str, str] = {
     "kernels/calibrate/studies/eager_moe.py: routing": "every operator of the routing, one after the other",
     "kernels/calibrate/studies/host_launch.py: host_part": "a table of operators to time, one an entry",
     "kernels/calibrate/studies/relay_interference.py: main": "one measurement, read from top to bottom",
+    "src/moesim/cli/plan.py: plan": "two thirds of it are the options of the command with their help",
     "src/moesim/cli/simulate.py: simulate": "half of it are the options of the command with their help",
     "src/moesim/cli/sweep.py: sweep": "half of it are the options of the command with their help",
 }

@@ -94,15 +94,14 @@ def plan(
             processes,
             limit,
         )
-    best = result.best.scenario
     if as_json:
-        print_json({**result.to_dict(), **wanted.plain(best)})
+        print_json({**result.to_dict(), **wanted.plain(result.best)})
     else:
         _print(result)
-        wanted.show(best)
+        wanted.show(result.best)
     wanted.write(result.best)
     if output is not None:
-        write_atomically(output, [scenario_yaml(best)])
+        write_atomically(output, [scenario_yaml(result.best.scenario)])
         say_written(str(output), "simulate it, or start another search from it")
 
 

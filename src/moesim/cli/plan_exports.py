@@ -11,7 +11,6 @@ from moesim.hwmodels.units import SECONDS_PER_DAY
 
 if TYPE_CHECKING:
     from moesim.simulator.planner.result import PlanRow
-    from moesim.simulator.scenario import Scenario
     from moesim.simulator.trainers.jobs import JobTemplate
 
 KUBERNETES = "k8s"
@@ -58,36 +57,41 @@ class Wanted:
         site = None if template is None else load_template(template)
         return Wanted(chosen, arguments is not None, kind, site, job_file)
 
-    def plain(self, best: Scenario) -> dict[str, Any]:
-        """The arguments of the best plan as plain data, for JSON."""
+    def plain(self, best: PlanRow) -> dict[str, Any]:
+        """The arguments and the job file of the best plan as plain data, for JSON."""
         from moesim.simulator.trainers.registry import trainer_of
 
-        if self.trainer is None or not self.arguments:
-            return {}
-        return {"arguments": trainer_of(self.trainer).arguments(best).to_dict()}
+        texts: dict[str, Any] = {}
+        if self.trainer is not None and self.arguments:
+            texts["arguments"] = trainer_of(self.trainer).arguments(best.scenario).to_dict()
+        if self.job is not None and self.job_file is None:
+            texts["job"] = self._job_text(best)
+        return texts
 
-    def show(self, best: Scenario) -> None:
-        """Print the arguments of the best plan."""
+    def show(self, best: PlanRow) -> None:
+        """Print the arguments of the best plan, and the job file if it goes to no file."""
         from moesim.cli.console import print_raw
         from moesim.simulator.trainers.registry import trainer_of
 
         if self.trainer is not None and self.arguments:
-            print_raw("\n" + trainer_of(self.trainer).arguments(best).text())
+            print_raw("\n" + trainer_of(self.trainer).arguments(best.scenario).text())
+        if self.job is not None and self.job_file is None:
+            print_raw("\n" + self._job_text(best))
 
     def write(self, best: PlanRow) -> None:
-        """Write or print the job file that starts the best plan."""
-        from moesim.cli.console import print_raw, say_written
+        """Write the job file that starts the best plan."""
+        from moesim.cli.console import say_written
         from moesim.hwmodels.files import write_atomically
+
+        if self.job is not None and self.job_file is not None:
+            write_atomically(self.job_file, [self._job_text(best)])
+            say_written(str(self.job_file), "set the variables that it asks for, and submit it")
+
+    def _job_text(self, best: PlanRow) -> str:
         from moesim.simulator.trainers.jobs import job_text
         from moesim.simulator.trainers.registry import trainer_of
 
-        if self.trainer is None or self.job is None:
-            return
+        assert self.trainer is not None and self.job is not None, "checked together"
         export = trainer_of(self.trainer).arguments(best.scenario)
         run_s = best.days * SECONDS_PER_DAY
-        text = job_text(self.job, best.scenario, export.command(), export.environment, self.template, run_s)
-        if self.job_file is None:
-            print_raw("\n" + text)
-        else:
-            write_atomically(self.job_file, [text])
-            say_written(str(self.job_file), "set the variables that it asks for, and submit it")
+        return job_text(self.job, best.scenario, export.command(), export.environment, self.template, run_s)
