@@ -25,6 +25,7 @@ SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     ("How sure", ("interval", "sensitivity", "Sensitivity", "Uncertainty")),
     ("Planning", ("plan", "PlanSpace", "PlanResult")),
+    ("Training frameworks", ("trainer", "Trainer", "import_launch", "Understanding")),
     ("The whole run", ("run", "RunReport")),
     ("Published figures", ("published", "score")),
     ("Errors", ("MoesimError", "InputError", "InfeasibleError")),

@@ -291,6 +291,8 @@ def _text(result: PlanResult) -> str:
         f"{result.fitting:,} fit, {result.simulated:,} simulated",
         *table_lines([list(PLAN_COLUMNS), *map(_cells, result.ranked)], MOST_PLANS),
     ]
+    if result.trainer is not None:
+        lines.append(f"  {result.trainer.trainer}: {next(iter(result.trainer.sentences), 'searched alone')}")
     if result.own is not None:
         rank = "" if result.own_rank is None else f" (rank {result.own_rank})"
         lines.append(f"  the scenario's own plan{rank}: {_row_text(result.own)}")

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from moesim.simulator.studies.sensitivity import Sensitivity
     from moesim.simulator.studies.space import Space
     from moesim.simulator.studies.sweep import Progress, Sweep
+    from moesim.simulator.trainers.meaning.understand import Understanding
+    from moesim.simulator.trainers.trainer import Trainer
 
 __all__ = [
     "Check",
@@ -60,12 +62,15 @@ __all__ = [
     "Sensitivity",
     "Sweep",
     "Timeline",
+    "Trainer",
     "Uncertainty",
+    "Understanding",
     "__version__",
     "check",
     "compare",
     "estimate",
     "explain",
+    "import_launch",
     "interval",
     "load",
     "neighbours",
@@ -79,6 +84,7 @@ __all__ = [
     "simulate",
     "sweep",
     "timeline",
+    "trainer",
 ]
 
 _LAZY = {
@@ -98,7 +104,9 @@ _LAZY = {
     "Sensitivity": "moesim.simulator.studies.sensitivity",
     "Sweep": "moesim.simulator.studies.sweep",
     "Timeline": "moesim.simulator.predict.timeline",
+    "Trainer": "moesim.simulator.trainers.trainer",
     "Uncertainty": "moesim.simulator.predict.band",
+    "Understanding": "moesim.simulator.trainers.meaning.understand",
     "plan": "moesim.simulator.planner.search",
     "score": "moesim.simulator.scoring.published",
 }
@@ -113,6 +121,42 @@ def load(name_or_path: str, *overrides: str) -> Scenario:
     from moesim.simulator.scenario import load_scenario
 
     return load_scenario(name_or_path, overrides)
+
+
+def import_launch(
+    path: str | Path,
+    base: Scenario | str = "deepseek-v3-2048xh800",
+    *,
+    environment: Mapping[str, str] | None = None,
+    recipe: str | None = None,
+    parameters: Sequence[str] = (),
+    vocab: int | None = None,
+    gpus: int | None = None,
+    ignore: Sequence[str] = (),
+) -> Understanding:
+    """Read a trainer's launch file (shell, YAML, TOML, JSON, Python) and say what every argument means.
+
+    Nothing of the file is run. `base` gives cluster, profile, prices and run; `environment` and `parameters`
+    are what a shell would give the script; `recipe` names one of several in a file; `vocab` is the vocabulary
+    where the file names a tokenizer only; `gpus` replaces the file's number; `ignore` names arguments to skip.
+    The result's `scenario` can be simulated. Raises InputError, with file and line, for what it refuses.
+    """
+    from moesim.simulator.trainers.meaning.understand import understand
+    from moesim.simulator.trainers.reading import read_launch
+
+    launch = read_launch(Path(path), environment or {}, recipe, parameters)
+    return understand(launch, _scenario(base), Path(path).name, vocab, gpus, ignore)
+
+
+def trainer(name: str) -> Trainer:
+    """A training framework by name, such as "megatron", or by name and version, such as "megatron@0.14".
+
+    Its `problems_of(scenario)` says why it cannot run a plan, and `arguments(scenario)` writes the plan for
+    it. Raises InputError with the known names.
+    """
+    from moesim.simulator.trainers.registry import trainer_of
+
+    return trainer_of(name)
 
 
 def _scenario(scenario: Scenario | str, *overrides: str) -> Scenario:
