@@ -138,8 +138,8 @@ def import_launch(
 
     Nothing of the file is run. `base` gives cluster, profile, prices and run; `environment` and `parameters`
     are what a shell would give the script; `recipe` names one of several in a file; `vocab` is the vocabulary
-    where the file names a tokenizer only; `gpus` replaces the file's number; `ignore` names arguments to skip.
-    The result's `scenario` can be simulated. Raises InputError, with file and line, for what it refuses.
+    where the file names a tokenizer only; `gpus` replaces its number; `ignore` names arguments to skip.
+    The result has a `scenario`. Raises InputError, with file and line, for what it refuses.
     """
     from moesim.simulator.trainers.meaning.understand import understand
     from moesim.simulator.trainers.reading import read_launch
