@@ -48,7 +48,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class LaunchFile:
     """A launch file as it was understood, before any argument is given a meaning.
 
     `trainer` is the registered name of the training framework, or None where the file does not tell.

@@ -17,7 +17,7 @@ from typing import Any
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.yaml_io import load_mapping
-from moesim.simulator.trainers.launch import Launch, Unknown
+from moesim.simulator.trainers.launch import LaunchFile, Unknown
 from moesim.simulator.trainers.reading import read_launch
 
 MANIFEST = Path(__file__).resolve().parents[2] / "docs" / "proof" / "published_launches.yaml"
@@ -81,7 +81,7 @@ def _count(value: int | Unknown | None) -> str:
     )
 
 
-def described(launch: Launch) -> str:
+def described(launch: LaunchFile) -> str:
     """All that a launch says, one line for each argument, variable and note."""
     lines = [f"program {launch.program}", f"machine {launch.machine}"]
     for argument in launch.arguments:

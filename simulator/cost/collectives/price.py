@@ -17,7 +17,7 @@ from moesim.simulator.cost.collectives.spec import CollectiveSpec, Request, Term
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class CollectiveEstimate:
     """Seconds of a collective under one algorithm and protocol, and their parts."""
 
     algorithm: str
@@ -42,7 +42,7 @@ def collective(
     library: Library,
     *,
     in_switch: bool = False,
-) -> Estimate:
+) -> CollectiveEstimate:
     """The fastest algorithm and protocol by the library's own estimates (eq. X13).
 
     `total_bytes`: the whole buffer (input of an all-reduce, reduce-scatter or all-to-all on one rank, output
@@ -54,7 +54,7 @@ def collective(
         raise InputError(f"a collective of {total_bytes} bytes: bytes must be 0 or more")
     group = group_by_node(ranks, topology.gpus_per_node)
     request = Request(operation, total_bytes, group, topology.node.accelerator.architecture, library)
-    ways: list[Estimate] = []
+    ways: list[CollectiveEstimate] = []
     for spec, terms in _able(request, in_switch):
         plan = spec.plan(operation, total_bytes, group)
         loads = [link_loads(phase.flows, topology) for phase in plan.phases]
@@ -94,7 +94,7 @@ def _able(request: Request, in_switch: bool) -> list[tuple[CollectiveSpec, Terms
 
 def neighbour_sends(
     total_bytes: float, pairs: Sequence[tuple[int, int]], topology: Topology, library: Library
-) -> Estimate:
+) -> CollectiveEstimate:
     """Estimate of simultaneous sends between pairs of GPUs such as pipeline neighbours (eq. X13)."""
     across = any(topology.node_of(a) != topology.node_of(b) for a, b in pairs)
     plan = exchange.sends(total_bytes, pairs, across_nodes=across)
@@ -111,7 +111,7 @@ def estimate(
     topology: Topology,
     library: Library,
     terms: Terms,
-) -> Estimate:
+) -> CollectiveEstimate:
     """Latency, busiest link and own copies of a plan under one protocol, summed over its phases (eq. X13)."""
     architecture = topology.node.accelerator.architecture
     share = terms.scale_up_share or library.generation(architecture).scale_up_share.value
@@ -130,4 +130,4 @@ def estimate(
         own += phase.own_bytes / library.local_copy_bytes_per_s
     if terms.latency_s is not None:
         latency = terms.latency_s
-    return Estimate(plan.algorithm, protocol, latency, payload, own, bottleneck)
+    return CollectiveEstimate(plan.algorithm, protocol, latency, payload, own, bottleneck)

@@ -13,7 +13,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.frozen import Section
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import parse_mapping
-from moesim.simulator.trainers.launch import Argument, Launch, Unknown, Value
+from moesim.simulator.trainers.launch import Argument, LaunchFile, Unknown, Value
 from moesim.simulator.trainers.meaning.given import StatedArgument, row_of, shown_value
 from moesim.simulator.trainers.meaning.rows import Kind, MeaningRow
 from moesim.simulator.trainers.meaning.table import Table, TableEntry
@@ -75,7 +75,7 @@ def _names() -> Mapping[str, _Trainer]:
 
 
 def collect(
-    launch: Launch, table: Table, ignore: Collection[str] = ()
+    launch: LaunchFile, table: Table, ignore: Collection[str] = ()
 ) -> tuple[dict[str, StatedArgument], list[MeaningRow]]:
     """Arguments by Megatron-LM's names, the last of several values, and rows on those that are not used.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.trainers.launch import Launch, Unknown
+from moesim.simulator.trainers.launch import LaunchFile, Unknown
 from moesim.simulator.trainers.meaning.given import Given, unknown_value
 from moesim.simulator.trainers.meaning.rows import MeaningRow
 
@@ -20,7 +20,7 @@ _DISAGREES = re.compile(r"(nodes|gpus_per_node) is (\d+ at .+?), but (\d+ at .+)
 """Note of the reader on two places that ask for different machines."""
 
 
-def read_machine(given: Given, launch: Launch, base: Scenario, gpus: int | None = None) -> int:
+def read_machine(given: Given, launch: LaunchFile, base: Scenario, gpus: int | None = None) -> int:
     """Number of GPUs that the file asks for, or the base's; sets `cluster` where the base has others.
 
     `gpus` replaces the file's number.
@@ -89,7 +89,7 @@ def _other_network(base: Scenario, nodes: int) -> Scenario:
     return base.replace(cluster=outline)
 
 
-def _asked(launch: Launch) -> tuple[int | None, str]:
+def _asked(launch: LaunchFile) -> tuple[int | None, str]:
     """GPUs that launcher and environment ask for, and where; None where they do not say."""
     for note in launch.notes:
         if disagreement := _DISAGREES.fullmatch(note):

@@ -10,7 +10,7 @@ from typing import Any
 
 from moesim.hwmodels.validation import validate_model
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.trainers.launch import Launch
+from moesim.simulator.trainers.launch import LaunchFile
 from moesim.simulator.trainers.meaning.arguments import NAMED_TRAINERS, collect
 from moesim.simulator.trainers.meaning.contradictions import check_contradictions
 from moesim.simulator.trainers.meaning.degrees import read_degrees
@@ -53,7 +53,7 @@ class Understanding:
 
 
 def understand(
-    launch: Launch,
+    launch: LaunchFile,
     base: Scenario,
     name: str = "launch",
     vocab: int | None = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.trainers.launch import Launch, Machine
+from moesim.simulator.trainers.launch import LaunchFile, Machine
 from moesim.simulator.trainers.meaning.given import StatedArgument, shown_value
 from moesim.simulator.trainers.meaning.rows import MeaningRow
 from moesim.simulator.trainers.meaning.table import Table
@@ -29,12 +29,12 @@ _SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch", ".sub")
 _OFF = ("", "false", "none")
 
 
-def starts_another_script(launch: Launch) -> bool:
+def starts_another_script(launch: LaunchFile) -> bool:
     """Whether the file starts a script instead of a training program, so that it holds a part only."""
     return launch.program is not None and launch.program.lower().endswith(_SCRIPTS)
 
 
-def with_nodes(launch: Launch, base: Scenario) -> Launch:
+def with_nodes(launch: LaunchFile, base: Scenario) -> LaunchFile:
     """The launch with the nodes of its variable NNODES, where it names no machine itself."""
     value = launch.environment.get(NODES)
     if (
@@ -48,7 +48,7 @@ def with_nodes(launch: Launch, base: Scenario) -> Launch:
     return replace(launch, machine=Machine(int(value), gpus, {"nodes": f"the variable {NODES}"}))
 
 
-def read_variables(launch: Launch, stated: dict[str, StatedArgument], table: Table) -> list[MeaningRow]:
+def read_variables(launch: LaunchFile, stated: dict[str, StatedArgument], table: Table) -> list[MeaningRow]:
     """Add the arguments that variables stand for to `stated`, and return rows on all other variables."""
     rows = []
     for name, value in launch.environment.items():

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import read_text
-from moesim.simulator.trainers.launch import Launch
+from moesim.simulator.trainers.launch import LaunchFile
 from moesim.simulator.trainers.reading.limits import MOST_BYTES
 from moesim.simulator.trainers.reading.python_recipe import read_recipe
 from moesim.simulator.trainers.reading.shell import read_shell
@@ -27,7 +27,7 @@ def read_launch(
     environment: Mapping[str, str] = _NOTHING,
     recipe: str | None = None,
     parameters: Sequence[str] = (),
-) -> Launch:
+) -> LaunchFile:
     """What a launch file says: a shell script, a YAML, TOML or JSON configuration, or a Python recipe.
 
     `environment` gives the variables that the file does not set itself, `recipe` names the function of a

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from moesim.simulator.trainers.launch import Argument, Unknown, Value
-from moesim.simulator.trainers.reading.shell_reading import Command, Reading
+from moesim.simulator.trainers.reading.script_record import Command, ScriptRecord
 from moesim.simulator.trainers.reading.unknowns import Choice, Unknowns
 
 _FLAG = re.compile(r"(?:--?[A-Za-z]|--(?=\ue000))[\w.+\ue000\ue001-]*(\[[^\]=]*\])?(=.*)?", re.DOTALL)
@@ -17,7 +17,7 @@ _MOST_NESTED = 5
 _OPTIONAL = re.compile(r"args|opts|option|flag|extra|config|param|cmd", re.IGNORECASE)
 
 
-def arguments_of(words: Iterable[str], command: Command, reading: Reading) -> tuple[Argument, ...]:
+def arguments_of(words: Iterable[str], command: Command, reading: ScriptRecord) -> tuple[Argument, ...]:
     """The arguments of a program from its words, in order.
 
     A flag takes the words up to the next flag: `--flag` alone has the value None, several words are a tuple.
@@ -124,7 +124,7 @@ def _joined(values: list[str | Unknown]) -> Value | Unknown:
 class _Places:
     """Finds the lines on which the arguments of a command are written, among the statements before it."""
 
-    def __init__(self, command: Command, reading: Reading) -> None:
+    def __init__(self, command: Command, reading: ScriptRecord) -> None:
         self._lines: dict[str, list[tuple[str, str]]] = defaultdict(list)
         self._left: dict[str, int] = defaultdict(int)
         self._command = command

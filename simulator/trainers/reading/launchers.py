@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 
 from moesim.simulator.trainers.launch import Machine, Unknown
 from moesim.simulator.trainers.reading import slurm
-from moesim.simulator.trainers.reading.shell_reading import Command, Reading
+from moesim.simulator.trainers.reading.script_record import Command, ScriptRecord
 from moesim.simulator.trainers.reading.unknowns import Unknowns, is_known
 
 _PYTHON = re.compile(r"python[\d.]*|pypy3?")
@@ -151,7 +151,7 @@ def _launched(launcher: str, words: list[str]) -> Started | None:
     return Started(launcher, program, rest, options, unread)
 
 
-def machine_of(command: Command, program: Started, reading: Reading) -> Machine:
+def machine_of(command: Command, program: Started, reading: ScriptRecord) -> Machine:
     """The nodes and GPUs of a node that launcher, wrappers and headers ask for; the innermost one counts."""
     unknowns = reading.unknowns
     nodes: list[tuple[str, str]] = []
@@ -208,7 +208,7 @@ def _wrapper(words: tuple[str, ...]) -> dict[str, str]:
 
 
 def _chosen(
-    name: str, candidates: list[tuple[str, str]], reading: Reading, places: dict[str, str]
+    name: str, candidates: list[tuple[str, str]], reading: ScriptRecord, places: dict[str, str]
 ) -> int | Unknown | None:
     """The first known of several values; the others are noted where they differ."""
     numbers = [(slurm.whole_number(reading.unknowns.value(text), name), place) for text, place in candidates]

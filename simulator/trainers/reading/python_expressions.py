@@ -12,7 +12,7 @@ from moesim.simulator.trainers.reading.limits import MOST_LINE
 from moesim.simulator.trainers.reading.python_values import Tree, shown, unknown
 
 if TYPE_CHECKING:
-    from moesim.simulator.trainers.reading.python_statements import Recipe
+    from moesim.simulator.trainers.reading.python_follower import RecipeFollower
 
 _MOST_NUMBER = 10**18
 _MOST_ITEMS = 5_000
@@ -29,7 +29,7 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
-def evaluate(recipe: Recipe, node: ast.expr) -> Any:
+def evaluate(recipe: RecipeFollower, node: ast.expr) -> Any:
     """The value of an expression: plain data, a Tree, or an Unknown with its source text."""
     recipe.step(node)
     handler = _HANDLERS.get(type(node))
@@ -54,7 +54,7 @@ def is_plain(*values: Any) -> bool:
     return True
 
 
-def _name(recipe: Recipe, node: ast.Name) -> Any:
+def _name(recipe: RecipeFollower, node: ast.Name) -> Any:
     if node.id in recipe.locals:
         return recipe.locals[node.id]
     if node.id in recipe.globals:
@@ -62,7 +62,7 @@ def _name(recipe: Recipe, node: ast.Name) -> Any:
     return unknown(node, OTHER_FILE)
 
 
-def _attribute(recipe: Recipe, node: ast.Attribute) -> Any:
+def _attribute(recipe: RecipeFollower, node: ast.Attribute) -> Any:
     base = evaluate(recipe, node.value)
     if isinstance(base, Tree):
         if node.attr in base.entries:
@@ -73,7 +73,7 @@ def _attribute(recipe: Recipe, node: ast.Attribute) -> Any:
     )
 
 
-def _list(recipe: Recipe, node: ast.List | ast.Tuple | ast.Set) -> Any:
+def _list(recipe: RecipeFollower, node: ast.List | ast.Tuple | ast.Set) -> Any:
     items: list[Any] = []
     for element in node.elts:
         if isinstance(element, ast.Starred):
@@ -86,7 +86,7 @@ def _list(recipe: Recipe, node: ast.List | ast.Tuple | ast.Set) -> Any:
     return items if isinstance(node, ast.List) else tuple(items)
 
 
-def _dict(recipe: Recipe, node: ast.Dict) -> Any:
+def _dict(recipe: RecipeFollower, node: ast.Dict) -> Any:
     pairs: dict[Any, Any] = {}
     for key_node, value_node in zip(node.keys, node.values, strict=True):
         value = evaluate(recipe, value_node)
@@ -102,7 +102,7 @@ def _dict(recipe: Recipe, node: ast.Dict) -> Any:
     return pairs
 
 
-def _unary(recipe: Recipe, node: ast.UnaryOp) -> Any:
+def _unary(recipe: RecipeFollower, node: ast.UnaryOp) -> Any:
     value = evaluate(recipe, node.operand)
     if isinstance(node.op, ast.Not):
         truth = true_or_false(value)
@@ -116,7 +116,7 @@ def _reason(*values: Any) -> str:
     return next((value.reason for value in values if isinstance(value, Unknown)), "it is not computed")
 
 
-def _binary(recipe: Recipe, node: ast.BinOp) -> Any:
+def _binary(recipe: RecipeFollower, node: ast.BinOp) -> Any:
     left, right = evaluate(recipe, node.left), evaluate(recipe, node.right)
     function = _BINARY.get(type(node.op))
     if not is_plain(left, right):
@@ -151,7 +151,7 @@ def _binary(recipe: Recipe, node: ast.BinOp) -> Any:
         return unknown(node, str(error)[:100])
 
 
-def _compare(recipe: Recipe, node: ast.Compare) -> Any:
+def _compare(recipe: RecipeFollower, node: ast.Compare) -> Any:
     left = evaluate(recipe, node.left)
     for op, right_node in zip(node.ops, node.comparators, strict=True):
         right = evaluate(recipe, right_node)
@@ -168,7 +168,7 @@ def _compare(recipe: Recipe, node: ast.Compare) -> Any:
     return True
 
 
-def _boolean(recipe: Recipe, node: ast.BoolOp) -> Any:
+def _boolean(recipe: RecipeFollower, node: ast.BoolOp) -> Any:
     value: Any = None
     for part in node.values:
         value = evaluate(recipe, part)
@@ -180,7 +180,7 @@ def _boolean(recipe: Recipe, node: ast.BoolOp) -> Any:
     return value
 
 
-def _if(recipe: Recipe, node: ast.IfExp) -> Any:
+def _if(recipe: RecipeFollower, node: ast.IfExp) -> Any:
     truth = true_or_false(evaluate(recipe, node.test))
     if truth is None:
         return unknown(node, f"depends on the condition {shown(node.test)}")
@@ -194,7 +194,7 @@ def true_or_false(value: Any) -> bool | None:
     return True if isinstance(value, Tree) else bool(value)
 
 
-def _joined(recipe: Recipe, node: ast.JoinedStr) -> Any:
+def _joined(recipe: RecipeFollower, node: ast.JoinedStr) -> Any:
     text = ""
     for part in node.values:
         if isinstance(part, ast.Constant):
@@ -211,7 +211,7 @@ def _joined(recipe: Recipe, node: ast.JoinedStr) -> Any:
     return text
 
 
-def _subscript(recipe: Recipe, node: ast.Subscript) -> Any:
+def _subscript(recipe: RecipeFollower, node: ast.Subscript) -> Any:
     base = evaluate(recipe, node.value)
     key = evaluate(recipe, node.slice)
     if isinstance(base, dict | list | tuple) and is_plain(key):
@@ -222,18 +222,18 @@ def _subscript(recipe: Recipe, node: ast.Subscript) -> Any:
     return unknown(node, _reason(base, key))
 
 
-def _constant(recipe: Recipe, node: ast.Constant) -> Any:
+def _constant(recipe: RecipeFollower, node: ast.Constant) -> Any:
     value = node.value
     return (
         value if isinstance(value, str | int | float | bool | None) else unknown(node, "it is not computed")
     )
 
 
-def _call(recipe: Recipe, node: ast.Call) -> Any:
+def _call(recipe: RecipeFollower, node: ast.Call) -> Any:
     return recipe.call(node)
 
 
-_HANDLERS: dict[type[ast.expr], Callable[[Recipe, Any], Any]] = {
+_HANDLERS: dict[type[ast.expr], Callable[[RecipeFollower, Any], Any]] = {
     ast.Name: _name, ast.Attribute: _attribute, ast.List: _list, ast.Tuple: _list, ast.Set: _list,
     ast.Dict: _dict,
     ast.UnaryOp: _unary, ast.BinOp: _binary, ast.Compare: _compare, ast.BoolOp: _boolean, ast.IfExp: _if,

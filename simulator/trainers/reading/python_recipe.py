@@ -9,7 +9,7 @@ from pathlib import Path
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import read_text
-from moesim.simulator.trainers.launch import Launch
+from moesim.simulator.trainers.launch import LaunchFile
 from moesim.simulator.trainers.reading.limits import MOST_BYTES
 from moesim.simulator.trainers.reading.python_statements import MOST_LISTED, Recipe
 from moesim.simulator.trainers.reading.python_values import Tree, arguments_of_tree
@@ -19,7 +19,7 @@ from moesim.simulator.trainers.reading.yaml_launch import machine_of_keys
 _NESTED_BRACKETS = 60
 
 
-def read_recipe(path: Path, recipe: str | None, parameters: Mapping[str, str] | None = None) -> Launch:
+def read_recipe(path: Path, recipe: str | None, parameters: Mapping[str, str] | None = None) -> LaunchFile:
     """The launch of the function `recipe` of a Python file; of the only one where `recipe` is None.
 
     A variable of the file that holds a configuration counts as well. Raises InputError where the file is no
@@ -52,7 +52,7 @@ def read_recipe(path: Path, recipe: str | None, parameters: Mapping[str, str] | 
             "does not set has that file's value"
         ] = None
     trainer = trainer_of_keys([argument.name for argument in arguments], text)
-    return Launch(trainer, name, arguments, machine_of_keys(arguments), {}, tuple(reader.notes))
+    return LaunchFile(trainer, name, arguments, machine_of_keys(arguments), {}, tuple(reader.notes))
 
 
 def _parsed(text: str, file: str) -> ast.Module:

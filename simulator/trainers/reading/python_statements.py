@@ -11,12 +11,12 @@ from typing import Any
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.trainers.launch import Unknown
 from moesim.simulator.trainers.reading.limits import Budget
-from moesim.simulator.trainers.reading.python_expressions import evaluate, is_plain, true_or_false
-from moesim.simulator.trainers.reading.python_values import Tree, shown, unknown
+from moesim.simulator.trainers.reading.python_calls import value_of_call
+from moesim.simulator.trainers.reading.python_expressions import evaluate, true_or_false
+from moesim.simulator.trainers.reading.python_values import Tree, shown
 
 MOST_LISTED = 30
 """Most names of recipes in a message."""
-_WRAPPERS = ("Config", "Partial")
 
 
 class _Return(Exception):  # noqa: N818 - it carries a value, not a mistake
@@ -36,7 +36,6 @@ class Recipe:
         self.globals: dict[str, Any] = {}
         self.locals: dict[str, Any] = {}
         self.depth = 0
-        self._calls = 0
         self._uncertain: list[str] = []
         self._outside = 0
 
@@ -90,124 +89,18 @@ class Recipe:
         if name not in self.functions:
             return self.globals[name]
         given = {key: literal(text) for key, text in parameters.items()}
-        return self._function(self.functions[name], [], given, self.functions[name])
+        return self.function(self.functions[name], [], given, self.functions[name])
 
     # -- calls ---------------------------------------------------------------------------------------
 
     def call(self, node: ast.Call) -> Any:
-        """The value of a call: of a function of the file, of a class with keywords, or an unknown one."""
-        name = node.func.id if isinstance(node.func, ast.Name) else ""
-        if name in self.functions and name not in self.locals:
-            positional = [
-                evaluate(self, argument) for argument in node.args if not isinstance(argument, ast.Starred)
-            ]
-            return self._function(self.functions[name], positional, self._keywords(node), node)
-        if isinstance(node.func, ast.Attribute):
-            handled, value = self._method(node, node.func)
-            if handled:
-                return value
-        known = self._builtin(name, node)
-        if known is not None:
-            return known[0]
-        keywords = self._keywords(node)
-        last = node.func.attr if isinstance(node.func, ast.Attribute) else name
-        values = [evaluate(self, argument) for argument in node.args if not isinstance(argument, ast.Starred)]
-        if any(isinstance(value, Tree) for value in [*values, *keywords.values()]) and not last[:1].isupper():
-            self.notes[
-                f"{self.place(node)}: {shown(node)[:100]} is in another file and may change values; not read"
-            ] = None
-        if not last[:1].isupper():
-            return Tree(shown(node), is_open=True)
-        entries = {key: (value, _line(node, key)) for key, value in keywords.items()}
-        label = shown(node.args[0]) if last in _WRAPPERS and node.args else shown(node.func)
-        return Tree(label, entries=entries)
+        """The value of a call."""
+        return value_of_call(self, node)
 
-    def _keywords(self, node: ast.Call) -> dict[str, Any]:
-        keywords: dict[str, Any] = {}
-        for keyword in node.keywords:
-            value = evaluate(self, keyword.value)
-            if keyword.arg is not None:
-                keywords[keyword.arg] = value
-            elif isinstance(value, dict):
-                keywords |= {str(key): item for key, item in value.items()}
-            else:
-                self.notes[f"{self.place(node)}: **{shown(keyword.value)} is not known and was left out"] = (
-                    None
-                )
-        return keywords
-
-    def _method(self, node: ast.Call, function: ast.Attribute) -> tuple[bool, Any]:
-        """Calls of the methods of known lists and mappings."""
-        base = evaluate(self, function.value)
-        arguments = [
-            evaluate(self, argument) for argument in node.args if not isinstance(argument, ast.Starred)
-        ]
-        if isinstance(base, list) and function.attr in ("append", "extend") and len(arguments) == 1:
-            added = [arguments[0]] if function.attr == "append" else arguments[0]
-            if isinstance(added, list | tuple):
-                base += added
-                return True, None
-        if (
-            isinstance(base, dict)
-            and function.attr in ("get", "pop")
-            and arguments
-            and is_plain(arguments[0])
-        ):
-            return True, base.get(arguments[0], arguments[1] if len(arguments) > 1 else None)
-        if (
-            isinstance(base, dict)
-            and function.attr == "update"
-            and len(arguments) == 1
-            and isinstance(arguments[0], dict)
-        ):
-            base |= arguments[0]
-            return True, None
-        if isinstance(base, str) and function.attr in ("lower", "upper", "strip") and not arguments:
-            return True, getattr(base, function.attr)()
-        if isinstance(base, Tree) and not function.attr[:1].isupper():
-            self.notes[f"{self.place(node)}: {shown(node)[:100]} may change values; it is not followed"] = (
-                None
-            )
-            return True, unknown(node, "the result of a method, which is not followed")
-        return False, None
-
-    def _builtin(self, name: str, node: ast.Call) -> tuple[Any] | None:
-        """The value of some functions of Python itself, as a tuple of one."""
-        if name not in (
-            "dict",
-            "list",
-            "tuple",
-            "int",
-            "float",
-            "str",
-            "bool",
-            "min",
-            "max",
-            "len",
-            "deepcopy",
-        ):
-            return None
-        if name == "dict" and not node.args:
-            return (self._keywords(node),)
-        values = [evaluate(self, argument) for argument in node.args if not isinstance(argument, ast.Starred)]
-        if node.keywords or not values or not is_plain(*values):
-            return (unknown(node, "one of its values is not known"),)
-        functions: dict[str, Any] = {
-            "list": list, "tuple": tuple, "int": int, "float": float, "str": str, "bool": bool, "min": min,
-            "max": max,
-            "len": len, "dict": dict, "deepcopy": copy.deepcopy,
-        }  # fmt: skip
-        if name in ("int", "float") and isinstance(values[0], str) and len(values[0]) > 30:
-            return (unknown(node, "the number is too long"),)
-        try:
-            return (functions[name](*values),)
-        except (TypeError, ValueError, OverflowError) as error:
-            return (unknown(node, str(error)[:100]),)
-
-    def _function(
+    def function(
         self, node: ast.FunctionDef, positional: list[Any], keywords: dict[str, Any], call: ast.AST
     ) -> Any:
-        self._calls += 1
+        """The value that a function of the file returns, or None."""
         self.depth += 1
         self.budget.depth(self.depth, self.place(call))
         outer, outside = self.locals, self._outside
@@ -378,10 +271,6 @@ def _loaded(target: ast.expr) -> ast.expr:
     if isinstance(loaded, ast.Name | ast.Attribute | ast.Subscript):
         loaded.ctx = ast.Load()
     return loaded
-
-
-def _line(node: ast.Call, key: str) -> int:
-    return next((keyword.value.lineno for keyword in node.keywords if keyword.arg == key), node.lineno)
 
 
 def literal(text: str) -> Any:

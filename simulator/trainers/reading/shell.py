@@ -10,14 +10,14 @@ from pathlib import Path, PurePosixPath
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import read_text
 from moesim.hwmodels.yaml_io import parse_mapping
-from moesim.simulator.trainers.launch import Argument, Launch, Machine
+from moesim.simulator.trainers.launch import Argument, LaunchFile, Machine
 from moesim.simulator.trainers.reading import slurm
 from moesim.simulator.trainers.reading.arguments import arguments_of
 from moesim.simulator.trainers.reading.flatten import flattened
 from moesim.simulator.trainers.reading.launchers import Started, machine_of, started
 from moesim.simulator.trainers.reading.limits import MOST_BYTES, Budget
-from moesim.simulator.trainers.reading.shell_reading import Command, Reading
-from moesim.simulator.trainers.reading.shell_scope import Scope, Variable
+from moesim.simulator.trainers.reading.script_record import Command, ScriptRecord
+from moesim.simulator.trainers.reading.shell_scope import Scope, ShellVariable
 from moesim.simulator.trainers.reading.shell_statements import Statements
 from moesim.simulator.trainers.reading.shell_syntax import check_text
 from moesim.simulator.trainers.reading.trainer_names import trainer_of
@@ -26,10 +26,12 @@ from moesim.simulator.trainers.reading.unknowns import MARK, Unknowns, is_known
 _MOST_NOTES = 100
 _TRAINING = re.compile(r"train|finetune|recipe|sft")
 _OTHER_WORK = re.compile(r"conver|parity|eval|generat|infer|process|check|export|test|bench_|download|import")
+_UNQUOTED = re.compile(r'(?<!["\w])(\ue000[\d\ue000\ue001]*\ue001)(?!["\w])')
+"""Marks of unknown values that stand in JSON text without quotes."""
 _CONFIGURED = re.compile(r"config|deepspeed|job")
 
 
-def read_shell(path: Path, environment: Mapping[str, str], parameters: Sequence[str] = ()) -> Launch:
+def read_shell(path: Path, environment: Mapping[str, str], parameters: Sequence[str] = ()) -> LaunchFile:
     """The launch of a shell script, with its `environment` and its positional `parameters`.
 
     Raises InputError for a file that cannot be read or parsed, that exceeds the limits, or that starts no
@@ -45,10 +47,10 @@ def read_shell_text(
     folder: Path | None,
     environment: Mapping[str, str],
     parameters: Sequence[str] = (),
-) -> Launch:
+) -> LaunchFile:
     """The launch of a shell text, whose messages call it `file`; scripts that it calls lie in `folder`."""
-    reading = Reading(Budget(file))
-    given = {name: Variable(value, exported=True) for name, value in environment.items()}
+    reading = ScriptRecord(Budget(file))
+    given = {name: ShellVariable(value, exported=True) for name, value in environment.items()}
     scope = Scope(dict(given), file, tuple(parameters), bool(parameters))
     shell = Statements(reading, scope, folder)
     shell.following += [folder / file] if folder is not None else []
@@ -58,8 +60,8 @@ def read_shell_text(
         for option, _ in reading.headers:
             asked |= slurm.asked(slurm.header_words(option))
         for name, value in slurm.slurm_variables(asked).items():
-            scope.variables.setdefault(name, Variable(value, exported=True))
-            given.setdefault(name, Variable(value, exported=True))
+            scope.variables.setdefault(name, ShellVariable(value, exported=True))
+            given.setdefault(name, ShellVariable(value, exported=True))
     try:
         shell.run_text(text, file, 1)
     except RecursionError:
@@ -67,7 +69,7 @@ def read_shell_text(
     return _launch(reading, given, file, shell.scope)
 
 
-def _launch(reading: Reading, given: Mapping[str, Variable], file: str, scope: Scope) -> Launch:
+def _launch(reading: ScriptRecord, given: Mapping[str, ShellVariable], file: str, scope: Scope) -> LaunchFile:
     candidates: list[tuple[Command, Started, tuple[Argument, ...]]] = []
     seen = set()
     for command in reading.commands:
@@ -108,10 +110,12 @@ def _launch(reading: Reading, given: Mapping[str, Variable], file: str, scope: S
     shown = tuple(MARK.sub("...", note) for note in notes)
     launcher = program.launcher
     trainer = trainer_of(name, arguments, launcher)
-    return Launch(trainer, name, arguments, machine, environment, shown)
+    return LaunchFile(trainer, name, arguments, machine, environment, shown)
 
 
-def _variables_only(reading: Reading, given: Mapping[str, Variable], file: str, scope: Scope) -> Launch:
+def _variables_only(
+    reading: ScriptRecord, given: Mapping[str, ShellVariable], file: str, scope: Scope
+) -> LaunchFile:
     """The launch of a file that only sets variables with arguments, such as a model's configuration."""
     if scope.stopped == "exit":
         raise InputError(
@@ -144,10 +148,10 @@ def _variables_only(reading: Reading, given: Mapping[str, Variable], file: str, 
         if variable.exported and given.get(key) != variable
     }
     notes = tuple(MARK.sub("...", text) for text in [note, *list(reading.notes)[:_MOST_NOTES]])
-    return Launch(trainer_of("", arguments), None, arguments, Machine(), environment, notes)
+    return LaunchFile(trainer_of("", arguments), None, arguments, Machine(), environment, notes)
 
 
-def _set_variables(command: Command, given: Mapping[str, Variable]) -> dict[str, Variable]:
+def _set_variables(command: Command, given: Mapping[str, ShellVariable]) -> dict[str, ShellVariable]:
     """The variables that a program sees and the file sets."""
     return {key: variable for key, variable in command.environment.items() if given.get(key) != variable}
 
@@ -163,7 +167,7 @@ def _name(program: Started, unknowns: Unknowns) -> str:
     return unknowns.shown(program.program)
 
 
-def _text(variable: Variable) -> str:
+def _text(variable: ShellVariable) -> str:
     value = variable.value
     if isinstance(value, str):
         return value
@@ -189,7 +193,7 @@ def _others(
     return notes
 
 
-def _written_configuration(program: Started, command: Command, reading: Reading) -> tuple[Argument, ...]:
+def _written_configuration(program: Started, command: Command, reading: ScriptRecord) -> tuple[Argument, ...]:
     """The entries of a JSON or YAML file that the script writes itself and gives to the program."""
     words = [*program.words]
     for n, word in enumerate(words):
@@ -201,9 +205,13 @@ def _written_configuration(program: Started, command: Command, reading: Reading)
     return ()
 
 
-def _entries(text: str, name: str, place: str, reading: Reading) -> tuple[Argument, ...]:
+def _entries(text: str, name: str, place: str, reading: ScriptRecord) -> tuple[Argument, ...]:
     kind = "x.json" if text.lstrip().startswith("{") else "x.yaml"
-    quoted = re.sub(r'(?<!["\w])((?:\ue000\d+\ue001)+)(?!["\w])', r'"\1"', text) if kind == "x.json" else text
+    quoted = (
+        re.sub(r'(?<!["\w])(\ue000[\d\ue000\ue001]*\ue001)(?!["\w])', r'"\1"', text)
+        if kind == "x.json"
+        else text
+    )
     try:
         data = parse_mapping(quoted, kind)
     except InputError as error:

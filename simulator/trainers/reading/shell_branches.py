@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moesim.simulator.trainers.launch import Unknown
-from moesim.simulator.trainers.reading.shell_scope import Scope, Value, Variable
+from moesim.simulator.trainers.reading.shell_scope import Scope, ShellVariable, Value
 from moesim.simulator.trainers.reading.unknowns import Unknowns, merged_text, merged_words
 
 
@@ -28,10 +28,10 @@ def merged_scope(ours: Scope, theirs: Scope, condition: str, unknowns: Unknowns)
     return scope
 
 
-def _merged(name: str, ours: Scope, theirs: Scope, condition: str, unknowns: Unknowns) -> Variable:
+def _merged(name: str, ours: Scope, theirs: Scope, condition: str, unknowns: Unknowns) -> ShellVariable:
     a, b = ours.variables.get(name), theirs.variables.get(name)
     if a is not None and b is not None and a.value == b.value:
-        return Variable(a.value, a.exported or b.exported)
+        return ShellVariable(a.value, a.exported or b.exported)
     exported = any(variable is not None and variable.exported for variable in (a, b))
     values: list[Value] = [None if variable is None else variable.value for variable in (a, b)]
     first, second = values
@@ -47,7 +47,7 @@ def _merged(name: str, ours: Scope, theirs: Scope, condition: str, unknowns: Unk
         value = merged_words(_words(first), _words(second), condition, unknowns)
     else:
         value = merged_text(first or "", second or "", condition, unknowns)
-    return Variable(value, exported)
+    return ShellVariable(value, exported)
 
 
 def _words(value: Value) -> tuple[str, ...]:

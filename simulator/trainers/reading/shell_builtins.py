@@ -7,14 +7,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from moesim.simulator.trainers.reading import shell_commands, shell_files
-from moesim.simulator.trainers.reading.shell_conditions import Conditions
+from moesim.simulator.trainers.reading.shell_conditions import ShellConditions
 
 if TYPE_CHECKING:
-    from moesim.simulator.trainers.reading.shell_statements import Statements
+    from moesim.simulator.trainers.reading.shell_follower import ShellFollower
 
 
-def _leave(kind: str) -> Callable[[Statements, list[str]], None]:
-    def leave(shell: Statements, words: list[str]) -> None:
+def _leave(kind: str) -> Callable[[ShellFollower, list[str]], None]:
+    def leave(shell: ShellFollower, words: list[str]) -> None:
         shell.scope.stopped = kind
         shell.scope.left_at = shell.place
         shell.scope.status = not words or words[0] == "0"
@@ -22,21 +22,21 @@ def _leave(kind: str) -> Callable[[Statements, list[str]], None]:
     return leave
 
 
-def _unset(shell: Statements, words: list[str]) -> None:
+def _unset(shell: ShellFollower, words: list[str]) -> None:
     for word in words:
         if re.fullmatch(r"[A-Za-z_]\w*", word):
             shell.scope.set(word, None)
     shell.scope.status = True
 
 
-def _shift(shell: Statements, words: list[str]) -> None:
+def _shift(shell: ShellFollower, words: list[str]) -> None:
     count = int(words[0]) if words and words[0].isdigit() and len(words[0]) < 6 else 1
     shell.scope.status = count <= len(shell.scope.parameters)
     if shell.scope.status:
         shell.scope.parameters = shell.scope.parameters[count:]
 
 
-def _set(shell: Statements, words: list[str]) -> None:
+def _set(shell: ShellFollower, words: list[str]) -> None:
     if "--" in words:
         shell.scope.parameters = tuple(words[words.index("--") + 1 :])
         shell.scope.given = True
@@ -49,36 +49,38 @@ def _set(shell: Statements, words: list[str]) -> None:
     shell.scope.status = True
 
 
-def _test(shell: Statements, words: list[str]) -> None:
-    conditions = Conditions(shell.expander)
+def _test(shell: ShellFollower, words: list[str]) -> None:
+    conditions = ShellConditions(shell.expander)
     shell.scope.status = shell.tested_words(conditions, words[:-1] if words[-1:] == ["]"] else words)
     shell.assumed = conditions.assumed
 
 
-def _eval(shell: Statements, words: list[str]) -> None:
+def _eval(shell: ShellFollower, words: list[str]) -> None:
     shell.run_text(" ".join(words), shell.source.file, shell.line, derived=True)
 
 
-def _done(status: bool | None) -> Callable[[Statements, list[str]], None]:
-    def done(shell: Statements, words: list[str]) -> None:
+def _done(status: bool | None) -> Callable[[ShellFollower, list[str]], None]:
+    def done(shell: ShellFollower, words: list[str]) -> None:
         shell.scope.status = status
 
     return done
 
 
-def _source(shell: Statements, words: list[str]) -> None:
+def _source(shell: ShellFollower, words: list[str]) -> None:
     shell_files.include(shell, words)
 
 
-def _written(action: Callable[[Statements, list[str]], None]) -> Callable[[Statements, list[str]], None]:
-    def written(shell: Statements, words: list[str]) -> None:
+def _written(
+    action: Callable[[ShellFollower, list[str]], None],
+) -> Callable[[ShellFollower, list[str]], None]:
+    def written(shell: ShellFollower, words: list[str]) -> None:
         action(shell, words)
         shell.scope.status = True
 
     return written
 
 
-def _read(shell: Statements, words: list[str]) -> None:
+def _read(shell: ShellFollower, words: list[str]) -> None:
     shell.scope.status = shell_commands.read(shell, words)
 
 
@@ -95,7 +97,7 @@ _WITHOUT_EFFECT = (
     "mkdir",
     "jobs",
 )
-BUILTINS: dict[str, Callable[[Statements, list[str]], None]] = {
+BUILTINS: dict[str, Callable[[ShellFollower, list[str]], None]] = {
     "exit": _leave("exit"), "return": _leave("return"), "break": _leave("break"),
     "continue": _leave("continue"),
     "unset": _unset, "shift": _shift, "set": _set, "test": _test, "[": _test, "eval": _eval, "read": _read,

@@ -13,14 +13,14 @@ from moesim.simulator.trainers.reading.shell_words import ASSIGNMENT, ShellTextE
 from moesim.simulator.trainers.reading.unknowns import is_known
 
 if TYPE_CHECKING:
-    from moesim.simulator.trainers.reading.shell_statements import Statements
+    from moesim.simulator.trainers.reading.shell_follower import ShellFollower
 
 NOT_RUN = "the output of a command, which is never run"
 DECLARATIONS = ("export", "declare", "typeset", "local", "readonly")
 _MOST_INDEX = 10_000
 
 
-def assign(shell: Statements, raw: str, *, export: bool | None = None, options: str = "") -> None:
+def assign(shell: ShellFollower, raw: str, *, export: bool | None = None, options: str = "") -> None:
     """Carry out one raw assignment, `NAME=value`, `NAME+=value`, `NAME[i]=value` or `NAME=(...)`."""
     match = ASSIGNMENT.match(raw)
     assert match is not None
@@ -56,14 +56,14 @@ def assign(shell: Statements, raw: str, *, export: bool | None = None, options: 
     scope.set(name, value, export=export)
 
 
-def _unset(shell: Statements, name: str) -> str:
+def _unset(shell: ShellFollower, name: str) -> str:
     """What `NAME+=` adds to where NAME is not set: nothing, and a note says so."""
     if name not in shell.scope.variables:
         shell.notes[f"{name} is not set before {shell.place} adds to it, and is taken as empty"] = None
     return ""
 
 
-def _array(shell: Statements, text: str, associative: bool) -> Value:
+def _array(shell: ShellFollower, text: str, associative: bool) -> Value:
     scanned = scan(text, lines=True)
     if associative or any(re.match(r"\[[^\]]+\]=", word) for word in scanned.words):
         pairs: dict[str, str] = {}
@@ -82,7 +82,7 @@ def _array(shell: Statements, text: str, associative: bool) -> Value:
     return tuple(words)
 
 
-def _indexed(shell: Statements, name: str, index: str, value: str, plus: bool) -> Value:
+def _indexed(shell: ShellFollower, name: str, index: str, value: str, plus: bool) -> Value:
     before = shell.scope.variables.get(name)
     if before is not None and isinstance(before.value, dict):
         key = shell.expander.text(index)
@@ -103,7 +103,7 @@ def _indexed(shell: Statements, name: str, index: str, value: str, plus: bool) -
     return tuple(elements)
 
 
-def declare(shell: Statements, command: str, raws: list[str]) -> None:
+def declare(shell: ShellFollower, command: str, raws: list[str]) -> None:
     """`export`, `declare`, `local` and `readonly`, with their options and assignments."""
     export = True if command == "export" else None
     options = ""
@@ -129,7 +129,7 @@ def declare(shell: Statements, command: str, raws: list[str]) -> None:
             shell.scope.set(match[1], shell.unknowns.mark(mark))
 
 
-def _declared(shell: Statements, command: str, name: str, options: str, export: bool | None) -> None:
+def _declared(shell: ShellFollower, command: str, name: str, options: str, export: bool | None) -> None:
     """A name without a value."""
     variable = shell.scope.variables.get(name)
     if command == "export" or "x" in options:
@@ -147,7 +147,7 @@ def _declared(shell: Statements, command: str, name: str, options: str, export: 
             shell.scope.set(name, None)
 
 
-def echo(shell: Statements, words: list[str]) -> None:
+def echo(shell: ShellFollower, words: list[str]) -> None:
     """Write words to the captured output."""
     newline = True
     escapes = False
@@ -161,7 +161,7 @@ def echo(shell: Statements, words: list[str]) -> None:
     shell.write(text + ("\n" if newline else ""))
 
 
-def printf(shell: Statements, words: list[str]) -> None:
+def printf(shell: ShellFollower, words: list[str]) -> None:
     """`printf` with %s and %d; another format makes the output unknown."""
     if words[:1] == ["-v"] and len(words) > 2:
         text = _formatted(words[2], words[3:])
@@ -191,7 +191,7 @@ def _formatted(rule: str, words: list[str]) -> str | None:
             return done
 
 
-def read(shell: Statements, words: list[str]) -> bool | None:
+def read(shell: ShellFollower, words: list[str]) -> bool | None:
     """`read NAME ...` from text that is known, or unknown values for its names."""
     names: list[str] = []
     array = None

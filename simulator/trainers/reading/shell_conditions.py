@@ -38,12 +38,13 @@ _FILE_TESTS = frozenset(
         "-S",
     ]
 )
-_SAFE_REGEX = re.compile(r"\^?(?:[\w ,:/@%=-]|\\\.|(?:\[\^?[\w. :/-]+\]|\.)[+*?]?|[\w-]\+)*\$?")
+_SAFE_PART = re.compile(r"[\w-]\+|[\w ,:/@%=-]|\\\.|(?:\[\^?[\w. :/-]+\]|\.)[+*?]?")
+"""A part of a regular expression whose search takes little time."""
 _MOST_REGEX = 200
 _MOST_NESTED = 20
 
 
-class Conditions:
+class ShellConditions:
     """Evaluates conditions with three results: True, False, and None for one that known values do not decide.
 
     `assumed` collects sentences on variables that are not set and were taken as empty.
@@ -210,9 +211,20 @@ class Conditions:
         quantifiers = sum(rule.count(char) for char in "+*?")
         if not is_known(text, rule) or len(text) > _MOST_REGEX or quantifiers > 2:
             return None
-        if not _SAFE_REGEX.fullmatch(rule) or len(rule) > _MOST_REGEX:
+        if len(rule) > _MOST_REGEX or not _is_safe(rule):
             return None
         return re.search(rule, text) is not None
+
+
+def _is_safe(rule: str) -> bool:
+    """Whether a regular expression consists of simple parts between `^` and `$`."""
+    at, end = int(rule.startswith("^")), len(rule) - int(rule.endswith("$"))
+    while at < end:
+        part = _SAFE_PART.match(rule, at, end)
+        if part is None:
+            return False
+        at = part.end()
+    return True
 
 
 def is_unset(entry: object) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from moesim.simulator.trainers.launch import Unknown
 from moesim.simulator.trainers.reading.limits import Budget
 from moesim.simulator.trainers.reading.shell_arithmetic import UnknownNumber, arithmetic
 from moesim.simulator.trainers.reading.shell_braces import braces
+from moesim.simulator.trainers.reading.shell_parameters import parameter
 from moesim.simulator.trainers.reading.shell_scope import Scope, Substitution
+from moesim.simulator.trainers.reading.shell_word_parts import WordPart
 from moesim.simulator.trainers.reading.shell_words import (
     ShellTextError,
     skip_dollar,
@@ -34,22 +35,6 @@ _ASSIGNED = re.compile(
     re.ASCII,
 )
 SPACES = " \t\n"
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A part of a word: `quoted` text is never split, `expanded` text is where it is not quoted.
-
-    `between` marks the place between two elements of an array, which are separate fields.
-    """
-
-    text: str
-    quoted: bool = False
-    expanded: bool = False
-    between: bool = False
-
-
-BETWEEN = Piece("", between=True)
 
 
 class Expander:
@@ -94,11 +79,11 @@ class Expander:
         """The pieces of a pattern, each with whether it was quoted."""
         return [(part.text, part.quoted) for part in self.pieces(raw)]
 
-    def pieces(self, raw: str) -> list[Piece]:
+    def pieces(self, raw: str) -> list[WordPart]:
         """The parts of a raw word, expanded but not split."""
         self.depth += 1
         self.budget.depth(self.depth, self.budget.file)
-        parts: list[Piece] = []
+        parts: list[WordPart] = []
         at = 0
         while at < len(raw):
             char = raw[at]
@@ -106,43 +91,45 @@ class Expander:
             if char == "\\":
                 escaped = raw[at + 1 : end]
                 if escaped != "\n":
-                    parts.append(Piece(escaped or "\\", quoted=bool(escaped)))
+                    parts.append(WordPart(escaped or "\\", quoted=bool(escaped)))
             elif char == "'":
-                parts.append(Piece(raw[at + 1 : end - 1], quoted=True))
+                parts.append(WordPart(raw[at + 1 : end - 1], quoted=True))
             elif char == '"':
                 parts += self.quoted(raw[at + 1 : end - 1]) or ()
             elif raw.startswith(('$"',), at):
                 at, end = at + 1, skip_piece(raw, at + 1)
                 parts += self.quoted(raw[at + 1 : end - 1])
             elif raw.startswith("$'", at):
-                parts.append(Piece(_unescaped(raw[at + 2 : end - 1]), quoted=True))
+                parts.append(WordPart(_unescaped(raw[at + 2 : end - 1]), quoted=True))
             elif char in "$`":
                 parts += self._expansion(raw[at:end], quoted=False)
             elif raw.startswith(("<(", ">("), at):
                 end = skip_parentheses(raw, at + 1)
-                parts.append(Piece(self._unknown(raw[at:end], "the output of a command, which is never run")))
+                parts.append(
+                    WordPart(self._unknown(raw[at:end], "the output of a command, which is never run"))
+                )
             elif char == "~" and at == 0 and raw[1:2] in ("", "/"):
                 home = self.scope.text("HOME")
                 parts.append(
-                    Piece(
+                    WordPart(
                         home if home is not None else self._unknown("~", "the variable HOME is not set"), True
                     )
                 )
             else:
-                parts.append(Piece(char))
+                parts.append(WordPart(char))
             at = end
         self.depth -= 1
         return parts
 
-    def quoted(self, body: str, *, document: bool = False) -> list[Piece]:
+    def quoted(self, body: str, *, document: bool = False) -> list[WordPart]:
         """The parts of text between double quotes; empty quotes are one empty part."""
-        parts: list[Piece] = []
+        parts: list[WordPart] = []
         at = plain = 0
         while at < len(body):
             char = body[at]
             if char == "\\" and at + 1 < len(body):
                 if body[at + 1] in ("$`\\\n" if document else '$`"\\\n'):
-                    parts.append(Piece(body[plain:at] + body[at + 1].replace("\n", ""), quoted=True))
+                    parts.append(WordPart(body[plain:at] + body[at + 1].replace("\n", ""), quoted=True))
                     plain = at + 2
                 at += 2
             elif char in "$`":
@@ -150,30 +137,28 @@ class Expander:
                 if end == at + 1:
                     at = end
                     continue
-                parts.append(Piece(body[plain:at], quoted=True))
+                parts.append(WordPart(body[plain:at], quoted=True))
                 parts += self._expansion(body[at:end], quoted=True)
                 at = plain = end
             else:
                 at += 1
-        parts.append(Piece(body[plain:], quoted=True))
+        parts.append(WordPart(body[plain:], quoted=True))
         some = [part for part in parts if part.text or part.between or part.expanded]
         array = any(part.between for part in some) or re.fullmatch(r"\$(@|\{(@|\w+\[@\])[^}]*\})", body)
-        return some if some or array else [Piece("", quoted=True)]
+        return some if some or array else [WordPart("", quoted=True)]
 
-    def _expansion(self, raw: str, *, quoted: bool) -> list[Piece]:
+    def _expansion(self, raw: str, *, quoted: bool) -> list[WordPart]:
         """The parts of one `$...` or backtick substitution."""
         if raw == "$":
-            return [Piece("$", quoted=quoted)]
+            return [WordPart("$", quoted=quoted)]
         if (raw.startswith("$((") and raw.endswith("))")) or raw.startswith("$["):
             inner = raw[3:-2] if raw.startswith("$((") else raw[2:-1]
-            return [Piece(self.number(inner, raw), quoted, True)]
+            return [WordPart(self.number(inner, raw), quoted, True)]
         if raw.startswith("$("):
-            return [Piece(self.substitute(raw[2:-1]), quoted, True)]
+            return [WordPart(self.substitute(raw[2:-1]), quoted, True)]
         if raw.startswith("`"):
             command = re.sub(r"\\([$`\\])", r"\1", raw[1:-1])
-            return [Piece(self.substitute(command), quoted, True)]
-        from moesim.simulator.trainers.reading.shell_parameters import parameter
-
+            return [WordPart(self.substitute(command), quoted, True)]
         return parameter(self, raw[2:-1] if raw.startswith("${") else raw[1:], raw, quoted)
 
     def number(self, expression: str, shown: str) -> str:
@@ -220,7 +205,7 @@ class Expander:
         ifs = self.scope.text("IFS")
         return SPACES if ifs is None or not is_known(ifs) else ifs
 
-    def _assembled(self, parts: list[Piece]) -> list[str]:
+    def _assembled(self, parts: list[WordPart]) -> list[str]:
         """The fields of a word's parts, unquoted expansions split."""
         words: list[str] = []
         current: str | None = None

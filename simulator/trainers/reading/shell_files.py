@@ -13,10 +13,10 @@ from moesim.simulator.trainers.reading.shell_syntax import check_text
 from moesim.simulator.trainers.reading.unknowns import is_known
 
 if TYPE_CHECKING:
-    from moesim.simulator.trainers.reading.shell_statements import Statements
+    from moesim.simulator.trainers.reading.shell_follower import ShellFollower
 
 
-def beside(shell: Statements, name: str) -> Path | None:
+def beside(shell: ShellFollower, name: str) -> Path | None:
     """The file that a path of the script names, relative to the script's folder, or None where there is none.
 
     A path whose folder is unknown (`$SCRIPT_DIR/run.sh`, `$(dirname $0)/run.sh`) counts as beside the script.
@@ -42,7 +42,7 @@ def beside(shell: Statements, name: str) -> Path | None:
     return path
 
 
-def read_file(shell: Statements, path: Path, follow: Callable[[str], None]) -> None:
+def read_file(shell: ShellFollower, path: Path, follow: Callable[[str], None]) -> None:
     """Follow the text of another file of the script's folder, which is noted."""
     text = check_text(read_text(path, MOST_BYTES, "shell script", strict=False), str(path))
     shell.notes[f"{shell.place}: {path.name} is read from the script's folder"] = None
@@ -51,7 +51,7 @@ def read_file(shell: Statements, path: Path, follow: Callable[[str], None]) -> N
     shell.following.pop()
 
 
-def include(shell: Statements, words: list[str]) -> None:
+def include(shell: ShellFollower, words: list[str]) -> None:
     """`source FILE`: follow it where it lies beside the script, else note that it was not read."""
     shell.scope.status = True
     if not words:

@@ -16,14 +16,14 @@ from moesim.simulator.trainers.reading.unknowns import is_known
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-    from moesim.simulator.trainers.reading.shell_statements import Statements
+    from moesim.simulator.trainers.reading.shell_follower import ShellFollower
 
 
-def _body(shell: Statements, node: Node) -> None:
+def _body(shell: ShellFollower, node: Node) -> None:
     shell.block(node.children)
 
 
-def _list(shell: Statements, node: Node) -> None:
+def _list(shell: ShellFollower, node: Node) -> None:
     """`a && b` and `a || b`."""
     left, operator, right = node.children[0], node.children[1].type, node.children[-1]
     shell.assumed = []
@@ -45,7 +45,7 @@ def _list(shell: Statements, node: Node) -> None:
 
 
 def _assumed(
-    shell: Statements,
+    shell: ShellFollower,
     condition: Sequence[Node],
     assumed: list[str],
     status: bool,
@@ -73,7 +73,7 @@ def _assumed(
     shell.notes[label] = None
 
 
-def _pipeline(shell: Statements, node: Node) -> None:
+def _pipeline(shell: ShellFollower, node: Node) -> None:
     stages = [child for child in node.children if child.is_named and child.type != "comment"]
     before = shell.stdin
     for n, stage in enumerate(stages):
@@ -91,13 +91,13 @@ def _pipeline(shell: Statements, node: Node) -> None:
     shell.scope.status = None if len(stages) > 1 and shell.scope.status is None else shell.scope.status
 
 
-def _negated(shell: Statements, node: Node) -> None:
+def _negated(shell: ShellFollower, node: Node) -> None:
     shell.block(node.children)
     status = shell.scope.status
     shell.scope.status = None if status is None else not status
 
 
-def _if(shell: Statements, node: Node) -> None:
+def _if(shell: ShellFollower, node: Node) -> None:
     clauses: list[tuple[list[Node], list[Node]]] = []
     parts = [node, *(child for child in node.children if child.type in ("elif_clause", "else_clause"))]
     for part in parts:
@@ -114,7 +114,7 @@ def _if(shell: Statements, node: Node) -> None:
     _clauses(shell, clauses, 0)
 
 
-def _clauses(shell: Statements, clauses: list[tuple[list[Node], list[Node]]], at: int) -> None:
+def _clauses(shell: ShellFollower, clauses: list[tuple[list[Node], list[Node]]], at: int) -> None:
     if at == len(clauses):
         return
     conditions, body = clauses[at]
@@ -139,14 +139,14 @@ def _clauses(shell: Statements, clauses: list[tuple[list[Node], list[Node]]], at
         _assumed(shell, conditions, assumed, False, others, this)
 
 
-def _case(shell: Statements, node: Node) -> None:
+def _case(shell: ShellFollower, node: Node) -> None:
     subject = node.child_by_field_name("value")
     assert subject is not None
     value = shell.expander.text(shell.source.text(subject))
     _items(shell, node, value, [child for child in node.children if child.type == "case_item"], 0)
 
 
-def _items(shell: Statements, node: Node, value: str, items: list[Node], at: int) -> None:
+def _items(shell: ShellFollower, node: Node, value: str, items: list[Node], at: int) -> None:
     if at == len(items):
         return
     item = items[at]
@@ -179,13 +179,13 @@ def _items(shell: Statements, node: Node, value: str, items: list[Node], at: int
         _items(shell, node, value, items, at + 1)
 
 
-def _function(shell: Statements, node: Node) -> None:
+def _function(shell: ShellFollower, node: Node) -> None:
     name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
     assert name is not None and body is not None
     shell.scope.functions[shell.source.text(name)] = (shell.source, body)
 
 
-def _subshell(shell: Statements, node: Node) -> None:
+def _subshell(shell: ShellFollower, node: Node) -> None:
     text = shell.source.text(node)
     if text.startswith("((") and text.endswith(
         "))"
@@ -195,7 +195,7 @@ def _subshell(shell: Statements, node: Node) -> None:
     shell.subshell(lambda: shell.block(node.children))
 
 
-def _redirected(shell: Statements, node: Node) -> None:
+def _redirected(shell: ShellFollower, node: Node) -> None:
     body = node.child_by_field_name("body")
     redirects: list[tuple[str, str]] = []
     document: str | None = None
@@ -225,7 +225,7 @@ def _redirected(shell: Statements, node: Node) -> None:
             shell.notes[f"{shell.place}: what follows the here-document on its line is not followed"] = None
 
 
-def _redirects(shell: Statements, node: Node) -> tuple[tuple[str, str], ...]:
+def _redirects(shell: ShellFollower, node: Node) -> tuple[tuple[str, str], ...]:
     scanned = scan(shell.source.text(node))
     if scanned.words or scanned.rest:
         raise InputError(
@@ -235,7 +235,7 @@ def _redirects(shell: Statements, node: Node) -> tuple[tuple[str, str], ...]:
     return scanned.redirects
 
 
-def _document(shell: Statements, node: Node) -> str:
+def _document(shell: ShellFollower, node: Node) -> str:
     """The text of a here-document, expanded unless its delimiter is quoted."""
     start = next(child for child in node.children if child.type == "heredoc_start")
     end = next((child for child in node.children if child.type == "heredoc_end"), None)
@@ -249,7 +249,7 @@ def _document(shell: Statements, node: Node) -> str:
     return text if re.search(r"[\"'\\]", delimiter) else shell.expander.within(text)
 
 
-HANDLERS: dict[str, Callable[[Statements, Node], None]] = {
+HANDLERS: dict[str, Callable[[ShellFollower, Node], None]] = {
     "program": _body, "list": _list, "pipeline": _pipeline, "negated_command": _negated, "if_statement": _if,
     "case_statement": _case, "for_statement": shell_loops.for_loop,
     "c_style_for_statement": shell_loops.c_loop, "while_statement": shell_loops.while_loop,

@@ -14,24 +14,24 @@ from moesim.simulator.trainers.reading.shell_words import scan
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-    from moesim.simulator.trainers.reading.shell_statements import Statements
+    from moesim.simulator.trainers.reading.shell_follower import ShellFollower
 _MOST_SHOWN = 100
 _MOST_TURNS = 200
 """Most turns of a `while` loop; one that runs longer waits for something that no text decides."""
 
 
-def shown(shell: Statements, nodes: Sequence[Node]) -> str:
+def shown(shell: ShellFollower, nodes: Sequence[Node]) -> str:
     """The source text of statements on one line, cut at a limit."""
     text = " ".join(" ".join(shell.source.text(node) for node in nodes).split()).rstrip("; ")
     return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 3] + "..."
 
 
-def described(shell: Statements, nodes: Sequence[Node]) -> str:
+def described(shell: ShellFollower, nodes: Sequence[Node]) -> str:
     """A condition and its place, for notes and reasons."""
     return f"the condition {shown(shell, nodes)} ({shell.source.place(nodes[0])})"
 
 
-def for_loop(shell: Statements, node: Node) -> None:
+def for_loop(shell: ShellFollower, node: Node) -> None:
     """Follow `for NAME in WORDS`."""
     variable = node.child_by_field_name("variable")
     assert variable is not None
@@ -58,13 +58,13 @@ def for_loop(shell: Statements, node: Node) -> None:
             break
 
 
-def _turn(shell: Statements, name: str, word: str, body: Node) -> None:
+def _turn(shell: ShellFollower, name: str, word: str, body: Node) -> None:
     shell.scope.set(name, word)
     shell.budget.step(shell.place)
     shell.statement(body)
 
 
-def _left(shell: Statements) -> bool:
+def _left(shell: ShellFollower) -> bool:
     """Whether the statements in a loop's turn left the loop."""
     if shell.scope.stopped == "continue":
         shell.scope.stopped = ""
@@ -74,7 +74,7 @@ def _left(shell: Statements) -> bool:
     return bool(shell.scope.stopped)
 
 
-def _uncertain(shell: Statements, label: str, turn: Callable[[], None]) -> None:
+def _uncertain(shell: ShellFollower, label: str, turn: Callable[[], None]) -> None:
     """Follow a turn that may run any number of times: what it changes is not known afterwards."""
     before = shell.scope
     shell.use(before.copy())
@@ -91,7 +91,7 @@ def _uncertain(shell: Statements, label: str, turn: Callable[[], None]) -> None:
     after.status = None
 
 
-def c_loop(shell: Statements, node: Node) -> None:
+def c_loop(shell: ShellFollower, node: Node) -> None:
     """Follow `for ((a; b; c))`."""
     text = shell.source.text(node)
     match = re.match(r"for\s*\(\((.*?)\)\)\s*;?\s*(?:do\b|\{)", text, re.DOTALL)
@@ -114,7 +114,7 @@ def c_loop(shell: Statements, node: Node) -> None:
         shell.tested(f"(({parts[2]}))")
 
 
-def while_loop(shell: Statements, node: Node) -> None:
+def while_loop(shell: ShellFollower, node: Node) -> None:
     """Follow `while` and `until`."""
     until = node.children[0].type == "until"
     body = next(child for child in node.children if child.type == "do_group")

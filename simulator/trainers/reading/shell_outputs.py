@@ -10,10 +10,10 @@ from moesim.simulator.trainers.reading.shell_commands import NOT_RUN
 from moesim.simulator.trainers.reading.unknowns import is_known
 
 if TYPE_CHECKING:
-    from moesim.simulator.trainers.reading.shell_statements import Statements
+    from moesim.simulator.trainers.reading.shell_follower import ShellFollower
 
 
-def cat(shell: Statements, words: list[str]) -> None:
+def cat(shell: ShellFollower, words: list[str]) -> None:
     """`cat` of files that the script wrote, or of its input."""
     if not words or words == ["-"]:
         shell.write(shell.stdin if shell.stdin is not None else shell.unknowns.mark(Unknown("cat", NOT_RUN)))
@@ -27,7 +27,7 @@ def cat(shell: Statements, words: list[str]) -> None:
             shell.write(shell.unknowns.mark(Unknown(f"$(cat {shell.unknowns.shown(word)})", reason)))
 
 
-def tee(shell: Statements, words: list[str]) -> None:
+def tee(shell: ShellFollower, words: list[str]) -> None:
     """`tee`, which writes its input to files as well."""
     text = shell.stdin if shell.stdin is not None else shell.unknowns.mark(Unknown("tee", NOT_RUN))
     for word in words:
@@ -40,7 +40,7 @@ def tee(shell: Statements, words: list[str]) -> None:
 COMPUTED = frozenset(["basename", "dirname", "expr", "seq"])
 
 
-def computed(shell: Statements, name: str, words: list[str]) -> None:
+def computed(shell: ShellFollower, name: str, words: list[str]) -> None:
     """`basename`, `dirname`, `expr` and `seq` of known words."""
     text = _result(name, words) if is_known(*words) else None
     if text is None:

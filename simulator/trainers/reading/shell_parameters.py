@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING
 
 from moesim.simulator.trainers.launch import Unknown
 from moesim.simulator.trainers.reading.shell_arithmetic import UnknownNumber
-from moesim.simulator.trainers.reading.shell_expansion import BETWEEN, Piece
 from moesim.simulator.trainers.reading.shell_transformations import sliced, transformed
+from moesim.simulator.trainers.reading.shell_word_parts import BETWEEN, WordPart
 from moesim.simulator.trainers.reading.shell_words import ShellTextError, skip_dollar, skip_piece
 from moesim.simulator.trainers.reading.unknowns import is_known
 
 if TYPE_CHECKING:
-    from moesim.simulator.trainers.reading.shell_expansion import Expander
+    from moesim.simulator.trainers.reading.shell_word_parts import WordExpander
 
 _PARAMETER = re.compile(r"([A-Za-z_]\w*|\d+|[@*#?$!_-])", re.ASCII)
 _REFERENCE = re.compile(r"[A-Za-z_]\w*(\[[\w@*]+\])?", re.ASCII)
 
 
-def parameter(expander: Expander, body: str, raw: str, quoted: bool) -> list[Piece]:
+def parameter(expander: WordExpander, body: str, raw: str, quoted: bool) -> list[WordPart]:
     """The parts of a parameter expansion, which is written as `raw` and has `body` between its braces."""
     if body.startswith("#") and len(body) > 1 and body[1] not in ":%+=?/-":
-        return [Piece(_length(expander, body[1:], raw), quoted, True)]
+        return [WordPart(_length(expander, body[1:], raw), quoted, True)]
     if body.startswith("!") and len(body) > 1:
         return _indirect(expander, body[1:], raw, quoted)
     match = _PARAMETER.match(body)
@@ -45,13 +45,15 @@ def parameter(expander: Expander, body: str, raw: str, quoted: bool) -> list[Pie
     return _joined(expander, values, quoted, many, star=name == "*" or index == "*")
 
 
-def _joined(expander: Expander, values: tuple[str, ...], quoted: bool, many: bool, star: bool) -> list[Piece]:
+def _joined(
+    expander: WordExpander, values: tuple[str, ...], quoted: bool, many: bool, star: bool
+) -> list[WordPart]:
     if quoted and star and many:
-        return [Piece(expander.separator()[:1].join(values), True, True)]
-    parts: list[Piece] = []
+        return [WordPart(expander.separator()[:1].join(values), True, True)]
+    parts: list[WordPart] = []
     for n, value in enumerate(values):
         parts += [BETWEEN] if n else []
-        parts.append(Piece(value, quoted, True))
+        parts.append(WordPart(value, quoted, True))
     return parts
 
 
@@ -64,7 +66,7 @@ def _index_end(rest: str) -> int:
     return at + 1
 
 
-def _values(expander: Expander, name: str, index: str | None) -> tuple[str, ...] | None:
+def _values(expander: WordExpander, name: str, index: str | None) -> tuple[str, ...] | None:
     """The value or values of a parameter; None where it is not set."""
     scope = expander.scope
     if name in "@*":
@@ -89,7 +91,7 @@ def _values(expander: Expander, name: str, index: str | None) -> tuple[str, ...]
     return _element(expander, name, index)
 
 
-def _element(expander: Expander, name: str, index: str) -> tuple[str, ...] | None:
+def _element(expander: WordExpander, name: str, index: str) -> tuple[str, ...] | None:
     variable = expander.scope.variables.get(name)
     if variable is not None and isinstance(variable.value, dict):
         key = expander.text(index)
@@ -114,7 +116,7 @@ def _element(expander: Expander, name: str, index: str) -> tuple[str, ...] | Non
     return None
 
 
-def _missing(expander: Expander, name: str, raw: str) -> str:
+def _missing(expander: WordExpander, name: str, raw: str) -> str:
     """The mark of a parameter that is not set."""
     if name.isdigit():
         if expander.scope.given:
@@ -125,7 +127,7 @@ def _missing(expander: Expander, name: str, raw: str) -> str:
     return expander.unknowns.mark(Unknown(raw, reason))
 
 
-def _length(expander: Expander, body: str, raw: str) -> str:
+def _length(expander: WordExpander, body: str, raw: str) -> str:
     match = re.fullmatch(r"([A-Za-z_]\w*|\d+|[@*])(?:\[(.*)\])?", body, re.ASCII)
     if match is None:
         raise ShellTextError(f"{raw[:60]!r} is no length of the shell")
@@ -138,7 +140,7 @@ def _length(expander: Expander, body: str, raw: str) -> str:
     return str(len(values) if many else len(values[0]))
 
 
-def _indirect(expander: Expander, body: str, raw: str, quoted: bool) -> list[Piece]:
+def _indirect(expander: WordExpander, body: str, raw: str, quoted: bool) -> list[WordPart]:
     """`${!NAME}`, the variable whose name is the value of NAME, and `${!ARRAY[@]}`, its indices."""
     match = re.fullmatch(r"([A-Za-z_]\w*)\[[@*]\]", body, re.ASCII)
     if match:
@@ -159,18 +161,18 @@ def _indirect(expander: Expander, body: str, raw: str, quoted: bool) -> list[Pie
     if name is not None and is_name and not rest.startswith(("*", "@")):
         return parameter(expander, name[0] + rest, raw, quoted)
     reason = "the name of the variable that it refers to is not known"
-    return [Piece(expander.unknowns.mark(Unknown(raw, reason)), quoted, True)]
+    return [WordPart(expander.unknowns.mark(Unknown(raw, reason)), quoted, True)]
 
 
 def _operated(
-    expander: Expander,
+    expander: WordExpander,
     name: str,
     values: tuple[str, ...] | None,
     rest: str,
     raw: str,
     quoted: bool,
     many: bool,
-) -> tuple[str, ...] | list[Piece]:
+) -> tuple[str, ...] | list[WordPart]:
     """The values after the operator `rest`, or the parts of the word that replaces them."""
     match = re.match(r":?[-=?+]", rest)
     if match:
@@ -204,7 +206,7 @@ def _operated(
 
 
 def _conditional(
-    expander: Expander,
+    expander: WordExpander,
     name: str,
     values: tuple[str, ...] | None,
     operator: str,
@@ -212,7 +214,7 @@ def _conditional(
     raw: str,
     quoted: bool,
     many: bool,
-) -> tuple[str, ...] | list[Piece]:
+) -> tuple[str, ...] | list[WordPart]:
     """`${X:-word}`, `${X:=word}`, `${X:?word}` and `${X:+word}`, with and without the colon."""
     variable = expander.scope.variables.get(name)
     unset = values is None or (variable is not None and variable.value is None)
@@ -227,7 +229,9 @@ def _conditional(
     if kind == "+":
         if unset and not many:
             expander.notes[f"{name} is not set, so {raw[:80]} is taken as empty"] = None
-        return [] if empty and not quoted else [Piece("", quoted)] if empty else _word(expander, word, quoted)
+        return (
+            [] if empty and not quoted else [WordPart("", quoted)] if empty else _word(expander, word, quoted)
+        )
     if not empty:
         return values or ()
     if kind == "?":
@@ -243,12 +247,12 @@ def _conditional(
     return parts
 
 
-def _word(expander: Expander, word: str, quoted: bool) -> list[Piece]:
+def _word(expander: WordExpander, word: str, quoted: bool) -> list[WordPart]:
     """The parts of the word of an operator; where it is not quoted, its plain text is split as well."""
     if quoted:
         return expander.quoted(_without_quotes(word))
     return [
-        part if part.quoted or part.between else Piece(part.text, False, True)
+        part if part.quoted or part.between else WordPart(part.text, False, True)
         for part in expander.pieces(word)
     ]
 

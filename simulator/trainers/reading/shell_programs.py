@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 from moesim.simulator.trainers.launch import Unknown
 from moesim.simulator.trainers.reading import shell_files
+from moesim.simulator.trainers.reading.script_record import QUERIES, Command
 from moesim.simulator.trainers.reading.shell_commands import NOT_RUN
 from moesim.simulator.trainers.reading.shell_outputs import COMPUTED, cat, computed, tee
-from moesim.simulator.trainers.reading.shell_reading import QUERIES, Command
-from moesim.simulator.trainers.reading.shell_scope import Scope, Variable
+from moesim.simulator.trainers.reading.shell_scope import Scope, ShellVariable
 from moesim.simulator.trainers.reading.shell_words import ASSIGNMENT
 from moesim.simulator.trainers.reading.slurm import header_options
 from moesim.simulator.trainers.reading.unknowns import is_known
 
 if TYPE_CHECKING:
-    from moesim.simulator.trainers.reading.shell_statements import Statements
+    from moesim.simulator.trainers.reading.shell_follower import ShellFollower
 
 SHELLS = frozenset(["bash", "sh", "zsh", "dash", "ash"])
 PLAIN = frozenset(
@@ -91,7 +91,7 @@ _SILENT = frozenset(
 )
 
 
-def start(shell: Statements, words: list[str], wrappers: list[tuple[str, ...]]) -> None:
+def start(shell: ShellFollower, words: list[str], wrappers: list[tuple[str, ...]]) -> None:
     """Follow a program that the script would start, down to the one inside its wrappers."""
     name = PurePosixPath(words[0]).name if is_known(words[0]) else ""
     shell.depth += 1
@@ -126,7 +126,7 @@ def start(shell: Statements, words: list[str], wrappers: list[tuple[str, ...]]) 
     shell.depth -= 1
 
 
-def _inner(shell: Statements, words: list[str], name: str) -> int | None:
+def _inner(shell: ShellFollower, words: list[str], name: str) -> int | None:
     """The position of the command inside a wrapper, or None where none can be told from its options."""
     for at in range(1, len(words)):
         word = words[at]
@@ -143,9 +143,9 @@ def _inner(shell: Statements, words: list[str], name: str) -> int | None:
     return None
 
 
-def _env(shell: Statements, words: list[str], wrappers: list[tuple[str, ...]]) -> None:
+def _env(shell: ShellFollower, words: list[str], wrappers: list[tuple[str, ...]]) -> None:
     """`env NAME=value command`."""
-    before: dict[str, Variable | None] = {}
+    before: dict[str, ShellVariable | None] = {}
     while words:
         match = ASSIGNMENT.match(words[0])
         if match is not None:
@@ -171,7 +171,7 @@ def _env(shell: Statements, words: list[str], wrappers: list[tuple[str, ...]]) -
             shell.scope.variables[name] = variable
 
 
-def _shell(shell: Statements, words: list[str], wrappers: list[tuple[str, ...]]) -> None:
+def _shell(shell: ShellFollower, words: list[str], wrappers: list[tuple[str, ...]]) -> None:
     """`bash -c TEXT`, `bash SCRIPT`, or `bash` that reads a here-document."""
     at = 1
     text = False
@@ -189,7 +189,7 @@ def _shell(shell: Statements, words: list[str], wrappers: list[tuple[str, ...]])
 
 
 def _inside(
-    shell: Statements,
+    shell: ShellFollower,
     text: str,
     file: str,
     line: int,
@@ -218,7 +218,7 @@ def _inside(
     shell.use(outer)
 
 
-def _script(shell: Statements, words: list[str], wrappers: list[tuple[str, ...]]) -> None:
+def _script(shell: ShellFollower, words: list[str], wrappers: list[tuple[str, ...]]) -> None:
     """`bash SCRIPT ...`: follow a script that the file wrote itself or that lies beside it."""
     name = words[0]
     written = shell.scope.written(name)
@@ -237,11 +237,11 @@ def _script(shell: Statements, words: list[str], wrappers: list[tuple[str, ...]]
     shell_files.read_file(shell, path, follow)
 
 
-def _headers(shell: Statements, text: str, file: str) -> None:
+def _headers(shell: ShellFollower, text: str, file: str) -> None:
     shell.reading.headers += header_options(text, file)
 
 
-def _sbatch(shell: Statements, words: list[str], wrappers: list[tuple[str, ...]]) -> None:
+def _sbatch(shell: ShellFollower, words: list[str], wrappers: list[tuple[str, ...]]) -> None:
     """`sbatch [options] SCRIPT` or a here-document for sbatch."""
     at = 1
     while at < len(words) and (words[at].startswith("-") or (at > 1 and _takes_value(words[at - 1]))):
@@ -269,7 +269,7 @@ def _takes_value(word: str) -> bool:
     )
 
 
-def _record(shell: Statements, words: list[str], wrappers: list[tuple[str, ...]]) -> None:
+def _record(shell: ShellFollower, words: list[str], wrappers: list[tuple[str, ...]]) -> None:
     """Keep a program that is started, with the variables that it sees."""
     shell.write(shell.unknowns.mark(Unknown(" ".join(map(shell.unknowns.shown, words))[:100], NOT_RUN)))
     if words[0] in _SILENT:

@@ -11,7 +11,7 @@ Value = str | tuple[str, ...] | dict[str, str] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Variable:
+class ShellVariable:
     """A variable: its value, and whether programs that are started see it."""
 
     value: Value
@@ -26,7 +26,7 @@ class Scope:
     decision took an unset variable as empty.
     """
 
-    variables: dict[str, Variable] = field(default_factory=dict)
+    variables: dict[str, ShellVariable] = field(default_factory=dict)
     name: str = "script.sh"
     parameters: tuple[str, ...] = ()
     given: bool = False
@@ -54,7 +54,7 @@ class Scope:
         before = self.variables.get(name)
         if export is None:
             export = self.everything_exported or (before is not None and before.exported)
-        self.variables[name] = Variable(value, export)
+        self.variables[name] = ShellVariable(value, export)
 
     def written(self, name: str) -> tuple[str, str] | None:
         """The text of a file that the script has written, and where; None for any other file."""

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.trainers.launch import Unknown
 from moesim.simulator.trainers.reading import shell_commands, shell_flow
+from moesim.simulator.trainers.reading.script_record import ScriptRecord
 from moesim.simulator.trainers.reading.shell_arithmetic import UnknownNumber
 from moesim.simulator.trainers.reading.shell_branches import merged_scope
 from moesim.simulator.trainers.reading.shell_builtins import BUILTINS
-from moesim.simulator.trainers.reading.shell_conditions import Conditions
+from moesim.simulator.trainers.reading.shell_conditions import ShellConditions
 from moesim.simulator.trainers.reading.shell_expansion import Expander
 from moesim.simulator.trainers.reading.shell_programs import start
-from moesim.simulator.trainers.reading.shell_reading import Reading
-from moesim.simulator.trainers.reading.shell_scope import Scope, Variable
-from moesim.simulator.trainers.reading.shell_syntax import Source, parse
+from moesim.simulator.trainers.reading.shell_scope import Scope, ShellVariable
+from moesim.simulator.trainers.reading.shell_syntax import ShellSource, parse
 from moesim.simulator.trainers.reading.shell_words import ASSIGNMENT, ShellTextError, scan
 from moesim.simulator.trainers.reading.unknowns import is_known
 
@@ -34,13 +34,13 @@ _SIMPLE = frozenset(
 class Statements:
     """Follows statements in a scope; every method may raise InputError for text beyond the limits."""
 
-    def __init__(self, reading: Reading, scope: Scope, folder: Path | None) -> None:
+    def __init__(self, reading: ScriptRecord, scope: Scope, folder: Path | None) -> None:
         """Takes what collects the results, the variables, and the folder of the script."""
         self.reading, self.folder = reading, folder
         self.unknowns, self.budget, self.notes = reading.unknowns, reading.budget, reading.notes
         self.scope = scope
         self.expander = Expander(scope, self.unknowns, self.budget, self._substitute, self.notes)
-        self.source = Source(b"", reading.budget.file, 1)
+        self.source = ShellSource(b"", reading.budget.file, 1)
         self.conditions: list[str] = []
         self.output: list[str] | None = None
         self.stdin: str | None = None
@@ -49,7 +49,7 @@ class Statements:
         self.presumed = False  # whether the last command is a program that counts as successful in a list
         self.following: list[Path] = []
         self.outer_wrappers: list[list[tuple[str, ...]]] = []
-        self._locals: list[dict[str, Variable | None]] = []
+        self._locals: list[dict[str, ShellVariable | None]] = []
 
     @property
     def place(self) -> str:
@@ -119,7 +119,7 @@ class Statements:
 
     def tested(self, text: str) -> bool | None:
         """The result of `[ ]`, `[[ ]]` or `(( ))`, noting what was assumed for it."""
-        conditions = Conditions(self.expander)
+        conditions = ShellConditions(self.expander)
         if text.startswith("(("):
             result = conditions.arithmetic(text[2:-2])
         elif text.startswith("[["):
@@ -130,7 +130,7 @@ class Statements:
         self.assumed = conditions.assumed + (["the script has no parameters"] if self._counts(text) else [])
         return result
 
-    def tested_words(self, conditions: Conditions, words: list[str]) -> bool | None:
+    def tested_words(self, conditions: ShellConditions, words: list[str]) -> bool | None:
         """The result of `[ words ]`; one that the shell refuses counts as false, which is noted."""
         try:
             return conditions.test(words)

@@ -19,7 +19,7 @@ _TRAILING = re.compile(r"(?<!\\)\\(?:\n[ \t\n]*\Z|\Z|(?=\n[ \t]*\n))")
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ShellSource:
     """A shell text and where it stands: `file` is its name, `line` the line of its first character.
 
     All of a `derived` text, which the script made (`bash -c "$TEXT"`), counts as the line that made it.
@@ -47,7 +47,7 @@ class Source:
 
 def parse(
     text: str, file: str, unknowns: Unknowns, line: int = 1, *, derived: bool = False
-) -> tuple[Source, Node]:
+) -> tuple[ShellSource, Node]:
     """The source and the root node of a shell text.
 
     Texts such as `<path of the data>`, which a user fills in, become unknown values. Raises InputError,
@@ -61,7 +61,7 @@ def parse(
     text = _TRAILING.sub(lambda match: match[0].replace("\\", " "), text)
     data = text.encode()
     tree = _parser().parse(data)
-    source = Source(data, file, line, derived)
+    source = ShellSource(data, file, line, derived)
     if tree.root_node.has_error:
         raise _refused(source, tree.root_node)
     return source, tree.root_node
@@ -76,7 +76,7 @@ def check_text(text: str, file: str) -> str:
     return text
 
 
-def _refused(source: Source, root: Node) -> InputError:
+def _refused(source: ShellSource, root: Node) -> InputError:
     node = root
     while True:
         inner = [child for child in node.children if child.has_error or child.is_missing]

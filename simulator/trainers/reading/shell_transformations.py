@@ -12,11 +12,11 @@ from moesim.simulator.trainers.reading.shell_words import ShellTextError, skip_p
 from moesim.simulator.trainers.reading.unknowns import is_known
 
 if TYPE_CHECKING:
-    from moesim.simulator.trainers.reading.shell_expansion import Expander
+    from moesim.simulator.trainers.reading.shell_word_parts import WordExpander
 
 
 def sliced(
-    expander: Expander, name: str, values: tuple[str, ...], rest: str, raw: str, many: bool
+    expander: WordExpander, name: str, values: tuple[str, ...], rest: str, raw: str, many: bool
 ) -> tuple[str, ...]:
     """`${X:offset:length}` of a text, an array or the parameters."""
     parts = rest.split(":", 1)
@@ -38,7 +38,7 @@ def sliced(
     return whole[start : max(start, end)] if many else (values[0][start : max(start, end)],)
 
 
-def transformed(expander: Expander, value: str, rest: str, raw: str) -> str:
+def transformed(expander: WordExpander, value: str, rest: str, raw: str) -> str:
     """`#`, `##`, `%`, `%%`, `/`, `//`, `^`, `^^`, `,` and `,,` on one text."""
     operator = re.match(r"##|#|%%|%|//|/#|/%|/|\^\^|\^|,,|,", rest)
     if operator is None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import read_text
 from moesim.hwmodels.yaml_io import parse_mapping
-from moesim.simulator.trainers.launch import Launch
+from moesim.simulator.trainers.launch import LaunchFile
 from moesim.simulator.trainers.reading.flatten import flattened
 from moesim.simulator.trainers.reading.limits import MOST_BYTES
 from moesim.simulator.trainers.reading.trainer_names import trainer_of_keys
@@ -19,7 +19,7 @@ from moesim.simulator.trainers.reading.yaml_launch import configuration
 _MOST_BRACKETS = 40
 
 
-def read_toml(path: Path) -> Launch:
+def read_toml(path: Path) -> LaunchFile:
     """The launch of a TOML file; raises InputError for text that is no TOML, too deep, or empty."""
     text = read_text(path, MOST_BYTES, "TOML launch file")
     if _deepest(text) > _MOST_BRACKETS:
@@ -36,7 +36,7 @@ def read_toml(path: Path) -> Launch:
     if not arguments:
         raise InputError(f"{path.name}: holds no entry; give the file that configures the training")
     trainer = trainer_of_keys([argument.name for argument in arguments], text)
-    return Launch(trainer or "torchtitan", None, arguments)
+    return LaunchFile(trainer or "torchtitan", None, arguments)
 
 
 def _deepest(text: str) -> int:
@@ -51,7 +51,7 @@ def _deepest(text: str) -> int:
     return deepest
 
 
-def read_json(path: Path, environment: Mapping[str, str]) -> Launch:
+def read_json(path: Path, environment: Mapping[str, str]) -> LaunchFile:
     """The launch of a JSON file, such as the configuration of DeepSpeed."""
     text = read_text(path, MOST_BYTES, "JSON launch file")
     return configuration(parse_mapping(text, str(path)), text, path.name, environment)

@@ -11,7 +11,7 @@ from typing import Any
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import read_text
 from moesim.hwmodels.yaml_io import MAX_YAML_BYTES, parse_mapping
-from moesim.simulator.trainers.launch import Argument, Launch, Machine, Unknown, Value
+from moesim.simulator.trainers.launch import Argument, LaunchFile, Machine, Unknown, Value
 from moesim.simulator.trainers.reading.flatten import YamlLines, flattened, plain
 from moesim.simulator.trainers.reading.interpolation import resolved
 from moesim.simulator.trainers.reading.limits import Budget
@@ -23,7 +23,7 @@ _NODES = ("trainer.num_nodes", "training.trainer.num_nodes", "strategy.num_nodes
 _GPUS = ("trainer.devices", "training.trainer.devices", "trainer.num_gpus_per_node")
 
 
-def read_yaml(path: Path, environment: Mapping[str, str]) -> Launch:
+def read_yaml(path: Path, environment: Mapping[str, str]) -> LaunchFile:
     """The launch of a YAML file.
 
     A mapping MODEL_ARGS is a command line of Megatron-LM, with `${NAME}` filled from `environment`; any other
@@ -36,7 +36,7 @@ def read_yaml(path: Path, environment: Mapping[str, str]) -> Launch:
     return configuration(data, text, path.name, environment)
 
 
-def _model_args(data: Mapping[str, Any], text: str, file: str, environment: Mapping[str, str]) -> Launch:
+def _model_args(data: Mapping[str, Any], text: str, file: str, environment: Mapping[str, str]) -> LaunchFile:
     budget = Budget(file)
     notes: dict[str, None] = {}
     own = {str(key): _scalar(value) for key, value in _section(data, "ENV_VARS", file).items()}
@@ -61,7 +61,7 @@ def _model_args(data: Mapping[str, Any], text: str, file: str, environment: Mapp
         for key in data
         if key not in ("ENV_VARS", "MODEL_ARGS")
     }
-    return Launch("megatron-lm", None, tuple(arguments), Machine(), seen, tuple(notes))
+    return LaunchFile("megatron-lm", None, tuple(arguments), Machine(), seen, tuple(notes))
 
 
 def _argument(value: Any, place: str, raw: list[str], filled: Any) -> Value | Unknown:
@@ -129,7 +129,9 @@ def _filled(
     return done
 
 
-def configuration(data: Mapping[str, Any], text: str, file: str, environment: Mapping[str, str]) -> Launch:
+def configuration(
+    data: Mapping[str, Any], text: str, file: str, environment: Mapping[str, str]
+) -> LaunchFile:
     """The launch of a nested configuration, whose interpolations (`${model.size}`) are resolved."""
     lines = YamlLines(text, file)
     budget = Budget(file)
@@ -150,7 +152,7 @@ def configuration(data: Mapping[str, Any], text: str, file: str, environment: Ma
         raise InputError(f"{file}: holds no entry; give the file that configures the training")
     trainer = trainer_of_keys([argument.name for argument in arguments], text)
     machine = machine_of_keys(arguments)
-    return Launch(trainer, None, arguments, machine, {}, tuple(notes))
+    return LaunchFile(trainer, None, arguments, machine, {}, tuple(notes))
 
 
 def machine_of_keys(arguments: tuple[Argument, ...]) -> Machine:

@@ -6,7 +6,7 @@ import shlex
 from typing import Any
 
 from moesim.simulator.scenario import load_scenario
-from moesim.simulator.trainers.launch import Argument, Launch, Machine, Unknown
+from moesim.simulator.trainers.launch import Argument, LaunchFile, Machine, Unknown
 from moesim.simulator.trainers.meaning.rows import MeaningRow
 from moesim.simulator.trainers.meaning.understand import Understanding, understand
 
@@ -58,12 +58,12 @@ def _argument(words: list[str], place: str) -> Argument:
     return Argument(name, tuple(v for v in read if not isinstance(v, Unknown)), place)
 
 
-def launch_of(text: str, gpus: int | None = None) -> Launch:
+def launch_of(text: str, gpus: int | None = None) -> LaunchFile:
     """A launch of Megatron-LM's pretraining script on nodes of eight GPUs."""
     machine = Machine()
     if gpus is not None:
         machine = Machine(gpus // 8, 8, {"nodes": "run.sh, line 90", "gpus_per_node": "run.sh, line 91"})
-    return Launch("megatron-lm", "pretrain_gpt.py", arguments_of(text), machine)
+    return LaunchFile("megatron-lm", "pretrain_gpt.py", arguments_of(text), machine)
 
 
 def read(text: str, gpus: int | None = None, base: str = DEEPSEEK, **options: Any) -> Understanding:

@@ -9,7 +9,7 @@ from megatron_launches import DEEPSEEK, launch_of
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.scenario import load_scenario
-from moesim.simulator.trainers.launch import Argument, Launch, Machine
+from moesim.simulator.trainers.launch import Argument, LaunchFile, Machine
 from moesim.simulator.trainers.meaning.arguments import NAMED_TRAINERS
 from moesim.simulator.trainers.meaning.understand import Understanding, understand
 
@@ -20,7 +20,7 @@ def read(trainer: str, names: dict[str, Any], base: str = DEEPSEEK, gpus: int = 
         Argument(name, value, f"file, line {n}") for n, (name, value) in enumerate(names.items())
     )
     machine = Machine(gpus // 8, 8, {"nodes": "file, line 99"})
-    return understand(Launch(trainer, None, arguments, machine), load_scenario(base), "file")
+    return understand(LaunchFile(trainer, None, arguments, machine), load_scenario(base), "file")
 
 
 def test_megatron_bridge() -> None:
@@ -141,7 +141,7 @@ def test_a_deepspeed_file_beside_megatrons_arguments() -> None:
     text += "--micro-batch-size 2 --global-batch-size 512 --seq-length 2048 --zero-stage 1\n"
     launch = launch_of(text, 64)
     extra = Argument("zero_optimization.stage", 1, "ds.json")
-    both = Launch("megatron-lm", None, (*launch.arguments, extra), launch.machine)
+    both = LaunchFile("megatron-lm", None, (*launch.arguments, extra), launch.machine)
     assert understand(both, load_scenario("llama-3-70b-64xh100"), "x").scenario.parallel.zero_stage == 1
 
 
@@ -164,7 +164,7 @@ def test_the_variables_of_a_wrapper_count_and_the_rest_is_the_bases() -> None:
         "PR": "bf16",
         "X": "",
     }
-    launch = Launch(None, "./sbatch_benchmarking.sh", launch_of(text).arguments, Machine(), variables)
+    launch = LaunchFile(None, "./sbatch_benchmarking.sh", launch_of(text).arguments, Machine(), variables)
     base = load_scenario("qwen3-235b-a22b-256xh100")
     understanding = understand(launch, base, "run.sh")
     plan = understanding.scenario.parallel

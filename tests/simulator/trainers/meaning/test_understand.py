@@ -9,7 +9,7 @@ import moesim
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.model.library import load_model
 from moesim.simulator.scenario import load_scenario
-from moesim.simulator.trainers.launch import Argument, Launch, Machine, Unknown
+from moesim.simulator.trainers.launch import Argument, LaunchFile, Machine, Unknown
 from moesim.simulator.trainers.meaning.understand import understand
 
 HOME = "mixtral-8x7b-64xh100"
@@ -235,16 +235,16 @@ def test_gpus_that_do_not_fit_are_refused() -> None:
     with pytest.raises(InputError, match="72 GPUs are no multiple of tp x pp x cp = 1 x 16 x 1"):
         read(MIXTRAL.replace("parallel-size 4", "parallel-size 16"), 72, HOME)
     launch = launch_of(MIXTRAL)
-    both = Launch(
+    both = LaunchFile(
         "megatron-lm", None, launch.arguments, Machine(8, 8, {"nodes": "a, line 1"}), {"WORLD_SIZE": "32"}
     )
     with pytest.raises(InputError, match=r"different numbers of GPUs: a, line 1 64 and WORLD_SIZE 32"):
         understand(both, load_scenario(HOME), "a")
     unset = Machine(Unknown("$NNODES", "the variable NNODES is not set"), 8, {"nodes": "a, line 1"})
     with pytest.raises(InputError, match="--env NNODES=VALUE"):
-        understand(Launch("megatron-lm", None, launch.arguments, unset), load_scenario(HOME), "a")
+        understand(LaunchFile("megatron-lm", None, launch.arguments, unset), load_scenario(HOME), "a")
     with pytest.raises(InputError, match="fewer than the 8 of one node"):
-        understand(Launch("megatron-lm", None, launch.arguments, Machine(1, 4)), load_scenario(HOME), "a")
+        understand(LaunchFile("megatron-lm", None, launch.arguments, Machine(1, 4)), load_scenario(HOME), "a")
 
 
 # -- precision, recomputation, kernels -----------------------------------------------------------------
@@ -347,4 +347,4 @@ def test_tensor_parallel_overlap() -> None:
 def test_too_many_arguments_are_refused() -> None:
     many = tuple(Argument("--lr", "1", "x") for _ in range(5001))
     with pytest.raises(InputError, match="5001 arguments"):
-        understand(Launch("megatron-lm", None, many), load_scenario(HOME), "x")
+        understand(LaunchFile("megatron-lm", None, many), load_scenario(HOME), "x")

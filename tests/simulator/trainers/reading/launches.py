@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from moesim.simulator.trainers.launch import Launch, Unknown
+from moesim.simulator.trainers.launch import LaunchFile, Unknown
 from moesim.simulator.trainers.reading import read_launch
 
 
-def launch_of(folder: Path, text: str, name: str = "run.sh", **options: Any) -> Launch:
+def launch_of(folder: Path, text: str, name: str = "run.sh", **options: Any) -> LaunchFile:
     """The launch of a text that is written to a file of this name."""
     path = folder / name
     path.write_text(text)
@@ -18,7 +18,7 @@ def launch_of(folder: Path, text: str, name: str = "run.sh", **options: Any) -> 
     return launch
 
 
-def values(launch: Launch) -> dict[str, Any]:
+def values(launch: LaunchFile) -> dict[str, Any]:
     """The arguments by name; an unknown value is `?` and its text."""
     return {
         argument.name: f"?{argument.value.text}" if isinstance(argument.value, Unknown) else argument.value

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.trainers.launch import Unknown
 from moesim.simulator.trainers.reading.limits import Budget
-from moesim.simulator.trainers.reading.shell_reading import Reading
-from moesim.simulator.trainers.reading.shell_scope import Scope, Variable
+from moesim.simulator.trainers.reading.script_record import ScriptRecord
+from moesim.simulator.trainers.reading.shell_scope import Scope, ShellVariable
 from moesim.simulator.trainers.reading.shell_statements import Statements
 
 BASH = shutil.which("bash")
@@ -104,8 +104,8 @@ def words_of_bash(text: str) -> list[str] | None:
 
 def words_of_ours(text: str) -> list[str | Unknown]:
     """The words that our reader makes of the same text; variables that are not set are given as empty."""
-    reading = Reading(Budget("test"))
-    shell = Statements(reading, Scope({"UNSET": Variable(None)}), None)
+    reading = ScriptRecord(Budget("test"))
+    shell = Statements(reading, Scope({"UNSET": ShellVariable(None)}), None)
     shell.run_text(SETUP, "test", 1)
     try:
         shell.run_text(f"python x.py {text}", "test", 1)

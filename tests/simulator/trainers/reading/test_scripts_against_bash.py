@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moesim.simulator.trainers.reading.limits import Budget
-from moesim.simulator.trainers.reading.shell_reading import Reading
-from moesim.simulator.trainers.reading.shell_scope import Scope, Variable
+from moesim.simulator.trainers.reading.script_record import ScriptRecord
+from moesim.simulator.trainers.reading.shell_scope import Scope, ShellVariable
 from moesim.simulator.trainers.reading.shell_statements import Statements
 
 BASH = shutil.which("bash")
@@ -152,8 +152,8 @@ def started_by_bash(script: str, folder: Path) -> list[list[str]]:
 )
 def test_programs_and_words_are_those_of_bash(tmp_path: Path, script: str) -> None:
     theirs = started_by_bash(script, tmp_path)
-    reading = Reading(Budget("run.sh"))
-    shell = Statements(reading, Scope({"KEY": Variable(None)}), None)
+    reading = ScriptRecord(Budget("run.sh"))
+    shell = Statements(reading, Scope({"KEY": ShellVariable(None)}), None)
     shell.run_text(script, "run.sh", 1)
     assert theirs
     assert [list(command.words) for command in reading.commands] == theirs
@@ -214,7 +214,7 @@ def test_random_control_flow_is_that_of_bash(program: str) -> None:
     script = f'{_FUNCTION}{program}\npython end.py "$A" "$B" "$C"'
     with tempfile.TemporaryDirectory() as folder:
         theirs = started_by_bash(script, Path(folder))
-    reading = Reading(Budget("run.sh"))
+    reading = ScriptRecord(Budget("run.sh"))
     shell = Statements(reading, Scope(), None)
     shell.run_text(script, "run.sh", 1)
     assert [list(command.words) for command in reading.commands] == theirs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from moesim.simulator.trainers.reading.limits import Budget
-from moesim.simulator.trainers.reading.shell_scope import Variable
+from moesim.simulator.trainers.reading.shell_scope import ShellVariable
 from moesim.simulator.trainers.reading.unknowns import Unknowns
 
 QUERIES = frozenset(
@@ -40,7 +40,7 @@ class Command:
 
     words: tuple[str, ...]
     wrappers: tuple[tuple[str, ...], ...]
-    environment: dict[str, Variable]
+    environment: dict[str, ShellVariable]
     files: dict[str, tuple[str, str]]
     file: str
     first_line: int
@@ -55,7 +55,7 @@ class Command:
 
 
 @dataclass(slots=True)
-class Reading:
+class ScriptRecord:
     """Collects the results of following one launch file.
 
     `followed` holds file, line and text of the simple commands; `headers` the options of `#SBATCH` lines and
