@@ -18,6 +18,7 @@ KINDS = (
     "A model family",
     "A scenario key",
     "A calibration importer",
+    "A trainer",
 )
 IN_PROCESS = ("A schedule", "An attention kind", "An engine")
 """Recipes whose own test registers a larger toy while it runs; what the page prints is carried out here."""

@@ -154,6 +154,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "train.sh").write_text(
         "torchrun --nproc_per_node 8 --nnodes $NNODES pretrain_gpt.py " + " ".join(MIXTRAL.split()) + "\n"
     )
+    trainers = FENCED.findall((ROOT / "docs" / "trainers.md").read_text("utf-8"))
+    (place / "site.yaml").write_text(next(block for _, block in trainers if block.startswith("partition:")))
     (place / "zoo.yaml").write_text(
         "ENV_VARS: {NCCL_DEBUG: VERSION}\nMODEL_ARGS:\n  --tensor-model-parallel-size: ${TP}\n"
         "  --pipeline-model-parallel-size: ${PP}\n  --expert-model-parallel-size: 64\n"
