@@ -13,7 +13,7 @@ from moesim.simulator.layout.job import ResolvedJob
 from moesim.simulator.model.counts import parameters_total
 from moesim.simulator.model.operators import block_operators, model_flop
 from moesim.simulator.model.precision import PRECISIONS
-from moesim.simulator.model.recompute import RecomputePolicy
+from moesim.simulator.model.recompute import Recompute
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.model.software import Software
 from moesim.simulator.scenario import load_scenario
@@ -138,7 +138,7 @@ def test_full_recompute_sends_tokens_again() -> None:
     assert exposed == [0.0, pytest.approx(seconds)]
 
 
-def predict_fits(row: OpenRow, policy: RecomputePolicy) -> bool:
+def predict_fits(row: OpenRow, policy: Recompute) -> bool:
     from moesim.simulator.predict.compile import prepare
 
     return prepare(scenario_of(row, policy)).memory.fits
