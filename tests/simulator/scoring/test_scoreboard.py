@@ -106,7 +106,7 @@ def test_published_configurations_fill_what_a_table_leaves_out() -> None:
     assert bf16.stages.layers == (5, *(6,) * 10, 5)
 
 
-def pricer_of(id_: str, recompute: RecomputePolicy, **plan: int) -> Pricer:
+def pricer_of(id_: str, recompute: Recompute, **plan: int) -> Pricer:
     scenario = scenario_of(ROWS[id_], recompute)
     parallel = scenario.parallel.model_copy(update=plan)
     scenario = scenario.model_copy(update={"parallel": parallel})
