@@ -28,7 +28,7 @@ EP_OPERATION: dict[Phase, EpOperation] = {
 def expert_transfer(pricer: Pricer, phase: Phase, mode: Mode) -> TransferCost:
     """Price of one dispatch or combine of a micro-batch."""
     operation, communication = EP_OPERATION[phase], pricer.scenario.communication
-    if communication.kernels == "nccl":
+    if communication.by_nccl:
         return _nccl_transfer(pricer)
     recipe = pricer.scenario.recipe
     wire = recipe.dispatch if operation == "dispatch" else recipe.combine

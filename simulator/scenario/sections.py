@@ -40,6 +40,11 @@ class Communication(Section):
     """Order of the phases inside an overlapped pair: a name or the two lists."""
 
     @property
+    def by_nccl(self) -> bool:
+        """Whether NCCL's all-to-all moves the tokens of experts, in the place of expert-parallel kernels."""
+        return self.kernels == "nccl"
+
+    @property
     def order(self) -> OverlapOrder:
         """The overlap order itself."""
         if isinstance(self.overlap, OverlapOrder):

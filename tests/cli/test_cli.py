@@ -25,7 +25,7 @@ MIXTRAL = {
     "model_type": "mixtral", "hidden_act": "silu", "hidden_size": 1024, "intermediate_size": 4096,
     "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4, "num_local_experts": 8,
     "num_experts_per_tok": 2, "vocab_size": 1000, "tie_word_embeddings": False, "sliding_window": None,
-    "rope_theta": 1e6,
+    "rope_theta": 1e6, "initializer_range": 0.02,
 }  # fmt: skip
 
 
@@ -198,13 +198,14 @@ def test_import_hf(run: Run, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(MIXTRAL))
     code, out, err = run("import", "hf", "config.json", "-o", "model.yaml")
     assert code == 0 and "wrote model.yaml" in err
-    assert "num_local_experts" in out and "ignored" in out and "rope_theta" in out
+    assert "num_local_experts" in out and "ignored" in out and "initializer_range" in out
     shape = load_model(tmp_path / "model.yaml")
     assert shape.moe is not None and shape.moe.experts == 8
     code, out, _ = run("import", "hf", "config.json", "--json")
     told = json.loads(out)
     assert code == 0 and told["parameters_total"] > told["parameters_activated"] > 0
-    assert "rope_theta" in told["ignored"]
+    assert "initializer_range" in told["ignored"]
+    assert shape.numerics is not None and shape.numerics.rope_theta == 1e6
     assert [p.name for p in tmp_path.iterdir()].count("model.yaml") == 1
 
 

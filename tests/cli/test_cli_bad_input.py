@@ -84,7 +84,7 @@ def refused(outcome: Any, folder: Path, *words: str, code: int = 2) -> None:
         ("cluster=h100", ("'h100'", "'h100-1024'")),
         ("profile=none", ("'none'", "h800-trace")),
         ("precision=fp7", ("fp7", "'fp8'")),
-        ("recompute=some", ("recompute='some'", "selective")),
+        ("recompute=some", ("recompute: 'some'", "selective", "core_attn")),
         ("seed=-1", ("seed=-1",)),
         ("communication.sms=0", ("communication.sms=0",)),
         ("run.tokens=.nan", ("run.tokens",)),

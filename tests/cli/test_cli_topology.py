@@ -104,4 +104,4 @@ def test_forms_of_files_are_those_of_the_registry(run: Run) -> None:
 def test_import_lists_model_families_and_importers(run: Run) -> None:
     assert run("import", "hf", "--families").out.split() == sorted(FAMILIES)
     out = run("import", "--help").out
-    assert all(f"\n  {name} " in out for name in (*CALIBRATION_IMPORTERS, "megatron", "topology", "hf"))
+    assert all(f"\n  {name} " in out for name in (*CALIBRATION_IMPORTERS, "launch", "topology", "hf"))

@@ -105,7 +105,7 @@ def judge(version: str, tree: Path, python: Path, count: int) -> dict[str, Any]:
     todo += [
         {**plan, "id": name, "arguments": [*plan["arguments"], *more]}
         for name, (model, more) in CONTROLS.items()
-        for plan in [next(p for p in todo if p["id"].startswith(model) and _is_plain(p))]
+        for plan in [p for p in todo if p["id"].startswith(model) and _is_plain(p)][:1]
     ]
     with tempfile.TemporaryDirectory() as folder:
         asked, answered = Path(folder, "plans.json"), Path(folder, "verdicts.json")

@@ -80,9 +80,7 @@ def _comments(
         lines.append("# The image is a placeholder: set IMAGE and fill it in with envsubst '$IMAGE'.")
     missing = [name for name in references([*command, *(v.value for v in exports)]) if name not in site.paths]
     if missing:
-        lines.append(
-            f"# The pods stop unless {', '.join(missing)} are set: state them as paths in a job template."
-        )
+        lines.append(f"# The pods stop unless {', '.join(missing)} are set: a job template states paths.")
     if site.rdma_resource is None and placement.hosts > 1:
         lines.append("# No RDMA resource is asked for: name the site's as rdma_resource in a job template.")
     return lines

@@ -35,7 +35,7 @@ def megatron_arguments(scenario: Scenario, version: str = "0.20") -> Arguments:
     adapted, changes = trainer.adapted(scenario)
     unspelled = [*trainer.problems_of(adapted), *changes]
     if scenario.routing.capacity is not None:
-        unspelled.append("rows above a capacity are dropped: its DeepEP dispatcher drops none")
+        unspelled.append("rows above a capacity are dropped: the arguments ask for a run that drops none")
     groups: dict[str, dict[str, Words]] = {
         "model": model_arguments(shape),
         "experts": {} if shape.moe is None else expert_arguments(shape, shape.moe),

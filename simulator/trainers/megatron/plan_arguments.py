@@ -42,7 +42,7 @@ def parallel_arguments(plan: ParallelPlan, shape: ModelShape) -> dict[str, Words
 
 
 def dispatcher_arguments(scenario: Scenario, shape: ModelShape, version: str) -> dict[str, Words]:
-    """The dispatcher of tokens to experts: DeepEP's kernels, as they are priced.
+    """The dispatcher of tokens to experts as it is priced: DeepEP's kernels, or NCCL's all-to-all.
 
     Experts on one GPU need no dispatch between GPUs.
     """
@@ -50,7 +50,7 @@ def dispatcher_arguments(scenario: Scenario, shape: ModelShape, version: str) ->
         return {}
     plan = scenario.parallel
     fused: dict[str, Words] = {} if scenario.software.kernels == "eager" else {"--moe-permute-fusion": None}
-    if plan.ep == 1:
+    if plan.ep == 1 or scenario.communication.by_nccl:
         return {"--moe-token-dispatcher-type": "alltoall", **fused}
     sms = str(scenario.communication.sms)
     spelled: dict[str, Words] = {"--moe-token-dispatcher-type": "flex"}

@@ -54,7 +54,9 @@ def test_every_key_is_understood_or_ignored(path: Path) -> None:
     unaccounted = set(json.loads(path.read_text())) - named - {"num_key_value_heads", "sliding_window"}
     assert not unaccounted
     assert {u.key for u in imported.understood} - set(json.loads(path.read_text())) <= derived
-    assert "rms_norm_eps" in imported.ignored
+    assert "torch_dtype" in imported.ignored
+    assert imported.shape.numerics is not None
+    assert imported.shape.numerics.rope_theta == json.loads(path.read_text())["rope_theta"]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)

@@ -101,6 +101,12 @@ def test_versions_spell_the_dispatcher_in_their_own_words() -> None:
     assert "--moe-enable-deepep" in old and "--moe-enable-deepep" not in new
 
 
+def test_tokens_travel_with_the_library_that_is_priced() -> None:
+    arguments = megatron_arguments(runnable("communication.kernels=nccl")).arguments
+    assert arguments["--moe-token-dispatcher-type"] == "alltoall"
+    assert not [flag for flag in arguments if "deepep" in flag or "flex" in flag]
+
+
 def received(export: Arguments) -> list[str]:
     """What a program receives that a shell starts with the printed arguments."""
     script = export.text() + 'printf "%s\\0" "${TRAINING_ARGS[@]}"'
