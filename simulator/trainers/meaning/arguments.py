@@ -14,6 +14,7 @@ from moesim.hwmodels.frozen import Section
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.trainers.launch import Argument, LaunchFile, Unknown, Value
+from moesim.simulator.trainers.meaning.forks import forks
 from moesim.simulator.trainers.meaning.given import StatedArgument, row_of, shown_value
 from moesim.simulator.trainers.meaning.rows import Kind, MeaningRow
 from moesim.simulator.trainers.meaning.table import Table, TableEntry
@@ -94,25 +95,62 @@ def collect(
     refused: list[str] = []
     for argument in launch.arguments:
         try:
-            one, row = _read(argument, trainer, table, ignore)
+            one, row = _of_fork(argument, table, ignore) or _read(argument, trainer, table, ignore)
         except InputError as error:
             refused.append(str(error))
             continue
         rows += [row] if row is not None else []
-        if one is None:
-            continue
-        before = stated.get(one.entry.name)
-        if before is not None and shown_value(before.value) != shown_value(one.value):
-            text = f"given twice, the last counts: {one.written} {shown_value(one.value)} in {one.place}"
-            rows.append(MeaningRow(before.written, shown_value(before.value), "ignored", text, before.place))
-        stated[one.entry.name] = one
+        for single in one if isinstance(one, tuple) else (one,) if one is not None else ():
+            _state(single, stated, rows)
     if refused:
         left = len(refused) - MOST_SHOWN
         raise InputError("; ".join(refused[:MOST_SHOWN]) + (f"; and {left} more" if left > 0 else ""))
+    _default_kernels(launch, stated, table)
     for name, default in trainer.defaults.items():
         place = f"default of {launch.trainer}"
         stated.setdefault(name, StatedArgument(name, default, place, _entry(name, table), is_default=True))
     return stated, rows + [row for one in stated.values() for row in row_of(one, table)]
+
+
+def _state(one: StatedArgument, stated: dict[str, StatedArgument], rows: list[MeaningRow]) -> None:
+    """Add an argument; of several values the last counts, and a row says so."""
+    before = stated.get(one.entry.name)
+    if before is not None and shown_value(before.value) != shown_value(one.value):
+        text = f"given twice, the last counts: {one.written} {shown_value(one.value)} in {one.place}"
+        rows.append(MeaningRow(before.written, shown_value(before.value), "ignored", text, before.place))
+    stated[one.entry.name] = one
+
+
+def _of_fork(
+    argument: Argument, table: Table, ignore: Collection[str]
+) -> tuple[tuple[StatedArgument, ...], None] | None:
+    """The arguments of Megatron-LM that one of a fork or an older version stands for; None for others."""
+    name = argument.name.removeprefix("--")
+    if not argument.name.startswith("--") or argument.name in ignore:
+        return None
+    text = shown_value(argument.value)
+    means = forks().means(name, argument.value)
+    if means is not None:
+        return tuple(
+            StatedArgument(argument.name, value, argument.place, _entry(other, table), text)
+            for other, value in means
+        ), None
+    entry = forks().entries.get(name)
+    if entry is None:
+        return None
+    return (StatedArgument(argument.name, argument.value, argument.place, entry),), None
+
+
+def _default_kernels(launch: LaunchFile, stated: dict[str, StatedArgument], table: Table) -> None:
+    """State the attention of versions of Megatron-LM that do not take Transformer Engine's by default."""
+    for argument in launch.arguments:
+        if argument.name.removeprefix("--") in forks().local_kernels:
+            place = f"default of the version of Megatron-LM that knows {argument.name}"
+            entry = table.entries["transformer-impl"]
+            stated.setdefault(
+                entry.name, StatedArgument("--transformer-impl", "local", place, entry, is_default=True)
+            )
+            return
 
 
 def _read(

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import validate_model
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.trainers.launch import LaunchFile
@@ -17,10 +18,11 @@ from moesim.simulator.trainers.meaning.degrees import read_degrees
 from moesim.simulator.trainers.meaning.given import Given
 from moesim.simulator.trainers.meaning.kernels import fused_loss, read_dispatcher, read_routing, read_software
 from moesim.simulator.trainers.meaning.machine import read_machine
+from moesim.simulator.trainers.meaning.named_model import check_named_model
 from moesim.simulator.trainers.meaning.precision import read_precision
 from moesim.simulator.trainers.meaning.recomputation import read_recompute
 from moesim.simulator.trainers.meaning.rows import MeaningRow
-from moesim.simulator.trainers.meaning.shape import read_shape
+from moesim.simulator.trainers.meaning.shape import NEEDED, read_shape
 from moesim.simulator.trainers.meaning.stages import read_schedule, read_stages
 from moesim.simulator.trainers.meaning.table import megatron_table
 from moesim.simulator.trainers.meaning.wrapper import read_variables, starts_another_script, with_nodes
@@ -68,7 +70,7 @@ def understand(
     arguments and for values that matter and are missing.
     """
     in_part = starts_another_script(launch)
-    like_base = in_part or launch.trainer in NAMED_TRAINERS
+    like_base = in_part or (launch.trainer in NAMED_TRAINERS and not _has_command_line(launch))
     table = megatron_table()
     stated, rows = collect(launch, table, ignore)
     if in_part:
@@ -78,9 +80,22 @@ def understand(
     check_contradictions(given)
     n_gpus = read_machine(given, launch, base, gpus)
     _read(given, base, n_gpus, _model_name(name), vocab, like_base)
+    if not any(given.has(name) for name in NEEDED):
+        check_named_model(launch, base.shape.name)
+    if not any(row.kind in ("key", "default") for row in given.rows):
+        raise InputError(
+            f"{name}: none of its arguments sets a key of the scenario, so all of it would be the base's; give "
+            "the file that states the plan"
+        )
     for argument in given.unexplained():
         given.explain(argument, "irrelevant", "changes nothing here beside the other arguments of the file")
     return Understanding(given.keys, tuple(given.rows), launch.notes, scenario_of(given.keys, base, name))
+
+
+def _has_command_line(launch: LaunchFile) -> bool:
+    """Whether the arguments are Megatron-LM's own, as in a script that gives Megatron-DeepSpeed its model."""
+    names = {argument.name for argument in launch.arguments}
+    return all(f"--{name}" in names for name in NEEDED)
 
 
 def _read(given: Given, base: Scenario, n_gpus: int, name: str, vocab: int | None, like_base: bool) -> None:
