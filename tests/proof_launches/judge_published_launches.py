@@ -36,10 +36,11 @@ BASE = "deepseek-v3-2048xh800"
 _HEAD = """# Published launch files
 
 What `python tests/proof_launches/judge_published_launches.py --copies FOLDER` says of the files that
-`published_launches.yaml` lists, given the base, vocabulary, GPUs, variables and parameters of the list. The files
-are not part of moesim. `unknown` counts the arguments whose value the file does not state by itself; each is an
-unknown value with its reason, never a guess. `used / irrelevant / not priced` counts the rows of the import, and
-`checked` says how many values of a plan that was written down by hand, from the file itself, were compared.
+`published_launches.yaml` lists, given the base, vocabulary, GPUs, variables and parameters of the list. The
+files are not part of moesim. `unknown` counts the arguments whose value the file does not state by itself;
+each is an unknown value with its reason, never a guess. `used / irrelevant / not priced` counts the rows of
+the import, and `checked` the values that were compared with a plan written down by hand from the file itself.
+
 """
 
 
@@ -84,10 +85,11 @@ def table(judgements: list[Judgement]) -> str:
     return "\n".join(
         [
             f"{len(judgements)} files: {kinds['understood']} understood, {kinds['refused']} refused with the "
-            f"reason, {kinds['no copy']} without a copy. Silently wrong: {wrong} of the {len(compared)} files "
-            "whose plan was written down by hand.",
+            f"reason, {kinds['no copy']} without a copy. Silently wrong: {wrong} of the "
+            f"{len(compared)} files whose plan was written down by hand.",
             "",
-            "| file | trainer | arguments | unknown | used / irrelevant / not priced | model | plan | checked |",
+            "| file | trainer | arguments | unknown | used / irrelevant / not priced | model | plan "
+            "| checked |",
             "|---|---|---|---|---|---|---|---|",
             *(one.row for one in judgements if one.kind == "understood"),
             "",
@@ -130,7 +132,8 @@ def judged(entry: Mapping[str, Any], path: Path, dump: Path | None) -> Judgement
     used = rows["key"] + rows["default"] + rows["base"]
     row = (
         f"| {name} | {trainer} | {count} | {unknown} | {used} / {rows['irrelevant'] + rows['ignored']} / "
-        f"{rows['not priced']} | {shape.name} ({parameters_total(shape) / 1e9:.1f} B) | {summary(plan)} | {len(expected)} |"
+        f"{rows['not priced']} | {shape.name} ({parameters_total(shape) / 1e9:.1f} B) | {summary(plan)} "
+        f"| {len(expected)} |"
     )
     return Judgement(row, "understood", len(expected), wrong)
 

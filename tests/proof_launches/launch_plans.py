@@ -1,4 +1,4 @@
-"""The plan of an imported launch file as plain data, to be compared with one that was written down by hand."""
+"""The plan of an imported launch file as plain data, to be compared with one written down by hand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def plan_of(scenario: Scenario) -> dict[str, Any]:
     parallel, shape = scenario.parallel, scenario.shape
     attention = shape.attention
     moe = shape.moe
-    keys = {
+    return {
         "gpus": sum(machine.nodes * machine.node.n_gpus for machine in scenario.machines),
         "tp": parallel.tp,
         "pp": parallel.pp,
@@ -51,7 +51,6 @@ def plan_of(scenario: Scenario) -> dict[str, Any]:
         else list(scenario.stages.layers),
         "kernels": scenario.communication.kernels,
     }
-    return keys
 
 
 def differences(expected: Mapping[str, Any], plan: Mapping[str, Any]) -> list[str]:

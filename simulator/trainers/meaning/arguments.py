@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 from importlib import resources
@@ -106,6 +107,7 @@ def collect(
         left = len(refused) - MOST_SHOWN
         raise InputError("; ".join(refused[:MOST_SHOWN]) + (f"; and {left} more" if left > 0 else ""))
     _default_kernels(launch, stated, table)
+    rows += _unread_deepspeed(launch, stated)
     for name, default in trainer.defaults.items():
         place = f"default of {launch.trainer}"
         stated.setdefault(name, StatedArgument(name, default, place, _entry(name, table), is_default=True))
@@ -141,6 +143,18 @@ def _of_fork(
     return (StatedArgument(argument.name, argument.value, argument.place, entry),), None
 
 
+def _unread_deepspeed(launch: LaunchFile, stated: Mapping[str, StatedArgument]) -> list[MeaningRow]:
+    """A row on the file of DeepSpeed, where the script does not hold what it says about ZeRO."""
+    if "zero-stage" in stated:
+        return []
+    text = "the direction is unknown: this file is not read, and its ZeRO stage counts as the one of the rest"
+    return [
+        MeaningRow(one.name, shown_value(one.value), "not priced", text, one.place)
+        for one in launch.arguments
+        if one.name in ("--deepspeed_config", "--deepspeed-config")
+    ]
+
+
 def _default_kernels(launch: LaunchFile, stated: dict[str, StatedArgument], table: Table) -> None:
     """State the attention of versions of Megatron-LM that do not take Transformer Engine's by default."""
     for argument in launch.arguments:
@@ -170,9 +184,13 @@ def _read(
             return row("not priced", f"the direction is unknown: {reason}")
         return row("ignored", "a word that belongs to no argument")
     name = _plain_name(argument.name)
-    if isinstance(argument.value, Unknown) and "another file" in argument.value.reason:
-        return row("base", f"the base's counts, because {argument.value.reason}, which is not read")
     known = trainer.arguments.get(name)
+    if isinstance(argument.value, Unknown) and "another file" in argument.value.reason:
+        word = _named_value(known, argument.value.text)
+        if known is not None and word is not None:
+            entry = _entry(known.argument, table)
+            return StatedArgument(argument.name, known.values[word], argument.place, entry, text), None
+        return row("base", f"the base's counts, because {argument.value.reason}, which is not read")
     if known is not None:
         value = _value(known, argument.value)
         if value is None or text == "auto":
@@ -198,6 +216,12 @@ def _read(
     )
 
 
+def _named_value(known: _Name | None, text: str) -> str | None:
+    """The one value of a known argument that a call of another file names, as in `precision("bf16")`."""
+    words = re.findall(r"['\"]([\w.-]{1,40})['\"]", text) if known is not None else []
+    return words[0] if known is not None and len(words) == 1 and words[0] in known.values else None
+
+
 def _plain_name(name: str) -> str:
     """A name of a configuration as its file writes it: without dashes, Hydra's signs and NeMo's prefix."""
     plain = name.lstrip("+~")
@@ -218,7 +242,8 @@ def _value(known: _Name, value: Value | Unknown) -> Value | Unknown:
     if isinstance(value, Unknown):
         return value
     if value is None:
-        return None
+        off: Value = known.values.get("null")
+        return off
     text = str(value).lower() if isinstance(value, bool) else str(value)
     if known.values:
         changed: Value = known.values.get(text, known.values.get("*", value))

@@ -43,7 +43,7 @@ def read_degrees(given: Given, base: Scenario, n_gpus: int, experts: bool, like_
     """
     sizes = {}
     for name, key in _KEYS.items():
-        default = getattr(base.parallel, key) if like_base else 1
+        default = getattr(base.parallel, key) if like_base and (key != "ep" or experts) else 1
         sizes[key] = given.integer(name, default, most=1_000_000)
         if key != "ep" or experts or given.has(name):
             given.set(f"parallel.{key}", sizes[key], name)

@@ -15,8 +15,9 @@ FAMILIES = (
 """Families of models, by the word that their names hold; a longer one stands before one that it holds."""
 
 NAMING = frozenset([
-    "model.name", "model.flavor", "model.config", "model", "model_spec", "hf_assets_path", "model.hf_assets_path",
-    "--model_recipe_name", "--model_name_or_path", "--model-name", "--model", "--recipe", "training", "run.name",
+    "model.name", "model.flavor", "model.config", "model", "model_spec", "hf_assets_path",
+    "model.hf_assets_path", "--model_recipe_name", "--model_name_or_path", "--model-name", "--model",
+    "--recipe", "training", "run.name",
 ])  # fmt: skip
 """Arguments that name a model or a recipe of one."""
 
@@ -47,9 +48,9 @@ def check_named_model(launch: LaunchFile, model: str) -> None:
 def _names(launch: LaunchFile) -> Iterator[tuple[str, str]]:
     """Texts that name the model, with their places."""
     for variable in VARIABLES:
-        value = launch.environment.get(variable)
-        if isinstance(value, str):
-            yield value, f"the variable {variable}"
+        set_to = launch.environment.get(variable)
+        if isinstance(set_to, str):
+            yield set_to, f"the variable {variable}"
     for argument in launch.arguments:
         if argument.name.lstrip("+") in NAMING:
             value = argument.value

@@ -208,7 +208,7 @@ def _dense_layers(given: Given, layers: int) -> list[int]:
         return []
     value = given.value("moe-layer-freq")
     text = str(list(value)) if isinstance(value, tuple) else str(value)
-    flags = parse_frequency(text, layers)
+    flags = parse_frequency(text.strip("'\""), layers)
     if len(flags) != layers:
         raise InputError(
             f"{given.place('moe-layer-freq')}: has {len(flags)} entries, and the model {layers} layers"
