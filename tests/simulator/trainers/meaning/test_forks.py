@@ -161,3 +161,25 @@ def test_a_dense_model_of_a_configuration_does_not_take_the_bases_experts(tmp_pa
     scenario = imported(tmp_path, text, "a.yaml", vocab=1000).scenario
     assert (scenario.parallel.ep, scenario.parallel.vpp, scenario.recompute) == (1, 1, "none")
     assert scenario.shape.moe is None and scenario.batch.sequence_length == 512
+
+
+@pytest.mark.parametrize(
+    ("frequency", "dense"), [("'([0]*2+[1]*2)*1'", [0, 1]), ("\"'([0]+[1])*2'\"", [0, 2]), ("[0]+[1]*3", [0])]
+)
+def test_layers_with_experts_may_be_repeated_and_quoted(
+    tmp_path: Path, frequency: str, dense: list[int]
+) -> None:
+    # The constructs of run_pretrain_deepseekv2.sh of MooreThreads/SimuMax, and of Kimi-K2.yaml of
+    # yanring/Megatron-MoE-ModelZoo.
+    text = "torchrun --nproc_per_node 8 pretrain_gpt.py " + MODEL.replace("22", "4") + "--bf16 --swiglu "
+    text += "--num-experts 8 --micro-batch-size 1 --global-batch-size 16 --moe-layer-freq " + frequency + "\n"
+    moe = imported(tmp_path, text).scenario.shape.moe
+    assert moe is not None and list(moe.dense_layers) == dense
+
+
+def test_full_recomputation_of_a_block_of_no_layers_is_none(tmp_path: Path) -> None:
+    # The construct of run_pretrain_deepseekv2.sh of MooreThreads/SimuMax.
+    text = "torchrun --nproc_per_node 8 pretrain_gpt.py " + MODEL.replace("22", "24") + DEGREES + "--bf16 "
+    text += "--recompute-granularity full --recompute-method block --recompute-num-layers "
+    assert imported(tmp_path, text + "0\n").scenario.recompute == "none"
+    assert imported(tmp_path, text + "1\n").scenario.recompute == "full"
