@@ -36,7 +36,7 @@ def plan_of(scenario: Scenario) -> dict[str, Any]:
         "layers": shape.n_layers,
         "hidden": shape.hidden,
         "ffn": shape.dense_ffn,
-        "heads": None if attention is None else attention.heads,
+        "heads": getattr(attention, "heads", None),
         "kv_heads": getattr(attention, "kv_heads", None),
         "vocab": shape.vocab,
         "gated": shape.ffn_gated,
