@@ -40,7 +40,8 @@ What `python tests/proof_launches/judge_published_launches.py --copies FOLDER` s
 files are not part of moesim. `unknown` counts the arguments whose value the file does not state by itself;
 each is an unknown value with its reason, never a guess. `used / irrelevant / not priced` counts the rows of
 the import, and `checked` the values that were compared with a plan written down by hand from the file itself.
-What a file leaves to another one, such as the model of a wrapper or of a DeepSpeed configuration, is the base's.
+What a file leaves to another one, such as the model of a wrapper or of a DeepSpeed configuration, is the
+base's.
 
 """
 
