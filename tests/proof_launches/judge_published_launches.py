@@ -1,39 +1,63 @@
-"""Reads copies of published launch files and writes a table of what the readers say about each of them.
+"""Imports copies of published launch files and writes a table of what came of each of them.
 
 The files are listed in docs/proof/published_launches.yaml and are not part of moesim. Unpack them as
 OWNER+NAME/PATH below one folder, and run:
 
     python tests/proof_launches/judge_published_launches.py --copies FOLDER [--dump FOLDER] [--table FILE]
 
-`--dump` writes all arguments of each file with their places, to be compared with the original by eye.
+`--dump` writes all arguments of each file with their places and meanings. The exit code is 1 if the plan of a
+file differs from the one that the list has for it.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
+import sys
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moesim.hwmodels.errors import InputError
+from launch_plans import differences, plan_of, summary
+
+from moesim.hwmodels.errors import InfeasibleError, InputError
 from moesim.hwmodels.yaml_io import load_mapping
+from moesim.simulator.model.counts import parameters_total
+from moesim.simulator.scenario import load_scenario
 from moesim.simulator.trainers.launch import LaunchFile, Unknown
+from moesim.simulator.trainers.meaning.understand import Understanding, understand
 from moesim.simulator.trainers.reading import read_launch
 
 MANIFEST = Path(__file__).resolve().parents[2] / "docs" / "proof" / "published_launches.yaml"
-
+BASE = "deepseek-v3-2048xh800"
 
 _HEAD = """# Published launch files
 
 What `python tests/proof_launches/judge_published_launches.py --copies FOLDER` says of the files that
-`published_launches.yaml` lists. The files are not part of moesim. `unknown` counts the arguments whose value
-the file does not state by itself, given the variables and parameters of the list; each is an unknown value
-with its reason, never a guess.
+`published_launches.yaml` lists, given the base, vocabulary, GPUs, variables and parameters of the list. The
+files are not part of moesim. `unknown` counts the arguments whose value the file does not state by itself;
+each is an unknown value with its reason, never a guess. `used / irrelevant / not priced` counts the rows of
+the import, and `checked` the values that were compared with a plan written down by hand from the file itself.
+What a file leaves to another one, such as the model of a wrapper or of a DeepSpeed configuration, is the
+base's.
+
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What came of one file: a row of the table, and whether it was understood, refused or wrong."""
+
+    row: str
+    kind: str
+    checked: int = 0
+    wrong: tuple[str, ...] = ()
+
+
 def main() -> None:
-    """Read every file of the manifest that has a copy, and print the table."""
+    """Import every file of the manifest that has a copy, and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -41,44 +65,103 @@ def main() -> None:
     parser.add_argument("--dump", type=Path)
     parser.add_argument("--table", type=Path)
     options = parser.parse_args()
-    rows = [
-        "| file | trainer | arguments | unknown | nodes x GPUs | notes | refused |",
-        "|---|---|---|---|---|---|---|",
+    entries = load_mapping(MANIFEST)["launches"]
+    judgements = [
+        judged(entry, options.copies / entry["repository"].replace("/", "+") / entry["path"], options.dump)
+        for entry in entries
     ]
-    for entry in load_mapping(MANIFEST)["launches"]:
-        path = options.copies / entry["repository"].replace("/", "+") / entry["path"]
-        rows.append(judged(entry, path, options.dump))
-    table = "\n".join(rows)
-    print(table)
+    text = table(judgements)
+    print(text)
+    wrong = [sentence for one in judgements for sentence in one.wrong]
+    print("\n".join(wrong))
     if options.table is not None:
-        options.table.write_text(f"{_HEAD}\n{table}\n")
+        options.table.write_text(f"{_HEAD}\n{text}\n")
+    sys.exit(1 if wrong else 0)
 
 
-def judged(entry: Mapping[str, Any], path: Path, dump: Path | None) -> str:
-    """One row of the table; the arguments are written below `dump` as well."""
+def table(judgements: list[Judgement]) -> str:
+    """The summary and the table."""
+    kinds = Counter(one.kind for one in judgements)
+    compared = [one for one in judgements if one.checked]
+    wrong = sum(bool(one.wrong) for one in judgements)
+    return "\n".join(
+        [
+            f"{len(judgements)} files: {kinds['understood']} understood, {kinds['refused']} refused with the "
+            f"reason, {kinds['no copy']} without a copy. Silently wrong: {wrong} of the "
+            f"{len(compared)} files whose plan was written down by hand.",
+            "",
+            "| file | trainer | arguments | unknown | used / irrelevant / not priced | model | plan "
+            "| checked |",
+            "|---|---|---|---|---|---|---|---|",
+            *(one.row for one in judgements if one.kind == "understood"),
+            "",
+            "| file | trainer | arguments | refused, because |",
+            "|---|---|---|---|",
+            *(one.row for one in judgements if one.kind != "understood"),
+        ]
+    )
+
+
+def judged(entry: Mapping[str, Any], path: Path, dump: Path | None) -> Judgement:
+    """What comes of one file; its arguments and their meanings are written below `dump` as well."""
+    name, expected = entry["id"], entry.get("expected", {})
     if not path.is_file():
-        return f"| {entry['id']} | no copy | | | | | |"
+        return Judgement(f"| {name} | | | no copy |", "no copy")
     try:
         launch = read_launch(
             path, entry.get("environment", {}), entry.get("recipe"), tuple(entry.get("parameters", ()))
         )
     except InputError as error:
-        return f"| {entry['id']} | | | | | | {error} |"
-    unknown = sum(isinstance(argument.value, Unknown) for argument in launch.arguments)
+        return _refused(entry, "", "", error)
+    count, trainer = str(len(launch.arguments)), launch.trainer or ""
+    try:
+        base = load_scenario(entry.get("base", BASE), entry.get("set", ()))
+        options = (entry.get("vocab"), entry.get("gpus"), tuple(entry.get("ignore", ())))
+        understanding = understand(launch, base, path.name, *options)
+    except (InputError, InfeasibleError) as error:
+        if dump is not None:
+            _write(dump, name, described(launch))
+        return _refused(entry, trainer, count, error)
+    plan = plan_of(understanding.scenario)
     if dump is not None:
-        dump.mkdir(parents=True, exist_ok=True)
-        (dump / f"{entry['id']}.txt").write_text(described(launch))
-    machine = f"{_count(launch.machine.nodes)} x {_count(launch.machine.gpus_per_node)}"
-    return (
-        f"| {entry['id']} | {launch.trainer} | {len(launch.arguments)} | {unknown} | {machine} | "
-        f"{len(launch.notes)} | |"
+        _write(dump, name, described(launch) + meanings(understanding, plan))
+    rows = Counter(row.kind for row in understanding.rows)
+    unknown = sum(isinstance(argument.value, Unknown) for argument in launch.arguments)
+    wrong = tuple(f"{name}: {sentence}" for sentence in differences(expected, plan))
+    if "refused" in entry:
+        wrong += (f"{name}: is understood and should be refused",)
+    shape = understanding.scenario.shape
+    used = rows["key"] + rows["default"] + rows["base"]
+    row = (
+        f"| {name} | {trainer} | {count} | {unknown} | {used} / {rows['irrelevant'] + rows['ignored']} / "
+        f"{rows['not priced']} | {shape.name} ({parameters_total(shape) / 1e9:.1f} B) | {summary(plan)} "
+        f"| {len(expected)} |"
     )
+    return Judgement(row, "understood", len(expected), wrong)
 
 
-def _count(value: int | Unknown | None) -> str:
-    return (
-        value.text.replace("|", "\\|") if isinstance(value, Unknown) else "-" if value is None else str(value)
-    )
+def _refused(entry: Mapping[str, Any], trainer: str, count: str, error: Exception) -> Judgement:
+    reason = re.split(r"; and \d+ more|; (?=[\w.-]+, line )", str(error))[0].replace("|", "\\|")
+    wrong: tuple[str, ...] = ()
+    if entry.get("expected"):
+        wrong = (f"{entry['id']}: is refused and has a plan: {reason}",)
+    elif entry.get("refused", "") not in str(error):
+        wrong = (f"{entry['id']}: is refused for another reason: {reason}",)
+    return Judgement(f"| {entry['id']} | {trainer} | {count} | {reason} |", "refused", 0, wrong)
+
+
+def _write(folder: Path, name: str, text: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.txt").write_text(text)
+
+
+def meanings(understanding: Understanding, plan: Mapping[str, Any]) -> str:
+    """The plan and the meaning of every argument, one line for each."""
+    lines = [f"plan {name} = {value}" for name, value in plan.items()]
+    lines += [
+        f"{row.kind}: {row.argument} {row.value} -> {row.meaning} [{row.place}]" for row in understanding.rows
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def described(launch: LaunchFile) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 from importlib import resources
@@ -14,6 +15,7 @@ from moesim.hwmodels.frozen import Section
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.trainers.launch import Argument, LaunchFile, Unknown, Value
+from moesim.simulator.trainers.meaning.forks import forks
 from moesim.simulator.trainers.meaning.given import StatedArgument, row_of, shown_value
 from moesim.simulator.trainers.meaning.rows import Kind, MeaningRow
 from moesim.simulator.trainers.meaning.table import Table, TableEntry
@@ -94,25 +96,75 @@ def collect(
     refused: list[str] = []
     for argument in launch.arguments:
         try:
-            one, row = _read(argument, trainer, table, ignore)
+            one, row = _of_fork(argument, table, ignore) or _read(argument, trainer, table, ignore)
         except InputError as error:
             refused.append(str(error))
             continue
         rows += [row] if row is not None else []
-        if one is None:
-            continue
-        before = stated.get(one.entry.name)
-        if before is not None and shown_value(before.value) != shown_value(one.value):
-            text = f"given twice, the last counts: {one.written} {shown_value(one.value)} in {one.place}"
-            rows.append(MeaningRow(before.written, shown_value(before.value), "ignored", text, before.place))
-        stated[one.entry.name] = one
+        for single in one if isinstance(one, tuple) else (one,) if one is not None else ():
+            _state(single, stated, rows)
     if refused:
         left = len(refused) - MOST_SHOWN
         raise InputError("; ".join(refused[:MOST_SHOWN]) + (f"; and {left} more" if left > 0 else ""))
+    _default_kernels(launch, stated, table)
+    rows += _unread_deepspeed(launch, stated)
     for name, default in trainer.defaults.items():
         place = f"default of {launch.trainer}"
         stated.setdefault(name, StatedArgument(name, default, place, _entry(name, table), is_default=True))
     return stated, rows + [row for one in stated.values() for row in row_of(one, table)]
+
+
+def _state(one: StatedArgument, stated: dict[str, StatedArgument], rows: list[MeaningRow]) -> None:
+    """Add an argument; of several values the last counts, and a row says so."""
+    before = stated.get(one.entry.name)
+    if before is not None and shown_value(before.value) != shown_value(one.value):
+        text = f"given twice, the last counts: {one.written} {shown_value(one.value)} in {one.place}"
+        rows.append(MeaningRow(before.written, shown_value(before.value), "ignored", text, before.place))
+    stated[one.entry.name] = one
+
+
+def _of_fork(
+    argument: Argument, table: Table, ignore: Collection[str]
+) -> tuple[tuple[StatedArgument, ...], None] | None:
+    """The arguments of Megatron-LM that one of a fork or an older version stands for; None for others."""
+    name = argument.name.removeprefix("--")
+    if not argument.name.startswith("--") or argument.name in ignore:
+        return None
+    text = shown_value(argument.value)
+    means = forks().means(name, argument.value)
+    if means is not None:
+        return tuple(
+            StatedArgument(argument.name, value, argument.place, _entry(other, table), text)
+            for other, value in means
+        ), None
+    entry = forks().entries.get(name)
+    if entry is None:
+        return None
+    return (StatedArgument(argument.name, argument.value, argument.place, entry),), None
+
+
+def _unread_deepspeed(launch: LaunchFile, stated: Mapping[str, StatedArgument]) -> list[MeaningRow]:
+    """A row on the file of DeepSpeed, where the script does not hold what it says about ZeRO."""
+    if "zero-stage" in stated:
+        return []
+    text = "the direction is unknown: this file is not read, and its ZeRO stage counts as the one of the rest"
+    return [
+        MeaningRow(one.name, shown_value(one.value), "not priced", text, one.place)
+        for one in launch.arguments
+        if one.name in ("--deepspeed_config", "--deepspeed-config")
+    ]
+
+
+def _default_kernels(launch: LaunchFile, stated: dict[str, StatedArgument], table: Table) -> None:
+    """State the attention of versions of Megatron-LM that do not take Transformer Engine's by default."""
+    for argument in launch.arguments:
+        if argument.name.removeprefix("--") in forks().local_kernels:
+            place = f"default of the version of Megatron-LM that knows {argument.name}"
+            entry = table.entries["transformer-impl"]
+            stated.setdefault(
+                entry.name, StatedArgument("--transformer-impl", "local", place, entry, is_default=True)
+            )
+            return
 
 
 def _read(
@@ -132,9 +184,13 @@ def _read(
             return row("not priced", f"the direction is unknown: {reason}")
         return row("ignored", "a word that belongs to no argument")
     name = _plain_name(argument.name)
-    if isinstance(argument.value, Unknown) and "another file" in argument.value.reason:
-        return row("base", f"the base's counts, because {argument.value.reason}, which is not read")
     known = trainer.arguments.get(name)
+    if isinstance(argument.value, Unknown) and "another file" in argument.value.reason:
+        word = _named_value(known, argument.value.text)
+        if known is not None and word is not None:
+            entry = _entry(known.argument, table)
+            return StatedArgument(argument.name, known.values[word], argument.place, entry, text), None
+        return row("base", f"the base's counts, because {argument.value.reason}, which is not read")
     if known is not None:
         value = _value(known, argument.value)
         if value is None or text == "auto":
@@ -160,6 +216,12 @@ def _read(
     )
 
 
+def _named_value(known: _Name | None, text: str) -> str | None:
+    """The one value of a known argument that a call of another file names, as in `precision("bf16")`."""
+    words = re.findall(r"['\"]([\w.-]{1,40})['\"]", text) if known is not None else []
+    return words[0] if known is not None and len(words) == 1 and words[0] in known.values else None
+
+
 def _plain_name(name: str) -> str:
     """A name of a configuration as its file writes it: without dashes, Hydra's signs and NeMo's prefix."""
     plain = name.lstrip("+~")
@@ -180,7 +242,8 @@ def _value(known: _Name, value: Value | Unknown) -> Value | Unknown:
     if isinstance(value, Unknown):
         return value
     if value is None:
-        return None
+        off: Value = known.values.get("null")
+        return off
     text = str(value).lower() if isinstance(value, bool) else str(value)
     if known.values:
         changed: Value = known.values.get(text, known.values.get("*", value))

@@ -43,7 +43,7 @@ def read_degrees(given: Given, base: Scenario, n_gpus: int, experts: bool, like_
     """
     sizes = {}
     for name, key in _KEYS.items():
-        default = getattr(base.parallel, key) if like_base else 1
+        default = getattr(base.parallel, key) if like_base and (key != "ep" or experts) else 1
         sizes[key] = given.integer(name, default, most=1_000_000)
         if key != "ep" or experts or given.has(name):
             given.set(f"parallel.{key}", sizes[key], name)
@@ -155,7 +155,11 @@ def _sharding(given: Given, base: Scenario, like_base: bool) -> None:
         given.set("parallel.zero_stage", base.parallel.zero_stage, names[0])
         return
     if given.has("zero-stage"):
-        given.set("parallel.zero_stage", given.integer("zero-stage", 0, least=0, most=3), "zero-stage")
+        stage, note = given.integer("zero-stage", 0, least=0, most=3), ""
+        if stage == 0 and given.flag("bf16") and given.keys.get("parallel.pp", 1) > 1:
+            # deepspeed/runtime/bf16_optimizer.py, which DeepSpeed takes for BF16 in a pipeline.
+            stage, note = 1, "with BF16, DeepSpeed's pipeline shards the optimizer states at stage 0 too"
+        given.set("parallel.zero_stage", stage, "zero-stage", note=note)
     elif given.flag("use-megatron-fsdp"):
         chosen = given.text(strategy, NEWEST_STRATEGY, STRATEGIES)
         note = "" if given.has(strategy) else f"{strategy} is {NEWEST_STRATEGY} unless stated"

@@ -58,7 +58,7 @@ class Given:
     def place(self, name: str) -> str:
         """Argument and place, for messages."""
         stated = self.stated[name]
-        return f"{stated.place}: {stated.written} {shown(stated.value)}".rstrip()
+        return f"{stated.place}: {stated.written} {shown_value(stated.value)}".rstrip()
 
     def value(self, name: str) -> Value:
         """The value of a stated argument; raises InputError with a remedy for one that has no value."""

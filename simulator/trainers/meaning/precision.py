@@ -30,6 +30,8 @@ def read_precision(given: Given, fused_loss: bool, like_base: bool) -> None:
         for name in _ARGUMENTS:
             if given.has(name):
                 given.explain(name, "base", "the file does not state the precision, so the base's counts")
+        if not given.has(*_ARGUMENTS):
+            given.explain("bf16", "base", "precision: the file does not state it, so the base's counts")
         return
     if not given.flag("bf16") and not given.flag("fp16") and not given.has("fp8-format"):
         raise InputError(

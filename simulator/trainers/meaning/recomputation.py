@@ -54,7 +54,11 @@ def read_recompute(given: Given, base: Scenario, latent: bool, like_base: bool) 
 
 def _full(given: Given) -> None:
     method = given.text("recompute-method", "uniform", ("uniform", "block"))
-    layers = given.integer("recompute-num-layers", 1)
+    layers = given.integer("recompute-num-layers", 1, least=0 if method == "block" else 1)
+    if layers == 0:
+        names = ("recompute-granularity", "recompute-method", "recompute-num-layers")
+        given.set("recompute", "none", *names, note="0 layers of every stage are recomputed")
+        return
     given.set("recompute", "full", "recompute-granularity")
     if method == "block":
         text = (

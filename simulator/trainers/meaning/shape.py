@@ -130,6 +130,10 @@ def _norm_and_positions(given: Given) -> tuple[str, ...]:
             "the real step is slower and it needs more memory: the table of learned positions is not priced",
         )  # fmt: skip
         notes.append("learned position embeddings")
+    if position_embedding(given) == "alibi":
+        text = "the real step is slower: the distances that ALiBi adds to the scores are not priced"
+        given.explain("position-embedding-type", "not priced", text)
+        notes.append("ALiBi")
     return tuple(notes)
 
 
@@ -137,7 +141,7 @@ def position_embedding(given: Given) -> str:
     """The kind of position embedding that Megatron-LM takes."""
     if given.flag("use-rotary-position-embeddings"):
         return "rope"
-    kinds = ("learned_absolute", "rope", "mrope", "yarn", "relative", "none")
+    kinds = ("learned_absolute", "rope", "mrope", "yarn", "relative", "none", "alibi")
     return given.text("position-embedding-type", "learned_absolute", kinds)
 
 
@@ -204,7 +208,7 @@ def _dense_layers(given: Given, layers: int) -> list[int]:
         return []
     value = given.value("moe-layer-freq")
     text = str(list(value)) if isinstance(value, tuple) else str(value)
-    flags = parse_frequency(text, layers)
+    flags = parse_frequency(text.strip("'\""), layers)
     if len(flags) != layers:
         raise InputError(
             f"{given.place('moe-layer-freq')}: has {len(flags)} entries, and the model {layers} layers"

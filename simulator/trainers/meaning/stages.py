@@ -14,6 +14,9 @@ from moesim.simulator.trainers.megatron.layout import expand_layout, layers_of_l
 EMBEDDING = "account-for-embedding-in-pipeline-split"
 LOSS = "account-for-loss-in-pipeline-split"
 
+STAGE_ARGUMENTS = ("pipeline-model-parallel-size", STAGES, LAYERS, LAYOUT, FIRST, LAST, EMBEDDING, LOSS)
+"""Arguments by which a file says something about its pipeline stages."""
+
 
 def read_stages(given: Given, shape: ModelShape, pp: int, in_part: bool = False) -> None:
     """Set parallel.vpp, schedule and stages as Megatron-LM spreads the layers over the pipeline.

@@ -22,14 +22,14 @@ MemoryEffect = Literal["less", "more", "none", "unknown"]
 FILE = "data/trainers/megatron-arguments.yaml"
 
 
-class _Group(Section):
+class ReasonGroup(Section):
     """Arguments that share a reason."""
 
     reason: str
     arguments: tuple[str, ...]
 
 
-class _NotPriced(_Group):
+class UnpricedGroup(ReasonGroup):
     """Arguments whose effect on the real run is known by direction only."""
 
     time: TimeEffect
@@ -40,9 +40,9 @@ class _MeaningsFile(Section):
     """The keys of the data file."""
 
     used: tuple[str, ...]
-    irrelevant: dict[str, _Group]
-    not_priced: dict[str, _NotPriced]
-    refused: dict[str, _Group]
+    irrelevant: dict[str, ReasonGroup]
+    not_priced: dict[str, UnpricedGroup]
+    refused: dict[str, ReasonGroup]
     harmless: Annotated[dict[str, str], Field(default_factory=dict)]
 
 
@@ -100,6 +100,23 @@ class Table:
         )
 
 
+def entries_of(
+    irrelevant: Mapping[str, ReasonGroup], not_priced: Mapping[str, UnpricedGroup]
+) -> list[TableEntry]:
+    """Entries of groups of arguments that share a reason."""
+    entries = [
+        TableEntry(name, "irrelevant", group, part.reason)
+        for group, part in irrelevant.items()
+        for name in part.arguments
+    ]
+    for group, unpriced in not_priced.items():
+        entries += [
+            TableEntry(name, "not priced", group, unpriced.reason, unpriced.time, unpriced.memory)
+            for name in unpriced.arguments
+        ]
+    return entries
+
+
 @lru_cache(maxsize=1)
 def megatron_table() -> Table:
     """The table of the shipped data file; raises InputError if an argument is listed twice."""
@@ -107,13 +124,7 @@ def megatron_table() -> Table:
     data: dict[str, Any] = parse_mapping(text, FILE)
     read = validate_model(_MeaningsFile, data, FILE)
     entries = [TableEntry(name, "used") for name in read.used]
-    for group, part in read.irrelevant.items():
-        entries += [TableEntry(name, "irrelevant", group, part.reason) for name in part.arguments]
-    for group, unpriced in read.not_priced.items():
-        entries += [
-            TableEntry(name, "not priced", group, unpriced.reason, unpriced.time, unpriced.memory)
-            for name in unpriced.arguments
-        ]
+    entries += entries_of(read.irrelevant, read.not_priced)
     for group, part in read.refused.items():
         entries += [TableEntry(name, "refused", group, part.reason) for name in part.arguments]
     by_name: dict[str, TableEntry] = {}

@@ -8,8 +8,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import validate_model
 from moesim.simulator.scenario import Scenario
+from moesim.simulator.schedules import SCHEDULES
 from moesim.simulator.trainers.launch import LaunchFile
 from moesim.simulator.trainers.meaning.arguments import NAMED_TRAINERS, collect
 from moesim.simulator.trainers.meaning.contradictions import check_contradictions
@@ -17,11 +19,12 @@ from moesim.simulator.trainers.meaning.degrees import read_degrees
 from moesim.simulator.trainers.meaning.given import Given
 from moesim.simulator.trainers.meaning.kernels import fused_loss, read_dispatcher, read_routing, read_software
 from moesim.simulator.trainers.meaning.machine import read_machine
+from moesim.simulator.trainers.meaning.named_model import check_named_model
 from moesim.simulator.trainers.meaning.precision import read_precision
 from moesim.simulator.trainers.meaning.recomputation import read_recompute
 from moesim.simulator.trainers.meaning.rows import MeaningRow
-from moesim.simulator.trainers.meaning.shape import read_shape
-from moesim.simulator.trainers.meaning.stages import read_schedule, read_stages
+from moesim.simulator.trainers.meaning.shape import NEEDED, read_shape
+from moesim.simulator.trainers.meaning.stages import STAGE_ARGUMENTS, read_schedule, read_stages
 from moesim.simulator.trainers.meaning.table import megatron_table
 from moesim.simulator.trainers.meaning.wrapper import read_variables, starts_another_script, with_nodes
 
@@ -68,26 +71,54 @@ def understand(
     arguments and for values that matter and are missing.
     """
     in_part = starts_another_script(launch)
-    like_base = in_part or launch.trainer in NAMED_TRAINERS
+    like_base = in_part or (launch.trainer in NAMED_TRAINERS and not _has_command_line(launch))
     table = megatron_table()
     stated, rows = collect(launch, table, ignore)
     if in_part:
         rows += read_variables(launch, stated, table)
         launch = with_nodes(launch, base)
     given = Given(stated, rows, like_base)
+    if not any(given.has(name) for name in NEEDED):
+        check_named_model(launch, base.shape.name)
     check_contradictions(given)
     n_gpus = read_machine(given, launch, base, gpus)
-    _read(given, base, n_gpus, _model_name(name), vocab, like_base)
+    _read(given, base, n_gpus, _model_name(name), vocab, like_base, launch.trainer)
+    if not any(row.kind in ("key", "default") for row in given.rows):
+        raise InputError(
+            f"{name}: none of its arguments sets a key of the scenario, so all of it would be the base's; "
+            "give the file that states the plan"
+        )
     for argument in given.unexplained():
         given.explain(argument, "irrelevant", "changes nothing here beside the other arguments of the file")
     return Understanding(given.keys, tuple(given.rows), launch.notes, scenario_of(given.keys, base, name))
 
 
-def _read(given: Given, base: Scenario, n_gpus: int, name: str, vocab: int | None, like_base: bool) -> None:
+def _known_schedules(trainer: str | None) -> frozenset[str]:
+    """Schedules that a trainer may have from the base: those made of Megatron-LM have no others."""
+    if trainer in ("nemo", "megatron-bridge", "megatron-lm"):
+        return frozenset(name for name, spec in SCHEDULES.items() if "megatron-lm" in spec.names_elsewhere)
+    return frozenset(SCHEDULES)
+
+
+def _has_command_line(launch: LaunchFile) -> bool:
+    """Whether the arguments are Megatron-LM's own, as in a script that gives Megatron-DeepSpeed its model."""
+    names = {argument.name for argument in launch.arguments}
+    return all(f"--{name}" in names for name in NEEDED)
+
+
+def _read(
+    given: Given,
+    base: Scenario,
+    n_gpus: int,
+    name: str,
+    vocab: int | None,
+    like_base: bool,
+    trainer: str | None,
+) -> None:
     tp = given.integer("tensor-model-parallel-size", base.parallel.tp if like_base else 1, most=1_000_000)
     shape = read_shape(given, base, name, tp, vocab, like_base)
     degrees = read_degrees(given, base, n_gpus, shape.moe is not None, like_base)
-    if like_base and not given.has("pipeline-model-parallel-size", "num-virtual-stages-per-pipeline-rank"):
+    if like_base and not given.has(*STAGE_ARGUMENTS) and base.schedule in _known_schedules(trainer):
         kept = base.to_dict()
         given.set("schedule", base.schedule, "pipeline-model-parallel-size")
         given.keys["parallel.vpp"] = base.parallel.vpp

@@ -114,12 +114,15 @@ def _short(stage: str) -> str:
 def parse_frequency(text: str, layers: int) -> tuple[int, ...]:
     """Read --moe-layer-freq into one entry a layer: 1 for a MoE layer, 0 for a dense layer.
 
-    "N" makes every Nth layer from the first a MoE layer; "([0]*3+[1]*58)" joins lists with repeats. Raises
-    InputError for anything else.
+    "N" makes every Nth layer from the first a MoE layer; "([0]*3+[1]*58)" joins lists with repeats, and
+    "([0]+[1])*30" repeats the whole. Raises InputError for anything else.
     """
     stripped = text.replace(" ", "")
     if re.fullmatch(r"\d{1,6}", stripped) and int(stripped) > 0:
         return tuple(int(layer % int(stripped) == 0) for layer in range(layers))
+    repeated = re.fullmatch(r"\(([^()]*)\)\*(\d{1,6})", stripped)
+    whole = int(repeated[2]) if repeated else 1
+    stripped = f"({repeated[1]})" if repeated else stripped
     body = stripped[1:-1] if stripped.startswith("(") and stripped.endswith(")") else stripped
     found: list[int] = []
     for term in body.split("+"):
@@ -130,10 +133,10 @@ def parse_frequency(text: str, layers: int) -> tuple[int, ...]:
                 "([0]*3+[1]*58)"
             )
         entries, times = [int(n) for n in match[1].split(",")], int(match[2] or 1)
-        if len(found) + len(entries) * times > MOST_ITEMS:
+        if (len(found) + len(entries) * times) * max(whole, 1) > MOST_ITEMS:
             raise InputError(f"--moe-layer-freq {text[:80]!r}: more than {MOST_ITEMS:,} entries")
         found += entries * times
-    return tuple(found)
+    return tuple(found * whole)
 
 
 def frequency_text(flags: list[int]) -> str:

@@ -185,6 +185,8 @@ def machine_of(command: Command, program: Started, reading: ScriptRecord) -> Mac
             tasks.append((options["ntasks-per-node"], place))
     if launcher is None:
         gpus += tasks
+    if not nodes and launcher in ("torchrun", "deepspeed") and gpus and "hostfile" not in program.options:
+        nodes.append(("1", f"{command.place}, where {launcher} starts one node by default"))
     places: dict[str, str] = {}
     return Machine(
         _chosen("nodes", nodes, reading, places), _chosen("gpus_per_node", gpus, reading, places), places

@@ -18,7 +18,7 @@ ARGUMENTS = {"--num-layers": "2", "--micro-batch-size": "1"}
     ("script", "nodes", "gpus"),
     [
         (f"torchrun --nproc_per_node 8 --nnodes=4 {A}", 4, 8),
-        (f"torchrun --standalone --nproc-per-node=2 --tee 3 {A}", None, 2),
+        (f"torchrun --standalone --nproc-per-node=2 --tee 3 {A}", 1, 2),
         (f"python -u -m torch.distributed.launch --nproc_per_node 4 --nnodes 2 --use_env {A}", 2, 4),
         (f"deepspeed --num_nodes 3 --num_gpus 8 --no_local_rank --hostfile h {A}", 3, 8),
         (f"accelerate launch --num_machines 2 --num_processes 16 --dynamo_backend no --use_fsdp {A}", 2, 8),
@@ -27,7 +27,7 @@ ARGUMENTS = {"--num-layers": "2", "--micro-batch-size": "1"}
         (f"mpirun -np 16 --map-by ppr:8:node -x PATH python {A}", None, 8),
         (f"docker run --gpus all -v /a:/b image:1 bash -c \"cd /x && python {A}\"", None, None),
         (f"nohup env X=1 numactl --cpunodebind=0 python {A} > log 2>&1 &", None, None),
-        (f"CMD=\"torchrun --nproc_per_node 8 {A}\"\necho $CMD\neval $CMD 2>&1 | tee log", None, 8),
+        (f"CMD=\"torchrun --nproc_per_node 8 {A}\"\necho $CMD\neval $CMD 2>&1 | tee log", 1, 8),
         (f"#SBATCH --nodes=16 # a comment\n#SBATCH --gres=gpu:h100:8\n#SBATCH --job-name=x\n"
          f"srun python {A}", 16, 8),
         (f"#!/bin/bash\n#SBATCH -N 2\n#SBATCH --ntasks-per-node 4\n"
@@ -35,7 +35,9 @@ ARGUMENTS = {"--num-layers": "2", "--micro-batch-size": "1"}
          2, 4),
         (f"export C='python {A}'\nsrun --nodes=3 sh -c 'exec $C'", 3, None),
         (f"sbatch --nodes=5 <<EOF\n#!/bin/sh\n#SBATCH --gpus-per-node=8\nsrun python {A}\nEOF", 5, 8),
-        (f"uv run --no-sync python -m torch.distributed.run --nproc_per_node 8 {A}", None, 8),
+        (f"uv run --no-sync python -m torch.distributed.run --nproc_per_node 8 {A}", 1, 8),
+        (f"deepspeed --num_gpus 4 {A}", 1, 4),
+        (f"deepspeed --hostfile hosts --num_gpus 4 {A}", None, 4),
         (f"cat > inner.sh <<'EOF'\npython {A}\nEOF\nchmod +x inner.sh\nsrun -N2 ./inner.sh", 2, None),
     ],
 )  # fmt: skip
