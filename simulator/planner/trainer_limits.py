@@ -92,7 +92,9 @@ class TrainerLimits:
     def _recompute_choices(self) -> tuple[Recompute, ...]:
         """The trainer's choices whose modules the model has."""
         have = modules_of_model(self.scenario.shape)
-        choices = map(parse_recompute, self.trainer.search["recompute"])
+        search, dense = self.trainer.search, self.scenario.shape.moe is None
+        texts = search["recompute_dense" if dense and "recompute_dense" in search else "recompute"]
+        choices = map(parse_recompute, texts)
         return tuple(choice for choice in choices if isinstance(choice, str) or have.issuperset(choice))
 
     def narrowed(self, space: Space) -> tuple[Space, tuple[str, ...]]:

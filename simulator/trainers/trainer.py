@@ -64,7 +64,8 @@ class Description(BaseModel):
     versions: _Texts
     """Newest first; the first is the default."""
     search: dict[str, _Texts] = Field(default_factory=dict)
-    """Values that a plan search tries by key, where the user leaves them to defaults."""
+    """Values that a plan search tries by key, where the user leaves them to defaults; `recompute_dense` is
+    for models without experts."""
     replacements: tuple[Replacement, ...] = ()
     exclusions: tuple[_ExclusionEntry, ...] = ()
 

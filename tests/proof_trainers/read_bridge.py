@@ -10,10 +10,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import datetime
-import hashlib
-import json
-import platform
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -23,6 +19,7 @@ import torch
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
+from reader_verdicts import judge
 
 CORE = {"ddp": DistributedDataParallelConfig, "optimizer": OptimizerConfig}
 SOURCES = {"train": "TrainingConfig", "checkpoint": "CheckpointConfig", "dataset": "GPTDatasetConfig"}
@@ -109,32 +106,17 @@ def read(
 def main(exports: Path, verdicts: Path, bridge: Path, megatron: Path) -> None:
     """Read every Bridge export of the index and write the verdicts."""
     fields = class_fields([bridge / "src/megatron/bridge/training", megatron / "megatron/training/config"])
-    precisions, rows = recipes(bridge), []
-    for entry in json.loads((exports / "index.json").read_text()):
-        if not entry["file"].startswith("bridge_"):
-            continue
-        path, expected = exports / entry["file"], entry["expected"]
-        row = {"file": entry["file"], "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-        assert row["sha256"] == entry["sha256"], f"{path} is not the file of the index"
-        try:
-            found = read(path, expected, fields, precisions)
-            wrong = {key: value for key, value in found.items() if expected[key] != value}
-            row |= {"verdict": "different", "found": wrong} if wrong else {"verdict": "accepted"}
-        except Exception as error:
-            row |= {"verdict": "refused", "reason": f"{type(error).__name__}: {error}"[:400]}
-        print(row["file"], row["verdict"], row.get("reason", row.get("found", "")), flush=True)
-        rows.append(row)
+    precisions = recipes(bridge)
     versions = {name: version(name) for name in ("megatron-core", "torch")}
     versions |= {"Megatron-Bridge": "067f987", "Megatron-LM": "d98e8a6"}
-    python = platform.python_version()
-    document = {
-        "reader": "Megatron-Bridge",
-        "date": datetime.date.today().isoformat(),
-        "python": python,
-        "versions": versions,
-        "exports": rows,
-    }
-    verdicts.write_text(json.dumps(document, indent=1) + "\n")
+    judge(
+        exports,
+        verdicts,
+        "Megatron-Bridge",
+        versions,
+        lambda file: file.startswith("bridge_"),
+        lambda path, expected: read(path, expected, fields, precisions),
+    )
 
 
 if __name__ == "__main__":

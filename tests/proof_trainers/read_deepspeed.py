@@ -6,16 +6,14 @@ It imports nothing of moesim.
 
 from __future__ import annotations
 
-import datetime
-import hashlib
-import json
 import os
-import platform
 import sys
 import types
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from reader_verdicts import judge
 
 os.environ["DS_ACCELERATOR"] = "cpu"
 
@@ -39,31 +37,8 @@ def read(path: Path, expected: dict[str, Any]) -> dict[str, Any]:
 
 def main(exports: Path, verdicts: Path) -> None:
     """Read every JSON file of the index and write the verdicts."""
-    rows = []
-    for entry in json.loads((exports / "index.json").read_text()):
-        if not entry["file"].startswith("deepspeed_"):
-            continue
-        path, expected = exports / entry["file"], entry["expected"]
-        row = {"file": entry["file"], "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-        assert row["sha256"] == entry["sha256"], f"{path} is not the file of the index"
-        try:
-            found = read(path, expected)
-            wrong = {key: value for key, value in found.items() if expected[key] != value}
-            row |= {"verdict": "different", "found": wrong} if wrong else {"verdict": "accepted"}
-        except Exception as error:
-            row |= {"verdict": "refused", "reason": f"{type(error).__name__}: {error}"[:400]}
-        print(row["file"], row["verdict"], row.get("reason", row.get("found", "")), flush=True)
-        rows.append(row)
     versions = {name: version(name) for name in ("deepspeed", "torch")}
-    python = platform.python_version()
-    document = {
-        "reader": "DeepSpeed",
-        "date": datetime.date.today().isoformat(),
-        "python": python,
-        "versions": versions,
-        "exports": rows,
-    }
-    verdicts.write_text(json.dumps(document, indent=1) + "\n")
+    judge(exports, verdicts, "DeepSpeed", versions, lambda file: file.startswith("deepspeed_"), read)
 
 
 if __name__ == "__main__":

