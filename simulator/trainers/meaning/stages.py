@@ -7,12 +7,14 @@ from typing import Any
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.schedules import SCHEDULES, name_from
+from moesim.simulator.schedules.interleaved import per_round
 from moesim.simulator.trainers.meaning.contradictions import FIRST, LAST, LAYERS, LAYOUT, STAGES
 from moesim.simulator.trainers.meaning.given import Given
 from moesim.simulator.trainers.megatron.layout import expand_layout, layers_of_layout, mtp_stage_of_layout
 
 EMBEDDING = "account-for-embedding-in-pipeline-split"
 LOSS = "account-for-loss-in-pipeline-split"
+ROUND = "microbatch-group-size-per-virtual-pipeline-stage"
 
 STAGE_ARGUMENTS = ("pipeline-model-parallel-size", STAGES, LAYERS, LAYOUT, FIRST, LAST, EMBEDDING, LOSS)
 """Arguments by which a file says something about its pipeline stages."""
@@ -63,6 +65,19 @@ def read_schedule(given: Given) -> None:
         known = {spec.names_elsewhere.get("torch"): spec.name for spec in SCHEDULES.values()}
         names = [name for name in known if name is not None]
         given.set("schedule", known[given.text("schedule", "", names)], "schedule")
+
+
+def read_rounds(given: Given, pp: int, microbatches: int) -> None:
+    """Explain the micro-batches of a round of interleaved stages: those that are simulated, or others."""
+    if not given.has(ROUND):
+        return
+    simulated = per_round(pp, max(1, microbatches))
+    if given.integer(ROUND, pp) == simulated:
+        given.explain(ROUND, "key", f"a round has {simulated} micro-batches, as moesim simulates it")
+    else:
+        given.explain(
+            ROUND, "not priced", f"the direction is unknown: moesim simulates rounds of {simulated}"
+        )
 
 
 def _set_stages(given: Given, stages: dict[str, Any], names: tuple[str, ...], note: str) -> None:

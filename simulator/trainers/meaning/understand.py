@@ -24,7 +24,7 @@ from moesim.simulator.trainers.meaning.precision import read_precision
 from moesim.simulator.trainers.meaning.recomputation import read_recompute
 from moesim.simulator.trainers.meaning.rows import MeaningRow
 from moesim.simulator.trainers.meaning.shape import NEEDED, read_shape
-from moesim.simulator.trainers.meaning.stages import STAGE_ARGUMENTS, read_schedule, read_stages
+from moesim.simulator.trainers.meaning.stages import STAGE_ARGUMENTS, read_rounds, read_schedule, read_stages
 from moesim.simulator.trainers.meaning.table import megatron_table
 from moesim.simulator.trainers.meaning.wrapper import read_variables, starts_another_script, with_nodes
 
@@ -127,6 +127,7 @@ def _read(
     else:
         read_stages(given, shape, degrees.pp, like_base)
     read_schedule(given)
+    read_rounds(given, degrees.pp, given.keys["batch.sequences"] // (degrees.dp * degrees.microbatch))
     latent = any(attention.kind == "mla" for attention in shape.attention_by_name.values())
     read_recompute(given, base, latent, like_base)
     read_precision(given, fused_loss(given) == "fused", like_base)

@@ -94,15 +94,15 @@ def plan(
             processes,
             limit,
         )
+    wanted.write(result.best)  # files first: a reader of the text may close its pipe
+    if output is not None:
+        write_atomically(output, [scenario_yaml(result.best.scenario)])
+        say_written(str(output), "simulate it, or start another search from it")
     if as_json:
         print_json({**result.to_dict(), **wanted.plain(result.best)})
     else:
         _print(result)
         wanted.show(result.best)
-    wanted.write(result.best)
-    if output is not None:
-        write_atomically(output, [scenario_yaml(result.best.scenario)])
-        say_written(str(output), "simulate it, or start another search from it")
 
 
 def _tenths(say: Callable[[str], None]) -> Callable[[float, str], None]:

@@ -104,7 +104,9 @@ def test_a_scenario_is_priced_as_the_trainer_runs_it() -> None:
     assert adapted.software.loss == "compiled"
     assert adapted.software.overlap_tensor_parallel == "weight-gradient"
     assert not adapted.software.overlap_context_parallel  # cp=1: the key does not matter
-    assert len(changes) == 3 and all(": " in change for change in changes)
+    assert adapted.recipe.loss == "fp32"
+    assert len(changes) == 4 and all(": " in change for change in changes)
     again, none = trainer_of("megatron").adapted(adapted)
     assert again is adapted and none == ()
-    assert trainer_of("megatron@0.14").adapted(plan())[0].software.loss == "fused"
+    old = trainer_of("megatron@0.14").adapted(plan())[0]
+    assert (old.software.loss, old.recipe.loss) == ("fused", "bf16")

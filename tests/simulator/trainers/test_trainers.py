@@ -120,6 +120,24 @@ def test_twenty_varied_plans_survive_the_round_trip_as_they_are_printed(tmp_path
         check_round_trip(spellable(**changed), tmp_path)
 
 
+def test_the_rounds_of_an_interleaved_plan_are_those_that_are_simulated(tmp_path: Path) -> None:
+    changed = {
+        "schedule": "interleaved-1f1b",
+        "parallel.vpp": "2",
+        "parallel.pp": "8",
+        "batch.sequences": "16384",
+    }
+    export = megatron_arguments(spellable(**changed))
+    for size, kind in (("8", "key"), ("16", "not priced")):
+        script = tmp_path / "run.sh"
+        text = export.text().replace("virtual-pipeline-stage 8\n", f"virtual-pipeline-stage {size}\n")
+        script.write_text(
+            text + 'torchrun --nnodes 256 --nproc-per-node 8 pretrain_gpt.py "${TRAINING_ARGS[@]}"\n'
+        )
+        rows = moesim.import_launch(script, HOME, environment=dict.fromkeys(VARIABLES, "1")).rows
+        assert [row.kind for row in rows if "microbatch-group-size" in row.argument] == [kind]
+
+
 @pytest.mark.parametrize(
     ("argument", "named"),
     [
