@@ -168,7 +168,7 @@ class TrainerVerdict:
         other = self.best_of_all
         if other is None:
             return ()
-        if not self.reasons:
+        if not self.reasons or self.gain <= 0.0:
             return (f"no other plan saves more than {max(0.0, self.gain):.1%} of the objective",)
         return (
             f"the best of all plans, {other.label} at {other.time_s:.2f} s a step, would save "

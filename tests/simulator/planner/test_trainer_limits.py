@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -134,3 +135,16 @@ def test_a_model_that_the_trainer_cannot_train_is_infeasible() -> None:
     scenario = JOB.replace(model=data)
     with pytest.raises(InfeasibleError, match="bias of the attention's output"):
         plan(scenario, SPACE, trainer="megatron")
+
+
+def test_a_search_for_memory_gains_in_bytes() -> None:
+    result = plan(JOB, SPACE, objective="memory", top=1, trainer="megatron")
+    verdict = result.trainer
+    assert verdict is not None and verdict.best_of_all is not None
+    assert verdict.gain == pytest.approx(1.0 - verdict.best_of_all.memory_bytes / result.best.memory_bytes)
+
+
+def test_a_best_of_all_that_gains_nothing_is_not_praised(found: PlanResult) -> None:
+    assert found.trainer is not None
+    worse = replace(found.trainer, gain=-0.01, reasons=("it runs 1F1B only",))
+    assert worse.sentences == ("no other plan saves more than 0.0% of the objective",)
