@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import inf
 
 import numpy as np
 
@@ -47,7 +46,7 @@ class ActionBook:
     tables: Sequence[CostTable]
     spreads: Sequence[MemberLag]
     order: OverlapOrder
-    ports: tuple[float, float] = (inf, inf)
+    ports: tuple[float, float]
     """Bytes/s of a GPU's ports, scale-out and scale-up, which concurrent transfers share."""
     _times: dict[object, ActionTimes] = field(default_factory=dict)
     _read: dict[object, tuple[FloatArray, FloatArray]] = field(default_factory=dict)

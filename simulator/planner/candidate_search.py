@@ -77,17 +77,11 @@ class CandidateSearch:
     def _priced(self, number: int, placement: int) -> PricedPlan:
         c = self.candidates
         frame, p, r, s, z = c.axes(number)
-        recipe, policy, sms = c.space.recipes[p], c.space.recompute[r], c.space.sms[s]
+        choice = c.space.recipes[p], c.space.recompute[r], c.space.sms[s]
         plan = frame.plan.model_copy(update={"zero_stage": c.space.zero_stage[z]})
         layout, book = c.assignment(number, placement), c.book_of(placement)
-        return PricedPlan(
-            frame.microbatches,
-            book.table(plan, recipe, policy, sms, frame.pattern.paired),
-            c.loads.spread(frame, c.space.placement[placement]),
-            book.send_s(plan, frame.pattern),
-            book.sync(plan, recipe, policy, frame.pattern, self._layers_of(layout), layout),
-            book.ports,
-        )
+        spread = c.loads.spread(frame, c.space.placement[placement])
+        return book.priced_plan(frame, plan, choice, spread, layout, self._layers_of(layout))
 
     def _layers_of(self, layout: StageAssignment) -> tuple[int, ...]:
         """Layers of each stage, counted once a layout; the candidates keep the layouts alive."""
@@ -105,15 +99,9 @@ class CandidateSearch:
         layout = Layout(plan, book.cluster.n_gpus, book.cluster.node.n_gpus)
         frame = Frame(plan, scenario.schedule, microbatches, layout, shaped)
         stages = from_layers_per_stage(blocks_of(self.shape), layers)
-        sms = scenario.communication.sms
-        priced = PricedPlan(
-            microbatches,
-            book.table(plan, scenario.recipe, scenario.recompute, sms, shaped.paired),
-            self.candidates.loads.spread(frame, placement),
-            book.send_s(plan, shaped),
-            book.sync(plan, scenario.recipe, scenario.recompute, shaped, layers, stages),
-            book.ports,
-        )
+        choice = scenario.recipe, scenario.recompute, scenario.communication.sms
+        spread = self.candidates.loads.spread(frame, placement)
+        priced = book.priced_plan(frame, plan, choice, spread, stages, layers)
         return float(step_seconds([priced], shaped, stages, scenario.communication.order)[0])
 
     def fastest(self, families: int, at_least_s: float = 0.0, say: OnProgress = no_progress) -> float:

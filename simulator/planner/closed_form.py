@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
 
 import numpy as np
 
@@ -35,7 +34,7 @@ class PricedPlan:
     send_s: tuple[float, float]
     """Seconds of a pipeline send alone, and of two that leave together (eq. E7)."""
     sync: tuple[SyncCost, ...]
-    ports: tuple[float, float] = (inf, inf)
+    ports: tuple[float, float]
     """Bytes/s of a GPU's ports, scale-out and scale-up."""
 
 

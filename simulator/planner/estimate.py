@@ -17,7 +17,7 @@ from moesim.simulator.layout.job import ResolvedJob, resolve
 from moesim.simulator.layout.parallel import check_against_model, microbatches
 from moesim.simulator.layout.stages import StageAssignment, describe
 from moesim.simulator.planner.bound import BoundBook
-from moesim.simulator.planner.closed_form import CLOSED_FORM_ERROR, PricedPlan, step_seconds
+from moesim.simulator.planner.closed_form import CLOSED_FORM_ERROR, step_seconds
 from moesim.simulator.planner.expert_loads import ExpertLoads
 from moesim.simulator.planner.frames import Frame
 from moesim.simulator.planner.pattern import pattern
@@ -109,14 +109,9 @@ def estimate(scenario: Scenario) -> Estimate:
     plan, policy, sms = scenario.parallel, scenario.recompute, scenario.communication.sms
     placement = scenario.routing.eplb
     loads = ExpertLoads(scenario, job.shape)
-    table = book.table(plan, scenario.recipe, policy, sms, frame.pattern.paired)
-    sync = book.sync(plan, scenario.recipe, policy, frame.pattern, stages.layers_per_stage, stages)
-    priced = PricedPlan(
-        frame.microbatches,
-        table,
-        loads.spread(frame, placement),
-        book.send_s(plan, frame.pattern),
-        sync,
+    choice = scenario.recipe, policy, sms
+    priced = book.priced_plan(
+        frame, plan, choice, loads.spread(frame, placement), stages, stages.layers_per_stage
     )
     order = scenario.communication.order
     seconds = float(step_seconds([priced], frame.pattern, stages, order)[0])
@@ -124,7 +119,7 @@ def estimate(scenario: Scenario) -> Estimate:
     bound = float(bounds.step([frame], frame.pattern, stages).min())
     if plan.zero_stage == 3:
         bound = max(bound, float(bounds.sharded([frame], frame.pattern, stages).min()))
-    evidence = [table.evidence, *(part.evidence for part in sync)]
+    evidence = [priced.table.evidence, *(part.evidence for part in priced.sync)]
     notes = combined((part, 1.0) for part in evidence).notes
     return _finished(job, frame, stages, (seconds, bound), notes)
 

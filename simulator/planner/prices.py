@@ -24,6 +24,9 @@ from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.recompute import Recompute
 from moesim.simulator.model.repeated import repeated_communication
 from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.planner.closed_form import PricedPlan
+from moesim.simulator.planner.frames import Frame
+from moesim.simulator.planner.member_lag import MemberLag
 from moesim.simulator.planner.pattern import Pattern
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.parallel import ParallelPlan
@@ -95,6 +98,30 @@ class PriceBook:
         """Bytes/s of a GPU's ports, scale-out (1 where a single node has none) and scale-up."""
         pricer = self.pricer(self.scenario.parallel, self.scenario.recipe, "none")
         return pricer.nic_bytes_per_s or 1.0, self.cluster.node.scale_up_bytes_per_s
+
+    def priced_plan(
+        self,
+        frame: Frame,
+        plan: ParallelPlan,
+        choice: tuple[Precision, Recompute, int],
+        spread: MemberLag,
+        stages: StageAssignment,
+        layers: tuple[int, ...],
+    ) -> PricedPlan:
+        """All that the closed form reads of one plan.
+
+        `plan`: the frame's, with its ZeRO stage. `choice`: precision recipe, recompute and communication SMs.
+        `layers`: those of `stages`, counted once for many plans.
+        """
+        recipe, recompute, sms = choice
+        return PricedPlan(
+            frame.microbatches,
+            self.table(plan, recipe, recompute, sms, frame.pattern.paired),
+            spread,
+            self.send_s(plan, frame.pattern),
+            self.sync(plan, recipe, recompute, frame.pattern, layers, stages),
+            self.ports,
+        )
 
     def arithmetic(self, policy: Recompute) -> Recompute:
         """The policy that stands for all policies with the same compute.

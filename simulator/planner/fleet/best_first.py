@@ -17,7 +17,7 @@ from moesim.simulator.model.block import is_layer
 from moesim.simulator.model.recompute import recompute_label
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.planner.bound import BoundBook
-from moesim.simulator.planner.closed_form import PricedPlan, step_seconds_by_rank
+from moesim.simulator.planner.closed_form import step_seconds_by_rank
 from moesim.simulator.planner.expert_loads import ExpertLoads
 from moesim.simulator.planner.fleet.bound import PoolSeconds, blocks_by_kind, ideal_bound_s, layout_bound_s
 from moesim.simulator.planner.fleet.space import FleetPools
@@ -272,20 +272,10 @@ class FleetSearch:
         plan = frame.plan.model_copy(update={"zero_stage": zero_stage})
         chosen, layers = self.space.recipes[recipe], stages.layers_per_stage
         recompute = self.space.recompute[policy]
+        spread = self._loads.spread(frame, self.scenario.routing.eplb)
         priced = [
-            PricedPlan(
-                frame.microbatches,
-                book.table(
-                    plan,
-                    chosen,
-                    recompute,
-                    part.scenario.communication.sms,
-                    frame.pattern.paired,
-                ),
-                self._loads.spread(frame, self.scenario.routing.eplb),
-                book.send_s(plan, frame.pattern),
-                book.sync(plan, chosen, recompute, frame.pattern, layers, stages),
-                book.ports,
+            book.priced_plan(
+                frame, plan, (chosen, recompute, part.scenario.communication.sms), spread, stages, layers
             )
             for book, part in zip(self.books, self.pools.parts, strict=True)
         ]

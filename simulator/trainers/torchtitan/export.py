@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from moesim.simulator.scenario import Scenario
 from moesim.simulator.trainers.export import ConfigurationFile
-from moesim.simulator.trainers.facts import facts_of
 from moesim.simulator.trainers.torchtitan.releases import WITH_TOML
-from moesim.simulator.trainers.torchtitan.rules import problems
 from moesim.simulator.trainers.torchtitan.snippet import torchtitan_snippet
+from moesim.simulator.trainers.torchtitan.subject import titan_plan
 from moesim.simulator.trainers.torchtitan.toml import torchtitan_command, torchtitan_toml
 
 
@@ -22,4 +21,4 @@ def torchtitan_export(scenario: Scenario, version: str) -> ConfigurationFile:
         words = torchtitan_command("${PLAN_FILE}")
         return ConfigurationFile(label, configuration.text, configuration.unspelled, words)
     text = torchtitan_snippet(scenario)
-    return ConfigurationFile(label, text, problems(facts_of(scenario), version))
+    return ConfigurationFile(label, text, titan_plan(scenario, version).missing)

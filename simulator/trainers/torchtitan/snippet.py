@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.trainers.facts import PlanFacts, facts_of
-from moesim.simulator.trainers.torchtitan.flavors import flavor_of
+from moesim.simulator.trainers.facts import PlanFacts
 from moesim.simulator.trainers.torchtitan.releases import NEWEST, release_of
-from moesim.simulator.trainers.torchtitan.rules import problems, recompute_mode
+from moesim.simulator.trainers.torchtitan.rules import recompute_mode
 from moesim.simulator.trainers.torchtitan.settings import (
     Setting,
     compiles_layers,
     local_batch,
     parallelism,
     training_steps,
-    unspelled,
     uses_deepep,
 )
+from moesim.simulator.trainers.torchtitan.subject import titan_plan
 
 FUNCTION = "moesim_plan"
 """Name of the function, for `--config`."""
@@ -38,16 +37,12 @@ def torchtitan_snippet(scenario: Scenario) -> str:
     trainer.py and models/*/config_registry.py. Raises InputError for a model or cluster that cannot be
     loaded, and for a fleet.
     """
-    if scenario.fleet is not None:
-        raise scenario.needs_one_cluster()
-    plan, release = facts_of(scenario), release_of(NEWEST)
-    flavor = flavor_of(plan.shape, NEWEST)
-    family = None if flavor is None else flavor.family
-    missing = (*problems(plan, NEWEST), *unspelled(plan, release, family))
-    comments = "".join(f"# not spelled: {sentence}\n" for sentence in missing)
+    titan = titan_plan(scenario, NEWEST)
+    plan, release, family = titan.plan, titan.release, titan.family
+    comments = "".join(f"# not spelled: {sentence}\n" for sentence in titan.missing)
     mtp = plan.shape.mtp_layers if family in release.mtp and plan.parallel.pp == 1 else 0
     package = family or "a_model_of_your_own"
-    arguments = _model_arguments(plan, family, None if flavor is None else flavor.name, mtp)
+    arguments = _model_arguments(plan, family, titan.flavor, mtp)
     lines = [
         f"def {FUNCTION}() -> Trainer.Config:",
         f"    model_spec = model_registry({arguments})",

@@ -7,19 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from moesim.simulator.scenario import Scenario
-from moesim.simulator.trainers.facts import PlanFacts, facts_of
-from moesim.simulator.trainers.torchtitan.flavors import flavor_of
+from moesim.simulator.trainers.facts import PlanFacts
 from moesim.simulator.trainers.torchtitan.releases import WITH_TOML, release_of
-from moesim.simulator.trainers.torchtitan.rules import problems, recompute_mode
+from moesim.simulator.trainers.torchtitan.rules import recompute_mode
 from moesim.simulator.trainers.torchtitan.settings import (
     Setting,
     compiles_layers,
     local_batch,
     parallelism,
     training_steps,
-    unspelled,
     uses_deepep,
 )
+from moesim.simulator.trainers.torchtitan.subject import titan_plan
 
 NO_FLAVOR = "a-flavor-of-your-own"
 """Stands for the flavor of a model that torchtitan does not ship; torchtitan stops at this name."""
@@ -45,15 +44,11 @@ def torchtitan_toml(scenario: Scenario) -> Configuration:
     Its first comments say what torchtitan cannot do. Raises InputError for a model or cluster that cannot be
     loaded, and for a fleet.
     """
-    if scenario.fleet is not None:
-        raise scenario.needs_one_cluster()
-    plan, release = facts_of(scenario), release_of(WITH_TOML)
-    flavor = flavor_of(plan.shape, WITH_TOML)
-    family = None if flavor is None else flavor.family
-    missing = (*problems(plan, WITH_TOML), *unspelled(plan, release, family))
+    titan = titan_plan(scenario, WITH_TOML)
+    plan, family, missing = titan.plan, titan.family, titan.missing
     tables: dict[str, Mapping[str, Setting | Sequence[str]]] = {
         "job": {"description": f"moesim plan of {scenario.name}"},
-        "model": _model(plan, family, None if flavor is None else flavor.name),
+        "model": _model(plan, family, titan.flavor),
         "optimizer": {"name": "AdamW", "implementation": "fused"},
         "training": {
             "local_batch_size": local_batch(plan),

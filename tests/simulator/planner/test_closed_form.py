@@ -126,7 +126,7 @@ def test_the_closed_form_is_near_the_engine_and_above_the_bound(
         simulated = simulate_plan(scenario_of(study.scenario, found, number)).time_s
         assert simulated is not None
         label = found.axes(number)[0].label
-        assert found.bound[number] <= min(simulated, found.time_s[number]), label
+        assert found.bound[number] <= simulated, label
         assert found.time_s[number] == pytest.approx(simulated, rel=0.05), label
 
 
@@ -156,11 +156,17 @@ def test_with_lasting_load_and_drops_too(routing: str, name: str) -> None:
     assert found.time_s[0] == pytest.approx(simulated, rel=0.03)
 
 
-def test_every_bound_is_below_its_closed_form(home: Searched) -> None:
+def test_the_closed_form_itself_hardly_falls_below_a_bound(home: Searched) -> None:
+    """`time_s` is never below the bound, because the search takes the larger; the formula is asked here."""
     found, study = home
     numbers = list(range(0, len(found.bound), max(1, len(found.bound) // 300)))
     study.estimate(numbers)
-    assert (found.bound[numbers] <= found.time_s[numbers] * (1.0 + 1e-9)).all()
+    for number in numbers:
+        layers = found.assignment(number).layers_per_stage
+        microbatches = found.axes(number)[0].microbatches
+        formula_s = study.seconds_of(scenario_of(study.scenario, found, number), layers, microbatches)
+        assert formula_s >= found.bound[number] * (1.0 - 0.005), found.axes(number)[0].label
+        assert found.time_s[number] == max(formula_s, found.bound[number])
 
 
 def test_plans_estimated_together_or_alone_get_the_same_time(

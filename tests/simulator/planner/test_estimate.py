@@ -11,7 +11,12 @@ import pytest
 
 import moesim
 from moesim.hwmodels.errors import InputError
+from moesim.simulator.layout.job import resolve
+from moesim.simulator.planner.candidate_search import CandidateSearch
+from moesim.simulator.planner.candidates import find_candidates
 from moesim.simulator.planner.closed_form import CLOSED_FORM_ERROR
+from moesim.simulator.planner.rows import simulate_plan
+from moesim.simulator.planner.space import PlanSpace, with_defaults
 from moesim.simulator.predict.compile import prepare
 
 Run = Callable[..., Any]
@@ -102,3 +107,15 @@ def test_options_that_need_the_engine_are_refused(run: Run, options: tuple[str, 
     refused = run("simulate", FIVE, "--fast", *options)
     assert refused.code == 2 and refused.out == ""
     assert options[0] in refused.err or "resolution full" in refused.err
+
+
+def test_sharded_parameters_share_the_ports_with_the_experts_as_in_a_search() -> None:
+    """The estimate is the closed form that a search gives the same plan, concurrent transfers included."""
+    plan = "parallel={tp: 1, pp: 1, ep: 8, zero_stage: 3}"
+    scenario = moesim.load(MIXTRAL, plan, "schedule=1f1b", "recompute=none")
+    step, job = simulate_plan(scenario), resolve(scenario)
+    space = with_defaults(PlanSpace(pp=(1,), tp=(1,), ep=(8,)), scenario, job.shape, job.cluster)
+    study = CandidateSearch(scenario, job.shape, find_candidates(job, space))
+    searched_s = study.seconds_of(scenario, step.layers, step.microbatches)
+    assert moesim.estimate(scenario).step_time_s == searched_s
+    assert searched_s == pytest.approx(step.time_s, rel=CLOSED_FORM_ERROR)

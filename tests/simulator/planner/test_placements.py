@@ -81,7 +81,6 @@ def test_memory_and_time_are_those_of_simulate_whatever_the_framework_does(softw
         assert found.memory[number] == pytest.approx(report.total_bytes, rel=1e-9), label
         alone = closed_form_memory(chosen, study.shape, chosen.machine, found, number)
         assert alone.by_kind == report.by_kind_bytes
-        assert found.bound[number] <= found.time_s[number] * (1.0 + 1e-9), label
     for number in numbers[:2]:
         simulated = simulate_plan(scenario_of(scenario, found, number)).time_s
         assert found.time_s[number] == pytest.approx(simulated, rel=0.05)

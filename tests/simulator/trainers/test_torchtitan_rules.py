@@ -10,6 +10,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.simulator.model.library import load_model
 from moesim.simulator.scenario import Scenario, load_scenario
 from moesim.simulator.trainers.facts import facts_of
+from moesim.simulator.trainers.registry import trainer_of
 from moesim.simulator.trainers.torchtitan.flavors import flavor_of
 from moesim.simulator.trainers.torchtitan.rules import problems
 from moesim.simulator.trainers.torchtitan.snippet import torchtitan_snippet
@@ -209,3 +210,11 @@ def test_experts_inside_the_only_replica_have_nothing_to_shard_over_in_the_older
     single = scenario.replace(cluster={"nodes": 1}, parallel={"tp": 8, "ep": 8})
     assert any("no ranks to shard over" in sentence for sentence in sentences(single, "0.2.2"))
     assert sentences(single, "0.3.0") == ()
+
+
+def test_the_newest_export_says_all_that_its_comments_say() -> None:
+    scenario = load_scenario("deepseek-v3-2048xh800", ["schedule=1f1b", "recompute=full", "precision=bf16"])
+    export = trainer_of("torchtitan").arguments(scenario)
+    said = [line for line in export.text().splitlines() if line.startswith("# not spelled: ")]
+    assert [f"# not spelled: {sentence}" for sentence in export.unspelled] == said
+    assert len(said) > len(trainer_of("torchtitan").problems_of(scenario))
