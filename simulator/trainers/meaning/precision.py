@@ -59,7 +59,8 @@ def _linear(given: Given, notes: list[str]) -> dict[str, Any]:
         recipe = given.text("fp8-recipe", "delayed", (*SCALING, "custom"))
         if recipe == "custom":
             raise InputError(f"{given.place('fp8-recipe')}: a recipe in code is not read; choose a named one")
-        # Transformer Engine keeps the quantised inputs of its linear layers for the weight gradients.
+        # Transformer Engine saves the quantised input of a linear layer for its weight gradient
+        # (NVIDIA/TransformerEngine, transformer_engine/pytorch/module/linear.py and grouped_linear.py).
         fields |= {"linear": "fp8", "scaling": SCALING[recipe], "activation_cache": "fp8"}
         if recipe == "mxfp8":
             notes.append("mxfp8 is priced as scales of 1x128 elements")
