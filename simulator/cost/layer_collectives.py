@@ -70,7 +70,8 @@ class LayerCollectives:
             gather = self._gather(shape, tokens).seconds
             # Routed experts take each rank's own tokens; a shared expert is split like an FFN.
             routed = experts and first == "mlp F" and not (shape.moe and shape.moe.shared_experts)
-            if plan.tp > 1 and not routed:
+            half = block.layer.attention if first == "attn F" else block.layer.feed_forward
+            if plan.tp > 1 and not routed and not half.empty:
                 forward[first] = exposed_forward(gather, gemms, plan.tp, overlap, self._slow_down)
                 out[second] = exposed_backward(
                     gather,

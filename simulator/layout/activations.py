@@ -68,7 +68,7 @@ def _kept_by_op(
     out grouped GEMMs.
     """
     assert block.layer is not None
-    attention, feed_forward = block.layer
+    attention, feed_forward = block.layer.attention, block.layer.feed_forward
     yield from (t for t in _tensors(shape, block, precision, "none", unfused) if t.kept_by_op)
     outputs = [*attention.gemm_outputs(shape.hidden), *feed_forward.gemm_outputs(shape.hidden)]
     for out in outputs[::2]:
@@ -117,12 +117,12 @@ def _drops_scores(policy: Recompute) -> bool:
 def _masks(block: BlockShape, policy: Recompute) -> int:
     """Number of dropout masks as wide as the hidden state.
 
-    The embedding has one and a layer two (after attention and after the FFN). Policies that recompute
+    The embedding has one and a layer one behind each half. Policies that recompute
     pointwise work keep no mask of a layer: they draw it again from the generator's saved state.
     """
     if block.layer is None:
         return int(block.is_embedding)
-    return 0 if policy in ("op", "full") else 2
+    return 0 if policy in ("op", "full") else block.layer.halves
 
 
 def _eager_bytes(shape: ModelShape, block: BlockShape, precision: Precision, policy: Recompute) -> float:
@@ -137,7 +137,7 @@ def _eager_bytes(shape: ModelShape, block: BlockShape, precision: Precision, pol
     repeated: frozenset[Module] = frozenset(() if isinstance(policy, str) else policy)
     if block.layer is None or (isinstance(policy, str) and policy not in ("none", "attention")):
         return 0.0
-    attention, feed_forward = block.layer
+    attention, feed_forward = block.layer.attention, block.layer.feed_forward
     narrow, wide = feed_forward.eager_elements(shape.hidden, repeated)
     return row_bytes(attention.eager_elements() + narrow, "bf16") + row_bytes(wide, "fp32")
 
@@ -167,13 +167,23 @@ def _tensors(
         yield CachedTensor("MTP norm inputs", norm_inputs, "residual", "tokens", kept_by_op=True)
         yield CachedTensor("projection input", row_bytes(2 * h, cache), "norm output", "tokens")
     normalised, inside = row_bytes(h, cache), frozenset[Module]({"layernorm"})
-    attention, feed_forward = block.layer
-    yield CachedTensor("attention norm input", row_bytes(h, "bf16"), "residual", "tokens", kept_by_op=True)
-    yield CachedTensor("attention input", normalised, "norm output", "tokens", modules=inside)
-    yield from attention.cached_tensors(precision, policy, unfused)
-    yield CachedTensor("FFN norm input", row_bytes(h, "bf16"), "kept", "tokens")
-    yield CachedTensor("FFN input", normalised, "norm output", "tokens", modules=inside)
-    yield from feed_forward.cached_tensors(h, precision)
+    attention, feed_forward = block.layer.attention, block.layer.feed_forward
+    residual = row_bytes(h, "bf16")
+    # A layer is recomputed from the input of its first norm.
+    if not attention.empty:
+        yield CachedTensor("attention norm input", residual, "residual", "tokens", kept_by_op=True)
+        yield CachedTensor("attention input", normalised, "norm output", "tokens", modules=inside)
+        yield from attention.cached_tensors(precision, policy, unfused)
+    if not feed_forward.empty:
+        if attention.empty:
+            yield CachedTensor("FFN norm input", residual, "residual", "tokens", kept_by_op=True)
+        else:
+            yield CachedTensor("FFN norm input", residual, "kept", "tokens")
+        yield CachedTensor("FFN input", normalised, "norm output", "tokens", modules=inside)
+        yield from feed_forward.cached_tensors(h, precision)
+    if block.layer.sandwich_norms:
+        behind = block.layer.halves * residual
+        yield CachedTensor("inputs of the norms behind", behind, "kept", "tokens")
 
 
 def _ends(shape: ModelShape, block: BlockShape, precision: Precision) -> Iterator[CachedTensor]:

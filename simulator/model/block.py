@@ -21,9 +21,11 @@ PLAIN_KINDS: tuple[BlockKind, ...] = (EMBEDDING, DENSE, ROUTED, MTP, HEAD)
 """The kinds of a model whose layers all have the same attention."""
 
 
-def layer_kind(routed: bool, attention: str | None) -> BlockKind:
-    """Kind of a layer: `dense` or `moe`, followed by `/name` of its attention if the model has several."""
-    feed_forward = ROUTED if routed else DENSE
+def layer_kind(feed_forward: str, attention: str | None) -> BlockKind:
+    """Kind of a layer: the name of its feed-forward half (`dense`, `moe`, `none` or a name of the model's).
+
+    `/name` of its attention follows if the model has several.
+    """
     return feed_forward if attention is None else f"{feed_forward}/{attention}"
 
 
@@ -43,10 +45,22 @@ def may_route(kind: BlockKind) -> bool:
 
 
 class Layer(NamedTuple):
-    """The two halves of one transformer layer."""
+    """The two halves of one transformer layer, either of which may be empty, and its norms."""
 
     attention: Attention
     feed_forward: FeedForward
+    sandwich_norms: bool = False
+    """Whether each half has a norm behind it as well as before it."""
+
+    @property
+    def halves(self) -> int:
+        """Number of halves that are not empty."""
+        return (not self.attention.empty) + (not self.feed_forward.empty)
+
+    @property
+    def norms(self) -> int:
+        """Norms of the layer's halves, without those inside the attention."""
+        return self.halves * (2 if self.sandwich_norms else 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,14 +23,17 @@ def block_parameters(shape: ModelShape, kind: BlockKind, activated: bool = False
     does not have.
     """
     h, block = shape.hidden, shape.block(kind)
+    norm = h * (2 if shape.norm == "layernorm" else 1)
     if block.layer is None:
         table = shape.vocab * h
-        return Parameters(embedding=table) if block.is_embedding else Parameters(head=table, norms=h)
-    attention, feed_forward = block.layer
+        if block.is_embedding:
+            return Parameters(embedding=table + shape.learned_positions * h)
+        return Parameters(head=table, norms=norm)
+    attention, feed_forward = block.layer.attention, block.layer.feed_forward
     layer = feed_forward.parameters(h, activated) + Parameters(
-        attention=attention.parameters(h), norms=2 * h + attention.norm_parameters()
+        attention=attention.parameters(h), norms=block.layer.norms * norm + attention.norm_parameters()
     )
-    return layer + Parameters(mtp_projection=2 * h * h, norms=3 * h) if block.is_mtp else layer
+    return layer + Parameters(mtp_projection=2 * h * h, norms=3 * norm) if block.is_mtp else layer
 
 
 def parameters_by_component(shape: ModelShape, activated: bool = False) -> Parameters:

@@ -14,7 +14,8 @@ from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import dump_mapping, load_mapping
 from moesim.simulator.model.counts import parameters_total
 from moesim.simulator.model.hf_reader import Reader, Understood
-from moesim.simulator.model.shape import MAX_LAYERS, ModelShape
+from moesim.simulator.model.layer_pattern import MAX_LAYERS
+from moesim.simulator.model.shape import ModelShape
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,79}")
 """Names that a configuration may give its model; anything else, such as a path, is no name."""

@@ -8,7 +8,6 @@ from functools import lru_cache
 from math import fsum
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.model.attention.residual import attention_forward, attention_input_gradient
 from moesim.simulator.model.block import BlockShape, Layer
 from moesim.simulator.model.embedding_head import (
     embedding_forward,
@@ -20,6 +19,7 @@ from moesim.simulator.model.operator import COUNTED_GEMM_CLASSES, BlockKind, Ope
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.primitives import recomputed
 from moesim.simulator.model.recompute import Module
+from moesim.simulator.model.residual import attention_forward, attention_input_gradient
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.model.work import Work
 
@@ -106,13 +106,13 @@ def _phases(
 
 
 def _layer(w: Work, precision: Precision, layer: Layer) -> dict[Phase, list[Operator]]:
-    attention, feed_forward = layer
+    attention, feed_forward = layer.attention, layer.feed_forward
     phases: dict[Phase, list[Operator]] = {
-        "attn F": [*attention_forward(w, attention), *feed_forward.after_attention(w)],
+        "attn F": [*attention_forward(w, layer), *feed_forward.after_attention(w)],
         "mlp F": feed_forward.forward(w),
         "mlp I": feed_forward.input_gradient(w),
         "mlp W": feed_forward.weight_gradient(w),
-        "attn I": [*feed_forward.before_attention_gradient(w), *attention_input_gradient(w, attention)],
+        "attn I": [*feed_forward.before_attention_gradient(w), *attention_input_gradient(w, layer)],
         "attn W": attention.weight_gradient(w),
         **feed_forward.communication(w, precision),
     }

@@ -29,7 +29,7 @@ def repeated_communication(block: BlockShape, recompute: Recompute) -> RepeatedC
         return RepeatedCommunication(layer=block.layer is not None, experts=block.routed)
     if isinstance(recompute, str):
         return RepeatedCommunication()
-    attention, feed_forward = block.layer
+    attention, feed_forward = block.layer.attention, block.layer.feed_forward
     chosen = frozenset(recompute)
     return RepeatedCommunication(
         context=bool(chosen & attention.context_modules),
@@ -39,13 +39,13 @@ def repeated_communication(block: BlockShape, recompute: Recompute) -> RepeatedC
 
 
 def checkpoints(block: BlockShape, recompute: Recompute) -> int:
-    """Number of checkpointed functions in a block; a layer has two norms."""
+    """Number of checkpointed functions in a block; each norm of a layer is one."""
     if block.layer is None:
         return 0
     if isinstance(recompute, str):
         return int(recompute == "full")
     modules = modules_of_layer(block.layer) & frozenset(recompute)
-    return len(modules) + ("layernorm" in modules)
+    return len(modules) + (block.layer.norms - 1 if "layernorm" in modules else 0)
 
 
 def modules_of_layer(layer: Layer) -> frozenset[Module]:

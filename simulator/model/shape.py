@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -21,6 +21,7 @@ from pydantic import (
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.provenance import UNDATED, DateText, Kind
 from moesim.simulator.model.attention import AnyAttention, Attention
+from moesim.simulator.model.attention.none import NoAttention
 from moesim.simulator.model.block import (
     DENSE,
     EMBEDDING,
@@ -34,17 +35,25 @@ from moesim.simulator.model.block import (
 )
 from moesim.simulator.model.feed_forward.dense import DenseFFN
 from moesim.simulator.model.feed_forward.moe import MoE
+from moesim.simulator.model.feed_forward.none import NoFeedForward
 from moesim.simulator.model.feed_forward.protocol import FeedForward
+from moesim.simulator.model.layer_pattern import MAX_LAYERS, NONE, check_pattern, expanded
 from moesim.simulator.model.numerics import Numerics
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.part import ModelPart
 
-MAX_LAYERS = 1000
-"""Most layers of a model, far above any real one; lists of layers are built, so a mistyped number must not
-exhaust the memory."""
-
-_LEFT_OUT = ("attention", "attentions", "attention_layers", "numerics")
+_LEFT_OUT = (
+    "attention",
+    "attentions",
+    "attention_layers",
+    "dense_ffns",
+    "ffn_layers",
+    "mtp_layer",
+    "numerics",
+)
 """Keys that are not written where a model does not have them."""
+_RESERVED = (DENSE, ROUTED, NONE, EMBEDDING, HEAD, MTP)
+"""Names that mean something else in `ffn_layers` or as kinds of block."""
 
 
 class ShapeSource(ModelPart):
@@ -68,12 +77,26 @@ class Attentions(RootModel[dict[_Name, AnyAttention]]):
         return hash(frozenset(self.root.items()))
 
 
+class DenseFFNs(RootModel[dict[_Name, PositiveInt]]):
+    """Widths of dense FFNs of one model, by names that the model file chooses."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    def __hash__(self) -> int:
+        """Hash without regard to order, as equality ignores it."""
+        return hash(frozenset(self.root.items()))
+
+
+_Pattern = Annotated[tuple[str, ...], Field(strict=False)]
+
+
 class ModelShape(ModelPart):
     """A decoder-only transformer; the keys of a model file are these field names.
 
-    Widths are in elements. Layer indices count from 0. Multi-token-prediction modules come after the
-    last layer and are MoE where `moe` is given (DeepSeek-V3 report, section 2.2); their attention is that of
-    the last layer.
+    Widths are in elements. Layer indices count from 0. A layer has an attention half and a feed-forward half;
+    either may be missing (`none`), as in hybrid models whose layers are a mixer, an attention or experts.
+    Multi-token-prediction modules come after the last layer. By default they are MoE where `moe` is given
+    (DeepSeek-V3 report, section 2.2), with the attention of the last layer.
     """
 
     name: str
@@ -85,17 +108,34 @@ class ModelShape(ModelPart):
     """Attention of every layer; a model with several kinds has `attentions` instead."""
     attentions: Attentions | None = None
     """Attention by name, for a model whose layers differ in it."""
-    attention_layers: Annotated[tuple[str, ...], Field(strict=False)] | None = None
-    """Names of `attentions` in the order of the layers, with counts such as `linear*3`; a shorter list
-    repeats, a whole number of times."""
+    attention_layers: _Pattern | None = None
+    """Names of `attentions`, or `none`, in the order of the layers, with counts such as `linear*3`; a shorter
+    list repeats, a whole number of times."""
     dense_ffn: PositiveInt | None = None
-    """Width of the dense FFN; None where every layer is MoE."""
+    """Width of the dense FFN; None where no layer has one, or where `dense_ffns` names several."""
+    dense_ffns: DenseFFNs | None = None
+    """Widths of dense FFNs by name, for a model whose layers differ in it."""
+    ffn_layers: _Pattern | None = None
+    """`moe`, `dense`, `none` or names of `dense_ffns` in the order of the layers, with counts as in
+    `attention_layers`; without it all layers are MoE but `moe.dense_layers`, or all are dense."""
     ffn_gated: bool = True
     """Dense FFN of gate, up and down projection (SwiGLU); false: up and down only (GELU, squared ReLU)."""
+    ffn_bias: bool = False
+    """Biases of the dense FFN's projections."""
     moe: MoE | None = None
     mtp_layers: NonNegativeInt = 0
+    mtp_layer: str | None = None
+    """Kind of the layer inside an MTP module where the default does not hold, such as `dense/sliding`."""
     tied_embeddings: bool
-    norm: Literal["rmsnorm"] = "rmsnorm"
+    learned_positions: NonNegativeInt = 0
+    """Rows of a table of learned positions; 0 without one."""
+    norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
+    """`layernorm` has a bias beside its weight."""
+    norm_position: Literal["pre", "post", "sandwich"] = "pre"
+    """Norms before each half of a layer, behind it, or both."""
+    residual_streams: PositiveInt = 1
+    """Parallel residual streams that hyper-connections mix (arXiv 2409.19606, 2512.24880); 1 is the plain
+    residual stream."""
     numerics: Numerics | None = None
     """Numbers that a trainer needs and that change no prediction; absent: not known."""
     not_modelled: Annotated[tuple[str, ...], Field(strict=False)] = ()
@@ -103,12 +143,15 @@ class ModelShape(ModelPart):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        dense = self.moe.dense_layers if self.moe else tuple(range(self.n_layers))
-        if dense and dense[-1] >= self.n_layers:
-            raise ValueError(f"moe.dense_layers names layer {dense[-1]}; the last is {self.n_layers - 1}")
-        if dense and self.dense_ffn is None:
-            raise ValueError(f"dense_ffn is missing: {len(dense)} layers have a dense FFN")
         self._check_attention()
+        self._check_feed_forward()
+        if self.mtp_layer is not None and not self.mtp_layers:
+            raise ValueError("mtp_layer is given but mtp_layers is 0")
+        if self.mtp_layers:
+            try:
+                self._layer(MTP)
+            except InputError as error:
+                raise ValueError(str(error)) from None
         return self
 
     def _check_attention(self) -> None:
@@ -119,23 +162,31 @@ class ModelShape(ModelPart):
         if self.attentions is None or not self.attentions.root:
             raise ValueError("attention is missing: give one for all layers, or attentions by name")
         known = list(self.attentions.root)
+        if NONE in known:
+            raise ValueError("attentions: the name none says that a layer has no attention; choose another")
         if self.attention_layers is None:
             raise ValueError(f"attention_layers is missing: say which layers have {' and '.join(known)}")
-        counts = [_counted(entry) for entry in self.attention_layers]
-        total = sum(
-            times for _, times in counts
-        )  # added up before any list is built: a file may ask for much
-        if total and self.n_layers % total:
-            raise ValueError(
-                f"attention_layers has {total} entries, which do not repeat to {self.n_layers} layers"
-            )
-        listed = dict.fromkeys(name for name, _ in counts)
-        unknown = [name for name in listed if name not in known]
-        if unknown:
-            raise ValueError(f"attention_layers names {unknown[0]!r}; attentions has {', '.join(known)}")
-        unused = [name for name in known if name not in listed]
-        if unused:
-            raise ValueError(f"no layer of attention_layers has the attention {unused[0]!r}")
+        check_pattern("attention_layers", self.attention_layers, self.n_layers, known)
+
+    def _check_feed_forward(self) -> None:
+        named = {} if self.dense_ffns is None else self.dense_ffns.root
+        for name in named:
+            if name in _RESERVED:
+                raise ValueError(f"dense_ffns: {name!r} means something else; choose another name")
+        if self.ffn_layers is not None:
+            if self.moe is not None and self.moe.dense_layers:
+                raise ValueError("ffn_layers says which layers are dense: leave out moe.dense_layers")
+            have = {ROUTED: self.moe, DENSE: self.dense_ffn}
+            known = [name for name, part in have.items() if part is not None] + list(named)
+            check_pattern("ffn_layers", self.ffn_layers, self.n_layers, known)
+            return
+        if named:
+            raise ValueError(f"ffn_layers is missing: say which layers have {' and '.join(named)}")
+        dense = self.moe.dense_layers if self.moe else tuple(range(self.n_layers))
+        if dense and dense[-1] >= self.n_layers:
+            raise ValueError(f"moe.dense_layers names layer {dense[-1]}; the last is {self.n_layers - 1}")
+        if dense and self.dense_ffn is None:
+            raise ValueError(f"dense_ffn is missing: {len(dense)} layers have a dense FFN")
 
     @model_serializer(mode="wrap")
     def _used_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -149,7 +200,9 @@ class ModelShape(ModelPart):
         if not 0 <= index < self.n_layers + self.mtp_layers:
             last = self.n_layers + self.mtp_layers - 1
             raise InputError(f"model {self.name}: no layer {index}; layers run from 0 to {last}.")
-        return self.moe is not None and index not in self.moe.dense_layers
+        if index >= self.n_layers:
+            return self._layer(MTP).feed_forward.routed
+        return self._feed_forward_names[index] == ROUTED
 
     @property
     def attention_by_name(self) -> Mapping[str | None, Attention]:
@@ -160,12 +213,34 @@ class ModelShape(ModelPart):
         return dict(self.attentions.root.items())
 
     @property
+    def feed_forward_by_name(self) -> Mapping[str, FeedForward]:
+        """Feed-forward half by the name that `ffn_layers` gives it."""
+        widths = {} if self.dense_ffns is None else dict(self.dense_ffns.root)
+        if self.dense_ffn is not None:
+            widths[DENSE] = self.dense_ffn
+        halves: dict[str, FeedForward] = {
+            name: DenseFFN(width, self.ffn_gated, self.ffn_bias) for name, width in widths.items()
+        }
+        return halves if self.moe is None else halves | {ROUTED: self.moe}
+
+    @property
+    def _attention_names(self) -> tuple[str | None, ...]:
+        if self.attention_layers is None:
+            return (None,) * self.n_layers
+        return expanded("attention_layers", self.attention_layers, self.n_layers)
+
+    @property
+    def _feed_forward_names(self) -> tuple[str, ...]:
+        if self.ffn_layers is not None:
+            return expanded("ffn_layers", self.ffn_layers, self.n_layers)
+        dense = range(self.n_layers) if self.moe is None else self.moe.dense_layers
+        return tuple(DENSE if i in dense else ROUTED for i in range(self.n_layers))
+
+    @property
     def layer_kinds(self) -> tuple[BlockKind, ...]:
         """Kinds of the layers in forward order, MTP modules left out."""
-        names: tuple[str | None, ...] = (None,)
-        if self.attention_layers is not None:
-            names = tuple(_expanded(self.attention_layers))
-        return tuple(layer_kind(self.is_moe_layer(i), names[i % len(names)]) for i in range(self.n_layers))
+        rows = zip(self._feed_forward_names, self._attention_names, strict=True)
+        return tuple(layer_kind(feed_forward, attention) for feed_forward, attention in rows)
 
     @property
     def layer_counts(self) -> dict[BlockKind, int]:
@@ -198,44 +273,18 @@ class ModelShape(ModelPart):
         return BlockShape(kind, self._layer(kind))
 
     def _layer(self, kind: BlockKind) -> Layer:
-        by_name = self.attention_by_name
         if kind == MTP:
             if not self.mtp_layers:
                 raise InputError(f"model {self.name} has no MTP modules, so no block of kind {kind!r}")
-            name: str | None = None
-            if self.attention_layers is not None:
-                *_, name = _expanded(self.attention_layers)
-            return Layer(by_name[name], self._feed_forward(kind, ROUTED if self.moe else DENSE))
-        half, slash, text = kind.partition("/")
-        attention = by_name.get(text if slash else None)
-        if attention is None or half not in (DENSE, ROUTED):
+            kind = self.mtp_layer or layer_kind(ROUTED if self.moe else DENSE, self._attention_names[-1])
+        half, slash, name = kind.partition("/")
+        attentions: dict[str | None, Attention] = {**self.attention_by_name, NONE: NoAttention()}
+        halves: dict[str, FeedForward] = {**self.feed_forward_by_name, NONE: NoFeedForward()}
+        attention, feed_forward = attentions.get(name if slash else None), halves.get(half)
+        if half == ROUTED and self.moe is None:
+            raise InputError(f"model {self.name} has no experts, so no block of kind {kind!r}")
+        if attention is None or feed_forward is None or half == name == NONE:
             raise InputError(
                 f"model {self.name} has no block of kind {kind!r}; it has {', '.join(self.block_kinds)}"
             )
-        return Layer(attention, self._feed_forward(kind, half))
-
-    def _feed_forward(self, kind: BlockKind, half: str) -> FeedForward:
-        if half == ROUTED:
-            if self.moe is None:
-                raise InputError(f"model {self.name} has no experts, so no block of kind {kind!r}")
-            return self.moe
-        if self.dense_ffn is None:
-            raise InputError(f"model {self.name} has no dense FFN, so no block of kind {kind!r}")
-        return DenseFFN(self.dense_ffn, self.ffn_gated)
-
-
-def _expanded(names: tuple[str, ...]) -> Iterator[str]:
-    """Repeat every name by its count; raises ValueError for an illegal count."""
-    for entry in names:
-        name, times = _counted(entry)
-        yield from [name] * times
-
-
-def _counted(entry: str) -> tuple[str, int]:
-    """Name and count of an entry such as "linear*3"; raises ValueError for an illegal count."""
-    name, star, times = entry.partition("*")
-    if not star:
-        return entry, 1
-    if not (times.isascii() and times.isdigit() and len(times) <= 4 and 0 < int(times) <= MAX_LAYERS):
-        raise ValueError(f"attention_layers: {entry!r} is no name with a count such as linear*3")
-    return name, int(times)
+        return Layer(attention, feed_forward, self.norm_position == "sandwich")

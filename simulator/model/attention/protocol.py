@@ -23,6 +23,16 @@ class Attention(ModelPart, ABC):
     kind: str
     """Name in model files and in `ATTENTION_KINDS`; a subclass states it as a literal with a default."""
 
+    @property
+    def empty(self) -> bool:
+        """Whether the layer has no attention half, and so no norm before it; true for `NoAttention` only."""
+        return False
+
+    @property
+    def features(self) -> frozenset[str]:
+        """What other programs must know besides `kind` and sizes, by name (`docs/trainers.md`)."""
+        return frozenset({self.kind})
+
     # -- counts --------------------------------------------------------------------------------------
 
     @abstractmethod

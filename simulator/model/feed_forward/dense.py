@@ -28,6 +28,12 @@ class DenseFFN:
 
     width: int
     gated: bool
+    bias: bool = False
+
+    @property
+    def empty(self) -> bool:
+        """False."""
+        return False
 
     @property
     def branches(self) -> int:
@@ -40,8 +46,9 @@ class DenseFFN:
         return False
 
     def parameters(self, hidden: int, activated: bool) -> Parameters:
-        """Parameters of all projections; every token uses all of them."""
-        return Parameters(dense_ffn=(self.branches + 1) * hidden * self.width)
+        """Parameters of all projections and their biases; every token uses all of them."""
+        biases = (self.branches * self.width + hidden) * self.bias
+        return Parameters(dense_ffn=(self.branches + 1) * hidden * self.width + biases)
 
     def tp_limits(self) -> tuple[tuple[int, str], ...]:
         """Limit of the columns, which tensor parallelism splits evenly."""

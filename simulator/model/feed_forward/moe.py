@@ -45,9 +45,24 @@ class MoE(ModelPart):
     groups_per_token: PositiveInt = 1
     group_score: GroupScore | None = None
     """None where the gate is not limited to groups."""
-    scoring: Literal["softmax", "sigmoid"]
+    scoring: Literal["softmax", "sigmoid", "sqrtsoftplus"]
     score_bias: bool = False
     """One balance bias an expert, added to the score for the choice only (DeepSeek-V3 2.1.2)."""
+    router_bias: bool = False
+    """One bias an expert in the router's projection (gpt-oss)."""
+    expert_gated: bool = True
+    """Experts, shared ones too, of gate, up and down projection; false: up and down only (Nemotron 3)."""
+    expert_bias: bool = False
+    """Biases of the routed experts' projections (gpt-oss)."""
+    latent: PositiveInt | None = None
+    """Width into which routed rows are projected before they are sent, and back after they return; the
+    experts then work on rows of this width (LatentMoE, Nemotron 3 Super); None: rows keep the hidden size."""
+    latent_norm: bool = False
+    """A norm of the latent rows behind the experts (Kimi K3)."""
+    zero_experts: NonNegativeInt = 0
+    """Experts that return their input and compute nothing (LongCat-Flash); the router scores them too."""
+    extra_norms: NonNegativeInt = 0
+    """Further norms of hidden width inside the layer (Gemma 4 norms shared and routed experts apart)."""
     dense_layers: Annotated[tuple[NonNegativeInt, ...], Field(strict=False)] = ()
     """Indices of the layers that have a dense FFN instead of experts."""
 
@@ -66,6 +81,8 @@ class MoE(ModelPart):
             raise ValueError("group_score=top2-sum needs at least two experts a group")
         if bool(self.shared_experts) != bool(self.shared_ffn):
             raise ValueError("shared_experts and shared_ffn go together: give both or neither")
+        if self.latent_norm and self.latent is None:
+            raise ValueError("latent_norm is given without latent: there are no latent rows to norm")
         if list(self.dense_layers) != sorted(set(self.dense_layers)):
             raise ValueError("dense_layers must be increasing layer indices without repeats")
         return self
@@ -74,6 +91,11 @@ class MoE(ModelPart):
     def group_limited(self) -> bool:
         """Whether a token may reach only some of the groups."""
         return self.groups_per_token < self.groups
+
+    @property
+    def empty(self) -> bool:
+        """False."""
+        return False
 
     @property
     def routed(self) -> bool:
@@ -87,16 +109,44 @@ class MoE(ModelPart):
 
     # -- counts --------------------------------------------------------------------------------------
 
+    def row_width(self, hidden: int) -> int:
+        """Elements of one routed row, which dispatch and combine send and the experts read and write."""
+        return self.latent or hidden
+
+    @property
+    def branches(self) -> int:
+        """Number of projections into an expert's width: gate and up, or up alone."""
+        return 2 if self.expert_gated else 1
+
     def expert_parameters(self, hidden: int) -> int:
-        """Parameters of one routed expert's gate, up and down projection."""
-        return 3 * hidden * self.expert_ffn
+        """Parameters of one routed expert's projections, biases included."""
+        row, width = self.row_width(hidden), self.branches * self.expert_ffn
+        biases = (width + row) * self.expert_bias
+        return row * (width + self.expert_ffn) + biases
+
+    def latent_parameters(self, hidden: int) -> int:
+        """Parameters of the projections into and out of the latent rows, which all experts share."""
+        return 2 * hidden * (self.latent or 0)
+
+    @property
+    def routed_rows(self) -> float:
+        """Expected rows per token that experts compute if choices are even; zero-computation experts take the
+        rest."""
+        return self.top_k * self.experts / (self.experts + self.zero_experts)
 
     def parameters(self, hidden: int, activated: bool) -> Parameters:
-        """Parameters of routed and shared experts, and of the router with its biases."""
+        """Parameters of routed and shared experts, of latent projections, and of the router with its biases.
+
+        With `activated` the experts count that compute a token on average.
+        """
+        count = round(self.routed_rows) if activated else self.experts
+        scored = self.experts + self.zero_experts
+        shared = (self.branches + 1) * hidden * self.shared_width + hidden * self.shared_gate
         return Parameters(
-            routed_experts=(self.top_k if activated else self.experts) * self.expert_parameters(hidden),
-            shared_experts=self.shared_experts * 3 * hidden * self.shared_ffn + hidden * self.shared_gate,
-            router=self.experts * (hidden + self.score_bias),
+            routed_experts=count * self.expert_parameters(hidden),
+            shared_experts=shared + self.latent_parameters(hidden),
+            router=scored * (hidden + self.score_bias + self.router_bias),
+            norms=self.extra_norms * hidden + (self.latent or 0) * self.latent_norm,
         )
 
     def tp_limits(self) -> tuple[tuple[int, str], ...]:

@@ -17,6 +17,10 @@ class FeedForward(Protocol):
     """The feed-forward half of one layer, from the FFN norm's output to the residual stream (pure)."""
 
     @property
+    def empty(self) -> bool:
+        """Whether the layer has no feed-forward half, and so no norm before it."""
+
+    @property
     def routed(self) -> bool:
         """Whether it has routed experts."""
 

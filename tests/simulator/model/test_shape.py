@@ -9,6 +9,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import dump_mapping
 from moesim.simulator.model.attention import GQA, MLA
+from moesim.simulator.model.counts import parameters_total
 from moesim.simulator.model.hf import to_yaml
 from moesim.simulator.model.library import load_model, shipped_models
 from moesim.simulator.model.shape import ModelShape
@@ -159,7 +160,7 @@ def test_a_module_for_further_tokens_has_the_attention_of_the_last_layer() -> No
         ({"attentions": None}, "attention is missing"),
         ({"attentions": {}}, "attention is missing"),
         ({"attention_layers": None}, "attention_layers is missing"),
-        ({"attention_layers": []}, "no layer of attention_layers has the attention 'narrow'"),
+        ({"attention_layers": []}, "no layer of attention_layers has 'narrow'"),
         ({"attention_layers": ["narrow"]}, "'full'"),
         ({"attention_layers": ["narrow", "wide"]}, "names 'wide'"),
         ({"attention_layers": ["narrow*2", "full"]}, "3 entries, which do not repeat to 32 layers"),
@@ -174,4 +175,50 @@ def test_a_module_for_further_tokens_has_the_attention_of_the_last_layer() -> No
 def test_bad_attention_by_layer_is_told(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError) as caught:
         validate_model(ModelShape, by_layer(**changes), "model.yaml")
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+HYBRID: dict[str, object] = {
+    "name": "hybrid",
+    "source": {"kind": "assumed", "reference": "a test"},
+    "n_layers": 4,
+    "hidden": 64,
+    "vocab": 100,
+    "attentions": {"full": {"kind": "gqa", "heads": 4, "kv_heads": 2, "head_dim": 16}},
+    "attention_layers": ["full", "none", "full", "none"],
+    "dense_ffns": {"wide": 256},
+    "ffn_layers": ["none", "moe", "wide", "moe"],
+    "moe": {"experts": 8, "top_k": 2, "expert_ffn": 32, "scoring": "softmax"},
+    "tied_embeddings": True,
+}
+
+
+def test_layers_may_lack_a_half() -> None:
+    shape = validate_model(ModelShape, HYBRID, "model.yaml")
+    assert shape.layer_kinds == ("none/full", "moe/none", "wide/full", "moe/none")
+    assert [shape.is_moe_layer(i) for i in range(4)] == [False, True, False, True]
+    only_attention, only_experts = shape.block("none/full").layer, shape.block("moe/none").layer
+    assert only_attention is not None and only_experts is not None
+    assert only_attention.norms == only_experts.norms == 1
+    attention = 64 * (64 + 2 * 32) + 64 * 64
+    layers = 2 * attention + 2 * (8 * 3 * 64 * 32 + 8 * 64) + 3 * 64 * 256 + 5 * 64
+    assert parameters_total(shape) == 100 * 64 + 64 + layers
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"attention_layers": ["none"]}, "no layer of attention_layers has 'full'"),
+        ({"ffn_layers": ["none", "moe"]}, "no layer of ffn_layers has 'wide'"),
+        ({"ffn_layers": None}, "ffn_layers is missing"),
+        ({"ffn_layers": ["none", "moe", "wide", "dense"]}, "names 'dense'; the model has moe, wide"),
+        ({"dense_ffns": {"moe": 256}}, "'moe' means something else"),
+        ({"mtp_layer": "moe/full"}, "mtp_layers is 0"),
+        ({"mtp_layers": 1, "mtp_layer": "moe/narrow"}, "no block of kind 'moe/narrow'"),
+        ({"mtp_layers": 1, "mtp_layer": "none/none"}, "no block of kind 'none/none'"),
+    ],
+)
+def test_bad_layer_patterns_are_told(changes: dict[str, object], words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        validate_model(ModelShape, {**HYBRID, **changes}, "model.yaml")
     assert words in str(caught.value) and "\n" not in str(caught.value)
