@@ -104,6 +104,7 @@ def experts_forward(x: ExpertWork) -> list[Operator]:
     ]
     if fp8:
         out.insert(-1, weight_transpose("experts.gate_up.weight_transpose", "F", 2 * f, h, e))
+    out += _cast_for_one_scale(w, "experts.gate_up.cast", "F", rows, h)
     out.append(_grouped(x, "experts.gate_up", "F", 2 * f, h, e))
     out.append(_expert_move(w, "experts.scale_weights", "elementwise", "F", FP32, FP32, "tiny"))
     out.append(swiglu_kernel("experts.swiglu", rows, f, fp8, per_row=True))
@@ -111,6 +112,7 @@ def experts_forward(x: ExpertWork) -> list[Operator]:
         out.append(weight_transpose("experts.down.weight_transpose", "F", h, f, e))
         out.append(scale_transpose("experts.down.scales", "F", rows, f, per_row=True))
         out.append(move("experts.tensor_maps", "elementwise", "F", 0.0, 128.0 * e, variant="tiny"))
+    out += _cast_for_one_scale(w, "experts.down.cast", "F", rows, f)
     out.append(_grouped(x, "experts.down", "F", h, f, e))
     out.append(_reduce(w, "experts.reduce", "F"))
     out += after
@@ -135,6 +137,7 @@ def experts_input_gradient(x: ExpertWork) -> list[Operator]:
     if fp8:
         out.append(cast("experts.restore", "I", rows, 2 * f, "back", per_row=True))
     out += _expand(w, "experts.expand_gradient", "I", fp8)
+    out += _cast_for_one_scale(w, "experts.down.cast_gradient", "I", rows, h)
     out.append(_grouped(x, "experts.down.dgrad", "I", f, h, e))
     if w.repeats("moe_act"):
         out += recomputed([swiglu_kernel("experts.swiglu", rows, f, fp8, per_row=True)])
@@ -154,6 +157,7 @@ def experts_input_gradient(x: ExpertWork) -> list[Operator]:
     if fp8:
         out.append(cast("experts.gate_up.cast_gradient", "I", rows, 2 * f, "token", per_row=True))
         out.append(scale_transpose("experts.gate_up.scales", "I", rows, 2 * f, per_row=True))
+    out += _cast_for_one_scale(w, "experts.gate_up.cast_gradient", "I", rows, 2 * f)
     out.append(_grouped(x, "experts.gate_up.dgrad", "I", h, 2 * f, e))
     out.append(_reduce(w, "experts.reduce_gradient", "I"))
     if fp8:
@@ -176,6 +180,15 @@ def experts_weight_gradient(x: ExpertWork) -> list[Operator]:
         out.append(cast("experts.gate_up.input_cast_channel", "W", rows, h, "channel_fp8", per_row=True))
     out.append(_grouped_weight_gradient(x, "experts.gate_up", 2 * f, h, e))
     return [*out, shared[1]] if shared else out
+
+
+def _cast_for_one_scale(w: Work, name: str, d: Direction, rows: float, columns: int) -> list[Operator]:
+    """Cast of an operand of the experts' GEMMs with its transpose, where a tensor has one scale.
+
+    Transformer Engine quantises rows and their gradients itself, because neither the permutation nor the
+    activation writes FP8 (NVIDIA/TransformerEngine@0069563f6 `grouped_linear.py`, `fused_multi_quantize`).
+    """
+    return [cast(name, d, rows, columns, "tensor", per_row=True)] if w.fp8_tensor else []
 
 
 def _shared_forward(x: ExpertWork) -> tuple[list[Operator], list[Operator]]:
