@@ -159,6 +159,8 @@ class Pricer(OfJob):
             dropout=s.software.dropout,
             expert_tp=plan.expert_tp,
             sequence_parallel=plan.sequence_parallel,
+            current_scales=s.software.fp8_scales == "current",
+            separate_casts=s.software.fp8_activations == "separate",
         )
         dense, expert = self.block_parameters(kind)
         sharded = dense * (self.layout.dp * plan.cp > 1) + expert * (self.layout.expert_dp > 1)

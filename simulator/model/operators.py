@@ -51,6 +51,8 @@ def block_operators(
     dropout: bool = False,
     expert_tp: int = 1,
     sequence_parallel: bool = True,
+    current_scales: bool = False,
+    separate_casts: bool = False,
 ) -> dict[Phase, tuple[Operator, ...]]:
     """Return the operators of a block on one GPU, by phase; phases that the block does not have are absent.
 
@@ -61,7 +63,7 @@ def block_operators(
     `unfused_attention` the scores go through memory, and `dropout` takes a kernel of its own. `expert_tp`
     ranks split an expert's FFN, each for the received rows of all of them. With `sequence_parallel` the
     tensor-parallel ranks split norms, residuals and other element-wise work; without it each rank does all
-    of it. The result is cached, so callers must not change it. Raises InputError for an unknown recompute
+    of it. `current_scales` and `separate_casts` are the choices of `software` for FP8 with one scale a tensor. The result is cached, so callers must not change it. Raises InputError for an unknown recompute
     policy, a MoE block without rows, and a TP that does not divide heads or FFN widths.
     """
     block = _checked(shape, kind, tp, received_rows, recompute)
@@ -82,6 +84,8 @@ def block_operators(
         unfused=unfused_attention,
         dropout=dropout,
         fp8_tensor=tensor,
+        current_scales=current_scales,
+        separate_casts=separate_casts,
         expert_tp=expert_tp,
         sequence_parallel=sequence_parallel,
     )

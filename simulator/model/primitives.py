@@ -89,6 +89,28 @@ def move(
 UNFUSED_INPUTS = frozenset({"o_proj"})
 """GEMMs whose input does not come from a norm or activation kernel, so that a kernel of its own casts it."""
 
+
+def _casts_input(w: Work, name: str) -> bool:
+    """Whether a kernel of its own casts the input of a linear layer and transposes it at once."""
+    return name in UNFUSED_INPUTS or (w.separate_casts and name.endswith(".down"))
+
+
+def one_scale_cast(
+    w: Work, name: str, d: Direction, m: float, n: float, variant: str = "tensor", *, per_row: bool = False
+) -> list[Operator]:
+    """Cast of [m, n] with one scale; a current scale needs the largest element first, which reads the tensor.
+
+    Transformer Engine computes it with a kernel of its own and the scale from it with another
+    (NVIDIA/TransformerEngine `csrc/quantizer.cpp`, `nvte_compute_amax` and `nvte_compute_scale_from_amax`).
+    """
+    out = [cast(name, d, m, n, variant, per_row=per_row)]
+    if not w.current_scales:
+        return out
+    largest = move(
+        f"{name}.amax", "cast", d, m * n * BF16, 0.0, variant="amax", launches=2, per_received_row=per_row
+    )
+    return [largest, *out]
+
 _CAST_BYTES: dict[str, tuple[float, float]] = {
     # variant: bytes per element read, written (scales come on top)
     "token": (BF16, 1.0),
@@ -96,6 +118,7 @@ _CAST_BYTES: dict[str, tuple[float, float]] = {
     "channel_fp8": (1.0, 1.0),
     "back": (1.0, BF16),
     "tensor": (BF16, 2.0),
+    "row": (BF16, 1.0),
     "special": (BF16, SPECIAL_CAST_BYTES),
     "special_back": (SPECIAL_CAST_BYTES, BF16),
 }
@@ -107,10 +130,10 @@ def cast(name: str, d: Direction, m: float, n: float, variant: str, *, per_row: 
     The variants quantise in 1x128 tiles along the row ("token"), or in 128x1 tiles with a transpose
     ("channel" from BF16, "channel_fp8" from FP8), convert back to BF16 ("back"), convert to and from the
     12-bit cache format ("special", "special_back"), or quantise with one scale and write both the tensor and
-    its transpose ("tensor").
+    its transpose ("tensor"), or the tensor alone ("row").
     """
     read, written = _CAST_BYTES[variant]
-    scales = 0.0 if variant == "tensor" else FP32 * m * n / FP8_TILE
+    scales = 0.0 if variant in ("tensor", "row") else FP32 * m * n / FP8_TILE
     source_is_fp8 = variant in ("back", "channel_fp8", "special_back")
     target_is_fp8 = variant not in ("back", "special_back")
     return move(
@@ -168,8 +191,11 @@ def linear_forward(
         if cast_input:
             out.append(cast(f"{name}.cast", "F", m, k, "token"))
         out.append(scale_transpose(f"{name}.scales", "F", m, k))
-    if w.fp8_tensor and name in UNFUSED_INPUTS:
-        out.append(cast(f"{name}.cast", "F", m, k, "tensor"))
+    if w.fp8_tensor and _casts_input(w, name):
+        out += one_scale_cast(w, f"{name}.cast", "F", m, k)
+    elif w.fp8_tensor and w.current_scales and not name.endswith(".down"):
+        # The norm before cannot write FP8 with a scale that it does not know yet.
+        out += one_scale_cast(w, f"{name}.cast", "F", min(m, w.norm_tokens), k, "row")
     return [*out, gemm(name, "F", m, n, k, w.linear, variant=w.gemm_variant("F"))]
 
 
@@ -184,9 +210,9 @@ def linear_input_gradient(
             out.insert(0 if cast_first else 1, cast(f"{name}.cast_gradient", "I", m, n, "token"))
         out.append(scale_transpose(f"{name}.scales", "I", m, n))
     if w.fp8_tensor:
-        if not name.endswith(".gate_up"):  # the backward of the activation casts that gradient
-            out.append(cast(f"{name}.cast_gradient", "I", m, n, "tensor"))
-        if name not in UNFUSED_INPUTS:  # Hopper's FP8 GEMMs contract along rows only, so x is transposed
+        if w.separate_casts or not name.endswith(".gate_up"):  # else the activation's backward casts it
+            out += one_scale_cast(w, f"{name}.cast_gradient", "I", m, n)
+        if not _casts_input(w, name):  # Hopper's FP8 GEMMs contract along rows only, so x is transposed
             out.append(
                 move(f"{name}.turn_input", "transpose", "I", m * k, m * k, variant="input", dtype="fp8")
             )

@@ -20,6 +20,13 @@ class Software(BaseModel):
     dropout: bool = False
     """The model trains with dropout: a mask of one byte for every element of the embedding's output and of
     both outputs of a layer, and with `unfused` attention a kernel of its own and a mask for every score."""
+    fp8_scales: Literal["delayed", "current"] = "delayed"
+    """Where the one scale of a tensor comes from (`precision.scaling` is `tensor`): `delayed`, from its largest
+    elements in earlier steps; `current`, from the tensor itself, which a kernel of its own reads before the
+    cast, also behind a norm."""
+    fp8_activations: Literal["fused", "separate"] = "fused"
+    """`fused`: the activation kernels of a dense FFN write FP8 themselves (Transformer Engine's LayerNormMLP);
+    `separate`: they write BF16 that the linear layers cast (Megatron core, whose experts always do)."""
     kernels: Literal["fused", "eager"] = "fused"
     """`eager`: pointwise and permuting work runs as separate operators of PyTorch."""
     parameters_copied: bool = False

@@ -33,6 +33,10 @@ class Work:
     """Whether a dropout kernel runs over these scores."""
     fp8_tensor: bool = False
     """Whether GEMMs are in FP8 with one scale per tensor."""
+    current_scales: bool = False
+    """Whether a tensor's scale comes from the tensor itself, which a kernel reads before the cast."""
+    separate_casts: bool = False
+    """Whether an FFN's activation writes BF16 that kernels of their own cast to FP8, forward and backward."""
     expert_tp: int = 1
     """Ranks that split the FFN of an expert, each for the received rows of all of them."""
     sequence_parallel: bool = True

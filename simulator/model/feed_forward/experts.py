@@ -24,6 +24,7 @@ from moesim.simulator.model.primitives import (
     cast,
     gemm,
     move,
+    one_scale_cast,
     per_row_bytes,
     recomputed,
     scale_transpose,
@@ -188,7 +189,7 @@ def _cast_for_one_scale(w: Work, name: str, d: Direction, rows: float, columns: 
     Transformer Engine quantises rows and their gradients itself, because neither the permutation nor the
     activation writes FP8 (NVIDIA/TransformerEngine@0069563f6 `grouped_linear.py`, `fused_multi_quantize`).
     """
-    return [cast(name, d, rows, columns, "tensor", per_row=True)] if w.fp8_tensor else []
+    return one_scale_cast(w, name, d, rows, columns, per_row=True) if w.fp8_tensor else []
 
 
 def _shared_forward(x: ExpertWork) -> tuple[list[Operator], list[Operator]]:

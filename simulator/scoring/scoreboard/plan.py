@@ -142,7 +142,7 @@ def precision_of(row: OpenRow) -> Precision:
     if "fp8" not in text and text not in ("bf16", "fp16"):
         raise InputError(f"{row.id}: precision {text!r} is not known")
     fp8 = "fp8" in text
-    by_tile = fp8 and ("block" in text or "mx" in text)
+    by_tile = fp8 and ("block" in text or "mx" in text or published.fp8_scales == "tile")
     scaling: Literal["tile", "tensor"] = "tensor" if fp8 and not by_tile else "tile"
     return Precision(
         linear="fp8" if fp8 else "bf16",
@@ -189,6 +189,8 @@ def software_of(row: OpenRow) -> Software:
     return Software(
         attention=published.attention or "flash",
         dropout=bool(published.dropout),
+        fp8_scales="current" if published.fp8_scales == "current" else "delayed",
+        fp8_activations=published.fp8_activations or "fused",
         loss=published.loss or "fused",
         weight_gradients=published.weight_gradients or ("written" if fsdp else "accumulated"),
         parameters_copied=row.zero_or_fsdp.startswith("fsdp2") if copied is None else copied,
