@@ -9,13 +9,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, PlainValidator, SerializeAsAny, TypeAdapter, ValidationInfo
 
+from moesim.simulator.model.attention.block_sparse import BlockSparse
+from moesim.simulator.model.attention.compressed import Compressed
+from moesim.simulator.model.attention.dsa import DSA
 from moesim.simulator.model.attention.gqa import GQA
 from moesim.simulator.model.attention.mla import MLA
 from moesim.simulator.model.attention.protocol import Attention
 
-__all__ = ["ATTENTION_KINDS", "GQA", "MLA", "AnyAttention", "Attention"]
+__all__ = [
+    "ATTENTION_KINDS", "DSA", "GQA", "MLA", "AnyAttention", "Attention", "BlockSparse", "Compressed",
+]  # fmt: skip
 
-ATTENTION_KINDS: dict[str, type[Attention]] = {"mla": MLA, "gqa": GQA}
+ATTENTION_KINDS: dict[str, type[Attention]] = {
+    "mla": MLA,
+    "gqa": GQA,
+    "dsa": DSA,
+    "block_sparse": BlockSparse,
+    "compressed": Compressed,
+}
 """Class of each kind, by the value of `kind` in model files."""
 
 
