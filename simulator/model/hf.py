@@ -318,19 +318,17 @@ def _deepseek_v3(r: Reader) -> dict[str, Any]:
 
 
 def _deepseek_v32(r: Reader) -> dict[str, Any]:
-    """Read DeepSeek-V3's keys and those of the indexer; its parameters count, its work is not priced."""
+    """Read DeepSeek-V3's keys and those of the indexer."""
     fields = _deepseek_v3(r)
-    top_k = r.integer("index_topk", meaning="keys that the indexer keeps for one query")
-    fields["attention"]["indexer"] = {
-        "heads": r.integer("index_n_heads", meaning="heads of the indexer"),
-        "head_dim": r.integer("index_head_dim", meaning="width of one indexer head"),
-        "top_k": top_k,
+    fields["attention"] |= {
+        "kind": "dsa",
+        "indexer": {
+            "heads": r.integer("index_n_heads", meaning="heads of the indexer"),
+            "head_dim": r.integer("index_head_dim", meaning="width of one indexer head"),
+            "top_k": r.integer("index_topk", meaning="keys that the indexer keeps for one query"),
+        },
     }
-    note = (
-        f"sparse attention (index_topk={top_k}): attention is priced dense over the whole sequence and the "
-        "indexer's own work is left out; only its parameters are counted"
-    )
-    return fields | {"not_modelled": [note]}
+    return fields
 
 
 FAMILIES = {
