@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, PlainValidator, SerializeAsAny, TypeAdapter, ValidationInfo
 
-from moesim.simulator.model.attention.chunked import ChunkedAttention
-from moesim.simulator.model.attention.gated_delta import GatedDelta
 from moesim.simulator.model.attention.block_sparse import BlockSparse
+from moesim.simulator.model.attention.chunked import ChunkedAttention
 from moesim.simulator.model.attention.compressed import Compressed
 from moesim.simulator.model.attention.dsa import DSA
+from moesim.simulator.model.attention.gated_delta import GatedDelta
 from moesim.simulator.model.attention.gqa import GQA
 from moesim.simulator.model.attention.kda import KDA
 from moesim.simulator.model.attention.lightning import Lightning
@@ -25,20 +25,21 @@ from moesim.simulator.model.attention.sliding import SlidingAttention
 
 __all__ = [
     "ATTENTION_KINDS",
+    "DSA",
     "GQA",
     "KDA",
     "MLA",
     "AnyAttention",
     "Attention",
+    "BlockSparse",
     "ChunkedAttention",
+    "Compressed",
     "GatedDelta",
     "Lightning",
     "Mamba",
     "Mamba2",
     "SlidingAttention",
 ]
-    "ATTENTION_KINDS", "DSA", "GQA", "MLA", "AnyAttention", "Attention", "BlockSparse", "Compressed",
-]  # fmt: skip
 
 ATTENTION_KINDS: dict[str, type[Attention]] = {
     "mla": MLA,
