@@ -163,8 +163,8 @@ def stages_of(row: OpenRow, shape: ModelShape) -> Stages:
     n, published = row.pp * row.vpp, published_of(row)
     if published.stages is not None:
         return Stages(layers=published.stages)
-    if published.embedding_as_layers and row.layers % n and not (row.layers + 2) % n:
-        each = (row.layers + 2) // n
+    if published.embedding_as_layers and shape.n_layers % n and not (shape.n_layers + 2) % n:
+        each = (shape.n_layers + 2) // n
         return Stages(layers=(each - 1, *(each,) * (n - 2), each - 1))
     if n == 1 or shape.n_layers % n:
         return Stages()

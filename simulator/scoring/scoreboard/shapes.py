@@ -1,156 +1,226 @@
-"""Model shapes of published measurements, from a row's columns and the facts of its model family."""
+"""Model shapes of published measurements: a model file with a source, checked against the row's columns.
+
+Nothing is a default. A model with a published configuration is a shipped model file; the columns of a row must
+agree with it, or `families.yaml` says why they differ. Other models are built from the row's columns and facts
+with a source each.
+"""
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
-from functools import lru_cache
-from importlib import resources
-from typing import Any, Literal, Self
+from collections.abc import Mapping
+from typing import Any
 
-from pydantic import NonNegativeInt, PositiveInt, model_validator
+from pydantic import ValidationError
 
 from moesim.hwmodels.errors import InputError
-from moesim.hwmodels.frozen import Frozen
-from moesim.hwmodels.validation import validate_model
-from moesim.hwmodels.yaml_io import parse_mapping
-from moesim.simulator.model.attention import GQA, MLA
+from moesim.simulator.model.attention import GQA
 from moesim.simulator.model.feed_forward.moe import MoE
+from moesim.simulator.model.library import load_model
 from moesim.simulator.model.shape import ModelShape, ShapeSource
-from moesim.simulator.scoring.scoreboard.configurations import published_of
+from moesim.simulator.scoring.scoreboard.configurations import Published, published_of, settings_of
+from moesim.simulator.scoring.scoreboard.families import PLAIN, Column, Family, FamilyFacts, family_of
 from moesim.simulator.scoring.scoreboard.rows import OpenRow
-
-FILE = "families.yaml"
-
-
-class FamilyGqa(Frozen):
-    """Grouped-query attention of a family; the numbers of heads come from the row."""
-
-    head_dim: PositiveInt | Literal["hidden / heads"]
-    qk_norm: bool = False
-    qkv_bias: bool = False
-    o_bias: bool = False
-    rotary: bool
-
-
-class FamilyMla(Frozen):
-    """Latent attention of a family; the number of heads comes from the row."""
-
-    q_lora_rank: PositiveInt | None
-    kv_lora_rank: PositiveInt
-    qk_nope_dim: PositiveInt
-    qk_rope_dim: PositiveInt
-    v_dim: PositiveInt
-
-
-class FamilyMoe(Frozen):
-    """Experts of a family; their number, width and top-k come from the row."""
-
-    dense_first: NonNegativeInt
-    shared_experts: NonNegativeInt = 0
-    shared_ffn: NonNegativeInt = 0
-    shared_gate: bool = False
-    groups: PositiveInt = 1
-    groups_per_token: PositiveInt = 1
-    group_score: Literal["best", "top2-sum"] | None = None
-    scoring: Literal["softmax", "sigmoid"]
-    score_bias: bool = False
-
-
-class Family(Frozen):
-    """One entry of `families.yaml`."""
-
-    models: tuple[str, ...]
-    source: str
-    arch: Literal["dense", "moe"]
-    gqa: FamilyGqa | None = None
-    mla: FamilyMla | None = None
-    moe: FamilyMoe | None = None
-    gated: bool | None = None
-    """Whether a dense FFN has a gate, that is three matrices; required for a dense model."""
-    dense_ffn: PositiveInt | None = None
-    tied: bool
-    vocab: PositiveInt | None = None
-    not_modelled: tuple[str, ...] = ()
-
-    @model_validator(mode="after")
-    def _complete(self) -> Self:
-        if (self.gqa is None) == (self.mla is None):
-            raise ValueError("give gqa or mla, one of them")
-        if (self.arch == "moe") != (self.moe is not None):
-            raise ValueError("arch moe and the key moe go together")
-        if self.arch == "dense" and self.gated is None:
-            raise ValueError("gated is missing: say whether the FFN has a gate")
-        return self
-
-
-class Families(Frozen):
-    """The file `families.yaml`."""
-
-    families: tuple[Family, ...]
-
-
-@lru_cache(maxsize=1)
-def families() -> tuple[Family, ...]:
-    """Every known family. Raises InputError for a malformed entry."""
-    text = resources.files("moesim.simulator").joinpath("data", "published", FILE).read_text("utf-8")
-    return validate_model(Families, parse_mapping(text, FILE), FILE).families
-
-
-def family_of(row: OpenRow) -> Family:
-    """The family of a row's model. Raises InputError if it is not known."""
-    for family in families():
-        if family.arch == row.arch and any(fnmatchcase(row.model, name) for name in family.models):
-            return family
-    raise InputError(f"{row.id}: the shape of {row.model} is not known")
 
 
 def shape_of(row: OpenRow) -> ModelShape:
-    """The model of a row. Raises InputError if columns and family do not determine a shape."""
-    if not (row.layers and row.hidden and row.heads and row.ffn):
-        raise InputError(f"{row.id}: layers, hidden, heads or FFN of {row.model} are missing")
-    family, published = family_of(row), published_of(row)
-    vocab = published.vocab or row.vocab or family.vocab
+    """The model of a row.
+
+    Raises InputError if the model is not known, if a column disagrees with the model's configuration for no
+    stated reason, and if a field is not stated.
+    """
+    family = family_of(row)
+    if family.model is not None:
+        return _shipped(row, family, load_model(family.model))
+    assert family.facts is not None
+    return _from_facts(row, family.facts)
+
+
+def field_sources(row: OpenRow) -> dict[str, str]:
+    """Source of every field of a row's shape; fields of attention and experts come without a prefix.
+
+    Raises InputError as `shape_of` does.
+    """
+    shape, family, published = shape_of(row), family_of(row), published_of(row)
+    parts = [shape, *shape.attention_by_name.values(), *([shape.moe] if shape.moe else [])]
+    fields = {name for part in parts for name in type(part).model_fields}
+    if family.facts is None:
+        sources = dict.fromkeys(fields, shape.source.reference)
+    else:
+        sources = _fact_sources(row, family.facts)
+    stated = {s.field: s.place for s in settings_of(row)}
+    settings = {"vocab": "vocab", "mtp": "mtp_layers", "dense_layers": "dense_layers"}
+    settings["tied_embeddings"] = "tied_embeddings"
+    for setting, field in settings.items():
+        if getattr(published, setting) is not None:
+            sources[field] = stated[setting]
+    return sources
+
+
+# -- models with a configuration --------------------------------------------------------------------------
+
+
+def _shipped(row: OpenRow, family: Family, shape: ModelShape) -> ModelShape:
+    published = published_of(row)
+    allowed = {d.column for d in family.differs if row.source.startswith(d.rows)}
+    changed = {name: stated for name, stated, own in _columns(row, shape) if stated and stated != own}
+    for name, stated in changed.items():
+        if name == "vocab" and published.vocab:
+            continue  # the configuration of the run states the padded one
+        if name not in allowed:
+            own = next(own for other, _, own in _columns(row, shape) if other == name)
+            raise InputError(
+                f"{row.id}: {name} of {row.model} is {stated} in the table and {own} in its configuration "
+                f"({shape.source.reference}), and no reason for the difference is known"
+            )
+    values = shape.model_dump() | {"name": row.model}
+    if "layers" in changed:
+        values["n_layers"] = changed["layers"]
+        values["numerics"] = None
+    if "kv_heads" in changed:
+        values["attention"] = values["attention"] | {"kv_heads": changed["kv_heads"]}
+    _apply(row, shape, published, values, shortened="layers" in changed)
+    return _built(row, values)
+
+
+def _columns(row: OpenRow, shape: ModelShape) -> list[tuple[Column, int, int]]:
+    """(column, its number, the number of the model file); 0 for a number that one of them does not have."""
+    attention = [a for a in shape.attention_by_name.values() if hasattr(a, "heads") and a.kind != "mamba2"]
+    heads = attention[0] if attention else None
+    kv_heads = getattr(heads, "kv_heads", getattr(heads, "heads", 0))  # latent attention: as many as heads
+    moe = shape.moe
+    return [
+        ("layers", row.layers, shape.n_layers),
+        ("hidden", row.hidden, shape.hidden),
+        ("heads", row.heads, getattr(heads, "heads", 0)),
+        ("kv_heads", row.kv_heads, kv_heads),
+        ("vocab", row.vocab, shape.vocab),
+        ("ffn", row.ffn, moe.expert_ffn if moe else shape.dense_ffn or 0),
+        ("n_experts", row.n_experts, moe.experts if moe else 0),
+        ("topk", row.topk, moe.top_k if moe else 0),
+    ]
+
+
+def _apply(
+    row: OpenRow, shape: ModelShape, published: Published, values: dict[str, Any], *, shortened: bool
+) -> None:
+    """Write into `values` what the run's configuration states about the model."""
+    if published.vocab:
+        values["vocab"] = published.vocab
+    if published.tied_embeddings is not None:
+        values["tied_embeddings"] = published.tied_embeddings
+    if shape.mtp_layers and published.mtp is None:
+        raise InputError(
+            f"{row.id}: {row.model} has multi-token-prediction modules, and its configuration does not say "
+            "whether they were trained"
+        )
+    if published.mtp is not None:
+        values["mtp_layers"] = published.mtp
+        if not published.mtp:
+            values["mtp_layer"] = None
+    if shape.moe is None or not shape.moe.dense_layers:
+        return
+    if published.dense_layers is not None:
+        values["moe"] = values["moe"] | {"dense_layers": tuple(range(published.dense_layers))}
+    elif shortened:
+        raise InputError(f"{row.id}: how many of the {row.layers} layers of {row.model} are dense is not stated")
+
+
+# -- models without one -----------------------------------------------------------------------------------
+
+
+def _from_facts(row: OpenRow, facts: FamilyFacts) -> ModelShape:
+    published = published_of(row)
+    for name in ("layers", "hidden", "heads", "kv_heads", "ffn"):
+        if not getattr(row, name):
+            raise InputError(f"{row.id}: {name} of {row.model} is missing")
+    vocab = published.vocab or row.vocab or (facts.vocab.value if facts.vocab else 0)
     if not vocab:
         raise InputError(f"{row.id}: the vocabulary of {row.model} is missing")
-    common: dict[str, Any] = {
+    width = facts.head_dim.value
+    if width == "hidden / heads":
+        if row.hidden % row.heads:
+            raise InputError(f"{row.id}: hidden={row.hidden} is no multiple of heads={row.heads}")
+        width = row.hidden // row.heads
+    positions = facts.learned_positions.value
+    bias = facts.attention_bias.value
+    values: dict[str, Any] = {
         "name": row.model,
-        "source": ShapeSource(kind="published", reference=f"{row.source}; {family.source}", date="undated"),
+        "source": ShapeSource(kind="published", reference=f"{row.source}; {facts.plain.source}"),
         "n_layers": row.layers,
         "hidden": row.hidden,
         "vocab": vocab,
-        "attention": _attention(row, family),
+        "attention": GQA(
+            heads=row.heads,
+            kv_heads=row.kv_heads,
+            head_dim=width,
+            qkv_bias=bias,
+            o_bias=bias,
+            qk_norm=facts.qk_norm.value,
+            rotary=facts.rotary.value,
+        ),
+        "tied_embeddings": facts.tied.value if published.tied_embeddings is None else published.tied_embeddings,
+        "norm": facts.norm.value,
+        "learned_positions": row.seq if positions == "sequence" else positions,
         "mtp_layers": published.mtp or 0,
-        "tied_embeddings": family.tied if published.tied_embeddings is None else published.tied_embeddings,
-        "not_modelled": family.not_modelled,
     }
-    if family.moe is None:
-        return ModelShape(**common, dense_ffn=row.ffn, ffn_gated=bool(family.gated))
+    if row.arch == "moe":
+        return _built(row, values | {"moe": _experts(row, facts)})
+    dense = {"dense_ffn": row.ffn, "ffn_gated": facts.ffn_gated.value, "ffn_bias": facts.ffn_bias.value}
+    return _built(row, values | dense)
+
+
+def _experts(row: OpenRow, facts: FamilyFacts) -> MoE:
     if not (row.n_experts and row.topk):
         raise InputError(
             f"{row.id}: the number of experts of {row.model} or of those a token takes is missing"
         )
-    first = family.moe.dense_first if published.dense_layers is None else published.dense_layers
-    moe = MoE(
+    assert facts.dense_layers is not None and facts.scoring is not None
+    if facts.dense_layers.value:
+        raise InputError(f"{row.id}: the width of the dense layers of {row.model} is missing")
+    return MoE(
         experts=row.n_experts,
         top_k=row.topk,
         expert_ffn=row.ffn,
-        dense_layers=tuple(range(first)),
-        **family.moe.model_dump(exclude={"dense_first"}),
+        scoring=facts.scoring.value,
+        router_bias=bool(facts.router_bias and facts.router_bias.value),
+        expert_gated=facts.ffn_gated.value,
+        expert_bias=facts.ffn_bias.value,
     )
-    return ModelShape(**common, moe=moe, dense_ffn=family.dense_ffn if first else None)
 
 
-def _attention(row: OpenRow, family: Family) -> GQA | MLA:
-    if family.mla is not None:
-        return MLA(heads=row.heads, **family.mla.model_dump())
-    assert family.gqa is not None
-    fields = family.gqa.model_dump(exclude={"head_dim"})
-    if not row.kv_heads:
-        raise InputError(f"{row.id}: the key and value heads of {row.model} are missing")
-    if isinstance(family.gqa.head_dim, int):
-        width = family.gqa.head_dim
-    elif row.hidden % row.heads:
-        raise InputError(f"{row.id}: hidden={row.hidden} is no multiple of heads={row.heads}")
-    else:
-        width = row.hidden // row.heads
-    return GQA(heads=row.heads, kv_heads=row.kv_heads, head_dim=width, **fields)
+def _fact_sources(row: OpenRow, facts: FamilyFacts) -> dict[str, str]:
+    by_fact: Mapping[str, tuple[str, ...]] = {
+        "head_dim": ("head_dim",),
+        "rotary": ("rotary",),
+        "qk_norm": ("qk_norm",),
+        "attention_bias": ("qkv_bias", "o_bias"),
+        "ffn_gated": ("ffn_gated", "expert_gated"),
+        "ffn_bias": ("ffn_bias", "expert_bias"),
+        "norm": ("norm",),
+        "tied": ("tied_embeddings",),
+        "learned_positions": ("learned_positions",),
+        "vocab": ("vocab",),
+        "dense_layers": ("dense_layers",),
+        "shared_experts": ("shared_experts",),
+        "scoring": ("scoring",),
+        "router_bias": ("router_bias",),
+    }
+    sources = dict.fromkeys(PLAIN, facts.plain.source)
+    for name, fields in by_fact.items():
+        fact = getattr(facts, name)
+        if fact is not None:
+            sources |= dict.fromkeys(fields, fact.source)
+    columns = ("n_layers", "hidden", "heads", "kv_heads", "dense_ffn", "expert_ffn", "experts", "top_k")
+    sources |= dict.fromkeys((*columns, *(("vocab",) if row.vocab else ())), row.source)
+    # What these fields say comes from the others, or from nowhere: they are names, or change no prediction.
+    return sources | dict.fromkeys(
+        ("name", "source", "kind", "attention", "moe", "numerics", "not_modelled"), row.source
+    )
+
+
+def _built(row: OpenRow, values: Mapping[str, Any]) -> ModelShape:
+    try:
+        return ModelShape.model_validate(dict(values))
+    except ValidationError as error:
+        words = "; ".join(str(problem["msg"]) for problem in error.errors()[:4])
+        raise InputError(f"{row.id}: no shape of {row.model}: {words}") from None
