@@ -18,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, NonNegativeInt, Pos
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import validate_model
 from moesim.simulator.model.precision import Format
-from moesim.simulator.model.recompute import RecomputePolicy
+from moesim.simulator.model.recompute import RecomputeKey, RecomputePolicy
 from moesim.simulator.model.software import GraphPart
 from moesim.simulator.scoring.scoreboard.rows import OpenRow
 
@@ -47,7 +47,8 @@ class Published(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    recompute: RecomputePolicy | None = None
+    recompute: RecomputeKey | None = None
+    """A policy, or modules joined by "+"."""
     selective_means: RecomputePolicy | None = None
     """The policy that a table of this source calls selective."""
     zero_stage: NonNegativeInt | None = None
