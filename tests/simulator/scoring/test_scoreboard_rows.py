@@ -31,7 +31,7 @@ from moesim.simulator.scoring.scoreboard.score import (
     summary,
     totals,
 )
-from moesim.simulator.scoring.scoreboard.shapes import shape_of
+from moesim.simulator.scoring.scoreboard.shapes import field_sources, shape_of
 from moesim.simulator.scoring.scoreboard.wording import expert_tp_of, recompute_of, schedule_of, sharding_of
 
 ROWS = {row.id: row for row in open_rows()}
@@ -98,7 +98,17 @@ def test_contradicting_configurations_are_refused(monkeypatch: pytest.MonkeyPatc
         ("automodel-005", "ep", 8),
         ("mlperf-009", "cuda_graphs", ("attention", "experts")),
         ("mlperf-011", "cuda_graphs", None),
-        ("mbridge-050", "recompute", "selective"),
+        ("mbridge-050", "recompute", ("layernorm", "moe_act")),
+        ("dgxc-175", "recompute", ("mla_up_proj",)),
+        ("mbridge-127", "recompute", ("mla_up_proj", "mlp")),
+        ("mbridge-127", "overlap_data_parallel", False),
+        ("mbridge-101", "fp8_scales", "current"),
+        ("mbridge-112", "fp8_scales", "tile"),  # MXFP8
+        ("dgxc-129", "fp8_scales", "delayed"),
+        ("dgxc-129", "fp8_activations", "separate"),
+        ("mlperf-011", "fp8_activations", "fused"),  # Transformer Engine's own layer
+        ("mbridge-013", "mtp", 2),
+        ("automodel-001", "mtp", 0),
         ("mbridge-040", "recompute", "none"),  # offloaded
         ("mbridge-127", "mtp", 1),
         ("bloom-001", "weight_gradients", "added"),
@@ -179,7 +189,10 @@ def test_every_open_row_is_expressed_or_refused_for_a_reason_that_counts() -> No
         ({"hardware": "H20"}, "no machine for H20"),
         ({"notes": "limited to 350 W"}, "no description of H100-SXM at 350 W"),
         ({"model": "unheard-of-7b"}, "the shape of unheard-of-7b is not known"),
-        ({"ffn": 0}, "layers, hidden, heads or FFN of llama3-8b are missing"),
+        ({"heads": 64}, "heads of llama3-8b is 64 in the table and 32 in its configuration (meta-llama/"
+         "Meta-Llama-3-8B config.json on Hugging Face), and no reason for the difference is known"),
+        ({"model": "gpt3-5b", "ffn": 0}, "ffn of gpt3-5b is missing"),
+        ({"model": "gpt3-5b", "hidden": 4100}, "hidden=4100 is no multiple of heads=32"),
     ],
 )
 def test_what_is_missing_or_unknown_is_refused_with_its_reason(
@@ -263,16 +276,37 @@ def test_all_to_all_behind_compute_is_not_passed_over(notes: str, said: bool) ->
 # -- shapes and machines ----------------------------------------------------------------------------------
 
 
-def test_a_family_has_the_widths_of_its_configuration() -> None:
-    other = shape_of(
-        changed("automodel-004", model="qwen3-235b-a22b", layers=94, hidden=4096, heads=64, kv_heads=4)
-    )
-    assert isinstance(other.attention, GQA) and other.attention.head_dim == 128
+def test_no_row_is_scored_with_a_guessed_shape() -> None:
+    for row in ROWS.values():
+        try:
+            scenario_of(row, policies_of(row)[-1])
+        except InputError:
+            continue
+        shape = shape_of(row)
+        parts = [shape, *shape.attention_by_name.values(), *([shape.moe] if shape.moe else [])]
+        fields = {name for part in parts for name in type(part).model_fields}
+        sources = field_sources(row)
+        unsourced = sorted(name for name in fields if not sources.get(name))
+        assert not unsourced, f"{row.id}: no source for {', '.join(unsourced)}"
+
+
+def test_columns_are_checked_against_the_configuration_of_the_model() -> None:
+    assert shape_of(ROWS["simumax-007"]).n_layers == 4  # a difference that families.yaml explains
+    assert shape_of(ROWS["simumax-007"]).moe.dense_layers == (0,)  # type: ignore[union-attr]
+    assert "layers of deepseek-v3 is 4" in refusal(changed("simumax-007", source="elsewhere"))
+    assert shape_of(ROWS["mbridge-011"]).n_layers == 52  # a table without columns: nothing to check
     shared = shape_of(ROWS["mpf-006"])
     assert shared.moe is not None
     assert (shared.moe.shared_experts, shared.moe.shared_ffn, shared.moe.shared_gate) == (1, 20480, True)
-    kimi = shape_of(changed("automodel-001", model="kimi-k2", n_experts=384, heads=64, vocab=163840))
-    assert kimi.moe is not None and kimi.moe.dense_layers == (0,) and not kimi.moe.group_limited
+
+
+def test_a_field_that_is_not_stated_is_refused() -> None:
+    row = changed("automodel-001", source="elsewhere", id="x")
+    with pytest.raises(InputError, match=r"x: deepseek-v3 has multi-token-prediction modules"):
+        shape_of(row)
+    short = changed("simumax-007", id="x", notes="", group="", source="MooreThreads/SimuMax x", vocab=0)
+    with pytest.raises(InputError, match=r"does not say whether they were trained"):
+        shape_of(short)
 
 
 def test_a_known_name_of_another_kind_is_refused() -> None:
