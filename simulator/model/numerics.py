@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import PositiveFloat
+from pydantic import PositiveFloat, PositiveInt
 
 from moesim.simulator.model.part import ModelPart
 
@@ -16,3 +16,5 @@ class Numerics(ModelPart):
     """Added to the mean square in RMSNorm."""
     router_scale: PositiveFloat | None = None
     """Factor on the weights of a token's routed experts."""
+    context: PositiveInt | None = None
+    """Positions, in tokens, for which the published model was trained or extended; a scenario may be longer."""
