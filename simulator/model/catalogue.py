@@ -111,7 +111,7 @@ def search(rows: Sequence[CatalogueRow], text: str) -> tuple[CatalogueRow, ...]:
 
 
 def pattern_text(shape: ModelShape) -> str:
-    """The layers in forward order as runs, such as "3 dense/mla, 58 moe/mla"; a repeated group is named once."""
+    """The layers in forward order as runs, such as "3 dense/mla, 58 moe/mla"; repeats are named once."""
     return _in_groups([f"{half}/{_kind_name(shape, name)}" for half, name in layer_rows(shape)])
 
 

@@ -17,4 +17,4 @@ class Numerics(ModelPart):
     router_scale: PositiveFloat | None = None
     """Factor on the weights of a token's routed experts."""
     context: PositiveInt | None = None
-    """Positions, in tokens, for which the published model was trained or extended; a scenario may be longer."""
+    """Positions, in tokens, for which the model was trained or extended; a scenario may be longer."""

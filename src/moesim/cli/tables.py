@@ -1,4 +1,4 @@
-"""Prints schedules, scores, presets, models, imports and hardware."""
+"""Prints schedules, scores, presets and hardware."""
 
 from __future__ import annotations
 
