@@ -74,6 +74,13 @@ def catalogue() -> tuple[CatalogueRow, ...]:
     return tuple(row_of(load_model(name)) for name in shipped_models())
 
 
+def context_text(context: int | None) -> str:
+    """Positions of a model in words, such as 128 K; empty where they are not known."""
+    if context is None:
+        return ""
+    return f"{context / 2**20:.4g} M" if context >= 2**20 else f"{context / 2**10:.4g} K"
+
+
 def layer_rows(shape: ModelShape) -> tuple[tuple[str, str | None], ...]:
     """(feed-forward half, name of the attention) of every layer; the name is None in a model of one kind."""
     rows = (kind.partition("/") for kind in shape.layer_kinds)

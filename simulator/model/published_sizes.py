@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, model_validator
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.frozen import Frozen
@@ -45,6 +45,16 @@ class PublishedCount(Frozen):
     """What it includes besides the layers and the final norm; a tied table is one part, under either name."""
     outside: _Figure | None = None
     """Parameters of parts that it includes and a language model's shape lacks, such as a vision tower."""
+    rounded_to: _Figure | None = None
+    """What the figure is a multiple of, where its last zeros are no digits, as in a model called 30B."""
+
+    @model_validator(mode="after")
+    def _rounded(self) -> Self:
+        if self.rounded_to is not None and _number(self.value) % _number(self.rounded_to):
+            raise ValueError(f"value={self.value} is no multiple of rounded_to={self.rounded_to}")
+        if self.rounded_to is not None and _number(self.value) >= 100 * _number(self.rounded_to):
+            raise ValueError(f"value={self.value} has three digits or more: leave out rounded_to")
+        return self
 
     @property
     def parameters(self) -> float:
@@ -52,16 +62,14 @@ class PublishedCount(Frozen):
         return _number(self.value) - (0.0 if self.outside is None else _number(self.outside))
 
     def limit(self, relative: float) -> float:
-        """Largest absolute error: `relative` of the figure, or half of its last digit if it has under three.
-
-        Trailing zeros of a whole number are no digits: 230B is rounded to tens of billions.
-        """
+        """Largest absolute error: `relative` of the figure, or its rounding if it has one or two digits."""
         digits, _, decimals = self.value[:-1].partition(".")
-        written = (digits + decimals).lstrip("0") if decimals else digits.rstrip("0")
-        if len(written) >= 3:
-            return relative * _number(self.value)
-        zeros = 0 if decimals else len(digits) - len(written)
-        unit = _SCALES[self.value[-1]] * 10.0 ** (zeros - len(decimals))
+        if self.rounded_to is not None:
+            unit = _number(self.rounded_to)
+        elif len((digits + decimals).lstrip("0")) < 3:
+            unit = _SCALES[self.value[-1]] / 10.0 ** len(decimals)
+        else:
+            unit = 0.0
         return max(relative * _number(self.value), unit / 2.0)
 
 

@@ -20,7 +20,7 @@ PROFILE = "h200-8gpu"
 def print_models(search: str | None, profile: str | None, as_json: bool) -> None:
     """Print the shipped models, or those that a search finds, with the evidence that prices them."""
     from moesim.simulator.cost.model_evidence import evidence_text
-    from moesim.simulator.model.catalogue import catalogue
+    from moesim.simulator.model.catalogue import catalogue, context_text
     from moesim.simulator.model.catalogue import search as found_by
 
     rows = catalogue() if search is None else found_by(catalogue(), search)
@@ -51,7 +51,7 @@ def print_models(search: str | None, profile: str | None, as_json: bool) -> None
 def print_model(name: str, profile: str | None, as_json: bool) -> None:
     """Print the sizes, the layers, the states and the shape of one model."""
     from moesim.simulator.cost.model_evidence import evidence_text
-    from moesim.simulator.model.catalogue import experts_text, pattern_text
+    from moesim.simulator.model.catalogue import context_text, experts_text, pattern_text
     from moesim.simulator.model.hf import to_yaml
     from moesim.simulator.model.library import load_model
 
@@ -100,15 +100,9 @@ def print_sizes(shape: ModelShape) -> None:
     print_table(("count", "exact", ""), rows, right=(1, 2))
 
 
-def context_text(context: int | None) -> str:
-    """Positions of a model in words, such as 128 K; empty where they are not known."""
-    if context is None:
-        return ""
-    return f"{context / 2**20:.4g} M" if context >= 2**20 else f"{context / 2**10:.4g} K"
-
-
 def _print_states(shape: ModelShape, context: int | None) -> None:
     """Print what decoding keeps of one sequence in 16 bits, by kind of attention."""
+    from moesim.simulator.model.catalogue import context_text
     from moesim.simulator.model.state_sizes import state_sizes
 
     lengths = [4096] if context is None or context <= 4096 else [4096, context]
