@@ -10,7 +10,7 @@ from rich.console import Console
 from moesim.cli.console import print_json, print_raw, print_table, print_text, short
 
 if TYPE_CHECKING:
-    from moesim.simulator.model.hf import ImportedModel
+    from moesim.simulator.model.huggingface import ImportedModel
     from moesim.simulator.model.shape import ModelShape
     from moesim.simulator.schedules import Schedule
     from moesim.simulator.scoring.published import Placement, Row
@@ -186,7 +186,7 @@ def print_model(name: str, as_json: bool) -> None:
         return
     print_text(f"{shape.name}: {shape.source.reference}")
     _print_sizes(shape)
-    from moesim.simulator.model.hf import to_yaml
+    from moesim.simulator.model.huggingface import to_yaml
 
     print_raw("\n" + to_yaml(shape))
 

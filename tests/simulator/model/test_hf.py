@@ -9,7 +9,7 @@ import pytest
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.model.attention import GQA
 from moesim.simulator.model.counts import parameters_activated, parameters_total
-from moesim.simulator.model.hf import FAMILIES, import_hf, to_yaml
+from moesim.simulator.model.huggingface import FAMILIES, import_hf, to_yaml
 from moesim.simulator.model.library import load_model
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "models"
