@@ -9,13 +9,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, PlainValidator, SerializeAsAny, TypeAdapter, ValidationInfo
 
+from moesim.simulator.model.attention.chunked import ChunkedAttention
 from moesim.simulator.model.attention.gqa import GQA
 from moesim.simulator.model.attention.mla import MLA
 from moesim.simulator.model.attention.protocol import Attention
+from moesim.simulator.model.attention.sliding import SlidingAttention
 
-__all__ = ["ATTENTION_KINDS", "GQA", "MLA", "AnyAttention", "Attention"]
+__all__ = [
+    "ATTENTION_KINDS",
+    "GQA",
+    "MLA",
+    "AnyAttention",
+    "Attention",
+    "ChunkedAttention",
+    "SlidingAttention",
+]
 
-ATTENTION_KINDS: dict[str, type[Attention]] = {"mla": MLA, "gqa": GQA}
+ATTENTION_KINDS: dict[str, type[Attention]] = {
+    "mla": MLA,
+    "gqa": GQA,
+    "sliding": SlidingAttention,
+    "chunked": ChunkedAttention,
+}
 """Class of each kind, by the value of `kind` in model files."""
 
 

@@ -12,6 +12,7 @@ from typing import Literal
 from pydantic import PositiveInt
 
 from moesim.simulator.model.attention.heads import HeadSizes
+from moesim.simulator.model.attention.output_gate import OutputGate, gate_columns
 from moesim.simulator.model.attention.projections import copy, recomputed_attention_norm, rope
 from moesim.simulator.model.attention.softmax import SoftmaxAttention
 from moesim.simulator.model.cached import CachedTensor, GemmOutput
@@ -52,6 +53,10 @@ class MLA(SoftmaxAttention):
     qk_nope_dim: PositiveInt
     qk_rope_dim: PositiveInt
     v_dim: PositiveInt
+    rotary: bool = True
+    """Rotation of the last `qk_rope_dim` elements; false keeps these elements unrotated (Kimi Linear)."""
+    output_gate: OutputGate = "none"
+    """Sigmoid gates of the output before its projection, one an `element` or one a `head`."""
     indexer: Indexer | None = None
 
     @property
@@ -69,15 +74,29 @@ class MLA(SoftmaxAttention):
         """Columns of the up-projection into keys without rotation and values."""
         return self.heads * (self.qk_nope_dim + self.v_dim)
 
+    @property
+    def features(self) -> frozenset[str]:
+        """The kind, and what its fields ask for beyond DeepSeek-V3's attention."""
+        asked = {
+            "attention-output-gate": self.output_gate != "none",
+            "mla-without-rotation": not self.rotary,
+        }
+        return frozenset({self.kind, *(name for name, is_so in asked.items() if is_so)})
+
+    @property
+    def _gate_columns(self) -> int:
+        return gate_columns(self.output_gate, self.heads, self.v_dim)
+
     # -- counts --------------------------------------------------------------------------------------
 
     def parameters(self, hidden: int) -> int:
-        """Parameters of the down- and up-projections, the output projection and any indexer."""
+        """Parameters of the down- and up-projections, of gates and output, and of any indexer."""
         q_width = self.heads * self.sizes.qk_head_dim
         query = hidden * q_width if self.q_lora_rank is None else (hidden + q_width) * self.q_lora_rank
         kv_down = hidden * (self.kv_lora_rank + self.qk_rope_dim)
         kv_up = self.kv_lora_rank * self._kv_width
-        return query + kv_down + kv_up + self.heads * self.v_dim * hidden + self.uncounted_parameters(hidden)
+        output = (self._gate_columns + self.heads * self.v_dim) * hidden
+        return query + kv_down + kv_up + output + self.uncounted_parameters(hidden)
 
     def norm_parameters(self) -> int:
         """Parameters of the norms of both latents."""
