@@ -30,6 +30,10 @@ OperatorClass = Literal[
     "transpose",
     "elementwise",
     "topk",  # gate selection and its small kernels
+    "sparse_attention_forward",  # core attention over keys that an indexer chose
+    "sparse_attention_backward",
+    "indexer",  # scores of an indexer over all causal keys
+    "indexer_topk",  # choice of keys from these scores
     "embedding",
     "loss",
     "optimizer",

@@ -11,6 +11,9 @@ from pydantic import Field, PlainValidator, SerializeAsAny, TypeAdapter, Validat
 
 from moesim.simulator.model.attention.chunked import ChunkedAttention
 from moesim.simulator.model.attention.gated_delta import GatedDelta
+from moesim.simulator.model.attention.block_sparse import BlockSparse
+from moesim.simulator.model.attention.compressed import Compressed
+from moesim.simulator.model.attention.dsa import DSA
 from moesim.simulator.model.attention.gqa import GQA
 from moesim.simulator.model.attention.kda import KDA
 from moesim.simulator.model.attention.lightning import Lightning
@@ -34,6 +37,8 @@ __all__ = [
     "Mamba2",
     "SlidingAttention",
 ]
+    "ATTENTION_KINDS", "DSA", "GQA", "MLA", "AnyAttention", "Attention", "BlockSparse", "Compressed",
+]  # fmt: skip
 
 ATTENTION_KINDS: dict[str, type[Attention]] = {
     "mla": MLA,
@@ -45,6 +50,9 @@ ATTENTION_KINDS: dict[str, type[Attention]] = {
     "mamba2": Mamba2,
     "mamba": Mamba,
     "lightning": Lightning,
+    "dsa": DSA,
+    "block_sparse": BlockSparse,
+    "compressed": Compressed,
 }
 """Class of each kind, by the value of `kind` in model files."""
 

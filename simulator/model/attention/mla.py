@@ -17,7 +17,6 @@ from moesim.simulator.model.attention.projections import copy, recomputed_attent
 from moesim.simulator.model.attention.softmax import SoftmaxAttention
 from moesim.simulator.model.cached import CachedTensor, GemmOutput
 from moesim.simulator.model.operator import Operator
-from moesim.simulator.model.part import ModelPart
 from moesim.simulator.model.precision import Precision, row_bytes
 from moesim.simulator.model.primitives import (
     BF16,
@@ -32,14 +31,6 @@ from moesim.simulator.model.primitives import (
 )
 from moesim.simulator.model.recompute import Module
 from moesim.simulator.model.work import Work
-
-
-class Indexer(ModelPart):
-    """Sparse-attention indexer, whose parameters are counted but whose work is not priced."""
-
-    heads: PositiveInt
-    head_dim: PositiveInt
-    top_k: PositiveInt
 
 
 class MLA(SoftmaxAttention):
@@ -57,7 +48,6 @@ class MLA(SoftmaxAttention):
     """Rotation of the last `qk_rope_dim` elements; false keeps these elements unrotated (Kimi Linear)."""
     output_gate: OutputGate = "none"
     """Sigmoid gates of the output before its projection, one an `element` or one a `head`."""
-    indexer: Indexer | None = None
 
     @property
     def sizes(self) -> HeadSizes:
@@ -90,30 +80,21 @@ class MLA(SoftmaxAttention):
     # -- counts --------------------------------------------------------------------------------------
 
     def parameters(self, hidden: int) -> int:
-        """Parameters of the down- and up-projections, of gates and output, and of any indexer."""
+        """Parameters of the down- and up-projections, of gates and output projection."""
         q_width = self.heads * self.sizes.qk_head_dim
         query = hidden * q_width if self.q_lora_rank is None else (hidden + q_width) * self.q_lora_rank
         kv_down = hidden * (self.kv_lora_rank + self.qk_rope_dim)
         kv_up = self.kv_lora_rank * self._kv_width
         output = (self._gate_columns + self.heads * self.v_dim) * hidden
-        return query + kv_down + kv_up + output + self.uncounted_parameters(hidden)
+        return query + kv_down + kv_up + output
 
     def norm_parameters(self) -> int:
         """Parameters of the norms of both latents."""
         return (self.q_lora_rank or 0) + self.kv_lora_rank
 
-    def uncounted_parameters(self, hidden: int) -> int:
-        """Parameters of the indexer: query, key and head-weight projections, and its key norm."""
-        i = self.indexer
-        if i is None:
-            return 0
-        query_in = hidden if self.q_lora_rank is None else self.q_lora_rank
-        return query_in * i.heads * i.head_dim + hidden * (i.head_dim + i.heads) + 2 * i.head_dim
-
     def state_bytes(self, tokens: int, element_bytes: float) -> float:
-        """Bytes of every token's latent and rotated key, which all heads share, and of the indexer's keys."""
-        indexer = 0 if self.indexer is None else self.indexer.head_dim
-        return (self.kv_lora_rank + self.qk_rope_dim + indexer) * tokens * element_bytes
+        """Bytes of every token's latent and rotated key, which all heads share."""
+        return (self.kv_lora_rank + self.qk_rope_dim) * tokens * element_bytes
 
     # -- operators -----------------------------------------------------------------------------------
 

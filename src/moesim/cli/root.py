@@ -249,7 +249,7 @@ def import_hf(
     from moesim.cli.console import say_written
     from moesim.cli.tables import print_import
     from moesim.hwmodels.files import check_writable, write_atomically
-    from moesim.simulator.model import huggingface
+    from moesim.simulator.model import huggingface as hf
 
     if output is not None:
         if output.suffix.lower() not in (".yaml", ".yml"):
