@@ -25,20 +25,21 @@ from moesim.simulator.model.attention.sliding import SlidingAttention
 
 __all__ = [
     "ATTENTION_KINDS",
+    "DSA",
     "GQA",
     "KDA",
     "MLA",
     "AnyAttention",
     "Attention",
+    "BlockSparse",
     "ChunkedAttention",
+    "Compressed",
     "GatedDelta",
     "Lightning",
     "Mamba",
     "Mamba2",
     "SlidingAttention",
 ]
-    "ATTENTION_KINDS", "DSA", "GQA", "MLA", "AnyAttention", "Attention", "BlockSparse", "Compressed",
-]  # fmt: skip
 
 ATTENTION_KINDS: dict[str, type[Attention]] = {
     "mla": MLA,
