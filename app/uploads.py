@@ -26,7 +26,7 @@ from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import load_mapping
 from moesim.simulator.common.key_values import split_key_value, value_of
 from moesim.simulator.layout.histogram import read_counts
-from moesim.simulator.model.hf import ImportedModel, to_yaml
+from moesim.simulator.model.huggingface import ImportedModel, to_yaml
 from moesim.simulator.model.library import read_model
 from moesim.simulator.model.shape import ModelShape
 from moesim.simulator.scenario import Scenario, load_scenario, with_overrides

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from moesim.hwmodels.errors import MoesimError
-from moesim.simulator.model.hf import import_hf, to_yaml
+from moesim.simulator.model.huggingface import import_hf, to_yaml
 from moesim.simulator.model.shape import ShapeSource
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -51,6 +51,8 @@ class Layer(NamedTuple):
     feed_forward: FeedForward
     sandwich_norms: bool = False
     """Whether each half has a norm behind it as well as before it."""
+    streams: int = 1
+    """Parallel residual streams that hyper-connections read, write and mix around each half."""
 
     @property
     def halves(self) -> int:

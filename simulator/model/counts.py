@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import fsum
 
 from moesim.simulator.model.block import EMBEDDING, HEAD, MTP, is_layer
+from moesim.simulator.model.hyper_connections import head_parameters, site_parameters
 from moesim.simulator.model.operator import BlockKind
 from moesim.simulator.model.parameters import Parameters
 from moesim.simulator.model.shape import ModelShape
@@ -20,7 +21,7 @@ def block_parameters(shape: ModelShape, kind: BlockKind, activated: bool = False
     """Parameters of one block; those of an MTP module exclude embedding and head, which it shares.
 
     With `activated` only the experts that one token uses count. Raises InputError for a kind that the model
-    does not have.
+    does not have. Hyper-connections count as norms: published FLOP counts leave both out.
     """
     h, block = shape.hidden, shape.block(kind)
     norm = h * (2 if shape.norm == "layernorm" else 1)
@@ -28,10 +29,13 @@ def block_parameters(shape: ModelShape, kind: BlockKind, activated: bool = False
         table = shape.vocab * h
         if block.is_embedding:
             return Parameters(embedding=table + shape.learned_positions * h)
-        return Parameters(head=table, norms=norm)
+        return Parameters(head=table, norms=norm + head_parameters(h, shape.residual_streams))
     attention, feed_forward = block.layer.attention, block.layer.feed_forward
     layer = feed_forward.parameters(h, activated) + Parameters(
-        attention=attention.parameters(h), norms=block.layer.norms * norm + attention.norm_parameters()
+        attention=attention.parameters(h),
+        norms=block.layer.norms * norm
+        + attention.norm_parameters()
+        + block.layer.halves * site_parameters(h, block.layer.streams),
     )
     return layer + Parameters(mtp_projection=2 * h * h, norms=3 * norm) if block.is_mtp else layer
 

@@ -11,7 +11,7 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import check_readable, is_there
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import EXTENSIONS, load_mapping, parse_mapping
-from moesim.simulator.model.hf import ImportedModel, shape_from_config
+from moesim.simulator.model.huggingface import ImportedModel, shape_from_config
 from moesim.simulator.model.shape import ModelShape
 
 

@@ -17,6 +17,9 @@ OperatorClass = Literal[
     "gate_gemm",  # router logits (small n)
     "attention_forward",
     "attention_backward",
+    "scan_forward",  # the scan of a recurrent mixer; the variant is its kind
+    "scan_backward",
+    "conv",  # short causal convolution over the sequence, by channel
     "attention_pre_post",  # the two memory-bound kernels around the attention backward core
     "cast",  # quantisation, de-quantisation, with or without transpose
     "permute",  # expand to expert order, reduce back, mapping
@@ -27,6 +30,10 @@ OperatorClass = Literal[
     "transpose",
     "elementwise",
     "topk",  # gate selection and its small kernels
+    "sparse_attention_forward",  # core attention over keys that an indexer chose
+    "sparse_attention_backward",
+    "indexer",  # scores of an indexer over all causal keys
+    "indexer_topk",  # choice of keys from these scores
     "embedding",
     "loss",
     "optimizer",

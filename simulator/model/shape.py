@@ -287,4 +287,4 @@ class ModelShape(ModelPart):
             raise InputError(
                 f"model {self.name} has no block of kind {kind!r}; it has {', '.join(self.block_kinds)}"
             )
-        return Layer(attention, feed_forward, self.norm_position == "sandwich")
+        return Layer(attention, feed_forward, self.norm_position == "sandwich", self.residual_streams)

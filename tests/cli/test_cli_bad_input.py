@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from moesim.simulator.model.hf import FAMILIES
+from moesim.simulator.model.huggingface import FAMILIES
 
 SMALL_SCENARIO = Path(__file__).parents[1] / "golden" / "scenario-small.yaml"
 

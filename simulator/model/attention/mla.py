@@ -12,11 +12,11 @@ from typing import Literal
 from pydantic import PositiveInt
 
 from moesim.simulator.model.attention.heads import HeadSizes
+from moesim.simulator.model.attention.output_gate import OutputGate, gate_columns
 from moesim.simulator.model.attention.projections import copy, recomputed_attention_norm, rope
 from moesim.simulator.model.attention.softmax import SoftmaxAttention
 from moesim.simulator.model.cached import CachedTensor, GemmOutput
 from moesim.simulator.model.operator import Operator
-from moesim.simulator.model.part import ModelPart
 from moesim.simulator.model.precision import Precision, row_bytes
 from moesim.simulator.model.primitives import (
     BF16,
@@ -33,14 +33,6 @@ from moesim.simulator.model.recompute import Module
 from moesim.simulator.model.work import Work
 
 
-class Indexer(ModelPart):
-    """Sparse-attention indexer, whose parameters are counted but whose work is not priced."""
-
-    heads: PositiveInt
-    head_dim: PositiveInt
-    top_k: PositiveInt
-
-
 class MLA(SoftmaxAttention):
     """Multi-head latent attention (DeepSeek-V2 report, section 2.1)."""
 
@@ -52,7 +44,10 @@ class MLA(SoftmaxAttention):
     qk_nope_dim: PositiveInt
     qk_rope_dim: PositiveInt
     v_dim: PositiveInt
-    indexer: Indexer | None = None
+    rotary: bool = True
+    """Rotation of the last `qk_rope_dim` elements; false keeps these elements unrotated (Kimi Linear)."""
+    output_gate: OutputGate = "none"
+    """Sigmoid gates of the output before its projection, one an `element` or one a `head`."""
 
     @property
     def sizes(self) -> HeadSizes:
@@ -69,32 +64,37 @@ class MLA(SoftmaxAttention):
         """Columns of the up-projection into keys without rotation and values."""
         return self.heads * (self.qk_nope_dim + self.v_dim)
 
+    @property
+    def features(self) -> frozenset[str]:
+        """The kind, and what its fields ask for beyond DeepSeek-V3's attention."""
+        asked = {
+            "attention-output-gate": self.output_gate != "none",
+            "mla-without-rotation": not self.rotary,
+        }
+        return frozenset({self.kind, *(name for name, is_so in asked.items() if is_so)})
+
+    @property
+    def _gate_columns(self) -> int:
+        return gate_columns(self.output_gate, self.heads, self.v_dim)
+
     # -- counts --------------------------------------------------------------------------------------
 
     def parameters(self, hidden: int) -> int:
-        """Parameters of the down- and up-projections, the output projection and any indexer."""
+        """Parameters of the down- and up-projections, of gates and output projection."""
         q_width = self.heads * self.sizes.qk_head_dim
         query = hidden * q_width if self.q_lora_rank is None else (hidden + q_width) * self.q_lora_rank
         kv_down = hidden * (self.kv_lora_rank + self.qk_rope_dim)
         kv_up = self.kv_lora_rank * self._kv_width
-        return query + kv_down + kv_up + self.heads * self.v_dim * hidden + self.uncounted_parameters(hidden)
+        output = (self._gate_columns + self.heads * self.v_dim) * hidden
+        return query + kv_down + kv_up + output
 
     def norm_parameters(self) -> int:
         """Parameters of the norms of both latents."""
         return (self.q_lora_rank or 0) + self.kv_lora_rank
 
-    def uncounted_parameters(self, hidden: int) -> int:
-        """Parameters of the indexer: query, key and head-weight projections, and its key norm."""
-        i = self.indexer
-        if i is None:
-            return 0
-        query_in = hidden if self.q_lora_rank is None else self.q_lora_rank
-        return query_in * i.heads * i.head_dim + hidden * (i.head_dim + i.heads) + 2 * i.head_dim
-
     def state_bytes(self, tokens: int, element_bytes: float) -> float:
-        """Bytes of every token's latent and rotated key, which all heads share, and of the indexer's keys."""
-        indexer = 0 if self.indexer is None else self.indexer.head_dim
-        return (self.kv_lora_rank + self.qk_rope_dim + indexer) * tokens * element_bytes
+        """Bytes of every token's latent and rotated key, which all heads share."""
+        return (self.kv_lora_rank + self.qk_rope_dim) * tokens * element_bytes
 
     # -- operators -----------------------------------------------------------------------------------
 

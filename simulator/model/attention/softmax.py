@@ -15,6 +15,7 @@ from moesim.simulator.model.attention.projections import (
     output_projection_weight_gradient,
 )
 from moesim.simulator.model.attention.protocol import Attention
+from moesim.simulator.model.attention.reach import FULL, Reach
 from moesim.simulator.model.cached import CachedTensor, GemmOutput
 from moesim.simulator.model.operator import Operator
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision, row_bytes
@@ -34,6 +35,11 @@ class SoftmaxAttention(Attention):
     @abstractmethod
     def sizes(self) -> HeadSizes:
         """Sizes of the heads that the core attention reads."""
+
+    @property
+    def reach(self) -> Reach:
+        """Keys that a query may attend to: all before it, unless a subclass says otherwise."""
+        return FULL
 
     @abstractmethod
     def inputs_forward(self, w: Work) -> list[Operator]:

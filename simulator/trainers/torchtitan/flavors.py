@@ -70,7 +70,7 @@ def _sizes(shape: ModelShape) -> Sizes | None:
     attention, moe = shape.attention, shape.moe
     if isinstance(attention, GQA):
         heads, latent = (attention.heads, attention.kv_heads), 0
-    elif isinstance(attention, MLA) and attention.indexer is None:
+    elif type(attention) is MLA:
         heads, latent = (attention.heads, attention.heads), attention.kv_lora_rank
     else:
         return None

@@ -10,7 +10,7 @@ from moesim.cli.console import print_json, print_raw, print_table, print_text, s
 if TYPE_CHECKING:
     from moesim.simulator.cost.model_evidence import PartEvidence
     from moesim.simulator.model.catalogue import CatalogueRow
-    from moesim.simulator.model.hf import ImportedModel
+    from moesim.simulator.model.huggingface import ImportedModel
     from moesim.simulator.model.shape import ModelShape
 
 PROFILE = "h200-8gpu"
@@ -52,7 +52,7 @@ def print_model(name: str, profile: str | None, as_json: bool) -> None:
     """Print the sizes, the layers, the states and the shape of one model."""
     from moesim.simulator.cost.model_evidence import evidence_text
     from moesim.simulator.model.catalogue import context_text, experts_text, pattern_text
-    from moesim.simulator.model.hf import to_yaml
+    from moesim.simulator.model.huggingface import to_yaml
     from moesim.simulator.model.library import load_model
 
     shape = load_model(name)

@@ -237,7 +237,7 @@ def doctor(as_json: AsJson = False) -> None:
 def _list_families(wanted: bool) -> None:
     if wanted:
         from moesim.cli.console import print_text
-        from moesim.simulator.model.hf import FAMILIES
+        from moesim.simulator.model.huggingface import FAMILIES
 
         for family in sorted(FAMILIES):
             print_text(family)
@@ -264,7 +264,7 @@ def import_hf(
     from moesim.cli.console import say_written
     from moesim.cli.models import print_import
     from moesim.hwmodels.files import check_writable, write_atomically
-    from moesim.simulator.model import hf
+    from moesim.simulator.model import huggingface as hf
 
     if output is not None:
         if output.suffix.lower() not in (".yaml", ".yml"):

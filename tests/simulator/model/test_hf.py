@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.model.attention import GQA
+from moesim.simulator.model.attention import DSA, GQA
 from moesim.simulator.model.counts import parameters_activated, parameters_total
-from moesim.simulator.model.hf import FAMILIES, import_hf, to_yaml
+from moesim.simulator.model.huggingface import FAMILIES, import_hf, to_yaml
 from moesim.simulator.model.library import load_model
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "models"
@@ -187,9 +187,10 @@ def test_attention_bias_counts(tmp_path: Path) -> None:
     assert parameters_total(biased) - parameters_total(plain) == 32 * (4096 + 2 * 1024 + 4096)
 
 
-def test_sparse_attention_and_sliding_window_are_said_aloud(tmp_path: Path) -> None:
-    (note,) = load_model(GOLDEN / "deepseek-v3.2.json").not_modelled
-    assert "index_topk=2048" in note
+def test_sparse_attention_is_read_and_sliding_window_said_aloud(tmp_path: Path) -> None:
+    sparse = load_model(GOLDEN / "deepseek-v3.2.json")
+    assert isinstance(sparse.attention, DSA) and sparse.attention.indexer.top_k == 2048
+    assert sparse.not_modelled == ()
     window = written(tmp_path, config("mixtral-8x7b-v0.1") | {"sliding_window": 4096})
     assert "4096" in load_model(window).not_modelled[0]
 

@@ -10,7 +10,7 @@ from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import dump_mapping
 from moesim.simulator.model.attention import GQA, MLA
 from moesim.simulator.model.counts import parameters_total
-from moesim.simulator.model.hf import to_yaml
+from moesim.simulator.model.huggingface import to_yaml
 from moesim.simulator.model.library import load_model, shipped_models
 from moesim.simulator.model.shape import ModelShape
 

@@ -1,0 +1,90 @@
+"""Lightning attention: linear attention with a fixed decay per head (arXiv 2401.04658, 2501.08313)."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import PositiveInt, model_validator
+
+from moesim.simulator.model.attention.recurrent import Projection, RecurrentMixer, Saved
+from moesim.simulator.model.attention.scan import Scan
+from moesim.simulator.model.primitives import BF16
+
+KERNEL_CHUNK = 64
+"""Tokens of a chunk in the kernels that were measured (fla-core 0.6.0, `chunk_simple_gla`)."""
+
+
+class Lightning(RecurrentMixer):
+    """Lightning attention with a norm over all heads and an output gate, as in MiniMax-Text-01 and M1."""
+
+    kind: Literal["lightning"] = "lightning"
+    heads: PositiveInt
+    kv_heads: PositiveInt
+    head_dim: PositiveInt
+    chunk: PositiveInt = 256
+    """Block of the published code, for other programs; prices are those of kernels with chunks of 64."""
+    output_gate: bool = True
+    qk_norm: bool = False
+    """Norms of queries and keys, with one weight per element of a head (Ling 2.5)."""
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Self:
+        if self.heads % self.kv_heads:
+            raise ValueError(f"kv_heads={self.kv_heads} does not divide heads={self.heads}")
+        return self
+
+    @property
+    def width(self) -> int:
+        """Elements of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def gate_width(self) -> int:
+        """Elements of the output gate."""
+        return self.width if self.output_gate else 0
+
+    @property
+    def activated(self) -> int:
+        """Queries, keys and values, which have an activation."""
+        return self.width + 2 * self.kv_heads * self.head_dim
+
+    @property
+    def projections(self) -> tuple[Projection, ...]:
+        """Queries, keys and values in one GEMM, then the output gate."""
+        gate = (Projection("gate_proj", self.width),) if self.output_gate else ()
+        return (Projection("qkv_proj", self.activated), *gate)
+
+    @property
+    def vectors(self) -> int:
+        """The weight of the norm behind the scan, and those of queries and keys."""
+        return self.width + 2 * self.head_dim * self.qk_norm
+
+    @property
+    def scan(self) -> Scan:
+        """The chunked linear attention (eq. F8), with C tokens a chunk.
+
+        Scores within a chunk and their product with the values, C d each; the state's update and use, d^2
+        each: all times 2. The backward computes the states again.
+        """
+        state = self.head_dim * self.head_dim
+        inside = KERNEL_CHUNK * self.head_dim
+        return Scan(
+            variant=self.kind,
+            heads=self.heads,
+            flop=4.0 * self.heads * (inside + state),
+            repeated_flop=2.0 * self.heads * state,
+            inputs=self.activated,
+            outputs=self.width,
+            fp32_inputs=0.0,
+            state_elements=self.heads * state,
+            chunk=KERNEL_CHUNK,
+        )
+
+    def saved_by_scan(self) -> tuple[Saved, ...]:
+        """Tensors of `save_for_backward` in fla-core 0.6.0, `fla/ops/simple_gla/chunk.py`."""
+        return (Saved("q, k, v", self.activated * BF16),)
+
+    @property
+    def tp_heads(self) -> tuple[tuple[int, str], ...]:
+        """Heads and key-value heads."""
+        return ((self.heads, f"heads={self.heads}"), (self.kv_heads, f"kv_heads={self.kv_heads}"))
