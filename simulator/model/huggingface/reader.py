@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from moesim.hwmodels.errors import InputError
 from moesim.simulator.model.layer_pattern import MAX_LAYERS
 
 MOST = 10**8
 """Largest legal number, far above any real width or vocabulary; a larger one is a mistake."""
+
+_T = TypeVar("_T")
 
 _MISSING = object()
 
@@ -115,7 +117,7 @@ class Reader:
             raise self.error(f"{self.named(keys)}={_short(value)} must be a text ({meaning})")
         return value
 
-    def choice[T](self, *keys: str, legal: Mapping[str, T], meaning: str, absent: Any = _MISSING) -> T:
+    def choice(self, *keys: str, legal: Mapping[str, _T], meaning: str, absent: Any = _MISSING) -> _T:
         """Read a text that names one of `legal`, and return what it stands for."""
         value = self.take(keys, meaning, absent)
         if not isinstance(value, str) or value not in legal:
@@ -124,9 +126,9 @@ class Reader:
             )
         return legal[value]
 
-    def per_layer[T](
-        self, *keys: str, layers: int, legal: Mapping[Any, T], meaning: str, further: int = 0
-    ) -> tuple[T, ...]:
+    def per_layer(
+        self, *keys: str, layers: int, legal: Mapping[Any, _T], meaning: str, further: int = 0
+    ) -> tuple[_T, ...]:
         """Read a list with one entry a layer, and return what the entries stand for.
 
         `further` is the number of modules behind the layers that the list may name too. Raises InputError
