@@ -11,7 +11,11 @@ from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.files import check_readable, is_there
 from moesim.hwmodels.validation import nearest, validate_model
 from moesim.hwmodels.yaml_io import EXTENSIONS, load_mapping, parse_mapping
+<<<<<<< HEAD
 from moesim.simulator.model.huggingface import ImportedModel, shape_from_config
+=======
+from moesim.simulator.model.huggingface import shape_from_config, what_else
+>>>>>>> h/families
 from moesim.simulator.model.shape import ModelShape
 
 
@@ -24,7 +28,8 @@ def shipped_models() -> tuple[str, ...]:
 def load_model(name_or_path: str | Path) -> ModelShape:
     """Load the shape of a shipped name, of a model file or of a Hugging Face config.json.
 
-    A file with the key `model_type` or `architectures` is read as a Hugging Face configuration. Raises
+    A file with the key `model_type` or `architectures` is read as a Hugging Face configuration, and one that
+    lies beside such a configuration, such as a tokenizer's, is refused with what it is. Raises
     InputError for an unknown name (with the nearest), an unreadable file, and missing, unknown or
     inconsistent keys.
     """
@@ -40,6 +45,7 @@ def load_model(name_or_path: str | Path) -> ModelShape:
             f"unknown model {text!r}{nearest(text, known)}; shipped models: {', '.join(known)}; or give the "
             "path of a model file or of a Hugging Face config.json"
         )
+<<<<<<< HEAD
     return read_model(path).shape
 
 
@@ -52,6 +58,12 @@ def read_model(path: Path) -> ImportedModel:
     if "model_type" in data or "architectures" in data:
         return shape_from_config(data, str(path))
     return ImportedModel(validate_model(ModelShape, data, str(path)), (), ())
+=======
+    data = load_mapping(path, configuration=True)
+    if "model_type" in data or "architectures" in data or what_else(data) is not None:
+        return shape_from_config(data, str(path)).shape
+    return validate_model(ModelShape, data, str(path))
+>>>>>>> h/families
 
 
 @lru_cache(maxsize=128)

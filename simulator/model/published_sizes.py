@@ -20,7 +20,11 @@ from moesim.hwmodels.provenance import DateText
 from moesim.hwmodels.validation import validate_model
 from moesim.hwmodels.yaml_io import parse_mapping
 from moesim.simulator.model.block import MTP
-from moesim.simulator.model.counts import block_parameters, parameters_by_component
+from moesim.simulator.model.counts import (
+    block_parameters,
+    parameters_by_component,
+    uncounted_parameters,
+)
 from moesim.simulator.model.shape import ModelShape
 
 FILE = "data/published/model-sizes.yaml"
@@ -29,7 +33,7 @@ TOTAL_LIMIT, ACTIVATED_LIMIT = 0.005, 0.02
 """Largest relative error of a total and of an activated count that a shipped model may have, unless the
 figure has fewer than three digits and its rounding is coarser."""
 
-Counted = Literal["embedding", "head", "mtp"]
+Counted = Literal["embedding", "head", "indexer", "mtp"]
 """Parts of a model that some publishers count and others leave out."""
 
 _Figure = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,4}(\.[0-9]{1,4})?[MBT]$")]
@@ -41,7 +45,7 @@ class PublishedCount(Frozen):
 
     value: _Figure
     """As printed, such as "671B" or "1.04T"."""
-    counts: Annotated[tuple[Counted, ...], Field(strict=False)] = ("embedding", "head")
+    counts: Annotated[tuple[Counted, ...], Field(strict=False)] = ("embedding", "head", "indexer")
     """What it includes besides the layers and the final norm; a tied table is one part, under either name."""
     outside: _Figure | None = None
     """Parameters of parts that it includes and a language model's shape lacks, such as a vision tower."""
@@ -139,6 +143,9 @@ def _counted(shape: ModelShape, figure: PublishedCount, activated: bool) -> int:
     if shape.tied_embeddings:
         embedding = embedding or head
     count = parts.total - (0 if embedding else parts.embedding) - (0 if head else parts.head)
+    if "indexer" not in figure.counts:
+        layers = shape.layer_counts.items()
+        count -= sum(times * uncounted_parameters(shape, kind) for kind, times in layers)
     if "mtp" in figure.counts and shape.mtp_layers:
         count += block_parameters(shape, MTP, activated).total * shape.mtp_layers
     return count

@@ -59,7 +59,9 @@ def head_dim(r: Reader, heads: int, hidden: Any, *, required: bool = False) -> i
             f"{r.prefix}num_attention_heads={heads} does not divide hidden_size={hidden!r} and "
             "head_dim is absent; add head_dim"
         )
-    r.understood.append(Understood(f"{r.prefix}head_dim", hidden // heads, "hidden_size / num_attention_heads"))
+    r.understood.append(
+        Understood(f"{r.prefix}head_dim", hidden // heads, "hidden_size / num_attention_heads")
+    )
     return hidden // heads
 
 

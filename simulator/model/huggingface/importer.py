@@ -47,7 +47,7 @@ def import_hf(path: str | Path, name: str | None = None, as_family: str | None =
     for a file that is no model's configuration, a missing or contradictory key, a value of the wrong type,
     and a feature that would change the shape in a way that is not modelled.
     """
-    imported = shape_from_config(load_mapping(path), str(path), as_family)
+    imported = shape_from_config(load_mapping(path, configuration=True), str(path), as_family)
     if name is None:
         return imported
     if not _NAME.fullmatch(name):
@@ -79,7 +79,8 @@ def shape_from_config(data: dict[str, Any], place: str, as_family: str | None = 
         size = parameters_total(shape)
         counted = f"{size / 1e12:.3g}t" if size >= 1e12 else f"{size / 1e9:.3g}b"
         shape = shape.model_copy(update={"name": f"{family}-{counted}"})
-    outside = [key for key in data if reader.prefix and f"{key}." != reader.prefix]
+    read = {understood.key for understood in reader.understood}
+    outside = [key for key in data if reader.prefix and f"{key}." != reader.prefix and key not in read]
     return ImportedModel(shape, tuple(reader.understood), (*outside, *reader.unread()))
 
 
@@ -107,27 +108,38 @@ def _chosen(name: str) -> str:
 
 
 def _family(reader: Reader, data: Mapping[str, Any]) -> str:
-    """The family that a file names: by its architecture, else by its model type, else by its wrapper's."""
+    """The family that a file names: by its architecture, else by its model type, else by its wrapper's.
+
+    The architecture names the modelling code, which renamed models keep, so it decides where both are known.
+    """
     for config in (reader.config, data):
-        for key, meaning in (("architectures", "modelling code"), ("model_type", "family")):
-            stated = config.get(key)
-            name = stated[0] if key == "architectures" and isinstance(stated, list) and stated else stated
-            family = ARCHITECTURES.get(name) if key == "architectures" and isinstance(name, str) else None
-            family = family or (family_of(name) if key == "model_type" else None)
-            if family is None:
-                continue
-            prefix = reader.prefix if config is reader.config else ""
-            reader.understood.append(Understood(f"{prefix}{key}", name, f"{meaning}: {family}"))
-            if config is reader.config:
-                reader.seen.update(("architectures", "model_type"))
+        stated = config.get("model_type")
+        if "model_type" in config and not isinstance(stated, str):
+            raise reader.error(f"model_type={str(stated)[:80]!r} must be a text (family)")
+        by_code, by_type = ARCHITECTURES.get(_architecture(config) or ""), family_of(stated)
+        same = by_code and by_type and FAMILIES[by_code] is FAMILIES[by_type]
+        family = by_type if same else by_code or by_type
+        if family is not None:
+            _note_family(reader, config, family)
             return family
-    stated = reader.config.get("model_type", data.get("model_type"))
-    raise unknown_family(reader, stated or _architecture(data))
+    raise unknown_family(
+        reader, reader.config.get("model_type", data.get("model_type")) or _architecture(data)
+    )
 
 
-def _architecture(data: Mapping[str, Any]) -> object:
+def _note_family(reader: Reader, config: Mapping[str, Any], family: str) -> None:
+    prefix = reader.prefix if config is reader.config else ""
+    for key in ("architectures", "model_type"):
+        if key in config:
+            reader.understood.append(Understood(f"{prefix}{key}", config[key], f"family: {family}"))
+            if config is reader.config:
+                reader.seen.add(key)
+
+
+def _architecture(data: Mapping[str, Any]) -> str | None:
     stated = data.get("architectures")
-    return stated[0] if isinstance(stated, list) and stated else None
+    first = stated[0] if isinstance(stated, list) and stated else None
+    return first if isinstance(first, str) else None
 
 
 def _stated_name(data: Mapping[str, Any], place: str) -> str | None:

@@ -23,7 +23,9 @@ def mla(r: Reader, *, full_query: bool = False, **more: Any) -> dict[str, Any]:
         "kind": "mla",
         "heads": r.integer("num_attention_heads", meaning="heads"),
         "q_lora_rank": r.integer(
-            "q_lora_rank", meaning="width of the compressed query; null for none", null=None,
+            "q_lora_rank",
+            meaning="width of the compressed query; null for none",
+            null=None,
             **({"absent": None} if full_query else {}),
         ),
         "kv_lora_rank": r.integer("kv_lora_rank", meaning="width of the compressed keys and values"),
@@ -52,7 +54,9 @@ def dsa_fields(r: Reader, layers: int) -> dict[str, Any]:
         return attention_fields((_FULL,) * layers, kinds)
     r.seen.update(("index_topk_freq", "index_skip_topk_offset", "index_topk_pattern"))
     legal: Mapping[str, str] = {_FULL: _FULL, _SHARED: _SHARED}
-    names = r.per_layer("indexer_types", layers=layers, legal=legal, meaning="layers with an indexer of their own")
+    names = r.per_layer(
+        "indexer_types", layers=layers, legal=legal, meaning="layers with an indexer of their own"
+    )
     return attention_fields(names, kinds)
 
 

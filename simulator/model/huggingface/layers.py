@@ -9,6 +9,9 @@ from typing import Any
 from moesim.simulator.model.block import DENSE, ROUTED
 from moesim.simulator.model.huggingface.reader import Reader
 
+_MOST_LISTED = 4
+"""Most dense layers that are listed by index."""
+
 
 def shortest_pattern(names: Sequence[str]) -> list[str]:
     """Shortest list that repeats to `names` a whole number of times, with counts such as `linear*3`."""
@@ -39,17 +42,16 @@ def attention_fields(names: Sequence[str], kinds: Mapping[str, dict[str, Any]]) 
 def ffn_fields(names: Sequence[str], moe: dict[str, Any] | None, dense_ffn: int | None) -> dict[str, Any]:
     """Fields of the feed-forward halves from `moe`, `dense` or `none` for every layer.
 
-    Dense layers are listed in `moe.dense_layers` where a pattern would not be shorter.
+    A few dense layers are listed in `moe.dense_layers`, many are written as a pattern.
     """
     routed, dense = ROUTED in names, DENSE in names
     fields: dict[str, Any] = {"moe": moe if routed else None, "dense_ffn": dense_ffn if dense else None}
     indices = [index for index, name in enumerate(names) if name == DENSE]
-    pattern = shortest_pattern(names)
-    if set(names) <= {ROUTED, DENSE} and not (routed and len(pattern) < len(indices)):
+    if set(names) <= {ROUTED, DENSE} and not (routed and len(indices) > _MOST_LISTED):
         if routed and moe is not None:
             fields["moe"] = moe | {"dense_layers": indices}
         return fields
-    return fields | {"ffn_layers": pattern}
+    return fields | {"ffn_layers": shortest_pattern(names)}
 
 
 def dense_first(r: Reader, layers: int) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from moesim.hwmodels.errors import InputError
 from moesim.hwmodels.validation import nearest
@@ -12,7 +12,7 @@ from moesim.simulator.model.huggingface.registry import FAMILIES, Family
 
 NEEDED = "give the config.json beside it, which has hidden_size and num_hidden_layers"
 
-_MOST_CANDIDATES = 8
+_MOST_NAMED = 6
 
 
 def _has(*keys: str) -> Callable[[Mapping[str, Any]], bool]:
@@ -35,7 +35,7 @@ _FILES: tuple[tuple[str, Callable[[Mapping[str, Any]], bool]], ...] = (
     ),
     ("a DeepSpeed configuration", _has("train_micro_batch_size_per_gpu", "zero_optimization")),
     ("a quantisation section alone", _all("producer", "quantization")),
-    ("a quantisation section alone", _has("quant_method", "quant_algo", "config_groups")),
+    ("a quantisation section alone", _has("quant_method", "quant_algo", "config_groups", "quantization")),
     ("a trainer's state", _all("global_step", "log_history")),
     (
         "a generation configuration",
@@ -51,7 +51,9 @@ _ENCODERS = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification
 
 def what_else(data: Mapping[str, Any]) -> str | None:
     """What a mapping is that names no size of a model, or None where it may be a model's configuration."""
-    if any(key in data for key in _SIZES) or any(isinstance(v, dict) and "hidden_size" in v for v in data.values()):
+    if any(key in data for key in _SIZES) or any(
+        isinstance(v, dict) and "hidden_size" in v for v in data.values()
+    ):
         return None
     if "model_type" in data and "_diffusers_version" not in data:
         return None
@@ -85,17 +87,18 @@ def _first(value: object) -> object:
 def unknown_family(reader: Reader, family: object) -> InputError:
     """The error for a family that is not registered: the nearest by keys and by name, and what decides."""
     known = ", ".join(sorted(FAMILIES))
-    stated = "without model_type and architectures" if family is None else f"model_type={str(family)[:80]!r}"
-    by_name = nearest(str(family), list(FAMILIES))
-    candidates = sorted((_fit(name, reader) for name in FAMILIES), reverse=True)
-    whole, decided, name, keys = candidates[0]
+    stated = "a file without model_type" if family is None else f"model_type={str(family)[:80]!r}"
+    fit = min(
+        (_fit(name, reader) for name in FAMILIES), key=lambda fit: (not fit.whole, -len(fit.keys), fit.name)
+    )
+    by_name = "" if fit.whole else nearest(str(family), list(FAMILIES))
     text = f"{reader.prefix}{stated} is not a family that can be imported{by_name}"
-    if decided:
-        listed = ", ".join(f"{reader.prefix}{key}" for key in keys)
-        fits = "reads as" if whole else "shares most keys with"
+    if fit.keys:
+        listed = ", ".join(f"{reader.prefix}{key}" for key in fit.keys[:_MOST_NAMED])
+        hint = "can be read" if fit.whole else "comes nearest"
         text += (
-            f"; by its keys {listed} it {fits} {name}: if the model is a {name} under another name, write "
-            f"--as {name}"
+            f"; by its keys ({listed}) it {hint} as {fit.name}: if it has that architecture under a new name, "
+            f"write --as {fit.name}"
         )
     return InputError(
         f"{reader.place}: {text}; known families: {known}. Another model can be described by hand in a model "
@@ -103,13 +106,19 @@ def unknown_family(reader: Reader, family: object) -> InputError:
     )
 
 
-def _fit(name: str, reader: Reader) -> tuple[bool, int, str, tuple[str, ...]]:
-    """(whether all keys can be read, number of keys that decide, name, those keys) of a family."""
+class _Fit(NamedTuple):
+    """How a file's keys fit a family: its name, whether all could be read, and the keys that decide."""
+
+    name: str
+    whole: bool
+    keys: tuple[str, ...]
+
+
+def _fit(name: str, reader: Reader) -> _Fit:
     trial = Reader(dict(reader.config), reader.place, "", outer=reader.outer)
     whole = _reads(FAMILIES[name], trial)
     read = {understood.key for understood in trial.understood if understood.key in reader.config}
-    keys = sorted(key for key in read if key not in _COMMON)
-    return whole, len(keys), name, tuple(keys[:_MOST_CANDIDATES])
+    return _Fit(name, whole, tuple(sorted(read - _COMMON)))
 
 
 def _reads(family: Family, trial: Reader) -> bool:
@@ -121,8 +130,24 @@ def _reads(family: Family, trial: Reader) -> bool:
 
 
 _COMMON = frozenset(
-    "hidden_act hidden_size vocab_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
-    "intermediate_size tie_word_embeddings rms_norm_eps rope_theta attention_bias mlp_bias "
-    "max_position_embeddings routed_scaling_factor sliding_window use_sliding_window".split()
+    [
+        "hidden_act",
+        "hidden_size",
+        "vocab_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "intermediate_size",
+        "tie_word_embeddings",
+        "rms_norm_eps",
+        "rope_theta",
+        "attention_bias",
+        "mlp_bias",
+        "max_position_embeddings",
+        "routed_scaling_factor",
+        "sliding_window",
+        "use_sliding_window",
+    ]
 )
 """Keys of so many families that they do not decide between them."""

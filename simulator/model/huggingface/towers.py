@@ -21,7 +21,11 @@ def tower_notes(data: Mapping[str, Any]) -> list[str]:
         config = data.get(key)
         if isinstance(config, dict):
             size = tower_parameters(config)
-            about = f"about {size / 1e9:.2g} billion parameters by a plain ViT's formula" if size else "its size is not stated"
+            about = (
+                f"about {size / 1e9:.2g} billion parameters by a plain ViT's formula"
+                if size
+                else "its size is not stated"
+            )
             notes.append(f"the tower of {key} ({about}) is left out")
     return notes
 

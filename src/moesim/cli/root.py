@@ -251,6 +251,10 @@ def import_hf(
     name: Annotated[
         str | None, typer.Option(help="Name of the model; default: the file's, else family and parameters.")
     ] = None,
+    as_family: Annotated[
+        str | None,
+        typer.Option("--as", metavar="FAMILY", help="Read the file as one of this family under a new name."),
+    ] = None,
     as_json: AsJson = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     families: Annotated[
@@ -274,7 +278,7 @@ def import_hf(
             raise InputError(
                 f"output file {output}: exists already; give another name, or --force to replace it"
             )
-    imported = hf.import_hf(config, name)
+    imported = hf.import_hf(config, name, as_family)
     if output is not None:
         write_atomically(output, [hf.to_yaml(imported.shape)])
     print_import(imported, as_json)

@@ -21,7 +21,9 @@ def bailing_moe(r: Reader) -> dict[str, Any]:
     qkv_bias = r.flag("use_qkv_bias", "bias of queries, keys and values")
     o_bias = r.flag("use_bias", "bias of the attention's output and of the FFN", False)
     if o_bias:
-        raise r.error(f"{r.prefix}use_bias=true is not modelled (bias of the experts); only false can be imported")
+        raise r.error(
+            f"{r.prefix}use_bias=true is not modelled (bias of the experts); only false can be imported"
+        )
     norms = r.flag("use_qk_norm", "norms of queries and keys", False)
     bias = r.flag("moe_router_enable_expert_bias", "balance bias of the gate", False)
     moe = routed(r, scoring_of(r, "score_function", absent="softmax"), score_bias=bias)
@@ -47,6 +49,7 @@ def bailing_hybrid(r: Reader) -> dict[str, Any]:
         "head_dim": r.integer("linear_head_dim", meaning="width of a head of the delta attention"),
         "conv": r.integer("linear_conv_kernel_dim", meaning="tokens of the convolution"),
         "full_rank_gate": True,
+        "full_rank_decay": True,
     }
     kinds = {"kda": delta, "mla": mla(r, full_query=True, output_gate="head")}
     legal = {"linear_attention": "kda", "full_attention": "mla"}

@@ -62,7 +62,9 @@ def mistral4(r: Reader) -> dict[str, Any]:
 
 def deepseek_v4(r: Reader) -> dict[str, Any]:
     """DeepSeek-V4: compressed attention, hyper-connections, and experts in every layer."""
-    fields = core(r, tied=False)  # V4's files of serving formats leave the key out; the head has its own table
+    fields = core(
+        r, tied=False
+    )  # V4's files of serving formats leave the key out; the head has its own table
     layers = fields["n_layers"]
     r.refuse_unless("num_key_value_heads", 1, "V4's queries share one head of keys, which are the values too")
     r.refuse_unless("attention_bias", False, "bias of the attention projections")
@@ -74,7 +76,9 @@ def deepseek_v4(r: Reader) -> dict[str, Any]:
     notes = []
     hashed = r.integer("num_hash_layers", meaning="layers routed by a hash of the token", least=0, absent=0)
     if hashed:
-        notes.append(f"routing by a table of tokens in the first {hashed} layers: counted and priced as a gate")
+        notes.append(
+            f"routing by a table of tokens in the first {hashed} layers: counted and priced as a gate"
+        )
     kinds = _compressed(r)
     fields |= attention_fields(ratios[:layers], kinds)
     if modules:

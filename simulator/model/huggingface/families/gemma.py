@@ -23,7 +23,10 @@ def _core(r: Reader, **more: Any) -> dict[str, Any]:
 
 def gemma(r: Reader) -> dict[str, Any]:
     """Gemma 1."""
-    return _core(r) | {"attention": gqa(r, own_head_dim=True, bias_key="attention_bias"), "dense_ffn": dense_ffn(r)}
+    return _core(r) | {
+        "attention": gqa(r, own_head_dim=True, bias_key="attention_bias"),
+        "dense_ffn": dense_ffn(r),
+    }
 
 
 def _alternating(r: Reader, layers: int, attention: dict[str, Any], every: int) -> dict[str, Any]:

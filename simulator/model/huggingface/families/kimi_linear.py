@@ -39,7 +39,9 @@ def kimi_linear(r: Reader) -> dict[str, Any]:
         moe |= {"latent": row} | ({"latent_norm": True} if normed else {})
     width = r.integer("intermediate_size", meaning="width of the dense FFN")
     notes = []
-    block = r.integer("attn_res_block_size", meaning="layers of one attention residual", absent=None, null=None)
+    block = r.integer(
+        "attn_res_block_size", meaning="layers of one attention residual", absent=None, null=None
+    )
     if block is not None:
         notes.append(f"attention residuals over blocks of {block} layers: neither counted nor priced")
     fields |= attention_fields(names, kinds) | ffn_fields(dense_first(r, layers), moe, width)

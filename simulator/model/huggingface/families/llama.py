@@ -22,7 +22,10 @@ def dense_ffn(r: Reader) -> int:
 def llama(r: Reader) -> dict[str, Any]:
     """Llama 2 and 3."""
     fields = core(r)
-    return fields | {"attention": gqa(r, kv_default=True, bias_key="attention_bias"), "dense_ffn": dense_ffn(r)}
+    return fields | {
+        "attention": gqa(r, kv_default=True, bias_key="attention_bias"),
+        "dense_ffn": dense_ffn(r),
+    }
 
 
 def mimo(r: Reader) -> dict[str, Any]:
@@ -46,13 +49,18 @@ def llama4(r: Reader) -> dict[str, Any]:
     r.flag("use_qk_norm", "norm of queries and keys, without weights", True)
     attention = gqa(r, bias_key="attention_bias")
     chunk = r.integer("attention_chunk_size", meaning="tokens of one attention chunk", null=None, absent=None)
-    kinds = {"full": attention | {"rotary": False}, "chunked": chunked(attention, chunk) if chunk else attention}
+    kinds = {
+        "full": attention | {"rotary": False},
+        "chunked": chunked(attention, chunk) if chunk else attention,
+    }
     if r.config.get("no_rope_layers"):
         legal = {0: "full", 1: "chunked"}
         names = r.per_layer("no_rope_layers", layers=layers, legal=legal, meaning="1 for rotary embedding")
     else:
         r.seen.add("no_rope_layers")
-        interval = r.integer("no_rope_layer_interval", meaning="every n-th layer has no rotary embedding", absent=4)
+        interval = r.integer(
+            "no_rope_layer_interval", meaning="every n-th layer has no rotary embedding", absent=4
+        )
         names = tuple("full" if (i + 1) % interval == 0 else "chunked" for i in range(layers))
     moe = routed(r, "sigmoid", width=("intermediate_size",))
     moe |= {"shared_experts": 1, "shared_ffn": moe["expert_ffn"]}
@@ -89,7 +97,9 @@ def nemotron_nas(r: Reader) -> dict[str, Any]:
     for index, block in enumerate(blocks):
         groups, multiple = _block(r, index, block)
         if groups and heads % groups:
-            raise r.error(f"{r.prefix}block_configs: layer {index}: n_heads_in_group={groups} must divide {heads}")
+            raise r.error(
+                f"{r.prefix}block_configs: layer {index}: n_heads_in_group={groups} must divide {heads}"
+            )
         names.append(f"kv{heads // groups}" if groups else "none")
         if groups:
             kinds[names[-1]] = {
@@ -112,7 +122,11 @@ def _block(r: Reader, index: int, block: Any) -> tuple[int, float]:
     if not all(isinstance(part, dict) for part in parts):
         raise r.error(f"{where} must have the keys attention and ffn")
     for part in parts:
-        used = [key for key in ("replace_with_linear", "sparsify", "window_length", "num_sink_tokens") if part.get(key)]
+        used = [
+            key
+            for key in ("replace_with_linear", "sparsify", "window_length", "num_sink_tokens")
+            if part.get(key)
+        ]
         if used:
             raise r.error(f"{where}: {used[0]} is not modelled; only null or false can be imported")
     attention, ffn = parts

@@ -54,7 +54,9 @@ def minimax_m2(r: Reader) -> dict[str, Any]:
     """M2 to M2.7: full attention whose norms have a weight for every element of all heads."""
     fields = core(r)
     if r.config.get("attn_type_list") is not None:
-        r.per_layer("attn_type_list", layers=fields["n_layers"], legal={1: "full"}, meaning="1 for full attention")
+        r.per_layer(
+            "attn_type_list", layers=fields["n_layers"], legal={1: "full"}, meaning="1 for full attention"
+        )
     norms = _qk_norm(r, "all-heads")
     r.refuse_used("shared_intermediate_size", why="a shared expert")
     bias = r.flag("use_routing_bias", "balance bias of the gate")

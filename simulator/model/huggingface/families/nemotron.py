@@ -94,7 +94,9 @@ def _experts(r: Reader) -> dict[str, Any]:
         # The key is the width of all shared experts together (NemotronHMOE).
         width = r.integer("moe_shared_expert_intermediate_size", meaning="width of the shared experts")
         moe |= {"shared_experts": 1, "shared_ffn": width}
-    latent = r.integer("moe_latent_size", meaning="width of the rows that experts get", absent=None, null=None)
+    latent = r.integer(
+        "moe_latent_size", meaning="width of the rows that experts get", absent=None, null=None
+    )
     return moe | ({"latent": latent} if latent else {})
 
 

@@ -44,7 +44,11 @@ def hunyuan(r: Reader) -> dict[str, Any]:
     r.refuse_unless("moe_layer_num_skipped", 0, "layers without experts")
     width_key = "moe_intermediate_size" if r.has("moe_intermediate_size") else "intermediate_size"
     r.seen.update(("intermediate_size", "num_shared_expert"))
-    count = r.uniform("num_shared_expert", layers=layers, meaning="shared experts") if r.has("num_shared_expert") else 1
+    count = (
+        r.uniform("num_shared_expert", layers=layers, meaning="shared experts")
+        if r.has("num_shared_expert")
+        else 1
+    )
     width = r.uniform(width_key, layers=layers, meaning="width of one expert")
     moe = {
         "experts": r.uniform("num_experts", layers=layers, meaning="routed experts"),
@@ -125,7 +129,11 @@ def jamba(r: Reader) -> dict[str, Any]:
     fields = core(r)
     layers, hidden = fields["n_layers"], fields["hidden"]
     r.refuse_unless("mamba_proj_bias", False, "bias of the mixer's projections")
-    rank = r.integer("mamba_dt_rank", meaning="rank of the step width") if r.config.get("mamba_dt_rank") != "auto" else 0
+    rank = (
+        r.integer("mamba_dt_rank", meaning="rank of the step width")
+        if r.config.get("mamba_dt_rank") != "auto"
+        else 0
+    )
     r.seen.add("mamba_dt_rank")
     r.refuse_unless("mamba_conv_bias", True, "bias of the mixer's convolution")
     mamba = {

@@ -49,7 +49,9 @@ def qwen3_moe(r: Reader) -> dict[str, Any]:
     """Qwen3 with experts."""
     fields = core(r)
     moe = routed(r, "softmax")
-    return fields | _feed_forward(r, fields["n_layers"], moe) | {"attention": everywhere(r, _qwen3_attention(r))}
+    return (
+        fields | _feed_forward(r, fields["n_layers"], moe) | {"attention": everywhere(r, _qwen3_attention(r))}
+    )
 
 
 def qwen2_moe(r: Reader) -> dict[str, Any]:

@@ -57,7 +57,9 @@ def _other_heads(r: Reader) -> dict[str, int]:
     other = r.inner("attention_other_setting", "heads of the layers with a window")
     return {
         "heads": other.integer("num_attention_heads", meaning="query heads of layers with a window"),
-        "kv_heads": other.integer("num_attention_groups", meaning="key and value heads of layers with a window"),
+        "kv_heads": other.integer(
+            "num_attention_groups", meaning="key and value heads of layers with a window"
+        ),
         "head_dim": other.integer("head_dim", meaning="width of a head in layers with a window"),
     }
 
