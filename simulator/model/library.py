@@ -38,8 +38,8 @@ def load_model(name_or_path: str | Path) -> ModelShape:
     if path.suffix.lower() not in EXTENSIONS and not is_there(path):
         known = list(shipped_models())
         raise InputError(
-            f"unknown model {text!r}{nearest(text, known)}; moesim models lists the {len(known)} shipped ones; "
-            "or give the path of a model file or of a Hugging Face config.json"
+            f"unknown model {text!r}{nearest(text, known)}; `moesim models` lists the {len(known)} shipped "
+            "ones; or give the path of a model file or of a Hugging Face config.json"
         )
     return read_model(path).shape
 
