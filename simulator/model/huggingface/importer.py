@@ -102,7 +102,8 @@ def _chosen(name: str) -> str:
     if family is None:
         known = list(FAMILIES)
         raise InputError(
-            f"--as {name[:80]!r} is not a family{nearest(name, known)}; known families: {', '.join(sorted(known))}"
+            f"--as {name[:80]!r} is not a family{nearest(name, known)}; known families: "
+            f"{', '.join(sorted(known))}"
         )
     return family
 

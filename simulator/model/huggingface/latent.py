@@ -17,6 +17,7 @@ def mla(r: Reader, *, full_query: bool = False, **more: Any) -> dict[str, Any]:
     With `full_query` a missing q_lora_rank means that queries are not compressed.
     """
     r.refuse_unless("attention_bias", False, "bias of the attention projections")
+    absent: dict[str, Any] = {"absent": None} if full_query else {}
     # The file repeats numbers that follow from the others: MLA expands keys and values to all heads.
     r.seen.update(("num_key_value_heads", "head_dim", "qk_head_dim"))
     return {
@@ -26,7 +27,7 @@ def mla(r: Reader, *, full_query: bool = False, **more: Any) -> dict[str, Any]:
             "q_lora_rank",
             meaning="width of the compressed query; null for none",
             null=None,
-            **({"absent": None} if full_query else {}),
+            **absent,
         ),
         "kv_lora_rank": r.integer("kv_lora_rank", meaning="width of the compressed keys and values"),
         "qk_nope_dim": r.integer("qk_nope_head_dim", meaning="query-key width without rotation"),

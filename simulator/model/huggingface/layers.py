@@ -59,15 +59,16 @@ def dense_first(r: Reader, layers: int) -> tuple[str, ...]:
 
     `mlp_layer_types` or a list in `moe_layer_freq` names every layer, and a number there means every n-th.
     """
+    listed = r.has("mlp_layer_types") or isinstance(r.config.get("moe_layer_freq"), list)
     first = r.integer(
         "first_k_dense_replace", meaning="first layers that stay dense", least=0,
-        **({"absent": None} if r.has("mlp_layer_types") or isinstance(r.config.get("moe_layer_freq"), list) else {}),
+        **({"absent": None} if listed else {}),
     )  # fmt: skip
     if r.has("mlp_layer_types"):
         legal = {"dense": DENSE, "sparse": ROUTED}
         names = r.per_layer("mlp_layer_types", layers=layers, legal=legal, meaning="feed-forward half")
         r.seen.add("moe_layer_freq")
-    elif isinstance(r.config.get("moe_layer_freq"), list):
+    elif listed:
         legal_flags = {0: DENSE, 1: ROUTED}
         names = r.per_layer("moe_layer_freq", layers=layers, legal=legal_flags, meaning="1 for experts")
     else:

@@ -140,7 +140,7 @@ class Reader:
             raise self.error(f"{name}={_short(value)} must be a list with one entry a layer ({meaning})")
         if len(value) not in (layers, layers + further):
             raise self.error(
-                f"{name} has {len(value)} entries but the model has {layers} layers; the numbers must be equal"
+                f"{name} has {len(value)} entries but the model has {layers} layers; both must be equal"
             )
         for index, entry in enumerate(value):
             if not isinstance(entry, str | int) or isinstance(entry, bool) or entry not in legal:

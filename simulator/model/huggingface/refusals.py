@@ -1,4 +1,4 @@
-"""Says what a JSON file is that is not the configuration of a language model, and which family comes nearest."""
+"""Says what a file is that is not a language model's configuration, and which family comes nearest."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def refuse_other_files(data: Mapping[str, Any], place: str) -> None:
         raise InputError(f"{place}: this is {title}, which does not describe a model; {NEEDED}")
     if data.get("is_encoder_decoder") is True:
         raise InputError(
-            f"{place}: is_encoder_decoder=true: a model with encoder and decoder; only decoders can be imported"
+            f"{place}: is_encoder_decoder=true: a model with encoder and decoder; only decoders can be read"
         )
     architecture = str(_first(data.get("architectures")))
     encoder = architecture.endswith(_ENCODERS) or (
@@ -97,8 +97,8 @@ def unknown_family(reader: Reader, family: object) -> InputError:
         listed = ", ".join(f"{reader.prefix}{key}" for key in fit.keys[:_MOST_NAMED])
         hint = "can be read" if fit.whole else "comes nearest"
         text += (
-            f"; by its keys ({listed}) it {hint} as {fit.name}: if it has that architecture under a new name, "
-            f"write --as {fit.name}"
+            f"; by its keys ({listed}) it {hint} as {fit.name}: if it has that architecture under a new "
+            f"name, write --as {fit.name}"
         )
     return InputError(
         f"{reader.place}: {text}; known families: {known}. Another model can be described by hand in a model "

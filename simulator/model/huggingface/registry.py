@@ -1,4 +1,4 @@
-"""Families that can be imported: a function that reads the keys of each `model_type`, and their other names."""
+"""Families that can be imported: the function that reads the keys of each, and their other names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counts the towers of multimodal models, which are left out, by the formula of a plain vision transformer."""
+"""Counts the towers of multimodal models, which are left out, by a plain vision transformer's formula."""
 
 from __future__ import annotations
 
@@ -15,17 +15,14 @@ _FFN = ("intermediate_size", "vt_intermediate_size")
 
 
 def tower_notes(data: Mapping[str, Any]) -> list[str]:
-    """What is left out of a multimodal model's file: each tower, with its size where the file determines it."""
+    """Towers that are left out of a multimodal model's file, with their sizes where the file has them."""
     notes = []
     for key in _TOWERS:
         config = data.get(key)
         if isinstance(config, dict):
             size = tower_parameters(config)
-            about = (
-                f"about {size / 1e9:.2g} billion parameters by a plain ViT's formula"
-                if size
-                else "its size is not stated"
-            )
+            about = f"about {size / 1e9:.2g} billion parameters by a plain ViT's formula"
+            about = about if size else "its size is not stated"
             notes.append(f"the tower of {key} ({about}) is left out")
     return notes
 

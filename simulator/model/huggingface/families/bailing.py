@@ -1,4 +1,4 @@
-"""Ling and Ring (Bailing): grouped-query attention with experts; Ling 3.0 is a hybrid with delta attention."""
+"""Ling and Ring (Bailing): grouped-query attention with experts; Ling 3.0 has delta attention too."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from moesim.simulator.model.huggingface.reader import Reader
 
 
 def bailing_moe(r: Reader) -> dict[str, Any]:
-    """Ling-lite, Ling-plus and Ling 2.0; what the first generation leaves out is as in modeling_bailing_moe.py:
-    a softmax, no balance bias, no norms of queries and keys."""
+    """Ling-lite, Ling-plus and Ling 2.0.
+
+    What the first generation leaves out is as in modeling_bailing_moe.py: a softmax, no balance bias, no norms of queries and keys.
+    """
     fields = core(r)
     layers = fields["n_layers"]
     r.refuse_unless("norm_head", False, "normalised weights of the head")
@@ -39,7 +41,8 @@ def bailing_moe(r: Reader) -> dict[str, Any]:
 def bailing_hybrid(r: Reader) -> dict[str, Any]:
     """Ling 3.0 Flash: delta attention with full-rank gates, and latent attention with a gate a head.
 
-    Both gates and the sigmoid of the router are fixed in the modelling code (BailingHybrid)."""
+    Both gates and the sigmoid of the router are fixed in the modelling code (BailingHybrid).
+    """
     fields = core(r)
     layers = fields["n_layers"]
     r.seen.update(("short_conv_kernel_size", "layer_group_size"))

@@ -1,7 +1,7 @@
 """DeepSeek-V2 to V4, and families with the same architecture: Kimi-K2, GLM-5, GLM-4.7-Flash, Mistral Large 3.
 
-Sources: the published config.json files, the reports (arXiv 2405.04434, 2412.19437, 2512.02556) and the modelling
-code of Hugging Face transformers 5.23 for what the files leave out.
+Sources: the published config.json files, the reports (arXiv 2405.04434, 2412.19437, 2512.02556) and, for what
+the files leave out, the modelling code of Hugging Face transformers 5.23.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Kimi Linear and Kimi K3, and Ling 2.5 and 3.0: Kimi delta attention beside latent attention without rotation."""
+"""Kimi Linear and Kimi K3: Kimi delta attention beside latent attention without rotation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dense Llama and its like, Llama 4 (experts, chunked attention) and Llama-Nemotron (layers that differ in size)."""
+"""Dense Llama and its like, Llama 4 (experts, chunks) and Llama-Nemotron (layers that differ in size)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from moesim.simulator.model.huggingface.experts import routed
 from moesim.simulator.model.huggingface.grouped_query import chunked, everywhere, gqa
 from moesim.simulator.model.huggingface.layers import attention_fields, ffn_fields, shortest_pattern
 from moesim.simulator.model.huggingface.reader import MOST, Reader
+
+_BLOCK_PARTS = ("replace_with_linear", "sparsify", "window_length", "num_sink_tokens")
+"""Parts of Llama-Nemotron's blocks that the published models do not use."""
 
 
 def dense_ffn(r: Reader) -> int:
@@ -119,17 +122,13 @@ def _block(r: Reader, index: int, block: Any) -> tuple[int, float]:
     """(query heads that share one head of keys, width factor of the FFN) of a layer; 0 for a missing half."""
     where = f"{r.prefix}block_configs: layer {index}"
     parts = [block.get(part) if isinstance(block, dict) else None for part in ("attention", "ffn")]
-    if not all(isinstance(part, dict) for part in parts):
+    attention, ffn = (part if isinstance(part, dict) else {} for part in parts)
+    if not attention or not ffn:
         raise r.error(f"{where} must have the keys attention and ffn")
-    for part in parts:
-        used = [
-            key
-            for key in ("replace_with_linear", "sparsify", "window_length", "num_sink_tokens")
-            if part.get(key)
-        ]
+    for part in (attention, ffn):
+        used = [key for key in _BLOCK_PARTS if part.get(key)]
         if used:
             raise r.error(f"{where}: {used[0]} is not modelled; only null or false can be imported")
-    attention, ffn = parts
     groups = 0 if attention.get("no_op") else attention.get("n_heads_in_group")
     multiple = 0.0 if ffn.get("no_op") else ffn.get("ffn_mult")
     if isinstance(groups, bool) or not isinstance(groups, int) or not 0 <= groups <= MOST:

@@ -57,18 +57,17 @@ def minimax_m2(r: Reader) -> dict[str, Any]:
         r.per_layer(
             "attn_type_list", layers=fields["n_layers"], legal={1: "full"}, meaning="1 for full attention"
         )
-    norms = _qk_norm(r, "all-heads")
+    norms = _qk_norm(r)
     r.refuse_used("shared_intermediate_size", why="a shared expert")
     bias = r.flag("use_routing_bias", "balance bias of the gate")
     moe = routed(r, scoring_of(r), width=("intermediate_size",), score_bias=bias)
     return fields | {"attention": gqa(r, own_head_dim=True, qk_norm=norms), "moe": moe} | _modules(r)
 
 
-def _qk_norm(r: Reader, default: str) -> bool | str:
-    kinds = {"per_layer": "all-heads", "per_head": True}
-    norm = r.choice("qk_norm_type", legal=kinds, meaning="norms of queries and keys", absent=next(
-        name for name, kind in kinds.items() if kind == default
-    ))  # fmt: skip
+def _qk_norm(r: Reader) -> bool | str:
+    """Norms of queries and keys; files without qk_norm_type have M2's, over all heads (MiniMaxM2Attention)."""
+    kinds: dict[str, bool | str] = {"per_layer": "all-heads", "per_head": True}
+    norm = r.choice("qk_norm_type", legal=kinds, meaning="norms of queries and keys", absent="per_layer")
     return r.flag("use_qk_norm", "norms of queries and keys") and norm
 
 
@@ -77,7 +76,7 @@ def minimax_m3(r: Reader) -> dict[str, Any]:
     fields = core(r, activations=("silu", "swigluoai"))
     layers = fields["n_layers"]
     r.refuse_unless("attention_output_gate", False, "gate of the attention's output")
-    norms = _qk_norm(r, "all-heads")
+    norms = _qk_norm(r)
     full = gqa(r, own_head_dim=True, qk_norm=norms)
     sparse = r.inner("sparse_attention_config", "block-sparse attention")
     kinds = {

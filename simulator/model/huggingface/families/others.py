@@ -1,4 +1,4 @@
-"""Families of one or two models each: ERNIE 4.5, Hunyuan, dots.llm1, Granite, Phi-3.5-MoE, DBRX, OLMoE, Jamba, GPT-2."""
+"""Families of one or two models each, such as ERNIE 4.5, Hunyuan, dots.llm1, DBRX, Jamba and GPT-2."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def olmoe(r: Reader) -> dict[str, Any]:
 
 
 def jamba(r: Reader) -> dict[str, Any]:
-    """Jamba: Mamba layers, every eighth an attention without rotary embedding; experts in every second layer."""
+    """Jamba: Mamba layers, some an attention without rotary embedding; experts in every second layer."""
     fields = core(r)
     layers, hidden = fields["n_layers"], fields["hidden"]
     r.refuse_unless("mamba_proj_bias", False, "bias of the mixer's projections")

@@ -18,7 +18,8 @@ def step(r: Reader) -> dict[str, Any]:
     """Step 3.5 Flash and 3.7 Flash.
 
     Norms of queries and keys, one gate a head, and a shared expert are fixed in the modelling code
-    (Step3p7Attention, Step3p7MLP); `attention_other_setting` gives the layers with a window heads of their own.
+    (Step3p7Attention, Step3p7MLP); `attention_other_setting` gives layers with a window
+    heads of their own.
     """
     fields = core(r, tied=False)
     layers = fields["n_layers"]
@@ -46,7 +47,7 @@ def step(r: Reader) -> dict[str, Any]:
     if not modules:
         return fields
     last = names[layers] if len(names) > layers else names[layers - 1]
-    # MTP modules are dense (moe_layers_enum names none of them) and have the attention behind the layers' list.
+    # MTP modules are dense, as moe_layers_enum names none of them; layer_types lists theirs behind the layers.
     several = len(set(names[:layers])) > 1
     return fields | {"mtp_layers": modules, "mtp_layer": layer_kind(DENSE, last if several else None)}
 
