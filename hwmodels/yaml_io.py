@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
@@ -43,6 +43,8 @@ MAX_YAML_VALUES = 20_000
 MAX_VALUES = 100_000
 """Most keys, texts, numbers, lists and mappings of one JSON file."""
 MAX_KEYS = 20_000
+MAX_CONFIGURATION_KEYS = 100_000
+"""Most keys of a model's configuration, which may name the quantisation of every matrix."""
 MAX_DEPTH = 40
 """Most levels of nested mappings and lists; no shipped file has more than 6."""
 MOST_NUMBER_CHARACTERS = 40
@@ -82,10 +84,14 @@ class _Composer(Composer):
         return node
 
 
-def load_mapping(path: str | Path, most_values: int = MAX_VALUES) -> dict[str, Any]:
+def load_mapping(
+    path: str | Path, most_values: int = MAX_VALUES, configuration: bool = False
+) -> dict[str, Any]:
     """The top-level mapping of a YAML 1.2 or JSON file (by its extension), as plain dicts and lists.
 
-    `most_values` limits the keys, texts, numbers, lists and mappings of a JSON file. Raises InputError, with
+    `most_values` limits the keys, texts, numbers, lists and mappings of a JSON file. With `configuration` a
+    JSON file may be one that Python wrote for a model: Infinity and NaN are read as texts, and more keys are
+    legal. Raises InputError, with
     the file and where possible the line, for a file that is missing, too large, empty, binary or
     malformed, that uses aliases or duplicate keys, or whose top level is not a mapping.
     """
@@ -94,10 +100,12 @@ def load_mapping(path: str | Path, most_values: int = MAX_VALUES) -> dict[str, A
     if path.suffix.lower() not in EXTENSIONS:
         raise InputError(f"{name}: unknown file type {path.suffix!r}; use {', '.join(EXTENSIONS)}")
     text = read_text(path, _limit(name), f"{_kind_of(name)} file")
-    return parse_mapping(text, name, most_values)
+    return parse_mapping(text, name, most_values, configuration)
 
 
-def parse_mapping(text: str, name: str, most_values: int = MAX_VALUES) -> dict[str, Any]:
+def parse_mapping(
+    text: str, name: str, most_values: int = MAX_VALUES, configuration: bool = False
+) -> dict[str, Any]:
     """The top-level mapping of YAML (or, when `name` ends in .json, JSON) text; errors mention `name`.
 
     Raises InputError as `load_mapping` does.
@@ -110,8 +118,9 @@ def parse_mapping(text: str, name: str, most_values: int = MAX_VALUES) -> dict[s
     if "\0" in text:
         raise InputError(f"{name}: not a text file (it contains a zero byte)")
     try:
-        data = _parse_json(text) if _is_json(name) else _parse_yaml(text)
-        _check(data, most_values)
+        most_keys = MAX_CONFIGURATION_KEYS if configuration else MAX_KEYS
+        data = _parse_json(text, most_keys, configuration) if _is_json(name) else _parse_yaml(text)
+        _check(data, most_values, most_keys)
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
     except RecursionError:
@@ -149,9 +158,9 @@ def dump_mapping(data: dict[str, Any]) -> str:
 # -- limits that hold for both formats -----------------------------------------------------------------
 
 
-def _check(data: Any, most_values: int) -> None:
+def _check(data: Any, most_values: int, most_keys: int) -> None:
     """Raise InputError for too many values or keys, too deep nesting, and illegal texts or numbers."""
-    left, keys = most_values, MAX_KEYS
+    left, keys = most_values, most_keys
     todo: list[tuple[Any, int]] = [(data, 0)]
     while todo:
         value, depth = todo.pop()
@@ -167,7 +176,7 @@ def _check(data: Any, most_values: int) -> None:
             continue
         left -= len(inside)
         if left < 0 or keys < 0:
-            what = f"{most_values:,} values" if left < 0 else f"{MAX_KEYS:,} keys"
+            what = f"{most_values:,} values" if left < 0 else f"{most_keys:,} keys"
             raise InputError(f"more than {what}, the limit of one file")
         if depth >= MAX_DEPTH:
             raise InputError(f"nested too deeply, more than {MAX_DEPTH} levels")
@@ -286,14 +295,14 @@ def _wrong(node: Node, what: str) -> InputError:
 # -- JSON ----------------------------------------------------------------------------------------------
 
 
-def _parse_json(text: str) -> Any:
+def _parse_json(text: str, most_keys: int, constants: bool) -> Any:
     keys = 0
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         nonlocal keys
         keys += len(pairs)
-        if keys > MAX_KEYS:
-            raise InputError(f"more than {MAX_KEYS:,} keys, the limit of one file")
+        if keys > most_keys:
+            raise InputError(f"more than {most_keys:,} keys, the limit of one file")
         mapping: dict[str, Any] = {}
         for key, value in pairs:
             if key in mapping:
@@ -301,11 +310,13 @@ def _parse_json(text: str) -> Any:
             mapping[key] = value
         return mapping
 
-    def refuse(constant: str) -> NoReturn:
-        raise InputError(f"{constant} is not a JSON number")
+    def constant_of(name: str) -> str:
+        if constants:
+            return name
+        raise InputError(f"{name} is not a JSON number")
 
     try:
-        return json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
+        return json.loads(text, object_pairs_hook=unique, parse_constant=constant_of)
     except json.JSONDecodeError as error:
         raise InputError(f"line {error.lineno}: not valid JSON: {error.msg}") from None
     except ValueError as error:  # an integer beyond Python's limit of digits

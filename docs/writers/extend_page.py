@@ -10,7 +10,7 @@ from moesim.hwmodels.topologies.registry import SCALE_OUT, SCALE_UP
 from moesim.hwmodels.topologies.spec import kind_rows
 from moesim.kernels.importers import CALIBRATION_IMPORTERS
 from moesim.simulator.cost.collectives.registry import COLLECTIVES
-from moesim.simulator.model.hf import FAMILIES
+from moesim.simulator.model.huggingface import FAMILIES
 
 END = "<!-- end of registry -->"
 

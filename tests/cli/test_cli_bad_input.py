@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from moesim.simulator.model.hf import FAMILIES
+from moesim.simulator.model.huggingface import FAMILIES
 
 SMALL_SCENARIO = Path(__file__).parents[1] / "golden" / "scenario-small.yaml"
 
@@ -104,7 +104,7 @@ def refused(outcome: Any, folder: Path, *words: str, code: int = 2) -> None:
         ("run={2024-01-01: 1}", ("run.2024-01-01", "unknown key")),
         ("name=\udcff", ("--set name", "half of a pair")),
         ('model="a\\0.yaml"', ("--set model", "zero byte")),
-        ("model=" + "x" * 5000, ("unknown model", "mixtral-8x22b")),
+        ("model=" + "x" * 5000, ("unknown model", "moesim models")),
         ("profile=" + "x" * 5000 + ".yaml", ("cannot be read",)),
         ("cluster.node.nics_per_gpu=0", ("nics_per_gpu", "0 is outside", "nearest: 1")),
         ("cluster.node.gpus=0", ("cluster.node.gpus", "nearest: 1")),

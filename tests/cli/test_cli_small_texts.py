@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.model.hf import import_hf
+from moesim.simulator.model.huggingface import import_hf
 
 Run = Callable[..., Any]
 CONFIG = Path(__file__).parents[1] / "golden" / "models" / "mixtral-8x7b-v0.1.json"

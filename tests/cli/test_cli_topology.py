@@ -13,7 +13,7 @@ from moesim.hwmodels import load_cluster
 from moesim.hwmodels.importers.registry import MACHINE_FORMS
 from moesim.hwmodels.topologies.registry import SCALE_OUT, SCALE_UP
 from moesim.kernels.importers import CALIBRATION_IMPORTERS
-from moesim.simulator.model.hf import FAMILIES
+from moesim.simulator.model.huggingface import FAMILIES
 
 Run = Callable[..., Any]
 EDGES = "gpu:0 s0 100GB/s 1us\ngpu:1 s0 100GB/s\n"

@@ -34,7 +34,7 @@ from moesim.simulator.model.counts import (
     flop_per_token,
     parameters_total,
 )
-from moesim.simulator.model.hf import to_yaml
+from moesim.simulator.model.huggingface import to_yaml
 from moesim.simulator.model.library import load_model
 from moesim.simulator.model.operator import Operator
 from moesim.simulator.model.operators import RECOMPUTE, block_operators, model_flop

@@ -51,7 +51,7 @@ from moesim.hwmodels.errors import MoesimError
 from moesim.hwmodels.fabric_prices import load_fabric_prices
 from moesim.hwmodels.host import load_host
 from moesim.simulator.layout.histogram import read_counts
-from moesim.simulator.model.hf import import_hf
+from moesim.simulator.model.huggingface import import_hf
 from moesim.simulator.model.library import load_model
 from moesim.simulator.planner.space import load_space
 from moesim.simulator.scenario.run_plan import load_run_plan

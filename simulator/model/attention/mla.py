@@ -80,12 +80,13 @@ class MLA(SoftmaxAttention):
     # -- counts --------------------------------------------------------------------------------------
 
     def parameters(self, hidden: int) -> int:
-        """Parameters of the down- and up-projections, of gates and output."""
+        """Parameters of the down- and up-projections, of gates and output projection."""
         q_width = self.heads * self.sizes.qk_head_dim
         query = hidden * q_width if self.q_lora_rank is None else (hidden + q_width) * self.q_lora_rank
         kv_down = hidden * (self.kv_lora_rank + self.qk_rope_dim)
         kv_up = self.kv_lora_rank * self._kv_width
-        return query + kv_down + kv_up + (self._gate_columns + self.heads * self.v_dim) * hidden
+        output = (self._gate_columns + self.heads * self.v_dim) * hidden
+        return query + kv_down + kv_up + output
 
     def norm_parameters(self) -> int:
         """Parameters of the norms of both latents."""

@@ -162,12 +162,27 @@ def models(
     name: Annotated[
         str | None, typer.Argument(help="A shipped model, a model file or a config.json.")
     ] = None,
+    search: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Only models with every word in name, attention, experts or source; also <100B, active<10B.",
+        ),
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="Profile whose evidence is named; default: h200-8gpu.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the shipped models, or show one."""
-    from moesim.cli.tables import print_model, print_models
+    """List the shipped models with what prices them, or show one."""
+    from moesim.cli.models import print_model, print_models
 
-    print_models(as_json) if name is None else print_model(name, as_json)
+    if name is None:
+        print_models(search, profile, as_json)
+    elif search is not None:
+        raise InputError(f"models {name} --search {search!r}: give the name of a model or a search, not both")
+    else:
+        print_model(name, profile, as_json)
 
 
 @app.command()
@@ -222,7 +237,7 @@ def doctor(as_json: AsJson = False) -> None:
 def _list_families(wanted: bool) -> None:
     if wanted:
         from moesim.cli.console import print_text
-        from moesim.simulator.model.hf import FAMILIES
+        from moesim.simulator.model.huggingface import FAMILIES
 
         for family in sorted(FAMILIES):
             print_text(family)
@@ -236,6 +251,10 @@ def import_hf(
     name: Annotated[
         str | None, typer.Option(help="Name of the model; default: the file's, else family and parameters.")
     ] = None,
+    as_family: Annotated[
+        str | None,
+        typer.Option("--as", metavar="FAMILY", help="Read the file as one of this family under a new name."),
+    ] = None,
     as_json: AsJson = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     families: Annotated[
@@ -247,9 +266,9 @@ def import_hf(
 ) -> None:
     """Read a Hugging Face config.json, and show how each key was understood."""
     from moesim.cli.console import say_written
-    from moesim.cli.tables import print_import
+    from moesim.cli.models import print_import
     from moesim.hwmodels.files import check_writable, write_atomically
-    from moesim.simulator.model import hf
+    from moesim.simulator.model import huggingface as hf
 
     if output is not None:
         if output.suffix.lower() not in (".yaml", ".yml"):
@@ -259,7 +278,7 @@ def import_hf(
             raise InputError(
                 f"output file {output}: exists already; give another name, or --force to replace it"
             )
-    imported = hf.import_hf(config, name)
+    imported = hf.import_hf(config, name, as_family)
     if output is not None:
         write_atomically(output, [hf.to_yaml(imported.shape)])
     print_import(imported, as_json)

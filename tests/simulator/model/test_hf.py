@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from moesim.hwmodels.errors import InputError
-from moesim.simulator.model.attention import DSA, GQA
+from moesim.simulator.model.attention import DSA, GQA, SlidingAttention
 from moesim.simulator.model.counts import parameters_activated, parameters_total
-from moesim.simulator.model.hf import FAMILIES, import_hf, to_yaml
+from moesim.simulator.model.huggingface import FAMILIES, import_hf, to_yaml
 from moesim.simulator.model.library import load_model
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "models"
@@ -112,7 +112,6 @@ def test_missing_key_is_named(name: str, key: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "key", "value"),
     [
-        ("deepseek-v3", "model_type", "deepseek_v4"),
         ("deepseek-v3", "model_type", None),
         ("deepseek-v3", "model_type", ["deepseek_v3"]),
         ("deepseek-v3", "topk_method", "magic"),
@@ -139,10 +138,15 @@ def test_bad_value_is_one_paragraph(name: str, key: str, value: object, tmp_path
 
 
 def test_unknown_family_lists_the_known(tmp_path: Path) -> None:
-    path = written(tmp_path, config("deepseek-v3") | {"model_type": "deepseek_v33"})
+    path = written(tmp_path, config("deepseek-v3") | {"model_type": "deepseek_v33", "architectures": ["New"]})
     with pytest.raises(InputError, match="deepseek_v33") as caught:
         import_hf(path)
     assert all(family in str(caught.value) for family in FAMILIES)
+    assert "--as deepseek_v3" in str(caught.value) and "kv_lora_rank" in str(caught.value)
+    renamed = import_hf(path, as_family="deepseek_v3").shape
+    assert renamed.model_dump(exclude={"name", "source"}) == import_hf(
+        GOLDEN / "deepseek-v3.json"
+    ).shape.model_dump(exclude={"name", "source"})
 
 
 def test_aliases_and_their_conflict(tmp_path: Path) -> None:
@@ -187,12 +191,19 @@ def test_attention_bias_counts(tmp_path: Path) -> None:
     assert parameters_total(biased) - parameters_total(plain) == 32 * (4096 + 2 * 1024 + 4096)
 
 
-def test_sparse_attention_is_read_and_sliding_window_said_aloud(tmp_path: Path) -> None:
+def test_sparse_attention_is_read() -> None:
     sparse = load_model(GOLDEN / "deepseek-v3.2.json")
     assert isinstance(sparse.attention, DSA) and sparse.attention.indexer.top_k == 2048
     assert sparse.not_modelled == ()
-    window = written(tmp_path, config("mixtral-8x7b-v0.1") | {"sliding_window": 4096})
-    assert "4096" in load_model(window).not_modelled[0]
+
+
+def test_a_window_below_the_longest_position_is_an_attention_kind(tmp_path: Path) -> None:
+    data = config("mixtral-8x7b-v0.1")
+    window = load_model(written(tmp_path, data | {"sliding_window": 4096})).attention
+    assert isinstance(window, SlidingAttention) and window.window == 4096
+    assert load_model(written(tmp_path, data | {"sliding_window": 32768})).attention == GQA(
+        heads=32, kv_heads=8, head_dim=128
+    )  # all positions are inside the window
 
 
 def test_deepseek_v2_lite_has_no_query_compression_and_no_groups(tmp_path: Path) -> None:

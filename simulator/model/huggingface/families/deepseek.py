@@ -1,0 +1,117 @@
+"""DeepSeek-V2 to V4, and families with the same architecture: Kimi-K2, GLM-5, GLM-4.7-Flash, Mistral Large 3.
+
+Sources: the published config.json files, the reports (arXiv 2405.04434, 2412.19437, 2512.02556) and, for what
+the files leave out, the modelling code of Hugging Face transformers 5.23.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from moesim.simulator.model.block import ROUTED, layer_kind
+from moesim.simulator.model.huggingface.core import core, mtp
+from moesim.simulator.model.huggingface.experts import deepseek_experts, routed, scoring_of, shared
+from moesim.simulator.model.huggingface.latent import dsa_fields, mla
+from moesim.simulator.model.huggingface.layers import attention_fields, dense_first, ffn_fields
+from moesim.simulator.model.huggingface.reader import Reader
+
+_RATIOS = {0: "window", 4: "csa", 128: "hca"}
+"""Name of V4's attention by the number of tokens that are compressed into one: none, compressed sparse
+attention, heavily compressed attention (DeepSeek-V4 model card)."""
+
+
+def _feed_forward(r: Reader, layers: int, moe: dict[str, Any]) -> dict[str, Any]:
+    width = r.integer("intermediate_size", meaning="width of the dense FFN (unused where no layer is dense)")
+    return ffn_fields(dense_first(r, layers), moe, width)
+
+
+def deepseek_v2(r: Reader) -> dict[str, Any]:
+    """DeepSeek-V2 and V2-Lite."""
+    fields = core(r)
+    moe = deepseek_experts(r, required=True)
+    return fields | {"attention": mla(r)} | _feed_forward(r, fields["n_layers"], moe)
+
+
+def deepseek_v3(r: Reader) -> dict[str, Any]:
+    """DeepSeek-V3 and R1, and Kimi-K2: the files state the number of MTP modules."""
+    keys = ("num_nextn_predict_layers", "num_mtp_layers")
+    return deepseek_v2(r) | {"mtp_layers": r.integer(*keys, meaning="MTP modules", least=0)}
+
+
+def deepseek_v32(r: Reader) -> dict[str, Any]:
+    """DeepSeek-V3.2 and GLM-5: V3's keys and those of the indexer."""
+    fields = core(r)
+    layers = fields["n_layers"]
+    moe = deepseek_experts(r)
+    return fields | dsa_fields(r, layers) | _feed_forward(r, layers, moe) | mtp(r)
+
+
+def glm_moe_lite(r: Reader) -> dict[str, Any]:
+    """GLM-4.7-Flash: latent attention and DeepSeek's gate, both fixed by the modelling code (Glm4MoeLite)."""
+    fields = core(r)
+    moe = deepseek_experts(r, method="noaux_tc", scoring="sigmoid")
+    return fields | {"attention": mla(r)} | _feed_forward(r, fields["n_layers"], moe) | mtp(r)
+
+
+def mistral4(r: Reader) -> dict[str, Any]:
+    """Mistral Small 4 and Large 3: latent attention; the gate is a softmax (Mistral4TopkRouter)."""
+    fields = core(r)
+    moe = deepseek_experts(r, method="greedy", scoring="softmax")
+    return fields | {"attention": mla(r)} | _feed_forward(r, fields["n_layers"], moe) | mtp(r)
+
+
+def deepseek_v4(r: Reader) -> dict[str, Any]:
+    """DeepSeek-V4: compressed attention, hyper-connections, and experts in every layer."""
+    fields = core(
+        r, tied=False
+    )  # V4's files of serving formats leave the key out; the head has its own table
+    layers = fields["n_layers"]
+    r.refuse_unless("num_key_value_heads", 1, "V4's queries share one head of keys, which are the values too")
+    r.refuse_unless("attention_bias", False, "bias of the attention projections")
+    modules = r.integer("num_nextn_predict_layers", meaning="MTP modules", least=0, absent=0, null=0)
+    ratios = r.per_layer(
+        "compress_ratios", layers=layers, legal=_RATIOS, meaning="tokens compressed into one", further=modules
+    )
+    used = dict.fromkeys(ratios[:layers])
+    notes = []
+    hashed = r.integer("num_hash_layers", meaning="layers routed by a hash of the token", least=0, absent=0)
+    if hashed:
+        notes.append(
+            f"routing by a table of tokens in the first {hashed} layers: counted and priced as a gate"
+        )
+    kinds = _compressed(r)
+    fields |= attention_fields(ratios[:layers], kinds)
+    if modules:
+        fields["mtp_layers"] = modules
+        last = ratios[layers] if len(ratios) > layers else ratios[layers - 1]
+        if last in used and len(used) > 1:
+            fields["mtp_layer"] = layer_kind(ROUTED, last)
+        elif last not in used:
+            notes.append(f"the MTP module's {last} attention: priced as that of the last layer")
+    moe = routed(r, scoring_of(r, absent="sqrtsoftplus"), score_bias=True)
+    moe |= shared(r, moe["expert_ffn"])
+    r.refuse_unless("topk_method", "noaux_tc", "how experts are chosen")
+    streams = r.integer("hc_mult", meaning="residual streams of the hyper-connections", absent=1)
+    extra = {"residual_streams": streams} if streams > 1 else {}
+    return fields | ffn_fields((ROUTED,) * layers, moe, None) | extra | {"not_modelled": notes}
+
+
+def _compressed(r: Reader) -> dict[str, dict[str, Any]]:
+    base = {
+        "kind": "compressed",
+        "heads": r.integer("num_attention_heads", meaning="query heads"),
+        "head_dim": r.integer("head_dim", meaning="width of one head"),
+        "rope_dim": r.integer("qk_rope_head_dim", meaning="rotated part of a head"),
+        "q_lora_rank": r.integer("q_lora_rank", meaning="width of the compressed query"),
+        "o_groups": r.integer("o_groups", meaning="groups of the output projection"),
+        "o_lora_rank": r.integer("o_lora_rank", meaning="width of one group of the output projection"),
+        "window": r.integer("sliding_window", meaning="tokens that are kept uncompressed"),
+    }
+    indexer = {
+        "heads": r.integer("index_n_heads", meaning="heads of the indexer"),
+        "head_dim": r.integer("index_head_dim", meaning="width of one indexer head"),
+        "top_k": r.integer("index_topk", meaning="compressed keys that the indexer keeps for one query"),
+    }
+    kinds = {name: base | {"ratio": ratio} for ratio, name in _RATIOS.items()}
+    kinds["csa"]["indexer"] = indexer
+    return kinds
