@@ -156,6 +156,7 @@ class Pricer(OfJob):
             recompute="selective" if s.recompute == "deepseek-v3" else s.recompute,
             redundant_experts=s.routing.redundant_experts,
             unfused_attention=s.software.attention == "unfused",
+            flex_attention=s.software.attention == "flex",
             dropout=s.software.dropout,
             expert_tp=plan.expert_tp,
             sequence_parallel=plan.sequence_parallel,
