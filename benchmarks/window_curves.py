@@ -105,7 +105,7 @@ def print_curve(use: Use, points: dict[float, list[float]], kept_out: list[tuple
     print(f"    points: [{', '.join(f'[{x:g}, {y:.4g}]' for x, y in table)}]")
     print(f"    used_for: [{use.cls}/{use.variant}]")
     print(
-        f'    source: "moesim kernels/calibrate/studies/windowed_attention.py on one H200: {KERNELS[part]}"'
+        f'    source: "moesim measurement (studies/windowed_attention.py) on one H200: {KERNELS[part]}"'
     )
     print('    kind: measured\n    date: "2026-11-22"')
     meaning = "largest error of the shapes left out of the curve"

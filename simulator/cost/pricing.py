@@ -63,7 +63,7 @@ class Pricer(OfJob):
     @property
     def received_rows(self) -> float:
         """Expert rows that a GPU computes under uniform routing."""
-        return self.ep_tokens * self.shape.moe.top_k if self.shape.moe else 0.0
+        return self.ep_tokens * self.shape.moe.routed_rows if self.shape.moe else 0.0
 
     @property
     def received_tokens(self) -> float | None:

@@ -150,7 +150,7 @@ def expected_received_tokens(shape: ModelShape, ep: int) -> float:
     if m is None:
         return 1.0
     here = min(max(1, m.experts // ep), m.experts)
-    reach = m.experts  # DeepSeek-V3's group-limited gate gives 0.936 in samples, and 0.959 by this formula
+    reach = m.scored  # DeepSeek-V3's group-limited gate gives 0.936 in samples, and 0.959 by this formula
     if here >= reach:
         return 1.0 / m.top_k
     miss = 1.0

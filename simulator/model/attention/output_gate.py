@@ -29,7 +29,7 @@ def gate_forward(w: Work, columns: int, width: int) -> list[Operator]:
     if not columns:
         return []
     read, written = w.tokens * (width + columns) * BF16, w.tokens * width * BF16
-    return [move("attention.gate", "elementwise", "F", read, written, variant="scale")]
+    return [move("attention.gate", "elementwise", "F", read, written, variant="add")]
 
 
 def gate_backward(w: Work, columns: int, width: int) -> list[Operator]:
@@ -49,7 +49,7 @@ def sink_forward(w: Work, heads: int, width: int) -> list[Operator]:
     if not heads or not w.flex:
         return []
     read = w.tokens * (width * BF16 + heads * FP32)
-    return [move("attention.sinks", "elementwise", "F", read, w.tokens * width * BF16, variant="scale")]
+    return [move("attention.sinks", "elementwise", "F", read, w.tokens * width * BF16, variant="add")]
 
 
 def sink_backward(w: Work, heads: int, width: int) -> list[Operator]:
