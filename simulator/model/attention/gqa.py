@@ -119,7 +119,7 @@ class GQA(SoftmaxAttention):
         limits = super().tp_limits(tp)
         return (*limits, (self.kv_heads, f"kv_heads={self.kv_heads}")) if tp < self.kv_heads else limits
 
-    def megatron_arguments(self) -> dict[str, str | None]:
+    def megatron_arguments(self) -> dict[str, str | None] | None:
         """Megatron-LM's flags for grouped-query attention."""
         return {
             "--num-attention-heads": str(self.heads),
