@@ -12,8 +12,10 @@ from moesim.simulator.model.eager import (
     flat_gradients,
     narrow_accumulators,
 )
+from moesim.simulator.model.expert_biases import split_biases
 from moesim.simulator.model.operator import Operator, Phase
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision
+from moesim.simulator.model.router_variants import routed_by
 from moesim.simulator.model.software import Software
 
 
@@ -35,6 +37,10 @@ def apply_framework(
         adapted = added_gradients(adapted, parameters, software.weight_gradients)
     elif recipe.gradients == "bf16":
         adapted = narrow_accumulators(adapted)
+    if software.router != "chain":
+        adapted = routed_by(adapted, software.router)
+    if software.expert_biases != "fused":
+        adapted = split_biases(adapted, software.expert_biases)
     if software.flat_parameters and zero_stage == 3:
         adapted = flat_gradients(adapted, sharded, BYTES_PER_ELEMENT[recipe.gradient_reduce])
     if software.loss != "fused":

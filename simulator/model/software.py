@@ -28,6 +28,13 @@ class Software(BaseModel):
     fp8_activations: Literal["fused", "separate"] = "fused"
     """`fused`: the activation kernels of a dense FFN write FP8 themselves (Transformer Engine's LayerNormMLP);
     `separate`: they write BF16 that the linear layers cast (Megatron core, whose experts always do)."""
+    router: Literal["chain", "fused", "constant"] = "chain"
+    """`chain`: scores, choice and balance loss as one kernel an operation (DeepSeek's trace); `fused`: Transformer
+    Engine's fused router (`moe_router_fusion`); `constant`: a benchmark's fixed choice, without a GEMM."""
+    expert_biases: Literal["fused", "split", "split-fp32"] = "fused"
+    """Biases of routed experts, where a model has them: `fused`, inside the grouped GEMMs; `split`, rows are split
+    by expert for the bias of the second projection and joined again (Megatron core); `split-fp32`, for both
+    projections, and with weights in FP32 (NeMo Automodel)."""
     kernels: Literal["fused", "eager"] = "fused"
     """`eager`: pointwise and permuting work runs as separate operators of PyTorch."""
     parameters_copied: bool = False

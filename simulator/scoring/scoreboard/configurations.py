@@ -70,11 +70,13 @@ class Published(BaseModel):
     master_weights: Format | None = None
     moments: Format | None = None
     loss: Literal["fused", "compiled", "chain"] | None = None
-    attention: Literal["flash", "unfused"] | None = None
+    attention: Literal["flash", "flex", "unfused"] | None = None
     dropout: bool | None = None
     fp8_scales: Literal["delayed", "current", "tile"] | None = None
     """Scales of FP8 GEMMs; `tile` sets `Precision.scaling`."""
     fp8_activations: Literal["fused", "separate"] | None = None
+    router: Literal["chain", "fused", "constant"] | None = None
+    expert_biases: Literal["fused", "split", "split-fp32"] | None = None
     weight_gradients: Literal["accumulated", "written", "added", "added-fp32"] | None = None
     parameters_copied: bool | None = None
     flat_parameters: bool | None = None

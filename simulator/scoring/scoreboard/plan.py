@@ -190,6 +190,8 @@ def software_of(row: OpenRow) -> Software:
         attention=published.attention or "flash",
         dropout=bool(published.dropout),
         fp8_scales="current" if published.fp8_scales == "current" else "delayed",
+        router=published.router or "chain",
+        expert_biases=published.expert_biases or "fused",
         fp8_activations=published.fp8_activations or "fused",
         loss=published.loss or "fused",
         weight_gradients=published.weight_gradients or ("written" if fsdp else "accumulated"),
