@@ -1,7 +1,7 @@
 """Adds the copies of frameworks that add the biases of routed experts outside the grouped GEMMs (pure).
 
-Bytes per element were counted in the code: rows are split by expert, each part gets its bias, times the weights
-of its tokens, and the parts are joined again.
+Bytes per element were counted in the code: rows are split by expert, each part gets its bias, times the
+weights of its tokens, and the parts are joined again.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ class SplitBias:
 
 
 SPLIT_BIASES: dict[str, dict[str, SplitBias]] = {
-    # Megatron core adds the second projection's bias, all in BF16: forward writes bias times weight (2), adds it
-    # (4 + 2) and joins (2 + 2); backward joins the parts' gradients (2 + 2), multiplies them by weights and by
-    # biases and sums both products (2 x 6). NVIDIA/Megatron-LM@core_v0.15.0 experts.py:823 `_apply_bias`.
+    # Megatron core adds the second projection's bias, all in BF16: forward writes bias times weight (2), adds
+    # it (4 + 2) and joins (2 + 2); backward joins the parts' gradients (2 + 2), multiplies them by weights and
+    # by biases and sums both products (2 x 6). NVIDIA/Megatron-LM@core_v0.15.0
+    # megatron/core/transformer/moe/experts.py:823 `_apply_bias`.
     "split": {"down": SplitBias(12.0, 16.0, 2, 4)},
-    # Automodel adds both, the second with FP32 weights: product (4), sum (6 + 4), join (4 + 4) and cast (4 + 2)
-    # forward; backward casts to FP32 (2 + 4) and back (4 + 2), joins (2 + 2), one product and its sum (12): the
-    # weights of its gate for benchmarks are constants without a gradient (`FakeBalancedGate`).
+    # Automodel adds both, the second with FP32 weights: product (4), sum (6 + 4), join (4 + 4) and cast
+    # (4 + 2) forward; backward casts to FP32 (2 + 4) and back (4 + 2), joins (2 + 2), one product and its sum
+    # (12): the weights of its gate for benchmarks are constants without a gradient (`FakeBalancedGate`).
     # NVIDIA-NeMo/Automodel@2c236e081 nemo_automodel/components/moe/layers.py:356 `_apply_bias`.
     "split-fp32": {
         "gate_up": SplitBias(8.0, 6.0, 1, 1),
@@ -43,7 +44,7 @@ SPLIT_BIASES: dict[str, dict[str, SplitBias]] = {
 def split_biases(
     operators: Mapping[Phase, tuple[Operator, ...]], how: str
 ) -> dict[Phase, tuple[Operator, ...]]:
-    """Add the biases of experts by `how`, a key of `SPLIT_BIASES`; blocks without such biases stay as they are."""
+    """Add the biases of experts by `how`, a key of `SPLIT_BIASES`, to blocks that have such biases."""
     if not any(op.name == "experts.down.bias" for op in operators.get("mlp F", ())):
         return dict(operators)
     return {phase: tuple(one for op in ops for one in _split(op, how)) for phase, ops in operators.items()}

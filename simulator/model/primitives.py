@@ -111,6 +111,7 @@ def one_scale_cast(
     )
     return [largest, *out]
 
+
 _CAST_BYTES: dict[str, tuple[float, float]] = {
     # variant: bytes per element read, written (scales come on top)
     "token": (BF16, 1.0),

@@ -13,8 +13,8 @@ FUSED_KERNELS = 3
 (NVIDIA/TransformerEngine `pytorch/router.py`: `fused_topk_with_score_function`,
 `fused_compute_score_for_moe_aux_loss`, `fused_moe_aux_loss`)."""
 FUSED_PASSES = 7
-"""Reads and writes of a [tokens, experts] FP32 tensor by these kernels: logits, weights and saved scores of the
-first, logits, scores and saved scores of the second, scores of the third; maps of choices are a byte a score."""
+"""Reads and writes of a [tokens, experts] FP32 tensor by these kernels: logits, weights and saved scores of
+the first, logits, scores and saved scores of the second, scores of the third; maps of choices are small."""
 _CHAIN = {"gate.select": GATE_FORWARD_PASSES, "gate.select.backward": GATE_BACKWARD_PASSES}
 _ROUTER = frozenset({"gate", "gate.dgrad", "gate.wgrad", *_CHAIN})
 
@@ -23,7 +23,9 @@ def routed_by(
     operators: Mapping[Phase, tuple[Operator, ...]], router: str
 ) -> dict[Phase, tuple[Operator, ...]]:
     """Replace the router's kernels; `router` is `fused` or `constant`."""
-    return {phase: tuple(one for op in ops for one in _routed(op, router)) for phase, ops in operators.items()}
+    return {
+        phase: tuple(one for op in ops for one in _routed(op, router)) for phase, ops in operators.items()
+    }
 
 
 def _routed(op: Operator, router: str) -> tuple[Operator, ...]:

@@ -22,19 +22,20 @@ class Software(BaseModel):
     """The model trains with dropout: a mask of one byte for every element of the embedding's output and of
     both outputs of a layer, and with `unfused` attention a kernel of its own and a mask for every score."""
     fp8_scales: Literal["delayed", "current"] = "delayed"
-    """Where the one scale of a tensor comes from (`precision.scaling` is `tensor`): `delayed`, from its largest
-    elements in earlier steps; `current`, from the tensor itself, which a kernel of its own reads before the
-    cast, also behind a norm."""
+    """Where the one scale of a tensor comes from (`precision.scaling` is `tensor`): `delayed`, from its
+    largest elements in earlier steps; `current`, from the tensor itself, which a kernel of its own reads
+    before the cast, also behind a norm."""
     fp8_activations: Literal["fused", "separate"] = "fused"
-    """`fused`: the activation kernels of a dense FFN write FP8 themselves (Transformer Engine's LayerNormMLP);
-    `separate`: they write BF16 that the linear layers cast (Megatron core, whose experts always do)."""
+    """`fused`: activation kernels of a dense FFN write FP8 themselves (Transformer Engine's LayerNormMLP);
+    `separate`: they write BF16 that the linear layers cast (Megatron core). Experts always cast apart."""
     router: Literal["chain", "fused", "constant"] = "chain"
-    """`chain`: scores, choice and balance loss as one kernel an operation (DeepSeek's trace); `fused`: Transformer
-    Engine's fused router (`moe_router_fusion`); `constant`: a benchmark's fixed choice, without a GEMM."""
+    """`chain`: scores, choice and balance loss with a kernel for every operation (DeepSeek's trace); `fused`:
+    Transformer Engine's fused router (`moe_router_fusion`); `constant`: a benchmark's fixed choice of experts,
+    without a GEMM."""
     expert_biases: Literal["fused", "split", "split-fp32"] = "fused"
-    """Biases of routed experts, where a model has them: `fused`, inside the grouped GEMMs; `split`, rows are split
-    by expert for the bias of the second projection and joined again (Megatron core); `split-fp32`, for both
-    projections, and with weights in FP32 (NeMo Automodel)."""
+    """Biases of routed experts, where a model has them: `fused`, in the kernels beside the grouped GEMMs;
+    `split`, rows are split by expert for the bias of the second projection and joined again (Megatron core);
+    `split-fp32`, for both projections, and with weights in FP32 (NeMo Automodel)."""
     kernels: Literal["fused", "eager"] = "fused"
     """`eager`: pointwise and permuting work runs as separate operators of PyTorch."""
     parameters_copied: bool = False

@@ -66,8 +66,8 @@ class FamilyFacts(Frozen):
 PLAIN = frozenset(
     {
         "v_head_dim", "sinks", "output_gate", "key_is_value", "attentions", "attention_layers", "dense_ffns",
-        "ffn_layers", "mtp_layers", "mtp_layer", "norm_position", "residual_streams", "shared_ffn", "shared_gate",
-        "groups", "groups_per_token", "group_score", "score_bias", "latent", "latent_norm", "zero_experts",
+        "ffn_layers", "mtp_layers", "mtp_layer", "norm_position", "residual_streams", "shared_ffn",
+        "shared_gate", "groups", "groups_per_token", "group_score", "score_bias", "latent", "latent_norm", "zero_experts",
         "extra_norms", "context",
     }
 )  # fmt: skip

@@ -1,8 +1,8 @@
 """Model shapes of published measurements: a model file with a source, checked against the row's columns.
 
-Nothing is a default. A model with a published configuration is a shipped model file; the columns of a row must
-agree with it, or `families.yaml` says why they differ. Other models are built from the row's columns and facts
-with a source each.
+Nothing is a default. A model with a published configuration is a shipped model file; the columns of a row
+must agree with it, or `families.yaml` says why they differ. Other models are built from the row's columns and
+facts with a source each.
 """
 
 from __future__ import annotations
@@ -122,7 +122,9 @@ def _apply(
     if published.dense_layers is not None:
         values["moe"] = values["moe"] | {"dense_layers": tuple(range(published.dense_layers))}
     elif shortened:
-        raise InputError(f"{row.id}: how many of the {row.layers} layers of {row.model} are dense is not stated")
+        raise InputError(
+            f"{row.id}: how many of the {row.layers} layers of {row.model} are dense is not stated"
+        )
 
 
 # -- models without one -----------------------------------------------------------------------------------
@@ -158,7 +160,9 @@ def _from_facts(row: OpenRow, facts: FamilyFacts) -> ModelShape:
             qk_norm=facts.qk_norm.value,
             rotary=facts.rotary.value,
         ),
-        "tied_embeddings": facts.tied.value if published.tied_embeddings is None else published.tied_embeddings,
+        "tied_embeddings": facts.tied.value
+        if published.tied_embeddings is None
+        else published.tied_embeddings,
         "norm": facts.norm.value,
         "learned_positions": row.seq if positions == "sequence" else positions,
         "mtp_layers": published.mtp or 0,

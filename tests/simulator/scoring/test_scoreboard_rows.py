@@ -7,7 +7,6 @@ from collections import Counter
 import pytest
 
 from moesim.hwmodels import InputError, list_accelerators
-from moesim.simulator.model.attention import GQA
 from moesim.simulator.scoring.scoreboard import OpenRow, open_rows
 from moesim.simulator.scoring.scoreboard.configurations import (
     LEFT_OUT,
@@ -189,8 +188,11 @@ def test_every_open_row_is_expressed_or_refused_for_a_reason_that_counts() -> No
         ({"hardware": "H20"}, "no machine for H20"),
         ({"notes": "limited to 350 W"}, "no description of H100-SXM at 350 W"),
         ({"model": "unheard-of-7b"}, "the shape of unheard-of-7b is not known"),
-        ({"heads": 64}, "heads of llama3-8b is 64 in the table and 32 in its configuration (meta-llama/"
-         "Meta-Llama-3-8B config.json on Hugging Face), and no reason for the difference is known"),
+        (
+            {"heads": 64},
+            "heads of llama3-8b is 64 in the table and 32 in its configuration (meta-llama/"
+            "Meta-Llama-3-8B config.json on Hugging Face), and no reason for the difference is known",
+        ),
         ({"model": "gpt3-5b", "ffn": 0}, "ffn of gpt3-5b is missing"),
         ({"model": "gpt3-5b", "hidden": 4100}, "hidden=4100 is no multiple of heads=32"),
     ],

@@ -1,0 +1,109 @@
+"""Casts of Transformer Engine, routers and biases of experts, counted by hand for one layer of experts."""
+
+from __future__ import annotations
+
+from math import fsum
+
+import pytest
+
+from moesim.simulator.model.framework import apply_framework
+from moesim.simulator.model.library import load_model
+from moesim.simulator.model.operator import Operator
+from moesim.simulator.model.operators import block_operators
+from moesim.simulator.model.precision import Precision
+from moesim.simulator.model.shape import ModelShape
+from moesim.simulator.model.software import Software
+
+TOKENS, ROWS = 4096, 8192.0
+FP8 = Precision(linear="fp8", scaling="tensor")
+BF16 = Precision(linear="bf16")
+QWEN, LLAMA = load_model("qwen3-30b-a3b"), load_model("llama-3-8b")
+GPT_OSS = load_model("gpt-oss-20b")
+
+Phases = dict[str, tuple[Operator, ...]]
+
+
+def phases(shape: ModelShape, recipe: Precision, **options: bool) -> Phases:
+    kind = shape.main_layer_kind
+    found = block_operators(
+        shape,
+        kind,
+        recipe,
+        tokens=TOKENS,
+        sequence=TOKENS,
+        ep=8,
+        received_rows=ROWS,
+        recompute="none",
+        **options,
+    )
+    return {str(phase): ops for phase, ops in found.items()}
+
+
+def adapted(shape: ModelShape, software: Software) -> Phases:
+    found = apply_framework(phases(shape, BF16), software, BF16, 1, 0.0, 0.0)  # type: ignore[arg-type]
+    return {str(phase): ops for phase, ops in found.items()}
+
+
+def moved(operators: Phases, *names: str) -> float:
+    chosen = (op for ops in operators.values() for op in ops if not names or op.name in names)
+    return fsum(op.bytes_read + op.bytes_written for op in chosen)
+
+
+def test_rows_of_experts_and_their_gradients_are_cast_with_a_transpose() -> None:
+    casts = [
+        op
+        for ops in phases(QWEN, FP8).values()
+        for op in ops
+        if op.name.startswith("experts.") and op.cls == "cast"
+    ]
+    h, f = 2048, 768
+    sizes = {op.name: op.bytes_read + op.bytes_written for op in casts}
+    assert sizes == {  # BF16 in, FP8 and its transpose out: 4 B an element
+        "experts.gate_up.cast": 4 * ROWS * h,
+        "experts.down.cast": 4 * ROWS * f,
+        "experts.down.cast_gradient": 4 * ROWS * h,
+        "experts.gate_up.cast_gradient": 4 * ROWS * 2 * f,
+    }
+    assert all(op.per_received_row for op in casts)
+    assert not [op for ops in phases(QWEN, BF16).values() for op in ops if op.cls == "cast"]
+
+
+def test_a_scale_of_the_tensor_itself_reads_it_once_more_before_every_cast() -> None:
+    delayed, current = phases(QWEN, FP8), phases(QWEN, FP8, current_scales=True)
+    largest = [op for ops in current.values() for op in ops if op.variant == "amax"]
+    casts = [op for ops in current.values() for op in ops if op.cls == "cast" and op.variant != "amax"]
+    assert len(largest) == len(casts)
+    assert fsum(op.bytes_read for op in largest) == pytest.approx(fsum(op.bytes_read for op in casts))
+    norm_fed = 3 * TOKENS * 2048 + 2 * TOKENS * 2048  # queries, keys and values behind a norm: cast, and amax
+    experts_and_others = fsum(op.bytes_read for op in largest) - 2 * TOKENS * 2048
+    assert moved(current) - moved(delayed) == pytest.approx(norm_fed + experts_and_others)
+
+
+def test_casts_apart_from_the_activation_move_more_than_fused_ones() -> None:
+    fused, apart = phases(LLAMA, FP8), phases(LLAMA, FP8, separate_casts=True)
+    f = 14336
+    # A cast of the activation's output replaces the transpose of its FP8 copy; its gradient is cast as well.
+    assert moved(apart) - moved(fused) == pytest.approx(TOKENS * (4 * f - 2 * f + 4 * 2 * f))
+
+
+@pytest.mark.parametrize(("how", "up", "down"), [("split", 0.0, 28.0), ("split-fp32", 14.0, 56.0)])
+def test_biases_added_by_expert_split_and_join_the_rows(how: str, up: float, down: float) -> None:
+    plain, split = phases(GPT_OSS, BF16), adapted(GPT_OSS, Software(expert_biases=how))  # type: ignore[arg-type]
+    h = f = 2880
+    removed = moved(plain, "experts.down.bias")
+    assert removed > 0.0
+    assert moved(split) - moved(plain) + removed == pytest.approx(ROWS * (up * 2 * f + down * h))
+    by_expert = [op for op in split["mlp F"] if op.name == "experts.down.bias"]
+    assert [op.launches for op in by_expert] == [2 * 4]  # four experts of this GPU
+    assert adapted(QWEN, Software(expert_biases=how)) == phases(QWEN, BF16)  # type: ignore[arg-type]
+
+
+def test_a_fused_router_has_few_kernels_and_a_fixed_choice_none() -> None:
+    def gate(operators: Phases) -> list[Operator]:
+        return [op for ops in operators.values() for op in ops if op.name.split(".")[0] == "gate"]
+
+    chain, fused = gate(phases(QWEN, BF16)), gate(adapted(QWEN, Software(router="fused")))
+    assert fsum(op.launches for op in chain if op.cls == "topk") == 37 + 26
+    assert [op.launches for op in fused if op.cls == "topk"] == [3, 3]
+    assert [op.flop for op in fused] == [op.flop for op in chain]
+    assert gate(adapted(QWEN, Software(router="constant"))) == []
