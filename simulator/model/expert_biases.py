@@ -25,8 +25,8 @@ class SplitBias:
 
 SPLIT_BIASES: dict[str, dict[str, SplitBias]] = {
     # Megatron core adds the second projection's bias, all in BF16: forward writes bias times weight (2), adds
-    # it (4 + 2) and joins (2 + 2); backward joins the parts' gradients (2 + 2), multiplies them by weights and
-    # by biases and sums both products (2 x 6). NVIDIA/Megatron-LM@core_v0.15.0
+    # it (4 + 2) and joins (2 + 2); backward joins the parts' gradients (2 + 2), multiplies them by weights
+    # and by biases and sums both products (2 x 6). NVIDIA/Megatron-LM@core_v0.15.0
     # megatron/core/transformer/moe/experts.py:823 `_apply_bias`.
     "split": {"down": SplitBias(12.0, 16.0, 2, 4)},
     # Automodel adds both, the second with FP32 weights: product (4), sum (6 + 4), join (4 + 4) and cast

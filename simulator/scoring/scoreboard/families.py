@@ -67,8 +67,8 @@ PLAIN = frozenset(
     {
         "v_head_dim", "sinks", "output_gate", "key_is_value", "attentions", "attention_layers", "dense_ffns",
         "ffn_layers", "mtp_layers", "mtp_layer", "norm_position", "residual_streams", "shared_ffn",
-        "shared_gate", "groups", "groups_per_token", "group_score", "score_bias", "latent", "latent_norm", "zero_experts",
-        "extra_norms", "context",
+        "shared_gate", "groups", "groups_per_token", "group_score", "score_bias", "latent", "latent_norm",
+        "zero_experts", "extra_norms", "context",
     }
 )  # fmt: skip
 """Fields of a shape for what a plain transformer layer does not have."""

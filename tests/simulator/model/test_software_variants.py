@@ -88,14 +88,14 @@ def test_casts_apart_from_the_activation_move_more_than_fused_ones() -> None:
 
 @pytest.mark.parametrize(("how", "up", "down"), [("split", 0.0, 28.0), ("split-fp32", 14.0, 56.0)])
 def test_biases_added_by_expert_split_and_join_the_rows(how: str, up: float, down: float) -> None:
-    plain, split = phases(GPT_OSS, BF16), adapted(GPT_OSS, Software(expert_biases=how))  # type: ignore[arg-type]
+    plain, split = phases(GPT_OSS, BF16), adapted(GPT_OSS, Software(expert_biases=how))
     h = f = 2880
     removed = moved(plain, "experts.down.bias")
     assert removed > 0.0
     assert moved(split) - moved(plain) + removed == pytest.approx(ROWS * (up * 2 * f + down * h))
     by_expert = [op for op in split["mlp F"] if op.name == "experts.down.bias"]
     assert [op.launches for op in by_expert] == [2 * 4]  # four experts of this GPU
-    assert adapted(QWEN, Software(expert_biases=how)) == phases(QWEN, BF16)  # type: ignore[arg-type]
+    assert adapted(QWEN, Software(expert_biases=how)) == phases(QWEN, BF16)
 
 
 def test_a_fused_router_has_few_kernels_and_a_fixed_choice_none() -> None:
