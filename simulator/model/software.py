@@ -30,8 +30,8 @@ class Software(BaseModel):
     `separate`: they write BF16 that the linear layers cast (Megatron core). Experts always cast apart."""
     router: Literal["chain", "fused", "constant"] = "chain"
     """`chain`: scores, choice and balance loss with a kernel for every operation (DeepSeek's trace);
-    `fused`: Transformer Engine's fused router (`moe_router_fusion`); `constant`: a benchmark's fixed choice of experts,
-    without a GEMM."""
+    `fused`: Transformer Engine's fused router (`moe_router_fusion`); `constant`: a benchmark's fixed choice
+    of experts, without a GEMM."""
     expert_biases: Literal["fused", "split", "split-fp32"] = "fused"
     """Biases of routed experts, where a model has them: `fused`, in the kernels beside the grouped GEMMs;
     `split`, rows are split by expert for the bias of the second projection and joined again (Megatron core);
