@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, PlainValidator, SerializeAsAny, TypeAdapter, ValidationInfo
 
+from moesim.simulator.model.attention.chunked import ChunkedAttention
 from moesim.simulator.model.attention.gated_delta import GatedDelta
 from moesim.simulator.model.attention.gqa import GQA
 from moesim.simulator.model.attention.kda import KDA
@@ -17,6 +18,7 @@ from moesim.simulator.model.attention.mamba import Mamba
 from moesim.simulator.model.attention.mamba2 import Mamba2
 from moesim.simulator.model.attention.mla import MLA
 from moesim.simulator.model.attention.protocol import Attention
+from moesim.simulator.model.attention.sliding import SlidingAttention
 
 __all__ = [
     "ATTENTION_KINDS",
@@ -25,10 +27,12 @@ __all__ = [
     "MLA",
     "AnyAttention",
     "Attention",
+    "ChunkedAttention",
     "GatedDelta",
     "Lightning",
     "Mamba",
     "Mamba2",
+    "SlidingAttention",
 ]
 
 ATTENTION_KINDS: dict[str, type[Attention]] = {
@@ -39,6 +43,8 @@ ATTENTION_KINDS: dict[str, type[Attention]] = {
     "mamba2": Mamba2,
     "mamba": Mamba,
     "lightning": Lightning,
+    "sliding": SlidingAttention,
+    "chunked": ChunkedAttention,
 }
 """Class of each kind, by the value of `kind` in model files."""
 
