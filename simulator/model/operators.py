@@ -15,7 +15,14 @@ from moesim.simulator.model.embedding_head import (
     head_operators,
 )
 from moesim.simulator.model.mtp import mtp_projection
-from moesim.simulator.model.operator import CORE_ATTENTION, COUNTED_GEMM_CLASSES, BlockKind, Operator, Phase
+from moesim.simulator.model.operator import (
+    CORE_ATTENTION,
+    COUNTED_GEMM_CLASSES,
+    SCAN_CLASSES,
+    BlockKind,
+    Operator,
+    Phase,
+)
 from moesim.simulator.model.precision import Precision
 from moesim.simulator.model.primitives import recomputed
 from moesim.simulator.model.recompute import Module
@@ -165,8 +172,8 @@ def expected_received_tokens(shape: ModelShape, ep: int) -> float:
 
 
 def model_flop(operators: Iterable[Operator]) -> float:
-    """Sum the FLOPs that published MFUs count: GEMMs and core attention, without gate and recompute."""
-    counted = COUNTED_GEMM_CLASSES | CORE_ATTENTION
+    """Sum the FLOPs that published MFUs count: GEMMs, attention and scans, without gate and recompute."""
+    counted = COUNTED_GEMM_CLASSES | CORE_ATTENTION | SCAN_CLASSES
     return fsum(op.flop - op.uncounted_flop for op in operators if op.cls in counted and not op.recompute)
 
 

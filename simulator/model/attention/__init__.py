@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, PlainValidator, SerializeAsAny, TypeAdapter, ValidationInfo
 
-from moesim.simulator.model.attention.chunked import ChunkedAttention
-from moesim.simulator.model.attention.gated_delta import GatedDelta
 from moesim.simulator.model.attention.block_sparse import BlockSparse
 from moesim.simulator.model.attention.chunked import ChunkedAttention
 from moesim.simulator.model.attention.compressed import Compressed
 from moesim.simulator.model.attention.dsa import DSA
+from moesim.simulator.model.attention.gated_delta import GatedDelta
 from moesim.simulator.model.attention.gqa import GQA
 from moesim.simulator.model.attention.kda import KDA
 from moesim.simulator.model.attention.lightning import Lightning
@@ -45,8 +44,6 @@ __all__ = [
 ATTENTION_KINDS: dict[str, type[Attention]] = {
     "mla": MLA,
     "gqa": GQA,
-    "sliding": SlidingAttention,
-    "chunked": ChunkedAttention,
     "gated_delta": GatedDelta,
     "kda": KDA,
     "mamba2": Mamba2,
@@ -55,6 +52,8 @@ ATTENTION_KINDS: dict[str, type[Attention]] = {
     "dsa": DSA,
     "block_sparse": BlockSparse,
     "compressed": Compressed,
+    "sliding": SlidingAttention,
+    "chunked": ChunkedAttention,
 }
 """Class of each kind, by the value of `kind` in model files."""
 
