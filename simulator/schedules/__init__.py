@@ -8,6 +8,7 @@ from moesim.simulator.schedules.dualpipe import DUALPIPE
 from moesim.simulator.schedules.dualpipev import DUALPIPEV
 from moesim.simulator.schedules.gpipe import GPIPE
 from moesim.simulator.schedules.interleaved import INTERLEAVED_1F1B
+from moesim.simulator.schedules.interleaved_overlapped import INTERLEAVED_OVERLAPPED
 from moesim.simulator.schedules.one_f_one_b import ONE_F_ONE_B
 from moesim.simulator.schedules.schedule import Placement, Schedule
 from moesim.simulator.schedules.spec import (
@@ -40,6 +41,7 @@ for _spec in (
     GPIPE,
     ONE_F_ONE_B,
     INTERLEAVED_1F1B,
+    INTERLEAVED_OVERLAPPED,
     ZB_H1,
     INTERLEAVED_ZERO_BUBBLE,
     ZBV,

@@ -42,18 +42,19 @@ def check_rounds(name: str, pp: int, microbatches: int) -> None:
 
 
 def interleaved_rank(
-    pp: int, microbatches: int, vpp: int, rank: int, warmup_per_hop: int
+    pp: int, microbatches: int, vpp: int, rank: int, warmup_per_hop: int, more_warmup: int = 0
 ) -> tuple[Step, ...]:
     """Build the steps of one rank with full backwards.
 
     The warm-up has one round for each stage of the rank after the first, and `warmup_per_hop` forwards for
-    each rank that follows (2 where forward and full backward alternate, 1 where backwards are split).
+    each rank that follows (2 where forward and full backward alternate, 1 where backwards are split), and
+    `more_warmup` further ones.
     """
     each = per_round(pp, microbatches)
     stages = [rank + pp * level for level in range(vpp)]
     forwards = _rounds(stages, microbatches, each)
     backwards = _rounds(stages[::-1], microbatches, each)
-    warmup = (vpp - 1) * each + warmup_per_hop * (pp - 1 - rank)
+    warmup = (vpp - 1) * each + warmup_per_hop * (pp - 1 - rank) + more_warmup
     return one_forward_one_backward(forwards, backwards, min(warmup, len(forwards)))
 
 

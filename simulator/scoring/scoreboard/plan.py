@@ -14,6 +14,9 @@ from moesim.simulator.scenario import Scenario
 from moesim.simulator.scenario.parallel import ParallelPlan
 from moesim.simulator.scenario.run_plan import RunPlan
 from moesim.simulator.scenario.scenario import Batch, Communication, Routing, Stages, Variation
+from moesim.simulator.schedules.interleaved import INTERLEAVED_1F1B
+from moesim.simulator.schedules.interleaved_overlapped import INTERLEAVED_OVERLAPPED
+from moesim.simulator.schedules.one_f_one_b import ONE_F_ONE_B
 from moesim.simulator.scoring.scoreboard.configurations import differs_from, left_out_of, published_of
 from moesim.simulator.scoring.scoreboard.launching import launching_of
 from moesim.simulator.scoring.scoreboard.machines import left_out_of_machine, machine_of
@@ -22,10 +25,13 @@ from moesim.simulator.scoring.scoreboard.shapes import shape_of
 from moesim.simulator.scoring.scoreboard.wording import (
     expert_tp_of,
     recompute_of,
-    said_in_notes,
+    says_overlapped,
     schedule_of,
     sharding_of,
 )
+
+ONE_FORWARD_ONE_BACKWARD = (INTERLEAVED_1F1B.name, ONE_F_ONE_B.name)
+EXPOSED = ("all-to-all runs behind the compute of another micro-batch (1F1B overlap); priced as exposed",)
 
 BALANCED = SourcedFraction(
     value=0.0,
@@ -95,7 +101,7 @@ def scenario_of(row: OpenRow, recompute: Recompute) -> Scenario:
         profile=profile,
         precision=precision,
         parallel=plan_of(row),
-        schedule=schedule_of(row),
+        schedule=_schedule_of(row),
         batch=Batch(sequences=row.gbs_seqs, sequence_length=row.seq),
         stages=stages_of(row, shape),
         communication=Communication(kernels=dispatcher_of(row)),
@@ -109,8 +115,18 @@ def scenario_of(row: OpenRow, recompute: Recompute) -> Scenario:
 
 def left_out(row: OpenRow) -> tuple[str, ...]:
     """Notes on what the row and its configurations state and the prediction does not express."""
-    notes = (*left_out_of(row), *recompute_of(row)[1], *sharding_of(row).left_out, *said_in_notes(row))
+    exposed = says_overlapped(row) and _schedule_of(row) != INTERLEAVED_OVERLAPPED.name
+    notes = (*left_out_of(row), *recompute_of(row)[1], *sharding_of(row).left_out, *EXPOSED[: int(exposed)])
     return tuple(dict.fromkeys((*notes, *differs_from(row), *left_out_of_machine(row))))
+
+
+def _schedule_of(row: OpenRow) -> str:
+    """The pipeline schedule; pairs of overlapped micro-batches where all-to-alls hide behind compute."""
+    name = schedule_of(row)
+    hidden = published_of(row).overlap_expert_parallel or says_overlapped(row)
+    # Megatron core pairs interleaved stages, and micro-batches of a run without a pipeline.
+    paired = row.arch == "moe" and hidden and (row.vpp > 1 or row.pp == 1)
+    return INTERLEAVED_OVERLAPPED.name if paired and name in ONE_FORWARD_ONE_BACKWARD else name
 
 
 def plan_of(row: OpenRow) -> ParallelPlan:

@@ -106,11 +106,6 @@ def schedule_of(row: OpenRow) -> str:
     return spellings[text].name
 
 
-def said_in_notes(row: OpenRow) -> tuple[str, ...]:
-    """Notes on what the notes of a row state and the model does not express."""
-    found = []
-    if OVERLAPPED.search(row.notes):
-        found.append(
-            "all-to-all runs behind the compute of another micro-batch (1F1B overlap); priced as exposed"
-        )
-    return tuple(found)
+def says_overlapped(row: OpenRow) -> bool:
+    """Whether the notes of a row say that all-to-alls run behind the compute of another micro-batch."""
+    return OVERLAPPED.search(row.notes) is not None

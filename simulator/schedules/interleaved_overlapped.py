@@ -1,0 +1,57 @@
+"""1F1B whose steady state runs a forward and a backward as one pair, so that all-to-alls hide behind compute.
+
+Megatron core with `overlap_moe_expert_parallel_comm`: interleaved 1F1B with one more forward in the warm-up, then
+pairs (NVIDIA/Megatron-LM@core_v0.15.0 megatron/core/pipeline_parallel/schedules.py and combined_1f1b.py).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from moesim.simulator.schedules.action import Action, Overlap, Step
+from moesim.simulator.schedules.interleaved import check_rounds, interleaved_rank, per_round
+from moesim.simulator.schedules.schedule import Schedule, loop_route
+from moesim.simulator.schedules.spec import ScheduleSpec
+
+NAME = "interleaved-1f1b-overlapped"
+
+
+def build_interleaved_overlapped(pp: int, microbatches: int, vpp: int = 1) -> Schedule:
+    """Build the order with `vpp` stages per rank; one rank with one stage pairs micro-batches of its own."""
+    ranks = tuple(
+        _rank(
+            interleaved_rank(pp, microbatches, vpp, rank, warmup_per_hop=2, more_warmup=1), microbatches * vpp
+        )
+        for rank in range(pp)
+    )
+    return Schedule(NAME, microbatches, (loop_route(pp, pp * vpp),), ranks)
+
+
+def _rank(steps: tuple[Step, ...], forwards: int) -> tuple[Step, ...]:
+    """Join every forward after the warm-up with the backward that follows it."""
+    first = next(i for i, step in enumerate(steps) if isinstance(step, Action) and step.kind == "B")
+    if first == forwards:
+        return steps  # all forwards are warm-up
+    out = list(steps[: first - 1])
+    index = first - 1
+    while index < len(steps):
+        forward, backward = steps[index], steps[index + 1] if index + 1 < len(steps) else None
+        if isinstance(forward, Action) and forward.kind == "F" and isinstance(backward, Action):
+            out.append(Overlap(forward, backward))
+            index += 2
+        else:
+            out.append(forward)
+            index += 1
+    return tuple(out)
+
+
+INTERLEAVED_OVERLAPPED = ScheduleSpec(
+    NAME,
+    build_interleaved_overlapped,
+    stages_per_rank=None,
+    check_sizes=partial(check_rounds, NAME),
+    microbatch_step=per_round,
+    overlapped_pairs=True,
+    advised=False,
+    fleet_default=False,
+)
