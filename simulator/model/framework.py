@@ -14,6 +14,7 @@ from moesim.simulator.model.eager import (
 )
 from moesim.simulator.model.expert_biases import split_biases
 from moesim.simulator.model.operator import Operator, Phase
+from moesim.simulator.model.padded_rows import padded_rows
 from moesim.simulator.model.precision import BYTES_PER_ELEMENT, Precision
 from moesim.simulator.model.router_variants import routed_by
 from moesim.simulator.model.software import Software
@@ -37,6 +38,8 @@ def apply_framework(
         adapted = added_gradients(adapted, parameters, software.weight_gradients)
     elif recipe.gradients == "bf16":
         adapted = narrow_accumulators(adapted)
+    if software.pad_expert_rows and recipe.linear == "fp8":
+        adapted = padded_rows(adapted)
     if software.router != "chain":
         adapted = routed_by(adapted, software.router)
     if software.expert_biases != "fused":

@@ -32,6 +32,9 @@ class Software(BaseModel):
     """`chain`: scores, choice and balance loss with a kernel for every operation (DeepSeek's trace);
     `fused`: Transformer Engine's fused router (`moe_router_fusion`); `constant`: a benchmark's fixed choice
     of experts, without a GEMM."""
+    pad_expert_rows: bool = False
+    """In FP8, rows of experts are copied to pad every expert's to a multiple of 16 or 32, and back (Megatron
+    core without `moe_router_padding_for_fp8`)."""
     expert_biases: Literal["fused", "split", "split-fp32"] = "fused"
     """Biases of routed experts, where a model has them: `fused`, in the kernels beside the grouped GEMMs;
     `split`, rows are split by expert for the bias of the second projection and joined again (Megatron core);

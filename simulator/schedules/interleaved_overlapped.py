@@ -1,7 +1,8 @@
 """1F1B whose steady state runs a forward and a backward as one pair, so that all-to-alls hide behind compute.
 
-Megatron core with `overlap_moe_expert_parallel_comm`: interleaved 1F1B with one more forward in the warm-up, then
-pairs (NVIDIA/Megatron-LM@core_v0.15.0 megatron/core/pipeline_parallel/schedules.py and combined_1f1b.py).
+Megatron core with `overlap_moe_expert_parallel_comm`: interleaved 1F1B with one more forward in the warm-up,
+then pairs (NVIDIA/Megatron-LM@core_v0.15.0 megatron/core/pipeline_parallel/schedules.py, combined_1f1b.py; the
+order inside a pair is in models/common/model_chunk_schedule_plan.py).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ NAME = "interleaved-1f1b-overlapped"
 def build_interleaved_overlapped(pp: int, microbatches: int, vpp: int = 1) -> Schedule:
     """Build the order with `vpp` stages per rank; one rank with one stage pairs micro-batches of its own."""
     ranks = tuple(
-        _rank(
+        _paired(
             interleaved_rank(pp, microbatches, vpp, rank, warmup_per_hop=2, more_warmup=1), microbatches * vpp
         )
         for rank in range(pp)
@@ -27,7 +28,7 @@ def build_interleaved_overlapped(pp: int, microbatches: int, vpp: int = 1) -> Sc
     return Schedule(NAME, microbatches, (loop_route(pp, pp * vpp),), ranks)
 
 
-def _rank(steps: tuple[Step, ...], forwards: int) -> tuple[Step, ...]:
+def _paired(steps: tuple[Step, ...], forwards: int) -> tuple[Step, ...]:
     """Join every forward after the warm-up with the backward that follows it."""
     first = next(i for i, step in enumerate(steps) if isinstance(step, Action) and step.kind == "B")
     if first == forwards:

@@ -76,6 +76,7 @@ class Published(BaseModel):
     """Scales of FP8 GEMMs; `tile` sets `Precision.scaling`."""
     fp8_activations: Literal["fused", "separate"] | None = None
     router: Literal["chain", "fused", "constant"] | None = None
+    pad_expert_rows: bool | None = None
     expert_biases: Literal["fused", "split", "split-fp32"] | None = None
     weight_gradients: Literal["accumulated", "written", "added", "added-fp32"] | None = None
     parameters_copied: bool | None = None

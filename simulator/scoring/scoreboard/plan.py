@@ -206,6 +206,7 @@ def software_of(row: OpenRow) -> Software:
         attention=published.attention or "flash",
         dropout=bool(published.dropout),
         fp8_scales="current" if published.fp8_scales == "current" else "delayed",
+        pad_expert_rows=bool(published.pad_expert_rows),
         router=published.router or "chain",
         expert_biases=published.expert_biases or "fused",
         fp8_activations=published.fp8_activations or "fused",

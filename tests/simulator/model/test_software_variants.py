@@ -107,3 +107,13 @@ def test_a_fused_router_has_few_kernels_and_a_fixed_choice_none() -> None:
     assert [op.launches for op in fused if op.cls == "topk"] == [3, 3]
     assert [op.flop for op in fused] == [op.flop for op in chain]
     assert gate(adapted(QWEN, Software(router="constant"))) == []
+
+
+def test_rows_of_experts_are_padded_and_back_in_fp8_only() -> None:
+    plain, software = phases(QWEN, FP8), Software(pad_expert_rows=True)
+    found = apply_framework(plain, software, FP8, 1, 0.0, 0.0)  # type: ignore[arg-type]
+    padded = {str(phase): ops for phase, ops in found.items()}
+    copies = [op.name for ops in padded.values() for op in ops if op.cls == "copy"]
+    assert copies == ["experts.pad", "experts.unpad", "experts.pad_gradient", "experts.unpad_gradient"]
+    assert moved(padded) - moved(plain) == pytest.approx(4 * 4 * ROWS * 2048)
+    assert adapted(QWEN, software) == phases(QWEN, BF16)
