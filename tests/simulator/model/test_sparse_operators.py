@@ -190,8 +190,8 @@ def test_hyper_connections_move_the_streams() -> None:
     sites = {"attention.hyper_pre", "attention.hyper_post", "ffn.hyper_pre", "ffn.hyper_post"}
     assert sites | {f"{s}.backward" for s in sites} <= names
     for policy in ("none", "full"):
-        more = activation_bytes(mixed, "dense", BF16, policy, ParallelPlan(), 64)  # type: ignore[arg-type]
-        less = activation_bytes(plain, "dense", BF16, policy, ParallelPlan(), 64)  # type: ignore[arg-type]
+        more = activation_bytes(mixed, "dense", BF16, policy, ParallelPlan(), 64)
+        less = activation_bytes(plain, "dense", BF16, policy, ParallelPlan(), 64)
         assert more >= less + 64 * 3 * 4096 * 2, "a layer keeps four streams instead of one"
 
 
