@@ -159,8 +159,8 @@ def test_the_hash_follows_the_content(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "hashed"),
     [
-        ("h800-trace", "3201260c567ffe141dbab4c4c1ac7107bb37539d5fad7ceeee31d9fd84aa8934"),
-        ("h200-8gpu", "a3f87cf7e002c8fe901be220832611ee6e410a51f447a698914599bf0106602e"),
+        ("h800-trace", "953720c2cfc183b6826a81236852bb3efd26d72e5d53337af11db184d97c3345"),
+        ("h200-8gpu", "61314e45ac775ea9890a11552e587d9d306c431d2ccc54753df7abd23604689f"),
         ("hopper-interference", "48ccc57a6efdb94e0798ae75219d8de1a0f258d1bd4d5e2f7e5958d839ad7d22"),
     ],
 )

@@ -10,15 +10,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, PlainValidator, SerializeAsAny, TypeAdapter, ValidationInfo
 
 from moesim.simulator.model.attention.block_sparse import BlockSparse
+from moesim.simulator.model.attention.chunked import ChunkedAttention
 from moesim.simulator.model.attention.compressed import Compressed
 from moesim.simulator.model.attention.dsa import DSA
 from moesim.simulator.model.attention.gqa import GQA
 from moesim.simulator.model.attention.mla import MLA
 from moesim.simulator.model.attention.protocol import Attention
+from moesim.simulator.model.attention.sliding import SlidingAttention
 
 __all__ = [
-    "ATTENTION_KINDS", "DSA", "GQA", "MLA", "AnyAttention", "Attention", "BlockSparse", "Compressed",
-]  # fmt: skip
+    "ATTENTION_KINDS",
+    "DSA",
+    "GQA",
+    "MLA",
+    "AnyAttention",
+    "Attention",
+    "BlockSparse",
+    "ChunkedAttention",
+    "Compressed",
+    "SlidingAttention",
+]
 
 ATTENTION_KINDS: dict[str, type[Attention]] = {
     "mla": MLA,
@@ -26,6 +37,8 @@ ATTENTION_KINDS: dict[str, type[Attention]] = {
     "dsa": DSA,
     "block_sparse": BlockSparse,
     "compressed": Compressed,
+    "sliding": SlidingAttention,
+    "chunked": ChunkedAttention,
 }
 """Class of each kind, by the value of `kind` in model files."""
 

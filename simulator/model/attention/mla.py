@@ -12,6 +12,7 @@ from typing import Literal
 from pydantic import PositiveInt
 
 from moesim.simulator.model.attention.heads import HeadSizes
+from moesim.simulator.model.attention.output_gate import OutputGate, gate_columns
 from moesim.simulator.model.attention.projections import copy, recomputed_attention_norm, rope
 from moesim.simulator.model.attention.softmax import SoftmaxAttention
 from moesim.simulator.model.cached import CachedTensor, GemmOutput
@@ -43,6 +44,10 @@ class MLA(SoftmaxAttention):
     qk_nope_dim: PositiveInt
     qk_rope_dim: PositiveInt
     v_dim: PositiveInt
+    rotary: bool = True
+    """Rotation of the last `qk_rope_dim` elements; false keeps these elements unrotated (Kimi Linear)."""
+    output_gate: OutputGate = "none"
+    """Sigmoid gates of the output before its projection, one an `element` or one a `head`."""
 
     @property
     def sizes(self) -> HeadSizes:
@@ -59,15 +64,30 @@ class MLA(SoftmaxAttention):
         """Columns of the up-projection into keys without rotation and values."""
         return self.heads * (self.qk_nope_dim + self.v_dim)
 
+    @property
+    def features(self) -> frozenset[str]:
+        """The kind, and what its fields ask for beyond DeepSeek-V3's attention."""
+        asked = {
+            "attention-output-gate": self.output_gate != "none",
+            "mla-without-rotation": not self.rotary,
+        }
+        return frozenset({self.kind, *(name for name, is_so in asked.items() if is_so)})
+
+    @property
+    def gates(self) -> int:
+        """Columns of the gates, by `output_gate`."""
+        return gate_columns(self.output_gate, self.heads, self.v_dim)
+
     # -- counts --------------------------------------------------------------------------------------
 
     def parameters(self, hidden: int) -> int:
-        """Parameters of the down- and up-projections and the output projection."""
+        """Parameters of the down- and up-projections, of gates and of the output projection."""
         q_width = self.heads * self.sizes.qk_head_dim
         query = hidden * q_width if self.q_lora_rank is None else (hidden + q_width) * self.q_lora_rank
         kv_down = hidden * (self.kv_lora_rank + self.qk_rope_dim)
         kv_up = self.kv_lora_rank * self._kv_width
-        return query + kv_down + kv_up + self.heads * self.v_dim * hidden
+        output = (self.gates + self.heads * self.v_dim) * hidden
+        return query + kv_down + kv_up + output
 
     def norm_parameters(self) -> int:
         """Parameters of the norms of both latents."""
@@ -86,11 +106,15 @@ class MLA(SoftmaxAttention):
         if self.q_lora_rank is not None:
             out += linear_forward(w, "q_down", t, self.q_lora_rank, h)
         out += linear_forward(w, "kv_down", t, self.kv_lora_rank + self.qk_rope_dim, h)
-        out.append(
-            move(
-                "rope_positions", "elementwise", "F", 0.0, 16.0 * w.sequence, variant="positions", launches=2
-            )
-        )
+        if self.gates:
+            out += linear_forward(w, "gate_proj", t, self.gates // w.tp, h)
+        if self.rotary:
+            out.append(
+                move(
+                    "rope_positions", "elementwise", "F", 0.0, 16.0 * w.sequence, variant="positions",
+                    launches=2,
+                )
+            )  # fmt: skip
         return [*out, *self._latents(w), *self._up(w)]
 
     def recomputed_inputs(self, w: Work) -> list[Operator]:
@@ -118,15 +142,16 @@ class MLA(SoftmaxAttention):
         else:
             out = linear_forward(w, "q_up", t, q_width, self.q_lora_rank)
         out += linear_forward(w, "kv_up", t, self._kv_width // w.tp, self.kv_lora_rank)
+        rotated = [rope("rope_q", "F", t * heads * self.qk_rope_dim)] if self.rotary else []
         return [
             *out,
-            rope("rope_k", "F", t * self.qk_rope_dim),
+            *([rope("rope_k", "F", t * self.qk_rope_dim)] if self.rotary else []),
             copy("k_nope_pack", "F", t * heads * self.qk_nope_dim, "pack"),
             move(
                 "k_rope_broadcast", "copy", "F", t * self.qk_rope_dim * BF16,
                 t * heads * self.qk_rope_dim * BF16, variant="broadcast",
             ),
-            rope("rope_q", "F", t * heads * self.qk_rope_dim),
+            *rotated,
         ]  # fmt: skip
 
     def inputs_gradient(self, w: Work) -> list[Operator]:
@@ -134,14 +159,14 @@ class MLA(SoftmaxAttention):
         t, heads = w.tokens, self.heads // w.tp
         q_in, q_width = self.q_lora_rank or w.hidden, heads * self.sizes.qk_head_dim
         q_name = "q_proj" if self.q_lora_rank is None else "q_up"
-        out = [rope("rope_q.backward", "I", t * heads * self.qk_rope_dim)]
+        out = [rope("rope_q.backward", "I", t * heads * self.qk_rope_dim)] if self.rotary else []
         out += linear_input_gradient(w, q_name, t, q_width, q_in)
         out += [
             move(
                 "k_rope.sum_heads", "elementwise", "I", t * heads * self.qk_rope_dim * BF16,
                 t * self.qk_rope_dim * BF16, variant="reduce",
             ),
-            rope("rope_k.backward", "I", t * self.qk_rope_dim),
+            *([rope("rope_k.backward", "I", t * self.qk_rope_dim)] if self.rotary else []),
             copy("k_nope_unpack", "I", t * heads * self.qk_nope_dim, "pack"),
             copy("v_unpack", "I", t * heads * self.v_dim, "pack"),
         ]  # fmt: skip
@@ -168,6 +193,8 @@ class MLA(SoftmaxAttention):
         out += _down_gradient(w, "kv_down", kv_width, h)
         if self.q_lora_rank is not None:
             out += _down_gradient(w, "q_down", self.q_lora_rank, h)
+        if self.gates:
+            out += _down_gradient(w, "gate_proj", self.gates // w.tp, h)
         return out
 
     def inputs_weight_gradient(self, w: Work) -> list[Operator]:
@@ -182,6 +209,8 @@ class MLA(SoftmaxAttention):
         out.append(weight_gradient(w, "kv_down", t, self.kv_lora_rank + self.qk_rope_dim, h))
         if self.q_lora_rank is not None:
             out.append(weight_gradient(w, "q_down", t, self.q_lora_rank, h))
+        if self.gates:
+            out.append(weight_gradient(w, "gate_proj", t, self.gates // w.tp, h))
         return out
 
     # -- memory --------------------------------------------------------------------------------------
@@ -205,6 +234,8 @@ class MLA(SoftmaxAttention):
         yield GemmOutput("q_up", self.heads * self.sizes.qk_head_dim, "width")
         yield GemmOutput("kv_down", self.kv_lora_rank + self.qk_rope_dim, "none")
         yield GemmOutput("kv_up", self._kv_width, "width")
+        if self.gates:
+            yield GemmOutput("gate_proj", self.gates, "width")
 
     # -- names in other projects ---------------------------------------------------------------------
 
