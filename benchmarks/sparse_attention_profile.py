@@ -114,6 +114,7 @@ def main() -> None:
         "accelerator": "any",
         "description": "Sparse attention and its indexer in training on Hopper, whose shares of the roofline "
         "were measured on one H200 in inference.",
+        "include": ["sparse-attention-priors"],
         "curves": trained,
     }
     here = about | {

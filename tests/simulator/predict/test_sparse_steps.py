@@ -174,6 +174,19 @@ def test_a_step_lies_between_its_bounds_and_says_what_is_assumed(
     assert not [note for note in result.extrapolated if "index_topk" in note]
 
 
+@pytest.mark.parametrize(
+    ("profile", "node"),
+    [("h800-trace", "hgx-h800"), ("h800-from-h200", "hgx-h800"), ("h100-products", "hgx-h100")],
+)
+@pytest.mark.parametrize("name", ["deepseek-v3.2", "deepseek-v4-flash"])
+def test_profiles_of_other_hoppers_price_it(
+    files: dict[str, Path], name: str, profile: str, node: str
+) -> None:
+    cluster = f"cluster={{node: {node}, nodes: 32, network: mpft-ib-400g, price_per_gpu_hour: $2.5/h}}"
+    step = simulate(scenario(files[name], cluster, f"profile={profile}", "precision=bf16")).step
+    assert 0 < step.lower_bound_s <= step.time_s <= step.upper_bound_s
+
+
 def test_sparse_attention_pays_at_long_sequences_only(files: dict[str, Path]) -> None:
     times = {}
     for sequence, sequences, cp in ((4096, 256, 1), (131072, 64, 16)):
