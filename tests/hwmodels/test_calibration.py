@@ -159,8 +159,8 @@ def test_the_hash_follows_the_content(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "hashed"),
     [
-        ("h800-trace", "687f69f72fc6fa3e3460ecda59897956cc9b874c5497a5cab7d2aabcb309e939"),
-        ("h200-8gpu", "9a54e49863dd0c380f75f916f2b9099d13281d7e583f5fc70ff2dcc9e6619ea1"),
+        ("h800-trace", "caf3c35a3cbb4442ffe10911432704a7b1b63a6adb4e5b24ebfa626cfa09a91a"),
+        ("h200-8gpu", "b08ac669ba53651b2cb6a3b5c2551c5f2af5642bdc8fd6a55ce9841d29f1e084"),
         ("hopper-interference", "48ccc57a6efdb94e0798ae75219d8de1a0f258d1bd4d5e2f7e5958d839ad7d22"),
     ],
 )
