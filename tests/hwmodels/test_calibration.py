@@ -159,8 +159,8 @@ def test_the_hash_follows_the_content(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "hashed"),
     [
-        ("h800-trace", "687f69f72fc6fa3e3460ecda59897956cc9b874c5497a5cab7d2aabcb309e939"),
-        ("h200-8gpu", "9a54e49863dd0c380f75f916f2b9099d13281d7e583f5fc70ff2dcc9e6619ea1"),
+        ("h800-trace", "49c94b108a29c5ed40adc2b9941bf56445a052988b0d6720e809338223809c94"),
+        ("h200-8gpu", "ab98c4267854fb2ceeeea32e73cca7603fa337bc5cddcde709e5329c5dc0c36c"),
         ("hopper-interference", "48ccc57a6efdb94e0798ae75219d8de1a0f258d1bd4d5e2f7e5958d839ad7d22"),
     ],
 )
