@@ -17,7 +17,7 @@ _EPSILON = (
     "norm_eps",
     "norm_epsilon",
 )
-_SCALE = ("routed_scaling_factor", "moe_router_scaling_factor")
+_SCALE = ("routed_scaling_factor", "moe_router_scaling_factor", "router_scaling_factor")
 
 
 def core(
